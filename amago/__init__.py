@@ -1,0 +1,47 @@
+"""amago: reinforcement learning for agents that adapt through memory.
+
+The public names are handed out lazily (PEP 562): an actor's process imports `amago.envs` and never pays for torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "Experiment": "amago.experiment",
+    "Agent": "amago.agent",
+    "TstepEncoder": "amago.nets.tstep_encoders",
+    "TrajEncoder": "amago.nets.traj_encoders",
+    "load_policy": "amago.policy",
+}
+_SUBMODULES = (
+    "agent", "cli_utils", "config", "envs", "experiment", "hindsight", "loading", "nets", "ops", "policy", "spaces", "store",
+)  # fmt: skip
+
+__all__ = [*_LAZY, *_SUBMODULES, "__version__"]
+
+if TYPE_CHECKING:
+    from amago import agent, cli_utils, config, envs, experiment, hindsight, loading, nets, ops, policy, spaces, store
+    from amago.agent import Agent
+    from amago.experiment import Experiment
+    from amago.nets.traj_encoders import TrajEncoder
+    from amago.nets.tstep_encoders import TstepEncoder
+    from amago.policy import load_policy
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        value = getattr(importlib.import_module(_LAZY[name]), name)
+    elif name in _SUBMODULES:
+        value = importlib.import_module(f"amago.{name}")
+    else:
+        raise AttributeError(f"module 'amago' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,114 @@
+"""gin: binding by name with errors that help, and carrying bindings to other processes.
+
+Every public constructor of the library is ``gin.configurable``. Our rule is the one of the tutorial: nothing inside the
+library passes an optional argument of a configurable, so that its default can always be changed from outside.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import cloudpickle
+import gin
+
+Binding = tuple[str, str, str, bytes]
+"""(scope, selector, parameter, cloudpickled value)."""
+
+
+def bind(params: Mapping[str, Any]) -> None:
+    """Change the default of one parameter an entry, ``{"Class.parameter": value}``.
+
+    The class may be named in full (``amago.agent.Agent``) or by any suffix that is unique (``Agent``).
+
+    Raises:
+        ValueError: the class or the parameter does not exist; the message names the entry and the nearest known names.
+    """
+    for name, value in params.items():
+        try:
+            with gin.unlock_config():
+                gin.bind_parameter(name, value)
+        except ValueError as err:
+            raise ValueError(f"cannot bind {name!r} = {value!r}: {_explain(name, err)}") from err
+
+
+def parse_files(paths: Iterable[str]) -> None:
+    """Apply ``.gin`` files from left to right; of two bindings of one parameter the last counts."""
+    for path in paths:
+        with gin.unlock_config():
+            gin.parse_config_file(path)
+
+
+def _registry() -> Mapping[str, Any]:
+    return gin.config._REGISTRY._selector_map  # gin has no public listing of what is registered
+
+
+def _explain(name: str, err: Exception) -> str:
+    selector, _, parameter = name.rpartition(".")
+    scopeless = selector.rpartition("/")[2]
+    matches = [full for full in _registry() if full == scopeless or full.endswith("." + scopeless)]
+    if not matches:
+        known = {full.rpartition(".")[2] for full in _registry()} | set(_registry())
+        near = difflib.get_close_matches(scopeless, sorted(known), n=3, cutoff=0.5)
+        return f"no configurable is called {scopeless!r}" + (f"; did you mean {' or '.join(near)}?" if near else "")
+    if len(matches) > 1:
+        return f"{scopeless!r} could be any of {', '.join(sorted(matches))}; use the full name"
+    parameters = parameters_of(matches[0])
+    near = difflib.get_close_matches(parameter, parameters, n=3, cutoff=0.4)
+    if parameter not in parameters:
+        hint = f"; did you mean {' or '.join(near)}?" if near else f"; it has {', '.join(parameters)}"
+        return f"{matches[0]} has no parameter {parameter!r}{hint}"
+    return str(err)
+
+
+def parameters_of(selector: str) -> list[str]:
+    """The parameter names of a registered configurable that can be bound."""
+    import inspect
+
+    wrapped = _registry()[selector].wrapped
+    signature = inspect.signature(wrapped.__init__ if inspect.isclass(wrapped) else wrapped)
+    return [p for p in signature.parameters if p != "self"]
+
+
+def bindings() -> dict[str, Any]:
+    """Every binding in force, ``{"scope/selector.parameter": value}``."""
+    out = {}
+    for (scope, selector), params in gin.config._CONFIG.items():
+        prefix = f"{scope}/{selector}" if scope else selector
+        out.update({f"{prefix}.{p}": v for p, v in params.items()})
+    return out
+
+
+def export_bindings() -> list[Binding]:
+    """The bindings in force, each pickled by itself, for a child process that we start."""
+    out = []
+    for (scope, selector), params in gin.config._CONFIG.items():
+        out += [(scope, selector, p, cloudpickle.dumps(v)) for p, v in params.items()]
+    return out
+
+
+def import_bindings(exported: Iterable[Binding]) -> None:
+    """Apply what `export_bindings` gave in the parent to those configurables that this process has imported.
+
+    Values for others are never unpickled: an actor must not import torch because a network has a binding.
+    """
+    for scope, selector, parameter, blob in exported:
+        if any(full == selector or full.endswith("." + selector) for full in _registry()):
+            key = f"{scope}/{selector}.{parameter}" if scope else f"{selector}.{parameter}"
+            with gin.unlock_config():
+                gin.bind_parameter(key, cloudpickle.loads(blob))
+
+
+def clear() -> None:
+    """Forget every binding (tests, notebooks)."""
+    gin.clear_config()
+
+
+def operative_config() -> str:
+    """The bindings in force as text, for ``config.txt``: sorted, one a line, classes by name."""
+    lines = []
+    for name, value in sorted(bindings().items()):
+        shown = f"@{value.__module__}.{value.__qualname__}" if isinstance(value, type) else repr(value)
+        lines.append(f"{name} = {shown}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,312 @@
+"""Spaces as the rest of the code sees them: flat dicts of boxes in, one action vector out.
+
+Three forms of an action, each with one job:
+
+- the environment's own (``Discrete(3, start=5)`` takes 5, 6, 7; a ``Box`` its own range and shape);
+- *stored*, what is kept on disk and sent to actors: int64 index ``(1,)`` from 0, float32 in [-1, 1] ``(A,)``, int8 bits ``(A,)``;
+- *vector*, what networks read: one-hot, [-1, 1], or 0/1, always float32 ``(A,)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class ActionSpec:
+    """How one action space is stored, shown to networks and handed to the environment. Build with `action_spec`.
+
+    Attributes:
+        space: the environment's space.
+        kind: "discrete", "continuous" or "multibinary".
+        dim: A, the width of the vector form (number of choices, of numbers, of bits).
+        stored_dim: S, the width of the stored form.
+        stored_dtype: its dtype.
+    """
+
+    space: gym.Space[Any]
+    kind: str
+    dim: int
+    stored_dim: int
+    stored_dtype: np.dtype[Any]
+    _low: Array | None = field(default=None, repr=False)
+    _high: Array | None = field(default=None, repr=False)
+
+    def to_env(self, stored: Array) -> Any:
+        """One stored action (S,) as the environment takes it; with a batch (B, S), a batch of those."""
+        batch = stored.shape[:-1]
+        if self.kind == "discrete":
+            out = stored[..., 0] + self.space.start  # type: ignore[attr-defined]
+            return int(out) if not batch else out
+        if self.kind == "multibinary":
+            return stored.reshape(*batch, *self.space.shape).astype(self.space.dtype)  # type: ignore[misc]
+        unit = np.clip(stored, -1.0, 1.0)
+        scaled = self._low + (unit.astype(np.float64) + 1.0) * 0.5 * (self._high - self._low)  # type: ignore[operator]
+        scaled = np.clip(scaled, self._low, self._high)  # rounding must not leave the box
+        return scaled.reshape(*batch, *self.space.shape).astype(self.space.dtype)  # type: ignore[misc]
+
+    def from_env(self, action: Any) -> Array:
+        """The stored form (S,) of an environment's action; with a leading batch, (B, S)."""
+        a = np.asarray(action)
+        if self.kind == "discrete":
+            return (a.astype(np.int64) - self.space.start)[..., None]  # type: ignore[attr-defined,no-any-return]
+        shape = self.space.shape
+        assert shape is not None
+        a = a.reshape(*a.shape[: a.ndim - len(shape)], self.dim)
+        if self.kind == "multibinary":
+            return a.astype(np.int8)
+        span = np.where(self._high > self._low, self._high - self._low, 1.0)  # type: ignore[operator]
+        return ((a - self._low) / span * 2.0 - 1.0).astype(np.float32)
+
+    def to_vector(self, stored: Array) -> NDArray[np.float32]:
+        """(..., S) -> (..., A): one-hot, [-1, 1], or bits, in float32."""
+        if self.kind != "discrete":
+            return stored.astype(np.float32)
+        out = np.zeros((*stored.shape[:-1], self.dim), dtype=np.float32)
+        np.put_along_axis(out, stored.astype(np.int64), 1.0, axis=-1)
+        return out
+
+    def from_vector(self, vector: Array) -> Array:
+        """(..., A) -> (..., S); the inverse of `to_vector`."""
+        if self.kind == "discrete":
+            return np.argmax(vector, axis=-1, keepdims=True).astype(np.int64)
+        return vector.astype(self.stored_dtype)
+
+    def zeros(self, batch: int) -> Array:
+        return np.zeros((batch, self.stored_dim), dtype=self.stored_dtype)
+
+
+def action_spec(space: gym.Space[Any]) -> ActionSpec:
+    """The `ActionSpec` of a Discrete, Box or MultiBinary space.
+
+    Raises:
+        ValueError: an unbounded box (there is no range to scale [-1, 1] to).
+        TypeError: any other kind of space.
+    """
+    if isinstance(space, gym.spaces.Discrete):
+        return ActionSpec(space, "discrete", int(space.n), 1, np.dtype(np.int64))
+    if isinstance(space, gym.spaces.MultiBinary):
+        n = int(np.prod(space.shape))
+        return ActionSpec(space, "multibinary", n, n, np.dtype(np.int8))
+    if isinstance(space, gym.spaces.Box):
+        low, high = space.low.reshape(-1).astype(np.float64), space.high.reshape(-1).astype(np.float64)
+        if not (np.isfinite(low).all() and np.isfinite(high).all()):
+            raise ValueError(
+                f"action space {space} is unbounded: actions are scaled from [-1, 1] to [low, high], so both must be finite. "
+                "Wrap the environment with gymnasium.wrappers.RescaleAction or give the Box finite bounds."
+            )
+        return ActionSpec(space, "continuous", low.size, low.size, np.dtype(np.float32), low, high)
+    raise TypeError(f"action space {space} is not supported: use Discrete, Box or MultiBinary")
+
+
+def rl2_space(spec: ActionSpec) -> gym.spaces.Box:
+    """The space of ``[reward, previous action]``, width 1 + A."""
+    return gym.spaces.Box(-np.inf, np.inf, shape=(1 + spec.dim,), dtype=np.float32)
+
+
+@dataclass(frozen=True)
+class ObsSpec:
+    """A flat dict of boxes, and how to turn an environment's observation into it. Build with `obs_spec`."""
+
+    space: gym.spaces.Dict
+    convert: Callable[[Any], dict[str, Array]]
+    """Environment observation -> {key: array}; raises ValueError naming the key on a wrong shape or a missing or extra key."""
+
+
+def obs_spec(space: gym.Space[Any], batched: bool = False) -> ObsSpec:
+    """Flatten any supported observation space.
+
+    A space that is no dict becomes ``{"observation": ...}``; nested dicts get keys joined with "/", tuples their index;
+    Discrete and MultiDiscrete leaves become one-hot float32, MultiBinary leaves float32.
+
+    Args:
+        space: the space of one environment (never with a batch dimension).
+        batched: observations to convert have one leading batch dimension.
+
+    Raises:
+        TypeError: a Text, Graph, Sequence or unknown leaf, with its key and what to do.
+    """
+    leaves: dict[str, tuple[gym.spaces.Box, Callable[[Any], Array], tuple[Any, ...]]] = {}
+
+    def visit(key: str, sub: gym.Space[Any], path: tuple[Any, ...]) -> None:
+        if isinstance(sub, gym.spaces.Dict):
+            for k, v in sub.spaces.items():
+                visit(f"{key}/{k}" if key else str(k), v, (*path, k))
+        elif isinstance(sub, gym.spaces.Tuple):
+            for i, v in enumerate(sub.spaces):
+                visit(f"{key}/{i}" if key else str(i), v, (*path, i))
+        else:
+            name = key or "observation"
+            box, convert = _leaf(name, sub, batched)
+            leaves[name] = (box, convert, path)
+
+    visit("", space, ())
+    plain = list(leaves) == ["observation"] and leaves["observation"][2] == ()
+    flat = gym.spaces.Dict({k: leaves[k][0] for k in sorted(leaves)})
+    top = set(space.spaces) if isinstance(space, gym.spaces.Dict) else None
+
+    if plain:
+        only = leaves["observation"][1]
+
+        def convert_plain(obs: Any) -> dict[str, Array]:
+            return {"observation": only(obs)}
+
+        return ObsSpec(flat, convert_plain)
+
+    items = [(k, leaves[k][1], leaves[k][2]) for k in sorted(leaves)]
+
+    def convert_nested(obs: Any) -> dict[str, Array]:
+        if top is not None and (not isinstance(obs, dict) or obs.keys() != top):
+            raise ValueError(_key_error(obs, top))
+        out = {}
+        for key, leaf, path in items:
+            value = obs
+            for step in path:
+                value = value[step]
+            out[key] = leaf(value)
+        return out
+
+    return ObsSpec(flat, convert_nested)
+
+
+def _key_error(obs: Any, expected: set[str]) -> str:
+    if not isinstance(obs, dict):
+        return f"the observation space is a Dict with keys {sorted(expected)}, but the environment returned {type(obs).__name__}"
+    missing, extra = sorted(expected - obs.keys()), sorted(obs.keys() - expected)
+    parts = ([f"missing {missing}"] if missing else []) + ([f"not in the space: {extra}"] if extra else [])
+    return f"observation keys differ from the observation space: {'; '.join(parts)}"
+
+
+def _leaf(name: str, space: gym.Space[Any], batched: bool) -> tuple[gym.spaces.Box, Callable[[Any], Array]]:
+    ndim = 1 if batched else 0
+
+    def check(a: Array, shape: tuple[int, ...]) -> None:
+        if a.shape[ndim:] != shape or a.ndim != ndim + len(shape):
+            raise ValueError(f"observation {name!r} has shape {a.shape[ndim:]}, but its space says {shape}")
+
+    if isinstance(space, gym.spaces.Box):
+        shape, dtype = space.shape or (1,), np.dtype(space.dtype)
+        original = space.shape
+        if dtype == np.float64:  # networks read float32: halve what is stored and sent
+            dtype = np.dtype(np.float32)
+
+        def convert_box(obs: Any) -> Array:
+            a = np.asarray(obs)
+            check(a, original)
+            if a.dtype != dtype:
+                if a.dtype.kind == "O" or not np.can_cast(a.dtype, dtype, "same_kind"):
+                    raise ValueError(f"observation {name!r} has dtype {a.dtype}, but its space says {space.dtype}")
+                a = a.astype(dtype)
+            return a.reshape(*a.shape[:ndim], *shape)
+
+        with np.errstate(over="ignore"):  # float64 bounds beyond float32 become infinite
+            low, high = space.low.astype(dtype).reshape(shape), space.high.astype(dtype).reshape(shape)
+        return gym.spaces.Box(low, high, shape=shape, dtype=dtype.type), convert_box
+
+    if isinstance(space, gym.spaces.Discrete):
+        n, start = int(space.n), int(space.start)
+
+        def convert_discrete(obs: Any) -> Array:
+            index = np.asarray(obs)
+            check(index, ())
+            index = index.astype(np.int64) - start
+            if (index < 0).any() or (index >= n).any():
+                raise ValueError(f"observation {name!r} is {obs}, outside {space}")
+            return _one_hot(index, n)
+
+        return gym.spaces.Box(0.0, 1.0, shape=(n,), dtype=np.float32), convert_discrete
+
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        nvec, start = space.nvec.reshape(-1).astype(np.int64), np.asarray(space.start).reshape(-1)
+        offsets, total, shape = np.concatenate(([0], np.cumsum(nvec)[:-1])), int(nvec.sum()), space.shape
+
+        def convert_multi(obs: Any) -> Array:
+            index = np.asarray(obs)
+            check(index, shape)
+            index = index.reshape(*index.shape[:ndim], -1).astype(np.int64) - start
+            if (index < 0).any() or (index >= nvec).any():
+                raise ValueError(f"observation {name!r} is {obs}, outside {space}")
+            out = np.zeros((*index.shape[:ndim], total), dtype=np.float32)
+            np.put_along_axis(out, index + offsets, 1.0, axis=-1)
+            return out
+
+        return gym.spaces.Box(0.0, 1.0, shape=(total,), dtype=np.float32), convert_multi
+
+    if isinstance(space, gym.spaces.MultiBinary):
+        shape = space.shape
+
+        def convert_bits(obs: Any) -> Array:
+            a = np.asarray(obs)
+            check(a, shape)
+            return a.astype(np.float32)
+
+        return gym.spaces.Box(0.0, 1.0, shape=shape, dtype=np.float32), convert_bits
+
+    raise TypeError(
+        f"observation {name!r} has space {type(space).__name__}, which has no fixed-size array form. Wrap the environment with "
+        "gymnasium.wrappers.FilterObservation to drop the key, or TransformObservation to turn it into a Box (tokens, say)."
+    )
+
+
+def _one_hot(index: Array, n: int) -> NDArray[np.float32]:
+    out = np.zeros((*index.shape, n), dtype=np.float32)
+    np.put_along_axis(out, index[..., None], 1.0, axis=-1)
+    return out
+
+
+def describe(space: gym.Space[Any]) -> dict[str, Any]:
+    """A JSON-able description of a Discrete, Box, MultiBinary or Dict-of-those space; `from_description` is the inverse."""
+    if isinstance(space, gym.spaces.Discrete):
+        return {"kind": "Discrete", "n": int(space.n), "start": int(space.start)}
+    if isinstance(space, gym.spaces.MultiBinary):
+        return {"kind": "MultiBinary", "shape": list(space.shape)}
+    if isinstance(space, gym.spaces.Box):
+        return {"kind": "Box", "shape": list(space.shape), "dtype": np.dtype(space.dtype).name} | {
+            side: _describe_bound(getattr(space, side)) for side in ("low", "high")
+        }
+    if isinstance(space, gym.spaces.Dict):
+        return {"kind": "Dict", "spaces": {k: describe(v) for k, v in space.spaces.items()}}
+    raise TypeError(f"{space} has no description")
+
+
+def _describe_bound(bound: Array) -> Any:
+    flat = bound.reshape(-1).astype(np.float64)
+    values = [str(x) if not np.isfinite(x) else float(x) for x in (flat[:1] if flat.size and (flat == flat[0]).all() else flat)]
+    return values[0] if len(values) == 1 else values
+
+
+def from_description(description: dict[str, Any]) -> gym.Space[Any]:
+    """The space that `describe` described.
+
+    Raises:
+        ValueError: not such a description.
+    """
+    try:
+        kind = description["kind"]
+        if kind == "Discrete":
+            return gym.spaces.Discrete(int(description["n"]), start=int(description["start"]))
+        if kind == "MultiBinary":
+            shape = [int(s) for s in description["shape"]]
+            return gym.spaces.MultiBinary(shape if len(shape) > 1 else shape[0])
+        if kind == "Box":
+            shape, dtype = tuple(int(s) for s in description["shape"]), np.dtype(description["dtype"])
+            low, high = (_read_bound(description[side], shape, dtype) for side in ("low", "high"))
+            return gym.spaces.Box(low, high, shape=shape, dtype=dtype.type)
+        if kind == "Dict":
+            return gym.spaces.Dict({k: from_description(v) for k, v in description["spaces"].items()})
+    except (KeyError, TypeError, AttributeError) as err:
+        raise ValueError(f"not the description of a space: {description!r}") from err
+    raise ValueError(f"unknown kind of space {kind!r}")
+
+
+def _read_bound(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    numbers = np.asarray([float(v) for v in value] if isinstance(value, list) else float(value), dtype=np.float64)
+    return np.broadcast_to(numbers.reshape(shape) if numbers.ndim else numbers, shape).astype(dtype)
