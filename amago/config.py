@@ -7,7 +7,8 @@ library passes an optional argument of a configurable, so that its default can a
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import cloudpickle
@@ -44,6 +45,12 @@ def _registry() -> Mapping[str, Any]:
     return gin.config._REGISTRY._selector_map  # gin has no public listing of what is registered
 
 
+def is_registered(selector: str) -> bool:
+    """Whether a configurable of this name (in full, or a suffix; a scope is ignored) has been imported."""
+    plain = selector.rpartition("/")[2]
+    return any(full == plain or full.endswith("." + plain) for full in _registry())
+
+
 def _explain(name: str, err: Exception) -> str:
     selector, _, parameter = name.rpartition(".")
     scopeless = selector.rpartition("/")[2]
@@ -60,6 +67,18 @@ def _explain(name: str, err: Exception) -> str:
         hint = f"; did you mean {' or '.join(near)}?" if near else f"; it has {', '.join(parameters)}"
         return f"{matches[0]} has no parameter {parameter!r}{hint}"
     return str(err)
+
+
+def selector_of(cls: Any) -> str:
+    """The full name under which a configurable is bound.
+
+    Raises:
+        ValueError: it is not marked ``@gin.configurable``.
+    """
+    for full, entry in _registry().items():
+        if entry.wrapped is cls or entry.wrapper is cls:
+            return full
+    raise ValueError(f"{cls.__module__}.{cls.__qualname__} is not marked @gin.configurable, so its defaults cannot be changed")
 
 
 def parameters_of(selector: str) -> list[str]:
@@ -94,7 +113,7 @@ def import_bindings(exported: Iterable[Binding]) -> None:
     Values for others are never unpickled: an actor must not import torch because a network has a binding.
     """
     for scope, selector, parameter, blob in exported:
-        if any(full == selector or full.endswith("." + selector) for full in _registry()):
+        if is_registered(selector):
             key = f"{scope}/{selector}.{parameter}" if scope else f"{selector}.{parameter}"
             with gin.unlock_config():
                 gin.bind_parameter(key, cloudpickle.loads(blob))
@@ -112,3 +131,16 @@ def operative_config() -> str:
         shown = f"@{value.__module__}.{value.__qualname__}" if isinstance(value, type) else repr(value)
         lines.append(f"{name} = {shown}")
     return "\n".join(lines) + "\n"
+
+
+@contextmanager
+def temporary(params: Mapping[str, Any]) -> Iterator[None]:
+    """Within the block exactly ``params`` are bound; afterwards what was bound before."""
+    saved = {key: dict(values) for key, values in gin.config._CONFIG.items()}
+    gin.config._CONFIG.clear()
+    try:
+        bind(params)
+        yield
+    finally:
+        gin.config._CONFIG.clear()
+        gin.config._CONFIG.update(saved)

@@ -179,7 +179,9 @@ def obs_spec(space: gym.Space[Any], batched: bool = False) -> ObsSpec:
 
 def _key_error(obs: Any, expected: set[str]) -> str:
     if not isinstance(obs, dict):
-        return f"the observation space is a Dict with keys {sorted(expected)}, but the environment returned {type(obs).__name__}"
+        return (
+            f"the observation space is a Dict with keys {sorted(expected)}, but the environment returned {type(obs).__name__}"
+        )
     missing, extra = sorted(expected - obs.keys()), sorted(obs.keys() - expected)
     parts = ([f"missing {missing}"] if missing else []) + ([f"not in the space: {extra}"] if extra else [])
     return f"observation keys differ from the observation space: {'; '.join(parts)}"

@@ -1,0 +1,19 @@
+"""The trajectory store on disk: a writer for actors, an index and a reader for the learner (numpy only)."""
+
+from __future__ import annotations
+
+from amago.store.errors import BadFileError, EvictedError, PickleRefusedError, StoreError, StoreFullError
+from amago.store.store import RefreshReport, StoreView, TrajectoryStore
+from amago.store.writer import TrajectoryWriter
+
+__all__ = [
+    "BadFileError",
+    "EvictedError",
+    "PickleRefusedError",
+    "RefreshReport",
+    "StoreError",
+    "StoreFullError",
+    "StoreView",
+    "TrajectoryStore",
+    "TrajectoryWriter",
+]

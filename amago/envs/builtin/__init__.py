@@ -1,0 +1,9 @@
+"""Built-in environments: small tasks that cannot be solved without memory."""
+
+from __future__ import annotations
+
+from amago.envs.builtin.frozen_lake import MetaFrozenLake
+from amago.envs.builtin.key_door import RoomKeyDoor
+from amago.envs.builtin.tmaze import TMazeActive, TMazePassive
+
+__all__ = ["MetaFrozenLake", "RoomKeyDoor", "TMazeActive", "TMazePassive"]

@@ -1,0 +1,107 @@
+"""What every agent has: two encoders, an action space, and the two things asked of it (a loss, an action)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import torch
+from torch import Tensor, nn
+
+from amago.loading.data import Batch
+from amago.nets.traj_encoders import TrajEncoder
+from amago.nets.tstep_encoders import TstepEncoder
+from amago.spaces import action_spec
+
+
+class AgentLoss(NamedTuple):
+    """Losses before masking, so that an `Experiment` may edit the mask.
+
+    Attributes:
+        actor_loss: (B, L, G, 1).
+        critic_loss: (B, L, C, G, 1), or None where the settings need no critic.
+        metrics: numbers for the log, by name.
+    """
+
+    actor_loss: Tensor
+    critic_loss: Tensor | None
+    metrics: dict[str, float | Tensor]
+
+
+class BaseAgent(nn.Module, ABC):
+    """Timestep encoder -> sequence model -> whatever the subclass trains.
+
+    Args:
+        obs_space: flat dict of boxes (`AMAGOEnv.observation_space`).
+        rl2_space: box of width 1 + A (`AMAGOEnv.rl2_space`).
+        action_space: Discrete, Box or MultiBinary.
+        max_seq_len: transitions in a training sequence, and steps of memory when acting.
+        tstep_encoder_type, traj_encoder_type: classes, built with their gin defaults.
+    """
+
+    def __init__(
+        self,
+        obs_space: gym.spaces.Dict,
+        rl2_space: gym.spaces.Box,
+        action_space: gym.Space[Any],
+        max_seq_len: int,
+        tstep_encoder_type: type[TstepEncoder],
+        traj_encoder_type: type[TrajEncoder],
+    ):
+        super().__init__()
+        self.obs_space, self.rl2_space, self.action_space = obs_space, rl2_space, action_space
+        self.action_spec = action_spec(action_space)
+        self.max_seq_len = max_seq_len
+        self.tstep_encoder = tstep_encoder_type(obs_space=obs_space, rl2_space=rl2_space)
+        self.traj_encoder = traj_encoder_type(tstep_dim=self.tstep_encoder.emb_dim, max_seq_len=max_seq_len)
+
+    @abstractmethod
+    def forward(self, batch: Batch, log_step: bool = False) -> AgentLoss:
+        """The losses of a batch; with ``log_step`` also costly metrics."""
+
+    @abstractmethod
+    def act(self, state: Tensor, obs: dict[str, Tensor], sample: bool) -> Tensor:
+        """Sequence model's output (N, E) -> stored form of the action (N, S); ``obs`` is (N, ...)."""
+
+    @property
+    @abstractmethod
+    def trainable_params(self) -> list[nn.Parameter]:
+        """The parameters that the optimizer updates: no targets."""
+
+    @abstractmethod
+    def soft_sync_targets(self) -> None:
+        """Let target networks follow by one step; called after each optimizer step."""
+
+    def encode(self, batch: Batch, log: dict[str, Any] | None = None) -> Tensor:
+        """States s_0..s_L of a batch, (B, L + 1, E)."""
+        emb = self.tstep_encoder(obs=batch.obs, rl2s=batch.rl2s, log_dict=log, mask=batch.mask)
+        states, _ = self.traj_encoder(seq=emb, time_idxs=batch.time_idxs, hidden_state=None, log_dict=log)
+        return states
+
+    def init_hidden_state(self, batch_size: int, device: torch.device | str) -> Any:
+        """Empty memory for ``batch_size`` actors."""
+        return self.traj_encoder.init_hidden_state(batch_size, device)
+
+    def reset_hidden_state(self, hidden_state: Any, resets: Any) -> Any:
+        """Empty the memory of the actors whose ``resets`` (N,) is True."""
+        return self.traj_encoder.reset_hidden_state(hidden_state, resets)
+
+    @torch.no_grad()
+    def get_actions(
+        self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool = True
+    ) -> tuple[Tensor, Any]:
+        """One step of N actors.
+
+        Args:
+            obs: {key: (N, ...)}; rl2s: (N, 1 + A); time_idxs: (N, 1).
+            hidden_state: from `init_hidden_state`, already reset where a rollout begins.
+            sample: draw from the policy; else take its mode.
+
+        Returns:
+            stored form of the actions (N, S), and the new memory.
+        """
+        steps = {k: v.unsqueeze(1) for k, v in obs.items()}
+        emb = self.tstep_encoder(obs=steps, rl2s=rl2s.unsqueeze(1))
+        states, hidden_state = self.traj_encoder(seq=emb, time_idxs=time_idxs.unsqueeze(1), hidden_state=hidden_state)
+        return self.act(states[:, 0], obs, sample), hidden_state

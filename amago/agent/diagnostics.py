@@ -1,0 +1,58 @@
+"""Numbers about a training batch that tell whether learning goes well. Pure functions; nothing here affects training."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from amago import ops
+
+
+def gamma_label(gamma: float) -> str:
+    """0.999 -> "gamma=0.999"."""
+    return f"gamma={round(float(gamma), 4):g}"
+
+
+@torch.no_grad()
+def critic_metrics(q: Tensor, target: Tensor, gammas: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """Q in units of return, its spread over the ensemble, and the targets, per discount.
+
+    Args:
+        q: (B, L, C, G, 1) estimates; target: (B, L, 1, G, 1); mask: (B, L, 1).
+    """
+    real = mask[..., None]  # (B, L, 1, 1)
+    out = {}
+    for g, gamma in enumerate(gammas.tolist()):
+        label, qg, yg = gamma_label(gamma), q[:, :, :, g], target[:, :, :, g]
+        out[f"Q(s, a) ({label})"] = ops.masked_mean(qg, real)
+        out[f"TD Target ({label})"] = ops.masked_mean(yg, real)
+    last, y = q[:, :, :, -1], target[:, :, :, -1]
+    if q.shape[2] > 1:
+        out["Q(s, a) Ensemble Stdev. (main gamma)"] = ops.masked_mean(last.std(dim=2, keepdim=True), real)
+    out["Mean |TD Error| (main gamma)"] = ops.masked_mean((last - y).abs(), real)
+    out["Min TD Target (main gamma)"] = torch.where(real, y, torch.inf).amin()
+    out["Max TD Target (main gamma)"] = torch.where(real, y, -torch.inf).amax()
+    return out
+
+
+@torch.no_grad()
+def advantage_metrics(adv: Tensor, weight: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """Advantages and filter weights (B, L, G, 1) of the main discount."""
+    adv, weight = adv[:, :, -1], weight[:, :, -1]
+    return {
+        "Advantage (main gamma)": ops.masked_mean(adv, mask),
+        "Advantage Stdev. (main gamma)": ops.masked_std(adv, mask),
+        "Filter Weight (main gamma)": ops.masked_mean(weight, mask),
+        "Pct. of Actions Approved by Filter (main gamma)": 100.0 * ops.masked_mean((weight > 0).float(), mask),
+    }
+
+
+@torch.no_grad()
+def batch_metrics(rews: Tensor, dones: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """What the sequences hold, before ``reward_multiplier``."""
+    return {
+        "Reward in Batch (mean)": ops.masked_mean(rews, mask),
+        "Reward in Batch (max)": torch.where(mask, rews, -torch.inf).amax(),
+        "Reward in Batch (min)": torch.where(mask, rews, torch.inf).amin(),
+        "Pct. of Terminations in Batch": 100.0 * ops.masked_mean(dones.float(), mask),
+    }

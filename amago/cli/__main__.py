@@ -1,0 +1,7 @@
+"""``python -m amago.cli``."""
+
+import sys
+
+from amago.cli import main
+
+sys.exit(main())

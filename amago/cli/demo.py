@@ -1,0 +1,113 @@
+"""``amago demo``: watch an agent learn to adapt, in a few minutes on two cores."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from amago import cli_utils, config
+from amago.cli_utils import whole_number
+from amago.envs import AMAGOEnv
+from amago.envs.builtin.frozen_lake import MetaFrozenLake
+from amago.experiment import Experiment
+from amago.loading import DiskTrajDataset
+from amago.plots import plot_adaptation, read_metrics
+
+SIZE, ATTEMPTS, STEPS = 3, 6, 9
+HORIZON = ATTEMPTS * STEPS
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.description = (
+        f"Train a Transformer agent on Meta-FrozenLake: {ATTEMPTS} attempts at a {SIZE}x{SIZE} lake whose holes it cannot see. Prints a "
+        "table of success by attempt and leaves a picture of it, and of the learning curve."
+    )
+    parser.add_argument("--out", type=Path, default=Path("demo_out"), help="directory for the run and the picture")
+    parser.add_argument("--minutes", type=float, default=5.0, help="stop training after so many minutes")
+    parser.add_argument("--epochs", type=whole_number, default=60, help="stop training after so many epochs of 50 updates")
+    parser.add_argument("--compare", action="store_true", help="train the same agent without memory too (twice the time)")
+    parser.add_argument("--seed", type=whole_number, default=0, help="of everything random")
+    parser.add_argument("--quiet", action="store_true", help="no progress bars")
+
+
+def make_env() -> AMAGOEnv:
+    """One unknown lake after another, six attempts at each."""
+    lake = MetaFrozenLake(size=SIZE, k_episodes=ATTEMPTS, max_episode_steps=STEPS)
+    return AMAGOEnv(lake, env_name=f"MetaFrozenLake-{SIZE}x{SIZE}")
+
+
+class TimedExperiment(Experiment):
+    """Stops learning when its time is up; the epoch that is under way is finished."""
+
+    deadline: float = float("inf")
+
+    def train_epoch(self) -> None:
+        super().train_epoch()
+        if time.monotonic() > self.deadline:
+            self.epochs = self.epoch + 1
+
+
+def make_experiment(out: Path, traj_encoder: str, args: Namespace) -> TimedExperiment:
+    """A small agent: 64 wide, 2 layers."""
+    settings: dict[str, Any] = {}
+    tstep = cli_utils.switch_tstep_encoder(settings, "ff", n_layers=1, d_hidden=128, d_output=64)
+    traj = cli_utils.switch_traj_encoder(settings, traj_encoder, memory_size=64, layers=2)
+    if traj_encoder == "transformer":
+        settings["TformerTrajEncoder.n_heads"] = 4
+    agent = cli_utils.switch_agent(settings, "agent", reward_multiplier=10.0, tau=0.005)
+    explore = cli_utils.switch_exploration(
+        settings, "bilevel", rollout_horizon=HORIZON, steps_anneal=max(1, args.epochs * HORIZON // 2)
+    )
+    settings |= {"Actor.d_hidden": 128, "NCritics.d_hidden": 128}
+    cli_utils.use_config(settings)
+    return TimedExperiment(
+        run_name=traj_encoder, ckpt_base_dir=str(out), dataset=DiskTrajDataset(out, traj_encoder, 10_000),
+        max_seq_len=HORIZON, tstep_encoder_type=tstep, traj_encoder_type=traj, agent_type=agent,
+        exploration_wrapper_type=explore, make_train_env=make_env, make_val_env=make_env, parallel_actors=24,
+        train_timesteps_per_epoch=HORIZON, train_batches_per_epoch=50, val_interval=5, val_timesteps_per_epoch=2 * HORIZON + 1,
+        epochs=args.epochs, ckpt_interval=None, batch_size=24, learning_rate=1e-3, lr_warmup_steps=100, dloader_workers=1,
+        save_trajs_as="segments", env_mode="sync", seed=args.seed, verbose=not args.quiet, log_interval=50,
+    )  # fmt: skip
+
+
+def train_and_test(out: Path, traj_encoder: str, args: Namespace) -> tuple[dict[str, float], list[tuple[int, float]]]:
+    """(test metrics, learning curve) of one agent."""
+    with config.temporary({}):
+        experiment = make_experiment(out, traj_encoder, args)
+        experiment.start()
+        try:
+            experiment.deadline = time.monotonic() + 60.0 * args.minutes
+            experiment.learn()
+            metrics = experiment.evaluate_test(make_env, timesteps=10 * HORIZON + 1)
+        finally:
+            experiment.close()
+    name = "Average Total Return (Across All Env Names)"
+    rows = [r for r in read_metrics(out / traj_encoder) if r["section"] == "rollout" and name in r["values"]]
+    return metrics, [(r["env_steps"], r["values"][name]) for r in rows]
+
+
+def success_by_attempt(metrics: dict[str, float]) -> list[float]:
+    """Success rates of attempts 0 .. k - 1 from named metrics."""
+    return [next(v for k, v in metrics.items() if f"Attempt {i} Success" in k) for i in range(ATTEMPTS)]
+
+
+def run(args: Namespace) -> int:
+    shutil.rmtree(args.out / "transformer", ignore_errors=True)
+    shutil.rmtree(args.out / "ff", ignore_errors=True)
+    agents = {"Transformer": "transformer"} | ({"no memory (FF)": "ff"} if args.compare else {})
+    curves, attempts = {}, {}
+    began = time.monotonic()
+    for label, encoder in agents.items():
+        metrics, curves[label] = train_and_test(args.out, encoder, args)
+        attempts[label] = success_by_attempt(metrics)
+    print(f"\nsuccess by attempt at an unknown {SIZE}x{SIZE} lake (trained in {(time.monotonic() - began) / 60:.1f} minutes)")
+    print("  attempt        " + "".join(f"{i + 1:>8}" for i in range(ATTEMPTS)))
+    for label, rates in attempts.items():
+        print(f"  {label:<15}" + "".join(f"{r:>8.2f}" for r in rates))
+    picture = args.out / "adaptation.png"
+    plot_adaptation(curves, attempts, picture, title=f"Meta-FrozenLake {SIZE}x{SIZE}, {ATTEMPTS} attempts")
+    print(f"picture: {picture}")
+    return 0

@@ -1,0 +1,59 @@
+"""``amago eval RUN``: evaluate a trained agent."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from amago.checkpoint import CheckpointError
+from amago.cli.gym_env import GymEnv
+from amago.cli.tables import metrics_table
+from amago.cli.train import ARGS_FILE
+from amago.cli_utils import whole_number
+from amago.envs.pool import make_pool
+from amago.evaluation import evaluate
+from amago.policy import find_run, load_policy
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.description = "Evaluate an agent that 'amago train' trained. Example: amago eval runs/demo --episodes 100"
+    parser.add_argument("run", help="run directory (its latest policy), or one of its checkpoints")
+    parser.add_argument("--env", default=None, help="evaluate on another environment than it was trained on")
+    parser.add_argument("--episodes", type=whole_number, default=40, help="rollouts to average over, at least")
+    parser.add_argument("--actors", type=whole_number, default=8, help="environments side by side")
+    parser.add_argument("--greedy", action="store_true", help="take the policy's mode instead of sampling from it")
+    parser.add_argument("--device", default="cpu", help="where to compute, such as cuda:0")
+    parser.add_argument("--seed", type=whole_number, default=None, help="of the environments and the policy")
+    parser.add_argument("--render", action="store_true", help="show one environment in a window")
+
+
+def run(args: Namespace) -> int:
+    run_dir, weights = find_run(args.run)
+    make_env = _environment(run_dir, args.env)
+    policy = load_policy(args.run, device=args.device)
+    env = make_env()
+    steps = make_env.horizon(env) * -(-args.episodes // args.actors) + 1
+    env.close()
+    actors = 1 if args.render else args.actors
+    makers = [(lambda: make_env(render_mode="human"))] if args.render else [make_env] * actors
+    pool = make_pool(makers, env_mode="sync", parallel_actors=actors, seed=args.seed)
+    try:
+        metrics = evaluate(
+            policy.agent, pool, steps * (args.actors if args.render else 1), sample=not args.greedy,
+            device=args.device, seed=args.seed, progress=True,
+        )  # fmt: skip
+    finally:
+        pool.close()
+    print(metrics_table(metrics, title=f"{make_env.env_id}: {weights}"))
+    return 0
+
+
+def _environment(run_dir: Path, env_id: str | None) -> GymEnv:
+    path = run_dir / ARGS_FILE
+    if path.is_file():
+        recorded = json.loads(path.read_text())
+        return GymEnv(env_id or recorded["env"], recorded["horizon"] if env_id is None else None)
+    if env_id is None:
+        raise CheckpointError(f"{run_dir} was not made by 'amago train' (no {ARGS_FILE}): name the environment with --env")
+    return GymEnv(env_id)

@@ -1,0 +1,76 @@
+"""``amago train ENV``: train on any registered Gymnasium environment."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+from amago import cli_utils
+from amago.cli.gym_env import GymEnv
+from amago.cli.tables import metrics_table
+from amago.experiment import Experiment
+from amago.nets.tstep_encoders import TstepEncoder
+
+ARGS_FILE = "train_args.json"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.description = (
+        "Train an agent with memory on a Gymnasium environment, evaluate it, and leave checkpoints, logs and the replay buffer in "
+        "BUFFER_DIR/RUN_NAME. Interrupted by Ctrl-C or SIGTERM it saves first; --resume auto goes on. "
+        "Example: amago train CartPole-v1 --run-name demo --buffer-dir runs"
+    )
+    parser.add_argument("env", help="id of a registered environment, such as CartPole-v1 or Pendulum-v1")
+    cli_utils.add_common_cli(parser)
+    parser.add_argument(
+        "--horizon",
+        type=cli_utils.whole_number,
+        default=None,
+        help="cut rollouts after so many steps; default: the environment's limit",
+    )
+    parser.set_defaults(
+        parallel_actors=8, timesteps_per_epoch=500, grads_per_epoch=250, epochs=20, memory_size=64, memory_layers=2,
+        max_seq_len=64, val_interval=5, learning_rate=5e-4, dset_max_size=10_000,
+    )  # fmt: skip
+
+
+def make_experiment(args: Namespace) -> Experiment:
+    """The experiment that the arguments describe, not started."""
+    make_env = GymEnv(args.env, args.horizon)
+    env = make_env()
+    image = [k for k, s in env.observation_space.spaces.items() if len(s.shape or ()) == 3]
+    horizon = make_env.horizon(env)
+    env.close()
+    settings: dict[str, Any] = {}
+    tstep: type[TstepEncoder]
+    if image:
+        tstep = cli_utils.switch_tstep_encoder(settings, "cnn", obs_key=image[0])
+    else:
+        tstep = cli_utils.switch_tstep_encoder(settings, "ff", d_hidden=256, d_output=128)
+    traj = cli_utils.switch_traj_encoder(settings, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
+    agent = cli_utils.switch_agent(settings, args.agent_type)
+    steps = args.epochs * args.timesteps_per_epoch
+    exploration = cli_utils.switch_exploration(settings, "egreedy", steps_anneal=max(1, steps // 2))
+    cli_utils.use_config(settings, args.configs)
+    experiment = cli_utils.create_experiment_from_cli(
+        args, make_env, make_env, max_seq_len=args.max_seq_len, val_timesteps_per_epoch=2 * horizon + 1,
+        tstep_encoder_type=tstep, traj_encoder_type=traj, agent_type=agent, exploration_wrapper_type=exploration,
+    )  # fmt: skip
+    experiment.run_dir.mkdir(parents=True, exist_ok=True)
+    recorded = {"env": args.env, "horizon": args.horizon}
+    (experiment.run_dir / ARGS_FILE).write_text(json.dumps(recorded))
+    return experiment
+
+
+def run(args: Namespace) -> int:
+    def test(experiment: Experiment) -> None:
+        make_env = GymEnv(args.env, args.horizon)
+        env = make_env()
+        steps = 2 * make_env.horizon(env) + 1
+        env.close()
+        print(metrics_table(experiment.evaluate_test(make_env, timesteps=steps), title=f"{args.env} after training"))
+        print(f"\nagain: amago eval {experiment.run_dir}")
+
+    cli_utils.run_trials(args, make_experiment, test)
+    return 0

@@ -1,0 +1,278 @@
+"""Helpers for training scripts: command-line arguments, and switching parts of the agent by name."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from typing import Any
+
+from amago import config as gin_config
+from amago.agent import Agent, BaseAgent
+from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper
+from amago.experiment import Experiment
+from amago.loading import DiskTrajDataset
+from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder, TrajEncoder
+from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder, TstepEncoder
+
+Config = MutableMapping[str, Any]
+
+TRAJ_ENCODERS: dict[str, type[TrajEncoder]] = {
+    "ff": FFTrajEncoder,
+    "gru": GRUTrajEncoder,
+    "rnn": GRUTrajEncoder,
+    "transformer": TformerTrajEncoder,
+}
+TSTEP_ENCODERS: dict[str, type[TstepEncoder]] = {"ff": FFTstepEncoder, "cnn": CNNTstepEncoder}
+AGENTS: dict[str, type[BaseAgent]] = {"agent": Agent}
+EXPLORATION: dict[str, type[ExplorationWrapper]] = {"egreedy": EpsilonGreedy, "bilevel": BilevelEpsilonGreedy}
+
+# what `--memory_size` and `--memory_layers` mean for each sequence model
+_SIZES: dict[type[TrajEncoder], Callable[[int], dict[str, int]]] = {
+    FFTrajEncoder: lambda size: {"d_model": size},
+    GRUTrajEncoder: lambda size: {"d_hidden": size, "d_output": size},
+    TformerTrajEncoder: lambda size: {"d_model": size, "d_ff": 4 * size},
+}
+
+
+def use_config(custom_params: Config | None = None, gin_configs: Iterable[str] | None = None) -> None:
+    """Change defaults: first ``custom_params`` (``{"Class.argument": value}``), then ``.gin`` files from left to right.
+
+    Raises:
+        ValueError: a name that does not exist, with the nearest ones that do.
+    """
+    gin_config.bind(custom_params or {})
+    gin_config.parse_files(gin_configs or ())
+
+
+def _switch(kind: str, known: MutableMapping[str, Any], arch: Any, config: Config, options: dict[str, Any]) -> Any:
+    if isinstance(arch, type):
+        chosen = arch
+    elif arch in known:
+        chosen = known[arch]
+    else:
+        raise ValueError(f"{kind} must be one of {', '.join(sorted(known))} or a class, got {arch!r}")
+    selector = gin_config.selector_of(chosen)
+    for name, value in options.items():
+        if name not in gin_config.parameters_of(selector):
+            raise ValueError(
+                f"{chosen.__name__} has no argument {name!r}; it has {', '.join(gin_config.parameters_of(selector))}"
+            )
+        config[f"{selector}.{name}"] = value
+    return chosen
+
+
+def switch_traj_encoder(
+    config: Config, arch: str | type[TrajEncoder], memory_size: int | None = None, layers: int | None = None, **kwargs: Any
+) -> type[TrajEncoder]:
+    """Choose the sequence model and write its settings into ``config`` (apply it with `use_config`).
+
+    Args:
+        arch: "ff", "gru" (or "rnn"), "transformer", or a class.
+        memory_size: width of its states.
+        layers: number of its layers.
+        kwargs: any other argument of the class.
+    """
+    chosen = _switch("traj_encoder", TRAJ_ENCODERS, arch, config, {})
+    options: dict[str, Any] = {}
+    if memory_size is not None:
+        options |= _SIZES.get(chosen, lambda size: {"d_model": size})(memory_size)
+    if layers is not None:
+        options["n_layers"] = layers
+    return _switch("traj_encoder", TRAJ_ENCODERS, chosen, config, options | kwargs)  # type: ignore[no-any-return]
+
+
+def switch_tstep_encoder(config: Config, arch: str | type[TstepEncoder], **kwargs: Any) -> type[TstepEncoder]:
+    """Choose the timestep encoder ("ff", "cnn" or a class) and write its settings into ``config``."""
+    return _switch("tstep_encoder", TSTEP_ENCODERS, arch, config, kwargs)  # type: ignore[no-any-return]
+
+
+switch_step_encoder = switch_tstep_encoder
+
+
+def switch_agent(config: Config, agent: str | type[BaseAgent], **kwargs: Any) -> type[BaseAgent]:
+    """Choose the agent ("agent" or a class) and write its settings into ``config``."""
+    return _switch("agent", AGENTS, agent, config, kwargs)  # type: ignore[no-any-return]
+
+
+def switch_exploration(config: Config, strategy: str | type[ExplorationWrapper], **kwargs: Any) -> type[ExplorationWrapper]:
+    """Choose exploration ("egreedy", "bilevel" or a class) and write its settings into ``config``."""
+    return _switch("exploration", EXPLORATION, strategy, config, kwargs)  # type: ignore[no-any-return]
+
+
+def switch_async_mode(experiment: Experiment, mode: str) -> Experiment:
+    """Let a process do one half of the work; call before ``experiment.start()``.
+
+    "collect": act and evaluate with the newest published weights, never train or delete. "learn": train and publish, never
+    act. "both" changes nothing. All processes of a run need the same run name, directories and architecture.
+    """
+    if mode == "collect":
+        experiment.start_learning_at_epoch = float("inf")
+        experiment.ckpt_interval = None
+        experiment.always_save_latest, experiment.always_load_latest = False, True
+        experiment.has_dset_edit_rights = False
+    elif mode == "learn":
+        experiment.start_collecting_at_epoch = float("inf")
+        experiment.train_timesteps_per_epoch = 0
+        experiment.val_interval = None
+        experiment.always_save_latest, experiment.always_load_latest = True, False
+        experiment.has_dset_edit_rights = True
+    elif mode != "both":
+        raise ValueError(f"mode must be 'collect', 'learn' or 'both', got {mode!r}")
+    return experiment
+
+
+# ---- command line ----------------------------------------------------------------------------------------------------------
+
+
+def whole_number(text: str) -> int:
+    """An argument type: 80_000, 80000 or 8e4."""
+    try:
+        value = float(text.replace("_", ""))
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is no number") from None
+    if value != int(value):
+        raise ArgumentTypeError(f"{text!r} is no whole number")
+    return int(value)
+
+
+def _add(parser: Any, name: str, **kwargs: Any) -> None:
+    """Accept both spellings, ``--run_name`` and ``--run-name``."""
+    spellings = [f"--{name}"] + ([f"--{name.replace('_', '-')}"] if "_" in name else [])
+    parser.add_argument(*spellings, dest=name, **kwargs)
+
+
+def add_common_cli(parser: ArgumentParser) -> ArgumentParser:
+    """Add the arguments that all training scripts share; `create_experiment_from_cli` reads them."""
+    files = parser.add_argument_group("files")
+    _add(files, "run_name", required=True, help="name of the run; several --trials get _trial_N appended")
+    _add(files, "buffer_dir", required=True, help="directory of replay buffers, checkpoints and logs")
+    _add(files, "ckpt", type=whole_number, default=None, help="start from the policy of this epoch's checkpoint")
+    _add(files, "resume", default="never", help="never, auto (continue if there is something to continue), or an epoch")
+    _add(files, "dset_max_size", type=whole_number, default=20_000, help="trajectories kept in the replay buffer")
+
+    model = parser.add_argument_group("agent")
+    _add(model, "agent_type", default="agent", choices=sorted(AGENTS), help="learning update")
+    _add(model, "traj_encoder", default="transformer", choices=sorted(TRAJ_ENCODERS), help="sequence model")
+    _add(model, "memory_size", type=whole_number, default=256, help="width of the sequence model")
+    _add(model, "memory_layers", type=whole_number, default=3, help="layers of the sequence model")
+    _add(model, "max_seq_len", type=whole_number, default=None, help="longest memory, in timesteps; default: of the script")
+
+    data = parser.add_argument_group("data collection")
+    _add(data, "parallel_actors", type=whole_number, default=24, help="environments side by side")
+    _add(data, "timesteps_per_epoch", type=whole_number, default=1000, help="steps of each actor in an epoch")
+    _add(data, "no_async", action="store_true", help="step all environments in this process")
+    _add(data, "env_workers", type=whole_number, default=None, help="worker processes; default: the cores")
+    _add(data, "mode", default="both", choices=("both", "collect", "learn"), help="what this process does")
+    _add(data, "start_learning_at_epoch", type=whole_number, default=0, help="collect this many epochs before training")
+    _add(data, "val_interval", type=whole_number, default=10, help="evaluate every so many epochs")
+    _add(
+        data,
+        "eval_timesteps",
+        type=whole_number,
+        default=None,
+        help="steps of each actor in an evaluation; default: of the script",
+    )
+
+    learn = parser.add_argument_group("learning")
+    _add(learn, "epochs", type=whole_number, default=500, help="epochs of collection and training")
+    _add(learn, "grads_per_epoch", type=whole_number, default=700, help="gradient steps in an epoch")
+    _add(learn, "batch_size", type=whole_number, default=24, help="sequences in a batch")
+    _add(learn, "learning_rate", type=float, default=1e-4, help="of AdamW")
+    _add(learn, "mixed_precision", default="no", choices=("no", "bf16", "fp16"), help="precision of the networks")
+    _add(learn, "ckpt_interval", type=whole_number, default=20, help="save a training state every so many epochs")
+    _add(learn, "seed", type=whole_number, default=None, help="of everything random")
+    _add(
+        learn,
+        "trials",
+        type=whole_number,
+        default=1,
+        help="train so many agents, one after another, with seeds that follow each other",
+    )
+    _add(learn, "configs", nargs="*", default=(), metavar="FILE.gin", help="gin files, applied last, from left to right")
+
+    logs = parser.add_argument_group("logging")
+    _add(logs, "log", action="store_true", help="log to Weights & Biases (AMAGO_WANDB_PROJECT, AMAGO_WANDB_ENTITY)")
+    _add(logs, "tensorboard", action="store_true", help="log to TensorBoard")
+    _add(logs, "quiet", action="store_true", help="no progress bars")
+    return parser
+
+
+def experiment_fields_from_cli(args: Namespace) -> dict[str, Any]:
+    """The fields of `Experiment` that the common arguments stand for."""
+    return {
+        "run_name": args.run_name, "ckpt_base_dir": args.buffer_dir, "parallel_actors": args.parallel_actors,
+        "train_timesteps_per_epoch": args.timesteps_per_epoch, "env_mode": "sync" if args.no_async else "async",
+        "env_workers": args.env_workers, "start_learning_at_epoch": args.start_learning_at_epoch,
+        "val_interval": args.val_interval, "epochs": args.epochs, "train_batches_per_epoch": args.grads_per_epoch,
+        "batch_size": args.batch_size, "learning_rate": args.learning_rate, "mixed_precision": args.mixed_precision,
+        "ckpt_interval": args.ckpt_interval, "seed": args.seed, "resume": _resume(args.resume),
+        "log_to_wandb": args.log, "log_to_tensorboard": args.tensorboard, "verbose": not args.quiet,
+        "save_trajs_as": "segments",
+    }  # fmt: skip
+
+
+def _resume(text: str) -> str | int:
+    return text if text in ("never", "auto") else whole_number(text)
+
+
+def create_experiment_from_cli(
+    command_line_args: Namespace,
+    make_train_env: Callable[[], Any] | Sequence[Callable[[], Any]],
+    make_val_env: Callable[[], Any] | Sequence[Callable[[], Any]],
+    max_seq_len: int,
+    val_timesteps_per_epoch: int,
+    tstep_encoder_type: type[TstepEncoder] = FFTstepEncoder,
+    traj_encoder_type: type[TrajEncoder] = TformerTrajEncoder,
+    agent_type: type[BaseAgent] = Agent,
+    experiment_type: type[Experiment] = Experiment,
+    group_name: str | None = None,
+    **fields: Any,
+) -> Experiment:
+    """An `Experiment` from the arguments of `add_common_cli` and what a script knows of its environment.
+
+    Args:
+        command_line_args: parsed; ``--max_seq_len`` and ``--eval_timesteps`` replace the script's values.
+        max_seq_len, val_timesteps_per_epoch: for this environment.
+        experiment_type: a subclass, if you have one.
+        group_name: groups runs on Weights & Biases.
+        fields: any field of the experiment; these win over the command line.
+    """
+    args = command_line_args
+    settings = experiment_fields_from_cli(args) | {
+        "max_seq_len": args.max_seq_len or max_seq_len,
+        "val_timesteps_per_epoch": args.eval_timesteps or val_timesteps_per_epoch,
+        "wandb_group_name": group_name,
+    }
+    settings |= fields
+    if "dataset" not in settings:
+        settings["dataset"] = DiskTrajDataset(args.buffer_dir, settings["run_name"], args.dset_max_size)
+    experiment = experiment_type(
+        make_train_env=make_train_env, make_val_env=make_val_env, tstep_encoder_type=tstep_encoder_type,
+        traj_encoder_type=traj_encoder_type, agent_type=agent_type, **settings,
+    )  # fmt: skip
+    return switch_async_mode(experiment, args.mode)
+
+
+def run_trials(args: Namespace, make_experiment: Callable[[Namespace], Experiment], test: Callable[[Experiment], Any]) -> None:
+    """Train and test ``args.trials`` agents one after another.
+
+    Args:
+        args: from `add_common_cli`; each trial gets a copy with its own ``run_name`` and ``seed``.
+        make_experiment: builds an experiment that is not started.
+        test: evaluates one that has learned.
+    """
+    for trial in range(args.trials):
+        own = Namespace(**vars(args))
+        if args.trials > 1:
+            own.run_name = f"{args.run_name}_trial_{trial}"
+            own.seed = None if args.seed is None else args.seed + trial
+        experiment = make_experiment(own)
+        experiment.start()
+        try:
+            if own.ckpt is not None:
+                experiment.load_checkpoint(own.ckpt, resume_training_state=False)
+            experiment.learn()
+            if own.mode != "learn":
+                test(experiment)
+        finally:
+            experiment.close()

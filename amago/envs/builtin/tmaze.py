@@ -1,0 +1,160 @@
+"""T-Maze: recall at the end of a corridor what was seen at its beginning (Ni et al. 2023, arXiv:2307.03864)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gin
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from amago.envs.builtin import _common as common
+from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
+
+Observation = NDArray[np.float32]
+
+RIGHT, UP, LEFT, DOWN = range(4)
+
+
+class _TMaze(gym.Env[Observation, np.int64]):
+    """The maze that both versions share: a corridor along x that starts at ``x = oracle`` and ends in the junction.
+
+    The cells of the corridor have y = 0; at the junction y may be -1, 0 or 1, and from an arm the only way is back.
+    """
+
+    metadata = {"render_modes": ["ansi"], "render_fps": 8}
+    _oracle = 0
+    _extra_steps = 1
+
+    def __init__(self, corridor_length: int, penalty: float | None, render_mode: str | None) -> None:
+        self.corridor_length = common.check_int("corridor_length", corridor_length, 1)
+        self.episode_length = self.corridor_length + self._extra_steps
+        self.penalty = -1.0 / self.episode_length if penalty is None else common.check_real("penalty", penalty)
+        if self.penalty > 0.0:
+            raise ValueError(f"penalty is added to the reward, so it must be at most 0, got {penalty!r}")
+        self.render_mode = common.check_render_mode(render_mode, self.metadata["render_modes"])
+        low = np.array([0.0, -1.0], dtype=np.float32)
+        self.observation_space = gym.spaces.Box(low, np.ones_like(low), dtype=np.float32)
+        self.action_space = gym.spaces.Discrete(4)
+        self._x = self._y = 0
+        self._goal = 1
+        self._clock = self.episode_length
+
+    @property
+    def goal(self) -> int:
+        """Where this episode's goal lies: 1 up, -1 down."""
+        return self._goal
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """The agent's cell ``(x, y)``; it starts at (0, 0), and the junction is ``(corridor_length, 0)``."""
+        return self._x, self._y
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._goal = 1 if self.np_random.random() < 0.5 else -1
+        self._x = self._y = self._clock = 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        if self._clock >= self.episode_length:
+            common.refuse_step(type(self).__name__)
+        action = common.check_action(action, 4)
+        self._move(action)
+        self._clock += 1
+        if self._clock == self.episode_length:
+            success = float(self._x == self.corridor_length and self._y == self._goal)
+            return self._observe(), success, True, False, {f"{AMAGO_ENV_LOG_PREFIX} Success": success}
+        reward = 0.0 if action == RIGHT or self._clock == 1 else self.penalty
+        return self._observe(), reward, False, False, {}
+
+    def _move(self, action: int) -> None:
+        if action in (RIGHT, LEFT):
+            if self._y == 0:
+                step = 1 if action == RIGHT else -1
+                self._x = min(max(self._x + step, self._oracle), self.corridor_length)
+        elif self._x == self.corridor_length:
+            self._y = min(max(self._y + (1 if action == UP else -1), -1), 1)
+
+    def _observe(self) -> Observation:
+        if self._x == self.corridor_length:
+            return np.array((1.0, self._y), dtype=np.float32)
+        return np.array((0.0, self._goal if self._sign_shows() else 0.0), dtype=np.float32)
+
+    def _sign_shows(self) -> bool:
+        raise NotImplementedError
+
+    def render(self) -> Any:
+        """With ``render_mode="ansi"`` the maze as text: A agent, G goal, S the cell of the sign, and "." free cells."""
+        if self.render_mode != "ansi":
+            return None
+        width = self.corridor_length - self._oracle + 1
+        rows = [[" "] * width, ["."] * width, [" "] * width]
+        rows[0][-1] = rows[2][-1] = "."
+        rows[1][0] = "S"
+        rows[1 - self._goal][-1] = "G"
+        rows[1 - self._y][self._x - self._oracle] = "A"
+        lines = ["".join(row).rstrip() for row in rows]
+        return "\n".join([*lines, f"step {self._clock} of {self.episode_length}"])
+
+
+@gin.configurable(module="amago.envs.builtin")
+class TMazePassive(_TMaze):
+    """Walk a corridor and turn, at its end, to where the very first observation said. A test of memory alone.
+
+    The goal, up or down with equal chance, is shown once: in the first observation. The episode always lasts
+    ``corridor_length + 1`` steps, just enough for the way to the junction and one turn, and terminates (never truncates).
+
+    Actions, ``Discrete(4)``: 0 right (forward), 1 up, 2 left, 3 down; walls stop the agent, and up and down exist at the
+    junction only.
+
+    Observation, float32 ``(2,)``: 1 at the junction and its arms, else 0; then the agent's y there (-1, 0, 1), elsewhere the
+    sign (1 up, -1 down) while it shows, else 0.
+
+    Reward: the last step gives 1 if the agent then stands in the goal's arm, else 0. Of the others, every step but the first
+    gives ``penalty`` unless its action is 0.
+
+    Logged: ``Success`` with the last step.
+
+    Args:
+        corridor_length: steps from the start to the junction, at least 1.
+        penalty: at most 0; by default ``-1 / episode_length``.
+        render_mode: None or "ansi".
+
+    Raises:
+        TypeError, ValueError: an argument is out of range; the message quotes it.
+    """
+
+    def __init__(self, corridor_length: int = 10, penalty: float | None = None, render_mode: str | None = None) -> None:
+        super().__init__(corridor_length, penalty, render_mode)
+
+    def _sign_shows(self) -> bool:
+        return self._clock == 0
+
+
+@gin.configurable(module="amago.envs.builtin")
+class TMazeActive(_TMaze):
+    """T-Maze with a sign that must be looked for: it shows only in the cell behind the start. Memory and exploration.
+
+    The agent starts one cell to the right of the sign and sees it whenever it stands there. The episode always lasts
+    ``corridor_length + 3`` steps, just enough for one step back, the way to the junction and one turn. All else is as in
+    `TMazePassive`: actions, observation, reward (no step back is penalised if it is the first), logging and arguments.
+
+    Args:
+        corridor_length: steps from the start to the junction, at least 1.
+        penalty: at most 0; by default ``-1 / episode_length``.
+        render_mode: None or "ansi".
+
+    Raises:
+        TypeError, ValueError: an argument is out of range; the message quotes it.
+    """
+
+    _oracle = -1
+    _extra_steps = 3
+
+    def __init__(self, corridor_length: int = 10, penalty: float | None = None, render_mode: str | None = None) -> None:
+        super().__init__(corridor_length, penalty, render_mode)
+
+    def _sign_shows(self) -> bool:
+        return self._x == self._oracle

@@ -1,0 +1,205 @@
+"""Where training sequences come from: the interface, and the replay buffer on disk."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gin
+import numpy as np
+
+from amago.hindsight import FrozenTraj, NoOpRelabeler, Relabeler
+from amago.loading.data import RLData
+from amago.store import EvictedError, TrajectoryStore
+
+PADDED_SAMPLING = ("none", "both", "left", "right")
+
+
+@dataclass(frozen=True)
+class DatasetSettings:
+    """What an `Experiment` tells its data set before training starts.
+
+    Attributes:
+        max_seq_len: L, transitions in a training sequence at most.
+        padded_sampling: "none", "left", "right" or "both"; see `subsequence`.
+        has_edit_rights: this process may delete old trajectories.
+    """
+
+    max_seq_len: int
+    padded_sampling: str = "none"
+    has_edit_rights: bool = True
+
+
+class RLDataset(ABC):
+    """A source of training sequences. Subclass, and override at least `sample_random_trajectory`."""
+
+    settings: DatasetSettings
+
+    def configure(self, settings: DatasetSettings) -> None:
+        """Called once by ``Experiment.start()``; override to open files (and call ``super().configure``)."""
+        if settings.padded_sampling not in PADDED_SAMPLING:
+            raise ValueError(f"padded_sampling must be one of {', '.join(PADDED_SAMPLING)}; got {settings.padded_sampling!r}")
+        self.settings = settings
+
+    @abstractmethod
+    def sample_random_trajectory(self, rng: np.random.Generator) -> RLData:
+        """Draw one training sequence of at most ``settings.max_seq_len`` transitions, with ``rng`` as the only randomness."""
+
+    @property
+    def ready_for_training(self) -> bool:
+        """Whether there is something to sample. Default: True."""
+        return True
+
+    @property
+    def save_new_trajs_to(self) -> str | None:
+        """Directory into which actors write finished trajectories, or None to throw them away. Default: None."""
+        return None
+
+    def on_end_of_collection(self) -> dict[str, float]:
+        """Called after each collection phase (and before the first training phase); returns metrics of section ``buffer``."""
+        return {}
+
+    def on_end_of_training(self) -> dict[str, float]:
+        """Called after each training phase; returns metrics of section ``buffer``."""
+        return {}
+
+    def delete(self) -> None:
+        """Delete the data from disk, where that makes sense."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint has to remember, as plain JSON types."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up what `state_dict` gave."""
+
+
+def subsequence(length: int, max_len: int, padded_sampling: str, rng: np.random.Generator) -> tuple[int, int]:
+    """Choose the transitions [start, stop) of a trajectory to train on.
+
+    The window of ``max_len`` transitions starts uniformly in [0, T - L] ("none"), [-L + 1, T - 2] ("both"), [-L + 1, T - L]
+    ("left") or [0, T - 2] ("right"), and is then cut to what exists. "left" and "both" make the first steps of a
+    trajectory, "right" and "both" its last, as likely to be in the window as any other.
+
+    Args:
+        length: T, transitions in the trajectory.
+        max_len: L.
+    """
+    low = 1 - max_len if padded_sampling in ("both", "left") else 0
+    high = length - 2 if padded_sampling in ("both", "right") else length - max_len
+    start = int(rng.integers(low, max(high, low) + 1))
+    return max(start, 0), min(start + max_len, length)
+
+
+@gin.configurable
+class DiskTrajDataset(RLDataset):
+    """The replay buffer: trajectories on disk, sampled uniformly.
+
+    ``{dset_root}/{dset_name}/buffer/fifo`` is written by actors, its oldest files deleted; ``buffer/protected`` is sampled
+    and never deleted. A trajectory is drawn uniformly, then a window of it (`subsequence`).
+
+    Args:
+        dset_root: directory of all data sets ("~" is expanded).
+        dset_name: name of this one.
+        dset_max_size: trajectories kept in ``fifo``.
+        relabeler: rewrites each trajectory before the window is cut; default: none.
+        allow_pickle: load ``.traj`` pickles. They run code: only for files that you wrote yourself.
+    """
+
+    def __init__(
+        self,
+        dset_root: str | os.PathLike[str],
+        dset_name: str,
+        dset_max_size: float = float("inf"),
+        relabeler: Relabeler | None = None,
+        allow_pickle: bool = False,
+    ):
+        if not dset_max_size >= 1:
+            raise ValueError(f"dset_max_size counts trajectories and must be at least 1, got {dset_max_size}")
+        if relabeler is not None and not callable(relabeler):
+            raise ValueError(f"relabeler must be an amago.hindsight.Relabeler (an instance, not a class), got {relabeler!r}")
+        if isinstance(relabeler, type):
+            raise ValueError(f"relabeler must be an instance, got the class {relabeler.__name__}; write {relabeler.__name__}()")
+        self.dset_root, self.dset_name = Path(dset_root).expanduser(), dset_name
+        self.dset_max_size = dset_max_size
+        self.relabeler = NoOpRelabeler() if relabeler is None else relabeler
+        self.allow_pickle = allow_pickle
+        self._store: TrajectoryStore | None = None
+        self._pending_state: dict[str, Any] | None = None
+
+    @property
+    def buffer_dir(self) -> Path:
+        return self.dset_root / self.dset_name / "buffer"
+
+    @property
+    def save_new_trajs_to(self) -> str:
+        return str(self.buffer_dir / "fifo")
+
+    @property
+    def store(self) -> TrajectoryStore:
+        """The opened store.
+
+        Raises:
+            RuntimeError: before `configure`.
+        """
+        if self._store is None:
+            raise RuntimeError("the data set is opened by Experiment.start(), or by configure(DatasetSettings(...))")
+        return self._store
+
+    def configure(self, settings: DatasetSettings) -> None:
+        super().configure(settings)
+        if self._store is not None:
+            self._store.close()
+        self._store = TrajectoryStore(
+            self.buffer_dir, self.dset_max_size, edit=settings.has_edit_rights, allow_pickle=self.allow_pickle
+        )
+        if self._pending_state is not None:
+            self._store.load_state_dict(self._pending_state)
+            self._pending_state = None
+        self._store.refresh()
+
+    def sample_random_trajectory(self, rng: np.random.Generator) -> RLData:
+        while True:
+            n = len(self.store)
+            if n == 0:
+                raise RuntimeError(
+                    f"the replay buffer {self.buffer_dir} is empty: collect first, or check dset_root and dset_name"
+                )
+            try:
+                return RLData.from_traj(self._window(int(rng.integers(n)), rng))
+            except (EvictedError, IndexError):  # deleted since we looked: draw another
+                continue
+
+    def _window(self, index: int, rng: np.random.Generator) -> FrozenTraj:
+        start, stop = subsequence(int(self.store.lengths[index]), self.settings.max_seq_len, self.settings.padded_sampling, rng)
+        spec = self.store.action_spec(index)
+        if isinstance(self.relabeler, NoOpRelabeler):
+            return self.store.read(index, start, stop).derive(spec)
+        whole = self.relabeler(self.store.read(index).derive(spec))
+        if len(whole) != int(self.store.lengths[index]):  # a relabeler may shorten a trajectory
+            start, stop = subsequence(len(whole), self.settings.max_seq_len, self.settings.padded_sampling, rng)
+        return whole.slice(start, stop)
+
+    @property
+    def ready_for_training(self) -> bool:
+        return len(self.store) > 0
+
+    def on_end_of_collection(self) -> dict[str, float]:
+        self.store.refresh()
+        return self.store.info()
+
+    def delete(self) -> None:
+        self.store.delete()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"store": self.store.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self._store is None:
+            self._pending_state = state["store"]
+        else:
+            self._store.load_state_dict(state["store"])
+            self._store.refresh()

@@ -1,0 +1,130 @@
+"""Metrics to the console, ``metrics.jsonl``, TensorBoard and Weights & Biases."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+X_AXES = ("epoch", "env_steps", "grad_steps")
+
+
+def to_floats(values: Mapping[str, Any]) -> dict[str, float]:
+    """Tensors and numpy scalars as floats, in one transfer from the device for all tensors."""
+    tensors = {k: v for k, v in values.items() if isinstance(v, torch.Tensor)}
+    if tensors:
+        stacked = torch.stack([t.detach().float().mean() for t in tensors.values()]).cpu().tolist()
+        values = {**values, **dict(zip(tensors, stacked, strict=True))}
+    return {k: float(v) for k, v in values.items()}
+
+
+class MetricsLogger:
+    """Writes each row everywhere it was asked to go.
+
+    ``metrics.jsonl`` is always written. A row is ``{"epoch", "env_steps", "grad_steps", "wall_time", "section", "values"}``;
+    it is appended and flushed as one line, so that a killed run loses at most the line being written.
+
+    Args:
+        run_dir: directory of the run.
+        tensorboard: also write event files to ``run_dir/tensorboard`` (extra ``tensorboard``).
+        wandb: arguments of ``wandb.init``, or None (extra ``wandb``).
+        start_time: seconds already spent in earlier parts of a resumed run.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        tensorboard: bool = False,
+        wandb: Mapping[str, Any] | None = None,
+        start_time: float = 0.0,
+    ):
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self._file = open(run_dir / "metrics.jsonl", "a", encoding="utf-8")
+        self._began = time.monotonic() - start_time
+        self._tensorboard = _tensorboard_writer(run_dir / "tensorboard") if tensorboard else None
+        self._wandb = _wandb_run(run_dir, wandb) if wandb is not None else None
+
+    @property
+    def wall_time(self) -> float:
+        """Seconds of this run, earlier parts included."""
+        return time.monotonic() - self._began
+
+    def rewind(self, wall_time: float) -> None:
+        """Go on counting from ``wall_time`` seconds."""
+        self._began = time.monotonic() - wall_time
+
+    def log(self, values: Mapping[str, Any], section: str, x: Mapping[str, int], charts: Mapping[str, float]) -> None:
+        """One row of one section.
+
+        Args:
+            values: numbers by name; tensors are averaged.
+            section: "train", "val", "test", "buffer" or "rollout".
+            x: epoch, env_steps and grad_steps.
+            charts: the same and more under the names that Weights & Biases offers as x-axes.
+        """
+        numbers = to_floats(values)
+        if not numbers:
+            return
+        row = {k: int(x[k]) for k in X_AXES} | {"wall_time": round(self.wall_time, 3), "section": section}
+        row["values"] = {k: (v if math.isfinite(v) else None) for k, v in numbers.items()}
+        self._file.write(json.dumps(row, allow_nan=False) + "\n")
+        self._file.flush()
+        if self._tensorboard is not None:
+            for name, value in numbers.items():
+                self._tensorboard.add_scalar(f"{section}/{name}", value, int(x["env_steps"]))
+        if self._wandb is not None:
+            self._wandb.log({f"{section}/{k}": v for k, v in numbers.items()} | {f"Charts/{k}": v for k, v in charts.items()})
+
+    def close(self) -> None:
+        """Flush and close everything; twice is fine."""
+        if not self._file.closed:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+        self._tensorboard = self._wandb = None
+
+
+def _tensorboard_writer(directory: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as err:
+        raise ImportError("log_to_tensorboard=True needs TensorBoard: pip install 'amago[tensorboard]'") from err
+    return SummaryWriter(str(directory))
+
+
+def _wandb_run(run_dir: Path, options: Mapping[str, Any]) -> Any:
+    try:
+        import wandb
+    except ImportError as err:
+        raise ImportError("log_to_wandb=True needs Weights & Biases: pip install 'amago[wandb]'") from err
+    return wandb.init(dir=str(run_dir), **options)
+
+
+class RunningMeans:
+    """Means of training metrics between two rows of the log, kept on the device until they are asked for."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Any] = {}
+        self._counts: dict[str, int] = {}
+
+    def add(self, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            v = value.detach().float() if isinstance(value, torch.Tensor) else float(value)
+            self._sums[name] = self._sums[name] + v if name in self._sums else v
+            self._counts[name] = self._counts.get(name, 0) + 1
+
+    def take(self) -> dict[str, float]:
+        """The means since the last call; forgets them."""
+        means = {k: v / self._counts[k] for k, v in to_floats(self._sums).items()} if self._sums else {}
+        self._sums, self._counts = {}, {}
+        return means

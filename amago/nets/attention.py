@@ -1,0 +1,137 @@
+"""Self-attention kernels behind one interface.
+
+Shapes: B sequences, H heads, L queries, S keys, D numbers a head. To write a kernel of your own, subclass `SelfAttention`:
+
+- to change *which* tokens are seen, override `visible`; both modes (whole sequences, and one step at a time over the ring of
+  `amago.nets.kv_cache`) follow it;
+- to change *how* attention is computed, override `forward`, and hand the mode you do not cover to ``super().forward``.
+
+Then bind ``TformerTrajEncoder.attention_type`` to it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import warnings
+from typing import Any
+
+import gin
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from amago.nets.kv_cache import CacheSlots
+from amago.nets.utils import check_dropout
+
+
+class SelfAttention(nn.Module):
+    """Base of all kernels; itself PyTorch's ``scaled_dot_product_attention``.
+
+    Args:
+        causal: a token sees itself and what came before.
+        dropout: probability of dropping an attention weight, in training mode.
+    """
+
+    def __init__(self, causal: bool = True, dropout: float = 0.0) -> None:
+        super().__init__()
+        check_dropout(dropout=dropout)
+        self.causal, self.dropout = causal, dropout
+
+    def visible(self, distance: Tensor) -> Tensor:
+        """Whether a token sees another that came ``distance`` steps earlier (negative: later). int64 -> bool, elementwise."""
+        return distance >= 0 if self.causal else torch.ones_like(distance, dtype=torch.bool)
+
+    @property
+    def plain(self) -> bool:
+        """`visible` is not overridden: kernels may use their causal fast path."""
+        return type(self).visible is SelfAttention.visible
+
+    def mask(self, length: int, slots: CacheSlots | None, device: torch.device) -> Tensor:
+        """True where a query sees a key: (L, L) for whole sequences; (B, 1, 1, P) in step mode."""
+        if slots is not None:
+            return (self.visible(slots.ages) & (slots.ages >= 0))[:, None, None]
+        idx = torch.arange(length, device=device)
+        return self.visible(idx.unsqueeze(1) - idx)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, slots: CacheSlots | None = None) -> Tensor:
+        """Attend.
+
+        Args:
+            q: (B, H, L, D).
+            k, v: (B, H, S, D).
+            slots: None for whole sequences, where L == S and token i is row i. In step mode L == 1, the keys are the slots of a
+                ring buffer in any order, and ``slots.ages`` (B, S) tells how many steps ago each was written (-1: empty).
+
+        Returns:
+            (B, H, L, D).
+        """
+        dropout = self.dropout if self.training else 0.0
+        if slots is None:
+            if self.plain:
+                return F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, dropout_p=dropout)
+            return F.scaled_dot_product_attention(q, k, v, self.mask(q.shape[2], None, q.device), dropout_p=dropout)
+        mask = None if self.plain and slots.full else self.mask(1, slots, q.device)
+        return F.scaled_dot_product_attention(q, k, v, mask, dropout_p=dropout)
+
+
+@gin.configurable(module="amago.nets.transformer")
+class ScaledDotProductAttention(SelfAttention):
+    """PyTorch's fused attention, the default: flash attention on devices that have it, fast on CPU."""
+
+    def __init__(self, causal: bool = True, dropout: float = 0.0) -> None:
+        super().__init__(causal, dropout)
+
+
+@gin.configurable(module="amago.nets.transformer")
+class VanillaAttention(SelfAttention):
+    """softmax(q k^T / sqrt(D)) v, written out: slow, and the yardstick for the others."""
+
+    def __init__(self, causal: bool = True, dropout: float = 0.0) -> None:
+        super().__init__(causal, dropout)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, slots: CacheSlots | None = None) -> Tensor:
+        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+        scores = scores.masked_fill(~self.mask(q.shape[2], slots, q.device), -torch.inf)
+        weights = F.dropout(scores.softmax(dim=-1), self.dropout, self.training)
+        return weights.to(v.dtype) @ v
+
+
+_fallback_warned = False
+
+
+def _warn_fallback(reason: str) -> None:
+    global _fallback_warned
+    if not _fallback_warned:
+        _fallback_warned = True
+        warnings.warn(
+            f"FlashAttention: {reason}; using PyTorch's scaled_dot_product_attention (the same result, and said only once)",
+            stacklevel=3,
+        )
+
+
+@gin.configurable(module="amago.nets.transformer")
+class FlashAttention(SelfAttention):
+    """The flash-attn package's kernel, where it is installed and tensors are half precision on a GPU; else the default, with
+    one warning a process. ``pip install flash-attn`` provides it."""
+
+    def __init__(self, causal: bool = True, dropout: float = 0.0) -> None:
+        super().__init__(causal, dropout)
+        self._kernel: Any = None
+        try:
+            self._kernel = importlib.import_module("flash_attn").flash_attn_func
+        except ImportError as err:
+            _warn_fallback(f"flash-attn is not usable ({err})")
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, slots: CacheSlots | None = None) -> Tensor:
+        if self._kernel is None or not self.plain:
+            return super().forward(q, k, v, slots)
+        if not (q.is_cuda and q.dtype in (torch.float16, torch.bfloat16)):
+            _warn_fallback(f"tensors are {q.dtype} on {q.device.type}, not half precision on a GPU")
+            return super().forward(q, k, v, slots)
+        if slots is not None and not slots.full:  # the kernel takes no mask
+            return super().forward(q, k, v, slots)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        dropout = self.dropout if self.training else 0.0
+        out: Tensor = self._kernel(q, k, v, dropout_p=dropout, causal=self.causal and slots is None)
+        return out.transpose(1, 2)

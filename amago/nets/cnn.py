@@ -1,0 +1,207 @@
+"""Convolutional image encoders, and random-shift augmentation."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from itertools import pairwise
+
+import gin
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from amago.nets.utils import activation_switch
+
+
+class CNN(nn.Module, ABC):
+    """Images (B, L, H, W, C), or (B, L, C, H, W) with ``channels_first``, to features (B, L, D).
+
+    Pixels from 0 to 255 are expected and mapped to image / 128 - 1. Subclasses write `conv_forward`.
+
+    Args:
+        img_shape: shape of one image.
+        channels_first: where its channels are.
+        activation: by name.
+
+    Raises:
+        ValueError: ``img_shape`` is not three positive numbers.
+    """
+
+    def __init__(self, img_shape: Sequence[int], channels_first: bool = False, activation: str = "leaky_relu") -> None:
+        super().__init__()
+        if len(img_shape) != 3 or min(img_shape) < 1:
+            order = "(channels, height, width)" if channels_first else "(height, width, channels)"
+            raise ValueError(f"img_shape must be {order}, got img_shape={tuple(img_shape)}")
+        self.img_shape = tuple(int(s) for s in img_shape)
+        self.channels_first = channels_first
+        self.activation = activation_switch(activation)
+
+    @property
+    def in_channels(self) -> int:
+        return self.img_shape[0] if self.channels_first else self.img_shape[-1]
+
+    @property
+    def blank_img(self) -> Tensor:
+        """One black image with batch and length 1, where the parameters are: ``cnn(cnn.blank_img).shape[-1]`` is D."""
+        parameter = next(self.parameters(), None)
+        return torch.zeros((1, 1, *self.img_shape), device=None if parameter is None else parameter.device)
+
+    @abstractmethod
+    def conv_forward(self, imgs: Tensor) -> Tensor:
+        """(N, C, H, W), values from -1 to 1 -> (N, channels, height, width)."""
+
+    def forward(self, imgs: Tensor) -> Tensor:
+        if imgs.ndim != 5 or imgs.shape[2:] != self.img_shape:
+            raise ValueError(f"images must be (batch, length, *{self.img_shape}), got shape {tuple(imgs.shape)}")
+        B, L = imgs.shape[:2]
+        x = imgs.flatten(0, 1)
+        if not self.channels_first:
+            x = x.permute(0, 3, 1, 2)
+        dtype = next(self.parameters()).dtype
+        return self.conv_forward(x.to(dtype) / 128.0 - 1.0).reshape(B, L, -1)
+
+    def _check_conv_output(self) -> None:
+        """Called at the end of a constructor: an image too small for the convolutions fails here, not in training."""
+        try:
+            with torch.no_grad():
+                self(self.blank_img)
+        except RuntimeError as err:
+            raise ValueError(f"{type(self).__name__}: img_shape={self.img_shape} is too small for its convolutions") from err
+
+
+class _ConvStack(CNN):
+    """Convolutions ``conv1``, ``conv2``, ..., each followed by the activation."""
+
+    def _build(self, layers: Sequence[tuple[int, int, int]]) -> None:
+        """Each layer: (channels, kernel, stride)."""
+        self._n_convs = len(layers)
+        channels = self.in_channels
+        for i, (out, kernel, stride) in enumerate(layers, start=1):
+            self.add_module(f"conv{i}", nn.Conv2d(channels, out, kernel, stride))
+            channels = out
+        self._check_conv_output()
+
+    def conv_forward(self, imgs: Tensor) -> Tensor:
+        for i in range(1, self._n_convs + 1):
+            imgs = self.activation(self.get_submodule(f"conv{i}")(imgs))
+        return imgs
+
+
+@gin.configurable
+class NatureishCNN(_ConvStack):
+    """Three layers: 8x8 stride 4, 4x4 stride 2, 3x3 (Mnih et al. 2015). Images of at least 36x36."""
+
+    def __init__(self, img_shape: Sequence[int], channels_first: bool = False, activation: str = "leaky_relu") -> None:
+        super().__init__(img_shape, channels_first, activation)
+        self._build([(32, 8, 4), (64, 4, 2), (64, 3, 1)])
+
+
+@gin.configurable
+class DrQCNN(_ConvStack):
+    """Four 3x3 layers of 32 channels, the first with stride 2 (Yarats et al. 2021)."""
+
+    def __init__(self, img_shape: Sequence[int], channels_first: bool = False, activation: str = "leaky_relu") -> None:
+        super().__init__(img_shape, channels_first, activation)
+        self._build([(32, 3, 2), (32, 3, 1), (32, 3, 1), (32, 3, 1)])
+
+
+@gin.configurable
+class GridworldCNN(_ConvStack):
+    """Three 2x2 layers for small grids, such as the 7x7 views of MiniGrid."""
+
+    def __init__(
+        self,
+        img_shape: Sequence[int],
+        channels_first: bool = False,
+        activation: str = "leaky_relu",
+        channels: Sequence[int] = (16, 32, 48),
+    ) -> None:
+        super().__init__(img_shape, channels_first, activation)
+        self._build([(c, 2, 1) for c in channels])
+
+
+class _Residual(nn.Module):
+    def __init__(self, channels: int, activation: str, group_norm: bool) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.norm = nn.GroupNorm(4, channels) if group_norm else nn.Identity()
+        self.activation = activation_switch(activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.conv1(self.activation(x))
+        return self.norm(x + self.conv2(self.activation(h)))
+
+
+class _IMPALABlock(nn.Module):
+    def __init__(self, c_in: int, c_out: int, activation: str, group_norm: bool) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(c_in, c_out, 3, padding=1)
+        self.residual1 = _Residual(c_out, activation, group_norm)
+        self.residual2 = _Residual(c_out, activation, group_norm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(self.conv(x), kernel_size=3, stride=2)
+        return self.residual2(self.residual1(x))
+
+
+@gin.configurable
+class IMPALAishCNN(CNN):
+    """Residual blocks with max-pooling (Espeholt et al. 2018).
+
+    Args:
+        cnn_block_depths: channels of each block; each halves height and width.
+        post_group_norm: group-normalise (4 groups) the output of every residual connection; depths must then divide by 4.
+    """
+
+    def __init__(
+        self,
+        img_shape: Sequence[int],
+        channels_first: bool = False,
+        activation: str = "leaky_relu",
+        cnn_block_depths: Sequence[int] = (16, 32, 32),
+        post_group_norm: bool = True,
+    ) -> None:
+        super().__init__(img_shape, channels_first, activation)
+        if not cnn_block_depths or (post_group_norm and any(d % 4 for d in cnn_block_depths)):
+            raise ValueError(f"cnn_block_depths must be multiples of 4 (groups), got cnn_block_depths={list(cnn_block_depths)}")
+        widths = [self.in_channels, *cnn_block_depths]
+        self.blocks = nn.ModuleList(_IMPALABlock(a, b, activation, post_group_norm) for a, b in pairwise(widths))
+        self._check_conv_output()
+
+    def conv_forward(self, imgs: Tensor) -> Tensor:
+        for block in self.blocks:
+            imgs = block(imgs)
+        return imgs
+
+
+class DrQv2Aug(nn.Module):
+    """Shift images by up to ``pad`` pixels each way, repeating their edges (Yarats et al. 2021, arXiv 2107.09645).
+
+    In training mode only. The first quarter of the batch stays as it is; all images of one sequence are shifted alike, so that
+    motion within it is real. Any dtype; gradients do not matter here.
+    """
+
+    def __init__(self, pad: int = 4, channels_first: bool = False) -> None:
+        super().__init__()
+        if pad < 0:
+            raise ValueError(f"pad must not be negative, got pad={pad}")
+        self.pad, self.channels_first = pad, channels_first
+
+    def forward(self, imgs: Tensor) -> Tensor:
+        """(B, L, H, W, C), or (B, L, C, H, W) with ``channels_first``, to the same."""
+        if not self.training or self.pad == 0:
+            return imgs
+        B, dev = imgs.shape[0], imgs.device
+        x = imgs.permute(0, 1, 3, 4, 2) if self.channels_first else imgs
+        H, W = x.shape[2:4]
+        dy, dx = torch.randint(-self.pad, self.pad + 1, (2, B, 1), device=dev)
+        unshifted = torch.arange(B, device=dev).unsqueeze(-1) < B // 4
+        dy, dx = dy.masked_fill(unshifted, 0), dx.masked_fill(unshifted, 0)
+        rows = (torch.arange(H, device=dev) + dy).clamp(0, H - 1)
+        cols = (torch.arange(W, device=dev) + dx).clamp(0, W - 1)
+        batch = torch.arange(B, device=dev)[:, None, None]
+        # advanced indices around a slice put their dimensions first: (B, H, W, L, C)
+        shifted = x[batch, :, rows[:, :, None], cols[:, None, :]].permute(0, 3, 1, 2, 4)
+        return shifted.permute(0, 1, 4, 2, 3) if self.channels_first else shifted

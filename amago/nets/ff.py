@@ -1,0 +1,139 @@
+"""Feed-forward pieces: a multi-layer perceptron, a residual block, normalisation by name, and running input statistics."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from amago.nets.utils import activation_switch, check_dropout, check_positive
+
+
+class Normalization(nn.Module):
+    """Normalise the last dimension: "layer" (LayerNorm), "rmsnorm" (RMSNorm, eps 1e-5) or "none".
+
+    Args:
+        method: which.
+        d_model: width of the last dimension.
+
+    Raises:
+        ValueError: another method.
+    """
+
+    def __init__(self, method: str, d_model: int) -> None:
+        super().__init__()
+        if method == "layer":
+            self.norm: nn.Module = nn.LayerNorm(d_model)
+        elif method == "rmsnorm":
+            self.norm = nn.RMSNorm(d_model, eps=1e-5)
+        elif method == "none":
+            self.norm = nn.Identity()
+        else:
+            raise ValueError(f"unknown normalization {method!r}: use 'layer', 'rmsnorm' or 'none'")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x)
+
+
+class MLP(nn.Module):
+    """(..., d_inp) -> (..., d_output) through ``n_layers`` hidden layers of ``d_hidden``; no activation at the end."""
+
+    def __init__(
+        self,
+        d_inp: int,
+        d_hidden: int,
+        n_layers: int,
+        d_output: int,
+        dropout_p: float = 0.0,
+        activation: str = "leaky_relu",
+    ) -> None:
+        super().__init__()
+        check_positive(d_inp=d_inp, d_hidden=d_hidden, n_layers=n_layers, d_output=d_output)
+        check_dropout(dropout_p=dropout_p)
+        self.in_layer = nn.Linear(d_inp, d_hidden)
+        self.layers = nn.ModuleList(nn.Linear(d_hidden, d_hidden) for _ in range(n_layers - 1))
+        self.out_layer = nn.Linear(d_hidden, d_output)
+        self.dropout = nn.Dropout(dropout_p)
+        self.activation = activation_switch(activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.dropout(self.activation(self.in_layer(x)))
+        for layer in self.layers:
+            x = self.dropout(self.activation(layer(x)))
+        return self.out_layer(x)
+
+
+class FFBlock(nn.Module):
+    """Residual block x + act(W2 act(W1 x)), (..., d_model) -> (..., d_model)."""
+
+    def __init__(self, d_model: int, d_ff: int, dropout: float = 0.0, activation: str = "leaky_relu") -> None:
+        super().__init__()
+        check_positive(d_model=d_model, d_ff=d_ff)
+        check_dropout(dropout=dropout)
+        self.ff1 = nn.Linear(d_model, d_ff)
+        self.ff2 = nn.Linear(d_ff, d_model)
+        self.dropout = nn.Dropout(dropout)
+        self.activation = activation_switch(activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.dropout(self.activation(self.ff1(x)))
+        return x + self.dropout(self.activation(self.ff2(h)))
+
+
+class InputNorm(nn.Module):
+    """Centre and scale each feature by running statistics of what was seen in training mode.
+
+    Mean and second moment move with rate beta / (1 - (1 - beta)^t). Features that hardly vary (sigma at most ``skip_below``)
+    are only centred; the output is kept in [-1e4, 1e4]. Always computed in float32.
+
+    Args:
+        d_inp: number of features.
+        beta: rate once warmed up.
+        init_nu: second moment before any data.
+        skip_below: see above.
+    """
+
+    mu: Tensor
+    nu: Tensor
+    _t: Tensor
+
+    def __init__(self, d_inp: int, beta: float = 1e-4, init_nu: float = 1.0, skip_below: float = 0.01) -> None:
+        super().__init__()
+        check_positive(d_inp=d_inp)
+        if not 0.0 < beta < 1.0:
+            raise ValueError(f"beta must be in (0, 1), got beta={beta}")
+        self.beta, self.skip_below = beta, skip_below
+        self.register_buffer("mu", torch.zeros(d_inp))
+        self.register_buffer("nu", torch.full((d_inp,), float(init_nu)))
+        self.register_buffer("_t", torch.ones(1))
+
+    @property
+    def sigma(self) -> Tensor:
+        """(d_inp,), in [1e-3, 1e6]."""
+        return torch.sqrt(self.nu - self.mu.square() + 1e-5).nan_to_num(nan=1e-3).clamp(1e-3, 1e6)
+
+    @torch.no_grad()
+    def update(self, x: Tensor, mask: Tensor | None = None) -> None:
+        """Take (B, L, d_inp) into account, where ``mask`` (B, L, 1) is True. A batch without a real timestep changes nothing;
+        neither does a feature that is not finite."""
+        x = x.float()
+        if mask is None:
+            first, second, real = x.mean((0, 1)), x.square().mean((0, 1)), torch.ones((), dtype=torch.bool, device=x.device)
+        else:
+            kept = torch.where(mask, x, 0.0)
+            count = mask.sum()
+            first, second = (k.sum((0, 1)) / count.clamp(min=1) for k in (kept, kept.square()))
+            real = count > 0
+        t = self._t + 1
+        rate = self.beta / (1 - (1 - self.beta) ** t)
+        use = real & torch.isfinite(first) & torch.isfinite(second)
+        self._t.copy_(torch.where(real, t, self._t))
+        self.mu.copy_(torch.where(use, (1 - rate) * self.mu + rate * first, self.mu))
+        self.nu.copy_(torch.where(use, (1 - rate) * self.nu + rate * second, self.nu))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(B, L, d_inp) -> the same, normalised; in training mode the statistics are updated first."""
+        if self.training:
+            self.update(x, mask)
+        sigma = self.sigma
+        scale = torch.where(sigma > self.skip_below, sigma, torch.ones_like(sigma))
+        return ((x.float() - self.mu) / scale).clamp(-1e4, 1e4)

@@ -1,0 +1,126 @@
+"""The memory of a transformer that acts: a ring of keys and values for each actor.
+
+Every row of the batch has a length of its own, so actors reset one by one; a step costs the same however long the episode
+is, and nothing is shifted: token n of a row lies in slot n mod S.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class CacheSlots:
+    """Which slots of the cache the current step reads, and how old each is.
+
+    Attributes:
+        lengths: (B,) tokens of each row since its reset, the current one included.
+        capacity: S, slots of the ring.
+        prefix: P, slots 0 to P - 1 are read; the others are empty in every row.
+        full: every slot of the prefix holds a token in every row.
+    """
+
+    def __init__(self, lengths: Tensor, capacity: int, prefix: int, full: bool, newest: int | None) -> None:
+        self.lengths, self.capacity, self.prefix, self.full = lengths, capacity, prefix, full
+        self._newest = newest
+
+    @property
+    def newest(self) -> int | None:
+        """The slot of the current token where it is one slot for all rows, else None."""
+        return self._newest
+
+    @cached_property
+    def newest_per_row(self) -> Tensor:
+        """(B,) slot of the current token."""
+        return (self.lengths - 1) % self.capacity
+
+    @cached_property
+    def ages(self) -> Tensor:
+        """(B, P) int64: steps since each slot was written, 0 for the current token, -1 for a slot that holds nothing."""
+        slot = torch.arange(self.prefix, device=self.lengths.device)
+        age = (self.newest_per_row.unsqueeze(1) - slot) % self.capacity
+        return torch.where(age < self.lengths.unsqueeze(1), age, -1)
+
+
+class KVCache:
+    """Keys and values of N layers for B rows, written in place.
+
+    Args:
+        n_layers, batch_size, n_heads, slots, head_dim: N, B, H, S, D of the buffers (N, B, H, S, D).
+        device, dtype: where they are and of what kind.
+    """
+
+    def __init__(
+        self,
+        n_layers: int,
+        batch_size: int,
+        n_heads: int,
+        slots: int,
+        head_dim: int,
+        device: torch.device | str,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        shape = (n_layers, batch_size, n_heads, slots, head_dim)
+        self.keys = torch.zeros(shape, device=device, dtype=dtype)
+        self.values = torch.zeros(shape, device=device, dtype=dtype)
+        self.lengths = torch.zeros(batch_size, device=device, dtype=torch.int64)
+        # the same numbers on the host, so that no step waits for the device to learn how much of the ring is in use
+        self.host_lengths: NDArray[np.int64] = np.zeros(batch_size, dtype=np.int64)
+
+    @property
+    def batch_size(self) -> int:
+        return self.keys.shape[1]
+
+    @property
+    def capacity(self) -> int:
+        """S."""
+        return self.keys.shape[3]
+
+    def advance(self) -> CacheSlots:
+        """Make room for one more token in every row; each layer then calls `write`."""
+        self.host_lengths += 1
+        self.lengths += 1
+        shortest, longest = int(self.host_lengths.min()), int(self.host_lengths.max())
+        prefix = min(longest, self.capacity)
+        newest = (self.host_lengths - 1) % self.capacity
+        same = int(newest[0]) if (newest == newest[0]).all() else None
+        return CacheSlots(self.lengths.clone(), self.capacity, prefix, shortest >= prefix, same)
+
+    def write(self, layer: int, k: Tensor, v: Tensor, slots: CacheSlots) -> tuple[Tensor, Tensor]:
+        """Put the current token's k and v (B, H, 1, D) in their slots.
+
+        Returns:
+            All keys and values of the layer up to the prefix: (B, H, P, D) views.
+        """
+        for buffer, new in ((self.keys[layer], k), (self.values[layer], v)):
+            new = new.detach().to(buffer.dtype).squeeze(2)
+            if slots.newest is not None:
+                buffer[:, :, slots.newest] = new
+            else:
+                rows = torch.arange(self.batch_size, device=buffer.device)
+                buffer[rows, :, slots.newest_per_row] = new
+        return self.keys[layer, :, :, : slots.prefix], self.values[layer, :, :, : slots.prefix]
+
+    def reset(self, dones: NDArray[np.bool_] | Tensor) -> None:
+        """Forget everything in the rows where ``dones`` (B,) is True. Other rows are not touched."""
+        host = dones.detach().cpu().numpy() if isinstance(dones, Tensor) else np.asarray(dones)
+        host = host.astype(bool)
+        if host.shape != (self.batch_size,):
+            raise ValueError(f"dones must have shape ({self.batch_size},), got {host.shape}")
+        if not host.any():
+            return
+        self.host_lengths[host] = 0
+        self.lengths.masked_fill_(torch.from_numpy(host).to(self.lengths.device), 0)
+
+    def slice(self, start: int, stop: int) -> KVCache:
+        """Rows ``start`` to ``stop`` - 1 as a cache that shares our storage: what is written to one is in the other."""
+        if not 0 <= start < stop <= self.batch_size:
+            raise ValueError(f"rows {start}:{stop} are not within a batch of {self.batch_size}")
+        view = object.__new__(KVCache)
+        view.keys, view.values = self.keys[:, start:stop], self.values[:, start:stop]
+        view.lengths, view.host_lengths = self.lengths[start:stop], self.host_lengths[start:stop]
+        return view

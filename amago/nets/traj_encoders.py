@@ -1,0 +1,294 @@
+"""Sequence models: e_0..e_T -> s_0..s_T, causally; whole sequences to train on, one step at a time to act."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import gin
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from amago.nets import transformer
+from amago.nets.ff import FFBlock, Normalization
+from amago.nets.kv_cache import KVCache
+from amago.nets.utils import activation_switch, autocast_dtype, check_dropout, check_positive
+
+Dones = NDArray[np.bool_] | Tensor
+
+
+class TrajEncoder(nn.Module, ABC):
+    """Base of all sequence models. A subclass writes `emb_dim` and `forward`, and, if it remembers anything, the methods about
+    hidden states; those of this class are for models without memory.
+
+    Args:
+        tstep_dim: D, width of the input.
+        max_seq_len: length of the context, in transitions (training sequences have one more observation).
+    """
+
+    def __init__(self, tstep_dim: int, max_seq_len: int) -> None:
+        super().__init__()
+        check_positive(tstep_dim=tstep_dim, max_seq_len=max_seq_len)
+        self.tstep_dim = tstep_dim
+        self.max_seq_len = max_seq_len
+
+    @property
+    @abstractmethod
+    def emb_dim(self) -> int:
+        """E, width of the output."""
+
+    @abstractmethod
+    def forward(
+        self, seq: Tensor, time_idxs: Tensor, hidden_state: Any = None, log_dict: dict[str, Any] | None = None
+    ) -> tuple[Tensor, Any]:
+        """Map a sequence.
+
+        Args:
+            seq: (B, L, D).
+            time_idxs: (B, L, 1) int64, index of each step in its episode.
+            hidden_state: None: ``seq`` is whole, to be trained on. Otherwise what `init_hidden_state` or the last call gave:
+                ``seq`` continues from there. Hidden states are for acting, no gradient flows through them, and they may be
+                updated in place.
+            log_dict: to put metrics in, if given.
+
+        Returns:
+            (B, L, E), and the next hidden state.
+        """
+
+    def init_hidden_state(self, batch_size: int, device: torch.device | str) -> Any:
+        """The state of ``batch_size`` actors that have seen nothing; None where there is no memory."""
+        return None
+
+    def reset_hidden_state(self, hidden_state: Any, dones: Dones) -> Any:
+        """Make those rows new where ``dones`` (B,) is True; works in place where it can. Other rows stay as they are."""
+        return hidden_state
+
+    def slice_hidden_state(self, hidden_state: Any, start: int, stop: int) -> Any:
+        """Rows ``start`` to ``stop`` - 1, sharing storage: acting with either is seen by both."""
+        if hidden_state is None:
+            return None
+        raise NotImplementedError(f"{type(self).__name__} does not say how to slice its hidden state")
+
+    def _check_input(self, seq: Tensor, time_idxs: Tensor) -> None:
+        B, L = seq.shape[:2]
+        if seq.ndim != 3 or seq.shape[-1] != self.tstep_dim:
+            raise ValueError(f"seq must be (batch, length, {self.tstep_dim}), got shape {tuple(seq.shape)}")
+        if time_idxs.shape != (B, L, 1):
+            raise ValueError(f"time_idxs must be ({B}, {L}, 1) for this seq, got shape {tuple(time_idxs.shape)}")
+
+
+@gin.configurable
+class FFTrajEncoder(TrajEncoder):
+    """Residual feed-forward blocks on each timestep alone: no memory.
+
+    Args:
+        d_model: width; d_ff: inner width of a block, 4 x d_model if None.
+        n_layers: number of blocks.
+        dropout, activation, norm: as named.
+    """
+
+    def __init__(
+        self,
+        tstep_dim: int,
+        max_seq_len: int,
+        d_model: int = 256,
+        d_ff: int | None = None,
+        n_layers: int = 1,
+        dropout: float = 0.0,
+        activation: str = "leaky_relu",
+        norm: str = "layer",
+    ) -> None:
+        super().__init__(tstep_dim, max_seq_len)
+        check_positive(d_model=d_model, n_layers=n_layers)
+        check_dropout(dropout=dropout)
+        d_ff = 4 * d_model if d_ff is None else d_ff
+        self.traj_emb = nn.Linear(tstep_dim, d_model)
+        self.traj_blocks = nn.ModuleList(FFBlock(d_model, d_ff, dropout, activation) for _ in range(n_layers))
+        self.traj_last = nn.Linear(d_model, d_model)
+        self.out_norm = Normalization(norm, d_model)
+        self.dropout = nn.Dropout(dropout)
+        self.activation = activation_switch(activation)
+        self._emb_dim = d_model
+
+    @property
+    def emb_dim(self) -> int:
+        return self._emb_dim
+
+    def forward(
+        self, seq: Tensor, time_idxs: Tensor, hidden_state: Any = None, log_dict: dict[str, Any] | None = None
+    ) -> tuple[Tensor, Any]:
+        self._check_input(seq, time_idxs)
+        x = self.dropout(self.activation(self.traj_emb(seq)))
+        for block in self.traj_blocks:
+            x = block(x)
+        return self.out_norm(self.traj_last(x)), hidden_state
+
+
+@gin.configurable
+class GRUTrajEncoder(TrajEncoder):
+    """A GRU. Its hidden state is a tensor (n_layers, B, d_hidden).
+
+    Args:
+        d_hidden, n_layers: of the GRU.
+        d_output: width after a linear layer.
+        norm: of the output, by name.
+    """
+
+    def __init__(
+        self,
+        tstep_dim: int,
+        max_seq_len: int,
+        d_hidden: int = 256,
+        n_layers: int = 2,
+        d_output: int = 256,
+        norm: str = "layer",
+    ) -> None:
+        super().__init__(tstep_dim, max_seq_len)
+        check_positive(d_hidden=d_hidden, n_layers=n_layers, d_output=d_output)
+        self.rnn = nn.GRU(tstep_dim, d_hidden, num_layers=n_layers, batch_first=True)
+        self.out = nn.Linear(d_hidden, d_output)
+        self.out_norm = Normalization(norm, d_output)
+        self._emb_dim = d_output
+
+    @property
+    def emb_dim(self) -> int:
+        return self._emb_dim
+
+    def init_hidden_state(self, batch_size: int, device: torch.device | str) -> Tensor:
+        check_positive(batch_size=batch_size)
+        dtype = self.out.weight.dtype
+        return torch.zeros((self.rnn.num_layers, batch_size, self.rnn.hidden_size), device=device, dtype=dtype)
+
+    def reset_hidden_state(self, hidden_state: Tensor, dones: Dones) -> Tensor:
+        rows = torch.as_tensor(dones, device=hidden_state.device).to(torch.bool)
+        if rows.shape != hidden_state.shape[1:2]:
+            raise ValueError(f"dones must have shape ({hidden_state.shape[1]},), got {tuple(rows.shape)}")
+        return hidden_state.masked_fill_(rows[None, :, None], 0.0)
+
+    def slice_hidden_state(self, hidden_state: Tensor, start: int, stop: int) -> Tensor:
+        if not 0 <= start < stop <= hidden_state.shape[1]:
+            raise ValueError(f"rows {start}:{stop} are not within a batch of {hidden_state.shape[1]}")
+        return hidden_state[:, start:stop]
+
+    def forward(
+        self, seq: Tensor, time_idxs: Tensor, hidden_state: Tensor | None = None, log_dict: dict[str, Any] | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        self._check_input(seq, time_idxs)
+        if hidden_state is None:
+            x, _ = self.rnn(seq)
+        else:
+            _check_batch(seq.shape[0], hidden_state.shape[1])
+            x, new = self.rnn(seq, hidden_state.clone())  # the graph must not see the write below
+            hidden_state.detach().copy_(new.detach())
+        return self.out_norm(self.out(x)), hidden_state
+
+
+@gin.configurable
+class TformerTrajEncoder(TrajEncoder):
+    """A causal transformer. Its hidden state is a `amago.nets.kv_cache.KVCache` of max_seq_len + 1 slots.
+
+    Once an episode is longer than the cache, each layer attends to the last max_seq_len + 1 tokens.
+
+    Args:
+        d_model, n_heads, d_ff, n_layers: sizes; d_model divides by n_heads.
+        dropout_ff, dropout_emb, dropout_attn, dropout_qkv: on the feed-forward output, the embedded input, the
+            attention weights, and queries, keys and values.
+        activation, norm: by name.
+        pos_emb: "fixed", "learned" or "rope", of the time index.
+        causal: False lets tokens see the future; such a model cannot act step by step.
+        sigma_reparam: reparametrise linear layers by their spectral norm.
+        normformer_norms: the extra norms of NormFormer.
+        head_scaling: a learned scale for each head.
+        attention_type: the kernel, a `amago.nets.transformer.SelfAttention`.
+    """
+
+    def __init__(
+        self,
+        tstep_dim: int,
+        max_seq_len: int,
+        d_model: int = 256,
+        n_heads: int = 8,
+        d_ff: int = 1024,
+        n_layers: int = 3,
+        dropout_ff: float = 0.05,
+        dropout_emb: float = 0.05,
+        dropout_attn: float = 0.00,
+        dropout_qkv: float = 0.00,
+        activation: str = "leaky_relu",
+        norm: str = "layer",
+        pos_emb: str = "fixed",
+        causal: bool = True,
+        sigma_reparam: bool = True,
+        normformer_norms: bool = True,
+        head_scaling: bool = True,
+        attention_type: type[transformer.SelfAttention] = transformer.ScaledDotProductAttention,
+    ) -> None:
+        super().__init__(tstep_dim, max_seq_len)
+        check_positive(d_model=d_model, n_heads=n_heads, d_ff=d_ff, n_layers=n_layers)
+        check_dropout(dropout_attn=dropout_attn)
+        self.causal = causal
+
+        def make_layer() -> transformer.TransformerLayer:
+            attention_layer = transformer.AttentionLayer(
+                attention_type(causal=causal, dropout=dropout_attn),
+                d_model=d_model,
+                n_heads=n_heads,
+                dropout_qkv=dropout_qkv,
+                head_scaling=head_scaling,
+                sigma_reparam=sigma_reparam,
+            )
+            return transformer.TransformerLayer(
+                attention_layer,
+                d_model=d_model,
+                d_ff=d_ff,
+                dropout_ff=dropout_ff,
+                activation=activation,
+                norm=norm,
+                sigma_reparam=sigma_reparam,
+                normformer_norms=normformer_norms,
+            )
+
+        layers = [make_layer() for _ in range(n_layers)]
+        self.tformer = transformer.Transformer(tstep_dim, d_model, layers, dropout_emb=dropout_emb, norm=norm, pos_emb=pos_emb)
+        self._emb_dim = d_model
+
+    @property
+    def emb_dim(self) -> int:
+        return self._emb_dim
+
+    def init_hidden_state(self, batch_size: int, device: torch.device | str, dtype: torch.dtype | None = None) -> KVCache:
+        """An empty cache. ``dtype`` None: what the model computes in (autocast's dtype where that is on, else the weights')."""
+        check_positive(batch_size=batch_size)
+        if not self.causal:
+            raise ValueError("causal=False: a model whose tokens see the future cannot act step by step")
+        if dtype is None:
+            dtype = autocast_dtype(torch.device(device)) or self.tformer.inp.weight.dtype
+        tformer = self.tformer
+        return KVCache(
+            len(tformer.layers), batch_size, tformer.n_heads, self.max_seq_len + 1, tformer.head_dim, device=device, dtype=dtype
+        )
+
+    def reset_hidden_state(self, hidden_state: KVCache, dones: Dones) -> KVCache:
+        hidden_state.reset(dones)
+        return hidden_state
+
+    def slice_hidden_state(self, hidden_state: KVCache, start: int, stop: int) -> KVCache:
+        return hidden_state.slice(start, stop)
+
+    def forward(
+        self, seq: Tensor, time_idxs: Tensor, hidden_state: KVCache | None = None, log_dict: dict[str, Any] | None = None
+    ) -> tuple[Tensor, KVCache | None]:
+        self._check_input(seq, time_idxs)
+        times = time_idxs.squeeze(-1)
+        if hidden_state is None:
+            return self.tformer(seq, times), None
+        _check_batch(seq.shape[0], hidden_state.batch_size)
+        steps = [self.tformer(seq[:, i : i + 1], times[:, i : i + 1], hidden_state) for i in range(seq.shape[1])]
+        return (steps[0] if len(steps) == 1 else torch.cat(steps, dim=1)), hidden_state
+
+
+def _check_batch(batch: int, rows: int) -> None:
+    if batch != rows:
+        raise ValueError(f"hidden_state has {rows} rows, but seq has a batch of {batch}")

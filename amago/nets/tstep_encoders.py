@@ -1,0 +1,208 @@
+"""Timestep encoders: (observation, [reward, previous action]) -> one vector, each step on its own."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import gin
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from amago.nets import cnn
+from amago.nets.ff import MLP, InputNorm, Normalization
+from amago.nets.utils import activation_switch, check_positive
+from amago.ops import symlog
+
+
+class TstepEncoder(nn.Module, ABC):
+    """Base of all timestep encoders. A subclass writes `emb_dim` and `inner_forward`.
+
+    Args:
+        obs_space: the (flat) dict of observation boxes.
+        rl2_space: the space of [reward, previous action].
+    """
+
+    def __init__(self, obs_space: gym.spaces.Dict, rl2_space: gym.spaces.Box) -> None:
+        super().__init__()
+        self.obs_space = obs_space
+        self.rl2_space = rl2_space
+
+    @property
+    @abstractmethod
+    def emb_dim(self) -> int:
+        """D, the width of the output."""
+
+    @abstractmethod
+    def inner_forward(self, obs: dict[str, Tensor], rl2s: Tensor, log_dict: dict[str, Any] | None = None) -> Tensor:
+        """(B, L, ...) observations by key and (B, L, 1 + A) rl2s -> (B, L, D).
+
+        A subclass that keeps running statistics adds an argument ``mask``: (B, L, 1) bool, True where a timestep is real, or
+        None where all are.
+        """
+
+    def forward(
+        self, obs: dict[str, Tensor], rl2s: Tensor, log_dict: dict[str, Any] | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        """Embed; ``mask`` reaches `inner_forward` if that has an argument of the name."""
+        if _accepts_mask(self):
+            return self.inner_forward(obs, rl2s, log_dict=log_dict, mask=mask)  # type: ignore[call-arg]
+        return self.inner_forward(obs, rl2s, log_dict=log_dict)
+
+
+def _accepts_mask(encoder: TstepEncoder) -> bool:
+    cached = encoder.__dict__.get("_inner_forward_accepts_mask")
+    if cached is None:
+        parameters = inspect.signature(encoder.inner_forward).parameters.values()
+        cached = any(p.name == "mask" or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+        encoder.__dict__["_inner_forward_accepts_mask"] = cached
+    return bool(cached)
+
+
+def _space_shape(space: gym.Space[Any]) -> tuple[int, ...]:
+    if space.shape is None:
+        raise ValueError(f"observation space {space} has no shape")
+    return space.shape
+
+
+@gin.configurable
+class FFTstepEncoder(TstepEncoder):
+    """Flatten all arrays in alphabetical order of their keys, append rl2, normalise by running statistics, and an MLP.
+
+    Args:
+        n_layers, d_hidden, d_output, activation: of the MLP.
+        out_norm: "layer", "rmsnorm" or "none", at the end.
+        hide_rl2s: replace reward and previous action by zeros.
+        normalize_inputs: keep running statistics of the inputs (updated in training mode, before they are applied).
+        specify_obs_keys: use these observations only.
+
+    Raises:
+        ValueError: a specified key is not in ``obs_space``.
+    """
+
+    def __init__(
+        self,
+        obs_space: gym.spaces.Dict,
+        rl2_space: gym.spaces.Box,
+        n_layers: int = 2,
+        d_hidden: int = 512,
+        d_output: int = 256,
+        out_norm: str = "layer",
+        activation: str = "leaky_relu",
+        hide_rl2s: bool = False,
+        normalize_inputs: bool = True,
+        specify_obs_keys: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(obs_space, rl2_space)
+        known = sorted(obs_space.spaces)
+        if isinstance(specify_obs_keys, str):
+            specify_obs_keys = [specify_obs_keys]
+        missing = sorted(set(specify_obs_keys or ()) - set(known))
+        if missing:
+            raise ValueError(f"specify_obs_keys={list(specify_obs_keys or ())}: {missing} not among the observations {known}")
+        self.obs_keys = known if specify_obs_keys is None else sorted(set(specify_obs_keys))
+        self.hide_rl2s = hide_rl2s
+        d_inp = sum(int(np.prod(_space_shape(obs_space[k]))) for k in self.obs_keys) + _space_shape(rl2_space)[-1]
+        self.in_norm = InputNorm(d_inp) if normalize_inputs else None
+        self.base = MLP(d_inp, d_hidden, n_layers, d_output, activation=activation)
+        self.out_norm = Normalization(out_norm, d_output)
+        self._emb_dim = d_output
+
+    @property
+    def emb_dim(self) -> int:
+        return self._emb_dim
+
+    def inner_forward(
+        self,
+        obs: dict[str, Tensor],
+        rl2s: Tensor,
+        log_dict: dict[str, Any] | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        rl2s = torch.zeros_like(rl2s) if self.hide_rl2s else rl2s
+        x = torch.cat([*(obs[k].flatten(2).float() for k in self.obs_keys), rl2s.float()], dim=-1)
+        if self.in_norm is not None:
+            x = self.in_norm(x, mask)
+        return self.out_norm(self.base(x.to(self.base.in_layer.weight.dtype)))
+
+
+@gin.configurable
+class CNNTstepEncoder(TstepEncoder):
+    """One image through a CNN, merged with symlog([reward, previous action]).
+
+    Args:
+        cnn_type: a `amago.nets.cnn.CNN`.
+        channels_first: the image is (C, H, W), not (H, W, C).
+        img_features, rl2_features: widths of the two halves before they are merged.
+        d_output: width of the output.
+        out_norm: "layer", "rmsnorm" or "none", at the end.
+        activation: by name, of the CNN and between the linear layers.
+        skip_rl2_norm: no symlog on rl2.
+        hide_rl2s: replace reward and previous action by zeros.
+        drqv2_aug: in training mode, shift the images of three quarters of the batch by up to 4 pixels.
+        obs_key: which observation is the image.
+
+    Pixels run from 0 to 255; a float image whose space ends at 1 is scaled up first.
+
+    Raises:
+        ValueError: ``obs_key`` is not in ``obs_space``, or is no image.
+    """
+
+    def __init__(
+        self,
+        obs_space: gym.spaces.Dict,
+        rl2_space: gym.spaces.Box,
+        cnn_type: type[cnn.CNN] = cnn.NatureishCNN,
+        channels_first: bool = False,
+        img_features: int = 256,
+        rl2_features: int = 12,
+        d_output: int = 256,
+        out_norm: str = "layer",
+        activation: str = "leaky_relu",
+        skip_rl2_norm: bool = False,
+        hide_rl2s: bool = False,
+        drqv2_aug: bool = False,
+        obs_key: str = "observation",
+    ) -> None:
+        super().__init__(obs_space, rl2_space)
+        check_positive(img_features=img_features, rl2_features=rl2_features, d_output=d_output)
+        if obs_key not in obs_space.spaces:
+            raise ValueError(f"obs_key={obs_key!r} is not among the observations {sorted(obs_space.spaces)}")
+        space = obs_space[obs_key]
+        shape = _space_shape(space)
+        if len(shape) != 3:
+            raise ValueError(f"obs_key={obs_key!r} has shape {shape}: an image has three dimensions")
+        unit = isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating) and float(space.high.max()) <= 1.0
+        self._pixel_scale = 255.0 if unit else 1.0
+        self.obs_key, self.skip_rl2_norm, self.hide_rl2s = obs_key, skip_rl2_norm, hide_rl2s
+        self.data_aug = cnn.DrQv2Aug(4, channels_first=channels_first) if drqv2_aug else None
+        self.cnn = cnn_type(shape, channels_first=channels_first, activation=activation)
+        with torch.no_grad():
+            d_cnn = self.cnn(self.cnn.blank_img).shape[-1]
+        self.img_features = nn.Linear(d_cnn, img_features)
+        self.rl2_features = nn.Linear(_space_shape(rl2_space)[-1], rl2_features)
+        self.merge = nn.Linear(img_features + rl2_features, d_output)
+        self.out_norm = Normalization(out_norm, d_output)
+        self.activation = activation_switch(activation)
+        self._emb_dim = d_output
+
+    @property
+    def emb_dim(self) -> int:
+        return self._emb_dim
+
+    def inner_forward(self, obs: dict[str, Tensor], rl2s: Tensor, log_dict: dict[str, Any] | None = None) -> Tensor:
+        img = obs[self.obs_key]
+        if self.data_aug is not None:
+            img = self.data_aug(img)
+        if self._pixel_scale != 1.0:
+            img = img * self._pixel_scale
+        rl2s = torch.zeros_like(rl2s) if self.hide_rl2s else rl2s
+        rl2s = rl2s if self.skip_rl2_norm else symlog(rl2s)
+        img_features = self.img_features(self.cnn(img))
+        rl2_features = self.rl2_features(rl2s.to(self.rl2_features.weight.dtype))
+        merged = torch.cat((img_features, rl2_features), dim=-1)
+        return self.out_norm(self.merge(self.activation(merged)))

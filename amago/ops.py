@@ -1,0 +1,98 @@
+"""Pure tensor functions, each tested alone.
+
+Shape letters everywhere in the project: B sequences, L transitions, K sampled actions, C critics, G discounts, A action width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def symlog(x: Tensor) -> Tensor:
+    """sign(x) log(1 + |x|) (Hafner et al. 2023, arXiv 2301.04104)."""
+    return torch.sign(x) * torch.log1p(torch.abs(x))
+
+
+def symexp(x: Tensor) -> Tensor:
+    """The inverse of `symlog`."""
+    return torch.sign(x) * torch.expm1(torch.abs(x))
+
+
+def gamma_feature(gammas: Tensor) -> Tensor:
+    """h(gamma) = symlog(1 / clamp(1 - gamma, 1e-6, 1)): the horizon of a discount, as critics read it."""
+    return symlog(1.0 / (1.0 - gammas).clamp(1e-6, 1.0))
+
+
+def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+    """Mean of ``x`` where ``mask`` (broadcast against it) is True; 0 where nothing is.
+
+    A non-finite value outside the mask does not reach the result.
+    """
+    mask = mask.expand_as(x)
+    total = torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device)).sum()
+    return total / mask.sum().clamp(min=1)
+
+
+def masked_std(x: Tensor, mask: Tensor) -> Tensor:
+    """Population standard deviation of ``x`` where ``mask`` is True."""
+    mean = masked_mean(x, mask)
+    return masked_mean((x - mean) ** 2, mask).sqrt()
+
+
+def n_step_return(rews: Tensor, dones: Tensor, next_values: Tensor, gammas: Tensor, mask: Tensor, n: int = 1) -> Tensor:
+    """n-step TD targets.
+
+    y_t = r_t + gamma r_{t+1} + ... + gamma^m V_{t+m}, where m is n, or less where the rollout terminates (nothing is
+    bootstrapped then) or the real data end (V of the last real observation is).
+
+    Args:
+        rews, dones: (B, L, ...), reward and termination of step t.
+        next_values: (B, L, ...), value of the state *after* step t.
+        gammas: broadcast against the trailing dimensions, (G, 1) in the agents.
+        mask: (B, L, ...) bool or 0/1, True where step t is real (padding only on the right).
+        n: number of rewards, at least 1.
+
+    Returns:
+        (B, L, ...) targets; those where ``mask`` is False mean nothing.
+    """
+    if n < 1:
+        raise ValueError(f"n must be at least 1, got n={n}")
+    discount = gammas * (1.0 - dones.to(rews.dtype))
+    target = rews + discount * next_values
+    next_is_real = mask[:, 1:].to(torch.bool)
+    for _ in range(n - 1):
+        ahead = torch.where(next_is_real, target[:, 1:], next_values[:, :-1])
+        ahead = torch.cat((ahead, next_values[:, -1:]), dim=1)
+        target = rews + discount * ahead
+    return target
+
+
+def binary_filter(adv: Tensor, threshold: float = 0.0) -> Tensor:
+    """1 where the advantage is above ``threshold``, else 0 (Wang et al. 2020, arXiv 2006.15134)."""
+    return (adv > threshold).to(adv.dtype)
+
+
+def exp_filter(
+    adv: Tensor, beta: float = 1.0, clip_weights_low: float | None = None, clip_weights_high: float | None = None
+) -> Tensor:
+    """exp(beta x advantage), kept in [clip_weights_low, clip_weights_high] (Peng et al. 2019, arXiv 1910.00177)."""
+    weights = torch.exp(beta * adv)
+    if clip_weights_low is not None or clip_weights_high is not None:
+        weights = weights.clamp(clip_weights_low, clip_weights_high)
+    return weights
+
+
+@torch.no_grad()
+def ema_update(target: torch.nn.Module, source: torch.nn.Module, tau: float) -> None:
+    """target <- (1 - tau) target + tau source, for parameters; buffers are copied."""
+    torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), tau)
+    for t, s in zip(target.buffers(), source.buffers(), strict=True):
+        t.copy_(s)
+
+
+def global_norm(tensors: list[Tensor]) -> Tensor:
+    """The 2-norm of all tensors together."""
+    if not tensors:
+        return torch.zeros(())
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))

@@ -1,0 +1,147 @@
+"""Pictures of training runs, as files. Reads what a run left on disk; knows nothing of how it was made."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+# Okabe and Ito's palette: told apart by readers with any colour vision, darkest first
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+MARKERS = "osD^vPX"
+
+_ROW_KEYS = ("epoch", "env_steps", "grad_steps", "wall_time", "section", "values")
+
+
+def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
+    """The rows of ``metrics.jsonl`` in ``run_dir``, in the order in which they were written.
+
+    A row is ``{"epoch", "env_steps", "grad_steps", "wall_time", "section", "values": {name: number}}``. The last line may have
+    been cut by a process that was killed while writing, or is still writing: it is left out. A line that cannot be read before
+    the last is left out with a warning (a run that was killed and resumed may have one).
+
+    Raises:
+        FileNotFoundError: there is no ``metrics.jsonl``; the message names the directory.
+        ValueError: a line is whole but no row; the message gives file, line and what is missing.
+    """
+    path = Path(run_dir) / "metrics.jsonl"
+    if not path.is_file():
+        raise FileNotFoundError(f"no metrics.jsonl in {str(run_dir)!r}: is that the directory of a run?")
+    lines = path.read_bytes().split(b"\n")
+    numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    rows = []
+    for number, line in numbered:
+        try:
+            row = json.loads(line)
+        except ValueError:  # of which UnicodeDecodeError is one: a cut can fall inside a character
+            if number != numbered[-1][0]:
+                warnings.warn(f"{path}:{number}: unreadable line left out: {line[:60]!r}", stacklevel=2)
+            continue
+        rows.append(_check_row(row, f"{path}:{number}"))
+    return rows
+
+
+def _check_row(row: Any, where: str) -> dict[str, Any]:
+    if not isinstance(row, dict):
+        raise ValueError(f"{where}: a row must be an object, got {row!r}")
+    missing = [key for key in _ROW_KEYS if key not in row]
+    if missing:
+        raise ValueError(f"{where}: the row lacks {', '.join(missing)}; it has {', '.join(row) or 'nothing'}")
+    if not isinstance(row["values"], dict):
+        raise ValueError(f"{where}: values must be an object {{name: number}}, got {row['values']!r}")
+    return row
+
+
+def plot_adaptation(
+    curves: Mapping[str, Sequence[tuple[int, float]]],
+    by_attempt: Mapping[str, Sequence[float]],
+    path: str | Path,
+    title: str = "Learning to adapt",
+) -> Path:
+    """Draw how agents learn over training, and how they adapt within a rollout, side by side, as a PNG.
+
+    One agent has one colour and one marker in both panels. No global state of matplotlib is touched and no display needed.
+
+    Args:
+        curves: {agent: [(environment steps, mean return per rollout), ...]}, points in any order; NaN leaves a gap.
+        by_attempt: {agent: [success rate in attempt 1, in attempt 2, ...]}, rates in [0, 1]; NaN leaves a gap.
+        path: where to write; missing directories are made. The format is PNG whatever the suffix.
+        title: above both panels.
+
+    Returns:
+        ``path``.
+
+    Raises:
+        ImportError: matplotlib is missing; the message names the extra to install.
+        ValueError: nothing to draw, an agent without points, or a rate outside [0, 1]; the message quotes it.
+    """
+    _check_data(curves, by_attempt)
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
+    except ImportError as err:
+        raise ImportError("plot_adaptation needs matplotlib: pip install 'amago[plots]'") from err
+
+    figure = Figure(figsize=(11.0, 4.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    agents = list(dict.fromkeys([*curves, *by_attempt]))
+    style = {
+        agent: {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i % len(MARKERS)], "markersize": 5, "linewidth": 2}
+        for i, agent in enumerate(agents)
+    }
+    handles: dict[str, Any] = {}
+    for agent, points in curves.items():
+        steps, returns = zip(*sorted(points, key=lambda point: point[0]))
+        sparse = max(1, len(steps) // 12)  # a marker on every point would hide a long curve
+        (handles[agent],) = left.plot(steps, returns, markevery=sparse, **style[agent])
+    for agent, rates in by_attempt.items():
+        (line,) = right.plot(range(1, len(rates) + 1), rates, **style[agent])
+        handles.setdefault(agent, line)
+
+    left.set(title="Learning", xlabel="environment steps", ylabel="mean return per rollout")
+    left.xaxis.set_major_formatter(EngFormatter(sep=""))
+    left.xaxis.set_major_locator(MaxNLocator(nbins=6))
+    right.set(title="Adaptation within a rollout", xlabel="attempt", ylabel="success rate", ylim=(-0.03, 1.03))
+    right.yaxis.set_major_formatter(PercentFormatter(xmax=1.0, decimals=0))
+    right.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12, min_n_ticks=1))
+    longest = max((len(rates) for rates in by_attempt.values()), default=1)
+    right.set_xlim(0.7, longest + 0.3)
+    for axes, data in ((left, curves), (right, by_attempt)):
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+        if not data:
+            axes.text(0.5, 0.5, "no data", transform=axes.transAxes, ha="center", va="center", color="0.5")
+    figure.suptitle(_plain(title), fontsize=14)
+    names = [_plain(agent) for agent in agents]
+    figure.legend([handles[a] for a in agents], names, loc="outside lower center", ncols=min(len(agents), 4), frameon=False)
+
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, format="png", dpi=150)
+    return path
+
+
+def _plain(text: str) -> str:
+    """Text that matplotlib shows as it is: no mathematics between dollars, no label hidden for its leading underscore."""
+    text = text.replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text
+
+
+def _check_data(curves: Mapping[str, Sequence[tuple[int, float]]], by_attempt: Mapping[str, Sequence[float]]) -> None:
+    if not curves and not by_attempt:
+        raise ValueError("nothing to draw: curves and by_attempt are both empty")
+    for name, data in (("curves", curves), ("by_attempt", by_attempt)):
+        for agent, values in data.items():
+            if len(values) == 0:
+                raise ValueError(f"{name}[{agent!r}] is empty: leave the agent out, or give it at least one value")
+    for agent, points in curves.items():
+        for point in points:
+            if len(point) != 2:
+                raise ValueError(f"curves[{agent!r}] must hold pairs (environment steps, mean return), got {point!r}")
+    for agent, rates in by_attempt.items():
+        for i, rate in enumerate(rates):
+            if not (math.isnan(rate) or 0.0 <= rate <= 1.0):
+                raise ValueError(f"by_attempt[{agent!r}][{i}] is a success rate and must be in [0, 1], got {rate!r}")

@@ -1,0 +1,239 @@
+"""A trained agent as a function from observations to actions that keeps its own memory."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from amago import checkpoint, config
+from amago.agent import BaseAgent
+from amago.spaces import action_spec, describe, from_description, rl2_space
+
+SPEC_FILE = "policy.json"
+
+
+def write_policy_spec(run_dir: Path, agent: BaseAgent) -> None:
+    """Write ``policy.json``: all that is needed to build the agent again except its weights."""
+    spec = {
+        "schema": 1,
+        "agent": _name(type(agent)),
+        "tstep_encoder": _name(type(agent.tstep_encoder)),
+        "traj_encoder": _name(type(agent.traj_encoder)),
+        "max_seq_len": agent.max_seq_len,
+        "observation_space": describe(agent.obs_space),
+        "action_space": describe(agent.action_space),
+        "bindings": {name: _encode(value) for name, value in config.bindings().items()},
+    }
+    checkpoint.atomic_write(run_dir / SPEC_FILE, lambda tmp: tmp.write_text(json.dumps(spec, indent=1)) and None)
+
+
+def _name(obj: Any) -> str:
+    return f"{obj.__module__}:{obj.__qualname__}"
+
+
+def _encode(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_encode(v) for v in value]
+    if isinstance(value, dict):
+        return {"@dict": [[_encode(k), _encode(v)] for k, v in value.items()]}
+    if hasattr(value, "__qualname__") and hasattr(value, "__module__"):
+        return {"@name": _name(value)}
+    return {"@unknown": repr(value)}
+
+
+def _decode(value: Any, modules: Sequence[str]) -> Any:
+    if isinstance(value, list):
+        return [_decode(v, modules) for v in value]
+    if isinstance(value, dict):
+        if "@name" in value:
+            return _resolve(value["@name"], modules)
+        if "@dict" in value:
+            return {_decode(k, modules): _decode(v, modules) for k, v in value["@dict"]}
+        raise ValueError(f"the policy was configured with {value.get('@unknown')}, which cannot be written to a file")
+    return value
+
+
+def _resolve(name: str, modules: Sequence[str]) -> Any:
+    """The object called "module:qualified.name", from amago, a module imported already, or one that the caller allows."""
+    module, _, path = name.partition(":")
+    if module not in sys.modules:
+        if module.split(".")[0] not in ("amago", *(m.split(".")[0] for m in modules)):
+            raise ValueError(
+                f"the policy uses {name}; import that module first, or allow it: load_policy(..., modules=[{module!r}])"
+            )
+        importlib.import_module(module)
+    found: Any = sys.modules[module]
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def build_agent(run_dir: Path, modules: Sequence[str] = ()) -> BaseAgent:
+    """The agent that ``policy.json`` describes, untrained.
+
+    Bindings of classes that take no part in a policy (environments, exploration, the experiment) are left out.
+    """
+    path = run_dir / SPEC_FILE
+    if not path.is_file():
+        raise checkpoint.CheckpointError(f"{run_dir} is no run directory: it has no {SPEC_FILE}")
+    spec = json.loads(path.read_text())
+    types = [_resolve(spec[k], modules) for k in ("agent", "tstep_encoder", "traj_encoder")]
+    relevant = {}
+    for name, value in spec["bindings"].items():
+        try:
+            relevant[name] = _decode(value, modules)
+        except (ValueError, AttributeError, ImportError):
+            if config.is_registered(name.rpartition(".")[0]):
+                raise
+    relevant = {k: v for k, v in relevant.items() if config.is_registered(k.rpartition(".")[0])}
+    obs, act = from_description(spec["observation_space"]), from_description(spec["action_space"])
+    with config.temporary(relevant):
+        return types[0](  # type: ignore[no-any-return]
+            obs_space=obs,
+            rl2_space=rl2_space(action_spec(act)),
+            action_space=act,
+            max_seq_len=spec["max_seq_len"],
+            tstep_encoder_type=types[1],
+            traj_encoder_type=types[2],
+        )
+
+
+def find_run(path: str | Path) -> tuple[Path, Path]:
+    """(run directory, weights) for a run directory, a weight file or a training state inside one.
+
+    A run directory stands for its latest weights, else those of its newest training state.
+    """
+    path = Path(path).expanduser()
+    run_dir = next((p for p in (path, *path.parents) if (p / SPEC_FILE).is_file()), None)
+    if run_dir is None:
+        raise checkpoint.CheckpointError(f"{path} is neither a run directory nor inside one (no {SPEC_FILE} there or above)")
+    if path.is_file():
+        return run_dir, path
+    if (path / "model.safetensors").is_file():
+        checkpoint.verify(path)
+        return run_dir, path / "model.safetensors"
+    latest = run_dir / "ckpts" / "latest" / "policy.pt"
+    if latest.is_file():
+        return run_dir, latest
+    newest = checkpoint.newest_complete(run_dir / "ckpts" / "training_states", run_dir.name)
+    if newest is None:
+        raise checkpoint.CheckpointError(f"{run_dir} holds no weights yet: neither {latest} nor a training state")
+    return run_dir, newest / "model.safetensors"
+
+
+class Policy:
+    """Acts with memory, one environment or several side by side. Made by `load_policy`.
+
+    Args:
+        agent: the trained agent.
+        num_envs: None for one environment without a batch dimension, else the number of rows of every argument.
+        sample: draw from the policy; else take its mode.
+        device: where to compute.
+    """
+
+    def __init__(self, agent: BaseAgent, num_envs: int | None, sample: bool, device: torch.device | str):
+        self.agent = agent.to(device).eval()
+        self.num_envs, self.sample, self.device = num_envs, sample, torch.device(device)
+        self.action_space, self.observation_space = agent.action_space, agent.obs_space
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything: the next observations begin new rollouts."""
+        n = self.num_envs or 1
+        self._memory = self.agent.init_hidden_state(n, self.device)
+        self._prev = np.zeros((n, self.agent.action_spec.dim), dtype=np.float32)
+        self._time = np.zeros((n, 1), dtype=np.int64)
+
+    def act(self, obs: Any, reward: ArrayLike | None = None, done: ArrayLike | None = None) -> Any:
+        """The action for an observation.
+
+        Args:
+            obs: as `AMAGOEnv` gives it, a dict of arrays; a plain array where there is one key.
+            reward: what the last action earned; leave out (or None) at the first step.
+            done: True where ``obs`` is the first of a new rollout; memory, time and reward begin anew there.
+
+        Returns:
+            an action of the environment's own action space (with a leading dimension if ``num_envs`` was given).
+
+        Raises:
+            ValueError: an observation key is missing or unknown, or has the wrong shape.
+        """
+        n = self.num_envs or 1
+        arrays = self._check(obs)
+        rewards = np.zeros((n, 1), np.float32) if reward is None else np.asarray(reward, np.float32).reshape(n, 1).copy()
+        dones = np.zeros(n, bool) if done is None else np.asarray(done, bool).reshape(n)
+        if dones.any():
+            self._memory = self.agent.reset_hidden_state(self._memory, dones)
+            self._prev[dones], self._time[dones], rewards[dones] = 0.0, 0, 0.0
+        rl2s = np.concatenate((rewards, self._prev), axis=1)
+        stored, self._memory = self.agent.get_actions(
+            {k: self._tensor(v) for k, v in arrays.items()},
+            self._tensor(rl2s),
+            self._tensor(self._time),
+            self._memory,
+            self.sample,
+        )
+        actions = stored.cpu().numpy()
+        self._prev = self.agent.action_spec.to_vector(actions)
+        self._time += 1
+        return self.agent.action_spec.to_env(actions if self.num_envs else actions[0])
+
+    def _tensor(self, array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array.copy()).to(self.device)
+
+    def _check(self, obs: Any) -> dict[str, NDArray[Any]]:
+        spaces = self.observation_space.spaces
+        if not isinstance(obs, dict):
+            if len(spaces) != 1:
+                raise ValueError(f"obs must be a dict with keys {sorted(spaces)}, got {type(obs).__name__}")
+            obs = {next(iter(spaces)): obs}
+        if obs.keys() != spaces.keys():
+            raise ValueError(f"obs has keys {sorted(obs)}, the policy was trained with {sorted(spaces)}")
+        out = {}
+        for key, space in spaces.items():
+            array = np.asarray(obs[key], dtype=space.dtype)
+            array = array if self.num_envs else array[None]
+            want = (self.num_envs or 1, *(space.shape or ()))
+            if array.shape != want:
+                raise ValueError(
+                    f"obs[{key!r}] has shape {array.shape[0 if self.num_envs else 1 :]}, it must be {want[0 if self.num_envs else 1 :]}"
+                )
+            out[key] = array
+        return out
+
+
+def load_policy(
+    path: str | Path,
+    device: torch.device | str = "cpu",
+    num_envs: int | None = None,
+    sample: bool = True,
+    modules: Sequence[str] = (),
+) -> Policy:
+    """Load a trained agent that acts, without its environment, gin settings or loggers.
+
+    Args:
+        path: a run directory (its latest weights), a training state, or a file in ``ckpts/policy_weights``.
+        device: where to compute.
+        num_envs: environments side by side; None: one, without a batch dimension.
+        sample: draw actions from the policy; else take its mode.
+        modules: packages of your own that the agent's classes come from, which may be imported by name.
+
+    Raises:
+        CheckpointError: no such run, or damaged weights.
+        ValueError: the agent uses classes of a module that is neither imported nor allowed.
+    """
+    run_dir, weights = find_run(path)
+    agent = build_agent(run_dir, modules)
+    agent.load_state_dict(checkpoint.load_weights(weights))
+    return Policy(agent, num_envs, sample, device)

@@ -1,0 +1,144 @@
+"""The settings of an `Experiment`: every field, what it means, and its default."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from amago.agent import BaseAgent
+from amago.envs import AMAGOEnv
+from amago.envs.exploration import EpsilonGreedy, ExplorationWrapper
+from amago.loading import RLDataset
+from amago.nets.traj_encoders import TrajEncoder
+from amago.nets.tstep_encoders import TstepEncoder
+
+EnvMaker = Callable[[], AMAGOEnv]
+REQUIRED: Any = object()
+
+
+@dataclass
+class ExperimentSettings:
+    """The fields of `amago.Experiment`. All may be changed until ``start()``; their defaults by gin (``Experiment.NAME``).
+
+    Args:
+        run_name: name of the run; its files lie in ``ckpt_base_dir/run_name``.
+        ckpt_base_dir: directory of all runs.
+        max_seq_len: transitions in a training sequence, and steps of memory when acting.
+        dataset: where training sequences come from. Instead of it, ``dset_root`` and ``dset_name`` (and ``dset_max_size``)
+            make a `DiskTrajDataset`.
+        tstep_encoder_type, traj_encoder_type, agent_type: classes, built with their (gin) defaults.
+        val_timesteps_per_epoch: steps of each actor in an evaluation; long enough for at least one rollout to end.
+        make_train_env, make_val_env: a function that returns an `AMAGOEnv`, or a list with one for each actor.
+
+        parallel_actors: environments stepped side by side.
+        env_mode: "async" (worker processes), "sync" (this process), or "already_vectorized" (one batched environment).
+        async_env_mp_context: how worker processes start: None (our default, "forkserver"), "fork", "spawn" or "forkserver".
+        exploration_wrapper_type: wraps training environments; None explores only by sampling from the policy.
+        sample_actions: evaluation draws from the policy; else it takes the policy's mode.
+        sample_actions_train: the same for collection.
+        force_reset_train_envs_every: reset all training environments every so many epochs.
+        env_workers: worker processes of "async"; default: the cores. 1 gives exactly what "sync" gives.
+        env_step_timeout: seconds after which a step counts as hung, and its worker is replaced.
+        max_env_restarts: replaced environments an hour before the run gives up.
+
+        log_to_wandb, wandb_project, wandb_entity, wandb_group_name: Weights & Biases (defaults from the variables
+            AMAGO_WANDB_PROJECT and AMAGO_WANDB_ENTITY).
+        log_to_tensorboard: event files in the run's directory.
+        verbose: progress bars and a summary.
+        log_interval: costly metrics every so many batches.
+
+        traj_save_len: save a piece of a rollout after so many steps even if it has not ended.
+        has_dset_edit_rights: this process deletes the oldest trajectories.
+        stagger_traj_file_lengths: the first piece of each rollout has a random length, so that actors do not all save at once.
+        save_trajs_as: "npz", "npz-compressed" (a file for each trajectory) or "segments" (many in a file: faster, and far
+            fewer files).
+        padded_sampling: "none", "left", "right" or "both"; see `amago.loading.dataset.subsequence`.
+        dloader_workers: threads that read batches ahead.
+
+        epochs: of collection, then training.
+        start_learning_at_epoch, start_collecting_at_epoch: skip training, or collection, before these.
+        train_timesteps_per_epoch: steps of each actor in a collection phase.
+        train_batches_per_epoch: batches in a training phase.
+        val_interval: evaluate every so many epochs; None: never.
+        ckpt_interval: save a training state every so many epochs; None: never.
+        keep_training_states: delete all but the newest so many; None keeps all.
+        always_save_latest, always_load_latest: write, or read, ``ckpts/latest`` every epoch (processes of one run).
+        resume: "never"; "auto" (from the newest complete training state, if there is any); or the number of an epoch.
+        seed: of everything random; None takes one from the system (and records it in the training state).
+
+        batch_size: sequences in a batch, for each process.
+        batches_per_update: batches whose gradients are summed for one step of the optimizer.
+        learning_rate, lr_warmup_steps, grad_clip, l2_coeff: AdamW with linear warm-up, clipped gradient norm, weight decay.
+        critic_loss_weight: of the critic's loss beside the actor's.
+        mixed_precision: "no", "bf16" or "fp16".
+    """
+
+    run_name: str = REQUIRED
+    ckpt_base_dir: str = REQUIRED
+    max_seq_len: int = REQUIRED
+    dataset: RLDataset | None = None
+    tstep_encoder_type: type[TstepEncoder] = REQUIRED
+    traj_encoder_type: type[TrajEncoder] = REQUIRED
+    agent_type: type[BaseAgent] = REQUIRED
+    val_timesteps_per_epoch: int = REQUIRED
+    make_train_env: EnvMaker | Iterable[EnvMaker] = REQUIRED
+    make_val_env: EnvMaker | Iterable[EnvMaker] = REQUIRED
+
+    parallel_actors: int = 12
+    env_mode: str = "async"
+    async_env_mp_context: str | None = None
+    exploration_wrapper_type: type[ExplorationWrapper] | None = EpsilonGreedy
+    sample_actions: bool = True
+    force_reset_train_envs_every: int | None = None
+
+    log_to_wandb: bool = False
+    wandb_project: str | None = field(default_factory=lambda: os.environ.get("AMAGO_WANDB_PROJECT"))
+    wandb_entity: str | None = field(default_factory=lambda: os.environ.get("AMAGO_WANDB_ENTITY"))
+    wandb_group_name: str | None = None
+    verbose: bool = True
+    log_interval: int = 300
+
+    traj_save_len: float = 1e10
+    has_dset_edit_rights: bool = True
+    stagger_traj_file_lengths: bool = True
+    save_trajs_as: str = "npz"
+    padded_sampling: str = "none"
+    dloader_workers: int = 6
+
+    epochs: int = 1000
+    start_learning_at_epoch: float = 0
+    start_collecting_at_epoch: float = 0
+    train_timesteps_per_epoch: int | None = 1000
+    train_batches_per_epoch: int = 1000
+    val_interval: int | None = 20
+    ckpt_interval: int | None = 50
+    always_save_latest: bool = True
+    always_load_latest: bool = False
+
+    batch_size: int = 24
+    batches_per_update: int = 1
+    learning_rate: float = 1e-4
+    critic_loss_weight: float = 10.0
+    lr_warmup_steps: int = 500
+    grad_clip: float = 1.0
+    l2_coeff: float = 1e-3
+    mixed_precision: str = "no"
+
+    sample_actions_train: bool = True
+    seed: int | None = None
+    resume: str | int = "never"
+    log_to_tensorboard: bool = False
+    env_workers: int | None = None
+    env_step_timeout: float = 60.0
+    max_env_restarts: int = 100
+    keep_training_states: int | None = None
+    dset_root: str | None = None
+    dset_name: str | None = None
+    dset_max_size: float = float("inf")
+
+    def __post_init__(self) -> None:
+        missing = [name for name, value in vars(self).items() if value is REQUIRED]
+        if missing:
+            raise TypeError(f"Experiment() needs {', '.join(missing)}")

@@ -1,0 +1,293 @@
+"""What the store knows of each file, and the journal that keeps the order in which files were taken in."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from amago.hindsight import StoredTraj
+from amago.store import legacy, npz, segment
+from amago.store import schema as sc
+from amago.store.errors import BadFileError
+from amago.store.files import TEMPORARY, open_regular
+
+logger = logging.getLogger(__name__)
+
+SEGMENT, NPZ, PACKED, TRAJ = range(4)
+_INDEX = ("ep_offsets", "start_time", "env_id")
+
+
+class Entry:
+    """One file that has been checked: where every field is, so that a slice needs no further look at its header.
+
+    Attributes:
+        places: per part of the schema, the byte where its rows begin; for PACKED (at, packed, skip) as in `npz.Member`.
+        ep_offsets, start_time, env_id: as in `amago.store.schema`.
+        gone: its file was deleted; who still holds an index of it must draw another.
+    """
+
+    __slots__ = (
+        "env_id", "env_names", "ep_offsets", "gone", "kind", "mtime_ns", "n", "name",
+        "partition", "places", "schema", "sequence", "size", "start_time", "writer",
+    )  # fmt: skip
+
+    kind: int
+    schema: sc.Schema
+    places: tuple[Any, ...]
+    n: int
+    ep_offsets: sc.Array
+    start_time: sc.Array
+    env_id: sc.Array
+    env_names: tuple[str, ...]
+    writer: str
+    sequence: int
+
+    def __init__(self, partition: str, name: str, info: os.stat_result) -> None:
+        self.partition, self.name, self.size, self.mtime_ns, self.gone = partition, name, info.st_size, info.st_mtime_ns, False
+
+    @property
+    def total(self) -> int:
+        """Transitions in the file."""
+        return int(self.ep_offsets[-1])
+
+
+class Schemas:
+    """One `Schema` object for all files that have the same, checked when first seen."""
+
+    def __init__(self) -> None:
+        self._known: dict[sc.Schema, sc.Schema] = {}
+        self._names: dict[tuple[str, ...], tuple[str, ...]] = {}
+
+    def get(self, parts: tuple[sc.Part, ...], spaces: Any) -> sc.Schema:
+        """The schema of these fields and recorded spaces.
+
+        Raises:
+            BadFileError: they do not agree.
+        """
+        if not isinstance(spaces, str):
+            raise BadFileError("the recorded spaces are no text")
+        schema = sc.Schema(parts, spaces)
+        if schema not in self._known:
+            sc.check_spaces(spaces, parts)
+            self._known[schema] = schema
+        return self._known[schema]
+
+    def share(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        return self._names.setdefault(names, names)
+
+
+def load(
+    directory: str, partition: str, name: str, schemas: Schemas, trusted: Callable[[int, int], bool], allow_pickle: bool
+) -> Entry:
+    """Check a file and make its `Entry`.
+
+    Args:
+        trusted: (size, mtime_ns) -> its data was compared with its checksums before; only the header is read again.
+
+    Raises:
+        BadFileError: with the reason why it must not be used.
+        OSError: it cannot be opened or read (FileNotFoundError: it is gone).
+    """
+    path = os.path.join(directory, name)
+    fd, info = open_regular(path)
+    try:
+        entry = Entry(partition, name, info)
+        if name.endswith(".safetensors"):
+            _load_segment(entry, fd, schemas, trusted(info.st_size, info.st_mtime_ns))
+        elif name.endswith(".npz"):
+            _load_npz(entry, fd, schemas, trusted(info.st_size, info.st_mtime_ns))
+        elif name.endswith(legacy.SUFFIX):
+            _load_traj(entry, path, schemas, allow_pickle)
+        else:
+            raise BadFileError("neither .safetensors nor .npz: a file that is not ours")
+    finally:
+        os.close(fd)
+    return entry
+
+
+def _load_segment(entry: Entry, fd: int, schemas: Schemas, trusted: bool) -> None:
+    parsed = segment.parse(fd, entry.size)
+    match = segment.NAME.fullmatch(entry.name)
+    if match is None or int(match["n"]) != parsed.n:
+        raise BadFileError(f"the name does not say that it holds {parsed.n} trajectories")
+    if not trusted:
+        segment.check_data(fd, parsed)
+    ep, start, env_id = (segment.load_field(fd, parsed, name) for name in _INDEX)
+    _fill(entry, SEGMENT, parsed.n, parsed.total, (ep, start, env_id), parsed.env_names, schemas)
+    entry.schema = schemas.get(parsed.parts, parsed.spaces)
+    entry.places, entry.writer, entry.sequence = parsed.offsets, parsed.writer, parsed.sequence
+
+
+def _load_npz(entry: Entry, fd: int, schemas: Schemas, trusted: bool) -> None:
+    found = npz.members(fd, entry.size)
+    metadata = npz.read_metadata(fd, found)
+    del found["metadata"]
+    parts, n, total = sc.fit({name: (m.dtype, m.shape) for name, m in found.items()})
+    if n != 1:
+        raise BadFileError(f"an archive of {n} trajectories; there is one in each")
+    if not trusted:
+        for member in found.values():
+            npz.check_data(fd, member)
+    ep, start, env_id = (npz.load_field(fd, found[name]) for name in _INDEX)
+    packed = any(m.compressed for m in found.values())
+    if packed and not all(m.compressed for m in found.values()):
+        raise BadFileError("some arrays are compressed and some are not")
+    _fill(entry, PACKED if packed else NPZ, n, total, (ep, start, env_id), metadata["env_names"], schemas)
+    entry.schema = schemas.get(parts, metadata["spaces"])
+    ordered = [found[p.name] for p in parts]
+    entry.places = tuple((m.at, m.packed, m.skip) if packed else m.at + m.skip for m in ordered)
+    entry.writer, entry.sequence = metadata["writer"], metadata["sequence"]
+
+
+def _load_traj(entry: Entry, path: str, schemas: Schemas, allow_pickle: bool) -> None:
+    traj, spec = legacy.read_traj(path, allow_pickle=allow_pickle)
+    fields, names = sc.pack([traj])
+    parts, n, total = sc.fit({k: (a.dtype, a.shape) for k, a in fields.items()})
+    _fill(entry, TRAJ, n, total, (fields["ep_offsets"], fields["start_time"], fields["env_id"]), names, schemas)
+    spaces = gym.spaces.Dict({k: _widest_box(a) for k, a in traj.obs.items()})
+    entry.schema = schemas.get(parts, sc.spaces_text(spaces, spec.space))
+    entry.places, entry.writer, entry.sequence = (), "", 0
+
+
+def _widest_box(a: sc.Array) -> gym.spaces.Box:
+    if a.dtype.kind == "f":
+        low, high = -np.inf, np.inf
+    elif a.dtype.kind == "b":
+        low, high = 0, 1
+    else:  # descriptions of spaces have their bounds as float64
+        low, high = max(np.iinfo(a.dtype).min, -(2**53)), min(np.iinfo(a.dtype).max, 2**53)
+    return gym.spaces.Box(low, high, shape=a.shape[1:], dtype=a.dtype.type)
+
+
+def _fill(
+    entry: Entry, kind: int, n: int, total: int, index: tuple[sc.Array, sc.Array, sc.Array], env_names: Any, schemas: Schemas
+) -> None:
+    entry.ep_offsets, entry.start_time, entry.env_id = index
+    entry.kind, entry.n = kind, n
+    entry.env_names = schemas.share(sc.check_index(index[0], index[1], index[2], total, env_names))
+
+
+def read_legacy(directory: str, entry: Entry, start: int, stop: int, keys: Iterable[str] | None) -> StoredTraj:
+    """Transitions [start, stop) of a ``.traj`` file; the whole file is unpickled each time."""
+    whole, _ = legacy.read_traj(os.path.join(directory, entry.name), allow_pickle=True)
+    if len(whole) != entry.total:
+        raise BadFileError(f"{entry.name} has changed: {len(whole)} transitions instead of {entry.total}")
+    return StoredTraj(
+        obs={k: whole.obs[k][start : stop + 1] for k in (whole.obs if keys is None else keys)},
+        actions=whole.actions[start:stop],
+        rews=whole.rews[start:stop],
+        dones=whole.dones[start:stop],
+        start_time=whole.start_time + start,
+        prev_reward=float(whole.rews[start - 1, 0]) if start else whole.prev_reward,
+        prev_action=whole.actions[start - 1] if start else whole.prev_action,
+        env_name=whole.env_name,
+    )
+
+
+class Journal:
+    """An append-only record of files in the order in which they were taken in, each line with its own checksum.
+
+    A line that is damaged or cut short is skipped: the file it spoke of is then checked again, and comes last.
+
+    Args:
+        root: the buffer's directory.
+    """
+
+    NAME = "order.journal"
+    _MAX_LINE = 4096
+
+    def __init__(self, root: Path) -> None:
+        self._root, self._path = root, root / self.NAME
+        self.lines = 0
+
+    def load(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """(partition, name) -> (size, mtime_ns), in order."""
+        found: dict[tuple[str, str], tuple[int, int]] = {}
+        self.lines = 0
+        try:
+            fd, _ = open_regular(self._path)
+        except (FileNotFoundError, BadFileError):
+            return found
+        with open(fd, "rb") as file:
+            while line := file.readline(self._MAX_LINE):
+                self.lines += 1
+                try:
+                    crc, _, text = line.rstrip(b"\n").partition(b" ")
+                    if int(crc, 16) != zlib.crc32(text):
+                        continue
+                    partition, name, size, mtime_ns = json.loads(text)
+                    found.pop((partition, name), None)  # a name that was used again: its last place counts
+                    found[partition, name] = (int(size), int(mtime_ns))
+                except (ValueError, TypeError, RecursionError):
+                    continue
+        return found
+
+    def append(self, entries: Iterable[Entry]) -> None:
+        """Add files at the end."""
+        data = _lines(entries)
+        with self._locked():
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+            try:
+                end = os.lseek(fd, 0, os.SEEK_END)
+                if end and os.pread(fd, 1, end - 1) != b"\n":
+                    data = b"\n" + data  # a line cut short by a crash must not swallow the next
+                _write(fd, data)
+            finally:
+                os.close(fd)
+        self.lines += data.count(b"\n")
+
+    def rewrite(self, entries: Iterable[Entry]) -> None:
+        """Replace the record, at once or not at all."""
+        data = _lines(entries)
+        temporary = self._root / f"{TEMPORARY}{os.urandom(6).hex()}"
+        with self._locked():
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            try:
+                try:
+                    _write(fd, data)
+                finally:
+                    os.close(fd)
+                os.replace(temporary, self._path)
+            except BaseException:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(temporary)
+                raise
+        self.lines = data.count(b"\n")
+
+    def delete(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
+        self.lines = 0
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Between processes that may both edit the buffer."""
+        fd = os.open(self._root / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+
+def _lines(entries: Iterable[Entry]) -> bytes:
+    texts = (json.dumps([e.partition, e.name, e.size, e.mtime_ns], separators=(",", ":")).encode() for e in entries)
+    return b"".join(b"%08x %s\n" % (zlib.crc32(text), text) for text in texts)
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+    os.fsync(fd)

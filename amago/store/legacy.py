@@ -1,0 +1,112 @@
+"""``.traj`` files: pickles of older systems, refused unless the caller asks for them, and never written.
+
+A pickle is a program. Even with ``allow_pickle=True`` only numpy arrays in plain containers and the classes of
+`amago.hindsight` are built from one: a file that names anything else is refused before that is imported.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from amago.hindsight import FrozenTraj, StoredTraj
+from amago.spaces import ActionSpec, action_spec
+from amago.store.errors import BadFileError, PickleRefusedError
+from amago.store.files import open_regular
+from amago.store.schema import CODE_OF, key_problem
+from amago.store.segment import read_exactly
+
+SUFFIX = ".traj"
+MAX_BYTES = 1 << 30
+FIELDS = ("obs", "rl2s", "time_idxs", "rews", "dones", "actions")
+
+
+def refuse(path: str | os.PathLike[str], count: int = 1) -> PickleRefusedError:
+    """The error that says why, and what to do."""
+    more = f" (and {count - 1} more)" if count > 1 else ""
+    return PickleRefusedError(
+        f"{os.fspath(path)}{more} is a .traj pickle: reading one could run any code that its author put into it. If you "
+        "trust where it comes from, pass allow_pickle=True; to convert it for good, write what "
+        "amago.store.legacy.read_traj(path, allow_pickle=True) returns with a TrajectoryWriter; otherwise move it away."
+    )
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "amago.hindsight" and name == "FrozenTraj":
+            return FrozenTraj
+        if module in ("numpy", "numpy.core.multiarray", "numpy._core.multiarray", "numpy.core.numeric", "numpy._core.numeric"):
+            if name in ("ndarray", "dtype"):
+                return getattr(np, name)
+            if name in ("_reconstruct", "scalar", "_frombuffer"):
+                home = np._core.numeric if name == "_frombuffer" else np._core.multiarray  # type: ignore[attr-defined]
+                return getattr(home, name)
+        if (module, name) == ("collections", "OrderedDict"):
+            return dict
+        if (module, name) == ("_codecs", "encode"):
+            return _latin1
+        raise BadFileError(f"the pickle names {module}.{name}, which no trajectory needs")
+
+
+def _latin1(text: str, encoding: str = "latin1") -> bytes:
+    return text.encode("latin1")
+
+
+def read_traj(path: str | Path, *, allow_pickle: bool = False) -> tuple[StoredTraj, ActionSpec]:
+    """Read a pickled `amago.hindsight.FrozenTraj`, or a dict of its six fields.
+
+    Such a file has actions in vector form and no record of the spaces, so its actions come back as vectors, with the spec
+    of a box of their width: `StoredTraj.derive` of both gives the arrays that were pickled.
+
+    Raises:
+        PickleRefusedError: without ``allow_pickle=True``.
+        BadFileError: anything else than arrays of a trajectory; nothing that the pickle asks for is run.
+    """
+    if not allow_pickle:
+        raise refuse(path)
+    fd, info = open_regular(path)
+    try:
+        if info.st_size > MAX_BYTES:
+            raise BadFileError(f"{info.st_size} bytes are more than the {MAX_BYTES} that a .traj file may have")
+        raw = read_exactly(fd, info.st_size, 0)
+    finally:
+        os.close(fd)
+    try:
+        content = _Unpickler(io.BytesIO(raw)).load()
+    except BadFileError:
+        raise
+    except Exception as err:  # a damaged pickle raises almost anything
+        raise BadFileError(f"the pickle cannot be read: {err!r:.200}") from err
+    fields = content if isinstance(content, dict) else getattr(content, "__dict__", {})
+    missing = [name for name in FIELDS if name not in fields]
+    if missing or not isinstance(fields["obs"], dict):
+        raise BadFileError(f"the pickle holds {type(content).__name__}, which lacks {missing or 'a dict of observations'}")
+    return _convert(fields)
+
+
+def _convert(fields: dict[str, Any]) -> tuple[StoredTraj, ActionSpec]:
+    try:
+        obs = {str(k): np.ascontiguousarray(v) for k, v in fields["obs"].items()}
+        rews = np.asarray(fields["rews"], dtype=np.float32).reshape(-1, 1)
+        frozen = FrozenTraj(
+            obs=obs,
+            rl2s=np.asarray(fields["rl2s"], dtype=np.float32),
+            time_idxs=np.asarray(fields["time_idxs"], dtype=np.int64).reshape(-1, 1),
+            rews=rews,
+            dones=np.asarray(fields["dones"]).astype(bool).reshape(-1, 1),
+            actions=np.asarray(fields["actions"], dtype=np.float32).reshape(len(rews), -1),
+        ).validate()
+    except (ValueError, TypeError, AttributeError) as err:
+        raise BadFileError(f"the pickled fields do not fit together: {err}") from err
+    bad = [k for k, v in obs.items() if v.dtype not in CODE_OF or key_problem(k)]
+    width = frozen.actions.shape[1]
+    if bad or not len(frozen) or frozen.rl2s.shape != (len(frozen) + 1, 1 + width) or frozen.time_idxs[0, 0] < 0:
+        raise BadFileError(f"observations {bad} or the shapes of rl2s, time_idxs and actions are wrong")
+    spec = action_spec(gym.spaces.Box(-1.0, 1.0, shape=(width,), dtype=np.float32))
+    return frozen.to_stored(spec, env_name=str(fields.get("env_name", ""))), spec

@@ -1,0 +1,374 @@
+"""The buffer on disk: takes in new files, checks each once, deletes the oldest, and hands out views to read from."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from amago.hindsight import StoredTraj
+from amago.spaces import ActionSpec
+from amago.store import index as ix
+from amago.store import legacy
+from amago.store.errors import BadFileError, EvictedError
+from amago.store.files import TEMPORARY, FileCache, is_stale, move_aside
+from amago.store.index import Entry
+from amago.store.view import StoreView
+
+logger = logging.getLogger(__name__)
+
+FIFO, PROTECTED, QUARANTINE = "fifo", "protected", "quarantine"
+PARTITIONS = (PROTECTED, FIFO)
+"""In the order of their indices."""
+
+
+@dataclass
+class RefreshReport:
+    """What one `TrajectoryStore.refresh` did.
+
+    Attributes:
+        added, added_files: trajectories and files that are new.
+        evicted, evicted_files: deleted because ``fifo`` had grown past its limit.
+        vanished_files: files that someone else deleted or moved away.
+        quarantined_files: files that are damaged or not ours.
+        temporary_files: left-overs of killed writers that were removed.
+    """
+
+    added: int = 0
+    added_files: int = 0
+    evicted: int = 0
+    evicted_files: int = 0
+    vanished_files: int = 0
+    quarantined_files: int = 0
+    temporary_files: int = 0
+
+
+class TrajectoryStore:
+    """The trajectories in ``{root}/fifo`` (oldest deleted past a limit) and ``{root}/protected`` (never deleted).
+
+    Indices run over protected files, then fifo files, oldest first, and stay as they are until the next `refresh`. Age is
+    the order in which files were taken in, kept in ``{root}/order.journal``; files found at the same time are ordered by
+    sequence number and writer. Clocks and time stamps do not matter.
+
+    Every method may be called from any thread. A thread that draws indices while another refreshes should hold on to one
+    `view` while it does. One process edits a buffer; others, with ``edit=False``, may read it and write into it.
+
+    Args:
+        root: the buffer's directory, ``{dset_root}/{dset_name}/buffer``; made if it does not exist.
+        max_trajectories: limit of ``fifo``. Whole files are deleted, so up to one file's trajectories more may remain.
+        edit: may delete, quarantine and record the order.
+        allow_pickle: read ``.traj`` pickles too; without it the first `refresh` refuses a buffer that has any.
+    """
+
+    def __init__(
+        self, root: str | Path, max_trajectories: float = inf, *, edit: bool = True, allow_pickle: bool = False
+    ) -> None:
+        if not max_trajectories >= 0:
+            raise ValueError(f"max_trajectories is {max_trajectories}, but must be at least 0")
+        self.root, self.max_trajectories, self.edit, self.allow_pickle = Path(root), max_trajectories, edit, allow_pickle
+        for partition in PARTITIONS:
+            (self.root / partition).mkdir(parents=True, exist_ok=True)
+        self._cache = FileCache()
+        self._lock = threading.RLock()  # held by whoever changes the index, never by readers
+        self._journal = ix.Journal(self.root)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._schemas = ix.Schemas()
+        self._files: dict[str, dict[str, Entry]] = {p: {} for p in PARTITIONS}  # by name, in order of ingestion
+        self._bad: dict[str, dict[str, str]] = {p: {} for p in PARTITIONS}  # left where they are: name -> reason
+        self._recorded: dict[tuple[str, str], tuple[int, int]] | None = None  # the journal, until the first refresh has used it
+        self._ingested = self._evicted = self._quarantined = 0
+        self._peak = 0
+        self._publish()
+
+    def _publish(self) -> None:
+        self._view = StoreView(str(self.root), [e for p in PARTITIONS for e in self._files[p].values()], self._cache)
+        self._peak = max(self._peak, len(self._view))
+
+    # Reading
+
+    def view(self) -> StoreView:
+        """The trajectories as of now, with indices that later refreshes do not change."""
+        return self._view
+
+    def __len__(self) -> int:
+        return len(self._view)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(n,) int64, transitions of each trajectory."""
+        return self._view.lengths
+
+    def read(self, index: int, start: int = 0, stop: int | None = None, keys: Iterable[str] | None = None) -> StoredTraj:
+        """`StoreView.read` of the current view; an index that existed before files were evicted raises `EvictedError`."""
+        view = self._view
+        if len(view) <= index < self._peak:
+            raise EvictedError(f"index {index} is of before the last refresh; there are {len(view)} trajectories now")
+        return view.read(index, start, stop, keys)
+
+    def action_spec(self, index: int) -> ActionSpec:
+        """The recorded action space of a trajectory."""
+        return self._view.action_spec(index)
+
+    def obs_space(self, index: int) -> gym.spaces.Dict:
+        """The recorded observation space of a trajectory."""
+        return self._view.obs_space(index)
+
+    def env_name(self, index: int) -> str:
+        """The environment's name during a trajectory."""
+        return self._view.env_name(index)
+
+    def info(self) -> dict[str, float]:
+        """Sizes and counters, for logging; counters are of this process and, after `load_state_dict`, those before it."""
+        with self._lock:
+            fifo, protected = (list(self._files[p].values()) for p in (FIFO, PROTECTED))
+            every = fifo + protected
+            return {
+                "trajectories": float(sum(e.n for e in every)),
+                "trajectories_fifo": float(sum(e.n for e in fifo)),
+                "trajectories_protected": float(sum(e.n for e in protected)),
+                "timesteps": float(sum(e.total for e in every)),
+                "bytes": float(sum(e.size for e in every)),
+                "files": float(len(every)),
+                "ingested": float(self._ingested),
+                "evicted": float(self._evicted),
+                "quarantined": float(self._quarantined),
+            }
+
+    # Changing
+
+    def refresh(self) -> RefreshReport:
+        """Take in new files, each checked once; forget those that are gone; delete the oldest past the limit.
+
+        A file that is damaged or not ours is moved to ``{root}/quarantine`` (without edit rights: skipped), counted and
+        logged with the reason.
+
+        Raises:
+            PickleRefusedError: the buffer has ``.traj`` files when it is first read, and ``allow_pickle`` is False. (One
+                that turns up later is logged and skipped.)
+        """
+        with self._lock:
+            report, new = RefreshReport(), []
+            first = self._recorded is None
+            recorded = self._journal.load() if self._recorded is None else self._recorded
+            listed = {p: os.listdir(self.root / p) for p in PARTITIONS}
+            self._refuse_pickles(listed, first)
+            for partition in PARTITIONS:
+                self._forget_missing(partition, set(listed[partition]), report)
+                found = self._ingest(partition, listed[partition], recorded, report)
+                place = {key: i for i, key in enumerate(recorded)} if first else {}
+                last = len(place)
+                found.sort(key=lambda e: (place.get((e.partition, e.name), last), e.sequence, e.writer, e.name))
+                self._files[partition].update((e.name, e) for e in found)
+                new += found
+            self._recorded = {}
+            report.added_files, report.added = len(new), sum(e.n for e in new)
+            self._ingested += report.added
+            if self.edit:
+                self._record(new, recorded, first)
+            self._evict(report)
+            if new or report.evicted_files or report.vanished_files:
+                self._publish()
+            return report
+
+    def _refuse_pickles(self, listed: dict[str, list[str]], first: bool) -> None:
+        if self.allow_pickle:
+            return
+        for partition, names in listed.items():
+            bad = self._bad[partition]
+            pickles = [n for n in names if n.endswith(legacy.SUFFIX) and not n.startswith(".") and n not in bad]
+            if pickles and first:
+                raise legacy.refuse(self.root / partition / min(pickles), len(pickles))
+            for name in pickles:
+                bad[name] = "a pickle"
+                self._quarantined += 1
+                logger.error("skipped: %s", legacy.refuse(self.root / partition / name))
+
+    def _forget_missing(self, partition: str, present: set[str], report: RefreshReport) -> None:
+        files, bad = self._files[partition], self._bad[partition]
+        for name in [n for n in files if n not in present]:
+            self._retire(files.pop(name))
+            report.vanished_files += 1
+        for name in [n for n in bad if n not in present]:
+            del bad[name]
+
+    def _ingest(
+        self, partition: str, names: list[str], recorded: dict[tuple[str, str], tuple[int, int]], report: RefreshReport
+    ) -> list[Entry]:
+        directory, found = str(self.root / partition), []
+        files, bad = self._files[partition], self._bad[partition]
+        for name in names:
+            if name in files or name in bad:
+                continue
+            if name.startswith("."):
+                report.temporary_files += self._remove_stale(partition, name)
+                continue
+            checked = recorded.get((partition, name))
+            try:
+                entry = ix.load(
+                    directory, partition, name, self._schemas, lambda *now, was=checked: now == was, self.allow_pickle
+                )
+            except FileNotFoundError:
+                continue  # deleted since it was listed
+            except OSError as err:
+                logger.warning("%s/%s cannot be read now: %s", directory, name, err)
+                continue
+            except Exception as err:  # whatever a file makes the parser do, it must not stop the training
+                report.quarantined_files += 1
+                self._quarantine(partition, name, err)
+                continue
+            found.append(entry)
+        return found
+
+    def _remove_stale(self, partition: str, name: str) -> int:
+        directory = self.root / partition
+        if not (self.edit and name.startswith(TEMPORARY) and is_stale(directory, name)):
+            return 0
+        try:
+            os.unlink(directory / name)
+        except OSError as err:
+            logger.warning("%s/%s cannot be removed: %s", directory, name, err)
+            return 0
+        return 1
+
+    def _quarantine(self, partition: str, name: str, err: Exception) -> None:
+        source = self.root / partition / name
+        reason = str(err) if isinstance(err, BadFileError) else f"unexpected {err!r:.200}"
+        self._quarantined += 1
+        self._bad[partition][name] = reason
+        if not self.edit or (source.is_dir() and not source.is_symlink()):
+            logger.warning("%s is skipped: %s", source, reason)
+            return
+        try:
+            target = move_aside(source, self.root / QUARANTINE, f"{partition}-")
+        except OSError as problem:
+            logger.warning("%s is skipped: %s (and it cannot be moved to quarantine: %s)", source, reason, problem)
+            return
+        del self._bad[partition][name]
+        logger.warning("%s is moved to %s: %s", source, target, reason)
+
+    def _record(self, new: list[Entry], recorded: dict[tuple[str, str], tuple[int, int]], first: bool) -> None:
+        live = [e for p in PARTITIONS for e in self._files[p].values()]
+        fresh = [e for e in new if (e.partition, e.name) not in recorded]
+        touched = first and any(
+            recorded.get((e.partition, e.name), (0, 0)) != (e.size, e.mtime_ns) for e in new if e not in fresh
+        )
+        try:
+            if touched or self._journal.lines + len(fresh) > 2 * len(live) + 1024:
+                self._journal.rewrite(live)
+            elif fresh:
+                self._journal.append(fresh)
+        except OSError as err:  # the order is then kept in memory alone
+            logger.warning("the order of the files in %s could not be recorded: %s", self.root, err)
+
+    def _evict(self, report: RefreshReport) -> None:
+        files = self._files[FIFO]
+        count = sum(e.n for e in files.values())
+        doomed = []
+        for entry in files.values():
+            if not self.edit or count <= self.max_trajectories or count - entry.n < self.max_trajectories:
+                break
+            doomed.append(entry)
+            count -= entry.n
+        for entry in doomed:
+            del files[entry.name]
+        if doomed:
+            self._publish()  # readers must not draw what is about to be deleted
+        for entry in doomed:
+            self._retire(entry)
+            try:
+                os.unlink(self.root / FIFO / entry.name)
+            except FileNotFoundError:
+                pass
+            except OSError as err:
+                self._bad[FIFO][entry.name] = "evicted"
+                logger.warning("%s cannot be deleted: %s", self.root / FIFO / entry.name, err)
+            report.evicted += entry.n
+            report.evicted_files += 1
+        self._evicted += report.evicted
+
+    def _retire(self, entry: Entry) -> None:
+        entry.gone = True
+        self._cache.drop(entry)
+
+    def delete(self) -> None:
+        """Clear the buffer from disk: trajectories of both partitions, quarantined files, and the recorded order.
+
+        Files that are neither known nor named like ours stay.
+
+        Raises:
+            PermissionError: the store was opened with ``edit=False``.
+        """
+        if not self.edit:
+            raise PermissionError(f"the buffer {self.root} was opened with edit=False and cannot be deleted")
+        with self._lock:
+            for partition in PARTITIONS:
+                ours = self._files[partition]
+                for entry in ours.values():
+                    self._retire(entry)
+                for name in os.listdir(self.root / partition):
+                    if name in ours or name.endswith((".safetensors", ".npz")):
+                        with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+                            os.unlink(self.root / partition / name)
+            if (self.root / QUARANTINE).is_dir() and not (self.root / QUARANTINE).is_symlink():
+                shutil.rmtree(self.root / QUARANTINE)
+            self._journal.delete()
+            self._reset()
+
+    def close(self) -> None:
+        """Close all files. Reading opens them again."""
+        self._cache.clear()
+
+    # State
+
+    def state_dict(self) -> dict[str, Any]:
+        """The order of ingestion and the counters, as JSON-able values."""
+        with self._lock:
+            return {
+                "version": 1,
+                "order": {p: list(self._files[p]) for p in PARTITIONS},
+                "counters": {"ingested": self._ingested, "evicted": self._evicted, "quarantined": self._quarantined},
+            }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Refresh, put files into the order they had, those unknown then last, and restore the counters.
+
+        Raises:
+            ValueError: not a state of this class.
+        """
+        try:
+            if state["version"] != 1:
+                raise ValueError(f"state has version {state['version']!r}, not 1")
+            order = {p: list(state["order"][p]) for p in PARTITIONS}
+            counters = [int(state["counters"][k]) for k in ("ingested", "evicted", "quarantined")]
+        except (KeyError, TypeError) as err:
+            raise ValueError(f"not the state of a TrajectoryStore: {err!r}") from err
+        with self._lock:
+            self.refresh()
+            for partition in PARTITIONS:
+                files = self._files[partition]
+                known = {name: files[name] for name in order[partition] if name in files}
+                self._files[partition] = known | {name: entry for name, entry in files.items() if name not in known}
+            self._ingested, self._evicted, self._quarantined = counters
+            self._publish()
+            if self.edit:
+                self._journal.rewrite([e for p in PARTITIONS for e in self._files[p].values()])
+
+    def __getstate__(self) -> dict[str, Any]:
+        with self._lock:
+            return {k: v for k, v in self.__dict__.items() if k != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.RLock()

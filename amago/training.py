@@ -1,0 +1,120 @@
+"""From the losses of a batch to a step of the optimizer."""
+
+from __future__ import annotations
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from amago import ops
+from amago.agent import AgentLoss, BaseAgent
+from amago.loading import Batch
+
+MAX_SKIPPED_IN_A_ROW = 20
+
+
+def adamw(params: list[torch.nn.Parameter], learning_rate: float, l2_coeff: float) -> torch.optim.Optimizer:
+    """AdamW in its fused form where the device has one."""
+    fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in params)
+    return torch.optim.AdamW(params, lr=learning_rate, weight_decay=l2_coeff, fused=fused or None)
+
+
+def linear_warmup(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LambdaLR:
+    """Learning rate from 1/steps of its value up to all of it."""
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / max(1, steps)))
+
+
+def weighted_losses(loss: AgentLoss, batch: Batch, actor_mask: Tensor, critic_mask: Tensor | None) -> dict[str, float | Tensor]:
+    """Masked means of the two losses, and the sizes of the batch, under the names of the log."""
+    actor = ops.masked_mean(loss.actor_loss, actor_mask)
+    critic = torch.zeros_like(actor)
+    if loss.critic_loss is not None and critic_mask is not None:
+        critic = ops.masked_mean(loss.critic_loss, critic_mask)
+    b, length = batch.rews.shape[:2]
+    real = batch.transition_mask.sum()
+    return {
+        "Actor Loss": actor,
+        "Critic Loss": critic,
+        "Sequence Length": float(length + 1),
+        "Batch Size (in Timesteps)": float(b * length),
+        "Unmasked Batch Size (in Timesteps)": real.float(),
+        **loss.metrics,
+    }
+
+
+class NonFiniteTraining(RuntimeError):
+    """Losses or gradients were not finite many steps in a row."""
+
+
+class Updater:
+    """One optimizer step: clip, refuse what is not finite, step, let targets follow.
+
+    Attributes:
+        skipped: steps refused so far because the gradient was not finite.
+        grad_steps: steps taken.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        agent: BaseAgent,
+        optimizer: torch.optim.Optimizer,
+        schedule: torch.optim.lr_scheduler.LambdaLR,
+        grad_clip: float,
+    ):
+        self.accelerator, self.agent, self.optimizer, self.schedule = accelerator, agent, optimizer, schedule
+        self.params, self.grad_clip = agent.trainable_params, grad_clip
+        self.grad_steps = self.skipped = self._in_a_row = 0
+
+    def step(self, log_step: bool) -> dict[str, float | Tensor]:
+        """Use the gradients that ``backward`` left.
+
+        Raises:
+            NonFiniteTraining: for the 20th time in a row there was nothing finite to use.
+        """
+        metrics: dict[str, float | Tensor] = {}
+        if log_step:
+            metrics |= self._gradient_norms()
+        norm = self.accelerator.clip_grad_norm_(self.params, self.grad_clip)
+        assert norm is not None
+        scaled = self.accelerator.scaler is not None  # float16: the scaler itself skips, and lowers its scale
+        if not scaled and not torch.isfinite(norm):
+            self._skip()
+        else:
+            self.optimizer.step()
+            if scaled and self.accelerator.optimizer_step_was_skipped:
+                self._skip()
+            else:
+                self._in_a_row = 0
+                self.grad_steps += 1
+                self.schedule.step()
+                self.agent.soft_sync_targets()
+        self.optimizer.zero_grad(set_to_none=True)
+        metrics["Gradient Norm"] = norm.detach()
+        metrics["Learning Rate"] = self.schedule.get_last_lr()[0]
+        metrics["Skipped Updates"] = float(self.skipped)
+        return metrics
+
+    def _skip(self) -> None:
+        self.skipped += 1
+        self._in_a_row += 1
+        if self._in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            raise NonFiniteTraining(
+                f"the gradient was not finite {self._in_a_row} steps in a row; parameters are as they were before. "
+                "Look for NaN or huge values in observations and rewards, or lower learning_rate or reward_multiplier."
+            )
+
+    def _gradient_norms(self) -> dict[str, Tensor]:
+        parts = {"TstepEncoder": "tstep_encoder", "TrajEncoder": "traj_encoder", "Actor": "actor", "Critics": "critics"}
+        out = {}
+        for label, name in parts.items():
+            module = getattr(self.agent, name, None)
+            if module is not None:
+                out[f"{label} Grad Norm"] = ops.global_norm([p.grad for p in module.parameters() if p.grad is not None])
+        return out
+
+    def state_dict(self) -> dict[str, int]:
+        return {"grad_steps": self.grad_steps, "skipped": self.skipped, "in_a_row": self._in_a_row}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.grad_steps, self.skipped, self._in_a_row = state["grad_steps"], state["skipped"], state["in_a_row"]

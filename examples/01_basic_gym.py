@@ -1,0 +1,55 @@
+"""Ordinary Gymnasium environments: a special case of the full agent, with or without memory.
+
+    python examples/01_basic_gym.py --env CartPole-v1 --traj_encoder ff --max_seq_len 32 --run_name cartpole --buffer_dir runs
+"""
+
+from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
+
+from amago import cli_utils
+from amago.cli.gym_env import GymEnv
+from amago.cli.tables import metrics_table
+from amago.experiment import Experiment
+
+
+def add_cli(parser: ArgumentParser) -> None:
+    parser.add_argument("--env", default="CartPole-v1", help="id of a registered environment")
+    parser.add_argument("--horizon", type=cli_utils.whole_number, default=None, help="cut rollouts after so many steps")
+    parser.set_defaults(
+        parallel_actors=8, timesteps_per_epoch=500, grads_per_epoch=250, epochs=30, memory_size=64, memory_layers=2,
+        max_seq_len=32, learning_rate=5e-4,
+    )  # fmt: skip
+
+
+def make_experiment(args: Namespace) -> Experiment:
+    make_env = GymEnv(args.env, args.horizon)
+    env = make_env()
+    horizon = make_env.horizon(env)
+    image = [key for key, space in env.observation_space.spaces.items() if len(space.shape) == 3]
+    env.close()
+
+    config: dict = {}
+    if image:
+        tstep = cli_utils.switch_tstep_encoder(config, "cnn", obs_key=image[0])
+    else:
+        tstep = cli_utils.switch_tstep_encoder(config, "ff", n_layers=2, d_hidden=128, d_output=64)
+    traj = cli_utils.switch_traj_encoder(config, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
+    agent = cli_utils.switch_agent(config, args.agent_type)
+    anneal = max(1, args.epochs * args.timesteps_per_epoch // 2)
+    explore = cli_utils.switch_exploration(config, "egreedy", steps_anneal=anneal)
+    cli_utils.use_config(config, args.configs)
+    return cli_utils.create_experiment_from_cli(
+        args, make_env, make_env, max_seq_len=128, val_timesteps_per_epoch=2 * horizon + 1, tstep_encoder_type=tstep,
+        traj_encoder_type=traj, agent_type=agent, exploration_wrapper_type=explore, group_name=args.env,
+    )  # fmt: skip
+
+
+def test(experiment: Experiment) -> None:
+    steps = 5 * (experiment.val_timesteps_per_epoch // 2) + 1
+    print(metrics_table(experiment.evaluate_test(experiment.make_val_env, timesteps=steps), title="after training"))
+
+
+if __name__ == "__main__":
+    parser = ArgumentParser(description=__doc__, formatter_class=ArgumentDefaultsHelpFormatter)
+    cli_utils.add_common_cli(parser)
+    add_cli(parser)
+    cli_utils.run_trials(parser.parse_args(), make_experiment, test)

@@ -1,0 +1,54 @@
+"""T-Maze: remember one bit over a whole corridor (Ni et al. 2023, arXiv 2307.03864).
+
+    python examples/04_tmaze.py --horizon 100 --no_async --run_name tmaze --buffer_dir runs
+"""
+
+from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
+
+from amago import cli_utils
+from amago.cli.tables import metrics_table
+from amago.envs import AMAGOEnv
+from amago.envs.builtin.tmaze import TMazeActive, TMazePassive
+from amago.envs.builtin.tmaze_exploration import TMazeExploration
+from amago.experiment import Experiment
+
+
+def add_cli(parser: ArgumentParser) -> None:
+    parser.add_argument("--horizon", type=int, default=100, help="steps in an episode; the first must be remembered in the last")
+    parser.add_argument("--active", action="store_true", help="the sign must be looked for, one step behind the start")
+    parser.set_defaults(
+        parallel_actors=16, grads_per_epoch=100, epochs=40, memory_size=128, memory_layers=2, timesteps_per_epoch=None, batch_size=16,
+        dset_max_size=5_000, learning_rate=3e-4,
+    )  # fmt: skip
+
+
+def make_experiment(args: Namespace) -> Experiment:
+    def make_env() -> AMAGOEnv:
+        maze = TMazeActive(args.horizon - 3) if args.active else TMazePassive(args.horizon - 1)
+        return AMAGOEnv(maze, env_name=f"tmaze_{'active' if args.active else 'passive'}_{args.horizon}")
+
+    args.timesteps_per_epoch = args.timesteps_per_epoch or 2 * args.horizon
+    config: dict = {}
+    tstep = cli_utils.switch_tstep_encoder(config, "ff", n_layers=1, d_hidden=128, d_output=128, normalize_inputs=False)
+    traj = cli_utils.switch_traj_encoder(config, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
+    agent = cli_utils.switch_agent(config, args.agent_type, reward_multiplier=100.0)
+    anneal = max(1, args.epochs * args.timesteps_per_epoch // 2)
+    explore = cli_utils.switch_exploration(config, TMazeExploration, horizon=args.horizon, steps_anneal=anneal)
+    cli_utils.use_config(config, args.configs)
+    return cli_utils.create_experiment_from_cli(
+        args, make_env, make_env, max_seq_len=args.horizon, val_timesteps_per_epoch=2 * args.horizon + 1, tstep_encoder_type=tstep,
+        traj_encoder_type=traj, agent_type=agent, exploration_wrapper_type=explore, group_name=f"tmaze_{args.horizon}",
+        sample_actions=False,
+    )  # fmt: skip
+
+
+def test(experiment: Experiment) -> None:
+    steps = 5 * experiment.max_seq_len + 1
+    print(metrics_table(experiment.evaluate_test(experiment.make_val_env, timesteps=steps), title="after training"))
+
+
+if __name__ == "__main__":
+    parser = ArgumentParser(description=__doc__, formatter_class=ArgumentDefaultsHelpFormatter)
+    cli_utils.add_common_cli(parser)
+    add_cli(parser)
+    cli_utils.run_trials(parser.parse_args(), make_experiment, test)

@@ -1,0 +1,59 @@
+"""Dark Key-To-Door: as many visits to an unseen key and door as a fixed number of steps allows (meta-RL, finite horizon).
+
+    python examples/05_dark_key_door.py --room_size 5 --episode_length 20 --meta_horizon 100 --run_name door --buffer_dir runs
+"""
+
+from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
+
+from amago import cli_utils
+from amago.cli.tables import metrics_table
+from amago.envs import AMAGOEnv
+from amago.envs.builtin.key_door import RoomKeyDoor
+from amago.experiment import Experiment
+
+
+def add_cli(parser: ArgumentParser) -> None:
+    parser.add_argument("--room_size", type=int, default=5, help="width and height of the room")
+    parser.add_argument("--episode_length", type=int, default=20, help="steps after which the agent is put back")
+    parser.add_argument("--meta_horizon", type=int, default=100, help="steps in a rollout")
+    parser.add_argument("--light", action="store_true", help="show where key and door are")
+    parser.add_argument("--randomize_actions", action="store_true", help="shuffle the meaning of actions in each rollout")
+    parser.set_defaults(
+        parallel_actors=24, timesteps_per_epoch=None, grads_per_epoch=100, epochs=80, memory_size=64, memory_layers=2,
+        learning_rate=5e-4,
+    )  # fmt: skip
+
+
+def make_experiment(args: Namespace) -> Experiment:
+    def make_env() -> AMAGOEnv:
+        room = RoomKeyDoor(
+            dark=not args.light, size=args.room_size, max_episode_steps=args.episode_length,
+            meta_rollout_horizon=args.meta_horizon, randomize_actions=args.randomize_actions,
+        )  # fmt: skip
+        return AMAGOEnv(room, env_name=f"dark_key_door_{args.room_size}x{args.room_size}")
+
+    args.timesteps_per_epoch = args.timesteps_per_epoch or args.meta_horizon
+    config: dict = {}
+    tstep = cli_utils.switch_tstep_encoder(config, "ff", n_layers=1, d_hidden=128, d_output=64)
+    traj = cli_utils.switch_traj_encoder(config, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
+    agent = cli_utils.switch_agent(config, args.agent_type)
+    anneal = max(1, args.epochs * args.timesteps_per_epoch // 2)
+    explore = cli_utils.switch_exploration(config, "bilevel", rollout_horizon=args.meta_horizon, steps_anneal=anneal)
+    cli_utils.use_config(config, args.configs)
+    return cli_utils.create_experiment_from_cli(
+        args, make_env, make_env, max_seq_len=args.meta_horizon, val_timesteps_per_epoch=2 * args.meta_horizon + 1,
+        tstep_encoder_type=tstep, traj_encoder_type=traj, agent_type=agent, exploration_wrapper_type=explore,
+        group_name=f"dark_key_door_{args.room_size}x{args.room_size}",
+    )  # fmt: skip
+
+
+def test(experiment: Experiment) -> None:
+    steps = 5 * experiment.max_seq_len + 1
+    print(metrics_table(experiment.evaluate_test(experiment.make_val_env, timesteps=steps), title="after training"))
+
+
+if __name__ == "__main__":
+    parser = ArgumentParser(description=__doc__, formatter_class=ArgumentDefaultsHelpFormatter)
+    cli_utils.add_common_cli(parser)
+    add_cli(parser)
+    cli_utils.run_trials(parser.parse_args(), make_experiment, test)

@@ -1,0 +1,10 @@
+import pytest
+
+from amago import config
+
+
+@pytest.fixture(autouse=True)
+def _fresh_gin():
+    config.clear()
+    yield
+    config.clear()

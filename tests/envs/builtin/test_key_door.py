@@ -1,0 +1,305 @@
+"""RoomKeyDoor against an oracle that knows the room, and against arithmetic on its horizon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from amago.envs.builtin import RoomKeyDoor
+from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
+
+Cell = tuple[int, int]
+STAY = 4
+
+
+def path(start: Cell, end: Cell) -> list[int]:
+    """A shortest way in an empty room: |dx| + |dy| actions."""
+    dx, dy = end[0] - start[0], end[1] - start[1]
+    return [0 if dx > 0 else 1] * abs(dx) + [2 if dy > 0 else 3] * abs(dy)
+
+
+def distance(a: Cell, b: Cell) -> int:
+    return abs(a[0] - b[0]) + abs(a[1] - b[1])
+
+
+def oracle_return(start: Cell, key: Cell, goal: Cell, limit: int, horizon: int) -> int:
+    """What perfect knowledge earns: whole cycles of d1 + d2 steps and one to reset, then what is left over."""
+    d1, d2 = distance(start, key), distance(key, goal)
+    cycle, gain = (d1 + d2 + 1, 2) if d1 + d2 <= limit else (limit + 1, 1) if d1 <= limit else (limit + 1, 0)
+    full, rest = divmod(horizon, cycle)
+    return full * gain + (rest >= d1 and gain >= 1) + (rest >= d1 + d2 and gain >= 2)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    size=st.integers(2, 9),
+    limit=st.integers(1, 40),
+    horizon=st.integers(1, 200),
+    dark=st.booleans(),
+    shuffle=st.booleans(),
+    seed=st.integers(0, 2**31 - 1),
+)
+def test_an_oracle_earns_exactly_what_the_horizon_allows(
+    size: int, limit: int, horizon: int, dark: bool, shuffle: bool, seed: int
+) -> None:
+    env = RoomKeyDoor(dark, size, limit, horizon, randomize_actions=shuffle)
+    obs, info = env.reset(seed=seed)
+    assert info == {}
+    assert obs in env.observation_space
+    start, key, goal = (env.locations[name] for name in ("start", "key", "goal"))
+    assert len({start, key, goal}) == 3
+    inverse = {meaning: action for action, meaning in enumerate(env.action_order)}
+    plan = path(start, key) + path(key, goal)
+    # the trial ends with the plan or at the limit; then one ignored action puts the agent back
+    trial = [inverse[a] for a in plan[:limit]] + [0]
+    if len(plan) < limit:
+        assert len(trial) == len(plan) + 1
+    total, log = 0.0, {}
+    for t in range(horizon):
+        obs, reward, terminated, truncated, info = env.step(trial[t % len(trial)])
+        log |= info
+        total += reward
+        assert obs in env.observation_space
+        assert not truncated
+        assert terminated == (t == horizon - 1)
+        if t % len(trial) == len(trial) - 1:  # the reset step
+            assert reward == 0.0
+            np.testing.assert_allclose(obs[:4], [start[0] / size, start[1] / size, 0, 0], rtol=1e-6)
+    assert total == oracle_return(start, key, goal, limit, horizon)
+    assert log[f"{AMAGO_ENV_LOG_PREFIX} Doors Opened"] + log[f"{AMAGO_ENV_LOG_PREFIX} Keys Found"] == total
+    trials = [log[f"{AMAGO_ENV_LOG_PREFIX} Trial {i} Return"] for i in range(len(log) - 2)]
+    ended, rest = divmod(horizon, len(trial))
+    assert len(trials) == ended + (rest == len(trial) - 1)
+    assert len(set(trials)) <= 1
+    with pytest.raises(gym.error.ResetNeeded):
+        env.step(0)
+
+
+def test_the_story_of_one_rollout() -> None:
+    env = RoomKeyDoor(False, 4, 10, 20, (0, 0), (2, 0), (2, 1), False)
+    obs, _ = env.reset(seed=0)
+    shown = [2 / 4, 1 / 4, 2 / 4, 0]  # the door, then the key
+    np.testing.assert_allclose(obs, [0, 0, 0, 0, *shown])
+    script = [
+        (0, [1 / 4, 0, 0, 0.1], 0.0),
+        (0, [2 / 4, 0, 1, 0.2], 1.0),  # the key
+        (STAY, [2 / 4, 0, 1, 0.3], 0.0),  # which is there once a trial
+        (2, [2 / 4, 1 / 4, 1, 0.4], 1.0),  # the door
+        (2, [0, 0, 0, 0], 0.0),  # ignored: back at the start
+        (3, [0, 0, 0, 0.1], 0.0),  # a wall
+        (2, [0, 1 / 4, 0, 0.2], 0.0),
+        (0, [1 / 4, 1 / 4, 0, 0.3], 0.0),
+        (0, [2 / 4, 1 / 4, 0, 0.4], 0.0),  # the door does not open without the key
+        (3, [2 / 4, 0, 1, 0.5], 1.0),
+        (1, [1 / 4, 0, 1, 0.6], 0.0),
+        (1, [0, 0, 1, 0.7], 0.0),
+        (1, [0, 0, 1, 0.8], 0.0),
+        (1, [0, 0, 1, 0.9], 0.0),
+        (1, [0, 0, 1, 1.0], 0.0),  # the limit
+        (0, [0, 0, 0, 0], 0.0),  # ignored: a new trial, and the key is gone
+        (0, [1 / 4, 0, 0, 0.1], 0.0),
+        (0, [2 / 4, 0, 1, 0.2], 1.0),
+        (STAY, [2 / 4, 0, 1, 0.3], 0.0),
+        (STAY, [2 / 4, 0, 1, 0.4], 0.0),  # the horizon
+    ]
+    infos = []
+    for i, (action, own, reward) in enumerate(script):
+        obs, got, terminated, truncated, info = env.step(action)
+        np.testing.assert_allclose(obs, [*own, *shown], rtol=1e-6, err_msg=f"step {i}")
+        assert (got, terminated, truncated) == (reward, i == 19, False), f"step {i}"
+        infos.append(info)
+    assert infos[3] == {f"{AMAGO_ENV_LOG_PREFIX} Trial 0 Return": 2.0}
+    assert infos[14] == {f"{AMAGO_ENV_LOG_PREFIX} Trial 1 Return": 1.0}
+    assert infos[19] == {f"{AMAGO_ENV_LOG_PREFIX} Doors Opened": 1.0, f"{AMAGO_ENV_LOG_PREFIX} Keys Found": 3.0}
+    assert all(not info for i, info in enumerate(infos) if i not in (3, 14, 19))
+
+
+def test_the_reset_step_is_paid_from_the_horizon() -> None:
+    for horizon, earned in [(1, 1), (2, 2), (3, 2), (4, 3), (5, 4), (6, 4), (30, 20)]:
+        env = RoomKeyDoor(True, 3, 50, horizon, (0, 0), (1, 0), (2, 0))
+        env.reset(seed=0)
+        assert sum(env.step(0)[1] for _ in range(horizon)) == earned
+
+
+def test_the_action_order_is_uniform_between_rollouts_and_constant_within() -> None:
+    env = RoomKeyDoor(size=5, max_episode_steps=500, meta_rollout_horizon=60, start_location=(2, 2), randomize_actions=True)
+    env.reset(seed=3)
+    moves = ((1, 0), (-1, 0), (0, 1), (0, -1), (0, 0))
+    seen = np.zeros((5, 5), dtype=int)
+    orders = set()
+    n = 600
+    rng = np.random.default_rng(0)
+    for rollout in range(n):
+        env.reset()
+        order = env.action_order
+        orders.add(order)
+        for action, meaning in enumerate(order):
+            seen[action, meaning] += 1
+        if rollout >= 50:
+            continue
+        x, y, done = 2, 2, False
+        while not done:
+            action = int(rng.integers(5))
+            obs, _, done, _, info = env.step(action)
+            assert env.action_order == order
+            if any("Trial" in key for key in info):
+                break
+            x, y = (min(max(c + d, 0), 4) for c, d in zip((x, y), moves[order[action]]))
+            np.testing.assert_allclose(obs[:2], [x / 5, y / 5], rtol=1e-6)
+    assert len(orders) > 110  # of 120
+    assert (np.abs(seen - n / 5) < 4.5 * (n * 0.2 * 0.8) ** 0.5).all()
+    plain = RoomKeyDoor()
+    plain.reset(seed=0)
+    assert plain.action_order == (0, 1, 2, 3, 4)
+
+
+def test_random_cells_are_uniform_and_differ_and_fixed_ones_stay() -> None:
+    env = RoomKeyDoor(size=3, goal_location=(1, 2))
+    env.reset(seed=0)
+    n, counts = 3000, {"start": np.zeros((3, 3)), "key": np.zeros((3, 3))}
+    for _ in range(n):
+        env.reset()
+        cells = env.locations
+        assert cells["goal"] == (1, 2)
+        assert len(set(cells.values())) == 3
+        for name, grid in counts.items():
+            grid[cells[name]] += 1
+    for grid in counts.values():
+        assert grid[1, 2] == 0
+        free = np.delete(grid.ravel(), 1 * 3 + 2)
+        assert (np.abs(free - n / 8) < 4.5 * (n / 8 * 7 / 8) ** 0.5).all()
+
+
+def test_a_room_is_the_same_for_all_of_its_trials() -> None:
+    env = RoomKeyDoor(size=4, max_episode_steps=5, meta_rollout_horizon=60, dark=False)
+    obs, _ = env.reset(seed=2)
+    first, cells = obs.copy(), env.locations
+    starts = [first]
+    for t in range(60):
+        obs, *_ = env.step(STAY)
+        np.testing.assert_array_equal(obs[4:], first[4:])
+        assert env.locations == cells
+        if t % 6 == 5:
+            starts.append(obs)
+    assert len(starts) == 11
+    for obs in starts:
+        np.testing.assert_array_equal(obs, first)
+
+
+def test_a_random_policy_is_worth_what_the_transition_matrix_says() -> None:
+    """Room 2x2, one trial of 6 steps: the chances of its returns by propagating the chance of each (cell, key) state."""
+    limit, start, key, goal = 6, (0, 0), (1, 0), (1, 1)
+    moves = ((1, 0), (-1, 0), (0, 1), (0, -1), (0, 0))
+    chance, key_found, opened = {(start, False): 1.0}, 0.0, 0.0
+    for _ in range(limit):
+        new: dict[tuple[Cell, bool], float] = {}
+        for ((x, y), has), p in chance.items():
+            for dx, dy in moves:
+                cell = (min(max(x + dx, 0), 1), min(max(y + dy, 0), 1))
+                if not has and cell == key:
+                    key_found += p / 5
+                    new[(cell, True)] = new.get((cell, True), 0.0) + p / 5
+                elif has and cell == goal:
+                    opened += p / 5
+                else:
+                    new[(cell, has)] = new.get((cell, has), 0.0) + p / 5
+        chance = new
+    env = RoomKeyDoor(True, 2, limit, limit, start, key, goal)
+    rng = np.random.default_rng(1)
+    n = 3000
+    outcomes = {0.0: 0, 1.0: 0, 2.0: 0}
+    for _ in range(n):
+        env.reset()
+        log: dict[str, float] = {}
+        done = False
+        while not done:
+            *_, done, _, info = env.step(int(rng.integers(5)))
+            log |= info
+        outcomes[log[f"{AMAGO_ENV_LOG_PREFIX} Trial 0 Return"]] += 1
+    for count, p in ((outcomes[1.0] + outcomes[2.0], key_found), (outcomes[2.0], opened)):
+        assert abs(count - n * p) < 4.5 * (n * p * (1 - p)) ** 0.5
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"dark": False, "randomize_actions": True, "size": 3}])
+def test_gymnasium_and_determinism(
+    gym_check: Callable[..., None], same_rollout: Callable[..., None], kwargs: dict[str, Any]
+) -> None:
+    gym_check(RoomKeyDoor, **kwargs)
+    same_rollout(lambda: RoomKeyDoor(max_episode_steps=8, meta_rollout_horizon=50, **kwargs), 5)
+
+
+def test_render() -> None:
+    env = RoomKeyDoor(True, 3, 5, 20, (0, 0), (1, 0), (1, 1), render_mode="ansi")
+    env.reset(seed=0)
+    assert env.render() == "A K .\n. D .\n. . .\ntrial 1, step 0 of 20"
+    env.step(0)
+    assert env.render() == ". a .\n. D .\n. . .\ntrial 1, step 1 of 20"
+    env.step(2)
+    assert env.render() == ". . .\n. a .\n. . .\ntrial 1, step 2 of 20"
+    env.step(0)
+    assert env.render() == "A K .\n. D .\n. . .\ntrial 2, step 3 of 20"
+    drawn = RoomKeyDoor(True, 3, 5, 20, (0, 0), (1, 0), (1, 1), render_mode="rgb_array")
+    drawn.reset(seed=0)
+    frame = drawn.render()
+    assert frame.shape == (72, 72, 3)
+    assert frame.dtype == np.uint8
+    agent, key, door, floor = (tuple(frame[y, x].tolist()) for x, y in ((12, 12), (36, 12), (36, 36), (60, 60)))
+    assert len({agent, key, door, floor}) == 4
+    drawn.step(0)
+    carried = drawn.render()
+    assert tuple(carried[12, 36].tolist()) == key  # shown in the agent's hand
+    assert tuple(carried[12, 12].tolist()) == floor
+    assert RoomKeyDoor().render() is None
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "message"),
+    [
+        ({"size": 1}, ValueError, "size must be at least 2, got 1"),
+        ({"max_episode_steps": 0}, ValueError, "max_episode_steps must be at least 1, got 0"),
+        ({"meta_rollout_horizon": -5}, ValueError, "meta_rollout_horizon must be at least 1, got -5"),
+        ({"meta_rollout_horizon": 1.5}, TypeError, "meta_rollout_horizon must be an integer, got 1.5"),
+        ({"dark": "yes"}, TypeError, "dark must be True or False, got 'yes'"),
+        ({"key_location": "corner"}, ValueError, "key_location must be \"random\" or a cell (x, y), got 'corner'"),
+        (
+            {"size": 4, "goal_location": (4, 0)},
+            ValueError,
+            'goal_location must be "random" or a cell (x, y) with both in 0..3, got (4, 0)',
+        ),
+        (
+            {"size": 4, "start_location": (1.0, 0)},
+            ValueError,
+            'start_location must be "random" or a cell (x, y) with both in 0..3, got (1.0, 0)',
+        ),
+        (
+            {"size": 4, "start_location": 3},
+            ValueError,
+            'start_location must be "random" or a cell (x, y) with both in 0..3, got 3',
+        ),
+        (
+            {"start_location": (1, 1), "goal_location": [1, 1]},
+            ValueError,
+            "start_location and goal_location must differ, got (1, 1) for both",
+        ),
+        ({"render_mode": "human"}, ValueError, "render_mode must be None or one of ['ansi', 'rgb_array'], got 'human'"),
+    ],
+)
+def test_bad_arguments(kwargs: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error) as caught:
+        RoomKeyDoor(**kwargs)
+    assert str(caught.value).splitlines()[0] == message
+
+
+def test_bad_actions_and_steps_out_of_turn() -> None:
+    env = RoomKeyDoor()
+    with pytest.raises(gym.error.ResetNeeded, match=r"call reset\(\) first"):
+        env.step(0)
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match=r"action must be in 0\.\.4, got 5"):
+        env.step(5)

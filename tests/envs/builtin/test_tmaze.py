@@ -1,0 +1,240 @@
+"""T-Maze: both versions against plans whose return is known by counting."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from amago.envs.builtin import TMazeActive, TMazePassive
+from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
+
+RIGHT, UP, LEFT, DOWN = range(4)
+TURN = {1: UP, -1: DOWN}
+Maze = TMazePassive | TMazeActive
+
+
+def with_goal(env: Maze, goal: int) -> np.ndarray:
+    """Reset until the goal is ``goal``; the first observation."""
+    for seed in range(100):
+        obs, info = env.reset(seed=seed)
+        assert info == {}
+        if env.goal == goal:
+            return obs
+    raise AssertionError("no such goal in 100 episodes")
+
+
+def play(env: Maze, actions: list[int]) -> list[tuple[np.ndarray, float, bool, dict[str, Any]]]:
+    out = []
+    for action in actions:
+        obs, reward, terminated, truncated, info = env.step(action)
+        assert not truncated
+        out.append((obs, reward, terminated, info))
+    return out
+
+
+@settings(max_examples=40, deadline=None)
+@given(length=st.integers(1, 60), goal=st.sampled_from([1, -1]))
+def test_the_passive_oracle_earns_one_and_sees_the_sign_once(length: int, goal: int) -> None:
+    env = TMazePassive(length)
+    assert env.episode_length == length + 1
+    obs = with_goal(env, goal)
+    np.testing.assert_array_equal(obs, np.array([0, goal], dtype=np.float32))
+    steps = play(env, [RIGHT] * length + [TURN[goal]])
+    assert [s[1] for s in steps] == [0.0] * length + [1.0]
+    assert [s[2] for s in steps] == [False] * length + [True]
+    assert [s[3] for s in steps] == [{}] * length + [{f"{AMAGO_ENV_LOG_PREFIX} Success": 1.0}]
+    expected = [[0, 0]] * (length - 1) + [[1, 0], [1, goal]]
+    np.testing.assert_array_equal(np.stack([s[0] for s in steps]), np.array(expected, dtype=np.float32))
+    with pytest.raises(gym.error.ResetNeeded):
+        env.step(RIGHT)
+
+
+@settings(max_examples=40, deadline=None)
+@given(length=st.integers(1, 60), goal=st.sampled_from([1, -1]))
+def test_the_active_oracle_steps_back_reads_and_earns_one(length: int, goal: int) -> None:
+    env = TMazeActive(length)
+    assert env.episode_length == length + 3
+    np.testing.assert_array_equal(with_goal(env, goal), np.zeros(2, dtype=np.float32))  # the sign is behind
+    steps = play(env, [LEFT] + [RIGHT] * (length + 1) + [TURN[goal]])
+    assert [s[1] for s in steps] == [0.0] * (length + 2) + [1.0]
+    assert [s[2] for s in steps] == [False] * (length + 2) + [True]
+    assert steps[-1][3] == {f"{AMAGO_ENV_LOG_PREFIX} Success": 1.0}
+    expected = [[0, goal]] + [[0, 0]] * length + [[1, 0], [1, goal]]
+    np.testing.assert_array_equal(np.stack([s[0] for s in steps]), np.array(expected, dtype=np.float32))
+
+
+@pytest.mark.parametrize("goal", [1, -1])
+def test_the_active_sign_shows_only_from_its_own_cell(goal: int) -> None:
+    """Without the step back nothing that is seen before the turn tells the goals apart."""
+    seen = []
+    for shown in (goal, -goal):
+        env = TMazeActive(4)
+        first = with_goal(env, shown)
+        seen.append(np.stack([first, *(s[0] for s in play(env, [RIGHT] * 6))]))
+    np.testing.assert_array_equal(seen[0], seen[1])
+    env = TMazeActive(4)
+    with_goal(env, goal)
+    back_twice = play(env, [LEFT, LEFT, RIGHT, LEFT])
+    assert [s[0].tolist() for s in back_twice] == [[0, goal], [0, goal], [0, 0], [0, goal]]
+    assert env.position == (-1, 0)
+
+
+@pytest.mark.parametrize("goal", [1, -1])
+@pytest.mark.parametrize("cls", [TMazePassive, TMazeActive])
+def test_the_wrong_turn_no_turn_and_a_turn_back_earn_nothing(cls: type[Maze], goal: int) -> None:
+    lead = [RIGHT] * 5 if cls is TMazePassive else [LEFT] + [RIGHT] * 6
+    for last in (TURN[-goal], RIGHT):
+        env = cls(5)
+        with_goal(env, goal)
+        steps = play(env, [*lead, last])
+        assert [s[1] for s in steps] == [0.0] * len(steps)
+        assert steps[-1][2]
+        assert steps[-1][3] == {f"{AMAGO_ENV_LOG_PREFIX} Success": 0.0}
+    env = TMazeActive(5)
+    with_goal(env, goal)
+    steps = play(env, [*[RIGHT] * 5, TURN[goal], RIGHT, TURN[-goal]])
+    assert env.position == (5, 0)  # back at the junction when time is up
+    assert steps[-1][1] == 0.0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    length=st.integers(1, 30),
+    active=st.booleans(),
+    penalty=st.none() | st.sampled_from([0.0, -0.25, -3]),
+    data=st.data(),
+)
+def test_each_action_but_forward_costs_the_penalty_except_first_and_last(
+    length: int, active: bool, penalty: float | None, data: st.DataObject
+) -> None:
+    env = (TMazeActive if active else TMazePassive)(length, penalty)
+    horizon = length + (3 if active else 1)
+    each = -1.0 / horizon if penalty is None else float(penalty)
+    assert env.penalty == each
+    obs, _ = env.reset(seed=data.draw(st.integers(0, 1000)))
+    assert obs in env.observation_space
+    actions = data.draw(st.lists(st.integers(0, 3), min_size=horizon, max_size=horizon))
+    steps = play(env, actions)
+    expected = [0.0] + [0.0 if a == RIGHT else each for a in actions[1:-1]]
+    assert [s[1] for s in steps[:-1]] == expected
+    won = env.position == (length, env.goal)
+    assert steps[-1][1] == float(won)
+    assert [s[2] for s in steps] == [False] * (horizon - 1) + [True]
+    assert all(s[0] in env.observation_space for s in steps)
+    assert {type(s[1]) for s in steps} == {float}
+
+
+@pytest.mark.parametrize("cls", [TMazePassive, TMazeActive])
+def test_always_forward_costs_nothing(cls: type[Maze]) -> None:
+    env = cls(7)
+    env.reset(seed=0)
+    steps = play(env, [RIGHT] * env.episode_length)
+    assert [s[1] for s in steps] == [0.0] * env.episode_length
+    assert env.position == (7, 0)
+
+
+@pytest.mark.parametrize(("cls", "length"), [(TMazePassive, 1), (TMazePassive, 3), (TMazeActive, 1), (TMazeActive, 2)])
+def test_without_the_sign_one_half_is_the_best_of_all_plans(cls: type[Maze], length: int) -> None:
+    """Every plan of actions, tried on both goals: no fixed one is worth more than 0.5; with the sign read, 1."""
+    env = cls(length)
+    returns: dict[tuple[int, ...], list[float]] = {}
+    for goal in (1, -1):
+        for plan in itertools.product(range(4), repeat=env.episode_length):
+            with_goal(env, goal)
+            returns.setdefault(plan, []).append(sum(s[1] for s in play(env, list(plan))))
+    assert max(np.mean(pair) for pair in returns.values()) == 0.5
+    for i in range(2):
+        assert max(pair[i] for pair in returns.values()) == 1.0
+
+
+def test_walls_and_arms() -> None:
+    env = TMazePassive(20)
+    env.reset(seed=0)
+    script = [(UP, (0, 0)), (DOWN, (0, 0)), (LEFT, (0, 0)), (RIGHT, (1, 0)), (UP, (1, 0)), (LEFT, (0, 0))]
+    for action, where in script:
+        obs, *_ = env.step(action)
+        assert env.position == where
+        np.testing.assert_array_equal(obs, [0, 0])  # the start no longer shows the sign
+    env = TMazeActive(2)
+    env.reset(seed=0)
+    for action, where, obs_y in [
+        (RIGHT, (1, 0), None),
+        (RIGHT, (2, 0), 0),
+        (UP, (2, 1), 1),
+        (LEFT, (2, 1), 1),
+        (DOWN, (2, 0), 0),
+    ]:
+        obs, *_ = env.step(action)
+        assert env.position == where
+        assert obs.tolist() == ([0, 0] if obs_y is None else [1, obs_y])
+    env = TMazeActive(5)
+    with_goal(env, 1)
+    for action, where in [(RIGHT, 1), (RIGHT, 2), (RIGHT, 3), (RIGHT, 4), (RIGHT, 5)]:
+        env.step(action)
+        assert env.position == (where, 0)
+    assert [env.step(UP)[0].tolist(), env.position] == [[1, 1], (5, 1)]
+    assert [env.step(UP)[0].tolist(), env.position] == [[1, 1], (5, 1)]
+
+
+@pytest.mark.parametrize("cls", [TMazePassive, TMazeActive])
+def test_goals_are_even(cls: type[Maze]) -> None:
+    env = cls()
+    env.reset(seed=0)
+    ups = 0
+    for _ in range(2000):
+        env.reset()
+        ups += env.goal == 1
+    assert abs(ups - 1000) < 4.5 * 500**0.5
+
+
+@pytest.mark.parametrize("cls", [TMazePassive, TMazeActive])
+def test_gymnasium_and_determinism(cls: type[Maze], gym_check: Callable[..., None], same_rollout: Callable[..., None]) -> None:
+    gym_check(cls)
+    same_rollout(lambda: cls(4), 4)
+
+
+def test_render() -> None:
+    env = TMazeActive(3, render_mode="ansi")
+    with_goal(env, 1)
+    assert env.render() == "    G\nSA...\n    .\nstep 0 of 6"
+    for action in (LEFT, RIGHT, RIGHT, RIGHT, RIGHT, DOWN):
+        env.step(action)
+    assert env.render() == "    G\nS....\n    A\nstep 6 of 6"
+    passive = TMazePassive(3, render_mode="ansi")
+    with_goal(passive, -1)
+    passive.step(RIGHT)
+    assert passive.render() == "   .\nSA..\n   G\nstep 1 of 4"
+    assert TMazePassive().render() is None
+
+
+@pytest.mark.parametrize("cls", [TMazePassive, TMazeActive])
+@pytest.mark.parametrize(
+    ("kwargs", "error", "message"),
+    [
+        ({"corridor_length": 0}, ValueError, "corridor_length must be at least 1, got 0"),
+        ({"corridor_length": 2.5}, TypeError, "corridor_length must be an integer, got 2.5"),
+        ({"penalty": 0.1}, ValueError, "penalty is added to the reward, so it must be at most 0, got 0.1"),
+        ({"penalty": -np.inf}, ValueError, "penalty must be finite, got -inf"),
+        ({"render_mode": "rgb_array"}, ValueError, "render_mode must be None or one of ['ansi'], got 'rgb_array'"),
+    ],
+)
+def test_bad_arguments(cls: type[Maze], kwargs: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error) as caught:
+        cls(**kwargs)
+    assert str(caught.value).splitlines()[0] == message
+
+
+def test_bad_actions_and_steps_out_of_turn() -> None:
+    env = TMazePassive()
+    with pytest.raises(gym.error.ResetNeeded, match=r"TMazePassive.step\(\) was called with no rollout under way"):
+        env.step(0)
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match=r"action must be in 0\.\.3, got 4"):
+        env.step(4)

@@ -1,0 +1,126 @@
+import gymnasium as gym
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from amago.spaces import action_spec, describe, from_description, obs_spec, rl2_space
+
+SPACES = [
+    gym.spaces.Discrete(3),
+    gym.spaces.Discrete(70_000, start=-5),
+    gym.spaces.Box(-2.0, 3.0, (2, 2)),
+    gym.spaces.Box(np.array([0.0, -1.0]), np.array([1.0, 4.0]), dtype=np.float64),
+    gym.spaces.MultiBinary(4),
+    gym.spaces.MultiBinary([2, 3]),
+]
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_an_action_survives_every_form(space):
+    spec = action_spec(space)
+    space.seed(0)
+    for _ in range(20):
+        action = space.sample()
+        stored = spec.from_env(action)
+        assert stored.shape == (spec.stored_dim,)
+        assert stored.dtype == spec.stored_dtype
+        back = spec.to_env(stored)
+        assert space.contains(back)
+        np.testing.assert_allclose(back, action, rtol=1e-6, atol=1e-6)
+        vector = spec.to_vector(stored)
+        assert vector.shape == (spec.dim,)
+        assert vector.dtype == np.float32
+        assert np.abs(vector).max() <= 1.0
+        np.testing.assert_array_equal(spec.from_vector(vector), stored)
+    assert rl2_space(spec).shape == (1 + spec.dim,)
+
+
+@given(st.lists(st.floats(-1, 1, width=32), min_size=3, max_size=3))
+def test_scaled_actions_never_leave_the_box(unit):
+    space = gym.spaces.Box(np.array([-1.1, 0.0, 7.0], np.float32), np.array([3.3, 1e-3, 7.0], np.float32))
+    assert space.contains(action_spec(space).to_env(np.array(unit, dtype=np.float32)))
+
+
+def test_batches_of_actions():
+    spec = action_spec(gym.spaces.Discrete(3, start=5))
+    np.testing.assert_array_equal(spec.to_env(np.array([[0], [2]])), [5, 7])
+    np.testing.assert_array_equal(spec.from_env(np.array([5, 7])), [[0], [2]])
+    np.testing.assert_array_equal(spec.to_vector(np.array([[0], [2]])), [[1, 0, 0], [0, 0, 1]])
+
+
+def test_unbounded_boxes_and_other_spaces_are_refused():
+    with pytest.raises(ValueError, match=r"unbounded.*RescaleAction"):
+        action_spec(gym.spaces.Box(-np.inf, np.inf, (2,)))
+    with pytest.raises(TypeError, match="use Discrete, Box or MultiBinary"):
+        action_spec(gym.spaces.Text(4))
+
+
+@pytest.mark.parametrize("space", [*SPACES, gym.spaces.Dict(a=gym.spaces.Discrete(2), b=gym.spaces.Box(-np.inf, np.inf, (3,)))], ids=str)
+def test_descriptions_are_inverted(space):
+    import json
+
+    assert from_description(json.loads(json.dumps(describe(space)))) == space
+
+
+@pytest.mark.parametrize("bad", [{}, {"kind": "Text"}, {"kind": "Discrete"}, {"kind": "Box", "shape": [2]}, {"kind": "Dict", "spaces": 3}])
+def test_bad_descriptions(bad):
+    with pytest.raises(ValueError, match="space"):
+        from_description(bad)
+
+
+def test_plain_spaces_become_dicts_of_boxes():
+    for space, sample, want in (
+        (gym.spaces.Box(-1, 1, (2,), np.float64), np.array([0.5, 1.0]), [0.5, 1.0]),
+        (gym.spaces.Discrete(4, start=2), 3, [0, 1, 0, 0]),
+        (gym.spaces.MultiDiscrete([2, 3]), np.array([1, 2]), [0, 1, 0, 0, 1]),
+        (gym.spaces.MultiBinary(3), np.array([1, 0, 1]), [1, 0, 1]),
+    ):
+        spec = obs_spec(space)
+        out = spec.convert(sample)
+        np.testing.assert_array_equal(out["observation"], want)
+        assert out["observation"].dtype == np.float32
+        assert spec.space["observation"].contains(out["observation"])
+
+
+def test_nested_spaces_get_joined_keys_in_alphabetical_order():
+    space = gym.spaces.Dict(z=gym.spaces.Discrete(2), a=gym.spaces.Dict(y=gym.spaces.Box(0, 1, (1,)), x=gym.spaces.Box(0, 255, (2, 2), np.uint8)))
+    spec = obs_spec(space)
+    assert list(spec.space.spaces) == ["a/x", "a/y", "z"]
+    out = spec.convert({"z": 1, "a": {"y": np.zeros(1, np.float32), "x": np.full((2, 2), 7, np.uint8)}})
+    assert out["a/x"].dtype == np.uint8
+    np.testing.assert_array_equal(out["z"], [0, 1])
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 5), st.integers(2, 6), st.integers(0, 99))
+def test_batched_observations_convert_row_by_row(batch, n, seed):
+    space = gym.spaces.Dict(d=gym.spaces.Discrete(n), m=gym.spaces.MultiDiscrete([n, 2]))
+    one, many = obs_spec(space), obs_spec(space, batched=True)
+    rng = np.random.default_rng(seed)
+    rows = [{"d": int(rng.integers(n)), "m": np.array([rng.integers(n), rng.integers(2)])} for _ in range(batch)]
+    together = many.convert({"d": np.array([r["d"] for r in rows]), "m": np.stack([r["m"] for r in rows])})
+    for i, row in enumerate(rows):
+        for key, value in one.convert(row).items():
+            np.testing.assert_array_equal(together[key][i], value)
+
+
+@pytest.mark.parametrize(
+    ("space", "obs", "message"),
+    [
+        (gym.spaces.Box(0, 1, (2,)), np.zeros(3, np.float32), r"'observation' has shape \(3,\), but its space says \(2,\)"),
+        (gym.spaces.Box(0, 255, (2,), np.uint8), np.zeros(2), "'observation' has dtype float64, but its space says uint8"),
+        (gym.spaces.Dict(a=gym.spaces.Discrete(2)), {"b": 0}, r"missing \['a'\]; not in the space: \['b'\]"),
+        (gym.spaces.Dict(a=gym.spaces.Discrete(2)), np.zeros(2), r"keys \['a'\], but the environment returned ndarray"),
+        (gym.spaces.Discrete(2), 2, r"'observation' is 2, outside Discrete\(2\)"),
+        (gym.spaces.MultiDiscrete([2, 2]), np.array([0, 2]), "outside MultiDiscrete"),
+    ],
+)
+def test_wrong_observations_say_which_key_and_what_is_right(space, obs, message):
+    with pytest.raises(ValueError, match=message):
+        obs_spec(space).convert(obs)
+
+
+def test_spaces_without_an_array_form_are_refused_by_key():
+    with pytest.raises(TypeError, match=r"'mission' has space Text.*FilterObservation"):
+        obs_spec(gym.spaces.Dict(mission=gym.spaces.Text(10)))
