@@ -103,7 +103,7 @@ def plot_adaptation(
 
     left.set(title="Learning", xlabel="environment steps", ylabel="mean return per rollout")
     left.xaxis.set_major_formatter(EngFormatter(sep=""))
-    left.xaxis.set_major_locator(MaxNLocator(nbins=6))
+    left.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     right.set(title="Adaptation within a rollout", xlabel="attempt", ylabel="success rate", ylim=(-0.03, 1.03))
     right.yaxis.set_major_formatter(PercentFormatter(xmax=1.0, decimals=0))
     right.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12, min_n_ticks=1))

@@ -263,6 +263,11 @@ class MultibinaryOutput(PolicyOutput):
     def sample(self) -> Tensor:
         return torch.bernoulli(self.probs.detach())
 
+    def rsample(self) -> Tensor:
+        """Sampled bits whose gradient is that of the probabilities (straight-through, Bengio et al. 2013, arXiv 1308.3432)."""
+        probs = self.probs
+        return torch.bernoulli(probs.detach()) + probs - probs.detach()
+
     @property
     def mode(self) -> Tensor:
         return (self.logits.detach() > 0).to(self.logits.dtype)
@@ -285,7 +290,7 @@ class Multibinary(DistributionType):
     """A independent bits, from their logits."""
 
     is_discrete = False
-    actions_differentiable = False
+    actions_differentiable = True
 
     def __init__(self, d_action: int) -> None:
         super().__init__(d_action)

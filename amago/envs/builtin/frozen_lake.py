@@ -55,6 +55,9 @@ class MetaFrozenLake(gym.Env[Observation, np.int64]):
         slip_chance: the probability, in [0, 1), that a move becomes a stay.
         render_mode: None, "ansi" (text) or "rgb_array" (uint8, 24 pixels a cell); x runs to the right, y downwards.
 
+    Attributes:
+        horizon: the longest a rollout can be, k times the limit of an attempt.
+
     Raises:
         TypeError, ValueError: an argument is out of range; the message quotes it.
     """
@@ -85,6 +88,7 @@ class MetaFrozenLake(gym.Env[Observation, np.int64]):
             self.max_episode_steps = round(limit / (1.0 - self.slip_chance))
         else:
             self.max_episode_steps = common.check_int("max_episode_steps", max_episode_steps, 1)
+        self.horizon = self.k_episodes * self.max_episode_steps
         self.render_mode = common.check_render_mode(render_mode, self.metadata["render_modes"])
 
         margin = -1.0 / self.size if self.hard_mode else 0.0  # a noisy reading can lie one cell off the lake

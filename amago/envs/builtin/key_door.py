@@ -47,6 +47,9 @@ class RoomKeyDoor(gym.Env[Observation, np.int64]):
         randomize_actions: draw the meaning of the five actions anew for each rollout (a uniform permutation).
         render_mode: None, "ansi" (text) or "rgb_array" (uint8, 24 pixels a cell); x runs to the right, y downwards.
 
+    Attributes:
+        horizon: the length of a rollout.
+
     Raises:
         TypeError, ValueError: an argument is out of range; the message quotes it.
     """
@@ -69,6 +72,7 @@ class RoomKeyDoor(gym.Env[Observation, np.int64]):
         self.size = common.check_int("size", size, 2)
         self.max_episode_steps = common.check_int("max_episode_steps", max_episode_steps, 1)
         self.meta_rollout_horizon = common.check_int("meta_rollout_horizon", meta_rollout_horizon, 1)
+        self.horizon = self.meta_rollout_horizon
         self.randomize_actions = common.check_bool("randomize_actions", randomize_actions)
         self.render_mode = common.check_render_mode(render_mode, self.metadata["render_modes"])
         self._fixed = {

@@ -29,7 +29,7 @@ class _TMaze(gym.Env[Observation, np.int64]):
 
     def __init__(self, corridor_length: int, penalty: float | None, render_mode: str | None) -> None:
         self.corridor_length = common.check_int("corridor_length", corridor_length, 1)
-        self.episode_length = self.corridor_length + self._extra_steps
+        self.episode_length = self.horizon = self.corridor_length + self._extra_steps
         self.penalty = -1.0 / self.episode_length if penalty is None else common.check_real("penalty", penalty)
         if self.penalty > 0.0:
             raise ValueError(f"penalty is added to the reward, so it must be at most 0, got {penalty!r}")
@@ -122,6 +122,9 @@ class TMazePassive(_TMaze):
         penalty: at most 0; by default ``-1 / episode_length``.
         render_mode: None or "ansi".
 
+    Attributes:
+        episode_length, horizon: steps of an episode.
+
     Raises:
         TypeError, ValueError: an argument is out of range; the message quotes it.
     """
@@ -145,6 +148,9 @@ class TMazeActive(_TMaze):
         corridor_length: steps from the start to the junction, at least 1.
         penalty: at most 0; by default ``-1 / episode_length``.
         render_mode: None or "ansi".
+
+    Attributes:
+        episode_length, horizon: steps of an episode.
 
     Raises:
         TypeError, ValueError: an argument is out of range; the message quotes it.

@@ -60,6 +60,7 @@ def test_an_oracle_earns_exactly_what_the_horizon_allows(
     trial = [inverse[a] for a in plan[:limit]] + [0]
     if len(plan) < limit:
         assert len(trial) == len(plan) + 1
+    assert env.horizon == horizon
     total, log = 0.0, {}
     for t in range(horizon):
         obs, reward, terminated, truncated, info = env.step(trial[t % len(trial)])

@@ -43,7 +43,7 @@ def play(env: Maze, actions: list[int]) -> list[tuple[np.ndarray, float, bool, d
 @given(length=st.integers(1, 60), goal=st.sampled_from([1, -1]))
 def test_the_passive_oracle_earns_one_and_sees_the_sign_once(length: int, goal: int) -> None:
     env = TMazePassive(length)
-    assert env.episode_length == length + 1
+    assert env.episode_length == env.horizon == length + 1
     obs = with_goal(env, goal)
     np.testing.assert_array_equal(obs, np.array([0, goal], dtype=np.float32))
     steps = play(env, [RIGHT] * length + [TURN[goal]])
@@ -60,7 +60,7 @@ def test_the_passive_oracle_earns_one_and_sees_the_sign_once(length: int, goal: 
 @given(length=st.integers(1, 60), goal=st.sampled_from([1, -1]))
 def test_the_active_oracle_steps_back_reads_and_earns_one(length: int, goal: int) -> None:
     env = TMazeActive(length)
-    assert env.episode_length == length + 3
+    assert env.episode_length == env.horizon == length + 3
     np.testing.assert_array_equal(with_goal(env, goal), np.zeros(2, dtype=np.float32))  # the sign is behind
     steps = play(env, [LEFT] + [RIGHT] * (length + 1) + [TURN[goal]])
     assert [s[1] for s in steps] == [0.0] * (length + 2) + [1.0]

@@ -1,0 +1,224 @@
+"""Noise on top of the policy's actions, as wrappers around an `AMAGOEnv`.
+
+Each actor has a wrapper and a random generator of its own. Schedules count the steps of one actor, and are part of the
+checkpoint (`ExplorationWrapper.state_dict`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gin
+import numpy as np
+from numpy.typing import NDArray
+
+from amago.envs.amago_env import AMAGOWrapper, Step
+from amago.hindsight import Timestep
+
+Array = NDArray[Any]
+
+
+class ExplorationWrapper(AMAGOWrapper):
+    """Base of all exploration: subclass it and override `add_exploration_noise`.
+
+    Args:
+        amago_env: what to wrap.
+
+    Attributes:
+        rng: draw all randomness from it; seeded for each actor.
+        global_step: steps of this actor ever, over all rollouts.
+        local_step: (B,) index of the next action in its rollout.
+
+    Raises:
+        TypeError: ``amago_env`` is no `AMAGOEnv`.
+    """
+
+    def __init__(self, amago_env: Any):
+        super().__init__(amago_env)
+        self.rng = np.random.default_rng()
+        self.global_step = 0
+        self.local_step = np.zeros(self.batched_envs, dtype=np.int64)
+        self._rollout_limit = self.amago_env.horizon
+
+    def add_exploration_noise(self, action: Array, local_step: NDArray[np.int64], horizon: int | None) -> Array:
+        """The actions to take instead of the policy's.
+
+        Args:
+            action: (B, S) stored form (`amago.spaces`); do not change it in place.
+            local_step: (B,) index of each action in its rollout.
+            horizon: the longest a rollout can be, if the environment says so (`AMAGOEnv.horizon`).
+
+        Returns:
+            (B, S), the same dtype.
+        """
+        raise NotImplementedError
+
+    def on_rollout_start(self, opened: NDArray[np.bool_]) -> None:
+        """Called when new rollouts open in the rows (B,) where ``opened``; the default does nothing."""
+
+    def seed(self, seed: int | np.random.SeedSequence | None) -> None:
+        """Start the generator afresh; takes effect from the next reset on."""
+        self.rng = np.random.default_rng(seed)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Timestep, dict[str, Any]]:
+        out = self.env.reset(seed=seed, options=options)
+        self.local_step = np.zeros(self.batched_envs, dtype=np.int64)
+        self.on_rollout_start(np.ones(self.batched_envs, dtype=bool))
+        return out
+
+    def step(self, action: Array) -> Step:
+        action = self.add_exploration_noise(action, self.local_step, self._rollout_limit)
+        self.global_step += 1
+        self.local_step += 1
+        out = self.env.step(action)
+        auto = self.amago_env.auto
+        if auto is not None and auto.opened.any():
+            self.local_step[auto.opened] = 0
+            self.on_rollout_start(auto.opened)
+        return out
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs to go on exploring where it stopped; JSON-able."""
+        return {"global_step": self.global_step, "rng": self.rng.bit_generator.state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Undo time since `state_dict`; the rollouts then in progress are not part of it.
+
+        Raises:
+            KeyError: an entry is missing.
+        """
+        self.global_step = int(state["global_step"])
+        self.rng.bit_generator.state = state["rng"]
+
+
+class _AnnealedNoise(ExplorationWrapper):
+    """Random actions with a probability that a subclass says, times a factor drawn for each rollout."""
+
+    def __init__(self, amago_env: Any, steps_anneal: int, randomize_eps: bool, **schedule: float):
+        super().__init__(amago_env)
+        if steps_anneal <= 0:
+            raise ValueError(f"steps_anneal is {steps_anneal!r}, but must be positive")
+        for name, value in schedule.items():
+            if not 0.0 <= value <= 1.0:
+                raise ValueError(f"{name} is {value!r}, but must be in [0, 1]")
+        self.steps_anneal, self.randomize_eps = int(steps_anneal), bool(randomize_eps)
+        self.multiplier = np.ones(self.batched_envs)
+
+    def schedule(self, local_step: NDArray[np.int64]) -> Any:
+        """Epsilon before the factor: a number, or one for each row."""
+        raise NotImplementedError
+
+    def _anneal(self, start: float, end: float) -> float:
+        return start + (end - start) * min(1.0, self.global_step / self.steps_anneal)
+
+    def current_eps(self, local_step: NDArray[np.int64], horizon: int | None = None) -> NDArray[np.float64]:
+        """(B,) the noise of the next action, whose index in its rollout is ``local_step`` (B,)."""
+        return self.multiplier * self.schedule(local_step)
+
+    def on_rollout_start(self, opened: NDArray[np.bool_]) -> None:
+        if self.randomize_eps:
+            self.multiplier = np.where(opened, self.rng.random(self.batched_envs), self.multiplier)
+
+    def add_exploration_noise(self, action: Array, local_step: NDArray[np.int64], horizon: int | None) -> Array:
+        eps = self.current_eps(local_step, horizon)
+        spec, rng, b = self.action_spec, self.rng, self.batched_envs
+        if spec.kind == "discrete":
+            if b == 1:  # the same draws as below, without building arrays for most of them
+                if rng.random() >= eps[0]:
+                    return action
+                return np.array([[rng.integers(spec.dim)]], dtype=action.dtype)
+            explore = rng.random(b) < eps
+            if not explore.any():
+                return action
+            return np.where(explore[:, None], rng.integers(spec.dim, size=(b, 1), dtype=np.int64), action)
+        if spec.kind == "multibinary":
+            flip = rng.random(action.shape) < eps[:, None]
+            return np.where(flip, 1 - action, action).astype(action.dtype)
+        noisy = action + eps[:, None] * rng.standard_normal(action.shape)
+        return np.clip(noisy, -1.0, 1.0).astype(np.float32)
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"multiplier": self.multiplier.tolist()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if len(state["multiplier"]) != self.batched_envs:
+            raise ValueError(f"multiplier has {len(state['multiplier'])} rows, but there are {self.batched_envs} environments")
+        super().load_state_dict(state)
+        self.multiplier = np.asarray(state["multiplier"], dtype=np.float64)
+
+
+@gin.configurable
+class EpsilonGreedy(_AnnealedNoise):
+    """A random action with probability eps, annealed linearly over the steps of one actor.
+
+    Discrete actions: uniform with probability eps. Continuous: a + eps N(0, 1), clipped to [-1, 1]. MultiBinary: each bit
+    flipped with probability eps.
+
+    Args:
+        amago_env: what to wrap.
+        eps_start, eps_end: eps at the actor's first step, and from step ``steps_anneal`` on.
+        steps_anneal: counted for each actor.
+        randomize_eps: multiply eps by u, drawn uniformly from [0, 1) at each reset of each actor.
+
+    Raises:
+        ValueError: an eps outside [0, 1] or ``steps_anneal`` not positive.
+    """
+
+    def __init__(
+        self,
+        amago_env: Any,
+        eps_start: float = 1.0,
+        eps_end: float = 0.05,
+        steps_anneal: int = 1_000_000,
+        randomize_eps: bool = True,
+    ):
+        super().__init__(amago_env, steps_anneal, randomize_eps, eps_start=eps_start, eps_end=eps_end)
+        self.eps_start, self.eps_end = eps_start, eps_end
+
+    def schedule(self, local_step: NDArray[np.int64]) -> float:
+        return self._anneal(self.eps_start, self.eps_end)
+
+
+@gin.configurable
+class BilevelEpsilonGreedy(_AnnealedNoise):
+    """`EpsilonGreedy` whose eps also changes over a rollout, for meta-learning with a finite horizon (AMAGO, appendix A).
+
+    eps(n, t) = u [e0(n) + (e1(n) - e0(n)) t / rollout_horizon], with n the actor's steps ever and t those of this rollout;
+    e0 goes linearly from ``eps_start_start`` to ``eps_start_end``, e1 from ``eps_end_start`` to ``eps_end_end``, over
+    ``steps_anneal`` steps. Beyond ``rollout_horizon`` t counts as ``rollout_horizon``.
+
+    Args:
+        amago_env: what to wrap.
+        rollout_horizon: how long a rollout lasts; must be bound with gin.
+        eps_start_start, eps_start_end: eps at the start of a rollout, early and late in training.
+        eps_end_start, eps_end_end: eps at the end of a rollout, early and late in training.
+        steps_anneal, randomize_eps: as in `EpsilonGreedy`.
+
+    Raises:
+        ValueError: an eps outside [0, 1], or a count that is not positive.
+    """
+
+    def __init__(
+        self,
+        amago_env: Any,
+        rollout_horizon: int = gin.REQUIRED,
+        eps_start_start: float = 1.0,
+        eps_start_end: float = 0.05,
+        eps_end_start: float = 0.8,
+        eps_end_end: float = 0.01,
+        steps_anneal: int = 1_000_000,
+        randomize_eps: bool = True,
+    ):
+        super().__init__(
+            amago_env, steps_anneal, randomize_eps,
+            eps_start_start=eps_start_start, eps_start_end=eps_start_end, eps_end_start=eps_end_start, eps_end_end=eps_end_end,
+        )  # fmt: skip
+        if rollout_horizon <= 0:
+            raise ValueError(f"rollout_horizon is {rollout_horizon!r}, but must be positive")
+        self.rollout_horizon = rollout_horizon
+        self.eps_start = (eps_start_start, eps_start_end)
+        self.eps_end = (eps_end_start, eps_end_end)
+
+    def schedule(self, local_step: NDArray[np.int64]) -> NDArray[np.float64]:
+        e0, e1 = self._anneal(*self.eps_start), self._anneal(*self.eps_end)
+        return e0 + (e1 - e0) * np.minimum(1.0, local_step / self.rollout_horizon)

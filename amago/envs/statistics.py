@@ -1,0 +1,159 @@
+"""What the actors have to tell: finished rollouts, and the numbers that environments asked to be logged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
+
+
+@dataclass(frozen=True)
+class EpisodeRecord:
+    """One finished rollout.
+
+    Attributes:
+        env_name: the environment's name during it.
+        ret: sum of its rewards.
+        length: its transitions.
+        metrics: what the environment asked to be logged (`AMAGO_ENV_LOG_PREFIX`), without the prefix; a key that came
+            several times holds the mean.
+        actor: the actor's number.
+        terminated: False where it was only truncated.
+    """
+
+    env_name: str
+    ret: float
+    length: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    actor: int = 0
+    terminated: bool = True
+
+
+@dataclass
+class PhaseStatistics:
+    """Everything that happened since the last time it was asked for.
+
+    Attributes:
+        episodes: finished rollouts, by actor, then in order of time.
+        frames: environment steps by environment name, those of unfinished rollouts included.
+        restarts: environments and workers that were replaced.
+        dropped: unfinished rollouts that were dropped with them.
+    """
+
+    episodes: list[EpisodeRecord] = field(default_factory=list)
+    frames: dict[str, int] = field(default_factory=dict)
+    restarts: int = 0
+    dropped: int = 0
+
+    def add(self, episodes: Iterable[EpisodeRecord], frames: dict[str, int]) -> None:
+        self.episodes += episodes
+        for name, n in frames.items():
+            self.frames[name] = self.frames.get(name, 0) + n
+
+
+class ReturnHistory:
+    """Returns of finished rollouts by environment name.
+
+    Attributes:
+        data: {env_name: [return, ...]}.
+    """
+
+    def __init__(self, episodes: Iterable[EpisodeRecord] = ()):
+        self.data: dict[str, list[float]] = {}
+        for episode in episodes:
+            self.add(episode.env_name, episode.ret)
+
+    def add(self, env_name: str, ret: float) -> None:
+        self.data.setdefault(env_name, []).append(float(ret))
+
+    def averages(self) -> dict[str, float]:
+        """Mean return by environment name."""
+        return {name: float(np.mean(values)) for name, values in self.data.items()}
+
+
+class SpecialMetricHistory:
+    """The environments' own metrics, one value a rollout.
+
+    Attributes:
+        data: {env_name: {metric: [value, ...]}}.
+    """
+
+    def __init__(self, episodes: Iterable[EpisodeRecord] = ()):
+        self.data: dict[str, dict[str, list[float]]] = {}
+        for episode in episodes:
+            for metric, value in episode.metrics.items():
+                self.add(episode.env_name, metric, value)
+
+    def add(self, env_name: str, metric: str, value: float) -> None:
+        self.data.setdefault(env_name, {}).setdefault(metric, []).append(float(value))
+
+    def averages(self) -> dict[str, dict[str, float]]:
+        """Mean of each metric by environment name."""
+        return {name: {m: float(np.mean(v)) for m, v in metrics.items()} for name, metrics in self.data.items()}
+
+
+class MetricSums:
+    """Logged numbers of one rollout in progress."""
+
+    __slots__ = ("_sums",)
+
+    def __init__(self) -> None:
+        self._sums: dict[str, list[float]] = {}
+
+    def add(self, key: str, value: float) -> None:
+        both = self._sums.setdefault(key, [0.0, 0.0])
+        both[0] += value
+        both[1] += 1.0
+
+    def means(self) -> dict[str, float]:
+        return {key: total / n for key, (total, n) in self._sums.items()}
+
+
+def metric_name(key: Any) -> str | None:
+    """The name under which an entry of ``info`` is logged; None if it is not logged."""
+    if not isinstance(key, str) or not key.startswith(AMAGO_ENV_LOG_PREFIX):
+        return None
+    return key[len(AMAGO_ENV_LOG_PREFIX) :].strip(" _-/:") or AMAGO_ENV_LOG_PREFIX
+
+
+def metric_value(key: str, value: Any) -> float:
+    """The number in an entry of ``info``.
+
+    Raises:
+        ValueError: it is no single number.
+    """
+    try:
+        return float(np.asarray(value).reshape(()))
+    except (TypeError, ValueError):
+        raise ValueError(f"info[{key!r}] is {value!r}, but what an environment logs must be one number") from None
+
+
+def collect_row(info: dict[Any, Any], sums: MetricSums) -> None:
+    """Add what one environment logs."""
+    for key, value in info.items():
+        if key.__class__ is str and key.startswith(AMAGO_ENV_LOG_PREFIX):
+            sums.add(metric_name(key) or key, metric_value(key, value))
+
+
+def collect_rows(info: dict[Any, Any], rows: Any, sums: list[MetricSums]) -> None:
+    """Add what the given rows (B,) of a vectorised environment log.
+
+    An entry is an array with one value a row, valid where the entry ``_key`` (if any) is True, or one number for all rows.
+    """
+    for key, value in info.items():
+        name = metric_name(key)
+        if name is None:
+            continue
+        mask = rows & np.asarray(info[f"_{key}"], dtype=bool) if f"_{key}" in info else rows
+        values = np.asarray(value)
+        if values.ndim == 0:
+            values = np.broadcast_to(values, mask.shape)
+        if values.shape[0] != mask.shape[0]:
+            raise ValueError(f"info[{key!r}] has {values.shape[0]} values for {mask.shape[0]} environments")
+        for row in np.flatnonzero(mask):
+            if values[row] is not None:
+                sums[row].add(name, metric_value(key, values[row]))

@@ -1,0 +1,249 @@
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from amago import config
+from amago.agent import Agent, exp_filter
+from amago.loading import Batch
+from amago.nets.actor_critic import Actor
+from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder
+from amago.nets.tstep_encoders import FFTstepEncoder
+from amago.spaces import action_spec, rl2_space
+
+SPACES = {
+    "discrete": gym.spaces.Discrete(4),
+    "continuous": gym.spaces.Box(-1, 1, (3,)),
+    "multibinary": gym.spaces.MultiBinary(5),
+}
+OBS = gym.spaces.Dict({"mask": gym.spaces.Box(0, 1, (4,)), "observation": gym.spaces.Box(-np.inf, np.inf, (6,))})
+SMALL = {
+    "FFTstepEncoder.n_layers": 1, "FFTstepEncoder.d_hidden": 16, "FFTstepEncoder.d_output": 12, "FFTrajEncoder.d_model": 16,
+    "GRUTrajEncoder.d_hidden": 16, "GRUTrajEncoder.d_output": 16, "GRUTrajEncoder.n_layers": 1, "TformerTrajEncoder.d_model": 16,
+    "TformerTrajEncoder.n_heads": 2, "TformerTrajEncoder.d_ff": 32, "TformerTrajEncoder.n_layers": 1, "Actor.d_hidden": 16,
+    "NCritics.d_hidden": 16,
+}  # fmt: skip
+
+
+def build(kind, traj=FFTrajEncoder, **options):
+    config.bind(SMALL)
+    space = SPACES[kind]
+    return Agent(OBS, rl2_space(action_spec(space)), space, 8, FFTstepEncoder, traj, **options)
+
+
+def make_batch(kind, b=3, length=6, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    spec = action_spec(SPACES[kind])
+    if kind == "discrete":
+        actions = torch.nn.functional.one_hot(torch.randint(4, (b, length), generator=g), 4).float()
+    elif kind == "continuous":
+        actions = torch.rand(b, length, 3, generator=g) * 2 - 1
+    else:
+        actions = torch.randint(2, (b, length, 5), generator=g).float()
+    lengths = torch.tensor([length, length - 2, 1])[:b]
+    return Batch(
+        obs={"mask": torch.ones(b, length + 1, 4), "observation": torch.randn(b, length + 1, 6, generator=g)},
+        rl2s=torch.randn(b, length + 1, 1 + spec.dim, generator=g), rews=torch.randn(b, length, 1, generator=g),
+        dones=torch.rand(b, length, 1, generator=g) < 0.2, actions=actions,
+        time_idxs=torch.arange(length + 1)[None, :, None].expand(b, -1, -1),
+        mask=torch.arange(length + 1)[None, :, None] <= lengths[:, None, None],
+    )  # fmt: skip
+
+
+OPTIONS = [
+    {},
+    {"use_multigamma": False},
+    {"n_step": 3},
+    {"popart": False},
+    {"use_target_actor": False},
+    {"online_coeff": 0.0, "offline_coeff": 1.0},
+    {"offline_coeff": 0.0},
+    {"fbc_filter_func": exp_filter},
+    {"fake_filter": True},
+    {"num_critics": 3, "num_critics_td": 3, "num_actions_for_value_in_critic_loss": 2, "num_actions_for_value_in_actor_loss": 3},
+]
+
+
+@pytest.mark.parametrize("kind", SPACES)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_every_option_gives_finite_losses_of_the_documented_shapes(kind, options):
+    agent, batch = build(kind, **options), make_batch(kind)
+    loss = agent(batch, log_step=True)
+    groups = 1 if options.get("use_multigamma") is False else 7
+    critics = options.get("num_critics", 4)
+    assert loss.actor_loss.shape == (3, 6, groups, 1)
+    assert loss.critic_loss.shape == (3, 6, critics, groups, 1)
+    assert torch.isfinite(loss.actor_loss).all()
+    assert torch.isfinite(loss.critic_loss).all()
+    (loss.actor_loss.mean() + loss.critic_loss.mean()).backward()
+    for name, p in agent.named_parameters():
+        trained = not name.startswith("target_")
+        assert (p.grad is not None) == trained, name
+    assert all(np.isfinite(float(v)) for v in loss.metrics.values())
+
+
+def test_plain_cloning_needs_no_critic():
+    loss = build("discrete", fake_filter=True, online_coeff=0.0)(make_batch("discrete"))
+    assert loss.critic_loss is None
+    loss.actor_loss.mean().backward()
+
+
+@pytest.mark.parametrize("kind", SPACES)
+def test_the_policy_gradient_reaches_the_actor_and_encoders_through_the_actor_alone(kind):
+    agent = build(kind, offline_coeff=0.0)
+    agent(make_batch(kind)).actor_loss.mean().backward()
+    assert all(p.grad is None or not p.grad.any() for p in agent.critics.parameters())
+    assert any(p.grad is not None and p.grad.any() for p in agent.actor.parameters())
+    frozen = build(kind, offline_coeff=0.0)
+    for p in frozen.actor.parameters():
+        p.requires_grad_(False)
+    # the state that the critic reads is held fixed: without the actor's path nothing reaches the encoders but what goes through pi
+    loss = frozen(make_batch(kind)).actor_loss
+    assert loss.requires_grad  # through pi(s)
+    grads = torch.autograd.grad(loss.mean(), list(frozen.tstep_encoder.parameters()), allow_unused=True)
+    assert any(g is not None and g.any() for g in grads)
+
+
+@pytest.mark.parametrize("kind", SPACES)
+def test_the_policy_gradient_raises_the_value_of_the_policy(kind):
+    """With critics that prefer one action, the actor comes to take it."""
+    torch.manual_seed(0)
+    agent = build(kind, offline_coeff=0.0, use_multigamma=False).eval()
+    want = torch.zeros(agent.action_spec.dim)
+    want[0] = 1.0
+    if agent.discrete:
+        agent.critics.all_values = lambda s, detach_params=False: want.expand(*s.shape[:2], 4, 1, -1)
+    else:
+        agent.critics.forward = lambda s, a, log_dict=None, detach_params=False: (
+            -((a - want) ** 2).sum(-1)[..., None, None].transpose(-3, -2).expand(-1, -1, -1, 4, -1, -1)
+        )
+    batch, optimizer = make_batch(kind), torch.optim.Adam(agent.actor.parameters(), lr=0.03)
+    for _ in range(200):
+        optimizer.zero_grad()
+        agent(batch).actor_loss.mean().backward()
+        optimizer.step()
+    memory = agent.init_hidden_state(3, "cpu")
+    obs = {k: v[:, 0] for k, v in batch.obs.items()}
+    actions, _ = agent.get_actions(obs, batch.rl2s[:, 0], batch.time_idxs[:, 0], memory, sample=False)
+    if kind == "discrete":
+        assert (actions == 0).all()
+    else:
+        torch.testing.assert_close(actions.float(), want.expand(3, -1), atol=0.25, rtol=0)
+
+
+def test_targets_of_terminated_steps_do_not_depend_on_what_follows():
+    agent = build("continuous")
+    batch = make_batch("continuous")
+    batch.dones[:] = True
+    rews = batch.rews * agent.reward_multiplier
+    state = torch.randn(3, 6, agent.traj_encoder.emb_dim)
+    target = agent._td_target(state, rews, batch.dones, batch.transition_mask, {})
+    torch.testing.assert_close(target, rews[:, :, None, None].expand_as(target))
+
+
+def test_targets_are_the_min_over_chosen_critics_with_an_online_loss_and_their_mean_without():
+    state, zero = torch.randn(2, 3, 16), torch.zeros(2, 3, 1)
+    for coeff, reduce in ((1.0, torch.amin), (0.0, torch.mean)):
+        torch.manual_seed(1)
+        agent = build("discrete", online_coeff=coeff, num_critics=2, num_critics_td=40, popart=False, use_multigamma=False)
+        probs = agent.target_actor(state).probs
+        q = (agent.target_critics.all_values(state) * probs[:, :, None]).sum(-1, keepdim=True)
+        torch.manual_seed(3)
+        got = agent._td_target(state, zero, zero.bool(), ~zero.bool(), {})
+        torch.manual_seed(3)
+        chosen = torch.randint(2, (40,))
+        assert 5 < chosen.sum() < 35  # with replacement, from both
+        torch.testing.assert_close(got, 0.999 * reduce(q[:, :, chosen], dim=2, keepdim=True))
+
+
+def test_indices_and_one_hots_are_the_same_action():
+    agent, batch = build("discrete").eval(), make_batch("discrete")
+    torch.manual_seed(0)
+    a = agent(batch)
+    batch.actions = batch.actions.argmax(-1, keepdim=True)
+    torch.manual_seed(0)
+    b = agent(batch)
+    torch.testing.assert_close(a.actor_loss, b.actor_loss)
+    torch.testing.assert_close(a.critic_loss, b.critic_loss)
+
+
+def test_targets_follow_slowly_and_are_not_trained():
+    agent = build("continuous", tau=0.1)
+    assert not {id(p) for p in agent.trainable_params} & {id(p) for p in agent.target_critics.parameters()}
+    before = [p.clone() for p in agent.target_actor.parameters()]
+    with torch.no_grad():
+        for p in agent.actor.parameters():
+            p.add_(1.0)
+    agent.soft_sync_targets()
+    for old, new in zip(before, agent.target_actor.parameters(), strict=True):
+        torch.testing.assert_close(new, old + 0.1)
+
+
+@pytest.mark.parametrize("kind", SPACES)
+@pytest.mark.parametrize("traj", [FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder])
+def test_actions_are_in_stored_form_and_follow_the_sequence(kind, traj):
+    torch.manual_seed(0)
+    agent, batch = build(kind, traj).eval(), make_batch(kind)
+    spec, memory = agent.action_spec, agent.init_hidden_state(3, "cpu")
+    with torch.no_grad():
+        states = agent.encode(batch)
+    for t in range(6):
+        obs = {k: v[:, t] for k, v in batch.obs.items()}
+        actions, memory = agent.get_actions(obs, batch.rl2s[:, t], batch.time_idxs[:, t], memory, sample=False)
+        assert actions.shape == (3, spec.stored_dim)
+        assert actions.numpy().dtype == spec.stored_dtype
+        torch.testing.assert_close(actions, agent.act(states[:, t], obs, sample=False), atol=1e-4, rtol=1e-4)
+        for row in actions.numpy():
+            assert SPACES[kind].contains(spec.to_env(row))
+
+
+class MaskedActor(Actor):
+    """Never takes an action whose mask is 0."""
+
+    def actor_network_forward(self, state, straight_from_obs=None, log_dict=None):
+        logits = super().actor_network_forward(state, log_dict=log_dict)
+        return logits.masked_fill(straight_from_obs["mask"].unsqueeze(-2) < 0.5, -1e9)
+
+
+def test_observations_go_straight_to_the_actor():
+    config.bind({"Discrete.clip_prob_low": 0.0, "Discrete.clip_prob_high": 1.0})
+    agent = build("discrete", actor_type=MaskedActor, pass_obs_keys_to_actor=["mask"])
+    batch = make_batch("discrete", b=2)
+    batch.obs["mask"][:] = torch.tensor([0.0, 1.0, 1.0, 0.0])
+    batch.actions[:] = torch.tensor([0.0, 1.0, 0.0, 0.0])
+    loss = agent(batch)
+    assert torch.isfinite(loss.actor_loss).all()
+    memory = agent.init_hidden_state(2, "cpu")
+    obs = {k: v[:, 0] for k, v in batch.obs.items()}
+    drawn = {int(a) for _ in range(50) for a in agent.get_actions(obs, batch.rl2s[:, 0], batch.time_idxs[:, 0], memory)[0]}
+    assert drawn == {1, 2}
+
+
+def test_seventy_thousand_actions():
+    config.bind(SMALL)
+    space = gym.spaces.Discrete(70_000, start=3)
+    agent = Agent(OBS, rl2_space(action_spec(space)), space, 4, FFTstepEncoder, FFTrajEncoder, use_multigamma=False, num_critics=2)
+    batch = make_batch("discrete", b=1, length=2)
+    batch = Batch(batch.obs, torch.zeros(1, 3, 70_001), batch.rews, batch.dones, torch.tensor([[[69_999], [0]]]), batch.time_idxs, batch.mask)
+    loss = agent(batch)
+    assert torch.isfinite(loss.actor_loss).all()
+    obs = {k: v[:, 0] for k, v in batch.obs.items()}
+    action, _ = agent.get_actions(obs, batch.rl2s[:, 0], batch.time_idxs[:, 0], agent.init_hidden_state(1, "cpu"))
+    assert 3 <= agent.action_spec.to_env(action[0].numpy()) < 70_003
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tau": 0.0}, r"tau must lie in \(0, 1\], got tau=0.0"),
+        ({"num_critics": 0}, "num_critics must be a whole number of at least 1, got num_critics=0"),
+        ({"n_step": 0}, "n_step must be a whole number"),
+        ({"offline_coeff": -1.0}, "offline_coeff must not be negative, got offline_coeff=-1.0"),
+        ({"online_coeff": 0.0, "offline_coeff": 0.0}, "nothing would train the actor"),
+        ({"gamma": 1.0}, r"discounts must lie in \[0, 1\), got gamma=1.0"),
+        ({"pass_obs_keys_to_actor": ["legal"]}, r"names \['legal'\]; the observations are \['mask', 'observation'\]"),
+    ],
+)
+def test_wrong_options_are_refused_by_name(options, message):
+    with pytest.raises(ValueError, match=message):
+        build("discrete", **options)

@@ -1,0 +1,83 @@
+"""Exploration of T-Mazes: its schedule by arithmetic, and what it does to real episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from amago import config
+from amago.envs.amago_env import AMAGOEnv
+from amago.envs.builtin import TMazePassive
+from amago.envs.builtin.tmaze_exploration import TMazeExploration
+from amago.envs.exploration import EpsilonGreedy
+
+RIGHT = np.array([[0]])
+
+
+@pytest.fixture(autouse=True)
+def _no_bindings_left() -> Iterator[None]:
+    yield
+    config.clear()
+
+
+def explorer(corridor: int, **bindings: float) -> TMazeExploration:
+    env = AMAGOEnv(TMazePassive(corridor), env_name="tmaze")
+    config.bind({"TMazeExploration.horizon": corridor + 1} | {f"EpsilonGreedy.{k}": v for k, v in bindings.items()})
+    return TMazeExploration(env)
+
+
+@pytest.mark.parametrize("horizon", [4, 5, 10, 400])
+def test_the_schedule(horizon: int) -> None:
+    wrapped = explorer(horizon - 1, eps_start=0.8, eps_end=0.8, randomize_eps=False)
+    for step in range(horizon):
+        usual = step == 0 or step >= horizon - 3
+        eps = wrapped.current_eps(np.array([step]), None)
+        assert eps.shape == (1,)
+        assert eps[0] == (0.8 if usual else 0.5 / horizon), step
+    several = wrapped.current_eps(np.array([0, 1, horizon - 4, horizon - 3, horizon - 1]), horizon)
+    low = 0.5 / horizon
+    assert several.tolist() == [0.8, low if horizon > 4 else 0.8, low if horizon > 4 else 0.8, 0.8, 0.8]
+
+
+def test_the_usual_chance_is_that_of_epsilon_greedy_as_it_anneals() -> None:
+    wrapped = explorer(19, eps_start=1.0, eps_end=0.2, steps_anneal=100, randomize_eps=False)
+    plain = EpsilonGreedy(AMAGOEnv(TMazePassive(19), env_name="tmaze"))
+    for steps, expected in [(0, 1.0), (50, 0.6), (100, 0.2), (500, 0.2)]:
+        wrapped.global_step = plain.global_step = steps
+        for local in (0, 17, 18, 19):
+            eps = wrapped.current_eps(np.array([local]))
+            np.testing.assert_allclose(eps, [expected])
+            np.testing.assert_array_equal(eps, plain.current_eps(np.array([local])))
+        np.testing.assert_allclose(wrapped.current_eps(np.array([10])), [0.5 / 20])
+
+
+def test_a_walk_forward_is_disturbed_where_the_schedule_says() -> None:
+    """At eps 1, 3 of 4 actions differ from the policy's in the first step and the last three; 0.5 / horizon * 3/4 between."""
+    horizon, episodes = 12, 1500
+    wrapped = explorer(horizon - 1, eps_start=1.0, eps_end=1.0, randomize_eps=False)
+    wrapped.seed(0)
+    changed = np.zeros(horizon)
+    for _ in range(episodes):
+        wrapped.reset()
+        for step in range(horizon):
+            _, _, terminated, _, _ = wrapped.step(RIGHT)
+            changed[step] += wrapped.amago_env.last_action[0, 0] != 0
+        assert terminated[0, 0]
+    for step in range(horizon):
+        p = 0.75 * (1.0 if step == 0 or step >= horizon - 3 else 0.5 / horizon)
+        assert abs(changed[step] - episodes * p) < 4.5 * (episodes * p * (1 - p)) ** 0.5, step
+
+
+def test_it_needs_a_horizon() -> None:
+    env = AMAGOEnv(TMazePassive(5), env_name="tmaze")
+    with pytest.raises(RuntimeError, match="horizon"):
+        TMazeExploration(env)
+    with pytest.raises(ValueError, match="horizon must be at least 1, got 0"):
+        TMazeExploration(env, horizon=0)
+    with pytest.raises(TypeError, match=r"horizon must be an integer, got 6\.0"):
+        TMazeExploration(env, 6.0)  # type: ignore[arg-type]
+    assert TMazeExploration(env, horizon=6).horizon == 6
+    config.bind({"amago.envs.builtin.TMazeExploration.horizon": 7})
+    assert TMazeExploration(env).horizon == 7

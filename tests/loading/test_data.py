@@ -1,0 +1,84 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from amago.loading import Batch, RLData, collate
+from amago.loading.dataset import PADDED_SAMPLING, subsequence
+
+
+def sequence(length, fill=1.0):
+    return RLData(
+        obs={"a": torch.full((length + 1, 2), fill), "img": torch.full((length + 1, 2, 2, 1), 7, dtype=torch.uint8)},
+        rl2s=torch.full((length + 1, 3), fill), time_idxs=torch.arange(length + 1)[:, None], rews=torch.full((length, 1), fill),
+        dones=torch.zeros(length, 1, dtype=torch.bool), actions=torch.full((length, 2), fill),
+    )  # fmt: skip
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6))
+def test_the_mask_says_what_is_real(lengths):
+    batch = collate([sequence(n) for n in lengths])
+    longest = max(lengths)
+    assert batch.mask.shape == (len(lengths), longest + 1, 1)
+    for i, n in enumerate(lengths):
+        assert batch.mask[i, :, 0].tolist() == [True] * (n + 1) + [False] * (longest - n)
+        assert batch.transition_mask[i].sum() == n
+        assert batch.rews[i].sum() == n
+        assert batch.obs["a"][i, : n + 1].eq(1).all()
+    assert batch.obs["img"].dtype == torch.uint8
+    assert batch.dones.dtype == torch.bool
+
+
+def test_collate_refuses_nothing_and_mixtures():
+    with pytest.raises(ValueError, match="no sequences"):
+        collate([])
+    other = sequence(3)
+    other.obs.pop("img")
+    with pytest.raises(ValueError, match="different observations"):
+        collate([sequence(3), other])
+
+
+def test_a_batch_by_hand_is_checked():
+    parts = vars(collate([sequence(3)]))
+    with pytest.raises(ValueError, match=r"Batch.dones has shape \(1, 2, 1\).*asks for \(1, 3"):
+        Batch(**(parts | {"dones": torch.zeros(1, 2, 1, dtype=torch.bool)}))
+    assert Batch(**(parts | {"mask": torch.ones(1, 4, 1)})).mask.dtype == torch.bool
+
+
+def test_to_moves_every_field():
+    moved = collate([sequence(2)]).to("meta")
+    assert {moved.rews.device.type, moved.obs["a"].device.type, moved.mask.device.type} == {"meta"}
+
+
+@settings(max_examples=200)
+@given(st.integers(1, 30), st.integers(1, 12), st.sampled_from(PADDED_SAMPLING), st.integers(0, 2**31))
+def test_windows_exist_and_are_never_too_long(length, max_len, padded, seed):
+    start, stop = subsequence(length, max_len, padded, np.random.default_rng(seed))
+    assert 0 <= start < stop <= length
+    assert stop - start <= max_len
+    if padded == "none":
+        assert stop - start == min(length, max_len)
+
+
+@pytest.mark.parametrize(
+    ("padded", "starts"),
+    [("none", range(0, 7)), ("both", range(-3, 9)), ("left", range(-3, 7)), ("right", range(0, 9))],
+)
+def test_windows_are_uniform_over_the_documented_starts(padded, starts):
+    length, max_len = 10, 4
+    rng = np.random.default_rng(0)
+    draws = 6000
+    seen: dict = {}
+    for _ in range(draws):
+        window = subsequence(length, max_len, padded, rng)
+        seen[window] = seen.get(window, 0) + 1
+    want: dict = {}
+    for s in starts:
+        window = (max(s, 0), min(s + max_len, length))
+        want[window] = want.get(window, 0) + 1
+    assert set(seen) == set(want)
+    for window, share in want.items():
+        p = share / len(starts)
+        assert abs(seen[window] - draws * p) < 5 * np.sqrt(draws * p * (1 - p))

@@ -1,0 +1,174 @@
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from amago.hindsight import FrozenTraj, Relabeler, Trajectory
+from amago.loading import DatasetSettings, DiskTrajDataset, RLDataset, SequenceLoader
+from amago.spaces import action_spec
+from amago.store import TrajectoryWriter
+
+SPACE = gym.spaces.Discrete(5)
+OBS = gym.spaces.Dict({"observation": gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)})
+
+
+def count_up(episode, steps):
+    """obs = [episode, t], action t % 5, reward 1000 episode + t + 1."""
+    traj = Trajectory(action_spec(SPACE)).start({"observation": np.array([episode, 0], np.float32)})
+    for t in range(steps):
+        obs = {"observation": np.array([episode, t + 1], np.float32)}
+        traj.add(t % 5, 1000.0 * episode + t + 1, t == steps - 1, obs)
+    return traj.to_stored()
+
+
+def fill(root, lengths, save_as="segments", part="fifo", writer="w"):
+    directory = root / "d" / "buffer" / part
+    directory.mkdir(parents=True, exist_ok=True)
+    w = TrajectoryWriter(directory, writer=writer, action_space=SPACE, obs_space=OBS, save_as=save_as)
+    for episode, steps in enumerate(lengths):
+        w.write(count_up(episode, steps))
+    w.close()
+
+
+def opened(root, max_seq_len=8, relabeler=None, padded="none", **kwargs):
+    dataset = DiskTrajDataset(root, "d", relabeler=relabeler, **kwargs)
+    dataset.configure(DatasetSettings(max_seq_len, padded))
+    return dataset
+
+
+def check_counts(sample):
+    episode = sample.obs["observation"][0, 0].item()
+    t = sample.obs["observation"][:, 1].numpy()
+    assert (sample.obs["observation"][:, 0] == episode).all()
+    np.testing.assert_array_equal(np.diff(t), 1)
+    np.testing.assert_array_equal(sample.time_idxs[:, 0], t)
+    np.testing.assert_array_equal(sample.rews[:, 0], 1000 * episode + t[1:])
+    np.testing.assert_array_equal(sample.actions.argmax(-1), t[:-1] % 5)
+    want_prev = np.where(t > 0, 1000 * episode + t, 0)
+    np.testing.assert_array_equal(sample.rl2s[:, 0], want_prev)
+    for i, now in enumerate(t):
+        assert sample.rl2s[i, 1:].sum() == float(now > 0)
+        if now > 0:
+            assert sample.rl2s[i, 1:].argmax() == (now - 1) % 5
+
+
+@pytest.mark.parametrize("save_as", ["segments", "npz", "npz-compressed"])
+@pytest.mark.parametrize("padded", ["none", "both", "left", "right"])
+def test_every_number_is_where_it_belongs(tmp_path, save_as, padded):
+    lengths = [1, 3, 8, 9, 20]
+    fill(tmp_path, lengths, save_as)
+    dataset = opened(tmp_path, padded=padded)
+    rng = np.random.default_rng(0)
+    seen = set()
+    for _ in range(150):
+        sample = dataset.sample_random_trajectory(rng)
+        check_counts(sample)
+        episode, last = int(sample.obs["observation"][0, 0]), int(sample.obs["observation"][-1, 1])
+        assert bool(sample.dones[-1]) == (last == lengths[episode])
+        assert not sample.dones[:-1].any()
+        seen.add(episode)
+    assert seen == set(range(5))
+
+
+def test_protected_data_and_both_kinds_of_file_mix(tmp_path):
+    fill(tmp_path, [5] * 3, "segments", writer="a")
+    fill(tmp_path, [6] * 4, "npz", part="protected", writer="b")
+    dataset = opened(tmp_path)
+    assert sorted(dataset.store.lengths.tolist()) == [5, 5, 5, 6, 6, 6, 6]
+
+
+def test_a_relabeler_sees_the_whole_trajectory_and_its_changes_are_what_is_sampled(tmp_path):
+    class Double(Relabeler):
+        def relabel(self, traj: FrozenTraj) -> FrozenTraj:
+            assert len(traj) == 20
+            traj.rews = traj.rews * 2
+            return traj
+
+    fill(tmp_path, [20])
+    sample = opened(tmp_path, relabeler=Double()).sample_random_trajectory(np.random.default_rng(0))
+    t = sample.obs["observation"][1:, 1]
+    np.testing.assert_array_equal(sample.rews[:, 0], 2 * t)
+    with pytest.raises(ValueError, match=r"an instance, got the class Double; write Double\(\)"):
+        DiskTrajDataset(tmp_path, "d", relabeler=Double)
+
+
+def test_the_buffer_forgets_the_oldest_and_metrics_say_so(tmp_path):
+    dataset = opened(tmp_path, dset_max_size=3)
+    assert not dataset.ready_for_training
+    with pytest.raises(RuntimeError, match="is empty"):
+        dataset.sample_random_trajectory(np.random.default_rng(0))
+    fill(tmp_path, [4] * 6, "npz")
+    metrics = dataset.on_end_of_collection()
+    assert dataset.ready_for_training
+    assert len(dataset.store) == 3
+    assert all(isinstance(v, int | float) for v in metrics.values())
+    dataset.delete()
+    assert not dataset.ready_for_training
+
+
+def test_batches_do_not_depend_on_the_number_of_threads(tmp_path):
+    fill(tmp_path, [5, 9, 13])
+    dataset = opened(tmp_path)
+
+    def rewards(workers, counts):
+        loader = SequenceLoader(dataset, batch_size=3, workers=workers, seed=7)
+        out = [b.rews.flatten().tolist() for n in counts for b in loader.batches(n)]
+        loader.close()
+        return out
+
+    whole = rewards(0, [12])
+    assert rewards(2, [12]) == whole
+    assert rewards(1, [5, 7]) == whole
+    other = SequenceLoader(dataset, batch_size=3, seed=8)
+    assert [b.rews.flatten().tolist() for b in other.batches(12)] != whole
+
+
+def test_a_loader_that_is_set_forward_draws_what_it_would_have_drawn(tmp_path):
+    fill(tmp_path, [5, 9, 13])
+    dataset = opened(tmp_path)
+    first = SequenceLoader(dataset, batch_size=2, workers=2, seed=1)
+    taken = []
+    for i, batch in enumerate(first.batches(10)):
+        taken.append(batch.rews.flatten().tolist())
+        if i == 3:
+            break
+    assert first.next_batch == 4
+    second = SequenceLoader(dataset, batch_size=2, seed=1)
+    second.next_batch = 4
+    assert next(iter(second.batches(1))).rews.flatten().tolist() == SequenceLoader(dataset, 2, seed=1).draw(4).rews.flatten().tolist()
+    first.close()
+    first.close()
+
+
+def test_ranks_draw_differently(tmp_path):
+    fill(tmp_path, [50])
+    dataset = opened(tmp_path)
+    draws = [SequenceLoader(dataset, 4, seed=1, rank=r).draw(0).time_idxs.flatten().tolist() for r in (0, 1)]
+    assert draws[0] != draws[1]
+
+
+def test_bad_arguments(tmp_path):
+    with pytest.raises(ValueError, match="dset_max_size counts trajectories and must be at least 1, got 0"):
+        DiskTrajDataset(tmp_path, "d", dset_max_size=0)
+    dataset = DiskTrajDataset(tmp_path, "d")
+    with pytest.raises(RuntimeError, match=r"opened by Experiment.start\(\)"):
+        _ = dataset.store
+    with pytest.raises(ValueError, match="padded_sampling must be one of none, both, left, right; got 'middle'"):
+        dataset.configure(DatasetSettings(4, "middle"))
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        SequenceLoader(dataset, 0)
+
+
+def test_a_dataset_of_the_users_own():
+    class Ones(RLDataset):
+        def sample_random_trajectory(self, rng):
+            from amago.loading import RLData
+
+            return RLData.from_traj(count_up(1, int(rng.integers(1, 4))).derive(action_spec(SPACE)))
+
+    dataset = Ones()
+    dataset.configure(DatasetSettings(max_seq_len=4))
+    assert dataset.ready_for_training
+    assert dataset.save_new_trajs_to is None
+    assert dataset.on_end_of_collection() == dataset.on_end_of_training() == dataset.state_dict() == {}
+    for batch in SequenceLoader(dataset, 5).batches(2):
+        assert batch.rews.shape[0] == 5

@@ -1,0 +1,188 @@
+"""Every network against a trusted implementation: same weights, same inputs, same outputs."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from golden import load
+
+from amago.nets import cnn
+from amago.nets.actor_critic import Actor, NCritics
+from amago.nets.policy_dists import Discrete, Multibinary, TanhGaussian
+from amago.nets.popart import PopArtLayer
+from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder
+from amago.nets.transformer import SigmaReparam, VanillaAttention
+from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder
+
+
+def tensors(name):
+    arrays, weights, _ = load(name)
+    return {k: torch.as_tensor(v) for k, v in arrays.items()}, {k: torch.as_tensor(v) for k, v in weights.items()}
+
+
+def close(got, expected, rtol=1e-5):
+    """Relative to the largest number of the output."""
+    assert got.shape == expected.shape
+    torch.testing.assert_close(got, expected, rtol=rtol, atol=rtol * float(expected.abs().max()))
+
+
+RL2 = gym.spaces.Box(-np.inf, np.inf, (5,), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "cls"),
+    [
+        ("natureish", cnn.NatureishCNN),
+        ("impalaish", cnn.IMPALAishCNN),
+        ("gridworld", cnn.GridworldCNN),
+        ("drq", cnn.DrQCNN),
+    ],
+)
+@pytest.mark.parametrize("channels_first", [False, True])
+def test_cnn(name, cls, channels_first):
+    a, weights = tensors(f"cnn_{name}")
+    img = a["img"].permute(0, 1, 4, 2, 3) if channels_first else a["img"]
+    net = cls(img_shape=img.shape[2:], channels_first=channels_first, activation="leaky_relu")
+    net.load_state_dict(weights, strict=True)
+    close(net(img), a["out"])
+    assert net(net.blank_img).shape[-1] == a["out"].shape[-1]
+
+
+def ff_encoder(weights=None):
+    space = gym.spaces.Dict({"b": gym.spaces.Box(-9, 9, (3,)), "a": gym.spaces.Box(-9, 9, (2, 2))})
+    net = FFTstepEncoder(space, RL2, n_layers=2, d_hidden=16, d_output=12)
+    if weights is not None:
+        net.load_state_dict(weights, strict=True)
+    return net
+
+
+def test_ff_tstep_encoder_eval():
+    a, weights = tensors("tstep_ff")
+    net = ff_encoder(weights).eval()
+    close(net({"b": a["obs/b"], "a": a["obs/a"]}, a["rl2s"]), a["eval_out"])
+    assert net.emb_dim == 12
+
+
+def test_ff_tstep_encoder_updates_statistics_before_use():
+    a, weights = tensors("tstep_ff")
+    fresh = {k: v for k, v in ff_encoder().state_dict().items() if k.startswith("in_norm.")}
+    net = ff_encoder(weights | fresh).train()
+    obs = {"b": a["obs/b"], "a": a["obs/a"]}
+    close(net(obs, a["rl2s"]), a["train_out_1"])
+    close(net(obs, a["rl2s"]), a["train_out_2"])
+    for name in ("in_norm.mu", "in_norm.nu", "in_norm._t"):
+        close(net.state_dict()[name], weights[name])
+
+
+def test_cnn_tstep_encoder():
+    a, weights = tensors("tstep_cnn")
+    space = gym.spaces.Dict({"observation": gym.spaces.Box(0, 255, (36, 36, 3), np.uint8)})
+    net = CNNTstepEncoder(space, RL2, img_features=16, rl2_features=6, d_output=10)
+    net.load_state_dict(weights, strict=True)
+    close(net({"observation": a["obs/observation"]}, a["rl2s"]), a["out"])
+
+
+def step_by_step(net, seq, time_idxs):
+    hidden = net.init_hidden_state(seq.shape[0], "cpu")
+    outs = []
+    for t in range(seq.shape[1]):
+        out, hidden = net(seq[:, t : t + 1], time_idxs[:, t : t + 1], hidden)
+        outs.append(out)
+    return torch.cat(outs, dim=1)
+
+
+TFORMER = {"d_model": 16, "n_heads": 4, "d_ff": 32, "n_layers": 2}
+PLAIN = {"sigma_reparam": False, "normformer_norms": False, "head_scaling": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("traj_ff", lambda: FFTrajEncoder(6, 9, d_model=16, n_layers=2)),
+        ("traj_gru", lambda: GRUTrajEncoder(6, 9, d_hidden=16, n_layers=2, d_output=12)),
+        ("traj_transformer_fixed", lambda: TformerTrajEncoder(6, 9, **TFORMER)),
+        ("traj_transformer_fixed", lambda: TformerTrajEncoder(6, 9, **TFORMER, attention_type=VanillaAttention)),
+        ("traj_transformer_rope", lambda: TformerTrajEncoder(6, 9, **TFORMER, pos_emb="rope")),
+        ("traj_transformer_plain", lambda: TformerTrajEncoder(6, 9, **TFORMER, **PLAIN)),
+    ],
+)
+def test_traj_encoder(name, make):
+    a, weights = tensors(name)
+    net = make().eval()
+    net.load_state_dict(weights, strict=True)
+    out, hidden = net(a["seq"], a["time_idxs"])
+    assert hidden is None
+    close(out, a["out"])
+    with torch.no_grad():
+        close(step_by_step(net, a["seq"], a["time_idxs"]), a["rollout_out"])
+
+
+def test_sigma_reparam():
+    a, weights = tensors("sigma_reparam")
+    net = SigmaReparam(8, 5)
+    net.load_state_dict(weights, strict=True)
+    close(net(a["x"]), a["train_1"])
+    close(net(a["x"]), a["train_2"])
+    net.eval()
+    close(net(a["x"]), a["eval_out"])
+    close(net.u, a["u_after"])
+    close(net.v, a["v_after"])
+
+
+def test_actor():
+    a, weights = tensors("actor")
+    actor = Actor(8, "discrete", 4, torch.tensor([0.5, 0.9, 0.999]), n_layers=2, d_hidden=16)
+    actor.load_state_dict(weights, strict=True)
+    close(actor(a["state"]).probs, a["probs"])
+
+
+@pytest.mark.parametrize("kind", ["discrete", "continuous"])
+def test_critics(kind):
+    a, weights = tensors(f"critic_scalar_{kind}")
+    critics = NCritics(8, 4, kind, a["gammas"], num_critics=2, d_hidden=16, n_layers=2)
+    critics.load_state_dict(weights, strict=True)
+    close(critics(a["state"], a["action"]), a["value"])
+
+
+def test_multibinary_critics_take_the_continuous_layout():
+    a, weights = tensors("critic_scalar_continuous")
+    critics = NCritics(8, 4, "multibinary", a["gammas"], num_critics=2, d_hidden=16, n_layers=2)
+    critics.load_state_dict(weights, strict=True)
+    close(critics(a["state"], a["action"]), a["value"])
+
+
+def test_popart():
+    a, _ = tensors("popart")
+    net = PopArtLayer(3)
+    for i in range(6):
+        net.update_stats(a[f"{i}/val"], a[f"{i}/mask"])
+        for name in ("mu", "nu", "w", "b", "sigma"):
+            close(getattr(net, name), a[f"{i}/{name}"])
+        close(net(a["q"]), a[f"{i}/normed_q"])
+        close(net(a["q"], normalized=False), a[f"{i}/denormed_q"])
+        close(net.normalize_values(a[f"{i}/val"]), a[f"{i}/normalized_target"])
+    assert set(net.state_dict()) == {"mu", "nu", "w", "b", "_t"}
+
+
+def test_discrete():
+    a, _ = tensors("dist_discrete")
+    kind = Discrete(6)
+    dist = kind(a["vec"])
+    close(dist.probs, a["probs"])
+    close(dist.log_prob(a["action"]), a["log_prob"])
+    close(dist.entropy(), a["entropy"])
+    close(kind.clip_like_policy(a["buffer_onehot"]), a["action_from_buffer"])
+
+
+def test_tanh_gaussian():
+    a, _ = tensors("dist_tanh_gaussian")
+    dist = TanhGaussian(3)(a["vec"])
+    close(dist.loc, a["base_loc"])
+    close(dist.scale, a["base_scale"])
+    close(dist.log_prob(a["action"]), a["log_prob"])
+    close(dist.mean, a["mean"])
+
+
+def test_multibinary():
+    a, _ = tensors("dist_multibinary")
+    close(Multibinary(6)(a["vec"]).log_prob(a["action"]), a["log_prob"])

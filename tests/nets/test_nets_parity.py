@@ -1,0 +1,388 @@
+"""Acting step by step equals reading whole sequences, with actors at different times, before and past the end of the cache."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from amago.nets import attention
+from amago.nets.kv_cache import KVCache
+from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder, TrajEncoder
+from amago.nets.transformer import FlashAttention, ScaledDotProductAttention, SelfAttention, SigmaReparam, VanillaAttention
+
+D, MAX_LEN, SLOTS = 6, 5, 6
+SMALL = {"d_model": 16, "n_heads": 4, "d_ff": 32, "n_layers": 3}
+
+
+def randomize(net):
+    """Every parameter away from its start, so that no norm, bias or scale is neutral."""
+    with torch.no_grad():
+        for p in net.parameters():
+            p.add_(0.2 * torch.randn_like(p))
+        for layer in net.modules():  # the spectral norms follow, else some layer divides by nearly nothing
+            if isinstance(layer, SigmaReparam):
+                for _ in range(20):
+                    layer.train().effective_weight()
+    return net
+
+
+class OnlyBlock(SelfAttention):
+    """A user's own pattern: every second token within four steps."""
+
+    def visible(self, distance):
+        return (distance >= 0) & (distance < 4) & (distance % 2 == 0)
+
+
+class OwnKernel(SelfAttention):
+    """A user's own kernel for whole sequences."""
+
+    def forward(self, q, k, v, slots=None):
+        if slots is not None:
+            return super().forward(q, k, v, slots)
+        rows = [(q[:, :, i : i + 1] @ k[:, :, : i + 1].mT / math.sqrt(q.shape[-1])).softmax(-1) @ v[:, :, : i + 1] for i in range(q.shape[2])]  # fmt: skip  # noqa: E501
+        return torch.cat(rows, dim=2)
+
+
+PLAIN = {"sigma_reparam": False, "normformer_norms": False, "head_scaling": False}
+MODELS = {
+    "ff": lambda: FFTrajEncoder(D, MAX_LEN, d_model=16, n_layers=2),
+    "gru": lambda: GRUTrajEncoder(D, MAX_LEN, d_hidden=16, d_output=12),
+    "fixed": lambda: TformerTrajEncoder(D, MAX_LEN, **SMALL),
+    "learned": lambda: TformerTrajEncoder(D, MAX_LEN, **SMALL, pos_emb="learned"),
+    "rope": lambda: TformerTrajEncoder(D, MAX_LEN, **SMALL, pos_emb="rope"),
+    "plain": lambda: TformerTrajEncoder(D, MAX_LEN, **SMALL, **PLAIN),
+    "rmsnorm": lambda: TformerTrajEncoder(D, MAX_LEN, **SMALL, norm="rmsnorm", pos_emb="rope"),
+    "vanilla fixed": lambda: TformerTrajEncoder(D, MAX_LEN, **SMALL, attention_type=VanillaAttention),
+    "vanilla rope": lambda: TformerTrajEncoder(D, MAX_LEN, **SMALL, attention_type=VanillaAttention, pos_emb="rope"),
+    "own kernel": lambda: TformerTrajEncoder(D, MAX_LEN, **SMALL, attention_type=OwnKernel),
+    "own pattern": lambda: TformerTrajEncoder(D, MAX_LEN, **SMALL, attention_type=OnlyBlock),
+}
+
+
+def windowed(net, window):
+    """A copy of the model whose layers all see the last ``window`` tokens of a whole sequence."""
+    net = copy.deepcopy(net)
+    for layer in getattr(net, "tformer", nn.Module()).layers if isinstance(net, TformerTrajEncoder) else []:
+        inner = layer.attention_layer.self_attention
+
+        class Banded(VanillaAttention):
+            def visible(self, distance, inner=inner):
+                return inner.visible(distance) & (distance < window)
+
+        layer.attention_layer.self_attention = Banded()
+    return net
+
+
+def rollout(net, seq, starts, hidden=None):
+    """Act; ``starts[b]`` are the steps at which row b's episode begins. Returns outputs and time indices."""
+    B, T = seq.shape[:2]
+    hidden = net.init_hidden_state(B, "cpu") if hidden is None else hidden
+    times, outs = torch.zeros(B, 1, 1, dtype=torch.int64), []
+    all_times = []
+    for t in range(T):
+        dones = np.array([t in starts[b] for b in range(B)])
+        if t > 0:
+            hidden = net.reset_hidden_state(hidden, dones)
+        times = torch.where(torch.from_numpy(dones)[:, None, None], 0, times + 1) if t > 0 else times
+        out, hidden = net(seq[:, t : t + 1], times, hidden)
+        outs.append(out)
+        all_times.append(times)
+    return torch.cat(outs, 1), torch.cat(all_times, 1)
+
+
+def episodes(starts, T):
+    for b, s in enumerate(starts):
+        bounds = sorted({0, *s, T})
+        yield from ((b, lo, hi) for lo, hi in zip(bounds, bounds[1:]))  # noqa: RUF007
+
+
+STARTS = {
+    "one episode within the context": ([[], [], []], SLOTS),
+    "one long episode": ([[], [], []], 4 * SLOTS),
+    "staggered, short": ([[2], [3, 5], []], SLOTS),
+    "staggered, long": ([[7, 9, 20], [], [1, 13]], 4 * SLOTS),
+    "all reset together": ([[8, 16], [8, 16], [8, 16]], 4 * SLOTS),
+}
+
+
+@pytest.mark.parametrize("case", STARTS)
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_step_equals_whole_sequence(name, case):
+    torch.manual_seed(0)
+    net = randomize(MODELS[name]()).eval()
+    starts, T = STARTS[case]
+    seq = torch.randn(len(starts), T, D)
+    out, times = rollout(net, seq, starts)
+    whole = windowed(net, SLOTS)
+    for b, lo, hi in episodes(starts, T):
+        part = slice(lo, hi)
+        expected, _ = (net if hi - lo <= SLOTS else whole)(seq[b : b + 1, part], times[b : b + 1, part])
+        torch.testing.assert_close(out[b : b + 1, part], expected, rtol=1e-5, atol=1e-5)
+    assert out.std() > 0.1
+
+
+def oracle(weights, seq, times, n_heads, pos_emb, window):
+    """One sequence through a transformer in float64, written with loops and nothing of ours. (L, D) -> (L, d_model)."""
+    w = {k: v.double() for k, v in weights.items()}
+    seq, times = seq.double(), times.double()
+
+    def linear(x, name):
+        weight = w[f"{name}.weight"]
+        if f"{name}.gamma" in w:
+            weight = weight * w[f"{name}.gamma"] / (w[f"{name}.u"] @ weight @ w[f"{name}.v"])
+        return x @ weight.T + w.get(f"{name}.bias", 0.0)
+
+    def norm(x, name):
+        if f"{name}.norm.weight" not in w:
+            return x
+        x = (x - x.mean(-1, keepdim=True)) / (x.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+        return x * w[f"{name}.norm.weight"] + w[f"{name}.norm.bias"]
+
+    def turn(x, t):
+        half = len(x) // 2
+        out = x.clone()
+        for i in range(half):
+            angle = t * 10_000.0 ** (-2 * i / len(x))
+            c, s = torch.cos(angle), torch.sin(angle)
+            out[i], out[half + i] = x[i] * c - x[half + i] * s, x[i] * s + x[half + i] * c
+        return out
+
+    x = linear(seq, "tformer.inp")
+    L, M = x.shape
+    if pos_emb == "fixed":
+        for t in range(L):
+            for i in range(M // 2):
+                angle = times[t] / 10_000.0 ** (2 * i / M)
+                x[t, 2 * i] += torch.sin(angle)
+                x[t, 2 * i + 1] += torch.cos(angle)
+    n_layers = 1 + max(int(k.split(".")[2]) for k in w if k.startswith("tformer.layers."))
+    for n in range(n_layers):
+        p = f"tformer.layers.{n}"
+        qkv = linear(norm(x, f"{p}.norm1"), f"{p}.attention_layer.qkv_projection").reshape(L, 3, M // n_heads, n_heads)
+        heads = torch.zeros(L, n_heads, M // n_heads, dtype=torch.float64)
+        for h in range(n_heads):
+            q, k, v = (qkv[:, j, :, h] for j in range(3))
+            if pos_emb == "rope":
+                q, k = (torch.stack([turn(y[t], times[t]) for t in range(L)]) for y in (q, k))
+            for t in range(L):
+                seen = slice(max(0, t - window + 1), t + 1)
+                heads[t, h] = ((k[seen] @ q[t]) / (M // n_heads) ** 0.5).softmax(0) @ v[seen]
+            heads[:, h] *= w[f"{p}.attention_layer.head_scaler"][0, 0, h]
+        x = x + norm(linear(heads.reshape(L, M), f"{p}.attention_layer.out_projection"), f"{p}.norm2")
+        h = F.leaky_relu(linear(norm(x, f"{p}.norm3"), f"{p}.ff1"))
+        x = x + linear(norm(h, f"{p}.norm4"), f"{p}.ff2")
+    return norm(x, "tformer.norm")
+
+
+@pytest.mark.parametrize("name", ["fixed", "rope", "plain"])
+@torch.no_grad()
+def test_transformer_against_an_oracle_in_float64(name):
+    torch.manual_seed(1)
+    net = randomize(MODELS[name]()).double().eval()
+    pos_emb = "rope" if name == "rope" else "fixed"
+    starts, T = STARTS["staggered, long"]
+    seq = torch.randn(len(starts), T, D, dtype=torch.float64)
+    out, times = rollout(net, seq, starts)
+    for b, lo, hi in episodes(starts, T):
+        e, t = seq[b, lo:hi], times[b, lo:hi, 0]
+        expected = oracle(net.state_dict(), e, t, 4, pos_emb, window=SLOTS)
+        torch.testing.assert_close(out[b, lo:hi], expected, rtol=1e-5, atol=1e-5)
+        whole, _ = net(e[None], t[None, :, None])
+        expected = oracle(net.state_dict(), e, t, 4, pos_emb, window=hi)
+        torch.testing.assert_close(whole[0], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gru", "fixed", "rope"])
+@torch.no_grad()
+def test_several_steps_at_once_and_late_time_indices(name):
+    torch.manual_seed(2)
+    net = randomize(MODELS[name]()).eval()
+    seq, times = torch.randn(2, SLOTS, D), 5000 + torch.arange(SLOTS)[None, :, None].expand(2, -1, 1)
+    expected, _ = net(seq, times)
+    hidden = net.init_hidden_state(2, "cpu")
+    first, hidden = net(seq[:, :4], times[:, :4], hidden)
+    second, _ = net(seq[:, 4:], times[:, 4:], hidden)
+    torch.testing.assert_close(torch.cat((first, second), 1), expected, rtol=1e-4, atol=1e-4 if name == "rope" else 1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_whole_sequences_are_causal(name):
+    torch.manual_seed(3)
+    net = randomize(MODELS[name]()).eval()
+    seq, times = torch.randn(2, SLOTS, D), torch.arange(SLOTS)[None, :, None].expand(2, -1, 1)
+    changed = seq.clone()
+    changed[:, 4:] += 1.0
+    before, after = net(seq, times)[0], net(changed, times)[0]
+    torch.testing.assert_close(before[:, :4], after[:, :4], rtol=0, atol=1e-6)
+    assert (before[:, 4:] - after[:, 4:]).abs().max() > 1e-3
+
+
+def state_of(hidden):
+    if isinstance(hidden, KVCache):
+        return [hidden.keys.movedim(1, 0), hidden.values.movedim(1, 0), hidden.lengths, torch.from_numpy(hidden.host_lengths)]
+    return [hidden.movedim(1, 0)]
+
+
+@pytest.mark.parametrize("as_tensor", [False, True])
+@pytest.mark.parametrize("name", ["gru", "fixed"])
+@torch.no_grad()
+def test_reset_touches_only_its_rows(name, as_tensor):
+    net = MODELS[name]().eval()
+    hidden = net.init_hidden_state(3, "cpu")
+    for t in range(3):
+        _, hidden = net(torch.randn(3, 1, D), torch.full((3, 1, 1), t), hidden)
+    before = [x.clone() for x in state_of(hidden)]
+    dones = np.array([False, True, False])
+    hidden = net.reset_hidden_state(hidden, torch.from_numpy(dones) if as_tensor else dones)
+    for old, new in zip(before, state_of(hidden)):
+        torch.testing.assert_close(new[[0, 2]], old[[0, 2]], rtol=0, atol=0)
+    x = torch.randn(3, 1, D)
+    out, _ = net(x, torch.zeros(3, 1, 1, dtype=torch.int64), hidden)
+    fresh, _ = net(x, torch.zeros(3, 1, 1, dtype=torch.int64), net.init_hidden_state(3, "cpu"))
+    torch.testing.assert_close(out[1], fresh[1], rtol=1e-5, atol=1e-5)
+    assert (out[0] - fresh[0]).abs().max() > 1e-3
+    with pytest.raises(ValueError, match=r"dones must have shape \(3,\), got \(2,\)"):
+        net.reset_hidden_state(hidden, np.array([True, False]))
+
+
+@pytest.mark.parametrize("name", ["ff", "gru", "fixed"])
+@torch.no_grad()
+def test_slices_of_a_hidden_state_share_storage(name):
+    torch.manual_seed(4)
+    net = randomize(MODELS[name]()).eval()
+    starts, T = [[3], [], [5, 8], [2]], 2 * SLOTS
+    seq = torch.randn(4, T, D)
+    expected, _ = rollout(net, seq, starts)
+    whole = net.init_hidden_state(4, "cpu")
+    halves = [rollout(net, seq[s], starts[s], net.slice_hidden_state(whole, s.start, s.stop))[0] for s in (slice(0, 2), slice(2, 4))]
+    torch.testing.assert_close(torch.cat(halves), expected, rtol=1e-5, atol=1e-5)
+    if whole is not None:
+        filled = state_of(whole)[0].flatten(1).abs().sum(1)
+        assert (filled > 0).all()
+        with pytest.raises(ValueError, match="rows 2:5 are not within a batch of 4"):
+            net.slice_hidden_state(whole, 2, 5)
+
+
+def test_a_model_without_memory_needs_no_hidden_state_methods():
+    class Mean(TrajEncoder):
+        emb_dim = D
+
+        def forward(self, seq, time_idxs, hidden_state=None, log_dict=None):
+            return seq, hidden_state
+
+    net = Mean(D, 4)
+    assert net.init_hidden_state(2, "cpu") is None
+    assert net.reset_hidden_state(None, np.array([True, False])) is None
+    assert net.slice_hidden_state(None, 0, 1) is None
+    with pytest.raises(NotImplementedError, match="Mean does not say how to slice"):
+        net.slice_hidden_state(torch.zeros(2), 0, 1)
+
+
+@torch.no_grad()
+def test_cache_reads_only_what_is_filled():
+    cache = KVCache(1, 3, 2, 4, 5, "cpu")
+    seen = []
+    for t in range(7):
+        if t == 5:
+            cache.reset(np.array([True, True, True]))
+        slots = cache.advance()
+        k, v = cache.write(0, torch.full((3, 2, 1, 5), float(t)), torch.full((3, 2, 1, 5), float(-t)), slots)
+        assert k.shape == v.shape == (3, 2, slots.prefix, 5)
+        assert slots.full
+        seen.append((slots.prefix, slots.ages[0].tolist(), k[0, 0, :, 0].tolist()))
+        assert v[0, 0, :, 0].tolist() == [-x for x in seen[-1][2]]
+    assert seen == [
+        (1, [0], [0.0]),
+        (2, [1, 0], [0.0, 1.0]),
+        (3, [2, 1, 0], [0.0, 1.0, 2.0]),
+        (4, [3, 2, 1, 0], [0.0, 1.0, 2.0, 3.0]),
+        (4, [0, 3, 2, 1], [4.0, 1.0, 2.0, 3.0]),
+        (1, [0], [5.0]),
+        (2, [1, 0], [5.0, 6.0]),
+    ]
+
+
+@torch.no_grad()
+def test_cache_with_rows_of_different_length():
+    cache = KVCache(1, 2, 1, 3, 1, "cpu")
+    new = torch.zeros(2, 1, 1, 1)
+    cache.write(0, new, new, cache.advance())
+    cache.write(0, new, new, cache.advance())
+    cache.reset(torch.tensor([False, True]))
+    slots = cache.advance()
+    k, _ = cache.write(0, torch.tensor([7.0, 9.0]).view(2, 1, 1, 1), new, slots)
+    assert not slots.full
+    assert slots.ages.tolist() == [[2, 1, 0], [0, -1, -1]]
+    assert k[:, 0, :, 0].tolist() == [[0.0, 0.0, 7.0], [9.0, 0.0, 0.0]]
+
+
+@torch.no_grad()
+def test_half_precision_cache():
+    torch.manual_seed(5)
+    net = MODELS["rope"]().eval()
+    seq = torch.randn(2, 2 * SLOTS, D)
+    exact, _ = rollout(net, seq, [[3], []])
+    rough, _ = rollout(net, seq, [[3], []], net.init_hidden_state(2, "cpu", dtype=torch.bfloat16))
+    assert 0 < (exact - rough).abs().max() < 0.1
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        hidden = net.init_hidden_state(2, "cpu")
+        assert hidden.keys.dtype == torch.bfloat16
+        rough, _ = rollout(net, seq, [[3], []], hidden)
+    assert (exact - rough).abs().max() < 0.1
+    half = copy.deepcopy(net).bfloat16()
+    assert half.init_hidden_state(2, "cpu").keys.dtype == torch.bfloat16
+    rough, _ = rollout(half, seq.bfloat16(), [[3], []])
+    assert (exact - rough).abs().max() < 0.2
+
+
+@pytest.mark.parametrize("name", ["gru", "fixed"])
+def test_acting_with_gradients_on_changes_nothing(name):
+    """A hidden state is written in place; the graph of a step must survive it."""
+    torch.manual_seed(6)
+    net = MODELS[name]().eval()
+    seq = torch.randn(2, 4, D)
+    out, _ = rollout(net, seq, [[], [2]])
+    with torch.no_grad():
+        expected, _ = rollout(net, seq, [[], [2]])
+    torch.testing.assert_close(out.detach(), expected)
+    out.square().sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in net.parameters() if p.requires_grad and p.grad is not None)
+
+
+def backend(cls, causal=True):
+    net = cls(causal=causal)
+    torch.manual_seed(7)
+    return net(*torch.randn(3, 2, 4, 7, 8))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_backends_agree(causal, monkeypatch):
+    monkeypatch.setattr(attention, "_fallback_warned", True)
+    expected = backend(VanillaAttention, causal)
+    for cls in (ScaledDotProductAttention, FlashAttention, SelfAttention):
+        torch.testing.assert_close(backend(cls, causal), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_flash_attention_warns_once_and_the_default_never(monkeypatch):
+    monkeypatch.setattr(attention, "_fallback_warned", False)
+    TformerTrajEncoder(D, MAX_LEN, **SMALL)
+    with pytest.warns(UserWarning, match="FlashAttention: .*using PyTorch's scaled_dot_product_attention") as caught:
+        net = TformerTrajEncoder(D, MAX_LEN, **SMALL, attention_type=FlashAttention)
+        net(torch.randn(1, 3, D), torch.arange(3)[None, :, None])
+        FlashAttention()
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("cls", [ScaledDotProductAttention, VanillaAttention])
+def test_attention_dropout_only_in_training(cls):
+    net = cls(dropout=0.5)
+    q, k, v = torch.randn(3, 1, 2, 6, 4)
+    assert not torch.allclose(net(q, k, v), net(q, k, v))
+    net.eval()
+    torch.testing.assert_close(net(q, k, v), net(q, k, v))
