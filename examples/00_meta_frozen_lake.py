@@ -29,7 +29,7 @@ def make_experiment(args: Namespace) -> Experiment:
         )  # fmt: skip
         return AMAGOEnv(lake, env_name=f"meta_frozen_lake_k{args.k_episodes}_{args.lake_size}x{args.lake_size}")
 
-    horizon = make_env().env.max_episode_steps * args.k_episodes
+    horizon = make_env().env.unwrapped.horizon
     config: dict = {}
     tstep = cli_utils.switch_tstep_encoder(config, "ff", n_layers=1, d_hidden=128, d_output=64)
     traj = cli_utils.switch_traj_encoder(config, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)

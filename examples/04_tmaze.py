@@ -33,7 +33,8 @@ def make_experiment(args: Namespace) -> Experiment:
     traj = cli_utils.switch_traj_encoder(config, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
     agent = cli_utils.switch_agent(config, args.agent_type, reward_multiplier=100.0)
     anneal = max(1, args.epochs * args.timesteps_per_epoch // 2)
-    explore = cli_utils.switch_exploration(config, TMazeExploration, horizon=args.horizon, steps_anneal=anneal)
+    explore = cli_utils.switch_exploration(config, TMazeExploration, horizon=args.horizon)
+    config["EpsilonGreedy.steps_anneal"] = anneal
     cli_utils.use_config(config, args.configs)
     return cli_utils.create_experiment_from_cli(
         args, make_env, make_env, max_seq_len=args.horizon, val_timesteps_per_epoch=2 * args.horizon + 1, tstep_encoder_type=tstep,

@@ -123,7 +123,7 @@ class _AnnealedNoise(ExplorationWrapper):
         eps = self.current_eps(local_step, horizon)
         spec, rng, b = self.action_spec, self.rng, self.batched_envs
         if spec.kind == "discrete":
-            if b == 1:  # the same draws as below, without building arrays for most of them
+            if b == 1:  # the common case: no arrays are built unless it explores
                 if rng.random() >= eps[0]:
                     return action
                 return np.array([[rng.integers(spec.dim)]], dtype=action.dtype)

@@ -94,7 +94,8 @@ class KVCache:
         """Put the current token's k and v (B, H, 1, D) in their slots.
 
         Returns:
-            All keys and values of the layer up to the prefix: (B, H, P, D) views.
+            All keys and values of the layer up to the prefix, (B, H, P, D): views, or copies where gradients are on (the graph
+            of a step would not survive the writes of the next).
         """
         for buffer, new in ((self.keys[layer], k), (self.values[layer], v)):
             new = new.detach().to(buffer.dtype).squeeze(2)
@@ -103,7 +104,8 @@ class KVCache:
             else:
                 rows = torch.arange(self.batch_size, device=buffer.device)
                 buffer[rows, :, slots.newest_per_row] = new
-        return self.keys[layer, :, :, : slots.prefix], self.values[layer, :, :, : slots.prefix]
+        keys, values = self.keys[layer, :, :, : slots.prefix], self.values[layer, :, :, : slots.prefix]
+        return (keys.clone(), values.clone()) if torch.is_grad_enabled() else (keys, values)
 
     def reset(self, dones: NDArray[np.bool_] | Tensor) -> None:
         """Forget everything in the rows where ``dones`` (B,) is True. Other rows are not touched."""
