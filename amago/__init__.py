@@ -24,7 +24,7 @@ _SUBMODULES = (
 __all__ = [*_LAZY, *_SUBMODULES, "__version__"]
 
 if TYPE_CHECKING:
-    from amago import agent, cli_utils, config, envs, experiment, hindsight, loading, nets, ops, policy, spaces, store
+    from amago import agent, config, envs, experiment, hindsight, loading, nets, ops, policy, spaces, store
     from amago.agent import Agent
     from amago.experiment import Experiment
     from amago.nets.traj_encoders import TrajEncoder

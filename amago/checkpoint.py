@@ -36,7 +36,8 @@ class CheckpointError(RuntimeError):
 
 def rng_state() -> dict[str, Any]:
     """The state of every generator of this process, as JSON types."""
-    name, keys, pos, has_gauss, gauss = np.random.get_state(legacy=True)  # type: ignore[misc]
+    legacy: Any = np.random.get_state(legacy=True)
+    name, keys, pos, has_gauss, gauss = legacy
     version, internal, gauss_next = random.getstate()
     state: dict[str, Any] = {
         "torch": torch.get_rng_state().tolist(),

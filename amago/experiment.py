@@ -144,7 +144,7 @@ class Experiment(ExperimentSettings):
         shapes = ", ".join(f"{k} {v.shape}" for k, v in obs.spaces.items())
         return f"{self.parallel_actors} actors ({self.env_mode}); observations: {shapes}; actions: {act}"
 
-    def _pool(self, kind: str) -> Rollout | Any:
+    def _pool(self, kind: str) -> ActorPool:
         """The pool of "train" or "val", started when first needed."""
         if kind not in self._pools:
             makers = self.make_train_env if kind == "train" else self.make_val_env

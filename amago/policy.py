@@ -33,7 +33,11 @@ def write_policy_spec(run_dir: Path, agent: BaseAgent) -> None:
         "action_space": describe(agent.action_space),
         "bindings": {name: _encode(value) for name, value in config.bindings().items()},
     }
-    checkpoint.atomic_write(run_dir / SPEC_FILE, lambda tmp: tmp.write_text(json.dumps(spec, indent=1)) and None)
+
+    def write(tmp: Path) -> None:
+        tmp.write_text(json.dumps(spec, indent=1))
+
+    checkpoint.atomic_write(run_dir / SPEC_FILE, write)
 
 
 def _name(obj: Any) -> str:

@@ -211,15 +211,16 @@ def _leaf(name: str, space: gym.Space[Any], batched: bool) -> tuple[gym.spaces.B
 
         with np.errstate(over="ignore"):  # float64 bounds beyond float32 become infinite
             low, high = space.low.astype(dtype).reshape(shape), space.high.astype(dtype).reshape(shape)
-        return gym.spaces.Box(low, high, shape=shape, dtype=dtype.type), convert_box
+        box_type: Any = dtype.type
+        return gym.spaces.Box(low, high, shape=shape, dtype=box_type), convert_box
 
     if isinstance(space, gym.spaces.Discrete):
-        n, start = int(space.n), int(space.start)
+        n, first = int(space.n), int(space.start)
 
         def convert_discrete(obs: Any) -> Array:
             index = np.asarray(obs)
             check(index, ())
-            index = index.astype(np.int64) - start
+            index = index.astype(np.int64) - first
             if (index < 0).any() or (index >= n).any():
                 raise ValueError(f"observation {name!r} is {obs}, outside {space}")
             return _one_hot(index, n)
@@ -296,8 +297,8 @@ def from_description(description: dict[str, Any]) -> gym.Space[Any]:
         if kind == "Discrete":
             return gym.spaces.Discrete(int(description["n"]), start=int(description["start"]))
         if kind == "MultiBinary":
-            shape = [int(s) for s in description["shape"]]
-            return gym.spaces.MultiBinary(shape if len(shape) > 1 else shape[0])
+            bits = [int(s) for s in description["shape"]]
+            return gym.spaces.MultiBinary(bits if len(bits) > 1 else bits[0])
         if kind == "Box":
             shape, dtype = tuple(int(s) for s in description["shape"]), np.dtype(description["dtype"])
             low, high = (_read_bound(description[side], shape, dtype) for side in ("low", "high"))

@@ -52,6 +52,13 @@ class Agent(BaseAgent):
         ValueError: an argument out of range, or both losses switched off.
     """
 
+    gammas: Tensor
+    # modules of the classes that the user chose; their contracts are BaseActorHead and NCritics
+    actor: Any
+    critics: Any
+    target_actor: Any
+    target_critics: Any
+
     def __init__(
         self,
         obs_space: gym.spaces.Dict,

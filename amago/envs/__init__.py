@@ -1,0 +1,28 @@
+"""Environments: the `AMAGOEnv` wrapper, exploration, the recorder and the pool of actors (numpy only, never torch)."""
+
+from __future__ import annotations
+
+from amago.envs.amago_env import AMAGOEnv
+from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper
+from amago.envs.faults import ActorError
+from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
+from amago.envs.pool import ActorPool, make_pool
+from amago.envs.recorder import RecordingError, SequenceWrapper
+from amago.envs.statistics import EpisodeRecord, PhaseStatistics, ReturnHistory, SpecialMetricHistory
+
+__all__ = [
+    "AMAGO_ENV_LOG_PREFIX",
+    "AMAGOEnv",
+    "ActorError",
+    "ActorPool",
+    "BilevelEpsilonGreedy",
+    "EpisodeRecord",
+    "EpsilonGreedy",
+    "ExplorationWrapper",
+    "PhaseStatistics",
+    "RecordingError",
+    "ReturnHistory",
+    "SequenceWrapper",
+    "SpecialMetricHistory",
+    "make_pool",
+]

@@ -90,9 +90,7 @@ class AutoResetter:
         if self.mode == DISABLED:
             last = {k: v.copy() for k, v in obs.items()}
             raw, opening = self.env.reset(options={"reset_mask": ended})
-            return self.convert(raw), AutoReset(
-                everywhere, ended, last, everywhere, [(info, everywhere)], [(opening, ended)]
-            )
+            return self.convert(raw), AutoReset(everywhere, ended, last, everywhere, [(info, everywhere)], [(opening, ended)])
         last_obs, known = self._last_observations(obs, ended, info)
         steps = [(info, ~ended)]
         final = info.get("final_info")

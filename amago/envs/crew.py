@@ -113,7 +113,7 @@ class Actor:
         self._rl2s[...], self._time[...], self._resets[...] = 0.0, 0, True
 
     def step(self) -> None:
-        ts, _, terminated, truncated, _ = self.env.step(self._actions.copy())
+        ts, _, terminated, truncated, _ = self.env.step(self._actions)
         auto = self.base.auto
         if auto is not None:
             self._resets[...] = auto.opened
@@ -284,7 +284,9 @@ def _common_spaces(actors: Any) -> Spaces:
     for actor in actors:
         spaces = _spaces(actor)
         if first is not None and spaces != first:
-            raise ValueError(f"all environments of a pool must have the same spaces, but {actor.base!r} has {spaces}, not {first}")
+            raise ValueError(
+                f"all environments of a pool must have the same spaces, but {actor.base!r} has {spaces}, not {first}"
+            )
         first = spaces
     assert first is not None
     return first

@@ -245,12 +245,9 @@ class SequenceWrapper(AMAGOWrapper):
     def _finish(self, row: int, terminated: bool, last: dict[str, Array] | None, last_known: bool) -> None:
         """A rollout has ended with the transition before ring index t."""
         self._count_frames((row,))
-        self._episodes.append(
-            EpisodeRecord(
-                self._names[row], float(self._ret[row]), self._tick - int(self._began[row]),
-                self._metrics[row].means(), self.actor + row, terminated,
-            )  # fmt: skip
-        )
+        length, metrics = self._tick - int(self._began[row]), self._metrics[row].means()
+        record = EpisodeRecord(self._names[row], float(self._ret[row]), length, metrics, self.actor + row, terminated)
+        self._episodes.append(record)
         if self._writer is not None:
             # A terminated rollout's last observation is never used, so any will do; a truncated one's value comes from
             # it, so where it is lost the transition goes too.

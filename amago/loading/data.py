@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -97,9 +97,9 @@ class Batch:
         """A copy in page-locked memory, from which copies to a GPU do not block."""
         return self._map(lambda x: x.pin_memory())
 
-    def _map(self, f) -> Batch:  # type: ignore[no-untyped-def]
-        moved = {x.name: getattr(self, x.name) for x in fields(self)}
-        return Batch(**{k: {n: f(t) for n, t in v.items()} if isinstance(v, dict) else f(v) for k, v in moved.items()})
+    def _map(self, f: Callable[[Tensor], Tensor]) -> Batch:
+        tensors = {x.name: f(getattr(self, x.name)) for x in fields(self) if x.name != "obs"}
+        return Batch(obs={k: f(v) for k, v in self.obs.items()}, **tensors)
 
 
 def collate(samples: Sequence[RLData]) -> Batch:

@@ -138,7 +138,7 @@ class EnsembleLinear(nn.Module):
 
     def parts(self, detach: bool) -> tuple[Tensor, Tensor]:
         """Weight (C, d_in, d_out) and bias (C, 1, d_out), out of the graph if ``detach``."""
-        weight, bias = self.weight, self.bias[0, 0].unsqueeze(1)
+        weight, bias = self.weight, self.bias.view(-1, 1, self.bias.shape[-1])
         return (weight.detach(), bias.detach()) if detach else (weight, bias)
 
     def forward(self, x: Tensor, detach_params: bool = False) -> Tensor:
@@ -209,13 +209,16 @@ def evaluate_state_action(
     """
     K, B, L, shared, A = action.shape
     D, C, G = state.shape[-1], net.ensemble, len(gamma_features)
-    action = action.to(state.dtype).clamp(-0.999, 0.999).reshape(-1, A)
-    h = net.first(action, slice(D + 1, None), detach_params=detach_params).view(C, K, B * L, shared, -1)
-    of_state = net.first(state.reshape(B * L, D), slice(0, D), bias=True, detach_params=detach_params)
-    of_gamma = net.first(gamma_features.to(state.dtype).unsqueeze(-1), slice(D, D + 1), detach_params=detach_params)
-    # in place: nothing needs the product alone, and with G discounts this is the largest tensor of an update
-    h = h.add_(of_state[:, None, :, None])
-    h = h.add_(of_gamma[:, None, None]) if shared == G else h + of_gamma[:, None, None]
+    features = gamma_features.to(state.dtype).unsqueeze(-1)
+    action = action.to(state.dtype).clamp(-0.999, 0.999)
+    of_state = net.first(state.reshape(B * L, D), slice(0, D), bias=True, detach_params=detach_params)[:, None, :, None]
+    if shared == G:  # [h(gamma), a] is narrow: one product instead of one more pass over the largest tensor of an update
+        narrow = torch.cat((features.expand(K, B, L, G, 1), action), dim=-1).reshape(-1, 1 + A)
+        h = net.first(narrow, slice(D, None), detach_params=detach_params).view(C, K, B * L, G, -1) + of_state
+    else:
+        of_action = net.first(action.reshape(-1, A), slice(D + 1, None), detach_params=detach_params)
+        of_gamma = net.first(features, slice(D, D + 1), detach_params=detach_params)
+        h = of_action.view(C, K, B * L, 1, -1) + of_state + of_gamma[:, None, None]
     out = net.rest(h.reshape(C, K * B * L * G, -1), detach_params)
     return out.view(C, K, B, L, G, -1).permute(1, 2, 3, 0, 4, 5)
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -62,11 +63,24 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
+_optimizer_steps = 0
+
+
+def _count_optimizer_step(*_: Any) -> None:
+    global _optimizer_steps
+    _optimizer_steps += 1
+
+
+# Fused optimizers write to parameters without raising their version counters (seen with AdamW(fused=True), torch 2.13 on CPU),
+# so versions alone would leave stale weights behind.
+register_optimizer_step_post_hook(_count_optimizer_step)
+
+
 class WeightCache:
     """Remembers one tensor derived from parameters, for forward passes that train nothing.
 
-    The value is used again while every source is the same storage at the same version, so an optimizer step, an EMA update,
-    `load_state_dict` or a move to another device or dtype is noticed. Writes through ``Tensor.data`` bump no version: only
+    The value is used again while every source is the same storage at the same version and no optimizer has stepped since, so
+    training, an EMA update, `load_state_dict` or a move to another device or dtype is noticed. Writes through ``Tensor.data`` bump no version: only
     `clear` (which modules call whenever they enter training mode) covers those.
     """
 
@@ -82,7 +96,7 @@ class WeightCache:
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or any(s.is_inference() for s in sources):
             return compute()
         dtype = autocast_dtype(sources[0].device)
-        key = (dtype, *((s.data_ptr(), s._version, s.dtype, s.device) for s in sources))
+        key = (dtype, _optimizer_steps, *((s.data_ptr(), s._version, s.dtype, s.device) for s in sources))
         if self._value is None or key != self._key:
             value = compute()
             self._key, self._value = key, value if dtype is None else value.to(dtype)

@@ -216,7 +216,10 @@ class Journal:
         self.lines = 0
         try:
             fd, _ = open_regular(self._path)
-        except (FileNotFoundError, BadFileError):
+        except FileNotFoundError:
+            return found
+        except (BadFileError, OSError) as err:
+            logger.warning("%s cannot be read, so files are ordered by their names: %s", self._path, err)
             return found
         with open(fd, "rb") as file:
             while line := file.readline(self._MAX_LINE):

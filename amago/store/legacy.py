@@ -37,6 +37,14 @@ def refuse(path: str | os.PathLike[str], count: int = 1) -> PickleRefusedError:
     )
 
 
+# What numpy's own pickles call, taken from numpy's own pickles: the modules they live in differ between versions.
+_NUMPY = {
+    "_reconstruct": np.zeros(1).__reduce__()[0],
+    "_frombuffer": np.zeros(1).__reduce_ex__(5)[0],
+    "scalar": np.float32(0).__reduce__()[0],
+}
+
+
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module == "amago.hindsight" and name == "FrozenTraj":
@@ -44,9 +52,8 @@ class _Unpickler(pickle.Unpickler):
         if module in ("numpy", "numpy.core.multiarray", "numpy._core.multiarray", "numpy.core.numeric", "numpy._core.numeric"):
             if name in ("ndarray", "dtype"):
                 return getattr(np, name)
-            if name in ("_reconstruct", "scalar", "_frombuffer"):
-                home = np._core.numeric if name == "_frombuffer" else np._core.multiarray  # type: ignore[attr-defined]
-                return getattr(home, name)
+            if name in _NUMPY:
+                return _NUMPY[name]
         if (module, name) == ("collections", "OrderedDict"):
             return dict
         if (module, name) == ("_codecs", "encode"):

@@ -89,6 +89,7 @@ class TrajectoryStore:
         self._bad: dict[str, dict[str, str]] = {p: {} for p in PARTITIONS}  # left where they are: name -> reason
         self._recorded: dict[tuple[str, str], tuple[int, int]] | None = None  # the journal, until the first refresh has used it
         self._ingested = self._evicted = self._quarantined = 0
+        self._rewrite = False  # the journal lacks something
         self._peak = 0
         self._publish()
 
@@ -176,7 +177,7 @@ class TrajectoryStore:
             report.added_files, report.added = len(new), sum(e.n for e in new)
             self._ingested += report.added
             if self.edit:
-                self._record(new, recorded, first)
+                self._record(new, recorded)
             self._evict(report)
             if new or report.evicted_files or report.vanished_files:
                 self._publish()
@@ -258,18 +259,18 @@ class TrajectoryStore:
         del self._bad[partition][name]
         logger.warning("%s is moved to %s: %s", source, target, reason)
 
-    def _record(self, new: list[Entry], recorded: dict[tuple[str, str], tuple[int, int]], first: bool) -> None:
+    def _record(self, new: list[Entry], recorded: dict[tuple[str, str], tuple[int, int]]) -> None:
         live = [e for p in PARTITIONS for e in self._files[p].values()]
         fresh = [e for e in new if (e.partition, e.name) not in recorded]
-        touched = first and any(
-            recorded.get((e.partition, e.name), (0, 0)) != (e.size, e.mtime_ns) for e in new if e not in fresh
-        )
+        touched = any(recorded.get((e.partition, e.name), (e.size, e.mtime_ns)) != (e.size, e.mtime_ns) for e in new)
         try:
-            if touched or self._journal.lines + len(fresh) > 2 * len(live) + 1024:
+            if touched or self._rewrite or self._journal.lines + len(fresh) > 2 * len(live) + 1024:
                 self._journal.rewrite(live)
             elif fresh:
                 self._journal.append(fresh)
-        except OSError as err:  # the order is then kept in memory alone
+            self._rewrite = False
+        except OSError as err:
+            self._rewrite = True  # the order is kept in memory until it can be recorded
             logger.warning("the order of the files in %s could not be recorded: %s", self.root, err)
 
     def _evict(self, report: RefreshReport) -> None:

@@ -162,7 +162,7 @@ def test_cnn_encoder_options():
     raw = CNNTstepEncoder(IMAGE, RL2, skip_rl2_norm=True)
     raw.load_state_dict(net.state_dict())
     assert (raw(obs, rl2s) - net(obs, rl2s)).abs().max() > 1e-4
-    first = CNNTstepEncoder(gym.spaces.Dict({"rgb": gym.spaces.Box(0, 255, (3, 36, 40), np.uint8)}), RL2, channels_first=True, obs_key="rgb")  # fmt: skip  # noqa: E501
+    first = CNNTstepEncoder(gym.spaces.Dict({"rgb": gym.spaces.Box(0, 255, (3, 36, 40), np.uint8)}), RL2, channels_first=True, obs_key="rgb")  # fmt: skip
     first.load_state_dict(net.state_dict())
     torch.testing.assert_close(first({"rgb": obs["observation"].permute(0, 1, 4, 2, 3)}, rl2s), net(obs, rl2s))
     with pytest.raises(ValueError, match=r"obs_key='rgb' is not among the observations \['observation'\]"):
@@ -214,7 +214,9 @@ def test_random_shift(channels_first):
     found = []
     padded = np.pad(x.numpy(), ((0, 0), (0, 0), (4, 4), (4, 4), (0, 0)), mode="edge")
     for b in range(4, 16):
-        shifts = [(i, j) for i in range(9) for j in range(9) if np.array_equal(padded[b, :, i : i + 36, j : j + 40], y[b].numpy())]
+        shifts = [
+            (i, j) for i in range(9) for j in range(9) if np.array_equal(padded[b, :, i : i + 36, j : j + 40], y[b].numpy())
+        ]
         assert len(shifts) == 1  # one shift for the whole sequence
         found += shifts
     assert len(set(found)) > 6
@@ -233,7 +235,7 @@ def test_augmentation_in_training_only():
 # sequence models
 
 
-def test_defaults_of_the_seeds():
+def test_documented_defaults():
     net = TformerTrajEncoder(10, 8)
     layer = net.tformer.layers[0]
     assert (net.emb_dim, len(net.tformer.layers), layer.attention_layer.n_heads, layer.ff1.weight.shape[0]) == (256, 3, 8, 1024)
@@ -311,7 +313,9 @@ def test_sigma_reparam_tracks_the_spectral_norm():
         net.weight.add_(torch.randn_like(net.weight))
     for _ in range(200):
         net(torch.randn(2, 12))
-    torch.testing.assert_close(torch.linalg.matrix_norm(net.effective_weight().detach(), 2), torch.tensor(1.0), rtol=1e-4, atol=0)
+    torch.testing.assert_close(
+        torch.linalg.matrix_norm(net.effective_weight().detach(), 2), torch.tensor(1.0), rtol=1e-4, atol=0
+    )
     net.eval()
     before = net.u.clone(), net.v.clone()
     net(torch.randn(2, 12))

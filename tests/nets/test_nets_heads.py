@@ -294,7 +294,7 @@ def test_tanh_gaussian_at_the_bounds_is_finite():
     dist = TanhGaussian(2)(torch.tensor([50.0, -50.0, -50.0, 50.0]))
     for a in (torch.ones(2), -torch.ones(2)):
         assert torch.isfinite(dist.log_prob(a)).all()
-    with pytest.raises(ValueError, match="0 < std_low < std_high must hold, got std_low=2.0, std_high=1.0"):
+    with pytest.raises(ValueError, match=r"0 < std_low < std_high must hold, got std_low=2.0, std_high=1.0"):
         TanhGaussian(1, std_low=2.0, std_high=1.0)
     with pytest.raises(ValueError, match=r"clip_actions_on_log_prob must be within \(-1, 1\), got \(-1.0, 0.5\)"):
         TanhGaussian(1, clip_actions_on_log_prob=(-1.0, 0.5))
@@ -361,5 +361,5 @@ def test_popart_refusals():
         PopArtLayer(0)
     with pytest.raises(ValueError, match=r"beta must be in \(0, 1\), got beta=1.5"):
         PopArtLayer(1, beta=1.5)
-    with pytest.raises(ValueError, match="init_nu must be positive, got init_nu=0.0"):
+    with pytest.raises(ValueError, match=r"init_nu must be positive, got init_nu=0.0"):
         PopArtLayer(1, init_nu=0.0)

@@ -43,7 +43,7 @@ class OwnKernel(SelfAttention):
     def forward(self, q, k, v, slots=None):
         if slots is not None:
             return super().forward(q, k, v, slots)
-        rows = [(q[:, :, i : i + 1] @ k[:, :, : i + 1].mT / math.sqrt(q.shape[-1])).softmax(-1) @ v[:, :, : i + 1] for i in range(q.shape[2])]  # fmt: skip  # noqa: E501
+        rows = [(q[:, :, i : i + 1] @ k[:, :, : i + 1].mT / math.sqrt(q.shape[-1])).softmax(-1) @ v[:, :, : i + 1] for i in range(q.shape[2])]  # fmt: skip
         return torch.cat(rows, dim=2)
 
 
@@ -97,7 +97,7 @@ def rollout(net, seq, starts, hidden=None):
 def episodes(starts, T):
     for b, s in enumerate(starts):
         bounds = sorted({0, *s, T})
-        yield from ((b, lo, hi) for lo, hi in zip(bounds, bounds[1:]))  # noqa: RUF007
+        yield from ((b, lo, hi) for lo, hi in zip(bounds, bounds[1:]))
 
 
 STARTS = {
@@ -260,7 +260,9 @@ def test_slices_of_a_hidden_state_share_storage(name):
     seq = torch.randn(4, T, D)
     expected, _ = rollout(net, seq, starts)
     whole = net.init_hidden_state(4, "cpu")
-    halves = [rollout(net, seq[s], starts[s], net.slice_hidden_state(whole, s.start, s.stop))[0] for s in (slice(0, 2), slice(2, 4))]
+    halves = [
+        rollout(net, seq[s], starts[s], net.slice_hidden_state(whole, s.start, s.stop))[0] for s in (slice(0, 2), slice(2, 4))
+    ]
     torch.testing.assert_close(torch.cat(halves), expected, rtol=1e-5, atol=1e-5)
     if whole is not None:
         filled = state_of(whole)[0].flatten(1).abs().sum(1)
@@ -372,7 +374,7 @@ def test_backends_agree(causal, monkeypatch):
 def test_flash_attention_warns_once_and_the_default_never(monkeypatch):
     monkeypatch.setattr(attention, "_fallback_warned", False)
     TformerTrajEncoder(D, MAX_LEN, **SMALL)
-    with pytest.warns(UserWarning, match="FlashAttention: .*using PyTorch's scaled_dot_product_attention") as caught:
+    with pytest.warns(UserWarning, match="FlashAttention: .*using PyTorch's scaled_dot_product_attention") as caught:  # noqa: PT031
         net = TformerTrajEncoder(D, MAX_LEN, **SMALL, attention_type=FlashAttention)
         net(torch.randn(1, 3, D), torch.arange(3)[None, :, None])
         FlashAttention()

@@ -58,7 +58,7 @@ def episodes(store) -> list[int]:
 
 def assert_same(a: StoredTraj, b: StoredTraj) -> None:
     """Equal to the last bit, dtypes included."""
-    assert list(sorted(a.obs)) == list(sorted(b.obs))
+    assert sorted(a.obs) == sorted(b.obs)
     pairs = [(a.obs[k], b.obs[k]) for k in a.obs] + [(getattr(a, f), getattr(b, f)) for f in ("actions", "rews", "dones")]
     for x, y in [*pairs, (np.float32(a.prev_reward), np.float32(b.prev_reward)), (a.prev_action, b.prev_action)]:
         x, y = np.asarray(x), np.asarray(y)

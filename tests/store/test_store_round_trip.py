@@ -54,9 +54,7 @@ def worlds(draw):
 def test_what_is_read_is_what_was_written(world, save_as):
     space, obs_space, trajs = world
     with tempfile.TemporaryDirectory() as root:
-        with TrajectoryWriter(
-            Path(root) / "fifo", writer="w-1", action_space=space, obs_space=obs_space, save_as=save_as
-        ) as w:
+        with TrajectoryWriter(Path(root) / "fifo", writer="w-1", action_space=space, obs_space=obs_space, save_as=save_as) as w:
             for traj in trajs:
                 w.write(traj)
         store = opened(root)
@@ -180,7 +178,7 @@ def test_archives_that_numpy_saved_again_are_read(tmp_path):
     directory = put(tmp_path, [7], save_as="npz")
     [path] = directory.iterdir()
     with np.load(path) as content:
-        arrays = dict(reversed(content.items()))
+        arrays = dict(reversed(list(content.items())))
     path.unlink()
     np.savez(directory / "mine_1_2.npz", **arrays)
     np.savez_compressed(directory / "mine_2_2.npz", **arrays)
@@ -213,9 +211,7 @@ def test_an_empty_store(tmp_path):
 
 def test_spaces_that_no_trajectory_of_the_store_may_have(tmp_path):
     with pytest.raises(ValueError, match=r"obs_space\['x'\] is Discrete.*obs_spec"):
-        TrajectoryWriter(
-            tmp_path, writer="w", action_space=ACTIONS, obs_space=gym.spaces.Dict({"x": gym.spaces.Discrete(3)})
-        )
+        TrajectoryWriter(tmp_path, writer="w", action_space=ACTIONS, obs_space=gym.spaces.Dict({"x": gym.spaces.Discrete(3)}))
     with pytest.raises(ValueError, match=r"'a/\.\./b' looks like a path"):
         TrajectoryWriter(
             tmp_path, writer="w", action_space=ACTIONS, obs_space=gym.spaces.Dict({"a/../b": box((1,), np.dtype("f4"))})

@@ -1,0 +1,407 @@
+"""Actors in worker processes, with the arrays in shared memory: a step is one byte to each worker and one back."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing as mp
+import os
+import pickle
+import select
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from multiprocessing import reduction, util
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from amago.envs.crew import CrewPlan, Spaces
+from amago.envs.faults import ActorError, Fault, RestartBudget
+from amago.envs.pool import PoolBase
+from amago.envs.shared import Buffers, Layout, shared_block
+from amago.envs.statistics import PhaseStatistics
+from amago.envs.worker import pack, worker_main
+
+logger = logging.getLogger(__name__)
+
+CONTEXTS = ("forkserver", "spawn", "fork")
+_WITH_MESSAGE = frozenset((b"I", b"D", b"F", b"P", b"S", b"Q"))
+_QUIT_SECONDS = 4.0
+
+
+class WorkerLost(Exception):
+    """A worker is dead, hung or gave up; the message says which."""
+
+
+class Worker:
+    """The learner's side of one worker process."""
+
+    def __init__(self, context: Any, plan: CrewPlan, foreign_fds: tuple[int, ...], budget: RestartBudget):
+        self.plan, self._budget = plan, budget
+        self._arrived: dict[bytes, Any] = {}
+        here, there = mp.Pipe(duplex=True)
+        try:
+            forked = context.get_start_method() == "fork"
+            payload = plan if forked else pack(plan)
+            fds = (*foreign_fds, here.fileno()) if forked else ()
+            self.process = context.Process(target=worker_main, args=(there, payload, fds), name=f"amago-actors-{plan.index}")
+            with _main_hidden():
+                self.process.start()
+        except BaseException:
+            here.close()
+            raise
+        finally:
+            there.close()
+        self._conn: Connection = here
+        self.fd = here.fileno()
+        self._poll = select.poll()
+        self._poll.register(self.fd, select.POLLIN)
+        self._poll.register(self.process.sentinel, select.POLLIN)
+
+    @property
+    def who(self) -> str:
+        actors = ", ".join(map(str, self.plan.make_envs))
+        return f"worker {self.plan.index} (actors {actors})"
+
+    def tell(self, command: bytes, *message: Any) -> None:
+        """Send a command; a dead worker is noticed when its answer is awaited."""
+        self._arrived.pop(command, None)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            os.write(self.fd, command)
+            for part in message:
+                self._conn.send(part)
+
+    def send(self, message: Any) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._conn.send(message)
+
+    def send_descriptor(self, fd: int) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            reduction.send_handle(self._conn, fd, self.process.pid)
+
+    def await_answer(self, command: bytes, deadline: float) -> Any:
+        """The message of the answer to a command (None if it has none).
+
+        Raises:
+            WorkerLost: it died, hung or gave up.
+            ActorError: it could not write trajectories, or one of its environments was replaced once too often.
+        """
+        while command not in self._arrived:
+            try:
+                self._read(deadline)
+            except (EOFError, ConnectionResetError, BrokenPipeError, pickle.UnpicklingError):
+                raise WorkerLost(self._death()) from None
+        return self._arrived[command]  # kept until the command is sent again: an interrupted wait can be repeated
+
+    def count_as_done(self, command: bytes) -> None:
+        """Waiting for the answer to this command ends at once."""
+        self._arrived[command] = None
+
+    def _read(self, deadline: float) -> None:
+        events = self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        if not events:
+            raise WorkerLost(f"no answer in time: hung (process {self.process.pid})")
+        if all(fd != self.fd for fd, _ in events):
+            raise EOFError
+        byte = os.read(self.fd, 1)
+        if not byte:
+            raise EOFError
+        if byte == b"!":
+            self._budget.note(self._conn.recv())
+        elif byte == b"X":
+            recording, trace = self._conn.recv()
+            if recording:
+                raise ActorError(f"{self.who} could not record: {trace}")
+            raise WorkerLost(trace)
+        else:
+            self._arrived[byte] = self._conn.recv() if byte in _WITH_MESSAGE else None
+
+    def _death(self) -> str:
+        self.process.join(1.0)
+        code = self.process.exitcode
+        return f"the process {self.process.pid} has died" + ("" if code is None else f" with exit code {code}")
+
+    def kill(self) -> None:
+        """End the process at once, and give back what this side holds of it."""
+        if self._conn.closed:
+            return
+        with contextlib.suppress(OSError):
+            self.process.kill()
+        self.process.join(2.0)
+        self._conn.close()
+        with contextlib.suppress(ValueError):  # still running, in spite of SIGKILL: in a system call that does not end
+            self.process.close()
+
+
+class _Resources:
+    """What must not outlive the pool; knows nothing of the pool, so that it can be finalised for it."""
+
+    def __init__(self) -> None:
+        self.workers: list[Worker] = []
+        self.fd = -1
+        self.closed = False
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        deadline = time.monotonic() + _QUIT_SECONDS
+        for worker in self.workers:
+            worker.tell(b"Q")
+        for worker in self.workers:
+            try:
+                error = worker.await_answer(b"Q", deadline)
+                if error is not None:
+                    logger.error("%s lost finished trajectories as it closed: %s", worker.who, error)
+                worker.process.join(max(0.1, deadline - time.monotonic()))
+            except (WorkerLost, ActorError) as err:
+                logger.warning("%s did not end by itself: %s", worker.who, err)
+        _kill_all(self.workers)
+        self.workers = []
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _kill_all(workers: list[Worker]) -> None:
+    for worker in workers:  # all first, so that waiting for them takes no longer than for one
+        with contextlib.suppress(OSError, ValueError):
+            worker.process.kill()
+    for worker in workers:
+        worker.kill()
+
+
+class AsyncPool(PoolBase):
+    """W worker processes hold the actors, N / W each. See `amago.envs.make_pool` for the arguments.
+
+    With 2 or more actors a worker they form two groups, each spread over all workers: while the workers step one, the policy
+    computes for the other. An explicit ``workers=1`` keeps them one group.
+    """
+
+    def __init__(
+        self,
+        plan: CrewPlan,
+        workers: int | None,
+        step_timeout: float,
+        start_timeout: float,
+        max_env_restarts: int,
+        mp_context: str | None,
+    ):
+        if mp_context is not None and mp_context not in CONTEXTS:
+            raise ValueError(f"mp_context is {mp_context!r}, but must be one of {', '.join(map(repr, CONTEXTS))}, or None")
+        n = len(plan.make_envs)
+        w = min(n, workers or usable_cores())
+        self._context = mp.get_context(mp_context or "forkserver")
+        if self._context.get_start_method() == "forkserver":
+            self._context.set_forkserver_preload(["amago.envs.worker"])
+        self._step_timeout, self._start_timeout = step_timeout, start_timeout
+        self._budget = RestartBudget(max_env_restarts)
+        groups = [slice(0, n // 2), slice(n // 2, n)] if n >= 2 * w and n >= 2 and workers != 1 else [slice(0, n)]
+        self._steps = np.zeros(n, dtype=np.int64)
+        self._sent_at = [0.0] * len(groups)
+        self._plan, self._resources = plan, _Resources()
+        self._finalizer = util.Finalize(self, self._resources.close, exitpriority=100)
+        try:
+            spaces = self._start(_divide(plan, groups, w))
+            super().__init__(n, spaces.observation_space, spaces.action_space, groups)
+            self._layout = Layout.of(n, self.observation_space, self.action_spec, w)
+            self._resources.fd = shared_block(self._layout.size)
+            self._adopt(Buffers.attach(self._layout, self._resources.fd))
+            for worker in self._workers:
+                self._attach(worker)
+            for worker in self._workers:
+                worker.await_answer(b"A", self._start_deadline())
+            self.resets[:] = True
+        except WorkerLost as err:
+            self._finalizer()
+            raise ActorError(f"the actors could not be started: {err}") from None
+        except BaseException:
+            self._finalizer()
+            raise
+
+    @property
+    def _workers(self) -> list[Worker]:
+        if self._resources.closed:
+            raise ValueError("the pool is closed")
+        return self._resources.workers
+
+    def _start_deadline(self) -> float:
+        return time.monotonic() + self._start_timeout
+
+    def _start(self, plans: list[CrewPlan]) -> Spaces:
+        for plan in plans:
+            self._resources.workers.append(self._new_worker(plan))
+        deadline = self._start_deadline()
+        spaces: Spaces | None = None
+        for worker in self._workers:
+            mine = worker.await_answer(b"I", deadline)
+            if spaces is not None and mine != spaces:
+                raise ValueError(
+                    f"all environments of a pool must have the same spaces, but {worker.who} has {mine}, not {spaces}"
+                )
+            spaces = mine
+        assert spaces is not None
+        self._spaces = spaces
+        return spaces
+
+    def _new_worker(self, plan: CrewPlan) -> Worker:
+        foreign = (*(w.fd for w in self._resources.workers), *((self._resources.fd,) if self._resources.fd >= 0 else ()))
+        return Worker(self._context, plan, foreign, self._budget)
+
+    def _attach(self, worker: Worker) -> None:
+        worker.send(self._layout)
+        worker.send_descriptor(self._resources.fd)
+
+    # ------------------------------------------------------------------ stepping
+
+    def _begin(self, group: int) -> None:
+        command = b"%d" % group
+        self._steps[self.groups[group]] += 1
+        self._sent_at[group] = time.monotonic()
+        for worker in self._workers:
+            worker.tell(command)
+
+    def _end(self, group: int) -> None:
+        self._gather(b"%d" % group, self._sent_at[group] + self._step_timeout)
+
+    def reset(self) -> None:
+        for g, busy in enumerate(self._in_flight):
+            if busy:
+                self.wait(g)
+        self._ask(b"R", timeout=self._start_timeout)
+
+    def _ask(self, command: bytes, timeout: float | None = None) -> list[Any]:
+        for worker in self._workers:
+            worker.tell(command)
+        return self._gather(command, time.monotonic() + (timeout or max(self._step_timeout, 60.0)))
+
+    def _gather(self, command: bytes, deadline: float) -> list[Any]:
+        """Every worker's answer; a worker that is lost is replaced, and answers None."""
+        answers: list[Any] = []
+        lost: list[tuple[int, str]] = []
+        for i, worker in enumerate(self._workers):
+            try:
+                answers.append(worker.await_answer(command, deadline))
+            except WorkerLost as err:
+                lost.append((i, str(err)))
+                answers.append(None)
+        for i, reason in lost:
+            self._replace(i, reason)
+        return answers
+
+    def _replace(self, index: int, reason: str) -> None:
+        """A new worker in the place of a lost one. Its actors open new rollouts; steps under way there count as done."""
+        old = self._workers[index]
+        old.kill()
+        rows = list(old.plan.make_envs)
+        fault = Fault(old.who, reason, int((self.time_idxs[rows] > 0).sum()), int(self._buffers.unsaved[index]))
+        plan, pause = old.plan, 0.05
+        while True:
+            self._budget.note(fault)
+            plan = replace(plan, life=plan.life + 1, steps={row: int(self._steps[row]) for row in rows})
+            worker = self._new_worker(plan)
+            self._workers[index] = worker
+            try:
+                deadline = self._start_deadline()
+                spaces = worker.await_answer(b"I", deadline)
+                if spaces != self._spaces:
+                    raise ActorError(f"{worker.who} was made anew with other spaces: {spaces}, not {self._spaces}")
+                self._buffers.unsaved[index] = 0
+                self._attach(worker)
+                worker.await_answer(b"A", deadline)
+                worker.tell(b"R")
+                worker.await_answer(b"R", deadline)
+                break
+            except WorkerLost as err:
+                worker.kill()
+                fault = Fault(worker.who, str(err))
+                time.sleep(pause)
+                pause = min(1.0, 2 * pause)
+        for g, busy in enumerate(self._in_flight):
+            if busy:
+                worker.count_as_done(b"%d" % g)
+
+    # ------------------------------------------------------------------ the rest
+
+    def drain(self) -> PhaseStatistics:
+        out = PhaseStatistics()
+        for answer in self._ask(b"D"):
+            episodes, frames = answer if answer is not None else ((), ())
+            out.add(episodes, {})
+            for counted in frames:
+                out.add((), counted)
+        out.episodes.sort(key=lambda e: e.actor)
+        out.restarts, out.dropped = self._budget.drain()
+        return out
+
+    def flush(self, partial: bool = False) -> int:
+        return sum(n for n in self._ask(b"P" if partial else b"F", self._start_timeout) if n is not None)
+
+    def state_dict(self) -> dict[str, Any]:
+        while None in (states := self._ask(b"S")):  # asked again of workers that were replaced meanwhile
+            continue
+        actors: dict[str, Any] = {}
+        for part in states:
+            actors |= part
+        return {"num_actors": self.num_actors, "actors": {k: actors[k] for k in sorted(actors, key=int)}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        actors = self._check_state(state)
+        for worker in self._workers:
+            worker.tell(b"L", {str(i): actors[str(i)] for i in worker.plan.make_envs})
+        for i in range(self.num_actors):
+            self._steps[i] = actors[str(i)].get("exploration", {}).get("global_step", 0)
+        self._gather(b"L", self._start_deadline())
+
+    def render(self) -> Any:
+        raise ValueError("env_mode='async' cannot render: the environments live in other processes; use env_mode='sync'")
+
+    def close(self) -> None:
+        self._finalizer()
+        if hasattr(self, "_buffers"):  # what is still read afterwards must not keep the shared memory
+            local = Buffers.local(self._layout)
+            for name, array in self.obs.items():
+                local.obs[name][...] = array
+            local.rl2s[...], local.time_idxs[...], local.resets[...] = self.rl2s, self.time_idxs, self.resets
+            self._adopt(local)
+
+
+def usable_cores() -> int:
+    """Processor cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _divide(plan: CrewPlan, groups: list[slice], workers: int) -> list[CrewPlan]:
+    """Give every worker an equal share of each group (and, in all, actors that differ in number by one at most)."""
+    shares: list[list[list[int]]] = [[] for _ in range(workers)]
+    turn = 0
+    for group in groups:
+        mine: list[list[int]] = [[] for _ in range(workers)]
+        for actor in range(group.start, group.stop):
+            mine[(turn + actor - group.start) % workers].append(actor)
+        turn += group.stop - group.start
+        for share, part in zip(shares, mine):
+            share.append(part)
+    return [
+        replace(plan, make_envs={a: plan.make_envs[a] for part in share for a in part}, groups=share, index=i)
+        for i, share in enumerate(shares)
+    ]
+
+
+@contextlib.contextmanager
+def _main_hidden() -> Iterator[None]:
+    """Keep multiprocessing from running the user's script again in the child: what is needed of it travels by value."""
+    main = sys.modules["__main__"]
+    saved = {name: main.__dict__[name] for name in ("__spec__", "__file__") if name in main.__dict__}
+    main.__dict__["__spec__"] = None
+    main.__dict__.pop("__file__", None)
+    try:
+        yield
+    finally:
+        main.__dict__.update(saved)
+
+
+__all__ = ["AsyncPool", "usable_cores"]

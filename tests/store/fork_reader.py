@@ -1,0 +1,18 @@
+"""Reads a store in a forked child and in its parent, with the files that were open before the fork."""
+
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from store_helpers import assert_numbered, opened
+
+store = opened(sys.argv[1])
+assert_numbered(store.read(0))
+store._cache._lock.acquire()  # as another thread of the parent may have, at the moment of the fork
+pid = os.fork()
+if pid:
+    store._cache._lock.release()
+    assert os.waitpid(pid, 0)[1] == 0
+print("parent" if pid else "child", [assert_numbered(store.read(i)) for i in range(len(store))], flush=True)

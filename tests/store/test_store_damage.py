@@ -1,0 +1,459 @@
+"""Files that are damaged, hostile, or not ours: moved aside, counted, never returned, and never a crash."""
+
+import io
+import json
+import logging
+import os
+import pickle
+import random
+import resource
+import struct
+import tracemalloc
+import zipfile
+import zlib
+
+import numpy as np
+import pytest
+from store_helpers import KINDS, assert_numbered, assert_same, episodes, numbered, opened, put
+
+from amago.store import BadFileError, EvictedError, TrajectoryStore
+from amago.store import segment as sg
+
+
+def quarantined(root):
+    return sorted(p.name for p in (root / "quarantine").iterdir()) if (root / "quarantine").exists() else []
+
+
+def one_file(root, save_as="segments"):
+    [path] = put(root, [7] if save_as != "segments" else [7, 8], save_as=save_as, steps=6).iterdir()
+    return path
+
+
+def assert_refused(root, name, reason, caplog=None):
+    """A fresh store moves the file aside, says why, and has nothing."""
+    store = TrajectoryStore(root)
+    report = store.refresh()
+    assert (report.quarantined_files, report.added, len(store)) == (1, 0, 0)
+    assert store.info()["quarantined"] == 1
+    assert quarantined(root) == [f"fifo-{name}"]
+    assert not (root / "fifo" / name).is_symlink()
+    assert not (root / "fifo" / name).exists()
+    if caplog is not None:
+        assert reason in caplog.text
+    assert store.refresh().quarantined_files == 0
+
+
+def test_any_flipped_byte_of_a_segment_is_found(tmp_path):
+    path = one_file(tmp_path)
+    good, rng = path.read_bytes(), random.Random(0)
+    header = 8 + struct.unpack_from("<Q", good)[0]
+    offsets = [rng.randrange(header) for _ in range(30)] + [rng.randrange(header, len(good)) for _ in range(30)]
+    for count, offset in enumerate([*range(8), *offsets], start=1):
+        bad = bytearray(good)
+        bad[offset] ^= 1 << rng.randrange(8)
+        path.write_bytes(bad)
+        store = opened(tmp_path)
+        assert len(store) == 0, f"byte {offset}"
+        assert store.info()["quarantined"] == 1
+        assert len(quarantined(tmp_path)) == count
+    path.write_bytes(good)
+    assert episodes(opened(tmp_path)) == [7, 8]
+
+
+@pytest.mark.parametrize("save_as", ["npz", "npz-compressed"])
+def test_no_flipped_byte_of_an_archive_reaches_a_reader(tmp_path, save_as):
+    """Dates and attributes in a zip directory are of no consequence; whatever is read must be what was written."""
+    path = one_file(tmp_path, save_as)
+    good, rng = path.read_bytes(), random.Random(1)
+    found = 0
+    for _ in range(60):
+        offset = rng.randrange(len(good))
+        bad = bytearray(good)
+        bad[offset] ^= 1 << rng.randrange(8)
+        path.write_bytes(bad)
+        store = opened(tmp_path)
+        if len(store):
+            assert_same(store.read(0), numbered(7, 6))
+        else:
+            assert store.info()["quarantined"] == 1
+            found += 1
+    assert found > 30
+    assert len(quarantined(tmp_path)) == found
+
+
+@pytest.mark.parametrize("save_as", KINDS)
+def test_any_truncation_is_found(tmp_path, save_as):
+    path = one_file(tmp_path, save_as)
+    good, rng = path.read_bytes(), random.Random(2)
+    for cut in [0, 1, 7, 8, len(good) - 1, *(rng.randrange(len(good)) for _ in range(25))]:
+        path.write_bytes(good[:cut])
+        store = opened(tmp_path)
+        assert (len(store), store.info()["quarantined"]) == (0, 1), f"cut at {cut} of {len(good)}"
+    path.write_bytes(good + b"\0")
+    assert len(opened(tmp_path)) == 0
+
+
+def test_a_bad_file_does_not_stop_the_good_ones(tmp_path, caplog):
+    put(tmp_path, [1, 2], "a")
+    put(tmp_path, [3], "b")
+    bad = tmp_path / "fifo" / "a-000000000000-n2.safetensors"
+    content = bytearray(bad.read_bytes())
+    content[-1] ^= 1
+    bad.write_bytes(content)
+    with caplog.at_level(logging.WARNING, "amago.store"):
+        store = opened(tmp_path)
+    assert episodes(store) == [3]
+    assert "the checksum of" in caplog.text
+    assert str(bad) in caplog.text
+
+
+def test_without_edit_rights_bad_files_stay_and_are_counted_once(tmp_path):
+    path = one_file(tmp_path)
+    path.write_bytes(b"nonsense")
+    store = opened(tmp_path, edit=False)
+    assert store.refresh().quarantined_files == 0
+    assert store.info()["quarantined"] == 1
+    assert path.exists()
+    path.unlink()
+    store.refresh()
+    put(tmp_path, [4])  # the name is used again, for a good file
+    store.refresh()
+    assert episodes(store) == [4]
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "x.pt", "w-000000000000-n1.safetensors", "x.npz", "x.npy", "x.zip"])
+@pytest.mark.parametrize("content", [b"", b"\0", b"hello", b"PK\5\6" + bytes(18), os.urandom(300), b"\x93NUMPY\x01\x00"])
+def test_foreign_and_empty_files(tmp_path, name, content):
+    (tmp_path / "fifo").mkdir()
+    (tmp_path / "fifo" / name).write_bytes(content)
+    assert_refused(tmp_path, name, "")
+
+
+def test_hidden_files_are_left_alone(tmp_path):
+    put(tmp_path, [1])
+    (tmp_path / "fifo" / ".nfs0001").write_bytes(b"x")
+    store = opened(tmp_path)
+    assert (store.info()["quarantined"], store.info()["files"]) == (0, 1)
+    assert (tmp_path / "fifo" / ".nfs0001").exists()
+
+
+def test_directories_are_skipped_not_moved(tmp_path, caplog):
+    (tmp_path / "protected" / "expert.npz").mkdir(parents=True)
+    with caplog.at_level(logging.WARNING, "amago.store"):
+        store = opened(tmp_path)
+    assert store.info()["quarantined"] == 1
+    assert (tmp_path / "protected" / "expert.npz").is_dir()
+    assert "not a regular file" in caplog.text
+
+
+@pytest.mark.parametrize("dangling", [True, False])
+def test_links_are_not_followed(tmp_path, caplog, dangling):
+    outside = one_file(tmp_path / "other")
+    root = tmp_path / "buffer"
+    (root / "fifo").mkdir(parents=True)
+    link = root / "fifo" / outside.name
+    link.symlink_to(tmp_path / "nothing" if dangling else outside)
+    with caplog.at_level(logging.WARNING, "amago.store"):
+        assert_refused(root, outside.name, "symbolic link", caplog)
+    assert outside.is_file()
+
+
+@pytest.mark.timeout(20)
+def test_pipes_do_not_block(tmp_path, caplog):
+    (tmp_path / "fifo").mkdir()
+    os.mkfifo(tmp_path / "fifo" / "w-000000000000-n1.safetensors")
+    with caplog.at_level(logging.WARNING, "amago.store"):
+        assert_refused(tmp_path, "w-000000000000-n1.safetensors", "not a regular file", caplog)
+
+
+# Headers that lie, with checksums that are right
+
+
+def forge(path, change):
+    """Rewrite a segment's header; its checksum is made to agree."""
+    raw = path.read_bytes()
+    (length,) = struct.unpack_from("<Q", raw)
+    header = json.loads(raw[8 : 8 + length])
+    data = change(header) or raw[8 + length :]
+    text = json.dumps(header, separators=(",", ":")).encode()
+    prefix = struct.pack("<Q", len(text))
+    at = sg._CRC_AT
+    zeroed = text[:at] + b"00000000" + text[at + 8 :]
+    path.write_bytes(prefix + text[:at] + b"%08x" % zlib.crc32(prefix + zeroed) + text[at + 8 :] + data)
+
+
+def entry(name, **kwargs):
+    return lambda h: h[name].update(kwargs) or None
+
+
+def meta(**kwargs):
+    return lambda h: h["__metadata__"].update(kwargs) or None
+
+
+def spaces(change):
+    def apply(header):
+        value = json.loads(header["__metadata__"]["spaces"])
+        change(value)
+        header["__metadata__"]["spaces"] = json.dumps(value)
+
+    return apply
+
+
+def rename_key(header):
+    header["obs/../../x"] = header.pop("obs/image")
+
+
+def overlap(header):
+    header["rews"]["data_offsets"] = header["obs/a/b"]["data_offsets"]
+
+
+LIES = {
+    "terabytes": (entry("obs/image", shape=[2**40, 3]), "cannot be bytes"),
+    "more than 64 bits": (entry("obs/image", shape=[2**40, 2**40], data_offsets=[0, 2**80]), "cannot be bytes"),
+    "negative": (entry("rews", data_offsets=[-4, 44]), "not non-negative integers"),
+    "negative shape": (entry("rews", shape=[-3, -4]), "not non-negative integers"),
+    "reversed": (entry("rews", data_offsets=[48, 0]), "cannot be bytes"),
+    "overlapping": (overlap, ""),
+    "fraction": (entry("rews", shape=[12.0, 1]), "not non-negative integers"),
+    "true": (entry("rews", shape=[12, True]), "not non-negative integers"),
+    "dtype": (entry("rews", dtype="BF16"), "cannot be read"),
+    "no dict": (lambda h: h.update(rews=[1, 2]), "cannot be read"),
+    "path": (rename_key, "looks like a path"),
+    "missing": (lambda h: h.pop("dones") and None, ""),
+    "version": (meta(version="2"), "version '2'"),
+    "format": (meta(format="pt"), "format 'pt'"),
+    "crc": (meta(crc32="{}"), "checksum"),
+    "crc list": (meta(crc32="[]"), "checksums"),
+    "env names": (meta(env_names="[]"), "env_id points outside"),
+    "env names no list": (meta(env_names='"abc"'), "environment names"),
+    "sequence": (meta(sequence="x"), "header cannot be read"),
+    "spaces": (meta(spaces="{"), "spaces cannot be read"),
+    "nested spaces": (meta(spaces="[" * 100_000), "spaces cannot be read"),
+    "huge space": (spaces(lambda s: s.update(action={"kind": "Box", "shape": [2**45], "dtype": "float32", "low": 0, "high": 1})), ""),
+    "huge bits": (spaces(lambda s: s.update(action={"kind": "MultiBinary", "shape": [2**45]})), "actions have rows"),
+    "other action": (spaces(lambda s: s.update(action={"kind": "MultiBinary", "shape": [1]})), "actions are int64"),
+    "other obs": (spaces(lambda s: s["obs"]["spaces"].pop("image")), "do not have the recorded shapes"),
+    "other dtype": (spaces(lambda s: s["obs"]["spaces"]["image"].update(dtype="int8")), "do not have the recorded"),
+    "wrong bounds": (spaces(lambda s: s["obs"]["spaces"]["image"].update(low=[1, 2])), "spaces cannot be read"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_headers_that_lie(tmp_path, caplog, lie):
+    change, reason = LIES[lie]
+    path = one_file(tmp_path)
+    forge(path, change)
+    tracemalloc.start()
+    with caplog.at_level(logging.WARNING, "amago.store"):
+        assert_refused(tmp_path, path.name, reason, caplog)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 50 << 20
+
+
+def rewrite_field(name, values):
+    def apply(header):
+        path = apply.path
+        raw = path.read_bytes()
+        (length,) = struct.unpack_from("<Q", raw)
+        data = bytearray(raw[8 + length :])
+        begin, end = header[name]["data_offsets"]
+        new = np.asarray(values, sg.sc.CODES[header[name]["dtype"]]).tobytes()
+        assert len(new) == end - begin
+        data[begin:end] = new
+        crcs = json.loads(header["__metadata__"]["crc32"])
+        header["__metadata__"]["crc32"] = json.dumps(crcs | {name: zlib.crc32(new)})
+        return bytes(data)
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "reason"),
+    [
+        ("ep_offsets", [0, 13, 12], "do not rise"),
+        ("ep_offsets", [0, 0, 12], "do not rise"),
+        ("ep_offsets", [1, 6, 12], "do not rise"),
+        ("ep_offsets", [0, 6, 2**62], "do not rise"),
+        ("ep_offsets", [0, -(2**63), 12], "do not rise"),
+        ("start_time", [0, -1], "start_time is negative"),
+        ("env_id", [0, 1], "env_id points outside"),
+        ("env_id", [-1, 0], "env_id points outside"),
+    ],
+)
+def test_indices_that_lie(tmp_path, caplog, name, values, reason):
+    path = one_file(tmp_path)
+    change = rewrite_field(name, values)
+    change.path = path
+    forge(path, change)
+    with caplog.at_level(logging.WARNING, "amago.store"):
+        assert_refused(tmp_path, path.name, reason, caplog)
+
+
+def test_a_forged_header_that_tells_the_truth_is_read(tmp_path):
+    """The forger above works: what it makes is refused for its lie alone."""
+    path = one_file(tmp_path)
+    forge(path, lambda header: None)
+    assert episodes(opened(tmp_path)) == [7, 8]
+
+
+def test_a_file_name_that_lies(tmp_path, caplog):
+    path = one_file(tmp_path)
+    path.rename(path.with_name("w-000000000000-n3.safetensors"))
+    with caplog.at_level(logging.WARNING, "amago.store"):
+        assert_refused(tmp_path, "w-000000000000-n3.safetensors", "does not say that it holds 2", caplog)
+
+
+def test_sparse_giants_are_not_read(tmp_path, caplog):
+    (tmp_path / "fifo").mkdir()
+    for name in ("w-000000000000-n1.safetensors", "x.npz"):
+        with open(tmp_path / "fifo" / name, "wb") as file:
+            file.write(struct.pack("<Q", 2**40))
+            file.truncate(2**41)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with caplog.at_level(logging.WARNING, "amago.store"):
+        assert opened(tmp_path).info()["quarantined"] == 2
+    assert caplog.text.count("bytes are more than the") == 2
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KB
+
+
+# Archives
+
+
+def repack(path, change, method=zipfile.ZIP_STORED):
+    """Rewrite an archive's members, a dict of name -> bytes."""
+    with zipfile.ZipFile(path) as archive:
+        content = {name: archive.read(name) for name in archive.namelist()}
+    change(content)
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, data in content.items():
+            archive.writestr(name, data)
+
+
+def npy(a, **kwargs):
+    out = io.BytesIO()
+    np.lib.format.write_array(out, np.asarray(a), **kwargs)
+    return out.getvalue()
+
+
+def npy_header(text):
+    text = text.encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
+
+
+class Evil:
+    def __reduce__(self):
+        return (open, (Evil.path, "w"))
+
+
+ARCHIVES = {
+    "objects": (lambda c: c.update({"rews.npy": npy(np.array([None], object), allow_pickle=True)}), "array of objects"),
+    "pickle": (lambda c: c.update({"rews.npy": pickle.dumps([1])}), "no .npy array"),
+    "records": (lambda c: c.update({"rews.npy": npy(np.zeros(6, [("x", "f4")]))}), "array of objects or records"),
+    "fortran": (lambda c: c.update({"obs/image.npy": npy(np.asfortranarray(np.zeros((7, 2, 2, 3), "u1")))}), "Fortran"),
+    "big endian": (lambda c: c.update({"rews.npy": npy(np.zeros((6, 1), ">f4"))}), "dtype >f4 is not supported"),
+    "complex": (lambda c: c.update({"rews.npy": npy(np.zeros((6, 1), "c8"))}), "dtype complex64 is not supported"),
+    "terabytes": (lambda c: c.update({"rews.npy": npy_header("{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776, 1), }")}), "declares float32"),
+    "expression": (lambda c: c.update({"rews.npy": npy_header("{'descr': '<f4', 'fortran_order': False, 'shape': (2**40, 1), }")}), "array of objects"),
+    "not an array": (lambda c: c.update({"readme.txt": b"hello"}), "is no .npy array"),
+    "unknown": (lambda c: c.update({"extra.npy": npy(np.zeros(3))}), "unknown field 'extra'"),
+    "path": (lambda c: c.update({"obs/../../x.npy": npy(np.zeros((7, 1), "f4"))}), "looks like a path"),
+    "missing": (lambda c: c.pop("dones.npy"), "field 'dones' is missing"),
+    "no metadata": (lambda c: c.pop("metadata.npy"), "'metadata' is missing"),
+    "metadata": (lambda c: c.update({"metadata.npy": npy(np.frombuffer(b"{]", np.uint8))}), "metadata cannot be read"),
+    "deep metadata": (lambda c: c.update({"metadata.npy": npy(np.frombuffer(b"[" * 100_000, np.uint8))}), "metadata cannot be read"),
+    "two trajectories": (lambda c: c.update({"ep_offsets.npy": npy(np.array([0, 2, 6]))}), ""),
+    "bool": (lambda c: c.update({"dones.npy": npy(np.zeros((6, 1), bool))[:-1] + b"\2"}), "bytes other than 0 and 1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+@pytest.mark.parametrize("case", ARCHIVES)
+def test_archives_that_lie(tmp_path, caplog, case, method):
+    path = one_file(tmp_path, "npz")
+    change, reason = ARCHIVES[case]
+    repack(path, change, method)
+    with caplog.at_level(logging.WARNING, "amago.store"):
+        assert_refused(tmp_path, path.name, reason, caplog)
+
+
+def test_repacking_alone_does_no_harm(tmp_path):
+    path = one_file(tmp_path, "npz")
+    repack(path, lambda content: None, zipfile.ZIP_DEFLATED)
+    assert episodes(opened(tmp_path)) == [7]
+
+
+def test_other_compression_methods_are_refused(tmp_path, caplog):
+    path = one_file(tmp_path, "npz")
+    repack(path, lambda content: None, zipfile.ZIP_BZIP2)
+    with caplog.at_level(logging.WARNING, "amago.store"):
+        assert_refused(tmp_path, path.name, "other than deflate", caplog)
+
+
+@pytest.mark.parametrize("name", ["evil.npz", "evil.npy", "evil.pkl", "w-000000000000-n1.safetensors"])
+def test_a_pickle_under_any_name_is_never_run(tmp_path, name):
+    Evil.path = str(tmp_path / "executed")
+    (tmp_path / "fifo").mkdir()
+    (tmp_path / "fifo" / name).write_bytes(pickle.dumps(Evil()))
+    assert_refused(tmp_path, name, "")
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_pickle_inside_an_archive_is_never_run(tmp_path):
+    Evil.path = str(tmp_path / "executed")
+    path = one_file(tmp_path, "npz")
+    repack(path, lambda c: c.update({"rews.npy": npy(np.array([Evil()], object), allow_pickle=True)}))
+    assert_refused(tmp_path, path.name, "")
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_member_that_unpacks_to_more_than_it_says(tmp_path, caplog):
+    path = one_file(tmp_path, "npz-compressed")
+    raw = bytearray(path.read_bytes())
+    at = raw.index(b"PK\1\2")
+    while raw[at : at + 4] == b"PK\1\2":  # every member declares a megabyte more than it has
+        size = struct.unpack_from("<L", raw, at + 24)[0]
+        struct.pack_into("<L", raw, at + 24, size + 2**20)
+        at += 46 + sum(struct.unpack_from("<3H", raw, at + 28))
+    path.write_bytes(raw)
+    with caplog.at_level(logging.WARNING, "amago.store"):
+        assert_refused(tmp_path, path.name, "cannot be in a file", caplog)
+
+
+def test_checking_a_bomb_takes_little_memory(tmp_path, caplog):
+    """56 MB of zeros in 60 kB, declared and summed correctly: unpacked a piece at a time, then found not to fit the space."""
+    path = one_file(tmp_path, "npz")
+    repack(path, lambda c: c.update({"obs/image.npy": npy(np.zeros((7, 8 << 20), np.uint8))}), zipfile.ZIP_DEFLATED)
+    assert path.stat().st_size < 100_000
+    tracemalloc.start()
+    with caplog.at_level(logging.WARNING, "amago.store"):
+        assert_refused(tmp_path, path.name, "do not have the recorded shapes", caplog)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10 << 20
+
+
+# After a file was taken in
+
+
+@pytest.mark.parametrize("save_as", KINDS)
+def test_a_file_cut_short_later_is_an_error_not_garbage(tmp_path, save_as):
+    path = one_file(tmp_path, save_as)
+    store = opened(tmp_path)
+    assert_numbered(store.read(0))
+    os.truncate(path, 100)
+    with pytest.raises(BadFileError, match=path.name):  # through the descriptor that is still open
+        store.read(0)
+    store.close()
+    with pytest.raises(BadFileError, match="has changed: 100 bytes instead of"):
+        store.read(0)
+
+
+def test_a_file_deleted_by_someone_else(tmp_path):
+    path = one_file(tmp_path)
+    store = opened(tmp_path)
+    path.unlink()
+    with pytest.raises(EvictedError, match="has been deleted"):
+        store.read(0)
+    assert store.refresh().vanished_files == 1
+    assert len(store) == 0

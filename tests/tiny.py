@@ -1,0 +1,109 @@
+"""An `Experiment` that trains within a second, and the environments that it trains on."""
+
+import gymnasium as gym
+import numpy as np
+
+import amago
+from amago import config
+from amago.envs import AMAGOEnv
+from amago.envs.builtin import TMazePassive
+from amago.loading import DiskTrajDataset
+from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder
+from amago.nets.tstep_encoders import FFTstepEncoder
+
+SMALL = {
+    "FFTstepEncoder.n_layers": 1, "FFTstepEncoder.d_hidden": 16, "FFTstepEncoder.d_output": 12, "FFTrajEncoder.d_model": 16,
+    "GRUTrajEncoder.d_hidden": 16, "GRUTrajEncoder.d_output": 16, "GRUTrajEncoder.n_layers": 1, "TformerTrajEncoder.d_model": 16,
+    "TformerTrajEncoder.n_heads": 2, "TformerTrajEncoder.d_ff": 32, "TformerTrajEncoder.n_layers": 1, "Actor.d_hidden": 16,
+    "NCritics.d_hidden": 16, "Multigammas.discrete": [0.9], "Multigammas.continuous": [0.9],
+}  # fmt: skip
+TRAJ = {"ff": FFTrajEncoder, "gru": GRUTrajEncoder, "transformer": TformerTrajEncoder}
+CORRIDOR = 5
+EPISODE = CORRIDOR + 1
+"""Steps of every episode of `tmaze`."""
+
+
+class Bits(gym.Env):
+    """Ten steps; the reward is the share of three bits that equal the observed ones."""
+
+    observation_space = gym.spaces.MultiBinary(3)
+    action_space = gym.spaces.MultiBinary(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._t = 0
+        self._shown = self.np_random.integers(0, 2, 3).astype(np.int8)
+        return self._shown, {}
+
+    def step(self, action):
+        reward = float(np.mean(np.asarray(action) == self._shown))
+        self._t += 1
+        self._shown = self.np_random.integers(0, 2, 3).astype(np.int8)
+        return self._shown, reward, self._t == 10, False, {}
+
+
+def tmaze():
+    return AMAGOEnv(TMazePassive(CORRIDOR), env_name="TMaze")
+
+
+def cartpole():
+    return AMAGOEnv(gym.make("CartPole-v1", max_episode_steps=30), env_name="CartPole")
+
+
+def pendulum():
+    return AMAGOEnv(gym.make("Pendulum-v1", max_episode_steps=10), env_name="Pendulum")
+
+
+def bits():
+    return AMAGOEnv(Bits(), env_name="Bits")
+
+
+def cartpoles(num=2):
+    """A batch of CartPoles that resets itself."""
+    return AMAGOEnv(gym.make_vec("CartPole-v1", num_envs=num, max_episode_steps=30), env_name="CartPole", batched_envs=num)
+
+
+def experiment(root, make_env=tmaze, traj="ff", experiment_type=amago.Experiment, name="run", **fields):
+    """Two actors, two episodes and two updates an epoch, one epoch; in this process, silent and seeded."""
+    config.bind(SMALL)
+    settings = {
+        "run_name": name, "ckpt_base_dir": str(root), "max_seq_len": EPISODE, "dataset": DiskTrajDataset(root, name),
+        "tstep_encoder_type": FFTstepEncoder, "traj_encoder_type": TRAJ[traj], "agent_type": amago.Agent,
+        "make_train_env": make_env, "make_val_env": make_env, "parallel_actors": 2, "env_mode": "sync", "verbose": False,
+        "dloader_workers": 0, "epochs": 1, "train_timesteps_per_epoch": 2 * EPISODE, "train_batches_per_epoch": 2,
+        "val_timesteps_per_epoch": EPISODE + 1, "val_interval": None, "ckpt_interval": None, "always_save_latest": False,
+        "batch_size": 4, "lr_warmup_steps": 4, "learning_rate": 1e-3, "save_trajs_as": "segments", "seed": 0,
+    }  # fmt: skip
+    settings |= fields
+    if settings["dataset"] is None:
+        del settings["dataset"]
+    return experiment_type(**settings)
+
+
+def started(root, *args, **fields):
+    e = experiment(root, *args, **fields)
+    e.start()
+    return e
+
+
+def learned(root, *args, **fields):
+    e = started(root, *args, **fields)
+    e.learn()
+    return e
+
+
+def weights(e):
+    """A copy of every parameter and buffer of the policy."""
+    return {k: v.clone() for k, v in e.policy.state_dict().items()}
+
+
+def differing(a, b):
+    """The names whose tensors are not equal bit by bit."""
+    assert a.keys() == b.keys()
+    return [k for k in a if not a[k].equal(b[k])]
+
+
+def rows(run_dir, section=None):
+    from amago.plots import read_metrics
+
+    return [r for r in read_metrics(run_dir) if section in (None, r["section"])]
