@@ -15,6 +15,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedDataParallelKwargs, gather_object
 from torch import Tensor
 from tqdm import tqdm
@@ -69,13 +70,15 @@ class Experiment(ExperimentSettings):
                 raise ValueError("give Experiment a dataset, or dset_root and dset_name to build a DiskTrajDataset")
             self.dataset = DiskTrajDataset(self.dset_root, self.dset_name, self.dset_max_size)
         check_settings(self)
-        self._seed_everything()
+        AcceleratorState._reset_state()  # else an earlier experiment of this process would decide the precision
         self.accelerator = Accelerator(
             gradient_accumulation_steps=self.batches_per_update,
             mixed_precision=self.mixed_precision,
             kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
         )
         self.init_checkpoints()
+        found = self._find_resume()
+        self._seed_everything(found)
         self.init_dsets()
         try:
             env_summary = self.init_envs()
@@ -83,16 +86,18 @@ class Experiment(ExperimentSettings):
             self.init_model()
             self.init_logger()
             self._started = True
-            self._resume()
+            self._resume(found)
         except BaseException:
             self.close()
             raise
         if self.verbose and self.accelerator.is_main_process:
             self.summary(env_summary)
 
-    def _seed_everything(self) -> None:
+    def _seed_everything(self, resumed: Path | None) -> None:
         self.run_seed = int(np.random.SeedSequence().generate_state(1)[0]) if self.seed is None else self.seed
-        torch_seed, numpy_seed, python_seed = np.random.SeedSequence(self.run_seed).generate_state(3).tolist()
+        # environments cannot be put back where they were: after a resume they begin with rollouts of their own
+        self._env_seed = (self.run_seed, self.accelerator.process_index, *(_digits(resumed.name) if resumed else ()))
+        torch_seed, numpy_seed, python_seed = np.random.SeedSequence(self._env_seed[:2]).generate_state(3).tolist()
         if self.seed is not None:
             torch.manual_seed(torch_seed)
             np.random.seed(numpy_seed)
@@ -184,7 +189,7 @@ class Experiment(ExperimentSettings):
             max_env_restarts=self.max_env_restarts,
             exploration=exploration,
             recorder=recorder,
-            seed=np.random.SeedSequence((self.run_seed, self.accelerator.process_index, stream)),
+            seed=np.random.SeedSequence((*self._env_seed, stream)),
             mp_context=self.async_env_mp_context,
         )
         return Rollout(pool, self.DEVICE, self.caster)
@@ -280,8 +285,8 @@ class Experiment(ExperimentSettings):
                     self.save_checkpoint()
                 if self.always_save_latest:
                     self.write_latest_policy()
-        if self._stop:
-            self._leave()
+            if self._stop:
+                self._leave()
 
     def _due(self, interval: int | None) -> bool:
         return interval is not None and self.epoch % interval == 0
@@ -528,6 +533,7 @@ class Experiment(ExperimentSettings):
 
     def save_checkpoint(self) -> None:
         """Save a complete training state, and the policy's weights by themselves."""
+        self._require_start("save_checkpoint()")
         epoch = max(0, self.epoch - 1) if self._collected == self._trained == 0 else self.epoch
         local = {"rng": checkpoint.rng_state(), "pools": {k: r.pool.state_dict() for k, r in self._pools.items()}}
         ranks = self._gather([local])
@@ -542,7 +548,6 @@ class Experiment(ExperimentSettings):
             "next_batch": self.train_dloader.next_batch, "wall_time": self.logger.wall_time,
             "dataset": self.dataset.state_dict(), "processes": self.accelerator.num_processes, "ranks": ranks,
         }  # fmt: skip
-        state["schedule"].pop("lr_lambdas", None)
         root = self.ckpt_dir / "training_states"
         weights = self.policy.state_dict()
         tensors = {"optimizer": self.optimizer.state_dict()}
@@ -560,14 +565,9 @@ class Experiment(ExperimentSettings):
             epoch: as in the file's name.
             resume_training_state: continue training from there; else load the policy's weights only.
         """
+        self._require_start("load_checkpoint()")
         if resume_training_state:
-            states = checkpoint.training_states(self.ckpt_dir / "training_states", self.run_name)
-            if epoch not in states:
-                known = ", ".join(map(str, states)) or "none"
-                raise checkpoint.CheckpointError(
-                    f"run {self.run_name!r} has no training state of epoch {epoch}; there are: {known}"
-                )
-            self.load_checkpoint_from_path(str(states[epoch]), is_accelerate_state=True)
+            self.load_checkpoint_from_path(str(self._training_state(epoch)), is_accelerate_state=True)
         else:
             path = self.ckpt_dir / "policy_weights" / f"policy_epoch_{epoch}.pt"
             self.load_checkpoint_from_path(str(path), is_accelerate_state=False)
@@ -607,31 +607,42 @@ class Experiment(ExperimentSettings):
                 self._pools[kind].pool.load_state_dict(saved)
         checkpoint.set_rng_state(local["rng"])
 
-    def _resume(self) -> None:
-        states = self.ckpt_dir / "training_states"
-        if self.resume == "never":
-            if checkpoint.training_states(states, self.run_name) and self.verbose:
-                tqdm.write(
-                    f"note: {self.run_dir} holds checkpoints of an earlier run, and resume='never' starts afresh; resume='auto' goes on"
-                )
-            return
-        if self.resume != "auto":
-            self.load_checkpoint(int(self.resume))
-            found: Path | None = checkpoint.training_states(states, self.run_name)[int(self.resume)]
-        else:
-            found = checkpoint.newest_complete(states, self.run_name)
-            if found is not None:
-                self.load_checkpoint_from_path(str(found))
-        if self.verbose and self.accelerator.is_main_process:
+    def _find_resume(self) -> Path | None:
+        """The training state to go on from, as ``resume`` says; None to start afresh."""
+        root = self.ckpt_dir / "training_states"
+        states = checkpoint.training_states(root, self.run_name)
+        if self.resume == "auto":
+            return checkpoint.newest_complete(root, self.run_name)
+        if self.resume != "never":
+            return self._training_state(int(self.resume))
+        if states and self.verbose:
+            tqdm.write(
+                f"note: {self.run_dir} holds checkpoints of an earlier run and resume='never' starts afresh; 'auto' goes on"
+            )
+        return None
+
+    def _training_state(self, epoch: int) -> Path:
+        states = checkpoint.training_states(self.ckpt_dir / "training_states", self.run_name)
+        if epoch not in states:
+            known = ", ".join(map(str, states)) or "none"
+            raise checkpoint.CheckpointError(
+                f"run {self.run_name!r} has no training state of epoch {epoch}; there are: {known}"
+            )
+        return states[epoch]
+
+    def _resume(self, found: Path | None) -> None:
+        if found is not None:
+            self.load_checkpoint_from_path(str(found))
+        if self.verbose and self.accelerator.is_main_process and self.resume != "never":
             if found is None:
-                tqdm.write(f"nothing to resume in {states}; starting at epoch 0")
+                tqdm.write(f"nothing to resume in {self.ckpt_dir}; starting at epoch 0")
             else:
-                tqdm.write(
-                    f"resumed {found} at epoch {self.epoch}, {self.updater.grad_steps} gradient steps, {self.env_steps} environment steps"
-                )
+                steps = f"{self.updater.grad_steps} gradient steps, {self.env_steps} environment steps"
+                tqdm.write(f"resumed {found} at epoch {self.epoch}, {steps}")
 
     def write_latest_policy(self) -> None:
         """Publish the policy's weights for processes that only act."""
+        self._require_start("write_latest_policy()")
         if self.accelerator.is_main_process:
             checkpoint.save_weights(self.policy.state_dict(), self.ckpt_dir / "latest" / "policy.pt")
             link = self.run_dir / "policy.pt"
@@ -641,12 +652,14 @@ class Experiment(ExperimentSettings):
 
     def read_latest_policy(self) -> None:
         """Take over the weights that another process published, if there are any yet."""
+        self._require_start("read_latest_policy()")
         path = self.ckpt_dir / "latest" / "policy.pt"
         if path.is_file():
             self.policy.load_state_dict(checkpoint.load_weights(path))
 
     def delete_buffer_from_disk(self) -> None:
         """Clear the replay buffer (``dataset.delete()``), in the main process."""
+        self._require_start("delete_buffer_from_disk()")
         assert self.dataset is not None
         if self.accelerator.is_main_process:
             self.dataset.delete()
@@ -697,3 +710,8 @@ def _headline(metrics: Mapping[str, float]) -> dict[str, float]:
     shown = {"return": metrics["Average Total Return (Across All Env Names)"], "rollouts": metrics["Number of Rollouts"]}
     extra = [k for k in metrics if "Success" in k]
     return shown | {k.removeprefix("Average "): metrics[k] for k in extra[:1] + extra[-1:]}
+
+
+def _digits(name: str) -> tuple[int, ...]:
+    """The epoch at the end of a training state's name."""
+    return (1 + int(name.rpartition("_")[2]),)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -68,7 +68,7 @@ class Rollout:
         was_training = agent.training
         agent.eval()
         try:
-            with torch.inference_mode(), self.autocast():
+            with torch.inference_mode(), self.autocast(), _one_thread(self.device):
                 return self._loop(agent, timesteps, sample, episodes, on_step, should_stop)
         finally:
             agent.train(was_training)
@@ -123,3 +123,15 @@ class Rollout:
         if (g, key) not in self._pinned:
             self._pinned[g, key] = torch.empty(host.shape, dtype=host.dtype, pin_memory=True)
         return self._pinned[g, key].copy_(host).to(self.device, non_blocking=True)
+
+
+@contextmanager
+def _one_thread(device: torch.device) -> Iterator[None]:
+    """Compute with one thread on a CPU: the products of a step are too small to share, and environments want the other cores."""
+    before = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

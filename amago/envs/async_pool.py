@@ -395,7 +395,7 @@ def _divide(plan: CrewPlan, groups: list[slice], workers: int) -> list[CrewPlan]
 def _main_hidden() -> Iterator[None]:
     """Keep multiprocessing from running the user's script again in the child: what is needed of it travels by value."""
     main = sys.modules["__main__"]
-    saved = {name: main.__dict__[name] for name in ("__spec__", "__file__") if name in main.__dict__}
+    saved: dict[str, Any] = {name: main.__dict__[name] for name in ("__spec__", "__file__") if name in main.__dict__}
     main.__dict__["__spec__"] = None
     main.__dict__.pop("__file__", None)
     try:

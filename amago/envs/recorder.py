@@ -114,7 +114,7 @@ class SequenceWrapper(AMAGOWrapper):
         return ts, info
 
     def step(self, action: Array) -> Step:
-        out = self.env.step(action)
+        out: Any = self.env.step(action)
         ts, reward, terminated, truncated, info = out
         self._tick += 1
         self._ret += reward[:, 0]

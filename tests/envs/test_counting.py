@@ -1,0 +1,229 @@
+"""Through the pool, exploration, the recorder and the disk: every number comes out where it belongs, in every env_mode."""
+
+from collections import defaultdict
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from counting_env import ACTIONS, check_traj, is_terminated, length_of, make_counting, make_vector, reward_of
+
+from amago import config
+from amago.envs import EpsilonGreedy, make_pool
+from amago.spaces import action_spec
+from amago.store import TrajectoryStore
+
+N = 4
+AutoresetMode = gym.vector.AutoresetMode
+MODES = {
+    "sync": ("sync", {}),
+    "async": ("async", {"workers": 2}),
+    "async-one": ("async", {"workers": 1}),
+    "next_step": ("already_vectorized", AutoresetMode.NEXT_STEP),
+    "same_step": ("already_vectorized", AutoresetMode.SAME_STEP),
+    "disabled": ("already_vectorized", AutoresetMode.DISABLED),
+}
+
+
+def start(mode, kind, root, **recorder):
+    env_mode, how = MODES[mode]
+    options = {"save_trajs_to": str(root / "fifo"), "save_trajs_as": "segments"} | recorder
+    common = {"parallel_actors": N, "exploration": EpsilonGreedy, "recorder": options, "seed": 5}
+    if env_mode == "already_vectorized":
+        return make_pool([make_vector(N, how, kind=kind)], env_mode, **common)
+    return make_pool([make_counting(i, kind=kind) for i in range(N)], env_mode, **common, **how)
+
+
+def random_actions(kind, n, rng):
+    if kind == "discrete":
+        return rng.integers(5, size=(n, 1))
+    if kind == "continuous":
+        return rng.uniform(-1, 1, size=(n, 2)).astype(np.float32)
+    return rng.integers(2, size=(n, 4)).astype(np.int8)
+
+
+def check_arrays(pool, rows, kind, previous):
+    """The policy's inputs agree with the environment's own account of them."""
+    spec = action_spec(ACTIONS[kind])
+    for i in range(rows.start, rows.stop):
+        t, actor, episode, _ = (int(x) for x in pool.obs["count"][i])
+        assert actor == i
+        assert pool.time_idxs[i, 0] == t
+        assert pool.resets[i] == (t == 0)
+        if t == 0:
+            assert not pool.rl2s[i].any()
+            assert previous[i] in (None, episode - 1)
+            previous[i] = episode
+        else:
+            assert previous[i] == episode
+            assert pool.rl2s[i, 0] == np.float32(reward_of(actor, episode, t))
+            took = np.reshape(spec.to_env(spec.from_vector(pool.rl2s[i, 1:])), -1)
+            np.testing.assert_array_equal(took.astype(np.float32), pool.obs["took"][i])
+
+
+def play(pool, kind, steps, seed=0):
+    rng = np.random.default_rng(seed)
+    previous = [None] * N
+    pool.reset()
+    check_arrays(pool, slice(0, N), kind, previous)
+    for step in range(steps):
+        actions = random_actions(kind, N, rng)
+        for g, rows in enumerate(pool.groups):
+            if step:
+                pool.wait(g)
+                check_arrays(pool, rows, kind, previous)
+            pool.send(g, actions[rows])
+    for g, rows in enumerate(pool.groups):
+        pool.wait(g)
+        check_arrays(pool, rows, kind, previous)
+
+
+def read(root, kind):
+    """{(actor, episode): [(start time, length), ...]} of all trajectories on disk, each checked."""
+    store = TrajectoryStore(root)
+    store.refresh()
+    pieces = defaultdict(list)
+    for i in range(len(store)):
+        actor, episode, begin, n = check_traj(store.read(i), kind)
+        pieces[actor, episode].append((begin, n))
+    store.close()
+    return {k: sorted(v) for k, v in pieces.items()}
+
+
+def finished(steps, idle=0):
+    """Episodes of each actor that end within so many steps, with ``idle`` steps between two."""
+    out = set()
+    for actor in range(N):
+        t = episode = 0
+        while t + length_of(actor, episode) <= steps:
+            out.add((actor, episode))
+            t += length_of(actor, episode) + idle
+            episode += 1
+    return out
+
+
+def frames(steps, idle):
+    """Steps that moved an actor, out of ``steps`` each."""
+    total = 0
+    for actor in range(N):
+        left, episode = steps, 0
+        while left > 0:
+            total += min(left, length_of(actor, episode))
+            left -= length_of(actor, episode) + idle
+            episode += 1
+    return total
+
+
+@pytest.mark.parametrize("kind", list(ACTIONS))
+@pytest.mark.parametrize("mode", list(MODES))
+def test_every_number_is_where_it_belongs(mode, kind, tmp_path):
+    steps = 60
+    pool = start(mode, kind, tmp_path)
+    try:
+        play(pool, kind, steps)
+        expected = finished(steps, idle=1 if mode == "next_step" else 0)
+        assert pool.flush() == len(expected)
+        stats = pool.drain()
+    finally:
+        pool.close()
+    assert read(tmp_path, kind) == {(a, e): [(0, length_of(a, e))] for a, e in expected}
+    told = {(r.actor, int(r.metrics["Episode Number"])): r for r in stats.episodes}
+    assert told.keys() == expected
+    for (actor, episode), record in told.items():
+        n = length_of(actor, episode)
+        assert record.length == n
+        assert record.env_name == "counting"
+        assert record.terminated == is_terminated(actor, episode)
+        assert record.ret == pytest.approx(sum(np.float32(reward_of(actor, episode, t)) for t in range(1, n + 1)), rel=1e-6)
+        assert record.metrics.keys() == {"Episode Number", "time"}
+        assert record.metrics["time"] == pytest.approx(np.mean(range(1, n + 1)))
+    assert stats.frames == {"counting": frames(steps, idle=1 if mode == "next_step" else 0)}
+
+
+@pytest.mark.parametrize("stagger", [False, True])
+@pytest.mark.parametrize("mode", ["sync", "async", "next_step", "same_step"])
+def test_pieces_join(mode, stagger, tmp_path):
+    """With save_every, pieces cover each rollout without gap; each begins with the last observation of the one before."""
+    pool = start(mode, "continuous", tmp_path, save_every=3, stagger=stagger)
+    steps = 50
+    try:
+        play(pool, "continuous", steps)
+    finally:
+        pool.close()
+    pieces = read(tmp_path, "continuous")
+    expected = finished(steps, idle=1 if mode == "next_step" else 0)
+    assert expected <= pieces.keys()
+    firsts = set()
+    for (actor, episode), found in pieces.items():
+        at = 0
+        for begin, n in found:
+            assert begin == at
+            at += n
+            assert n <= 3
+        if (actor, episode) in expected:
+            assert at == length_of(actor, episode)
+            assert all(n == 3 for _, n in found[1:-1])
+            if len(found) > 1:
+                firsts.add(found[0][1])
+        else:  # still under way when the pool closed
+            assert at < length_of(actor, episode)
+    assert firsts == ({1, 2, 3} if stagger else {3})
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "same_step", "next_step"])
+def test_unfinished_rollouts_are_committed_on_request(mode, tmp_path):
+    pool = start(mode, "discrete", tmp_path)
+    try:
+        play(pool, "discrete", 20)
+        at = {i: tuple(int(x) for x in pool.obs["count"][i, [0, 2]]) for i in range(N)}
+        pool.flush(partial=True)
+        under_way = {(i, e): t for i, (t, e) in at.items() if 0 < t < length_of(i, e)}
+        pieces = read(tmp_path, "discrete")
+        assert under_way
+        for key, t in under_way.items():
+            assert pieces[key] == [(0, t)]
+    finally:
+        pool.close()
+
+
+def test_npz_files_hold_the_same(tmp_path):
+    pool = start("sync", "multibinary", tmp_path, save_trajs_as="npz-compressed")
+    try:
+        play(pool, "multibinary", 30)
+    finally:
+        pool.close()  # commits by itself
+    assert len(list((tmp_path / "fifo").glob("*.npz"))) == len(finished(30))
+    assert read(tmp_path, "multibinary").keys() == finished(30)
+
+
+@pytest.mark.parametrize("kind", list(ACTIONS))
+def test_async_equals_sync_bit_for_bit(kind, tmp_path):
+    config.bind({"EpsilonGreedy.steps_anneal": 50, "EpsilonGreedy.eps_end": 0.5})
+    seen, stored, stats, states = {}, {}, {}, {}
+    for mode in ("sync", "async-one", "async"):
+        pool = start(mode, kind, tmp_path / mode, save_every=4, stagger=True)
+        try:
+            rng = np.random.default_rng(3)
+            pool.reset()
+            arrays = []
+            for _ in range(40):
+                pool.step(random_actions(kind, N, rng))
+                arrays.append([a.copy() for a in (*pool.obs.values(), pool.rl2s, pool.time_idxs, pool.resets)])
+            seen[mode] = [np.stack(a) for a in zip(*arrays)]
+            states[mode] = pool.state_dict()
+            drained = pool.drain()
+            stats[mode] = (drained.episodes, drained.frames)
+        finally:
+            pool.close()
+        store = TrajectoryStore(tmp_path / mode)
+        store.refresh()
+        stored[mode] = [store.read(i) for i in range(len(store))]
+        store.close()
+    for mode in ("async-one", "async"):
+        for a, b in zip(seen["sync"], seen[mode], strict=True):
+            np.testing.assert_array_equal(a, b)
+        assert stats[mode] == stats["sync"]
+        assert states[mode] == states["sync"]
+    assert len(stored["async-one"]) == len(stored["sync"]) > 10
+    for a, b in zip(stored["sync"], stored["async-one"]):  # one worker: in the same order, too
+        for x, y in ((a.obs["count"], b.obs["count"]), (a.actions, b.actions), (a.rews, b.rews), (a.dones, b.dones)):
+            np.testing.assert_array_equal(x, y)

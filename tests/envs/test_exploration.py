@@ -1,0 +1,200 @@
+import json
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from counting_env import CountingEnv, make_counting, make_vector
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from amago import config
+from amago.envs import AMAGOEnv, BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper, SequenceWrapper
+
+unit = st.floats(0.0, 1.0)
+
+
+def make(cls=EpsilonGreedy, kind="discrete", **bound):
+    config.clear()
+    config.bind({f"{cls.__name__}.{k}": v for k, v in bound.items()})
+    env = cls(make_counting(0, kind=kind)())
+    env.seed(0)
+    return env
+
+
+@settings(max_examples=60, deadline=None)
+@given(start=unit, end=unit, anneal=st.integers(1, 1000), n=st.integers(0, 2000), u=st.floats(0, 0.999))
+def test_epsilon_greedy_against_its_formula(start, end, anneal, n, u):
+    env = make(eps_start=start, eps_end=end, steps_anneal=anneal)
+    env.global_step, env.multiplier = n, np.array([u])
+    line = start * (1 - n / anneal) + end * (n / anneal) if n < anneal else end
+    np.testing.assert_allclose(env.current_eps(np.array([17])), [u * line], atol=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    a=unit, b=unit, c=unit, d=unit, anneal=st.integers(1, 1000), n=st.integers(0, 2000), horizon=st.integers(1, 50), t=st.integers(0, 60)
+)
+def test_bilevel_against_its_formula(a, b, c, d, anneal, n, horizon, t):
+    env = make(
+        BilevelEpsilonGreedy, rollout_horizon=horizon, steps_anneal=anneal, randomize_eps=False,
+        eps_start_start=a, eps_start_end=b, eps_end_start=c, eps_end_end=d,
+    )  # fmt: skip
+    env.reset()
+    env.global_step = n
+    p, q = min(1.0, n / anneal), min(1.0, t / horizon)
+    e0, e1 = (1 - p) * a + p * b, (1 - p) * c + p * d
+    np.testing.assert_allclose(env.current_eps(np.array([t])), [(1 - q) * e0 + q * e1], atol=1e-12)
+
+
+def test_defaults_are_the_published_ones():
+    env = make(randomize_eps=False)
+    env.reset()
+    assert env.current_eps(np.zeros(1, int)) == 1.0
+    env.global_step = 500_000
+    assert env.current_eps(np.zeros(1, int)) == pytest.approx(0.525)
+    env.global_step = 10**9
+    assert env.current_eps(np.zeros(1, int)) == 0.05
+    two = make(BilevelEpsilonGreedy, rollout_horizon=100, randomize_eps=False)
+    two.reset()
+    ends = [float(two.current_eps(np.array([t]))[0]) for t in (0, 100)]
+    two.global_step = 10**6
+    assert ends + [float(two.current_eps(np.array([t]))[0]) for t in (0, 100)] == pytest.approx([1.0, 0.8, 0.05, 0.01])
+
+
+def test_the_factor_is_drawn_at_each_reset_or_is_one():
+    env = make()
+    drawn = []
+    for _ in range(2000):
+        env.reset()
+        drawn.append(float(env.multiplier[0]))
+    assert 0 <= min(drawn) < 0.01
+    assert 0.99 < max(drawn) < 1
+    assert np.mean(drawn) == pytest.approx(0.5, abs=0.03)
+    env.step(np.array([[0]]))
+    assert env.multiplier[0] == drawn[-1]
+    fixed = make(randomize_eps=False)
+    fixed.reset()
+    assert fixed.multiplier[0] == 1.0
+
+
+def test_counts_steps_over_all_rollouts():
+    env = make(eps_start=0.0, eps_end=0.0)
+    for _ in range(3):
+        env.reset()
+        assert env.local_step[0] == 0
+        env.step(np.array([[1]]))
+        env.step(np.array([[1]]))
+        assert env.local_step[0] == 2
+    assert env.global_step == 6
+
+
+def noisy(kind, eps, action, n):
+    env = make(kind=kind, eps_start=eps, eps_end=eps, randomize_eps=False)
+    env.reset()
+    return np.concatenate([env.add_exploration_noise(action, env.local_step, None) for _ in range(n)])
+
+
+def test_discrete_noise_is_uniform_with_the_right_probability():
+    out = noisy("discrete", 0.5, np.array([[2]]), 20_000)[:, 0]
+    share = np.bincount(out, minlength=5) / len(out)
+    np.testing.assert_allclose(share, [0.1, 0.1, 0.6, 0.1, 0.1], atol=0.015)
+    assert (noisy("discrete", 0.0, np.array([[2]]), 100) == 2).all()
+
+
+def test_continuous_noise_is_normal_and_clipped():
+    action = np.array([[0.0, 0.9]], np.float32)
+    out = noisy("continuous", 0.3, action, 20_000)
+    assert out.dtype == np.float32
+    assert np.abs(out).max() == 1.0
+    assert out[:, 0].std() == pytest.approx(0.3, rel=0.03)
+    assert (out[:, 1] == 1.0).mean() == pytest.approx(0.3694, abs=0.02)  # P(N(0, 1) > 1/3)
+    np.testing.assert_array_equal(action, np.array([[0.0, 0.9]], np.float32))
+    np.testing.assert_array_equal(noisy("continuous", 0.0, action, 3), np.repeat(action, 3, axis=0))
+
+
+def test_bits_are_flipped_with_the_right_probability():
+    action = np.array([[0, 1, 0, 1]], np.int8)
+    out = noisy("multibinary", 0.2, action, 5000)
+    assert out.dtype == np.int8
+    np.testing.assert_allclose((out != action).mean(axis=0), 0.2, atol=0.025)
+    assert (noisy("multibinary", 1.0, action, 3) == 1 - action).all()
+
+
+@pytest.mark.parametrize("kind", ["discrete", "continuous", "multibinary"])
+def test_batches_draw_for_each_row(kind):
+    """Rows have factors of their own, drawn anew where, and only where, a rollout opens."""
+    config.bind({"EpsilonGreedy.eps_start": 1.0, "EpsilonGreedy.eps_end": 1.0})
+    env = EpsilonGreedy(make_vector(4, gym.vector.AutoresetMode.NEXT_STEP, kind=kind)())
+    env.seed(1)
+    env.reset()
+    assert len(set(env.multiplier)) == 4
+    action, changed, redrawn = env.action_spec.zeros(4), np.zeros(4), 0
+    for _ in range(40):
+        before = env.multiplier.copy()
+        env.step(action)
+        changed += (env.amago_env.last_action != action).any(axis=1)
+        opened = env.amago_env.auto.opened
+        np.testing.assert_array_equal(env.multiplier != before, opened)
+        assert (env.local_step[opened] == 0).all()
+        assert (env.local_step[~opened] > 0).all()
+        redrawn += opened.sum()
+    assert redrawn > 10
+    assert (changed > 0).all()
+    env.multiplier = np.array([0.0, 1.0, 0.0, 1.0])
+    if kind == "discrete":
+        out = np.concatenate([env.add_exploration_noise(action, env.local_step, None) for _ in range(500)], axis=1)
+        assert (out[[0, 2]] == 0).all()
+        assert (out[[1, 3]] != 0).mean() == pytest.approx(0.8, abs=0.05)
+
+
+def test_the_recorded_action_is_the_one_taken():
+    class Opposite(ExplorationWrapper):
+        def add_exploration_noise(self, action, local_step, horizon):
+            assert local_step.shape == (1,)
+            return 4 - action
+
+    recorder = SequenceWrapper(Opposite(AMAGOEnv(CountingEnv(0))), save_trajs_to=None)
+    recorder.reset()
+    ts = recorder.step(np.array([[1]]))[0]
+    assert ts.obs["took"][0, 0] == 3 + 3  # the space starts at 3
+    assert ts.prev_action.argmax() == 3
+    with pytest.raises(NotImplementedError):
+        ExplorationWrapper(make_counting(0)()).add_exploration_noise(np.array([[1]]), np.zeros(1), None)
+
+
+def test_state_goes_on_where_it_stopped():
+    def play(env, n):
+        out = []
+        for _ in range(n):
+            env.reset()
+            out += [env.step(np.array([[0]]))[0].obs["took"][0, 0] for _ in range(2)] + [env.multiplier[0]]
+        return out
+
+    env = make(steps_anneal=40)
+    play(env, 5)
+    state = json.loads(json.dumps(env.state_dict()))
+    expected = play(env, 10)
+    fresh = make(steps_anneal=40)
+    fresh.load_state_dict(state)
+    assert fresh.global_step == 10
+    assert fresh.multiplier[0] == state["multiplier"][0]
+    assert play(fresh, 10) == expected
+    assert len(set(expected)) > 10
+    with pytest.raises(ValueError, match="multiplier has 2 rows"):
+        fresh.load_state_dict(state | {"multiplier": [1.0, 0.5]})
+
+
+def test_wrong_settings_are_refused():
+    for cls, name, value in (
+        (EpsilonGreedy, "eps_start", 1.5),
+        (EpsilonGreedy, "eps_end", -0.1),
+        (EpsilonGreedy, "steps_anneal", 0),
+        (BilevelEpsilonGreedy, "eps_end_end", 2.0),
+        (BilevelEpsilonGreedy, "rollout_horizon", 0),
+    ):
+        bound = {"rollout_horizon": 5, name: value} if cls is BilevelEpsilonGreedy else {name: value}
+        with pytest.raises(ValueError, match=f"{name} is {value}"):
+            make(cls, **bound)
+    config.clear()
+    with pytest.raises(RuntimeError, match="rollout_horizon"):
+        BilevelEpsilonGreedy(make_counting(0)())

@@ -1,0 +1,196 @@
+import logging
+
+import counting_env
+import gymnasium as gym
+import numpy as np
+import pytest
+from counting_env import CountingEnv, check_traj, is_terminated, length_of, make_counting, make_vector
+
+from amago.envs import AMAGO_ENV_LOG_PREFIX, AMAGOEnv, ReturnHistory, SequenceWrapper, SpecialMetricHistory
+from amago.envs.recorder import RecordingError
+from amago.envs.statistics import EpisodeRecord
+
+
+class Sink:
+    """A writer that keeps what it is given, as a store's writer would copy it."""
+
+    def __init__(self, error=None):
+        self.trajs, self.error = [], error
+
+    def write(self, traj):
+        if self.error:
+            raise self.error
+        copied = {k: v.copy() for k, v in traj.obs.items()}
+        traj.obs, traj.actions, traj.rews, traj.dones = copied, traj.actions.copy(), traj.rews.copy(), traj.dones.copy()
+        self.trajs.append(traj)
+
+    def flush(self):
+        return len(self.trajs)
+
+
+def run(recorder, steps, seed=0):
+    rng = np.random.default_rng(seed)
+    recorder.reset()
+    for _ in range(steps):
+        _, _, terminated, truncated, _ = recorder.step(rng.integers(5, size=(recorder.batched_envs, 1)))
+        if recorder.batched_envs == 1 and (terminated | truncated).any():
+            recorder.reset()
+
+
+def test_rollouts_longer_than_the_first_buffers(monkeypatch):
+    monkeypatch.setattr(counting_env, "length_of", lambda actor, episode: 500)
+    sink = Sink()
+    run(SequenceWrapper(make_counting(0)(), writer=sink), 1100)
+    assert [check_traj(t, "discrete")[3] for t in sink.trajs] == [500, 500]
+
+
+def test_rows_of_very_different_lengths_share_the_buffers():
+    """One row whose rollout never ends must not spoil those of others, and pieces let its memory go."""
+
+    class Endless(CountingEnv):
+        def step(self, action):
+            if self.actor != 0:
+                return super().step(action)
+            self.t += 1
+            return self._obs(action), float(self.t), False, False, {}
+
+    def make(i):
+        return lambda: Endless(i)
+
+    for save_every in (None, 10):
+        sink = Sink()
+        vec = gym.vector.SyncVectorEnv([make(i) for i in range(3)], autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+        recorder = SequenceWrapper(AMAGOEnv(vec, batched_envs=3), writer=sink, save_every=save_every)
+        run(recorder, 1000)
+        seen = {}
+        for traj in sink.trajs:
+            if traj.obs["count"][0, 1] != 0:
+                actor, episode, begin, n = check_traj(traj, "discrete")
+                seen[actor, episode] = n
+                assert begin == 0
+        assert len(seen) > 300
+        assert all(n == length_of(*key) for key, n in seen.items())
+        endless = [t for t in sink.trajs if t.obs["count"][0, 1] == 0]
+        if save_every is None:
+            assert not endless
+            recorder.cut()
+            endless = [t for t in sink.trajs if t.obs["count"][0, 1] == 0]
+        else:
+            assert recorder._capacity < 200
+        times = np.concatenate([t.obs["count"][:-1, 0] for t in endless])
+        np.testing.assert_array_equal(times, np.arange(1000))
+
+
+@pytest.mark.parametrize("form", ["final_obs", "dict", "final_observation", None])
+def test_last_observations_of_environments_without_metadata(form):
+    """SAME_STEP is assumed; the last observation comes in any of three forms, or is lost."""
+
+    class Vector:
+        metadata: dict = {}
+
+        def __init__(self):
+            self.envs = [CountingEnv(i) for i in range(3)]
+            self.observation_space, self.action_space = self.envs[0].observation_space, self.envs[0].action_space
+
+        def _stack(self, obs):
+            return {k: np.stack([o[k] for o in obs]) for k in obs[0]}
+
+        def reset(self, *, seed=None, options=None):
+            return self._stack([e.reset()[0] for e in self.envs]), {}
+
+        def step(self, actions):
+            obs, r, te, tr = [list(x) for x in zip(*[e.step(int(a))[:4] for e, a in zip(self.envs, actions)])]
+            last, info = [None] * 3, {}
+            for i, env in enumerate(self.envs):
+                if te[i] or tr[i]:
+                    last[i], obs[i] = obs[i], env.reset()[0]
+            if form == "dict":
+                blank = {k: np.zeros_like(v) for k, v in obs[0].items()}
+                info = {"final_obs": self._stack([blank if x is None else x for x in last])}
+            elif form is not None:
+                info = {form: np.array(last, dtype=object)}
+            return self._stack(obs), np.array(r), np.array(te), np.array(tr), info
+
+    sink = Sink()
+    recorder = SequenceWrapper(AMAGOEnv(Vector(), "v", batched_envs=3), writer=sink)
+    run(recorder, 60)
+    lengths = {}
+    for traj in sink.trajs:
+        episode = int(traj.obs["count"][0, 2])
+        actor = int(traj.obs["count"][0, 1])
+        known = form is not None or not is_terminated(actor, episode)
+        _, _, begin, n = check_traj(traj, "discrete", checked_last=known)
+        assert begin == 0
+        lengths[actor, episode] = n
+    assert len(lengths) > 20
+    for (actor, episode), n in lengths.items():
+        lost = form is None and not is_terminated(actor, episode)
+        assert n == length_of(actor, episode) - lost
+    told, _ = recorder.drain()
+    assert all(r.length in range(2, 9) for r in told)
+    assert len(told) == len(lengths)  # a returned sum is right even where the last transition is not kept
+
+
+def test_changing_names_and_metrics_by_name():
+    recorder = SequenceWrapper(AMAGOEnv(CountingEnv(1, changing_name=True)))
+    run(recorder, 200)
+    episodes, frames = recorder.drain()
+    assert [e.env_name for e in episodes[:5]] == [f"counting-{i % 3}" for i in range(5)]
+    assert sum(frames.values()) == 200
+    assert set(frames) == {"counting-0", "counting-1", "counting-2"}
+    specials = SpecialMetricHistory(episodes)
+    for name, values in specials.data.items():
+        assert {int(v) % 3 for v in values["Episode Number"]} == {int(name[-1])}
+    assert specials.averages()["counting-1"]["Episode Number"] == np.mean(specials.data["counting-1"]["Episode Number"])
+    returns = ReturnHistory(episodes)
+    assert sum(len(v) for v in returns.data.values()) == len(episodes)
+    assert returns.averages()["counting-0"] == pytest.approx(np.mean([e.ret for e in episodes if e.env_name == "counting-0"]))
+    assert recorder.drain() == ([], {})
+
+
+def test_explicit_name_wins_and_rows_may_have_their_own():
+    assert AMAGOEnv(CountingEnv(0, changing_name=True), env_name="mine").env_name == "mine"
+    vec = make_vector(3, gym.vector.AutoresetMode.SAME_STEP)().env
+    recorder = SequenceWrapper(AMAGOEnv(vec, ["a", "b", "a"], batched_envs=3))
+    assert recorder.env_name == "a+b"
+    run(recorder, 30)
+    _, frames = recorder.drain()
+    assert frames == {"a": 60, "b": 30}
+
+
+def test_metric_must_be_one_number():
+    class Bad(CountingEnv):
+        def step(self, action):
+            *out, info = super().step(action)
+            return *out, info | {f"{AMAGO_ENV_LOG_PREFIX} grid": np.zeros(3)}
+
+    with pytest.raises(ValueError, match=r"grid.*one number"):
+        run(SequenceWrapper(AMAGOEnv(Bad(0))), 1)
+
+
+def test_history_keeps_order_and_kinds():
+    episodes = [EpisodeRecord("a", 1.0, 3, {"x": 2.0}), EpisodeRecord("b", 4.0, 3), EpisodeRecord("a", 3.0, 3, {"x": 4.0, "y": 0.0})]
+    assert ReturnHistory(episodes).data == {"a": [1.0, 3.0], "b": [4.0]}
+    assert SpecialMetricHistory(episodes).data == {"a": {"x": [2.0, 4.0], "y": [0.0]}}
+
+
+def test_errors_name_the_argument(tmp_path):
+    with pytest.raises(TypeError, match=r"SequenceWrapper needs an AMAGOEnv, but got CountingEnv"):
+        SequenceWrapper(CountingEnv(0))
+    with pytest.raises(ValueError, match=r"save_every is 0"):
+        SequenceWrapper(make_counting(0)(), save_every=0)
+    with pytest.raises(ValueError, match=r"save_as is 'csv'"):
+        SequenceWrapper(make_counting(0)(), save_trajs_to=tmp_path, save_trajs_as="csv")
+    with pytest.raises(RecordingError, match=r"could not be written: no room"):
+        run(SequenceWrapper(make_counting(0)(), writer=Sink(OSError("no room"))), 20)
+
+
+def test_close_says_what_it_leaves_and_commits_the_rest(tmp_path, caplog):
+    recorder = SequenceWrapper(make_counting(0)(), save_trajs_to=tmp_path)
+    run(recorder, 3)
+    assert length_of(0, 0) == 2
+    assert recorder.in_progress == 1
+    with caplog.at_level(logging.INFO, "amago.envs.recorder"):
+        recorder.close()
+    assert "1 unfinished rollouts with 1 steps" in caplog.text
+    assert len(list(tmp_path.glob("*.npz"))) == 1

@@ -1,0 +1,549 @@
+"""What an `Experiment` does for its user, from start() to evaluate_test()."""
+
+import json
+import math
+import multiprocessing
+import re
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+import amago
+import tiny
+from amago import config
+from amago.envs import make_pool
+from amago.envs.exploration import EpsilonGreedy
+from amago.loading import DatasetSettings, DiskTrajDataset
+from tiny import EPISODE, experiment, learned, rows, started
+
+ROW = {"epoch", "env_steps", "grad_steps", "wall_time", "section", "values"}
+TOTAL = "Average Total Return (Across All Env Names)"
+
+
+# ---- the whole, small ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("traj", ["ff", "gru", "transformer"])
+@pytest.mark.parametrize("make_env", [tiny.cartpole, tiny.pendulum, tiny.bits])
+def test_every_sequence_model_learns_in_every_action_space(tmp_path, make_env, traj):
+    e = started(tmp_path, make_env, traj, train_timesteps_per_epoch=35, max_seq_len=10, val_timesteps_per_epoch=31, val_interval=1)
+    before = tiny.weights(e)
+    e.learn()
+    assert e.updater.grad_steps == 2
+    assert e.updater.skipped == 0
+    trained = {id(p) for p in e.policy.trainable_params}
+    moved = set(tiny.differing(before, tiny.weights(e)))
+    assert {n for n, p in e.policy.named_parameters() if id(p) in trained and p.abs().sum() > 0} - moved == set()
+    metrics = e.evaluate_test(make_env, timesteps=31)
+    assert metrics["Number of Rollouts"] >= 2
+    assert math.isfinite(metrics[TOTAL])
+    e.close()
+
+
+def _in_mode(env_mode):
+    make = tiny.cartpoles if env_mode == "already_vectorized" else tiny.cartpole
+    return {"make_env": make, "env_mode": env_mode, "train_timesteps_per_epoch": 35, "val_timesteps_per_epoch": 31}
+
+
+@pytest.mark.parametrize("env_mode", ["sync", "async", "already_vectorized"])
+def test_every_env_mode(tmp_path, env_mode):
+    fields = _in_mode(env_mode)
+    e = learned(tmp_path, val_interval=1, env_workers=2 if env_mode == "async" else None, **fields)
+    try:
+        skipped = 0 if env_mode != "already_vectorized" else 70 - e.env_steps  # steps that only reset count for nothing
+        assert e.env_steps + skipped == 70
+        assert skipped < 10
+        assert e.updater.grad_steps == 2
+        assert rows(e.run_dir, "val")[0]["values"]["Number of Rollouts"] >= 2
+        assert rows(e.run_dir, "rollout")[0]["values"]["Number of Rollouts"] >= 2
+        assert e.evaluate_test(fields["make_env"], timesteps=31)["Number of Rollouts"] >= 2
+    finally:
+        e.close()
+    assert not multiprocessing.active_children()
+
+
+def test_dark_attempts_and_maps_go_through(tmp_path):
+    from amago.envs.builtin import MetaFrozenLake
+
+    def lake():
+        return amago.envs.AMAGOEnv(MetaFrozenLake(3, k_episodes=2, max_episode_steps=4), env_name="Lake")
+
+    e = learned(tmp_path, lake, "transformer", val_interval=1, max_seq_len=8, val_timesteps_per_epoch=9)
+    values = rows(e.run_dir, "val")[0]["values"]
+    assert [k for k in values if "Attempt 1 Success" in k and "Lake" in k]
+    e.close()
+
+
+# ---- files ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run of two epochs with everything that is written to disk."""
+    config.clear()
+    root = tmp_path_factory.mktemp("finished")
+    e = learned(
+        root, traj="gru", epochs=2, val_interval=1, ckpt_interval=1, always_save_latest=True, log_interval=1, save_trajs_as="npz"
+    )
+    e.evaluate_test(tiny.tmaze, timesteps=EPISODE + 1)
+    e.close()
+    config.clear()
+    return e
+
+
+def test_the_directory_is_as_documented(finished):
+    run = finished.run_dir
+    assert {p.name for p in run.iterdir()} >= {"config.txt", "policy.json", "policy.pt", "metrics.jsonl", "ckpts", "buffer"}
+    assert sorted(p.name for p in (run / "ckpts").iterdir()) == ["latest", "policy_weights", "training_states"]
+    assert sorted(p.name for p in (run / "ckpts" / "training_states").iterdir()) == ["run_epoch_0", "run_epoch_1"]
+    assert sorted(p.name for p in (run / "ckpts" / "policy_weights").iterdir()) == ["policy_epoch_0.pt", "policy_epoch_1.pt"]
+    assert (run / "policy.pt").resolve() == (run / "ckpts" / "latest" / "policy.pt").resolve()
+    assert len(list((run / "buffer" / "fifo").glob("*.npz"))) == 8  # 2 epochs, 2 actors, 2 episodes
+    assert not [p for p in run.rglob("*") if p.name.startswith((".tmp", ".old"))]
+
+
+def test_weight_files_are_plain_pytorch(finished):
+    loaded = torch.load(finished.run_dir / "policy.pt", weights_only=True)
+    latest = torch.load(finished.ckpt_dir / "policy_weights" / "policy_epoch_1.pt", weights_only=True)
+    assert loaded.keys() == latest.keys()
+    assert all(loaded[k].equal(latest[k]) for k in loaded)
+
+
+def test_the_configuration_is_written(finished):
+    text = (finished.run_dir / "config.txt").read_text()
+    assert re.search(r"^\S*GRUTrajEncoder.d_hidden = 16$", text, re.MULTILINE)
+    assert re.search(r"^\S*FFTstepEncoder.d_output = 12$", text, re.MULTILINE)
+
+
+def test_rows_have_the_documented_keys_and_sections(finished):
+    found = rows(finished.run_dir)
+    assert all(set(r) == ROW for r in found)
+    assert {r["section"] for r in found} == {"rollout", "val", "test", "train", "buffer"}
+    assert all(isinstance(v, float) or v is None for r in found for v in r["values"].values())
+    times = [r["wall_time"] for r in found]
+    assert times == sorted(times)
+
+
+def test_progress_is_counted(finished):
+    per_epoch = 2 * 2 * EPISODE
+    assert (finished.epoch, finished.env_steps, finished.updater.grad_steps) == (2, 2 * per_epoch, 4)
+    found = {s: [(r["epoch"], r["env_steps"], r["grad_steps"]) for r in rows(finished.run_dir, s)] for s in ("val", "rollout", "test")}
+    assert found["val"] == [(0, 0, 0), (1, per_epoch, 2)]
+    assert found["rollout"] == [(0, per_epoch, 0), (1, 2 * per_epoch, 2)]
+    assert found["test"] == [(2, 2 * per_epoch, 4)]
+    assert rows(finished.run_dir, "train")[-1]["grad_steps"] == 4
+
+
+@pytest.mark.parametrize("section", ["val", "test", "rollout"])
+def test_names_of_evaluation_metrics(finished, section):
+    values = rows(finished.run_dir, section)[0]["values"]
+    assert set(values) >= {
+        TOTAL, "Number of Rollouts", "Average Total Return in TMaze", "Bottom Quintile Total Return in TMaze",
+    }  # fmt: skip
+    assert values[TOTAL] == pytest.approx(values["Average Total Return in TMaze"])
+    assert values["Bottom Quintile Total Return in TMaze"] <= values["Average Total Return in TMaze"]
+    assert values["Number of Rollouts"] == (4 if section == "rollout" else 2)
+    assert [k for k in values if k.startswith("Average ") and "Success" in k and k.endswith("in TMaze")]
+
+
+def test_names_of_training_metrics(finished):
+    values = rows(finished.run_dir, "train")[-1]["values"]
+    assert set(values) >= {
+        "Actor Loss", "Critic Loss", "Sequence Length", "Batch Size (in Timesteps)", "Unmasked Batch Size (in Timesteps)",
+        "Gradient Norm", "Learning Rate", "Skipped Updates", "TrajEncoder Grad Norm", "Q(s, a) (gamma=0.999)", "Q(s, a) (gamma=0.9)",
+    }  # fmt: skip
+    assert values["Sequence Length"] == EPISODE + 1
+    assert values["Skipped Updates"] == 0.0
+
+
+def test_the_buffer_is_described(finished):
+    sizes = [r["values"] for r in rows(finished.run_dir, "buffer")]
+    assert sizes
+    assert any(4.0 in v.values() for v in sizes), "the number of trajectories after the first epoch"
+    assert any(8.0 in v.values() for v in sizes), "and after the second"
+
+
+def test_progress_is_shown(tmp_path, capsys):
+    e = learned(tmp_path, verbose=True, val_interval=1)
+    e.close()
+    out, err = capsys.readouterr()
+    assert "seed" in out
+    assert "trainable parameters" in out
+    assert "epoch 0: return" in out
+    assert "collect" in err
+    assert "step/s" in err
+
+
+# ---- order ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda e: e.learn(),
+        lambda e: e.evaluate_val(),
+        lambda e: e.evaluate_test(tiny.tmaze, 5),
+        lambda e: e.collect_new_training_data(),
+        lambda e: e.load_checkpoint_from_path("x"),
+        lambda e: e.load_checkpoint(0),
+        lambda e: e.save_checkpoint(),
+        lambda e: e.write_latest_policy(),
+        lambda e: e.read_latest_policy(),
+        lambda e: e.delete_buffer_from_disk(),
+    ],
+)
+def test_nothing_works_before_start(tmp_path, call):
+    e = experiment(tmp_path)
+    with pytest.raises(RuntimeError, match=r"start\(\)"):
+        call(e)
+    assert not e.run_dir.exists()
+
+
+def test_start_works_once(tmp_path):
+    e = started(tmp_path)
+    with pytest.raises(RuntimeError, match="build a new Experiment"):
+        e.start()
+    e.close()
+    e.close()
+
+
+def test_learn_again_has_nothing_left_to_do(tmp_path):
+    e = learned(tmp_path)
+    before = tiny.weights(e)
+    e.learn()
+    assert not tiny.differing(before, tiny.weights(e))
+    assert e.epoch == 1
+    e.close()
+
+
+def test_more_epochs_may_be_asked_for(tmp_path):
+    e = learned(tmp_path)
+    e.epochs = 3
+    e.learn()
+    assert (e.epoch, e.updater.grad_steps) == (3, 6)
+    e.close()
+
+
+def test_a_failing_start_leaves_nothing_running(tmp_path):
+    config.bind({"Agent.num_critics": 0})
+    e = experiment(tmp_path, env_mode="async", env_workers=1)
+    with pytest.raises(ValueError, match="num_critics"):
+        e.start()
+    assert not multiprocessing.active_children()
+
+
+# ---- what a subclass may change ------------------------------------------------------------------------------------------
+
+
+class Blind(amago.Experiment):
+    def edit_actor_mask(self, batch, actor_loss, pad_mask):
+        self.actor_shapes = (actor_loss.shape, pad_mask.shape, pad_mask.dtype)
+        return torch.zeros_like(pad_mask)
+
+    def edit_critic_mask(self, batch, critic_loss, pad_mask):
+        self.critic_shapes = (critic_loss.shape, pad_mask.shape, pad_mask.dtype)
+        return torch.zeros_like(pad_mask)
+
+
+class FirstStepOnly(amago.Experiment):
+    def edit_critic_mask(self, batch, critic_loss, pad_mask):
+        self.of_first_step = critic_loss[:, 0].mean().detach()
+        return pad_mask & (torch.arange(pad_mask.shape[1]) == 0)[None, :, None, None, None]
+
+
+def test_masks_can_hide_everything(tmp_path):
+    e = learned(tmp_path, experiment_type=Blind)
+    loss = e.compute_loss(e.train_dloader.draw(0), log_step=False)
+    assert (float(loss["Actor Loss"].detach()), float(loss["Critic Loss"].detach())) == (0.0, 0.0)
+    assert e.actor_shapes == ((4, EPISODE, 2, 1), (4, EPISODE, 2, 1), torch.bool)
+    assert e.critic_shapes == ((4, EPISODE, 4, 2, 1), (4, EPISODE, 4, 2, 1), torch.bool)
+    assert e.updater.skipped == 0
+    e.close()
+
+
+def test_masks_can_choose_timesteps(tmp_path):
+    e = learned(tmp_path, experiment_type=FirstStepOnly)
+    loss = e.compute_loss(e.train_dloader.draw(0), log_step=False)
+    assert float(loss["Critic Loss"].detach()) == pytest.approx(float(e.of_first_step))
+    e.close()
+
+
+class Sgd(amago.Experiment):
+    def init_optimizer(self, policy):
+        return torch.optim.SGD(policy.trainable_params, lr=self.learning_rate)
+
+
+def test_the_optimizer_can_be_another(tmp_path):
+    e = learned(tmp_path, experiment_type=Sgd, ckpt_interval=1)
+    assert e.updater.grad_steps == 2
+    assert isinstance(e.optimizer.optimizer, torch.optim.SGD)
+    e.close()
+    e = started(tmp_path, experiment_type=Sgd, resume="auto", ckpt_interval=1)
+    assert e.updater.grad_steps == 2
+    e.close()
+
+
+# ---- fields --------------------------------------------------------------------------------------------------------------
+
+
+def test_missing_fields_are_named():
+    with pytest.raises(TypeError, match="run_name, ckpt_base_dir.*agent_type") as err:
+        amago.Experiment(max_seq_len=3)
+    assert "max_seq_len" not in str(err.value)
+
+
+def test_fields_have_gin_defaults(tmp_path):
+    config.bind({"Experiment.batch_size": 3, "Experiment.learning_rate": 0.5})
+    e = amago.Experiment(
+        run_name="a", ckpt_base_dir=str(tmp_path), max_seq_len=3, tstep_encoder_type=tiny.FFTstepEncoder,
+        traj_encoder_type=tiny.FFTrajEncoder, agent_type=amago.Agent, val_timesteps_per_epoch=3, make_train_env=tiny.tmaze,
+        make_val_env=tiny.tmaze, dset_root=str(tmp_path), dset_name="a",
+    )  # fmt: skip
+    assert (e.batch_size, e.learning_rate) == (3, 0.5)
+
+
+def test_root_and_name_make_the_data_set(tmp_path):
+    e = learned(tmp_path, dataset=None, dset_root=str(tmp_path / "data"), dset_name="mine", dset_max_size=3)
+    assert isinstance(e.dataset, DiskTrajDataset)
+    assert e.dataset.dset_max_size == 3
+    assert list((tmp_path / "data" / "mine" / "buffer" / "fifo").iterdir())
+    e.close()
+
+
+def test_a_list_gives_each_actor_its_own_environment(tmp_path):
+    def named(name):
+        return lambda: amago.envs.AMAGOEnv(tiny.TMazePassive(tiny.CORRIDOR), env_name=name)
+
+    e = learned(tmp_path, make_train_env=[named("a"), named("b")], make_val_env=iter([named("c"), named("d")]), val_interval=1)
+    assert e.frames_by_env == {"a": 2 * EPISODE, "b": 2 * EPISODE}
+    assert {"Average Total Return in c", "Average Total Return in d"} <= set(rows(e.run_dir, "val")[0]["values"])
+    assert e.x_axis_metrics() == {
+        "Epoch": 1, "total_frames": 4 * EPISODE, "gradient_steps": 2, "total_frames-a": 12, "total_frames-b": 12,
+    }  # fmt: skip
+    e.close()
+
+
+def actions_taken(e):
+    return np.concatenate([e.dataset.store.read(i).actions[:, 0] for i in range(len(e.dataset.store))])
+
+
+def test_without_exploration_the_policy_acts(tmp_path):
+    fields = {"sample_actions_train": False, "train_timesteps_per_epoch": 20 * EPISODE, "train_batches_per_epoch": 0}
+    config.bind({"EpsilonGreedy.randomize_eps": False})
+    noisy = learned(tmp_path, name="noisy", exploration_wrapper_type=EpsilonGreedy, **fields)
+    pure = learned(tmp_path, name="pure", exploration_wrapper_type=None, **fields)
+    shares = [np.bincount(actions_taken(e), minlength=4) / (40 * EPISODE) for e in (noisy, pure)]
+    assert shares[0].max() < 0.4  # eps is nearly 1: uniform over four actions
+    assert shares[1].max() > 0.5  # a fresh policy's mode hardly depends on what it sees
+    noisy.close()
+    pure.close()
+
+
+class CountsResets(tiny.TMazePassive):
+    resets = 0
+
+    def reset(self, **kwargs):
+        type(self).resets += 1
+        return super().reset(**kwargs)
+
+
+@pytest.mark.parametrize(("every", "forced"), [(None, 0), (1, 2), (2, 1)])
+def test_training_environments_are_reset_when_asked(tmp_path, every, forced):
+    class Own(CountsResets):
+        pass
+
+    def make():
+        return amago.envs.AMAGOEnv(Own(50), env_name="Long")  # no episode ends by itself
+
+    e = learned(
+        tmp_path, make, epochs=3, parallel_actors=1, force_reset_train_envs_every=every, train_timesteps_per_epoch=4,
+        train_batches_per_epoch=0,
+    )  # fmt: skip
+    assert Own.resets == 1 + forced
+    e.close()
+
+
+def test_learning_can_begin_later(tmp_path):
+    e = learned(tmp_path, epochs=3, start_learning_at_epoch=2)
+    assert e.updater.grad_steps == 2
+    assert {r["epoch"] for r in rows(e.run_dir, "train")} == {2}
+    assert [r["env_steps"] for r in rows(e.run_dir, "rollout")] == [24, 48, 72]
+    e.close()
+
+
+def test_collecting_can_begin_later(tmp_path):
+    first = learned(tmp_path, start_learning_at_epoch=5)
+    first.close()
+    e = learned(tmp_path, epochs=3, start_collecting_at_epoch=2, name="run")
+    assert (e.env_steps, e.updater.grad_steps) == (24, 6)
+    assert {r["epoch"] for r in rows(e.run_dir, "train")} == {0, 1, 2}
+    e.close()
+
+
+def test_no_data_no_training(tmp_path):
+    e = learned(tmp_path, train_timesteps_per_epoch=EPISODE - 1, epochs=1)  # no episode ends
+    assert (e.env_steps, e.updater.grad_steps) == (2 * (EPISODE - 1), 0)
+    e.epochs = 2
+    e.learn()  # now one did
+    assert e.updater.grad_steps == 2
+    e.close()
+
+
+def test_evaluation_that_is_too_short_says_so(tmp_path):
+    e = started(tmp_path, val_timesteps_per_epoch=EPISODE - 1)
+    with pytest.warns(UserWarning, match=rf"val_timesteps_per_epoch={EPISODE - 1}.*longer than a rollout"):
+        e.evaluate_val()
+    assert rows(e.run_dir, "val") == []
+    e.close()
+
+
+def test_the_buffer_can_be_deleted_and_filled_again(tmp_path):
+    e = learned(tmp_path)
+    assert e.dataset.ready_for_training
+    e.delete_buffer_from_disk()
+    assert not e.dataset.ready_for_training
+    assert not list(e.dataset.buffer_dir.rglob("*.safetensors"))
+    e.epochs = 2
+    e.learn()
+    assert len(e.dataset.store) == 4
+    e.close()
+
+
+def test_pieces_of_long_rollouts_are_saved(tmp_path):
+    e = learned(tmp_path, traj_save_len=3, max_seq_len=3, stagger_traj_file_lengths=False, train_timesteps_per_epoch=EPISODE)
+    assert e.dataset.store.lengths.tolist() == [3, 3, 3, 3]
+    e.close()
+
+
+@pytest.mark.parametrize(("save_as", "pattern", "files"), [("npz", "*.npz", 4), ("npz-compressed", "*.npz", 4), ("segments", "*.safetensors", 1)])  # fmt: skip
+def test_formats_of_trajectories(tmp_path, save_as, pattern, files):
+    e = learned(tmp_path, save_trajs_as=save_as)
+    assert len(list((e.dataset.buffer_dir / "fifo").glob(pattern))) == files
+    assert len(e.dataset.store) == 4
+    e.close()
+
+
+# ---- evaluate_test and interact ------------------------------------------------------------------------------------------
+
+
+def test_evaluated_trajectories_can_be_kept(tmp_path):
+    e = started(tmp_path)
+    metrics = e.evaluate_test(tiny.tmaze, timesteps=2 * EPISODE + 1, save_trajs_to=str(tmp_path / "demos" / "d" / "buffer" / "protected"))
+    e.close()
+    assert metrics["Number of Rollouts"] == 4
+    demos = DiskTrajDataset(tmp_path / "demos", "d")
+    demos.configure(DatasetSettings(max_seq_len=EPISODE))
+    stored = [demos.store.read(i) for i in range(len(demos.store))]
+    assert [len(t.rews) for t in stored] == [EPISODE] * 4
+    assert np.mean([t.rews.sum() for t in stored]) == pytest.approx(metrics[TOTAL], abs=1e-5)
+    assert stored[0].env_name == "TMaze"
+
+
+def test_evaluation_stops_after_so_many_episodes(tmp_path):
+    e = started(tmp_path)
+    metrics = e.evaluate_test(tiny.tmaze, timesteps=100 * EPISODE, episodes=4)
+    assert metrics["Number of Rollouts"] == 4
+    assert e.evaluate_test(tiny.tmaze, timesteps=EPISODE + 1, episodes=100)["Number of Rollouts"] == 2
+    e.close()
+
+
+def test_evaluation_does_not_touch_the_buffer_or_the_counters(tmp_path):
+    e = learned(tmp_path)
+    before = (e.env_steps, e.epoch, len(e.dataset.store), tiny.weights(e))
+    e.evaluate_test(tiny.tmaze, timesteps=20)
+    e.dataset.on_end_of_collection()
+    assert (e.env_steps, e.epoch, len(e.dataset.store)) == before[:3]
+    assert not tiny.differing(before[3], tiny.weights(e))
+    e.close()
+
+
+def test_greedy_evaluation_repeats_itself(tmp_path):
+    e = started(tmp_path, tiny.cartpole, sample_actions=False)
+    a, b = (e.evaluate_test(tiny.cartpole, timesteps=31) for _ in range(2))
+    assert a == b
+    e.close()
+
+
+def test_interact_takes_a_pool_of_ones_own(tmp_path):
+    e = started(tmp_path)
+    pool = make_pool([tiny.tmaze] * 3, env_mode="sync", seed=1)
+    pool.reset()
+    try:
+        returns, specials = e.interact(pool, 2 * EPISODE)
+        assert len(returns.data["TMaze"]) == 6
+        assert {len(v) for v in specials.data["TMaze"].values()} == {6}
+        returns, _ = e.interact(pool, 10 * EPISODE, episodes=3)
+        assert len(returns.data["TMaze"]) == 3
+        memory = [e.policy.init_hidden_state(3, "cpu")]
+        returns, _ = e.interact(pool, EPISODE, hidden_state=memory)
+        assert len(returns.data["TMaze"]) == 3
+    finally:
+        pool.close()
+        e.close()
+
+
+# ---- reproducible --------------------------------------------------------------------------------------------------------
+
+
+def trace(e):
+    """Everything that a run did, without the time it took."""
+    return [{k: v for k, v in r.items() if k != "wall_time"} for r in rows(e.run_dir)]
+
+
+def run_twice(tmp_path, **fields):
+    shared = {"epochs": 2, "val_interval": 1, "log_interval": 1, "traj": "transformer", "max_seq_len": 10}
+    shared |= {"train_timesteps_per_epoch": 35, "val_timesteps_per_epoch": 31}
+    out = []
+    for root, own in (("a", fields), ("b", {})):
+        e = learned(tmp_path / root, tiny.cartpole, **(shared | own))
+        e.evaluate_test(tiny.cartpole, timesteps=31)
+        out.append((tiny.weights(e), trace(e)))
+        e.close()
+    return out
+
+
+def test_one_seed_gives_one_run(tmp_path):
+    (weights, log), (again, log_again) = run_twice(tmp_path)
+    assert not tiny.differing(weights, again)
+    assert json.dumps(log) == json.dumps(log_again)
+
+
+def test_threads_of_the_loader_change_nothing(tmp_path):
+    (weights, log), (again, log_again) = run_twice(tmp_path, dloader_workers=2)
+    assert not tiny.differing(weights, again)
+    assert log == log_again
+
+
+def test_another_seed_gives_another_run(tmp_path):
+    (weights, log), (again, log_again) = run_twice(tmp_path, seed=1)
+    assert tiny.differing(weights, again)
+    assert log != log_again
+
+
+def test_one_worker_process_gives_what_no_worker_gives(tmp_path):
+    (weights, log), (again, log_again) = run_twice(tmp_path, env_mode="async", env_workers=1)
+    assert not tiny.differing(weights, again)
+    assert log == log_again
+
+
+def test_no_seed_is_recorded_and_differs(tmp_path):
+    seeds = set()
+    for name in ("a", "b"):
+        e = learned(tmp_path, name=name, seed=None, ckpt_interval=1)
+        seeds.add(json.loads((e.ckpt_dir / "training_states" / f"{name}_epoch_0" / "state.json").read_text())["seed"])
+        e.close()
+    assert len(seeds) == 2
+
+
+# ---- precision -----------------------------------------------------------------------------------------------------------
+
+
+def test_bfloat16(tmp_path):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*autocast.*")
+        e = learned(tmp_path, traj="transformer", mixed_precision="bf16")
+    assert e.updater.grad_steps == 2
+    assert {p.dtype for p in e.policy.parameters()} == {torch.float32}
+    e.close()
