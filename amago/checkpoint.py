@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 log = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
@@ -118,6 +118,26 @@ def load_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     return loaded
 
 
+def load_into(module: nn.Module, weights: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
+    """Copy ``weights``, read from ``path``, into a module: all of them or none.
+
+    Raises:
+        CheckpointError: a name is missing or unknown, or a shape differs.
+    """
+    own = module.state_dict()
+    problems = [f"it lacks {name}" for name in own if name not in weights]
+    problems += [f"the agent has no {name}" for name in weights if name not in own]
+    problems += [
+        f"{name} has shape {tuple(w.shape)}, not {tuple(own[name].shape)}"
+        for name, w in weights.items()
+        if name in own and w.shape != own[name].shape
+    ]
+    if problems:
+        more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
+        raise CheckpointError(f"{path} does not fit this agent, its encoders and sizes: {'; '.join(problems[:3])}{more}")
+    module.load_state_dict(weights)
+
+
 def save_training_state(
     directory: Path,
     weights: Mapping[str, Tensor],
@@ -170,21 +190,29 @@ def verify(directory: Path) -> None:
         raise CheckpointError(f"{directory} is no complete training state: it has no {MANIFEST}")
     try:
         files = json.loads(manifest.read_text())["files"]
-    except (ValueError, KeyError, TypeError) as err:
+        sums = [(directory / Path(name).name, entry["bytes"], entry["sha256"]) for name, entry in files.items()]
+    except (ValueError, KeyError, TypeError, AttributeError) as err:
         raise CheckpointError(f"{manifest} is damaged") from err
-    for name, entry in files.items():
-        path = directory / Path(name).name
+    for path, size, digest in sums:
         if not path.is_file():
             raise CheckpointError(f"{path} is missing")
-        if path.stat().st_size != entry["bytes"] or _digest(path) != entry["sha256"]:
+        if path.stat().st_size != size or _digest(path) != digest:
             raise CheckpointError(f"{path} is damaged: its checksum differs from the manifest")
 
 
 def load_training_state(directory: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
-    """(weights, tensors, state) as they were given to `save_training_state`, verified."""
+    """(weights, tensors, state) as they were given to `save_training_state`, verified.
+
+    Raises:
+        CheckpointError: incomplete, damaged, or not of tensors and numbers alone (pickled objects are never loaded).
+    """
     verify(directory)
     weights = load_file(directory / "model.safetensors")
-    tensors = torch.load(directory / "optimizer.pt", map_location="cpu", weights_only=True)
+    path = directory / "optimizer.pt"
+    try:
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as err:
+        raise CheckpointError(f"{path} cannot be read: {str(err).splitlines()[0]}") from err
     return weights, tensors, json.loads((directory / "state.json").read_text())
 
 
@@ -224,6 +252,9 @@ def prune(root: Path, run_name: str, keep: int | None) -> None:
     """Delete all but the newest ``keep`` training states, and what interrupted saves left behind."""
     for path in root.glob(".tmp-*"):
         shutil.rmtree(path, ignore_errors=True)
+    for path in root.glob(".old-*"):
+        if (root / path.name.split("-", 2)[2]).exists():  # else it is the only one of its epoch
+            shutil.rmtree(path, ignore_errors=True)
     if keep is not None:
         for directory in list(training_states(root, run_name).values())[: -keep or None]:
             shutil.rmtree(directory, ignore_errors=True)

@@ -135,6 +135,16 @@ def whole_number(text: str) -> int:
     return int(value)
 
 
+def resume_point(text: str) -> str | int:
+    """An argument type: "never", "auto" or the number of an epoch."""
+    if text in ("never", "auto"):
+        return text
+    try:
+        return whole_number(text)
+    except ArgumentTypeError:
+        raise ArgumentTypeError(f"{text!r} is neither never, nor auto, nor the number of an epoch") from None
+
+
 def _add(parser: Any, name: str, **kwargs: Any) -> None:
     """Accept both spellings, ``--run_name`` and ``--run-name``."""
     spellings = [f"--{name}"] + ([f"--{name.replace('_', '-')}"] if "_" in name else [])
@@ -147,7 +157,13 @@ def add_common_cli(parser: ArgumentParser) -> ArgumentParser:
     _add(files, "run_name", required=True, help="name of the run; several --trials get _trial_N appended")
     _add(files, "buffer_dir", required=True, help="directory of replay buffers, checkpoints and logs")
     _add(files, "ckpt", type=whole_number, default=None, help="start from the policy of this epoch's checkpoint")
-    _add(files, "resume", default="never", help="never, auto (continue if there is something to continue), or an epoch")
+    _add(
+        files,
+        "resume",
+        type=resume_point,
+        default="never",
+        help="never, auto (continue if there is something to continue), or an epoch",
+    )
     _add(files, "dset_max_size", type=whole_number, default=20_000, help="trajectories kept in the replay buffer")
 
     model = parser.add_argument_group("agent")
@@ -205,14 +221,10 @@ def experiment_fields_from_cli(args: Namespace) -> dict[str, Any]:
         "env_workers": args.env_workers, "start_learning_at_epoch": args.start_learning_at_epoch,
         "val_interval": args.val_interval, "epochs": args.epochs, "train_batches_per_epoch": args.grads_per_epoch,
         "batch_size": args.batch_size, "learning_rate": args.learning_rate, "mixed_precision": args.mixed_precision,
-        "ckpt_interval": args.ckpt_interval, "seed": args.seed, "resume": _resume(args.resume),
+        "ckpt_interval": args.ckpt_interval, "seed": args.seed, "resume": args.resume,
         "log_to_wandb": args.log, "log_to_tensorboard": args.tensorboard, "verbose": not args.quiet,
         "save_trajs_as": "segments",
     }  # fmt: skip
-
-
-def _resume(text: str) -> str | int:
-    return text if text in ("never", "auto") else whole_number(text)
 
 
 def create_experiment_from_cli(

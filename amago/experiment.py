@@ -547,16 +547,23 @@ class Experiment(ExperimentSettings):
             "frames_by_env": self.frames_by_env, "updater": self.updater.state_dict(), "schedule": self.lr_schedule.state_dict(),
             "next_batch": self.train_dloader.next_batch, "wall_time": self.logger.wall_time,
             "dataset": self.dataset.state_dict(), "processes": self.accelerator.num_processes, "ranks": ranks,
+            "batches_in_update": self.accelerator.step % self.batches_per_update,
         }  # fmt: skip
         root = self.ckpt_dir / "training_states"
         weights = self.policy.state_dict()
-        tensors = {"optimizer": self.optimizer.state_dict()}
+        tensors = {"optimizer": self.optimizer.state_dict(), "gradients": self._unused_gradients()}
         if self.accelerator.scaler is not None:
             tensors["scaler"] = self.accelerator.scaler.state_dict()
         checkpoint.save_training_state(root / f"{self.run_name}_epoch_{epoch}", weights, tensors, state)
         checkpoint.save_weights(weights, self.ckpt_dir / "policy_weights" / f"policy_epoch_{epoch}.pt")
         checkpoint.prune(root, self.run_name, self.keep_training_states)
         self.accelerator.wait_for_everyone()
+
+    def _unused_gradients(self) -> dict[str, Tensor]:
+        """Those of an update that has not seen all of its ``batches_per_update`` yet."""
+        if self.accelerator.step % self.batches_per_update == 0:
+            return {}
+        return {name: p.grad for name, p in self.policy.named_parameters() if p.grad is not None}
 
     def load_checkpoint(self, epoch: int, resume_training_state: bool = True) -> None:
         """Load a checkpoint of this run by its epoch.
@@ -576,7 +583,7 @@ class Experiment(ExperimentSettings):
         """Load a training state (a directory) or weights only (a ``.pt`` or ``.safetensors`` file)."""
         self._require_start("load_checkpoint_from_path()")
         if not is_accelerate_state:
-            self.policy.load_state_dict(checkpoint.load_weights(path))
+            checkpoint.load_into(self.policy, checkpoint.load_weights(path), path)
             return
         weights, tensors, state = checkpoint.load_training_state(Path(path))
         if state["processes"] != self.accelerator.num_processes:
@@ -584,7 +591,9 @@ class Experiment(ExperimentSettings):
                 f"{path} was saved by {state['processes']} processes and this run has {self.accelerator.num_processes}: start as many, "
                 "or load the policy alone with resume_training_state=False"
             )
-        self.policy.load_state_dict(weights)
+        checkpoint.load_into(self.policy, weights, path)
+        for name, p in self.policy.named_parameters():
+            p.grad = tensors["gradients"][name].to(p.device) if name in tensors["gradients"] else None
         self.optimizer.load_state_dict(tensors["optimizer"])
         if self.accelerator.scaler is not None and "scaler" in tensors:
             self.accelerator.scaler.load_state_dict(tensors["scaler"])
@@ -598,6 +607,7 @@ class Experiment(ExperimentSettings):
         self.lr_schedule.load_state_dict(state["schedule"])
         self.run_seed = self.train_dloader.seed = state["seed"]
         self.train_dloader.next_batch = state["next_batch"]
+        self.accelerator.step = state["batches_in_update"]
         self.dataset.load_state_dict(state["dataset"])
         if self.logger is not None:
             self.logger.rewind(state["wall_time"])
@@ -655,7 +665,7 @@ class Experiment(ExperimentSettings):
         self._require_start("read_latest_policy()")
         path = self.ckpt_dir / "latest" / "policy.pt"
         if path.is_file():
-            self.policy.load_state_dict(checkpoint.load_weights(path))
+            checkpoint.load_into(self.policy, checkpoint.load_weights(path), path)
 
     def delete_buffer_from_disk(self) -> None:
         """Clear the replay buffer (``dataset.delete()``), in the main process."""

@@ -45,10 +45,12 @@ class MetricsLogger:
         start_time: float = 0.0,
     ):
         run_dir.mkdir(parents=True, exist_ok=True)
-        self._file = open(run_dir / "metrics.jsonl", "a", encoding="utf-8")
         self._began = time.monotonic() - start_time
         self._tensorboard = _tensorboard_writer(run_dir / "tensorboard") if tensorboard else None
         self._wandb = _wandb_run(run_dir, wandb) if wandb is not None else None
+        self._file = open(run_dir / "metrics.jsonl", "a", encoding="utf-8")
+        if _is_torn(run_dir / "metrics.jsonl"):
+            self._file.write("\n")
 
     @property
     def wall_time(self) -> float:
@@ -92,6 +94,15 @@ class MetricsLogger:
         if self._wandb is not None:
             self._wandb.finish()
         self._tensorboard = self._wandb = None
+
+
+def _is_torn(path: Path) -> bool:
+    """Whether the last line has no end, because a process was killed while writing it."""
+    with open(path, "rb") as f:
+        if f.seek(0, os.SEEK_END) == 0:
+            return False
+        f.seek(-1, os.SEEK_END)
+        return f.read(1) != b"\n"
 
 
 def _tensorboard_writer(directory: Path) -> Any:

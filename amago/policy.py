@@ -239,5 +239,5 @@ def load_policy(
     """
     run_dir, weights = find_run(path)
     agent = build_agent(run_dir, modules)
-    agent.load_state_dict(checkpoint.load_weights(weights))
+    checkpoint.load_into(agent, checkpoint.load_weights(weights), weights)
     return Policy(agent, num_envs, sample, device)

@@ -1,6 +1,6 @@
 """Meta-Frozen-Lake: k attempts at a lake whose holes cannot be seen. An agent that remembers falls into each hole once.
 
-    python examples/00_meta_frozen_lake.py --run_name lake --buffer_dir runs
+python examples/00_meta_frozen_lake.py --run_name lake --buffer_dir runs
 """
 
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
@@ -18,7 +18,9 @@ def add_cli(parser: ArgumentParser) -> None:
     parser.add_argument("--hard_mode", action="store_true", help="shuffled actions, noisy positions, cracking ice")
     parser.add_argument("--recover_mode", action="store_true", help="a hole costs 0.1 and sends the agent back one step")
     parser.add_argument("--slip_chance", type=float, default=0.0, help="chance that a move does nothing")
-    parser.set_defaults(parallel_actors=24, timesteps_per_epoch=500, grads_per_epoch=300, epochs=60, memory_size=128, memory_layers=2)
+    parser.set_defaults(
+        parallel_actors=24, timesteps_per_epoch=500, grads_per_epoch=300, epochs=60, memory_size=128, memory_layers=2
+    )
 
 
 def make_experiment(args: Namespace) -> Experiment:
@@ -45,7 +47,7 @@ def make_experiment(args: Namespace) -> Experiment:
 
 
 def test(experiment: Experiment) -> None:
-    steps = 5 * experiment.max_seq_len + 1
+    steps = 5 * (experiment.val_timesteps_per_epoch // 2) + 1
     print(metrics_table(experiment.evaluate_test(experiment.make_val_env, timesteps=steps), title="after training"))
 
 

@@ -1,6 +1,6 @@
 """Ordinary Gymnasium environments: a special case of the full agent, with or without memory.
 
-    python examples/01_basic_gym.py --env CartPole-v1 --traj_encoder ff --max_seq_len 32 --run_name cartpole --buffer_dir runs
+python examples/01_basic_gym.py --env CartPole-v1 --traj_encoder ff --max_seq_len 32 --run_name cartpole --buffer_dir runs
 """
 
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace

@@ -1,6 +1,6 @@
 """T-Maze: remember one bit over a whole corridor (Ni et al. 2023, arXiv 2307.03864).
 
-    python examples/04_tmaze.py --horizon 100 --no_async --run_name tmaze --buffer_dir runs
+python examples/04_tmaze.py --horizon 100 --no_async --run_name tmaze --buffer_dir runs
 """
 
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
@@ -14,7 +14,9 @@ from amago.experiment import Experiment
 
 
 def add_cli(parser: ArgumentParser) -> None:
-    parser.add_argument("--horizon", type=int, default=100, help="steps in an episode; the first must be remembered in the last")
+    parser.add_argument(
+        "--horizon", type=int, default=100, help="steps in an episode; the first must be remembered in the last"
+    )
     parser.add_argument("--active", action="store_true", help="the sign must be looked for, one step behind the start")
     parser.set_defaults(
         parallel_actors=16, grads_per_epoch=100, epochs=40, memory_size=128, memory_layers=2, timesteps_per_epoch=None, batch_size=16,
@@ -44,7 +46,7 @@ def make_experiment(args: Namespace) -> Experiment:
 
 
 def test(experiment: Experiment) -> None:
-    steps = 5 * experiment.max_seq_len + 1
+    steps = 5 * (experiment.val_timesteps_per_epoch // 2) + 1
     print(metrics_table(experiment.evaluate_test(experiment.make_val_env, timesteps=steps), title="after training"))
 
 

@@ -1,6 +1,6 @@
 """Dark Key-To-Door: as many visits to an unseen key and door as a fixed number of steps allows (meta-RL, finite horizon).
 
-    python examples/05_dark_key_door.py --room_size 5 --episode_length 20 --meta_horizon 100 --run_name door --buffer_dir runs
+python examples/05_dark_key_door.py --room_size 5 --episode_length 20 --meta_horizon 100 --run_name door --buffer_dir runs
 """
 
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
@@ -48,7 +48,7 @@ def make_experiment(args: Namespace) -> Experiment:
 
 
 def test(experiment: Experiment) -> None:
-    steps = 5 * experiment.max_seq_len + 1
+    steps = 5 * (experiment.val_timesteps_per_epoch // 2) + 1
     print(metrics_table(experiment.evaluate_test(experiment.make_val_env, timesteps=steps), title="after training"))
 
 

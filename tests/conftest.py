@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 
 from amago import config
@@ -8,3 +10,5 @@ def _fresh_gin():
     config.clear()
     yield
     config.clear()
+    if "tiny" in sys.modules:
+        sys.modules["tiny"].close_all()

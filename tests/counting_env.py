@@ -42,7 +42,7 @@ class CountingEnv(gym.Env[Any, Any]):
     "kill" (this process), "hang"; "always" raises every time.
     """
 
-    metadata: dict[str, Any] = {}
+    metadata: dict[str, Any] = {"render_modes": []}
 
     def __init__(self, actor: int, kind: str = "discrete", fault: str = "", flag: str = "", changing_name: bool = False):
         self.actor, self.kind, self.fault, self.flag, self.changing_name = actor, kind, fault, flag, changing_name

@@ -52,9 +52,8 @@ def test_every_env_mode(tmp_path, env_mode):
     fields = _in_mode(env_mode)
     e = learned(tmp_path, val_interval=1, env_workers=2 if env_mode == "async" else None, **fields)
     try:
-        skipped = 0 if env_mode != "already_vectorized" else 70 - e.env_steps  # steps that only reset count for nothing
-        assert e.env_steps + skipped == 70
-        assert skipped < 10
+        only_reset = 0 if env_mode != "already_vectorized" else rows(e.run_dir, "rollout")[0]["values"]["Number of Rollouts"]
+        assert 70 - only_reset <= e.env_steps <= 70 - min(only_reset, 1)
         assert e.updater.grad_steps == 2
         assert rows(e.run_dir, "val")[0]["values"]["Number of Rollouts"] >= 2
         assert rows(e.run_dir, "rollout")[0]["values"]["Number of Rollouts"] >= 2

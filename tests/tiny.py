@@ -1,5 +1,9 @@
 """An `Experiment` that trains within a second, and the environments that it trains on."""
 
+import os
+import sys
+from pathlib import Path
+
 import gymnasium as gym
 import numpy as np
 
@@ -21,6 +25,7 @@ TRAJ = {"ff": FFTrajEncoder, "gru": GRUTrajEncoder, "transformer": TformerTrajEn
 CORRIDOR = 5
 EPISODE = CORRIDOR + 1
 """Steps of every episode of `tmaze`."""
+_made = []
 
 
 class Bits(gym.Env):
@@ -77,7 +82,15 @@ def experiment(root, make_env=tmaze, traj="ff", experiment_type=amago.Experiment
     settings |= fields
     if settings["dataset"] is None:
         del settings["dataset"]
-    return experiment_type(**settings)
+    made = experiment_type(**settings)
+    _made.append(made)
+    return made
+
+
+def close_all():
+    """Close what the last test has left open, a failed one above all."""
+    while _made:
+        _made.pop().close()
 
 
 def started(root, *args, **fields):
@@ -101,6 +114,12 @@ def differing(a, b):
     """The names whose tensors are not equal bit by bit."""
     assert a.keys() == b.keys()
     return [k for k in a if not a[k].equal(b[k])]
+
+
+def environment():
+    """Variables for a process of its own that imports this module."""
+    here = str(Path(__file__).parent)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([here, *filter(None, sys.path)]), "OMP_NUM_THREADS": "1"}
 
 
 def rows(run_dir, section=None):

@@ -33,12 +33,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if argv[:1] == [name]:  # the others stay unimported
             module = importlib.import_module(f"amago.cli.{name}")
             module.add_arguments(sub)
-            sub.set_defaults(run=module.run)
+            sub.set_defaults(subcommand=module.run)  # "run" is an argument of eval
     args = parser.parse_args(argv)
     from amago.checkpoint import CheckpointError
 
     try:
-        return int(args.run(args) or 0)
+        return int(args.subcommand(args) or 0)
     except (CheckpointError, ValueError, TypeError, ImportError) as err:
         print(f"amago {args.command}: {err}", file=sys.stderr)
         return 2

@@ -30,8 +30,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="cut rollouts after so many steps; default: the environment's limit",
     )
     parser.set_defaults(
-        parallel_actors=8, timesteps_per_epoch=500, grads_per_epoch=250, epochs=20, memory_size=64, memory_layers=2,
-        max_seq_len=64, val_interval=5, learning_rate=5e-4, dset_max_size=10_000,
+        parallel_actors=8, timesteps_per_epoch=500, grads_per_epoch=250, epochs=40, memory_size=64, memory_layers=2,
+        max_seq_len=32, val_interval=5, learning_rate=5e-4, dset_max_size=10_000,
     )  # fmt: skip
 
 
@@ -47,9 +47,10 @@ def make_experiment(args: Namespace) -> Experiment:
     if image:
         tstep = cli_utils.switch_tstep_encoder(settings, "cnn", obs_key=image[0])
     else:
-        tstep = cli_utils.switch_tstep_encoder(settings, "ff", d_hidden=256, d_output=128)
+        tstep = cli_utils.switch_tstep_encoder(settings, "ff", d_hidden=128, d_output=64)
     traj = cli_utils.switch_traj_encoder(settings, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
     agent = cli_utils.switch_agent(settings, args.agent_type)
+    settings |= {"Actor.d_hidden": 128, "NCritics.d_hidden": 128}
     steps = args.epochs * args.timesteps_per_epoch
     exploration = cli_utils.switch_exploration(settings, "egreedy", steps_anneal=max(1, steps // 2))
     cli_utils.use_config(settings, args.configs)

@@ -41,6 +41,7 @@ class Worker:
 
     def __init__(self, context: Any, plan: CrewPlan, foreign_fds: tuple[int, ...], budget: RestartBudget):
         self.plan, self._budget = plan, budget
+        self.serving = False  # answers commands: has started, and has not been lost
         self._arrived: dict[bytes, Any] = {}
         here, there = mp.Pipe(duplex=True)
         try:
@@ -93,7 +94,11 @@ class Worker:
             try:
                 self._read(deadline)
             except (EOFError, ConnectionResetError, BrokenPipeError, pickle.UnpicklingError):
+                self.serving = False
                 raise WorkerLost(self._death()) from None
+            except (WorkerLost, ActorError):
+                self.serving = False
+                raise
         return self._arrived[command]  # kept until the command is sent again: an interrupted wait can be repeated
 
     def count_as_done(self, command: bytes) -> None:
@@ -118,6 +123,7 @@ class Worker:
             raise WorkerLost(trace)
         else:
             self._arrived[byte] = self._conn.recv() if byte in _WITH_MESSAGE else None
+            self.serving = byte != b"I"
 
     def _death(self) -> str:
         self.process.join(1.0)
@@ -149,9 +155,10 @@ class _Resources:
             return
         self.closed = True
         deadline = time.monotonic() + _QUIT_SECONDS
-        for worker in self.workers:
+        serving = [worker for worker in self.workers if worker.serving]
+        for worker in serving:
             worker.tell(b"Q")
-        for worker in self.workers:
+        for worker in serving:
             try:
                 error = worker.await_answer(b"Q", deadline)
                 if error is not None:

@@ -117,7 +117,7 @@ class Actor:
         auto = self.base.auto
         if auto is not None:
             self._resets[...] = auto.opened
-        elif terminated[0, 0] or truncated[0, 0]:
+        elif terminated.item() or truncated.item():
             return self.reset()
         else:
             self._resets[0] = False

@@ -87,6 +87,7 @@ class SequenceWrapper(AMAGOWrapper):
         self._began = np.zeros(b, dtype=np.int64)  # tick at which each row's rollout opened
         self._counted = np.zeros(b, dtype=np.int64)  # tick up to which each row's frames are in _frames
         self._ret = np.zeros(b)
+        self._single_ret = 0.0  # the same, for the one row of an ordinary environment
         self._metrics = [MetricSums() for _ in range(b)]
         self._names = inner.env_names
         self._open = False
@@ -117,20 +118,22 @@ class SequenceWrapper(AMAGOWrapper):
         out: Any = self.env.step(action)
         ts, reward, terminated, truncated, info = out
         self._tick += 1
-        self._ret += reward[:, 0]
         auto = self._inner.auto
         if auto is not None:
+            self._ret += reward[:, 0]
             self._after_batch(ts, reward, terminated, truncated, auto)
             return out
+        self._single_ret += reward.item()
         if info:
             collect_row(info, self._metrics[0])
         if self._writer is not None:
             self._append(ts.obs, reward, terminated)
-        if terminated[0, 0] or truncated[0, 0]:
-            self._finish(0, bool(terminated[0, 0]), None, True)
+        if terminated.item() or truncated.item():
+            self._ret[0] = self._single_ret
+            self._finish(0, terminated.item(), None, True)
             self._began[0] = self._tick
             self._metrics[0] = MetricSums()
-            self._ret[0] = 0.0
+            self._single_ret = 0.0
             self._t, self._start[0], self._next_cut = 0, 0, NEVER
         elif self._t >= self._next_cut:
             self._cut_full()
@@ -173,6 +176,7 @@ class SequenceWrapper(AMAGOWrapper):
     def _begin(self, rows: Array, at: int) -> None:
         """New rollouts open in these rows, whose first observation is at ring index ``at``."""
         self._began[rows] = self._counted[rows] = self._tick
+        self._single_ret = 0.0
         self._ret[rows], self._start[rows], self._piece_time[rows] = 0.0, at, 0
         self._names = self._inner.env_names if self.batched_envs == len(rows) else self._renamed(rows)
         for row in rows:

@@ -33,7 +33,13 @@ def test_shapes_and_types_of_one_environment():
     assert ts.obs["observation"].dtype == np.float32
     assert not ts.rl2.any()
     ts, reward, terminated, truncated, _ = env.step(np.array([[2]]))
-    for array, dtype in ((reward, np.float32), (terminated, bool), (truncated, bool), (ts.time_idx, np.int64), (ts.terminal, bool)):
+    for array, dtype in (
+        (reward, np.float32),
+        (terminated, bool),
+        (truncated, bool),
+        (ts.time_idx, np.int64),
+        (ts.terminal, bool),
+    ):
         assert array.shape == (1, 1)
         assert array.dtype == dtype
     np.testing.assert_array_equal(ts.rl2, np.array([[1.5, 0, 0, 1]], np.float32))

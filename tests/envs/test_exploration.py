@@ -32,7 +32,14 @@ def test_epsilon_greedy_against_its_formula(start, end, anneal, n, u):
 
 @settings(max_examples=60, deadline=None)
 @given(
-    a=unit, b=unit, c=unit, d=unit, anneal=st.integers(1, 1000), n=st.integers(0, 2000), horizon=st.integers(1, 50), t=st.integers(0, 60)
+    a=unit,
+    b=unit,
+    c=unit,
+    d=unit,
+    anneal=st.integers(1, 1000),
+    n=st.integers(0, 2000),
+    horizon=st.integers(1, 50),
+    t=st.integers(0, 60),
 )
 def test_bilevel_against_its_formula(a, b, c, d, anneal, n, horizon, t):
     env = make(

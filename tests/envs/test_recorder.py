@@ -169,7 +169,11 @@ def test_metric_must_be_one_number():
 
 
 def test_history_keeps_order_and_kinds():
-    episodes = [EpisodeRecord("a", 1.0, 3, {"x": 2.0}), EpisodeRecord("b", 4.0, 3), EpisodeRecord("a", 3.0, 3, {"x": 4.0, "y": 0.0})]
+    episodes = [
+        EpisodeRecord("a", 1.0, 3, {"x": 2.0}),
+        EpisodeRecord("b", 4.0, 3),
+        EpisodeRecord("a", 3.0, 3, {"x": 4.0, "y": 0.0}),
+    ]
     assert ReturnHistory(episodes).data == {"a": [1.0, 3.0], "b": [4.0]}
     assert SpecialMetricHistory(episodes).data == {"a": {"x": [2.0, 4.0], "y": [0.0]}}
 

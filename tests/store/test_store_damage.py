@@ -166,6 +166,16 @@ def test_pipes_do_not_block(tmp_path, caplog):
         assert_refused(tmp_path, "w-000000000000-n1.safetensors", "not a regular file", caplog)
 
 
+def test_every_letter_of_a_header_is_covered(tmp_path, caplog):
+    """What is not needed to find the data (here a name) is protected by the header's own checksum."""
+    path = one_file(tmp_path)
+    raw = path.read_bytes()
+    assert raw.count(b"counting") == 1
+    path.write_bytes(raw.replace(b"counting", b"bounding"))
+    with caplog.at_level(logging.WARNING, "amago.store"):
+        assert_refused(tmp_path, path.name, "header's checksum is wrong", caplog)
+
+
 # Headers that lie, with checksums that are right
 
 
@@ -204,7 +214,8 @@ def rename_key(header):
 
 
 def overlap(header):
-    header["rews"]["data_offsets"] = header["obs/a/b"]["data_offsets"]
+    begin, _ = header["ep_offsets"]["data_offsets"]
+    header["start_time"]["data_offsets"] = [begin, begin + 16]
 
 
 LIES = {
@@ -213,7 +224,7 @@ LIES = {
     "negative": (entry("rews", data_offsets=[-4, 44]), "not non-negative integers"),
     "negative shape": (entry("rews", shape=[-3, -4]), "not non-negative integers"),
     "reversed": (entry("rews", data_offsets=[48, 0]), "cannot be bytes"),
-    "overlapping": (overlap, ""),
+    "overlapping": (overlap, "begins at byte"),
     "fraction": (entry("rews", shape=[12.0, 1]), "not non-negative integers"),
     "true": (entry("rews", shape=[12, True]), "not non-negative integers"),
     "dtype": (entry("rews", dtype="BF16"), "cannot be read"),
@@ -418,6 +429,58 @@ def test_a_member_that_unpacks_to_more_than_it_says(tmp_path, caplog):
     path.write_bytes(raw)
     with caplog.at_level(logging.WARNING, "amago.store"):
         assert_refused(tmp_path, path.name, "cannot be in a file", caplog)
+
+
+def central(raw, name):
+    """Where the zip directory's entry of a member begins."""
+    return raw.rindex(name.encode()) - 46
+
+
+def test_members_that_are_not_what_the_directory_calls_them(tmp_path, caplog):
+    path = one_file(tmp_path, "npz")
+    raw = bytearray(path.read_bytes())
+    at = central(raw, "prev_reward.npy") + 46
+    raw[at : at + 11] = b"prev_action"
+    path.write_bytes(raw)
+    with caplog.at_level(logging.WARNING, "amago.store"):
+        assert_refused(tmp_path, path.name, "disagrees with the zip directory", caplog)
+
+
+def test_members_inside_each_other(tmp_path, caplog):
+    [path] = put(tmp_path, [7], save_as="npz", steps=40).iterdir()
+    raw = path.read_bytes()
+    begin = struct.unpack_from("<L", raw, central(raw, "dones.npy") + 42)[0]
+    record = raw[begin : begin + 30 + 9 + 128 + 40]  # local header, name, array header, 40 bytes
+    image = np.zeros((41, 2, 2, 3), np.uint8)
+    image.reshape(-1)[: len(record)] = np.frombuffer(record, np.uint8)
+    repack(path, lambda c: c.update({"obs/image.npy": npy(image)}))
+    raw = bytearray(path.read_bytes())
+    struct.pack_into("<L", raw, central(raw, "dones.npy") + 42, raw.index(record))
+    path.write_bytes(raw)
+    with caplog.at_level(logging.WARNING, "amago.store"):
+        assert_refused(tmp_path, path.name, "zip members overlap", caplog)
+
+
+def test_more_after_the_end_of_a_compressed_member(tmp_path, caplog):
+    path = one_file(tmp_path, "npz")
+    whole = {}
+    stream = zlib.compressobj(wbits=-15)
+
+    def compress(content):
+        whole["data"] = content["rews.npy"]
+        content["rews.npy"] = stream.compress(whole["data"]) + stream.flush() + b"junk"
+
+    repack(path, compress)  # stored so far; then declared to be compressed
+    raw = bytearray(path.read_bytes())
+    at = central(raw, "rews.npy")
+    local = struct.unpack_from("<L", raw, at + 42)[0]
+    for method, crc in ((at + 10, at + 16), (local + 8, local + 14)):
+        struct.pack_into("<H", raw, method, 8)
+        struct.pack_into("<L", raw, crc, zlib.crc32(whole["data"]))
+        struct.pack_into("<L", raw, crc + 8, len(whole["data"]))
+    path.write_bytes(raw)
+    with caplog.at_level(logging.WARNING, "amago.store"):
+        assert_refused(tmp_path, path.name, "does not end where the zip directory says", caplog)
 
 
 def test_checking_a_bomb_takes_little_memory(tmp_path, caplog):

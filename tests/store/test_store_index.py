@@ -188,7 +188,6 @@ def test_without_a_journal_the_names_decide(tmp_path):
 def test_the_journal_does_not_grow_for_ever(tmp_path, monkeypatch):
     store = TrajectoryStore(tmp_path, 2)
     w = writer(tmp_path, save_as="npz")
-    monkeypatch.setattr(os, "fsync", lambda fd: None)  # 1,500 files
     for _ in range(30):
         for i in range(50):
             w.write(numbered(i, 1))
@@ -267,7 +266,6 @@ def test_temporary_files_of_the_dead_are_removed_and_those_of_the_living_are_not
 
 
 def test_few_files_are_kept_open(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
     w = writer(tmp_path, save_as="npz")
     for i in range(100):
         w.write(numbered(i, 2))
@@ -292,7 +290,6 @@ def test_the_limit_of_open_files_follows_the_process(monkeypatch):
 
 @pytest.mark.parametrize("save_as", ["segments", "npz-compressed"])
 def test_readers_never_fail_while_files_are_evicted(tmp_path, monkeypatch, save_as):
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
     put(tmp_path, range(6), save_as=save_as, steps=20)
     store = opened(tmp_path, 6)
     store._cache.limit = 3
@@ -353,6 +350,39 @@ def test_an_index_of_before_the_eviction(tmp_path):
     assert assert_numbered(view.read(2)) == 2
     with pytest.raises(IndexError):
         store.read(3)
+
+
+def test_a_name_that_is_used_again_is_another_file(tmp_path):
+    put(tmp_path, [1])
+    store = opened(tmp_path)
+    old = store.view()
+    store.max_trajectories = 0
+    store.refresh()
+    store.max_trajectories = 5
+    put(tmp_path, [2])  # the writer sees an empty directory and begins at 0 again
+    store.refresh()
+    assert episodes(store) == [2]
+    with pytest.raises(EvictedError):
+        old.read(0)
+
+
+def test_a_file_leaves_the_index_before_it_leaves_the_disk(tmp_path, monkeypatch):
+    store = TrajectoryStore(tmp_path, 1)
+    for i in range(3):
+        put(tmp_path, [i])
+    drawn, real = [], os.unlink
+
+    def unlink(path, *args, **kwargs):
+        drawn.append(episodes(store))
+        real(path, *args, **kwargs)
+
+    store.refresh()
+    for i in range(3, 6):
+        put(tmp_path, [i])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", unlink)
+        store.refresh()
+    assert drawn == [[5]] * 3
 
 
 def test_a_file_being_read_when_it_is_evicted_is_read_to_the_end(tmp_path):
@@ -457,7 +487,6 @@ def test_many_files_are_taken_in_within_linear_time(tmp_path, monkeypatch):
     compared = []
     monkeypatch.setattr(store_module.Entry, "__eq__", lambda a, b: compared.append(1) or a is b, raising=False)
     monkeypatch.setattr(store_module.Entry, "__hash__", object.__hash__, raising=False)
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
     w = writer(tmp_path, save_as="npz")
     for i in range(60):
         w.write(numbered(i, 1))

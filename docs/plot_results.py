@@ -1,0 +1,56 @@
+"""Draw the learning curves of docs/results.md from run directories.
+
+    python docs/plot_results.py RUNS_DIR docs/images/learning.png
+
+RUNS_DIR holds the runs under the names that docs/results.md gives them.
+"""
+
+import sys
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from amago.plots import read_metrics
+
+RETURN = "Average Total Return (Across All Env Names)"
+# title, run name before the seed by agent, the metric, what the task asks for
+TASKS = [
+    ("CartPole-v1", {"Transformer": "cartpole"}, RETURN, 475.0),
+    ("Pendulum-v1", {"Transformer": "pendulum"}, RETURN, -250.0),
+    ("Passive T-Maze, 100 steps", {"Transformer": "tmaze", "no memory": "tmaze_ff"}, "Success", 1.0),
+    ("Dark key-to-door 5x5, 100 steps", {"Transformer": "door", "no memory": "door_ff"}, RETURN, None),
+]
+COLOURS = {"Transformer": "#1f5fa8", "no memory": "#c0392b"}
+
+
+def curve(run: Path, metric: str) -> list[tuple[int, float, float]]:
+    """(environment steps, value, seconds) of each evaluation during training."""
+    out = []
+    for row in read_metrics(run):
+        name = next((k for k in row["values"] if metric in k), None)
+        if row["section"] == "val" and name is not None:
+            out.append((row["env_steps"], row["values"][name], row["wall_time"]))
+    return out
+
+
+def main(root: Path, picture: Path) -> None:
+    figure = Figure(figsize=(11, 7.5), layout="constrained")
+    for axes, (title, agents, metric, goal) in zip(figure.subplots(2, 2).flat, TASKS, strict=True):
+        for agent, name in agents.items():
+            for i, run in enumerate(sorted(root.glob(f"{name}_seed[0-9]"))):
+                points = curve(run, metric)
+                label = agent if i == 0 else None
+                axes.plot([p[0] for p in points], [p[1] for p in points], color=COLOURS[agent], alpha=0.85, label=label, marker=".")
+        if goal is not None:
+            axes.axhline(goal, color="grey", linestyle="--", linewidth=1, label=f"goal: {goal:g}")
+        axes.set_title(title)
+        axes.set_xlabel("environment steps")
+        axes.set_ylabel("success" if metric == "Success" else "return per rollout")
+        axes.legend()
+        axes.grid(alpha=0.3)
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(picture, dpi=110)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,230 @@
+"""Environments that raise, workers that are killed or hang: noticed, replaced, counted, and never recorded as an end."""
+
+import logging
+import os
+import signal
+import time
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from counting_env import CountingEnv, check_traj, length_of, make_counting
+
+from amago.envs import ActorError, AMAGOEnv, EpsilonGreedy, RecordingError, make_pool
+from amago.envs.faults import Fault, RestartBudget
+from amago.store import TrajectoryStore
+
+N = 4
+
+
+def faulty(tmp_path, fault, victim=1):
+    return [make_counting(i, fault=fault if i == victim else "", flag=str(tmp_path / "flag")) for i in range(N)]
+
+
+def play(pool, steps, seed=0, until=None):
+    rng = np.random.default_rng(seed)
+    opened = np.zeros(N, dtype=int)
+    for _ in range(steps):
+        pool.step(rng.integers(5, size=(N, 1)))
+        opened += pool.resets
+        t = pool.obs["count"][:, 0]
+        np.testing.assert_array_equal(pool.resets, t == 0)
+        np.testing.assert_array_equal(pool.time_idxs[:, 0], t)
+        np.testing.assert_array_equal(pool.obs["count"][:, 1], np.arange(N))
+        if until is not None and until():
+            break
+    return opened
+
+
+def read(root):
+    store = TrajectoryStore(root)
+    store.refresh()
+    found = defaultdict(list)
+    for i in range(len(store)):
+        actor, episode, begin, n = check_traj(store.read(i), "discrete")
+        assert begin == 0
+        assert n == length_of(actor, episode)  # nothing unfinished was recorded
+        found[actor].append(episode)
+    store.close()
+    return found
+
+
+@pytest.mark.parametrize("how", ["raise", "kill", "hang"])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_fault_is_survived_and_counted(mode, how, tmp_path, caplog):
+    if mode == "sync" and how != "raise":
+        return  # nothing can survive those in its own process
+    options = {"workers": 2, "step_timeout": 1.0} if mode == "async" else {}
+    recorder = {"save_trajs_to": str(tmp_path / "fifo"), "save_trajs_as": "segments"}
+    pool = make_pool(
+        faulty(tmp_path, how), mode, recorder=recorder, exploration=EpsilonGreedy, seed=0, max_env_restarts=3, **options
+    )
+    try:
+        pool.reset()
+        others = [i for i in range(N) if i != 1]
+        with caplog.at_level(logging.WARNING):
+            play(pool, 6)
+            pool.flush()
+            play(pool, 57)
+        stats = pool.drain()
+        assert os.path.exists(tmp_path / "flag")
+        assert stats.restarts == 1
+        assert stats.dropped >= 1
+        again = pool.drain()
+        assert (again.restarts, again.dropped, again.episodes) == (0, 0, [])
+        pool.flush()
+        state = pool.state_dict()
+        # The schedules have gone on, those of replaced actors too.
+        assert [state["actors"][str(i)]["exploration"]["global_step"] for i in range(N)] == [63] * N
+    finally:
+        pool.close()
+    episodes = read(tmp_path)
+    assert set(episodes) == set(range(N))
+    if how == "raise":  # only that environment was replaced; nothing that had ended is lost
+        assert stats.dropped == 1
+        for i in others:
+            assert episodes[i] == list(range(len(episodes[i])))
+            assert sum(length_of(i, e) for e in episodes[i]) + max(length_of(i, len(episodes[i])), 1) > 63
+        assert episodes[1][0] == 0
+        assert episodes[1].count(0) == 2  # before the fault and after it
+        assert "bad day" in caplog.text
+    else:
+        apart = [i for i in range(N) if episodes[i].count(0) == 1]
+        assert len(apart) == N // 2  # the other worker's actors went on as if nothing had happened
+        for i in apart:
+            assert episodes[i] == list(range(len(episodes[i])))
+        assert ("hung" if how == "hang" else "exit code -9") in caplog.text
+    assert sum(len(e) for e in episodes.values()) >= len(stats.episodes)
+
+
+def test_a_worker_killed_between_phases_is_replaced(tmp_path):
+    recorder = {"save_trajs_to": str(tmp_path / "fifo"), "save_trajs_as": "segments"}
+    pool = make_pool(faulty(tmp_path, ""), "async", workers=2, recorder=recorder, seed=0)
+    try:
+        pool.reset()
+        play(pool, 10)
+        under_way = pool.time_idxs[[0, 2], 0] > 0
+        assert list(pool._workers[0].plan.make_envs) == [0, 2]
+        unsaved = int(pool._buffers.unsaved[0])
+        assert unsaved > 0
+        os.kill(pool._workers[0].process.pid, signal.SIGKILL)
+        stats = pool.drain()
+        assert stats.restarts == 1
+        assert stats.dropped == under_way.sum()
+        assert {e.actor for e in stats.episodes} == {1, 3}
+        assert pool.resets[[0, 2]].all()
+        play(pool, 10)
+        assert {e.actor for e in pool.drain().episodes} == {0, 1, 2, 3}
+    finally:
+        pool.close()
+    assert set(read(tmp_path)) == set(range(N))
+
+
+def test_both_groups_in_flight_when_a_worker_dies(tmp_path):
+    pool = make_pool(faulty(tmp_path, ""), "async", workers=2, seed=0, max_env_restarts=50)
+    try:
+        pool.reset()
+        assert len(pool.groups) == 2
+        actions = np.zeros((2, 1), dtype=int)
+        for i in range(6):
+            for g in range(2):
+                if i:
+                    pool.wait(g)
+                    np.testing.assert_array_equal(pool.resets, pool.obs["count"][:, 0] == 0)
+                pool.send(g, actions)
+            if i % 2:
+                os.kill(pool._workers[i % 4 // 2].process.pid, signal.SIGKILL)
+        for g in range(2):
+            pool.wait(g)
+        assert pool.drain().restarts == 3
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_too_many_faults_end_the_run_with_the_traceback(mode):
+    pool = make_pool([make_counting(i, fault="always") for i in range(2)], mode, max_env_restarts=3, workers=1)
+    try:
+        pool.reset()
+        with pytest.raises(ActorError, match=r"(?s)4 environments.*max_env_restarts is 3.*always broken"):
+            for _ in range(10):
+                pool.step(np.zeros((2, 1), int))
+    finally:
+        begin = time.monotonic()
+        pool.close()
+        assert time.monotonic() - begin < 10
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_an_environment_that_cannot_be_made_again_is_tried_until_the_limit(mode, tmp_path):
+    flag = str(tmp_path / "made")
+
+    def make():
+        if os.path.exists(flag):
+            raise OSError("the licence server is away")
+        open(flag, "w").close()
+        return AMAGOEnv(CountingEnv(0, fault="always"))
+
+    pool = make_pool([make], mode, max_env_restarts=2, workers=1 if mode == "async" else None)
+    try:
+        pool.reset()
+        with pytest.raises(ActorError, match=r"(?s)3 environments.*licence server"):
+            pool.step(np.zeros((1, 1), int))
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize("context", [None, "fork", "spawn"])
+def test_a_constructor_that_fails_is_told_at_once(context):
+    def make():
+        raise OSError("no such game")
+
+    begin = time.monotonic()
+    with pytest.raises(ActorError, match=r"(?s)could not be started.*OSError: no such game"):
+        make_pool([make_counting(0), make], "async", workers=2, mp_context=context)
+    assert time.monotonic() - begin < 10
+    with pytest.raises(OSError, match="no such game"):
+        make_pool([make_counting(0), make], "sync")
+
+
+def test_a_constructor_that_hangs_is_given_up():
+    def make():
+        time.sleep(3600)
+
+    with pytest.raises(ActorError, match="no answer in time"):
+        make_pool([make], "async", start_timeout=0.5)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_what_cannot_be_recorded_is_no_fault_of_the_environment(mode, tmp_path):
+    recorder = {"save_trajs_to": str(tmp_path / "d"), "save_trajs_as": "npz"}
+    pool = make_pool([make_counting(0)], mode, recorder=recorder, workers=1)
+    try:
+        pool.reset()
+        (tmp_path / "d").rmdir()
+        (tmp_path / "d").write_text("a file where the directory was")
+        with pytest.raises((RecordingError, ActorError), match=r"(could not be written|could not record)"):
+            for _ in range(30):
+                pool.step(np.zeros((1, 1), int))
+        assert pool._budget.drain() == (0, 0)
+    finally:
+        begin = time.monotonic()
+        if mode == "sync":
+            with pytest.raises(OSError):
+                pool.close()
+        else:
+            pool.close()
+        assert time.monotonic() - begin < 10
+
+
+def test_restarts_are_counted_by_the_hour(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("amago.envs.faults.time.monotonic", lambda: now[0])
+    budget = RestartBudget(2)
+    for _ in range(10):
+        budget.note(Fault("actor 0", "boom", 1, 0))
+        now[0] += 1801.0
+    assert budget.drain() == (10, 10)
+    budget.note(Fault("actor 0", "boom"))
+    with pytest.raises(ActorError, match="boom"):
+        budget.note(Fault("actor 0", "boom"))

@@ -1,0 +1,85 @@
+"""Run scripts and code blocks in this process as if they were programs of their own: importing torch again costs seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import runpy
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from amago import config
+
+
+@dataclass
+class Outcome:
+    """What a program left: its exit code, and what it printed (standard output and error together)."""
+
+    code: int
+    text: str
+
+
+@contextlib.contextmanager
+def program(
+    cwd: Path, argv: Sequence[str], bindings: Mapping[str, Any] | None = None, env: Mapping[str, str] | None = None
+) -> Iterator[io.StringIO]:
+    """In the block: another directory, other arguments and variables, only ``bindings`` in gin, output caught.
+
+    Modules that the program imports from ``cwd`` are forgotten afterwards.
+    """
+    saved = (os.getcwd(), sys.argv, list(sys.path), dict(os.environ))
+    known, text = set(sys.modules), io.StringIO()
+    os.chdir(cwd)
+    sys.argv = list(argv)
+    sys.path.insert(0, str(cwd))
+    os.environ.update(env or {})
+    try:
+        with config.temporary(bindings or {}), contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
+            yield text
+    finally:
+        os.chdir(saved[0])
+        sys.argv, sys.path[:] = saved[1], saved[2]
+        os.environ.clear()
+        os.environ.update(saved[3])
+        for name in set(sys.modules) - known:
+            if str(getattr(sys.modules[name], "__file__", None)).startswith(f"{cwd}{os.sep}"):
+                del sys.modules[name]
+
+
+def run_script(
+    script: Path,
+    arguments: Sequence[str] = (),
+    cwd: Path | None = None,
+    bindings: Mapping[str, Any] | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Outcome:
+    """``python script arguments``."""
+    with program(cwd or Path.cwd(), [str(script), *arguments], bindings, env) as text:
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        except SystemExit as stop:
+            return Outcome(_exit_code(stop, text), text.getvalue())
+    return Outcome(0, text.getvalue())
+
+
+def run_amago(arguments: Sequence[str], cwd: Path, env: Mapping[str, str] | None = None) -> Outcome:
+    """``amago arguments``."""
+    from amago.cli import main
+
+    with program(cwd, ["amago", *arguments], env=env) as text:
+        try:
+            code = main()
+        except SystemExit as stop:
+            code = _exit_code(stop, text)
+    return Outcome(code, text.getvalue())
+
+
+def _exit_code(stop: SystemExit, text: io.StringIO) -> int:
+    if stop.code is None or isinstance(stop.code, int):
+        return stop.code or 0
+    text.write(f"{stop.code}\n")
+    return 1

@@ -1,0 +1,186 @@
+"""Each script of examples/: an epoch with tiny settings in every mode, resume, help, and refusals."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+
+import pytest
+from run_inside import run_script
+
+from amago.checkpoint import CheckpointError
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+FEW = (
+    "--run_name tiny --buffer_dir . --epochs 1 --grads_per_epoch 2 --timesteps_per_epoch 24 --parallel_actors 2 --batch_size 4 "
+    "--memory_size 16 --memory_layers 1 --env_workers 1 --seed 0 --quiet"
+).split()
+SMALL = {
+    "00_meta_frozen_lake.py": "--lake_size 2 --k_episodes 2".split(),
+    "01_basic_gym.py": "--horizon 12 --max_seq_len 8".split(),
+    "04_tmaze.py": "--horizon 8".split(),
+    "05_dark_key_door.py": "--room_size 3 --episode_length 5 --meta_horizon 10".split(),
+}
+NAMES = sorted(p.name for p in EXAMPLES.glob("*.py"))
+
+
+def run(name: str, directory: Path, *arguments: str) -> str:
+    """What the example printed; it must have ended well."""
+    outcome = run_script(EXAMPLES / name, [*FEW, *SMALL[name], *arguments], directory)
+    assert outcome.code == 0, outcome.text
+    return outcome.text
+
+
+def metrics(directory: Path) -> list[dict]:
+    return [json.loads(line) for line in (directory / "tiny" / "metrics.jsonl").read_text().splitlines()]
+
+
+def sections(directory: Path) -> set[str]:
+    return {row["section"] for row in metrics(directory)}
+
+
+def files(directory: Path, pattern: str) -> list[str]:
+    return sorted(p.name for p in (directory / "tiny").glob(pattern))
+
+
+def test_every_example_is_tested_here() -> None:
+    assert sorted(SMALL) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_is_short(name: str) -> None:
+    lines = (EXAMPLES / name).read_text(encoding="utf-8").splitlines()
+    assert len(lines) < 120
+    assert lines[2].strip().startswith(f"python examples/{name} "), "the docstring shows how to run it"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_trains_in_worker_processes(name: str, tmp_path: Path) -> None:
+    assert "Average Total Return" in run(name, tmp_path)
+    assert sections(tmp_path) == {"val", "rollout", "buffer", "train", "test"}
+    assert {row["env_steps"] for row in metrics(tmp_path) if row["section"] == "test"} == {2 * 24}
+    assert max(row["grad_steps"] for row in metrics(tmp_path)) == 2
+    assert files(tmp_path, "ckpts/training_states/*") == ["tiny_epoch_0"]
+    assert files(tmp_path, "buffer/fifo/*.safetensors")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_trains_in_this_process_and_resumes(name: str, tmp_path: Path) -> None:
+    run(name, tmp_path, "--no_async")
+    first = metrics(tmp_path)
+    run(name, tmp_path, "--no_async", "--resume", "auto", "--epochs", "2")
+    new = metrics(tmp_path)[len(first) :]
+    trained = [(row["epoch"], row["env_steps"], row["grad_steps"]) for row in new if row["section"] == "train"]
+    assert trained == [(1, 2 * 48, 4)]
+    assert files(tmp_path, "ckpts/training_states/*") == ["tiny_epoch_0", "tiny_epoch_1"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_collects_then_learns_in_one_directory(name: str, tmp_path: Path) -> None:
+    run(name, tmp_path, "--no_async", "--mode", "collect")
+    assert sections(tmp_path) == {"val", "rollout", "buffer", "test"}
+    assert not files(tmp_path, "ckpts/latest/*")
+    collected = files(tmp_path, "buffer/fifo/*")
+    assert collected
+
+    before = len(metrics(tmp_path))
+    run(name, tmp_path, "--no_async", "--mode", "learn")
+    assert {row["section"] for row in metrics(tmp_path)[before:]} == {"buffer", "train"}
+    assert files(tmp_path, "ckpts/latest/*") == ["policy.pt"]
+    assert files(tmp_path, "buffer/fifo/*") == collected
+
+
+def test_trials_and_checkpoints_have_names(tmp_path: Path) -> None:
+    """--trials names its runs, and --ckpt starts from a policy of before."""
+    name = "04_tmaze.py"
+    run(name, tmp_path, "--no_async", "--run_name", "other", "--trials", "2")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["other_trial_0", "other_trial_1"]
+    again = ["--no_async", "--run_name", "other_trial_0", "--ckpt"]
+    run(name, tmp_path, *again, "0")
+    with pytest.raises(CheckpointError, match=r"policy_epoch_7\.pt"):
+        run(name, tmp_path, *again, "7")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_explains_every_argument(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsers: list[argparse.ArgumentParser] = []
+    parse_args = argparse.ArgumentParser.parse_args
+
+    def remember(self: argparse.ArgumentParser, *args: object) -> argparse.Namespace:
+        parsers.append(self)
+        return parse_args(self, *args)  # type: ignore[call-overload,no-any-return]
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", remember)
+    outcome = run_script(EXAMPLES / name, ["--help"], tmp_path)
+    assert outcome.code == 0
+    assert len(parsers) == 1
+    arguments = parsers[0]._actions
+    assert len(arguments) > 25
+    for argument in arguments:
+        assert argument.option_strings[0] in outcome.text
+        assert argument.help, f"{argument.option_strings} has no help"
+        words = re.sub(r"\s+", "", argument.help.split("%")[0])
+        assert words in re.sub(r"\s+", "", outcome.text)
+
+
+WRONG = [
+    ("--epoks 3", "--epoks"),
+    ("--batch_size many", "--batch_size"),
+    ("--traj_encoder lstm", "--traj_encoder"),
+    ("--mode both_of_them", "--mode"),
+    ("--batch_size 0", "batch_size must be at least 1, got 0"),
+    ("--resume sometimes", "sometimes"),
+    ("--ckpt_interval 0", "ckpt_interval"),
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("arguments", "said"), WRONG, ids=[w[0] for w in WRONG])
+def test_refuses_wrong_arguments_by_name(name: str, arguments: str, said: str, tmp_path: Path) -> None:
+    try:
+        outcome = run_script(EXAMPLES / name, [*FEW, *SMALL[name], *arguments.split()], tmp_path)
+    except ValueError as error:
+        assert said in str(error)
+    else:
+        assert outcome.code == 2
+        assert said in outcome.text
+    assert not (tmp_path / "tiny" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_asks_for_what_it_needs(name: str, tmp_path: Path) -> None:
+    outcome = run_script(EXAMPLES / name, [], tmp_path)
+    assert outcome.code == 2
+    assert "--run_name" in outcome.text
+    assert "--buffer_dir" in outcome.text
+
+
+OWN_WRONG = [
+    ("00_meta_frozen_lake.py", "--lake_size 1", "size must be at least 2, got 1"),
+    ("01_basic_gym.py", "--env NoSuchEnv-v0", "NoSuchEnv"),
+    ("04_tmaze.py", "--horizon 1", "corridor_length must be at least 1, got 0"),
+    ("05_dark_key_door.py", "--room_size 1", "size must be at least 2, got 1"),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "said"), OWN_WRONG, ids=[w[0] for w in OWN_WRONG])
+def test_refuses_impossible_environments(name: str, arguments: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        run(name, tmp_path, "--no_async", *arguments.split())
+
+
+def test_gin_files_come_last(tmp_path: Path) -> None:
+    (tmp_path / "own.gin").write_text("Experiment.lr_warmup_steps = 7\nAgent.reward_multiplier = 3.0\n")
+    run("04_tmaze.py", tmp_path, "--no_async", "--configs", "own.gin")
+    text = (tmp_path / "tiny" / "config.txt").read_text()
+    assert "lr_warmup_steps = 7\n" in text
+    assert "amago.agent.Agent.reward_multiplier = 3.0\n" in text  # the script itself says 100
+
+
+@pytest.mark.parametrize("encoder", ["ff", "gru", "transformer"])
+def test_other_sequence_models_and_active_maze(encoder: str, tmp_path: Path) -> None:
+    run("04_tmaze.py", tmp_path, "--no_async", "--active", "--traj_encoder", encoder, "--memory-size", "8")
+    model = json.loads((tmp_path / "tiny" / "policy.json").read_text())["traj_encoder"]
+    assert {"ff": "FFTrajEncoder", "gru": "GRUTrajEncoder", "transformer": "TformerTrajEncoder"}[encoder] in model
