@@ -65,9 +65,7 @@ class Experiment(ExperimentSettings):
         """
         if self._started:
             raise RuntimeError("start() was called before; build a new Experiment")
-        if self.dataset is None:
-            if self.dset_root is None or self.dset_name is None:
-                raise ValueError("give Experiment a dataset, or dset_root and dset_name to build a DiskTrajDataset")
+        if self.dataset is None and self.dset_root is not None and self.dset_name is not None:
             self.dataset = DiskTrajDataset(self.dset_root, self.dset_name, self.dset_max_size)
         check_settings(self)
         AcceleratorState._reset_state()  # else an earlier experiment of this process would decide the precision
@@ -94,7 +92,7 @@ class Experiment(ExperimentSettings):
             self.summary(env_summary)
 
     def _seed_everything(self, resumed: Path | None) -> None:
-        self.run_seed = int(np.random.SeedSequence().generate_state(1)[0]) if self.seed is None else self.seed
+        self.run_seed = int(np.random.SeedSequence().generate_state(1)[0]) if self.seed is None else int(self.seed)
         # environments cannot be put back where they were: after a resume they begin with rollouts of their own
         self._env_seed = (self.run_seed, self.accelerator.process_index, *(_digits(resumed.name) if resumed else ()))
         torch_seed, numpy_seed, python_seed = np.random.SeedSequence(self._env_seed[:2]).generate_state(3).tolist()
@@ -222,7 +220,7 @@ class Experiment(ExperimentSettings):
 
     def init_optimizer(self, policy: BaseAgent) -> torch.optim.Optimizer:
         """Override to use another optimizer than AdamW."""
-        return adamw(policy.trainable_params, self.learning_rate, self.l2_coeff)
+        return adamw(policy.trainable_params, float(self.learning_rate), float(self.l2_coeff))
 
     def init_logger(self) -> None:
         """Open the log files; only the main process writes."""

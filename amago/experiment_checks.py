@@ -5,29 +5,31 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from numbers import Integral, Real
 from typing import Any
 
+from amago.agent import BaseAgent
+from amago.envs.exploration import ExplorationWrapper
 from amago.loading.dataset import PADDED_SAMPLING, RLDataset
+from amago.nets.traj_encoders import TrajEncoder
+from amago.nets.tstep_encoders import TstepEncoder
 
 ENV_MODES = ("async", "sync", "already_vectorized")
 SAVE_FORMATS = ("segments", "npz", "npz-compressed")
 PRECISIONS = ("no", "fp16", "bf16")
 
-_AT_LEAST_ONE = (
-    "max_seq_len",
-    "batch_size",
-    "batches_per_update",
-    "parallel_actors",
-    "epochs",
-    "log_interval",
-    "traj_save_len",
-)
-_NOT_NEGATIVE = (
-    "dloader_workers", "train_batches_per_epoch", "val_timesteps_per_epoch", "start_learning_at_epoch",
-    "start_collecting_at_epoch", "lr_warmup_steps", "l2_coeff", "critic_loss_weight", "max_env_restarts",
+_FROM_ONE = ("max_seq_len", "batch_size", "batches_per_update", "parallel_actors", "epochs", "log_interval")
+_FROM_ZERO = (
+    "dloader_workers", "train_batches_per_epoch", "val_timesteps_per_epoch", "lr_warmup_steps", "max_env_restarts",
 )  # fmt: skip
+_NOT_NEGATIVE = ("start_learning_at_epoch", "start_collecting_at_epoch", "l2_coeff", "critic_loss_weight")
 _POSITIVE = ("learning_rate", "grad_clip", "env_step_timeout")
 _INTERVALS = ("val_interval", "ckpt_interval", "force_reset_train_envs_every", "keep_training_states", "env_workers")
+_OPTIONAL = ("train_timesteps_per_epoch", "seed")
+_CLASSES = {
+    "tstep_encoder_type": TstepEncoder, "traj_encoder_type": TrajEncoder, "agent_type": BaseAgent,
+    "exploration_wrapper_type": ExplorationWrapper,
+}  # fmt: skip
 
 
 class SettingsError(ValueError):
@@ -43,21 +45,17 @@ def check_settings(e: Any) -> None:
 
 def _numbers(e: Any) -> Iterable[str]:
     for names, rule, ok in (
-        (_AT_LEAST_ONE, "at least 1", lambda v: v >= 1),
-        (_NOT_NEGATIVE, "0 or more", lambda v: v >= 0),
-        (_POSITIVE, "more than 0", lambda v: v > 0),
+        (_FROM_ONE, "a whole number of at least 1", lambda v: _is_whole(v) and v >= 1),
+        (_FROM_ZERO, "a whole number of 0 or more", lambda v: _is_whole(v) and v >= 0),
+        (_INTERVALS, "None or a whole number of at least 1", lambda v: v is None or (_is_whole(v) and v >= 1)),
+        (_OPTIONAL, "None or a whole number of 0 or more", lambda v: v is None or (_is_whole(v) and v >= 0)),
+        (_NOT_NEGATIVE, "a number of 0 or more", lambda v: _is_number(v) and v >= 0),
+        (_POSITIVE, "a number above 0", lambda v: _is_number(v) and v > 0),
+        (("traj_save_len",), "a number of at least 1", lambda v: _is_number(v) and v >= 1),
     ):
         for name in names:
-            value = getattr(e, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value) or not ok(value):
-                yield f"{name} must be {rule}, got {value!r}"
-    for name in _INTERVALS:
-        value = getattr(e, name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            yield f"{name} must be None or a whole number of at least 1, got {value!r}"
-    steps = e.train_timesteps_per_epoch
-    if steps is not None and (not isinstance(steps, int) or steps < 0):
-        yield f"train_timesteps_per_epoch must be None or a whole number of 0 or more, got {steps!r}"
+            if not ok(getattr(e, name)):
+                yield f"{name} must be {rule}, got {getattr(e, name)!r}"
 
 
 def _choices(e: Any) -> Iterable[str]:
@@ -72,19 +70,23 @@ def _choices(e: Any) -> Iterable[str]:
         if value not in known:
             extra = "; pickled .traj files are never written" if value == "traj" else ""
             yield f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}{extra}"
-    if e.resume not in ("never", "auto") and (isinstance(e.resume, bool) or not isinstance(e.resume, int) or e.resume < 0):
+    if e.resume not in ("never", "auto") and (not _is_whole(e.resume) or e.resume < 0):
         yield f"resume must be 'never', 'auto' or the number of an epoch, got {e.resume!r}"
 
 
 def _types(e: Any) -> Iterable[str]:
     if not isinstance(e.run_name, str) or not re.fullmatch(r"[^/\\\0]+", e.run_name) or e.run_name in (".", ".."):
         yield f"run_name must be a name without '/', got {e.run_name!r}"
-    if e.dataset is not None and not isinstance(e.dataset, RLDataset):
+    if e.dataset is None:
+        yield "dataset must be given, or dset_root and dset_name to build a DiskTrajDataset"
+    elif not isinstance(e.dataset, RLDataset):
         yield f"dataset must be an amago.loading.RLDataset, got {e.dataset!r}"
-    for name in ("tstep_encoder_type", "traj_encoder_type", "agent_type"):
+    for name, base in _CLASSES.items():
         value = getattr(e, name)
-        if not callable(value):
-            yield f"{name} must be a class, got {value!r}"
+        if value is None and name == "exploration_wrapper_type":
+            continue
+        if not callable(value) or (isinstance(value, type) and not issubclass(value, base)):
+            yield f"{name} must be a subclass of {base.__name__}, got {value!r}"
     for name in ("make_train_env", "make_val_env"):
         value = getattr(e, name)
         if callable(value):
@@ -102,7 +104,7 @@ def _types(e: Any) -> Iterable[str]:
 
 
 def _contradictions(e: Any) -> Iterable[str]:
-    if _is_number(e.traj_save_len) and _is_number(e.max_seq_len) and e.traj_save_len < e.max_seq_len:
+    if _is_number(e.traj_save_len) and _is_number(e.max_seq_len) and 1 <= e.traj_save_len < e.max_seq_len:
         yield (
             f"traj_save_len={e.traj_save_len:g} is less than max_seq_len={e.max_seq_len}: rollouts would be cut on disk into "
             "pieces shorter than a training sequence; make traj_save_len at least max_seq_len"
@@ -112,4 +114,8 @@ def _contradictions(e: Any) -> Iterable[str]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)

@@ -13,23 +13,33 @@ from run_inside import run_script
 from amago.checkpoint import CheckpointError
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-FEW = (
+FEW = (  # what every run below is given
     "--run_name tiny --buffer_dir . --epochs 1 --grads_per_epoch 2 --timesteps_per_epoch 24 --parallel_actors 2 --batch_size 4 "
     "--memory_size 16 --memory_layers 1 --env_workers 1 --seed 0 --quiet"
-).split()
+)
 SMALL = {
-    "00_meta_frozen_lake.py": "--lake_size 2 --k_episodes 2".split(),
-    "01_basic_gym.py": "--horizon 12 --max_seq_len 8".split(),
-    "04_tmaze.py": "--horizon 8".split(),
-    "05_dark_key_door.py": "--room_size 3 --episode_length 5 --meta_horizon 10".split(),
+    "00_meta_frozen_lake.py": "--lake_size 2 --k_episodes 2",
+    "01_basic_gym.py": "--horizon 12 --max_seq_len 8",
+    "04_tmaze.py": "--horizon 8",
+    "05_dark_key_door.py": "--room_size 3 --episode_length 5 --meta_horizon 10",
 }
 NAMES = sorted(p.name for p in EXAMPLES.glob("*.py"))
 
 
 def run(name: str, directory: Path, *arguments: str) -> str:
     """What the example printed; it must have ended well."""
-    outcome = run_script(EXAMPLES / name, [*FEW, *SMALL[name], *arguments], directory)
+    outcome = run_script(EXAMPLES / name, [*FEW.split(), *SMALL[name].split(), *arguments], directory)
     assert outcome.code == 0, outcome.text
+    return outcome.text
+
+
+def refusal(name: str, directory: Path, *arguments: str) -> str:
+    """What the example says to wrong arguments."""
+    try:
+        outcome = run_script(EXAMPLES / name, [*FEW.split(), *SMALL[name].split(), *arguments], directory)
+    except ValueError as error:
+        return str(error)
+    assert outcome.code == 2
     return outcome.text
 
 
@@ -139,13 +149,7 @@ WRONG = [
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("arguments", "said"), WRONG, ids=[w[0] for w in WRONG])
 def test_refuses_wrong_arguments_by_name(name: str, arguments: str, said: str, tmp_path: Path) -> None:
-    try:
-        outcome = run_script(EXAMPLES / name, [*FEW, *SMALL[name], *arguments.split()], tmp_path)
-    except ValueError as error:
-        assert said in str(error)
-    else:
-        assert outcome.code == 2
-        assert said in outcome.text
+    assert said in refusal(name, tmp_path, *arguments.split())
     assert not (tmp_path / "tiny" / "metrics.jsonl").exists()
 
 

@@ -219,6 +219,7 @@ class Crew:
                 raise
             except Exception:
                 fault = Fault(f"actor {number}", traceback.format_exc())
+                self.flush()  # this may not end well: save what there is
                 time.sleep(pause)
                 pause = min(1.0, 2 * pause)
         if _spaces(actor) != self.spaces:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-import pickle
 import random
 import signal
 import sys
@@ -38,7 +37,7 @@ MAX_GROUPS = 10
 GONE = (EOFError, BrokenPipeError, ConnectionResetError)
 
 
-def pack(plan: CrewPlan) -> bytes:
+def pack(plan: CrewPlan) -> dict[str, Any]:
     """What a worker needs, for a process that has imported nothing.
 
     Functions and classes of ``__main__`` travel by value: the user's script is never run again.
@@ -53,7 +52,7 @@ def pack(plan: CrewPlan) -> bytes:
             _try_pickle(f"make_envs[{i}] = {maker!r}", maker)
         _try_pickle(f"exploration = {plan.exploration!r}", plan.exploration)
         raise ValueError(f"the actors' settings cannot be sent to a worker process: {err}") from err
-    return pickle.dumps({"plan": blob, "gin": config.export_bindings(), "specs": _gym_specs()})
+    return {"plan": blob, "gin": config.export_bindings(), "specs": _gym_specs()}
 
 
 def _try_pickle(what: str, value: Any) -> None:
@@ -89,19 +88,18 @@ def _by_value(spec: Any, entry: str) -> Any:
     return spec
 
 
-def unpack(payload: bytes) -> CrewPlan:
+def unpack(payload: dict[str, Any]) -> CrewPlan:
     """The plan, after the process has been made ready for it: environments registered, parameters bound."""
-    parts = pickle.loads(payload)
-    plan: CrewPlan = pickle.loads(parts["plan"])
-    config.import_bindings(parts["gin"])
-    for blob in parts["specs"]:
+    plan: CrewPlan = cloudpickle.loads(payload["plan"])
+    config.import_bindings(payload["gin"])
+    for blob in payload["specs"]:
         with contextlib.suppress(Exception):
-            spec = pickle.loads(blob)
+            spec = cloudpickle.loads(blob)
             gym.registry.setdefault(spec.id, spec)
     return plan
 
 
-def worker_main(conn: Connection, payload: bytes | CrewPlan, foreign_fds: tuple[int, ...] = ()) -> None:
+def worker_main(conn: Connection, payload: dict[str, Any] | CrewPlan, foreign_fds: tuple[int, ...] = ()) -> None:
     """Run in a new process until told to quit, or until the learner is gone.
 
     Args:
@@ -116,7 +114,7 @@ def worker_main(conn: Connection, payload: bytes | CrewPlan, foreign_fds: tuple[
             os.close(fd)
     crew = None
     try:
-        plan = unpack(payload) if isinstance(payload, bytes) else payload
+        plan = payload if isinstance(payload, CrewPlan) else unpack(payload)
         words = plan.process_seed().generate_state(2)
         random.seed(int(words[0]))
         np.random.seed(int(words[1]))

@@ -13,7 +13,7 @@ import numpy as np
 
 from amago.hindsight import FrozenTraj, NoOpRelabeler, Relabeler
 from amago.loading.data import RLData
-from amago.store import EvictedError, TrajectoryStore
+from amago.store import EvictedError, StoreView, TrajectoryStore
 
 PADDED_SAMPLING = ("none", "both", "left", "right")
 
@@ -163,23 +163,23 @@ class DiskTrajDataset(RLDataset):
 
     def sample_random_trajectory(self, rng: np.random.Generator) -> RLData:
         while True:
-            n = len(self.store)
-            if n == 0:
+            view = self.store.view()  # one index from here on, whatever another thread takes in or deletes meanwhile
+            if len(view) == 0:
                 raise RuntimeError(
                     f"the replay buffer {self.buffer_dir} is empty: collect first, or check dset_root and dset_name"
                 )
             try:
-                return RLData.from_traj(self._window(int(rng.integers(n)), rng))
-            except (EvictedError, IndexError):  # deleted since we looked: draw another
+                return RLData.from_traj(self._window(view, int(rng.integers(len(view))), rng))
+            except EvictedError:  # deleted since we looked: draw another
                 continue
 
-    def _window(self, index: int, rng: np.random.Generator) -> FrozenTraj:
-        start, stop = subsequence(int(self.store.lengths[index]), self.settings.max_seq_len, self.settings.padded_sampling, rng)
-        spec = self.store.action_spec(index)
+    def _window(self, view: StoreView, index: int, rng: np.random.Generator) -> FrozenTraj:
+        length, spec = int(view.lengths[index]), view.action_spec(index)
+        start, stop = subsequence(length, self.settings.max_seq_len, self.settings.padded_sampling, rng)
         if isinstance(self.relabeler, NoOpRelabeler):
-            return self.store.read(index, start, stop).derive(spec)
-        whole = self.relabeler(self.store.read(index).derive(spec))
-        if len(whole) != int(self.store.lengths[index]):  # a relabeler may shorten a trajectory
+            return view.read(index, start, stop).derive(spec)
+        whole = self.relabeler(view.read(index).derive(spec))
+        if len(whole) != length:  # a relabeler may shorten a trajectory
             start, stop = subsequence(len(whole), self.settings.max_seq_len, self.settings.padded_sampling, rng)
         return whole.slice(start, stop)
 

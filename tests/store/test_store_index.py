@@ -188,7 +188,7 @@ def test_without_a_journal_the_names_decide(tmp_path):
 def test_the_journal_does_not_grow_for_ever(tmp_path, monkeypatch):
     store = TrajectoryStore(tmp_path, 2)
     w = writer(tmp_path, save_as="npz")
-    for _ in range(30):
+    for _ in range(23):
         for i in range(50):
             w.write(numbered(i, 1))
         store.refresh()
@@ -319,7 +319,7 @@ def test_readers_never_fail_while_files_are_evicted(tmp_path, monkeypatch, save_
     for t in threads:
         t.start()
     w, begun, i = writer(tmp_path, "x", save_as), time.monotonic(), 0
-    while time.monotonic() - begun < 1.2 and not errors:
+    while (i < 150 or reads[0] < 200) and time.monotonic() - begun < 60 and not errors:
         for _ in range(3):
             w.write(numbered(i, 20))
             i += 1
@@ -330,7 +330,7 @@ def test_readers_never_fail_while_files_are_evicted(tmp_path, monkeypatch, save_
     for t in threads:
         t.join()
     assert not errors
-    assert reads[0] > 100
+    assert reads[0] >= 200
     assert store.info()["evicted"] > 50
     assert len(store._cache) <= 3 + 3
 
