@@ -16,9 +16,12 @@ from torch import Tensor
 
 from amago import checkpoint, config
 from amago.agent import BaseAgent
+from amago.nets.traj_encoders import TrajEncoder
+from amago.nets.tstep_encoders import TstepEncoder
 from amago.spaces import action_spec, describe, from_description, rl2_space
 
 SPEC_FILE = "policy.json"
+_NO_PART_OF_A_POLICY = ("amago.experiment.", "amago.envs.", "amago.loading.")
 
 
 def write_policy_spec(run_dir: Path, agent: BaseAgent) -> None:
@@ -79,8 +82,32 @@ def _resolve(name: str, modules: Sequence[str]) -> Any:
         importlib.import_module(module)
     found: Any = sys.modules[module]
     for part in path.split("."):
+        if not hasattr(found, part):
+            raise ValueError(f"the policy uses {name}, but {module} has no {path} in this process")
         found = getattr(found, part)
     return found
+
+
+def _resolve_type(spec: dict[str, Any], part: str, base: type, modules: Sequence[str]) -> Any:
+    found = _resolve(spec[part], modules)
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ValueError(f"the policy names {spec[part]} as its {part}, which is no subclass of {base.__name__}")
+    return found
+
+
+def _read_spec(run_dir: Path) -> dict[str, Any]:
+    path = run_dir / SPEC_FILE
+    if not path.is_file():
+        raise checkpoint.CheckpointError(f"{run_dir} is no run directory: it has no {SPEC_FILE}")
+    try:
+        spec = json.loads(path.read_text())
+    except ValueError as err:
+        raise checkpoint.CheckpointError(f"{path} is damaged: {err}") from err
+    fields = ("agent", "tstep_encoder", "traj_encoder", "max_seq_len", "observation_space", "action_space", "bindings")
+    missing = [k for k in fields if not isinstance(spec, dict) or k not in spec]
+    if missing:
+        raise checkpoint.CheckpointError(f"{path} is damaged: it lacks {', '.join(missing)}")
+    return spec  # type: ignore[no-any-return]
 
 
 def build_agent(run_dir: Path, modules: Sequence[str] = ()) -> BaseAgent:
@@ -88,18 +115,18 @@ def build_agent(run_dir: Path, modules: Sequence[str] = ()) -> BaseAgent:
 
     Bindings of classes that take no part in a policy (environments, exploration, the experiment) are left out.
     """
-    path = run_dir / SPEC_FILE
-    if not path.is_file():
-        raise checkpoint.CheckpointError(f"{run_dir} is no run directory: it has no {SPEC_FILE}")
-    spec = json.loads(path.read_text())
-    types = [_resolve(spec[k], modules) for k in ("agent", "tstep_encoder", "traj_encoder")]
+    spec = _read_spec(run_dir)
+    bases = {"agent": BaseAgent, "tstep_encoder": TstepEncoder, "traj_encoder": TrajEncoder}
+    types = [_resolve_type(spec, part, base, modules) for part, base in bases.items()]
     relevant = {}
     for name, value in spec["bindings"].items():
+        if name.rpartition("/")[2].startswith(_NO_PART_OF_A_POLICY):
+            continue
         try:
             relevant[name] = _decode(value, modules)
-        except (ValueError, AttributeError, ImportError):
+        except (ValueError, ImportError) as err:
             if config.is_registered(name.rpartition(".")[0]):
-                raise
+                raise ValueError(f"{name}: {err}") from err
     relevant = {k: v for k, v in relevant.items() if config.is_registered(k.rpartition(".")[0])}
     obs, act = from_description(spec["observation_space"]), from_description(spec["action_space"])
     with config.temporary(relevant):
@@ -122,11 +149,15 @@ def find_run(path: str | Path) -> tuple[Path, Path]:
     run_dir = next((p for p in (path, *path.parents) if (p / SPEC_FILE).is_file()), None)
     if run_dir is None:
         raise checkpoint.CheckpointError(f"{path} is neither a run directory nor inside one (no {SPEC_FILE} there or above)")
+    if not path.exists():
+        raise checkpoint.CheckpointError(f"{path} does not exist")
     if path.is_file():
         return run_dir, path
     if (path / "model.safetensors").is_file():
         checkpoint.verify(path)
         return run_dir, path / "model.safetensors"
+    if path != run_dir:
+        raise checkpoint.CheckpointError(f"{path} is no training state: it has no model.safetensors")
     latest = run_dir / "ckpts" / "latest" / "policy.pt"
     if latest.is_file():
         return run_dir, latest

@@ -40,7 +40,7 @@ def test_public_selectors(selector):
     ("name", "message"),
     [
         ("Agnt.tau", r"cannot bind 'Agnt.tau' = 3: no configurable is called 'Agnt'; did you mean Agent"),
-        ("Agent.taau", r"amago.agent.Agent has no parameter 'taau'; did you mean tau\?"),
+        ("Agent.taau", r"amago.agent.Agent has no parameter 'taau'; did you mean tau"),
         ("TformerTrajEncoder.num_heads", "did you mean n_heads"),
     ],
 )

@@ -13,9 +13,10 @@ import torch
 import amago
 import tiny
 from amago import config
-from amago.agent import Agent
 from amago.checkpoint import CheckpointError
 from amago.envs import make_pool
+from amago.hindsight import NoOpRelabeler
+from amago.nets.actor_critic import Actor
 from amago.nets.tstep_encoders import FFTstepEncoder
 from tiny import learned
 
@@ -193,8 +194,10 @@ def test_what_is_no_run(tmp_path, run):
         amago.load_policy(tmp_path)
     with pytest.raises(CheckpointError, match=r"nowhere.*neither a run directory"):
         amago.load_policy(tmp_path / "nowhere")
-    with pytest.raises(CheckpointError, match=r"no weights at .*policy_epoch_77\.pt|policy_epoch_77\.pt does not exist"):
+    with pytest.raises(CheckpointError, match=r"policy_epoch_77\.pt does not exist"):
         amago.load_policy(run[0] / "ckpts" / "policy_weights" / "policy_epoch_77.pt")
+    with pytest.raises(CheckpointError, match="training_states is no training state"):
+        amago.load_policy(run[0] / "ckpts" / "training_states")
 
 
 def test_a_run_without_weights(tmp_path):
@@ -221,7 +224,6 @@ def test_bindings_of_the_loading_process_are_left_alone_and_not_used(run):
     assert policy.agent.tstep_encoder.emb_dim == 12
     assert policy.agent.critics.state_dict().keys() == run[1].critics.state_dict().keys()
     assert config.bindings() == before
-    assert Agent.__name__ == "Agent"
 
 
 def test_bindings_survive_a_failing_load(run, tmp_path):
@@ -233,7 +235,7 @@ def test_bindings_survive_a_failing_load(run, tmp_path):
     torch.save({}, broken / "w.pt")
     with pytest.raises(ValueError, match="num_critics"):
         amago.load_policy(broken / "w.pt")
-    assert config.bindings() == {"amago.nets.tstep_encoders.FFTstepEncoder.d_output": 99} or "d_output" in str(config.bindings())
+    assert list(config.bindings().values()) == [99]
 
 
 LOAD = """
@@ -285,6 +287,7 @@ def own_module(tmp_path, monkeypatch):
     package.mkdir()
     (package / "own_encoder.py").write_text(OWN)
     monkeypatch.syspath_prepend(package)
+    gin.enter_interactive_mode()  # the module is imported several times in this process
     import own_encoder
 
     config.bind({"OwnEncoder.width": 6})
@@ -292,18 +295,10 @@ def own_module(tmp_path, monkeypatch):
     e.close()
     config.clear()
     (package / "imported").unlink()
-    forget(own_encoder)
-    yield e.run_dir, package / "imported"
-    forget(sys.modules.get("own_encoder"))
-
-
-def forget(module):
-    if module is None:
-        return
     del sys.modules["own_encoder"]
-    registry = gin.config._REGISTRY
-    with gin.unlock_config():
-        registry.pop("own_encoder.OwnEncoder", None)
+    yield e.run_dir, package / "imported"
+    sys.modules.pop("own_encoder", None)
+    gin.exit_interactive_mode()
 
 
 def test_a_class_of_ones_own_is_refused_unless_allowed(own_module):
@@ -352,23 +347,28 @@ def test_a_damaged_description(tmp_path):
         amago.load_policy(tmp_path / "w.pt")
 
 
+class NarrowActor(Actor):
+    """A class of this module, which is imported."""
+
+
+class Relabel(NoOpRelabeler):
+    """An object that cannot be written, of a class that has nothing to do with a policy."""
+
+
 def test_settings_of_every_kind_are_written_and_read(tmp_path):
     from amago.agent import exp_filter
-    from amago.nets.policy_dists import Beta
-
     config.bind({
-        "Agent.fbc_filter_func": exp_filter, "Actor.continuous_dist_type": Beta, "Multigammas.continuous": (0.5, 0.7),
-        "FFTstepEncoder.specify_obs_keys": ["observation"], "Agent.popart": False, "EpsilonGreedy.eps_start": 0.5,
+        "Agent.fbc_filter_func": exp_filter, "FFTstepEncoder.specify_obs_keys": ["observation"], "Agent.popart": False,
+        "Agent.actor_type": NarrowActor, "DiskTrajDataset.relabeler": Relabel(), "EpsilonGreedy.eps_start": 0.5,
     })  # fmt: skip
-    special = {"Multigammas.continuous": (0.5, 0.7)}
     e = tiny.experiment(tmp_path, tiny.pendulum, train_timesteps_per_epoch=11, max_seq_len=5, always_save_latest=True)
-    config.bind(special)
+    config.bind({"Multigammas.continuous": (0.5, 0.7)})
     e.start()
     e.learn()
     config.clear()
     agent = amago.load_policy(e.run_dir).agent
     assert agent.filter is exp_filter
-    assert isinstance(agent.actor.policy_dist, Beta)
+    assert isinstance(agent.actor, NarrowActor)
     assert agent.gammas.tolist() == pytest.approx([0.5, 0.7, 0.999])
     assert isinstance(agent.tstep_encoder, FFTstepEncoder)
 
@@ -377,5 +377,5 @@ def test_a_setting_that_cannot_be_written_is_named(tmp_path):
     config.bind({"Agent.fbc_filter_func": lambda adv: adv.sign()})
     e = learned(tmp_path, always_save_latest=True)
     config.clear()
-    with pytest.raises(ValueError, match=r"fbc_filter_func|lambda"):
+    with pytest.raises(ValueError, match=r"Agent.fbc_filter_func: .*lambda"):
         amago.load_policy(e.run_dir)

@@ -94,7 +94,7 @@ def subsequence(length: int, max_len: int, padded_sampling: str, rng: np.random.
     return max(start, 0), min(start + max_len, length)
 
 
-@gin.configurable
+@gin.configurable(module="amago.loading")
 class DiskTrajDataset(RLDataset):
     """The replay buffer: trajectories on disk, sampled uniformly.
 
