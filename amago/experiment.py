@@ -270,10 +270,12 @@ class Experiment(ExperimentSettings):
                     self.read_latest_policy()
                 if begins and self._due(self.val_interval):
                     self.evaluate_val()
+                if self._stop:
+                    break
                 if self.train_timesteps_per_epoch and self.epoch >= self.start_collecting_at_epoch:
                     self.collect_new_training_data()
                 self.log(self.dataset.on_end_of_collection(), "buffer")
-                if self.epoch >= self.start_learning_at_epoch and self._wait_for_data():
+                if not self._stop and self.epoch >= self.start_learning_at_epoch and self._wait_for_data():
                     self.train_epoch()
                 if self._stop:
                     break
@@ -464,8 +466,10 @@ class Experiment(ExperimentSettings):
         returns, specials = self._interact(
             rollout, self.val_timesteps_per_epoch, self.sample_actions, "evaluate", should_stop=True
         )
+        if self._stop:
+            return  # it is made up for when the run goes on
         metrics = self.policy_metrics([returns], [specials])
-        if not metrics and not self._stop:
+        if not metrics:
             warnings.warn(
                 f"no rollout ended within val_timesteps_per_epoch={self.val_timesteps_per_epoch} steps, so nothing was measured; "
                 "make it longer than a rollout",

@@ -88,7 +88,8 @@ class Rollout:
         in_flight = [False] * len(groups)
         ended, taken = 0, 0
         try:
-            for taken in range(1, timesteps + 1):
+            while taken < timesteps:
+                taken += 1
                 for g in range(len(groups)):
                     if in_flight[g]:
                         pool.wait(g)

@@ -40,7 +40,9 @@ def main(root: Path, picture: Path) -> None:
             for i, run in enumerate(sorted(root.glob(f"{name}_seed[0-9]"))):
                 points = curve(run, metric)
                 label = agent if i == 0 else None
-                axes.plot([p[0] for p in points], [p[1] for p in points], color=COLOURS[agent], alpha=0.85, label=label, marker=".")
+                axes.plot(
+                    [p[0] for p in points], [p[1] for p in points], color=COLOURS[agent], alpha=0.85, label=label, marker="."
+                )
         if goal is not None:
             axes.axhline(goal, color="grey", linestyle="--", linewidth=1, label=f"goal: {goal:g}")
         axes.set_title(title)

@@ -6,13 +6,24 @@ import pytest
 
 from amago import config
 from amago.agent import Agent
-from amago.cli_utils import switch_agent, switch_exploration, switch_step_encoder, switch_traj_encoder, switch_tstep_encoder, use_config
+from amago.cli_utils import (
+    switch_agent,
+    switch_exploration,
+    switch_step_encoder,
+    switch_traj_encoder,
+    switch_tstep_encoder,
+    use_config,
+)
 from amago.envs.exploration import EpsilonGreedy
 from amago.nets.traj_encoders import TformerTrajEncoder
 
 
 def test_bindings_change_defaults_under_every_spelling():
-    for name in ("amago.nets.traj_encoders.FFTrajEncoder.d_model", "traj_encoders.FFTrajEncoder.d_model", "FFTrajEncoder.d_model"):
+    for name in (
+        "amago.nets.traj_encoders.FFTrajEncoder.d_model",
+        "traj_encoders.FFTrajEncoder.d_model",
+        "FFTrajEncoder.d_model",
+    ):
         config.clear()
         use_config({name: 24})
         from amago.nets.traj_encoders import FFTrajEncoder
@@ -96,7 +107,9 @@ def test_exported_bindings_reach_only_what_is_imported():
     )
     import cloudpickle
 
-    done = subprocess.run([sys.executable, "-c", script], input=cloudpickle.dumps(config.export_bindings()), capture_output=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], input=cloudpickle.dumps(config.export_bindings()), capture_output=True, check=True
+    )
     assert b"eps_end', 0.25" in done.stdout
     assert b"attention" not in done.stdout
     assert done.stdout.strip().endswith(b"False")

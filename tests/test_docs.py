@@ -228,7 +228,7 @@ def _run_command(words: list[str], variables: dict[str, str], cwd: Path) -> Outc
     if words[0] == "make":
         missing = [w for w in words[1:] if w not in _make_targets()]
         return Outcome(2 if missing else 0, f"the Makefile has no {missing}")
-    if words[0] == "amago":
+    if words[0] == "amago" and " ".join(words[:2]) in ARGUMENTS:
         extra = ARGUMENTS[" ".join(words[:2])].split()
         return run_amago([*words[1:], *extra], cwd, variables)
     if words[0] == "python" and words[1] in ARGUMENTS:
@@ -243,7 +243,7 @@ def _make_targets() -> set[str]:
 
 
 def test_unknown_commands_are_refused(tmp_path: Path) -> None:
-    for command in ("python examples/99_nothing.py", "make nothing", "accelerate config", "pip install amago"):
+    for command in ("python examples/99_nothing.py", "amago nothing", "make nothing", "accelerate config", "pip install amago"):
         assert _run_command(shlex.split(command), {}, tmp_path).code != 0
 
 

@@ -11,7 +11,12 @@ SPEC = action_spec(gym.spaces.Discrete(3, start=1))
 def rollout(steps=4, terminated=True):
     traj = Trajectory(SPEC, env_name="count").start({"observation": np.array([0.0], np.float32)})
     for t in range(steps):
-        traj.add(1 + t % 3, reward=float(t + 1), terminated=terminated and t == steps - 1, obs={"observation": np.array([t + 1.0], np.float32)})
+        traj.add(
+            1 + t % 3,
+            reward=float(t + 1),
+            terminated=terminated and t == steps - 1,
+            obs={"observation": np.array([t + 1.0], np.float32)},
+        )
     return traj
 
 
@@ -71,5 +76,11 @@ def test_relabelers_are_checked():
 
 
 def test_timestep_rl2():
-    t = Timestep({}, np.array([[0.0, 1.0]], np.float32), np.array([[2.0]], np.float32), np.zeros((1, 1), np.int64), np.zeros((1, 1), bool))
+    t = Timestep(
+        {},
+        np.array([[0.0, 1.0]], np.float32),
+        np.array([[2.0]], np.float32),
+        np.zeros((1, 1), np.int64),
+        np.zeros((1, 1), bool),
+    )
     np.testing.assert_array_equal(t.rl2, [[2.0, 0.0, 1.0]])

@@ -12,9 +12,7 @@ def test_symlog_golden():
     arrays, _, _ = load("symlog")
     x = torch.as_tensor(arrays["x"])
     torch.testing.assert_close(ops.symlog(x), torch.as_tensor(arrays["symlog"]), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(
-        ops.symexp(ops.symlog(x)), torch.as_tensor(arrays["symexp_of_symlog"]), rtol=1e-4, atol=1e-5
-    )
+    torch.testing.assert_close(ops.symexp(ops.symlog(x)), torch.as_tensor(arrays["symexp_of_symlog"]), rtol=1e-4, atol=1e-5)
 
 
 def test_filters_golden():

@@ -56,14 +56,18 @@ def test_unbounded_boxes_and_other_spaces_are_refused():
         action_spec(gym.spaces.Text(4))
 
 
-@pytest.mark.parametrize("space", [*SPACES, gym.spaces.Dict(a=gym.spaces.Discrete(2), b=gym.spaces.Box(-np.inf, np.inf, (3,)))], ids=str)
+@pytest.mark.parametrize(
+    "space", [*SPACES, gym.spaces.Dict(a=gym.spaces.Discrete(2), b=gym.spaces.Box(-np.inf, np.inf, (3,)))], ids=str
+)
 def test_descriptions_are_inverted(space):
     import json
 
     assert from_description(json.loads(json.dumps(describe(space)))) == space
 
 
-@pytest.mark.parametrize("bad", [{}, {"kind": "Text"}, {"kind": "Discrete"}, {"kind": "Box", "shape": [2]}, {"kind": "Dict", "spaces": 3}])
+@pytest.mark.parametrize(
+    "bad", [{}, {"kind": "Text"}, {"kind": "Discrete"}, {"kind": "Box", "shape": [2]}, {"kind": "Dict", "spaces": 3}]
+)
 def test_bad_descriptions(bad):
     with pytest.raises(ValueError, match="space"):
         from_description(bad)
@@ -84,7 +88,9 @@ def test_plain_spaces_become_dicts_of_boxes():
 
 
 def test_nested_spaces_get_joined_keys_in_alphabetical_order():
-    space = gym.spaces.Dict(z=gym.spaces.Discrete(2), a=gym.spaces.Dict(y=gym.spaces.Box(0, 1, (1,)), x=gym.spaces.Box(0, 255, (2, 2), np.uint8)))
+    space = gym.spaces.Dict(
+        z=gym.spaces.Discrete(2), a=gym.spaces.Dict(y=gym.spaces.Box(0, 1, (1,)), x=gym.spaces.Box(0, 255, (2, 2), np.uint8))
+    )
     spec = obs_spec(space)
     assert list(spec.space.spaces) == ["a/x", "a/y", "z"]
     out = spec.convert({"z": 1, "a": {"y": np.zeros(1, np.float32), "x": np.full((2, 2), 7, np.uint8)}})

@@ -134,7 +134,7 @@ class AMAGOEnv(gym.Env[Any, Any]):
         reward, terminal = np.zeros((b, 1), dtype=np.float32), np.zeros((b, 1), dtype=bool)
         return Timestep(obs, zeros, reward, self._time, terminal, b), info
 
-    def step(self, action: Array) -> Step:
+    def step(self, action: Array) -> Step:  # type: ignore[override]  # arrays: rows side by side
         """Take one step in every row.
 
         Args:

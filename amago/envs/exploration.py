@@ -66,11 +66,11 @@ class ExplorationWrapper(AMAGOWrapper):
         self.on_rollout_start(np.ones(self.batched_envs, dtype=bool))
         return out
 
-    def step(self, action: Array) -> Step:
+    def step(self, action: Array) -> Step:  # type: ignore[override]  # arrays: rows side by side
         action = self.add_exploration_noise(action, self.local_step, self._rollout_limit)
         self.global_step += 1
         self.local_step += 1
-        out = self.env.step(action)
+        out: Any = self.env.step(action)
         auto = self.amago_env.auto
         if auto is not None and auto.opened.any():
             self.local_step[auto.opened] = 0

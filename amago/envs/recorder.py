@@ -114,7 +114,7 @@ class SequenceWrapper(AMAGOWrapper):
             self._collect(info, np.ones(b, dtype=bool))
         return ts, info
 
-    def step(self, action: Array) -> Step:
+    def step(self, action: Array) -> Step:  # type: ignore[override]  # arrays: rows side by side
         out: Any = self.env.step(action)
         ts, reward, terminated, truncated, info = out
         self._tick += 1
@@ -140,9 +140,9 @@ class SequenceWrapper(AMAGOWrapper):
         return out
 
     def _after_batch(self, ts: Timestep, reward: Array, terminated: Array, truncated: Array, auto: AutoReset) -> None:
-        for info, rows in auto.step_infos:
+        for info, stepped in auto.step_infos:
             if info:
-                collect_rows(info, rows, self._metrics)
+                collect_rows(info, stepped, self._metrics)
         if self._writer is not None:
             self._append(ts.obs, reward, terminated)
         ended = terminated | truncated

@@ -60,7 +60,12 @@ OPTIONS = [
     {"offline_coeff": 0.0},
     {"fbc_filter_func": exp_filter},
     {"fake_filter": True},
-    {"num_critics": 3, "num_critics_td": 3, "num_actions_for_value_in_critic_loss": 2, "num_actions_for_value_in_actor_loss": 3},
+    {
+        "num_critics": 3,
+        "num_critics_td": 3,
+        "num_actions_for_value_in_critic_loss": 2,
+        "num_actions_for_value_in_actor_loss": 3,
+    },
 ]
 
 
@@ -222,9 +227,19 @@ def test_observations_go_straight_to_the_actor():
 def test_seventy_thousand_actions():
     config.bind(SMALL)
     space = gym.spaces.Discrete(70_000, start=3)
-    agent = Agent(OBS, rl2_space(action_spec(space)), space, 4, FFTstepEncoder, FFTrajEncoder, use_multigamma=False, num_critics=2)
+    agent = Agent(
+        OBS, rl2_space(action_spec(space)), space, 4, FFTstepEncoder, FFTrajEncoder, use_multigamma=False, num_critics=2
+    )
     batch = make_batch("discrete", b=1, length=2)
-    batch = Batch(batch.obs, torch.zeros(1, 3, 70_001), batch.rews, batch.dones, torch.tensor([[[69_999], [0]]]), batch.time_idxs, batch.mask)
+    batch = Batch(
+        batch.obs,
+        torch.zeros(1, 3, 70_001),
+        batch.rews,
+        batch.dones,
+        torch.tensor([[[69_999], [0]]]),
+        batch.time_idxs,
+        batch.mask,
+    )
     loss = agent(batch)
     assert torch.isfinite(loss.actor_loss).all()
     obs = {k: v[:, 0] for k, v in batch.obs.items()}

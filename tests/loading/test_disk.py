@@ -134,7 +134,10 @@ def test_a_loader_that_is_set_forward_draws_what_it_would_have_drawn(tmp_path):
     assert first.next_batch == 4
     second = SequenceLoader(dataset, batch_size=2, seed=1)
     second.next_batch = 4
-    assert next(iter(second.batches(1))).rews.flatten().tolist() == SequenceLoader(dataset, 2, seed=1).draw(4).rews.flatten().tolist()
+    assert (
+        next(iter(second.batches(1))).rews.flatten().tolist()
+        == SequenceLoader(dataset, 2, seed=1).draw(4).rews.flatten().tolist()
+    )
     first.close()
     first.close()
 
