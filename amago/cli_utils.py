@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from typing import Any
@@ -126,11 +127,13 @@ def switch_async_mode(experiment: Experiment, mode: str) -> Experiment:
 
 def whole_number(text: str) -> int:
     """An argument type: 80_000, 80000 or 8e4."""
+    with contextlib.suppress(ValueError):
+        return int(text)
     try:
-        value = float(text.replace("_", ""))
+        value = float(text)
     except ValueError:
         raise ArgumentTypeError(f"{text!r} is no number") from None
-    if value != int(value):
+    if not value.is_integer():
         raise ArgumentTypeError(f"{text!r} is no whole number")
     return int(value)
 

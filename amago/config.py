@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -35,10 +36,27 @@ def bind(params: Mapping[str, Any]) -> None:
 
 
 def parse_files(paths: Iterable[str]) -> None:
-    """Apply ``.gin`` files from left to right; of two bindings of one parameter the last counts."""
+    """Apply ``.gin`` files from left to right; of two bindings of one parameter the last counts.
+
+    "zoo/NAME" stands for the settings of that name that come with the library.
+
+    Raises:
+        ValueError: a file cannot be read, or binds what does not exist; of the zoo, with the names that there are.
+    """
     for path in paths:
-        with gin.unlock_config():
-            gin.parse_config_file(path)
+        try:
+            with gin.unlock_config():
+                gin.parse_config_file(str(_zoo_file(path) if str(path).startswith("zoo/") else path))
+        except OSError as err:
+            raise ValueError(f"cannot read the gin file {str(path)!r}: {err}") from err
+
+
+def _zoo_file(name: str) -> Path:
+    zoo = Path(__file__).parent / "zoo"
+    known = {f"zoo/{p.stem}": p for p in sorted(zoo.glob("*.gin"))}
+    if name not in known:
+        raise ValueError(f"the zoo has no settings called {name!r}; it has {', '.join(known)}")
+    return known[name]
 
 
 def _registry() -> Mapping[str, Any]:

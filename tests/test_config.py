@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import gin
 import pytest
@@ -120,3 +121,14 @@ def test_operative_config_names_classes():
     text = config.operative_config()
     assert "Agent.tau = 0.25" in text
     assert "attention_type = @amago.nets.traj_encoders.TformerTrajEncoder" in text
+
+
+def test_the_zoo_and_missing_files():
+    for path in sorted((Path(config.__file__).parent / "zoo").glob("*.gin")):
+        config.clear()
+        use_config({}, [f"zoo/{path.stem}"])
+        assert config.bindings(), path
+    with pytest.raises(ValueError, match="the zoo has no settings called 'zoo/nothing'; it has .*zoo/cartpole"):
+        use_config({}, ["zoo/nothing"])
+    with pytest.raises(ValueError, match=r"cannot read the gin file 'nowhere.gin'"):
+        use_config({}, ["nowhere.gin"])

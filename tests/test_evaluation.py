@@ -1,19 +1,20 @@
 """From finished rollouts to named numbers."""
 
 import numpy as np
-import torch
 import pytest
-
 import tiny
+import torch
+from tiny import EPISODE, started
+
 from amago.envs import EpisodeRecord, ReturnHistory, SpecialMetricHistory, make_pool
 from amago.evaluation import bottom_quintile, evaluate, merge_returns, merge_specials, summarise
-from tiny import EPISODE, started
 
 TOTAL = "Average Total Return (Across All Env Names)"
 
 
 @pytest.mark.parametrize(
-    ("values", "mean"), [([7.0], 7.0), ([5, 1, 3], 1.0), (range(10), 0.5), (range(11), 0.5), ([2] * 100, 2.0), (range(100), 9.5)]
+    ("values", "mean"),
+    [([7.0], 7.0), ([5, 1, 3], 1.0), (range(10), 0.5), (range(11), 0.5), ([2] * 100, 2.0), (range(100), 9.5)],
 )
 def test_the_worst_fifth(values, mean):
     assert bottom_quintile(list(reversed(list(values)))) == mean

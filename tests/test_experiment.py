@@ -8,15 +8,15 @@ import warnings
 
 import numpy as np
 import pytest
+import tiny
 import torch
+from tiny import EPISODE, experiment, learned, rows, started
 
 import amago
-import tiny
 from amago import config
 from amago.envs import make_pool
 from amago.envs.exploration import EpsilonGreedy
 from amago.loading import DatasetSettings, DiskTrajDataset
-from tiny import EPISODE, experiment, learned, rows, started
 
 ROW = {"epoch", "env_steps", "grad_steps", "wall_time", "section", "values"}
 TOTAL = "Average Total Return (Across All Env Names)"
@@ -28,7 +28,9 @@ TOTAL = "Average Total Return (Across All Env Names)"
 @pytest.mark.parametrize("traj", ["ff", "gru", "transformer"])
 @pytest.mark.parametrize("make_env", [tiny.cartpole, tiny.pendulum, tiny.bits])
 def test_every_sequence_model_learns_in_every_action_space(tmp_path, make_env, traj):
-    e = started(tmp_path, make_env, traj, train_timesteps_per_epoch=35, max_seq_len=10, val_timesteps_per_epoch=31, val_interval=1)
+    e = started(
+        tmp_path, make_env, traj, train_timesteps_per_epoch=35, max_seq_len=10, val_timesteps_per_epoch=31, val_interval=1
+    )
     before = tiny.weights(e)
     e.learn()
     assert e.updater.grad_steps == 2
@@ -84,7 +86,14 @@ def finished(tmp_path_factory):
     config.clear()
     root = tmp_path_factory.mktemp("finished")
     e = learned(
-        root, traj="gru", epochs=2, val_interval=1, ckpt_interval=1, always_save_latest=True, log_interval=1, save_trajs_as="npz"
+        root,
+        traj="gru",
+        epochs=2,
+        val_interval=1,
+        ckpt_interval=1,
+        always_save_latest=True,
+        log_interval=1,
+        save_trajs_as="npz",
     )
     e.evaluate_test(tiny.tmaze, timesteps=EPISODE + 1)
     e.close()
@@ -128,7 +137,10 @@ def test_rows_have_the_documented_keys_and_sections(finished):
 def test_progress_is_counted(finished):
     per_epoch = 2 * 2 * EPISODE
     assert (finished.epoch, finished.env_steps, finished.updater.grad_steps) == (2, 2 * per_epoch, 4)
-    found = {s: [(r["epoch"], r["env_steps"], r["grad_steps"]) for r in rows(finished.run_dir, s)] for s in ("val", "rollout", "test")}
+    found = {
+        s: [(r["epoch"], r["env_steps"], r["grad_steps"]) for r in rows(finished.run_dir, s)]
+        for s in ("val", "rollout", "test")
+    }
     assert found["val"] == [(0, 0, 0), (1, per_epoch, 2)]
     assert found["rollout"] == [(0, per_epoch, 0), (1, 2 * per_epoch, 2)]
     assert found["test"] == [(2, 2 * per_epoch, 4)]
@@ -288,7 +300,7 @@ def test_the_optimizer_can_be_another(tmp_path):
 
 
 def test_missing_fields_are_named():
-    with pytest.raises(TypeError, match="run_name, ckpt_base_dir.*agent_type") as err:
+    with pytest.raises(TypeError, match=r"run_name, ckpt_base_dir.*agent_type") as err:
         amago.Experiment(max_seq_len=3)
     assert "max_seq_len" not in str(err.value)
 
@@ -429,7 +441,9 @@ def test_formats_of_trajectories(tmp_path, save_as, pattern, files):
 
 def test_evaluated_trajectories_can_be_kept(tmp_path):
     e = started(tmp_path)
-    metrics = e.evaluate_test(tiny.tmaze, timesteps=2 * EPISODE + 1, save_trajs_to=str(tmp_path / "demos" / "d" / "buffer" / "protected"))
+    metrics = e.evaluate_test(
+        tiny.tmaze, timesteps=2 * EPISODE + 1, save_trajs_to=str(tmp_path / "demos" / "d" / "buffer" / "protected")
+    )
     e.close()
     assert metrics["Number of Rollouts"] == 4
     demos = DiskTrajDataset(tmp_path / "demos", "d")

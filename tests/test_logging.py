@@ -8,11 +8,11 @@ import warnings
 
 import numpy as np
 import pytest
-import torch
-
 import tiny
-from amago.logging import MetricsLogger, RunningMeans, to_floats
+import torch
 from tiny import EPISODE, learned, rows
+
+from amago.logging import MetricsLogger, RunningMeans, to_floats
 
 X = {"epoch": 3, "env_steps": 40, "grad_steps": 7}
 
@@ -27,7 +27,13 @@ def test_a_row(tmp_path):
     logger.close()
     row = json.loads(lines(tmp_path / "run")[0])
     assert 0 <= row.pop("wall_time") < 60
-    assert row == {"epoch": 3, "env_steps": 40, "grad_steps": 7, "section": "train", "values": {"a": 1.0, "b": 2.5, "c": 0.5, "d": 2.0}}
+    assert row == {
+        "epoch": 3,
+        "env_steps": 40,
+        "grad_steps": 7,
+        "section": "train",
+        "values": {"a": 1.0, "b": 2.5, "c": 0.5, "d": 2.0},
+    }
 
 
 def test_rows_can_be_read_while_the_run_goes_on(tmp_path):
@@ -145,7 +151,13 @@ e.close()
 
 def test_weights_and_biases_offline(tmp_path):
     """In a process of its own: wandb leaves threads and warnings behind."""
-    env = {**tiny.environment(), "WANDB_MODE": "offline", "WANDB_SILENT": "true", "HOME": str(tmp_path), "AMAGO_WANDB_ENTITY": "me"}
+    env = {
+        **tiny.environment(),
+        "WANDB_MODE": "offline",
+        "WANDB_SILENT": "true",
+        "HOME": str(tmp_path),
+        "AMAGO_WANDB_ENTITY": "me",
+    }
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path)], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120
     )

@@ -8,17 +8,17 @@ import gin
 import gymnasium as gym
 import numpy as np
 import pytest
+import tiny
 import torch
+from tiny import learned
 
 import amago
-import tiny
 from amago import config
 from amago.checkpoint import CheckpointError
 from amago.envs import make_pool
 from amago.hindsight import NoOpRelabeler
 from amago.nets.actor_critic import Actor
 from amago.nets.tstep_encoders import FFTstepEncoder
-from tiny import learned
 
 ACTORS = 3
 
@@ -71,7 +71,13 @@ def record(agent, make_env, steps=200):
     return log
 
 
-KINDS = [(tiny.cartpole, "ff"), (tiny.cartpole, "gru"), (tiny.cartpole, "transformer"), (tiny.pendulum, "gru"), (tiny.bits, "transformer")]
+KINDS = [
+    (tiny.cartpole, "ff"),
+    (tiny.cartpole, "gru"),
+    (tiny.cartpole, "transformer"),
+    (tiny.pendulum, "gru"),
+    (tiny.bits, "transformer"),
+]
 
 
 def same(a, b):
@@ -134,7 +140,9 @@ def test_actions_fit_the_environment(runs):
         reward, done = None, False
         for _ in range(25):
             action = policy.act(np.asarray(obs, np.float32), reward, done)
-            assert env.action_space.contains(np.asarray(action) if isinstance(env.action_space, gym.spaces.Box) else action), action
+            assert env.action_space.contains(np.asarray(action) if isinstance(env.action_space, gym.spaces.Box) else action), (
+                action
+            )
             obs, reward, terminated, truncated, _ = env.step(action)
             done = terminated or truncated
             if done:
@@ -303,7 +311,9 @@ def own_module(tmp_path, monkeypatch):
 
 def test_a_class_of_ones_own_is_refused_unless_allowed(own_module):
     run_dir, imported = own_module
-    with pytest.raises(ValueError, match=r"own_encoder:OwnEncoder; import that module first, or allow it.*modules=\['own_encoder'\]"):
+    with pytest.raises(
+        ValueError, match=r"own_encoder:OwnEncoder; import that module first, or allow it.*modules=\['own_encoder'\]"
+    ):
         amago.load_policy(run_dir)
     assert not imported.exists()
     policy = amago.load_policy(run_dir, modules=["own_encoder"])
@@ -357,6 +367,7 @@ class Relabel(NoOpRelabeler):
 
 def test_settings_of_every_kind_are_written_and_read(tmp_path):
     from amago.agent import exp_filter
+
     config.bind({
         "Agent.fbc_filter_func": exp_filter, "FFTstepEncoder.specify_obs_keys": ["observation"], "Agent.popart": False,
         "Agent.actor_type": NarrowActor, "DiskTrajDataset.relabeler": Relabel(), "EpsilonGreedy.eps_start": 0.5,

@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
+import tiny
+from tiny import experiment
 
 import amago
-import tiny
 from amago.experiment_checks import SettingsError
 from amago.loading import DiskTrajDataset
 from amago.nets.traj_encoders import TformerTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
-from tiny import experiment
 
 WHOLE = "a whole number of at least 1"
 FROM_0 = "a whole number of 0 or more"
@@ -113,7 +113,14 @@ def test_contradictions(tmp_path, fields, wanted):
 
 
 def test_everything_wrong_is_listed_at_once(tmp_path):
-    wrong = {"batch_size": 0, "env_mode": "fast", "learning_rate": -1, "agent_type": None, "resume": "maybe", "val_interval": -2}
+    wrong = {
+        "batch_size": 0,
+        "env_mode": "fast",
+        "learning_rate": -1,
+        "agent_type": None,
+        "resume": "maybe",
+        "val_interval": -2,
+    }
     with pytest.raises(SettingsError) as err:
         experiment(tmp_path, never, **wrong).start()
     lines = str(err.value).splitlines()[1:]
@@ -143,14 +150,14 @@ def test_infinity_switches_phases_off(tmp_path):
 
 def test_size_of_the_data_set_that_is_built(tmp_path):
     e = experiment(tmp_path, never, dataset=None, dset_root=str(tmp_path), dset_name="d", dset_max_size=0)
-    with pytest.raises(ValueError, match="dset_max_size .* at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"dset_max_size .* at least 1, got 0"):
         e.start()
 
 
 @pytest.mark.parametrize("mode", ["sync", "already_vectorized"])
 def test_what_is_no_amago_environment(tmp_path, mode):
     e = experiment(tmp_path, lambda: tiny.TMazePassive(3), env_mode=mode)
-    with pytest.raises(TypeError, match="TMazePassive.*AMAGOEnv"):
+    with pytest.raises(TypeError, match=r"TMazePassive.*AMAGOEnv"):
         e.start()
 
 

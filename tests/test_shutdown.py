@@ -10,14 +10,20 @@ import time
 from pathlib import Path
 
 import pytest
-
 import tiny
-from amago import checkpoint
-from amago.shutdown import GracefulStop
 from tiny import EPISODE, rows
 
+from amago import checkpoint
+from amago.shutdown import GracefulStop
+
 EPOCHS, STEPS, BATCHES = 3, 10 * EPISODE, 60
-FIELDS = {"epochs": EPOCHS, "train_timesteps_per_epoch": STEPS, "train_batches_per_epoch": BATCHES, "ckpt_interval": 1, "log_interval": 10}
+FIELDS = {
+    "epochs": EPOCHS,
+    "train_timesteps_per_epoch": STEPS,
+    "train_batches_per_epoch": BATCHES,
+    "ckpt_interval": 1,
+    "log_interval": 10,
+}
 SCRIPT = """
 import sys, time, tiny
 import amago
@@ -89,9 +95,7 @@ def finish(root):
     return e
 
 
-@pytest.mark.parametrize(
-    ("signum", "code", "env_mode"), [(signal.SIGTERM, 143, "sync"), (signal.SIGINT, 130, "async")]
-)
+@pytest.mark.parametrize(("signum", "code", "env_mode"), [(signal.SIGTERM, 143, "sync"), (signal.SIGINT, 130, "async")])
 def test_a_signal_saves_and_ends_the_run(tmp_path, running, signum, code, env_mode):
     process = running(env_mode)
     began = time.monotonic()
@@ -166,10 +170,18 @@ def stop_at(phase, when):
     return Stops
 
 
-SHORT = {"epochs": 3, "train_timesteps_per_epoch": 2 * EPISODE, "train_batches_per_epoch": 3, "ckpt_interval": 1, "val_interval": 1}
+SHORT = {
+    "epochs": 3,
+    "train_timesteps_per_epoch": 2 * EPISODE,
+    "train_batches_per_epoch": 3,
+    "ckpt_interval": 1,
+    "val_interval": 1,
+}
 
 
-@pytest.mark.parametrize(("phase", "epoch"), [*itertools.product(["evaluate", "collect", "train"], [0, 1]), ("save", 1), ("save", 3)])
+@pytest.mark.parametrize(
+    ("phase", "epoch"), [*itertools.product(["evaluate", "collect", "train"], [0, 1]), ("save", 1), ("save", 3)]
+)
 def test_wherever_it_is_hit(tmp_path, phase, epoch):
     before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
     with pytest.raises(SystemExit) as stop:

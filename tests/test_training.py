@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+import tiny
 import torch
 from accelerate import Accelerator
 from torch import nn
 
-import tiny
 from amago.loading import Batch, collate
 from amago.training import MAX_SKIPPED_IN_A_ROW, NonFiniteTraining, Updater, adamw, linear_warmup
 
@@ -121,7 +121,7 @@ def test_twenty_in_a_row_stop_the_run_but_a_good_step_between_does_not():
         set_grads(line, float("nan"), 1)
         updater.step(False)
     set_grads(line, float("nan"), 1)
-    with pytest.raises(NonFiniteTraining, match="20 steps in a row.*observations and rewards"):
+    with pytest.raises(NonFiniteTraining, match=r"20 steps in a row.*observations and rewards"):
         updater.step(False)
     assert float(line.a.detach()) == before
 
@@ -173,6 +173,17 @@ def test_a_batch_of_nan_rewards_changes_nothing(filled):
     good = e.train_step(e.train_dloader.draw(0), log_step=False)  # statistics have not swallowed the NaN either
     assert good["Critic Loss"].isfinite()
     assert e.updater.grad_steps == 1
+
+
+def test_a_nan_observation_leaves_no_trace(filled):
+    e = filled()
+    e.policy.train()
+    good = e.train_dloader.draw(0)
+    bad = Batch(**(vars(good) | {"obs": {k: v.clone() for k, v in good.obs.items()}}))
+    bad.obs["observation"][0, 2, 0] = float("nan")
+    assert e.train_step(bad, log_step=False)["Skipped Updates"] == 1.0
+    assert all(v.isfinite().all() for v in tiny.weights(e).values()), "running statistics are in there"
+    assert e.train_step(good, log_step=False)["Critic Loss"].isfinite()
 
 
 def test_a_run_of_nan_rewards_stops(filled):

@@ -6,14 +6,17 @@ import json
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+import gymnasium as gym
+
 from amago.checkpoint import CheckpointError
 from amago.cli.gym_env import GymEnv
 from amago.cli.tables import metrics_table
 from amago.cli.train import ARGS_FILE
 from amago.cli_utils import whole_number
+from amago.envs import AMAGOEnv
 from amago.envs.pool import make_pool
 from amago.evaluation import evaluate
-from amago.policy import find_run, load_policy
+from amago.policy import Policy, find_run, load_policy
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -29,10 +32,14 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
+    for name in ("episodes", "actors"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"--{name} must be at least 1, got {getattr(args, name)}")
     run_dir, weights = find_run(args.run)
     make_env = _environment(run_dir, args.env)
     policy = load_policy(args.run, device=args.device)
     env = make_env()
+    _check_fits(make_env.env_id, env, policy)
     steps = make_env.horizon(env) * -(-args.episodes // args.actors) + 1
     env.close()
     actors = 1 if args.render else args.actors
@@ -47,6 +54,19 @@ def run(args: Namespace) -> int:
         pool.close()
     print(metrics_table(metrics, title=f"{make_env.env_id}: {weights}"))
     return 0
+
+
+def _check_fits(env_id: str, env: AMAGOEnv, policy: Policy) -> None:
+    def shapes(space: gym.spaces.Dict) -> dict[str, tuple[int, ...] | None]:
+        return {k: s.shape for k, s in space.spaces.items()}
+
+    mine, theirs = shapes(policy.observation_space), shapes(env.observation_space)
+    spec = policy.agent.action_spec
+    if mine != theirs or (spec.kind, spec.dim) != (env.action_spec.kind, env.action_spec.dim):
+        raise ValueError(
+            f"the policy was trained for observations {mine} and actions {policy.action_space}, but {env_id} has observations "
+            f"{theirs} and actions {env.action_space}"
+        )
 
 
 def _environment(run_dir: Path, env_id: str | None) -> GymEnv:
