@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
+import traceback
 from collections.abc import Sequence
 
 from amago import __version__
@@ -16,9 +18,17 @@ COMMANDS = {
 }
 
 
+def _while_at_work(err: BaseException) -> bool:
+    """Whether an error came out of training or evaluation, where only its traceback says enough."""
+    names = {frame.f_code.co_name for frame, _ in traceback.walk_tb(err.__traceback__)}
+    return bool(names & {"learn", "evaluate_test", "evaluate"})
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    # threads that wait for work must not keep cores busy that environments and other programs want (before torch is imported)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     parser = argparse.ArgumentParser(
         prog="amago",
         description="Reinforcement learning for agents that adapt through memory.",
@@ -40,5 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(args.subcommand(args) or 0)
     except (CheckpointError, ValueError, TypeError, ImportError) as err:
+        if _while_at_work(err):
+            raise
         print(f"amago {args.command}: {err}", file=sys.stderr)
         return 2
