@@ -19,7 +19,7 @@ def add_cli(parser: ArgumentParser) -> None:
     parser.add_argument("--recover_mode", action="store_true", help="a hole costs 0.1 and sends the agent back one step")
     parser.add_argument("--slip_chance", type=float, default=0.0, help="chance that a move does nothing")
     parser.set_defaults(
-        parallel_actors=24, timesteps_per_epoch=500, grads_per_epoch=300, epochs=60, memory_size=128, memory_layers=2
+        parallel_actors=24, timesteps_per_epoch=500, grads_per_epoch=300, epochs=60, memory_size=64, memory_layers=2
     )
 
 
@@ -35,7 +35,8 @@ def make_experiment(args: Namespace) -> Experiment:
     config: dict = {}
     tstep = cli_utils.switch_tstep_encoder(config, "ff", n_layers=1, d_hidden=128, d_output=64)
     traj = cli_utils.switch_traj_encoder(config, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
-    agent = cli_utils.switch_agent(config, args.agent_type)
+    agent = cli_utils.switch_agent(config, args.agent_type, tau=0.005)
+    config |= {"Actor.d_hidden": 128, "NCritics.d_hidden": 128}
     anneal = max(1, args.epochs * args.timesteps_per_epoch // 2)
     explore = cli_utils.switch_exploration(config, "bilevel", rollout_horizon=horizon, steps_anneal=anneal)
     cli_utils.use_config(config, args.configs)

@@ -19,7 +19,7 @@ def add_cli(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--active", action="store_true", help="the sign must be looked for, one step behind the start")
     parser.set_defaults(
-        parallel_actors=16, grads_per_epoch=100, epochs=40, memory_size=128, memory_layers=2, timesteps_per_epoch=None, batch_size=16,
+        parallel_actors=16, grads_per_epoch=100, epochs=40, memory_size=64, memory_layers=2, timesteps_per_epoch=None, batch_size=16,
         dset_max_size=5_000, learning_rate=3e-4,
     )  # fmt: skip
 
@@ -31,12 +31,12 @@ def make_experiment(args: Namespace) -> Experiment:
 
     args.timesteps_per_epoch = args.timesteps_per_epoch or 2 * args.horizon
     config: dict = {}
-    tstep = cli_utils.switch_tstep_encoder(config, "ff", n_layers=1, d_hidden=128, d_output=128, normalize_inputs=False)
+    tstep = cli_utils.switch_tstep_encoder(config, "ff", n_layers=1, d_hidden=64, d_output=64, normalize_inputs=False)
     traj = cli_utils.switch_traj_encoder(config, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
     agent = cli_utils.switch_agent(config, args.agent_type, reward_multiplier=100.0)
     anneal = max(1, args.epochs * args.timesteps_per_epoch // 2)
     explore = cli_utils.switch_exploration(config, TMazeExploration, horizon=args.horizon)
-    config["EpsilonGreedy.steps_anneal"] = anneal
+    config |= {"EpsilonGreedy.steps_anneal": anneal, "Actor.d_hidden": 64, "NCritics.d_hidden": 64}
     cli_utils.use_config(config, args.configs)
     return cli_utils.create_experiment_from_cli(
         args, make_env, make_env, max_seq_len=args.horizon, val_timesteps_per_epoch=2 * args.horizon + 1, tstep_encoder_type=tstep,
