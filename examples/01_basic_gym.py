@@ -40,6 +40,7 @@ def make_experiment(args: Namespace) -> Experiment:
     return cli_utils.create_experiment_from_cli(
         args, make_env, make_env, max_seq_len=128, val_timesteps_per_epoch=2 * horizon + 1, tstep_encoder_type=tstep,
         traj_encoder_type=traj, agent_type=agent, exploration_wrapper_type=explore, group_name=args.env,
+        padded_sampling="both",  # windows are shorter than rollouts: their ends matter as much as any other step
     )  # fmt: skip
 
 

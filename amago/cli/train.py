@@ -31,7 +31,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.set_defaults(
         parallel_actors=8, timesteps_per_epoch=500, grads_per_epoch=250, epochs=40, memory_size=64, memory_layers=2,
-        max_seq_len=32, val_interval=5, learning_rate=5e-4, dset_max_size=10_000,
+        max_seq_len=32, val_interval=5, learning_rate=3e-4, dset_max_size=2_000,
     )  # fmt: skip
 
 
@@ -57,6 +57,7 @@ def make_experiment(args: Namespace) -> Experiment:
     experiment = cli_utils.create_experiment_from_cli(
         args, make_env, make_env, max_seq_len=args.max_seq_len, val_timesteps_per_epoch=2 * horizon + 1,
         tstep_encoder_type=tstep, traj_encoder_type=traj, agent_type=agent, exploration_wrapper_type=exploration,
+        padded_sampling="both",  # windows are shorter than rollouts: their ends matter as much as any other step
     )  # fmt: skip
     experiment.run_dir.mkdir(parents=True, exist_ok=True)
     recorded = {"env": args.env, "horizon": args.horizon}
