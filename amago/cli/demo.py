@@ -81,7 +81,7 @@ def train_and_test(out: Path, traj_encoder: str, args: Namespace) -> tuple[dict[
         try:
             experiment.deadline = time.monotonic() + 60.0 * args.minutes
             experiment.learn()
-            metrics = experiment.evaluate_test(make_env, timesteps=10 * HORIZON + 1)
+            metrics = experiment.evaluate_test(make_env, timesteps=40 * HORIZON + 1)
         finally:
             experiment.close()
     name = "Average Total Return (Across All Env Names)"
