@@ -15,8 +15,8 @@ from amago.plots import read_metrics
 RETURN = "Average Total Return (Across All Env Names)"
 # title, run name before the seed by agent, the metric, what the task asks for
 TASKS = [
-    ("CartPole-v1", {"Transformer": "cartpole"}, RETURN, 475.0),
-    ("Pendulum-v1", {"Transformer": "pendulum"}, RETURN, -250.0),
+    ("CartPole-v1", {"no memory": "cartpole"}, RETURN, 475.0),
+    ("Pendulum-v1", {"no memory": "pendulum"}, RETURN, -250.0),
     ("Passive T-Maze, 100 steps", {"Transformer": "tmaze", "no memory": "tmaze_ff"}, "Success", 1.0),
     ("Dark key-to-door 5x5, 100 steps", {"Transformer": "door", "no memory": "door_ff"}, RETURN, None),
 ]

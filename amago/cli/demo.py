@@ -53,7 +53,8 @@ class TimedExperiment(Experiment):
 def make_experiment(out: Path, traj_encoder: str, args: Namespace) -> TimedExperiment:
     """A small agent: 64 wide, 2 layers."""
     settings: dict[str, Any] = {}
-    tstep = cli_utils.switch_tstep_encoder(settings, "ff", n_layers=1, d_hidden=128, d_output=64)
+    # without hide_rl2s the reward that opens an attempt says how the one before ended: one bit of memory for every agent
+    tstep = cli_utils.switch_tstep_encoder(settings, "ff", n_layers=1, d_hidden=128, d_output=64, hide_rl2s=True)
     traj = cli_utils.switch_traj_encoder(settings, traj_encoder, memory_size=64, layers=2)
     if traj_encoder == "transformer":
         settings["TformerTrajEncoder.n_heads"] = 4
