@@ -70,7 +70,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("kind", SPACES)
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(o) or "defaults")
 def test_every_option_gives_finite_losses_of_the_documented_shapes(kind, options):
     agent, batch = build(kind, **options), make_batch(kind)
     loss = agent(batch, log_step=True)
