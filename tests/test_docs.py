@@ -35,9 +35,8 @@ REDUCED = {
         "timesteps=5_000": "timesteps=60",
     },
     "tutorial.md": {
-        "epochs=10, train_timesteps_per_epoch=100, train_batches_per_epoch=50": (
-            "epochs=1, train_timesteps_per_epoch=30, train_batches_per_epoch=2"
-        ),
+        "epochs=10": "epochs=1",
+        "train_batches_per_epoch=50": "train_batches_per_epoch=2",
         "parallel_actors=16": "parallel_actors=2",
         "val_timesteps_per_epoch=100": "val_timesteps_per_epoch=30",
     },
