@@ -114,7 +114,16 @@ def test_source_holds_no_unsafe_loader():
             if not isinstance(node, ast.Call):
                 continue
             called = ast.unparse(node.func)
-            if called in ("pickle.load", "pickle.loads", "pickle.Unpickler", "eval", "exec", "marshal.loads"):
+            if called in (
+                "pickle.load",
+                "pickle.loads",
+                "pickle.Unpickler",
+                "cloudpickle.loads",
+                "cloudpickle.load",
+                "eval",
+                "exec",
+                "marshal.loads",
+            ):
                 assert path.name in ("legacy.py", *over_pipes), f"{path}:{node.lineno} calls {called}"
             if called == "torch.load":
                 assert any(k.arg == "weights_only" and k.value.value is True for k in node.keywords), f"{path}:{node.lineno}"
