@@ -19,7 +19,7 @@ def add_cli(parser: ArgumentParser) -> None:
     parser.add_argument("--light", action="store_true", help="show where key and door are")
     parser.add_argument("--randomize_actions", action="store_true", help="shuffle the meaning of actions in each rollout")
     parser.set_defaults(
-        parallel_actors=24, timesteps_per_epoch=None, grads_per_epoch=100, epochs=40, memory_size=64, memory_layers=2,
+        parallel_actors=64, timesteps_per_epoch=None, grads_per_epoch=50, epochs=64, memory_size=64, memory_layers=2,
         learning_rate=1e-3,
     )  # fmt: skip
 
@@ -36,8 +36,9 @@ def make_experiment(args: Namespace) -> Experiment:
     config: dict = {}
     tstep = cli_utils.switch_tstep_encoder(config, "ff", n_layers=1, d_hidden=128, d_output=64)
     traj = cli_utils.switch_traj_encoder(config, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
-    agent = cli_utils.switch_agent(config, args.agent_type, tau=0.005)
-    config |= {"Actor.d_hidden": 128, "NCritics.d_hidden": 128}
+    agent = cli_utils.switch_agent(config, args.agent_type, tau=0.01, gamma=0.97)
+    config |= {"Actor.d_hidden": 128, "NCritics.d_hidden": 128, "TformerTrajEncoder.n_heads": 4}
+    config |= {"Multigammas.discrete": [0.7, 0.9]}  # the next reward is never more than a few trials away
     anneal = max(1, args.epochs * args.timesteps_per_epoch // 2)
     explore = cli_utils.switch_exploration(config, "bilevel", rollout_horizon=args.meta_horizon, steps_anneal=anneal)
     cli_utils.use_config(config, args.configs)
