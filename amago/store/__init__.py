@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from amago.store.errors import BadFileError, EvictedError, PickleRefusedError, StoreError, StoreFullError
+from amago.store.errors import BadFileError, DamagedError, EvictedError, PickleRefusedError, StoreError, StoreFullError
 from amago.store.store import RefreshReport, StoreView, TrajectoryStore
 from amago.store.writer import TrajectoryWriter
 
 __all__ = [
     "BadFileError",
+    "DamagedError",
     "EvictedError",
     "PickleRefusedError",
     "RefreshReport",

@@ -19,5 +19,9 @@ class EvictedError(StoreError, LookupError):
     """The trajectory's file was deleted after its index was drawn: draw another index."""
 
 
+class DamagedError(BadFileError, EvictedError):
+    """The trajectory's file was damaged after it was checked, and is no longer sampled: draw another index."""
+
+
 class StoreFullError(StoreError, OSError):
     """The disk is full and no more trajectories can be kept in memory until it is not."""

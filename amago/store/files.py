@@ -37,6 +37,11 @@ def _host() -> str:
     return f"{zlib.crc32(f'{socket.gethostname()}:{namespace}'.encode()):08x}"
 
 
+def temporary(directory: Path) -> Path:
+    """A name for a file that is not complete yet, which says who is writing it (see `is_stale`)."""
+    return directory / f"{TEMPORARY}{_host()}-{os.getpid()}-{os.urandom(6).hex()}"
+
+
 def commit(directory: Path, buffers: Sequence[Any], names: Iterator[str]) -> tuple[str, int]:
     """Write a file so that it is either complete under its name or not there at all, and never over another one.
 
@@ -50,9 +55,20 @@ def commit(directory: Path, buffers: Sequence[Any], names: Iterator[str]) -> tup
     Raises:
         OSError: writing failed; nothing is left behind.
     """
-    temporary = directory / f"{TEMPORARY}{_host()}-{os.getpid()}-{os.urandom(6).hex()}"
-    size = 0
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return _commit(directory, buffers, names)
+        except FileNotFoundError:  # a learner whose clock is hours ahead took the temporary file for a left-over
+            continue
+    return _commit(directory, buffers, names)
+
+
+_ATTEMPTS = 5
+
+
+def _commit(directory: Path, buffers: Sequence[Any], names: Iterator[str]) -> tuple[str, int]:
+    source, size = temporary(directory), 0
+    fd = os.open(source, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         try:
             for buffer in buffers:
@@ -65,7 +81,7 @@ def commit(directory: Path, buffers: Sequence[Any], names: Iterator[str]) -> tup
             os.close(fd)
         for name in names:
             try:
-                _move_without_overwriting(temporary, directory / name)
+                _move_without_overwriting(source, directory / name)
                 break
             except FileExistsError:
                 continue
@@ -73,7 +89,7 @@ def commit(directory: Path, buffers: Sequence[Any], names: Iterator[str]) -> tup
             raise FileExistsError(errno.EEXIST, "no free name is left", str(directory))
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+            os.unlink(source)
         raise
     sync_directory(directory)
     return name, size
@@ -93,7 +109,8 @@ def _move_without_overwriting(source: Path, target: Path) -> None:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
         os.rename(source, target)
     else:
-        os.unlink(source)
+        with contextlib.suppress(FileNotFoundError):  # it is visible: that its other name is gone already does no harm
+            os.unlink(source)
 
 
 def sync_directory(directory: Path) -> None:
@@ -107,6 +124,15 @@ def sync_directory(directory: Path) -> None:
     except OSError as err:
         if err.errno not in (errno.EINVAL, errno.ENOTSUP):
             logger.warning("could not sync the directory %s: %s", directory, err)
+
+
+def free_bytes(directory: Path) -> int | None:
+    """Space that is left where a directory lies; None where that cannot be told."""
+    try:
+        info = os.statvfs(directory)
+    except OSError:
+        return None
+    return info.f_bavail * info.f_frsize
 
 
 def is_full(err: OSError) -> bool:
@@ -236,9 +262,10 @@ class FileCache:
             os.close(file.fd)
 
     def __del__(self) -> None:
-        if os is not None:  # the interpreter may be on its way out
-            with contextlib.suppress(OSError):
-                self.clear()
+        try:
+            self.clear()
+        except (OSError, AttributeError, TypeError):  # the interpreter is on its way out, and its modules are gone
+            return
 
     def __getstate__(self) -> dict[str, Any]:
         return {"limit": self.limit}

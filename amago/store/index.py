@@ -7,6 +7,7 @@ import fcntl
 import json
 import logging
 import os
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -18,10 +19,13 @@ import numpy as np
 from amago.hindsight import StoredTraj
 from amago.store import legacy, npz, segment
 from amago.store import schema as sc
-from amago.store.errors import BadFileError
-from amago.store.files import TEMPORARY, open_regular
+from amago.store.errors import BadFileError, EvictedError
+from amago.store.files import open_regular, temporary
 
 logger = logging.getLogger(__name__)
+
+TICK_NS = 12_000_000
+"""Time stamps of files may be as coarse as 10 ms."""
 
 SEGMENT, NPZ, PACKED, TRAJ = range(4)
 _INDEX = ("ep_offsets", "start_time", "env_id")
@@ -31,6 +35,7 @@ class Entry:
     """One file that has been checked: where every field is, so that a slice needs no further look at its header.
 
     Attributes:
+        size, mtime_ns: of the file when its data was compared with its checksums.
         places: per part of the schema, the byte where its rows begin; for PACKED (at, packed, skip) as in `npz.Member`.
         ep_offsets, start_time, env_id: as in `amago.store.schema`.
         gone: its file was deleted; who still holds an index of it must draw another.
@@ -101,6 +106,10 @@ def load(
     path = os.path.join(directory, name)
     fd, info = open_regular(path)
     try:
+        age = time.time_ns() - info.st_mtime_ns
+        if 0 <= age < TICK_NS:  # a write that follows at once must not get the same time stamp
+            time.sleep((TICK_NS - age) / 1e9)
+            info = os.fstat(fd)
         entry = Entry(partition, name, info)
         if name.endswith(".safetensors"):
             _load_segment(entry, fd, schemas, trusted(info.st_size, info.st_mtime_ns))
@@ -113,6 +122,32 @@ def load(
     finally:
         os.close(fd)
     return entry
+
+
+_SAME = ("kind", "n", "total", "places", "schema", "env_names")
+
+
+def recheck(root: str, entry: Entry) -> None:
+    """Check a file again that was written to since; where nothing is wrong with it, it counts as checked from now on.
+
+    Raises:
+        BadFileError: it is damaged.
+        EvictedError: it is gone, cannot be read now, or is another file by the same name.
+    """
+    where = f"{entry.partition}/{entry.name}"
+    if entry.kind == TRAJ:
+        raise BadFileError("it was written to, and a pickle has no checksum that could tell what it holds")
+    try:
+        directory = os.path.join(root, entry.partition)
+        now = load(directory, entry.partition, entry.name, Schemas(), lambda *stamp: False, False)
+    except FileNotFoundError as err:
+        raise EvictedError(f"{where} has been deleted from the buffer; draw another index") from err
+    except OSError as err:
+        raise EvictedError(f"{where} cannot be read now: {err}") from err
+    same = all(getattr(now, name) == getattr(entry, name) for name in _SAME)
+    if not (same and all(np.array_equal(getattr(now, name), getattr(entry, name)) for name in _INDEX)):
+        raise EvictedError(f"{where} has been replaced by another file; draw another index")
+    entry.size, entry.mtime_ns = now.size, now.mtime_ns
 
 
 def _load_segment(entry: Entry, fd: int, schemas: Schemas, trusted: bool) -> None:
@@ -177,9 +212,9 @@ def _fill(
     entry.env_names = schemas.share(sc.check_index(index[0], index[1], index[2], total, env_names))
 
 
-def read_legacy(directory: str, entry: Entry, start: int, stop: int, keys: Iterable[str] | None) -> StoredTraj:
+def read_legacy(fd: int, entry: Entry, start: int, stop: int, keys: Iterable[str] | None) -> StoredTraj:
     """Transitions [start, stop) of a ``.traj`` file; the whole file is unpickled each time."""
-    whole, _ = legacy.read_traj(os.path.join(directory, entry.name), allow_pickle=True)
+    whole, _ = legacy.read_open_traj(fd)
     if len(whole) != entry.total:
         raise BadFileError(f"{entry.name} has changed: {len(whole)} transitions instead of {entry.total}")
     return StoredTraj(
@@ -252,18 +287,18 @@ class Journal:
     def rewrite(self, entries: Iterable[Entry]) -> None:
         """Replace the record, at once or not at all."""
         data = _lines(entries)
-        temporary = self._root / f"{TEMPORARY}{os.urandom(6).hex()}"
+        source = temporary(self._root)
         with self._locked():
-            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            fd = os.open(source, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             try:
                 try:
                     _write(fd, data)
                 finally:
                     os.close(fd)
-                os.replace(temporary, self._path)
+                os.replace(source, self._path)
             except BaseException:
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(temporary)
+                    os.unlink(source)
                 raise
         self.lines = data.count(b"\n")
 

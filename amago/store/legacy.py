@@ -77,13 +77,19 @@ def read_traj(path: str | Path, *, allow_pickle: bool = False) -> tuple[StoredTr
     """
     if not allow_pickle:
         raise refuse(path)
-    fd, info = open_regular(path)
+    fd, _ = open_regular(path)
     try:
-        if info.st_size > MAX_BYTES:
-            raise BadFileError(f"{info.st_size} bytes are more than the {MAX_BYTES} that a .traj file may have")
-        raw = read_exactly(fd, info.st_size, 0)
+        return read_open_traj(fd)
     finally:
         os.close(fd)
+
+
+def read_open_traj(fd: int) -> tuple[StoredTraj, ActionSpec]:
+    """`read_traj` of an open file, whose reader has said that pickles are allowed."""
+    size = os.fstat(fd).st_size
+    if size > MAX_BYTES:
+        raise BadFileError(f"{size} bytes are more than the {MAX_BYTES} that a .traj file may have")
+    raw = read_exactly(fd, size, 0)
     try:
         content = _Unpickler(io.BytesIO(raw)).load()
     except BadFileError:

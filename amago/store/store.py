@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import threading
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
@@ -23,7 +24,7 @@ from amago.store import legacy
 from amago.store.errors import BadFileError, EvictedError
 from amago.store.files import TEMPORARY, FileCache, is_stale, move_aside
 from amago.store.index import Entry
-from amago.store.view import StoreView
+from amago.store.view import Lost, StoreView
 
 logger = logging.getLogger(__name__)
 
@@ -53,10 +54,22 @@ class RefreshReport:
     temporary_files: int = 0
 
 
+_stores: weakref.WeakSet[TrajectoryStore] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for store in list(_stores):  # another thread of the parent may have been refreshing
+        store._lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
 class TrajectoryStore:
     """The trajectories in ``{root}/fifo`` (oldest deleted past a limit) and ``{root}/protected`` (never deleted).
 
-    Indices run over protected files, then fifo files, oldest first, and stay as they are until the next `refresh`. Age is
+    Indices run over protected files, then fifo files, oldest first, and stay as they are until the next `refresh`, or until
+    a file turns out to be damaged or missing when it is read, which takes it out (and, damaged, to quarantine). Age is
     the order in which files were taken in, kept in ``{root}/order.journal``; files found at the same time are ordered by
     sequence number and writer. Clocks and time stamps do not matter.
 
@@ -79,7 +92,8 @@ class TrajectoryStore:
         for partition in PARTITIONS:
             (self.root / partition).mkdir(parents=True, exist_ok=True)
         self._cache = FileCache()
-        self._lock = threading.RLock()  # held by whoever changes the index, never by readers
+        self._lock = threading.RLock()  # held by whoever changes the index, not by who reads
+        _stores.add(self)
         self._journal = ix.Journal(self.root)
         self._reset()
 
@@ -90,12 +104,40 @@ class TrajectoryStore:
         self._recorded: dict[tuple[str, str], tuple[int, int]] | None = None  # the journal, until the first refresh has used it
         self._ingested = self._evicted = self._quarantined = 0
         self._rewrite = False  # the journal lacks something
+        self._taken_out = 0  # files that readers took out since the index was published
+        self._vanished = 0  # those of them that were gone, since the last refresh
         self._peak = 0
         self._publish()
 
     def _publish(self) -> None:
-        self._view = StoreView(str(self.root), [e for p in PARTITIONS for e in self._files[p].values()], self._cache)
+        entries = [e for p in PARTITIONS for e in self._files[p].values()]
+        self._view, self._taken_out = StoreView(str(self.root), entries, self._cache, self._listener()), 0
         self._peak = max(self._peak, len(self._view))
+
+    def _listener(self) -> Lost:
+        store = weakref.ref(self)
+
+        def lost(entry: Entry, reason: Exception) -> None:
+            if (owner := store()) is not None:
+                owner._take_out(entry, reason)
+
+        return lost
+
+    def _take_out(self, entry: Entry, reason: Exception) -> None:
+        """A reader could not use a file: never draw it again, and put it to quarantine if it is damaged."""
+        with self._lock:
+            files = self._files[entry.partition]
+            if files.get(entry.name) is not entry:
+                return  # deleted, or noticed by another thread
+            del files[entry.name]
+            if not isinstance(reason, EvictedError):
+                self._quarantine(entry.partition, entry.name, reason)
+            else:
+                logger.log(logging.WARNING if self.edit else logging.DEBUG, "%s", reason)  # others delete: that is their job
+                self._vanished += not os.path.lexists(self.root / entry.partition / entry.name)
+            self._taken_out += 1
+            if 20 * self._taken_out >= sum(map(len, self._files.values())):  # until then readers draw again
+                self._publish()
 
     # Reading
 
@@ -160,9 +202,12 @@ class TrajectoryStore:
                 that turns up later is logged and skipped.)
         """
         with self._lock:
-            report, new = RefreshReport(), []
+            report, new = RefreshReport(vanished_files=self._vanished), []
+            self._vanished = 0
             first = self._recorded is None
             recorded = self._journal.load() if self._recorded is None else self._recorded
+            if first:
+                report.temporary_files += sum(self._remove_stale(".", name) for name in os.listdir(self.root))
             listed = {p: os.listdir(self.root / p) for p in PARTITIONS}
             self._refuse_pickles(listed, first)
             for partition in PARTITIONS:
@@ -179,7 +224,7 @@ class TrajectoryStore:
             if self.edit:
                 self._record(new, recorded)
             self._evict(report)
-            if new or report.evicted_files or report.vanished_files:
+            if new or report.evicted_files or report.vanished_files or self._taken_out:
                 self._publish()
             return report
 
@@ -373,3 +418,5 @@ class TrajectoryStore:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._lock = threading.RLock()
+        self._view._lost = self._listener()
+        _stores.add(self)

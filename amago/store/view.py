@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
@@ -15,12 +16,18 @@ from amago.spaces import ActionSpec
 from amago.store import index as ix
 from amago.store import npz
 from amago.store import schema as sc
-from amago.store.errors import BadFileError, EvictedError
+from amago.store.errors import BadFileError, DamagedError, EvictedError
 from amago.store.files import FileCache, open_regular
 from amago.store.index import Entry
 
 _empty = np.empty
 _preadv: Callable[[int, Any, int], int] = os.preadv
+_fstat = os.fstat
+_ATTEMPTS = 3
+_UNREADABLE = {errno.EIO, errno.ESTALE, errno.ENODATA, errno.EBADMSG, errno.EUCLEAN, errno.EREMOTEIO}
+
+Lost = Callable[[Entry, Exception], None]
+"""Told of a file that must not be sampled any more, and why."""
 
 
 class StoreView:
@@ -29,12 +36,18 @@ class StoreView:
     Threads and processes may read from one view at the same time. Later refreshes do not change it; where a file that it
     knows has been deleted meanwhile, `read` raises `EvictedError`.
 
+    What is read is what was written. A file is compared with its checksums when it is first seen, and again, before anything
+    of it is handed out, when its size or time of change are not what they were.
+
+    Args:
+        lost: called in the reading thread with a file that is damaged, gone or unreadable.
+
     Attributes:
         lengths: (n,) int64, transitions T of each trajectory (read-only).
     """
 
-    def __init__(self, root: str, entries: Sequence[Entry], cache: FileCache) -> None:
-        self._root, self._entries, self._cache = root, list(entries), cache
+    def __init__(self, root: str, entries: Sequence[Entry], cache: FileCache, lost: Lost | None = None) -> None:
+        self._root, self._entries, self._cache, self._lost = root, list(entries), cache, lost
         first = [0]
         for entry in self._entries:
             first.append(first[-1] + entry.n)
@@ -83,8 +96,8 @@ class StoreView:
 
         Raises:
             IndexError, ValueError, KeyError: no such trajectory, slice or observation key.
-            EvictedError: its file has been deleted since the view was made.
-            BadFileError: its file has been changed or cut short since it was checked.
+            EvictedError: its file has been deleted since the view was made, or cannot be read now; draw another index.
+            DamagedError: its file has been damaged since it was checked (an `EvictedError` too).
         """
         entry, j = self._find(index)
         begin = int(entry.ep_offsets[j])
@@ -94,22 +107,58 @@ class StoreView:
         if not 0 <= start < stop:
             raise ValueError(f"transitions [{start}, {stop}) of a trajectory of {length} are none")
         keys = None if keys is None else self._checked_keys(entry, keys)
-        if entry.gone:
-            raise self._evicted(entry)
-        if entry.kind == ix.TRAJ:
+        for _ in range(_ATTEMPTS):
+            if entry.gone:
+                raise self._evicted(entry)
             try:
-                return ix.read_legacy(os.path.join(self._root, entry.partition), entry, start, stop, keys)
-            except FileNotFoundError as err:
-                raise self._evicted(entry) from err
-        file = self._cache.acquire(entry, lambda: self._open(entry))
+                return self._slice(entry, j, begin, start, stop, keys)
+            except BadFileError:
+                self._recheck(entry)
+        raise self._give_up(entry, EvictedError(f"{entry.partition}/{entry.name} is being written to; draw another index"))
+
+    def _slice(self, entry: Entry, j: int, begin: int, start: int, stop: int, keys: list[str] | None) -> StoredTraj:
+        """Raises BadFileError where the file is not what was checked; nothing that was read may be used then."""
+        checked = entry.size, entry.mtime_ns  # now: another thread may check the file again while this one reads
         try:
-            return _read(file.fd, entry, j, begin, start, stop, keys)
-        except BadFileError as err:
-            raise BadFileError(f"{self.path(index)}: {err}") from err
+            file = self._cache.acquire(entry, lambda: self._open(entry))
+        except FileNotFoundError as err:
+            raise self._give_up(entry, self._evicted(entry)) from err
+        try:
+            if entry.kind == ix.TRAJ:
+                traj = ix.read_legacy(file.fd, entry, start, stop, keys)
+            else:
+                traj = _read(file.fd, entry, j, begin, start, stop, keys)
+            info = _fstat(file.fd)  # last: a write before or during the reading is seen
+            if (info.st_size, info.st_mtime_ns) != checked:
+                raise BadFileError("it was written to")
+            return traj
+        except OSError as err:
+            if err.errno not in _UNREADABLE:
+                raise
+            raise self._give_up(entry, EvictedError(f"{entry.partition}/{entry.name} cannot be read now: {err}")) from err
         finally:
             self._cache.release(file)
             if entry.gone:
                 self._cache.drop(entry)
+
+    def _recheck(self, entry: Entry) -> None:
+        self._cache.drop(entry)
+        try:
+            ix.recheck(self._root, entry)
+        except EvictedError as err:
+            raise self._give_up(entry, err) from None
+        except Exception as err:
+            path = os.path.join(self._root, entry.partition, entry.name)
+            problem = DamagedError(f"{path} has been damaged: {err}; draw another index")
+            raise self._give_up(entry, problem, err) from err
+
+    def _give_up(self, entry: Entry, problem: EvictedError, reason: Exception | None = None) -> EvictedError:
+        """Nobody draws this file again; returns the error to raise."""
+        entry.gone = True
+        self._cache.drop(entry)
+        if self._lost is not None:
+            self._lost(entry, reason or problem)
+        return problem
 
     def _checked_keys(self, entry: Entry, keys: Iterable[str]) -> list[str]:
         wanted = list(keys)
@@ -120,14 +169,14 @@ class StoreView:
 
     def _open(self, entry: Entry) -> int:
         path = os.path.join(self._root, entry.partition, entry.name)
-        try:
-            fd, info = open_regular(path)
-        except FileNotFoundError as err:
-            raise self._evicted(entry) from err
-        if info.st_size != entry.size:
+        fd, info = open_regular(path)
+        if (info.st_size, info.st_mtime_ns) != (entry.size, entry.mtime_ns):
             os.close(fd)
-            raise BadFileError(f"{path} has changed: {info.st_size} bytes instead of {entry.size}")
+            raise BadFileError("it was written to")
         return fd
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_lost": None}  # a copy elsewhere reads without the store
 
     def _evicted(self, entry: Entry) -> EvictedError:
         return EvictedError(f"{entry.partition}/{entry.name} has been deleted from the buffer; draw another index")

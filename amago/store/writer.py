@@ -6,6 +6,7 @@ import itertools
 import logging
 import os
 import re
+import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,12 +18,14 @@ from amago.hindsight import StoredTraj
 from amago.spaces import action_spec
 from amago.store import npz, schema, segment
 from amago.store.errors import StoreFullError
-from amago.store.files import commit, is_full
+from amago.store.files import commit, free_bytes, is_full
 
 logger = logging.getLogger(__name__)
 
 KINDS = ("segments", "npz", "npz-compressed")
 MAX_PENDING_BYTES = 64 << 20
+RETRY_SECONDS = 5.0
+"""After the disk was full, how long `TrajectoryWriter.write` only fills the queue before it tries again."""
 _MAX_BATCH = 1 << 16  # trajectories in one segment
 _MAX_TRAJECTORY_BYTES = 2 << 30
 
@@ -31,7 +34,8 @@ class TrajectoryWriter:
     """Writes trajectories of one process into one directory, ``{buffer}/fifo`` as a rule.
 
     What is visible in the directory is complete and durable: a file is written under a temporary name, fsynced and then
-    renamed, never over another one. When the disk is full, trajectories wait in memory, up to 64 MB of them.
+    renamed, never over another one. When the disk is full, trajectories wait in memory, up to ``max_pending_bytes`` of them;
+    they are written, in order, as soon as there is space. Nothing is dropped without an error.
 
     Args:
         directory: made if it does not exist.
@@ -40,10 +44,12 @@ class TrajectoryWriter:
         obs_space: flat, boxes only, as `amago.spaces.obs_spec` gives it.
         save_as: "segments" (many trajectories a file; the default and the fastest), "npz" or "npz-compressed" (one a file).
         segment_bytes: a segment is closed when it has as many bytes.
+        max_pending_bytes: what may wait in memory (64 MB; a segment at least).
 
     Attributes:
         committed: trajectories on disk so far.
-        pending: trajectories that wait for `flush`, for a segment to fill, or for space on the disk.
+        pending, pending_bytes: trajectories that wait for `flush`, for a segment to fill, or for space on the disk.
+        refused: how often the disk had no space.
 
     Raises:
         ValueError: an argument is wrong; the message names it, and says what would be right.
@@ -58,6 +64,7 @@ class TrajectoryWriter:
         obs_space: gym.spaces.Dict,
         save_as: str = "segments",
         segment_bytes: int = 8 << 20,
+        max_pending_bytes: int | None = None,
     ) -> None:
         if save_as == "traj":
             raise ValueError(
@@ -70,6 +77,10 @@ class TrajectoryWriter:
             raise ValueError(f"writer is {writer!r}, but must be 1 to 80 letters, digits, '_' or '-'")
         if segment_bytes < 1:
             raise ValueError(f"segment_bytes is {segment_bytes}, but must be at least 1")
+        if max_pending_bytes is not None and max_pending_bytes < 1:
+            raise ValueError(f"max_pending_bytes is {max_pending_bytes}, but must be at least 1")
+        at_least = segment_bytes if save_as == "segments" else 1
+        self.max_pending_bytes = max(MAX_PENDING_BYTES if max_pending_bytes is None else max_pending_bytes, at_least)
         self.directory, self.writer, self.save_as, self.segment_bytes = Path(directory), writer, save_as, segment_bytes
         self._spec = action_spec(action_space)
         self._rows = _rows(obs_space)
@@ -77,10 +88,9 @@ class TrajectoryWriter:
         self.directory.mkdir(parents=True, exist_ok=True)
         self._next = _next_sequence(self.directory, writer)
         self._queue: deque[tuple[StoredTraj, int]] = deque()
-        self._queue_bytes = 0
-        self._retry_bytes = 0  # after a failure for lack of space: how much must be waiting before write() tries again
+        self._retry_at = 0.0  # after a failure for lack of space: when write() tries again
         self._closed = False
-        self.committed = 0
+        self.committed = self.pending_bytes = self.refused = 0
 
     @property
     def pending(self) -> int:
@@ -103,14 +113,14 @@ class TrajectoryWriter:
         if self._closed:
             raise ValueError(f"the writer {self.writer!r} is closed")
         size = self._check(traj)
-        if self._queue and self._queue_bytes + size > max(MAX_PENDING_BYTES, self.segment_bytes):
+        if self._queue and self.pending_bytes + size > self.max_pending_bytes:
             self.flush()
             if self._queue:
                 raise self._full(size)
         self._queue.append((_copy(traj), size))
-        self._queue_bytes += size
+        self.pending_bytes += size
         limit = self.segment_bytes if self.save_as == "segments" else 1
-        if self._queue_bytes >= max(limit, self._retry_bytes) or len(self._queue) >= _MAX_BATCH:
+        if (self.pending_bytes >= limit or len(self._queue) >= _MAX_BATCH) and time.monotonic() >= self._retry_at:
             self.flush()
 
     def flush(self) -> int:
@@ -129,16 +139,17 @@ class TrajectoryWriter:
             except OSError as err:
                 if not is_full(err):
                     raise
-                self._retry_bytes = self._queue_bytes + self.segment_bytes
+                self._retry_at = time.monotonic() + RETRY_SECONDS
+                self.refused += 1
                 logger.warning(
-                    "%s: no space for %d bytes; %d trajectories (%d bytes) wait in memory until there is",
-                    self.directory, size, len(self._queue), self._queue_bytes,
+                    "%s: no space for %d bytes; %d trajectories (%d of at most %d bytes) wait in memory until there is",
+                    self.directory, size, len(self._queue), self.pending_bytes, self.max_pending_bytes,
                 )  # fmt: skip
                 break
             for _ in batch:
                 self._queue.popleft()
-            self._queue_bytes -= size
-            self._retry_bytes = 0
+            self.pending_bytes -= size
+            self._retry_at = 0.0
             self.committed += len(batch)
         return self.committed - before
 
@@ -152,7 +163,9 @@ class TrajectoryWriter:
             return
         self.flush()
         if self._queue:
-            raise self._full(0)
+            full = self._full(0)
+            logger.error("%d trajectories are not saved: %s", len(self._queue), full)  # whatever becomes of the exception
+            raise full
         self._closed = True
 
     def _batch(self) -> tuple[list[tuple[StoredTraj, int]], int]:
@@ -186,10 +199,12 @@ class TrajectoryWriter:
                 yield npz.file_name(env_name, self.writer, sequence)
 
     def _full(self, size: int) -> StoreFullError:
-        return StoreFullError(
-            f"no space is left in {self.directory}: {self._queue_bytes + size} bytes are needed for "
-            f"{len(self._queue)} trajectories that wait in memory" + (f" and one of {size} bytes" if size else "")
-        )
+        free, needed = free_bytes(self.directory), self.pending_bytes + size
+        text = f"no space is left in {self.directory}: {needed} bytes are needed for {len(self._queue)} trajectories that wait"
+        text += f" in memory (at most {self.max_pending_bytes} bytes may)" + (f" and one of {size} bytes" if size else "")
+        if free is not None:
+            text += f"; {free} bytes are free" + (", so it may be a quota that is used up" if free >= needed else "")
+        return StoreFullError(text)
 
     def _check(self, traj: StoredTraj) -> int:
         """Raise ValueError unless the trajectory is what the spaces say; returns its size in bytes."""

@@ -8,7 +8,7 @@ from store_helpers import OBS, assert_numbered, numbered, opened, put
 
 from amago.hindsight import FrozenTraj
 from amago.spaces import action_spec
-from amago.store import BadFileError, PickleRefusedError, TrajectoryStore
+from amago.store import BadFileError, DamagedError, PickleRefusedError, TrajectoryStore
 from amago.store.legacy import read_traj
 
 SPACE = gym.spaces.Discrete(20)
@@ -116,3 +116,14 @@ def test_damaged_pickles(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(BadFileError, match="cannot be read"):
         read_traj(path, allow_pickle=True)
+
+
+def test_one_that_was_written_to_since_is_not_read(tmp_path):
+    """Nothing in a pickle could tell whether it still holds what it held."""
+    path = pickled(tmp_path, frozen(3))
+    store = opened(tmp_path, allow_pickle=True)
+    assert len(store.read(0)) == 9
+    path.write_bytes(pickle.dumps(frozen(4)))
+    with pytest.raises(DamagedError, match="a pickle has no checksum"):
+        store.read(0)
+    assert (len(store), store.info()["quarantined"], path.exists()) == (0, 1, False)

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from store_helpers import ACTIONS, KINDS, OBS, assert_numbered, assert_same, episodes, numbered, opened, put, writer
 
 from amago.hindsight import StoredTraj
-from amago.spaces import action_spec
+from amago.spaces import action_spec, obs_spec
 from amago.store import TrajectoryStore, TrajectoryWriter
 from amago.store.schema import CODES
 
@@ -65,6 +65,67 @@ def test_what_is_read_is_what_was_written(world, save_as):
             assert store.env_name(i) == traj.env_name
             assert store.action_spec(i).space == space
             assert store.obs_space(i) == obs_space
+        store.close()
+
+
+LEAVES = st.tuples(st.sampled_from(sorted(CODES)), hnp.array_shapes(min_dims=0, max_dims=2, min_side=1, max_side=3))
+TREES = st.dictionaries(
+    st.text("abz_é 0", min_size=1, max_size=4),
+    st.recursive(LEAVES, lambda inner: st.dictionaries(st.text("abz", min_size=1, max_size=3), inner, min_size=1, max_size=3)),
+    min_size=1,
+    max_size=4,
+)
+
+
+def space_of(tree):
+    if isinstance(tree, dict):
+        return gym.spaces.Dict({k: space_of(v) for k, v in tree.items()})
+    return box(tree[1], CODES[tree[0]])
+
+
+def fill(tree, rng):
+    """An observation: bits drawn at random, so that every pattern of a dtype that is a number may come (of float32 for F64)."""
+    if isinstance(tree, dict):
+        return {k: fill(v, rng) for k, v in tree.items()}
+    dtype = CODES[tree[0]]
+    if dtype.kind == "b":
+        return rng.integers(2, size=tree[1]).astype(bool)
+    drawn = np.dtype(np.float32) if dtype == np.float64 else dtype
+    a = np.frombuffer(rng.bytes(drawn.itemsize * int(np.prod(tree[1]))), drawn).reshape(tree[1])
+    return np.where(np.isfinite(a), a, 0).astype(dtype) if dtype.kind == "f" else a
+
+
+def leaves(tree, prefix=""):
+    for k, v in tree.items():
+        yield from leaves(v, f"{prefix}{k}/") if isinstance(v, dict) else [(prefix + k, v)]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(TREES, st.integers(1, 6), st.integers(0, 2**32 - 1), st.sampled_from(KINDS))
+def test_nested_observations_come_back_leaf_by_leaf(tree, t, seed, save_as):
+    """From an environment's nested dicts through the flat form to disk and back: values, dtypes and shapes."""
+    rng, spec = np.random.default_rng(seed), obs_spec(space_of(tree))
+    steps = [fill(tree, rng) for _ in range(t + 1)]
+    flat = [spec.convert(step) for step in steps]
+    action, some = action_spec(gym.spaces.Discrete(3)), rng.integers(3, size=(t, 1))
+    obs = {k: np.stack([f[k] for f in flat]) for k in spec.space.spaces}
+    traj = StoredTraj(obs, some, np.zeros((t, 1), np.float32), np.zeros((t, 1), bool), 0, 0.0, some[0], "nested")
+    with tempfile.TemporaryDirectory() as root:
+        with TrajectoryWriter(
+            Path(root) / "fifo", writer="w", action_space=action.space, obs_space=spec.space, save_as=save_as
+        ) as w:
+            w.write(traj)
+        store = opened(root)
+        back = store.read(0)
+        assert_same(back, traj)
+        for i, step in enumerate(steps):
+            found = dict(leaves(step))
+            assert found.keys() == back.obs.keys()
+            for key, value in found.items():
+                assert back.obs[key].dtype == (np.float32 if value.dtype == np.float64 else value.dtype)
+                assert back.obs[key][i].shape == (value.shape or (1,))
+                assert back.obs[key][i].tobytes() == value.astype(back.obs[key].dtype).tobytes()
+        assert store.obs_space(0) == spec.space
         store.close()
 
 

@@ -2,6 +2,7 @@ import errno
 import logging
 import os
 import pickle
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,6 @@ import pytest
 from store_helpers import ACTIONS, KINDS, OBS, assert_numbered, episodes, numbered, opened, put, writer
 
 from amago.store import StoreFullError, TrajectoryWriter, files
-from amago.store import writer as writer_module
 
 
 def visible(root, part="fifo"):
@@ -21,6 +21,12 @@ def test_pickles_are_never_written(tmp_path):
         writer(tmp_path, save_as="traj")
     with pytest.raises(ValueError, match="save_as is 'hdf5', but must be one of 'segments', 'npz', 'npz-compressed'"):
         writer(tmp_path, save_as="hdf5")
+
+
+@pytest.mark.parametrize("name", ["segment_bytes", "max_pending_bytes"])
+def test_sizes(tmp_path, name):
+    with pytest.raises(ValueError, match=f"{name} is 0, but must be at least 1"):
+        writer(tmp_path, **{name: 0})
 
 
 @pytest.mark.parametrize("name", ["", "a b", "../x", "a/b", "ü", "x" * 81, "a\n"])
@@ -177,8 +183,7 @@ def test_a_full_disk_loses_nothing_and_the_next_flush_tries_again(tmp_path, monk
 
 
 def test_the_queue_of_a_full_disk_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(writer_module, "MAX_PENDING_BYTES", 5000)
-    w = writer(tmp_path, segment_bytes=1000)
+    w = writer(tmp_path, segment_bytes=1000, max_pending_bytes=5000)
     full = Full(monkeypatch, "write", range(1, 10**6))
     accepted = 0
     with pytest.raises(StoreFullError, match=rf"no space is left in {tmp_path}/fifo: \d+ bytes are needed for \d+ traj") as err:
@@ -193,6 +198,71 @@ def test_the_queue_of_a_full_disk_is_bounded(tmp_path, monkeypatch):
     w.write(numbered(accepted, 10))
     w.close()
     assert episodes(opened(tmp_path)) == list(range(accepted + 1))
+
+
+def test_what_a_full_disk_costs_is_said(tmp_path, monkeypatch, caplog):
+    w = writer(tmp_path)
+    w.write(numbered(0, 10))
+    Full(monkeypatch, "write", range(1, 10**6))
+    with caplog.at_level(logging.ERROR, "amago.store"), pytest.raises(StoreFullError, match=r"; \d+ bytes are free, so it may"):
+        w.close()
+    assert "1 trajectories are not saved: no space is left in" in caplog.text
+    assert (w.refused, w.pending) == (1, 1)
+    assert files.free_bytes(tmp_path / "nothing") is None
+
+
+def test_a_full_disk_is_tried_again_after_a_while(tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    w = writer(tmp_path, save_as="npz")
+    full = Full(monkeypatch, "write", range(1, 10**6))
+    for i in range(5):
+        w.write(numbered(i, 3))
+    assert full.count == 1  # not at each trajectory
+    now[0] += 4.9
+    w.write(numbered(5, 3))
+    assert (full.count, w.pending) == (1, 6)
+    full.left = set()
+    now[0] += 0.2
+    w.write(numbered(6, 3))
+    assert (w.pending, w.pending_bytes, w.committed) == (0, 0, 7)
+    w.close()
+
+
+@pytest.mark.parametrize("removed", ["before", "between"])
+def test_a_temporary_file_that_someone_removed_is_written_again(tmp_path, monkeypatch, removed):
+    """A learner whose clock is hours ahead takes it for a left-over."""
+    w, left = writer(tmp_path), [3]
+    real_fsync, real_link = os.fsync, os.link
+
+    def clean():
+        for path in (tmp_path / "fifo").glob(".tmp-*"):
+            if left[0]:
+                left[0] -= 1
+                path.unlink()
+
+    def fsync(fd):
+        real_fsync(fd)
+        clean()
+
+    def link(*args, **kwargs):
+        real_link(*args, **kwargs)
+        clean()
+
+    monkeypatch.setattr(os, *(("fsync", fsync) if removed == "before" else ("link", link)))
+    w.write(numbered(4, 5))
+    w.close()
+    assert left[0] == (0 if removed == "before" else 2)
+    assert episodes(opened(tmp_path)) == [4]
+
+
+def test_a_directory_that_is_gone_is_an_error(tmp_path):
+    w = writer(tmp_path)
+    w.write(numbered(4, 5))
+    (tmp_path / "fifo").rmdir()
+    with pytest.raises(FileNotFoundError):
+        w.flush()
+    assert w.pending == 1
 
 
 def test_other_errors_are_raised_and_lose_nothing(tmp_path, monkeypatch):

@@ -34,12 +34,13 @@ def numbered(episode: int, steps: int, start_time: int = 0, env_name: str = "cou
 
 
 def writer(root, name="w", save_as="segments", part="fifo", **kwargs) -> TrajectoryWriter:
-    return TrajectoryWriter(root / part, writer=name, action_space=ACTIONS, obs_space=OBS, save_as=save_as, **kwargs)
+    kwargs = {"action_space": ACTIONS, "obs_space": OBS, "save_as": save_as} | kwargs
+    return TrajectoryWriter(root / part, writer=name, **kwargs)
 
 
-def put(root, episodes, name="w", save_as="segments", part="fifo", steps=4):
+def put(root, episodes, name="w", save_as="segments", part="fifo", steps=4, **kwargs):
     """One file (npz: several) of the given episodes; returns the writer's directory."""
-    with writer(root, name, save_as, part) as w:
+    with writer(root, name, save_as, part, **kwargs) as w:
         for episode in episodes:
             w.write(numbered(episode, steps))
     return root / part
@@ -80,3 +81,8 @@ def assert_numbered(traj: StoredTraj, start: int = 0) -> int:
     assert traj.prev_reward == (1000 * episode + start - 1 if start else 0.5 * began)
     assert traj.prev_action.tolist() == [start - 1 if start else began]
     return episode
+
+
+def steps_of(episode: int) -> int:
+    """A length from 1 to 300 that differs from episode to episode, for writers in other processes."""
+    return 1 + episode * 7919 % 300

@@ -1,0 +1,75 @@
+"""What a data set draws from a store: windows of trajectories about as long as a training sequence, and of an empty buffer."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from store_helpers import KINDS, numbered, put, writer
+
+from amago.loading import DatasetSettings, DiskTrajDataset, SequenceLoader
+
+L = 8
+FEW = gym.spaces.Discrete(50)
+
+
+def dataset_of(root, padded="none"):
+    dataset = DiskTrajDataset(root, "d")
+    dataset.configure(DatasetSettings(L, padded))
+    return dataset
+
+
+def windows(length, padded):
+    """All [start, stop) that may be drawn, written out by hand: a window of L that is moved along, and cut."""
+    moved = {"none": range(max(length - L, 0) + 1), "left": range(1 - L, length - L + 1)}
+    moved |= {"right": range(max(length - 2, 0) + 1), "both": range(1 - L, max(length - 2, 1 - L) + 1)}
+    return {(max(k, 0), min(k + L, length)) for k in moved[padded]}
+
+
+@pytest.mark.parametrize("padded", ["none", "left", "right", "both"])
+@pytest.mark.parametrize("length", [1, L - 1, L, L + 1])
+@pytest.mark.parametrize("save_as", KINDS)
+def test_lengths_about_that_of_a_training_sequence(tmp_path, save_as, length, padded):
+    put(tmp_path / "d" / "buffer", [3], save_as=save_as, steps=length, action_space=FEW)
+    dataset, rng, want, seen = dataset_of(tmp_path, padded), np.random.default_rng(0), numbered(3, length), set()
+    for _ in range(150):
+        sample = dataset.sample_random_trajectory(rng)
+        start = int(sample.time_idxs[0, 0])
+        stop = start + len(sample.rews)
+        for key, whole in want.obs.items():
+            got = np.asarray(sample.obs[key])
+            assert got.dtype == whole.dtype
+            np.testing.assert_array_equal(got, whole[start : stop + 1])
+        np.testing.assert_array_equal(np.asarray(sample.rews), want.rews[start:stop])
+        np.testing.assert_array_equal(np.asarray(sample.dones), want.dones[start:stop])
+        np.testing.assert_array_equal(np.asarray(sample.actions).argmax(-1), want.actions[start:stop, 0])
+        seen.add((start, stop))
+    assert seen == windows(length, padded)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_empty_buffer_is_an_error_that_names_it_and_is_left_behind(tmp_path, workers):
+    dataset = dataset_of(tmp_path)
+    assert not dataset.ready_for_training
+    loader = SequenceLoader(dataset, 2, workers=workers)
+    message = rf"the replay buffer {tmp_path}/d/buffer is empty: collect first, or check dset_root and dset_name"
+    with pytest.raises(RuntimeError, match=message):
+        next(iter(loader.batches(3)))
+    with writer(tmp_path / "d" / "buffer", action_space=FEW) as w:
+        w.write(numbered(3, 5))
+        assert dataset.on_end_of_collection()["trajectories"] == 0  # written, and not committed
+        assert not dataset.ready_for_training
+    assert dataset.on_end_of_collection()["trajectories"] == 1
+    assert dataset.ready_for_training
+    assert [batch.rews.shape[0] for batch in loader.batches(3)] == [2, 2, 2]
+    loader.close()
+
+
+def test_a_buffer_whose_last_file_is_damaged_or_deleted_is_empty(tmp_path):
+    """Sampling draws again where a file is lost, but not for ever."""
+    for harm in ("cut", "deleted"):
+        put(tmp_path / "d" / "buffer", [1, 2], harm, action_space=FEW)
+        dataset = dataset_of(tmp_path)
+        [path] = (tmp_path / "d" / "buffer" / "fifo").iterdir()
+        path.unlink() if harm == "deleted" else path.write_bytes(path.read_bytes()[:-1])
+        with pytest.raises(RuntimeError, match="is empty"):
+            dataset.sample_random_trajectory(np.random.default_rng(0))
+        assert not dataset.ready_for_training
