@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test lint types unit format clean
+.PHONY: help install demo test test-faults lint types unit format clean
 
 help:
 	@echo "make demo    install, train a memory agent, evaluate it, leave a picture (about 6 minutes on two cores)"
 	@echo "make test    install, then everything that CI runs: format, lint, types, tests"
+	@echo "make test-faults  the tests of faults with their full counts (AMAGO_FAULTS_SEED=N repeats a run)"
 	@echo "make format  put the code into its standard form"
 
 install: $(STAMP)
@@ -34,6 +35,9 @@ types: install
 
 unit: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-faults: install
+	AMAGO_FAULTS=long OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults -s
 
 format: install
 	$(BIN)/ruff format .

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import multiprocessing as mp
 import os
@@ -14,16 +13,16 @@ from typing import Any
 import numpy as np
 
 from amago.envs.crew import CrewPlan, Spaces
-from amago.envs.faults import ActorError, Fault, RestartBudget
+from amago.envs.faults import LONGEST_PAUSE, ActorError, Fault, RestartBudget
 from amago.envs.pool import PoolBase
 from amago.envs.shared import Buffers, Layout, shared_block
 from amago.envs.statistics import PhaseStatistics
-from amago.envs.worker_handle import Worker, WorkerLost
+from amago.envs.worker_handle import Worker, WorkerLost, answers, close_private, keep_private
 
 logger = logging.getLogger(__name__)
 
 CONTEXTS = ("forkserver", "spawn", "fork")
-_QUIT_SECONDS = 4.0
+_QUIT_SECONDS = 6.0
 
 
 class _Resources:
@@ -41,13 +40,14 @@ class _Resources:
         deadline = time.monotonic() + _QUIT_SECONDS
         serving = [worker for worker in self.workers if worker.serving]
         for worker in serving:
+            worker.be_patient(0.5)
             worker.tell(b"Q")
         for worker in serving:
             _await_end(worker, deadline)
         _kill_all(self.workers)
         self.workers = []
         if self.fd >= 0:
-            os.close(self.fd)
+            close_private(self.fd)
             self.fd = -1
 
 
@@ -58,7 +58,7 @@ def _await_end(worker: Worker, deadline: float) -> None:
         except ActorError:  # one more fault, told before it saw that it should quit
             continue
         except WorkerLost as err:
-            logger.warning("%s did not end by itself: %s", worker.who, err)
+            logger.warning("%s did not end by itself: %s", worker.who, str(err))  # itself, it would keep the pool alive
             return
         if error is not None:
             logger.error("%s lost finished trajectories as it closed: %s", worker.who, error)
@@ -68,8 +68,7 @@ def _await_end(worker: Worker, deadline: float) -> None:
 
 def _kill_all(workers: list[Worker]) -> None:
     for worker in workers:  # all first, so that waiting for them takes no longer than for one
-        with contextlib.suppress(OSError, ValueError):
-            worker.process.kill()
+        worker.signal_kill()
     for worker in workers:
         worker.kill()
 
@@ -102,6 +101,7 @@ class AsyncPool(PoolBase):
         groups = [slice(0, n // 2), slice(n // 2, n)] if n >= 2 * w and n >= 2 and workers != 1 else [slice(0, n)]
         self._steps = np.zeros(n, dtype=np.int64)
         self._sent_at = [0.0] * len(groups)
+        self._done_at = 0.0  # when a step was last awaited to its end
         self._plan, self._resources = plan, _Resources()
         self._finalizer = util.Finalize(self, self._resources.close, exitpriority=100)
         try:
@@ -109,11 +109,12 @@ class AsyncPool(PoolBase):
             super().__init__(n, spaces.observation_space, spaces.action_space, groups)
             self._layout = Layout.of(n, self.observation_space, self.action_spec, w)
             self._resources.fd = shared_block(self._layout.size)
+            keep_private(self._resources.fd)
             self._adopt(Buffers.attach(self._layout, self._resources.fd))
             for worker in self._workers:
                 self._attach(worker)
-            for worker in self._workers:
-                worker.await_answer(b"A", self._start_deadline())
+            for _, answer in answers(self._workers, b"A", self._start_deadline()):
+                _raise_lost(answer)
             self.resets[:] = True
         except WorkerLost as err:
             self._finalizer()
@@ -133,23 +134,18 @@ class AsyncPool(PoolBase):
 
     def _start(self, plans: list[CrewPlan]) -> Spaces:
         for plan in plans:
-            self._resources.workers.append(self._new_worker(plan))
-        deadline = self._start_deadline()
-        spaces: Spaces | None = None
-        for worker in self._workers:
-            mine = worker.await_answer(b"I", deadline)
-            if spaces is not None and mine != spaces:
+            self._resources.workers.append(Worker(self._context, plan, self._budget))
+        told: dict[int, Spaces] = {}
+        for i, answer in answers(self._workers, b"I", self._start_deadline()):
+            _raise_lost(answer)
+            told[i] = answer
+        self._spaces = told[0]
+        for i, worker in enumerate(self._workers):
+            if told[i] != self._spaces:
                 raise ValueError(
-                    f"all environments of a pool must have the same spaces, but {worker.who} has {mine}, not {spaces}"
+                    f"all environments of a pool must have the same spaces, but {worker.who} has {told[i]}, not {self._spaces}"
                 )
-            spaces = mine
-        assert spaces is not None
-        self._spaces = spaces
-        return spaces
-
-    def _new_worker(self, plan: CrewPlan) -> Worker:
-        foreign = (*(w.fd for w in self._resources.workers), *((self._resources.fd,) if self._resources.fd >= 0 else ()))
-        return Worker(self._context, plan, foreign, self._budget)
+        return self._spaces
 
     def _attach(self, worker: Worker) -> None:
         worker.send(self._layout)
@@ -165,7 +161,9 @@ class AsyncPool(PoolBase):
             worker.tell(command)
 
     def _end(self, group: int) -> None:
-        self._gather(b"%d" % group, self._sent_at[group] + self._step_timeout)
+        # A worker takes up a group when it has done with the one before: no step is charged with the other's time.
+        self._gather(b"%d" % group, max(self._sent_at[group], self._done_at) + self._step_timeout)
+        self._done_at = time.monotonic()
 
     def reset(self) -> None:
         for g, busy in enumerate(self._in_flight):
@@ -180,49 +178,71 @@ class AsyncPool(PoolBase):
 
     def _gather(self, command: bytes, deadline: float) -> list[Any]:
         """Every worker's answer; a worker that is lost is replaced, and answers None."""
-        answers: list[Any] = []
-        lost: list[tuple[int, str]] = []
-        for i, worker in enumerate(self._workers):
-            try:
-                answers.append(worker.await_answer(command, deadline))
-            except WorkerLost as err:
-                lost.append((i, str(err)))
-                answers.append(None)
-        for i, reason in lost:
-            self._replace(i, reason)
-        return answers
+        out: list[Any] = [None] * len(self._workers)
+        lost: list[int] = []
+        for i, answer in answers(list(self._workers), command, deadline):
+            if isinstance(answer, WorkerLost):  # its successor starts while the others still step
+                old, rows = self._workers[i], list(self._workers[i].plan.make_envs)
+                dropped, unsaved = int((self.time_idxs[rows] > 0).sum()), int(self._buffers.unsaved[i])
+                old.signal_kill()
+                self._succeed(i, Fault(old.who, str(answer), dropped, unsaved))
+                lost.append(i)
+            else:
+                out[i] = answer
+        if lost:
+            self._welcome(lost)
+        return out
 
-    def _replace(self, index: int, reason: str) -> None:
-        """A new worker in the place of a lost one. Its actors open new rollouts; steps under way there count as done."""
+    def _succeed(self, index: int, fault: Fault) -> None:
+        """Start a new worker in the place of a lost one. Its actors open new rollouts."""
         old = self._workers[index]
-        old.kill()
-        rows = list(old.plan.make_envs)
-        fault = Fault(old.who, reason, int((self.time_idxs[rows] > 0).sum()), int(self._buffers.unsaved[index]))
-        plan, pause = old.plan, 0.05
         while True:
+            old.kill()
             self._budget.note(fault)
-            plan = replace(plan, life=plan.life + 1, steps={row: int(self._steps[row]) for row in rows})
-            worker = self._new_worker(plan)
-            self._workers[index] = worker
+            rows = list(old.plan.make_envs)
+            plan = replace(old.plan, life=old.plan.life + 1, steps={row: int(self._steps[row]) for row in rows})
+            old.plan = plan  # each attempt is a life of its own
             try:
-                deadline = self._start_deadline()
-                spaces = worker.await_answer(b"I", deadline)
-                if spaces != self._spaces:
-                    raise ActorError(f"{worker.who} was made anew with other spaces: {spaces}, not {self._spaces}")
-                self._buffers.unsaved[index] = 0
-                self._attach(worker)
-                worker.await_answer(b"A", deadline)
-                worker.tell(b"R")
-                worker.await_answer(b"R", deadline)
-                break
+                self._workers[index] = Worker(self._context, plan, self._budget)
+                return
             except WorkerLost as err:
-                worker.kill()
-                fault = Fault(worker.who, str(err))
-                time.sleep(pause)
-                pause = min(1.0, 2 * pause)
-        for g, busy in enumerate(self._in_flight):
-            if busy:
-                worker.count_as_done(b"%d" % g)
+                fault = Fault(old.who, str(err))
+                time.sleep(LONGEST_PAUSE)
+
+    def _welcome(self, fresh: list[int]) -> None:
+        """Wait until new workers have made and reset their environments; steps under way there count as done."""
+        pause = 0.05
+        while fresh:
+            again: dict[int, WorkerLost] = {}
+            begin, deadline = time.monotonic(), self._start_deadline()
+            for command in (b"I", b"A", b"R"):
+                present = [i for i in fresh if i not in again]
+                for k, answer in answers([self._workers[i] for i in present], command, deadline):
+                    i = present[k]
+                    if isinstance(answer, WorkerLost):
+                        again[i] = answer
+                    elif command == b"I":
+                        self._admit(i, answer)
+                    elif command == b"A":
+                        self._workers[i].tell(b"R")
+            if again:
+                time.sleep(max(0.0, begin + pause - time.monotonic()))
+                pause = min(LONGEST_PAUSE, 2 * pause)
+            for i in fresh:
+                if i in again:
+                    self._succeed(i, Fault(self._workers[i].who, str(again[i])))
+                else:
+                    for g, busy in enumerate(self._in_flight):
+                        if busy:
+                            self._workers[i].count_as_done(b"%d" % g)
+            fresh = list(again)
+
+    def _admit(self, index: int, spaces: Spaces) -> None:
+        worker = self._workers[index]
+        if spaces != self._spaces:
+            raise ActorError(f"{worker.who} was made anew with other spaces: {spaces}, not {self._spaces}")
+        self._buffers.unsaved[index] = 0
+        self._attach(worker)
 
     # ------------------------------------------------------------------ the rest
 
@@ -267,6 +287,11 @@ class AsyncPool(PoolBase):
                 local.obs[name][...] = array
             local.rl2s[...], local.time_idxs[...], local.resets[...] = self.rl2s, self.time_idxs, self.resets
             self._adopt(local)
+
+
+def _raise_lost(answer: Any) -> None:
+    if isinstance(answer, WorkerLost):
+        raise answer
 
 
 def usable_cores() -> int:

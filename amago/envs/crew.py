@@ -14,13 +14,14 @@ import numpy as np
 
 from amago.envs.amago_env import AMAGOEnv, innermost
 from amago.envs.exploration import ExplorationWrapper
-from amago.envs.faults import ActorError, Fault
+from amago.envs.faults import LONGEST_PAUSE, ActorError, Fault
 from amago.envs.recorder import RecordingError, SequenceWrapper, open_writer
 from amago.envs.shared import Buffers
 from amago.envs.statistics import EpisodeRecord
 
 EnvMaker = Callable[[], Any]
 RECORDER_OPTIONS = ("save_trajs_to", "save_every", "save_trajs_as", "stagger", "writer_name")
+_FAULTS = (Exception, SystemExit)  # an environment that calls `sys.exit` must not end the run as if it were complete
 _SEED_LIMIT = 2**31 - 1_000_000  # vectorised environments add their row's number
 
 
@@ -180,7 +181,7 @@ class Crew:
                 actor.reset()
             except RecordingError:
                 raise
-            except Exception:
+            except _FAULTS:
                 self._recover(actor)
 
     def step(self, group: int) -> None:
@@ -190,7 +191,7 @@ class Crew:
                 actor.step()
             except RecordingError:
                 raise
-            except Exception:
+            except _FAULTS:
                 self._recover(actor)
         if self._writer[0] is not None:
             assert self._buffers is not None
@@ -203,7 +204,7 @@ class Crew:
         episodes, frames = broken.env.drain()
         self._episodes += episodes
         self._frames.append(frames)
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(*_FAULTS):
             broken.env.close()
         while True:
             self._on_fault(fault)
@@ -217,11 +218,11 @@ class Crew:
                 break
             except RecordingError:
                 raise
-            except Exception:
+            except _FAULTS:
                 fault = Fault(f"actor {number}", traceback.format_exc())
                 self.flush()  # this may not end well: save what there is
                 time.sleep(pause)
-                pause = min(1.0, 2 * pause)
+                pause = min(LONGEST_PAUSE, 2 * pause)
         if _spaces(actor) != self.spaces:
             raise ActorError(f"actor {number} was made anew with other spaces: {_spaces(actor)}, not {self.spaces}")
         self.actors[number] = actor
@@ -271,7 +272,7 @@ class Crew:
                 writer.close()
         finally:
             for actor in self.actors.values():
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(*_FAULTS):
                     actor.env.close()
             self.actors = {}
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 logger = logging.getLogger(__name__)
 
 HOUR = 3600.0
+LONGEST_PAUSE = 0.15
+"""Seconds from one attempt to make actors anew to the next: short, so that what never succeeds ends the run soon."""
 
 
 class ActorError(RuntimeError):

@@ -1,7 +1,8 @@
 """What actors and policy exchange: plain arrays, or the same arrays in memory shared between processes.
 
 The memory has no name anywhere, so none can be left behind: it is an anonymous file whose descriptor travels to the
-workers over their sockets, and it goes when the last process that holds it does, ``kill -9`` included.
+workers over their sockets, and it goes when the last process that holds it does, ``kill -9`` included. Nor does the
+size of /dev/shm limit it, which containers keep small; memory does, and that there is enough is seen to before it is taken.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import mmap
 import os
 import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -74,21 +76,38 @@ class Buffers:
 
     @classmethod
     def local(cls, layout: Layout) -> Buffers:
-        """In this process alone."""
-        return cls(layout, bytearray(layout.size))
+        """In this process alone.
+
+        Raises:
+            MemoryError: there is not as much.
+        """
+        try:
+            return cls(layout, bytearray(layout.size))
+        except (MemoryError, OverflowError) as err:
+            raise _too_little(layout.size, "memory", err) from err
 
     @classmethod
     def attach(cls, layout: Layout, fd: int) -> Buffers:
-        """In a block that `shared_block` made, perhaps in another process; the descriptor may be closed afterwards."""
-        return cls(layout, mmap.mmap(fd, layout.size))
+        """In a block that `shared_block` made, perhaps in another process; the descriptor may be closed afterwards.
+
+        Raises:
+            MemoryError: this process may not map as much.
+        """
+        try:
+            return cls(layout, mmap.mmap(fd, layout.size))
+        except (OSError, OverflowError) as err:
+            raise _too_little(layout.size, "shared memory", err) from err
 
 
 def shared_block(size: int) -> int:
     """The file descriptor of ``size`` bytes of shared memory, reserved and zero.
 
     Raises:
-        MemoryError: there is not as much; said here, rather than by a SIGBUS in the middle of a run.
+        MemoryError: there is not as much; said here, rather than by a SIGBUS or the kernel's killing in the middle of a run.
     """
+    left = memory_left()
+    if left is not None and size > left:  # reserving them would succeed until some process is killed for it
+        raise _too_little(size, "shared memory", f"only {left / 2**20:.1f} MiB are left on this machine or to this container")
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("amago-actors", os.MFD_CLOEXEC)
     else:
@@ -98,10 +117,62 @@ def shared_block(size: int) -> int:
         os.ftruncate(fd, size)
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(fd, 0, size)
-    except OSError as err:
+    except (OSError, OverflowError) as err:
         os.close(fd)
-        raise MemoryError(
-            f"{size / 2**20:.1f} MiB of shared memory are needed for the actors' observations, but there is not as much: {err}. "
-            "Use fewer parallel_actors, smaller observations, or env_mode='sync'."
-        ) from err
+        raise _too_little(size, "shared memory", err) from err
     return fd
+
+
+def _too_little(size: int, kind: str, why: object) -> MemoryError:
+    return MemoryError(
+        f"{size / 2**20:.1f} MiB of {kind} are needed for the actors' observations and actions, but there is not as much: {why}. "
+        "Use fewer parallel_actors"
+        + (", smaller observations, or env_mode='sync'." if kind != "memory" else " or smaller observations.")
+    )
+
+
+def memory_left(root: str | Path = "/") -> int | None:
+    """Bytes that this process may still use, of the machine's and of its control groups'; None where that is not told.
+
+    Args:
+        root: where ``proc`` and ``sys`` lie.
+    """
+    root = Path(root)
+    left = []
+    for line in _lines(root / "proc/meminfo"):
+        if line.startswith(("MemAvailable:", "SwapFree:")):
+            left.append(int(line.split()[1]) * 1024)
+    machine = [sum(left)] if left else []
+    groups = root / "sys/fs/cgroup"
+    found = []
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            found.append(_group_left(groups, path, "memory.max", "memory.current", "inactive_file"))
+        elif "memory" in controllers.split(","):
+            names = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+            found.append(_group_left(groups / "memory", path, *names))
+    limits = machine + [n for n in found if n is not None]
+    return min(limits) if limits else None
+
+
+def _group_left(top: Path, path: str, limit: str, used: str, reclaimable: str) -> int | None:
+    """What the tightest of a control group and those that it lies in leaves."""
+    left = None
+    folder = top / path.strip("/")
+    for group in (folder, *folder.parents):
+        bound, taken = _lines(group / limit), _lines(group / used)
+        if bound and taken and bound[0].isdigit():
+            cache = [int(line.split()[1]) for line in _lines(group / "memory.stat") if line.startswith(f"{reclaimable} ")]
+            here = max(0, int(bound[0]) - int(taken[0]) + sum(cache))
+            left = here if left is None else min(left, here)
+        if group == top:
+            break
+    return left
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []

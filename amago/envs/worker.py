@@ -15,8 +15,12 @@ import contextlib
 import copy
 import os
 import random
+import select
 import signal
+import socket
 import sys
+import threading
+import time
 import traceback
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
@@ -35,6 +39,11 @@ from amago.envs.shared import Buffers
 
 MAX_GROUPS = 10
 GONE = (EOFError, BrokenPipeError, ConnectionResetError)
+ORPHAN_SECONDS = 30.0
+
+
+class _Quit(BaseException):
+    """The learner has told to quit, and waits, while an environment is tried again and again."""
 
 
 def pack(plan: CrewPlan) -> dict[str, Any]:
@@ -107,11 +116,13 @@ def worker_main(conn: Connection, payload: dict[str, Any] | CrewPlan, foreign_fd
         payload: from `pack`; or, in a forked process, the plan itself.
         foreign_fds: descriptors that a fork has copied and that must not be kept open here.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):  # the learner decides when to stop, and quits or kills its workers
+    # Those that stop a run are sent to its whole process group; the learner decides, and quits or kills its workers.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     for fd in foreign_fds:
         with contextlib.suppress(OSError):
             os.close(fd)
+    threading.Thread(target=_end_orphan, args=(conn.fileno(),), name="amago-orphan", daemon=True).start()
     crew = None
     try:
         plan = payload if isinstance(payload, CrewPlan) else unpack(payload)
@@ -121,6 +132,8 @@ def worker_main(conn: Connection, payload: dict[str, Any] | CrewPlan, foreign_fd
 
         def report(fault: Fault) -> None:
             _answer(conn, b"!", fault)
+            if b"Q" in _waiting(conn):
+                raise _Quit
 
         crew = Crew(plan, report)
         _answer(conn, b"I", crew.spaces)
@@ -130,6 +143,9 @@ def worker_main(conn: Connection, payload: dict[str, Any] | CrewPlan, foreign_fd
         os.close(fd)
         _answer(conn, b"A")
         _serve(conn, crew)
+    except _Quit:
+        if crew is not None:
+            _answer(conn, b"Q", _close(crew))
     except BaseException as err:
         with contextlib.suppress(*GONE):  # where the learner is gone, nobody is there to be told
             _answer(conn, b"X", (isinstance(err, RecordingError), traceback.format_exc()))
@@ -138,6 +154,25 @@ def worker_main(conn: Connection, payload: dict[str, Any] | CrewPlan, foreign_fd
             if crew is not None:
                 crew.close()
         conn.close()
+
+
+def _waiting(conn: Connection) -> bytes:
+    """Commands that have come and have not been read."""
+    with socket.socket(fileno=os.dup(conn.fileno())) as end:
+        end.setblocking(True)
+        try:
+            return end.recv(64, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return b""
+
+
+def _end_orphan(fd: int) -> None:
+    """End this process if it has not ended by itself some time after the learner has gone: its environment hangs."""
+    poll = select.poll()
+    poll.register(fd, 0)  # nothing but the other end's closing
+    poll.poll()
+    time.sleep(ORPHAN_SECONDS)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _answer(conn: Connection, byte: bytes, *message: Any) -> None:

@@ -1,0 +1,131 @@
+"""Environments for the tests of faulty actors, and a check that follows what a pool of them shows."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from counting_env import CountingEnv, length_of
+
+from amago.envs import AMAGOEnv
+
+
+def tally(path: str) -> None:
+    """Count one event in a file that several processes share."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.write(fd, b"x")
+    os.close(fd)
+
+
+def tallied(path: object) -> int:
+    return os.path.getsize(str(path)) if os.path.exists(str(path)) else 0
+
+
+class Raising(gym.Wrapper[Any, Any, Any, Any]):
+    """Raises with given chances, drawn from the seed of the environment's first reset, and counts that in a file."""
+
+    def __init__(self, env: gym.Env[Any, Any], at_step: float, at_reset: float, path: str):
+        super().__init__(env)
+        self.at_step, self.at_reset, self.path = at_step, at_reset, path
+        self.chances = np.random.default_rng()
+
+    def _perhaps(self, chance: float, where: str) -> None:
+        if self.chances.random() < chance:
+            tally(self.path)
+            raise RuntimeError(f"a fault injected into {where}")
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        if seed is not None:
+            self.chances = np.random.default_rng(seed)
+        self._perhaps(self.at_reset, "reset")
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Any:
+        self._perhaps(self.at_step, "step")
+        return self.env.step(action)
+
+
+def make_raising_cartpole(at_step: float, at_reset: float, path: str) -> Callable[[], AMAGOEnv]:
+    def make() -> AMAGOEnv:
+        return AMAGOEnv(Raising(gym.make("CartPole-v1"), at_step, at_reset, path), env_name="CartPole-v1")
+
+    return make
+
+
+class Slow(CountingEnv):
+    """Every step takes ``seconds``, while the file ``flag`` is there."""
+
+    def __init__(self, actor: int, seconds: float, flag: str):
+        super().__init__(actor)
+        self.seconds, self.path = seconds, flag
+
+    def step(self, action: Any) -> Any:
+        if os.path.exists(self.path):
+            time.sleep(self.seconds)
+        return super().step(action)
+
+
+class Wordy(CountingEnv):
+    """Its episodes have names of a megabyte: too much for the buffer of a socket."""
+
+    @property
+    def env_name(self) -> str:
+        return "x" * 2**20
+
+
+class Wide(gym.Env[Any, Any]):
+    """Observations of ``size`` bytes; resets and steps are counted in a file."""
+
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, size: int, path: str):
+        self.observation_space = gym.spaces.Box(0, 255, (size,), np.uint8)
+        self.path = path
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        tally(self.path)
+        return np.zeros(self.observation_space.shape, np.uint8), {}
+
+    def step(self, action: Any) -> Any:
+        tally(self.path)
+        return np.ones(self.observation_space.shape, np.uint8), 0.0, False, False, {}
+
+
+class Followed:
+    """Follows each actor of a pool of `CountingEnv` from step to step, and counts where one was begun anew.
+
+    A new environment begins with episode 0, step 0, which follows upon nothing: no replacement goes unseen.
+    """
+
+    def __init__(self, pool: Any, seed: int):
+        self.pool, self.rng = pool, np.random.default_rng(seed)
+        n = pool.num_actors
+        self.breaks = np.zeros(n, dtype=int)
+        pool.reset()
+        self.at = [(0, 0)] * n
+        self.look()
+        assert not self.breaks.any()
+
+    def step(self) -> None:
+        n = self.pool.num_actors
+        self.pool.step(self.rng.integers(5, size=(n, 1)))
+        for actor, (episode, t) in enumerate(self.at):
+            self.at[actor] = (episode + 1, 0) if t + 1 == length_of(actor, episode) else (episode, t + 1)
+        self.look()
+
+    def look(self) -> None:
+        """What is shown must follow, or be the beginning of a new environment."""
+        shown = self.pool.obs["count"][:, :3].astype(int)
+        times, resets = self.pool.time_idxs[:, 0], self.pool.resets
+        for actor, (t, number, episode) in enumerate(shown.tolist()):
+            assert number == actor
+            assert (times[actor], resets[actor]) == (t, t == 0)
+            if (episode, t) != self.at[actor]:
+                assert (episode, t) == (0, 0), f"actor {actor} was at {self.at[actor]} and is at {(episode, t)}"
+                assert not self.pool.rl2s[actor].any()
+                self.breaks[actor] += 1
+                self.at[actor] = (0, 0)

@@ -1,0 +1,25 @@
+import pathlib
+
+import fault_helpers
+import pytest
+
+_LONGEST = 3600.0
+
+
+def pytest_report_header():
+    return f"faults: {'long' if fault_helpers.LONG else 'short'} version, AMAGO_FAULTS_SEED={fault_helpers.seed()}"
+
+
+def pytest_collection_modifyitems(items):
+    """The full counts take longer than a test otherwise may."""
+    here = pathlib.Path(__file__).parent
+    for item in items:
+        if fault_helpers.LONG and here in item.path.parents:
+            item.add_marker(pytest.mark.timeout(_LONGEST))
+
+
+@pytest.fixture(autouse=True)
+def _the_seed_is_told():
+    print(f"AMAGO_FAULTS_SEED={fault_helpers.seed()}")
+    yield
+    fault_helpers.end_programs()

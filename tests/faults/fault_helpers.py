@@ -1,0 +1,249 @@
+"""What all tests of faults share: how many, from which seed, what they print, and what may not be left behind.
+
+Faults come from outside (signals, limits, damaged files), at moments drawn from one seed, which is printed. Variables:
+
+    AMAGO_FAULTS=long       the full counts (`make test-faults`); otherwise a short version, of seconds
+    AMAGO_FAULTS_SEED=N     the seed of another run, to repeat its failure; otherwise a new one each time
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+LONG = os.environ.get("AMAGO_FAULTS", "") == "long"
+_TESTS = Path(__file__).resolve().parent.parent
+_programs: list[subprocess.Popen[str]] = []
+_OWN = ("forkserver", "resource_tracker")  # processes that multiprocessing keeps for as long as this one lives
+
+
+def count(short: int, long: int) -> int:
+    """How many: ``long`` with AMAGO_FAULTS=long, else ``short``."""
+    return long if LONG else short
+
+
+@cache
+def seed() -> int:
+    """The seed of this run: AMAGO_FAULTS_SEED, or one that is drawn and printed at the head of each test."""
+    given = os.environ.get("AMAGO_FAULTS_SEED")
+    return int(given) if given else int.from_bytes(os.urandom(4), "little")
+
+
+def rng(name: str) -> np.random.Generator:
+    """The generator of the test of that name: the same for the same `seed`, whichever tests run beside it."""
+    return np.random.default_rng([seed(), zlib.crc32(name.encode())])
+
+
+def seeds(name: str, n: int) -> list[int]:
+    """``n`` seeds for the test of that name, for what takes a number (another process, an `Experiment`)."""
+    return [int(s) for s in rng(name).integers(2**31, size=n)]
+
+
+def report(name: str, done: int, wanted: int) -> None:
+    """Print "50 of 50 NAME" and fail unless the two are equal."""
+    print(f"\n{done} of {wanted} {name} (seed {seed()})", flush=True)
+    assert done == wanted, f"{done} of {wanted} {name}; AMAGO_FAULTS_SEED={seed()} repeats it"
+
+
+def say(text: str) -> None:
+    """Print a line that belongs to a count, such as the longest time measured."""
+    print(f"    {text}", flush=True)
+
+
+# ---------------------------------------------------------------------- what is left behind
+
+
+def processes(root: int | None = None, zombies: bool = False) -> set[int]:
+    """Living descendants of a process (default: this one) without multiprocessing's own; with ``zombies`` the unburied too."""
+    top = os.getpid() if root is None else root
+    parents: dict[int, int] = {}
+    names: dict[int, str] = {}
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(OSError):
+            state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+            if state != "Z" or zombies:
+                parents[pid], names[pid] = int(parent), Path(f"/proc/{pid}/cmdline").read_text()
+    found: set[int] = set()
+    edge = {top}
+    while edge:
+        edge = {pid for pid, parent in parents.items() if parent in edge and pid not in found}
+        found |= edge
+    return {pid for pid in found if not (parents[pid] == top and any(own in names[pid] for own in _OWN))}
+
+
+def forkserver() -> int | None:
+    """Process id of multiprocessing's forkserver, if it runs."""
+    from multiprocessing import forkserver as module
+
+    return module._forkserver._forkserver_pid  # type: ignore[attr-defined]
+
+
+def descriptors(pid: int | None = None) -> dict[int, str]:
+    """{open file descriptor: what it is} of a process (default: this one)."""
+    folder = f"/proc/{os.getpid() if pid is None else pid}/fd"
+    found: dict[int, str] = {}
+    for fd in os.listdir(folder):
+        with contextlib.suppress(OSError):
+            found[int(fd)] = os.readlink(f"{folder}/{fd}")
+    return found
+
+
+def shared_maps(pid: int | None = None) -> list[str]:
+    """Memory of nameless files that a process (default: this one) has mapped."""
+    lines = Path(f"/proc/{os.getpid() if pid is None else pid}/maps").read_text().splitlines()
+    return [line for line in lines if "/memfd:" in line or "/dev/shm/" in line]
+
+
+def segments() -> set[str]:
+    """Names in /dev/shm, but for those that say that they are of a living process outside of this one's family."""
+    family = {os.getpid(), *processes(zombies=True)}
+
+    def foreign(name: str) -> bool:
+        numbers = [int(part) for part in name.replace("-", "_").split("_") if part.isdigit()]
+        return any(os.path.exists(f"/proc/{n}") and n not in family for n in numbers)
+
+    return {name for name in os.listdir("/dev/shm") if not foreign(name)} if os.path.isdir("/dev/shm") else set()
+
+
+@dataclass(frozen=True)
+class Held:
+    """What this process holds of the machine."""
+
+    processes: set[int]
+    segments: set[str]
+    maps: int
+    descriptors: dict[int, str]
+    forkserver: int  # descriptors that the forkserver has open
+    threads: int
+
+    @classmethod
+    def now(cls) -> Held:
+        gc.collect()
+        server = forkserver()
+        return cls(
+            processes(zombies=True),
+            segments(),
+            len(shared_maps()),
+            descriptors(),
+            len(descriptors(server)) if server is not None else 0,
+            threading.active_count(),
+        )
+
+    def more_than(self, before: Held) -> list[str]:
+        """What is held now and was not before, in words."""
+        more = [f"process {pid}" for pid in sorted(self.processes - before.processes)]
+        more += [f"/dev/shm/{name}" for name in sorted(self.segments - before.segments)]
+        if self.maps > before.maps:
+            more.append(f"{self.maps - before.maps} maps of shared memory: {shared_maps()}")
+        if len(self.descriptors) > len(before.descriptors):
+            more.append(f"descriptors {[d for d in self.descriptors.items() if d not in before.descriptors.items()]}")
+        if self.forkserver > before.forkserver > 0:
+            more.append(f"{self.forkserver - before.forkserver} descriptors of the forkserver")
+        if self.threads > before.threads:
+            more.append(f"threads {threading.enumerate()}")
+        return more
+
+
+def assert_nothing_left(before: Held, within: float = 3.0) -> None:
+    """Fail unless this process soon holds no more than ``before``: no child, shared memory, descriptor or thread."""
+    deadline = time.monotonic() + within
+    while more := Held.now().more_than(before):
+        assert time.monotonic() < deadline, f"left behind: {'; '.join(more)}; AMAGO_FAULTS_SEED={seed()} repeats it"
+        time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def leaves_nothing(within: float = 3.0) -> Iterator[None]:
+    """The block must leave nothing behind (see `assert_nothing_left`). Start what stays, like the forkserver, before it."""
+    before = Held.now()
+    yield
+    assert_nothing_left(before, within)
+
+
+# ---------------------------------------------------------------------- injection
+
+
+@contextlib.contextmanager
+def later(seconds: float, action: Callable[[], Any]) -> Iterator[None]:
+    """Do something from another thread after so many seconds, or never, if the block has ended before."""
+    timer = threading.Timer(seconds, action)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+@contextlib.contextmanager
+def busy_threads(n: int) -> Iterator[None]:
+    """Beside the block, threads that compute, allocate and take locks without a pause."""
+    stop, lock = threading.Event(), threading.Lock()
+
+    def churn() -> None:
+        while not stop.is_set():
+            with lock:
+                bytes(1000)
+            sum(range(200))
+
+    threads = [threading.Thread(target=churn, daemon=True) for _ in range(n)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def environment() -> dict[str, str]:
+    """Variables for another process that imports amago and the tests' helpers."""
+    paths = [str(_TESTS / "faults"), str(_TESTS), str(_TESTS.parent), *filter(None, sys.path)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "AMAGO_FAULTS_SEED": str(seed())}
+
+
+def program(folder: Path, text: str, *arguments: object) -> subprocess.Popen[str]:
+    """Start a script of this text, in a process group of its own; its output and errors come by one pipe.
+
+    The caller waits for it (`communicate`); what is left of its group is ended with the test.
+    """
+    path = folder / "program.py"
+    path.write_text(textwrap.dedent(text))
+    started = subprocess.Popen(
+        [sys.executable, str(path), *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment(),
+        cwd=folder,
+        start_new_session=True,
+    )
+    _programs.append(started)
+    return started
+
+
+def end_programs() -> None:
+    """End what `program` has started, where a test has failed before it did."""
+    while _programs:
+        started = _programs.pop()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
+        started.wait()
+        if started.stdout is not None:
+            started.stdout.close()

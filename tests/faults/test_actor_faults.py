@@ -1,0 +1,728 @@
+"""Actors whose processes are killed or stopped, whose environments raise, hang or cannot be made: survived and counted."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from argparse import ArgumentParser
+from multiprocessing import forkserver as forkserver_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+from actor_fault_envs import Followed, Slow, Wordy, make_raising_cartpole, tallied
+from counting_env import CountingEnv, check_traj, length_of, make_counting
+from fault_helpers import (
+    Held,
+    assert_nothing_left,
+    busy_threads,
+    count,
+    environment,
+    forkserver,
+    later,
+    leaves_nothing,
+    processes,
+    program,
+    report,
+    rng,
+    say,
+    seeds,
+)  # fmt: skip
+
+from amago.envs import ActorError, AMAGOEnv, make_pool
+from amago.envs import worker as worker_module
+from amago.envs.shared import memory_left, shared_block
+from amago.store import TrajectoryStore
+
+W = 8
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm():
+    """What stays for good starts before anything is counted."""
+    make_pool([make_counting(0)], "async").close()
+
+
+class Events(logging.Handler):
+    """When each replacement was logged, on the clock of `time.monotonic`."""
+
+    def __init__(self):
+        super().__init__()
+        self.at: list[float] = []
+
+    def emit(self, record):
+        if "is replaced" in record.getMessage():
+            self.at.append(time.monotonic())
+
+
+@pytest.fixture
+def events():
+    handler = Events()
+    logger = logging.getLogger("amago.envs.faults")
+    logger.addHandler(handler)
+    yield handler
+    logger.removeHandler(handler)
+
+
+def pids(pool):
+    return [worker.process.pid for worker in pool._workers]
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def gone(numbers, within):
+    deadline = time.monotonic() + within
+    while any(map(alive, numbers)):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def close_twice(pool):
+    """Close within ten seconds, and again."""
+    begin = time.monotonic()
+    pool.close()
+    pool.close()
+    took = time.monotonic() - begin
+    assert took < 10, f"close() took {took:.1f} s"
+    return took
+
+
+# ---------------------------------------------------------------------- 1: killed
+
+
+def test_killed_workers_are_noticed_and_replaced(tmp_path, events):
+    """One of 8 workers is killed at a random moment: while it steps, commits, tells its statistics or its state."""
+    kills, random = count(6, 50), rng("kill")
+    pool_seed, play_seed = seeds("kill pool", 2)
+    recorder = {"save_trajs_to": str(tmp_path / "fifo"), "save_trajs_as": "segments"}
+    before = Held.now()
+    pool = make_pool(
+        [make_counting(i) for i in range(2 * W)], workers=W, recorder=recorder, seed=pool_seed, max_env_restarts=10 * kills
+    )
+    noticed = replaced = restarts = dropped = 0
+    slowest, episodes = 0.0, 0
+    try:
+        follow = Followed(pool, play_seed)
+        rare = [pool.drain, pool.flush, pool.state_dict]
+        for _ in range(kills):
+            victim, killed = int(random.integers(W)), []
+            mates, breaks, known = list(pool._workers[victim].plan.make_envs), follow.breaks.copy(), len(events.at)
+            pid = pids(pool)[victim]
+
+            def kill(pid=pid, killed=killed):
+                killed.append(time.monotonic())
+                os.kill(pid, signal.SIGKILL)
+
+            with later(float(random.uniform(0, 0.05)), kill):
+                deadline = time.monotonic() + 60
+                while len(events.at) == known:
+                    assert time.monotonic() < deadline
+                    follow.step()
+                    if random.random() < 0.3:
+                        answer = rare[int(random.integers(3))]()
+                        follow.look()
+                        if hasattr(answer, "restarts"):
+                            restarts, dropped = restarts + answer.restarts, dropped + answer.dropped
+                            episodes += len(answer.episodes)
+            for _ in range(3):
+                follow.step()
+            delay = events.at[known] - killed[0]
+            slowest = max(slowest, delay)
+            noticed += delay < 5
+            expected = breaks.copy()
+            expected[mates] += 1
+            np.testing.assert_array_equal(follow.breaks, expected)  # these began anew, and the other actors went on
+            replaced += len(events.at) == known + 1 and pids(pool)[victim] != pid and alive(pids(pool)[victim])
+        stats = pool.drain()
+        restarts, dropped = restarts + stats.restarts, dropped + stats.dropped
+        close_twice(pool)
+    finally:
+        pool.close()
+    report("killed workers were noticed within 5 s", noticed, kills)
+    report("killed workers were replaced, and only their actors began anew", replaced, kills)
+    report("of these were counted as restarts", restarts, kills)
+    say(f"noticed after {slowest * 1000:.0f} ms at most; {dropped} unfinished rollouts dropped")
+    assert 0 < dropped <= 2 * kills
+    whole = whole_episodes(tmp_path)
+    assert len(whole) >= episodes / 2 > 0
+    assert_nothing_left(before)
+
+
+def whole_episodes(root):
+    """Actor and episode of every stored trajectory, of which each must be a whole one and end as its environment did."""
+    store = TrajectoryStore(root)
+    store.refresh()
+    found = []
+    for i in range(len(store)):
+        actor, episode, begin, n = check_traj(store.read(i), "discrete")
+        assert (begin, n) == (0, length_of(actor, episode)), "an unfinished rollout was recorded"
+        found.append((actor, episode))
+    store.close()
+    return found
+
+
+def test_a_dead_worker_is_noticed_while_another_steps_slowly(tmp_path, events):
+    flag = str(tmp_path / "slow")
+    makers = [lambda: AMAGOEnv(Slow(0, 2.0, flag)), make_counting(1), lambda: AMAGOEnv(Slow(2, 1.0, flag))]
+    pool = make_pool(makers, workers=3, seed=0)
+    try:
+        pool.reset()
+        pool.step(np.zeros((3, 1), int))
+        Path(flag).touch()
+        begin = time.monotonic()
+        with later(0.2, lambda: os.kill(pids(pool)[2], signal.SIGKILL)):
+            pool.step(np.zeros((3, 1), int))
+        took = time.monotonic() - begin
+        os.remove(flag)
+        pool.step(np.zeros((3, 1), int))
+    finally:
+        pool.close()
+    assert took > 1.9
+    assert len(events.at) == 1
+    assert events.at[0] - begin < 0.9
+
+
+# ---------------------------------------------------------------------- 2: hung
+
+
+def test_hung_workers_are_replaced_in_time(events):
+    """Workers are stopped by SIGSTOP in the middle of whatever they do, up to three at once."""
+    timeout, rounds, random = 1.0, count(2, 20), rng("hang")
+    pool = make_pool([make_counting(i) for i in range(W)], workers=W, step_timeout=timeout, seed=0, max_env_restarts=1000)
+    in_time = hung = 0
+    slowest = 0.0
+    try:
+        follow = Followed(pool, seeds("hang", 1)[0])
+        for _ in range(rounds):
+            victims = random.choice(W, size=int(random.integers(1, 4)), replace=False).tolist()
+            known, numbers, stopped, breaks = len(events.at), pids(pool), [], follow.breaks.copy()
+
+            def stop(victims=victims, numbers=numbers, stopped=stopped):
+                stopped.append(time.monotonic())
+                for v in victims:
+                    os.kill(numbers[v], signal.SIGSTOP)
+
+            with later(float(random.uniform(0, 0.05)), stop):
+                while len(events.at) < known + len(victims):
+                    follow.step()
+            took = time.monotonic() - stopped[0]  # the step has returned: their successors are there
+            slowest, hung = max(slowest, took), hung + len(victims)
+            expected = breaks.copy()
+            expected[victims] += 1
+            np.testing.assert_array_equal(follow.breaks, expected)
+            assert gone([numbers[v] for v in victims], 1)
+            in_time += len(victims) * (took < timeout + 2)
+        close_twice(pool)
+    finally:
+        pool.close()
+    report("hung workers were replaced within env_step_timeout + 2 s", in_time, hung)
+    say(f"env_step_timeout {timeout} s; replaced after {slowest:.2f} s at most")
+
+
+def test_a_slow_step_is_not_charged_with_the_one_before(tmp_path):
+    """A worker steps one group after the other; both steps together may take longer than the limit."""
+    flag = tmp_path / "slow"
+    flag.touch()
+    makers = [lambda i=i: AMAGOEnv(Slow(i, 0.7, str(flag))) for i in range(4)]
+    pool = make_pool(makers, workers=2, step_timeout=1.1, seed=0)
+    try:
+        pool.reset()
+        assert len(pool.groups) == 2
+        for _ in range(2):
+            pool.step(np.zeros((4, 1), int))
+        assert pool.drain().restarts == 0
+    finally:
+        pool.close()
+
+
+def test_a_worker_stopped_in_the_middle_of_a_message_holds_up_nobody(events, monkeypatch):
+    monkeypatch.setattr("amago.envs.worker_handle._MESSAGE_SECONDS", count(1, 5))
+    pool = make_pool([lambda i=i: AMAGOEnv(Wordy(i)) for i in range(2)], workers=2, seed=0)
+    try:
+        pool.reset()
+        for _ in range(20):
+            pool.step(np.zeros((2, 1), int))
+        pool._workers[1].tell(b"D")
+        time.sleep(0.5)  # it waits for room to send the rest
+        os.kill(pids(pool)[1], signal.SIGSTOP)
+        begin = time.monotonic()
+        pool.step(np.zeros((2, 1), int))
+        assert time.monotonic() - begin < 10
+        assert len(events.at) == 1
+        for _ in range(20):
+            pool.step(np.zeros((2, 1), int))
+        pool._workers[0].tell(b"D")
+        time.sleep(0.5)
+        os.kill(pids(pool)[0], signal.SIGSTOP)
+        close_twice(pool)
+    finally:
+        pool.close()
+
+
+# ---------------------------------------------------------------------- 3: raising
+
+
+def test_cartpole_is_learned_in_spite_of_exceptions(tmp_path):
+    """Exceptions with a chance of .001 a step and .005 a reset: as many restarts are logged as were injected."""
+    import torch
+    from tqdm import tqdm
+
+    from amago.cli import train
+    from amago.plots import read_metrics
+
+    injected = tmp_path / "injected"
+    actors, steps = 8, count(400, 500)
+    epochs, updates = count(2, 15), count(4, 150)
+    evaluation = count(100, 1001)
+    parser = ArgumentParser()
+    train.add_arguments(parser)
+    arguments = f"""CartPole-v1 --run_name faulty --buffer_dir {tmp_path} --traj_encoder ff --parallel_actors {actors} --env_workers 2
+        --timesteps_per_epoch {steps} --epochs {epochs} --grads_per_epoch {updates} --val_interval {max(epochs, 2)} --eval_timesteps {evaluation}
+        --seed {seeds("cartpole", 1)[0]} --quiet --configs zoo/cartpole"""
+    tqdm(range(1), disable=False, file=io.StringIO()).close()  # it starts a thread that stays
+    before = Held.now()
+    threads = torch.get_num_threads()
+    experiment = train.make_experiment(parser.parse_args(arguments.split()))
+    experiment.make_train_env = make_raising_cartpole(0.001, 0.005, str(injected))
+    experiment.max_env_restarts = 10**6
+    try:
+        experiment.start()
+        first = {k: v.clone() for k, v in experiment.policy.state_dict().items()}
+        experiment.learn()
+        changed = sum(not torch.equal(first[k], v) for k, v in experiment.policy.state_dict().items())
+        returns = experiment.evaluate_test(experiment.make_val_env, timesteps=evaluation)[
+            "Average Total Return (Across All Env Names)"
+        ]
+        run_dir = experiment.run_dir
+    finally:
+        experiment.close()
+        torch.set_num_threads(threads)
+    rows = read_metrics(run_dir)
+    counted = sum(r["values"].get("Restarted Environments", 0) for r in rows if r["section"] == "rollout")
+    assert tallied(injected) > 0
+    report("injected exceptions were counted as restarts", int(counted), tallied(injected))
+    say(f"{actors * steps * epochs} steps; return without exploration {returns:.0f} after {epochs * updates} updates")
+    assert rows[-1]["grad_steps"] == epochs * updates
+    assert changed > 5  # training went on
+    assert returns >= count(5, 100)
+    del experiment  # the buffer keeps some files open as long as it lives
+    assert_nothing_left(before, within=10)
+
+
+# ---------------------------------------------------------------------- 4: constructors that fail
+
+FAILING = """
+    import os, sys, time
+    import gymnasium as gym
+    from amago.envs import AMAGOEnv
+    from counting_env import CountingEnv
+
+    flag = sys.argv[1]
+
+    class Fleeting(gym.Wrapper):
+        def step(self, action):
+            if os.path.exists(flag):
+                raise OSError("the game has crashed")
+            return self.env.step(action)
+
+    def make_failing():
+        raise OSError("no such game: " + flag)
+
+    def make_vanishing():
+        if os.path.exists(flag):
+            raise OSError("no such game: " + flag)
+        return AMAGOEnv(gym.make("CartPole-v1"), env_name="CartPole")
+
+    def make_crashing():
+        made = make_vanishing()
+        return AMAGOEnv(Fleeting(made.env.unwrapped), env_name="CartPole")
+
+    def train(make_train_env, make_val_env):
+        import tiny
+        e = tiny.started(os.getcwd(), make_train_env, env_mode="async", env_workers=2, make_val_env=make_val_env,
+                         parallel_actors=2, epochs=10_000)
+        e.learn()
+
+    def play(make_env):
+        import numpy as np
+        from amago.envs import make_pool
+        pool = make_pool(make_env, "async", parallel_actors=1)
+        pool.reset()
+        print("begins", pool._workers[0].process.pid, flush=True)
+        while True:
+            pool.step(np.zeros((1, 1), int))
+"""
+
+
+def fails(folder, call):
+    """Run the script in a folder; returns (seconds that it took to end after the fault, output, exit code)."""
+    flag = folder / "flag"
+    begin = time.monotonic()
+    script = program(folder, FAILING + "\n    " + call + "\n", flag)
+    try:
+        if "make_failing" not in call:
+            assert script.stdout is not None
+            word, pid = script.stdout.readline().split()
+            assert word == "begins"
+            time.sleep(0.5)
+            flag.touch()
+            begin = time.monotonic()
+            if "make_vanishing" in call:
+                os.kill(int(pid), signal.SIGKILL)
+        text, _ = script.communicate(timeout=90)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(script.pid, signal.SIGKILL)
+    return time.monotonic() - begin, text, script.returncode
+
+
+def test_constructors_that_always_fail_end_the_run(tmp_path):
+    """From the beginning; or from when an environment crashes, or a worker is killed, and nothing can be made anew."""
+    calls = ["play(make_failing)", "play(make_crashing)", "play(make_vanishing)", "train(make_failing, make_failing)"]
+    calls = calls[: count(1, 4)]
+    ended = 0
+    for i, call in enumerate(calls):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        took, text, code = fails(folder, call)
+        assert f"OSError: no such game: {folder / 'flag'}" in text, text
+        assert "Traceback" in text
+        assert "ActorError" in text
+        ended += code == 1 and took < 30
+        say(f"{call}: exit code {code} after {took:.1f} s")
+    report("runs with constructors that always fail ended within 30 s with the traceback and code 1", ended, len(calls))
+
+
+def test_an_experiment_tells_a_failing_constructor(tmp_path):
+    import tiny
+
+    def make_failing():
+        raise OSError("no such game")
+
+    with leaves_nothing(within=10):
+        e = tiny.experiment(tmp_path, env_mode="async", env_workers=2, make_train_env=make_failing)
+        begin = time.monotonic()
+        with pytest.raises(ActorError, match=r"(?s)Traceback.*OSError: no such game"):
+            e.start()
+        e.close()
+        assert time.monotonic() - begin < 30
+        tiny.close_all()
+        del e
+
+
+def test_a_failing_constructor_is_not_kept_back_by_a_slow_one():
+    def make_slow():
+        time.sleep(60)
+
+    def make_failing():
+        raise OSError("no such game")
+
+    begin = time.monotonic()
+    with leaves_nothing(), pytest.raises(ActorError, match="no such game"):
+        make_pool([make_slow, make_failing], workers=2)
+    assert time.monotonic() - begin < 10
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_an_environment_that_exits_is_a_fault_like_others(mode):
+    class Exits(CountingEnv):
+        def step(self, action):
+            sys.exit(0)
+
+    pool = make_pool([lambda: AMAGOEnv(Exits(0))], mode, max_env_restarts=2)
+    try:
+        pool.reset()
+        with pytest.raises(ActorError, match="SystemExit"):
+            for _ in range(3):
+                pool.step(np.zeros((1, 1), int))
+    finally:
+        pool.close()
+
+
+# ---------------------------------------------------------------------- 5: what is left behind
+
+FAULTS = ("none", "raise", "always", "kill", "kill all", "in flight", "unrecordable", "stop", "wordy")
+
+
+def trouble(fault, tmp_path):
+    """A pool of two workers in a certain sort of trouble, not closed."""
+    recorder = {"save_trajs_to": str(tmp_path / "d"), "save_trajs_as": "npz"} if fault == "unrecordable" else None
+    makers = [make_counting(i, fault=fault if fault in ("raise", "always") else "", flag=str(tmp_path / "f")) for i in range(4)]
+    if fault == "wordy":
+        makers = [lambda i=i: AMAGOEnv(Wordy(i)) for i in range(4)]
+    pool = make_pool(makers, workers=2, seed=0, step_timeout=30.0, max_env_restarts=5, recorder=recorder)
+    pool.reset()
+    if fault == "unrecordable":
+        shutil.rmtree(tmp_path / "d")
+        (tmp_path / "d").write_text("a file where the directory was")
+    with contextlib.suppress(ActorError):
+        for _ in range(12):
+            pool.step(np.zeros((4, 1), int))
+        assert fault not in ("always", "unrecordable")
+    numbers = pids(pool)
+    if fault.startswith("kill"):
+        for pid in numbers[: 2 if fault == "kill all" else 1]:
+            os.kill(pid, signal.SIGKILL)
+        pool.drain()
+        os.kill(pids(pool)[1], signal.SIGKILL)  # this one is not noticed before it is closed
+    if fault == "stop":
+        os.kill(numbers[0], signal.SIGSTOP)
+    if fault == "in flight":
+        pool.send(0, np.zeros((2, 1), int))
+    if fault == "wordy":
+        pool._workers[0].tell(b"D")
+        time.sleep(0.3)
+        os.kill(numbers[0], signal.SIGSTOP)
+    return pool
+
+
+def test_nothing_is_left_after_a_fault(tmp_path, monkeypatch):
+    monkeypatch.setattr("amago.envs.async_pool._QUIT_SECONDS", count(2, 6))
+    slowest, faults = 0.0, FAULTS[: count(8, 9)]
+    for fault in faults:
+        folder = tmp_path / fault
+        folder.mkdir()
+        with leaves_nothing():
+            pool = trouble(fault, folder)
+            numbers = pids(pool)
+            slowest = max(slowest, close_twice(pool))
+            del pool
+            assert gone(numbers, 1)
+    report("sorts of trouble left no process, shared memory or descriptor behind", len(faults), len(faults))
+    say(f"close() took {slowest:.1f} s at most")
+
+
+def test_starts_and_stops_beside_busy_threads():
+    times, slowest = count(10, 200), 0.0
+    done = 0
+    with busy_threads(4), leaves_nothing():
+        for _ in range(times):
+            begin = time.monotonic()
+            pool = make_pool([make_counting(i) for i in range(2)], workers=2, start_timeout=60)
+            pool.reset()
+            pool.step(np.zeros((2, 1), int))
+            assert pool.drain().restarts == 0
+            close_twice(pool)
+            done += 1
+            slowest = max(slowest, time.monotonic() - begin)
+    report("starts and stops beside busy threads, without a hang", done, times)
+    say(f"the longest took {slowest:.2f} s")
+
+
+def test_workers_outlive_the_forkserver(events, monkeypatch):
+    """All children of a forkserver look dead when it dies, and are not."""
+    monkeypatch.setattr("amago.envs.async_pool._QUIT_SECONDS", count(1, 6))
+    pool = make_pool([make_counting(i) for i in range(2)], workers=2, seed=0)
+    numbers = []
+    try:
+        follow = Followed(pool, 0)
+        os.kill(forkserver(), signal.SIGTERM)
+        assert gone([forkserver()], 5)
+        for _ in range(5):
+            follow.step()
+        assert (events.at, follow.breaks.tolist()) == ([], [0, 0])
+        numbers += pids(pool)
+        os.kill(pids(pool)[0], signal.SIGKILL)
+        for _ in range(5):
+            follow.step()
+        assert follow.breaks.sum() == len(events.at) == 1
+        numbers += pids(pool)
+        os.kill(pids(pool)[1], signal.SIGSTOP)
+        close_twice(pool)
+    finally:
+        pool.close()
+        forkserver_module.ensure_running()
+    assert gone(numbers, 1)
+    assert not processes() & set(numbers)
+
+
+GROUP = """
+    import signal, time
+    import numpy as np
+    from amago.envs import make_pool
+    from counting_env import make_counting
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, lambda *_: None)
+    pool = make_pool([make_counting(i) for i in range(2)], "async", workers=2)
+    pool.reset()
+    print("ready", flush=True)
+    time.sleep(1.0)  # the signal comes
+    for _ in range(20):
+        pool.step(np.zeros((2, 1), int))
+    print("restarts:", pool.drain().restarts, flush=True)
+    pool.close()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1], ids=lambda s: s.name)
+def test_a_signal_to_the_whole_group_replaces_nobody(number, tmp_path):
+    script = program(tmp_path, GROUP)
+    assert script.stdout is not None
+    assert script.stdout.readline() == "ready\n"
+    os.killpg(script.pid, number)
+    text, _ = script.communicate(timeout=60)
+    assert script.returncode == 0, text
+    assert text == "restarts: 0\n"
+
+
+ORPHAN = """
+    import sys, time
+    import numpy as np
+    from amago.envs import AMAGOEnv, make_pool, worker
+    from counting_env import CountingEnv
+
+    class Hangs(CountingEnv):
+        def step(self, action):
+            time.sleep(3600)
+
+    worker.ORPHAN_SECONDS = 0.5
+    pool = make_pool([lambda: AMAGOEnv(Hangs(0))], "async", mp_context="fork")
+    pool.reset()
+    pool.send(0, np.zeros((1, 1), int))
+    print(pool._workers[0].process.pid, flush=True)
+    time.sleep(3600)
+"""
+
+
+def test_a_hung_worker_does_not_outlive_a_killed_program(tmp_path):
+    script = program(tmp_path, ORPHAN)
+    assert script.stdout is not None
+    pid = int(script.stdout.readline())
+    assert alive(pid)
+    script.kill()
+    script.communicate()
+    assert gone([pid], 10)
+    assert worker_module.ORPHAN_SECONDS == 30
+
+
+FORKED = """
+    import os, signal, time
+    import numpy as np
+    from amago.envs import make_pool
+    from counting_env import make_counting
+
+    pools = [make_pool([make_counting(0), make_counting(1)], "async", workers=2, mp_context="fork") for _ in range(2)]
+    for pool in pools:
+        os.kill(pool._workers[0].process.pid, signal.SIGKILL)
+        pool.reset()
+    print("pids", *[worker.process.pid for pool in pools for worker in pool._workers], flush=True)
+    time.sleep(3600)
+"""
+
+
+def test_forked_workers_of_two_pools_do_not_keep_each_other_alive(tmp_path):
+    """A fork copies the sockets of all workers that were there before, and with them the sign that the program lives."""
+    script = program(tmp_path, FORKED)
+    assert script.stdout is not None
+    while not (line := script.stdout.readline()).startswith("pids"):  # the replacements are told first
+        assert line
+    numbers = list(map(int, line.split()[1:]))
+    assert len(numbers) == 4
+    assert all(map(alive, numbers))
+    last = numbers.pop(2)  # forked after all others
+    os.kill(last, signal.SIGSTOP)
+    script.kill()
+    try:
+        assert gone(numbers, 10)
+        assert alive(last)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(script.pid, signal.SIGKILL)
+        script.communicate()
+
+
+# ---------------------------------------------------------------------- 6: too little memory
+
+BIG = 3 * 2**20
+
+LIMITED = """
+    import resource, sys
+    import numpy as np
+    from actor_fault_envs import Wide
+    from amago.envs import AMAGOEnv, make_pool
+
+    size, limit, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    if limit:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    pool = make_pool([lambda: AMAGOEnv(Wide(size, path))] * 2, "async", workers=2)
+    pool.reset()
+    for _ in range(3):
+        pool.step(np.zeros((2, 1), int))
+    assert (pool.obs["observation"] == 1).all()
+    print("it works")
+    pool.close()
+"""
+
+
+def test_too_little_shared_memory_is_told_before_the_first_step(tmp_path):
+    steps = tmp_path / "steps"
+    script = program(tmp_path, LIMITED, BIG, 2**20, steps)
+    text, _ = script.communicate(timeout=60)
+    assert script.returncode == 1, text
+    assert "MemoryError: 6.0 MiB of shared memory are needed" in text
+    assert "parallel_actors" in text
+    assert tallied(steps) == 0
+    report("runs with too little shared memory ended with an error that names it, before the first step", 1, 1)
+
+
+def test_a_small_dev_shm_is_no_limit(tmp_path):
+    """The arrays are in nameless memory, which the size of /dev/shm does not limit."""
+    small = "mount -t tmpfs -o size=64k tmpfs /dev/shm"
+    if not shutil.which("unshare") or subprocess.run(["unshare", "-m", "sh", "-c", small], capture_output=True).returncode:
+        pytest.skip("mounts cannot be changed here")
+    (tmp_path / "program.py").write_text("\n".join(line[4:] for line in LIMITED.splitlines()))
+    command = f'{small} && exec "$@"'
+    run = [sys.executable, str(tmp_path / "program.py"), str(BIG), "0", str(tmp_path / "steps")]
+    done = subprocess.run(["unshare", "-m", "sh", "-c", command, "sh", *run], env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "it works\n"
+
+
+def test_more_than_there_is_is_refused_without_taking_it():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with leaves_nothing():
+        for size in (2**46, 2**62, 2**70):
+            with pytest.raises(MemoryError, match=r"MiB of shared memory are needed.*are left"):
+                shared_block(size)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 * 1024
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_what_a_container_leaves_is_what_there_is(version, tmp_path):
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:   6000 kB\nSwapFree: 1000 kB\n")
+    assert memory_left(tmp_path) == 7000 * 1024
+    top = tmp_path / "sys/fs/cgroup"
+    top = top / "memory" if version == 1 else top
+    inner = top / "job/step"
+    inner.mkdir(parents=True)
+    line = "4:cpu,memory:/job/step" if version == 1 else "0::/job/step"
+    (tmp_path / "proc/self/cgroup").write_text(f"9:pids:/\n{line}\n")
+    assert memory_left(tmp_path) == 7000 * 1024  # a group without a limit
+    limit, used = ("memory.limit_in_bytes", "memory.usage_in_bytes") if version == 1 else ("memory.max", "memory.current")
+    (inner / limit).write_text("max\n" if version == 2 else f"{2**63 - 4096}\n")
+    (inner / used).write_text("100\n")
+    (inner.parent / limit).write_text("5000\n")
+    (inner.parent / used).write_text("3000\n")
+    cache = "total_inactive_file" if version == 1 else "inactive_file"
+    (inner.parent / "memory.stat").write_text(f"anon 2500\n{cache} 500\n")
+    assert memory_left(tmp_path) == 2500
+    (inner.parent / used).write_text("9000\n")
+    assert memory_left(tmp_path) == 0
+    assert memory_left(tmp_path / "nowhere") is None
