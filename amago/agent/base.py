@@ -29,6 +29,24 @@ class AgentLoss(NamedTuple):
     metrics: dict[str, float | Tensor]
 
 
+class AgentValues(NamedTuple):
+    """What an agent thinks of the actions of a batch, for each discount, all (B, L, G, 1); padding means nothing.
+
+    Attributes:
+        q: Q(s, a) of the stored action, in the environment's units of return, mean over critics.
+        v: Q(s, a ~ pi), likewise.
+        advantage: as the filter sees it. Its units are the agent's own; its sign is that of q - v.
+        filter_weight: of the stored action in behaviour cloning.
+        ensemble_spread: standard deviation of q over critics.
+    """
+
+    q: Tensor
+    v: Tensor
+    advantage: Tensor
+    filter_weight: Tensor
+    ensemble_spread: Tensor
+
+
 class BaseAgent(nn.Module, ABC):
     """Timestep encoder -> sequence model -> whatever the subclass trains.
 
@@ -61,8 +79,9 @@ class BaseAgent(nn.Module, ABC):
         """The losses of a batch; with ``log_step`` also costly metrics."""
 
     @abstractmethod
-    def act(self, state: Tensor, obs: dict[str, Tensor], sample: bool) -> Tensor:
-        """Sequence model's output (N, E) -> stored form of the action (N, S); ``obs`` is (N, ...)."""
+    def act(self, state: Tensor, obs: dict[str, Tensor], sample: bool, gamma_idx: int | None = None) -> Tensor:
+        """Sequence model's output (N, E) -> stored form of the action (N, S); ``obs`` is (N, ...), ``gamma_idx`` says which of the
+        agent's discounts acts (None: the one that it acts by in rollouts)."""
 
     @property
     @abstractmethod
@@ -89,7 +108,13 @@ class BaseAgent(nn.Module, ABC):
 
     @torch.no_grad()
     def get_actions(
-        self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any, sample: bool = True
+        self,
+        obs: dict[str, Tensor],
+        rl2s: Tensor,
+        time_idxs: Tensor,
+        hidden_state: Any,
+        sample: bool = True,
+        gamma_idx: int | None = None,
     ) -> tuple[Tensor, Any]:
         """One step of N actors.
 
@@ -97,6 +122,7 @@ class BaseAgent(nn.Module, ABC):
             obs: {key: (N, ...)}; rl2s: (N, 1 + A); time_idxs: (N, 1).
             hidden_state: from `init_hidden_state`, already reset where a rollout begins.
             sample: draw from the policy; else take its mode.
+            gamma_idx: which of the agent's discounts acts; None: the one that it acts by in rollouts. The memory is the same.
 
         Returns:
             stored form of the actions (N, S), and the new memory.
@@ -104,4 +130,4 @@ class BaseAgent(nn.Module, ABC):
         steps = {k: v.unsqueeze(1) for k, v in obs.items()}
         emb = self.tstep_encoder(obs=steps, rl2s=rl2s.unsqueeze(1))
         states, hidden_state = self.traj_encoder(seq=emb, time_idxs=time_idxs.unsqueeze(1), hidden_state=hidden_state)
-        return self.act(states[:, 0], obs, sample), hidden_state
+        return self.act(states[:, 0], obs, sample, gamma_idx), hidden_state

@@ -1,101 +1,21 @@
-"""Distributions over actions.
-
-A `DistributionType` (one for a policy, made from the action's width) turns network outputs into a `PolicyOutput` (one for a
-batch). Shapes: leading dimensions (...) usually (B, L, G); A the width of an action.
-
-Three forms of an action: the *vector* that critics read (one-hot, [-1, 1], bits; (..., A) float), the *sample* that `log_prob`
-takes (an index (...) for `Discrete`, else the vector), and the *stored* one that rollouts hand to environments.
-"""
+"""Distributions over actions, and the settings of each. What they have in common is in `amago.nets.distributions`."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from typing import Any
 
 import gin
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from amago.nets.utils import at_least_float32, check_positive
+from amago.nets.distributions import DistributionType, PolicyOutput
+from amago.nets.utils import check_positive
 
-
-class PolicyOutput(ABC):
-    """A batch of distributions over actions."""
-
-    @abstractmethod
-    def sample(self) -> Tensor:
-        """One action of each distribution, without gradient: (...) indices for discrete actions, else (..., A)."""
-
-    def rsample(self) -> Tensor:
-        """Like `sample`, with gradient.
-
-        Raises:
-            NotImplementedError: the distribution has no reparametrisation.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no reparametrised sample: use sample() or probs")
-
-    @property
-    @abstractmethod
-    def mode(self) -> Tensor:
-        """The greedy action, in the form of `sample`."""
-
-    @abstractmethod
-    def log_prob(self, action: Tensor) -> Tensor:
-        """Log-density of actions in the form of `sample`: (...) for discrete ones, else (..., A), one number a dimension."""
-
-    def entropy(self) -> Tensor:
-        """In the shape of `log_prob`.
-
-        Raises:
-            NotImplementedError: there is no closed form.
-        """
-        raise NotImplementedError(f"the entropy of {type(self).__name__} has no closed form")
-
-    @abstractmethod
-    def sample_action(self, sample: bool) -> Tensor:
-        """The action in its stored form (..., S), drawn or (``sample`` False) greedy, without gradient."""
-
-    def metrics(self) -> dict[str, Tensor]:
-        """Scalars worth logging."""
-        return {}
-
-
-class DistributionType(ABC):
-    """Makes a `PolicyOutput` of network outputs.
-
-    Args:
-        d_action: A, the width of the action's vector form.
-    """
-
-    is_discrete: bool
-    """Actions are indices, and the policy has a probability of each."""
-    actions_differentiable: bool
-    """`PolicyOutput.rsample` exists."""
-
-    def __init__(self, d_action: int) -> None:
-        check_positive(d_action=d_action)
-        self.d_action = d_action
-
-    @property
-    @abstractmethod
-    def input_dimension(self) -> int:
-        """P, how many numbers describe one distribution."""
-
-    @abstractmethod
-    def make(self, vec: Tensor) -> PolicyOutput:
-        """(..., P) -> distributions with batch shape (...)."""
-
-    def __call__(self, vec: Tensor, log_dict: dict[str, Any] | None = None) -> PolicyOutput:
-        """(..., P) -> distributions with batch shape (...), never in half precision; their metrics go into ``log_dict`` if given."""
-        if vec.shape[-1] != self.input_dimension:
-            raise ValueError(f"{type(self).__name__} takes (..., {self.input_dimension}), got shape {tuple(vec.shape)}")
-        with torch.autocast(vec.device.type, enabled=False):
-            dist = self.make(at_least_float32(vec))
-            if log_dict is not None:
-                log_dict.update(dist.metrics())
-        return dist
+__all__ = [
+    "GMM", "Beta", "BetaOutput", "Discrete", "DiscreteOutput", "DistributionType", "GMMOutput", "Multibinary",
+    "MultibinaryOutput", "PolicyOutput", "TanhGaussian", "TanhGaussianOutput",
+]  # fmt: skip
 
 
 class DiscreteOutput(PolicyOutput):
@@ -103,10 +23,11 @@ class DiscreteOutput(PolicyOutput):
 
     Attributes:
         probs: (..., A), clipped and renormalised.
+        kind: the `Discrete` that made them.
     """
 
-    def __init__(self, probs: Tensor) -> None:
-        self.probs = probs
+    def __init__(self, probs: Tensor, kind: Discrete) -> None:
+        self.probs, self.kind = probs, kind
 
     def sample(self) -> Tensor:
         flat = self.probs.detach().reshape(-1, self.probs.shape[-1])
@@ -120,6 +41,20 @@ class DiscreteOutput(PolicyOutput):
         if action.shape != self.probs.shape[:-1]:
             raise ValueError(f"actions must be indices of shape {tuple(self.probs.shape[:-1])}, got {tuple(action.shape)}")
         return self.probs.gather(-1, action.long().unsqueeze(-1)).squeeze(-1).log()
+
+    def sample_vector(self, grad: bool = False) -> Tensor:
+        """One-hot actions, clipped as probabilities are. The gradient is that of a Gumbel-softmax sample (straight-through, Jang
+        et al. 2017, arXiv 1611.01144)."""
+        gumbel = -torch.empty_like(self.probs).exponential_().log()  # with or without gradient, so that both draw alike
+        scores = self.probs.clamp(min=torch.finfo(self.probs.dtype).tiny).log() + gumbel
+        hard = self.kind.clip_like_policy(F.one_hot(scores.argmax(dim=-1), self.probs.shape[-1]).to(self.probs.dtype))
+        if not grad:
+            return hard
+        soft = (scores / self.kind.gumbel_temperature).softmax(dim=-1)
+        return hard + (soft - soft.detach())
+
+    def log_prob_of_vector(self, vector: Tensor) -> Tensor:
+        return self.log_prob(vector.argmax(dim=-1).expand(self.probs.shape[:-1])).unsqueeze(-1)
 
     def entropy(self) -> Tensor:
         return torch.special.entr(self.probs).sum(dim=-1)
@@ -138,32 +73,45 @@ class Discrete(DistributionType):
     Args:
         d_action: A.
         clip_prob_low, clip_prob_high: the clip. A low clip keeps every action possible, and bounds log-probabilities.
+        gumbel_temperature: of the gradient of sampled actions.
     """
 
     is_discrete = True
-    actions_differentiable = False
+    actions_differentiable = True
 
-    def __init__(self, d_action: int, clip_prob_low: float = 0.001, clip_prob_high: float = 0.99) -> None:
+    def __init__(
+        self, d_action: int, clip_prob_low: float = 0.001, clip_prob_high: float = 0.99, gumbel_temperature: float = 0.5
+    ) -> None:
         super().__init__(d_action)
+        if not gumbel_temperature > 0.0:
+            raise ValueError(f"gumbel_temperature must be positive, got gumbel_temperature={gumbel_temperature}")
         if not 0.0 <= clip_prob_low < clip_prob_high <= 1.0:
             raise ValueError(
                 "0 <= clip_prob_low < clip_prob_high <= 1 must hold, got "
                 f"clip_prob_low={clip_prob_low}, clip_prob_high={clip_prob_high}"
             )
         self.clip_prob_low, self.clip_prob_high = clip_prob_low, clip_prob_high
+        self.gumbel_temperature = gumbel_temperature
 
     @property
     def input_dimension(self) -> int:
         return self.d_action
 
-    def clip_like_policy(self, probs: Tensor) -> Tensor:
+    def clip_like_policy(self, vector: Tensor) -> Tensor:
         """Clip and renormalise (..., A) as the policy's probabilities are; also for stored one-hot actions, so that a critic
         reads both alike."""
-        clipped = probs.clamp(self.clip_prob_low, self.clip_prob_high)
+        clipped = vector.clamp(self.clip_prob_low, self.clip_prob_high)
         return clipped / clipped.detach().sum(dim=-1, keepdim=True)
 
     def make(self, vec: Tensor) -> DiscreteOutput:
-        return DiscreteOutput(self.clip_like_policy(vec.softmax(dim=-1)))
+        return DiscreteOutput(self.clip_like_policy(vec.softmax(dim=-1)), self)
+
+
+def _checked_clip(clip_actions_on_log_prob: tuple[float, float]) -> tuple[float, float]:
+    low, high = clip_actions_on_log_prob
+    if not -1.0 < low < high < 1.0:
+        raise ValueError(f"clip_actions_on_log_prob must be within (-1, 1), got {clip_actions_on_log_prob}")
+    return low, high
 
 
 class TanhGaussianOutput(PolicyOutput):
@@ -229,11 +177,8 @@ class TanhGaussian(DistributionType):
         super().__init__(d_action)
         if not 0.0 < std_low < std_high:
             raise ValueError(f"0 < std_low < std_high must hold, got std_low={std_low}, std_high={std_high}")
-        low, high = clip_actions_on_log_prob
-        if not -1.0 < low < high < 1.0:
-            raise ValueError(f"clip_actions_on_log_prob must be within (-1, 1), got {clip_actions_on_log_prob}")
         self.log_std_low, self.log_std_high = math.log(std_low), math.log(std_high)
-        self.clip = (low, high)
+        self.clip = _checked_clip(clip_actions_on_log_prob)
 
     @property
     def input_dimension(self) -> int:
@@ -243,6 +188,155 @@ class TanhGaussian(DistributionType):
         loc, raw = vec.chunk(2, dim=-1)
         log_std = self.log_std_low + 0.5 * (self.log_std_high - self.log_std_low) * (torch.tanh(raw) + 1.0)
         return TanhGaussianOutput(loc, log_std.exp(), self.clip)
+
+
+class BetaOutput(PolicyOutput):
+    """Independent beta variables, stretched from [0, 1] to [-1, 1].
+
+    Attributes:
+        alpha, beta: (..., A), above 1.
+        clip: actions are clamped to it before their density is taken (it may be 0 at the bounds).
+    """
+
+    def __init__(self, alpha: Tensor, beta: Tensor, clip: tuple[float, float]) -> None:
+        self.alpha, self.beta, self.clip = alpha, beta, clip
+        self._unit = torch.distributions.Beta(alpha, beta, validate_args=False)
+
+    def sample(self) -> Tensor:
+        with torch.no_grad():
+            return self.rsample()
+
+    def rsample(self) -> Tensor:
+        return 2.0 * self._unit.rsample() - 1.0
+
+    @property
+    def mean(self) -> Tensor:
+        """(..., A)."""
+        return 2.0 * self._unit.mean - 1.0
+
+    @property
+    def mode(self) -> Tensor:
+        return self.mean
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        return self._unit.log_prob(0.5 * (action.clamp(*self.clip) + 1.0)) - math.log(2.0)
+
+    def entropy(self) -> Tensor:
+        return self._unit.entropy() + math.log(2.0)
+
+    def sample_action(self, sample: bool) -> Tensor:
+        return (self.sample() if sample else self.mode.detach()).float()
+
+    def metrics(self) -> dict[str, Tensor]:
+        return {"Policy Entropy": self.entropy().detach().sum(dim=-1).mean()}
+
+
+@gin.configurable
+class Beta(DistributionType):
+    """Actions in [-1, 1] (Chou et al. 2017, ICML): of the input, the first half is raw alpha, the second raw beta; both are
+    softplus(raw) + ``offset``, so that the density has one peak. The greedy action is the mean.
+
+    Args:
+        d_action: A.
+        offset: added to alpha and beta.
+        clip_actions_on_log_prob: actions are clamped to it before their density is taken.
+    """
+
+    is_discrete = False
+    actions_differentiable = True
+
+    def __init__(
+        self, d_action: int, offset: float = 1.0001, clip_actions_on_log_prob: tuple[float, float] = (-0.99, 0.99)
+    ) -> None:
+        super().__init__(d_action)
+        if not offset > 0.0:
+            raise ValueError(f"offset must be positive, got offset={offset}")
+        self.offset, self.clip = offset, _checked_clip(clip_actions_on_log_prob)
+
+    @property
+    def input_dimension(self) -> int:
+        return 2 * self.d_action
+
+    def make(self, vec: Tensor) -> BetaOutput:
+        alpha, beta = (F.softplus(vec) + self.offset).chunk(2, dim=-1)
+        return BetaOutput(alpha, beta, self.clip)
+
+
+class GMMOutput(PolicyOutput):
+    """tanh of a mixture of normal distributions with independent dimensions. No reparametrised sample.
+
+    Attributes:
+        loc, scale: (..., M, A), of each mode before tanh.
+        log_weights: (..., M), normalised.
+    """
+
+    def __init__(self, loc: Tensor, scale: Tensor, log_weights: Tensor) -> None:
+        self.loc, self.scale, self.log_weights = loc, scale, log_weights
+
+    def sample(self) -> Tensor:
+        with torch.no_grad():
+            mode = (self.log_weights - torch.empty_like(self.log_weights).exponential_().log()).argmax(dim=-1)
+            index = mode[..., None, None].expand(*mode.shape, 1, self.loc.shape[-1])
+            loc, scale = (x.gather(-2, index).squeeze(-2) for x in (self.loc, self.scale))
+            return torch.tanh(loc + scale * torch.randn_like(loc))
+
+    @property
+    def mean(self) -> Tensor:
+        """tanh of the mean before it, (..., A)."""
+        return torch.tanh((self.log_weights.exp().unsqueeze(-1) * self.loc).sum(dim=-2))
+
+    @property
+    def mode(self) -> Tensor:
+        return self.mean
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """(..., A) -> (..., 1): the dimensions of a mixture are not independent."""
+        x = 0.5 * ((1.0 + action).clamp(min=1e-6).log() - (1.0 - action).clamp(min=1e-6).log())
+        normal = -0.5 * ((x.unsqueeze(-2) - self.loc) / self.scale).square() - self.scale.log() - 0.5 * math.log(2.0 * math.pi)
+        mixture = (normal.sum(dim=-1) + self.log_weights).logsumexp(dim=-1, keepdim=True)
+        return mixture - (1.0 - action.square() + 1e-6).log().sum(dim=-1, keepdim=True)
+
+    def sample_action(self, sample: bool) -> Tensor:
+        return (self.sample() if sample else self.mode.detach()).float()
+
+    def metrics(self) -> dict[str, Tensor]:
+        return {
+            "Policy Std (before tanh)": self.scale.detach().mean(),
+            "Policy Modes Entropy": torch.special.entr(self.log_weights.detach().exp()).sum(dim=-1).mean(),
+        }
+
+
+@gin.configurable
+class GMM(DistributionType):
+    """Actions in [-1, 1] from several modes: of the input, M x A means (mode by mode), as many raw standard deviations
+    (softplus(raw) + ``min_std``), and M logits of the modes. The greedy action is the mean. It suits behaviour cloning; there is no
+    gradient through its samples.
+
+    Args:
+        d_action: A.
+        gmm_modes: M.
+        min_std: added to each standard deviation before tanh.
+    """
+
+    is_discrete = False
+    actions_differentiable = False
+
+    def __init__(self, d_action: int, gmm_modes: int = 5, min_std: float = 1e-4) -> None:
+        super().__init__(d_action)
+        check_positive(gmm_modes=gmm_modes)
+        if not min_std > 0.0:
+            raise ValueError(f"min_std must be positive, got min_std={min_std}")
+        self.gmm_modes, self.min_std = gmm_modes, min_std
+
+    @property
+    def input_dimension(self) -> int:
+        return self.gmm_modes * (2 * self.d_action + 1)
+
+    def make(self, vec: Tensor) -> GMMOutput:
+        wide = self.gmm_modes * self.d_action
+        loc, raw, logits = vec.split((wide, wide, self.gmm_modes), dim=-1)
+        shape = (self.gmm_modes, self.d_action)
+        return GMMOutput(loc.unflatten(-1, shape), F.softplus(raw.unflatten(-1, shape)) + self.min_std, logits.log_softmax(-1))
 
 
 class MultibinaryOutput(PolicyOutput):
@@ -274,6 +368,9 @@ class MultibinaryOutput(PolicyOutput):
 
     def log_prob(self, action: Tensor) -> Tensor:
         return -F.binary_cross_entropy_with_logits(self.logits, action.to(self.logits.dtype), reduction="none")
+
+    def log_prob_of_vector(self, vector: Tensor) -> Tensor:
+        return self.log_prob(vector.expand_as(self.logits)).mean(dim=-1, keepdim=True)
 
     def entropy(self) -> Tensor:
         return F.binary_cross_entropy_with_logits(self.logits, self.probs, reduction="none")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from amago import config
-from amago.agent import Agent, exp_filter
+from amago.agent import Agent, MultiTaskAgent, exp_filter, leaky_relu_filter
 from amago.loading import Batch
 from amago.nets.actor_critic import Actor
 from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder
@@ -21,14 +21,15 @@ SMALL = {
     "FFTstepEncoder.n_layers": 1, "FFTstepEncoder.d_hidden": 16, "FFTstepEncoder.d_output": 12, "FFTrajEncoder.d_model": 16,
     "GRUTrajEncoder.d_hidden": 16, "GRUTrajEncoder.d_output": 16, "GRUTrajEncoder.n_layers": 1, "TformerTrajEncoder.d_model": 16,
     "TformerTrajEncoder.n_heads": 2, "TformerTrajEncoder.d_ff": 32, "TformerTrajEncoder.n_layers": 1, "Actor.d_hidden": 16,
-    "NCritics.d_hidden": 16,
+    "NCritics.d_hidden": 16, "NCriticsTwoHot.d_hidden": 16, "NCriticsTwoHot.output_bins": 16,
 }  # fmt: skip
+AGENTS = {"agent": Agent, "multitask": MultiTaskAgent}
 
 
-def build(kind, traj=FFTrajEncoder, **options):
+def build(kind, traj=FFTrajEncoder, agent_type=Agent, **options):
     config.bind(SMALL)
     space = SPACES[kind]
-    return Agent(OBS, rl2_space(action_spec(space)), space, 8, FFTstepEncoder, traj, **options)
+    return agent_type(OBS, rl2_space(action_spec(space)), space, 8, FFTstepEncoder, traj, **options)
 
 
 def make_batch(kind, b=3, length=6, seed=0):
@@ -57,9 +58,12 @@ OPTIONS = [
     {"popart": False},
     {"use_target_actor": False},
     {"online_coeff": 0.0, "offline_coeff": 1.0},
-    {"offline_coeff": 0.0},
+    {"online_coeff": 1.0, "offline_coeff": 0.0},
+    {"online_coeff": 0.5, "offline_coeff": 0.5},
     {"fbc_filter_func": exp_filter},
-    {"fake_filter": True},
+    {"fbc_filter_func": leaky_relu_filter},
+    {"fbc_filter_func": lambda adv: adv.sigmoid()},
+    {"fake_filter": True, "online_coeff": 1.0},
     {
         "num_critics": 3,
         "num_critics_td": 3,
@@ -69,10 +73,11 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.parametrize("agent_type", AGENTS.values(), ids=AGENTS)
 @pytest.mark.parametrize("kind", SPACES)
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(o) or "defaults")
-def test_every_option_gives_finite_losses_of_the_documented_shapes(kind, options):
-    agent, batch = build(kind, **options), make_batch(kind)
+@pytest.mark.parametrize("options", OPTIONS, ids=[f"{i}-{'-'.join(o) or 'defaults'}" for i, o in enumerate(OPTIONS)])
+def test_every_option_gives_finite_losses_of_the_documented_shapes(kind, options, agent_type):
+    agent, batch = build(kind, agent_type=agent_type, **options), make_batch(kind)
     loss = agent(batch, log_step=True)
     groups = 1 if options.get("use_multigamma") is False else 7
     critics = options.get("num_critics", 4)
@@ -87,19 +92,21 @@ def test_every_option_gives_finite_losses_of_the_documented_shapes(kind, options
     assert all(np.isfinite(float(v)) for v in loss.metrics.values())
 
 
-def test_plain_cloning_needs_no_critic():
-    loss = build("discrete", fake_filter=True, online_coeff=0.0)(make_batch("discrete"))
+@pytest.mark.parametrize("agent_type", AGENTS.values(), ids=AGENTS)
+def test_plain_cloning_needs_no_critic(agent_type):
+    loss = build("discrete", agent_type=agent_type, fake_filter=True, online_coeff=0.0)(make_batch("discrete"))
     assert loss.critic_loss is None
     loss.actor_loss.mean().backward()
 
 
+@pytest.mark.parametrize("agent_type", AGENTS.values(), ids=AGENTS)
 @pytest.mark.parametrize("kind", SPACES)
-def test_the_policy_gradient_reaches_the_actor_and_encoders_through_the_actor_alone(kind):
-    agent = build(kind, offline_coeff=0.0)
+def test_the_policy_gradient_reaches_the_actor_and_encoders_through_the_actor_alone(kind, agent_type):
+    agent = build(kind, agent_type=agent_type, online_coeff=1.0, offline_coeff=0.0)
     agent(make_batch(kind)).actor_loss.mean().backward()
     assert all(p.grad is None or not p.grad.any() for p in agent.critics.parameters())
     assert any(p.grad is not None and p.grad.any() for p in agent.actor.parameters())
-    frozen = build(kind, offline_coeff=0.0)
+    frozen = build(kind, agent_type=agent_type, online_coeff=1.0, offline_coeff=0.0)
     for p in frozen.actor.parameters():
         p.requires_grad_(False)
     # the state that the critic reads is held fixed: without the actor's path nothing reaches the encoders but what goes through pi
@@ -109,14 +116,20 @@ def test_the_policy_gradient_reaches_the_actor_and_encoders_through_the_actor_al
     assert any(g is not None and g.any() for g in grads)
 
 
+@pytest.mark.parametrize("agent_type", AGENTS.values(), ids=AGENTS)
 @pytest.mark.parametrize("kind", SPACES)
-def test_the_policy_gradient_raises_the_value_of_the_policy(kind):
+def test_the_policy_gradient_raises_the_value_of_the_policy(kind, agent_type):
     """With critics that prefer one action, the actor comes to take it."""
     torch.manual_seed(0)
-    agent = build(kind, offline_coeff=0.0, use_multigamma=False).eval()
+    agent = build(kind, agent_type=agent_type, online_coeff=1.0, offline_coeff=0.0, use_multigamma=False).eval()
     want = torch.zeros(agent.action_spec.dim)
     want[0] = 1.0
-    if agent.discrete:
+    if agent_type is MultiTaskAgent:
+        tilt = torch.linspace(0.0, 4.0, 16)
+        agent.critics.forward = lambda s, a, log_dict=None, detach_params=False: (
+            -((a - want) ** 2).sum(-1)[..., None, None].transpose(-3, -2) * tilt
+        ).expand(-1, -1, -1, 4, -1, -1)
+    elif agent.discrete:
         agent.critics.all_values = lambda s, detach_params=False: want.expand(*s.shape[:2], 4, 1, -1)
     else:
         agent.critics.forward = lambda s, a, log_dict=None, detach_params=False: (
@@ -161,8 +174,9 @@ def test_targets_are_the_min_over_chosen_critics_with_an_online_loss_and_their_m
         torch.testing.assert_close(got, 0.999 * reduce(q[:, :, chosen], dim=2, keepdim=True))
 
 
-def test_indices_and_one_hots_are_the_same_action():
-    agent, batch = build("discrete").eval(), make_batch("discrete")
+@pytest.mark.parametrize("agent_type", AGENTS.values(), ids=AGENTS)
+def test_indices_and_one_hots_are_the_same_action(agent_type):
+    agent, batch = build("discrete", agent_type=agent_type).eval(), make_batch("discrete")
     torch.manual_seed(0)
     a = agent(batch)
     batch.actions = batch.actions.argmax(-1, keepdim=True)
@@ -184,11 +198,12 @@ def test_targets_follow_slowly_and_are_not_trained():
         torch.testing.assert_close(new, old + 0.1)
 
 
+@pytest.mark.parametrize("agent_type", AGENTS.values(), ids=AGENTS)
 @pytest.mark.parametrize("kind", SPACES)
 @pytest.mark.parametrize("traj", [FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder])
-def test_actions_are_in_stored_form_and_follow_the_sequence(kind, traj):
+def test_actions_are_in_stored_form_and_follow_the_sequence(kind, traj, agent_type):
     torch.manual_seed(0)
-    agent, batch = build(kind, traj).eval(), make_batch(kind)
+    agent, batch = build(kind, traj, agent_type).eval(), make_batch(kind)
     spec, memory = agent.action_spec, agent.init_hidden_state(3, "cpu")
     with torch.no_grad():
         states = agent.encode(batch)
@@ -210,9 +225,10 @@ class MaskedActor(Actor):
         return logits.masked_fill(straight_from_obs["mask"].unsqueeze(-2) < 0.5, -1e9)
 
 
-def test_observations_go_straight_to_the_actor():
+@pytest.mark.parametrize("agent_type", AGENTS.values(), ids=AGENTS)
+def test_observations_go_straight_to_the_actor(agent_type):
     config.bind({"Discrete.clip_prob_low": 0.0, "Discrete.clip_prob_high": 1.0})
-    agent = build("discrete", actor_type=MaskedActor, pass_obs_keys_to_actor=["mask"])
+    agent = build("discrete", agent_type=agent_type, actor_type=MaskedActor, pass_obs_keys_to_actor=["mask"])
     batch = make_batch("discrete", b=2)
     batch.obs["mask"][:] = torch.tensor([0.0, 1.0, 1.0, 0.0])
     batch.actions[:] = torch.tensor([0.0, 1.0, 0.0, 0.0])
@@ -255,10 +271,13 @@ def test_seventy_thousand_actions():
         ({"n_step": 0}, "n_step must be a whole number"),
         ({"offline_coeff": -1.0}, "offline_coeff must not be negative, got offline_coeff=-1.0"),
         ({"online_coeff": 0.0, "offline_coeff": 0.0}, "nothing would train the actor"),
+        ({"reward_multiplier": 0.0}, "reward_multiplier must be positive, got reward_multiplier=0.0"),
+        ({"rollout_gamma_idx": 7}, r"rollout_gamma_idx=7 is the index of none of the discounts \[0.1, 0.9, .*, 0.999\]"),
         ({"gamma": 1.0}, r"discounts must lie in \[0, 1\), got gamma=1.0"),
         ({"pass_obs_keys_to_actor": ["legal"]}, r"names \['legal'\]; the observations are \['mask', 'observation'\]"),
     ],
 )
-def test_wrong_options_are_refused_by_name(options, message):
+@pytest.mark.parametrize("agent_type", AGENTS.values(), ids=AGENTS)
+def test_wrong_options_are_refused_by_name(options, message, agent_type):
     with pytest.raises(ValueError, match=message):
-        build("discrete", **options)
+        build("discrete", agent_type=agent_type, **options)

@@ -7,7 +7,8 @@ import torch
 from golden import load
 
 from amago import config, ops
-from amago.agent import Agent, exp_filter
+from amago.agent import Agent, MultiTaskAgent, exp_filter
+from amago.foreign import adapt_weights
 from amago.loading import Batch
 from amago.nets.traj_encoders import TformerTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
@@ -27,14 +28,25 @@ TINY = {
     "Actor.d_hidden": 16,
     "NCritics.n_layers": 2,
     "NCritics.d_hidden": 16,
+    "NCriticsTwoHot.n_layers": 2,
+    "NCriticsTwoHot.d_hidden": 16,
+    "NCriticsTwoHot.min_return": -100.0,
+    "NCriticsTwoHot.max_return": 500.0,
+    "NCriticsTwoHot.output_bins": 32,
     "Multigammas.discrete": [0.5, 0.9],
+}
+CASES = {
+    "agent_discrete": (Agent, {}, {}),
+    "agent_discrete_nstep3": (Agent, {"n_step": 3, "offline_coeff": 1.0, "fbc_filter_func": exp_filter}, {}),
+    "multitask_discrete": (MultiTaskAgent, {}, {"Discrete.clip_prob_low": 1e-6, "Discrete.clip_prob_high": 1.0}),
 }
 
 
-def golden_agent(name, **options):
+def golden_agent(name):
     arrays, weights, _ = load(name)
-    config.bind(TINY)
-    agent = Agent(
+    agent_type, options, bindings = CASES[name]
+    config.bind(TINY | bindings)
+    agent = agent_type(
         obs_space=gym.spaces.Dict({"observation": gym.spaces.Box(-np.inf, np.inf, (5,), np.float32)}),
         rl2_space=gym.spaces.Box(-np.inf, np.inf, (5,), np.float32),
         action_space=gym.spaces.Discrete(4),
@@ -44,8 +56,8 @@ def golden_agent(name, **options):
         num_critics=1,
         **options,
     )
-    ours = {k: torch.as_tensor(v) for k, v in weights.items() if not k.startswith("maximized_critics.")}
-    agent.load_state_dict(ours, strict=True)
+    theirs = {k: torch.as_tensor(v) for k, v in weights.items()}
+    agent.load_state_dict(adapt_weights(theirs, agent), strict=True)
     a = {k: torch.as_tensor(v) for k, v in arrays.items()}
     batch = Batch(
         obs={"observation": a["batch/observation"]}, rl2s=a["batch/rl2s"], rews=a["batch/rews"], dones=a["batch/dones"],
@@ -61,15 +73,9 @@ def total_loss(agent, batch):
     return means["Actor Loss"] + 10.0 * means["Critic Loss"], means
 
 
-CASES = {
-    "agent_discrete": {},
-    "agent_discrete_nstep3": {"n_step": 3, "offline_coeff": 1.0, "fbc_filter_func": exp_filter},
-}
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_losses_gradients_and_popart(name):
-    agent, batch, a = golden_agent(name, **CASES[name])
+    agent, batch, a = golden_agent(name)
     loss, means = total_loss(agent, batch)
     loss.backward()
 
@@ -88,7 +94,7 @@ def test_losses_gradients_and_popart(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_padding_changes_nothing(name):
-    agent, batch, a = golden_agent(name, **CASES[name])
+    agent, batch, a = golden_agent(name)
     real, transition = batch.mask, batch.transition_mask
     for x, mask in (
         (batch.obs["observation"], real), (batch.rl2s, real), (batch.rews, transition), (batch.actions, transition),

@@ -7,8 +7,8 @@ import torch
 from golden import load
 
 from amago.nets import cnn
-from amago.nets.actor_critic import Actor, NCritics
-from amago.nets.policy_dists import Discrete, Multibinary, TanhGaussian
+from amago.nets.actor_critic import Actor, NCritics, NCriticsTwoHot, ResidualActor
+from amago.nets.policy_dists import GMM, Beta, Discrete, Multibinary, TanhGaussian
 from amago.nets.popart import PopArtLayer
 from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder
 from amago.nets.transformer import SigmaReparam, VanillaAttention
@@ -136,6 +136,29 @@ def test_actor():
     close(actor(a["state"]).probs, a["probs"])
 
 
+def test_residual_actor():
+    a, weights = tensors("actor_residual")
+    gammas = torch.tensor([0.5, 0.9, 0.999])
+    actor = ResidualActor(8, "continuous", 3, gammas, feature_dim=16, residual_ff_dim=24, residual_blocks=2)
+    actor.load_state_dict(weights, strict=True)
+    close(actor(a["state"]).mean, a["mean"])
+
+
+@pytest.mark.parametrize("kind", ["discrete", "continuous", "multibinary"])
+def test_classifying_critics(kind):
+    a, weights = tensors("critic_twohot")
+    options = {"num_critics": 2, "d_hidden": 16, "n_layers": 2, "min_return": -100.0, "max_return": 500.0, "output_bins": 32}
+    critics = NCriticsTwoHot(8, 4, kind, a["gammas"], **options)
+    critics.load_state_dict(weights, strict=True)
+    logits = critics(a["state"], a["action"])
+    close(logits.softmax(-1), a["probs"])
+    close(critics.bins.value(logits), a["value"])
+    close(critics.bins.centers, a["bin_vals"])
+    close(critics.bins.labels(a["target"]), a["twohot"])
+    blurred = NCriticsTwoHot(8, 4, kind, a["gammas"], **options, labels="hl_gauss").bins
+    close(blurred.labels(a["target"]), a["hlgauss"])
+
+
 @pytest.mark.parametrize("kind", ["discrete", "continuous"])
 def test_critics(kind):
     a, weights = tensors(f"critic_scalar_{kind}")
@@ -186,3 +209,19 @@ def test_tanh_gaussian():
 def test_multibinary():
     a, _ = tensors("dist_multibinary")
     close(Multibinary(6)(a["vec"]).log_prob(a["action"]), a["log_prob"])
+
+
+def test_beta():
+    a, _ = tensors("dist_beta")
+    dist = Beta(3)(a["vec"])
+    close(dist.log_prob(a["action"]), a["log_prob"])
+    close(dist.mean, a["mean"])
+
+
+def test_gmm():
+    a, _ = tensors("dist_gmm")
+    kind = GMM(3)
+    assert kind.input_dimension == 35
+    dist = kind(a["vec"])
+    close(dist.log_prob(a["action"]), a["log_prob"])
+    close(dist.mean, a["mean"])

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from amago import config
-from amago.nets.actor_critic import Actor, NCritics
-from amago.nets.policy_dists import Discrete, DistributionType, Multibinary, PolicyOutput, TanhGaussian
+from amago.nets.actor_critic import Actor, NCritics, ResidualActor
+from amago.nets.policy_dists import GMM, Beta, Discrete, DistributionType, Multibinary, PolicyOutput, TanhGaussian
 from amago.nets.popart import PopArtLayer
 
 GAMMAS = torch.tensor([0.5, 0.9, 0.999])
@@ -131,8 +131,9 @@ def test_half_precision_values_come_out_in_float32():
     ("discrete", 1, torch.int64), ("continuous", A, torch.float32), ("multibinary", A, torch.int8),
 ])  # fmt: skip
 @pytest.mark.parametrize("sample", [True, False])
-def test_actors_of_every_kind(kind, stored, dtype, sample):
-    actor = Actor(D, kind, A, GAMMAS)
+@pytest.mark.parametrize("actor_type", [Actor, ResidualActor])
+def test_actors_of_every_kind(kind, stored, dtype, sample, actor_type):
+    actor = actor_type(D, kind, A, GAMMAS)
     log = {}
     pi = actor(torch.randn(B, L, D), log_dict=log)
     action = pi.sample_action(sample)
@@ -159,10 +160,28 @@ def test_straight_from_obs_needs_an_actor_that_uses_it():
     config.bind({"Discrete.clip_prob_low": 0.0, "Discrete.clip_prob_high": 1.0})
     pi = Masked(D, "discrete", A, GAMMAS)(state, straight_from_obs={"legal": legal})
     assert (pi.sample() == 2).all()
-    actor = Actor(D, "discrete", A, GAMMAS)
-    assert actor(state, straight_from_obs={}).probs.shape == (B, L, G, A)
-    with pytest.raises(ValueError, match=r"observations \['legal'\] go straight to the actor, but Actor does not say"):
-        actor(state, straight_from_obs={"legal": legal})
+    for plain in (Actor, ResidualActor):
+        actor = plain(D, "discrete", A, GAMMAS)
+        assert actor(state, straight_from_obs={}).probs.shape == (B, L, G, A)
+        with pytest.raises(ValueError, match=rf"\['legal'\] go straight to the actor, but {plain.__name__} does not say"):
+            actor(state, straight_from_obs={"legal": legal})
+
+
+def test_a_residual_actor_without_blocks_or_with_an_unknown_norm_is_refused():
+    with pytest.raises(ValueError, match="residual_blocks must be at least 1, got residual_blocks=0"):
+        ResidualActor(D, "discrete", A, GAMMAS, residual_blocks=0)
+    with pytest.raises(ValueError, match="unknown normalization 'batch'"):
+        ResidualActor(D, "discrete", A, GAMMAS, normalization="batch")
+
+
+def test_a_residual_actor_is_its_skip_path_where_the_blocks_give_nothing():
+    actor = ResidualActor(D, "discrete", A, GAMMAS, feature_dim=12, residual_ff_dim=20, residual_blocks=3)
+    assert len(actor.residual_blocks) == 3
+    for block in actor.residual_blocks:
+        torch.nn.init.zeros_(block[4].norm.weight)
+    state = torch.randn(B, L, D)
+    expected = actor.out(actor.inp(state)).unflatten(-1, (G, A)).softmax(-1)
+    torch.testing.assert_close(actor(state).probs, Discrete(A).clip_like_policy(expected))
 
 
 def test_a_users_own_distribution():
@@ -310,9 +329,129 @@ def test_multibinary_agrees_with_torch():
     assert dist.mode.equal((vec > 0).float())
 
 
+@pytest.mark.parametrize("temperature", [0.1, 0.5, 2.0])
+def test_one_hot_samples_and_their_gumbel_softmax_gradient(temperature):
+    n, kind = 20_000, Discrete(4, gumbel_temperature=temperature)
+    vec = torch.tensor([0.0, 1.0, 2.0, -1.0]).expand(n, 4).clone().requires_grad_()
+    dist = kind(vec)
+    torch.manual_seed(4)
+    drawn = dist.sample_vector(grad=True)
+    torch.manual_seed(4)
+    assert drawn.detach().equal(dist.sample_vector())  # the same draws, with and without gradient
+    freq = torch.bincount(drawn.argmax(-1), minlength=4) / n
+    torch.testing.assert_close(freq, dist.probs[0].detach(), rtol=0, atol=0.02)
+    stored = kind.clip_like_policy(torch.nn.functional.one_hot(drawn.argmax(-1), 4).float())
+    assert drawn.detach().equal(stored)  # exactly what a stored action looks like to a critic
+
+    weight = torch.tensor([1.0, 5.0, -3.0, 0.5])
+    (drawn * weight).sum().backward()
+    torch.manual_seed(4)
+    gumbel = -torch.empty(n, 4).exponential_().log()
+    again = vec.detach().clone().requires_grad_()
+    ((((kind(again).probs.log() + gumbel) / temperature).softmax(-1)) * weight).sum().backward()
+    torch.testing.assert_close(vec.grad, again.grad)
+    assert vec.grad.any()
+
+
+def test_impossible_actions_are_never_sampled_as_vectors():
+    dist = Discrete(3, clip_prob_low=0.0, clip_prob_high=1.0)(torch.tensor([0.0, -1e9, 0.0]).expand(5000, 3))
+    drawn = dist.sample_vector()
+    assert not drawn[:, 1].any()
+    assert torch.isfinite(drawn).all()
+    with pytest.raises(ValueError, match="gumbel_temperature must be positive, got gumbel_temperature=0"):
+        Discrete(3, gumbel_temperature=0)
+
+
+def test_the_density_of_a_whole_action():
+    index = torch.tensor([[2, 0], [1, 3]])
+    one_hot = torch.nn.functional.one_hot(index, A).float()
+    pi = Discrete(A)(torch.randn(2, 2, A))
+    torch.testing.assert_close(pi.log_prob_of_vector(one_hot)[..., 0], pi.log_prob(index))
+    action = torch.rand(2, 2, A) * 1.8 - 0.9
+    for kind in (TanhGaussian(A), Beta(A)):
+        pi = kind(torch.randn(2, 2, kind.input_dimension))
+        torch.testing.assert_close(pi.log_prob_of_vector(action)[..., 0], pi.log_prob(action).sum(-1))
+    gmm = GMM(A)(torch.randn(2, 2, GMM(A).input_dimension))
+    assert gmm.log_prob_of_vector(action).shape == (2, 2, 1)
+    assert gmm.log_prob_of_vector(action).equal(gmm.log_prob(action))
+    bits = Multibinary(A)(torch.randn(2, 2, A))
+    torch.testing.assert_close(bits.log_prob_of_vector(one_hot)[..., 0], bits.log_prob(one_hot).mean(-1))
+    for kind in (Discrete(A), TanhGaussian(A), Beta(A), GMM(A), Multibinary(A)):  # one action, several discounts
+        pi = kind(torch.randn(B, L, G, kind.input_dimension))
+        stored = one_hot.view(B, 2, 1, A)[:, :1].expand(B, L, 1, A)
+        torch.testing.assert_close(pi.log_prob_of_vector(stored), pi.log_prob_of_vector(stored.expand(B, L, G, A)))
+
+
+@pytest.mark.parametrize("make", [Beta, GMM])
+def test_densities_on_an_interval_integrate_to_one_and_give_the_samples(make):
+    torch.manual_seed(5)
+    kind = make(1, clip_actions_on_log_prob=(-0.999999, 0.999999)) if make is Beta else make(1, gmm_modes=3)
+    vec = 0.5 * torch.randn(kind.input_dimension, dtype=torch.float64)
+    grid = torch.linspace(-0.99999, 0.99999, 200_001, dtype=torch.float64).unsqueeze(-1)
+    density = kind(vec).log_prob(grid).exp()[:, 0]
+    assert abs(float(torch.trapezoid(density, grid[:, 0])) - 1.0) < 3e-3
+    samples = kind(vec.expand(50_000, -1)).sample()
+    assert samples.shape == (50_000, 1)
+    assert samples.abs().max() < 1.0
+    mean = float(torch.trapezoid(density * grid[:, 0], grid[:, 0]))
+    assert abs(float(samples.mean()) - mean) < 0.01
+    below = float(torch.trapezoid(density[:120_000], grid[:120_000, 0]))
+    assert abs(float((samples < grid[120_000]).double().mean()) - below) < 0.01
+
+
+def test_beta_has_reparametrised_samples_and_an_entropy():
+    vec = torch.randn(20_000, 2, generator=torch.Generator().manual_seed(6))[:1].expand(20_000, 2).clone().requires_grad_()
+    dist = Beta(1)(vec)
+    torch.manual_seed(6)
+    dist.rsample().mean().backward()
+    mean = Beta(1)(again := vec.detach()[:1].clone().requires_grad_()).mean
+    mean.sum().backward()
+    torch.testing.assert_close(vec.grad.sum(0), again.grad[0], rtol=0.1, atol=2e-3)  # d E[a], two ways
+    sample = dist.sample()
+    assert not sample.requires_grad
+    torch.testing.assert_close(-dist.log_prob(sample).mean(), dist.entropy().mean(), rtol=0, atol=0.02)
+    for bound in (torch.ones(1), -torch.ones(1)):
+        assert torch.isfinite(Beta(1)(torch.tensor([50.0, -50.0])).log_prob(bound)).all()
+    with pytest.raises(ValueError, match="offset must be positive, got offset=0"):
+        Beta(1, offset=0.0)
+    with pytest.raises(ValueError, match=r"clip_actions_on_log_prob must be within \(-1, 1\), got \(-1, 1\)"):
+        Beta(1, clip_actions_on_log_prob=(-1, 1))
+
+
+def test_gmm_has_several_modes_and_no_gradient_through_samples():
+    far = torch.tensor([-1.0, 1.0, -9.0, -9.0, 0.0, 0.0])  # two narrow modes of equal weight
+    dist = GMM(1, gmm_modes=2)(far.expand(2000, 6))
+    sample = dist.sample()
+    assert 0.45 < float((sample > 0).float().mean()) < 0.55
+    torch.testing.assert_close(sample.abs(), torch.full_like(sample, math.tanh(1.0)), rtol=0, atol=0.01)
+    with pytest.raises(NotImplementedError, match="GMMOutput has no reparametrised sample"):
+        dist.sample_vector(grad=True)
+    assert not GMM.actions_differentiable
+    vec = torch.randn(7, GMM(3).input_dimension, requires_grad=True)
+    loss = GMM(3)(vec).log_prob(torch.ones(7, 3))
+    assert torch.isfinite(loss).all()
+    loss.sum().backward()
+    assert torch.isfinite(vec.grad).all()
+    with pytest.raises(ValueError, match="gmm_modes must be at least 1, got gmm_modes=0"):
+        GMM(3, gmm_modes=0)
+    with pytest.raises(ValueError, match="min_std must be positive, got min_std=0"):
+        GMM(3, min_std=0)
+
+
+@pytest.mark.parametrize("make", [TanhGaussian, Beta, GMM])
+def test_an_actor_of_any_continuous_distribution(make):
+    actor = Actor(D, "continuous", A, GAMMAS, continuous_dist_type=make)
+    pi = actor(torch.randn(B, L, D), log_dict=(log := {}))
+    assert pi.sample_action(True).shape == pi.sample_action(False).shape == (B, L, G, A)
+    assert log
+    assert all(torch.isfinite(v) and not v.requires_grad for v in log.values())
+    pi.log_prob_of_vector(pi.sample()).sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in actor.parameters())
+
+
 def test_half_precision_parameters_give_full_precision_distributions():
-    for kind in (Discrete(4), TanhGaussian(2), Multibinary(4)):
-        dist = kind(torch.randn(3, 4).bfloat16())
+    for kind in (Discrete(4), TanhGaussian(2), Multibinary(4), Beta(2), GMM(2, gmm_modes=2)):
+        dist = kind(torch.randn(3, kind.input_dimension).bfloat16())
         assert dist.log_prob(dist.sample()).dtype == torch.float32
 
 

@@ -1,0 +1,238 @@
+"""The learning update: an off-policy actor-critic over sequences (Grigsby et al. 2023, arXiv 2310.09971, appendix A)."""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import torch
+from torch import Tensor, nn
+
+from amago import ops
+from amago.agent import diagnostics
+from amago.agent.base import AgentLoss, AgentValues, BaseAgent
+from amago.agent.options import check_gamma_idx, check_options, gammas_for
+from amago.agent.values import ValueRepresentation
+from amago.loading.data import Batch
+from amago.nets.popart import PopArtLayer
+from amago.nets.traj_encoders import TrajEncoder
+from amago.nets.tstep_encoders import TstepEncoder
+
+
+class ActorCriticAgent(BaseAgent):
+    """Actor and critic ensemble on a shared sequence model, trained for several discounts at once.
+
+    A subclass says what critics output (`values_type`), how discrete actions reach them (`exact_expectation`), and the defaults
+    of the arguments, which `amago.agent.Agent` describes.
+
+    Raises:
+        ValueError: an argument out of range, losses or parts that contradict each other.
+    """
+
+    values_type: ClassVar[type[ValueRepresentation]]
+    exact_expectation: ClassVar[bool]
+    """Critics give the value of every discrete action, and the policy's probabilities weigh them; else they judge samples."""
+
+    gammas: Tensor
+    # modules of the classes that the user chose; their contracts are BaseActorHead and BaseCriticHead
+    actor: Any
+    critics: Any
+    target_actor: Any
+    target_critics: Any
+
+    @abstractmethod
+    def __init__(
+        self,
+        obs_space: gym.spaces.Dict,
+        rl2_space: gym.spaces.Box,
+        action_space: gym.Space[Any],
+        max_seq_len: int,
+        tstep_encoder_type: type[TstepEncoder],
+        traj_encoder_type: type[TrajEncoder],
+        *,
+        num_critics: int,
+        num_critics_td: int,
+        online_coeff: float,
+        offline_coeff: float,
+        gamma: float,
+        use_multigamma: bool,
+        reward_multiplier: float,
+        tau: float,
+        n_step: int,
+        popart: bool,
+        use_target_actor: bool,
+        fake_filter: bool,
+        fbc_filter_func: Callable[[Tensor], Tensor],
+        num_actions_for_value_in_critic_loss: int,
+        num_actions_for_value_in_actor_loss: int,
+        actor_type: type[nn.Module],
+        critic_type: type[nn.Module],
+        pass_obs_keys_to_actor: Sequence[str],
+        rollout_gamma_idx: int,
+    ):
+        super().__init__(obs_space, rl2_space, action_space, max_seq_len, tstep_encoder_type, traj_encoder_type)
+        check_options(
+            num_critics=num_critics, num_critics_td=num_critics_td, n_step=n_step, tau=tau, online_coeff=online_coeff,
+            offline_coeff=offline_coeff, reward_multiplier=reward_multiplier,
+            num_actions_for_value_in_critic_loss=num_actions_for_value_in_critic_loss,
+            num_actions_for_value_in_actor_loss=num_actions_for_value_in_actor_loss,
+        )  # fmt: skip
+        missing = [k for k in pass_obs_keys_to_actor if k not in obs_space.spaces]
+        if missing:
+            raise ValueError(f"pass_obs_keys_to_actor names {missing}; the observations are {sorted(obs_space.spaces)}")
+        self.num_critics_td, self.online_coeff, self.offline_coeff = num_critics_td, online_coeff, offline_coeff
+        self.reward_multiplier, self.tau, self.n_step = reward_multiplier, tau, n_step
+        self.use_target_actor, self.fake_filter, self.filter = use_target_actor, fake_filter, fbc_filter_func
+        self.k_critic, self.k_actor = num_actions_for_value_in_critic_loss, num_actions_for_value_in_actor_loss
+        self.pass_obs_keys_to_actor = tuple(pass_obs_keys_to_actor)
+
+        spec, state_dim = self.action_spec, self.traj_encoder.emb_dim
+        self.discrete = spec.kind == "discrete"
+        self.exact = self.discrete and self.exact_expectation
+        gammas = gammas_for(spec.kind, gamma, use_multigamma)
+        check_gamma_idx("rollout_gamma_idx", rollout_gamma_idx, gammas)
+        self.rollout_gamma_idx = rollout_gamma_idx
+        self.register_buffer("gammas", gammas, persistent=False)
+        heads = {"state_dim": state_dim, "action_dim": spec.dim, "action_kind": spec.kind, "gammas": gammas}
+        self.popart = PopArtLayer(gammas=len(gammas), enabled=popart)
+        self.critics = critic_type(**heads, num_critics=num_critics)
+        self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
+        self.actor = actor_type(**heads)
+        self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
+        self.values = self.values_type(self.critics, self.popart)
+        if online_coeff > 0 and not self.actor.policy_dist.actions_differentiable:
+            raise ValueError(
+                f"online_coeff={online_coeff} asks for a policy gradient, but samples of {type(self.actor.policy_dist).__name__} "
+                f"carry none (they are not reparametrised): set {type(self).__name__}.online_coeff = 0 to train by filtered "
+                "behaviour cloning alone, or choose another distribution"
+            )
+
+    # ---- acting -------------------------------------------------------------------------------------------------------
+
+    def act(self, state: Tensor, obs: dict[str, Tensor], sample: bool, gamma_idx: int | None = None) -> Tensor:
+        g = self.rollout_gamma_idx if gamma_idx is None else gamma_idx
+        check_gamma_idx("gamma_idx", g, self.gammas)
+        pi = self.actor(state, straight_from_obs={k: obs[k] for k in self.pass_obs_keys_to_actor})
+        return pi.sample_action(sample)[..., g, :]
+
+    # ---- learning -----------------------------------------------------------------------------------------------------
+
+    def forward(self, batch: Batch, log_step: bool = False) -> AgentLoss:
+        metrics: dict[str, float | Tensor] = {}
+        log = metrics if log_step else None
+        real = batch.transition_mask  # (B, L, 1)
+        rews = batch.rews.float() * self.reward_multiplier
+        action = self._action_vectors(batch.actions)  # (B, L, A)
+
+        states = self.encode(batch, log)
+        state, next_state = states[:, :-1], states[:, 1:].detach()
+        pi = self.actor(state, log_dict=log, straight_from_obs=self._straight(batch, slice(None, -1)))
+        actor_loss = states.new_zeros((*rews.shape[:2], len(self.gammas), 1), dtype=torch.float32)
+        critic_loss, advantage = None, None
+
+        if self.online_coeff > 0 or not self.fake_filter:
+            chosen = self._policy_actions(pi, self.k_actor, grad=self.online_coeff > 0)  # (K, B, L, G, A)
+            with torch.no_grad():
+                target = self._td_target(next_state, rews, batch.dones, real, self._straight(batch, slice(1, None)))
+                if self.training:
+                    self.values.observe(target, real[:, :, None, :, None].expand_as(target))
+            out_data, out_pi = self._evaluate(state, action, chosen)  # (B, L, C, G, O), (K, B, L, C, G, O)
+            critic_loss = self.values.loss(out_data, target)
+            q_pi = self.values.value(out_pi).mean(dim=0)  # (B, L, C, G, 1)
+            if self.online_coeff > 0:
+                actor_loss = actor_loss - self.online_coeff * self.values.objective(q_pi).amin(dim=2)
+            if self.offline_coeff > 0 or log_step:
+                q_data = self.values.value(out_data.detach())
+                advantage = self._advantage(q_data, q_pi.detach())
+            if log_step:
+                metrics |= diagnostics.critic_metrics(self.values.returns(q_data), target, self.gammas, real)
+                metrics |= self.values.metrics(target, real)
+
+        if self.offline_coeff > 0:
+            log_prob = pi.log_prob_of_vector(action[:, :, None]).float()  # (B, L, G, 1)
+            weight = self._filter_weight(log_prob, advantage)
+            actor_loss = actor_loss - self.offline_coeff * weight * log_prob
+            if log_step and advantage is not None:
+                metrics |= diagnostics.advantage_metrics(advantage, weight, real)
+        if log_step:
+            metrics |= diagnostics.batch_metrics(batch.rews, batch.dones, real)
+        return AgentLoss(actor_loss, critic_loss, metrics)
+
+    @torch.no_grad()
+    def get_values(self, batch: Batch) -> AgentValues:
+        """What the agent thinks of the actions of a batch, as `forward` does in evaluation mode (the agent's mode and running
+        statistics stay as they are)."""
+        was_training = self.training
+        self.eval()
+        try:
+            state = self.encode(batch)[:, :-1]
+            pi = self.actor(state, straight_from_obs=self._straight(batch, slice(None, -1)))
+            chosen = self._policy_actions(pi, self.k_actor)
+            out_data, out_pi = self._evaluate(state, self._action_vectors(batch.actions), chosen)
+        finally:
+            self.train(was_training)
+        q_data, q_pi = self.values.value(out_data), self.values.value(out_pi).mean(dim=0)
+        advantage = self._advantage(q_data, q_pi)
+        q, v = (self.values.returns(x) / self.reward_multiplier for x in (q_data, q_pi))
+        spread = q.std(dim=2, correction=0)
+        return AgentValues(q.mean(dim=2), v.mean(dim=2), advantage, self._filter_weight(advantage, advantage), spread)
+
+    @staticmethod
+    def _advantage(q_data: Tensor, q_pi: Tensor) -> Tensor:
+        """(B, L, C, G, 1) each -> (B, L, G, 1)."""
+        return (q_data - q_pi).mean(dim=2)
+
+    def _filter_weight(self, like: Tensor, advantage: Tensor | None) -> Tensor:
+        """(B, L, G, 1) weights of behaviour cloning; ones where there is no filter."""
+        return torch.ones_like(like) if self.fake_filter or advantage is None else self.filter(advantage)
+
+    def _td_target(self, next_state: Tensor, rews: Tensor, dones: Tensor, real: Tensor, straight: dict[str, Tensor]) -> Tensor:
+        """(B, L, 1, G, 1) n-step targets, bootstrapped with a random choice of target critics at a' ~ target policy."""
+        pi = (self.target_actor if self.use_target_actor else self.actor)(next_state, straight_from_obs=straight)
+        out = self.target_critics(next_state, self._policy_actions(pi, self.k_critic))  # (K, B, L, C, G, O)
+        chosen = torch.randint(out.shape[3], (self.num_critics_td,), device=out.device)
+        q = self.values.returns(self.values.value(out).mean(dim=0))[:, :, chosen]
+        value = q.amin(dim=2, keepdim=True) if self.online_coeff > 0 else q.mean(dim=2, keepdim=True)
+        gammas = self.gammas[:, None]
+        return ops.n_step_return(
+            rews[:, :, None, None], dones[:, :, None, None], value, gammas, real[:, :, None, None], n=self.n_step
+        )
+
+    def _evaluate(self, state: Tensor, action: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Critics' outputs (B, L, C, G, O) for stored actions (B, L, A), with gradient to critics and state; and
+        (K, B, L, C, G, O) for those that the policy has chosen (K, B, L, G, A), with gradient to the actions alone."""
+        stored = self.actor.policy_dist.clip_like_policy(action)[:, :, None]
+        if self.exact:  # both from one pass
+            q = self.critics.all_values(state)  # (B, L, C, G, A)
+            return (q * stored[:, :, None]).sum(-1, keepdim=True), (q.detach() * chosen.unsqueeze(3)).sum(-1, keepdim=True)
+        out_data = self.critics(state, stored[None])[0]
+        with torch.set_grad_enabled(chosen.requires_grad and torch.is_grad_enabled()):
+            return out_data, self.critics(state.detach(), chosen, detach_params=True)
+
+    def _policy_actions(self, pi: Any, num: int, grad: bool = False) -> Tensor:
+        """(K, B, L, G, A) vectors that stand for the policy: its probabilities where expectations are exact, else samples."""
+        if self.exact:
+            return (pi.probs if grad else pi.probs.detach())[None]
+        return torch.stack([pi.sample_vector(grad) for _ in range(num)])
+
+    def _action_vectors(self, actions: Tensor) -> Tensor:
+        """Stored actions of a batch as float vectors (B, L, A)."""
+        if self.discrete and actions.shape[-1] != self.action_spec.dim:
+            return nn.functional.one_hot(actions[..., 0].long(), self.action_spec.dim).float()
+        actions = actions.float()
+        return actions.clamp(-1.0, 1.0) if self.action_spec.kind == "continuous" else actions
+
+    def _straight(self, batch: Batch, steps: slice) -> dict[str, Tensor]:
+        return {k: batch.obs[k][:, steps] for k in self.pass_obs_keys_to_actor}
+
+    @property
+    def trainable_params(self) -> list[nn.Parameter]:
+        parts = (self.tstep_encoder, self.traj_encoder, self.critics, self.actor)
+        return [p for part in parts for p in part.parameters() if p.requires_grad]
+
+    def soft_sync_targets(self) -> None:
+        ops.ema_update(self.target_critics, self.critics, self.tau)
+        ops.ema_update(self.target_actor, self.actor, self.tau)

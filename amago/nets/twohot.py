@@ -1,0 +1,122 @@
+"""Returns as distributions over bins: labels for a classifier, and the return that its output stands for."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from amago.ops import symexp, symlog
+
+LABELS = ("two_hot", "hl_gauss")
+
+
+def two_hot(x: Tensor, centers: Tensor) -> Tensor:
+    """All weight on the two neighbours of a number, so that their mean is the number (Bellemare et al. 2017, arXiv 1707.06887).
+
+    Args:
+        x: (..., 1); what lies beyond the bins goes to the last one.
+        centers: (O,), evenly spaced.
+
+    Returns:
+        (..., O), summing to 1.
+    """
+    width = (centers[-1] - centers[0]) / (len(centers) - 1)
+    position = ((x - centers[0]) / width).clamp(0, len(centers) - 1)
+    low = position.floor().clamp(max=len(centers) - 2)
+    labels = torch.zeros(*x.shape[:-1], len(centers), dtype=x.dtype, device=x.device)
+    labels.scatter_(-1, low.long(), 1.0 - (position - low))
+    return labels.scatter_(-1, low.long() + 1, position - low)
+
+
+def hl_gauss(x: Tensor, centers: Tensor, sigma: float = 0.75) -> Tensor:
+    """The mass of a normal distribution around a number within each bin, normalised (Farebrother et al. 2024, arXiv 2403.03950).
+
+    Args:
+        x: (..., 1).
+        centers: (O,), evenly spaced; a bin reaches half-way to the next.
+        sigma: standard deviation, in widths of a bin.
+
+    Returns:
+        (..., O), summing to 1; zeros (which train nothing) where a number lies so far beyond the bins that no mass reaches them.
+    """
+    width = (centers[-1] - centers[0]) / (len(centers) - 1)
+    edges = torch.cat((centers - 0.5 * width, centers[-1:] + 0.5 * width))
+    mass = (0.5 * torch.erf((edges - x) / (sigma * width * math.sqrt(2.0)))).diff(dim=-1)
+    return mass / mass.sum(dim=-1, keepdim=True).clamp(min=1e-6)
+
+
+class Bins(nn.Module):
+    """O bins between two returns.
+
+    Args:
+        min_return, max_return: centres of the first and the last bin.
+        output_bins: O, at least 2.
+        use_symlog: space them evenly in symlog(return), so that their width grows with the return; else in the return.
+        labels: "two_hot" (`two_hot`) or "hl_gauss" (`hl_gauss`).
+        hl_gauss_sigma: standard deviation of the latter, in widths of a bin.
+    """
+
+    centers: Tensor
+
+    def __init__(
+        self, min_return: float, max_return: float, output_bins: int, use_symlog: bool, labels: str, hl_gauss_sigma: float
+    ) -> None:
+        super().__init__()
+        if output_bins < 2:
+            raise ValueError(f"output_bins must be at least 2, got output_bins={output_bins}")
+        if not -math.inf < min_return < max_return < math.inf:
+            raise ValueError(f"min_return < max_return must hold, got min_return={min_return}, max_return={max_return}")
+        if labels not in LABELS:
+            raise ValueError(f"labels={labels!r} is unknown: use one of {', '.join(LABELS)}")
+        if not 0.0 < hl_gauss_sigma < math.inf:
+            raise ValueError(f"hl_gauss_sigma must be positive, got hl_gauss_sigma={hl_gauss_sigma}")
+        self.min_return, self.max_return, self.use_symlog = float(min_return), float(max_return), use_symlog
+        self.labels_type, self.hl_gauss_sigma = labels, hl_gauss_sigma
+        low, high = self._spread(torch.tensor([self.min_return, self.max_return])).tolist()
+        self.register_buffer("centers", torch.linspace(low, high, output_bins), persistent=False)
+
+    def _spread(self, returns: Tensor) -> Tensor:
+        return symlog(returns) if self.use_symlog else returns
+
+    def value(self, logits: Tensor) -> Tensor:
+        """The return at the expected bin, (..., O) -> (..., 1)."""
+        with torch.autocast(logits.device.type, enabled=False):  # which would round a product of matrices to half precision
+            expected = (logits.float().softmax(dim=-1) @ self.centers).unsqueeze(-1)
+        return symexp(expected) if self.use_symlog else expected
+
+    def labels(self, returns: Tensor) -> Tensor:
+        """The distribution that a classifier should give, (..., 1) -> (..., O)."""
+        x = self._spread(returns.float())
+        return two_hot(x, self.centers) if self.labels_type == "two_hot" else hl_gauss(x, self.centers, self.hl_gauss_sigma)
+
+    def cross_entropy(self, logits: Tensor, returns: Tensor) -> Tensor:
+        """Of logits (..., O) and the labels of returns (..., 1), broadcast against each other; (..., 1)."""
+        return -(self.labels(returns) * logits.float().log_softmax(dim=-1)).sum(dim=-1, keepdim=True)
+
+    def beyond(self, returns: Tensor) -> Tensor:
+        """True where a return lies outside of the bins, which no output can stand for."""
+        return (returns < self.min_return) | (returns > self.max_return)
+
+    def vaguest_logits(self, init_value: float) -> Tensor:
+        """Logits (O,) of the distribution of greatest entropy whose value is ``init_value``.
+
+        Raises:
+            ValueError: it does not lie strictly between ``min_return`` and ``max_return``.
+        """
+        if not self.min_return < init_value < self.max_return:
+            raise ValueError(
+                f"init_value must lie strictly between min_return={self.min_return} and max_return={self.max_return}, "
+                f"got init_value={init_value}"
+            )
+        goal = self._spread(torch.tensor(init_value, dtype=torch.float64))
+        centers = self.centers.double()
+        x = (centers - centers.mean()) / (centers[-1] - centers[0])
+        # it is exponential in the bin; its rate is found by bisection, the mean grows with it
+        low, high = torch.tensor([-50.0, 50.0], dtype=torch.float64) * len(x)
+        for _ in range(100):
+            rate = 0.5 * (low + high)
+            mean = ((rate * x).softmax(0) * centers).sum()
+            low, high = (rate, high) if mean < goal else (low, rate)
+        return (rate * x).log_softmax(0).float()

@@ -1,0 +1,172 @@
+"""Critics that classify returns: labels, values, initial values, refusals."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from amago import config
+from amago.nets.actor_critic import NCriticsTwoHot
+from amago.nets.twohot import Bins, hl_gauss, two_hot
+from amago.ops import symexp, symlog
+
+GAMMAS = torch.tensor([0.5, 0.9, 0.999])
+
+
+def bins(low=-100.0, high=500.0, n=32, symmetric=True, labels="two_hot", sigma=0.75):
+    return Bins(low, high, n, symmetric, labels, sigma)
+
+
+@given(x=st.floats(-9.0, 9.0), n=st.integers(2, 200))
+@settings(max_examples=100, deadline=None)
+def test_two_hot_is_on_two_neighbours_whose_mean_is_the_number(x, n):
+    centers = torch.linspace(-7.0, 7.0, n, dtype=torch.float64)
+    label = two_hot(torch.tensor([x], dtype=torch.float64), centers)
+    on = label.nonzero()[:, 0]
+    assert len(on) in (1, 2)
+    assert on[-1] - on[0] == len(on) - 1
+    assert label.sum().item() == pytest.approx(1.0)
+    assert (label * centers).sum().item() == pytest.approx(min(max(x, -7.0), 7.0), abs=1e-9)
+
+
+@given(x=st.floats(-6.9, 6.9), sigma=st.floats(0.3, 2.0))
+@settings(max_examples=50, deadline=None)
+def test_hl_gauss_is_the_mass_of_a_normal_distribution_in_each_bin(x, sigma):
+    centers = torch.linspace(-7.0, 7.0, 15, dtype=torch.float64)  # one apart
+    label = hl_gauss(torch.tensor([x], dtype=torch.float64), centers, sigma)
+    mass = [
+        0.5 * (math.erf((c + 0.5 - x) / (sigma * math.sqrt(2))) - math.erf((c - 0.5 - x) / (sigma * math.sqrt(2))))
+        for c in range(-7, 8)
+    ]
+    assert label.tolist() == pytest.approx([m / sum(mass) for m in mass], abs=1e-9)
+
+
+@pytest.mark.parametrize("symmetric", [True, False], ids=["symlog", "linear"])
+def test_a_perfect_classifier_says_the_return(symmetric):
+    returns = torch.tensor([-99.0, -3.0, 0.0, 0.5, 42.0, 499.0])[:, None]
+    b = bins(symmetric=symmetric)
+    torch.testing.assert_close(b.value(b.labels(returns).clamp(min=1e-30).log()), returns, rtol=1e-4, atol=1e-4)
+    ends = (symexp(b.centers) if symmetric else b.centers)[[0, -1]]
+    torch.testing.assert_close(ends, torch.tensor([-100.0, 500.0]), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("labels", ["two_hot", "hl_gauss"])
+def test_the_loss_is_least_where_the_classifier_says_the_target(labels):
+    b, target = bins(labels=labels), torch.tensor([[7.0], [-60.0]])
+    logits = torch.zeros(2, 32, requires_grad=True)
+    optimizer = torch.optim.Adam([logits], lr=0.3)
+    for _ in range(300):
+        optimizer.zero_grad()
+        b.cross_entropy(logits, target).sum().backward()
+        optimizer.step()
+    torch.testing.assert_close(logits.softmax(-1), b.labels(target), rtol=0, atol=0.01)
+    torch.testing.assert_close(b.value(logits.detach()), target, rtol=0.1, atol=0.1)
+
+
+def test_the_loss_does_not_know_the_scale_of_rewards():
+    """As against a squared error: the loss of a thousand times the return is of the same size."""
+    b, logits = Bins(-1e5, 1e5, 128, True, "two_hot", 0.75), torch.randn(64, 128, generator=torch.Generator().manual_seed(0))
+    small, large = (b.cross_entropy(logits, torch.full((64, 1), y)).mean().item() for y in (5.0, 5000.0))
+    assert small == pytest.approx(large, rel=0.1)
+
+
+def test_the_entropy_is_that_of_one_critic_and_target_at_a_time():
+    b, logits, target = bins(), torch.randn(2, 3, 4, 3, 32), torch.randn(2, 3, 1, 3, 1) * 50
+    got = b.cross_entropy(logits, target)
+    assert got.shape == (2, 3, 4, 3, 1)
+    for c in range(4):
+        slow = torch.nn.functional.cross_entropy(
+            logits[:, :, c].reshape(-1, 32), b.labels(target[:, :, 0]).reshape(-1, 32), reduction="none"
+        )
+        torch.testing.assert_close(got[:, :, c].flatten(), slow)
+
+
+def test_what_lies_beyond_the_bins():
+    b = bins()
+    returns = torch.tensor([-1e4, -100.0, 500.0, 501.0])[:, None]
+    assert b.beyond(returns)[:, 0].tolist() == [True, False, False, True]
+    assert b.labels(returns)[0].argmax() == 0
+    assert b.labels(returns)[3].argmax() == 31
+    blurred = bins(labels="hl_gauss")
+    assert blurred.labels(returns)[0].sum() == 0.0  # as documented: it trains nothing
+    assert blurred.labels(returns)[3].sum().item() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("value", [-90.0, 0.0, 3.5, 499.0])
+@pytest.mark.parametrize("use_symlog", [True, False])
+def test_initial_values(value, use_symlog):
+    net = NCriticsTwoHot(
+        8,
+        4,
+        "continuous",
+        GAMMAS,
+        2,
+        16,
+        min_return=-100.0,
+        max_return=500.0,
+        output_bins=32,
+        init_value=value,
+        use_symlog=use_symlog,
+    )
+    state, action = torch.randn(2, 5, 8), torch.randn(3, 2, 5, 3, 4)
+    said = net.bins.value(net(state, action))
+    torch.testing.assert_close(said, torch.full_like(said, value), rtol=1e-3, atol=1e-3)
+    net(state, action).square().mean().backward()
+    assert net.net.output_layer.weight.grad.any()  # and it learns from there
+
+
+def test_without_one_they_begin_near_the_middle():
+    torch.manual_seed(0)
+    net = NCriticsTwoHot(8, 4, "discrete", GAMMAS)
+    said = net.bins.value(net(torch.randn(2, 5, 8), torch.randn(1, 2, 5, 3, 4)))
+    assert said.abs().max() < 5.0
+
+
+@pytest.mark.parametrize("kind", ["discrete", "continuous", "multibinary"])
+def test_classifying_critics_read_every_action_as_a_vector(kind):
+    torch.manual_seed(0)
+    net = NCriticsTwoHot(8, 4, kind, GAMMAS, d_hidden=16, output_bins=9)
+    state, log = torch.randn(2, 5, 8), {}
+    shared = torch.rand(1, 2, 5, 1, 4)
+    logits = net(state, shared, log_dict=log)
+    assert logits.shape == (1, 2, 5, 4, 3, 9)
+    torch.testing.assert_close(logits, net(state, shared.expand(1, 2, 5, 3, 4)), rtol=1e-4, atol=1e-5)
+    assert sorted(log) == ["Q(s, a) (raw)", "Q(s, a) std. over critics (raw)"]
+    assert not any(k.startswith("bins") for k in net.state_dict())
+
+
+@pytest.mark.parametrize(("bit", "step"), [(1.0, -1), (0.0, 1)])
+def test_a_sampled_bit_gets_its_gradient_although_it_is_at_the_bound(bit, step):
+    net = NCriticsTwoHot(8, 4, "multibinary", GAMMAS, d_hidden=16, output_bins=9)
+    state = torch.randn(2, 5, 8)
+    action = torch.full((1, 2, 5, 3, 4), bit, requires_grad=True)
+    net(state, action, detach_params=True).square().sum().backward()
+    near = (action.detach() + 0.01 * step).requires_grad_()
+    net(state, near, detach_params=True).square().sum().backward()
+    assert (action.grad != 0).all()
+    assert torch.nn.functional.cosine_similarity(action.grad.flatten(), near.grad.flatten(), dim=0) > 0.9
+
+
+def test_gin_reaches_the_bins():
+    config.bind({"NCriticsTwoHot.min_return": -1.0, "NCriticsTwoHot.max_return": 1.0, "NCriticsTwoHot.output_bins": 5})
+    net = NCriticsTwoHot(8, 4, "discrete", GAMMAS)
+    torch.testing.assert_close(net.bins.centers, symlog(torch.tensor([-1.0, 1.0]))[1] * torch.linspace(-1, 1, 5))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"min_return": 5.0, "max_return": 5.0}, "min_return < max_return must hold, got min_return=5.0, max_return=5.0"),
+        ({"max_return": math.inf}, "got min_return=-100000.0, max_return=inf"),
+        ({"output_bins": 1}, "output_bins must be at least 2, got output_bins=1"),
+        ({"labels": "one_hot"}, "labels='one_hot' is unknown: use one of two_hot, hl_gauss"),
+        ({"hl_gauss_sigma": 0.0}, "hl_gauss_sigma must be positive, got hl_gauss_sigma=0.0"),
+        ({"init_value": 1e5}, r"init_value must lie strictly between min_return=-100000.0 and max_return=100000.0, got"),
+        ({"num_critics": 0}, "num_critics must be at least 1"),
+    ],
+)
+def test_wrong_bins_are_refused_by_name(options, message):
+    with pytest.raises(ValueError, match=message):
+        NCriticsTwoHot(8, 4, "discrete", GAMMAS, **options)
