@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from typing import Any
 
 from amago import config as gin_config
-from amago.agent import Agent, BaseAgent
+from amago.agent import Agent, BaseAgent, MultiTaskAgent
 from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper
 from amago.experiment import Experiment
 from amago.loading import DiskTrajDataset
-from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder, TrajEncoder
-from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder, TstepEncoder
+from amago.nets.actor_critic import Actor, NCritics, NCriticsTwoHot, ResidualActor
+from amago.nets.policy_dists import GMM, Beta, TanhGaussian
+from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, MambaTrajEncoder, TformerTrajEncoder, TrajEncoder
+from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder, GoalTstepEncoder, TstepEncoder
 
 Config = MutableMapping[str, Any]
 
@@ -21,16 +23,29 @@ TRAJ_ENCODERS: dict[str, type[TrajEncoder]] = {
     "ff": FFTrajEncoder,
     "gru": GRUTrajEncoder,
     "rnn": GRUTrajEncoder,
+    "mamba": MambaTrajEncoder,
     "transformer": TformerTrajEncoder,
 }
-TSTEP_ENCODERS: dict[str, type[TstepEncoder]] = {"ff": FFTstepEncoder, "cnn": CNNTstepEncoder}
-AGENTS: dict[str, type[BaseAgent]] = {"agent": Agent}
+TSTEP_ENCODERS: dict[str, type[TstepEncoder]] = {"ff": FFTstepEncoder, "cnn": CNNTstepEncoder, "goal": GoalTstepEncoder}
+AGENTS: dict[str, type[BaseAgent]] = {"agent": Agent, "multitask": MultiTaskAgent}
 EXPLORATION: dict[str, type[ExplorationWrapper]] = {"egreedy": EpsilonGreedy, "bilevel": BilevelEpsilonGreedy}
+
+ACTORS: dict[str, type] = {"ff": Actor, "residual": ResidualActor}
+CRITICS: dict[str, type] = {"scalar": NCritics, "two_hot": NCriticsTwoHot}
+DISTRIBUTIONS: dict[str, type] = {"tanh_gaussian": TanhGaussian, "beta": Beta, "gmm": GMM}
+
+_REGISTRIES: dict[str, MutableMapping[str, Any]] = {
+    "traj_encoder": TRAJ_ENCODERS, "tstep_encoder": TSTEP_ENCODERS, "agent": AGENTS, "exploration": EXPLORATION, "actor": ACTORS,
+    "critic": CRITICS, "distribution": DISTRIBUTIONS,
+}  # fmt: skip
+# arguments whose value may be a registered name
+_NAMED = {"actor_type": "actor", "critic_type": "critic", "continuous_dist_type": "distribution"}
 
 # what `--memory_size` and `--memory_layers` mean for each sequence model
 _SIZES: dict[type[TrajEncoder], Callable[[int], dict[str, int]]] = {
     FFTrajEncoder: lambda size: {"d_model": size},
     GRUTrajEncoder: lambda size: {"d_hidden": size, "d_output": size},
+    MambaTrajEncoder: lambda size: {"d_model": size},
     TformerTrajEncoder: lambda size: {"d_model": size, "d_ff": 4 * size},
 }
 
@@ -45,20 +60,45 @@ def use_config(custom_params: Config | None = None, gin_configs: Iterable[str] |
     gin_config.parse_files(gin_configs or ())
 
 
-def _switch(kind: str, known: MutableMapping[str, Any], arch: Any, config: Config, options: dict[str, Any]) -> Any:
+def register(kind: str, name: str, cls: type) -> None:
+    """Let ``name`` stand for your own class: in the ``switch_*`` functions, and, if called before `add_common_cli`, on the command
+    line.
+
+    Args:
+        kind: "traj_encoder", "tstep_encoder", "agent", "exploration", "actor", "critic" or "distribution".
+        name: what to call it.
+        cls: marked ``@gin.configurable``.
+
+    Raises:
+        ValueError: there is no such kind, the name stands for another class, or the class is not configurable.
+    """
+    if kind not in _REGISTRIES:
+        raise ValueError(f"kind must be one of {', '.join(sorted(_REGISTRIES))}, got kind={kind!r}")
+    known = _REGISTRIES[kind].get(name)
+    if known is not None and gin_config.selector_of(known) != gin_config.selector_of(cls):
+        raise ValueError(f"name={name!r} already stands for the {kind} {known.__name__}; give {cls.__name__} another")
+    gin_config.selector_of(cls)
+    _REGISTRIES[kind][name] = cls
+
+
+def _chosen(kind: str, arch: Any) -> Any:
+    known = _REGISTRIES[kind]
     if isinstance(arch, type):
-        chosen = arch
-    elif arch in known:
-        chosen = known[arch]
-    else:
+        return arch
+    if arch not in known:
         raise ValueError(f"{kind} must be one of {', '.join(sorted(known))} or a class, got {arch!r}")
+    return known[arch]
+
+
+def _switch(kind: str, arch: Any, config: Config, options: dict[str, Any]) -> Any:
+    chosen = _chosen(kind, arch)
     selector = gin_config.selector_of(chosen)
     for name, value in options.items():
         if name not in gin_config.parameters_of(selector):
             raise ValueError(
                 f"{chosen.__name__} has no argument {name!r}; it has {', '.join(gin_config.parameters_of(selector))}"
             )
-        config[f"{selector}.{name}"] = value
+        config[f"{selector}.{name}"] = _chosen(_NAMED[name], value) if name in _NAMED else value
     return chosen
 
 
@@ -68,36 +108,47 @@ def switch_traj_encoder(
     """Choose the sequence model and write its settings into ``config`` (apply it with `use_config`).
 
     Args:
-        arch: "ff", "gru" (or "rnn"), "transformer", or a class.
+        arch: "ff", "gru" (or "rnn"), "mamba", "transformer", or a class.
         memory_size: width of its states.
         layers: number of its layers.
         kwargs: any other argument of the class.
     """
-    chosen = _switch("traj_encoder", TRAJ_ENCODERS, arch, config, {})
+    chosen = _switch("traj_encoder", arch, config, {})
     options: dict[str, Any] = {}
     if memory_size is not None:
         options |= _SIZES.get(chosen, lambda size: {"d_model": size})(memory_size)
     if layers is not None:
         options["n_layers"] = layers
-    return _switch("traj_encoder", TRAJ_ENCODERS, chosen, config, options | kwargs)  # type: ignore[no-any-return]
+    return _switch("traj_encoder", chosen, config, options | kwargs)  # type: ignore[no-any-return]
 
 
 def switch_tstep_encoder(config: Config, arch: str | type[TstepEncoder], **kwargs: Any) -> type[TstepEncoder]:
-    """Choose the timestep encoder ("ff", "cnn" or a class) and write its settings into ``config``."""
-    return _switch("tstep_encoder", TSTEP_ENCODERS, arch, config, kwargs)  # type: ignore[no-any-return]
+    """Choose the timestep encoder ("ff", "cnn", "goal" or a class) and write its settings into ``config``."""
+    return _switch("tstep_encoder", arch, config, kwargs)  # type: ignore[no-any-return]
 
 
 switch_step_encoder = switch_tstep_encoder
 
 
 def switch_agent(config: Config, agent: str | type[BaseAgent], **kwargs: Any) -> type[BaseAgent]:
-    """Choose the agent ("agent" or a class) and write its settings into ``config``."""
-    return _switch("agent", AGENTS, agent, config, kwargs)  # type: ignore[no-any-return]
+    """Choose the agent ("agent", "multitask" or a class) and write its settings into ``config``."""
+    return _switch("agent", agent, config, kwargs)  # type: ignore[no-any-return]
+
+
+def switch_actor(config: Config, actor: str | type, **kwargs: Any) -> type:
+    """Choose the actor ("ff", "residual" or a class), write its settings into ``config``, and return it, to be the ``actor_type`` of
+    `switch_agent`. ``continuous_dist_type`` may be "tanh_gaussian", "beta", "gmm" or a class."""
+    return _switch("actor", actor, config, kwargs)  # type: ignore[no-any-return]
+
+
+def switch_critic(config: Config, critic: str | type, **kwargs: Any) -> type:
+    """Choose the critics ("scalar", "two_hot" or a class), likewise, to be the ``critic_type`` of `switch_agent`."""
+    return _switch("critic", critic, config, kwargs)  # type: ignore[no-any-return]
 
 
 def switch_exploration(config: Config, strategy: str | type[ExplorationWrapper], **kwargs: Any) -> type[ExplorationWrapper]:
     """Choose exploration ("egreedy", "bilevel" or a class) and write its settings into ``config``."""
-    return _switch("exploration", EXPLORATION, strategy, config, kwargs)  # type: ignore[no-any-return]
+    return _switch("exploration", strategy, config, kwargs)  # type: ignore[no-any-return]
 
 
 def switch_async_mode(experiment: Experiment, mode: str) -> Experiment:
@@ -197,6 +248,13 @@ def add_common_cli(parser: ArgumentParser) -> ArgumentParser:
     _add(learn, "grads_per_epoch", type=whole_number, default=700, help="gradient steps in an epoch")
     _add(learn, "batch_size", type=whole_number, default=24, help="sequences in a batch")
     _add(learn, "learning_rate", type=float, default=1e-4, help="of AdamW")
+    _add(
+        learn,
+        "lr_cooldown",
+        type=float,
+        default=None,
+        help="share of training, at its end, in which the learning rate falls to 0",
+    )
     _add(learn, "mixed_precision", default="no", choices=("no", "bf16", "fp16"), help="precision of the networks")
     _add(learn, "ckpt_interval", type=whole_number, default=20, help="save a training state every so many epochs")
     _add(learn, "seed", type=whole_number, default=None, help="of everything random")
@@ -218,6 +276,7 @@ def add_common_cli(parser: ArgumentParser) -> ArgumentParser:
 
 def experiment_fields_from_cli(args: Namespace) -> dict[str, Any]:
     """The fields of `Experiment` that the common arguments stand for."""
+    cooldown = {} if args.lr_cooldown is None else {"lr_cooldown": args.lr_cooldown}
     return {
         "run_name": args.run_name, "ckpt_base_dir": args.buffer_dir, "parallel_actors": args.parallel_actors,
         "train_timesteps_per_epoch": args.timesteps_per_epoch, "env_mode": "sync" if args.no_async else "async",
@@ -226,7 +285,7 @@ def experiment_fields_from_cli(args: Namespace) -> dict[str, Any]:
         "batch_size": args.batch_size, "learning_rate": args.learning_rate, "mixed_precision": args.mixed_precision,
         "ckpt_interval": args.ckpt_interval, "seed": args.seed, "resume": args.resume,
         "log_to_wandb": args.log, "log_to_tensorboard": args.tensorboard, "verbose": not args.quiet,
-        "save_trajs_as": "segments",
+        "save_trajs_as": "segments", **cooldown,
     }  # fmt: skip
 
 

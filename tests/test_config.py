@@ -83,7 +83,7 @@ def test_switches_write_settings_and_return_classes():
 
 
 def test_switches_refuse_what_does_not_exist():
-    with pytest.raises(ValueError, match="traj_encoder must be one of ff, gru, rnn, transformer or a class, got 'lstm'"):
+    with pytest.raises(ValueError, match="traj_encoder must be one of ff, gru, mamba, rnn, transformer or a class, got 'lstm'"):
         switch_traj_encoder({}, "lstm")
     with pytest.raises(ValueError, match="TformerTrajEncoder has no argument 'heads'"):
         switch_traj_encoder({}, "transformer", heads=3)

@@ -3,7 +3,7 @@
 Shapes: B sequences, H heads, L queries, S keys, D numbers a head. To write a kernel of your own, subclass `SelfAttention`:
 
 - to change *which* tokens are seen, override `visible`; both modes (whole sequences, and one step at a time over the ring of
-  `amago.nets.kv_cache`) follow it;
+  `amago.nets.kv_cache`) follow it. If old tokens are never seen again, `cache_slots` says how few an actor has to remember;
 - to change *how* attention is computed, override `forward`, and hand the mode you do not cover to ``super().forward``.
 
 Then bind ``TformerTrajEncoder.attention_type`` to it.
@@ -31,7 +31,12 @@ class SelfAttention(nn.Module):
     Args:
         causal: a token sees itself and what came before.
         dropout: probability of dropping an attention weight, in training mode.
+
+    Attributes:
+        sink_size: the first ``sink_size`` tokens of a sequence are seen by all later ones, whatever `visible` says.
     """
+
+    sink_size: int = 0
 
     def __init__(self, causal: bool = True, dropout: float = 0.0) -> None:
         super().__init__()
@@ -42,17 +47,36 @@ class SelfAttention(nn.Module):
         """Whether a token sees another that came ``distance`` steps earlier (negative: later). int64 -> bool, elementwise."""
         return distance >= 0 if self.causal else torch.ones_like(distance, dtype=torch.bool)
 
+    def sees(self, query: Tensor, key: Tensor) -> Tensor:
+        """Whether token number ``query`` of a sequence sees token number ``key``: `visible`, and sinks. int64 -> bool."""
+        seen = self.visible(query - key)
+        if self.sink_size:
+            sink = key < self.sink_size
+            seen = seen | (sink & (query >= key) if self.causal else sink)
+        return seen
+
+    def cache_slots(self, context: int) -> int:
+        """How many tokens (sinks included) an actor must remember, if it may remember ``context``."""
+        return context
+
     @property
     def plain(self) -> bool:
-        """`visible` is not overridden: kernels may use their causal fast path."""
-        return type(self).visible is SelfAttention.visible
+        """Neither `visible` nor `sink_size` is changed: kernels may use their causal fast path."""
+        return type(self).visible is SelfAttention.visible and not self.sink_size
+
+    def sees_whole_cache(self, slots: CacheSlots) -> bool:
+        """Whether the current token sees every slot that holds one, so that a full cache needs no mask."""
+        return self.plain
 
     def mask(self, length: int, slots: CacheSlots | None, device: torch.device) -> Tensor:
         """True where a query sees a key: (L, L) for whole sequences; (B, 1, 1, P) in step mode."""
         if slots is not None:
-            return (self.visible(slots.ages) & (slots.ages >= 0))[:, None, None]
+            seen = self.visible(slots.ages)
+            if self.sink_size:
+                seen = seen | (slots.places < self.sink_size)
+            return (seen & (slots.ages >= 0))[:, None, None]
         idx = torch.arange(length, device=device)
-        return self.visible(idx.unsqueeze(1) - idx)
+        return self.sees(idx.unsqueeze(1), idx)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, slots: CacheSlots | None = None) -> Tensor:
         """Attend.
@@ -71,7 +95,7 @@ class SelfAttention(nn.Module):
             if self.plain:
                 return F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, dropout_p=dropout)
             return F.scaled_dot_product_attention(q, k, v, self.mask(q.shape[2], None, q.device), dropout_p=dropout)
-        mask = None if self.plain and slots.full else self.mask(1, slots, q.device)
+        mask = None if slots.full and self.sees_whole_cache(slots) else self.mask(1, slots, q.device)
         return F.scaled_dot_product_attention(q, k, v, mask, dropout_p=dropout)
 
 

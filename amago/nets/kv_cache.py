@@ -1,12 +1,14 @@
 """The memory of a transformer that acts: a ring of keys and values for each actor.
 
 Every row of the batch has a length of its own, so actors reset one by one; a step costs the same however long the episode
-is, and nothing is shifted: token n of a row lies in slot n mod S.
+is, and nothing is shifted: token n of a row lies in slot n mod S. Where the first K tokens of an episode are to stay (K sinks), they
+keep slots 0 to K - 1, and the ring is the other S - K.
 """
 
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,10 +24,11 @@ class CacheSlots:
         capacity: S, slots of the ring.
         prefix: P, slots 0 to P - 1 are read; the others are empty in every row.
         full: every slot of the prefix holds a token in every row.
+        sinks: K, slots at the front that are never written again.
     """
 
-    def __init__(self, lengths: Tensor, capacity: int, prefix: int, full: bool, newest: int | None) -> None:
-        self.lengths, self.capacity, self.prefix, self.full = lengths, capacity, prefix, full
+    def __init__(self, lengths: Tensor, capacity: int, prefix: int, full: bool, newest: int | None, sinks: int = 0) -> None:
+        self.lengths, self.capacity, self.prefix, self.full, self.sinks = lengths, capacity, prefix, full, sinks
         self._newest = newest
 
     @property
@@ -36,14 +39,30 @@ class CacheSlots:
     @cached_property
     def newest_per_row(self) -> Tensor:
         """(B,) slot of the current token."""
-        return (self.lengths - 1) % self.capacity
+        return _slot_of(self.lengths - 1, self.capacity, self.sinks)
 
     @cached_property
     def ages(self) -> Tensor:
         """(B, P) int64: steps since each slot was written, 0 for the current token, -1 for a slot that holds nothing."""
         slot = torch.arange(self.prefix, device=self.lengths.device)
-        age = (self.newest_per_row.unsqueeze(1) - slot) % self.capacity
-        return torch.where(age < self.lengths.unsqueeze(1), age, -1)
+        since = self.lengths.unsqueeze(1) - 1 - slot
+        age = since % (self.capacity - self.sinks)
+        if self.sinks:
+            age = torch.where(slot < self.sinks, since, age)
+        return torch.where(since >= 0, age, -1)
+
+    @property
+    def places(self) -> Tensor:
+        """(B, P) int64: each slot's token is which of its episode, from 0; meaningless where `ages` is -1."""
+        return self.lengths.unsqueeze(1) - 1 - self.ages
+
+
+def _slot_of(token: Any, capacity: int, sinks: int) -> Any:
+    """The slot of a row's token of this number, from 0 (arrays and tensors alike)."""
+    if not sinks:
+        return token % capacity
+    ring = sinks + (token - sinks) % (capacity - sinks)
+    return token * (token < sinks) + ring * (token >= sinks)
 
 
 class KVCache:
@@ -52,6 +71,10 @@ class KVCache:
     Args:
         n_layers, batch_size, n_heads, slots, head_dim: N, B, H, S, D of the buffers (N, B, H, S, D).
         device, dtype: where they are and of what kind.
+        sinks: K of the slots keep the first K tokens since a reset.
+
+    Raises:
+        ValueError: the sinks leave no slot for the others.
     """
 
     def __init__(
@@ -63,7 +86,11 @@ class KVCache:
         head_dim: int,
         device: torch.device | str,
         dtype: torch.dtype = torch.float32,
+        sinks: int = 0,
     ) -> None:
+        if not 0 <= sinks < slots:
+            raise ValueError(f"sinks must be in [0, slots), got sinks={sinks}, slots={slots}")
+        self.sinks = sinks
         shape = (n_layers, batch_size, n_heads, slots, head_dim)
         self.keys = torch.zeros(shape, device=device, dtype=dtype)
         self.values = torch.zeros(shape, device=device, dtype=dtype)
@@ -86,9 +113,9 @@ class KVCache:
         self.lengths += 1
         shortest, longest = int(self.host_lengths.min()), int(self.host_lengths.max())
         prefix = min(longest, self.capacity)
-        newest = (self.host_lengths - 1) % self.capacity
+        newest = _slot_of(self.host_lengths - 1, self.capacity, self.sinks)
         same = int(newest[0]) if (newest == newest[0]).all() else None
-        return CacheSlots(self.lengths.clone(), self.capacity, prefix, shortest >= prefix, same)
+        return CacheSlots(self.lengths.clone(), self.capacity, prefix, shortest >= prefix, same, self.sinks)
 
     def write(self, layer: int, k: Tensor, v: Tensor, slots: CacheSlots) -> tuple[Tensor, Tensor]:
         """Put the current token's k and v (B, H, 1, D) in their slots.
@@ -123,6 +150,7 @@ class KVCache:
         if not 0 <= start < stop <= self.batch_size:
             raise ValueError(f"rows {start}:{stop} are not within a batch of {self.batch_size}")
         view = object.__new__(KVCache)
+        view.sinks = self.sinks
         view.keys, view.values = self.keys[:, start:stop], self.values[:, start:stop]
         view.lengths, view.host_lengths = self.lengths[start:stop], self.host_lengths[start:stop]
         return view

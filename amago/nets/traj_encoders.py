@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from amago.nets import transformer
 from amago.nets.ff import FFBlock, Normalization
 from amago.nets.kv_cache import KVCache
-from amago.nets.utils import activation_switch, autocast_dtype, check_dropout, check_positive
+from amago.nets.mamba import MambaBlock, MambaState
+from amago.nets.utils import activation_switch, at_least_float32, autocast_dtype, check_dropout, check_positive
 
 Dones = NDArray[np.bool_] | Tensor
 
@@ -186,10 +187,76 @@ class GRUTrajEncoder(TrajEncoder):
 
 
 @gin.configurable
-class TformerTrajEncoder(TrajEncoder):
-    """A causal transformer. Its hidden state is a `amago.nets.kv_cache.KVCache` of max_seq_len + 1 slots.
+class MambaTrajEncoder(TrajEncoder):
+    """Selective state-space layers (Gu & Dao 2023, arXiv 2312.00752). The hidden state is a `amago.nets.mamba.MambaState`:
+    constant in size and work, however long the episode.
 
-    Once an episode is longer than the cache, each layer attends to the last max_seq_len + 1 tokens.
+    Plain PyTorch; on a GPU, the scan of the ``mamba_ssm`` package where that is installed.
+
+    Args:
+        d_model: width.
+        d_state: numbers of state a channel; ``expand`` x d_model channels.
+        d_conv: timesteps that the convolution in front of each scan sees.
+        n_layers: number of layers, each with a residual connection.
+        norm: in front of each layer and of the output, by name.
+    """
+
+    def __init__(
+        self,
+        tstep_dim: int,
+        max_seq_len: int,
+        d_model: int = 256,
+        d_state: int = 16,
+        d_conv: int = 4,
+        expand: int = 2,
+        n_layers: int = 3,
+        norm: str = "layer",
+    ) -> None:
+        super().__init__(tstep_dim, max_seq_len)
+        check_positive(d_model=d_model, d_state=d_state, d_conv=d_conv, expand=expand, n_layers=n_layers)
+        self.inp = nn.Linear(tstep_dim, d_model)
+        self.mambas = nn.ModuleList(MambaBlock(d_model, d_state, d_conv, expand, norm) for _ in range(n_layers))
+        self.out_norm = Normalization(norm, d_model)
+        self._state_shapes = (d_conv - 1, expand * d_model), (d_state, expand * d_model)
+        self._emb_dim = d_model
+
+    @property
+    def emb_dim(self) -> int:
+        return self._emb_dim
+
+    def init_hidden_state(self, batch_size: int, device: torch.device | str) -> MambaState:
+        check_positive(batch_size=batch_size)
+        weight = self.inp.weight
+        conv, ssm = ((len(self.mambas), batch_size, *shape) for shape in self._state_shapes)
+        exact = at_least_float32(weight.new_empty(0)).dtype
+        return MambaState(torch.zeros(conv, device=device, dtype=weight.dtype), torch.zeros(ssm, device=device, dtype=exact))
+
+    def reset_hidden_state(self, hidden_state: MambaState, dones: Dones) -> MambaState:
+        hidden_state.reset(dones)
+        return hidden_state
+
+    def slice_hidden_state(self, hidden_state: MambaState, start: int, stop: int) -> MambaState:
+        return hidden_state.slice(start, stop)
+
+    def forward(
+        self, seq: Tensor, time_idxs: Tensor, hidden_state: MambaState | None = None, log_dict: dict[str, Any] | None = None
+    ) -> tuple[Tensor, MambaState | None]:
+        self._check_input(seq, time_idxs)
+        if hidden_state is not None:
+            _check_batch(seq.shape[0], hidden_state.batch_size)
+        x = self.inp(seq)
+        for i, block in enumerate(self.mambas):
+            x = block(x, None if hidden_state is None else hidden_state.layer(i))
+        return self.out_norm(x), hidden_state
+
+
+@gin.configurable
+class TformerTrajEncoder(TrajEncoder):
+    """A causal transformer. Its hidden state is a `amago.nets.kv_cache.KVCache` of max_seq_len + 1 slots, or of as few as its
+    kind of attention needs.
+
+    Once an episode is longer than the cache, each layer attends to the last max_seq_len + 1 tokens (attention with sinks: to
+    these, of which the first ones of the episode are some).
 
     Args:
         d_model, n_heads, d_ff, n_layers: sizes; d_model divides by n_heads.
@@ -232,7 +299,7 @@ class TformerTrajEncoder(TrajEncoder):
 
         def make_layer() -> transformer.TransformerLayer:
             attention_layer = transformer.AttentionLayer(
-                attention_type(causal=causal, dropout=dropout_attn),
+                _make_kernel(attention_type, causal, dropout_attn),
                 d_model=d_model,
                 n_heads=n_heads,
                 dropout_qkv=dropout_qkv,
@@ -253,10 +320,17 @@ class TformerTrajEncoder(TrajEncoder):
         layers = [make_layer() for _ in range(n_layers)]
         self.tformer = transformer.Transformer(tstep_dim, d_model, layers, dropout_emb=dropout_emb, norm=norm, pos_emb=pos_emb)
         self._emb_dim = d_model
+        self._kernel.cache_slots(max_seq_len + 1)  # refuses what does not fit
 
     @property
     def emb_dim(self) -> int:
         return self._emb_dim
+
+    @property
+    def _kernel(self) -> transformer.SelfAttention:
+        kernel = self.tformer.layers[0].attention_layer.self_attention  # type: ignore[union-attr]
+        assert isinstance(kernel, transformer.SelfAttention)
+        return kernel
 
     def init_hidden_state(self, batch_size: int, device: torch.device | str, dtype: torch.dtype | None = None) -> KVCache:
         """An empty cache. ``dtype`` None: what the model computes in (autocast's dtype where that is on, else the weights')."""
@@ -265,10 +339,10 @@ class TformerTrajEncoder(TrajEncoder):
             raise ValueError("causal=False: a model whose tokens see the future cannot act step by step")
         if dtype is None:
             dtype = autocast_dtype(torch.device(device)) or self.tformer.inp.weight.dtype
-        tformer = self.tformer
-        return KVCache(
-            len(tformer.layers), batch_size, tformer.n_heads, self.max_seq_len + 1, tformer.head_dim, device=device, dtype=dtype
-        )
+        tformer, kernel = self.tformer, self._kernel
+        slots = kernel.cache_slots(self.max_seq_len + 1)
+        sizes = (len(tformer.layers), batch_size, tformer.n_heads, slots, tformer.head_dim)
+        return KVCache(*sizes, device=device, dtype=dtype, sinks=kernel.sink_size)
 
     def reset_hidden_state(self, hidden_state: KVCache, dones: Dones) -> KVCache:
         hidden_state.reset(dones)
@@ -287,6 +361,18 @@ class TformerTrajEncoder(TrajEncoder):
         _check_batch(seq.shape[0], hidden_state.batch_size)
         steps = [self.tformer(seq[:, i : i + 1], times[:, i : i + 1], hidden_state) for i in range(seq.shape[1])]
         return (steps[0] if len(steps) == 1 else torch.cat(steps, dim=1)), hidden_state
+
+
+def _make_kernel(kernel: type[transformer.SelfAttention], causal: bool, dropout: float) -> transformer.SelfAttention:
+    try:
+        return kernel(causal=causal, dropout=dropout)
+    except RuntimeError as err:  # what gin raises for a default of gin.REQUIRED
+        if "Required bindings" not in str(err):
+            raise
+        raise ValueError(
+            f"attention_type={kernel.__name__} has settings without a default; bind them before it is used, "
+            f"as in use_config({{'{kernel.__name__}.window_size': 128}}) ({err})"
+        ) from err
 
 
 def _check_batch(batch: int, rows: int) -> None:

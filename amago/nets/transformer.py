@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from amago.nets.attention import FlashAttention, ScaledDotProductAttention, SelfAttention, VanillaAttention
 from amago.nets.ff import Normalization
+from amago.nets.flex_attention import FlexAttention, SlidingWindowFlexAttention, SlidingWindowSinkFlexAttention
 from amago.nets.kv_cache import CacheSlots, KVCache
 from amago.nets.utils import WeightCache, activation_switch, check_dropout, check_positive
 
@@ -24,10 +25,13 @@ __all__ = [
     "AttentionLayer",
     "FixedPosEmb",
     "FlashAttention",
+    "FlexAttention",
     "LearnedPosEmb",
     "ScaledDotProductAttention",
     "SelfAttention",
     "SigmaReparam",
+    "SlidingWindowFlexAttention",
+    "SlidingWindowSinkFlexAttention",
     "Transformer",
     "TransformerLayer",
     "VanillaAttention",

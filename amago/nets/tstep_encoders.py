@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from amago.nets import cnn
 from amago.nets.ff import MLP, InputNorm, Normalization
+from amago.nets.goal_embedders import FFGoalEmb, GoalEmb
 from amago.nets.utils import activation_switch, check_positive
 from amago.ops import symlog
 
@@ -128,6 +129,67 @@ class FFTstepEncoder(TstepEncoder):
         if self.in_norm is not None:
             x = self.in_norm(x, mask)
         return self.out_norm(self.base(x.to(self.base.in_layer.weight.dtype)))
+
+
+@gin.configurable
+class GoalTstepEncoder(TstepEncoder):
+    """Goals or instructions by an embedder of their own; everything else as `FFTstepEncoder` does.
+
+    Args:
+        goal_key: which observation holds the goals.
+        goal_emb_type: `amago.nets.goal_embedders.FFGoalEmb` for numbers, `TokenGoalEmb` for tokens, or your own.
+        n_layers, d_hidden, d_output, activation: of the MLP that merges.
+        out_norm: "layer", "rmsnorm" or "none", at the end.
+        hide_rl2s: replace reward and previous action by zeros.
+        normalize_inputs: keep running statistics of the other observations and of rl2. Goals are not normalised.
+
+    Raises:
+        ValueError: ``goal_key`` is not in ``obs_space``.
+    """
+
+    def __init__(
+        self,
+        obs_space: gym.spaces.Dict,
+        rl2_space: gym.spaces.Box,
+        goal_key: str = "goals",
+        goal_emb_type: type[GoalEmb] = FFGoalEmb,
+        n_layers: int = 2,
+        d_hidden: int = 512,
+        d_output: int = 256,
+        out_norm: str = "layer",
+        activation: str = "leaky_relu",
+        hide_rl2s: bool = False,
+        normalize_inputs: bool = True,
+    ) -> None:
+        super().__init__(obs_space, rl2_space)
+        if goal_key not in obs_space.spaces:
+            raise ValueError(f"goal_key={goal_key!r} is not among the observations {sorted(obs_space.spaces)}")
+        self.goal_key, self.hide_rl2s = goal_key, hide_rl2s
+        self.obs_keys = sorted(set(obs_space.spaces) - {goal_key})
+        self.goal_emb = goal_emb_type(obs_space[goal_key])
+        d_inp = sum(int(np.prod(_space_shape(obs_space[k]))) for k in self.obs_keys) + _space_shape(rl2_space)[-1]
+        self.in_norm = InputNorm(d_inp) if normalize_inputs else None
+        self.base = MLP(d_inp + self.goal_emb.emb_dim, d_hidden, n_layers, d_output, activation=activation)
+        self.out_norm = Normalization(out_norm, d_output)
+        self._emb_dim = d_output
+
+    @property
+    def emb_dim(self) -> int:
+        return self._emb_dim
+
+    def inner_forward(
+        self,
+        obs: dict[str, Tensor],
+        rl2s: Tensor,
+        log_dict: dict[str, Any] | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        rl2s = torch.zeros_like(rl2s) if self.hide_rl2s else rl2s
+        x = torch.cat([*(obs[k].flatten(2).float() for k in self.obs_keys), rl2s.float()], dim=-1)
+        if self.in_norm is not None:
+            x = self.in_norm(x, mask)
+        goals = self.goal_emb(obs[self.goal_key])
+        return self.out_norm(self.base(torch.cat((x.to(goals.dtype), goals), dim=-1)))
 
 
 @gin.configurable

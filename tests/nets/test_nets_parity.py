@@ -9,13 +9,31 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from amago.nets import attention
+from amago import config
+from amago.nets import attention, flex_attention
 from amago.nets.kv_cache import KVCache
-from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder, TrajEncoder
-from amago.nets.transformer import FlashAttention, ScaledDotProductAttention, SelfAttention, SigmaReparam, VanillaAttention
+from amago.nets.mamba import MambaState
+from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, MambaTrajEncoder, TformerTrajEncoder, TrajEncoder
+from amago.nets.transformer import (
+    FlashAttention,
+    FlexAttention,
+    ScaledDotProductAttention,
+    SelfAttention,
+    SigmaReparam,
+    SlidingWindowFlexAttention,
+    SlidingWindowSinkFlexAttention,
+    VanillaAttention,
+)
 
 D, MAX_LEN, SLOTS = 6, 5, 6
 SMALL = {"d_model": 16, "n_heads": 4, "d_ff": 32, "n_layers": 3}
+
+
+@pytest.fixture(autouse=True)
+def _no_fallback_warnings(monkeypatch):
+    """This is a CPU; that falling back is said, once, is tested beside each kernel."""
+    monkeypatch.setattr(attention, "_fallback_warned", True)
+    monkeypatch.setattr(flex_attention, "_fallback_warned", True)
 
 
 def randomize(net):
@@ -47,6 +65,15 @@ class OwnKernel(SelfAttention):
         return torch.cat(rows, dim=2)
 
 
+def sliding(window, sinks=0, **options):
+    """A transformer with a sliding window."""
+    kernel = SlidingWindowSinkFlexAttention if sinks else SlidingWindowFlexAttention
+    config.bind({f"{kernel.__name__}.window_size": window})
+    if sinks:
+        config.bind({"SlidingWindowSinkFlexAttention.sink_size": sinks})
+    return TformerTrajEncoder(D, MAX_LEN, **SMALL, attention_type=kernel, **options)
+
+
 PLAIN = {"sigma_reparam": False, "normformer_norms": False, "head_scaling": False}
 MODELS = {
     "ff": lambda: FFTrajEncoder(D, MAX_LEN, d_model=16, n_layers=2),
@@ -59,19 +86,31 @@ MODELS = {
     "vanilla fixed": lambda: TformerTrajEncoder(D, MAX_LEN, **SMALL, attention_type=VanillaAttention),
     "vanilla rope": lambda: TformerTrajEncoder(D, MAX_LEN, **SMALL, attention_type=VanillaAttention, pos_emb="rope"),
     "own kernel": lambda: TformerTrajEncoder(D, MAX_LEN, **SMALL, attention_type=OwnKernel),
+    "mamba": lambda: MambaTrajEncoder(D, MAX_LEN, d_model=16, d_state=4, n_layers=2),
+    "mamba without convolution": lambda: MambaTrajEncoder(D, MAX_LEN, d_model=8, d_state=3, d_conv=1, expand=1, norm="none"),
+    "flash": lambda: TformerTrajEncoder(D, MAX_LEN, **SMALL, attention_type=FlashAttention),
+    "flex rope": lambda: TformerTrajEncoder(D, MAX_LEN, **SMALL, attention_type=FlexAttention, pos_emb="rope"),
+    "window 1": lambda: sliding(1),
+    "window 3": lambda: sliding(3),
+    "window 3 rope": lambda: sliding(3, pos_emb="rope"),
+    "window beyond the context": lambda: sliding(50),
+    "window 2, sink 1": lambda: sliding(2, 1),
+    "window 3, sinks 2, rope": lambda: sliding(3, 2, pos_emb="rope"),
+    "window beyond the context, sinks 2": lambda: sliding(9, 2),
     "own pattern": lambda: TformerTrajEncoder(D, MAX_LEN, **SMALL, attention_type=OnlyBlock),
 }
 
 
 def windowed(net, window):
-    """A copy of the model whose layers all see the last ``window`` tokens of a whole sequence."""
+    """A copy of the model whose layers all see ``window`` tokens of a whole sequence: sinks, and the last others."""
     net = copy.deepcopy(net)
     for layer in getattr(net, "tformer", nn.Module()).layers if isinstance(net, TformerTrajEncoder) else []:
         inner = layer.attention_layer.self_attention
 
         class Banded(VanillaAttention):
-            def visible(self, distance, inner=inner):
-                return inner.visible(distance) & (distance < window)
+            def sees(self, query, key, inner=inner):
+                kept = (query - key < window - inner.sink_size) | (key < inner.sink_size)
+                return inner.sees(query, key) & kept
 
         layer.attention_layer.self_attention = Banded()
     return net
@@ -126,7 +165,7 @@ def test_step_equals_whole_sequence(name, case):
     assert out.std() > 0.1
 
 
-def oracle(weights, seq, times, n_heads, pos_emb, window):
+def oracle(weights, seq, times, n_heads, pos_emb, window, sinks=0):
     """One sequence through a transformer in float64, written with loops and nothing of ours. (L, D) -> (L, d_model)."""
     w = {k: v.double() for k, v in weights.items()}
     seq, times = seq.double(), times.double()
@@ -170,7 +209,7 @@ def oracle(weights, seq, times, n_heads, pos_emb, window):
             if pos_emb == "rope":
                 q, k = (torch.stack([turn(y[t], times[t]) for t in range(L)]) for y in (q, k))
             for t in range(L):
-                seen = slice(max(0, t - window + 1), t + 1)
+                seen = [i for i in range(t + 1) if i > t - window or i < sinks]
                 heads[t, h] = ((k[seen] @ q[t]) / (M // n_heads) ** 0.5).softmax(0) @ v[seen]
             heads[:, h] *= w[f"{p}.attention_layer.head_scaler"][0, 0, h]
         x = x + norm(linear(heads.reshape(L, M), f"{p}.attention_layer.out_projection"), f"{p}.norm2")
@@ -179,25 +218,30 @@ def oracle(weights, seq, times, n_heads, pos_emb, window):
     return norm(x, "tformer.norm")
 
 
-@pytest.mark.parametrize("name", ["fixed", "rope", "plain"])
+# (window, sinks) of those that see less than everything
+WINDOWS = {"window 3": (3, 0), "window 2, sink 1": (2, 1), "window 3, sinks 2, rope": (3, 2)}
+
+
+@pytest.mark.parametrize("name", ["fixed", "rope", "plain", *WINDOWS])
 @torch.no_grad()
 def test_transformer_against_an_oracle_in_float64(name):
     torch.manual_seed(1)
     net = randomize(MODELS[name]()).double().eval()
-    pos_emb = "rope" if name == "rope" else "fixed"
+    pos_emb = "rope" if "rope" in name else "fixed"
+    window, sinks = WINDOWS.get(name, (None, 0))
     starts, T = STARTS["staggered, long"]
     seq = torch.randn(len(starts), T, D, dtype=torch.float64)
     out, times = rollout(net, seq, starts)
     for b, lo, hi in episodes(starts, T):
         e, t = seq[b, lo:hi], times[b, lo:hi, 0]
-        expected = oracle(net.state_dict(), e, t, 4, pos_emb, window=SLOTS)
+        expected = oracle(net.state_dict(), e, t, 4, pos_emb, window or SLOTS, sinks)
         torch.testing.assert_close(out[b, lo:hi], expected, rtol=1e-5, atol=1e-5)
         whole, _ = net(e[None], t[None, :, None])
-        expected = oracle(net.state_dict(), e, t, 4, pos_emb, window=hi)
+        expected = oracle(net.state_dict(), e, t, 4, pos_emb, window or hi, sinks)
         torch.testing.assert_close(whole[0], expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["gru", "fixed", "rope"])
+@pytest.mark.parametrize("name", ["gru", "mamba", "fixed", "rope", "window 3, sinks 2, rope"])
 @torch.no_grad()
 def test_several_steps_at_once_and_late_time_indices(name):
     torch.manual_seed(2)
@@ -207,7 +251,7 @@ def test_several_steps_at_once_and_late_time_indices(name):
     hidden = net.init_hidden_state(2, "cpu")
     first, hidden = net(seq[:, :4], times[:, :4], hidden)
     second, _ = net(seq[:, 4:], times[:, 4:], hidden)
-    torch.testing.assert_close(torch.cat((first, second), 1), expected, rtol=1e-4, atol=1e-4 if name == "rope" else 1e-5)
+    torch.testing.assert_close(torch.cat((first, second), 1), expected, rtol=1e-4, atol=1e-4 if "rope" in name else 1e-5)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -224,13 +268,15 @@ def test_whole_sequences_are_causal(name):
 
 
 def state_of(hidden):
+    if isinstance(hidden, MambaState):
+        return [hidden.conv.movedim(1, 0), hidden.ssm.movedim(1, 0)]
     if isinstance(hidden, KVCache):
         return [hidden.keys.movedim(1, 0), hidden.values.movedim(1, 0), hidden.lengths, torch.from_numpy(hidden.host_lengths)]
     return [hidden.movedim(1, 0)]
 
 
 @pytest.mark.parametrize("as_tensor", [False, True])
-@pytest.mark.parametrize("name", ["gru", "fixed"])
+@pytest.mark.parametrize("name", ["gru", "mamba", "fixed", "window 2, sink 1"])
 @torch.no_grad()
 def test_reset_touches_only_its_rows(name, as_tensor):
     net = MODELS[name]().eval()
@@ -251,7 +297,7 @@ def test_reset_touches_only_its_rows(name, as_tensor):
         net.reset_hidden_state(hidden, np.array([True, False]))
 
 
-@pytest.mark.parametrize("name", ["ff", "gru", "fixed"])
+@pytest.mark.parametrize("name", ["ff", "gru", "mamba", "fixed", "window 3", "window 2, sink 1"])
 @torch.no_grad()
 def test_slices_of_a_hidden_state_share_storage(name):
     torch.manual_seed(4)
@@ -343,7 +389,7 @@ def test_half_precision_cache():
     assert (exact - rough).abs().max() < 0.2
 
 
-@pytest.mark.parametrize("name", ["gru", "fixed"])
+@pytest.mark.parametrize("name", ["gru", "mamba", "fixed", "window 2, sink 1"])
 def test_acting_with_gradients_on_changes_nothing(name):
     """A hidden state is written in place; the graph of a step must survive it."""
     torch.manual_seed(6)
@@ -358,17 +404,20 @@ def test_acting_with_gradients_on_changes_nothing(name):
 
 
 def backend(cls, causal=True):
+    """Output, and gradients of q, k and v."""
     net = cls(causal=causal)
     torch.manual_seed(7)
-    return net(*torch.randn(3, 2, 4, 7, 8))
+    qkv = torch.randn(3, 2, 4, 7, 8, requires_grad=True)
+    out = net(*qkv)
+    out.square().sum().backward()
+    return out.detach(), qkv.grad
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_backends_agree(causal, monkeypatch):
-    monkeypatch.setattr(attention, "_fallback_warned", True)
+def test_backends_agree(causal):
     expected = backend(VanillaAttention, causal)
-    for cls in (ScaledDotProductAttention, FlashAttention, SelfAttention):
-        torch.testing.assert_close(backend(cls, causal), expected, rtol=1e-5, atol=1e-6)
+    for cls in (ScaledDotProductAttention, FlashAttention, FlexAttention, SelfAttention):
+        torch.testing.assert_close(backend(cls, causal), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_flash_attention_warns_once_and_the_default_never(monkeypatch):

@@ -1,0 +1,149 @@
+"""Goals and instructions -> one vector a timestep, to be merged with the rest of the observation.
+
+`FFGoalEmb` is for goals that are numbers (positions to reach), `TokenGoalEmb` for those that are tokens (words, or the symbols of a
+rule). Both take one goal or a fixed number of goals in order. `amago.nets.tstep_encoders.GoalTstepEncoder` uses either; so can an
+encoder of your own.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import gin
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from amago.nets.ff import MLP
+from amago.nets.utils import check_positive
+
+
+class GoalEmb(nn.Module, ABC):
+    """Base of all goal embedders. A subclass writes `emb_dim` and `forward`.
+
+    Args:
+        goal_space: the box of the observation that holds the goals.
+
+    Raises:
+        ValueError: it is no box.
+    """
+
+    def __init__(self, goal_space: gym.Space[Any]) -> None:
+        super().__init__()
+        if not isinstance(goal_space, gym.spaces.Box) or not goal_space.shape:
+            raise ValueError(f"goal_space must be a Box with at least one dimension, got goal_space={goal_space}")
+        self.goal_space: gym.spaces.Box = goal_space
+
+    @property
+    @abstractmethod
+    def emb_dim(self) -> int:
+        """E, width of the output."""
+
+    @abstractmethod
+    def forward(self, goals: Tensor) -> Tensor:
+        """(B, L, *goal_space.shape) -> (B, L, E)."""
+
+    def _check_input(self, goals: Tensor) -> None:
+        if goals.ndim < 3 or tuple(goals.shape[2:]) != self.goal_space.shape:
+            raise ValueError(f"goals must be (batch, length, *{self.goal_space.shape}), got shape {tuple(goals.shape)}")
+
+
+@gin.configurable
+class FFGoalEmb(GoalEmb):
+    """All numbers of all goals through one MLP.
+
+    Args:
+        n_layers, d_hidden, activation: of the MLP.
+        d_output: E.
+    """
+
+    def __init__(
+        self,
+        goal_space: gym.Space[Any],
+        n_layers: int = 2,
+        d_hidden: int = 64,
+        d_output: int = 32,
+        activation: str = "leaky_relu",
+    ) -> None:
+        super().__init__(goal_space)
+        d_inp = int(np.prod(self.goal_space.shape))
+        self.base = MLP(d_inp, d_hidden, n_layers, d_output, activation=activation)
+        self._emb_dim = d_output
+
+    @property
+    def emb_dim(self) -> int:
+        return self._emb_dim
+
+    def forward(self, goals: Tensor) -> Tensor:
+        self._check_input(goals)
+        return self.base(goals.flatten(2).to(self.base.in_layer.weight.dtype))
+
+
+@gin.configurable
+class TokenGoalEmb(GoalEmb):
+    """Each goal is a sentence of T tokens, read by a GRU; the vectors of K goals are merged by a linear layer.
+
+    ``goal_space`` is a box of integers, (T,) or (K, T), whose bounds say which tokens there are.
+
+    Args:
+        d_token: width of a token's embedding.
+        d_hidden: of the GRU.
+        d_output: E.
+        pad_token: fills sentences up at their end and is not read. A sentence of nothing else is a vector of zeros. None: all tokens
+            are read.
+
+    Raises:
+        ValueError: the space is not one of integers, has other than one or two dimensions, or does not contain ``pad_token``.
+    """
+
+    def __init__(
+        self,
+        goal_space: gym.Space[Any],
+        d_token: int = 32,
+        d_hidden: int = 64,
+        d_output: int = 64,
+        pad_token: int | None = 0,
+    ) -> None:
+        super().__init__(goal_space)
+        check_positive(d_token=d_token, d_hidden=d_hidden, d_output=d_output)
+        space = self.goal_space
+        if not np.issubdtype(space.dtype, np.integer) or len(space.shape) not in (1, 2):
+            raise ValueError(f"goal_space must be a Box of integers, (tokens,) or (goals, tokens), got goal_space={space}")
+        self.lowest, highest = int(space.low.min()), int(space.high.max())
+        if highest - self.lowest >= 2**20:
+            raise ValueError(f"goal_space has tokens from {self.lowest} to {highest}: give it the bounds of your vocabulary")
+        if pad_token is not None and not self.lowest <= pad_token <= highest:
+            raise ValueError(f"pad_token={pad_token} is not among the tokens {self.lowest} to {highest}; None if there is none")
+        self.pad_token = pad_token
+        self.embedding = nn.Embedding(highest - self.lowest + 1, d_token)
+        self.rnn = nn.GRU(d_token, d_hidden, batch_first=True)
+        n_goals = space.shape[0] if len(space.shape) == 2 else 1
+        self.merge = nn.Linear(n_goals * d_hidden, d_output)
+        self._emb_dim = d_output
+
+    @property
+    def emb_dim(self) -> int:
+        return self._emb_dim
+
+    def forward(self, goals: Tensor) -> Tensor:
+        self._check_input(goals)
+        B, L = goals.shape[:2]
+        sentences = goals.reshape(-1, goals.shape[-1]).long()
+        if L > 1:  # an instruction hardly changes within a trajectory: read each once
+            distinct, which = sentences.unique(dim=0, return_inverse=True)
+            vectors = self._read(distinct)[which]
+        else:
+            vectors = self._read(sentences)
+        return self.merge(vectors.reshape(B, L, -1))
+
+    def _read(self, sentences: Tensor) -> Tensor:
+        """(M, T) -> (M, d_hidden), the state after the last token that is no padding."""
+        states, _ = self.rnn(self.embedding(sentences - self.lowest))
+        if self.pad_token is None:
+            return states[:, -1]
+        place = torch.arange(1, sentences.shape[1] + 1, device=sentences.device)
+        lengths = torch.where(sentences != self.pad_token, place, 0).amax(dim=1)
+        last = (lengths - 1).clamp(min=0)[:, None, None].expand(-1, 1, states.shape[-1])
+        return states.gather(1, last).squeeze(1) * (lengths > 0).unsqueeze(-1).to(states.dtype)

@@ -1,0 +1,259 @@
+"""Selective state-space blocks (Gu & Dao 2023, arXiv 2312.00752) in plain PyTorch.
+
+What is notable: parameter names and layouts are those of ``mamba_ssm.Mamba``, so weights go either way; the scan keeps only its
+state between chunks and computes the rest again in the backward pass, so memory grows with the chunk and not with the sequence;
+on a GPU where the ``mamba_ssm`` package is installed its fused scan is used instead.
+
+Shapes: B sequences, L timesteps, D channels (``expand`` x d_model), N numbers of state a channel. States are (B, N, D): the long
+dimension last, which is what keeps a CPU's vector units busy.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from amago.nets.ff import Normalization
+from amago.nets.utils import at_least_float32, check_positive
+
+
+@functools.cache
+def _fused_scan() -> Callable[..., Tensor] | None:
+    """``selective_scan_fn`` of mamba_ssm, or None where the package is not installed."""
+    try:
+        kernel: Callable[..., Tensor] = importlib.import_module("mamba_ssm.ops.selective_scan_interface").selective_scan_fn
+    except ImportError:
+        return None
+    return kernel
+
+
+def _chunk_length(numbers: int, on_cpu: bool) -> int:
+    """Timesteps in a chunk, from B x N x D. A CPU wants a chunk to stay in its cache, a GPU few launches and bounded memory."""
+    return min(max((2**18 if on_cpu else 2**25) // max(numbers, 1), 4), 64)
+
+
+def _decays(dt: Tensor, A: Tensor) -> Tensor:
+    """exp(dt A), (C, B, N, D), from dt (C, B, D) and A (N, D)."""
+    return (dt.unsqueeze(2) * A).exp_()
+
+
+def _recur(states: Tensor, decays: Tensor, inputs: Tensor, b: Tensor) -> None:
+    """Fill ``states`` (C + 1, B, N, D), whose first entry is given: h_t = decay_t h_{t-1} + b_t (dt x)_t."""
+    torch.mul(b.unsqueeze(-1), inputs.unsqueeze(2), out=states[1:])
+    for t in range(len(decays)):
+        states[t + 1].addcmul_(decays[t], states[t])
+
+
+class _Scan(torch.autograd.Function):
+    """h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t, y_t = C_t h_t, in chunks. Time first: x, dt (L, B, D); A (N, D); b, c (L, B, N);
+    h0 (B, N, D), which gets no gradient. Returns y (L, B, D) and the last state."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, dt: Tensor, A: Tensor, b: Tensor, c: Tensor, h0: Tensor, chunk: int
+    ) -> tuple[Tensor, Tensor]:
+        L, B, D = x.shape
+        y = torch.empty_like(x)
+        buffer = x.new_empty((min(chunk, L) + 1, B, A.shape[0], D))
+        starts = []
+        last = h0
+        for part in _parts(L, chunk):
+            states = buffer[: part.stop - part.start + 1]
+            starts.append(last.clone())
+            states[0] = starts[-1]
+            decays = _decays(dt[part], A)
+            _recur(states, decays, dt[part] * x[part], b[part])
+            y[part] = torch.mul(states[1:], c[part].unsqueeze(-1), out=decays).sum(2)
+            last = states[-1]
+        last = last.clone()
+        ctx.chunk = chunk
+        ctx.save_for_backward(x, dt, A, b, c, torch.stack(starts))
+        ctx.mark_non_differentiable(last)
+        return y, last
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_y: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        x, dt, A, b, c, starts = ctx.saved_tensors
+        with torch.autocast(x.device.type, enabled=False):
+            return (*_scan_backward(grad_y.contiguous(), x, dt, A, b, c, starts, ctx.chunk), None, None)
+
+
+def _scan_backward(
+    grad_y: Tensor, x: Tensor, dt: Tensor, A: Tensor, b: Tensor, c: Tensor, starts: Tensor, chunk: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x, dt, A, b, c: the recurrence g_t = c_t dy_t + decay_{t+1} g_{t+1} backwards, chunk by chunk."""
+    L, B, D = x.shape
+    dx, ddt, db, dc = (torch.empty_like(z) for z in (x, dt, b, c))
+    dA = torch.zeros_like(A)
+    buffer = x.new_empty((min(chunk, L) + 1, B, A.shape[0], D))
+    later = torch.zeros_like(starts[0])  # decay_{t+1} g_{t+1} of the chunk after
+    for i, part in reversed(list(enumerate(_parts(L, chunk)))):
+        states = buffer[: part.stop - part.start + 1]
+        states[0] = starts[i]
+        decays, inputs = _decays(dt[part], A), dt[part] * x[part]
+        _recur(states, decays, inputs, b[part])
+        g = c[part].unsqueeze(-1) * grad_y[part].unsqueeze(2)  # (C, B, N, D)
+        g[-1] += later
+        for t in range(len(g) - 2, -1, -1):
+            g[t].addcmul_(decays[t + 1], g[t + 1])
+        later = decays[0] * g[0]
+        product = torch.empty_like(g)
+        dc[part] = torch.mul(states[1:], grad_y[part].unsqueeze(2), out=product).sum(3)
+        db[part] = torch.mul(g, inputs.unsqueeze(2), out=product).sum(3)
+        d_inputs = torch.mul(g, b[part].unsqueeze(-1), out=product).sum(2)
+        dx[part] = d_inputs * dt[part]
+        d_exponent = g.mul_(states[:-1]).mul_(decays)  # of dt A
+        dA += torch.mul(d_exponent, dt[part].unsqueeze(2), out=decays).sum((0, 1))
+        ddt[part] = torch.addcmul(d_exponent.mul_(A).sum(2), d_inputs, x[part])
+    return dx, ddt, dA, db, dc
+
+
+def _parts(length: int, chunk: int) -> Iterator[slice]:
+    return (slice(i, min(i + chunk, length)) for i in range(0, length, chunk))
+
+
+def selective_scan(
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, h0: Tensor | None = None, chunk: int | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t and y_t = C_t h_t, for each channel on its own.
+
+    Args:
+        x, dt: (B, L, D).
+        A: (D, N), negative.
+        B, C: (B, L, N).
+        h0: (B, N, D) state to begin with, to which no gradient flows. None: zeros, and only y is asked for (then the kernel of
+            mamba_ssm serves, on a GPU where it is installed).
+        chunk: timesteps worked on at a time; None chooses. It changes speed and memory, never the result.
+
+    Returns:
+        y (B, L, D) in at least float32, and the last state (None if ``h0`` is).
+    """
+    batch, length, channels = x.shape
+    x, dt, A, B, C = (at_least_float32(z) for z in (x, dt, A, B, C))
+    with torch.autocast(x.device.type, enabled=False):
+        kernel = _fused_scan() if h0 is None and x.is_cuda and x.dtype == torch.float32 else None
+        if kernel is not None:
+            u, delta, b, c = (z.transpose(1, 2).contiguous() for z in (x, dt, B, C))
+            return kernel(u, delta, A, b, c).transpose(1, 2), None
+        if length == 1 and h0 is not None:
+            state = (dt.transpose(1, 2) * A).exp().mT * h0 + B.mT * (dt * x)
+            return C @ state, state
+        chunk = _chunk_length(batch * channels * A.shape[1], not x.is_cuda) if chunk is None else chunk
+        first = x.new_zeros((batch, A.shape[1], channels)) if h0 is None else h0.to(x.dtype)
+        xs, dts, bs, cs = (z.transpose(0, 1).contiguous() for z in (x, dt, B, C))
+        y, last = _Scan.apply(xs, dts, A.t().contiguous(), bs, cs, first, chunk)
+    return y.transpose(0, 1), None if h0 is None else last
+
+
+class Mamba(nn.Module):
+    """One selective state-space layer, (B, L, d_model) -> (B, L, d_model).
+
+    Args:
+        d_model: width.
+        d_state: N.
+        d_conv: timesteps that the causal convolution in front of the scan sees.
+        expand: D is ``expand`` x d_model.
+    """
+
+    def __init__(self, d_model: int, d_state: int = 16, d_conv: int = 4, expand: int = 2) -> None:
+        super().__init__()
+        check_positive(d_model=d_model, d_state=d_state, d_conv=d_conv, expand=expand)
+        self.d_inner, self.d_state, self.d_conv, self.dt_rank = expand * d_model, d_state, d_conv, math.ceil(d_model / 16)
+        self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=False)
+        self.conv1d = nn.Conv1d(self.d_inner, self.d_inner, d_conv, groups=self.d_inner, padding=d_conv - 1)
+        self.x_proj = nn.Linear(self.d_inner, self.dt_rank + 2 * d_state, bias=False)
+        self.dt_proj = nn.Linear(self.dt_rank, self.d_inner)
+        self.A_log = nn.Parameter(torch.arange(1.0, d_state + 1).log().repeat(self.d_inner, 1))
+        self.D = nn.Parameter(torch.ones(self.d_inner))
+        self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
+        self._init_dt()
+
+    @torch.no_grad()
+    def _init_dt(self, low: float = 1e-3, high: float = 0.1) -> None:
+        """Time scales 1 / dt spread log-uniformly over 10 to 1000 steps."""
+        nn.init.uniform_(self.dt_proj.weight, -(self.dt_rank**-0.5), self.dt_rank**-0.5)
+        dt = torch.empty(self.d_inner).uniform_(math.log(low), math.log(high)).exp()
+        self.dt_proj.bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # softplus gives dt back
+
+    def forward(self, u: Tensor, state: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """``state`` None: a whole sequence. Else (conv, ssm), the rows of a `MambaState`: go on from there, and update both in
+        place."""
+        x, z = self.in_proj(u).chunk(2, dim=-1)
+        past = x.new_zeros((x.shape[0], self.d_conv - 1, self.d_inner)) if state is None else state[0].to(x.dtype)
+        window = torch.cat((past, x), dim=1)
+        x = F.silu(self._convolve(window, x.shape[1]))
+        dt, B, C = self.x_proj(x).split((self.dt_rank, self.d_state, self.d_state), dim=-1)
+        dt = F.softplus(at_least_float32(self.dt_proj(dt)))
+        A = -torch.exp(at_least_float32(self.A_log))
+        # the graph of a step must survive the writes below
+        y, last = selective_scan(x, dt, A, B, C, None if state is None else state[1].clone())
+        if state is not None and last is not None:
+            state[0].copy_(window[:, window.shape[1] - (self.d_conv - 1) :].detach())
+            state[1].copy_(last.detach())
+        y = y + x * self.D
+        return self.out_proj((y * F.silu(z)).to(u.dtype))
+
+    def _convolve(self, window: Tensor, length: int) -> Tensor:
+        """The depthwise convolution as few multiply-adds over (B, d_conv - 1 + L, D): no transposition, fast on every device."""
+        weight = self.conv1d.weight.squeeze(1)  # (D, d_conv)
+        out = self.conv1d.bias
+        assert out is not None
+        for i in range(self.d_conv):
+            out = torch.addcmul(out, window[:, i : i + length], weight[:, i])
+        return out
+
+
+class MambaBlock(nn.Module):
+    """x + Mamba(norm(x))."""
+
+    def __init__(self, d_model: int, d_state: int, d_conv: int, expand: int, norm: str) -> None:
+        super().__init__()
+        self.mamba = Mamba(d_model, d_state, d_conv, expand)
+        self.norm = Normalization(norm, d_model)
+
+    def forward(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        return x + self.mamba(self.norm(x), state)
+
+
+class MambaState:
+    """The memory of actors: constant in size, updated in place.
+
+    Args:
+        conv: (layers, B, d_conv - 1, D), the last inputs of each convolution.
+        ssm: (layers, B, N, D), the states of the scans, in at least float32.
+    """
+
+    def __init__(self, conv: Tensor, ssm: Tensor) -> None:
+        self.conv, self.ssm = conv, ssm
+
+    @property
+    def batch_size(self) -> int:
+        return self.ssm.shape[1]
+
+    def layer(self, i: int) -> tuple[Tensor, Tensor]:
+        return self.conv[i], self.ssm[i]
+
+    def reset(self, dones: NDArray[np.bool_] | Tensor) -> None:
+        """Forget everything in the rows where ``dones`` (B,) is True."""
+        rows = torch.as_tensor(dones, device=self.ssm.device).to(torch.bool)
+        if rows.shape != (self.batch_size,):
+            raise ValueError(f"dones must have shape ({self.batch_size},), got {tuple(rows.shape)}")
+        self.conv.masked_fill_(rows[None, :, None, None], 0.0)
+        self.ssm.masked_fill_(rows[None, :, None, None], 0.0)
+
+    def slice(self, start: int, stop: int) -> MambaState:
+        """Rows ``start`` to ``stop`` - 1, sharing our storage."""
+        if not 0 <= start < stop <= self.batch_size:
+            raise ValueError(f"rows {start}:{stop} are not within a batch of {self.batch_size}")
+        return MambaState(self.conv[:, start:stop], self.ssm[:, start:stop])
