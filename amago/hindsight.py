@@ -131,6 +131,19 @@ class StoredTraj:
     def __len__(self) -> int:
         return int(self.rews.shape[0])
 
+    def slice(self, start: int, stop: int) -> StoredTraj:
+        """A copy of transitions [start, stop), with the observation after the last and what arrived with the first."""
+        return StoredTraj(
+            obs={k: v[start : stop + 1].copy() for k, v in self.obs.items()},
+            actions=self.actions[start:stop].copy(),
+            rews=self.rews[start:stop].copy(),
+            dones=self.dones[start:stop].copy(),
+            start_time=self.start_time + start,
+            prev_reward=float(self.rews[start - 1, 0]) if start else self.prev_reward,
+            prev_action=self.actions[start - 1].copy() if start else self.prev_action,
+            env_name=self.env_name,
+        )
+
     def derive(self, spec: ActionSpec) -> FrozenTraj:
         """Add ``rl2s`` and ``time_idxs``, and turn actions into vectors."""
         t = len(self)
@@ -203,15 +216,21 @@ class Trajectory:
 class Relabeler:
     """Rewrites a whole trajectory each time before a training sequence is cut from it (hindsight relabelling).
 
-    Subclass and override `relabel`. The arrays may be changed in place: they are read anew for every sample.
+    Subclass and override `relabel`, or `relabel_with` where the rewriting is random. The arrays may be changed in place: they
+    are read anew for every sample. `amago.relabeling` has one for sequences of goals.
     """
 
     def relabel(self, traj: FrozenTraj) -> FrozenTraj:
         """Return the trajectory to learn from."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must override relabel() or relabel_with()")
 
-    def __call__(self, traj: FrozenTraj) -> FrozenTraj:
-        return self.relabel(traj).validate()
+    def relabel_with(self, traj: FrozenTraj, rng: np.random.Generator) -> FrozenTraj:
+        """Return the trajectory to learn from, with ``rng`` as the only randomness (then a run can be repeated exactly)."""
+        return self.relabel(traj)
+
+    def __call__(self, traj: FrozenTraj, rng: np.random.Generator | None = None) -> FrozenTraj:
+        """Relabel and check that the fields still fit together; without ``rng``, a fresh random stream is used."""
+        return self.relabel_with(traj, np.random.default_rng() if rng is None else rng).validate()
 
 
 class NoOpRelabeler(Relabeler):

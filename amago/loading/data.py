@@ -106,7 +106,7 @@ def collate(samples: Sequence[RLData]) -> Batch:
     """Pad on the right to the longest sequence, with zeros.
 
     Raises:
-        ValueError: no samples, or samples whose observation keys differ.
+        ValueError: no samples, or samples whose observations or actions differ in keys or shapes.
     """
     if not samples:
         raise ValueError("cannot build a batch of no sequences")
@@ -114,6 +114,14 @@ def collate(samples: Sequence[RLData]) -> Batch:
     for s in samples:
         if list(s.obs) != keys and set(s.obs) != set(keys):
             raise ValueError(f"sequences of one batch have different observations: {sorted(keys)} and {sorted(s.obs)}")
+        for what, a, b in (
+            ("actions", samples[0].actions, s.actions),
+            *((f"obs[{k!r}]", samples[0].obs[k], s.obs[k]) for k in keys),
+        ):
+            if a.shape[1:] != b.shape[1:]:
+                raise ValueError(
+                    f"sequences of one batch have {what} of different shapes: {tuple(a.shape[1:])} and {tuple(b.shape[1:])}"
+                )
     lengths = [len(s) for s in samples]
     longest = max(lengths)
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gin
+import gymnasium as gym
 import numpy as np
 
-from amago.hindsight import FrozenTraj, NoOpRelabeler, Relabeler
+from amago.hindsight import FrozenTraj, NoOpRelabeler, Relabeler, StoredTraj
 from amago.loading.data import RLData
+from amago.spaces import ActionSpec, action_spec
 from amago.store import EvictedError, StoreView, TrajectoryStore
 
 PADDED_SAMPLING = ("none", "both", "left", "right")
@@ -34,7 +37,13 @@ class DatasetSettings:
 
 
 class RLDataset(ABC):
-    """A source of training sequences. Subclass, and override at least `sample_random_trajectory`."""
+    """A source of training sequences. Subclass, and override at least `sample_random_trajectory`.
+
+    ``Experiment`` calls `configure` and then `check_spaces` before training. In each epoch it calls `on_end_of_collection`,
+    asks `ready_for_training`, draws batches by `sample_random_trajectory` (from several threads at once), and calls
+    `on_end_of_training`. Nothing else may change what is sampled: then batch n depends on (seed, process, n) alone, and a run
+    that is resumed goes on with the batches that it would have drawn.
+    """
 
     settings: DatasetSettings
 
@@ -54,9 +63,17 @@ class RLDataset(ABC):
         return True
 
     @property
+    def can_become_ready(self) -> bool:
+        """Whether waiting for data makes sense while this is not `ready_for_training`. Default: True."""
+        return True
+
+    @property
     def save_new_trajs_to(self) -> str | None:
         """Directory into which actors write finished trajectories, or None to throw them away. Default: None."""
         return None
+
+    def check_spaces(self, obs_space: gym.spaces.Dict, action_space: gym.Space[Any]) -> None:
+        """Raise ValueError if sequences from here do not fit a policy for these spaces. Default: no check."""
 
     def on_end_of_collection(self) -> dict[str, float]:
         """Called after each collection phase (and before the first training phase); returns metrics of section ``buffer``."""
@@ -94,6 +111,75 @@ def subsequence(length: int, max_len: int, padded_sampling: str, rng: np.random.
     return max(start, 0), min(start + max_len, length)
 
 
+def check_same_spaces(
+    what: str,
+    found: gym.spaces.Dict,
+    found_spec: ActionSpec,
+    obs_space: gym.spaces.Dict,
+    action_space: gym.Space[Any],
+    other: str = "the environment",
+) -> None:
+    """Raise ValueError unless recorded trajectories have the observations and actions that ``other`` has."""
+
+    def shapes(space: gym.spaces.Dict) -> dict[str, tuple[int, ...] | None]:
+        return {k: s.shape for k, s in sorted(space.spaces.items())}
+
+    spec = action_spec(action_space)
+    if shapes(found) != shapes(obs_space):
+        raise ValueError(
+            f"{what} has observations {shapes(found)}, but {other} has {shapes(obs_space)}; both need the same keys and shapes"
+        )
+    if (found_spec.kind, found_spec.dim) != (spec.kind, spec.dim):
+        raise ValueError(f"{what} has actions {found_spec.space}, but {other} has {spec.space}")
+
+
+def check_same_box(what: str, found: gym.Space[Any], wanted: gym.Space[Any], other: str = "the environment") -> None:
+    """Raise ValueError if two boxes of actions differ: what is stored, -1 to 1, would mean another action in each."""
+    if not (isinstance(found, gym.spaces.Box) and isinstance(wanted, gym.spaces.Box)):
+        return
+    if not all(np.allclose(getattr(found, side), getattr(wanted, side)) for side in ("low", "high")):
+        raise ValueError(
+            f"{what} has actions {found}, but {other} has {wanted}: the same number would mean two different actions"
+        )
+
+
+def checked_relabeler(relabeler: Relabeler | None) -> Relabeler | Callable[[FrozenTraj], FrozenTraj]:
+    """The relabeler, or one that changes nothing.
+
+    Raises:
+        ValueError: a class, or something that cannot be called.
+    """
+    if isinstance(relabeler, type):
+        raise ValueError(f"relabeler must be an instance, got the class {relabeler.__name__}; write {relabeler.__name__}()")
+    if relabeler is not None and not callable(relabeler):
+        raise ValueError(f"relabeler must be an amago.hindsight.Relabeler (an instance, not a class), got {relabeler!r}")
+    return NoOpRelabeler() if relabeler is None else relabeler
+
+
+def sample_window(
+    length: int,
+    spec: ActionSpec,
+    read: Callable[..., StoredTraj],
+    relabeler: Relabeler | Callable[[FrozenTraj], FrozenTraj],
+    settings: DatasetSettings,
+    rng: np.random.Generator,
+) -> FrozenTraj:
+    """A window (`subsequence`) of one stored trajectory, relabelled.
+
+    Args:
+        length: T of the whole trajectory.
+        read: ``read()`` gives the whole trajectory, ``read(start, stop)`` a part of it; new arrays either way.
+    """
+    start, stop = subsequence(length, settings.max_seq_len, settings.padded_sampling, rng)
+    if isinstance(relabeler, NoOpRelabeler):
+        return read(start, stop).derive(spec)
+    frozen = read().derive(spec)
+    whole = relabeler(frozen, rng) if isinstance(relabeler, Relabeler) else relabeler(frozen)
+    if len(whole) != length:  # a relabeler may shorten a trajectory
+        start, stop = subsequence(len(whole), settings.max_seq_len, settings.padded_sampling, rng)
+    return whole.slice(start, stop)
+
+
 @gin.configurable(module="amago.loading")
 class DiskTrajDataset(RLDataset):
     """The replay buffer: trajectories on disk, sampled uniformly.
@@ -119,13 +205,9 @@ class DiskTrajDataset(RLDataset):
     ):
         if not dset_max_size >= 1:
             raise ValueError(f"dset_max_size counts trajectories and must be at least 1, got {dset_max_size}")
-        if relabeler is not None and not callable(relabeler):
-            raise ValueError(f"relabeler must be an amago.hindsight.Relabeler (an instance, not a class), got {relabeler!r}")
-        if isinstance(relabeler, type):
-            raise ValueError(f"relabeler must be an instance, got the class {relabeler.__name__}; write {relabeler.__name__}()")
         self.dset_root, self.dset_name = Path(dset_root).expanduser(), dset_name
         self.dset_max_size = dset_max_size
-        self.relabeler = NoOpRelabeler() if relabeler is None else relabeler
+        self.relabeler = checked_relabeler(relabeler)
         self.allow_pickle = allow_pickle
         self._store: TrajectoryStore | None = None
         self._pending_state: dict[str, Any] | None = None
@@ -174,14 +256,16 @@ class DiskTrajDataset(RLDataset):
                 continue
 
     def _window(self, view: StoreView, index: int, rng: np.random.Generator) -> FrozenTraj:
-        length, spec = int(view.lengths[index]), view.action_spec(index)
-        start, stop = subsequence(length, self.settings.max_seq_len, self.settings.padded_sampling, rng)
-        if isinstance(self.relabeler, NoOpRelabeler):
-            return view.read(index, start, stop).derive(spec)
-        whole = self.relabeler(view.read(index).derive(spec))
-        if len(whole) != length:  # a relabeler may shorten a trajectory
-            start, stop = subsequence(len(whole), self.settings.max_seq_len, self.settings.padded_sampling, rng)
-        return whole.slice(start, stop)
+        def read(start: int = 0, stop: int | None = None) -> StoredTraj:
+            return view.read(index, start, stop)
+
+        return sample_window(int(view.lengths[index]), view.action_spec(index), read, self.relabeler, self.settings, rng)
+
+    def check_spaces(self, obs_space: gym.spaces.Dict, action_space: gym.Space[Any]) -> None:
+        view = self.store.view()
+        for index in {0, len(view) - 1} if len(view) else ():
+            spec = view.action_spec(index)
+            check_same_spaces(f"the replay buffer {self.buffer_dir}", view.obs_space(index), spec, obs_space, action_space)
 
     @property
     def ready_for_training(self) -> bool:
@@ -203,3 +287,27 @@ class DiskTrajDataset(RLDataset):
         else:
             self._store.load_state_dict(state["store"])
             self._store.refresh()
+
+
+@gin.configurable(module="amago.loading")
+class DoNothingDataset(RLDataset):
+    """Has no data and keeps none: for processes that only act, evaluate, or load a policy.
+
+    Never ready for training, so that epochs pass without updates; new trajectories are thrown away.
+    """
+
+    @property
+    def ready_for_training(self) -> bool:
+        return False
+
+    @property
+    def can_become_ready(self) -> bool:
+        return False
+
+    def sample_random_trajectory(self, rng: np.random.Generator) -> RLData:
+        """Never called by training.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError("a DoNothingDataset has nothing to train on; set train_batches_per_epoch=0, or give another dataset")

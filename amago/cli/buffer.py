@@ -1,0 +1,397 @@
+"""``amago buffer``: bring recorded data into a run's replay buffer, take data out of it, look at it, check it."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+import zlib
+from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from tqdm import tqdm
+
+from amago.cli_utils import whole_number
+from amago.hindsight import StoredTraj
+from amago.loading.arrays import ArrayDataset, read_npz
+from amago.loading.d4rl import D4RLDataset, read_hdf5
+from amago.loading.dataset import check_same_box, check_same_spaces
+from amago.loading.minari import MinariDataset, export
+from amago.loading.offline import OfflineDataset
+from amago.loading.sources import copy_to, files_of
+from amago.store import StoreError, StoreView, TrajectoryStore
+from amago.store import index as store_index
+from amago.store.files import FileCache
+from amago.store.store import FIFO, PARTITIONS, PROTECTED
+
+FORMATS = ("auto", "minari", "d4rl", "npz")
+_MANY = 20_000  # trajectories that `info` reads at most
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.description = (
+        "Work with the replay buffer of a run. RUN is the run's directory (or its buffer directory). "
+        "Example: amago buffer import halfcheetah_medium.hdf5 runs/demo"
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+
+    def add(name: str, summary: str, example: str) -> ArgumentParser:
+        return actions.add_parser(
+            name, help=summary, description=f"{summary[0].upper()}{summary[1:]}. Example: amago buffer {example}",
+            formatter_class=ArgumentDefaultsHelpFormatter,
+        )  # fmt: skip
+
+    _add_import(add)
+    sub = add("export", "write a buffer as a new Minari data set", "export runs/demo demo/cartpole-v0")
+    sub.add_argument("run", metavar="RUN", type=Path, help="run directory")
+    sub.add_argument("dataset", metavar="ID", help="its id, NAME-vN or NAMESPACE/NAME-vN, in $MINARI_DATASETS_PATH")
+    sub.add_argument("--part", choices=("all", FIFO, PROTECTED), default="all", help="which part of the buffer")
+    sub.add_argument("--limit", type=whole_number, default=None, help="the first so many trajectories only")
+    sub.add_argument("--quiet", action="store_true", help="no progress bar")
+    sub = add("info", "print what a buffer holds", "info runs/demo")
+    sub.add_argument("run", metavar="RUN", type=Path, help="run directory")
+    sub = add("verify", "read all of a buffer and compare it with its checksums; changes nothing", "verify runs/demo")
+    sub.add_argument("run", metavar="RUN", type=Path, help="run directory")
+    sub.add_argument("--quiet", action="store_true", help="no progress bar")
+    sub = add("head", "print the first trajectories of a buffer", "head runs/demo -n 3 --steps 5")
+    sub.add_argument("run", metavar="RUN", type=Path, help="run directory")
+    sub.add_argument("-n", "--count", type=whole_number, default=10, help="trajectories")
+    sub.add_argument("--steps", type=whole_number, default=0, help="steps to print of each")
+
+
+def _add_import(add: Any) -> None:
+    sub = add(
+        "import",
+        "copy recorded data into buffer/protected, which is sampled and never deleted",
+        "import D4RL/pointmaze/umaze-v2 runs/demo",
+    )
+    sub.add_argument(
+        "source", metavar="SOURCE",
+        help="id or directory of a local Minari data set, a D4RL .hdf5 file, or an .npz file with the arrays observations, actions, "
+        "rewards, terminations (rows of transitions) and, if known, truncations, next_observations",
+    )  # fmt: skip
+    sub.add_argument("run", metavar="RUN", type=Path, help="run directory; made if it does not exist")
+    sub.add_argument("--format", choices=FORMATS, default="auto", help="of SOURCE; auto looks at its name")
+    sub.add_argument("--env", default=None, help="id of a Gymnasium environment whose spaces the data has (d4rl, npz)")
+    sub.add_argument(
+        "--action-space", type=_action_space, default=None, metavar="SPACE",
+        help="discrete:N, box:LOW,HIGH or bits (d4rl, npz); default: that of --env, else box:-1,1",
+    )  # fmt: skip
+    sub.add_argument(
+        "--max-episode-steps", type=whole_number, default=None, help="time limit of episodes (d4rl without timeouts)"
+    )
+    sub.add_argument("--obs-keys", nargs="+", default=None, metavar="KEY", help="observations to keep (minari); default: all")
+    sub.add_argument("--env-name", default=None, help="name for statistics; default: the recorded one, or the file's")
+    sub.add_argument("--limit", type=whole_number, default=None, help="the first so many trajectories only")
+    sub.add_argument("--save-as", choices=("segments", "npz", "npz-compressed"), default="segments", help="kind of file")
+    sub.add_argument("--replace", action="store_true", help="delete what an earlier import of SOURCE has left")
+    sub.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def run(args: Namespace) -> int:
+    actions = {"import": import_, "export": export_, "info": info, "verify": verify, "head": head}
+    try:
+        return actions[args.action](args)
+    except KeyboardInterrupt:
+        print(f"amago buffer {args.action}: stopped", file=sys.stderr)
+        return 130
+    except (StoreError, OSError) as err:
+        raise ValueError(str(err)) from err
+
+
+# ---- import and export -----------------------------------------------------------------------------------------------------
+
+
+def import_(args: Namespace) -> int:
+    """``amago buffer import``."""
+    if args.limit is not None and args.limit < 1:
+        raise ValueError(f"--limit must be at least 1, got {args.limit}")
+    began = time.perf_counter()
+    dataset, identity = _open_source(args)
+    source = dataset.source
+    root = args.run if _is_buffer(args.run) else args.run / "buffer"
+    if _is_buffer(root):
+        view = _view(root)
+        if len(view):
+            actions = view.action_spec(0).space
+            check_same_spaces(
+                dataset.name, source.obs_space, source.action_spec, view.obs_space(0), actions, f"the buffer {root}"
+            )
+            check_same_box(dataset.name, source.action_spec.space, actions, f"the buffer {root}")
+    slug = re.sub(r"[^A-Za-z0-9]+", "-", Path(args.source).stem).strip("-")[:40] or "data"
+    writer = f"import-{slug}-{zlib.crc32(identity.encode()):08x}"
+    earlier = files_of(root / PROTECTED, writer)
+    if earlier and not args.replace:
+        raise ValueError(
+            f"{args.source} has been imported into {root / PROTECTED} before ({len(earlier)} files {earlier[0].name} ...): it would be "
+            "there twice; --replace puts this import in its place"
+        )
+    count = len(source) if args.limit is None else min(args.limit, len(source))
+    steps = int(source.lengths[:count].sum())
+    with tqdm(total=steps, unit="step", unit_scale=True, desc="import", disable=args.quiet) as bar:
+        copy_to(
+            source,
+            root / PROTECTED,
+            writer,
+            save_as=args.save_as,
+            limit=args.limit,
+            progress=lambda traj: bar.update(len(traj)),
+        )
+    for path in earlier:
+        path.unlink(missing_ok=True)
+    seconds = time.perf_counter() - began
+    print(
+        f"imported {count:,} trajectories, {steps:,} steps, into {root / PROTECTED} in {seconds:.1f} s "
+        f"({count / seconds:,.0f} trajectories/s, {steps / seconds:,.0f} steps/s)"
+    )
+    return 0
+
+
+def export_(args: Namespace) -> int:
+    """``amago buffer export``."""
+    if args.limit is not None and args.limit < 1:
+        raise ValueError(f"--limit must be at least 1, got {args.limit}")
+    root = _existing(args.run)
+    view = _view(root)
+    chosen = [i for i in range(len(view)) if args.part == "all" or Path(view.path(i)).parent.name == args.part][: args.limit]
+    if not chosen:
+        raise ValueError(f"{root} holds no trajectories" + ("" if args.part == "all" else f" in {args.part}"))
+    obs_space, spec = view.obs_space(chosen[0]), view.action_spec(chosen[0])
+    for i in chosen:
+        if view.obs_space(i) is not obs_space:
+            check_same_spaces(view.path(i), view.obs_space(i), view.action_spec(i), obs_space, spec.space, view.path(chosen[0]))
+    pieces = 0
+
+    def trajectories() -> Iterator[StoredTraj]:
+        nonlocal pieces
+        for i in chosen:
+            traj = view.read(i)
+            pieces += traj.start_time > 0
+            yield traj
+
+    with tqdm(total=int(view.lengths[chosen].sum()), unit="step", unit_scale=True, desc="export", disable=args.quiet) as bar:
+        count = export(
+            trajectories(), obs_space, spec, args.dataset, f"recorded by amago in {view.env_name(chosen[0])}",
+            lambda traj: bar.update(len(traj)),
+        )  # fmt: skip
+    print(f"exported {count:,} episodes as the Minari data set {args.dataset}")
+    if pieces:
+        print(f"{pieces:,} of them continue a rollout that was saved in pieces; each piece is an episode of its own there")
+    return 0
+
+
+def _open_source(args: Namespace) -> tuple[OfflineDataset, str]:
+    """The data set, and what tells it from others."""
+    path = Path(args.source).expanduser()
+    suffixes = {".hdf5": "d4rl", ".h5": "d4rl", ".npz": "npz"}
+    kind = args.format if args.format != "auto" else suffixes.get(path.suffix.lower(), "minari")
+    unused = {
+        "minari": ("env", "action_space", "max_episode_steps"), "d4rl": ("obs_keys",), "npz": ("obs_keys", "max_episode_steps"),
+    }[kind]  # fmt: skip
+    for name in unused:
+        if getattr(args, name) is not None:
+            raise ValueError(f"--{name.replace('_', '-')} means nothing for {args.source}, which is read as {kind} (--format)")
+    identity = str(path.resolve()) if path.exists() else args.source
+    if kind == "minari":
+        return MinariDataset(args.source, in_memory=False, obs_keys=args.obs_keys, env_name=args.env_name), identity
+    if not path.is_file():
+        raise ValueError(f"SOURCE: there is no file {path}")
+    obs_space, action_space = _spaces_of(args.env)
+    if args.action_space is not None:
+        action_space = args.action_space
+    if kind == "d4rl":
+        d4rl = D4RLDataset(path, args.max_episode_steps, _sized(action_space, path), obs_space, args.env_name)
+        return d4rl, identity
+    rows = read_npz(str(path))
+    action_space = _fitted(action_space, rows["actions"], path)
+    return ArrayDataset(
+        **rows, action_space=action_space, observation_space=obs_space, env_name=args.env_name or path.stem
+    ), identity  # fmt: skip
+
+
+def _spaces_of(env_id: str | None) -> tuple[gym.Space[Any] | None, Any]:
+    if env_id is None:
+        return None, None
+    try:
+        env = gym.make(env_id)
+    except gym.error.Error as err:
+        raise ValueError(f"--env {env_id}: {err}") from err
+    env.close()
+    return env.observation_space, env.action_space
+
+
+def _action_space(text: str) -> tuple[Any, ...]:
+    """An argument type: discrete:N, box:LOW,HIGH or bits."""
+    if match := re.fullmatch(r"discrete:([0-9]+)", text):
+        return ("discrete", int(match[1]))
+    if match := re.fullmatch(r"box:(-?[0-9.e+-]+),(-?[0-9.e+-]+)", text):
+        try:
+            low, high = float(match[1]), float(match[2])
+        except ValueError:
+            low, high = 0.0, 0.0
+        if low < high:
+            return ("box", low, high)
+    if text == "bits":
+        return ("bits",)
+    raise ArgumentTypeError(f"{text!r} is not discrete:N, box:LOW,HIGH (LOW below HIGH) or bits")
+
+
+def _fitted(space: Any, actions: np.ndarray, path: Path) -> gym.Space[Any]:
+    """A space for these actions: one that is given, or described, or else a Box from -1 to 1."""
+    if isinstance(space, gym.Space):
+        return space
+    if space is None:
+        if actions.dtype.kind != "f" or not np.abs(actions).max(initial=0.0) <= 1:
+            raise ValueError(
+                f"{path}: actions of dtype {actions.dtype} and shape {actions.shape} are not in a Box from -1 to 1; say what they are with "
+                "--action-space (discrete:N, box:LOW,HIGH, bits) or --env"
+            )
+        space = ("box", -1.0, 1.0)
+    if space[0] == "discrete":
+        return gym.spaces.Discrete(space[1])
+    if space[0] == "bits":
+        return gym.spaces.MultiBinary(int(np.prod(actions.shape[1:])))
+    return gym.spaces.Box(space[1], space[2], shape=actions.shape[1:], dtype=np.float32)
+
+
+def _sized(space: Any, path: Path) -> gym.Space[Any] | None:
+    if space is None or isinstance(space, gym.Space):
+        return space
+    return _fitted(space, read_hdf5(path)["actions"], path)
+
+
+# ---- looking -----------------------------------------------------------------------------------------------------------------
+
+
+def info(args: Namespace) -> int:
+    """``amago buffer info``."""
+    root = _existing(args.run)
+    store = TrajectoryStore(root, edit=False)
+    store.refresh()
+    sizes, view = store.info(), store.view()
+    print(f"{root}")
+    print(f"  files         {sizes['files']:,.0f}, {sizes['bytes'] / 1e6:,.1f} MB")
+    parts = ", ".join(f"{sizes[f'trajectories_{p}']:,.0f} in {p}" for p in PARTITIONS)
+    print(f"  trajectories  {len(view):,} ({parts})")
+    if sizes["quarantined"]:
+        print(f"  damaged       {sizes['quarantined']:,.0f} files ('amago buffer verify' says why)")
+    if not len(view):
+        return 0
+    lengths = view.lengths
+    print(f"  steps         {lengths.sum():,} ({lengths.mean():.1f} a trajectory, {lengths.min():,} to {lengths.max():,})")
+    for key, space in view.obs_space(0).spaces.items():
+        print(f"  observation   {key!r}: {space.shape} {space.dtype}")
+    print(f"  actions       {view.action_spec(0).space}")
+    read = np.unique(np.linspace(0, len(view) - 1, min(_MANY, len(view))).astype(int))
+    found: dict[str, list[tuple[float, bool]]] = {}
+    for i in read.tolist():
+        traj = view.read(i, keys=())
+        found.setdefault(traj.env_name, []).append((float(traj.rews.sum()), bool(traj.dones[-1, 0])))
+    if len(read) < len(view):
+        print(f"  returns are of {len(read):,} trajectories, evenly spread")
+    for name, rows in sorted(found.items()):
+        returns = np.array([r for r, _ in rows])
+        ended = np.mean([d for _, d in rows])
+        print(
+            f"  {name or '(no name)'}: {len(rows):,} trajectories, return {returns.mean():.4g} "
+            f"({returns.min():.4g} to {returns.max():.4g}), {ended:.0%} terminated"
+        )
+    return 0
+
+
+def head(args: Namespace) -> int:
+    """``amago buffer head``."""
+    view = _view(_existing(args.run))
+    print(f"{'index':>6}  {'steps':>6}  {'return':>10}  {'end':<10}  {'environment':<20}  file")
+    for i in range(min(args.count, len(view))):
+        traj = view.read(i, keys=() if not args.steps else None)
+        end = "terminated" if traj.dones[-1, 0] else "cut"
+        path = Path(view.path(i))
+        print(
+            f"{i:>6}  {len(traj):>6}  {traj.rews.sum():>10.4g}  {end:<10}  {traj.env_name[:20]:<20}  {path.parent.name}/{path.name}"
+        )
+        spec = view.action_spec(i)
+        for t in range(min(args.steps, len(traj))):
+            obs = ", ".join(f"{k}={_short(v[t])}" for k, v in traj.obs.items())
+            action = _short(np.asarray(spec.to_env(traj.actions[t])))
+            print(f"        t={traj.start_time + t}: {obs}; action {action} -> reward {traj.rews[t, 0]:.4g}")
+    if not len(view):
+        print("(empty)")
+    return 0
+
+
+def _short(a: np.ndarray) -> str:
+    """At most eight numbers of an array."""
+    flat = np.asarray(a).reshape(-1)
+    text = " ".join(f"{x:.4g}" for x in flat[:8].tolist())
+    return f"[{text}{f' ... {flat.size} numbers' if flat.size > 8 else ''}]"
+
+
+# ---- verify ----------------------------------------------------------------------------------------------------------------
+
+
+def verify(args: Namespace) -> int:
+    """``amago buffer verify``; exit code 1 if anything is wrong."""
+    root = _existing(args.run)
+    problems, files, trajectories = [], 0, 0
+    names = [(p, path.name) for p in PARTITIONS for path in sorted((root / p).glob("*")) if not path.name.startswith(".")]
+    for partition, name in tqdm(names, unit="file", desc="verify", disable=args.quiet):
+        files += 1
+        try:
+            schemas = store_index.Schemas()
+            entry = store_index.load(str(root / partition), partition, name, schemas, lambda *stamp: False, False)
+            view = StoreView(str(root), [entry], FileCache(1))
+            for i in range(len(view)):
+                if problem := _problem(view.read(i), view.action_spec(i)):
+                    problems.append(f"{partition}/{name}: trajectory {i}: {problem}")
+            trajectories += len(view)
+        except FileNotFoundError:
+            continue  # deleted since it was listed: the buffer is in use
+        except Exception as err:  # whatever a file makes the parser do, the others are still to be read
+            problems.append(f"{partition}/{name}: {err}")
+    for line in problems:
+        print(line)
+    verdict = f"{len(problems):,} problems" if problems else "all as it was written"
+    print(f"{root}: {files:,} files, {trajectories:,} trajectories: {verdict}")
+    return 1 if problems else 0
+
+
+def _problem(traj: StoredTraj, spec: Any) -> str | None:
+    """What makes a trajectory unfit to learn from, though it is as it was written."""
+    for name, values in (
+        *((f"observation {k!r}", v) for k, v in traj.obs.items()),
+        ("reward", traj.rews),
+        ("action", traj.actions),
+    ):
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            return f"{name} is not finite at step {int(np.argwhere(~np.isfinite(values))[0, 0])}"
+    if traj.dones[:-1].any():
+        return f"terminates at step {int(np.argmax(traj.dones))} and goes on"
+    if spec.kind == "discrete" and ((traj.actions < 0) | (traj.actions >= spec.dim)).any():
+        return f"an action is outside of {spec.space}"
+    return None
+
+
+# ---- where a buffer is -------------------------------------------------------------------------------------------------------
+
+
+def _is_buffer(path: Path) -> bool:
+    return any((path / p).is_dir() for p in PARTITIONS)
+
+
+def _existing(run: Path) -> Path:
+    """The buffer directory of a run."""
+    for path in (run / "buffer", run):
+        if _is_buffer(path):
+            return path
+    raise ValueError(f"RUN: {run} holds no replay buffer (neither {run / 'buffer'} nor {run} has {' or '.join(PARTITIONS)}/)")
+
+
+def _view(root: Path) -> StoreView:
+    store = TrajectoryStore(root, edit=False)
+    store.refresh()
+    return store.view()

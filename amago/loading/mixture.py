@@ -1,0 +1,202 @@
+"""Several data sets as one, in proportions that may change while training goes on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import gin
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from amago.loading.data import RLData
+from amago.loading.dataset import DatasetSettings, RLDataset
+
+
+@gin.configurable(module="amago.loading")
+class MixtureOfDatasets(RLDataset):
+    """Draws each training sequence from one of several data sets, chosen by weight.
+
+    Only data sets that are ready for training are drawn from; the weights of these are scaled to sum to 1. The mixture is
+    ready as soon as one of them is that has a weight. Who is ready is looked up at the end of each collection phase, so that
+    the proportions stay the same while an epoch trains.
+
+    With ``smooth_sudden_starts=S``, weights move linearly over S training phases, counted for each data set from the
+    first in which it is ready: from its initial weight to its sampling weight. By default a data set that is ready when training
+    starts has its sampling weight from the beginning, and one that becomes ready later begins at 0. So an empty replay buffer beside
+    offline data takes its share slowly, instead of having its first few rollouts drawn again and again.
+
+    Args:
+        datasets: the data sets.
+        sampling_weights: one number of 0 or more for each.
+        initial_sampling_weights: where the weights begin; asks for ``smooth_sudden_starts``.
+        smooth_sudden_starts: S, at least 1; default: sampling weights at once.
+        collect_into: which of the data sets takes new trajectories, by index. Default: the only one that would. Its directory
+            alone may be edited, and it alone is deleted by `delete`.
+
+    Raises:
+        ValueError: numbers that do not fit, or several data sets that would take new trajectories and no ``collect_into``.
+    """
+
+    def __init__(
+        self,
+        datasets: Sequence[RLDataset],
+        sampling_weights: Sequence[float],
+        initial_sampling_weights: Sequence[float] | None = None,
+        smooth_sudden_starts: int | None = None,
+        collect_into: int | None = None,
+    ):
+        self.datasets = list(datasets)
+        if not self.datasets:
+            raise ValueError("datasets must hold at least one data set, got none")
+        for i, d in enumerate(self.datasets):
+            if not isinstance(d, RLDataset):
+                raise ValueError(f"datasets[{i}] must be an amago.loading.RLDataset (an instance), got {d!r}")
+        self.sampling_weights = self._checked("sampling_weights", sampling_weights)
+        if smooth_sudden_starts is not None and not smooth_sudden_starts >= 1:
+            raise ValueError(
+                f"smooth_sudden_starts must be a number of training phases of at least 1, got {smooth_sudden_starts!r}"
+            )
+        if initial_sampling_weights is not None and smooth_sudden_starts is None:
+            raise ValueError(
+                f"initial_sampling_weights={list(initial_sampling_weights)} ask for smooth_sudden_starts, the number of epochs in "
+                "which the weights move to sampling_weights"
+            )
+        self.smooth_sudden_starts = smooth_sudden_starts
+        self.initial_sampling_weights = (
+            None if initial_sampling_weights is None else self._checked("initial_sampling_weights", initial_sampling_weights)
+        )
+        if collect_into is not None and not 0 <= collect_into < len(self.datasets):
+            raise ValueError(f"collect_into must be an index of datasets, 0 to {len(self.datasets) - 1}, got {collect_into}")
+        self.collect_into = collect_into
+        self._phase = 0  # training phases so far
+        self._ready_since: list[int | None] = [None] * len(self.datasets)
+        self._chances: NDArray[np.float64] | None = None
+
+    def _checked(self, name: str, weights: Sequence[float]) -> NDArray[np.float64]:
+        values = [float(w) for w in weights]
+        if len(values) != len(self.datasets):
+            raise ValueError(f"{name} has {len(values)} numbers, but there are {len(self.datasets)} datasets")
+        if not all(math.isfinite(w) and w >= 0 for w in values) or sum(values) == 0:
+            raise ValueError(f"{name} must be finite numbers of 0 or more, and not all 0; got {values}")
+        return np.array(values)
+
+    # ---- who takes new trajectories ----------------------------------------------------------------------------------
+
+    @property
+    def collecting(self) -> int | None:
+        """Index of the data set that takes new trajectories."""
+        if self.collect_into is not None:
+            return self.collect_into
+        takers = [i for i, d in enumerate(self.datasets) if d.save_new_trajs_to is not None]
+        if len(takers) > 1:
+            raise ValueError(f"datasets {takers} would all take new trajectories; say which with collect_into")
+        return takers[0] if takers else None
+
+    @property
+    def save_new_trajs_to(self) -> str | None:
+        i = self.collecting
+        return None if i is None else self.datasets[i].save_new_trajs_to
+
+    def delete(self) -> None:
+        """Delete what was collected; data sets that were only read stay."""
+        i = self.collecting
+        if i is not None:
+            self.datasets[i].delete()
+
+    # ---- preparation -------------------------------------------------------------------------------------------------
+
+    def configure(self, settings: DatasetSettings) -> None:
+        super().configure(settings)
+        collecting = self.collecting
+        for i, dataset in enumerate(self.datasets):
+            dataset.configure(replace(settings, has_edit_rights=settings.has_edit_rights and i == collecting))
+        self._look()
+
+    def check_spaces(self, obs_space: gym.spaces.Dict, action_space: gym.Space[Any]) -> None:
+        for dataset in self.datasets:
+            dataset.check_spaces(obs_space, action_space)
+
+    # ---- weights -----------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """See who is ready, and fix the proportions until the next time."""
+        for i, dataset in enumerate(self.datasets):
+            if not dataset.ready_for_training:
+                self._ready_since[i] = None
+            elif self._ready_since[i] is None:
+                self._ready_since[i] = self._phase
+        weights = np.array([self._weight(i) for i in range(len(self.datasets))])
+        if weights.sum() == 0:  # whoever is ready is only beginning: nothing else can be drawn
+            weights = self.sampling_weights * [since is not None for since in self._ready_since]
+        self._chances = weights / weights.sum() if weights.sum() > 0 else None
+
+    def _weight(self, i: int) -> float:
+        since, final = self._ready_since[i], float(self.sampling_weights[i])
+        if since is None:
+            return 0.0
+        if self.smooth_sudden_starts is None:
+            return final
+        if self.initial_sampling_weights is not None:
+            first = float(self.initial_sampling_weights[i])
+        else:
+            first = final if since == 0 else 0.0
+        done = min(1.0, (self._phase - since) / self.smooth_sudden_starts)
+        return first + (final - first) * done
+
+    @property
+    def current_weights(self) -> list[float]:
+        """The chance of each data set to be drawn from in this epoch; all 0 while none is ready."""
+        return [0.0] * len(self.datasets) if self._chances is None else self._chances.tolist()
+
+    @property
+    def ready_for_training(self) -> bool:
+        return self._chances is not None
+
+    @property
+    def can_become_ready(self) -> bool:
+        return any(d.can_become_ready for d in self.datasets)
+
+    def sample_random_trajectory(self, rng: np.random.Generator) -> RLData:
+        chances = self._chances
+        if chances is None:
+            raise RuntimeError("none of the datasets in this mixture is ready for training; collect first, or wait")
+        possible = np.flatnonzero(chances)
+        i = np.searchsorted(np.cumsum(chances[possible])[:-1], rng.random(), side="right")
+        return self.datasets[possible[i]].sample_random_trajectory(rng)
+
+    # ---- epochs ------------------------------------------------------------------------------------------------------
+
+    def on_end_of_collection(self) -> dict[str, float]:
+        metrics = self._gathered([d.on_end_of_collection() for d in self.datasets])
+        self._look()
+        return metrics | {f"{self._label(i)}/weight": w for i, w in enumerate(self.current_weights)}
+
+    def on_end_of_training(self) -> dict[str, float]:
+        self._phase += 1
+        return self._gathered([d.on_end_of_training() for d in self.datasets])
+
+    def _gathered(self, metrics: list[dict[str, float]]) -> dict[str, float]:
+        return {f"{self._label(i)}/{name}": value for i, m in enumerate(metrics) for name, value in m.items()}
+
+    def _label(self, i: int) -> str:
+        return f"{i}_{type(self.datasets[i]).__name__}"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "phase": self._phase,
+            "ready_since": list(self._ready_since),
+            "datasets": [d.state_dict() for d in self.datasets],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if len(state["datasets"]) != len(self.datasets):
+            raise ValueError(f"the saved mixture had {len(state['datasets'])} datasets, this one has {len(self.datasets)}")
+        self._phase, self._ready_since = int(state["phase"]), list(state["ready_since"])
+        for dataset, saved in zip(self.datasets, state["datasets"]):
+            dataset.load_state_dict(saved)
+        if hasattr(self, "settings"):
+            self._look()

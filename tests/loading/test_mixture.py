@@ -1,0 +1,443 @@
+"""Mixtures of data sets, data sets that do nothing, and several learners on one buffer."""
+
+import os
+import signal
+import threading
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import recordings as rec
+import tiny
+
+from amago import config
+from amago.loading import (
+    ArrayDataset,
+    DatasetSettings,
+    DiskTrajDataset,
+    DoNothingDataset,
+    MixtureOfDatasets,
+    RLDataset,
+    SequenceLoader,
+)
+from amago.store import TrajectoryWriter
+
+OBS = gym.spaces.Dict({"observation": rec.OBS})
+
+
+def recorded(number):
+    """A data set of one rollout, whose observations say ``number``."""
+    episode = rec.Episode(number, np.ones(20, np.float32), True, False)
+    return ArrayDataset(**rec.rows([episode]), action_space=rec.ACT)
+
+
+class Later(RLDataset):
+    """Ready when it is told to be."""
+
+    def __init__(self, number):
+        self.inner, self.ready, self.calls = recorded(number), False, []
+
+    def configure(self, settings):
+        super().configure(settings)
+        self.inner.configure(settings)
+
+    def sample_random_trajectory(self, rng):
+        assert self.ready
+        return self.inner.sample_random_trajectory(rng)
+
+    @property
+    def ready_for_training(self):
+        return self.ready
+
+    def on_end_of_collection(self):
+        self.calls.append("collected")
+        return {"size": 3.0}
+
+    def on_end_of_training(self):
+        self.calls.append("trained")
+        return {"loss": 1.0}
+
+
+def shares(mixture, n=2000, seed=0):
+    rng = np.random.default_rng(seed)
+    drawn = [int(mixture.sample_random_trajectory(rng).obs["observation"][0, 0]) for _ in range(n)]
+    return [drawn.count(i) / n for i in range(len(mixture.datasets))]
+
+
+def epoch(mixture):
+    """One epoch; the weights it trained with."""
+    mixture.on_end_of_collection()
+    weights = mixture.current_weights
+    mixture.on_end_of_training()
+    return weights
+
+
+def configured(*args, **kwargs):
+    mixture = MixtureOfDatasets(*args, **kwargs)
+    mixture.configure(DatasetSettings(4))
+    return mixture
+
+
+def test_sequences_come_in_the_proportions_of_the_weights():
+    mixture = configured([recorded(0), recorded(1), recorded(2), recorded(3)], [1, 0, 3, 4])
+    assert mixture.current_weights == [0.125, 0.0, 0.375, 0.5]
+    found = shares(mixture)
+    assert found[1] == 0
+    np.testing.assert_allclose(found, mixture.current_weights, atol=5 * np.sqrt(0.25 / 2000))
+
+
+def test_only_those_that_are_ready_are_drawn_from():
+    later = Later(1)
+    mixture = configured([recorded(0), later], [0.25, 0.75])
+    assert epoch(mixture) == [1.0, 0.0]
+    assert shares(mixture, 50) == [1.0, 0.0]
+    later.ready = True
+    assert mixture.current_weights == [1.0, 0.0]  # nothing changes within an epoch
+    assert epoch(mixture) == [0.25, 0.75]
+    later.ready = False
+    assert epoch(mixture) == [1.0, 0.0]
+
+
+def test_a_mixture_waits_for_the_first_that_is_ready():
+    later = Later(1)
+    mixture = configured([DoNothingDataset(), later], [1.0, 1.0])
+    assert not mixture.ready_for_training
+    assert mixture.can_become_ready
+    assert mixture.current_weights == [0.0, 0.0]
+    with pytest.raises(RuntimeError, match="none of the datasets in this mixture is ready"):
+        mixture.sample_random_trajectory(np.random.default_rng(0))
+    later.ready = True
+    mixture.on_end_of_collection()
+    assert mixture.ready_for_training
+    assert shares(mixture, 20) == [0.0, 1.0]
+    assert not configured([DoNothingDataset()], [1.0]).can_become_ready
+
+
+def test_one_that_is_ready_later_starts_slowly():
+    later = Later(1)
+    mixture = configured([recorded(0), later], [0.5, 0.5], smooth_sudden_starts=4)
+    assert epoch(mixture) == [1.0, 0.0]
+    later.ready = True
+    # relative weights 0, 1/8, 2/8, 3/8, 4/8 beside 1/2
+    want = [w / (w + 0.5) for w in (0, 0.125, 0.25, 0.375, 0.5, 0.5)]
+    np.testing.assert_allclose([epoch(mixture)[1] for _ in range(6)], want)
+
+
+def test_initial_weights_move_to_the_final_ones():
+    mixture = configured([recorded(0), recorded(1)], [0.2, 0.8], initial_sampling_weights=[1.0, 0.0], smooth_sudden_starts=4)
+    np.testing.assert_allclose([epoch(mixture)[1] for _ in range(6)], [0.0, 0.2, 0.4, 0.6, 0.8, 0.8])
+
+
+def test_one_that_starts_alone_has_all_the_weight():
+    later = Later(0)
+    mixture = configured([later, DoNothingDataset()], [0.5, 0.5], smooth_sudden_starts=10)
+    assert epoch(mixture) == [0.0, 0.0]
+    later.ready = True
+    assert epoch(mixture) == [1.0, 0.0]
+    assert epoch(mixture) == [1.0, 0.0]
+
+
+def test_a_resumed_mixture_draws_what_it_would_have_drawn():
+    def make():
+        later = Later(1)
+        return configured([recorded(0), later], [0.5, 0.5], smooth_sudden_starts=5), later
+
+    whole, later = make()
+    epoch(whole)
+    later.ready = True
+    epoch(whole)
+    saved = whole.state_dict()
+    again, later = make()
+    later.ready = True
+    again.load_state_dict(saved)
+    for _ in range(3):
+        whole.on_end_of_collection()
+        again.on_end_of_collection()
+        assert again.current_weights == whole.current_weights
+        draws = [SequenceLoader(m, 8, seed=2).draw(7).obs["observation"].flatten().tolist() for m in (whole, again)]
+        assert draws[0] == draws[1]
+        whole.on_end_of_training()
+        again.on_end_of_training()
+    assert 0 < whole.current_weights[1] < 0.5
+    with pytest.raises(ValueError, match="the saved mixture had 2 datasets, this one has 1"):
+        MixtureOfDatasets([recorded(0)], [1.0]).load_state_dict(saved)
+
+
+def test_a_state_may_be_loaded_before_the_data_sets_are_opened():
+    first = configured([recorded(0), recorded(1)], [0.2, 0.8], [1.0, 0.0], 4)
+    epoch(first)
+    epoch(first)
+    second = MixtureOfDatasets([recorded(0), recorded(1)], [0.2, 0.8], [1.0, 0.0], 4)
+    second.load_state_dict(first.state_dict())
+    second.configure(DatasetSettings(4))
+    assert epoch(second) == epoch(first)
+
+
+def test_threads_change_nothing():
+    mixture = configured([recorded(0), recorded(1)], [0.5, 0.5])
+
+    def drawn(workers):
+        loader = SequenceLoader(mixture, 4, workers=workers, seed=1)
+        out = [b.obs["observation"].flatten().tolist() for b in loader.batches(10)]
+        loader.close()
+        return out
+
+    assert drawn(2) == drawn(0)
+
+
+def test_metrics_carry_the_data_sets_name_and_every_one_is_told():
+    later = Later(1)
+    mixture = configured([recorded(0), later], [0.5, 0.5])
+    metrics = mixture.on_end_of_collection()
+    assert metrics["0_ArrayDataset/trajectories"] == 1.0
+    assert metrics["1_Later/size"] == 3.0
+    assert (metrics["0_ArrayDataset/weight"], metrics["1_Later/weight"]) == (1.0, 0.0)
+    assert mixture.on_end_of_training() == {"1_Later/loss": 1.0}
+    assert later.calls == ["collected", "trained"]
+
+
+# ---- where new trajectories go ---------------------------------------------------------------------------------------------------
+
+
+def test_new_trajectories_go_to_the_only_one_that_takes_them(tmp_path):
+    disk = DiskTrajDataset(tmp_path, "new")
+    assert MixtureOfDatasets([recorded(0), disk], [1, 1]).save_new_trajs_to == str(tmp_path / "new" / "buffer" / "fifo")
+    assert MixtureOfDatasets([recorded(0), DoNothingDataset()], [1, 1]).save_new_trajs_to is None
+
+
+def test_of_two_buffers_only_the_one_that_collects_is_edited_and_deleted(tmp_path):
+    old, new = DiskTrajDataset(tmp_path, "old", 1), DiskTrajDataset(tmp_path, "new")
+    with pytest.raises(ValueError, match=r"datasets \[0, 1\] would all take new trajectories; say which with collect_into"):
+        _ = MixtureOfDatasets([old, new], [1, 1]).save_new_trajs_to
+    for name in ("old", "new"):
+        recorded(0).copy_to(tmp_path / name / "buffer" / "fifo", "a", save_as="npz")
+        recorded(0).copy_to(tmp_path / name / "buffer" / "fifo", "b", save_as="npz")
+    mixture = configured([old, new], [1, 1], collect_into=1)
+    assert mixture.save_new_trajs_to == new.save_new_trajs_to
+    mixture.on_end_of_collection()
+    assert (len(old.store), len(new.store)) == (2, 2)  # its limit of one does not delete what it may not edit
+    mixture.delete()
+    mixture.on_end_of_collection()
+    assert (len(old.store), len(new.store)) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"datasets": []}, "datasets must hold at least one data set"),
+        ({"datasets": [recorded]}, r"datasets\[0\] must be an amago.loading.RLDataset \(an instance\), got <function"),
+        ({"sampling_weights": [1]}, "sampling_weights has 1 numbers, but there are 2 datasets"),
+        (
+            {"sampling_weights": [1, -1]},
+            r"sampling_weights must be finite numbers of 0 or more, and not all 0; got \[1.0, -1.0\]",
+        ),
+        ({"sampling_weights": [0, 0]}, "and not all 0"),
+        ({"initial_sampling_weights": [1, 0]}, r"initial_sampling_weights=\[1, 0\] ask for smooth_sudden_starts"),
+        ({"initial_sampling_weights": [1], "smooth_sudden_starts": 2}, "initial_sampling_weights has 1 numbers"),
+        ({"smooth_sudden_starts": 0}, "smooth_sudden_starts must be a number of training phases of at least 1, got 0"),
+        ({"collect_into": 2}, "collect_into must be an index of datasets, 0 to 1, got 2"),
+    ],
+    ids=["none", "class", "count", "negative", "zero", "no epochs", "initial count", "no start", "index"],
+)
+def test_wrong_arguments_are_refused(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        MixtureOfDatasets(**({"datasets": [recorded(0), recorded(1)], "sampling_weights": [1, 1]} | kwargs))
+
+
+def test_spaces_are_checked_in_every_part():
+    with pytest.raises(ValueError, match="has actions Box"):
+        configured([DoNothingDataset(), recorded(0)], [1, 1]).check_spaces(OBS, gym.spaces.Discrete(2))
+
+
+def test_a_buffer_of_other_shapes_is_refused(tmp_path):
+    recorded(0).copy_to(tmp_path / "d" / "buffer" / "fifo", "a")
+    dataset = DiskTrajDataset(tmp_path, "d")
+    dataset.configure(DatasetSettings(4))
+    dataset.check_spaces(OBS, rec.ACT)
+    with pytest.raises(ValueError, match=r"the replay buffer .* has observations .* but the environment has \{'other'"):
+        dataset.check_spaces(gym.spaces.Dict({"other": rec.OBS}), rec.ACT)
+
+
+def test_sequences_of_different_shapes_cannot_share_a_batch():
+    wide = rec.rows([rec.Episode(1, np.ones(9, np.float32), True, False)])
+    wide["actions"] = np.zeros((9, 2), np.float32)
+    two = ArrayDataset(**wide, action_space=gym.spaces.Box(-1, 1, (2,)))
+    mixture = configured([recorded(0), two], [1, 1])
+    with pytest.raises(ValueError, match=r"sequences of one batch have actions of different shapes: \([12],\) and \([12],\)"):
+        SequenceLoader(mixture, 32).draw(0)
+
+
+# ---- within an experiment --------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_collected_or_trained_with_a_data_set_that_does_nothing(tmp_path):
+    nothing = DoNothingDataset()
+    assert not nothing.ready_for_training
+    assert not nothing.can_become_ready
+    with pytest.raises(RuntimeError, match="has nothing to train on"):
+        nothing.sample_random_trajectory(np.random.default_rng(0))
+    e = tiny.learned(tmp_path, dataset=nothing)
+    assert {r["section"] for r in tiny.rows(e.run_dir)} == {"rollout"}
+    assert not list(tmp_path.rglob("*.safetensors"))
+    assert not list(tmp_path.rglob("*.npz"))
+
+
+def record_tmaze(tmp_path):
+    """An experiment that only collects, and its buffer as arrays."""
+    e = tiny.learned(
+        tmp_path, name="recorder", start_learning_at_epoch=float("inf"), train_timesteps_per_epoch=4 * tiny.EPISODE
+    )
+    source = e.dataset.store.view()
+    trajs = [source.read(i) for i in range(len(source))]
+    spec = source.action_spec(0)
+    rows = {
+        "observations": np.concatenate([t.obs["observation"][:-1] for t in trajs]),
+        "next_observations": np.concatenate([t.obs["observation"][1:] for t in trajs]),
+        "actions": np.concatenate([spec.to_env(t.actions) for t in trajs]),
+        "rewards": np.concatenate([t.rews[:, 0] for t in trajs]),
+        "terminations": np.concatenate([t.dones[:, 0] for t in trajs]),
+    }
+    e.close()
+    return ArrayDataset(**rows, action_space=spec.space)
+
+
+def test_offline_training_needs_no_collection(tmp_path):
+    offline = record_tmaze(tmp_path)
+    e = tiny.learned(tmp_path, dataset=offline, train_timesteps_per_epoch=0, epochs=2)
+    assert [r["values"]["timesteps"] for r in tiny.rows(e.run_dir, "buffer") if "timesteps" in r["values"]] == [48.0, 48.0]
+    assert tiny.rows(e.run_dir, "train")
+    assert not tiny.rows(e.run_dir, "rollout")
+
+
+def test_from_offline_to_online_in_one_run(tmp_path):
+    mixture = MixtureOfDatasets([record_tmaze(tmp_path), DiskTrajDataset(tmp_path, "run")], [0.5, 0.5], smooth_sudden_starts=2)
+    e = tiny.learned(tmp_path, dataset=mixture, start_collecting_at_epoch=2, epochs=6)
+    rows = [r["values"] for r in tiny.rows(e.run_dir, "buffer") if "1_DiskTrajDataset/weight" in r["values"]]
+    np.testing.assert_allclose([r["1_DiskTrajDataset/weight"] for r in rows], [0, 0, 0, 1 / 3, 0.5, 0.5])
+    assert [r["1_DiskTrajDataset/trajectories"] for r in rows] == [0, 0, 4, 8, 12, 16]
+    assert len(tiny.rows(e.run_dir, "train")) >= 6
+    assert len(tiny.rows(e.run_dir, "rollout")) == 4
+
+
+def test_the_mixture_is_part_of_a_checkpoint(tmp_path):
+    offline = record_tmaze(tmp_path)
+
+    def run(epochs, **fields):
+        mixture = MixtureOfDatasets([offline, offline], [0.2, 0.8], [1.0, 0.0], 4)
+        return tiny.learned(
+            tmp_path, dataset=mixture, train_timesteps_per_epoch=0, epochs=epochs, ckpt_interval=1, **fields
+        )  # fmt: skip
+
+    whole = run(4, name="whole")
+    run(2, name="parts").close()
+    config.clear()
+    parts = run(4, name="parts", resume="auto")
+    assert tiny.differing(tiny.weights(whole), tiny.weights(parts)) == []
+    np.testing.assert_allclose(parts.dataset.current_weights, [0.4, 0.6])
+
+
+# ---- several learners on one buffer ----------------------------------------------------------------------------------------------
+
+
+def test_two_learners_share_a_buffer_that_one_of_them_edits(tmp_path):
+    editor, reader = (DiskTrajDataset(tmp_path, "shared", 4) for _ in range(2))
+    editor.configure(DatasetSettings(4))
+    reader.configure(DatasetSettings(4, has_edit_rights=False))
+    writer = TrajectoryWriter(
+        tmp_path / "shared" / "buffer" / "fifo", writer="w", action_space=rec.ACT, obs_space=OBS, save_as="npz"
+    )
+    stop, errors, drawn = threading.Event(), [], [0, 0]
+
+    def learn(i, dataset):
+        rng = np.random.default_rng(i)
+        try:
+            while not stop.is_set() or not drawn[i]:
+                dataset.on_end_of_collection()
+                for _ in range(5 if dataset.ready_for_training else 0):
+                    sample = dataset.sample_random_trajectory(rng)
+                    number, t = sample.obs["observation"][0].tolist()
+                    assert sample.rews[0] == 100 * number + t
+                    drawn[i] += 1
+        except Exception as err:
+            errors.append(err)
+
+    threads = [threading.Thread(target=learn, args=(i, d)) for i, d in enumerate((editor, reader))]
+    for t in threads:
+        t.start()
+    for number in range(60):
+        episode = rec.Episode(number, 100 * number + np.arange(8, dtype=np.float32), True, False)
+        writer.write(ArrayDataset(**rec.rows([episode]), action_space=rec.ACT).source.read(0))
+    stop.set()
+    for t in threads:
+        t.join()
+    editor.on_end_of_collection()
+    reader.on_end_of_collection()
+    assert errors == []
+    assert min(drawn) > 0
+    assert len(editor.store) == len(reader.store) == 4
+    assert {int(t.obs["observation"][0, 0]) for t in map(reader.store.read, range(4))} == {56, 57, 58, 59}
+
+
+def test_two_experiments_learn_from_one_buffer(tmp_path):
+    first = tiny.learned(tmp_path, name="first", dataset=DiskTrajDataset(tmp_path, "first"))
+    second = tiny.learned(
+        tmp_path, name="second", dataset=DiskTrajDataset(tmp_path, "first"), has_dset_edit_rights=False, train_timesteps_per_epoch=0,
+    )  # fmt: skip
+    assert tiny.rows(second.run_dir, "buffer")[0]["values"]["trajectories"] == 4.0
+    assert tiny.rows(second.run_dir, "train")
+    assert len(first.dataset.store) == 4
+
+
+def test_what_gin_calls_them():
+    config.bind(
+        {
+            "MixtureOfDatasets.smooth_sudden_starts": 3,
+            "amago.loading.D4RLDataset.max_episode_steps": 5,
+            "amago.loading.MinariDataset.in_memory": False,
+            "amago.loading.ArrayDataset.env_name": "x",
+            "amago.relabeling.GoalSequenceRelabeler.strategy": "all",
+        }
+    )
+    assert MixtureOfDatasets([DoNothingDataset()], [1]).smooth_sudden_starts == 3
+    assert recorded(0).env_name == "x"
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_a_run_that_is_stopped_in_the_middle_of_an_epoch_goes_on_with_the_same_proportions(tmp_path, after):
+    offline = record_tmaze(tmp_path)
+
+    class Stops(tiny.amago.Experiment):
+        steps = 0
+
+        def train_step(self, batch, log_step):
+            self.steps += 1
+            if self.steps == 2 + after and self.run_name == "parts":
+                os.kill(os.getpid(), signal.SIGINT)
+            return super().train_step(batch, log_step)
+
+    def make(name, **fields):
+        mixture = MixtureOfDatasets([offline, offline], [0.2, 0.8], [1.0, 0.0], 4)
+        return tiny.started(
+            tmp_path, dataset=mixture, train_timesteps_per_epoch=0, epochs=3, ckpt_interval=1, train_batches_per_epoch=3,
+            experiment_type=Stops, name=name, **fields,
+        )  # fmt: skip
+
+    whole = make("whole")
+    whole.learn()
+    with pytest.raises(SystemExit):
+        make("parts").learn()
+    parts = make("parts", resume="auto")
+    parts.steps = 99
+    parts.learn()
+    assert parts.dataset._phase == whole.dataset._phase == 3
+    assert tiny.differing(tiny.weights(whole), tiny.weights(parts)) == []
+
+
+def test_an_experiment_refuses_data_of_other_shapes_at_the_start(tmp_path):
+    with pytest.raises(ValueError, match=r"ArrayDataset has actions Box\(.*, but the environment has Discrete\(4\)"):
+        tiny.started(tmp_path, dataset=recorded(0), train_timesteps_per_epoch=0)
+
+
+def test_learning_with_nothing_to_learn_from_does_not_wait_for_ever(tmp_path):
+    e = tiny.learned(tmp_path, dataset=DoNothingDataset(), train_timesteps_per_epoch=0, epochs=2)
+    assert e.epoch == 2
