@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -20,21 +19,24 @@ from accelerate.utils import DistributedDataParallelKwargs, gather_object
 from torch import Tensor
 from tqdm import tqdm
 
-from amago import checkpoint, config
+from amago import checkpoint, config, console
+from amago.actors import interact, make_rollout, recorder_settings, spaces_of
 from amago.agent import BaseAgent
-from amago.envs import AMAGOEnv
 from amago.envs.exploration import ExplorationWrapper
-from amago.envs.pool import ActorPool, make_pool
+from amago.envs.pool import ActorPool
 from amago.envs.statistics import ReturnHistory, SpecialMetricHistory
 from amago.evaluation import merge_returns, merge_specials, summarise
-from amago.experiment_checks import check_settings
+from amago.experiment_checks import check_buffer, check_evaluation_spaces, check_settings, warn_if_nothing_saved
 from amago.loading import Batch, DatasetSettings, DiskTrajDataset, RLDataset, SequenceLoader
 from amago.logging import MetricsLogger, RunningMeans
-from amago.policy import write_policy_spec
+from amago.policy import acting_by, load_agent_weights, write_policy_spec
+from amago.resume import Progress, RunCheckpoints, TrainingParts
 from amago.rollout import Rollout
 from amago.settings import EnvMaker, ExperimentSettings
-from amago.shutdown import GracefulStop
-from amago.training import Updater, adamw, linear_warmup, weighted_losses
+from amago.shutdown import GracefulStop, Stopped
+from amago.training import Updater, adamw, lr_schedule, weighted_losses
+
+_STREAMS = {"train": 5, "val": 3, "test": 99}  # of random numbers, after the run's own
 
 
 @gin.configurable
@@ -51,7 +53,7 @@ class Experiment(ExperimentSettings):
         self.epoch = 0
         self._collected = self._trained = 0  # progress within the epoch
         self.frames_by_env: dict[str, int] = {}
-        self._started = False
+        self._started = self._saved = False
         self._pools: dict[str, Rollout] = {}
         self._stop = GracefulStop()
 
@@ -75,11 +77,12 @@ class Experiment(ExperimentSettings):
             kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
         )
         self.init_checkpoints()
-        found = self._find_resume()
+        found = self.checkpoints.choose(self.resume)
         self._seed_everything(found)
-        self.init_dsets()
+        dataset = self.init_dsets()
         try:
             env_summary = self.init_envs()
+            check_buffer(dataset, *self._spaces[:2])
             self.init_dloaders()
             self.init_model()
             self.init_logger()
@@ -93,13 +96,11 @@ class Experiment(ExperimentSettings):
 
     def _seed_everything(self, resumed: Path | None) -> None:
         self.run_seed = int(np.random.SeedSequence().generate_state(1)[0]) if self.seed is None else int(self.seed)
-        # environments cannot be put back where they were: after a resume they begin with rollouts of their own
-        self._env_seed = (self.run_seed, self.accelerator.process_index, *(_digits(resumed.name) if resumed else ()))
-        torch_seed, numpy_seed, python_seed = np.random.SeedSequence(self._env_seed[:2]).generate_state(3).tolist()
+        own = (self.run_seed, self.accelerator.process_index)
         if self.seed is not None:
-            torch.manual_seed(torch_seed)
-            np.random.seed(numpy_seed)
-            random.seed(python_seed)
+            checkpoint.seed_process(own)
+        # environments cannot be put back where they were: after a resume they begin with rollouts of their own
+        self._env_seed = (*own, *(checkpoint.identity(resumed) if resumed else ()))
 
     @property
     def run_dir(self) -> Path:
@@ -113,9 +114,9 @@ class Experiment(ExperimentSettings):
 
     def init_checkpoints(self) -> None:
         """Create ``ckpts/training_states``, ``ckpts/policy_weights`` and ``ckpts/latest``."""
-        self.ckpt_dir = self.run_dir / "ckpts"
-        for name in ("training_states", "policy_weights", "latest"):
-            (self.ckpt_dir / name).mkdir(parents=True, exist_ok=True)
+        self.checkpoints = RunCheckpoints(self.run_dir, self.run_name)
+        self.checkpoints.prepare()
+        self.ckpt_dir = self.checkpoints.directory
 
     def init_dsets(self) -> RLDataset:
         """Tell the data set what the experiment needs of it."""
@@ -135,14 +136,7 @@ class Experiment(ExperimentSettings):
             pool = self._pool("train")
             obs, act, rl2 = pool.observation_space, pool.action_spec.space, pool.rl2_space
         else:
-            first = self.make_val_env if callable(self.make_val_env) else next(iter(self.make_val_env))
-            env = first()
-            if not isinstance(env, AMAGOEnv):
-                raise TypeError(
-                    f"make_val_env must return an AMAGOEnv, but returned {type(env).__name__}: wrap it in amago.envs.AMAGOEnv"
-                )
-            obs, act, rl2 = env.observation_space, env.action_spec.space, env.rl2_space
-            env.close()
+            obs, act, rl2 = spaces_of(self.make_val_env)
         self._spaces: tuple[gym.spaces.Dict, gym.Space[Any], gym.spaces.Box] = (obs, act, rl2)
         shapes = ", ".join(f"{k} {v.shape}" for k, v in obs.spaces.items())
         return f"{self.parallel_actors} actors ({self.env_mode}); observations: {shapes}; actions: {act}"
@@ -151,46 +145,32 @@ class Experiment(ExperimentSettings):
         """The pool of "train" or "val", started when first needed."""
         if kind not in self._pools:
             makers = self.make_train_env if kind == "train" else self.make_val_env
-            recorder = self._recorder(self.dataset.save_new_trajs_to) if kind == "train" and self.dataset is not None else None
+            directory = self.dataset.save_new_trajs_to if kind == "train" and self.dataset is not None else None
             exploration = self.exploration_wrapper_type if kind == "train" else None
-            self._pools[kind] = self._rollout(makers, exploration, recorder, stream=len(kind))
+            self._pools[kind] = self._rollout(kind, makers, exploration, directory)
             self._pools[kind].reset()
         return self._pools[kind].pool
 
-    def _recorder(self, directory: str | None) -> dict[str, Any] | None:
-        if directory is None:
-            return None
-        every = None if self.traj_save_len >= 1e10 else int(self.traj_save_len)
-        return {
-            "save_trajs_to": directory,
-            "save_trajs_as": self.save_trajs_as,
-            "save_every": every,
-            "stagger": self.stagger_traj_file_lengths,
-        }
-
     def _rollout(
         self,
+        kind: str,
         makers: EnvMaker | Iterable[EnvMaker],
         exploration: type[ExplorationWrapper] | None,
-        recorder: dict[str, Any] | None,
-        stream: int,
+        directory: str | None,
         env_mode: str | None = None,
     ) -> Rollout:
-        mode = env_mode or self.env_mode
-        copies = 1 if mode == "already_vectorized" else self.parallel_actors
-        pool = make_pool(
-            [makers] * copies if callable(makers) else list(makers),
-            env_mode=mode,
-            parallel_actors=self.parallel_actors,
-            workers=self.env_workers,
-            step_timeout=self.env_step_timeout,
-            max_env_restarts=self.max_env_restarts,
-            exploration=exploration,
-            recorder=recorder,
-            seed=np.random.SeedSequence((*self._env_seed, stream)),
-            mp_context=self.async_env_mp_context,
-        )
-        return Rollout(pool, self.DEVICE, self.caster)
+        """Actors for "train", "val" or "test", of a random stream of their own, that record their trajectories in a directory."""
+        seed, recorder = (*self._env_seed, _STREAMS[kind]), recorder_settings(self, directory)
+        rollout = make_rollout(self, makers, exploration, recorder, seed, self.DEVICE, self.caster, env_mode)
+        try:
+            if kind != "train":
+                check_evaluation_spaces(
+                    f"make_{kind}_env", rollout.pool.observation_space, rollout.pool.action_spec.space, self._spaces[:2]
+                )
+        except BaseException:
+            rollout.pool.close()
+            raise
+        return rollout
 
     def init_dloaders(self) -> SequenceLoader:
         """The source of training batches."""
@@ -203,6 +183,8 @@ class Experiment(ExperimentSettings):
     def init_model(self) -> None:
         """Build the agent for the environments' spaces, its optimizer and schedule."""
         obs, act, rl2 = self._spaces
+        assert self.dataset is not None
+        self.dataset.check_spaces(obs, act)
         agent = self.agent_type(
             obs_space=obs,
             rl2_space=rl2,
@@ -212,7 +194,9 @@ class Experiment(ExperimentSettings):
             traj_encoder_type=self.traj_encoder_type,
         ).to(self.DEVICE)
         self.policy_aclr, self.optimizer = self.accelerator.prepare(agent, self.init_optimizer(agent))
-        self.lr_schedule = linear_warmup(self.optimizer, self.lr_warmup_steps)
+        learns = max(0, self.epochs - int(min(self.start_learning_at_epoch, self.epochs)))
+        updates = learns * self.train_batches_per_epoch // self.batches_per_update
+        self.lr_schedule = lr_schedule(self.optimizer, self.lr_warmup_steps, updates, self.lr_cooldown)
         self.updater = Updater(self.accelerator, self.policy, self.optimizer, self.lr_schedule, self.grad_clip)
         if self.accelerator.is_main_process:
             write_policy_spec(self.run_dir, self.policy)
@@ -227,31 +211,12 @@ class Experiment(ExperimentSettings):
         self._means = RunningMeans()
         self.logger: MetricsLogger | None = None
         if self.accelerator.is_main_process:
-            wandb = {
-                "project": self.wandb_project,
-                "entity": self.wandb_entity,
-                "name": self.run_name,
-                "group": self.wandb_group_name,
-                "config": {k: str(v) for k, v in config.bindings().items()},
-            }
-            self.logger = MetricsLogger(self.run_dir, self.log_to_tensorboard, wandb if self.log_to_wandb else None)
+            wandb = console.wandb_options(self) if self.log_to_wandb else None
+            self.logger = MetricsLogger(self.run_dir, self.log_to_tensorboard, wandb)
 
     def summary(self, env_summary: str) -> None:
         """Print the settings that matter most."""
-        count = sum(p.numel() for p in self.policy.trainable_params)
-        rows = {
-            "run": f"{self.run_name} ({self.run_dir})",
-            "environments": env_summary,
-            "exploration": getattr(self.exploration_wrapper_type, "__name__", "none"),
-            "agent": f"{type(self.policy).__name__}: {type(self.policy.tstep_encoder).__name__} -> "
-            f"{type(self.policy.traj_encoder).__name__}, {count:,} trainable parameters on {self.DEVICE}",
-            "sequences": f"{self.batch_size * self.accelerator.num_processes} a batch, up to {self.max_seq_len} steps each",
-            "an epoch": f"{self.train_timesteps_per_epoch or 0} steps of each actor, {self.train_batches_per_epoch} batches",
-            "epochs": f"{self.epoch} to {self.epochs}; evaluation every {self.val_interval}, checkpoint every {self.ckpt_interval}",
-            "seed": f"{self.run_seed}",
-        }
-        width = max(map(len, rows))
-        tqdm.write("\n".join(f"  {k:<{width}}  {v}" for k, v in rows.items()))
+        tqdm.write(console.summary(self, env_summary))
 
     # ---- the loop -------------------------------------------------------------------------------------------------------
 
@@ -259,54 +224,69 @@ class Experiment(ExperimentSettings):
         """Run the epochs that are left.
 
         SIGINT, SIGTERM and SIGUSR1 finish the current step, save a training state and exit with code 128 + signal
-        (130, 143, 138); ``resume="auto"`` goes on from there.
+        (130, 143, 138); ``resume="auto"`` goes on from there. Further signals change nothing.
         """
         self._require_start("learn()")
         assert self.dataset is not None
         with self._stop:
             while self.epoch < self.epochs and not self._stop:
-                begins = self._collected == 0 and self._trained == 0
-                if self.always_load_latest:
-                    self.read_latest_policy()
-                if begins and self._due(self.val_interval):
-                    self.evaluate_val()
-                if self._stop:
-                    break
-                if self.train_timesteps_per_epoch and self.epoch >= self.start_collecting_at_epoch:
-                    self.collect_new_training_data()
-                self.log(self.dataset.on_end_of_collection(), "buffer")
-                if not self._stop and self.epoch >= self.start_learning_at_epoch and self._wait_for_data():
-                    self.train_epoch()
-                if self._stop:
-                    break
-                finished, self.epoch = self.epoch, self.epoch + 1
-                self._collected = self._trained = 0
-                if self.ckpt_interval and (finished % self.ckpt_interval == 0 or self.epoch == self.epochs):
-                    self.save_checkpoint()
-                if self.always_save_latest:
-                    self.write_latest_policy()
+                self._learn_epoch(self.dataset)
             if self._stop:
                 self._leave()
+        if self._stop:  # after the last look at it, while there still was somebody to notice
+            self._leave()
+
+    def _learn_epoch(self, dataset: RLDataset) -> None:
+        """Evaluate, collect, train, save and publish; or return as soon as there is a signal."""
+        begins = self._collected == 0 and self._trained == 0
+        if self.always_load_latest:
+            self.read_latest_policy()
+        if begins and self._due(self.val_interval):
+            self.evaluate_val()
+        if self._stop:
+            return
+        if self.train_timesteps_per_epoch and self.epoch >= self.start_collecting_at_epoch:
+            self.collect_new_training_data()
+            collected = not self._stop
+        else:
+            collected = False
+        self.log(dataset.on_end_of_collection(), "buffer")
+        if collected:
+            warn_if_nothing_saved(self)
+        if not self._stop and self.epoch >= self.start_learning_at_epoch and self._wait_for_data():
+            self.train_epoch()
+        if self._stop:
+            return
+        if self._trained:  # once an epoch, and not where a stopped one will go on
+            self.log(dataset.on_end_of_training(), "buffer")
+        finished, self.epoch = self.epoch, self.epoch + 1
+        self._collected = self._trained = 0
+        if self.ckpt_interval and (finished % self.ckpt_interval == 0 or self.epoch == self.epochs):
+            self.save_checkpoint()
+        if self.always_save_latest:
+            self.write_latest_policy()
 
     def _due(self, interval: int | None) -> bool:
         return interval is not None and self.epoch % interval == 0
 
     def _leave(self) -> None:
         """Save and exit, after a signal."""
+        self._saved = False
         if self.ckpt_interval is not None:
             self.save_checkpoint()
         if self.always_save_latest:
             self.write_latest_policy()
         code = self._stop.exit_code
-        if self.verbose:
-            tqdm.write(f"stopped by a signal in epoch {self.epoch}; saved; continue with resume='auto' (exit code {code})")
+        if self.verbose and self.accelerator.is_main_process:
+            saved = "saved; continue with resume='auto'" if self._saved else "nothing was saved"
+            tqdm.write(f"stopped by a signal in epoch {self.epoch}; {saved} (exit code {code})")
         self.close()
-        raise SystemExit(code)
+        raise Stopped(code)
 
     def _wait_for_data(self) -> bool:
         """Whether there is data to train on; a process that only learns waits for those that collect."""
         assert self.dataset is not None
-        if self.dataset.ready_for_training or self.collects:
+        if self.dataset.ready_for_training or self.collects or not self.dataset.can_become_ready:
             return self.dataset.ready_for_training
         bar = self._bar(None, "waiting for data", "s")
         while not self.dataset.ready_for_training and not self._stop:
@@ -346,7 +326,6 @@ class Experiment(ExperimentSettings):
                 break
         bar.close()
         self.log(self._means.take(), "train")
-        self.log(self.dataset.on_end_of_training(), "buffer")
 
     def _batches(self) -> Iterator[Batch]:
         return self.train_dloader.batches(self.train_batches_per_epoch - self._trained)
@@ -359,7 +338,7 @@ class Experiment(ExperimentSettings):
             loss = metrics["Actor Loss"] + self.critic_loss_weight * metrics["Critic Loss"]
             self.accelerator.backward(loss)
             if self.accelerator.sync_gradients:
-                metrics |= self.updater.step(log_step)
+                metrics |= self.updater.step(log_step, loss)
         return metrics
 
     def compute_loss(self, batch: Batch, log_step: bool) -> dict[str, Any]:
@@ -434,21 +413,10 @@ class Experiment(ExperimentSettings):
         save_on_done: bool = False,
         should_stop: bool = False,
     ) -> tuple[ReturnHistory, SpecialMetricHistory]:
-        pool = rollout.pool
-        bar = self._bar(timesteps * pool.num_actors, title, "step")
-
-        def on_step(steps: int) -> None:
-            bar.update(steps)
-            if render:
-                pool.render()
-            if save_on_done and pool.resets.any():
-                pool.flush()
-
-        taken = rollout.run(
-            self.policy, timesteps, sample, episodes, on_step, (lambda: bool(self._stop)) if should_stop else None
-        )
+        bar = self._bar(timesteps * rollout.pool.num_actors, title, "step")
+        stop = (lambda: bool(self._stop)) if should_stop else None
+        taken, stats = interact(rollout, self.policy, timesteps, sample, episodes, bar.update, render, save_on_done, stop)
         bar.close()
-        stats = pool.drain()
         if title == "collect":
             self._collected += taken
             for name, frames in stats.frames.items():
@@ -477,7 +445,7 @@ class Experiment(ExperimentSettings):
             )
         self.log(metrics, "val")
         if self.verbose and metrics and self.accelerator.is_main_process:
-            tqdm.write(f"  epoch {self.epoch}: " + ", ".join(f"{k} {v:.3f}" for k, v in _headline(metrics).items()))
+            tqdm.write(f"  epoch {self.epoch}: " + console.headline(metrics))
 
     def evaluate_test(
         self,
@@ -486,6 +454,7 @@ class Experiment(ExperimentSettings):
         render: bool = False,
         save_trajs_to: str | None = None,
         episodes: int | None = None,
+        gamma: float | None = None,
     ) -> dict[str, float]:
         """Evaluate the policy on environments of your own, and log it as ``test``.
 
@@ -495,16 +464,21 @@ class Experiment(ExperimentSettings):
             render: draw (steps the environments in this process).
             save_trajs_to: directory for the trajectories, as demonstrations for another run.
             episodes: stop once so many rollouts have ended.
+            gamma: of the agent's discounts, the one that acts here; None: the one of all rollouts (``Agent.rollout_gamma_idx``).
 
         Returns:
             the metrics, by name.
+
+        Raises:
+            ValueError: the agent has no such discount.
         """
         self._require_start("evaluate_test()")
         mode = "sync" if render and self.env_mode == "async" else None
-        rollout = self._rollout(make_test_env, None, self._recorder(save_trajs_to), stream=99, env_mode=mode)
+        rollout = self._rollout("test", make_test_env, None, save_trajs_to, mode)
         try:
             rollout.reset()
-            histories = self._interact(rollout, timesteps, self.sample_actions, "test", episodes, render)
+            with acting_by(self.policy, gamma):
+                histories = self._interact(rollout, timesteps, self.sample_actions, "test", episodes, render)
             rollout.pool.flush()
         finally:
             rollout.pool.close()
@@ -533,39 +507,27 @@ class Experiment(ExperimentSettings):
         """The agent, free of Accelerate's wrapper."""
         return self.accelerator.unwrap_model(self.policy_aclr)  # type: ignore[no-any-return]
 
-    def save_checkpoint(self) -> None:
-        """Save a complete training state, and the policy's weights by themselves."""
-        self._require_start("save_checkpoint()")
-        epoch = max(0, self.epoch - 1) if self._collected == self._trained == 0 else self.epoch
-        local = {"rng": checkpoint.rng_state(), "pools": {k: r.pool.state_dict() for k, r in self._pools.items()}}
-        ranks = self._gather([local])
-        if not self.accelerator.is_main_process:
-            self.accelerator.wait_for_everyone()
-            return
+    @property
+    def _parts(self) -> TrainingParts:
         assert self.dataset is not None
-        assert self.logger is not None
-        state = {
-            "epoch": self.epoch, "collected": self._collected, "trained": self._trained, "seed": self.run_seed,
-            "frames_by_env": self.frames_by_env, "updater": self.updater.state_dict(), "schedule": self.lr_schedule.state_dict(),
-            "next_batch": self.train_dloader.next_batch, "wall_time": self.logger.wall_time,
-            "dataset": self.dataset.state_dict(), "processes": self.accelerator.num_processes, "ranks": ranks,
-            "batches_in_update": self.accelerator.step % self.batches_per_update,
-        }  # fmt: skip
-        root = self.ckpt_dir / "training_states"
-        weights = self.policy.state_dict()
-        tensors = {"optimizer": self.optimizer.state_dict(), "gradients": self._unused_gradients()}
-        if self.accelerator.scaler is not None:
-            tensors["scaler"] = self.accelerator.scaler.state_dict()
-        checkpoint.save_training_state(root / f"{self.run_name}_epoch_{epoch}", weights, tensors, state)
-        checkpoint.save_weights(weights, self.ckpt_dir / "policy_weights" / f"policy_epoch_{epoch}.pt")
-        checkpoint.prune(root, self.run_name, self.keep_training_states)
-        self.accelerator.wait_for_everyone()
+        return TrainingParts(
+            self.accelerator, self.policy, self.optimizer, self.lr_schedule, self.updater, self.train_dloader, self.dataset,
+            self.logger, self._pools, self.batches_per_update,
+        )  # fmt: skip
 
-    def _unused_gradients(self) -> dict[str, Tensor]:
-        """Those of an update that has not seen all of its ``batches_per_update`` yet."""
-        if self.accelerator.step % self.batches_per_update == 0:
-            return {}
-        return {name: p.grad for name, p in self.policy.named_parameters() if p.grad is not None}
+    def save_checkpoint(self) -> None:
+        """Save a complete training state, and the policy's weights by themselves.
+
+        If that is not possible, as on a full disk, there is a warning, and earlier checkpoints are as they were.
+        """
+        self._require_start("save_checkpoint()")
+        progress = Progress(self.epoch, self._collected, self._trained, self.run_seed, self.frames_by_env)
+        ranks = self._gather([self._parts.local_state()])
+        if self.accelerator.is_main_process:
+            self._saved = self.checkpoints.save(
+                progress.checkpoint_epoch, self._parts.snapshot(progress, ranks), self.keep_training_states
+            )
+        self.accelerator.wait_for_everyone()
 
     def load_checkpoint(self, epoch: int, resume_training_state: bool = True) -> None:
         """Load a checkpoint of this run by its epoch.
@@ -575,99 +537,52 @@ class Experiment(ExperimentSettings):
             resume_training_state: continue training from there; else load the policy's weights only.
         """
         self._require_start("load_checkpoint()")
-        if resume_training_state:
-            self.load_checkpoint_from_path(str(self._training_state(epoch)), is_accelerate_state=True)
-        else:
-            path = self.ckpt_dir / "policy_weights" / f"policy_epoch_{epoch}.pt"
-            self.load_checkpoint_from_path(str(path), is_accelerate_state=False)
+        of = self.checkpoints.of_epoch if resume_training_state else self.checkpoints.weights_of_epoch
+        self.load_checkpoint_from_path(str(of(epoch)), is_accelerate_state=resume_training_state)
 
     def load_checkpoint_from_path(self, path: str, is_accelerate_state: bool = True) -> None:
-        """Load a training state (a directory) or weights only (a ``.pt`` or ``.safetensors`` file)."""
+        """Load a training state (a directory), or weights only (``is_accelerate_state=False``; a ``.pt`` or ``.safetensors`` file).
+
+        Weights may be a state dict that the original system has trained, for an agent of the same classes and sizes.
+
+        Raises:
+            CheckpointError: no such file, damaged, or it does not fit; every name that has no counterpart is listed.
+        """
         self._require_start("load_checkpoint_from_path()")
         if not is_accelerate_state:
-            checkpoint.load_into(self.policy, checkpoint.load_weights(path), path)
+            load_agent_weights(self.policy, path)
             return
-        weights, tensors, state = checkpoint.load_training_state(Path(path))
-        if state["processes"] != self.accelerator.num_processes:
-            raise checkpoint.CheckpointError(
-                f"{path} was saved by {state['processes']} processes and this run has {self.accelerator.num_processes}: start as many, "
-                "or load the policy alone with resume_training_state=False"
-            )
-        checkpoint.load_into(self.policy, weights, path)
-        for name, p in self.policy.named_parameters():
-            p.grad = tensors["gradients"][name].to(p.device) if name in tensors["gradients"] else None
-        self.optimizer.load_state_dict(tensors["optimizer"])
-        if self.accelerator.scaler is not None and "scaler" in tensors:
-            self.accelerator.scaler.load_state_dict(tensors["scaler"])
-        self._restore(state)
-
-    def _restore(self, state: Mapping[str, Any]) -> None:
-        assert self.dataset is not None
-        self.epoch, self._collected, self._trained = state["epoch"], state["collected"], state["trained"]
-        self.frames_by_env = dict(state["frames_by_env"])
-        self.updater.load_state_dict(state["updater"])
-        self.lr_schedule.load_state_dict(state["schedule"])
-        self.run_seed = self.train_dloader.seed = state["seed"]
-        self.train_dloader.next_batch = state["next_batch"]
-        self.accelerator.step = state["batches_in_update"]
-        self.dataset.load_state_dict(state["dataset"])
-        if self.logger is not None:
-            self.logger.rewind(state["wall_time"])
-        local = state["ranks"][self.accelerator.process_index]
-        for kind, saved in local["pools"].items():
-            if kind in self._pools:
-                self._pools[kind].pool.load_state_dict(saved)
-        checkpoint.set_rng_state(local["rng"])
-
-    def _find_resume(self) -> Path | None:
-        """The training state to go on from, as ``resume`` says; None to start afresh."""
-        root = self.ckpt_dir / "training_states"
-        states = checkpoint.training_states(root, self.run_name)
-        if self.resume == "auto":
-            return checkpoint.newest_complete(root, self.run_name)
-        if self.resume != "never":
-            return self._training_state(int(self.resume))
-        if states and self.verbose:
-            tqdm.write(
-                f"note: {self.run_dir} holds checkpoints of an earlier run and resume='never' starts afresh; 'auto' goes on"
-            )
-        return None
-
-    def _training_state(self, epoch: int) -> Path:
-        states = checkpoint.training_states(self.ckpt_dir / "training_states", self.run_name)
-        if epoch not in states:
-            known = ", ".join(map(str, states)) or "none"
-            raise checkpoint.CheckpointError(
-                f"run {self.run_name!r} has no training state of epoch {epoch}; there are: {known}"
-            )
-        return states[epoch]
+        found = self._parts.restore(Path(path))
+        self.epoch, self._collected, self._trained = found.epoch, found.collected, found.trained
+        self.frames_by_env, self.run_seed = found.frames_by_env, found.seed
 
     def _resume(self, found: Path | None) -> None:
         if found is not None:
             self.load_checkpoint_from_path(str(found))
-        if self.verbose and self.accelerator.is_main_process and self.resume != "never":
-            if found is None:
-                tqdm.write(f"nothing to resume in {self.ckpt_dir}; starting at epoch 0")
-            else:
-                steps = f"{self.updater.grad_steps} gradient steps, {self.env_steps} environment steps"
-                tqdm.write(f"resumed {found} at epoch {self.epoch}, {steps}")
+        if not (self.verbose and self.accelerator.is_main_process):
+            return
+        if found is not None:
+            steps = f"{self.updater.grad_steps} gradient steps, {self.env_steps} environment steps"
+            tqdm.write(f"resumed {found} at epoch {self.epoch}, {steps}")
+        elif self.resume != "never":
+            tqdm.write(f"nothing to resume in {self.ckpt_dir}; starting at epoch 0")
+        elif self.checkpoints.exist():
+            tqdm.write(
+                f"note: {self.run_dir} holds checkpoints of an earlier run and resume='never' starts afresh; 'auto' goes on"
+            )
 
     def write_latest_policy(self) -> None:
         """Publish the policy's weights for processes that only act."""
         self._require_start("write_latest_policy()")
         if self.accelerator.is_main_process:
-            checkpoint.save_weights(self.policy.state_dict(), self.ckpt_dir / "latest" / "policy.pt")
-            link = self.run_dir / "policy.pt"
-            if not link.is_symlink():
-                link.unlink(missing_ok=True)
-                link.symlink_to(Path("ckpts") / "latest" / "policy.pt")
+            self.checkpoints.publish(self.policy.state_dict())
 
     def read_latest_policy(self) -> None:
-        """Take over the weights that another process published, if there are any yet."""
+        """Take over the weights that another process published, if there are any yet, and never older ones than before."""
         self._require_start("read_latest_policy()")
-        path = self.ckpt_dir / "latest" / "policy.pt"
-        if path.is_file():
-            checkpoint.load_into(self.policy, checkpoint.load_weights(path), path)
+        weights = self.checkpoints.read_latest()
+        if weights is not None:
+            checkpoint.load_into(self.policy, weights, self.checkpoints.latest)
 
     def delete_buffer_from_disk(self) -> None:
         """Clear the replay buffer (``dataset.delete()``), in the main process."""
@@ -696,10 +611,7 @@ class Experiment(ExperimentSettings):
 
     def _bar(self, total: int | None, title: str, unit: str) -> tqdm:  # type: ignore[type-arg]
         hidden = not (self.verbose and self.accelerator.is_main_process)
-        title = f"epoch {self.epoch} {title}"
-        return tqdm(
-            total=total, desc=f"{title:<20}", unit=unit, disable=hidden, leave=False, dynamic_ncols=True, mininterval=0.5
-        )
+        return console.progress_bar(f"epoch {self.epoch} {title}", total, unit, hidden)
 
     def _require_start(self, what: str) -> None:
         if not self._started:
@@ -715,15 +627,3 @@ class Experiment(ExperimentSettings):
             if part is not None:
                 part.close()
         self._started = False
-
-
-def _headline(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The few numbers worth a line on the console."""
-    shown = {"return": metrics["Average Total Return (Across All Env Names)"], "rollouts": metrics["Number of Rollouts"]}
-    extra = [k for k in metrics if "Success" in k]
-    return shown | {k.removeprefix("Average "): metrics[k] for k in extra[:1] + extra[-1:]}
-
-
-def _digits(name: str) -> tuple[int, ...]:
-    """The epoch at the end of a training state's name."""
-    return (1 + int(name.rpartition("_")[2]),)

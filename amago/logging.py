@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import time
@@ -12,6 +13,8 @@ from typing import Any
 
 import torch
 
+log = logging.getLogger(__name__)
+MAX_WAITING_BYTES = 64 << 20
 X_AXES = ("epoch", "env_steps", "grad_steps")
 
 
@@ -48,9 +51,8 @@ class MetricsLogger:
         self._began = time.monotonic() - start_time
         self._tensorboard = _tensorboard_writer(run_dir / "tensorboard") if tensorboard else None
         self._wandb = _wandb_run(run_dir, wandb) if wandb is not None else None
-        self._file = open(run_dir / "metrics.jsonl", "a", encoding="utf-8")
-        if _is_torn(run_dir / "metrics.jsonl"):
-            self._file.write("\n")
+        self._file = open(run_dir / "metrics.jsonl", "ab", buffering=0)
+        self._waiting = b"\n" if _is_torn(run_dir / "metrics.jsonl") else b""
 
     @property
     def wall_time(self) -> float:
@@ -75,18 +77,29 @@ class MetricsLogger:
             return
         row = {k: int(x[k]) for k in X_AXES} | {"wall_time": round(self.wall_time, 3), "section": section}
         row["values"] = {k: (v if math.isfinite(v) else None) for k, v in numbers.items()}
-        self._file.write(json.dumps(row, allow_nan=False) + "\n")
-        self._file.flush()
+        self._append(f"{json.dumps(row, allow_nan=False)}\n".encode())
         if self._tensorboard is not None:
             for name, value in numbers.items():
                 self._tensorboard.add_scalar(f"{section}/{name}", value, int(x["env_steps"]))
         if self._wandb is not None:
             self._wandb.log({f"{section}/{k}": v for k, v in numbers.items()} | {f"Charts/{k}": v for k, v in charts.items()})
 
+    def _append(self, line: bytes) -> None:
+        """Write a line and those before it that a full disk has kept back."""
+        before, self._waiting = len(self._waiting), self._waiting + line
+        try:
+            while self._waiting:
+                self._waiting = self._waiting[self._file.write(self._waiting) :]
+        except OSError as err:
+            if len(self._waiting) > MAX_WAITING_BYTES:
+                raise
+            if not before:  # tell once, not with each row
+                log.warning("%s: %s; rows wait in memory until they can be written", self._file.name, err)
+
     def close(self) -> None:
         """Flush and close everything; twice is fine."""
         if not self._file.closed:
-            self._file.flush()
+            self._append(b"")
             os.fsync(self._file.fileno())
             self._file.close()
         if self._tensorboard is not None:

@@ -14,7 +14,7 @@ import tiny
 from tiny import EPISODE, rows
 
 from amago import checkpoint
-from amago.shutdown import GracefulStop
+from amago.shutdown import GracefulStop, Stopped
 
 EPOCHS, STEPS, BATCHES = 3, 10 * EPISODE, 60
 FIELDS = {
@@ -183,11 +183,9 @@ SHORT = {
     ("phase", "epoch"), [*itertools.product(["evaluate", "collect", "train"], [0, 1]), ("save", 1), ("save", 3)]
 )
 def test_wherever_it_is_hit(tmp_path, phase, epoch):
-    before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
     with pytest.raises(SystemExit) as stop:
         tiny.learned(tmp_path, experiment_type=stop_at(phase, epoch), **SHORT)
     assert stop.value.code == 143
-    assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)] == before
     e = tiny.learned(tmp_path, resume="auto", **SHORT)
     assert (e.epoch, e.env_steps, e.updater.grad_steps) == (3, 3 * 4 * EPISODE, 9)
     evaluated = [r["epoch"] for r in rows(e.run_dir, "val")]
@@ -214,6 +212,30 @@ def test_the_user_is_told(tmp_path, capsys):
     assert "143" in out
 
 
+def test_the_user_is_told_if_nothing_is_saved(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        tiny.learned(tmp_path, experiment_type=stop_at("train", 1), verbose=True, **(SHORT | {"ckpt_interval": None}))
+    assert "nothing was saved (exit code 143)" in capsys.readouterr().out
+
+
+class LastMoment(GracefulStop):
+    """A signal comes when nobody looks any more, and just before its handler is taken away."""
+
+    def __exit__(self, *args):
+        if args[0] is None:
+            os.kill(os.getpid(), signal.SIGTERM)
+        super().__exit__(*args)
+
+
+def test_a_signal_at_the_last_moment_counts(tmp_path):
+    e = tiny.started(tmp_path, **SHORT)
+    e._stop = LastMoment()
+    with pytest.raises(SystemExit) as stop:
+        e.learn()
+    assert stop.value.code == 143
+    assert state_of(tmp_path)[1]["epoch"] == 3
+
+
 def test_a_stopped_experiment_is_closed(tmp_path):
     e = tiny.started(tmp_path, experiment_type=stop_at("collect", 0), **SHORT)
     with pytest.raises(SystemExit):
@@ -233,6 +255,62 @@ def test_handlers_are_only_there_while_needed():
     assert signal.getsignal(signal.SIGTERM) == before
     with stop:
         assert not stop, "a new phase begins without the old request"
+
+
+def test_whoever_catches_the_end_hears_signals_again():
+    caught, signals = [], (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    hear = lambda signum, frame: caught.append(signum)  # noqa: E731
+    before = {s: signal.signal(s, hear) for s in signals}
+    try:
+        try:
+            with GracefulStop() as stop:
+                os.kill(os.getpid(), signal.SIGTERM)
+                raise Stopped(stop.exit_code)
+        except SystemExit as end:
+            for s in signals:
+                os.kill(os.getpid(), s)
+            code = end.code
+        assert code == 143
+        assert caught == []
+        os.kill(os.getpid(), signal.SIGINT)
+        assert caught == [signal.SIGINT]
+        assert [signal.getsignal(s) for s in signals] == [hear] * 3
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)
+
+
+LEAVE = """
+import atexit, os, signal
+from amago.shutdown import GracefulStop, Stopped
+
+def again(*_):
+    print("still here", flush=True)
+    for s in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        os.kill(os.getpid(), s)
+
+class Last:
+    def __del__(self, again=again, os=os):
+        again()
+
+last = Last()
+atexit.register(again)
+try:
+    with GracefulStop() as stop:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert stop
+        again()
+        raise Stopped(stop.exit_code)
+finally:
+    again()
+"""
+
+
+def test_signals_change_nothing_until_the_process_has_ended():
+    done = subprocess.run([sys.executable, "-c", LEAVE], env=tiny.environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 138, done
+    assert done.stdout == "still here\n" * 4
+    assert done.stderr == ""
 
 
 def test_waiting_ends_with_a_signal():

@@ -1,0 +1,324 @@
+"""What processes do that are killed, stopped or starved of space by `test_resume_faults`."""
+
+import ctypes
+import json
+import logging
+import os
+import resource
+import sys
+import threading
+import time
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import tiny
+import torch
+import tqdm
+from tiny import EPISODE
+
+import amago
+from amago import checkpoint, config
+from amago.loading import DiskTrajDataset, SequenceLoader
+
+INF = float("inf")
+TINY = {
+    "epochs": 10**6, "ckpt_interval": 1, "keep_training_states": 3, "always_save_latest": True, "save_trajs_as": "segments",
+    "train_timesteps_per_epoch": EPISODE, "train_batches_per_epoch": 1, "resume": "auto",
+}  # fmt: skip
+
+
+def write_json(path, value):
+    """Readers see all of it or nothing."""
+    Path(f"{path}.tmp").write_text(json.dumps(value))
+    os.replace(f"{path}.tmp", path)
+
+
+def standing(e):
+    """Where an experiment is, in the terms of a training state."""
+    return {
+        "epoch": e.epoch, "collected": e._collected, "trained": e._trained, "seed": e.run_seed,
+        "frames_by_env": e.frames_by_env, "updater": e.updater.state_dict(), "schedule": e.lr_schedule.last_epoch,
+        "next_batch": e.train_dloader.next_batch, "explored": explored(e._pools["train"].pool.state_dict()),
+        "trajectories": len(e.dataset.store),
+    }  # fmt: skip
+
+
+def explored(pool_state):
+    """{actor: steps of its exploration schedule}."""
+    return {k: v["exploration"]["global_step"] for k, v in pool_state["actors"].items()}
+
+
+def checkpoints_all_the_time(root, report, context):
+    """Goes on from the newest checkpoint, says where it is, and saves after each small epoch for ever."""
+    e = tiny.started(root, env_mode="async", env_workers=2, async_env_mp_context=context, seed=None, **TINY)
+    write_json(report, standing(e))
+    e.learn()
+
+
+# ---- signals -------------------------------------------------------------------------------------------------------------
+
+
+class Slow(gym.Wrapper):
+    def step(self, action):
+        time.sleep(0.004)
+        return self.env.step(action)
+
+
+def slow_tmaze():
+    return amago.envs.AMAGOEnv(Slow(tiny.TMazePassive(tiny.CORRIDOR)), env_name="TMaze")
+
+
+class Phases(amago.Experiment):
+    """Every phase takes a tenth of a second or more, and is told in a file."""
+
+    def _in(self, phase, call):
+        write_json(self.run_dir / "phase", phase)
+        call()
+
+    def evaluate_val(self):
+        self._in("evaluate", super().evaluate_val)
+
+    def collect_new_training_data(self):
+        self._in("collect", super().collect_new_training_data)
+
+    def train_epoch(self):
+        self._in("train", super().train_epoch)
+
+    def save_checkpoint(self):
+        self._in("save", super().save_checkpoint)
+
+    def train_step(self, batch, log_step):
+        time.sleep(0.01)
+        return super().train_step(batch, log_step)
+
+
+def stops_when_asked(root, report, env_mode):
+    sync = checkpoint._fsync
+
+    def slow_sync(path):
+        time.sleep(0.02)
+        sync(path)
+
+    checkpoint._fsync = slow_sync
+    fields = TINY | {"train_timesteps_per_epoch": 4 * EPISODE, "train_batches_per_epoch": 10, "val_interval": 1}
+    fields |= {"val_timesteps_per_epoch": 4 * EPISODE, "env_workers": 2, "async_env_mp_context": "fork"}
+    e = tiny.started(root, slow_tmaze, experiment_type=Phases, env_mode=env_mode, verbose=True, **fields)
+    write_json(report, standing(e))
+    e.learn()
+
+
+# ---- bit by bit ----------------------------------------------------------------------------------------------------------
+
+
+class Noting(DiskTrajDataset):
+    """Notes which trajectory was drawn, where the window begins, and how long it is."""
+
+    here = threading.local()
+
+    def _window(self, view, index, rng):
+        found = super()._window(view, index, rng)
+        self.here.drawn = [*getattr(self.here, "drawn", []), f"{index}:{int(found.time_idxs[0, 0])}+{len(found)}"]
+        return found
+
+
+class Noted(SequenceLoader):
+    """Writes a line for each batch: its number, and what was drawn for it."""
+
+    log = None
+
+    def draw(self, number):
+        Noting.here.drawn = []
+        batch = super().draw(number)
+        os.write(self.log, f"{number} {' '.join(Noting.here.drawn)}\n".encode())
+        return batch
+
+
+class Offline(amago.Experiment):
+    def init_dloaders(self):
+        self.train_dloader = Noted(
+            self.dataset, self.batch_size, self.dloader_workers, self.run_seed, self.accelerator.process_index, self.DEVICE
+        )
+        return self.train_dloader
+
+    def train_step(self, batch, log_step):
+        time.sleep(0.003 * self.epoch)  # long enough to be killed in the second epoch
+        return super().train_step(batch, log_step)
+
+
+def fill(root, name):
+    tiny.learned(
+        root, tiny.cartpole, name=name, start_learning_at_epoch=9, train_timesteps_per_epoch=120, save_trajs_as="segments"
+    ).close()
+
+
+def trains_on_what_is_there(root, name, samples, updates, traj, **fields):
+    """Two epochs; whether they are begun or gone on with is up to what is there."""
+    dataset = Noting(root, name)
+    settings = {
+        "start_collecting_at_epoch": INF, "epochs": 2, "train_batches_per_epoch": updates // 2, "ckpt_interval": 1,
+        "max_seq_len": 10, "resume": "auto", "lr_warmup_steps": 150,
+    }  # fmt: skip
+    e = tiny.started(root, tiny.cartpole, traj, experiment_type=Offline, name=name, dataset=dataset, **(settings | fields))
+    Noted.log = os.open(samples, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    e.learn()
+    e.close()
+
+
+# ---- no space ------------------------------------------------------------------------------------------------------------
+
+
+def mount_small_disk(directory, size):
+    """A file system of so many bytes, that only this process sees; whether that is permitted."""
+    new_mounts, new_user = 0x00020000, 0x10000000
+    libc = ctypes.CDLL(None, use_errno=True)
+    user = os.getuid()
+    if libc.unshare(new_mounts if user == 0 else new_mounts | new_user) != 0:
+        return False
+    if user != 0:
+        Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+    private = 1 << 18 | 1 << 14
+    if libc.mount(b"none", b"/", None, private, None) != 0:
+        return False
+    return bool(libc.mount(b"tmpfs", os.fsencode(directory), b"tmpfs", 0, f"size={size}".encode()) == 0)
+
+
+class Words(logging.Handler):
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.said = []
+
+    def emit(self, record):
+        self.said.append(record.getMessage())
+
+
+def outlasts_a_full_disk(root, report, how):
+    """Two epochs, two without space, two with it again; reports what was found at each point."""
+    if how == "tmpfs" and not mount_small_disk(root, 3_000_000):
+        write_json(report, "not permitted")
+        return
+    words = Words()
+    logging.getLogger("amago").addHandler(words)
+    fields = TINY | {"epochs": 2, "train_timesteps_per_epoch": 2 * EPISODE, "keep_training_states": None}
+    e = tiny.learned(root, **fields)
+    before = look(e)
+    limits, ballast = resource.getrlimit(resource.RLIMIT_FSIZE), Path(root) / "ballast"
+    if how == "tmpfs":
+        with open(ballast, "wb", buffering=0) as f:
+            try:
+                while f.write(bytes(4096)):
+                    continue
+            except OSError:
+                print("the disk is full", flush=True)
+    else:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, limits[1]))
+    e.epochs = 4
+    e.learn()
+    during, said = look(e), list(words.said)
+    if how == "tmpfs":
+        ballast.unlink()
+    else:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    e.epochs = 6
+    e.learn()
+    after = look(e)
+    e.close()
+    rows = [(r["section"], r["epoch"]) for r in tiny.rows(e.run_dir)]
+    write_json(report, {
+        "before": before, "during": during, "after": after, "said": said, "rows": rows, "pending": words.said[len(said):],
+    })  # fmt: skip
+
+
+def look(e):
+    states = checkpoint.training_states(e.checkpoints.states, e.run_name)
+    for path in states.values():
+        checkpoint.verify(path)
+    return {
+        "states": sorted(states), "grad_steps": e.updater.grad_steps, "env_steps": e.env_steps,
+        "temporary": [str(p) for p in e.run_dir.rglob(".*") if p.name.startswith((".tmp-", ".old-"))], "version": e.checkpoints.version,
+        "published": checkpoint.load_weights_and_version(e.checkpoints.latest)[1], "trajectories": len(e.dataset.store),
+        "newest": checkpoint.newest_complete(e.checkpoints.states, e.run_name).name,
+    }  # fmt: skip
+
+
+# ---- every line of a save ------------------------------------------------------------------------------------------------
+
+
+def killed_at_every_line(root, report, first, stride):
+    """Save, replace and prune; once for each ``stride``-th line of code that does it, with an end at that line."""
+    states, problems, n, lines = Path(root) / "states", [], first, 0
+    save(states, 1, 1.0)
+    save(states, 2, 2.0)
+    held = [2.0]
+    while True:
+        pid = os.fork()
+        if pid == 0:
+            end_at_line(n)
+            save(states, 2 + lines % 2, held[-1] + 1.0)  # replaces one, or adds one
+            os._exit(0)
+        finished = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        found = checkpoint.newest_complete(states, "run")
+        value = checkpoint.load_training_state(found)[2]["value"]
+        if value not in (held[-1], held[-1] + 1.0):
+            problems.append(f"line {n}: {found} holds {value}, after {held[-1]}")
+        held.append(value)
+        if finished:
+            break
+        n, lines = n + stride, lines + 1
+    write_json(report, {"lines": lines, "problems": problems, "left": sorted(p.name for p in states.iterdir())})
+
+
+def save(states, epoch, value):
+    checkpoint.prune(states, "run", None)
+    checkpoint.save_training_state(states / f"run_epoch_{epoch}", {"w": torch.full((9,), value)}, {}, {"value": value})
+    checkpoint.prune(states, "run", 1)
+
+
+def end_at_line(n):
+    passed = 0
+
+    def trace(frame, event, arg):
+        nonlocal passed
+        if not frame.f_code.co_filename.endswith(("amago/checkpoint.py", "shutil.py")):
+            return None
+        if event == "line":
+            if passed == n:
+                os._exit(9)
+            passed += 1
+        return trace
+
+    sys.settrace(trace)
+
+
+# ---- the latest policy ---------------------------------------------------------------------------------------------------
+
+
+def publishes(root, report, seconds):
+    """Publishes weights that all hold their version, and now and then begins a new life as a killed process would."""
+    from amago.resume import RunCheckpoints
+
+    end, version = time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        run = RunCheckpoints(Path(root), "run")
+        run.prepare()
+        for _ in range(50):
+            version += 1
+            assert run.publish({f"w{i}": torch.full((4000,), float(version)) for i in range(4)})
+            assert run.version == version, (run.version, version)
+            if version == 1:
+                write_json(report, version)
+    np.save(f"{report}.npy", version)
+
+
+def warm_up():
+    """Do once what a process does only once, so that lives need not."""
+    from tempfile import TemporaryDirectory
+
+    tqdm.tqdm.monitor_interval = 0  # no thread that a fork would lose
+    with TemporaryDirectory() as root:
+        for mode in ("sync", "async"):
+            e = tiny.started(root, env_mode=mode, env_workers=1, async_env_mp_context="fork", **(TINY | {"epochs": 2}))
+            e.learn()
+            e.close()
+    config.clear()
+    assert len(os.listdir("/proc/self/task")) == 1, threading.enumerate()

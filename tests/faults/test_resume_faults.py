@@ -1,0 +1,448 @@
+"""Killed, stopped, damaged, out of space: a run goes on from its newest complete checkpoint, exactly, or says why not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fault_helpers import count, environment, report, rng, say
+
+from amago import checkpoint
+from amago.resume import RunCheckpoints
+from amago.store import TrajectoryStore
+
+SCRIPTS = Path(__file__).parent / "resume_scripts"
+SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 138}
+PHASES = ("evaluate", "collect", "train", "save")
+READY = 60.0  # seconds that a life may take to begin, on a busy machine
+
+
+class Lives:
+    """Runs functions of `lives`, each in a process group of its own."""
+
+    def __init__(self, directory: Path):
+        self.directory, self.begun = directory, []
+        self.server = subprocess.Popen(
+            [sys.executable, str(SCRIPTS / "life_server.py")],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(),
+        )  # fmt: skip
+        assert json.loads(self.server.stdout.readline()) == "ready"
+
+    def ask(self, command):
+        self.server.stdin.write(json.dumps(command) + "\n")
+        self.server.stdin.flush()
+        return json.loads(self.server.stdout.readline())
+
+    def begin(self, life, **arguments):
+        output = self.directory / f"output-{len(self.begun)}"
+        pid = self.ask({"life": life, "arguments": arguments, "output": str(output)})
+        self.begun.append(pid)
+        return Life(self, pid, output)
+
+    def close(self):
+        for pid in self.begun:
+            kill_group(pid)
+        self.server.stdin.close()
+        self.server.wait()
+        self.server.stdout.close()
+
+
+class Life:
+    def __init__(self, lives, pid, output):
+        self.lives, self.pid, self.output = lives, pid, output
+
+    def wait(self, seconds=READY):
+        """The exit code; None if it still runs."""
+        return self.lives.ask({"wait": self.pid, "seconds": seconds})
+
+    def kill(self):
+        """End the whole group, workers included, at once."""
+        kill_group(self.pid)
+        return self.wait()
+
+    def until(self, path):
+        """What the life has written there."""
+        end = time.monotonic() + READY
+        while not path.exists():
+            assert time.monotonic() < end, f"{path.name} never came: {self.output.read_text()}"
+            assert alive(self.pid), self.output.read_text()
+            time.sleep(0.002)
+        return json.loads(path.read_text())
+
+
+def kill_group(pid, signum=signal.SIGKILL):
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signum)
+
+
+def alive(pid):
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+@pytest.fixture(scope="module")
+def lives(tmp_path_factory):
+    found = Lives(tmp_path_factory.mktemp("lives"))
+    yield found
+    found.close()
+
+
+def states_of(root):
+    return root / "run" / "ckpts" / "training_states"
+
+
+def newest(root):
+    """(directory, state) of the newest complete checkpoint; None if there is none."""
+    found = checkpoint.newest_complete(states_of(root), "run")
+    return None if found is None else (found, checkpoint.load_training_state(found)[2])
+
+
+def standing(state):
+    """Of a training state, what a life reports of itself."""
+    actors = state["ranks"][0]["pools"]["train"]["actors"]
+    return {
+        **{k: state[k] for k in ("epoch", "collected", "trained", "seed", "frames_by_env", "updater", "next_batch")},
+        "schedule": state["schedule"]["last_epoch"],
+        "explored": {k: v["exploration"]["global_step"] for k, v in actors.items()},
+    }
+
+
+def assert_went_on(reported, state):
+    """A life began where the state of the newest checkpoint says, in every schedule and counter."""
+    expected = standing(state)
+    assert {k: reported[k] for k in expected} == expected
+
+
+def readable(root):
+    """{(file, position): transitions} of every trajectory in the buffer, each read."""
+    store = TrajectoryStore(root / "run" / "buffer", edit=False)
+    store.refresh()
+    assert store.info()["quarantined"] == 0
+    found = Counter(len(store.read(i)) for i in range(len(store)))
+    files = set(os.listdir(root / "run" / "buffer" / "fifo"))
+    store.close()
+    return found, {f for f in files if not f.startswith(".")}
+
+
+class Watcher(threading.Thread):
+    """Looks for a complete checkpoint all the time, and at how new it is."""
+
+    def __init__(self, root):
+        super().__init__(daemon=True)
+        self.root, self.looks, self.problems, self.done = root, 0, [], threading.Event()
+
+    def run(self):
+        last = 0
+        while not self.done.is_set():
+            try:
+                found = checkpoint.newest_complete(states_of(self.root), "run")
+                if found is None:
+                    self.problems.append("there was none")
+                    continue
+                number = checkpoint.identity(found)[1]
+                if number != 1:  # else it has just been replaced
+                    if number < last:
+                        self.problems.append(f"number {number} after {last}")
+                    last = number
+            except checkpoint.CheckpointError as err:
+                self.problems.append(str(err))
+            self.looks += 1
+            self.done.wait(0.002)
+
+    @contextlib.contextmanager
+    def watching(self):
+        self.start()
+        yield self
+        self.done.set()
+        self.join()
+
+
+def wait_for_saves(life, root, n):
+    """Until so many more checkpoints are saved."""
+    end, first = time.monotonic() + READY, checkpoint.identity(newest(root)[0])[1]
+    while checkpoint.identity(newest(root)[0])[1] < first + n:
+        assert alive(life.pid), life.output.read_text()
+        assert time.monotonic() < end, "no checkpoint was saved"
+        time.sleep(0.005)
+
+
+# ---- kill -9 -------------------------------------------------------------------------------------------------------------
+
+
+def test_killed_at_any_moment_it_goes_on_from_the_newest_complete_checkpoint(tmp_path, lives):
+    random, wanted, resumed = rng("killed"), count(4, 50), 0
+    life = lives.begin("checkpoints_all_the_time", root=str(tmp_path), report=str(tmp_path / "first"), context="fork")
+    life.until(tmp_path / "first")
+    while newest(tmp_path) is None:
+        assert alive(life.pid), life.output.read_text()
+        time.sleep(0.01)
+    with Watcher(tmp_path).watching() as watcher:
+        epochs, trajectories = 0, 0
+        for i in range(wanted):
+            wait_for_saves(life, tmp_path, int(random.integers(4)))
+            time.sleep(random.uniform(0.0, 0.2))
+            if random.random() < 0.4:  # while it saves because it was asked to stop, and replaces the one before
+                kill_group(life.pid, signal.SIGTERM)
+                time.sleep(random.uniform(0.0, 0.1))
+            life.kill()
+            if random.random() < 0.3:  # once more while it begins
+                early = tmp_path / f"early-{i}"
+                second = lives.begin("checkpoints_all_the_time", root=str(tmp_path), report=str(early), context="fork")
+                time.sleep(random.uniform(0.0, 0.5))
+                second.kill()
+            state = newest(tmp_path)[1]
+            lengths, files = readable(tmp_path)
+            context = "fork" if i % 5 else "forkserver"
+            said = tmp_path / f"life-{i}"
+            life = lives.begin("checkpoints_all_the_time", root=str(tmp_path), report=str(said), context=context)
+            reported = life.until(said)
+            assert_went_on(reported, state)
+            assert state["epoch"] >= epochs, "the number of epochs fell"
+            assert sum(lengths.values()) >= trajectories
+            assert reported["trajectories"] >= sum(lengths.values()), "a trajectory that could be read is lost"
+            assert files <= readable(tmp_path)[1]
+            epochs, trajectories, resumed = state["epoch"], sum(lengths.values()), resumed + 1
+        life.kill()
+    assert not watcher.problems, watcher.problems[:5]
+    say(f"{watcher.looks} looks at the checkpoints, each found a complete one; {epochs} epochs, {trajectories} trajectories")
+    report("kills survived, from the newest complete checkpoint", resumed, wanted)
+
+
+def test_killed_at_every_line_of_a_save_a_complete_one_is_there(tmp_path, lives):
+    stride = count(8, 1)  # in the short version, those that the seed chooses
+    first = int(rng("every line").integers(stride))
+    life = lives.begin("killed_at_every_line", root=str(tmp_path), report=str(tmp_path / "report"), first=first, stride=stride)
+    found = life.until(tmp_path / "report")
+    assert life.wait() == 0, life.output.read_text()
+    assert found["left"] == [name for name in found["left"] if name.startswith("run_epoch_")], "nothing half done is left"
+    assert len(found["left"]) == 1
+    assert found["lines"] > 200 // stride
+    say("; ".join(found["problems"][:3]) or "each end left the state before or the one after")
+    report("lines of a save at which a kill leaves a complete state", found["lines"] - len(found["problems"]), found["lines"])
+
+
+# ---- bit by bit ----------------------------------------------------------------------------------------------------------
+
+EXACT = [
+    {"dloader_workers": 2},
+    {"dloader_workers": 0, "batches_per_update": 3},
+    {"dloader_workers": 0, "traj": "gru"},
+]
+
+
+@pytest.mark.parametrize("case", range(count(1, len(EXACT))))
+def test_two_hundred_updates_equal_a_hundred_a_kill_and_a_hundred_more(tmp_path, lives, case):
+    fields, updates = {"traj": "transformer"} | EXACT[case], 200
+    assert lives.begin("fill", root=str(tmp_path), name="run").wait() == 0
+    shutil.copytree(tmp_path, tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "parts")
+    roots = tmp_path / "whole", tmp_path / "parts"
+    arguments = {"name": "run", "updates": updates, **fields}
+    begin = lambda root: lives.begin("trains_on_what_is_there", root=str(root), samples=str(root / "samples"), **arguments)  # noqa: E731
+    whole = begin(roots[0])
+    assert whole.wait(120) == 0, whole.output.read_text()
+    life = begin(roots[1])
+    life.until(states_of(roots[1]) / "run_epoch_0" / "manifest.json")
+    beyond = updates // 2 + int(rng("bit by bit").integers(50))
+    while len((roots[1] / "samples").read_text().splitlines()) < beyond:
+        assert alive(life.pid), life.output.read_text()
+        time.sleep(0.005)
+    assert life.kill() == -signal.SIGKILL
+    assert newest(roots[1])[1]["next_batch"] == updates // 2
+    again = begin(roots[1])
+    assert again.wait(120) == 0, again.output.read_text()
+    one, two = (checkpoint.load_training_state(states_of(r) / "run_epoch_1") for r in roots)
+    assert one[2]["updater"]["grad_steps"] == updates // fields.get("batches_per_update", 1)
+    assert all(one[0][k].equal(two[0][k]) for k in one[0].keys() | two[0].keys()), "parameters differ"
+    assert same(one[1], two[1]), "the optimizer differs"
+    differing = [k for k in one[2] if one[2][k] != two[2][k] and k not in ("wall_time", "dataset")]
+    assert not differing, "random streams, counters and schedules differ"
+    assert one[2]["dataset"]["store"]["order"] == two[2]["dataset"]["store"]["order"]
+    drawn = [samples(r / "samples") for r in roots]
+    assert drawn[0].keys() == drawn[1].keys() == set(range(updates))
+    report("batches of the same sampled indices", sum(drawn[0][n] == drawn[1][n] for n in range(updates)), updates)
+
+
+def same(a, b):
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.equal(b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+def samples(path):
+    """{batch: what was drawn for it}; one that was drawn before the kill and after it was drawn alike."""
+    found: dict[int, str] = {}
+    for line in path.read_text().splitlines():
+        number, _, drawn = line.partition(" ")
+        assert found.setdefault(int(number), drawn) == drawn, f"batch {number} was drawn in two ways"
+        assert len(drawn.split()) == 4
+    return found
+
+
+# ---- damage --------------------------------------------------------------------------------------------------------------
+
+
+def damage(path, random):
+    """Flip one bit, cut, empty, delete, or put something else there."""
+    how = random.choice(["flip", "cut", "empty", "delete", "foreign"])
+    data = bytearray(path.read_bytes())
+    if how == "flip":
+        data[random.integers(len(data))] ^= 1 << int(random.integers(8))
+    elif how == "cut":
+        data = data[: random.integers(len(data))]
+    elif how == "empty":
+        data = bytearray()
+    elif how == "foreign":
+        data = bytearray(random.bytes(len(data)))
+    if how == "delete":
+        path.unlink()
+    else:
+        path.write_bytes(data)
+    return f"{how} {path.name}"
+
+
+def test_a_damaged_checkpoint_is_noticed_wherever_it_is_damaged(tmp_path, caplog):
+    random, wanted, done = rng("damage"), count(60, 1000), 0
+    names = ("model.safetensors", "optimizer.pt", "state.json", "manifest.json")
+    for i in range(wanted):
+        run = RunCheckpoints(tmp_path / str(i), "run")
+        run.prepare()
+        for epoch in (7, 8):
+            tensors = {"m": torch.full((20,), float(epoch))}
+            checkpoint.save_training_state(run.states / f"run_epoch_{epoch}", {"w": torch.ones(20)}, tensors, {"epoch": epoch})
+        newer, older = (run.states / f"run_epoch_{n}" for n in (8, 7))
+        first = random.choice(names)
+        how = damage(newer / first, random)
+        caplog.clear()
+        assert run.choose("auto") == older, how
+        assert len([r for r in caplog.records if f"{newer.name}" in r.getMessage()]) == 1, how
+        assert checkpoint.load_training_state(older)[2] == {"epoch": 7}
+        second = random.choice(names)
+        how += f", {damage(older / second, random)}"
+        with pytest.raises(checkpoint.CheckpointError, match="no complete checkpoint") as err:
+            run.choose("auto")
+        blamed = [str(d / name) if name != "manifest.json" else str(d) for d, name in ((newer, first), (older, second))]
+        assert all(path in str(err.value) for path in blamed), how
+        assert sorted(p.name for p in run.states.iterdir()) == ["run_epoch_7", "run_epoch_8"], "and nothing is deleted"
+        shutil.rmtree(tmp_path / str(i))
+        done += 1
+    report("damaged checkpoints passed over with a warning, then refused by name", done, wanted)
+
+
+# ---- signals and space ---------------------------------------------------------------------------------------------------
+
+
+def when_in(life, phase, root):
+    """Wait until the life is in this phase."""
+    end = time.monotonic() + READY
+    while (root / "run" / "phase").read_text() != json.dumps(phase):
+        assert alive(life.pid), life.output.read_text()
+        assert time.monotonic() < end, f"never in {phase}"
+        time.sleep(0.001)
+
+
+def test_signals_save_and_end_a_run_wherever_they_hit(tmp_path, lives):
+    random, wanted, done, longest, hit = rng("signals"), count(8, 48), 0, 0.0, Counter()
+    signals = list(SIGNALS)
+    for i in range(wanted):
+        said = tmp_path / f"life-{i}"
+        before = newest(tmp_path)
+        life = lives.begin("stops_when_asked", root=str(tmp_path), report=str(said), env_mode=("async", "sync")[i % 2])
+        reported = life.until(said)
+        if before is not None:
+            assert_went_on(reported, before[1])
+        while not (tmp_path / "run" / "phase").exists():
+            time.sleep(0.001)
+        when_in(life, PHASES[i % len(PHASES)], tmp_path)
+        time.sleep(random.uniform(0.0, 0.1))
+        first, second = signals[i % 3], signals[int(random.integers(3))]
+        hit[json.loads((tmp_path / "run" / "phase").read_text())] += 1
+        began = time.monotonic()
+        (os.killpg if random.random() < 0.7 else os.kill)(life.pid, first)  # a terminal and a scheduler signal all of a group
+        for _ in range(random.integers(4)):
+            time.sleep(random.uniform(0.0, 0.4))
+            kill_group(life.pid, second)
+        code = life.wait(30.0)
+        longest = max(longest, time.monotonic() - began)
+        text = life.output.read_text()
+        assert code == SIGNALS[first], (code, first, text)
+        assert "saved; continue with resume='auto'" in text
+        assert "Traceback" not in text, text
+        state = newest(tmp_path)[1]
+        assert not [p for p in states_of(tmp_path).iterdir() if p.name.startswith(".")]
+        if before is not None:
+            order = [(s["epoch"], s["collected"], s["trained"]) for s in (before[1], state)]
+            assert order[0] <= order[1]
+        done += 1
+    assert longest < 30.0
+    say(f"longest {longest:.1f} s; " + ", ".join(f"{n} while in {phase}" for phase, n in sorted(hit.items())))
+    report("signals saved a complete checkpoint and ended with the documented code", done, wanted)
+
+
+@pytest.mark.parametrize("how", ["tmpfs", "file size"])
+def test_a_full_disk_costs_no_checkpoint_and_does_not_end_the_run(tmp_path, lives, how):
+    root = tmp_path / "root"
+    root.mkdir()
+    life = lives.begin("outlasts_a_full_disk", root=str(root), report=str(tmp_path / "report"), how=how)
+    found = life.until(tmp_path / "report")
+    if found == "not permitted":
+        pytest.skip("this system lets nobody mount a small disk")
+    assert life.wait() == 0, life.output.read_text()
+    before, during, after = found["before"], found["during"], found["after"]
+    assert before["states"] == during["states"] == [0, 1], "earlier ones are intact, and none is half there"
+    assert (during["grad_steps"], during["env_steps"]) == (2 * before["grad_steps"], 2 * before["env_steps"])
+    assert during["temporary"] == []
+    assert during["newest"] == "run_epoch_1"
+    assert during["published"] == before["published"] == 2
+    failed = [s for s in found["said"] if "could not be saved" in s]
+    assert len(failed) == 2, "one warning for each epoch"
+    assert all("left" in s and "Earlier checkpoints are intact" in s for s in failed)
+    assert after["states"] == [0, 1, 4, 5], "with space, saving goes on"
+    assert after["newest"] == "run_epoch_5"
+    assert after["version"] == after["published"] > during["published"]
+    assert after["trajectories"] == after["env_steps"] // 6, "the buffer has lost nothing"
+    assert [epoch for section, epoch in found["rows"] if section == "train"] == list(range(6)), "nor has the log"
+    report("full disks outlasted", 1, 1)
+
+
+# ---- the latest policy ---------------------------------------------------------------------------------------------------
+
+
+def test_the_latest_policy_is_never_torn_and_never_older(tmp_path, lives):
+    wanted, done, last, versions = count(500, 10_000), 0, 0, set()
+    seconds = count(20, 300)
+    life = lives.begin("publishes", root=str(tmp_path / "run"), report=str(tmp_path / "report"), seconds=seconds)
+    life.until(tmp_path / "report")
+    run = RunCheckpoints(tmp_path / "run", "run")
+    for _ in range(wanted):
+        weights = run.read_latest()
+        assert weights is not None, "it was older than the one before"
+        assert sorted(weights) == ["w0", "w1", "w2", "w3"]
+        values = {float(v) for w in weights.values() for v in np.unique(w.numpy())}
+        assert values == {float(run.version)}, "half of one and half of another"
+        assert run.version >= last
+        last = run.version
+        versions.add(last)
+        done += 1
+    assert alive(life.pid), f"all that was read was published meanwhile: {life.output.read_text()}"
+    life.kill()
+    assert len(versions) > 10
+    say(f"{len(versions)} versions met, of {last} published")
+    report("reads of the latest policy, whole and never older than the one before", done, wanted)
