@@ -7,6 +7,7 @@ library passes an optional argument of a configurable, so that its default can a
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,6 +50,16 @@ def parse_files(paths: Iterable[str]) -> None:
                 gin.parse_config_file(str(_zoo_file(path) if str(path).startswith("zoo/") else path))
         except OSError as err:
             raise ValueError(f"cannot read the gin file {str(path)!r}: {err}") from err
+        except ValueError as err:
+            raise ValueError(_explain_file(str(path), err)) from err
+
+
+def _explain_file(path: str, err: ValueError) -> str:
+    """What is wrong with a file, as for `bind`; gin says in which line, and quotes it."""
+    where = re.search(r'In file "(.*)", line (\d+)\s+([^\s=]+)\s*=', str(err))
+    if where is None:
+        return f"{path}: {err}"
+    return f"{where[1]}, line {where[2]}: cannot bind {where[3]!r}: {_explain(where[3], err)}"
 
 
 def _zoo_file(name: str) -> Path:

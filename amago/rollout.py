@@ -92,6 +92,7 @@ class Rollout:
                 taken += 1
                 for g in range(len(groups)):
                     if in_flight[g]:
+                        in_flight[g] = False  # what goes wrong from here on is not waited for again
                         pool.wait(g)
                         ended += int(pool.resets[groups[g]].sum())
                     pool.send(g, self._act(agent, g, groups[g], sample))

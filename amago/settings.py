@@ -71,6 +71,7 @@ class ExperimentSettings:
         batch_size: sequences in a batch, for each process.
         batches_per_update: batches whose gradients are summed for one step of the optimizer.
         learning_rate, lr_warmup_steps, grad_clip, l2_coeff: AdamW with linear warm-up, clipped gradient norm, weight decay.
+        lr_cooldown: share of all updates (those of ``epochs`` epochs), at the end, over which the learning rate falls linearly to 0.
         critic_loss_weight: of the critic's loss beside the actor's.
         mixed_precision: "no", "bf16" or "fp16".
     """
@@ -127,6 +128,7 @@ class ExperimentSettings:
     mixed_precision: str = "no"
 
     sample_actions_train: bool = True
+    lr_cooldown: float = 0.0
     seed: int | None = None
     resume: str | int = "never"
     log_to_tensorboard: bool = False

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import isfinite, prod
 from typing import Any
 
 import gymnasium as gym
@@ -18,6 +19,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+
+_FEW = 64
+"""Numbers that are checked one by one: for so few, a call of numpy costs more than Python's own arithmetic."""
+_MAX_BOX_BYTES = 1 << 28
+"""Of one observation or action; a description that was read from a file may declare anything."""
+_ROUNDING = 1e-5
+"""How far rounding may take a continuous action out of [-1, 1]."""
+_STORED: dict[str, tuple[str, str]] = {  # dtype kinds of the stored form, and the form in words
+    "discrete": ("iu", "whole numbers from 0 to {last}"),
+    "multibinary": ("iub", "bits 0 or 1"),
+    "continuous": ("fiu", "numbers in [-1, 1]"),
+}
+
+
+class NonFiniteError(ValueError):
+    """An environment or a policy gave NaN or infinity; the message says who, in what, and at which step."""
+
+
+def all_finite(a: Array) -> bool:
+    """Whether an array of real numbers holds neither NaN nor infinity."""
+    if a.size <= _FEW and isfinite(sum(a.ravel().tolist())):  # a sum is finite only if every term is
+        return True
+    return bool(np.isfinite(a).all())
 
 
 @dataclass(frozen=True)
@@ -52,6 +76,40 @@ class ActionSpec:
         scaled = self._low + (unit.astype(np.float64) + 1.0) * 0.5 * (self._high - self._low)  # type: ignore[operator]
         scaled = np.clip(scaled, self._low, self._high)  # rounding must not leave the box
         return scaled.reshape(*batch, *self.space.shape).astype(self.space.dtype)  # type: ignore[misc]
+
+    def check(self, stored: Array) -> None:
+        """Refuse what is no stored action: (..., S) of the wrong dtype, or with values out of bounds.
+
+        Raises:
+            NonFiniteError: NaN or infinity.
+            ValueError: anything else; the message says which number of which row, and what is right.
+        """
+        kinds, words = _STORED[self.kind]
+        if stored.dtype.kind not in kinds:
+            raise ValueError(
+                f"actions have dtype {stored.dtype}, but those of {self.space} are stored as {self.stored_dtype}: "
+                + words.format(last=self.dim - 1)
+            )
+        low, high = self._bounds
+        if stored.size <= _FEW:
+            for x in stored.ravel().tolist():
+                if not low <= x <= high:
+                    raise self._refusal(stored)
+        elif not (stored.min() >= low and stored.max() <= high):  # NaN is carried through, and compares as False
+            raise self._refusal(stored)
+
+    @property
+    def _bounds(self) -> tuple[float, float]:
+        if self.kind == "continuous":
+            return -1.0 - _ROUNDING, 1.0 + _ROUNDING
+        return 0, self.dim - 1 if self.kind == "discrete" else 1
+
+    def _refusal(self, stored: Array) -> ValueError:
+        low, high = self._bounds
+        at = tuple(int(i) for i in np.argwhere(~((stored >= low) & (stored <= high)))[0])
+        words, value = _STORED[self.kind][1].format(last=self.dim - 1), stored[at]
+        text = f"action{_where(at if stored.size > 1 else ())} is {value}, but the stored form holds {words}"
+        return ValueError(text) if isfinite(value) else NonFiniteError(text)
 
     def from_env(self, action: Any) -> Array:
         """The stored form (S,) of an environment's action; with a leading batch, (B, S)."""
@@ -114,10 +172,17 @@ def rl2_space(spec: ActionSpec) -> gym.spaces.Box:
 
 @dataclass(frozen=True)
 class ObsSpec:
-    """A flat dict of boxes, and how to turn an environment's observation into it. Build with `obs_spec`."""
+    """A flat dict of boxes, and how to turn an environment's observation into it. Build with `obs_spec`.
+
+    Attributes:
+        space: the flat dict.
+        convert: an observation of the environment -> {key: array}. Shapes, dtypes and keys are checked.
+        real_keys: those that can hold NaN or infinity; `convert` lets them pass.
+    """
 
     space: gym.spaces.Dict
     convert: Callable[[Any], dict[str, Array]]
+    real_keys: tuple[str, ...] = ()
     """Environment observation -> {key: array}; raises ValueError naming the key on a wrong shape or a missing or extra key."""
 
 
@@ -135,6 +200,7 @@ def obs_spec(space: gym.Space[Any], batched: bool = False) -> ObsSpec:
         TypeError: a Text, Graph, Sequence or unknown leaf, with its key and what to do.
     """
     leaves: dict[str, tuple[gym.spaces.Box, Callable[[Any], Array], tuple[Any, ...]]] = {}
+    real: set[str] = set()
 
     def visit(key: str, sub: gym.Space[Any], path: tuple[Any, ...]) -> None:
         if isinstance(sub, gym.spaces.Dict):
@@ -147,6 +213,8 @@ def obs_spec(space: gym.Space[Any], batched: bool = False) -> ObsSpec:
             name = key or "observation"
             box, convert = _leaf(name, sub, batched)
             leaves[name] = (box, convert, path)
+            if isinstance(sub, gym.spaces.Box) and np.dtype(sub.dtype).kind == "f":
+                real.add(name)
 
     visit("", space, ())
     plain = list(leaves) == ["observation"] and leaves["observation"][2] == ()
@@ -159,7 +227,7 @@ def obs_spec(space: gym.Space[Any], batched: bool = False) -> ObsSpec:
         def convert_plain(obs: Any) -> dict[str, Array]:
             return {"observation": only(obs)}
 
-        return ObsSpec(flat, convert_plain)
+        return ObsSpec(flat, convert_plain, tuple(real))
 
     items = [(k, leaves[k][1], leaves[k][2]) for k in sorted(leaves)]
 
@@ -174,7 +242,7 @@ def obs_spec(space: gym.Space[Any], batched: bool = False) -> ObsSpec:
             out[key] = leaf(value)
         return out
 
-    return ObsSpec(flat, convert_nested)
+    return ObsSpec(flat, convert_nested, tuple(sorted(real)))
 
 
 def _key_error(obs: Any, expected: set[str]) -> str:
@@ -194,11 +262,16 @@ def _leaf(name: str, space: gym.Space[Any], batched: bool) -> tuple[gym.spaces.B
         if a.shape[ndim:] != shape or a.ndim != ndim + len(shape):
             raise ValueError(f"observation {name!r} has shape {a.shape[ndim:]}, but its space says {shape}")
 
+    def check_whole(a: Array) -> None:
+        if a.dtype.kind not in "iub":
+            raise ValueError(f"observation {name!r} has dtype {a.dtype}, but {space} holds whole numbers")
+
     if isinstance(space, gym.spaces.Box):
         shape, dtype = space.shape or (1,), np.dtype(space.dtype)
         original = space.shape
         if dtype == np.float64:  # networks read float32: halve what is stored and sent
             dtype = np.dtype(np.float32)
+        whole = dtype.kind in "iu"
 
         def convert_box(obs: Any) -> Array:
             a = np.asarray(obs)
@@ -206,7 +279,9 @@ def _leaf(name: str, space: gym.Space[Any], batched: bool) -> tuple[gym.spaces.B
             if a.dtype != dtype:
                 if a.dtype.kind == "O" or not np.can_cast(a.dtype, dtype, "same_kind"):
                     raise ValueError(f"observation {name!r} has dtype {a.dtype}, but its space says {space.dtype}")
-                a = a.astype(dtype)
+                given, a = a, a.astype(dtype)
+                if whole and not np.can_cast(given.dtype, dtype) and (given != a).any():
+                    raise ValueError(f"observation {name!r} holds {given[given != a][0]}, which {space.dtype} cannot")
             return a.reshape(*a.shape[:ndim], *shape)
 
         with np.errstate(over="ignore"):  # float64 bounds beyond float32 become infinite
@@ -220,6 +295,7 @@ def _leaf(name: str, space: gym.Space[Any], batched: bool) -> tuple[gym.spaces.B
         def convert_discrete(obs: Any) -> Array:
             index = np.asarray(obs)
             check(index, ())
+            check_whole(index)
             index = index.astype(np.int64) - first
             if (index < 0).any() or (index >= n).any():
                 raise ValueError(f"observation {name!r} is {obs}, outside {space}")
@@ -234,6 +310,7 @@ def _leaf(name: str, space: gym.Space[Any], batched: bool) -> tuple[gym.spaces.B
         def convert_multi(obs: Any) -> Array:
             index = np.asarray(obs)
             check(index, shape)
+            check_whole(index)
             index = index.reshape(*index.shape[:ndim], -1).astype(np.int64) - start
             if (index < 0).any() or (index >= nvec).any():
                 raise ValueError(f"observation {name!r} is {obs}, outside {space}")
@@ -249,6 +326,9 @@ def _leaf(name: str, space: gym.Space[Any], batched: bool) -> tuple[gym.spaces.B
         def convert_bits(obs: Any) -> Array:
             a = np.asarray(obs)
             check(a, shape)
+            check_whole(a)
+            if ((a != 0) & (a != 1)).any():
+                raise ValueError(f"observation {name!r} is {obs}, outside {space}")
             return a.astype(np.float32)
 
         return gym.spaces.Box(0.0, 1.0, shape=shape, dtype=np.float32), convert_bits
@@ -257,6 +337,11 @@ def _leaf(name: str, space: gym.Space[Any], batched: bool) -> tuple[gym.spaces.B
         f"observation {name!r} has space {type(space).__name__}, which has no fixed-size array form. Wrap the environment with "
         "gymnasium.wrappers.FilterObservation to drop the key, or TransformObservation to turn it into a Box (tokens, say)."
     )
+
+
+def _where(at: tuple[int, ...]) -> str:
+    """An index as it is written after a name: "[2, 0]"; nothing for the only number."""
+    return f"[{', '.join(map(str, at))}]" if at else ""
 
 
 def _one_hot(index: Array, n: int) -> NDArray[np.float32]:
@@ -298,9 +383,15 @@ def from_description(description: dict[str, Any]) -> gym.Space[Any]:
             return gym.spaces.Discrete(int(description["n"]), start=int(description["start"]))
         if kind == "MultiBinary":
             bits = [int(s) for s in description["shape"]]
+            if prod(bits) > _MAX_BOX_BYTES:
+                raise ValueError(f"{bits} bits are more than the {_MAX_BOX_BYTES} that a space may have")
             return gym.spaces.MultiBinary(bits if len(bits) > 1 else bits[0])
         if kind == "Box":
             shape, dtype = tuple(int(s) for s in description["shape"]), np.dtype(description["dtype"])
+            if prod(shape) * dtype.itemsize > _MAX_BOX_BYTES:
+                raise ValueError(
+                    f"a box of shape {shape} and {dtype} takes more than the {_MAX_BOX_BYTES} bytes that one may have"
+                )
             low, high = (_read_bound(description[side], shape, dtype) for side in ("low", "high"))
             return gym.spaces.Box(low, high, shape=shape, dtype=dtype.type)
         if kind == "Dict":

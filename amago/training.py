@@ -19,9 +19,23 @@ def adamw(params: list[torch.nn.Parameter], learning_rate: float, l2_coeff: floa
     return torch.optim.AdamW(params, lr=learning_rate, weight_decay=l2_coeff, fused=fused or None)
 
 
-def linear_warmup(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LambdaLR:
-    """Learning rate from 1/steps of its value up to all of it."""
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / max(1, steps)))
+def lr_factor(step: int, warmup: int, total: int, cooldown: float) -> float:
+    """What the learning rate is multiplied by at an update, counted from 0.
+
+    It rises linearly to 1 over the first ``warmup`` of ``total`` updates and falls linearly towards 0 over the last ``cooldown``
+    (a share) of them; past ``total`` it stays at its lowest.
+    """
+    rise = min(1.0, (step + 1) / max(1, warmup))
+    last = cooldown * total
+    fall = 1.0 if last < 1.0 else min(1.0, max(1.0, total - step) / last)
+    return rise * fall
+
+
+def lr_schedule(
+    optimizer: torch.optim.Optimizer, warmup: int, total: int, cooldown: float
+) -> torch.optim.lr_scheduler.LambdaLR:
+    """The schedule of `lr_factor` for an optimizer."""
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(step, warmup, total, cooldown))
 
 
 def weighted_losses(loss: AgentLoss, batch: Batch, actor_mask: Tensor, critic_mask: Tensor | None) -> dict[str, float | Tensor]:
@@ -50,7 +64,7 @@ class Updater:
     """One optimizer step: clip, refuse what is not finite, step, let targets follow.
 
     Attributes:
-        skipped: steps refused so far because the gradient was not finite.
+        skipped: steps refused so far because the loss or the gradient was not finite.
         grad_steps: steps taken.
     """
 
@@ -66,8 +80,12 @@ class Updater:
         self.params, self.grad_clip = agent.trainable_params, grad_clip
         self.grad_steps = self.skipped = self._in_a_row = 0
 
-    def step(self, log_step: bool) -> dict[str, float | Tensor]:
+    def step(self, log_step: bool, loss: Tensor | None = None) -> dict[str, float | Tensor]:
         """Use the gradients that ``backward`` left.
+
+        Args:
+            log_step: also measure the gradients of the parts.
+            loss: that ``backward`` began from; a step is also refused where this is not finite.
 
         Raises:
             NonFiniteTraining: for the 20th time in a row there was nothing finite to use.
@@ -78,7 +96,7 @@ class Updater:
         norm = self.accelerator.clip_grad_norm_(self.params, self.grad_clip)
         assert norm is not None
         scaled = self.accelerator.scaler is not None  # float16: the scaler itself skips, and lowers its scale
-        if not scaled and not torch.isfinite(norm):
+        if not scaled and not (norm if loss is None else norm + loss.detach()).isfinite():
             self._skip()
         else:
             self.optimizer.step()
@@ -100,7 +118,7 @@ class Updater:
         self._in_a_row += 1
         if self._in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise NonFiniteTraining(
-                f"the gradient was not finite {self._in_a_row} steps in a row; parameters are as they were before. "
+                f"the loss or its gradient was not finite {self._in_a_row} steps in a row; parameters are as they were before. "
                 "Look for NaN or huge values in observations and rewards, or lower learning_rate or reward_multiplier."
             )
 

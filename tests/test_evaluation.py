@@ -92,7 +92,7 @@ def test_progress(tmp_path, capsys):
 def test_the_agent_of_the_environment_is_measured(tmp_path):
     """An agent whose actions are known earns what the environment pays for them."""
     agent = started(tmp_path).policy
-    agent.act = lambda state, obs, sample: torch.zeros(len(state), 1, dtype=torch.int64)  # always right
+    agent.act = lambda state, obs, sample, gamma_idx=None: torch.zeros(len(state), 1, dtype=torch.int64)  # always right
     metrics = run(agent)
     assert metrics["Bottom Quintile Total Return in TMaze"] == pytest.approx(0.0, abs=1e-6)
     assert np.isclose(metrics[TOTAL], 0.0), "walks to the junction without penalty, and never turns to the goal"

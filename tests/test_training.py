@@ -8,7 +8,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from amago.loading import Batch, collate
-from amago.training import MAX_SKIPPED_IN_A_ROW, NonFiniteTraining, Updater, adamw, linear_warmup
+from amago.training import MAX_SKIPPED_IN_A_ROW, NonFiniteTraining, Updater, adamw, lr_factor, lr_schedule
 
 
 class Line(nn.Module):
@@ -31,7 +31,7 @@ class Line(nn.Module):
 def make_updater(grad_clip=1.0, steps=4, lr=0.1):
     line = Line()
     optimizer = adamw(line.trainable_params, lr, 0.0)
-    return line, Updater(Accelerator(cpu=True), line, optimizer, linear_warmup(optimizer, steps), grad_clip)
+    return line, Updater(Accelerator(cpu=True), line, optimizer, lr_schedule(optimizer, steps, 1_000, 0.0), grad_clip)
 
 
 def set_grads(line, a, b, frozen=None):
@@ -47,6 +47,20 @@ def test_learning_rate_rises_linearly_and_stays():
         set_grads(line, 1, 1)
         updater.step(False)
     assert seen == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1, 0.1])
+
+
+@pytest.mark.parametrize(
+    ("warmup", "total", "cooldown", "wanted"),
+    [
+        (2, 8, 0.5, [0.5, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0.25, 0.25]),
+        (0, 4, 1.0, [1, 0.75, 0.5, 0.25, 0.25]),
+        (4, 4, 0.5, [0.25, 0.5, 0.75, 0.5, 0.5]),
+        (0, 4, 0.2, [1, 1, 1, 1, 1]),
+        (0, 0, 0.5, [1, 1]),
+    ],
+)
+def test_learning_rate_falls_at_the_end(warmup, total, cooldown, wanted):
+    assert [lr_factor(step, warmup, total, cooldown) for step in range(len(wanted))] == pytest.approx(wanted)
 
 
 def test_no_warmup_starts_at_the_full_rate():
@@ -107,6 +121,18 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(bad):
     updater.step(False)
     assert float(line.a.detach()) != before
     assert (updater.skipped, updater.grad_steps) == (1, 2)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_is_enough(bad):
+    """A squared error can overflow where its gradient does not."""
+    line, updater = make_updater()
+    set_grads(line, 1, 1)
+    assert updater.step(False, torch.tensor(bad))["Skipped Updates"] == 1.0
+    assert float(line.a.detach()) == 0.0
+    set_grads(line, 1, 1)
+    assert updater.step(False, torch.tensor(3.0, requires_grad=True))["Skipped Updates"] == 1.0
+    assert (updater.skipped, updater.grad_steps) == (1, 1)
 
 
 def test_twenty_in_a_row_stop_the_run_but_a_good_step_between_does_not():
@@ -198,7 +224,7 @@ def gradients(e, parts):
     """Those with which the optimizer would step after training on each of ``parts``."""
     e.policy.eval()  # statistics stay as they are
     seen = []
-    e.updater.step = lambda log_step: seen.append([p.grad.clone() for p in e.policy.trainable_params]) or {}
+    e.updater.step = lambda log_step, loss: seen.append([p.grad.clone() for p in e.policy.trainable_params]) or {}
     for part in parts:
         torch.manual_seed(3)  # the same two critics are drawn for the targets
         e.train_step(collate(part), log_step=False)

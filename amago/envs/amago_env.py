@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 
 from amago.envs.autoreset import AutoReset, AutoResetter
 from amago.hindsight import Timestep
-from amago.spaces import ActionSpec, action_spec, obs_spec, rl2_space
+from amago.spaces import ActionSpec, NonFiniteError, action_spec, all_finite, obs_spec, rl2_space
 
 Array = NDArray[Any]
 Step = tuple[Timestep, NDArray[np.float32], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
 
 _TRUE, _FALSE = np.ones((1, 1), dtype=bool), np.zeros((1, 1), dtype=bool)  # made once: a cheap environment steps in 7 us
 _TRUE.flags.writeable = _FALSE.flags.writeable = False
+_LARGEST = float(np.finfo(np.float32).max)  # rewards and observations are kept in float32
 
 
 class AMAGOEnv(gym.Env[Any, Any]):
@@ -43,6 +44,11 @@ class AMAGOEnv(gym.Env[Any, Any]):
     A rollout of an ordinary environment (B = 1) ends with ``terminated`` or ``truncated``; then call `reset`. A vectorised
     one opens the next rollout by itself: the `Timestep` is then what the policy sees next, with time index, reward and
     previous action zero where a rollout opens, while the returned reward, terminated and truncated are those of the step.
+
+    What does not fit the spaces is refused by `reset` and `step`, and so are NaN and infinity in observations, rewards and
+    actions (`amago.spaces.NonFiniteError`): the error names the environment, its row in a batch, the observation's key and
+    the step, counted from 1 in each rollout (0: the observation of its reset). A pool takes such an error for a fault of
+    the environment: the rollout is dropped, the environment replaced, and the run ends after ``max_env_restarts``.
 
     Raises:
         TypeError: ``env`` is no environment or is wrapped already, or a space is not supported.
@@ -71,7 +77,7 @@ class AMAGOEnv(gym.Env[Any, Any]):
         self.rl2_space = rl2_space(self.action_spec)
         spec = obs_spec(obs_space, batched=self.vectorized)
         self.observation_space: gym.spaces.Dict = spec.space
-        self._convert = spec.convert
+        self._convert, self._real_keys = spec.convert, spec.real_keys
         self.metadata = dict(getattr(env, "metadata", None) or {})
         self.render_mode = getattr(env, "render_mode", None)
         self.spec = getattr(env, "spec", None)
@@ -80,6 +86,7 @@ class AMAGOEnv(gym.Env[Any, Any]):
         self.auto: AutoReset | None = None
         self._shape = (self.batched_envs, self.action_spec.stored_dim)
         self._rows = np.arange(self.batched_envs)
+        self._one_index = self._shape == (1, 1) and self.action_spec.kind == "discrete"
         self._discrete_start = int(act_space.start) if self.action_spec.kind == "discrete" else 0
         self._time = np.zeros((self.batched_envs, 1), dtype=np.int64)
         self.last_action: Array = self.action_spec.zeros(self.batched_envs)
@@ -120,15 +127,19 @@ class AMAGOEnv(gym.Env[Any, Any]):
         ``seed`` and ``options`` reach environments whose ``reset`` takes them.
         """
         given = {k: v for k, v in (("seed", seed), ("options", options)) if v is not None and k in self._reset_takes}
-        raw, info = self.env.reset(**given)
-        obs = self._convert(raw)
+        b = self.batched_envs
+        self._time = np.zeros((b, 1), dtype=np.int64)
+        out = self.env.reset(**given)
+        if not isinstance(out, (tuple, list)) or len(out) != 2:
+            raise self._at(0, TypeError(_OLD_RESET.format(_shape_of(out))))
+        raw, info = out
+        obs = self._converted(raw)
         if self._resetter is None:
             obs = {k: v[None] for k, v in obs.items()}
         else:
             self._resetter.begin()
             self.auto = None
-        b = self.batched_envs
-        self._time = np.zeros((b, 1), dtype=np.int64)
+        self._check_finite(obs, self._time)
         self.last_action = self.action_spec.zeros(b)
         zeros = np.zeros((b, self.action_spec.dim), dtype=np.float32)
         reward, terminal = np.zeros((b, 1), dtype=np.float32), np.zeros((b, 1), dtype=bool)
@@ -144,16 +155,32 @@ class AMAGOEnv(gym.Env[Any, Any]):
             the next `Timestep`, reward (B, 1) float32, terminated (B, 1), truncated (B, 1), and the environment's info.
 
         Raises:
-            TypeError, ValueError: ``action`` is no array of that shape.
+            TypeError, ValueError: ``action`` is no array of that shape, or its values are out of bounds; or what the
+                environment returned does not fit its spaces.
+            NonFiniteError: NaN or infinity in the action, the reward or an observation.
         """
+        self.check_action(action)
+        self.last_action = action
+        return self._step_one(action) if self._resetter is None else self._step_batch(action, self._resetter)
+
+    def check_action(self, action: Array) -> None:
+        """Refuse, as `step` does, what is no batch of stored actions."""
         try:
             right = action.shape == self._shape
         except AttributeError:
             raise TypeError(f"action is {action!r}, but must be an array in stored form, {self._expected()}") from None
         if not right:
             raise ValueError(f"action has shape {action.shape}, but must have the stored form, {self._expected()}")
-        self.last_action = action
-        return self._step_one(action) if self._resetter is None else self._step_batch(action, self._resetter)
+        if self._one_index and action.dtype.kind == "i" and 0 <= action.item() < self.action_spec.dim:
+            return  # the common case: an index for one environment
+        try:
+            self.action_spec.check(action)
+        except ValueError:
+            for row, stored in enumerate(action):
+                try:
+                    self.action_spec.check(stored)
+                except ValueError as err:
+                    raise self._at(int(self._time[row, 0]) + 1, err, row) from None
 
     def _expected(self) -> str:
         spec = self.action_spec
@@ -164,16 +191,22 @@ class AMAGOEnv(gym.Env[Any, Any]):
         if self.action_spec.kind == "discrete":
             index = int(action[0, 0])
             vector[0, index] = 1.0
-            raw, r, term, trunc, info = self.env.step(index + self._discrete_start)
+            out = self.env.step(index + self._discrete_start)
         else:
             vector[0] = action[0]
-            raw, r, term, trunc, info = self.env.step(self.action_spec.to_env(action[0]))
+            out = self.env.step(self.action_spec.to_env(action[0]))
+        if out.__class__ is not tuple or len(out) != 5:
+            self._five(out)
+        raw, r, term, trunc, info = out
         self._time = self._time + 1
         if r.__class__ is not float:
-            r = float(np.asarray(r).reshape(()))  # some environments return arrays of one number
+            r = self._one_number(r)  # some environments return arrays of one number
+        if not -_LARGEST <= r <= _LARGEST:
+            raise self._at(int(self._time[0, 0]), NonFiniteError(f"the reward is {r}; rewards must be finite in float32"))
         reward = np.array([[r]], dtype=np.float32)
         terminated, truncated = _TRUE if term else _FALSE, _TRUE if trunc else _FALSE
-        obs = {k: v[None] for k, v in self._convert(raw).items()}
+        obs = {k: v[None] for k, v in self._converted(raw).items()}
+        self._check_finite(obs, self._time)
         return Timestep(obs, vector, reward, self._time, terminated), reward, terminated, truncated, info
 
     def _step_batch(self, action: Array, resetter: AutoResetter) -> Step:
@@ -183,20 +216,79 @@ class AMAGOEnv(gym.Env[Any, Any]):
             vector[self._rows, action[:, 0]] = 1.0
         else:
             vector[:] = action
-        raw, r, term, trunc, info = self.env.step(spec.to_env(action))
-        reward = np.array(r, dtype=np.float32).reshape(b, 1)
-        terminated, truncated = np.array(term, dtype=bool).reshape(b, 1), np.array(trunc, dtype=bool).reshape(b, 1)
-        obs, auto = resetter.after_step(self._convert(raw), terminated, truncated, info)
+        raw, r, term, trunc, info = self._five(self.env.step(spec.to_env(action)))
+        reward = self._column("reward", r, np.float32)
+        terminated, truncated = self._column("terminated", term, bool), self._column("truncated", trunc, bool)
+        self._time = self._time + 1
+        obs, auto = resetter.after_step(self._converted(raw), terminated, truncated, info)
         self.auto = auto
         skipped, opened = ~auto.real, auto.opened
         if skipped.any():
             reward[skipped], terminated[skipped], truncated[skipped] = 0.0, False, False
-        self._time = self._time + 1
+        if not all_finite(reward):
+            self._check_finite({"": reward}, self._time)
+        if auto.last_obs is not None:  # what other rows have there means nothing
+            self._check_finite(auto.last_obs, self._time, (terminated | truncated)[:, 0] & auto.last_known)
         shown, terminal = reward, terminated
         if opened.any():
             shown, terminal = reward.copy(), terminated.copy()
             self._time[opened], shown[opened], vector[opened], terminal[opened] = 0, 0.0, 0.0, False
+        self._check_finite(obs, self._time)
         return Timestep(obs, vector, shown, self._time, terminal, b), reward, terminated, truncated, info
+
+    # ------------------------------------------------------------------ what is refused
+
+    def _at(self, step: int, err: Exception, row: int | None = None) -> Exception:
+        """The same error, with the environment and its step in front."""
+        if self.batched_envs > 1 and row is not None:
+            return type(err)(f"{self.env_names[row]} (row {row}), step {step}: {err}")
+        return type(err)(f"{self.env_name}, step {step}: {err}")
+
+    def _five(self, out: Any) -> Any:
+        if not isinstance(out, (tuple, list)) or len(out) != 5:
+            raise self._at(int(self._time[0, 0]) + 1, TypeError(_OLD_STEP.format(_shape_of(out))))
+        return out
+
+    def _converted(self, raw: Any) -> dict[str, Array]:
+        try:
+            obs = self._convert(raw)
+        except (ValueError, TypeError, KeyError, IndexError) as err:
+            raise self._at(int(self._time[0, 0]), err if isinstance(err, ValueError) else _misfit(err)) from err
+        if self._resetter is not None:
+            for key, value in obs.items():
+                if len(value) != self.batched_envs:
+                    text = f"observation {key!r} has {len(value)} rows, but batched_envs is {self.batched_envs}"
+                    raise self._at(int(self._time[0, 0]), ValueError(text))
+        return obs
+
+    def _one_number(self, r: Any) -> float:
+        try:
+            return float(np.asarray(r).reshape(()))
+        except (TypeError, ValueError):
+            raise self._at(int(self._time[0, 0]), TypeError(f"the reward is {r!r}, but must be one number")) from None
+
+    def _column(self, name: str, value: Any, dtype: Any) -> Array:
+        try:
+            return np.array(value, dtype=dtype).reshape(self.batched_envs, 1)
+        except (TypeError, ValueError):
+            text = f"{name} is {value!r}, but must hold one value for each of {self.batched_envs} rows"
+            raise self._at(int(self._time[0, 0]) + 1, ValueError(text)) from None
+
+    def _check_finite(self, arrays: dict[str, Array], times: Array, rows: Array | None = None) -> None:
+        """Refuse (B, ...) arrays, observations by key or the reward under "", that are not finite in some row (of ``rows``)."""
+        for key in self._real_keys if "" not in arrays else ("",):
+            a = arrays[key]
+            if all_finite(a):
+                continue
+            bad = ~np.isfinite(a)
+            if rows is not None:
+                bad[~rows] = False
+                if not bad.any():
+                    continue
+            row, *at = (int(i) for i in np.argwhere(bad)[0])
+            value, place = a[(row, *at)], f" at {at}" if a[0].size > 1 else ""
+            what = f"observation {key!r} is {value}{place}; observations" if key else f"the reward is {value}; rewards"
+            raise self._at(int(times[row, 0]), NonFiniteError(f"{what} must be finite in float32"), row)
 
     def render(self) -> Any:
         return self.env.render()
@@ -208,6 +300,21 @@ class AMAGOEnv(gym.Env[Any, Any]):
 
     def __repr__(self) -> str:
         return f"AMAGOEnv({self.env!r}, batched_envs={self.batched_envs})"
+
+
+_OLD_RESET = "reset() returned {}, but must return (observation, info): does the environment follow Gymnasium's interface?"
+_OLD_STEP = (
+    "step() returned {}, but must return (observation, reward, terminated, truncated, info): does the environment follow "
+    "Gymnasium's interface?"
+)
+
+
+def _shape_of(out: Any) -> str:
+    return f"{len(out)} values" if isinstance(out, (tuple, list)) else type(out).__name__
+
+
+def _misfit(err: Exception) -> ValueError:
+    return ValueError(f"the observation does not have the structure of the observation space: {err!r}")
 
 
 class AMAGOWrapper(gym.Wrapper[Any, Any, Any, Any]):

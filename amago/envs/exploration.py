@@ -67,6 +67,7 @@ class ExplorationWrapper(AMAGOWrapper):
         return out
 
     def step(self, action: Array) -> Step:  # type: ignore[override]  # arrays: rows side by side
+        self.amago_env.check_action(action)  # before noise that is clipped hides what the policy did
         action = self.add_exploration_noise(action, self.local_step, self._rollout_limit)
         self.global_step += 1
         self.local_step += 1

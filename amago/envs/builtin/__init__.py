@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from amago.envs.builtin.alchemy import SymbolicAlchemy
 from amago.envs.builtin.frozen_lake import MetaFrozenLake
 from amago.envs.builtin.key_door import RoomKeyDoor
+from amago.envs.builtin.maze_runner import MazeRunner
 from amago.envs.builtin.tmaze import TMazeActive, TMazePassive
 
-__all__ = ["MetaFrozenLake", "RoomKeyDoor", "TMazeActive", "TMazePassive"]
+__all__ = ["MazeRunner", "MetaFrozenLake", "RoomKeyDoor", "SymbolicAlchemy", "TMazeActive", "TMazePassive"]

@@ -1,0 +1,192 @@
+"""Symbolic Alchemy: find out by experiment what potions do to stones, then use it (Wang et al. 2021, arXiv:2102.02926)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gin
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from amago.envs.builtin import _common as common
+from amago.envs.builtin.alchemy_chemistry import COLOURS, CORNERS, GOAL, POTIONS, STONES, VALUES, Chemistry, appearances
+from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
+
+Observation = NDArray[np.float32]
+
+CAULDRON = 0
+"""The target of an action that puts a stone into the cauldron; targets 1 to 12 are the potions."""
+_TARGETS = 1 + POTIONS
+_ACTIONS = 1 + STONES * _TARGETS
+_STONE_SIZE, _POTION_SIZE = 5, 2
+_FIRST_POTION = STONES * _STONE_SIZE
+_OBS_SIZE = _FIRST_POTION + POTIONS * _POTION_SIZE
+
+_USED_STONE = np.array([0, 0, 0, 0, 1], dtype=np.float32)
+_COLOUR_ROWS = np.zeros((COLOURS, _POTION_SIZE), dtype=np.float32)
+_COLOUR_ROWS[:, 0] = np.linspace(-1, 1, COLOURS)
+_SHOWN_VALUE = {-3: -1.0, -1: -1 / 3, 1: 1 / 3, 15: 1.0}
+_GAINS = tuple(float(value) for value in VALUES)
+
+
+def action_for(stone: int, target: int) -> int:
+    """The action that puts ``stone`` (0 to 2) into the cauldron (`CAULDRON`) or into potion ``target - 1``."""
+    return 1 + stone * _TARGETS + target
+
+
+@gin.configurable(module="amago.envs.builtin")
+class SymbolicAlchemy(gym.Env[Observation, np.int64]):
+    """Ten trials with one chemistry: dip stones into potions to make them worth more, then put them into the cauldron.
+
+    Each trial brings 3 stones and 12 potions. A stone is a corner of a hidden cube, worth -3, -1, 1 or 15 by how many of its
+    three bits are set. A potion moves it along one edge; six colours in three pairs set and clear the bits, opposite
+    colours in opposite directions. Which pair changes which bit, which way, which edges exist (0 to 3 bottlenecks), and how
+    the corners look is the chemistry (`alchemy_chemistry`): hidden, drawn for each rollout, and the same in all its trials.
+    Stones and potions are drawn for each trial, uniformly and independently.
+
+    Actions, ``Discrete(40)``: 0 does nothing; ``1 + 13 * stone + target`` puts a stone into the cauldron (target 0) or into
+    potion ``target - 1``. A potion is used up even where it has no effect, and a stone in the cauldron is gone. Actions on
+    what is used up do nothing. Every trial lasts ``steps_per_trial`` steps; the step that ends one returns the first
+    observation of the next. The rollout terminates (never truncates) with the last trial.
+
+    Observation, float32 ``(39,)`` in [-1, 1]. For each stone: three looks (size, colour, roundness, in {-1, 0, 1}), its worth
+    (-1, -1/3, 1/3 or 1 for -3, -1, 1 or 15), and 0, or ``0, 0, 0, 0, 1`` once it is used. For each potion: its colour
+    (-1, -0.6, -0.2, 0.2, 0.6 or 1; pairs of opposites are neighbours from below) and 0, or ``0, 1`` once it is used.
+
+    Reward: the worth of a stone when it goes into the cauldron.
+
+    Logged: ``Trial {i} Return`` (i from 0) when a trial ends, and with the rollout ``Best Stones`` (worth 15),
+    ``Stones In Cauldron`` and ``Potions Used``, counted over all trials.
+
+    Args:
+        num_trials: trials in a rollout.
+        steps_per_trial: steps in each of them.
+        render_mode: None or "ansi".
+
+    Attributes:
+        horizon: the length of a rollout.
+
+    Raises:
+        TypeError, ValueError: an argument is out of range; the message quotes it.
+    """
+
+    metadata = {"render_modes": ["ansi"], "render_fps": 4}
+
+    def __init__(self, num_trials: int = 10, steps_per_trial: int = 20, render_mode: str | None = None) -> None:
+        self.num_trials = common.check_int("num_trials", num_trials, 1)
+        self.steps_per_trial = common.check_int("steps_per_trial", steps_per_trial, 1)
+        self.horizon = self.num_trials * self.steps_per_trial
+        self.render_mode = common.check_render_mode(render_mode, self.metadata["render_modes"])
+        self.observation_space = gym.spaces.Box(-1.0, 1.0, (_OBS_SIZE,), np.float32)
+        self.action_space = gym.spaces.Discrete(_ACTIONS)
+        self._chemistry = Chemistry.of(0, 0, 0)
+        self._rows = np.zeros((CORNERS, _STONE_SIZE), dtype=np.float32)
+        self._obs = np.zeros(_OBS_SIZE, dtype=np.float32)
+        self._stones: list[int] = [-1] * STONES  # corners; -1: used
+        self._potions: list[int] = [-1] * POTIONS  # colours; -1: used
+        self._clock = self.horizon
+        self._trial_return = 0.0
+        self._best = self._paid = self._potions_used = 0
+
+    @property
+    def chemistry(self) -> Chemistry:
+        """The hidden rules of this rollout."""
+        return self._chemistry
+
+    @property
+    def stones(self) -> tuple[int | None, ...]:
+        """The corner of each stone of this trial; None where it is used."""
+        return tuple(None if corner < 0 else corner for corner in self._stones)
+
+    @property
+    def potions(self) -> tuple[int | None, ...]:
+        """The colour of each potion of this trial, 0 to 5; None where it is used."""
+        return tuple(None if colour < 0 else colour for colour in self._potions)
+
+    @property
+    def trial(self) -> int:
+        """Index of this trial, from 0; ``num_trials`` after the end."""
+        return self._clock // self.steps_per_trial
+
+    @property
+    def steps_left(self) -> int:
+        """Steps that are left of this trial; 0 after the end."""
+        return 0 if self._clock >= self.horizon else self.steps_per_trial - self._clock % self.steps_per_trial
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._chemistry = Chemistry.random(self.np_random)
+        self._rows = np.zeros((CORNERS, _STONE_SIZE), dtype=np.float32)
+        self._rows[:, :3] = appearances()[self._chemistry.appearance]
+        self._rows[:, 3] = [_SHOWN_VALUE[value] for value in VALUES]
+        self._clock = self._best = self._paid = self._potions_used = 0
+        self._begin_trial()
+        return self._obs.copy(), {}
+
+    def _begin_trial(self) -> None:
+        rng, obs = self.np_random, self._obs
+        corners, colours = rng.integers(CORNERS, size=STONES), rng.integers(COLOURS, size=POTIONS)
+        self._stones, self._potions = corners.tolist(), colours.tolist()
+        obs[:_FIRST_POTION] = self._rows[corners].reshape(-1)
+        obs[_FIRST_POTION:] = _COLOUR_ROWS[colours].reshape(-1)
+        self._trial_return = 0.0
+
+    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        if self._clock >= self.horizon:
+            common.refuse_step("SymbolicAlchemy")
+        action = common.check_action(action, _ACTIONS)
+        reward = 0.0
+        if action:
+            stone, target = divmod(action - 1, _TARGETS)
+            corner = self._stones[stone]
+            if corner >= 0:
+                if target == CAULDRON:
+                    reward = self._pay(stone, corner)
+                else:
+                    self._dip(stone, corner, target - 1)
+        self._clock += 1
+        if self._clock % self.steps_per_trial:
+            return self._obs.copy(), reward, False, False, {}
+        info: dict[str, Any] = {
+            f"{AMAGO_ENV_LOG_PREFIX} Trial {self._clock // self.steps_per_trial - 1} Return": self._trial_return
+        }
+        if self._clock < self.horizon:
+            self._begin_trial()
+            return self._obs.copy(), reward, False, False, info
+        info[f"{AMAGO_ENV_LOG_PREFIX} Best Stones"] = float(self._best)
+        info[f"{AMAGO_ENV_LOG_PREFIX} Stones In Cauldron"] = float(self._paid)
+        info[f"{AMAGO_ENV_LOG_PREFIX} Potions Used"] = float(self._potions_used)
+        return self._obs.copy(), reward, True, False, info
+
+    def _pay(self, stone: int, corner: int) -> float:
+        self._stones[stone] = -1
+        self._obs[stone * _STONE_SIZE : (stone + 1) * _STONE_SIZE] = _USED_STONE
+        self._paid += 1
+        self._best += corner == GOAL
+        self._trial_return += _GAINS[corner]
+        return _GAINS[corner]
+
+    def _dip(self, stone: int, corner: int, potion: int) -> None:
+        colour = self._potions[potion]
+        if colour < 0:
+            return
+        self._potions[potion] = -1
+        self._potions_used += 1
+        place = _FIRST_POTION + potion * _POTION_SIZE
+        self._obs[place], self._obs[place + 1] = 0.0, 1.0
+        after = self._chemistry.effects[corner][colour]
+        if after != corner:
+            self._stones[stone] = after
+            self._obs[stone * _STONE_SIZE : (stone + 1) * _STONE_SIZE] = self._rows[after]
+
+    def render(self) -> Any:
+        """With ``render_mode="ansi"``: stones as their three looks and worth, potions as colours a to f; "-" where used."""
+        if self.render_mode != "ansi":
+            return None
+        looks = appearances()[self._chemistry.appearance].astype(int)
+        stones = "  ".join("-" if c < 0 else f"({', '.join(map(str, looks[c]))}) {VALUES[c]:+d}" for c in self._stones)
+        potions = " ".join("-" if c < 0 else "abcdef"[c] for c in self._potions)
+        done = self._clock >= self.horizon
+        place = f"trial {self.trial + 1 - done} of {self.num_trials}, step {self._clock} of {self.horizon}"
+        return f"stones   {stones}\npotions  {potions}\n{place}"

@@ -1,0 +1,877 @@
+"""What users get wrong, how each is caused, and what they are told: the table behind ``docs/errors.md``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import gymnasium as gym
+import numpy as np
+import tiny
+
+import amago
+from amago import config
+from amago.checkpoint import CheckpointError
+from amago.envs import AMAGOEnv, EpsilonGreedy, SequenceWrapper, make_pool
+from amago.experiment_checks import SettingsError, check_buffer, check_evaluation_spaces, warn_if_nothing_saved
+from amago.hindsight import Relabeler
+from amago.loading import DiskTrajDataset
+from amago.nets.traj_encoders import TformerTrajEncoder
+from amago.nets.tstep_encoders import FFTstepEncoder
+from amago.settings import REQUIRED
+from amago.spaces import NonFiniteError
+
+NAN, INF = float("nan"), float("inf")
+Cause = Callable[[Path], Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One mistake.
+
+    Attributes:
+        group: heading of the table it belongs to.
+        what: the mistake in words.
+        kind: class of the error (or warning).
+        message: all of it; the directory of the run is called ``runs``.
+        cause: makes the mistake, in an empty directory.
+    """
+
+    group: str
+    what: str
+    kind: type[Exception]
+    message: str
+    cause: Cause
+
+
+# ---- how mistakes are made -------------------------------------------------------------------------------------------------
+
+
+class Scripted(gym.Env[Any, Any]):
+    """Returns what it is told to."""
+
+    def __init__(self, observation_space: Any, action_space: Any, reset: Any, step: Any = None):
+        self.observation_space, self.action_space = observation_space, action_space
+        self._reset, self._step = reset, step
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return self._reset
+
+    def step(self, action: Any) -> Any:
+        return self._step
+
+
+BOX = gym.spaces.Box(-INF, INF, (2,), np.float32)
+DICT = gym.spaces.Dict(position=BOX, seen=gym.spaces.Box(0, 255, (4,), np.uint8))
+GOOD = np.zeros(2, np.float32)
+TWO = gym.spaces.Discrete(2)
+
+
+def observing(space: Any, obs: Any) -> Cause:
+    """An environment whose reset gives this observation."""
+    return lambda _: AMAGOEnv(Scripted(space, TWO, (obs, {})), "Mine").reset()
+
+
+def stepping(step: Any) -> Cause:
+    """An environment whose step returns this."""
+
+    def cause(_: Path) -> None:
+        env = AMAGOEnv(Scripted(BOX, TWO, (GOOD, {}), step), "Mine")
+        env.reset()
+        env.step(np.array([[1]]))
+
+    return cause
+
+
+def acting(space: Any, action: Any) -> Cause:
+    """An agent that answers with this action."""
+
+    def cause(_: Path) -> None:
+        env = AMAGOEnv(Scripted(BOX, space, (GOOD, {})), "Mine")
+        env.reset()
+        env.step(action)
+
+    return cause
+
+
+def wrapping(env: Callable[[], Any], **arguments: Any) -> Cause:
+    return lambda _: AMAGOEnv(env(), **arguments)
+
+
+def binding(**params: Any) -> Cause:
+    return lambda _: config.bind({name.replace("__", "."): value for name, value in params.items()})
+
+
+def gin_file(text: str) -> Cause:
+    def cause(root: Path) -> None:
+        (root / "mine.gin").write_text(text)
+        config.parse_files([str(root / "mine.gin")])
+
+    return cause
+
+
+def never() -> Any:
+    raise AssertionError("an environment was made")
+
+
+def starting(**fields: Any) -> Cause:
+    """An `Experiment` that must be refused before it makes anything."""
+
+    def cause(root: Path) -> None:
+        before = sorted(root.rglob("*"))
+        try:
+            tiny.experiment(root, never, **fields).start()
+        finally:
+            assert sorted(root.rglob("*")) == before, "something was made"
+
+    return cause
+
+
+def started(**fields: Any) -> Cause:
+    """An `Experiment` whose start looks at its environments."""
+    return lambda root: tiny.started(root, **fields)
+
+
+class Endless(gym.Env[Any, Any]):
+    observation_space, action_space = BOX, TWO
+
+    def __repr__(self) -> str:
+        return "Endless()"
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return GOOD, {}
+
+    def step(self, action: Any) -> Any:
+        return GOOD, 0.0, False, False, {}
+
+
+def endless() -> AMAGOEnv:
+    return AMAGOEnv(Endless(), "Endless")
+
+
+def bare() -> Endless:
+    return Endless()
+
+
+def before_start(method: str, *arguments: Any) -> Cause:
+    return lambda root: getattr(tiny.experiment(root), method)(*arguments)
+
+
+def other_buffer(root: Path) -> None:
+    tiny.learned(root, tiny.cartpole, train_timesteps_per_epoch=40, train_batches_per_epoch=0).close()
+    e = tiny.started(root, tiny.tmaze)
+    check_buffer(e.dataset, *e._spaces[:2])
+
+
+def other_val_env(root: Path) -> None:
+    e = tiny.started(root, tiny.tmaze, make_val_env=tiny.cartpole, val_interval=1)
+    env = tiny.cartpole()
+    check_evaluation_spaces("make_val_env", env.observation_space, env.action_space, e._spaces[:2])
+
+
+def nothing_ends(root: Path) -> None:
+    e = tiny.started(root, endless, train_timesteps_per_epoch=1_000)
+    e.collect_new_training_data()
+    e.dataset.on_end_of_collection()
+    warn_if_nothing_saved(e)
+
+
+def too_short(root: Path) -> None:
+    tiny.started(root, tiny.tmaze, val_timesteps_per_epoch=tiny.EPISODE - 1, val_interval=1).evaluate_val()
+
+
+def twice(root: Path) -> None:
+    e = tiny.started(root)
+    e.start()
+
+
+def ran_in_vain(root: Path) -> None:
+    tiny.started(root, resume=3)
+
+
+def no_gpu(root: Path) -> None:
+    with mock.patch("torch.cuda.is_available", return_value=False):
+        starting(mixed_precision="fp16")(root)
+
+
+def file_instead_of_directory(root: Path) -> None:
+    (root / "file").write_text("")
+    tiny.experiment(root, never, ckpt_base_dir=str(root / "file" / "deeper")).start()
+
+
+def given_twice(root: Path) -> None:
+    tiny.experiment(root, never, dset_root=str(root), dset_name="other").start()
+
+
+# ---- the table ---------------------------------------------------------------------------------------------------------------
+
+ENV, OBS, ACT = "Environments", "What an environment returns", "Actions"
+GIN, FIELDS, TOGETHER = "gin", "Fields of `Experiment`", "Fields that contradict each other"
+AROUND, ORDER = "What an `Experiment` finds", "Order of calls"
+CANNOT = "this Experiment cannot start:\n  - "
+
+CASES = [
+    Case(
+        ENV,
+        "no environment",
+        TypeError,
+        "env is 'CartPole-v1', which has no reset() method; AMAGOEnv wraps a gymnasium.Env",
+        wrapping(lambda: "CartPole-v1"),
+    ),
+    Case(
+        ENV,
+        "an AMAGOEnv wrapped again",
+        TypeError,
+        "env is AMAGOEnv, which is an AMAGOEnv already; wrap the Gymnasium environment once",
+        wrapping(lambda: tiny.cartpole()),
+    ),
+    Case(
+        ENV,
+        "an action space without bounds",
+        ValueError,
+        "action space Box(-inf, inf, (2,), float32) is unbounded: actions are scaled from [-1, 1] to [low, high], so both must be finite. Wrap the environment with gymnasium.wrappers.RescaleAction or give the Box finite bounds.",
+        wrapping(lambda: Scripted(BOX, gym.spaces.Box(-INF, INF, (2,)), None)),
+    ),
+    Case(
+        ENV,
+        "an action space without an array form",
+        TypeError,
+        "action space Text(1, 5, charset=0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz) is not supported: use Discrete, Box or MultiBinary",
+        wrapping(lambda: Scripted(BOX, gym.spaces.Text(5), None)),
+    ),
+    Case(
+        ENV,
+        "an observation that is text",
+        TypeError,
+        "observation 'note' has space Text, which has no fixed-size array form. Wrap the environment with gymnasium.wrappers.FilterObservation to drop the key, or TransformObservation to turn it into a Box (tokens, say).",
+        wrapping(lambda: Scripted(gym.spaces.Dict(note=gym.spaces.Text(5)), TWO, None)),
+    ),
+    Case(
+        ENV,
+        "no number of rows",
+        ValueError,
+        "batched_envs is 0, but must be an integer of at least 1",
+        wrapping(lambda: Scripted(BOX, TWO, None), batched_envs=0),
+    ),
+    Case(
+        ENV,
+        "another number of rows than the vectorised environment has",
+        ValueError,
+        "batched_envs is 5, but the vectorised environment has num_envs=3",
+        wrapping(lambda: tiny.cartpoles(3).env, batched_envs=5),
+    ),
+    Case(
+        ENV,
+        "a bare environment in a pool",
+        TypeError,
+        'the pool: bare must return an AMAGOEnv, and needs an AMAGOEnv, but got Endless: Endless(). Wrap it: amago.envs.AMAGOEnv(env, env_name="...")',
+        lambda _: make_pool([bare], "sync"),
+    ),
+    Case(
+        ENV,
+        "a bare environment in an exploration wrapper",
+        TypeError,
+        "EpsilonGreedy needs an AMAGOEnv, but got Endless: Endless(). Wrap it: amago.envs.AMAGOEnv(env, env_name=\"...\")\n  In call to configurable 'EpsilonGreedy' (<class 'amago.envs.exploration.EpsilonGreedy'>)",
+        lambda _: EpsilonGreedy(Endless()),
+    ),
+    Case(
+        ENV,
+        "a bare environment in the recorder",
+        TypeError,
+        'SequenceWrapper needs an AMAGOEnv, but got Endless: Endless(). Wrap it: amago.envs.AMAGOEnv(env, env_name="...")',
+        lambda _: SequenceWrapper(Endless()),
+    ),
+    Case(
+        OBS,
+        "wrong dtype",
+        ValueError,
+        "Mine, step 0: observation 'seen' has dtype float64, but its space says uint8",
+        observing(DICT, {"position": GOOD, "seen": np.zeros(4)}),
+    ),
+    Case(
+        OBS,
+        "whole numbers that the dtype cannot hold",
+        ValueError,
+        "Mine, step 0: observation 'observation' holds 300, which int8 cannot",
+        observing(gym.spaces.Box(-100, 100, (1,), np.int8), np.array([300])),
+    ),
+    Case(
+        OBS,
+        "wrong shape",
+        ValueError,
+        "Mine, step 0: observation 'observation' has shape (3,), but its space says (2,)",
+        observing(BOX, np.zeros(3, np.float32)),
+    ),
+    Case(
+        OBS,
+        "a key is missing",
+        ValueError,
+        "Mine, step 0: observation keys differ from the observation space: missing ['seen']",
+        observing(DICT, {"position": GOOD}),
+    ),
+    Case(
+        OBS,
+        "a key that the space does not have",
+        ValueError,
+        "Mine, step 0: observation keys differ from the observation space: not in the space: ['smell']",
+        observing(DICT, {"position": GOOD, "seen": np.zeros(4, np.uint8), "smell": GOOD}),
+    ),
+    Case(
+        OBS,
+        "no dict",
+        ValueError,
+        "Mine, step 0: the observation space is a Dict with keys ['position', 'seen'], but the environment returned ndarray",
+        observing(DICT, GOOD),
+    ),
+    Case(
+        OBS,
+        "an index outside of its space",
+        ValueError,
+        "Mine, step 0: observation 'observation' is 3, outside Discrete(3)",
+        observing(gym.spaces.Discrete(3), 3),
+    ),
+    Case(
+        OBS,
+        "a fraction for an index",
+        ValueError,
+        "Mine, step 0: observation 'observation' has dtype float64, but Discrete(3) holds whole numbers",
+        observing(gym.spaces.Discrete(3), 1.5),
+    ),
+    Case(
+        OBS,
+        "no bit",
+        ValueError,
+        "Mine, step 0: observation 'observation' is [0 2], outside MultiBinary(2)",
+        observing(gym.spaces.MultiBinary(2), np.array([0, 2])),
+    ),
+    Case(
+        OBS,
+        "NaN in an observation",
+        NonFiniteError,
+        "Mine, step 0: observation 'observation' is nan at [1]; observations must be finite in float32",
+        observing(BOX, np.array([0, NAN], np.float32)),
+    ),
+    Case(
+        OBS,
+        "infinity in an observation, at a later step",
+        NonFiniteError,
+        "Mine, step 1: observation 'observation' is inf at [0]; observations must be finite in float32",
+        stepping((np.array([INF, 0], np.float32), 0.0, False, False, {})),
+    ),
+    Case(
+        OBS,
+        "NaN for a reward",
+        NonFiniteError,
+        "Mine, step 1: the reward is nan; rewards must be finite in float32",
+        stepping((GOOD, NAN, False, False, {})),
+    ),
+    Case(
+        OBS,
+        "a reward that float32 cannot hold",
+        NonFiniteError,
+        "Mine, step 1: the reward is 1e+39; rewards must be finite in float32",
+        stepping((GOOD, 1e39, False, False, {})),
+    ),
+    Case(
+        OBS,
+        "several rewards",
+        TypeError,
+        "Mine, step 1: the reward is array([0., 0.]), but must be one number",
+        stepping((GOOD, np.zeros(2), False, False, {})),
+    ),
+    Case(
+        OBS,
+        "a step of the old Gym",
+        TypeError,
+        "Mine, step 1: step() returned 4 values, but must return (observation, reward, terminated, truncated, info): does the environment follow Gymnasium's interface?",
+        stepping((GOOD, 0.0, False, {})),
+    ),
+    Case(
+        OBS,
+        "a reset of the old Gym",
+        TypeError,
+        "Mine, step 0: reset() returned ndarray, but must return (observation, info): does the environment follow Gymnasium's interface?",
+        lambda _: AMAGOEnv(Scripted(BOX, TWO, GOOD), "Mine").reset(),
+    ),
+    Case(
+        ACT,
+        "the environment's own form",
+        TypeError,
+        "action is 1, but must be an array in stored form, (B, S) = (1, 1) of int64; ActionSpec.from_env turns an action of Discrete(2) into it",
+        acting(TWO, 1),
+    ),
+    Case(
+        ACT,
+        "wrong shape",
+        ValueError,
+        "action has shape (1,), but must have the stored form, (B, S) = (1, 1) of int64; ActionSpec.from_env turns an action of Discrete(2) into it",
+        acting(TWO, np.array([1])),
+    ),
+    Case(
+        ACT,
+        "an index out of bounds",
+        ValueError,
+        "Mine, step 1: action is 2, but the stored form holds whole numbers from 0 to 1",
+        acting(TWO, np.array([[2]])),
+    ),
+    Case(
+        ACT,
+        "a negative index",
+        ValueError,
+        "Mine, step 1: action is -1, but the stored form holds whole numbers from 0 to 1",
+        acting(TWO, np.array([[-1]])),
+    ),
+    Case(
+        ACT,
+        "a fraction for an index",
+        ValueError,
+        "Mine, step 1: actions have dtype float64, but those of Discrete(2) are stored as int64: whole numbers from 0 to 1",
+        acting(TWO, np.array([[0.5]])),
+    ),
+    Case(
+        ACT,
+        "a number out of bounds",
+        ValueError,
+        "Mine, step 1: action[1] is 1.5, but the stored form holds numbers in [-1, 1]",
+        acting(gym.spaces.Box(-2.0, 2.0, (2,)), np.array([[0.0, 1.5]], np.float32)),
+    ),
+    Case(
+        ACT,
+        "no bit",
+        ValueError,
+        "Mine, step 1: action[2] is 2, but the stored form holds bits 0 or 1",
+        acting(gym.spaces.MultiBinary(3), np.array([[0, 1, 2]], np.int8)),
+    ),
+    Case(
+        ACT,
+        "NaN",
+        NonFiniteError,
+        "Mine, step 1: action is nan, but the stored form holds numbers in [-1, 1]",
+        acting(gym.spaces.Box(-2.0, 2.0, (1,)), np.array([[NAN]], np.float32)),
+    ),
+    Case(
+        GIN,
+        "a class that does not exist",
+        ValueError,
+        "cannot bind 'Agnt.tau' = 0.1: no configurable is called 'Agnt'; did you mean Agent?",
+        binding(Agnt__tau=0.1),
+    ),
+    Case(
+        GIN,
+        "a parameter that does not exist",
+        ValueError,
+        "cannot bind 'Agent.taau' = 0.1: amago.agent.Agent has no parameter 'taau'; did you mean tau or gamma?",
+        binding(Agent__taau=0.1),
+    ),
+    Case(
+        GIN,
+        "a parameter that does not exist, in a file",
+        ValueError,
+        "runs/mine.gin, line 1: cannot bind 'Agent.taau': amago.agent.Agent has no parameter 'taau'; did you mean tau or gamma?",
+        gin_file("Agent.taau = 0.1\n"),
+    ),
+    Case(
+        GIN,
+        "a class that does not exist, in a file",
+        ValueError,
+        "runs/mine.gin, line 1: cannot bind 'Agnt.tau': no configurable is called 'Agnt'; did you mean Agent?",
+        gin_file("Agnt.tau = 0.1\n"),
+    ),
+    Case(
+        GIN,
+        "a file that does not exist",
+        ValueError,
+        "cannot read the gin file 'nowhere.gin': Unable to open file: nowhere.gin. Searched config paths: [''].",
+        lambda _: config.parse_files(["nowhere.gin"]),
+    ),
+    Case(
+        GIN,
+        "settings that are not in the zoo",
+        ValueError,
+        "zoo/nothing: the zoo has no settings called 'zoo/nothing'; it has zoo/alchemy, zoo/cartpole, zoo/mazerunner, zoo/pendulum",
+        lambda _: config.parse_files(["zoo/nothing"]),
+    ),
+    Case(
+        FIELDS,
+        "a field that has no default left out",
+        TypeError,
+        "Experiment() needs max_seq_len\n  In call to configurable 'Experiment' (<class 'amago.experiment.Experiment'>)",
+        starting(max_seq_len=REQUIRED),
+    ),
+    Case(
+        FIELDS,
+        "no sequence",
+        SettingsError,
+        CANNOT + "max_seq_len must be a whole number of at least 1, got 0",
+        starting(max_seq_len=0),
+    ),
+    Case(
+        FIELDS,
+        "an empty batch",
+        SettingsError,
+        CANNOT + "batch_size must be a whole number of at least 1, got 0",
+        starting(batch_size=0),
+    ),
+    Case(
+        FIELDS,
+        "half a batch",
+        SettingsError,
+        CANNOT + "batch_size must be a whole number of at least 1, got 2.5",
+        starting(batch_size=2.5),
+    ),
+    Case(
+        FIELDS,
+        "no actors",
+        SettingsError,
+        CANNOT + "parallel_actors must be a whole number of at least 1, got 0",
+        starting(parallel_actors=0),
+    ),
+    Case(FIELDS, "no epochs", SettingsError, CANNOT + "epochs must be a whole number of at least 1, got 0", starting(epochs=0)),
+    Case(
+        FIELDS,
+        "a negative number of batches",
+        SettingsError,
+        CANNOT + "train_batches_per_epoch must be a whole number of 0 or more, got -1",
+        starting(train_batches_per_epoch=-1),
+    ),
+    Case(
+        FIELDS,
+        "a negative number of steps",
+        SettingsError,
+        CANNOT + "train_timesteps_per_epoch must be None or a whole number of 0 or more, got -1",
+        starting(train_timesteps_per_epoch=-1),
+    ),
+    Case(
+        FIELDS,
+        "a negative seed",
+        SettingsError,
+        CANNOT + "seed must be None or a whole number of 0 or more, got -3",
+        starting(seed=-3),
+    ),
+    Case(
+        FIELDS,
+        "no learning rate",
+        SettingsError,
+        CANNOT + "learning_rate must be a finite number above 0, got 0.0",
+        starting(learning_rate=0.0),
+    ),
+    Case(
+        FIELDS,
+        "an infinite learning rate",
+        SettingsError,
+        CANNOT + "learning_rate must be a finite number above 0, got inf",
+        starting(learning_rate=INF),
+    ),
+    Case(
+        FIELDS,
+        "an infinite weight decay",
+        SettingsError,
+        CANNOT + "l2_coeff must be a finite number of 0 or more, got inf",
+        starting(l2_coeff=INF),
+    ),
+    Case(
+        FIELDS,
+        "a negative weight",
+        SettingsError,
+        CANNOT + "critic_loss_weight must be a finite number of 0 or more, got -1",
+        starting(critic_loss_weight=-1),
+    ),
+    Case(
+        FIELDS,
+        "NaN for an epoch",
+        SettingsError,
+        CANNOT + "start_collecting_at_epoch must be a number of 0 or more, got nan",
+        starting(start_collecting_at_epoch=NAN),
+    ),
+    Case(
+        FIELDS,
+        "gradients clipped to nothing",
+        SettingsError,
+        CANNOT + "grad_clip must be a number above 0, got 0",
+        starting(grad_clip=0),
+    ),
+    Case(
+        FIELDS,
+        "no time for a step",
+        SettingsError,
+        CANNOT + "env_step_timeout must be a number above 0, got 0",
+        starting(env_step_timeout=0),
+    ),
+    Case(
+        FIELDS,
+        "0 where None switches off",
+        SettingsError,
+        CANNOT + "ckpt_interval must be None or a whole number of at least 1, got 0",
+        starting(ckpt_interval=0),
+    ),
+    Case(
+        FIELDS,
+        "a word for a switch",
+        SettingsError,
+        CANNOT + "log_to_wandb must be True or False, got 'yes'",
+        starting(log_to_wandb="yes"),
+    ),
+    Case(
+        FIELDS,
+        "an unknown way to step",
+        SettingsError,
+        CANNOT + "env_mode must be one of 'async', 'sync', 'already_vectorized', got 'vectorized'",
+        starting(env_mode="vectorized"),
+    ),
+    Case(
+        FIELDS,
+        "an unknown file format",
+        SettingsError,
+        CANNOT + "save_trajs_as must be one of 'segments', 'npz', 'npz-compressed', got 'hdf5'",
+        starting(save_trajs_as="hdf5"),
+    ),
+    Case(
+        FIELDS,
+        "pickled trajectories",
+        SettingsError,
+        CANNOT
+        + "save_trajs_as must be one of 'segments', 'npz', 'npz-compressed', got 'traj'; pickled .traj files are never written",
+        starting(save_trajs_as="traj"),
+    ),
+    Case(
+        FIELDS,
+        "an unknown padding",
+        SettingsError,
+        CANNOT + "padded_sampling must be one of 'none', 'both', 'left', 'right', got 'middle'",
+        starting(padded_sampling="middle"),
+    ),
+    Case(
+        FIELDS,
+        "an unknown precision",
+        SettingsError,
+        CANNOT + "mixed_precision must be one of 'no', 'fp16', 'bf16', got 'fp8'",
+        starting(mixed_precision="fp8"),
+    ),
+    Case(
+        FIELDS,
+        "an unknown start of processes",
+        SettingsError,
+        CANNOT + "async_env_mp_context must be one of None, 'fork', 'spawn', 'forkserver', got 'thread'",
+        starting(async_env_mp_context="thread"),
+    ),
+    Case(
+        FIELDS,
+        "an unknown way to resume",
+        SettingsError,
+        CANNOT + "resume must be 'never', 'auto' or the number of an epoch, got 'yes'",
+        starting(resume="yes"),
+    ),
+    Case(
+        FIELDS,
+        "a path for a name",
+        SettingsError,
+        CANNOT + "run_name must be a name without '/', got 'a/b'",
+        starting(run_name="a/b"),
+    ),
+    Case(
+        FIELDS,
+        "no path",
+        SettingsError,
+        CANNOT + "ckpt_base_dir must be the path of a directory, got None",
+        starting(ckpt_base_dir=None),
+    ),
+    Case(
+        FIELDS,
+        "a file for a directory",
+        SettingsError,
+        CANNOT + "ckpt_base_dir is 'runs/file/deeper', but 'runs/file' is a file: name a directory",
+        file_instead_of_directory,
+    ),
+    Case(
+        FIELDS,
+        "a path for a data set",
+        SettingsError,
+        CANNOT + "dataset must be an amago.loading.RLDataset, got 'runs/demo'",
+        starting(dataset="runs/demo"),
+    ),
+    Case(
+        FIELDS,
+        "no data set",
+        SettingsError,
+        CANNOT + "dataset must be given, or dset_root and dset_name to build a DiskTrajDataset",
+        starting(dataset=None),
+    ),
+    Case(
+        FIELDS,
+        "a timestep encoder for a sequence model",
+        SettingsError,
+        CANNOT + "traj_encoder_type must be a subclass of TrajEncoder, got <class 'amago.nets.tstep_encoders.FFTstepEncoder'>",
+        starting(traj_encoder_type=FFTstepEncoder),
+    ),
+    Case(
+        FIELDS,
+        "a sequence model for a timestep encoder",
+        SettingsError,
+        CANNOT
+        + "tstep_encoder_type must be a subclass of TstepEncoder, got <class 'amago.nets.traj_encoders.TformerTrajEncoder'>",
+        starting(tstep_encoder_type=TformerTrajEncoder),
+    ),
+    Case(
+        FIELDS,
+        "no agent",
+        SettingsError,
+        CANNOT + "agent_type must be a subclass of BaseAgent, got 'agent'",
+        starting(agent_type="agent"),
+    ),
+    Case(
+        FIELDS,
+        "an agent for exploration",
+        SettingsError,
+        CANNOT + "exploration_wrapper_type must be a subclass of ExplorationWrapper, got <class 'amago.agent.agent.Agent'>",
+        starting(exploration_wrapper_type=amago.Agent),
+    ),
+    Case(
+        FIELDS,
+        "an environment's id for a function",
+        SettingsError,
+        CANNOT + "make_train_env must be a function that returns an AMAGOEnv, or a list of such functions, got 'CartPole-v1'",
+        starting(make_train_env="CartPole-v1"),
+    ),
+    Case(
+        FIELDS,
+        "an empty buffer",
+        ValueError,
+        "dset_max_size counts trajectories and must be at least 1, got 0\n  In call to configurable 'DiskTrajDataset' (<class 'amago.loading.dataset.DiskTrajDataset'>)",
+        lambda root: DiskTrajDataset(root, "run", dset_max_size=0),
+    ),
+    Case(
+        FIELDS,
+        "a class for a relabeler",
+        ValueError,
+        "relabeler must be an instance, got the class Relabeler; write Relabeler()\n  In call to configurable 'DiskTrajDataset' (<class 'amago.loading.dataset.DiskTrajDataset'>)",
+        lambda root: DiskTrajDataset(root, "run", relabeler=Relabeler),
+    ),
+    Case(
+        TOGETHER,
+        "pieces on disk shorter than a training sequence",
+        SettingsError,
+        CANNOT
+        + "traj_save_len=5 is less than max_seq_len=10: rollouts would be cut on disk into pieces shorter than a training sequence; make traj_save_len at least max_seq_len",
+        starting(traj_save_len=5, max_seq_len=10),
+    ),
+    Case(
+        TOGETHER,
+        "evaluation without steps",
+        SettingsError,
+        CANNOT
+        + "val_timesteps_per_epoch=0 leaves nothing to evaluate: set it to the length of an episode or more, or val_interval=None",
+        starting(val_timesteps_per_epoch=0, val_interval=2),
+    ),
+    Case(
+        TOGETHER,
+        "another number of functions than of actors",
+        SettingsError,
+        CANNOT + "make_train_env lists 1 functions, but parallel_actors=2: give one for each actor",
+        starting(make_train_env=[never]),
+    ),
+    Case(
+        TOGETHER,
+        "several functions for one vectorised environment",
+        SettingsError,
+        CANNOT
+        + "make_train_env lists 2 functions, but env_mode='already_vectorized' takes one, whose environment has batched_envs=2 (parallel_actors)",
+        starting(make_train_env=[never, never], make_val_env=never, env_mode="already_vectorized"),
+    ),
+    Case(
+        TOGETHER,
+        "a list with something else than functions",
+        SettingsError,
+        CANNOT + "make_val_env must list functions that return an AMAGOEnv, but holds 'x'",
+        starting(make_val_env=[never, "x"]),
+    ),
+    Case(
+        TOGETHER,
+        "two data sets",
+        SettingsError,
+        CANNOT + "dataset is given, and dset_root='runs', dset_name='other' would build another: give one of the two",
+        given_twice,
+    ),
+    Case(
+        TOGETHER,
+        "nothing to do in any epoch",
+        SettingsError,
+        CANNOT
+        + "epochs=1, start_collecting_at_epoch=inf, start_learning_at_epoch=inf, train_timesteps_per_epoch=12, train_batches_per_epoch=2 and val_interval=None leave nothing to do: this run would neither collect, nor learn, nor evaluate",
+        starting(start_learning_at_epoch=INF, start_collecting_at_epoch=INF),
+    ),
+    Case(
+        TOGETHER,
+        "half precision without a GPU",
+        SettingsError,
+        CANNOT + "mixed_precision='fp16' needs a GPU, and there is none: use 'bf16', or 'no'",
+        no_gpu,
+    ),
+    Case(
+        AROUND,
+        "a bare environment",
+        TypeError,
+        'the pool: bare must return an AMAGOEnv, and needs an AMAGOEnv, but got Endless: Endless(). Wrap it: amago.envs.AMAGOEnv(env, env_name="...")',
+        started(make_env=bare),
+    ),
+    Case(
+        AROUND,
+        "another number of rows than of actors",
+        ValueError,
+        "cartpoles made an environment with batched_envs=2, but here it must be 3 (its rows are the parallel_actors)",
+        started(make_env=tiny.cartpoles, env_mode="already_vectorized", parallel_actors=3),
+    ),
+    Case(
+        AROUND,
+        "a run name whose buffer holds another environment",
+        SettingsError,
+        "the buffer runs/run/buffer holds trajectories of 'CartPole' that do not fit the environments of this run (actions: discrete of width 2 there, discrete of width 4 now; observation 'observation': float32 (4,) there, float32 (2,) now): choose another run_name or dset_name, or delete the buffer",
+        other_buffer,
+    ),
+    Case(
+        AROUND,
+        "another environment to evaluate on",
+        SettingsError,
+        "make_val_env makes environments that the agent was not built for (actions: discrete of width 2, not discrete of width 4; observation 'observation': float32 (4,), not float32 (2,)): give both the same spaces",
+        other_val_env,
+    ),
+    Case(
+        AROUND,
+        "a checkpoint that does not exist",
+        CheckpointError,
+        "run 'run' has no training state of epoch 3; there are: none",
+        ran_in_vain,
+    ),
+    Case(
+        AROUND,
+        "an evaluation too short for one rollout",
+        UserWarning,
+        "no rollout ended within val_timesteps_per_epoch=5 steps, so nothing was measured; make it longer than a rollout",
+        too_short,
+    ),
+    Case(
+        AROUND,
+        "rollouts that never end, so that nothing is saved",
+        UserWarning,
+        "no rollout ended within train_timesteps_per_epoch=1000 steps of each actor, so nothing was saved and there is nothing to learn from. If rollouts are longer, it comes with the epochs; if they never end, save them in pieces (traj_save_len=1000, say) or give the environment a time limit",
+        nothing_ends,
+    ),
+    Case(ORDER, "`learn()` before `start()`", RuntimeError, "call Experiment.start() before learn()", before_start("learn")),
+    Case(
+        ORDER,
+        "`evaluate_val()` before `start()`",
+        RuntimeError,
+        "call Experiment.start() before evaluate_val()",
+        before_start("evaluate_val"),
+    ),
+    Case(
+        ORDER,
+        "`save_checkpoint()` before `start()`",
+        RuntimeError,
+        "call Experiment.start() before save_checkpoint()",
+        before_start("save_checkpoint"),
+    ),
+    Case(ORDER, "`start()` twice", RuntimeError, "start() was called before; build a new Experiment", twice),
+]

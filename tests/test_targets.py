@@ -1,0 +1,244 @@
+"""Targets equal a hand-written oracle, whichever way a rollout ends and whichever way its numbers travel.
+
+The oracle knows the environment's rules and nothing else: which reward comes at which time, when an episode ends and how. The
+targets come from what went through pool, recorder, disk, slicing, padding and batching.
+"""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from tiny import SMALL
+
+from amago import Agent, config, ops
+from amago.envs import AMAGOEnv, SequenceWrapper, make_pool
+from amago.loading import DatasetSettings, DiskTrajDataset, RLData, collate
+from amago.nets.traj_encoders import FFTrajEncoder
+from amago.nets.tstep_encoders import FFTstepEncoder
+
+AutoresetMode = gym.vector.AutoresetMode
+N, STEPS = 4, 60
+GAMMAS = (0.0, 0.9, 0.999)
+ENDINGS = {"terminated": (True, False), "truncated": (False, True), "both": (True, True)}
+
+
+def ending(actor, episode):
+    """(terminated, truncated) of the last step."""
+    return list(ENDINGS.values())[(actor + episode) % 3]
+
+
+def length(actor, episode):
+    return 2 + (3 * actor + 5 * episode) % 7
+
+
+def reward(actor, episode, t):
+    """Of the step that leads to time t; exact in float32."""
+    return 0.5 * t - 3.0 * actor + 0.25 * episode
+
+
+def value(t, actor, episode):
+    """What a state is worth; exact in float64."""
+    return 10.0 + 1.25 * t - 0.5 * actor + 0.125 * episode
+
+
+class Rules(gym.Env):
+    """Observation: [t, actor, episode]."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (3,))
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, actor):
+        self.actor, self.episode, self.t = actor, -1, 0
+
+    def _obs(self):
+        return np.array([self.t, self.actor, self.episode], np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        self.episode, self.t = self.episode + 1, 0
+        return self._obs(), {}
+
+    def step(self, action):
+        self.t += 1
+        last = self.t == length(self.actor, self.episode)
+        terminated, truncated = ending(self.actor, self.episode) if last else (False, False)
+        return self._obs(), reward(self.actor, self.episode, self.t), terminated, truncated, {}
+
+
+def oracle(actor, episode, start, stop, n, gamma, worth=value, scale=1.0):
+    """n-step targets of the transitions [start, stop) of an episode, one by one, in float64.
+
+    Args:
+        worth: (t, actor, episode) -> value of that state.
+        scale: of rewards.
+    """
+    end, (terminates, _) = length(actor, episode), ending(actor, episode)
+    targets = []
+    for t in range(start, stop):
+        total, discount, now = 0.0, 1.0, t
+        for _ in range(n):
+            now += 1
+            total += discount * scale * reward(actor, episode, now)
+            discount *= gamma
+            if now == stop:
+                break
+        if not (now == end and terminates):
+            total += discount * worth(now, actor, episode)
+        targets.append(total)
+    return np.array(targets)
+
+
+def makers(mode):
+    if mode in ("sync", "async"):
+        return [lambda i=i: AMAGOEnv(Rules(i), "rules") for i in range(N)], mode
+    envs = [lambda i=i: Rules(i) for i in range(N)]
+    how = AutoresetMode[mode]
+    return [lambda: AMAGOEnv(gym.vector.SyncVectorEnv(envs, autoreset_mode=how), "rules", batched_envs=N)], "already_vectorized"
+
+
+MODES = ["sync", "async", *(m.name for m in AutoresetMode)]
+
+
+def collect(root, mode, **recorder):
+    """Play in a pool, into the store of a data set called "run"."""
+    make_envs, env_mode = makers(mode)
+    options = {"save_trajs_to": str(root / "run" / "buffer" / "fifo"), "save_trajs_as": "segments"} | recorder
+    workers = {"workers": 1} if mode == "async" else {}
+    pool = make_pool(make_envs, env_mode, parallel_actors=N, recorder=options, seed=1, **workers)
+    try:
+        pool.reset()
+        for _ in range(STEPS):
+            pool.step(np.zeros((N, 1), np.int64))
+    finally:
+        pool.close()
+
+
+def opened(root, max_seq_len, padded_sampling="none"):
+    dataset = DiskTrajDataset(root, "run")
+    dataset.configure(DatasetSettings(max_seq_len, padded_sampling))
+    return dataset
+
+
+def check(samples, n):
+    """Targets of a batch against the oracle; returns how the episodes ended whose last transition was among them."""
+    batch = collate(samples)
+    obs = batch.obs["observation"].double()
+    worth = value(*obs.unbind(-1))[:, 1:, None, None].expand(-1, -1, len(GAMMAS), 1)
+    targets = ops.n_step_return(
+        batch.rews.double()[..., None], batch.dones[..., None], worth, torch.tensor(GAMMAS).double()[:, None],
+        batch.transition_mask[..., None], n,
+    )  # fmt: skip
+    seen = set()
+    for sample, found in zip(samples, targets):
+        start, actor, episode = (int(x) for x in sample.obs["observation"][0])
+        stop = start + len(sample)
+        for g, gamma in enumerate(torch.tensor(GAMMAS).double().tolist()):
+            want = oracle(actor, episode, start, stop, n, gamma)
+            np.testing.assert_allclose(found[: len(sample), g, 0].numpy(), want, rtol=1e-6, atol=1e-6)
+        if stop == length(actor, episode):
+            seen.add(ending(actor, episode))
+    return seen
+
+
+def whole(view):
+    return [RLData.from_traj(view.read(i).derive(view.action_spec(i))) for i in range(len(view))]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_way_of_collecting_gives_the_targets_of_the_oracle(tmp_path, mode):
+    collect(tmp_path, mode)
+    samples = whole(opened(tmp_path, 10).store.view())
+    assert len(samples) > 5 * N
+    for n in (1, 2, 3, 20):
+        assert check(samples, n) == set(ENDINGS.values())
+
+
+@pytest.mark.parametrize("mode", ["sync", "SAME_STEP", "NEXT_STEP"])
+@pytest.mark.parametrize("stagger", [False, True])
+def test_pieces_of_rollouts_do_too(tmp_path, mode, stagger):
+    """A piece that ends where the rollout goes on is bootstrapped there."""
+    collect(tmp_path, mode, save_every=3, stagger=stagger)
+    samples = whole(opened(tmp_path, 10).store.view())
+    assert max(map(len, samples)) <= 3
+    for n in (1, 3):
+        assert check(samples, n) == set(ENDINGS.values())
+
+
+@pytest.mark.parametrize("padded_sampling", ["none", "both", "left", "right"])
+def test_so_do_windows_drawn_from_the_store(tmp_path, padded_sampling):
+    collect(tmp_path, "sync")
+    dataset, rng = opened(tmp_path, 4, padded_sampling), np.random.default_rng(0)
+    samples = [dataset.sample_random_trajectory(rng) for _ in range(300)]
+    assert {len(s) for s in samples} >= ({1, 2, 3, 4} if padded_sampling in ("both", "left") else {2, 3, 4})
+    for n in (1, 3):
+        assert check(samples, n) == set(ENDINGS.values())
+
+
+def test_so_does_the_recorder_before_any_disk():
+    class Sink:
+        def __init__(self):
+            self.samples = []
+
+        def write(self, traj):
+            from amago.spaces import action_spec
+
+            frozen = traj.derive(action_spec(Rules.action_space))
+            frozen.obs = {k: v.copy() for k, v in frozen.obs.items()}  # the recorder's arrays are used again
+            frozen.rews, frozen.dones = frozen.rews.copy(), frozen.dones.copy()
+            self.samples.append(RLData.from_traj(frozen))
+
+    sink = Sink()
+    recorder = SequenceWrapper(AMAGOEnv(Rules(1), "rules"), writer=sink)
+    for _ in range(12):
+        recorder.reset()
+        while not any(flag.item() for flag in recorder.step(np.zeros((1, 1), np.int64))[2:4]):
+            pass
+    assert len(sink.samples) == 12
+    assert check(sink.samples, 3) == set(ENDINGS.values())
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_the_agent_trains_on_them(tmp_path, monkeypatch, n_step):
+    """Inside `Agent`: its own values in the place of ours, its reward multiplier, its padding."""
+    collect(tmp_path, "sync")
+    dataset, rng = opened(tmp_path, 6), np.random.default_rng(0)
+    samples = [dataset.sample_random_trajectory(rng) for _ in range(40)]
+    config.bind(SMALL | {"Agent.n_step": n_step, "Agent.reward_multiplier": 7.0})
+    env = AMAGOEnv(Rules(0))
+    agent = Agent(env.observation_space, env.rl2_space, env.action_space, 6, FFTstepEncoder, FFTrajEncoder)
+    calls = []
+
+    def spy(rews, dones, next_values, gammas, mask, n=1):
+        calls.append((next_values, gammas, n, original(rews, dones, next_values, gammas, mask, n=n)))
+        return calls[-1][-1]
+
+    original = ops.n_step_return
+    monkeypatch.setattr(ops, "n_step_return", spy)
+    agent(collate(samples))
+    [(next_values, gammas, n, targets)] = calls
+    assert n == n_step
+    targets, next_values = targets.reshape(40, -1, 2), next_values.reshape(40, -1, 2).double()
+    seen = set()
+    for i, sample in enumerate(samples):
+        start, actor, episode = (int(x) for x in sample.obs["observation"][0])
+        stop = start + len(sample)
+        for g, gamma in enumerate(gammas.flatten().double().tolist()):
+
+            def worth(t, *_, i=i, g=g, start=start):
+                return float(next_values[i, t - start - 1, g])
+
+            want = oracle(actor, episode, start, stop, n, gamma, worth, scale=7.0)
+            np.testing.assert_allclose(targets[i, : len(sample), g].numpy(), want, rtol=1e-6, atol=1e-5)
+        if stop == length(actor, episode):
+            seen.add(ending(actor, episode))
+    assert seen == set(ENDINGS.values())
+
+
+def test_the_oracle_against_sums_by_hand():
+    """Actor 0, episode 0: two steps, rewards .5 and 1, terminated. Actor 1, episode 0: five steps, rewards -2.5 to -.5, cut."""
+    assert (length(0, 0), ending(0, 0)) == (2, (True, False))
+    np.testing.assert_allclose(oracle(0, 0, 0, 2, 1, 0.5), [0.5 + 0.5 * 11.25, 1.0])
+    np.testing.assert_allclose(oracle(0, 0, 0, 2, 2, 0.5), [0.5 + 0.5 * 1.0, 1.0])
+    assert (length(1, 0), ending(1, 0)) == (5, (False, True))
+    np.testing.assert_allclose(oracle(1, 0, 3, 5, 3, 0.5), [-1.0 - 0.5 * 0.5 + 0.25 * 15.75, -0.5 + 0.5 * 15.75])
+    assert ending(0, 2) == (True, True)
+    assert oracle(0, 2, length(0, 2) - 1, length(0, 2), 9, 0.9)[0] == reward(0, 2, length(0, 2))
