@@ -22,6 +22,8 @@ SMALL = {
     "01_basic_gym.py": "--horizon 12 --max_seq_len 8",
     "04_tmaze.py": "--horizon 8",
     "05_dark_key_door.py": "--room_size 3 --episode_length 5 --meta_horizon 10",
+    "06_alchemy.py": "--num_trials 2 --steps_per_trial 5",
+    "13_mazerunner_relabeling.py": "--maze_size 5 --time_limit 10",
 }
 NAMES = sorted(p.name for p in EXAMPLES.glob("*.py"))
 
@@ -166,6 +168,8 @@ OWN_WRONG = [
     ("01_basic_gym.py", "--env NoSuchEnv-v0", "NoSuchEnv"),
     ("04_tmaze.py", "--horizon 1", "corridor_length must be at least 1, got 0"),
     ("05_dark_key_door.py", "--room_size 1", "size must be at least 2, got 1"),
+    ("06_alchemy.py", "--num_trials 0", "num_trials must be at least 1, got 0"),
+    ("13_mazerunner_relabeling.py", "--maze_size 6", "size must be odd, so that walls lie between rooms, got 6"),
 ]
 
 

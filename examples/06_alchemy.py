@@ -1,0 +1,54 @@
+"""Symbolic Alchemy: learn a new chemistry by experiment, ten trials long, and use it (arXiv:2102.02926).
+
+python examples/06_alchemy.py --run_name alchemy --buffer_dir runs
+"""
+
+from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
+
+from amago import cli_utils
+from amago.cli.tables import metrics_table
+from amago.envs import AMAGOEnv
+from amago.envs.builtin.alchemy import SymbolicAlchemy
+from amago.experiment import Experiment
+
+
+def add_cli(parser: ArgumentParser) -> None:
+    parser.add_argument("--num_trials", type=int, default=10, help="trials in a rollout, all with one chemistry")
+    parser.add_argument("--steps_per_trial", type=int, default=20, help="steps in a trial")
+    parser.set_defaults(
+        parallel_actors=64, timesteps_per_epoch=None, grads_per_epoch=50, epochs=400, memory_size=128, memory_layers=2,
+        learning_rate=3e-4,
+    )  # fmt: skip
+
+
+def make_experiment(args: Namespace) -> Experiment:
+    def make_env() -> AMAGOEnv:
+        return AMAGOEnv(SymbolicAlchemy(args.num_trials, args.steps_per_trial), env_name="symbolic_alchemy")
+
+    horizon = make_env().env.horizon
+    max_seq_len = args.max_seq_len or horizon
+    args.timesteps_per_epoch = args.timesteps_per_epoch or horizon
+    config: dict = {}
+    tstep = cli_utils.switch_tstep_encoder(config, "ff", n_layers=1, d_hidden=256, d_output=128)
+    traj = cli_utils.switch_traj_encoder(config, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
+    agent = cli_utils.switch_agent(config, args.agent_type)
+    anneal = max(1, args.epochs * args.timesteps_per_epoch // 2)
+    explore = cli_utils.switch_exploration(config, "bilevel", rollout_horizon=horizon, steps_anneal=anneal)
+    cli_utils.use_config(config, ["zoo/alchemy", *args.configs])
+    return cli_utils.create_experiment_from_cli(
+        args, make_env, make_env, max_seq_len=max_seq_len, val_timesteps_per_epoch=2 * horizon + 1, tstep_encoder_type=tstep,
+        traj_encoder_type=traj, agent_type=agent, exploration_wrapper_type=explore, group_name="symbolic_alchemy",
+        padded_sampling="both" if max_seq_len < horizon else "none",
+    )  # fmt: skip
+
+
+def test(experiment: Experiment) -> None:
+    steps = 5 * (experiment.val_timesteps_per_epoch // 2) + 1
+    print(metrics_table(experiment.evaluate_test(experiment.make_val_env, timesteps=steps), title="after training"))
+
+
+if __name__ == "__main__":
+    parser = ArgumentParser(description=__doc__, formatter_class=ArgumentDefaultsHelpFormatter)
+    cli_utils.add_common_cli(parser)
+    add_cli(parser)
+    cli_utils.run_trials(parser.parse_args(), make_experiment, test)
