@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from torch import Tensor
 
 from amago import checkpoint, config
 from amago.agent import BaseAgent
+from amago.checkpoint import CheckpointError
+from amago.export import export_policy
+from amago.foreign import adapt_weights
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
 from amago.spaces import action_spec, describe, from_description, rl2_space
@@ -98,15 +102,15 @@ def _resolve_type(spec: dict[str, Any], part: str, base: type, modules: Sequence
 def _read_spec(run_dir: Path) -> dict[str, Any]:
     path = run_dir / SPEC_FILE
     if not path.is_file():
-        raise checkpoint.CheckpointError(f"{run_dir} is no run directory: it has no {SPEC_FILE}")
+        raise CheckpointError(f"{run_dir} is no run directory: it has no {SPEC_FILE}")
     try:
         spec = json.loads(path.read_text())
     except ValueError as err:
-        raise checkpoint.CheckpointError(f"{path} is damaged: {err}") from err
+        raise CheckpointError(f"{path} is damaged: {err}") from err
     fields = ("agent", "tstep_encoder", "traj_encoder", "max_seq_len", "observation_space", "action_space", "bindings")
     missing = [k for k in fields if not isinstance(spec, dict) or k not in spec]
     if missing:
-        raise checkpoint.CheckpointError(f"{path} is damaged: it lacks {', '.join(missing)}")
+        raise CheckpointError(f"{path} is damaged: it lacks {', '.join(missing)}")
     return spec  # type: ignore[no-any-return]
 
 
@@ -140,31 +144,93 @@ def build_agent(run_dir: Path, modules: Sequence[str] = ()) -> BaseAgent:
         )
 
 
+def _run_dir(path: str | Path) -> Path:
+    path = Path(path).expanduser()
+    run_dir = next((p for p in (path, *path.parents) if (p / SPEC_FILE).is_file()), None)
+    if run_dir is None:
+        raise CheckpointError(f"{path} is neither a run directory nor inside one (no {SPEC_FILE} there or above)")
+    return run_dir
+
+
 def find_run(path: str | Path) -> tuple[Path, Path]:
     """(run directory, weights) for a run directory, a weight file or a training state inside one.
 
     A run directory stands for its latest weights, else those of its newest training state.
     """
-    path = Path(path).expanduser()
-    run_dir = next((p for p in (path, *path.parents) if (p / SPEC_FILE).is_file()), None)
-    if run_dir is None:
-        raise checkpoint.CheckpointError(f"{path} is neither a run directory nor inside one (no {SPEC_FILE} there or above)")
+    path, run_dir = Path(path).expanduser(), _run_dir(path)
     if not path.exists():
-        raise checkpoint.CheckpointError(f"{path} does not exist")
+        raise CheckpointError(f"{path} does not exist")
     if path.is_file():
         return run_dir, path
     if (path / "model.safetensors").is_file():
         checkpoint.verify(path)
         return run_dir, path / "model.safetensors"
     if path != run_dir:
-        raise checkpoint.CheckpointError(f"{path} is no training state: it has no model.safetensors")
+        raise CheckpointError(f"{path} is no training state: it has no model.safetensors")
     latest = run_dir / "ckpts" / "latest" / "policy.pt"
     if latest.is_file():
         return run_dir, latest
     newest = checkpoint.newest_complete(run_dir / "ckpts" / "training_states", run_dir.name)
     if newest is None:
-        raise checkpoint.CheckpointError(f"{run_dir} holds no weights yet: neither {latest} nor a training state")
+        raise CheckpointError(f"{run_dir} holds no weights yet: neither {latest} nor a training state")
     return run_dir, newest / "model.safetensors"
+
+
+def load_agent_weights(agent: BaseAgent, path: str | Path) -> int:
+    """Copy a file of weights into an agent: all of them or none. They may be our own or what the original system has trained.
+
+    Returns:
+        the version that the weights were published with; 0 where there is none.
+
+    Raises:
+        CheckpointError: no such file, damaged, or it does not fit; every name that has no counterpart is listed.
+    """
+    weights, version = checkpoint.load_weights_and_version(path)
+    try:
+        weights = adapt_weights(weights, agent)
+    except CheckpointError as err:
+        raise CheckpointError(f"{path}: {err}") from err
+    checkpoint.load_into(agent, weights, path)
+    return version
+
+
+def discounts(agent: BaseAgent) -> tuple[float, ...]:
+    """The discounts that an agent has a policy for, in its order; () where it knows none."""
+    gammas = getattr(agent, "gammas", None)
+    return () if gammas is None else tuple(round(float(g), 6) for g in gammas)
+
+
+@contextmanager
+def acting_by(agent: BaseAgent, gamma: float | None) -> Iterator[None]:
+    """In the block, rollouts act by the policy of another of the agent's discounts; None: by the one that is set.
+
+    Raises:
+        ValueError: the agent has no such discount.
+    """
+    if gamma is None:
+        yield
+        return
+    before: Any = getattr(agent, "rollout_gamma_idx", None)
+    choose_discount(agent, gamma)
+    try:
+        yield
+    finally:
+        agent.rollout_gamma_idx = before
+
+
+def choose_discount(agent: BaseAgent, gamma: float) -> None:
+    """Let rollouts act by the policy of this one of the agent's discounts from now on.
+
+    Raises:
+        ValueError: the agent has no such discount; the message lists those that it has.
+    """
+    known = discounts(agent)
+    near = [i for i, g in enumerate(known) if abs(g - gamma) < 1e-6]
+    if not near:
+        raise ValueError(
+            f"gamma={gamma} is none of the discounts of the {type(agent).__name__}: {', '.join(map(str, known)) or 'none'}"
+        )
+    agent.rollout_gamma_idx = near[-1]  # type: ignore[assignment]
 
 
 class Policy:
@@ -175,9 +241,14 @@ class Policy:
         num_envs: None for one environment without a batch dimension, else the number of rows of every argument.
         sample: draw from the policy; else take its mode.
         device: where to compute.
+        version: of the weights.
+
+    Attributes:
+        version: rises each time that a run publishes its policy; 0 for weights that were never published.
     """
 
-    def __init__(self, agent: BaseAgent, num_envs: int | None, sample: bool, device: torch.device | str):
+    def __init__(self, agent: BaseAgent, num_envs: int | None, sample: bool, device: torch.device | str, version: int = 0):
+        self.version = version
         self.agent = agent.to(device).eval()
         self.num_envs, self.sample, self.device = num_envs, sample, torch.device(device)
         self.action_space, self.observation_space = agent.action_space, agent.obs_space
@@ -189,6 +260,35 @@ class Policy:
         self._memory = self.agent.init_hidden_state(n, self.device)
         self._prev = np.zeros((n, self.agent.action_spec.dim), dtype=np.float32)
         self._time = np.zeros((n, 1), dtype=np.int64)
+
+    @property
+    def gammas(self) -> tuple[float, ...]:
+        """The discounts that ``load_policy(..., gamma=...)`` may choose from."""
+        return discounts(self.agent)
+
+    @property
+    def gamma(self) -> float | None:
+        """The discount that acts; None for an agent that knows none."""
+        gammas = self.gammas
+        return gammas[self.agent.rollout_gamma_idx] if gammas else None  # type: ignore[index]
+
+    def export(self, path: str | Path) -> Path:
+        """Write a single step, (observation, memory) -> (action, memory), for programs without amago.
+
+        It acts by the policy's mode, and gives the parameters of the distribution besides. It takes any number of environments.
+
+        Args:
+            path: ends in ``.onnx`` (for onnxruntime) or ``.pt2`` (for ``torch.export.load``); `amago.export.export_policy` says what
+                goes in and comes out.
+
+        Returns:
+            the path.
+
+        Raises:
+            ValueError: another suffix, or an agent that cannot be exported.
+            ImportError: the packages that ONNX needs are missing (``pip install 'amago[export]'``).
+        """
+        return export_policy(self.agent, path)
 
     def act(self, obs: Any, reward: ArrayLike | None = None, done: ArrayLike | None = None) -> Any:
         """The action for an observation.
@@ -254,6 +354,8 @@ def load_policy(
     num_envs: int | None = None,
     sample: bool = True,
     modules: Sequence[str] = (),
+    gamma: float | None = None,
+    weights: str | Path | None = None,
 ) -> Policy:
     """Load a trained agent that acts, without its environment, gin settings or loggers.
 
@@ -263,12 +365,17 @@ def load_policy(
         num_envs: environments side by side; None: one, without a batch dimension.
         sample: draw actions from the policy; else take its mode.
         modules: packages of your own that the agent's classes come from, which may be imported by name.
+        gamma: of the discounts that the agent was trained for, the one that acts; None: the one of its rollouts.
+        weights: a file of weights from elsewhere for the agent that the run describes, such as one that the original system has
+            trained; None: the run's own, as ``path`` says.
 
     Raises:
-        CheckpointError: no such run, or damaged weights.
-        ValueError: the agent uses classes of a module that is neither imported nor allowed.
+        CheckpointError: no such run, or weights that are damaged or do not fit.
+        ValueError: the agent uses classes of a module that is neither imported nor allowed, or has no such discount.
     """
-    run_dir, weights = find_run(path)
+    run_dir, own = find_run(path) if weights is None else (_run_dir(path), Path(weights).expanduser())
     agent = build_agent(run_dir, modules)
-    checkpoint.load_into(agent, checkpoint.load_weights(weights), weights)
-    return Policy(agent, num_envs, sample, device)
+    version = load_agent_weights(agent, own)
+    if gamma is not None:
+        choose_discount(agent, gamma)
+    return Policy(agent, num_envs, sample, device, version)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from run_inside import run_amago
 from tiny import learned
 
 import amago
@@ -19,6 +20,8 @@ from amago.envs import make_pool
 from amago.hindsight import NoOpRelabeler
 from amago.nets.actor_critic import Actor
 from amago.nets.tstep_encoders import FFTstepEncoder
+from amago.policy import choose_discount
+from amago.rollout import Rollout
 
 ACTORS = 3
 
@@ -154,7 +157,7 @@ def test_memory_matters_and_can_be_forgotten(run):
     run_dir, _ = run
     policy = amago.load_policy(run_dir, sample=False)
     states = []
-    policy.agent.act, act = lambda state, obs, sample: states.append(state.clone()) or act(state, obs, sample), policy.agent.act
+    policy.agent.act, act = lambda state, *rest: states.append(state.clone()) or act(state, *rest), policy.agent.act
     obs = np.linspace(-1, 1, 4, dtype=np.float32)
     for again in (policy.reset, lambda: None, policy.reset):
         again()
@@ -264,6 +267,154 @@ def test_a_bare_process_needs_nothing_else(run):
     action, heavy, environments = done.stdout.splitlines()
     assert int(action) == amago.load_policy(run[0], sample=False).act(np.full(4, 0.1, np.float32))
     assert heavy == environments == "[]"
+
+
+REPLAY = """
+import json, sys
+blocked = json.loads(sys.argv[2])
+sys.modules.update(dict.fromkeys(blocked))  # importing one of them fails
+import numpy as np, torch, amago
+from amago import config
+
+for name, run_dir in json.loads(sys.argv[1]).items():
+    log = np.load(f"{run_dir}/lived.npz", allow_pickle=False)
+    obs = {k[4:]: v for k, v in log.items() if k.startswith("obs ")}
+    policy = amago.load_policy(run_dir, num_envs=3)
+    torch.manual_seed(5)
+    equal = 0
+    for t, action in enumerate(log["actions"]):
+        mine = policy.act({k: v[t] for k, v in obs.items()}, log["rewards"][t], log["resets"][t])
+        equal += bool((mine == action).all() and mine.dtype == action.dtype)
+    print(name, equal, len(log["actions"]))
+assert not config.bindings()
+assert not [m for m in blocked if sys.modules[m] is not None]
+print(sorted(m for m in sys.modules if m.split(".")[0] in ("accelerate", "wandb", "tensorboard", "tiny") and m not in blocked))
+"""
+BLOCKED = (
+    "accelerate", "wandb", "tensorboard", "torch.utils.tensorboard", "matplotlib", "pygame", "tqdm", "amago.envs",
+    "amago.experiment", "amago.rollout", "gymnasium.envs.classic_control", "tiny",
+)  # fmt: skip
+
+
+def live(agent, make_env, steps):
+    """What the training process's own loop saw and did, sampling actions; the actions in the environment's terms."""
+    pool = make_pool([make_env] * ACTORS, env_mode="sync", seed=3)
+    pool.reset()
+    act, log = agent.get_actions, []
+
+    def noted(obs, rl2s, *rest):
+        seen = {f"obs {k}": v.numpy().copy() for k, v in obs.items()}
+        seen |= {"rewards": rl2s[:, 0].numpy().copy(), "resets": pool.resets.copy()}
+        stored, memory = act(obs, rl2s, *rest)
+        log.append(seen | {"actions": pool.action_spec.to_env(stored.numpy())})
+        return stored, memory
+
+    agent.get_actions = noted
+    try:
+        torch.manual_seed(5)
+        Rollout(pool).run(agent, steps)
+    finally:
+        del agent.get_actions
+        pool.close()
+    return {k: np.stack([step[k] for step in log]) for k in log[0]}
+
+
+def test_a_thousand_steps_on_a_machine_with_nothing_of_the_training_process(runs):
+    kinds = [*((tiny.cartpole, traj) for traj in ("ff", "gru", "transformer")), (tiny.pendulum, "transformer")]
+    places = {}
+    for make_env, traj in kinds:
+        run_dir, agent = runs(make_env, traj)
+        log = live(agent, make_env, 1000)
+        assert (log["resets"].sum(0) > 30).all(), "many episodes"
+        lengths = np.diff(np.flatnonzero(log["resets"][:, 0]))
+        assert (lengths > agent.max_seq_len).any() or make_env is tiny.pendulum, "past the context"
+        np.savez(run_dir / "lived.npz", **log)
+        places[run_dir.name] = str(run_dir)
+    done = subprocess.run(
+        [sys.executable, "-c", REPLAY, json.dumps(places), json.dumps(BLOCKED)],
+        env=tiny.environment(), capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    *counts, left = done.stdout.splitlines()
+    assert counts == [f"{name} 1000 1000" for name in places]
+    assert left == "[]"
+
+
+# ---- the discount that acts ----------------------------------------------------------------------------------------------
+
+
+def decided_by_discount(agent):
+    """Let the policy of discount number g take action g, whatever it sees."""
+    with torch.no_grad():
+        agent.actor.base.out_layer.weight.zero_()
+        agent.actor.base.out_layer.bias.copy_(torch.eye(len(agent.gammas), agent.action_spec.dim).flatten() * 20.0)
+
+
+@pytest.fixture
+def decided(tmp_path):
+    """A started run on CartPole whose policies (of discounts 0.9 and 0.999) take actions 0 and 1, and published them."""
+    e = tiny.started(tmp_path, tiny.cartpole, max_seq_len=10, train_timesteps_per_epoch=35, sample_actions=False)
+    decided_by_discount(e.policy)
+    e.write_latest_policy()
+    return e
+
+
+@pytest.mark.parametrize(("gamma", "action"), [(None, 1), (0.999, 1), (0.9, 0)])
+def test_the_discount_that_acts(decided, gamma, action):
+    policy = amago.load_policy(decided.run_dir, sample=False, num_envs=2, gamma=gamma)
+    assert policy.gammas == (0.9, 0.999)
+    assert policy.gamma == (gamma or 0.999)
+    assert policy.act(np.zeros((2, 4), np.float32)).tolist() == [action] * 2
+
+
+@pytest.mark.parametrize(("idx", "gamma"), [(0, 0.9), (1, 0.999), (-2, 0.9)])
+def test_the_discount_of_rollouts_is_part_of_what_is_loaded(tmp_path, idx, gamma):
+    config.bind({"Agent.rollout_gamma_idx": idx})
+    e = learned(tmp_path, tiny.cartpole, max_seq_len=10, train_timesteps_per_epoch=35, always_save_latest=True)
+    assert e.policy.rollout_gamma_idx == idx
+    config.clear()
+    assert amago.load_policy(e.run_dir).gamma == gamma
+    assert amago.load_policy(e.run_dir, gamma=0.999).gamma == 0.999
+
+
+@pytest.mark.parametrize("gamma", [0.95, 1.0, -1])
+def test_a_discount_that_the_agent_does_not_have(decided, gamma):
+    message = rf"gamma={gamma} is none of the discounts of the Agent: 0\.9, 0\.999"
+    with pytest.raises(ValueError, match=message):
+        amago.load_policy(decided.run_dir, gamma=gamma)
+    with pytest.raises(ValueError, match=message):
+        decided.evaluate_test(tiny.cartpole, timesteps=5, gamma=gamma)
+    done = run_amago(["eval", str(decided.run_dir), "--env", "CartPole-v1", "--gamma", str(gamma)], decided.run_dir)
+    assert done.code == 2
+    assert f"gamma={float(gamma)} is none of the discounts" in done.text
+
+
+def test_an_evaluation_by_another_discount(decided, monkeypatch):
+    taken = []
+    act = decided.policy.act
+    monkeypatch.setattr(decided.policy, "act", lambda *args: taken.append(act(*args)) or taken[-1])
+    for gamma, action in ((0.9, 0), (0.999, 1), (None, 1)):
+        taken.clear()
+        assert decided.evaluate_test(tiny.cartpole, timesteps=40, gamma=gamma)["Number of Rollouts"] > 1
+        assert torch.cat(taken).unique().tolist() == [action]
+        assert decided.policy.rollout_gamma_idx == -1, "rollouts go on as before"
+
+
+@pytest.mark.parametrize(("arguments", "action"), [([], 1), (["--gamma", "0.9"], 0)])
+def test_eval_by_another_discount(decided, arguments, action, monkeypatch):
+    taken = []
+    monkeypatch.setattr("amago.agent.Agent.act", lambda *args, act=amago.Agent.act: taken.append(act(*args)) or taken[-1])
+    common = ["eval", str(decided.run_dir), "--env", "CartPole-v1", "--episodes", "2", "--actors", "2", "--greedy"]
+    assert run_amago([*common, *arguments], decided.run_dir).code == 0
+    assert torch.cat(taken).unique().tolist() == [action]
+
+
+def test_an_agent_without_discounts(decided):
+    policy = amago.load_policy(decided.run_dir)
+    del policy.agent.gammas
+    assert (policy.gammas, policy.gamma) == ((), None)
+    with pytest.raises(ValueError, match=r"gamma=0\.9 is none of the discounts of the Agent: none"):
+        choose_discount(policy.agent, 0.9)
 
 
 # ---- classes of one's own ------------------------------------------------------------------------------------------------

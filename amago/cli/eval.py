@@ -26,6 +26,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--episodes", type=whole_number, default=40, help="rollouts to average over, at least")
     parser.add_argument("--actors", type=whole_number, default=8, help="environments side by side")
     parser.add_argument("--greedy", action="store_true", help="take the policy's mode instead of sampling from it")
+    parser.add_argument(
+        "--gamma", type=float, default=None, help="which of the discounts acts, such as 0.9; None: that of rollouts"
+    )
     parser.add_argument("--device", default="cpu", help="where to compute, such as cuda:0")
     parser.add_argument("--seed", type=whole_number, default=None, help="of the environments and the policy")
     parser.add_argument("--render", action="store_true", help="show one environment in a window")
@@ -37,7 +40,7 @@ def run(args: Namespace) -> int:
             raise ValueError(f"--{name} must be at least 1, got {getattr(args, name)}")
     run_dir, weights = find_run(args.run)
     make_env = _environment(run_dir, args.env)
-    policy = load_policy(args.run, device=args.device)
+    policy = load_policy(args.run, device=args.device, gamma=args.gamma)
     env = make_env()
     _check_fits(make_env.env_id, env, policy)
     steps = make_env.horizon(env) * -(-args.episodes // args.actors) + 1
