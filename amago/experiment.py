@@ -421,8 +421,9 @@ class Experiment(ExperimentSettings):
             self._collected += taken
             for name, frames in stats.frames.items():
                 self.frames_by_env[name] = self.frames_by_env.get(name, 0) + frames
-            if stats.restarts:
-                self.log({"Restarted Environments": stats.restarts, "Dropped Rollouts": stats.dropped}, "rollout")
+        if stats.restarts:
+            faults = {"Restarted Environments": stats.restarts, "Dropped Rollouts": stats.dropped}
+            self.log(faults, {"collect": "rollout", "evaluate": "val"}.get(title, "test"))
         return ReturnHistory(stats.episodes), SpecialMetricHistory(stats.episodes)
 
     def evaluate_val(self) -> None:
@@ -626,4 +627,6 @@ class Experiment(ExperimentSettings):
             part = getattr(self, name, None)
             if part is not None:
                 part.close()
+        if self.dataset is not None:
+            self.dataset.close()
         self._started = False

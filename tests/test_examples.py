@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from run_inside import run_script
 
+from amago import cli
 from amago.checkpoint import CheckpointError
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -24,8 +25,11 @@ SMALL = {
     "05_dark_key_door.py": "--room_size 3 --episode_length 5 --meta_horizon 10",
     "06_alchemy.py": "--num_trials 2 --steps_per_trial 5",
     "13_mazerunner_relabeling.py": "--maze_size 5 --time_limit 10",
+    "18_point_robot.py": "--k_episodes 2 --episode_length 6",
+    "19_returns_of_any_size.py": "",
 }
-NAMES = sorted(p.name for p in EXAMPLES.glob("*.py"))
+OFFLINE = "20_offline_lake.py"  # which never collects, and has a test of its own
+NAMES = sorted(p.name for p in EXAMPLES.glob("*.py") if p.name != OFFLINE)
 
 
 def run(name: str, directory: Path, *arguments: str) -> str:
@@ -104,6 +108,31 @@ def test_collects_then_learns_in_one_directory(name: str, tmp_path: Path) -> Non
     assert files(tmp_path, "buffer/fifo/*") == collected
 
 
+def test_learns_from_a_record_alone(tmp_path: Path) -> None:
+    few = ["--epochs", "1", "--minutes", "0", "--quiet"]
+    assert cli.main(["demo", "--out", str(tmp_path / "demo_out"), *few]) == 0
+    arguments = [
+        *FEW.replace("--timesteps_per_epoch 24 ", "").split(),
+        "--recorder",
+        "demo_out/transformer",
+        "--rollouts",
+        "24",
+    ]
+    outcome = run_script(EXAMPLES / OFFLINE, arguments, tmp_path)
+    assert outcome.code == 0, outcome.text
+    assert "recorded: demo_out/transformer" in outcome.text
+    assert {row["section"] for row in metrics(tmp_path)} == {"val", "buffer", "train", "test"}
+    assert {row["env_steps"] for row in metrics(tmp_path)} == {0}
+    recorded = files(tmp_path, "buffer/protected/*.safetensors")
+    assert recorded
+    assert not files(tmp_path, "buffer/fifo/*")
+
+    again = run_script(EXAMPLES / OFFLINE, [*arguments, "--resume", "auto", "--epochs", "2"], tmp_path)
+    assert again.code == 0, again.text
+    assert "recorded:" not in again.text, "what there is is used"
+    assert files(tmp_path, "buffer/protected/*.safetensors") == recorded
+
+
 def test_trials_and_checkpoints_have_names(tmp_path: Path) -> None:
     """--trials names its runs, and --ckpt starts from a policy of before."""
     name = "04_tmaze.py"
@@ -170,6 +199,7 @@ OWN_WRONG = [
     ("05_dark_key_door.py", "--room_size 1", "size must be at least 2, got 1"),
     ("06_alchemy.py", "--num_trials 0", "num_trials must be at least 1, got 0"),
     ("13_mazerunner_relabeling.py", "--maze_size 6", "size must be odd, so that walls lie between rooms, got 6"),
+    ("18_point_robot.py", "--step_size 0", "step_size must be positive, got 0.0"),
 ]
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import multiprocessing
+import os
 import re
 import warnings
 
@@ -560,3 +561,16 @@ def test_bfloat16(tmp_path):
     assert e.updater.grad_steps == 2
     assert {p.dtype for p in e.policy.parameters()} == {torch.float32}
     e.close()
+
+
+def test_closing_gives_back_the_files_of_the_buffer(tmp_path):
+    """However long the object stays."""
+
+    def held():
+        return [p for p in (os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")) if "buffer" in p]
+
+    before = held()
+    e = tiny.learned(tmp_path)
+    assert len(held()) > len(before)
+    e.close()
+    assert held() == before

@@ -67,6 +67,9 @@ class RLDataset(ABC):
         """Whether waiting for data makes sense while this is not `ready_for_training`. Default: True."""
         return True
 
+    def close(self) -> None:
+        """Called by ``Experiment.close()``: give back open files; sampling may open them again. Default: there are none."""
+
     @property
     def save_new_trajs_to(self) -> str | None:
         """Directory into which actors write finished trajectories, or None to throw them away. Default: None."""
@@ -242,6 +245,10 @@ class DiskTrajDataset(RLDataset):
             self._store.load_state_dict(self._pending_state)
             self._pending_state = None
         self._store.refresh()
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
 
     def sample_random_trajectory(self, rng: np.random.Generator) -> RLData:
         while True:

@@ -179,6 +179,10 @@ class MixtureOfDatasets(RLDataset):
         self._phase += 1
         return self._gathered([d.on_end_of_training() for d in self.datasets])
 
+    def close(self) -> None:
+        for data in self.datasets:
+            data.close()
+
     def _gathered(self, metrics: list[dict[str, float]]) -> dict[str, float]:
         return {f"{self._label(i)}/{name}": value for i, m in enumerate(metrics) for name, value in m.items()}
 

@@ -119,6 +119,8 @@ class Converter:
                 stored = np.stack([spec.from_env(_nth(actions, i)) for i in range(t)])
         except (ValueError, TypeError, KeyError, IndexError) as err:
             raise ValueError(f"{where}: {t} actions of {spec.space} are needed, but: {err}") from err
+        if spec.kind not in ("discrete", "continuous", "multibinary"):
+            return self._in_bounds(where, stored)
         if spec.kind == "discrete":
             outside = (stored < 0) | (stored >= spec.dim)
         elif stored.dtype.kind == "f":
@@ -128,10 +130,23 @@ class Converter:
             self.clipped += int(outside.any(axis=-1).sum())
             return np.clip(stored, -1.0, 1.0).astype(spec.stored_dtype)
         else:
-            outside = (stored < 0) | (stored > 1) if spec.kind == "multibinary" else np.zeros(1, bool)
+            outside = (stored < 0) | (stored > 1)
         if outside.any():
             raise ValueError(f"{where}: the action at step {int(np.argwhere(outside)[0, 0])} is outside of {spec.space}")
         return stored.astype(spec.stored_dtype)
+
+    def _in_bounds(self, where: str, stored: Array) -> Array:
+        """Actions of several parts, with continuous numbers cut to [-1, 1]."""
+        for part in self.spec.parts:
+            if part.kind == "continuous":
+                numbers = stored[:, part.stored]
+                self.clipped += int((np.abs(numbers) > 1 + SLACK).any(axis=-1).sum())
+                stored[:, part.stored] = np.clip(numbers, -1.0, 1.0)
+        try:
+            self.spec.check(stored)
+        except ValueError as err:
+            raise ValueError(f"{where}: {err}") from err
+        return stored
 
     def report(self, name: str) -> None:
         """Say how many actions had to be cut to their space (an environment cuts them in the same way)."""

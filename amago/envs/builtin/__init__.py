@@ -6,6 +6,17 @@ from amago.envs.builtin.alchemy import SymbolicAlchemy
 from amago.envs.builtin.frozen_lake import MetaFrozenLake
 from amago.envs.builtin.key_door import RoomKeyDoor
 from amago.envs.builtin.maze_runner import MazeRunner
+from amago.envs.builtin.point_robot import PointRobot
 from amago.envs.builtin.tmaze import TMazeActive, TMazePassive
+from amago.envs.builtin.toy_mixture import ToyMixture
 
-__all__ = ["MazeRunner", "MetaFrozenLake", "RoomKeyDoor", "SymbolicAlchemy", "TMazeActive", "TMazePassive"]
+__all__ = [
+    "MazeRunner",
+    "MetaFrozenLake",
+    "PointRobot",
+    "RoomKeyDoor",
+    "SymbolicAlchemy",
+    "TMazeActive",
+    "TMazePassive",
+    "ToyMixture",
+]

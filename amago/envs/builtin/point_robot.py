@@ -1,0 +1,139 @@
+"""A point on a plane that must find out where it is wanted, from rewards alone, in k attempts."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import gin
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from amago.envs.builtin import _common as common
+from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
+
+Observation = NDArray[np.float32]
+
+GOAL_REGIONS = ("semicircle", "circle", "square")
+
+
+@gin.configurable(module="amago.envs.builtin")
+class PointRobot(gym.Env[Observation, NDArray[np.float32]]):
+    """A point robot with a hidden goal: the same goal in k attempts, a new one in every rollout.
+
+    After the point robots of *Efficient Off-Policy Meta-Reinforcement Learning via Probabilistic Context Variables*
+    (arXiv:1903.08254). An attempt begins at (0, 0) and lasts ``episode_length`` steps, each of which moves the robot by
+    ``step_size`` times the action. The reward is minus the distance to the goal after the move. The step that ends an attempt
+    returns the first observation of the next. The rollout terminates (never truncates) with the last attempt.
+
+    Actions, ``Box(-1, 1, (2,))``: along x and along y.
+
+    Observation, float32 ``(4,)``: x, y, steps of this attempt divided by ``episode_length``, attempts that are over divided by
+    ``k_episodes``. After the last step it is where the robot then stands.
+
+    Logged when attempt i (from 0) ends: ``Attempt {i} Final Distance`` to the goal, and ``Attempt {i} Return``.
+
+    Args:
+        k_episodes: attempts in a rollout.
+        episode_length: steps of each.
+        goal_region: where goals are drawn from, uniformly: "semicircle" (distance 1 from the start, y >= 0), "circle"
+            (distance 1), or "square" (both coordinates in [-1, 1]).
+        step_size: the longest move along each axis, above 0.
+        render_mode: None or "ansi" (text).
+
+    Attributes:
+        horizon: the length of a rollout, ``k_episodes * episode_length``.
+        goal: (x, y) of this rollout.
+
+    Raises:
+        TypeError, ValueError: an argument or an action is out of range; the message quotes it.
+    """
+
+    metadata = {"render_modes": ["ansi"], "render_fps": 4}
+
+    def __init__(
+        self,
+        k_episodes: int = 3,
+        episode_length: int = 20,
+        goal_region: str = "semicircle",
+        step_size: float = 0.1,
+        render_mode: str | None = None,
+    ) -> None:
+        self.k_episodes = common.check_int("k_episodes", k_episodes, 1)
+        self.episode_length = common.check_int("episode_length", episode_length, 1)
+        if goal_region not in GOAL_REGIONS:
+            raise ValueError(f"goal_region must be one of {', '.join(GOAL_REGIONS)}, got {goal_region!r}")
+        self.goal_region = goal_region
+        self.step_size = common.check_real("step_size", step_size)
+        if self.step_size <= 0.0:
+            raise ValueError(f"step_size must be positive, got {step_size!r}")
+        self.render_mode = common.check_render_mode(render_mode, self.metadata["render_modes"])
+        self.horizon = self.k_episodes * self.episode_length
+
+        reach = self.step_size * self.episode_length * (1.0 + 1e-6)  # sums of steps are rounded
+        high = np.array([reach, reach, 1.0, 1.0], dtype=np.float32)
+        self.observation_space = gym.spaces.Box(high * np.array([-1, -1, 0, 0], dtype=np.float32), high, dtype=np.float32)
+        self.action_space = gym.spaces.Box(-1.0, 1.0, shape=(2,), dtype=np.float32)
+
+        self.goal = (0.0, 0.0)
+        self._x = self._y = self._return = 0.0
+        self._steps, self._attempt = 0, self.k_episodes  # no rollout is under way
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
+        super().reset(seed=seed)
+        if self.goal_region == "square":
+            x, y = self.np_random.uniform(-1.0, 1.0, size=2)
+        else:
+            angle = self.np_random.uniform(0.0, math.pi if self.goal_region == "semicircle" else 2.0 * math.pi)
+            x, y = math.cos(angle), math.sin(angle)
+        self.goal = (float(x), float(y))
+        self._attempt = 0
+        self._begin_attempt()
+        return self._observe(0), {}
+
+    def _begin_attempt(self) -> None:
+        self._x = self._y = self._return = 0.0
+        self._steps = 0
+
+    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        if self._attempt >= self.k_episodes:
+            common.refuse_step("PointRobot")
+        dx, dy = _check_action(action)
+        self._x += self.step_size * dx
+        self._y += self.step_size * dy
+        self._steps += 1
+        distance = math.hypot(self._x - self.goal[0], self._y - self.goal[1])
+        self._return -= distance
+        if self._steps < self.episode_length:
+            return self._observe(self._attempt), -distance, False, False, {}
+        prefix = f"{AMAGO_ENV_LOG_PREFIX} Attempt {self._attempt}"
+        info = {f"{prefix} Final Distance": distance, f"{prefix} Return": self._return}
+        self._attempt += 1
+        terminated = self._attempt == self.k_episodes
+        if not terminated:
+            self._begin_attempt()
+        return self._observe(self._attempt), -distance, terminated, False, info
+
+    def _observe(self, over: int) -> Observation:
+        return np.array((self._x, self._y, self._steps / self.episode_length, over / self.k_episodes), dtype=np.float32)
+
+    def render(self) -> str | None:
+        """Where robot and goal are, as a line of text."""
+        if self.render_mode is None:
+            return None
+        distance = math.hypot(self._x - self.goal[0], self._y - self.goal[1])
+        return (
+            f"attempt {min(self._attempt + 1, self.k_episodes)} of {self.k_episodes}, step {self._steps} of {self.episode_length}: "
+            f"at ({self._x:+.2f}, {self._y:+.2f}), goal ({self.goal[0]:+.2f}, {self.goal[1]:+.2f}), distance {distance:.2f}"
+        )
+
+
+def _check_action(action: Any) -> tuple[float, float]:
+    try:
+        dx, dy = (float(a) for a in action)
+    except (TypeError, ValueError):
+        raise TypeError(f"action must be two numbers in [-1, 1], got {action!r}") from None
+    if not (-1.0 <= dx <= 1.0 and -1.0 <= dy <= 1.0):  # NaN too
+        raise ValueError(f"action must be two numbers in [-1, 1], got {action!r}")
+    return dx, dy

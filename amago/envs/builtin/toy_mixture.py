@@ -1,0 +1,96 @@
+"""Three toy tasks behind one interface, whose returns differ by a factor of 2,000."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gin
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from amago.envs.builtin import _common as common
+from amago.envs.builtin.frozen_lake import MetaFrozenLake
+from amago.envs.builtin.key_door import RoomKeyDoor
+from amago.envs.builtin.tmaze import TMazePassive
+from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
+
+Observation = NDArray[np.float32]
+TASKS = ("recall", "lake", "room")
+SCALES = (1.0, 30.0, 1000.0)
+_BEST = (1.0, 3.0, 2.0)  # the highest return of each task before scaling
+_WIDTH, _ACTIONS = 8, 5
+
+
+@gin.configurable(module="amago.envs.builtin")
+class ToyMixture(gym.Env[Observation, np.int64]):
+    """One of three small tasks, with rewards multiplied by 1, 30 or 1,000: a test of learning at every scale at once.
+
+    ``recall`` is `TMazePassive` with a corridor of 4; ``lake`` is `MetaFrozenLake` of 2x2 cells with 3 attempts of 4 steps; ``room`` is
+    `RoomKeyDoor` of 2x2 cells, not dark, one trial of 6 steps. A rollout ends with the best return there is: 1, 90 and 2,000. An agent whose
+    losses are in units of the return sees nothing of the first.
+
+    Actions, ``Discrete(5)``: those of the task; an action that it does not have is its last.
+
+    Observation, float32 ``(11,)``: which task, one-hot; then the task's observation, zeros to the right.
+
+    Logged: what the task logs, and with the last step ``Score``, the return divided by the task's best.
+
+    Args:
+        task: "recall", "lake", "room", or "random" to draw one for each rollout.
+
+    Attributes:
+        horizon: the longest a rollout can be.
+        env_name: the current task.
+
+    Raises:
+        ValueError: another ``task``.
+    """
+
+    metadata = {"render_modes": []}
+
+    def __init__(self, task: str = "random") -> None:
+        if task not in (*TASKS, "random"):
+            raise ValueError(f"task must be one of {', '.join(TASKS)} or random, got {task!r}")
+        self.task = task
+        self._envs: tuple[gym.Env[Any, Any], ...] = (
+            TMazePassive(corridor_length=4),
+            MetaFrozenLake(size=2, k_episodes=3, max_episode_steps=4),
+            RoomKeyDoor(dark=False, size=2, max_episode_steps=6, meta_rollout_horizon=6),
+        )
+        self.horizon = max(int(e.get_wrapper_attr("horizon")) for e in self._envs)
+        self.observation_space = gym.spaces.Box(-1.0, 1.0, shape=(len(TASKS) + _WIDTH,), dtype=np.float32)
+        self.action_space = gym.spaces.Discrete(_ACTIONS)
+        self._current = 0 if task == "random" else TASKS.index(task)
+        self._return = 0.0
+
+    @property
+    def env_name(self) -> str:
+        return TASKS[self._current]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
+        super().reset(seed=seed)
+        if self.task == "random":
+            self._current = int(self.np_random.integers(len(TASKS)))
+        self._return = 0.0
+        own_seed = None if seed is None else int(self.np_random.integers(2**31))
+        obs, info = self._envs[self._current].reset(seed=own_seed)
+        return self._observe(obs), info
+
+    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        env, best = self._envs[self._current], _BEST[self._current]
+        index = common.check_action(action, _ACTIONS)
+        own = env.action_space
+        assert isinstance(own, gym.spaces.Discrete)
+        obs, reward, terminated, truncated, info = env.step(min(index, int(own.n) - 1))
+        self._return += float(reward)
+        terminated = terminated or self._return >= best
+        if terminated:
+            info[f"{AMAGO_ENV_LOG_PREFIX} Score"] = self._return / best
+        return self._observe(obs), float(reward) * SCALES[self._current], terminated, truncated, info
+
+    def _observe(self, obs: Observation) -> Observation:
+        out = np.zeros(len(TASKS) + _WIDTH, dtype=np.float32)
+        out[self._current] = 1.0
+        out[len(TASKS) : len(TASKS) + len(obs)] = obs
+        return out

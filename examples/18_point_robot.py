@@ -1,0 +1,59 @@
+"""PointRobot: find a hidden goal by its rewards in the first attempt, go straight there in the next (meta-RL, continuous actions).
+
+python examples/18_point_robot.py --k_episodes 2 --run_name point --buffer_dir runs
+"""
+
+from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
+
+from amago import cli_utils
+from amago.cli.tables import metrics_table
+from amago.envs import AMAGOEnv
+from amago.envs.builtin.point_robot import GOAL_REGIONS, PointRobot
+from amago.experiment import Experiment
+
+
+def add_cli(parser: ArgumentParser) -> None:
+    parser.add_argument("--k_episodes", type=int, default=2, help="attempts at each goal")
+    parser.add_argument("--episode_length", type=int, default=20, help="steps of an attempt")
+    parser.add_argument("--goal_region", default="semicircle", choices=GOAL_REGIONS, help="where goals are drawn from")
+    parser.add_argument("--step_size", type=float, default=0.1, help="longest move along each axis")
+    parser.set_defaults(
+        parallel_actors=64, timesteps_per_epoch=None, grads_per_epoch=50, epochs=60, batch_size=32, memory_size=64,
+        memory_layers=2, learning_rate=5e-4,
+    )  # fmt: skip
+
+
+def make_experiment(args: Namespace) -> Experiment:
+    name = f"point_robot_k{args.k_episodes}_{args.goal_region}"
+
+    def make_env() -> AMAGOEnv:
+        robot = PointRobot(args.k_episodes, args.episode_length, args.goal_region, args.step_size)
+        return AMAGOEnv(robot, env_name=name)
+
+    horizon = make_env().env.horizon
+    max_seq_len = args.max_seq_len or horizon
+    args.timesteps_per_epoch = args.timesteps_per_epoch or horizon
+    config: dict = {}
+    tstep = cli_utils.switch_tstep_encoder(config, "ff", n_layers=1, d_hidden=128, d_output=64)
+    traj = cli_utils.switch_traj_encoder(config, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
+    agent = cli_utils.switch_agent(config, args.agent_type)
+    anneal = max(1, args.epochs * args.timesteps_per_epoch // 2)
+    explore = cli_utils.switch_exploration(config, "bilevel", rollout_horizon=horizon, steps_anneal=anneal)
+    cli_utils.use_config(config, ["zoo/point_robot", *args.configs])
+    return cli_utils.create_experiment_from_cli(
+        args, make_env, make_env, max_seq_len=max_seq_len, val_timesteps_per_epoch=2 * horizon + 1, tstep_encoder_type=tstep,
+        traj_encoder_type=traj, agent_type=agent, exploration_wrapper_type=explore, group_name=name,
+        padded_sampling="both" if max_seq_len < horizon else "none",
+    )  # fmt: skip
+
+
+def test(experiment: Experiment) -> None:
+    steps = 5 * (experiment.val_timesteps_per_epoch // 2) + 1
+    print(metrics_table(experiment.evaluate_test(experiment.make_val_env, timesteps=steps), title="after training"))
+
+
+if __name__ == "__main__":
+    parser = ArgumentParser(description=__doc__, formatter_class=ArgumentDefaultsHelpFormatter)
+    cli_utils.add_common_cli(parser)
+    add_cli(parser)
+    cli_utils.run_trials(parser.parse_args(), make_experiment, test)

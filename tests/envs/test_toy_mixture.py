@@ -1,0 +1,111 @@
+"""ToyMixture: three tasks behind one interface, none of which sees the others."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from amago.envs.builtin import MetaFrozenLake, RoomKeyDoor, TMazePassive, ToyMixture
+from amago.envs.builtin.toy_mixture import TASKS
+from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
+
+SCORE = f"{AMAGO_ENV_LOG_PREFIX} Score"
+ALONE = {
+    "recall": (lambda: TMazePassive(4), 1.0),
+    "lake": (lambda: MetaFrozenLake(2, 3, max_episode_steps=4), 30.0),
+    "room": (lambda: RoomKeyDoor(dark=False, size=2, max_episode_steps=6, meta_rollout_horizon=6), 1000.0),
+}
+
+
+def rollout(env, policy, seed):
+    obs, _ = env.reset(seed=seed)
+    seen, rewards, done = [obs], [], False
+    while not done:
+        obs, reward, terminated, truncated, info = env.step(policy(obs))
+        assert not truncated
+        seen.append(obs)
+        rewards.append(reward)
+        done = terminated
+    return np.array(seen), rewards, info
+
+
+def test_gymnasium_accepts_it():
+    check_env(ToyMixture(), skip_render_check=True)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_task_is_the_environment_itself(task):
+    """The same actions give the same observations, and its rewards times its scale."""
+    make, scale = ALONE[task]
+    mixture, alone = ToyMixture(task), make()
+    for seed in range(20):
+        actions = np.random.default_rng(seed).integers(alone.action_space.n, size=50).tolist()
+        own = int(np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed))).integers(2**31))
+        left, expected, before = list(actions), [], []
+        obs, _ = alone.reset(seed=own)
+        before.append(obs)
+        done, total = False, 0.0
+        while not done:
+            obs, reward, done, _, _ = alone.step(left.pop(0))
+            before.append(obs)
+            expected.append(reward)
+            total += reward
+            done = done or total >= {"recall": 1, "lake": 3, "room": 2}[task]
+        left = list(actions)
+        seen, rewards, info = rollout(mixture, lambda _, left=left: left.pop(0), seed)
+        assert rewards == pytest.approx([r * scale for r in expected])
+        assert np.array_equal(seen[:, 3 : 3 + before[0].size], np.array(before))
+        assert np.all(seen[:, :3] == np.eye(3)[TASKS.index(task)])
+        assert not seen[:, 3 + before[0].size :].any()
+        assert info[SCORE] == pytest.approx(total / {"recall": 1, "lake": 3, "room": 2}[task])
+
+
+def test_the_best_returns_can_be_had():
+    def to_the_right_then_where_it_was_said():
+        said = []
+
+        def act(obs):
+            if not said:
+                said.append(obs[4])
+            return 0 if obs[3] == 0 else (1 if said[0] > 0 else 3)
+
+        return act
+
+    for seed in range(10):
+        _, rewards, info = rollout(ToyMixture("recall"), to_the_right_then_where_it_was_said(), seed)
+        assert sum(rewards) == info[SCORE] == 1.0
+
+    def to_key_then_door(obs):
+        x, y, has_key = obs[3:6]
+        to_x, to_y = (obs[7:9] if has_key else obs[9:11]) - (x, y)
+        return 0 if to_x > 0 else 1 if to_x < 0 else 2 if to_y > 0 else 3
+
+    for seed in range(20):
+        _, rewards, info = rollout(ToyMixture("room"), to_key_then_door, seed)
+        assert (sum(rewards), info[SCORE]) == (2000.0, 1.0)
+
+
+def test_random_draws_all_of_them_evenly():
+    env = ToyMixture()
+    env.reset(seed=0)
+    names = []
+    for _ in range(600):
+        env.reset()
+        names.append(env.env_name)
+    assert {n: names.count(n) > 150 for n in TASKS} == dict.fromkeys(TASKS, True)
+    assert len(names) == sum(names.count(n) for n in TASKS)
+
+
+def test_an_action_that_a_task_lacks_is_its_last():
+    env = ToyMixture("recall")
+    env.reset(seed=0)
+    *_, reward, _, _, _ = env.step(0)
+    assert reward == 0.0
+    *_, reward, _, _, _ = env.step(4)
+    assert reward == pytest.approx(-0.2), "down, which is not forward"
+
+
+def test_an_unknown_task_is_named():
+    with pytest.raises(ValueError, match="task must be one of recall, lake, room or random, got 'walk'"):
+        ToyMixture("walk")
