@@ -4,12 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test test-faults lint types unit format clean
+ENVS := .venv-envs
+ENVS_STAMP := $(ENVS)/.installed
+
+.PHONY: help install demo test test-faults test-envs lint types unit format clean
 
 help:
 	@echo "make demo    install, train a memory agent, evaluate it, leave a picture (about 6 minutes on two cores)"
 	@echo "make test    install, then everything that CI runs: format, lint, types, tests"
 	@echo "make test-faults  the tests of faults with their full counts (AMAGO_FAULTS_SEED=N repeats a run)"
+	@echo "make test-envs    the benchmarks of docs/benchmarks.md, in an environment of their own with every package (4 GB)"
 	@echo "make format  put the code into its standard form"
 
 install: $(STAMP)
@@ -39,9 +43,18 @@ unit: install
 test-faults: install
 	AMAGO_FAULTS=long OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults -s
 
+$(ENVS_STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(ENVS)
+	$(ENVS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
+	$(ENVS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,envs]'
+	@touch $(ENVS_STAMP)
+
+test-envs: $(ENVS_STAMP)
+	OMP_NUM_THREADS=1 $(ENVS)/bin/python -m pytest -n 2 --dist worksteal tests/envs_extra tests/test_examples.py
+
 format: install
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo_out
+	rm -rf $(VENV) $(ENVS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo_out

@@ -627,6 +627,6 @@ class Experiment(ExperimentSettings):
             part = getattr(self, name, None)
             if part is not None:
                 part.close()
-        if self.dataset is not None:
+        if isinstance(self.dataset, RLDataset):  # start() may have refused another thing
             self.dataset.close()
         self._started = False

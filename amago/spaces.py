@@ -1,173 +1,38 @@
-"""Spaces as the rest of the code sees them: flat dicts of boxes in, one action vector out.
-
-Three forms of an action, each with one job:
-
-- the environment's own (``Discrete(3, start=5)`` takes 5, 6, 7; a ``Box`` its own range and shape);
-- *stored*, what is kept on disk and sent to actors: int64 index ``(1,)`` from 0, float32 in [-1, 1] ``(A,)``, int8 bits ``(A,)``;
-- *vector*, what networks read: one-hot, [-1, 1], or 0/1, always float32 ``(A,)``.
-"""
+"""Spaces as the rest of the code sees them: flat dicts of boxes in, one action vector out (`amago.action_spaces`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from math import isfinite, prod
+from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from amago.action_spaces import (
+    ActionMask,
+    ActionPart,
+    ActionSpec,
+    NonFiniteError,
+    action_spec,
+    all_finite,
+    check_mask,
+    parts_of,
+    rl2_space,
+    stored_dtype_of,
+)
+
+__all__ = [
+    "ActionMask", "ActionPart", "ActionSpec", "NonFiniteError", "ObsSpec", "action_spec", "all_finite", "check_mask", "describe",
+    "from_description", "obs_spec", "parts_of", "rl2_space", "stored_dtype_of", "stored_width",
+]  # fmt: skip
+
 Array = NDArray[Any]
 
-_FEW = 64
-"""Numbers that are checked one by one: for so few, a call of numpy costs more than Python's own arithmetic."""
 _MAX_BOX_BYTES = 1 << 28
 """Of one observation or action; a description that was read from a file may declare anything."""
-_ROUNDING = 1e-5
-"""How far rounding may take a continuous action out of [-1, 1]."""
-_STORED: dict[str, tuple[str, str]] = {  # dtype kinds of the stored form, and the form in words
-    "discrete": ("iu", "whole numbers from 0 to {last}"),
-    "multibinary": ("iub", "bits 0 or 1"),
-    "continuous": ("fiu", "numbers in [-1, 1]"),
-}
-
-
-class NonFiniteError(ValueError):
-    """An environment or a policy gave NaN or infinity; the message says who, in what, and at which step."""
-
-
-def all_finite(a: Array) -> bool:
-    """Whether an array of real numbers holds neither NaN nor infinity."""
-    if a.size <= _FEW and isfinite(sum(a.ravel().tolist())):  # a sum is finite only if every term is
-        return True
-    return bool(np.isfinite(a).all())
-
-
-@dataclass(frozen=True)
-class ActionSpec:
-    """How one action space is stored, shown to networks and handed to the environment. Build with `action_spec`.
-
-    Attributes:
-        space: the environment's space.
-        kind: "discrete", "continuous" or "multibinary".
-        dim: A, the width of the vector form (number of choices, of numbers, of bits).
-        stored_dim: S, the width of the stored form.
-        stored_dtype: its dtype.
-    """
-
-    space: gym.Space[Any]
-    kind: str
-    dim: int
-    stored_dim: int
-    stored_dtype: np.dtype[Any]
-    _low: Array | None = field(default=None, repr=False)
-    _high: Array | None = field(default=None, repr=False)
-
-    def to_env(self, stored: Array) -> Any:
-        """One stored action (S,) as the environment takes it; with a batch (B, S), a batch of those."""
-        batch = stored.shape[:-1]
-        if self.kind == "discrete":
-            out = stored[..., 0] + self.space.start  # type: ignore[attr-defined]
-            return int(out) if not batch else out
-        if self.kind == "multibinary":
-            return stored.reshape(*batch, *self.space.shape).astype(self.space.dtype)  # type: ignore[misc]
-        unit = np.clip(stored, -1.0, 1.0)
-        scaled = self._low + (unit.astype(np.float64) + 1.0) * 0.5 * (self._high - self._low)  # type: ignore[operator]
-        scaled = np.clip(scaled, self._low, self._high)  # rounding must not leave the box
-        return scaled.reshape(*batch, *self.space.shape).astype(self.space.dtype)  # type: ignore[misc]
-
-    def check(self, stored: Array) -> None:
-        """Refuse what is no stored action: (..., S) of the wrong dtype, or with values out of bounds.
-
-        Raises:
-            NonFiniteError: NaN or infinity.
-            ValueError: anything else; the message says which number of which row, and what is right.
-        """
-        kinds, words = _STORED[self.kind]
-        if stored.dtype.kind not in kinds:
-            raise ValueError(
-                f"actions have dtype {stored.dtype}, but those of {self.space} are stored as {self.stored_dtype}: "
-                + words.format(last=self.dim - 1)
-            )
-        low, high = self._bounds
-        if stored.size <= _FEW:
-            for x in stored.ravel().tolist():
-                if not low <= x <= high:
-                    raise self._refusal(stored)
-        elif not (stored.min() >= low and stored.max() <= high):  # NaN is carried through, and compares as False
-            raise self._refusal(stored)
-
-    @property
-    def _bounds(self) -> tuple[float, float]:
-        if self.kind == "continuous":
-            return -1.0 - _ROUNDING, 1.0 + _ROUNDING
-        return 0, self.dim - 1 if self.kind == "discrete" else 1
-
-    def _refusal(self, stored: Array) -> ValueError:
-        low, high = self._bounds
-        at = tuple(int(i) for i in np.argwhere(~((stored >= low) & (stored <= high)))[0])
-        words, value = _STORED[self.kind][1].format(last=self.dim - 1), stored[at]
-        text = f"action{_where(at if stored.size > 1 else ())} is {value}, but the stored form holds {words}"
-        return ValueError(text) if isfinite(value) else NonFiniteError(text)
-
-    def from_env(self, action: Any) -> Array:
-        """The stored form (S,) of an environment's action; with a leading batch, (B, S)."""
-        a = np.asarray(action)
-        if self.kind == "discrete":
-            return (a.astype(np.int64) - self.space.start)[..., None]  # type: ignore[attr-defined,no-any-return]
-        shape = self.space.shape
-        assert shape is not None
-        a = a.reshape(*a.shape[: a.ndim - len(shape)], self.dim)
-        if self.kind == "multibinary":
-            return a.astype(np.int8)
-        span = np.where(self._high > self._low, self._high - self._low, 1.0)  # type: ignore[operator]
-        return ((a - self._low) / span * 2.0 - 1.0).astype(np.float32)
-
-    def to_vector(self, stored: Array) -> NDArray[np.float32]:
-        """(..., S) -> (..., A): one-hot, [-1, 1], or bits, in float32."""
-        if self.kind != "discrete":
-            return stored.astype(np.float32)
-        out = np.zeros((*stored.shape[:-1], self.dim), dtype=np.float32)
-        np.put_along_axis(out, stored.astype(np.int64), 1.0, axis=-1)
-        return out
-
-    def from_vector(self, vector: Array) -> Array:
-        """(..., A) -> (..., S); the inverse of `to_vector`."""
-        if self.kind == "discrete":
-            return np.argmax(vector, axis=-1, keepdims=True).astype(np.int64)
-        return vector.astype(self.stored_dtype)
-
-    def zeros(self, batch: int) -> Array:
-        return np.zeros((batch, self.stored_dim), dtype=self.stored_dtype)
-
-
-def action_spec(space: gym.Space[Any]) -> ActionSpec:
-    """The `ActionSpec` of a Discrete, Box or MultiBinary space.
-
-    Raises:
-        ValueError: an unbounded box (there is no range to scale [-1, 1] to).
-        TypeError: any other kind of space.
-    """
-    if isinstance(space, gym.spaces.Discrete):
-        return ActionSpec(space, "discrete", int(space.n), 1, np.dtype(np.int64))
-    if isinstance(space, gym.spaces.MultiBinary):
-        n = int(np.prod(space.shape))
-        return ActionSpec(space, "multibinary", n, n, np.dtype(np.int8))
-    if isinstance(space, gym.spaces.Box):
-        low, high = space.low.reshape(-1).astype(np.float64), space.high.reshape(-1).astype(np.float64)
-        if not (np.isfinite(low).all() and np.isfinite(high).all()):
-            raise ValueError(
-                f"action space {space} is unbounded: actions are scaled from [-1, 1] to [low, high], so both must be finite. "
-                "Wrap the environment with gymnasium.wrappers.RescaleAction or give the Box finite bounds."
-            )
-        return ActionSpec(space, "continuous", low.size, low.size, np.dtype(np.float32), low, high)
-    raise TypeError(f"action space {space} is not supported: use Discrete, Box or MultiBinary")
-
-
-def rl2_space(spec: ActionSpec) -> gym.spaces.Box:
-    """The space of ``[reward, previous action]``, width 1 + A."""
-    return gym.spaces.Box(-np.inf, np.inf, shape=(1 + spec.dim,), dtype=np.float32)
 
 
 @dataclass(frozen=True)
@@ -339,11 +204,6 @@ def _leaf(name: str, space: gym.Space[Any], batched: bool) -> tuple[gym.spaces.B
     )
 
 
-def _where(at: tuple[int, ...]) -> str:
-    """An index as it is written after a name: "[2, 0]"; nothing for the only number."""
-    return f"[{', '.join(map(str, at))}]" if at else ""
-
-
 def _one_hot(index: Array, n: int) -> NDArray[np.float32]:
     out = np.zeros((*index.shape, n), dtype=np.float32)
     np.put_along_axis(out, index[..., None], 1.0, axis=-1)
@@ -351,7 +211,8 @@ def _one_hot(index: Array, n: int) -> NDArray[np.float32]:
 
 
 def describe(space: gym.Space[Any]) -> dict[str, Any]:
-    """A JSON-able description of a Discrete, Box, MultiBinary or Dict-of-those space; `from_description` is the inverse."""
+    """A JSON-able description of a Discrete, MultiDiscrete, Box or MultiBinary space, or of a Dict or Tuple of such;
+    `from_description` is the inverse."""
     if isinstance(space, gym.spaces.Discrete):
         return {"kind": "Discrete", "n": int(space.n), "start": int(space.start)}
     if isinstance(space, gym.spaces.MultiBinary):
@@ -360,8 +221,13 @@ def describe(space: gym.Space[Any]) -> dict[str, Any]:
         return {"kind": "Box", "shape": list(space.shape), "dtype": np.dtype(space.dtype).name} | {
             side: _describe_bound(getattr(space, side)) for side in ("low", "high")
         }
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        flat = {"nvec": space.nvec.reshape(-1).tolist(), "start": np.asarray(space.start).reshape(-1).tolist()}
+        return {"kind": "MultiDiscrete", "shape": list(space.shape), "dtype": np.dtype(space.dtype).name} | flat
     if isinstance(space, gym.spaces.Dict):
         return {"kind": "Dict", "spaces": {k: describe(v) for k, v in space.spaces.items()}}
+    if isinstance(space, gym.spaces.Tuple):
+        return {"kind": "Tuple", "spaces": [describe(v) for v in space.spaces]}
     raise TypeError(f"{space} has no description")
 
 
@@ -394,11 +260,27 @@ def from_description(description: dict[str, Any]) -> gym.Space[Any]:
                 )
             low, high = (_read_bound(description[side], shape, dtype) for side in ("low", "high"))
             return gym.spaces.Box(low, high, shape=shape, dtype=dtype.type)
+        if kind == "MultiDiscrete":
+            shape = tuple(int(s) for s in description["shape"])
+            if not prod(shape) == len(description["nvec"]) == len(description["start"]):
+                raise ValueError(f"a MultiDiscrete of shape {shape} needs {prod(shape)} numbers in nvec and in start")
+            nvec, start = (np.array([int(n) for n in description[k]], np.int64).reshape(shape) for k in ("nvec", "start"))
+            return gym.spaces.MultiDiscrete(nvec, dtype=np.dtype(description["dtype"]).type, start=start)
+        if kind == "Tuple":
+            return gym.spaces.Tuple([from_description(v) for v in description["spaces"]])
         if kind == "Dict":
             return gym.spaces.Dict({k: from_description(v) for k, v in description["spaces"].items()})
     except (KeyError, TypeError, AttributeError) as err:
         raise ValueError(f"not the description of a space: {description!r}") from err
     raise ValueError(f"unknown kind of space {kind!r}")
+
+
+def stored_width(description: dict[str, Any]) -> int:
+    """S of the action space that a description is of, without building anything of a size that it declares."""
+    if description.get("kind") in ("Dict", "Tuple"):
+        inner = description["spaces"]
+        return sum(stored_width(d) for d in (inner.values() if isinstance(inner, dict) else inner))
+    return prod(description.get("shape", []))
 
 
 def _read_bound(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

@@ -1,6 +1,9 @@
 """Ordinary Gymnasium environments: a special case of the full agent, with or without memory.
 
 python examples/01_basic_gym.py --env CartPole-v1 --traj_encoder ff --max_seq_len 32 --run_name cartpole --buffer_dir runs
+
+Others: LunarLander-v3 (`pip install 'amago[classic]'`, `--configs zoo/lunarlander`), HalfCheetah-v5 (`'amago[mujoco]'`, `--configs
+zoo/halfcheetah`), and all of DeepMind Control, such as dm_control/cartpole-balance-v0 (`'amago[dmc]'`).
 """
 
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
@@ -8,11 +11,20 @@ from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
 from amago import cli_utils
 from amago.cli.gym_env import GymEnv
 from amago.cli.tables import metrics_table
+from amago.envs import AMAGOEnv
+from amago.envs.builtin.dmc import PREFIX, DeepMindControl
 from amago.experiment import Experiment
 
 
+class DMCEnv(GymEnv):
+    """The same for DeepMind Control."""
+
+    def __call__(self, render_mode: str | None = None) -> AMAGOEnv:
+        return AMAGOEnv(DeepMindControl(self.env_id, self.max_steps, render_mode))
+
+
 def add_cli(parser: ArgumentParser) -> None:
-    parser.add_argument("--env", default="CartPole-v1", help="id of a registered environment")
+    parser.add_argument("--env", default="CartPole-v1", help="id of a registered environment, or dm_control/DOMAIN-TASK-v0")
     parser.add_argument("--horizon", type=cli_utils.whole_number, default=None, help="cut rollouts after so many steps")
     parser.set_defaults(
         parallel_actors=8, timesteps_per_epoch=500, grads_per_epoch=250, epochs=30, memory_size=64, memory_layers=2,
@@ -21,9 +33,9 @@ def add_cli(parser: ArgumentParser) -> None:
 
 
 def make_experiment(args: Namespace) -> Experiment:
-    make_env = GymEnv(args.env, args.horizon)
+    make_env = (DMCEnv if args.env.startswith(PREFIX) else GymEnv)(args.env, args.horizon)
     env = make_env()
-    horizon = make_env.horizon(env)
+    horizon = env.horizon or 1000
     image = [key for key, space in env.observation_space.spaces.items() if len(space.shape) == 3]
     env.close()
 

@@ -25,6 +25,7 @@ from amago.settings import REQUIRED
 from amago.spaces import NonFiniteError
 
 NAN, INF = float("nan"), float("inf")
+ZOO = sorted(f"zoo/{p.stem}" for p in (Path(config.__file__).parent / "zoo").glob("*.gin"))
 Cause = Callable[[Path], Any]
 
 
@@ -239,7 +240,7 @@ CASES = [
         ENV,
         "an action space without an array form",
         TypeError,
-        "action space Text(1, 5, charset=0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz) is not supported: use Discrete, Box or MultiBinary",
+        "action space Text(1, 5, charset=0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz) is not supported: use Discrete, MultiDiscrete, Box or MultiBinary, or a Tuple or Dict of these",
         wrapping(lambda: Scripted(BOX, gym.spaces.Text(5), None)),
     ),
     Case(
@@ -491,7 +492,7 @@ CASES = [
         GIN,
         "settings that are not in the zoo",
         ValueError,
-        "zoo/nothing: the zoo has no settings called 'zoo/nothing'; it has zoo/alchemy, zoo/cartpole, zoo/mazerunner, zoo/pendulum",
+        "zoo/nothing: the zoo has no settings called 'zoo/nothing'; it has " + ", ".join(ZOO),
         lambda _: config.parse_files(["zoo/nothing"]),
     ),
     Case(

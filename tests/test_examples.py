@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 from run_inside import run_script
 
 from amago import cli
@@ -21,15 +23,38 @@ FEW = (  # what every run below is given
 SMALL = {
     "00_meta_frozen_lake.py": "--lake_size 2 --k_episodes 2",
     "01_basic_gym.py": "--horizon 12 --max_seq_len 8",
+    "02_gymnax.py": "--params memory_length=6 max_steps_in_episode=7",
+    "03_popgym_suite.py": "--multidomain MineSweeperEasy",
     "04_tmaze.py": "--horizon 8",
     "05_dark_key_door.py": "--room_size 3 --episode_length 5 --meta_horizon 10",
     "06_alchemy.py": "--num_trials 2 --steps_per_trial 5",
+    "07_metaworld.py": "--k 2 --episode_length 6",
+    "11_xland_minigrid.py": "--k_shots 2 --shot_length 5 --num_rulesets 20",
+    "12_half_cheetah_vel.py": "--k_episodes 2 --episode_length 6",
     "13_mazerunner_relabeling.py": "--maze_size 5 --time_limit 10",
     "18_point_robot.py": "--k_episodes 2 --episode_length 6",
     "19_returns_of_any_size.py": "",
 }
 OFFLINE = "20_offline_lake.py"  # which never collects, and has a test of its own
-NAMES = sorted(p.name for p in EXAMPLES.glob("*.py") if p.name != OFFLINE)
+FROM_FILES = "14_d4rl.py"  # which learns from a file first; see envs_extra/test_d4rl_example.py
+NEEDS = {  # packages that not everyone has
+    "02_gymnax.py": "gymnax",
+    "03_popgym_suite.py": "popgym",
+    "07_metaworld.py": "metaworld",
+    "11_xland_minigrid.py": "xminigrid",
+    "12_half_cheetah_vel.py": "mujoco",
+}
+ALL = sorted(p.name for p in EXAMPLES.glob("*.py"))
+
+
+def where_installed(name: str, *values: object) -> ParameterSet:
+    """A case of an example, skipped where its package is missing."""
+    package = NEEDS.get(name)
+    missing = package is not None and find_spec(package) is None
+    return pytest.param(name, *values, id=name, marks=pytest.mark.skipif(missing, reason=f"needs {package}: make test-envs"))
+
+
+NAMES = [where_installed(n) for n in ALL if n not in (OFFLINE, FROM_FILES)]
 
 
 def run(name: str, directory: Path, *arguments: str) -> str:
@@ -62,10 +87,11 @@ def files(directory: Path, pattern: str) -> list[str]:
 
 
 def test_every_example_is_tested_here() -> None:
-    assert sorted(SMALL) == NAMES
+    assert sorted({*SMALL, OFFLINE, FROM_FILES}) == ALL
+    assert set(NEEDS) <= set(SMALL)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL)
 def test_is_short(name: str) -> None:
     lines = (EXAMPLES / name).read_text(encoding="utf-8").splitlines()
     assert len(lines) < 120
@@ -195,15 +221,20 @@ def test_asks_for_what_it_needs(name: str, tmp_path: Path) -> None:
 OWN_WRONG = [
     ("00_meta_frozen_lake.py", "--lake_size 1", "size must be at least 2, got 1"),
     ("01_basic_gym.py", "--env NoSuchEnv-v0", "NoSuchEnv"),
+    ("02_gymnax.py", "--params steps=3", "MemoryChain-bsuite has no parameter 'steps'; it has "),
+    ("03_popgym_suite.py", "--multidomain Chess", "game is 'Chess', but POPGym has "),
     ("04_tmaze.py", "--horizon 1", "corridor_length must be at least 1, got 0"),
     ("05_dark_key_door.py", "--room_size 1", "size must be at least 2, got 1"),
     ("06_alchemy.py", "--num_trials 0", "num_trials must be at least 1, got 0"),
+    ("07_metaworld.py", "--benchmark ml11", "benchmark must be one of ML10, ML25, ML45 or of "),
+    ("11_xland_minigrid.py", "--rulesets huge", "size must be one of trivial, small, medium, high, got 'huge'"),
+    ("12_half_cheetah_vel.py", "--test_range 3 2", "target_range must be (low, high) with low <= high, got (3.0, 2.0)"),
     ("13_mazerunner_relabeling.py", "--maze_size 6", "size must be odd, so that walls lie between rooms, got 6"),
     ("18_point_robot.py", "--step_size 0", "step_size must be positive, got 0.0"),
 ]
 
 
-@pytest.mark.parametrize(("name", "arguments", "said"), OWN_WRONG, ids=[w[0] for w in OWN_WRONG])
+@pytest.mark.parametrize(("name", "arguments", "said"), [where_installed(*wrong) for wrong in OWN_WRONG])
 def test_refuses_impossible_environments(name: str, arguments: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         run(name, tmp_path, "--no_async", *arguments.split())

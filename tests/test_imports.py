@@ -12,11 +12,12 @@ import amago
 
 ROOT = Path(amago.__file__).parent
 LAYERS = [
-    {"ops", "config", "spaces", "hindsight", "relabeling", "shutdown", "plots", "console", "archives"},
+    {"ops", "config", "action_spaces", "spaces", "hindsight", "relabeling", "shutdown", "plots", "console", "archives"},
     {"store", "nets"},
     {"loading", "envs"},
     {"agent"},
-    {"rollout", "checkpoint", "export", "foreign", "logging", "training", "settings", "actors", "experiment_checks"},
+    {"rollout", "checkpoint", "foreign", "logging", "training", "settings", "actors", "experiment_checks"}
+    | {"step_model", "export"},
     {"evaluation", "policy", "resume"},
     {"experiment"},
     {"cli_utils"},
@@ -30,6 +31,7 @@ FORBIDDEN = {
     "envs": {"nets", "loading", "agent", "ops"},
     "hindsight": {"ops"},
     "spaces": {"ops", "config", "hindsight"},
+    "action_spaces": {"ops", "config", "hindsight", "spaces"},
 }
 
 

@@ -11,6 +11,7 @@ SPACES = [
     gym.spaces.Discrete(70_000, start=-5),
     gym.spaces.Box(-2.0, 3.0, (2, 2)),
     gym.spaces.Box(np.array([0.0, -1.0]), np.array([1.0, 4.0]), dtype=np.float64),
+    gym.spaces.Box(0.0, 5.0, ()),
     gym.spaces.MultiBinary(4),
     gym.spaces.MultiBinary([2, 3]),
 ]
@@ -52,7 +53,7 @@ def test_batches_of_actions():
 def test_unbounded_boxes_and_other_spaces_are_refused():
     with pytest.raises(ValueError, match=r"unbounded.*RescaleAction"):
         action_spec(gym.spaces.Box(-np.inf, np.inf, (2,)))
-    with pytest.raises(TypeError, match="use Discrete, Box or MultiBinary"):
+    with pytest.raises(TypeError, match="use Discrete, MultiDiscrete, Box or MultiBinary, or a Tuple or Dict of these"):
         action_spec(gym.spaces.Text(4))
 
 

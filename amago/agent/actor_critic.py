@@ -20,6 +20,7 @@ from amago.loading.data import Batch
 from amago.nets.popart import PopArtLayer
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
+from amago.spaces import ActionMask, check_mask
 
 
 class ActorCriticAgent(BaseAgent):
@@ -87,7 +88,11 @@ class ActorCriticAgent(BaseAgent):
         self.reward_multiplier, self.tau, self.n_step = reward_multiplier, tau, n_step
         self.use_target_actor, self.fake_filter, self.filter = use_target_actor, fake_filter, fbc_filter_func
         self.k_critic, self.k_actor = num_actions_for_value_in_critic_loss, num_actions_for_value_in_actor_loss
-        self.pass_obs_keys_to_actor = tuple(pass_obs_keys_to_actor)
+        self.mask_key = ActionMask()
+        if self.mask_key is not None:
+            check_mask(self.mask_key, obs_space, self.action_spec)
+            pass_obs_keys_to_actor = [*pass_obs_keys_to_actor, self.mask_key]
+        self.pass_obs_keys_to_actor = tuple(dict.fromkeys(pass_obs_keys_to_actor))
 
         spec, state_dim = self.action_spec, self.traj_encoder.emb_dim
         self.discrete = spec.kind == "discrete"
@@ -139,7 +144,8 @@ class ActorCriticAgent(BaseAgent):
                 target = self._td_target(next_state, rews, batch.dones, real, self._straight(batch, slice(1, None)))
                 if self.training:
                     self.values.observe(target, real[:, :, None, :, None].expand_as(target))
-            out_data, out_pi = self._evaluate(state, action, chosen)  # (B, L, C, G, O), (K, B, L, C, G, O)
+            stored = self._like_policy(pi, action)
+            out_data, out_pi = self._evaluate(state, stored, chosen)  # (B, L, C, G, O), (K, B, L, C, G, O)
             critic_loss = self.values.loss(out_data, target)
             q_pi = self.values.value(out_pi).mean(dim=0)  # (B, L, C, G, 1)
             if self.online_coeff > 0:
@@ -171,7 +177,8 @@ class ActorCriticAgent(BaseAgent):
             state = self.encode(batch)[:, :-1]
             pi = self.actor(state, straight_from_obs=self._straight(batch, slice(None, -1)))
             chosen = self._policy_actions(pi, self.k_actor)
-            out_data, out_pi = self._evaluate(state, self._action_vectors(batch.actions), chosen)
+            stored = self._like_policy(pi, self._action_vectors(batch.actions))
+            out_data, out_pi = self._evaluate(state, stored, chosen)
         finally:
             self.train(was_training)
         q_data, q_pi = self.values.value(out_data), self.values.value(out_pi).mean(dim=0)
@@ -201,10 +208,15 @@ class ActorCriticAgent(BaseAgent):
             rews[:, :, None, None], dones[:, :, None, None], value, gammas, real[:, :, None, None], n=self.n_step
         )
 
-    def _evaluate(self, state: Tensor, action: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Critics' outputs (B, L, C, G, O) for stored actions (B, L, A), with gradient to critics and state; and
+    def _like_policy(self, pi: Any, action: Tensor) -> Tensor:
+        """Stored actions (B, L, A) in the form of the policy's: (B, L, 1, A); with a mask (B, L, G, A), nothing on what is illegal."""
+        if self.mask_key is not None:
+            return pi.clip_like_policy(action[:, :, None])  # type: ignore[no-any-return]
+        return self.actor.policy_dist.clip_like_policy(action)[:, :, None]  # type: ignore[no-any-return]
+
+    def _evaluate(self, state: Tensor, stored: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Critics' outputs (B, L, C, G, O) for stored actions (B, L, 1 or G, A), with gradient to critics and state; and
         (K, B, L, C, G, O) for those that the policy has chosen (K, B, L, G, A), with gradient to the actions alone."""
-        stored = self.actor.policy_dist.clip_like_policy(action)[:, :, None]
         if self.exact:  # both from one pass
             q = self.critics.all_values(state)  # (B, L, C, G, A)
             return (q * stored[:, :, None]).sum(-1, keepdim=True), (q.detach() * chosen.unsqueeze(3)).sum(-1, keepdim=True)
@@ -220,10 +232,19 @@ class ActorCriticAgent(BaseAgent):
 
     def _action_vectors(self, actions: Tensor) -> Tensor:
         """Stored actions of a batch as float vectors (B, L, A)."""
-        if self.discrete and actions.shape[-1] != self.action_spec.dim:
-            return nn.functional.one_hot(actions[..., 0].long(), self.action_spec.dim).float()
+        spec = self.action_spec
+        if actions.shape[-1] != spec.dim:  # in stored form: indices, perhaps beside numbers
+            actions = torch.cat(
+                [
+                    nn.functional.one_hot(actions[..., p.stored.start].long(), p.dim).float()
+                    if p.kind == "discrete"
+                    else actions[..., p.stored].float()
+                    for p in spec.parts
+                ],
+                dim=-1,
+            )
         actions = actions.float()
-        return actions.clamp(-1.0, 1.0) if self.action_spec.kind == "continuous" else actions
+        return actions if spec.kind in ("discrete", "multibinary") else actions.clamp(-1.0, 1.0)
 
     def _straight(self, batch: Batch, steps: slice) -> dict[str, Tensor]:
         return {k: batch.obs[k][:, steps] for k in self.pass_obs_keys_to_actor}

@@ -38,9 +38,9 @@ class Agent(ActorCriticAgent):
         fake_filter: f = 1, plain behaviour cloning.
         fbc_filter_func: f, from advantages (B, L, G, 1) to weights.
         num_actions_for_value_in_critic_loss, num_actions_for_value_in_actor_loss: samples of the policy that stand for its
-            expectation; discrete policies need none, theirs is exact.
+            expectation; policies over one discrete choice need none, theirs is exact.
         actor_type, critic_type: classes of `amago.nets.actor_critic`.
-        pass_obs_keys_to_actor: observations handed to the actor beside the state (an action mask, say).
+        pass_obs_keys_to_actor: observations handed to the actor beside the state. An `amago.spaces.ActionMask` is, without being named.
         rollout_gamma_idx: index of the discount by which the agent acts, in `Multigammas` followed by the main one (-1).
 
     Raises:

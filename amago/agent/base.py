@@ -53,7 +53,7 @@ class BaseAgent(nn.Module, ABC):
     Args:
         obs_space: flat dict of boxes (`AMAGOEnv.observation_space`).
         rl2_space: box of width 1 + A (`AMAGOEnv.rl2_space`).
-        action_space: Discrete, Box or MultiBinary.
+        action_space: whatever `amago.spaces.action_spec` takes.
         max_seq_len: transitions in a training sequence, and steps of memory when acting.
         tstep_encoder_type, traj_encoder_type: classes, built with their gin defaults.
     """

@@ -88,6 +88,7 @@ class AMAGOEnv(gym.Env[Any, Any]):
         self._rows = np.arange(self.batched_envs)
         self._one_index = self._shape == (1, 1) and self.action_spec.kind == "discrete"
         self._discrete_start = int(act_space.start) if self.action_spec.kind == "discrete" else 0
+        self._plain = self.action_spec.kind in ("continuous", "multibinary")  # stored and vector form are the same numbers
         self._time = np.zeros((self.batched_envs, 1), dtype=np.int64)
         self.last_action: Array = self.action_spec.zeros(self.batched_envs)
 
@@ -149,7 +150,8 @@ class AMAGOEnv(gym.Env[Any, Any]):
         """Take one step in every row.
 
         Args:
-            action: (B, S), the *stored* form (`amago.spaces`): int64 index from 0 (B, 1), float32 in [-1, 1] or int8 bits.
+            action: (B, S), the *stored* form (`amago.spaces`): int64 index from 0 (B, 1), float32 in [-1, 1] or int8 bits; or
+                several of these side by side.
 
         Returns:
             the next `Timestep`, reward (B, 1) float32, terminated (B, 1), truncated (B, 1), and the environment's info.
@@ -193,7 +195,7 @@ class AMAGOEnv(gym.Env[Any, Any]):
             vector[0, index] = 1.0
             out = self.env.step(index + self._discrete_start)
         else:
-            vector[0] = action[0]
+            vector[0] = action[0] if self._plain else self.action_spec.to_vector(action[0])
             out = self.env.step(self.action_spec.to_env(action[0]))
         if out.__class__ is not tuple or len(out) != 5:
             self._five(out)
@@ -215,7 +217,7 @@ class AMAGOEnv(gym.Env[Any, Any]):
         if spec.kind == "discrete":
             vector[self._rows, action[:, 0]] = 1.0
         else:
-            vector[:] = action
+            vector[:] = action if self._plain else spec.to_vector(action)
         raw, r, term, trunc, info = self._five(self.env.step(spec.to_env(action)))
         reward = self._column("reward", r, np.float32)
         terminated, truncated = self._column("terminated", term, bool), self._column("truncated", trunc, bool)

@@ -14,12 +14,16 @@ from numpy.typing import NDArray
 
 from amago.envs.amago_env import AMAGOWrapper, Step
 from amago.hindsight import Timestep
+from amago.spaces import ActionMask, ActionSpec, check_mask
 
 Array = NDArray[Any]
 
 
 class ExplorationWrapper(AMAGOWrapper):
     """Base of all exploration: subclass it and override `add_exploration_noise`.
+
+    Where an `amago.spaces.ActionMask` is bound, what comes of the noise is made legal: an illegal choice is replaced by one drawn
+    uniformly from the legal ones (so that a uniform choice becomes a uniform legal one), and bits that may not be 1 become 0.
 
     Args:
         amago_env: what to wrap.
@@ -31,10 +35,15 @@ class ExplorationWrapper(AMAGOWrapper):
 
     Raises:
         TypeError: ``amago_env`` is no `AMAGOEnv`.
+        ValueError: the mask does not fit its spaces.
     """
 
     def __init__(self, amago_env: Any):
         super().__init__(amago_env)
+        self._mask_key = ActionMask()
+        if self._mask_key is not None:
+            check_mask(self._mask_key, self.amago_env.observation_space, self.action_spec)
+        self._mask: Array | None = None  # of the next action, (B, ...)
         self.rng = np.random.default_rng()
         self.global_step = 0
         self.local_step = np.zeros(self.batched_envs, dtype=np.int64)
@@ -62,6 +71,8 @@ class ExplorationWrapper(AMAGOWrapper):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Timestep, dict[str, Any]]:
         out = self.env.reset(seed=seed, options=options)
+        if self._mask_key is not None:
+            self._mask = out[0].obs[self._mask_key]
         self.local_step = np.zeros(self.batched_envs, dtype=np.int64)
         self.on_rollout_start(np.ones(self.batched_envs, dtype=bool))
         return out
@@ -69,9 +80,13 @@ class ExplorationWrapper(AMAGOWrapper):
     def step(self, action: Array) -> Step:  # type: ignore[override]  # arrays: rows side by side
         self.amago_env.check_action(action)  # before noise that is clipped hides what the policy did
         action = self.add_exploration_noise(action, self.local_step, self._rollout_limit)
+        if self._mask is not None:
+            action = made_legal(self.action_spec, action, self._mask, self.rng)
         self.global_step += 1
         self.local_step += 1
         out: Any = self.env.step(action)
+        if self._mask_key is not None:
+            self._mask = out[0].obs[self._mask_key]
         auto = self.amago_env.auto
         if auto is not None and auto.opened.any():
             self.local_step[auto.opened] = 0
@@ -90,6 +105,21 @@ class ExplorationWrapper(AMAGOWrapper):
         """
         self.global_step = int(state["global_step"])
         self.rng.bit_generator.state = state["rng"]
+
+
+def made_legal(spec: ActionSpec, action: Array, mask: Array, rng: np.random.Generator) -> Array:
+    """Stored actions (B, S) with what an `amago.spaces.ActionMask` (B, ...) forbids replaced, as `ExplorationWrapper` says."""
+    legal = (mask != 0).reshape(len(action), spec.dim)
+    out = action.copy()
+    for part in spec.parts:
+        allowed, column = legal[:, part.vector], part.stored.start
+        if part.kind == "discrete":
+            chosen = np.take_along_axis(allowed, action[:, column, None].astype(np.int64), axis=1)[:, 0]
+            for row in np.flatnonzero(~chosen & allowed.any(axis=1)):
+                out[row, column] = rng.choice(np.flatnonzero(allowed[row]))
+        elif part.kind == "multibinary":
+            out[:, part.stored] *= allowed
+    return out
 
 
 class _AnnealedNoise(ExplorationWrapper):
@@ -132,12 +162,13 @@ class _AnnealedNoise(ExplorationWrapper):
             explore = rng.random(b) < eps
             if not explore.any():
                 return action
-            return np.where(explore[:, None], rng.integers(spec.dim, size=(b, 1), dtype=np.int64), action)
-        if spec.kind == "multibinary":
-            flip = rng.random(action.shape) < eps[:, None]
-            return np.where(flip, 1 - action, action).astype(action.dtype)
-        noisy = action + eps[:, None] * rng.standard_normal(action.shape)
-        return np.clip(noisy, -1.0, 1.0).astype(np.float32)
+            return _noisy("discrete", spec.dim, action, eps, rng, explore)
+        if spec.kind in ("continuous", "multibinary"):
+            return _noisy(spec.kind, spec.dim, action, eps, rng)
+        noisy = action.copy()
+        for part in spec.parts:
+            noisy[:, part.stored] = _noisy(part.kind, part.dim, action[:, part.stored], eps, rng)
+        return noisy
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"multiplier": self.multiplier.tolist()}
@@ -149,12 +180,26 @@ class _AnnealedNoise(ExplorationWrapper):
         self.multiplier = np.asarray(state["multiplier"], dtype=np.float64)
 
 
+def _noisy(
+    kind: str, dim: int, action: Array, eps: NDArray[np.float64], rng: np.random.Generator, explore: Array | None = None
+) -> Array:
+    """Noise of strength eps (B,) on one part of stored actions (B, s); ``explore`` (B,): which indices are drawn anew."""
+    if kind == "discrete":
+        drawn = rng.random(len(action)) < eps if explore is None else explore
+        return np.where(drawn[:, None], rng.integers(dim, size=(len(action), 1), dtype=np.int64), action)
+    if kind == "multibinary":
+        flip = rng.random(action.shape) < eps[:, None]
+        return np.where(flip, 1 - action, action).astype(action.dtype)
+    noisy = action + eps[:, None] * rng.standard_normal(action.shape)
+    return np.clip(noisy, -1.0, 1.0).astype(np.float32)
+
+
 @gin.configurable
 class EpsilonGreedy(_AnnealedNoise):
     """A random action with probability eps, annealed linearly over the steps of one actor.
 
     Discrete actions: uniform with probability eps. Continuous: a + eps N(0, 1), clipped to [-1, 1]. MultiBinary: each bit
-    flipped with probability eps.
+    flipped with probability eps. Of an action with several parts, each by itself.
 
     Args:
         amago_env: what to wrap.

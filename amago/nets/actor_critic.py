@@ -15,28 +15,27 @@ from torch import Tensor, nn
 
 from amago.nets.ensemble import EnsembleMLP, evaluate_state_action
 from amago.nets.ff import MLP, Normalization
-from amago.nets.policy_dists import Discrete, DistributionType, Multibinary, PolicyOutput, TanhGaussian
+from amago.nets.policy_dists import DistributionType, PolicyOutput, TanhGaussian
+from amago.nets.product import distribution_of
 from amago.nets.twohot import Bins
 from amago.nets.utils import activation_switch, at_least_float32, check_positive
 from amago.ops import gamma_feature
-
-ACTION_KINDS = ("discrete", "continuous", "multibinary")
+from amago.spaces import ActionMask, parts_of
 
 
 def _check_head(state_dim: int, action_kind: str, action_dim: int, gammas: Tensor) -> None:
     check_positive(state_dim=state_dim, action_dim=action_dim)
-    if action_kind not in ACTION_KINDS:
-        raise ValueError(f"action_kind={action_kind!r} is unknown: use one of {', '.join(ACTION_KINDS)}")
+    parts_of(action_kind, action_dim)  # refuses what is unknown
     if gammas.ndim != 1 or not len(gammas):
         raise ValueError(f"gammas must be a vector of at least one discount, got shape {tuple(gammas.shape)}")
 
 
 class BaseActorHead(nn.Module, ABC):
-    """Base of all actors. A subclass writes `actor_network_forward`.
+    """Base of all actors. A subclass writes `actor_network_forward`; an `amago.spaces.ActionMask` is applied to what that gives.
 
     Args:
         state_dim: D.
-        action_kind: "discrete", "continuous" or "multibinary".
+        action_kind: "discrete", "continuous", "multibinary", or that of several parts (`amago.spaces.ActionSpec.kind`).
         action_dim: A.
         gammas: (G,) discounts.
         continuous_dist_type: the distribution of continuous actions.
@@ -53,12 +52,8 @@ class BaseActorHead(nn.Module, ABC):
         super().__init__()
         _check_head(state_dim, action_kind, action_dim, gammas)
         self.state_dim, self.action_dim, self.num_gammas = state_dim, action_dim, len(gammas)
-        kinds: dict[str, type[DistributionType]] = {
-            "discrete": Discrete,
-            "continuous": continuous_dist_type,
-            "multibinary": Multibinary,
-        }
-        self.policy_dist = kinds[action_kind](action_dim)
+        self.policy_dist = distribution_of(action_kind, action_dim, continuous_dist_type)
+        self.mask_key = ActionMask()
 
     @property
     def d_output(self) -> int:
@@ -74,8 +69,25 @@ class BaseActorHead(nn.Module, ABC):
     ) -> Tensor:
         """(..., D) -> (..., G, P).
 
-        ``straight_from_obs`` holds observations that bypass the sequence model, by key: an action mask, say.
+        ``straight_from_obs`` holds observations that bypass the sequence model, by key (but not the `amago.spaces.ActionMask`).
         """
+
+    def policy_parameters(
+        self,
+        state: Tensor,
+        straight_from_obs: Mapping[str, Tensor] | None = None,
+        log_dict: dict[str, Any] | None = None,
+    ) -> Tensor:
+        """`actor_network_forward`, and what the mask forbids made impossible; (..., D) -> (..., G, P)."""
+        others = {k: v for k, v in (straight_from_obs or {}).items() if k != self.mask_key}
+        vec = self.actor_network_forward(state, straight_from_obs=others, log_dict=log_dict)
+        if self.mask_key is None:
+            return vec
+        if straight_from_obs is None or self.mask_key not in straight_from_obs:
+            raise ValueError(f"ActionMask.key={self.mask_key!r}, but straight_from_obs has {sorted(straight_from_obs or ())}")
+        legal = straight_from_obs[self.mask_key] != 0
+        legal = legal.reshape(*state.shape[:-1], 1, self.action_dim).expand(*vec.shape[:-1], self.action_dim)
+        return self.policy_dist.masked(vec, legal)
 
     def _refuse(self, straight_from_obs: Mapping[str, Tensor] | None) -> None:
         if straight_from_obs:
@@ -91,7 +103,7 @@ class BaseActorHead(nn.Module, ABC):
         straight_from_obs: Mapping[str, Tensor] | None = None,
     ) -> PolicyOutput:
         """(..., D) -> distributions with batch shape (..., G)."""
-        vec = self.actor_network_forward(state, straight_from_obs=straight_from_obs, log_dict=log_dict)
+        vec = self.policy_parameters(state, straight_from_obs=straight_from_obs, log_dict=log_dict)
         return self.policy_dist(vec, log_dict=log_dict)
 
 
@@ -204,7 +216,7 @@ class BaseCriticHead(nn.Module, ABC):
 
     Args:
         state_dim, action_dim: D, A.
-        action_kind: "discrete", "continuous" or "multibinary".
+        action_kind: "discrete", "continuous", "multibinary", or that of several parts (`amago.spaces.ActionSpec.kind`).
         gammas: (G,) discounts.
         num_critics: C.
     """
@@ -258,10 +270,7 @@ class NCritics(BaseCriticHead):
     them. Otherwise it is a network of [s, h(gamma), a], with a clamped to +-0.999.
 
     Args:
-        state_dim, action_dim: D, A.
-        action_kind: "discrete", "continuous" or "multibinary".
-        gammas: (G,) discounts.
-        num_critics: C.
+        state_dim, action_dim, action_kind, gammas, num_critics: see `BaseCriticHead`.
         d_hidden, n_layers, dropout_p, activation: of each network.
     """
 

@@ -67,6 +67,11 @@ class PolicyOutput(ABC):
     def sample_action(self, sample: bool) -> Tensor:
         """The action in its stored form (..., S), drawn or (``sample`` False) greedy, without gradient."""
 
+    def clip_like_policy(self, vector: Tensor) -> Tensor:
+        """Stored actions as vectors (..., A), broadcast against the distributions, in the form of `sample_vector`, with no weight on
+        what is masked; here unchanged. Without a mask it is `DistributionType.clip_like_policy`."""
+        return vector
+
     def metrics(self) -> dict[str, Tensor]:
         """Scalars worth logging."""
         return {}
@@ -96,6 +101,15 @@ class DistributionType(ABC):
     def clip_like_policy(self, vector: Tensor) -> Tensor:
         """Stored actions as vectors (..., A), brought into the form of `PolicyOutput.sample_vector`; here unchanged."""
         return vector
+
+    def masked(self, vec: Tensor, legal: Tensor) -> Tensor:
+        """Network outputs (..., P) with which nothing illegal has any probability; ``legal`` (..., A) is True where a choice is
+        legal, or a bit may be 1.
+
+        Raises:
+            ValueError: this distribution has nothing that could be masked.
+        """
+        raise ValueError(f"{type(self).__name__} cannot be masked: it has no choices that could be illegal")
 
     @abstractmethod
     def make(self, vec: Tensor) -> PolicyOutput:

@@ -18,16 +18,21 @@ __all__ = [
 ]  # fmt: skip
 
 
+_NEVER = -1000.0
+"""The logit of a bit whose probability is 0 in float32 and float64; its log-probability is finite."""
+
+
 class DiscreteOutput(PolicyOutput):
     """Categorical distributions.
 
     Attributes:
-        probs: (..., A), clipped and renormalised.
+        probs: (..., A), clipped and renormalised; 0 where illegal.
         kind: the `Discrete` that made them.
+        illegal: (..., A) bool, what can never be chosen; None: all can.
     """
 
-    def __init__(self, probs: Tensor, kind: Discrete) -> None:
-        self.probs, self.kind = probs, kind
+    def __init__(self, probs: Tensor, kind: Discrete, illegal: Tensor | None = None) -> None:
+        self.probs, self.kind, self.illegal = probs, kind, illegal
 
     def sample(self) -> Tensor:
         flat = self.probs.detach().reshape(-1, self.probs.shape[-1])
@@ -40,14 +45,18 @@ class DiscreteOutput(PolicyOutput):
     def log_prob(self, action: Tensor) -> Tensor:
         if action.shape != self.probs.shape[:-1]:
             raise ValueError(f"actions must be indices of shape {tuple(self.probs.shape[:-1])}, got {tuple(action.shape)}")
-        return self.probs.gather(-1, action.long().unsqueeze(-1)).squeeze(-1).log()
+        chosen = self.probs.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
+        # finite where the data has an action that is illegal: a filter's weight of 0 times -inf would be NaN
+        return chosen.clamp(min=torch.finfo(chosen.dtype).tiny).log()
 
     def sample_vector(self, grad: bool = False) -> Tensor:
         """One-hot actions, clipped as probabilities are. The gradient is that of a Gumbel-softmax sample (straight-through, Jang
         et al. 2017, arXiv 1611.01144)."""
         gumbel = -torch.empty_like(self.probs).exponential_().log()  # with or without gradient, so that both draw alike
         scores = self.probs.clamp(min=torch.finfo(self.probs.dtype).tiny).log() + gumbel
-        hard = self.kind.clip_like_policy(F.one_hot(scores.argmax(dim=-1), self.probs.shape[-1]).to(self.probs.dtype))
+        if self.illegal is not None:
+            scores = scores.masked_fill(self.illegal, -math.inf)
+        hard = self.clip_like_policy(F.one_hot(scores.argmax(dim=-1), self.probs.shape[-1]).to(self.probs.dtype))
         if not grad:
             return hard
         soft = (scores / self.kind.gumbel_temperature).softmax(dim=-1)
@@ -55,6 +64,9 @@ class DiscreteOutput(PolicyOutput):
 
     def log_prob_of_vector(self, vector: Tensor) -> Tensor:
         return self.log_prob(vector.argmax(dim=-1).expand(self.probs.shape[:-1])).unsqueeze(-1)
+
+    def clip_like_policy(self, vector: Tensor) -> Tensor:
+        return self.kind.clip_like_policy(vector, self.illegal)
 
     def entropy(self) -> Tensor:
         return torch.special.entr(self.probs).sum(dim=-1)
@@ -97,14 +109,22 @@ class Discrete(DistributionType):
     def input_dimension(self) -> int:
         return self.d_action
 
-    def clip_like_policy(self, vector: Tensor) -> Tensor:
+    def clip_like_policy(self, vector: Tensor, illegal: Tensor | None = None) -> Tensor:
         """Clip and renormalise (..., A) as the policy's probabilities are; also for stored one-hot actions, so that a critic
-        reads both alike."""
+        reads both alike. What is ``illegal`` becomes exactly 0, whatever the clip."""
         clipped = vector.clamp(self.clip_prob_low, self.clip_prob_high)
+        if illegal is not None:
+            clipped = clipped.masked_fill(illegal, 0.0)
         return clipped / clipped.detach().sum(dim=-1, keepdim=True)
 
+    def masked(self, vec: Tensor, legal: Tensor) -> Tensor:
+        """Logits, -inf where illegal; `make` knows them by that. Where nothing is legal, everything counts as legal."""
+        legal = legal | ~legal.any(dim=-1, keepdim=True)
+        return vec.masked_fill(~legal, -math.inf)
+
     def make(self, vec: Tensor) -> DiscreteOutput:
-        return DiscreteOutput(self.clip_like_policy(vec.softmax(dim=-1)), self)
+        illegal = vec == -math.inf
+        return DiscreteOutput(self.clip_like_policy(vec.softmax(dim=-1), illegal), self, illegal)
 
 
 def _checked_clip(clip_actions_on_log_prob: tuple[float, float]) -> tuple[float, float]:
@@ -395,6 +415,10 @@ class Multibinary(DistributionType):
     @property
     def input_dimension(self) -> int:
         return self.d_action
+
+    def masked(self, vec: Tensor, legal: Tensor) -> Tensor:
+        """Logits of bits that may not be 1 are so low that their probability is 0 in float32, and yet finite."""
+        return vec.masked_fill(~legal, _NEVER)
 
     def make(self, vec: Tensor) -> MultibinaryOutput:
         return MultibinaryOutput(vec)

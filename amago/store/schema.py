@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amago.hindsight import StoredTraj
-from amago.spaces import ActionSpec, action_spec, describe, from_description
+from amago.spaces import ActionSpec, action_spec, describe, from_description, stored_width
 from amago.store.errors import BadFileError
 
 Array = NDArray[Any]
@@ -230,7 +230,7 @@ def check_spaces(text: Any, parts: tuple[Part, ...]) -> str:
         want = {key: (list(sub["shape"]), np.dtype(sub["dtype"])) for key, sub in obs["spaces"].items()}
         if obs["kind"] != "Dict" or have != want:
             raise BadFileError(f"observations {have} do not have the recorded shapes and dtypes {want}")
-        if math.prod(action.get("shape", [])) != math.prod(actions.row):  # before anything of a declared shape is allocated
+        if stored_width(action) != math.prod(actions.row):  # before anything of a declared shape is allocated
             raise BadFileError(f"actions have rows {actions.row}, but the action space is {str(action)[:200]}")
         spec = schema.action_spec
         if actions.row != (spec.stored_dim,) or actions.dtype != spec.stored_dtype:

@@ -1,0 +1,66 @@
+"""Scores as the D4RL benchmark reports them: 0 is its random policy, 100 its expert (Fu et al. 2020, arXiv:2004.07219)."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import gymnasium as gym
+
+from amago.envs.builtin import _common as common
+from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
+
+REFERENCE_RETURNS: dict[str, tuple[float, float]] = {
+    "halfcheetah": (-280.178953, 12135.0),
+    "hopper": (-20.272305, 3234.3),
+    "walker2d": (1.629008, 4592.3),
+    "ant": (-325.6, 3879.7),
+    "pen": (96.262799, 3076.8331),
+    "hammer": (-274.856578, 12794.134825),
+    "door": (-56.512833, 2880.569306),
+    "relocate": (-6.425911, 4233.877797),
+}
+"""Returns of the random policy and of the expert, published with the data sets."""
+
+
+def reference_returns(dataset: str) -> tuple[float, float] | None:
+    """Of the environment that a data set's name begins with ("halfcheetah_medium-v2", "D4RL/pen/human-v2"); None: unknown."""
+    words = re.split(r"[^a-z0-9]+", dataset.lower())
+    return next((REFERENCE_RETURNS[word] for word in words if word in REFERENCE_RETURNS), None)
+
+
+def normalized_score(episode_return: float, low: float, high: float) -> float:
+    """``100 (return - low) / (high - low)``."""
+    return 100.0 * (episode_return - low) / (high - low)
+
+
+class NormalizedScore(gym.Wrapper[Any, Any, Any, Any]):
+    """Logs ``Normalized Score`` when an episode ends.
+
+    Args:
+        env: any environment.
+        low: the return that counts as 0.
+        high: the return that counts as 100; another number.
+
+    Raises:
+        TypeError, ValueError: these are no finite numbers, or equal.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], low: float, high: float):
+        super().__init__(env)
+        self.low, self.high = common.check_real("low", low), common.check_real("high", high)
+        if self.low == self.high:
+            raise ValueError(f"low and high must differ, got {low!r} for both")
+        self._return = 0.0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._return = 0.0
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self._return += float(reward)
+        if terminated or truncated:
+            score = normalized_score(self._return, self.low, self.high)
+            info = {**info, f"{AMAGO_ENV_LOG_PREFIX} Normalized Score": score}
+        return obs, reward, terminated, truncated, info

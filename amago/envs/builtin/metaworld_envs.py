@@ -1,0 +1,202 @@
+"""Meta-World: robotic manipulation with hidden goals, k attempts at each task (Yu et al. 2019, arXiv:1910.10897)."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import gin
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from amago.envs.builtin import _common as common
+from amago.envs.builtin._extras import require
+from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
+
+Observation = NDArray[np.float32]
+
+SPLITS = ("train", "test")
+SUITES = ("ML10", "ML25", "ML45")
+LONGEST = 500
+"""Steps after which Meta-World itself ends an episode."""
+
+_idle: dict[type, list[Any]] = {}  # simulators of this process that no rollout uses; each takes some 20 MB and 0.2 s to make
+
+
+@dataclass(frozen=True)
+class MetaWorldTasks:
+    """The tasks of a benchmark, both splits. Picklable; make it once (`metaworld_tasks`) and give it to all environments."""
+
+    benchmark: str
+    classes: dict[str, dict[str, type]] = field(repr=False)
+    """split -> name -> upstream's class"""
+    tasks: dict[str, dict[str, list[Any]]] = field(repr=False)
+    """split -> name -> upstream's tasks, 50 each"""
+
+    def names(self, split: str) -> list[str]:
+        return sorted(self.tasks[split])
+
+
+def metaworld_tasks(benchmark: str, seed: int | None = 0) -> MetaWorldTasks:
+    """Draw the goals of a benchmark: 50 for each of its tasks. Takes 2 s for one task, half a minute for ML45.
+
+    Args:
+        benchmark: "ML10", "ML25" or "ML45" (in any case), or the name of one task, such as "reach-v3" (which is ML1: other goals in
+            the test split). Of names that end in -v1 or -v2, version 3 is taken, with a warning.
+        seed: of the goals; processes that draw them with the same seed have the same. None: others each time.
+
+    Raises:
+        ImportError: Meta-World is not installed (``pip install 'amago[metaworld]'``).
+        ValueError: there is no such benchmark.
+    """
+    metaworld = require("metaworld", "metaworld")
+    known = list(metaworld.ALL_V3_ENVIRONMENTS)
+    name = str(benchmark)
+    if name.upper() in SUITES:
+        name = name.upper()
+        drawn = getattr(metaworld, name)(seed=seed)
+    else:
+        base, _, version = name.rpartition("-")
+        if version in ("v1", "v2") and f"{base}-v3" in known:
+            warnings.warn(f"Meta-World has no {name} any more: taking {base}-v3, whose returns differ", stacklevel=2)
+            name = f"{base}-v3"
+        if name not in known:
+            raise ValueError(f"benchmark must be one of {', '.join(SUITES)} or of {', '.join(known)}; got {benchmark!r}")
+        drawn = metaworld.ML1(name, seed=seed)
+    classes = {"train": dict(drawn.train_classes), "test": dict(drawn.test_classes)}
+    tasks: dict[str, dict[str, list[Any]]] = {split: {} for split in SPLITS}
+    for split, rows in (("train", drawn.train_tasks), ("test", drawn.test_tasks)):
+        for task in rows:
+            tasks[split].setdefault(task.env_name, []).append(task)
+    return MetaWorldTasks(name, classes, tasks)
+
+
+@gin.configurable(module="amago.envs.builtin")
+class MetaWorld(gym.Env[Observation, NDArray[np.float32]]):
+    """k attempts at one task of Meta-World with one hidden goal; another task and goal in every rollout.
+
+    A rollout draws a task of the split (uniformly), then one of its 50 goals. An attempt lasts ``episode_length`` steps whether
+    it succeeds or not; the step that ends it returns the first observation of the next. The rollout terminates (never
+    truncates) with the last. Rewards are Meta-World's, 0 to 10 a step.
+
+    Actions, ``Box(-1, 1, (4,))``: motion of the hand along x, y, z, and the gripper. Observation, float32 ``(41,)``: Meta-World's 39 with
+    the goal zeroed, steps of this attempt divided by ``episode_length``, attempts that are over divided by ``k_episodes``.
+    It is not bounded: upstream's observations leave the space that upstream declares.
+
+    Logged when attempt i (from 0) ends: ``Attempt {i} Success``, 1 if the task was solved in any of its steps, and
+    ``Attempt {i} Return``; with the rollout ``Success Rate``, the mean over its attempts. They are logged for each task by `env_name`.
+
+    Args:
+        tasks: of `metaworld_tasks`.
+        split: "train" or "test".
+        k_episodes: attempts in a rollout.
+        episode_length: steps of each, at most 500.
+        task: the name of the only task to draw; None: all of the split.
+
+    Attributes:
+        horizon: the length of a rollout, ``k_episodes * episode_length``.
+        env_name: name of this rollout's task, with "-test" behind it in the test split.
+
+    Simulators are shared by the environments of a process: a rollout takes an idle one of its task, or makes one. So a process has no
+    more of them for a task than rollouts that ever played it at once.
+
+    Raises:
+        TypeError, ValueError: an argument or an action is out of range; the message quotes it.
+    """
+
+    def __init__(
+        self,
+        tasks: MetaWorldTasks,
+        split: str = "train",
+        k_episodes: int = 1,
+        episode_length: int = LONGEST,
+        task: str | None = None,
+    ) -> None:
+        if not isinstance(tasks, MetaWorldTasks):
+            raise TypeError(f"tasks must come from metaworld_tasks(), got {tasks!r}")
+        if split not in SPLITS:
+            raise ValueError(f'split must be "train" or "test", got {split!r}')
+        self.tasks, self.split = tasks, split
+        self.k_episodes = common.check_int("k_episodes", k_episodes, 1)
+        self.episode_length = common.check_int("episode_length", episode_length, 1)
+        if self.episode_length > LONGEST:
+            raise ValueError(
+                f"episode_length must be at most {LONGEST}, where Meta-World ends an episode, got {episode_length!r}"
+            )
+        if task is not None and task not in tasks.tasks[split]:
+            raise ValueError(f"task must be None or one of {', '.join(tasks.names(split))}, got {task!r}")
+        self._names = tasks.names(split) if task is None else [task]
+        self.horizon = self.k_episodes * self.episode_length
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, shape=(41,), dtype=np.float32)
+        self.action_space = gym.spaces.Box(-1.0, 1.0, shape=(4,), dtype=np.float32)
+        self._name = self._names[0]
+        self._simulator: Any = None
+        self._steps, self._attempt = 0, self.k_episodes  # no rollout is under way
+        self._return, self._success, self._successes = 0.0, 0.0, 0.0
+
+    @property
+    def env_name(self) -> str:
+        return self._name if self.split == "train" else f"{self._name}-test"
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._name = self._names[int(self.np_random.integers(len(self._names)))]
+        goals = self.tasks.tasks[self.split][self._name]
+        task = goals[int(self.np_random.integers(len(goals)))]
+        self.close()
+        self._simulator = _take(self.tasks.classes[self.split][self._name])
+        self._simulator.set_task(task)
+        self._attempt, self._successes = 0, 0.0
+        return self._begin_attempt(), {}
+
+    def _begin_attempt(self) -> Observation:
+        self._steps, self._return, self._success = 0, 0.0, 0.0
+        obs, _ = self._simulator.reset()
+        return self._observe(obs)
+
+    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        if self._attempt >= self.k_episodes or self._simulator is None:
+            common.refuse_step("MetaWorld")
+        raw, paid, _, _, told = self._simulator.step(_check_action(action))
+        reward = float(paid)
+        self._steps += 1
+        self._return += reward
+        self._success = max(self._success, float(told["success"]))
+        if self._steps < self.episode_length:
+            return self._observe(raw), reward, False, False, {}
+        prefix = f"{AMAGO_ENV_LOG_PREFIX} Attempt {self._attempt}"
+        info = {f"{prefix} Success": self._success, f"{prefix} Return": self._return}
+        self._attempt += 1
+        self._successes += self._success
+        terminated = self._attempt == self.k_episodes
+        if terminated:
+            info[f"{AMAGO_ENV_LOG_PREFIX} Success Rate"] = self._successes / self.k_episodes
+        return self._observe(raw) if terminated else self._begin_attempt(), reward, terminated, False, info
+
+    def _observe(self, raw: NDArray[np.float64]) -> Observation:
+        obs = np.empty(41, dtype=np.float32)
+        obs[:39] = raw
+        obs[39:] = self._steps / self.episode_length, self._attempt / self.k_episodes
+        return obs
+
+    def close(self) -> None:
+        """Hand the simulator back; `reset` takes one again."""
+        simulator, self._simulator = self._simulator, None
+        if simulator is not None:
+            _idle.setdefault(type(simulator), []).append(simulator)
+
+
+def _take(cls: type) -> Any:
+    idle = _idle.get(cls)
+    return idle.pop() if idle else cls()
+
+
+def _check_action(action: Any) -> NDArray[np.float32]:
+    motion = np.asarray(action, dtype=np.float32)
+    if motion.shape != (4,):
+        raise ValueError(f"action must be four numbers in [-1, 1], got shape {motion.shape}")
+    if not np.abs(motion).max() <= 1.0:  # NaN too
+        raise ValueError(f"action must be four numbers in [-1, 1], got {action!r}")
+    return motion

@@ -1,0 +1,268 @@
+"""POPGym: 16 families of small games that need memory, each in three sizes (Morad et al. 2023, arXiv:2303.01859).
+
+Needs ``pip install 'amago[popgym]'``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import random
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import gin
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from amago.envs.builtin import _common as common
+from amago.envs.builtin._extras import require
+from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
+
+Observation = Any
+
+SIZES = ("Easy", "Medium", "Hard")
+FAMILIES = (
+    "Autoencode", "Battleship", "Concentration", "CountRecall", "HigherLower", "LabyrinthEscape", "LabyrinthExplore", "MineSweeper",
+    "MultiarmedBandit", "NoisyPositionOnlyCartPole", "NoisyPositionOnlyPendulum", "PositionOnlyCartPole", "PositionOnlyPendulum",
+    "RepeatFirst", "RepeatPrevious", "VelocityOnlyCartPole",
+)  # fmt: skip
+GAMES = tuple(family + size for family in FAMILIES for size in SIZES)
+"""The names of all 48 games."""
+_PHYSICS = ("CartPole", "Pendulum", "Labyrinth")
+MULTI_DOMAIN_GAMES = tuple(game for game in GAMES if not any(word in game for word in _PHYSICS))
+"""The 27 games of cards, boards and bandits: everything that they show and take is discrete."""
+
+
+def game_name(game: str) -> str:
+    """``game`` as it is listed in `GAMES`; the id of POPGym ("popgym-AutoencodeEasy-v0") is understood, too.
+
+    Raises:
+        ValueError: there is no such game; the message names those that are spelled alike.
+    """
+    short = str(game).removeprefix("popgym-").removesuffix("-v0")
+    for known in GAMES:
+        if known.lower() == short.lower():
+            return known
+    near = difflib.get_close_matches(short, GAMES, n=3, cutoff=0.5)
+    raise ValueError(f"game is {game!r}, but POPGym has " + (f"{', '.join(near)}" if near else f"{', '.join(GAMES)}"))
+
+
+def _make(game: str) -> tuple[gym.Env[Any, Any], int]:
+    """The bare environment and the most steps that an episode takes."""
+    envs = require("popgym.envs", "popgym")
+    if not hasattr(envs, game):  # mazes are left out where mazelib is missing
+        require("mazelib", "popgym")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Maze environments", DeprecationWarning)  # advice on benchmarking, given for each
+        env = getattr(envs, game)()
+    if game.startswith("Concentration"):
+        return env, int(env.episode_length)
+    if game.startswith("HigherLower"):
+        return env, int(env.deck_size) - 1
+    return env, int(env.max_episode_length) - game.startswith("Labyrinth")
+
+
+@contextlib.contextmanager
+def _global_generators_kept() -> Iterator[None]:
+    """Undo what the block does to the generators that all of the process shares: mazes are drawn from those."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+@gin.configurable(module="amago.envs.builtin")
+class POPGymGame(gym.Env[Observation, Any]):
+    """One game of POPGym, with a clock, an end at its time limit, and mazes that depend on the seed alone.
+
+    Spaces and rewards are POPGym's own; the most that can be reached in a rollout is 1, or nearly.
+
+    Args:
+        game: one of `GAMES`, or its id.
+        timer: the observation is a Dict of "observation" and "timer", float32 ``(1,)``: the share of the longest possible
+            episode that is over.
+        truncated_is_done: the time limit terminates. It is part of these games, which pay by its length; POPGym itself
+            truncates in some and terminates in others.
+
+    Attributes:
+        horizon: the most steps in an episode.
+        env_name: "popgym_" and the name of the game.
+
+    Raises:
+        ImportError: popgym is missing.
+        TypeError, ValueError: an argument is wrong; the message quotes it.
+    """
+
+    def __init__(self, game: str = "RepeatPreviousEasy", timer: bool = True, truncated_is_done: bool = True) -> None:
+        self.game = game_name(game)
+        self.timer = common.check_bool("timer", timer)
+        self.truncated_is_done = common.check_bool("truncated_is_done", truncated_is_done)
+        self._env, self.horizon = _make(self.game)
+        self.env_name = f"popgym_{self.game}"
+        self.action_space = self._env.action_space
+        self.observation_space: gym.Space[Any] = self._env.observation_space
+        if self.timer:
+            clock = gym.spaces.Box(0.0, 1.0, shape=(1,), dtype=np.float32)
+            self.observation_space = gym.spaces.Dict({"observation": self._env.observation_space, "timer": clock})
+        self._own_maze = self.game.startswith("Labyrinth")
+        self._clock: int | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
+        super().reset(seed=seed)
+        if self._own_maze:
+            with _global_generators_kept():
+                obs, _ = self._env.reset(seed=int(self.np_random.integers(2**31)))
+        else:
+            obs, _ = self._env.reset(seed=seed)
+        self._clock = 0
+        return self._shown(obs), {}
+
+    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        if self._clock is None:
+            common.refuse_step("POPGymGame")
+        obs, reward, terminated, truncated, _ = self._env.step(action)
+        self._clock += 1
+        terminated = bool(terminated or (truncated and self.truncated_is_done))
+        truncated = bool(truncated and not terminated)
+        shown = self._shown(obs)
+        if terminated or truncated:
+            self._clock = None
+        return shown, float(reward), terminated, truncated, {}
+
+    def _shown(self, obs: Any) -> Observation:
+        if not self.timer:
+            return obs
+        assert self._clock is not None
+        return {"observation": obs, "timer": np.array([self._clock / self.horizon], dtype=np.float32)}
+
+
+@gin.configurable(module="amago.envs.builtin")
+class MultiDomainPOPGym(gym.Env[Observation, np.int64]):
+    """Many games behind one interface: find out in a first episode, which does not pay, what is played; then play for real.
+
+    Each rollout draws one of ``games`` and plays ``warmup_episodes`` + 1 episodes of it, each with new cards or boards. The
+    rewards of the warm-up are shown, never paid: the return of a rollout is that of its last episode.
+
+    Observation, a Dict: "observation", uint8 ``(W,)``, what the game shows as one-hot numbers, padded with 0 to the widest of
+    the games; and "status", float32 ``(4,)``: the reward that the game gave for the last action, 1 where an episode opens, 1
+    during the warm-up, and the share of the longest possible episode that is over. Where an episode of the warm-up ends,
+    its last observation gives way to the first of the next.
+
+    Actions, ``Discrete(n)`` with n of the game that has most. A game with fewer takes a number modulo its own; rows and
+    columns of a board are counted row by row.
+
+    Logged: ``Warm-up Return`` with the last step.
+
+    Args:
+        games: names of games whose spaces are discrete; by default the 27 of `MULTI_DOMAIN_GAMES`.
+        warmup_episodes: how many episodes are played before the one that pays.
+
+    Attributes:
+        env_name: "popgym_" and the game of this rollout, so that results are kept apart.
+        game: that game.
+        horizon: the most steps in a rollout.
+
+    Raises:
+        ImportError: popgym is missing.
+        TypeError, ValueError: an argument is wrong; the message quotes it.
+    """
+
+    def __init__(self, games: Sequence[str] | None = None, warmup_episodes: int = 1) -> None:
+        if isinstance(games, str):
+            raise TypeError(f"games must be a list of names, got {games!r}")
+        self.games = tuple(game_name(game) for game in (MULTI_DOMAIN_GAMES if games is None else games))
+        if not self.games or len(set(self.games)) < len(self.games):
+            raise ValueError(f"games must name at least one game, and each once, got {games!r}")
+        self.warmup_episodes = common.check_int("warmup_episodes", warmup_episodes, 0)
+        self._all = [POPGymGame(game, timer=False, truncated_is_done=True) for game in self.games]
+        components = [_components(env.game, env.observation_space) for env in self._all]
+        self._actions = [_action_sizes(env.game, env.action_space) for env in self._all]
+        self._offsets = [np.cumsum(sizes) - sizes for sizes in components]
+        self._width = width = max(int(sizes.sum()) for sizes in components)
+        self.observation_space = gym.spaces.Dict(
+            {
+                "observation": gym.spaces.Box(0, 1, shape=(width,), dtype=np.uint8),
+                "status": gym.spaces.Box(
+                    np.array([-1.0, 0.0, 0.0, 0.0], dtype=np.float32), np.ones(4, dtype=np.float32), dtype=np.float32
+                ),
+            }
+        )
+        self._most_actions = int(max(sizes.prod() for sizes in self._actions))
+        self.action_space = gym.spaces.Discrete(self._most_actions)
+        self.horizon = (1 + self.warmup_episodes) * max(env.horizon for env in self._all)
+        self._now, self._episode, self._clock = 0, -1, 0
+        self._warmup_return = 0.0
+
+    @property
+    def game(self) -> str:
+        return self.games[self._now]
+
+    @property
+    def env_name(self) -> str:
+        return self._all[self._now].env_name
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._now, self._episode, self._warmup_return = int(self.np_random.integers(len(self.games))), 0, 0.0
+        return self._shown(self._open(), 0.0, opened=True), {}
+
+    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        if self._episode < 0:
+            common.refuse_step("MultiDomainPOPGym")
+        obs, reward, over, _, _ = self._all[self._now].step(self._action(action))
+        self._clock += 1
+        paid = self._episode == self.warmup_episodes
+        if not paid:
+            self._warmup_return += reward
+        if not over:
+            return self._shown(obs, reward), reward if paid else 0.0, False, False, {}
+        if not paid:
+            self._episode += 1
+            return self._shown(self._open(), reward, opened=True), 0.0, False, False, {}
+        shown = self._shown(obs, reward)
+        self._episode = -1
+        return shown, reward, True, False, {f"{AMAGO_ENV_LOG_PREFIX} Warm-up Return": self._warmup_return}
+
+    def _open(self) -> Any:
+        self._clock = 0
+        return self._all[self._now].reset(seed=int(self.np_random.integers(2**31)))[0]
+
+    def _action(self, action: Any) -> Any:
+        index = common.check_action(action, self._most_actions)
+        sizes = self._actions[self._now]
+        index %= int(sizes.prod())
+        return index if sizes.size == 1 else np.array(np.unravel_index(index, tuple(sizes)), dtype=np.int64)
+
+    def _shown(self, obs: Any, reward: float, opened: bool = False) -> Observation:
+        bits = np.zeros(self._width, dtype=np.uint8)
+        bits[self._offsets[self._now] + np.asarray(obs, dtype=np.int64).reshape(-1)] = 1
+        warm, share = self._episode < self.warmup_episodes, self._clock / self._all[self._now].horizon
+        return {"observation": bits, "status": np.array([reward, opened, warm, share], dtype=np.float32)}
+
+
+def _components(game: str, space: gym.Space[Any]) -> NDArray[np.int64]:
+    """How many values each number of a discrete observation may take."""
+    parts = list(space.spaces) if isinstance(space, gym.spaces.Tuple) else [space]
+    sizes: list[int] = []
+    for part in parts:
+        if isinstance(part, gym.spaces.Discrete):
+            sizes.append(int(part.n))
+        elif isinstance(part, gym.spaces.MultiDiscrete):
+            sizes.extend(int(n) for n in part.nvec.reshape(-1))
+        else:
+            raise ValueError(f"games must have discrete observations, but those of {game} are {space}")
+    return np.array(sizes, dtype=np.int64)
+
+
+def _action_sizes(game: str, space: gym.Space[Any]) -> NDArray[np.int64]:
+    if isinstance(space, gym.spaces.Box):
+        raise ValueError(f"games must have discrete actions, but those of {game} are {space}")
+    return _components(game, space)
+
+
+__all__ = ["FAMILIES", "GAMES", "MULTI_DOMAIN_GAMES", "MultiDomainPOPGym", "POPGymGame", "game_name"]

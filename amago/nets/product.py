@@ -1,0 +1,137 @@
+"""Policies over actions of several parts: one distribution for each part, independent given the state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from amago.nets.distributions import DistributionType, PolicyOutput
+from amago.nets.policy_dists import Discrete, Multibinary
+from amago.spaces import ActionPart, parts_of, stored_dtype_of
+
+
+def distribution_of(
+    action_kind: str, action_dim: int, continuous_dist_type: Callable[[int], DistributionType]
+) -> DistributionType:
+    """The distribution of an action space: that of its part, or the product of those of its parts.
+
+    Args:
+        action_kind, action_dim: ``kind`` and ``dim`` of its `amago.spaces.ActionSpec`.
+        continuous_dist_type: of each continuous part.
+
+    Raises:
+        ValueError: the kind is unknown.
+    """
+    parts = parts_of(action_kind, action_dim)
+    types = {"discrete": Discrete, "continuous": continuous_dist_type, "multibinary": Multibinary}
+    made = [types[part.kind](part.dim) for part in parts]
+    return made[0] if action_kind in types else Product(action_dim, parts, made)
+
+
+class ProductOutput(PolicyOutput):
+    """Independent distributions side by side. Of `sample`, the form is the vector; `log_prob` and `entropy` have one number a part.
+
+    Attributes:
+        factors: a distribution for each part.
+        parts: where each lies in an action.
+    """
+
+    def __init__(self, factors: list[PolicyOutput], parts: tuple[ActionPart, ...]) -> None:
+        self.factors, self.parts = factors, parts
+
+    def _of_vector(self, vector: Tensor) -> list[tuple[PolicyOutput, Tensor]]:
+        return [(factor, vector[..., part.vector]) for factor, part in zip(self.factors, self.parts)]
+
+    def sample(self) -> Tensor:
+        return self._vector([factor.sample() for factor in self.factors])
+
+    @property
+    def mode(self) -> Tensor:
+        return self._vector([factor.mode for factor in self.factors])
+
+    def _vector(self, samples: list[Tensor]) -> Tensor:
+        """The samples of the parts as one vector (..., A)."""
+        vectors = []
+        for sample, part in zip(samples, self.parts):
+            if part.kind == "discrete":
+                sample = torch.nn.functional.one_hot(sample, part.dim)
+            vectors.append(sample.to(torch.get_default_dtype()))
+        return torch.cat(vectors, dim=-1)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """(..., A) vectors -> (..., parts): of each part what its own distribution takes for the whole of it (for bits the mean)."""
+        return torch.cat([factor.log_prob_of_vector(vector) for factor, vector in self._of_vector(action)], dim=-1)
+
+    def sample_vector(self, grad: bool = False) -> Tensor:
+        return torch.cat([factor.sample_vector(grad) for factor in self.factors], dim=-1)
+
+    def log_prob_of_vector(self, vector: Tensor) -> Tensor:
+        return self.log_prob(vector).sum(dim=-1, keepdim=True)
+
+    def clip_like_policy(self, vector: Tensor) -> Tensor:
+        clipped = [factor.clip_like_policy(part) for factor, part in self._of_vector(vector)]
+        lead = torch.broadcast_shapes(*(c.shape[:-1] for c in clipped))
+        return torch.cat([c.expand(*lead, c.shape[-1]) for c in clipped], dim=-1)
+
+    def entropy(self) -> Tensor:
+        """(..., parts)."""
+        entropies = []
+        for factor, part in zip(self.factors, self.parts):
+            entropy = factor.entropy()
+            entropies.append(entropy.unsqueeze(-1) if part.kind == "discrete" else entropy.sum(dim=-1, keepdim=True))
+        return torch.cat(entropies, dim=-1)
+
+    def sample_action(self, sample: bool) -> Tensor:
+        dtype = torch.from_numpy(np.zeros(0, stored_dtype_of(part.kind for part in self.parts))).dtype
+        return torch.cat([factor.sample_action(sample).to(dtype) for factor in self.factors], dim=-1)
+
+    def metrics(self) -> dict[str, Tensor]:
+        """Those of the parts, by name: entropies add up, of other numbers the mean is taken."""
+        found: dict[str, list[Tensor]] = {}
+        for factor in self.factors:
+            for name, value in factor.metrics().items():
+                found.setdefault(name, []).append(value)
+        return {name: torch.stack(v).sum() if "Entropy" in name else torch.stack(v).mean() for name, v in found.items()}
+
+
+class Product(DistributionType):
+    """Network outputs are those of the parts, side by side.
+
+    Args:
+        d_action: A, of all parts together.
+        parts: where each lies in an action.
+        types: the distribution of each part.
+    """
+
+    is_discrete = False
+
+    def __init__(self, d_action: int, parts: tuple[ActionPart, ...], types: list[DistributionType]) -> None:
+        super().__init__(d_action)
+        self.parts, self.types = parts, types
+        self.actions_differentiable = all(t.actions_differentiable for t in types)
+
+    @property
+    def input_dimension(self) -> int:
+        return sum(t.input_dimension for t in self.types)
+
+    def _split(self, vec: Tensor) -> tuple[Tensor, ...]:
+        return vec.split([t.input_dimension for t in self.types], dim=-1)
+
+    def clip_like_policy(self, vector: Tensor) -> Tensor:
+        return torch.cat([t.clip_like_policy(vector[..., p.vector]) for t, p in zip(self.types, self.parts)], dim=-1)
+
+    def masked(self, vec: Tensor, legal: Tensor) -> Tensor:
+        """See `DistributionType.masked`; continuous parts stay as they are."""
+        return torch.cat(
+            [
+                part_vec if p.kind == "continuous" else t.masked(part_vec, legal[..., p.vector])
+                for t, p, part_vec in zip(self.types, self.parts, self._split(vec))
+            ],
+            dim=-1,
+        )
+
+    def make(self, vec: Tensor) -> ProductOutput:
+        return ProductOutput([t.make(part) for t, part in zip(self.types, self._split(vec))], self.parts)

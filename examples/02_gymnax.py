@@ -1,0 +1,85 @@
+"""gymnax: hundreds of environments in one compiled call of jax (Lange 2022, github.com/RobertTLange/gymnax).
+
+python examples/02_gymnax.py --env MemoryChain-bsuite --parallel_actors 512 --run_name gymnax --buffer_dir runs
+
+Needs `pip install 'amago[gymnax]'`. With a GPU under both jax and PyTorch, jax takes memory as it goes (see below), rather than
+three quarters at once; `--env_device cpu` leaves the GPU to PyTorch.
+"""
+
+import os
+from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
+from typing import Any
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # read when jax is imported
+
+from amago import cli_utils
+from amago.cli.tables import metrics_table
+from amago.envs import AMAGOEnv
+from amago.envs.builtin._extras import require
+from amago.envs.builtin.gymnax_envs import GymnaxCompatibility
+from amago.experiment import Experiment
+
+CHAIN = ["memory_length=20", "max_steps_in_episode=21"]  # 5 steps and a limit of 1000 are the defaults of gymnax
+
+
+def add_cli(parser: ArgumentParser) -> None:
+    parser.add_argument("--env", default="MemoryChain-bsuite", help="name of the environment in gymnax")
+    parser.add_argument(
+        "--params",
+        nargs="*",
+        metavar="NAME=VALUE",
+        help=f"parameters of the environment that differ from its own; without it, MemoryChain-bsuite gets {' '.join(CHAIN)}",
+    )
+    parser.add_argument("--env_device", default=None, choices=("cpu", "gpu", "tpu"), help="where jax computes; its own choice")
+    parser.set_defaults(
+        parallel_actors=64, timesteps_per_epoch=None, grads_per_epoch=50, epochs=60, memory_size=64, memory_layers=2, batch_size=32,
+        learning_rate=1e-3,
+    )  # fmt: skip
+
+
+def make_gymnax(name: str, given: list[str] | None) -> tuple[Any, Any]:
+    env, params = require("gymnax", "gymnax").make(name)
+    for text in CHAIN if given is None and name == "MemoryChain-bsuite" else given or []:
+        key, _, value = text.partition("=")
+        if not hasattr(params, key):
+            raise ValueError(f"{name} has no parameter {key!r}; it has {', '.join(vars(params))}")
+        params = params.replace(**{key: type(getattr(params, key))(value)})
+    return env, params
+
+
+def make_experiment(args: Namespace) -> Experiment:
+    env, params = make_gymnax(args.env, args.params)  # one for all: it is compiled once
+
+    def make_env() -> AMAGOEnv:
+        return AMAGOEnv(
+            GymnaxCompatibility(env, args.parallel_actors, params, args.env_device), batched_envs=args.parallel_actors
+        )
+
+    horizon = make_env().horizon
+    assert horizon is not None
+    args.timesteps_per_epoch = args.timesteps_per_epoch or max(100, horizon)
+    config: dict = {}
+    tstep = cli_utils.switch_tstep_encoder(config, "ff", n_layers=1, d_hidden=128, d_output=64)
+    traj = cli_utils.switch_traj_encoder(config, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
+    agent = cli_utils.switch_agent(config, args.agent_type, tau=0.02, gamma=0.99)
+    config |= {"Actor.d_hidden": 128, "NCritics.d_hidden": 128, "TformerTrajEncoder.n_heads": 4}
+    config |= {"Multigammas.discrete": [0.8, 0.95], "Multigammas.continuous": [0.95]}
+    explore = cli_utils.switch_exploration(config, "egreedy", steps_anneal=max(1, args.epochs * args.timesteps_per_epoch // 2))
+    cli_utils.use_config(config, args.configs)
+    return cli_utils.create_experiment_from_cli(
+        args, make_env, make_env, max_seq_len=min(horizon, 256), val_timesteps_per_epoch=horizon + 1, tstep_encoder_type=tstep,
+        traj_encoder_type=traj, agent_type=agent, exploration_wrapper_type=explore, env_mode="already_vectorized",
+        padded_sampling="both", group_name=f"gymnax_{args.env}",
+    )  # fmt: skip
+
+
+def test(experiment: Experiment) -> None:
+    steps = 5 * (experiment.val_timesteps_per_epoch - 1) + 1
+    print(metrics_table(experiment.evaluate_test(experiment.make_val_env, timesteps=steps), title="after training"))
+
+
+if __name__ == "__main__":
+    parser = ArgumentParser(description=__doc__, formatter_class=ArgumentDefaultsHelpFormatter)
+    cli_utils.add_common_cli(parser)
+    add_cli(parser)
+    cli_utils.run_trials(parser.parse_args(), make_experiment, test)

@@ -1,0 +1,67 @@
+"""POPGym: small games that need memory (Morad et al. 2023, arXiv 2303.01859), one of 48 or 27 at once.
+
+python examples/03_popgym_suite.py --env RepeatPreviousEasy --run_name popgym --buffer_dir runs
+
+Needs `pip install 'amago[popgym]'`.
+"""
+
+from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
+
+from amago import cli_utils
+from amago.cli.tables import metrics_table
+from amago.envs import AMAGOEnv
+from amago.envs.builtin.popgym_envs import MultiDomainPOPGym, POPGymGame
+from amago.experiment import Experiment
+
+
+def add_cli(parser: ArgumentParser) -> None:
+    parser.add_argument("--env", default="RepeatPreviousEasy", help="name of a game, such as AutoencodeMedium")
+    parser.add_argument(
+        "--multidomain",
+        nargs="*",
+        metavar="GAME",
+        help="instead of --env: draw one of these games (or of 27) for each rollout; an episode that does not pay goes before",
+    )
+    parser.add_argument("--no_timer", action="store_true", help="do not show how much of the episode is over")
+    parser.set_defaults(
+        parallel_actors=64, timesteps_per_epoch=None, grads_per_epoch=50, epochs=100, memory_size=64, memory_layers=2,
+        learning_rate=1e-3,
+    )  # fmt: skip
+
+
+def make_experiment(args: Namespace) -> Experiment:
+    many = args.multidomain is not None
+
+    def make_env() -> AMAGOEnv:
+        return AMAGOEnv(MultiDomainPOPGym(args.multidomain or None) if many else POPGymGame(args.env, timer=not args.no_timer))
+
+    horizon = make_env().horizon
+    assert horizon is not None
+    args.timesteps_per_epoch = args.timesteps_per_epoch or max(100, horizon)
+    config: dict = {}
+    width = 128 if many else 64
+    tstep = cli_utils.switch_tstep_encoder(config, "ff", n_layers=1, d_hidden=width, d_output=64)
+    traj = cli_utils.switch_traj_encoder(config, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
+    agent = cli_utils.switch_agent(config, args.agent_type, tau=0.02, gamma=0.97)
+    config |= {"Actor.d_hidden": 128, "NCritics.d_hidden": 128, "TformerTrajEncoder.n_heads": 4}
+    config |= {"Multigammas.discrete": [0.7, 0.9], "Multigammas.continuous": [0.9]}
+    anneal = max(1, args.epochs * args.timesteps_per_epoch // 2)
+    explore = cli_utils.switch_exploration(config, "bilevel", rollout_horizon=horizon, steps_anneal=anneal)
+    cli_utils.use_config(config, args.configs)
+    return cli_utils.create_experiment_from_cli(
+        args, make_env, make_env, max_seq_len=min(horizon, 512), val_timesteps_per_epoch=2 * horizon + 1,
+        tstep_encoder_type=tstep, traj_encoder_type=traj, agent_type=agent, exploration_wrapper_type=explore,
+        padded_sampling="both", group_name="popgym_multidomain" if many else f"popgym_{args.env}",
+    )  # fmt: skip
+
+
+def test(experiment: Experiment) -> None:
+    steps = 5 * (experiment.val_timesteps_per_epoch // 2) + 1
+    print(metrics_table(experiment.evaluate_test(experiment.make_val_env, timesteps=steps), title="after training"))
+
+
+if __name__ == "__main__":
+    parser = ArgumentParser(description=__doc__, formatter_class=ArgumentDefaultsHelpFormatter)
+    cli_utils.add_common_cli(parser)
+    add_cli(parser)
+    cli_utils.run_trials(parser.parse_args(), make_experiment, test)

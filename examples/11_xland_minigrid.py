@@ -1,0 +1,77 @@
+"""XLand-MiniGrid: k shots at a task whose goal and rules must be found out (Nikulin et al. 2023, arXiv 2312.12044).
+
+python examples/11_xland_minigrid.py --rulesets trivial --k_shots 3 --run_name xland --buffer_dir runs
+
+Needs `pip install 'amago[xland]'`. With a GPU under both jax and PyTorch, jax takes memory as it goes (see below), rather than
+three quarters at once; `--env_device cpu` leaves the GPU to PyTorch.
+"""
+
+import os
+from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # read when jax is imported
+
+from amago import cli_utils
+from amago.cli.tables import metrics_table
+from amago.envs import AMAGOEnv
+from amago.envs.builtin.xland_envs import XLandMiniGrid
+from amago.experiment import Experiment
+
+
+def add_cli(parser: ArgumentParser) -> None:
+    parser.add_argument("--rulesets", default="trivial", help="trivial, small, medium or high, or an .npz file with tasks")
+    parser.add_argument(
+        "--num_rulesets", type=int, default=1000, help="tasks to train on; a fifth as many others are for tests"
+    )
+    parser.add_argument("--grid", default="XLand-MiniGrid-R1-9x9", help="name of the world: R1 to R9 rooms, 9x9 to 25x25")
+    parser.add_argument("--k_shots", type=int, default=3, help="attempts at a task in a rollout")
+    parser.add_argument("--shot_length", type=int, default=60, help="steps of an attempt")
+    parser.add_argument("--env_device", default=None, choices=("cpu", "gpu", "tpu"), help="where jax computes; its own choice")
+    parser.set_defaults(
+        parallel_actors=64, timesteps_per_epoch=None, grads_per_epoch=50, epochs=200, memory_size=128, memory_layers=2,
+        batch_size=24, learning_rate=5e-4,
+    )  # fmt: skip
+
+
+def make_experiment(args: Namespace) -> Experiment:
+    def maker(split: str, tasks: int):
+        def make_env() -> AMAGOEnv:
+            worlds = XLandMiniGrid(
+                args.parallel_actors, rulesets=args.rulesets, split=split, k_shots=args.k_shots, grid=args.grid,
+                shot_length=args.shot_length, num_rulesets=tasks, device=args.env_device,
+            )  # fmt: skip
+            return AMAGOEnv(worlds, batched_envs=args.parallel_actors)
+
+        return make_env
+
+    horizon = args.k_shots * args.shot_length
+    args.timesteps_per_epoch = args.timesteps_per_epoch or horizon
+    config: dict = {}
+    tstep = cli_utils.switch_tstep_encoder(config, "ff", n_layers=2, d_hidden=128, d_output=64)
+    traj = cli_utils.switch_traj_encoder(config, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
+    agent = cli_utils.switch_agent(config, args.agent_type, tau=0.01, gamma=0.98)
+    config |= {"Actor.d_hidden": 128, "NCritics.d_hidden": 128, "TformerTrajEncoder.n_heads": 4}
+    config |= {"Multigammas.discrete": [0.7, 0.9, 0.95]}
+    anneal = max(1, args.epochs * args.timesteps_per_epoch // 2)
+    explore = cli_utils.switch_exploration(config, "bilevel", rollout_horizon=horizon, steps_anneal=anneal)
+    cli_utils.use_config(config, args.configs)
+    return cli_utils.create_experiment_from_cli(
+        args, maker("train", args.num_rulesets), maker("test", max(1, args.num_rulesets // 5)), max_seq_len=min(horizon, 512),
+        val_timesteps_per_epoch=horizon + 1, tstep_encoder_type=tstep, traj_encoder_type=traj, agent_type=agent,
+        exploration_wrapper_type=explore, env_mode="already_vectorized", padded_sampling="both",
+        group_name=f"xland_{args.rulesets}",
+    )  # fmt: skip
+
+
+def test(experiment: Experiment) -> None:
+    steps = 3 * (experiment.val_timesteps_per_epoch - 1) + 1
+    print(
+        metrics_table(experiment.evaluate_test(experiment.make_val_env, timesteps=steps), title="after training, on new tasks")
+    )
+
+
+if __name__ == "__main__":
+    parser = ArgumentParser(description=__doc__, formatter_class=ArgumentDefaultsHelpFormatter)
+    cli_utils.add_common_cli(parser)
+    add_cli(parser)
+    cli_utils.run_trials(parser.parse_args(), make_experiment, test)

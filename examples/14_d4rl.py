@@ -1,0 +1,105 @@
+"""D4RL: learn from a recording alone, and then, if wanted, from what the agent collects beside it (offline to online).
+
+python examples/14_d4rl.py --dataset halfcheetah_medium-v2.hdf5 --env HalfCheetah-v5 --run_name d4rl --buffer_dir runs
+
+--dataset is a D4RL file or the id of a Minari data set on this machine; nothing is downloaded. Without any, record one:
+--dataset pendulum.hdf5 --record 20000 --env Pendulum-v1 --score_range -1200 -150. Needs `pip install 'amago[offline]'`, and MuJoCo's
+environments `'amago[mujoco]'`.
+"""
+
+from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+
+from amago import cli_utils
+from amago.cli.tables import metrics_table
+from amago.envs import AMAGOEnv
+from amago.envs.builtin._extras import require
+from amago.envs.builtin.d4rl_scores import NormalizedScore, reference_returns
+from amago.experiment import Experiment
+from amago.loading import D4RLDataset, DiskTrajDataset, MinariDataset, MixtureOfDatasets, RLDataset
+
+
+def add_cli(parser: ArgumentParser) -> None:
+    parser.add_argument("--dataset", required=True, help="a .hdf5 file of D4RL, or the id of a Minari data set")
+    parser.add_argument("--env", default="HalfCheetah-v5", help="id of the environment to evaluate (and collect) in")
+    parser.add_argument(
+        "--score_range", type=float, nargs=2, default=None, metavar=("LOW", "HIGH"),
+        help="returns that count as scores 0 and 100; default: those published for the data set",
+    )  # fmt: skip
+    parser.add_argument("--online_after", type=int, default=None, help="epoch from which on the agent collects as well; never")
+    parser.add_argument("--online_share", type=float, default=0.5, help="share of what it collects in what it then learns from")
+    parser.add_argument(
+        "--record", type=cli_utils.whole_number, default=0, help="first fill a missing file with random actions"
+    )
+    parser.set_defaults(
+        parallel_actors=8, timesteps_per_epoch=1000, grads_per_epoch=1000, epochs=100, batch_size=32, memory_size=128,
+        memory_layers=2, learning_rate=3e-4,
+    )  # fmt: skip
+
+
+def record(path: Path, env_id: str, steps: int, seed: int | None) -> None:
+    """A D4RL file of random actions."""
+    h5py, env, rows = require("h5py", "offline"), gym.make(env_id), []
+    env.action_space.seed(seed)
+    obs, _ = env.reset(seed=seed)
+    for _ in range(steps):
+        action = env.action_space.sample()
+        after, reward, terminated, truncated, _ = env.step(action)
+        rows.append((obs, action, reward, terminated, truncated, after))
+        obs = env.reset()[0] if terminated or truncated else after
+    path.parent.mkdir(parents=True, exist_ok=True)
+    names = ("observations", "actions", "rewards", "terminals", "timeouts", "next_observations")
+    with h5py.File(path, "w") as file:
+        for name, column in zip(names, zip(*rows, strict=True), strict=True):
+            file[name] = np.array(column)
+
+
+def make_experiment(args: Namespace) -> Experiment:
+    is_file = args.dataset.endswith((".hdf5", ".h5"))
+    if args.record and is_file and not Path(args.dataset).exists():
+        record(Path(args.dataset), args.env, args.record, args.seed)
+    scores = args.score_range or reference_returns(args.dataset)
+
+    def make_env() -> AMAGOEnv:
+        env = gym.make(args.env)
+        return AMAGOEnv(NormalizedScore(env, *scores) if scores else env, env_name=args.env)
+
+    env = make_env()
+    horizon, space = env.horizon or 1000, env.action_space
+    env.close()
+    dataset: RLDataset = D4RLDataset(args.dataset, horizon, space) if is_file else MinariDataset(args.dataset)
+    online = args.online_after is not None
+    if online:
+        buffer = DiskTrajDataset(args.buffer_dir, args.run_name, args.dset_max_size)
+        dataset = MixtureOfDatasets(
+            [dataset, buffer], [1 - args.online_share, args.online_share], smooth_sudden_starts=max(1, args.epochs // 10)
+        )
+
+    config: dict = {}
+    tstep = cli_utils.switch_tstep_encoder(config, "ff", n_layers=2, d_hidden=128, d_output=128, hide_rl2s=True)
+    traj = cli_utils.switch_traj_encoder(config, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
+    # the policy gradient trusts what critics think of actions that nobody took: only where they can be tried out
+    agent = cli_utils.switch_agent(config, args.agent_type, online_coeff=float(online), offline_coeff=1.0)
+    anneal = max(1, args.epochs * args.timesteps_per_epoch // 2)
+    explore = cli_utils.switch_exploration(config, "egreedy", steps_anneal=anneal)
+    cli_utils.use_config(config, ["zoo/d4rl", *args.configs])
+    return cli_utils.create_experiment_from_cli(
+        args, make_env, make_env, max_seq_len=32, val_timesteps_per_epoch=horizon + 1, tstep_encoder_type=tstep,
+        traj_encoder_type=traj, agent_type=agent, exploration_wrapper_type=explore, group_name=f"d4rl_{args.env}", dataset=dataset,
+        start_collecting_at_epoch=args.online_after if online else float("inf"), padded_sampling="both",
+    )  # fmt: skip
+
+
+def test(experiment: Experiment) -> None:
+    steps = 2 * experiment.val_timesteps_per_epoch + 1
+    print(metrics_table(experiment.evaluate_test(experiment.make_val_env, timesteps=steps), title="after training"))
+
+
+if __name__ == "__main__":
+    parser = ArgumentParser(description=__doc__, formatter_class=ArgumentDefaultsHelpFormatter)
+    cli_utils.add_common_cli(parser)
+    add_cli(parser)
+    cli_utils.run_trials(parser.parse_args(), make_experiment, test)

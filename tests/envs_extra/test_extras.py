@@ -1,0 +1,62 @@
+"""Environments whose package is missing say what to install."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amago.envs.builtin import _extras
+from amago.envs.builtin.gymnax_envs import GymnaxCompatibility
+from amago.envs.builtin.popgym_envs import MultiDomainPOPGym, POPGymGame
+from amago.envs.builtin.xland_envs import XLandMiniGrid
+
+BUILTIN = Path(_extras.__file__).parent
+PROJECT = (BUILTIN.parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("make", "module", "extra"), [
+    (POPGymGame, "popgym.envs", "popgym"),
+    (MultiDomainPOPGym, "popgym.envs", "popgym"),
+    (lambda: GymnaxCompatibility(None, 2), "jax", "gymnax"),
+    (lambda: XLandMiniGrid(2), "xminigrid", "xland"),
+], ids=["popgym", "multi-domain", "gymnax", "xland"])  # fmt: skip
+def test_the_message_names_the_extra(make: Callable[[], Any], module: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, module, None)  # Python's own way to say that there is none
+    package = module.partition(".")[0]
+    with pytest.raises(ImportError, match=rf"{package} could not be imported.*pip install 'amago\[{extra}\]'"):
+        make()
+
+
+def test_every_extra_that_a_message_names_is_one() -> None:
+    named = set()
+    for file in BUILTIN.glob("*.py"):
+        named |= set(re.findall(r'require\("[\w.]+", "(\w+)"\)', file.read_text(encoding="utf-8")))
+    assert named >= {"popgym", "gymnax", "xland"}
+    for extra in named:
+        assert re.search(rf"^{extra} = \[", PROJECT, flags=re.MULTILINE), extra
+
+
+CLASSES = {cls.__name__: cls for cls in (GymnaxCompatibility, MultiDomainPOPGym, POPGymGame, XLandMiniGrid)}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_page_gives_arguments_and_defaults(name: str) -> None:
+    page = (BUILTIN.parents[2] / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    calls = [
+        node.value
+        for block in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+        for node in ast.parse(block).body
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == name
+    ]
+    (call,) = calls
+    given = [(ast.unparse(a), inspect.Parameter.empty) for a in call.args]
+    given += [(str(k.arg), ast.literal_eval(k.value)) for k in call.keywords]
+    parameters = inspect.signature(CLASSES[name]).parameters.values()
+    assert given == [(p.name, p.default) for p in parameters]

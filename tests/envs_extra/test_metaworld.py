@@ -1,0 +1,286 @@
+"""Meta-World against its own environments and its own scripted policies."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from run_inside import run_script
+
+from amago.envs import AMAGOEnv
+from amago.envs.builtin import metaworld_envs
+from amago.envs.builtin.metaworld_envs import MetaWorld, MetaWorldTasks, metaworld_tasks
+from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "07_metaworld.py"
+SUCCESS_RATE = f"{AMAGO_ENV_LOG_PREFIX} Success Rate"
+
+
+def test_without_metaworld_the_extra_is_named() -> None:
+    code = (
+        "import sys; sys.modules['metaworld'] = None\n"
+        "from amago.envs.builtin.metaworld_envs import metaworld_tasks\n"
+        "try: metaworld_tasks('reach-v3')\n"
+        "except ImportError as err: assert \"pip install 'amago[metaworld]'\" in str(err), err\n"
+        "else: raise SystemExit('no ImportError')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+metaworld = pytest.importorskip("metaworld", reason="Meta-World is not installed: pip install 'amago[metaworld]'")
+
+
+@pytest.fixture(scope="module")
+def reach() -> MetaWorldTasks:
+    return metaworld_tasks("reach-v3", seed=0)
+
+
+@pytest.fixture(scope="module")
+def two(reach: MetaWorldTasks) -> MetaWorldTasks:
+    """Two tasks in training and one in the test, as a suite has, without drawing the goals of a whole suite."""
+    push = metaworld_tasks("push-v3", seed=0)
+    classes = {"train": reach.classes["train"] | push.classes["train"], "test": push.classes["test"]}
+    tasks = {"train": reach.tasks["train"] | push.tasks["train"], "test": push.tasks["test"]}
+    return MetaWorldTasks("two", classes, tasks)
+
+
+def metric(i: int, name: str) -> str:
+    return f"{AMAGO_ENV_LOG_PREFIX} Attempt {i} {name}"
+
+
+def actions(n: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).uniform(-1, 1, size=(n, 4)).astype(np.float32)
+
+
+def goal_of(task: Any) -> np.ndarray:
+    return np.asarray(pickle.loads(task.data)["rand_vec"])
+
+
+# ---- tasks -------------------------------------------------------------------------------------------------------------------
+
+
+def test_goals_are_fifty_a_split_apart_and_fixed_by_the_seed(reach: MetaWorldTasks) -> None:
+    goals = {split: np.array([goal_of(t) for t in reach.tasks[split]["reach-v3"]]) for split in ("train", "test")}
+    assert {len(np.unique(g, axis=0)) for g in goals.values()} == {50}
+    assert not set(map(bytes, goals["train"])) & set(map(bytes, goals["test"]))
+    again = metaworld_tasks("reach-v3", seed=0)
+    assert [t.data for t in again.tasks["train"]["reach-v3"]] == [t.data for t in reach.tasks["train"]["reach-v3"]]
+
+
+def test_old_names_are_mapped_with_a_warning(reach: MetaWorldTasks) -> None:
+    with pytest.warns(UserWarning, match="Meta-World has no reach-v2 any more: taking reach-v3"):
+        old = metaworld_tasks("reach-v2", seed=0)
+    assert old.benchmark == "reach-v3"
+    assert [t.data for t in old.tasks["test"]["reach-v3"]] == [t.data for t in reach.tasks["test"]["reach-v3"]]
+
+
+@pytest.mark.parametrize("name", ["ml11", "reach", "reech-v2", "reach-v4"])
+def test_benchmarks_that_do_not_exist_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=re.escape("benchmark must be one of ML10, ML25, ML45 or of ")) as caught:
+        metaworld_tasks(name)
+    assert str(caught.value).endswith(f"got {name!r}")
+
+
+def test_suites_are_the_papers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """10 or 45 tasks to train on, 5 others to test on. Goals are not drawn here: that takes half a minute."""
+
+    def some_goals(classes: Any, args: Any, override: Any, seed: Any = None) -> list[Any]:
+        assert override == {"partially_observable": True}
+        return [metaworld.Task(env_name=name, data=b"") for name in args for _ in range(50)]
+
+    monkeypatch.setattr(metaworld, "_make_tasks", some_goals)
+    for name, n in (("ml10", 10), ("ML45", 45)):
+        suite = metaworld_tasks(name)
+        assert suite.benchmark == name.upper()
+        assert len(suite.names("train")) == n
+        assert len(suite.names("test")) == 5
+        assert not set(suite.names("train")) & set(suite.names("test"))
+        assert {len(t) for split in suite.tasks.values() for t in split.values()} == {50}
+        env = MetaWorld(suite, "test")
+        assert env.env_name.endswith("-test")
+
+
+# ---- rollouts ----------------------------------------------------------------------------------------------------------------
+
+
+def test_attempts_are_upstreams_episodes(reach: MetaWorldTasks) -> None:
+    env = MetaWorld(reach, "train", k_episodes=2, episode_length=12)
+    assert env.horizon == 24
+    obs, info = env.reset(seed=1)
+    assert info == {}
+    upstream = reach.classes["train"]["reach-v3"]()
+    goal = env._simulator._target_pos
+    (task,) = [t for t in reach.tasks["train"]["reach-v3"] if np.allclose(goal_of(t)[3:], goal)]
+    upstream.set_task(task)
+    log: dict[str, float] = {}
+    for t, action in enumerate(actions(24)):
+        if t % 12 == 0:
+            theirs, _ = upstream.reset()
+            total, solved = 0.0, 0.0
+        np.testing.assert_array_equal(obs[:39], theirs.astype(np.float32))
+        np.testing.assert_allclose(obs[39:], [(t % 12) / 12, (t // 12) / 2], rtol=1e-6)
+        assert (obs[36:39] == 0).all(), "the goal is hidden"
+        assert obs in env.observation_space
+        theirs, paid, _, _, told = upstream.step(action)
+        obs, reward, terminated, truncated, info = env.step(action)
+        assert reward == paid
+        assert 0.0 <= reward <= 10.0
+        assert (terminated, truncated) == (t == 23, False)
+        total, solved = total + reward, max(solved, told["success"])
+        if t % 12 == 11:
+            i = t // 12
+            assert info.pop(metric(i, "Return")) == pytest.approx(total)
+            assert info.pop(metric(i, "Success")) == solved
+            log |= info
+        else:
+            assert info == {}
+    assert set(log) == {SUCCESS_RATE}
+    with pytest.raises(gym.error.ResetNeeded):
+        env.step(np.zeros(4))
+
+
+@pytest.mark.filterwarnings("ignore:Constant.s. may be too high:UserWarning")  # of the scripted policy
+def test_the_scripted_policy_succeeds_and_a_random_one_does_not(reach: MetaWorldTasks) -> None:
+    """Upstream's own policy needs the goal in the observation: told where it is, it solves every attempt."""
+    from metaworld.policies import SawyerReachV3Policy
+
+    expert = SawyerReachV3Policy()
+    for split in ("train", "test"):
+        env = MetaWorld(reach, split, k_episodes=2, episode_length=80)
+        obs, _ = env.reset(seed=0)
+        log: dict[str, float] = {}
+        for _ in range(env.horizon):
+            told = obs[:39].astype(np.float64)
+            told[36:] = env._simulator._target_pos
+            obs, *_, info = env.step(np.clip(expert.get_action(told), -1, 1))
+            log |= info
+        assert log[metric(0, "Success")] == log[metric(1, "Success")] == log[SUCCESS_RATE] == 1.0
+        assert log[metric(1, "Return")] > 80 * 3
+        # success counts in any step: the hand that leaves the goal again has been there
+        env = MetaWorld(reach, split, episode_length=110)
+        obs, _ = env.reset(seed=0)
+        for t in range(110):
+            told = obs[:39].astype(np.float64)
+            told[36:] = env._simulator._target_pos
+            action = np.clip(expert.get_action(told), -1, 1)
+            obs, *_, info = env.step(action if t < 80 else np.array([0.0, -1.0, 0.0, 0.0]))
+        assert np.linalg.norm(obs[:3] - env._simulator._target_pos) > 0.1
+        assert info[metric(0, "Success")] == 1.0
+    env = MetaWorld(reach, k_episodes=1, episode_length=30)
+    rates = []
+    for seed in range(4):
+        env.reset(seed=seed)
+        rates += [env.step(action)[4].get(SUCCESS_RATE) for action in actions(30, seed)]
+    assert [r for r in rates if r is not None] == [0.0] * 4
+
+
+def test_a_seed_gives_a_rollout_whatever_was_before(two: MetaWorldTasks) -> None:
+    def rollout(env: MetaWorld, seed: int) -> list[Any]:
+        out: list[Any] = [env.reset(seed=seed)[0].tolist(), env.env_name]
+        for action in actions(12):
+            obs, reward, *_ = env.step(action)
+            out += [obs.tolist(), reward]
+        return out
+
+    a, b = MetaWorld(two, k_episodes=2, episode_length=6), MetaWorld(two, k_episodes=2, episode_length=6)
+    first = {seed: rollout(a, seed) for seed in (0, 1, 2, 3)}
+    for seed in (3, 1, 0, 2):
+        assert rollout(b, seed) == first[seed]
+    assert {seen[1] for seen in first.values()} == {"reach-v3", "push-v3"}
+
+
+def test_simulators_are_shared_but_never_by_two_rollouts(two: MetaWorldTasks) -> None:
+    metaworld_envs._idle.clear()
+    envs = [MetaWorld(two) for _ in range(2)]
+    made = set()
+    for _ in range(12):
+        for env in envs:
+            env.reset()
+            made.add(id(env._simulator))
+        assert envs[0]._simulator is not envs[1]._simulator
+    assert len(made) <= 4  # two of each task
+    for env in envs:
+        env.close()
+        env.close()  # twice is harmless
+        with pytest.raises(gym.error.ResetNeeded):
+            env.step(np.zeros(4))
+    idle = [s for sims in metaworld_envs._idle.values() for s in sims]
+    assert len(idle) == len({id(s) for s in idle}) == len(made)
+
+
+def test_names_goals_and_one_task(two: MetaWorldTasks) -> None:
+    wrapped = AMAGOEnv(MetaWorld(two, k_episodes=2, episode_length=5))
+    assert wrapped.horizon == 10
+    names = set()
+    for seed in range(8):
+        obs = wrapped.reset(seed=seed)[0].obs
+        assert obs["observation"].shape == (1, 41)
+        names.add(wrapped.env_name)
+    assert names == {"reach-v3", "push-v3"}
+    only = MetaWorld(two, task="push-v3")
+    targets = set()
+    for _ in range(6):
+        only.reset()
+        assert only.env_name == "push-v3"
+        targets.add(tuple(only._simulator._target_pos))
+    assert len(targets) > 3
+    assert MetaWorld(two, "test").env_name == "push-v3-test"
+
+
+def test_tasks_and_environments_go_to_other_processes(reach: MetaWorldTasks) -> None:
+    copy = pickle.loads(pickle.dumps(reach))
+    a, b = MetaWorld(reach, episode_length=4), MetaWorld(copy, episode_length=4)
+    np.testing.assert_array_equal(a.reset(seed=5)[0], b.reset(seed=5)[0])
+    assert len(pickle.dumps(reach)) < 100_000
+
+
+WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"split": "val"}, ValueError, 'split must be "train" or "test", got \'val\''),
+    ({"k_episodes": 0}, ValueError, "k_episodes must be at least 1, got 0"),
+    ({"episode_length": 501}, ValueError, "episode_length must be at most 500, where Meta-World ends an episode, got 501"),
+    ({"task": "push-v3"}, ValueError, "task must be None or one of reach-v3, got 'push-v3'"),
+    ({"tasks": "reach-v3"}, TypeError, "tasks must come from metaworld_tasks(), got 'reach-v3'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "error", "said"), WRONG, ids=[w[2] for w in WRONG])
+def test_wrong_arguments_are_named(arguments: dict[str, Any], error: type[Exception], said: str, reach: MetaWorldTasks) -> None:
+    with pytest.raises(error, match=re.escape(said)):
+        MetaWorld(**({"tasks": reach} | arguments))
+
+
+def test_wrong_actions_are_refused(reach: MetaWorldTasks) -> None:
+    env = MetaWorld(reach)
+    env.reset(seed=0)
+    for action in (np.zeros(3), np.full(4, 1.1), np.full(4, np.nan)):
+        with pytest.raises(ValueError, match=r"action must be four numbers in \[-1, 1\], got"):
+            env.step(action)
+
+
+# ---- the example -------------------------------------------------------------------------------------------------------------
+
+
+def test_example_logs_success_by_attempt_and_task(tmp_path: Path) -> None:
+    arguments = (
+        "--run_name tiny --buffer_dir . --epochs 1 --grads_per_epoch 2 --parallel_actors 2 --batch_size 4 --memory_size 16 "
+        "--memory_layers 1 --env_workers 1 --seed 0 --quiet --k 2 --episode_length 6 --benchmark reach-v3"
+    )
+    outcome = run_script(EXAMPLE, arguments.split(), tmp_path)
+    assert outcome.code == 0, outcome.text
+    rows = [json.loads(line) for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]
+    keys = " ".join(key for row in rows if row["section"] == "test" for key in row["values"])
+    for i in range(2):
+        assert re.search(rf"reach-v3-test.*Attempt {i} Success|Attempt {i} Success.*reach-v3-test", keys), keys
+    told = run_script(EXAMPLE, ["--help"], tmp_path)
+    assert told.code == 0
+    assert "--benchmark" in told.text
+    with pytest.raises(ValueError, match="got 'ml11'"):
+        run_script(EXAMPLE, [*arguments.split()[:-1], "ml11"], tmp_path)

@@ -1,0 +1,392 @@
+"""POPGym against perfect and random players, conservation laws, and upstream's own environments."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from run_inside import run_script
+
+from amago.envs import AMAGOEnv
+from amago.envs.builtin import popgym_envs
+from amago.envs.builtin.popgym_envs import GAMES, MULTI_DOMAIN_GAMES, MultiDomainPOPGym, POPGymGame
+from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
+
+popgym = pytest.importorskip("popgym", reason="POPGym is not installed: pip install 'amago[popgym]'", exc_type=ImportError)
+pytest.importorskip("mazelib", reason="mazelib is not installed: pip install 'amago[popgym]'")
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "03_popgym_suite.py"
+WARM_UP = f"{AMAGO_ENV_LOG_PREFIX} Warm-up Return"
+
+
+def bare(env: POPGymGame) -> Any:
+    return env._env
+
+
+def play(env: POPGymGame, act: Callable[[Any, Any], Any], seed: int) -> tuple[float, int]:
+    """Return and length of an episode of ``act(game's own environment, observation)``."""
+    obs, _ = env.reset(seed=seed)
+    total, steps, over = 0.0, 0, False
+    while not over:
+        obs, reward, terminated, truncated, _ = env.step(act(bare(env), obs))
+        total, steps, over = total + reward, steps + 1, terminated or truncated
+    return total, steps
+
+
+# ---- all 48 ------------------------------------------------------------------------------------------------------------------
+
+
+def test_they_are_all_of_upstream() -> None:
+    assert set(GAMES) == {cls.__name__ for cls in popgym.envs.ALL}
+    assert len(GAMES) == 48
+    assert len(MULTI_DOMAIN_GAMES) == 27
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_spaces_horizon_and_seed(game: str) -> None:
+    env, twin = POPGymGame(game), POPGymGame(game)
+    env.action_space.seed(0)
+    obs, _ = env.reset(seed=7)
+    other, _ = twin.reset(seed=7)
+    for _ in range(2):  # the second episode is drawn by the generator that the first has seeded
+        steps, over = 0, False
+        assert obs["timer"] == 0
+        while not over:
+            assert env.observation_space.contains(obs), obs
+            assert repr(obs) == repr(other)
+            action = env.action_space.sample()
+            obs, reward, over, truncated, info = env.step(action)
+            other, *same = twin.step(action)
+            assert same == [reward, over, truncated, info]
+            assert not truncated
+            steps += 1
+            assert obs["timer"] == np.float32(steps / env.horizon)
+        assert env.observation_space.contains(obs), obs
+        assert steps <= env.horizon
+        obs, other = env.reset()[0], twin.reset()[0]
+
+
+NEVER_LASTS = ("CartPole", "MineSweeperMedium", "MineSweeperHard", "LabyrinthEscape")
+
+
+@pytest.mark.parametrize("game", [g for g in GAMES if not any(word in g for word in NEVER_LASTS)])
+def test_an_episode_can_take_the_whole_horizon(game: str) -> None:
+    """A player who repeats one action (a safe square, of mines) is never done sooner."""
+    env = POPGymGame(game)
+
+    def act(own: Any, obs: Any) -> Any:
+        if game.startswith("MineSweeper"):
+            return np.argwhere(own.hidden_grid != 1)[0]
+        if isinstance(env.action_space, gym.spaces.Discrete):
+            return 0
+        return np.zeros(env.action_space.shape, dtype=env.action_space.dtype)
+
+    assert play(env, act, seed=1)[1] == env.horizon
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_the_library_takes_them(game: str) -> None:
+    env = AMAGOEnv(POPGymGame(game))
+    assert env.env_name == f"popgym_{game}"
+    assert env.horizon == env.env.horizon
+    env.reset(seed=0)
+    env.action_space.seed(0)
+    over = False
+    while not over:
+        timestep, _, terminated, truncated, _ = env.step(env.action_spec.from_env(env.action_space.sample())[None])
+        over = bool(terminated | truncated)
+        for key, space in env.observation_space.items():
+            assert space.contains(timestep.obs[key][0]), key
+
+
+def test_without_the_timer_everything_is_as_upstream_says() -> None:
+    """Step by step, the wrapper adds and takes nothing; only the way in which an episode is over differs."""
+    for name, cls in (
+        ("RepeatFirstEasy", popgym.envs.RepeatFirstEasy),
+        ("MultiarmedBanditEasy", popgym.envs.MultiarmedBanditEasy),
+    ):
+        for as_done in (True, False):
+            mine, theirs = POPGymGame(name, timer=False, truncated_is_done=as_done), cls()
+            assert mine.observation_space == theirs.observation_space
+            assert mine.reset(seed=3)[0] == theirs.reset(seed=3)[0]
+            over = False
+            while not over:
+                obs, reward, terminated, truncated, _ = theirs.step(1)
+                expected = (terminated or truncated, False) if as_done else (terminated, truncated)
+                assert mine.step(1)[:4] == (obs, reward, *expected)
+                over = terminated or truncated
+
+
+def test_mazes_depend_on_their_seed_alone() -> None:
+    """Upstream draws them with the generators of the process, which it seeds, too."""
+    one, two = POPGymGame("LabyrinthEscapeEasy"), POPGymGame("LabyrinthEscapeEasy")
+    random.seed(5)
+    np.random.seed(5)
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    mazes: tuple[list[str], list[str]] = ([], [])
+    for env, seen in ((one, mazes[0]), (two, mazes[1])):
+        env.reset(seed=11)
+        for _ in range(3):
+            seen.append(str(bare(env).maze.grid))
+            env.reset()
+            if env is two:
+                continue
+            assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+    assert mazes[0] == mazes[1]
+    assert len(set(mazes[0])) == 3
+
+
+# ---- what can be reached -----------------------------------------------------------------------------------------------------
+
+
+def suit(obs: Any) -> int:
+    return int(np.asarray(obs).reshape(-1)[-1])
+
+
+def repeat_first(first: list[int]) -> Callable[[Any, Any], int]:
+    def act(_: Any, obs: Any) -> int:
+        if obs["timer"] == 0:
+            first[:] = [obs["observation"]]
+        return int(np.asarray(first[0]).reshape(-1)[-1])
+
+    return act
+
+
+def repeat_previous(env: POPGymGame) -> Callable[[Any, Any], int]:
+    seen: list[int] = []
+
+    def act(own: Any, obs: Any) -> int:
+        if obs["timer"] == 0:
+            seen.clear()
+        seen.append(suit(obs["observation"]))
+        return seen[-own.k] if len(seen) >= own.k else 0
+
+    return act
+
+
+def recite_backwards() -> Callable[[Any, Any], int]:
+    seen: list[int] = []
+    reciting = [False]
+
+    def act(_: Any, obs: Any) -> int:
+        watching, card = obs["observation"]
+        if obs["timer"] == 0:
+            seen.clear()
+            reciting[0] = False
+        if not reciting[0]:
+            seen.append(card)  # the last card comes with the new mode
+            reciting[0] = not watching
+        return seen.pop() if reciting[0] else 0
+
+    return act
+
+
+def count() -> Callable[[Any, Any], int]:
+    counts: dict[int, int] = {}
+
+    def act(_: Any, obs: Any) -> int:
+        value, query = (int(x) for x in obs["observation"])
+        if obs["timer"] == 0:
+            counts.clear()
+        counts[value] = counts.get(value, 0) + 1
+        return counts.get(query, 0)
+
+    return act
+
+
+def uncover(own: Any, _: Any) -> Any:
+    return np.argwhere(own.hidden_grid == 0)[0]
+
+
+def hit(own: Any, _: Any) -> Any:
+    return np.argwhere((own.board == 1) & (own.guesses == 0))[0]
+
+
+def match(own: Any, _: Any) -> int:
+    """Looks under the cards; two of a kind, one after the other."""
+    values, up = own.state, set(own.deck["face_up_idx"])
+    if len(own.deck["in_play_idx"]) == 1:
+        first = own.deck["in_play_idx"][0]
+        return next(i for i in range(len(values)) if i not in up and i != first and values[i] == values[first])
+    return next(i for i in range(len(values)) if i not in up)
+
+
+PERFECT: list[tuple[str, Callable[[POPGymGame], Callable[[Any, Any], Any]]]] = [
+    ("RepeatFirst", lambda env: repeat_first([])),
+    ("RepeatPrevious", repeat_previous),
+    ("Autoencode", lambda env: recite_backwards()),
+    ("CountRecall", lambda env: count()),
+    ("MineSweeper", lambda env: uncover),
+    ("Battleship", lambda env: hit),
+    ("Concentration", lambda env: match),
+]
+
+
+@pytest.mark.parametrize("size", popgym_envs.SIZES)
+@pytest.mark.parametrize(("family", "player"), PERFECT, ids=[p[0] for p in PERFECT])
+def test_a_perfect_player_gets_one(family: str, player: Callable[[POPGymGame], Any], size: str) -> None:
+    env = POPGymGame(family + size)
+    act = player(env)
+    for seed in range(3):
+        assert play(env, act, seed)[0] == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize(("game", "expected"), [("RepeatFirstEasy", -0.5), ("RepeatPreviousEasy", -0.5), ("HigherLowerEasy", 0.0),
+    ("AutoencodeEasy", -0.5), ("CountRecallEasy", 2 / 27 - 1)])  # fmt: skip
+def test_guessing_gives_what_chance_says(game: str, expected: float) -> None:
+    env, rng = POPGymGame(game, timer=False), np.random.default_rng(0)
+    n = int(env.action_space.n)  # type: ignore[attr-defined]
+    returns = np.array([play(env, lambda *_: int(rng.integers(n)), seed)[0] for seed in range(60)])
+    assert abs(returns.mean() - expected) < 5 * returns.std() / np.sqrt(len(returns))
+
+
+def test_trying_every_square_sinks_all_ships_for_at_least_nothing() -> None:
+    """Hits pay 1 in all, all the misses -1: the more squares are left at the end, the better."""
+    env = POPGymGame("BattleshipEasy")
+    for seed in range(5):
+        env.reset(seed=seed)
+        total, over, square = 0.0, False, 0
+        while not over:
+            _, reward, over, _, _ = env.step(np.array(divmod(square, 8)))
+            total, square = total + reward, square + 1
+        assert total == pytest.approx((64 - square) / (64 - 12), abs=1e-6)
+
+
+# ---- many games --------------------------------------------------------------------------------------------------------------
+
+
+def test_multi_domain_pays_the_last_episode_only() -> None:
+    env = MultiDomainPOPGym(["RepeatFirstEasy", "MineSweeperEasy", "CountRecallEasy"], warmup_episodes=2)
+    env.action_space.seed(0)
+    games = set()
+    for seed in range(12):
+        obs, _ = env.reset(seed=seed)
+        games.add(env.game)
+        shown, paid, openings, over, episode = [0.0, 0.0, 0.0], 0.0, 0, False, 0
+        assert obs["status"].tolist() == [0.0, 1.0, 1.0, 0.0]
+        while not over:
+            obs, reward, over, truncated, info = env.step(env.action_space.sample())
+            status = obs["status"]
+            assert not truncated
+            assert env.observation_space.contains(obs)
+            shown[episode] += float(status[0])
+            paid += reward
+            assert reward == (0.0 if episode < 2 else pytest.approx(float(status[0])))
+            episode += int(status[1])
+            assert status[2] == (episode < 2)
+            openings += int(status[1])
+        assert openings == 2
+        assert paid == pytest.approx(shown[2], abs=1e-5)
+        assert set(info) == {WARM_UP}
+        assert info[WARM_UP] == pytest.approx(shown[0] + shown[1], abs=1e-5)
+    assert games == set(env.games)
+
+
+def test_what_multi_domain_shows_can_be_read_back() -> None:
+    """The bits are the one-hot numbers of the game itself, played with the same seed."""
+    for game in ("AutoencodeEasy", "ConcentrationHard", "HigherLowerEasy"):
+        env = MultiDomainPOPGym([game], warmup_episodes=0)
+        obs, _ = env.reset(seed=0)
+        rng = gym.utils.seeding.np_random(0)[0]
+        rng.integers(1)  # which game
+        own = POPGymGame(game, timer=False)
+        expected, _ = own.reset(seed=int(rng.integers(2**31)))
+        for _ in range(20):
+            assert np.array_equal(obs["observation"], gym.spaces.flatten(own.observation_space, expected))
+            obs, *_ = env.step(1)
+            expected, *_ = own.step(1)
+
+
+def test_actions_of_smaller_games_are_counted_round() -> None:
+    env = MultiDomainPOPGym(["BattleshipEasy", "RepeatFirstEasy"], warmup_episodes=0)
+    assert env.action_space == gym.spaces.Discrete(64)
+    seeds = {}
+    for seed in range(10):
+        env.reset(seed=seed)
+        seeds[env.game] = seed
+    env.reset(seed=seeds["BattleshipEasy"])
+    env.step(19)
+    assert bare(env._all[0]).guesses.nonzero() == (2, 3)
+    env.reset(seed=seeds["RepeatFirstEasy"])
+    first = bare(env._all[1]).card.item()
+    assert env.step(first + 56)[1] == pytest.approx(1 / 51)
+    assert env.step(first + 57)[1] == pytest.approx(-1 / 51)
+
+
+def test_all_27_have_common_spaces_and_a_name_each() -> None:
+    env = AMAGOEnv(MultiDomainPOPGym())
+    assert env.action_space == gym.spaces.Discrete(144)
+    assert env.observation_space["observation"].shape == (52 * 14,)
+    names = set()
+    for seed in range(200):
+        env.reset(seed=seed)
+        names.add(env.env_name)
+        env.step(np.array([[seed % 144]]))
+    assert names == {f"popgym_{game}" for game in MULTI_DOMAIN_GAMES}
+    assert env.horizon == 2 * 831
+
+
+def test_a_pickled_environment_goes_on_where_it_was() -> None:
+    for env in (POPGymGame("RepeatPreviousEasy"), MultiDomainPOPGym(["BattleshipEasy", "RepeatFirstEasy"])):
+        env.reset(seed=3)
+        env.step(0)
+        copy = pickle.loads(pickle.dumps(env))
+        for action in (1, 2, 3, 0):
+            assert repr(env.step(action)) == repr(copy.step(action))
+
+
+# ---- refusals ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("make", "error", "said"), [
+    (lambda: POPGymGame("AutoencodeEasier"), ValueError, "game is 'AutoencodeEasier', but POPGym has AutoencodeEasy"),
+    (lambda: POPGymGame("Chess"), ValueError, "game is 'Chess', but POPGym has "),
+    (lambda: POPGymGame(timer=1), TypeError, "timer must be True or False, got 1"),
+    (lambda: POPGymGame(truncated_is_done="no"), TypeError, "truncated_is_done must be True or False, got 'no'"),
+    (lambda: MultiDomainPOPGym("RepeatFirstEasy"), TypeError, "games must be a list of names, got 'RepeatFirstEasy'"),
+    (lambda: MultiDomainPOPGym([]), ValueError, "games must name at least one game, and each once"),
+    (lambda: MultiDomainPOPGym(["RepeatFirstEasy"] * 2), ValueError, "each once"),
+    (lambda: MultiDomainPOPGym(["PositionOnlyCartPoleEasy"]), ValueError, "discrete observations, but those of PositionOnlyCart"),
+    (lambda: MultiDomainPOPGym(warmup_episodes=-1), ValueError, "warmup_episodes must be at least 0, got -1"),
+], ids=lambda x: x if isinstance(x, str) else "")  # fmt: skip
+def test_wrong_arguments_are_named(make: Callable[[], Any], error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        make()
+
+
+def test_ids_of_upstream_are_understood() -> None:
+    assert POPGymGame("popgym-VelocityOnlyCartpoleEasy-v0").game == "VelocityOnlyCartPoleEasy"
+
+
+@pytest.mark.parametrize("env", [POPGymGame, lambda: MultiDomainPOPGym(["RepeatFirstEasy"])], ids=["game", "multi-domain"])
+def test_a_step_without_a_rollout_is_refused(env: Callable[[], Any]) -> None:
+    with pytest.raises(gym.error.ResetNeeded, match="call reset"):
+        env().step(0)
+
+
+# ---- the example -------------------------------------------------------------------------------------------------------------
+
+FEW = (
+    "--run_name tiny --buffer_dir . --epochs 1 --grads_per_epoch 2 --timesteps_per_epoch 60 --parallel_actors 2 --batch_size 4 "
+    "--memory_size 16 --memory_layers 1 --seed 0 --quiet --no_async"
+)
+
+
+@pytest.mark.parametrize("arguments", ["--no_timer --configs zoo/popgym", "--multidomain HigherLowerEasy MineSweeperEasy"],
+    ids=["single", "multi-domain"])  # fmt: skip
+def test_the_example_trains(arguments: str, tmp_path: Path) -> None:
+    outcome = run_script(EXAMPLE, [*FEW.split(), *arguments.split()], tmp_path)
+    assert outcome.code == 0, outcome.text
+    rows = [json.loads(line) for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]
+    assert {row["section"] for row in rows} == {"val", "rollout", "buffer", "train", "test"}
+    if "--multidomain" in arguments:
+        assert "Warm-up Return" in outcome.text
+    else:
+        assert "popgym_RepeatPreviousEasy" in outcome.text
