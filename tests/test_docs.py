@@ -67,6 +67,7 @@ ARGUMENTS = {
     "examples/05_dark_key_door.py": f"{_FEW} --room_size 3 --episode_length 5 --meta_horizon 10",
     "examples/06_alchemy.py": f"{_FEW} --num_trials 2 --steps_per_trial 5",
     "examples/13_mazerunner_relabeling.py": f"{_FEW} --maze_size 5 --time_limit 10",
+    "examples/20_offline_lake.py": f"{_FEW} --rollouts 24",
     "examples/18_point_robot.py": f"{_FEW} --k_episodes 2 --episode_length 6",
 }
 
