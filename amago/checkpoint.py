@@ -328,24 +328,27 @@ def newest_complete(root: Path, run_name: str) -> Path | None:
     Raises:
         CheckpointError: there are some, and all are damaged.
     """
-    states = training_states(root, run_name)
     while True:
-        problems, seen = [], _identities(states)
+        states = training_states(root, run_name)
+        problems: list[CheckpointError] = []
+        seen = _identities(states)
         for directory in reversed(states.values()):
+            number = _saved(directory)
             try:
                 verify(directory)
             except CheckpointError as err:
-                problems.append((directory, err))
+                if _saved(directory) != number:
+                    break  # another process has replaced or pruned it meanwhile: look again
+                problems.append(err)
                 continue
-            for skipped, problem in problems:
-                if skipped.is_dir():  # else another process has replaced or pruned it meanwhile
-                    log.warning("skipping a damaged checkpoint: %s", problem)
+            for problem in problems:
+                log.warning("skipping a damaged checkpoint: %s", problem)
             return directory
-        states = training_states(root, run_name)
-        if _identities(states) == seen:
-            break
+        else:
+            if _identities(training_states(root, run_name)) == seen:
+                break
     if problems:
-        raise CheckpointError("no complete checkpoint to resume from: " + "; ".join(str(err) for _, err in problems))
+        raise CheckpointError("no complete checkpoint to resume from: " + "; ".join(map(str, problems)))
     return None
 
 

@@ -106,8 +106,16 @@ def states_of(root):
 
 def newest(root):
     """(directory, state) of the newest complete checkpoint; None if there is none."""
-    found = checkpoint.newest_complete(states_of(root), "run")
-    return None if found is None else (found, checkpoint.load_training_state(found)[2])
+    while True:
+        found = checkpoint.newest_complete(states_of(root), "run")
+        if found is None:
+            return None
+        number = checkpoint.identity(found)
+        try:
+            return found, checkpoint.load_training_state(found)[2]
+        except checkpoint.CheckpointError:
+            if found.is_dir() and checkpoint.identity(found) == number:
+                raise  # else the life has replaced it by a newer one while it was read
 
 
 def standing(state):
