@@ -8,15 +8,16 @@ from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
 from amago import cli_utils
 from amago.cli.tables import metrics_table
 from amago.envs import AMAGOEnv
-from amago.envs.builtin.point_robot import GOAL_REGIONS, PointRobot
+from amago.envs.builtin.point_robot import GOAL_REGIONS, REWARDS, PointRobot
 from amago.experiment import Experiment
 
 
 def add_cli(parser: ArgumentParser) -> None:
-    parser.add_argument("--k_episodes", type=int, default=2, help="attempts at each goal")
-    parser.add_argument("--episode_length", type=int, default=20, help="steps of an attempt")
+    parser.add_argument("--k_episodes", type=int, default=3, help="attempts at each goal")
+    parser.add_argument("--episode_length", type=int, default=8, help="steps of an attempt")
     parser.add_argument("--goal_region", default="semicircle", choices=GOAL_REGIONS, help="where goals are drawn from")
-    parser.add_argument("--step_size", type=float, default=0.1, help="longest move along each axis")
+    parser.add_argument("--step_size", type=float, default=0.25, help="longest move along each axis")
+    parser.add_argument("--rewards", default="final", choices=REWARDS, help="of every step, or only of an attempt's last")
     parser.set_defaults(
         parallel_actors=64, timesteps_per_epoch=None, grads_per_epoch=50, epochs=60, batch_size=32, memory_size=64,
         memory_layers=2, learning_rate=5e-4,
@@ -27,7 +28,7 @@ def make_experiment(args: Namespace) -> Experiment:
     name = f"point_robot_k{args.k_episodes}_{args.goal_region}"
 
     def make_env() -> AMAGOEnv:
-        robot = PointRobot(args.k_episodes, args.episode_length, args.goal_region, args.step_size)
+        robot = PointRobot(args.k_episodes, args.episode_length, args.goal_region, args.step_size, args.rewards)
         return AMAGOEnv(robot, env_name=name)
 
     horizon = make_env().env.horizon

@@ -371,8 +371,11 @@ def _problem(traj: StoredTraj, spec: Any) -> str | None:
             return f"{name} is not finite at step {int(np.argwhere(~np.isfinite(values))[0, 0])}"
     if traj.dones[:-1].any():
         return f"terminates at step {int(np.argmax(traj.dones))} and goes on"
-    if spec.kind == "discrete" and ((traj.actions < 0) | (traj.actions >= spec.dim)).any():
-        return f"an action is outside of {spec.space}"
+    if spec.kind != "continuous":  # actions of others may exceed their bounds, which agents clamp
+        try:
+            spec.check(traj.actions)
+        except ValueError as err:
+            return f"{err} (actions {spec.space})"
     return None
 
 

@@ -159,6 +159,38 @@ def test_one_seed_gives_one_rollout() -> None:
     assert repr(a.step([1, 1])) == repr(copy.step([1, 1]))
 
 
+def test_final_rewards_come_once_an_attempt_and_a_step_puts_the_robot_back() -> None:
+    env = PointRobot(2, 3, "circle", 0.5, rewards="final")
+    assert env.horizon == 7
+    env.reset(seed=4)
+    rewards, obs, ends = [], [], []
+    for _ in range(7):
+        o, reward, done, _, info = env.step([1.0, -0.5])
+        rewards.append(reward)
+        obs.append(o.tolist())
+        ends.append((done, len(info)))
+    distance = math.hypot(1.5 - env.goal[0], -0.75 - env.goal[1])
+    assert rewards == pytest.approx([0, 0, -distance, 0, 0, 0, -distance])
+    assert ends == [(False, 0), (False, 0), (False, 2), (False, 0), (False, 0), (False, 0), (True, 2)]
+    assert obs[2] == pytest.approx([1.5, -0.75, 1.0, 0.5])  # where the first attempt has ended
+    assert obs[3] == pytest.approx([0.0, 0.0, 0.0, 0.5])  # its action did nothing
+    assert obs[4] == pytest.approx([0.5, -0.25, 1 / 3, 0.5])
+
+
+def test_without_memory_final_rewards_leave_seven_tenths_to_the_goal() -> None:
+    """The best place for all goals of the semicircle lies on its axis; found by search, independent of the environment."""
+    angles = np.linspace(0.0, math.pi, 2001)
+    means = {y: float(np.hypot(np.cos(angles), np.sin(angles) - y).mean()) for y in np.linspace(0.0, 1.0, 101)}
+    place, best = min(means.items(), key=lambda item: item[1])
+    assert best == pytest.approx(0.713, abs=0.005)
+    env = PointRobot(1, 8, step_size=0.25, rewards="final")
+    total = 0.0
+    for seed in range(400):
+        env.reset(seed=seed)
+        total -= sum(env.step([0.0, place / 8 / 0.25])[1] for _ in range(8))
+    assert total / 400 == pytest.approx(best, abs=0.06)
+
+
 @pytest.mark.filterwarnings("ignore:.*:UserWarning")
 def test_is_a_gymnasium_environment() -> None:
     check_env(PointRobot(), skip_render_check=True)
@@ -191,6 +223,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"k_episodes": 1.5}, TypeError, "k_episodes must be an integer, got 1.5"),
     ({"episode_length": 0}, ValueError, "episode_length must be at least 1, got 0"),
     ({"goal_region": "disc"}, ValueError, "goal_region must be one of semicircle, circle, square, got 'disc'"),
+    ({"rewards": "sparse"}, ValueError, "rewards must be one of dense, final, got 'sparse'"),
     ({"step_size": 0.0}, ValueError, "step_size must be positive, got 0.0"),
     ({"step_size": float("nan")}, ValueError, "step_size must be finite, got nan"),
     ({"render_mode": "human"}, ValueError, "render_mode must be None or one of ['ansi'], got 'human'"),

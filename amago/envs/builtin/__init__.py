@@ -6,6 +6,7 @@ from amago.envs.builtin.alchemy import SymbolicAlchemy
 from amago.envs.builtin.frozen_lake import MetaFrozenLake
 from amago.envs.builtin.key_door import RoomKeyDoor
 from amago.envs.builtin.maze_runner import MazeRunner
+from amago.envs.builtin.nim import Nim
 from amago.envs.builtin.point_robot import PointRobot
 from amago.envs.builtin.tmaze import TMazeActive, TMazePassive
 from amago.envs.builtin.toy_mixture import ToyMixture
@@ -13,6 +14,7 @@ from amago.envs.builtin.toy_mixture import ToyMixture
 __all__ = [
     "MazeRunner",
     "MetaFrozenLake",
+    "Nim",
     "PointRobot",
     "RoomKeyDoor",
     "SymbolicAlchemy",

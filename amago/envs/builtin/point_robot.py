@@ -16,6 +16,7 @@ from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 Observation = NDArray[np.float32]
 
 GOAL_REGIONS = ("semicircle", "circle", "square")
+REWARDS = ("dense", "final")
 
 
 @gin.configurable(module="amago.envs.builtin")
@@ -26,6 +27,10 @@ class PointRobot(gym.Env[Observation, NDArray[np.float32]]):
     (arXiv:1903.08254). An attempt begins at (0, 0) and lasts ``episode_length`` steps, each of which moves the robot by
     ``step_size`` times the action. The reward is minus the distance to the goal after the move. The step that ends an attempt
     returns the first observation of the next. The rollout terminates (never truncates) with the last attempt.
+
+    With ``rewards="final"`` only the last step of an attempt is rewarded, and shows where the attempt has ended; one more step then
+    ignores its action and puts the robot back at the start. Dense rewards lead even an agent without memory to the goal, and a reward seen
+    at the start could still turn its first step, whose outcome it sees in the next; here it knows nothing of earlier attempts.
 
     Actions, ``Box(-1, 1, (2,))``: along x and along y.
 
@@ -40,10 +45,11 @@ class PointRobot(gym.Env[Observation, NDArray[np.float32]]):
         goal_region: where goals are drawn from, uniformly: "semicircle" (distance 1 from the start, y >= 0), "circle"
             (distance 1), or "square" (both coordinates in [-1, 1]).
         step_size: the longest move along each axis, above 0.
+        rewards: "dense" (of every step) or "final" (of the last step of an attempt).
         render_mode: None or "ansi" (text).
 
     Attributes:
-        horizon: the length of a rollout, ``k_episodes * episode_length``.
+        horizon: the length of a rollout, ``k_episodes * episode_length``; with final rewards ``k_episodes - 1`` more.
         goal: (x, y) of this rollout.
 
     Raises:
@@ -58,6 +64,7 @@ class PointRobot(gym.Env[Observation, NDArray[np.float32]]):
         episode_length: int = 20,
         goal_region: str = "semicircle",
         step_size: float = 0.1,
+        rewards: str = "dense",
         render_mode: str | None = None,
     ) -> None:
         self.k_episodes = common.check_int("k_episodes", k_episodes, 1)
@@ -68,8 +75,11 @@ class PointRobot(gym.Env[Observation, NDArray[np.float32]]):
         self.step_size = common.check_real("step_size", step_size)
         if self.step_size <= 0.0:
             raise ValueError(f"step_size must be positive, got {step_size!r}")
+        if rewards not in REWARDS:
+            raise ValueError(f"rewards must be one of {', '.join(REWARDS)}, got {rewards!r}")
+        self.final_only = rewards == "final"
         self.render_mode = common.check_render_mode(render_mode, self.metadata["render_modes"])
-        self.horizon = self.k_episodes * self.episode_length
+        self.horizon = self.k_episodes * self.episode_length + (self.k_episodes - 1) * self.final_only
 
         reach = self.step_size * self.episode_length * (1.0 + 1e-6)  # sums of steps are rounded
         high = np.array([reach, reach, 1.0, 1.0], dtype=np.float32)
@@ -78,7 +88,7 @@ class PointRobot(gym.Env[Observation, NDArray[np.float32]]):
 
         self.goal = (0.0, 0.0)
         self._x = self._y = self._return = 0.0
-        self._steps, self._attempt = 0, self.k_episodes  # no rollout is under way
+        self._steps, self._attempt, self._reset_due = 0, self.k_episodes, False  # no rollout is under way
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
         super().reset(seed=seed)
@@ -90,33 +100,41 @@ class PointRobot(gym.Env[Observation, NDArray[np.float32]]):
         self.goal = (float(x), float(y))
         self._attempt = 0
         self._begin_attempt()
-        return self._observe(0), {}
+        return self._observe(), {}
 
     def _begin_attempt(self) -> None:
         self._x = self._y = self._return = 0.0
-        self._steps = 0
+        self._steps, self._reset_due = 0, False
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         if self._attempt >= self.k_episodes:
             common.refuse_step("PointRobot")
         dx, dy = _check_action(action)
+        if self._reset_due:
+            self._begin_attempt()
+            return self._observe(), 0.0, False, False, {}
         self._x += self.step_size * dx
         self._y += self.step_size * dy
         self._steps += 1
         distance = math.hypot(self._x - self.goal[0], self._y - self.goal[1])
-        self._return -= distance
-        if self._steps < self.episode_length:
-            return self._observe(self._attempt), -distance, False, False, {}
+        over = self._steps == self.episode_length
+        reward = -distance if over or not self.final_only else 0.0
+        self._return += reward
+        if not over:
+            return self._observe(), reward, False, False, {}
         prefix = f"{AMAGO_ENV_LOG_PREFIX} Attempt {self._attempt}"
         info = {f"{prefix} Final Distance": distance, f"{prefix} Return": self._return}
         self._attempt += 1
         terminated = self._attempt == self.k_episodes
-        if not terminated:
+        if self.final_only:
+            self._reset_due = not terminated
+        elif not terminated:
             self._begin_attempt()
-        return self._observe(self._attempt), -distance, terminated, False, info
+        return self._observe(), reward, terminated, False, info
 
-    def _observe(self, over: int) -> Observation:
-        return np.array((self._x, self._y, self._steps / self.episode_length, over / self.k_episodes), dtype=np.float32)
+    def _observe(self) -> Observation:
+        over = self._attempt / self.k_episodes
+        return np.array((self._x, self._y, self._steps / self.episode_length, over), dtype=np.float32)
 
     def render(self) -> str | None:
         """Where robot and goal are, as a line of text."""
