@@ -6,14 +6,17 @@ STAMP := $(VENV)/.installed
 
 ENVS := .venv-envs
 ENVS_STAMP := $(ENVS)/.installed
+SHOWDOWN := tools/showdown/node_modules/.package-lock.json
 
-.PHONY: help install demo test test-faults test-envs lint types unit format clean
+.PHONY: help install demo test test-faults test-envs qt showdown bench lint types unit format clean
 
 help:
 	@echo "make demo    install, train a memory agent, evaluate it, leave a picture (about 6 minutes on two cores)"
 	@echo "make test    install, then everything that CI runs: format, lint, types, tests"
 	@echo "make test-faults  the tests of faults with their full counts (AMAGO_FAULTS_SEED=N repeats a run)"
 	@echo "make test-envs    the benchmarks of docs/benchmarks.md, in an environment of their own with every package (4 GB)"
+	@echo "make showdown     the battle server of examples/15_pokemon.py, from npm (Node.js 20 or later)"
+	@echo "make bench   how fast each part is, as a share of what the machine could do (30 minutes; keep the machine quiet)"
 	@echo "make format  put the code into its standard form"
 
 install: $(STAMP)
@@ -49,12 +52,29 @@ $(ENVS_STAMP): pyproject.toml constraints.txt
 	$(ENVS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,envs]'
 	@touch $(ENVS_STAMP)
 
-test-envs: $(ENVS_STAMP)
+# Procgen (EnvPool) links Qt 5, which pip cannot bring; the names are those of Debian 12
+qt:
+	@ldconfig -p | grep -q 'libQt5Gui\.so\.5' || { \
+	  sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo; \
+	  $$sudo apt-get update -qq && $$sudo apt-get install -y -qq --no-install-recommends libqt5core5a libqt5gui5; }
+
+showdown: $(SHOWDOWN)
+
+# no install scripts: they would fetch binaries that the server does without
+$(SHOWDOWN): tools/showdown/package.json tools/showdown/package-lock.json
+	@command -v npm > /dev/null || { echo "npm is missing; Debian: apt-get install nodejs npm"; exit 1; }
+	npm ci --prefix tools/showdown --omit=optional --ignore-scripts --no-audit --no-fund
+	@touch $@
+
+test-envs: $(ENVS_STAMP) $(SHOWDOWN) qt
 	OMP_NUM_THREADS=1 $(ENVS)/bin/python -m pytest -n 2 --dist worksteal tests/envs_extra tests/test_examples.py
+
+bench: install
+	$(BIN)/python -m benchmarks all
 
 format: install
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) $(ENVS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo_out
+	rm -rf $(VENV) $(ENVS) tools/showdown/node_modules build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo_out

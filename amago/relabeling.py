@@ -101,15 +101,25 @@ class GoalSequenceRelabeler(Relabeler):
         reached = completion_times(achieved, asked, self.tolerance)
         missed = len(asked) - len(reached)
         n = missed if self.strategy == "all" else int(rng.integers(missed + 1))
-        free = np.setdiff1d(np.arange(1, len(traj) + 1), reached)
-        n = min(n, len(free))
+        chosen = self.choose_times(achieved, np.setdiff1d(np.arange(1, len(traj) + 1), reached), n, rng)
+        n = len(chosen)
         if n == 0:
             return traj
-        chosen = rng.choice(free, size=n, replace=False)
         places = [(t, goal) for t, goal in zip(reached, asked)] + [(int(t), achieved[t]) for t in chosen]
         in_order = [goal for _, goal in sorted(places, key=lambda place: place[0])]
         new = np.stack([*in_order, *asked[len(reached) : len(asked) - n]]).astype(goals.dtype)
         return self._replay(traj, goals, achieved, first, reached, new)
+
+    def choose_times(self, achieved: Array, free: Array, n: int, rng: np.random.Generator) -> Array:
+        """Whose achievements become goals: different elements of ``free``, ``n`` of them or as many as there are.
+
+        Override it to prefer some. What was achieved at a time that is chosen must be no ``done_value``.
+
+        Args:
+            achieved: (T + 1, d).
+            free: indices of observations at which no goal was reached, increasing.
+        """
+        return rng.choice(free, size=min(n, len(free)), replace=False)
 
     def _split(self, traj: FrozenTraj) -> tuple[Array, Array]:
         """(T + 1, k, d) goals and (T + 1, d) achieved."""

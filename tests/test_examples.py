@@ -29,9 +29,15 @@ SMALL = {
     "05_dark_key_door.py": "--room_size 3 --episode_length 5 --meta_horizon 10",
     "06_alchemy.py": "--num_trials 2 --steps_per_trial 5",
     "07_metaworld.py": "--k 2 --episode_length 6",
+    "08_ale.py": "--games Pong --time_limit 10 --resolution 36",
+    "09_multitask_procgen.py": "--games coinrun maze --time_limit 6",
+    "10_babyai.py": "--levels GoToObjS4 --episode_length 6",
     "11_xland_minigrid.py": "--k_shots 2 --shot_length 5 --num_rulesets 20",
     "12_half_cheetah_vel.py": "--k_episodes 2 --episode_length 6",
     "13_mazerunner_relabeling.py": "--maze_size 5 --time_limit 10",
+    "15_pokemon.py": "--max_steps 8 --record 2 --online_after 0",
+    "16_crafter_instructions.py": "--time_limit 12 --max_goals 2 --start_learning_at_epoch 0",
+    "17_retro_arcade.py": "--time_limit 10 --resolution 36",
     "18_point_robot.py": "--k_episodes 2 --episode_length 6",
     "19_returns_of_any_size.py": "",
 }
@@ -41,8 +47,14 @@ NEEDS = {  # packages that not everyone has
     "02_gymnax.py": "gymnax",
     "03_popgym_suite.py": "popgym",
     "07_metaworld.py": "metaworld",
+    "08_ale.py": "ale_py",
+    "09_multitask_procgen.py": "envpool",
+    "10_babyai.py": "minigrid",
     "11_xland_minigrid.py": "xminigrid",
     "12_half_cheetah_vel.py": "mujoco",
+    "15_pokemon.py": "poke_env",
+    "16_crafter_instructions.py": "crafter",
+    "17_retro_arcade.py": "stable_retro",
 }
 ALL = sorted(p.name for p in EXAMPLES.glob("*.py"))
 
@@ -227,9 +239,15 @@ OWN_WRONG = [
     ("05_dark_key_door.py", "--room_size 1", "size must be at least 2, got 1"),
     ("06_alchemy.py", "--num_trials 0", "num_trials must be at least 1, got 0"),
     ("07_metaworld.py", "--benchmark ml11", "benchmark must be one of ML10, ML25, ML45 or of "),
+    ("08_ale.py", "--games Pongg", "game is 'Pongg', but Atari has Pong"),
+    ("09_multitask_procgen.py", "--games chess", "game is 'chess', but Procgen has heist, chaser"),
+    ("10_babyai.py", "--levels GoToMoon", "levels has 'GoToMoon', but BabyAI has "),
     ("11_xland_minigrid.py", "--rulesets huge", "size must be one of trivial, small, medium, high, got 'huge'"),
     ("12_half_cheetah_vel.py", "--test_range 3 2", "target_range must be (low, high) with low <= high, got (3.0, 2.0)"),
     ("13_mazerunner_relabeling.py", "--maze_size 6", "size must be odd, so that walls lie between rooms, got 6"),
+    ("17_retro_arcade.py", "--levels Airstriker-Genesis:Level9", "but Airstriker-Genesis-v0 has Level1"),
+    ("15_pokemon.py", "--battle_format gen9doublesou", "one of single battles, but 'gen9doublesou' is doubles"),
+    ("16_crafter_instructions.py", "--instructions fly", "instructions has 'fly', but Crafter has "),
     ("18_point_robot.py", "--step_size 0", "step_size must be positive, got 0.0"),
 ]
 

@@ -13,8 +13,14 @@ from typing import Any
 import pytest
 
 from amago.envs.builtin import _extras
+from amago.envs.builtin.atari import AtariGame
+from amago.envs.builtin.babyai import MultitaskMetaBabyAI
+from amago.envs.builtin.crafter import CrafterInstructions
 from amago.envs.builtin.gymnax_envs import GymnaxCompatibility
+from amago.envs.builtin.pokemon import PokemonBattle
 from amago.envs.builtin.popgym_envs import MultiDomainPOPGym, POPGymGame
+from amago.envs.builtin.procgen import TwoAttemptMTProcgen
+from amago.envs.builtin.retro import RetroArcade
 from amago.envs.builtin.xland_envs import XLandMiniGrid
 
 BUILTIN = Path(_extras.__file__).parent
@@ -43,7 +49,11 @@ def test_every_extra_that_a_message_names_is_one() -> None:
         assert re.search(rf"^{extra} = \[", PROJECT, flags=re.MULTILINE), extra
 
 
-CLASSES = {cls.__name__: cls for cls in (GymnaxCompatibility, MultiDomainPOPGym, POPGymGame, XLandMiniGrid)}
+_PAGE = (
+    AtariGame, CrafterInstructions, GymnaxCompatibility, MultiDomainPOPGym, MultitaskMetaBabyAI, PokemonBattle, POPGymGame, RetroArcade, TwoAttemptMTProcgen,
+    XLandMiniGrid,
+)  # fmt: skip
+CLASSES = {cls.__name__: cls for cls in _PAGE}
 
 
 @pytest.mark.parametrize("name", CLASSES)

@@ -1,0 +1,298 @@
+"""BabyAI: instructions in simple English for an agent in rooms of things (Chevalier-Boisvert et al. 2018, arXiv:1810.08272).
+
+Needs ``pip install 'amago[minigrid]'``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import functools
+import io
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import gin
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from amago.envs.builtin import _babyai_view as view
+from amago.envs.builtin import _common as common
+from amago.envs.builtin._extras import require
+from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
+
+Observation = dict[str, NDArray[Any]]
+
+SPLITS = ("train", "test")
+OBS_KINDS = ("partial-grid", "full-grid", "partial-image", "full-image")
+
+_LOCAL_SIZES = ("S5N2", "S6N2", "S6N3", "S6N4", "S7N4", "S7N5", "S8N2", "S8N3", "S8N4", "S8N5", "S8N6", "S8N7")
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "goto-local": (
+        "GoToRedBallGrey", "GoToRedBall", "GoToRedBallNoDists", "GoToObj", "GoToObjS4", "GoToObjS6", "GoToRedBlueBall", "GoToLocal",
+        *(f"GoToLocal{size}" for size in _LOCAL_SIZES),
+    ),
+    "goto": (
+        "GoTo", "GoToOpen", "GoToObjMaze", "GoToObjMazeOpen", "GoToObjMazeS4R2", "GoToObjMazeS4", "GoToObjMazeS5", "GoToObjMazeS6",
+        "GoToObjMazeS7", "GoToImpUnlock", "GoToSeq", "GoToSeqS5R2", "GoToDoor", "GoToObjDoor", "ActionObjDoor",
+    ),
+    "open": (
+        "Open", "OpenRedDoor", "OpenDoor", "OpenDoorColor", "OpenDoorLoc", "OpenTwoDoors", "OpenRedBlueDoors", "OpenDoorsOrderN2",
+        "OpenDoorsOrderN4",
+    ),
+    "pickup": (
+        "Pickup", "UnblockPickup", "PickupLoc", "PickupDist", "PickupAbove", "OneRoomS8", "OneRoomS12", "OneRoomS16", "OneRoomS20",
+        "FindObjS5", "FindObjS6", "FindObjS7",
+    ),
+    "putnext": (
+        "PutNextLocal", "PutNextLocalS5N3", "PutNextLocalS6N4", "PutNextS4N1", "PutNextS5N2", "PutNextS5N1", "PutNextS6N3",
+        "PutNextS7N4", "PutNextS5N2Carrying", "PutNextS6N3Carrying", "PutNextS7N4Carrying", "MoveTwoAcrossS5N2", "MoveTwoAcrossS8N9",
+    ),
+    "unlock": (
+        "Unlock", "UnlockLocal", "UnlockLocalDist", "KeyInBox", "UnlockPickup", "UnlockPickupDist", "BlockedUnlockPickup",
+        "UnlockToUnlock", "KeyCorridor", "KeyCorridorS3R1", "KeyCorridorS3R2", "KeyCorridorS3R3", "KeyCorridorS4R3",
+        "KeyCorridorS5R3", "KeyCorridorS6R3",
+    ),
+    "synth": (
+        "Synth", "SynthS5R2", "SynthLoc", "SynthSeq", "MiniBossLevel", "BossLevel", "BossLevelNoUnlock",
+    ),
+}  # fmt: skip
+"""BabyAI's levels by what they ask for (those for debugging left out)."""
+LEVELS = tuple(level for levels in FAMILIES.values() for level in levels)
+TEST_LEVELS = (
+    "GoToRedBlueBall", "GoToLocalS8N7", "GoToObjMazeS5", "GoToSeqS5R2", "OpenDoorsOrderN4", "PickupAbove", "OneRoomS12",
+    "PutNextS6N3", "UnlockPickupDist", "KeyCorridorS4R3", "SynthLoc",
+)  # fmt: skip
+"""Levels that are kept for tests unless you choose otherwise: each resembles some of the others."""
+TRAIN_LEVELS = tuple(level for level in LEVELS if level not in TEST_LEVELS)
+
+MOST_WORDS = 72
+"""Of any mission: four clauses, "put the grey box in front of you next to ..." in full, and the words between them."""
+_WORDS = {"goto-local": 5, "goto": 24, "open": 10, "pickup": 9, "putnext": 19, "unlock": 9, "synth": MOST_WORDS}
+LARGEST = 22
+"""Cells along a side of the largest levels."""
+_FIRST_TEST_SEED = 2**30
+
+
+def level_names(levels: str | Iterable[str]) -> tuple[str, ...]:
+    """The levels that are meant: names of levels, their ids ("BabyAI-GoToLocal-v0"), or of `FAMILIES`, each level once.
+
+    Raises:
+        ValueError: there is none, or no such level; the message names those that are spelled alike.
+    """
+    wanted = [levels] if isinstance(levels, str) else list(levels)
+    known = {name.lower(): name for name in LEVELS}
+    out: list[str] = []
+    for name in wanted:
+        short = str(name).removeprefix("BabyAI-")
+        short = short[:-3] if short[-3:-1] == "-v" else short
+        if short in FAMILIES:
+            out += FAMILIES[short]
+        elif short.lower() in known:
+            out.append(known[short.lower()])
+        else:
+            near = difflib.get_close_matches(short, (*LEVELS, *FAMILIES), n=3, cutoff=0.5) or list(FAMILIES)
+            raise ValueError(f"levels has {name!r}, but BabyAI has {', '.join(near)}")
+    if not out:
+        raise ValueError(f"levels must name at least one level, got {levels!r}")
+    return tuple(dict.fromkeys(out))
+
+
+def longest_mission(levels: str | Iterable[str]) -> int:
+    """The most words that a mission of these levels can have, commas not counted."""
+    names = level_names(levels)
+    return max(_WORDS[family] for family, members in FAMILIES.items() if set(members) & set(names))
+
+
+@functools.cache
+def _ids() -> dict[str, str]:
+    require("minigrid", "minigrid")
+    ids = [name for name in gym.registry if name.startswith("BabyAI-")]
+    return {name.removeprefix("BabyAI-")[:-3]: name for name in ids}
+
+
+def _nothing() -> None:
+    return None
+
+
+def _make(level: str) -> Any:
+    made: Any = gym.make(_ids()[level], disable_env_checker=True).unwrapped
+    made.gen_obs = _nothing  # seven eighths of the time of a step, for an observation that is worked out here
+    return made
+
+
+@gin.configurable(module="amago.envs.builtin")
+class MultitaskMetaBabyAI(gym.Env[Observation, np.int64]):
+    """k attempts at one BabyAI mission in one world; another level, world and mission in every rollout.
+
+    A rollout draws a level (uniformly) and a seed. Each attempt begins with that seed, so that the rooms, the things in them, where the
+    agent stands and what it is asked for are the same. An attempt ends with success, with failure (some levels know one), or after
+    ``episode_length`` steps or the level's own limit, whichever comes first; the step that ends it returns the first observation of
+    the next. The rollout terminates (never truncates: the clock is observed) with the last. Reward, in the step that
+    succeeds: ``1 - 0.9 * steps / limit``.
+
+    Actions, ``Discrete(7)``, MiniGrid's: left, right, forward, pick up, drop, toggle, and "done", which does nothing.
+
+    Observation, a Dict:
+
+    - "observation": by ``obs_kind``, uint8, "partial-grid" ``(7, 7, 17)`` and "full-grid" ``(grid_size, grid_size, 17)``: the bits of
+      each cell as `_babyai_view.CHANNELS` lists them, of what the agent sees or of all there is; "partial-image" and "full-image":
+      the same, drawn with ``tile_size`` pixels a cell, (H, W, 3);
+    - "mission", uint8 ``(mission_length,)``: the words, as indices into `_babyai_view.WORDS`, 0 behind the end;
+    - "status", float32 ``(7,)``: direction (4, one-hot), 1 where an attempt opens, the share of the attempts that is over, and that
+      of this attempt's steps.
+
+    Logged when attempt i (from 0) ends: ``Attempt {i} Success`` and ``Attempt {i} Return``; with the rollout ``Success Rate``, the
+    mean over its attempts. They are logged for each level by `env_name`.
+
+    Args:
+        levels: names of levels or of `FAMILIES`; None: `TRAIN_LEVELS` or `TEST_LEVELS`, by the split.
+        split: "train" or "test"; their seeds are different.
+        k_episodes: attempts in a rollout.
+        obs_kind: one of `OBS_KINDS`.
+        episode_length: steps of an attempt, at most.
+        mission_length: words of a mission, at most; `longest_mission` tells what some levels need. All need `MOST_WORDS`.
+        grid_size: cells along a side of full views; smaller levels are filled up. All levels fit into `LARGEST`.
+        tile_size: pixels of a cell in images.
+        num_seeds: the split "train" has seeds below this number. Of a small number, agents learn the worlds by heart.
+        render_mode: None or "rgb_array", 24 pixels a cell.
+
+    Attributes:
+        horizon: the longest a rollout can be, ``k_episodes * episode_length``.
+        level, seed, mission: of this rollout.
+        env_name: "babyai_" and the name of this rollout's level, with "-test" behind it in the test split.
+
+    Raises:
+        ImportError: minigrid is missing.
+        TypeError, ValueError: an argument is wrong; the message quotes it.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 8}
+
+    def __init__(
+        self,
+        levels: str | Sequence[str] | None = None,
+        split: str = "train",
+        k_episodes: int = 2,
+        obs_kind: str = "partial-grid",
+        episode_length: int = 200,
+        mission_length: int = MOST_WORDS,
+        grid_size: int = LARGEST,
+        tile_size: int = 8,
+        num_seeds: int = 1_000_000,
+        render_mode: str | None = None,
+    ) -> None:
+        if split not in SPLITS:
+            raise ValueError(f'split must be "train" or "test", got {split!r}')
+        if obs_kind not in OBS_KINDS:
+            raise ValueError(f"obs_kind must be one of {', '.join(OBS_KINDS)}, got {obs_kind!r}")
+        default = TRAIN_LEVELS if split == "train" else TEST_LEVELS
+        self.levels = default if levels is None else level_names(levels)
+        self.split, self.obs_kind = split, obs_kind
+        self.k_episodes = common.check_int("k_episodes", k_episodes, 1)
+        self.episode_length = common.check_int("episode_length", episode_length, 1)
+        self.mission_length = common.check_int("mission_length", mission_length, 1)
+        self.grid_size = common.check_int("grid_size", grid_size, 3)
+        self.tile_size = common.check_int("tile_size", tile_size, 1)
+        self.num_seeds = common.check_int("num_seeds", num_seeds, 1)
+        if self.num_seeds > _FIRST_TEST_SEED:
+            raise ValueError(f"num_seeds must be at most {_FIRST_TEST_SEED}, where the seeds of tests begin, got {num_seeds!r}")
+        self.render_mode = common.check_render_mode(render_mode, self.metadata["render_modes"])
+        self.horizon = self.k_episodes * self.episode_length
+        _ids()
+        self._made: dict[str, Any] = {}
+        self._look, box = self._eye()
+        self.observation_space = gym.spaces.Dict(
+            {
+                "observation": box,
+                "mission": gym.spaces.Box(0, len(view.WORDS) - 1, (self.mission_length,), np.uint8),
+                "status": gym.spaces.Box(0.0, 1.0, (7,), np.float32),
+            }
+        )
+        self.action_space = gym.spaces.Discrete(7)
+        self.level, self.seed, self.mission = self.levels[0], 0, ""
+        self._tokens = np.zeros(self.mission_length, dtype=np.uint8)
+        self._env: Any = None
+        self._attempt, self._steps, self._successes = self.k_episodes, 0, 0  # no rollout is under way
+
+    def _eye(self) -> tuple[Callable[[], NDArray[np.uint8]], gym.spaces.Box]:
+        """How the world is looked at, and the space of what that gives."""
+        size, tile, bits = self.grid_size, self.tile_size, len(view.CHANNELS)
+        if self.obs_kind == "partial-grid":
+            return lambda: view.partial_grid(self._env), gym.spaces.Box(0, 1, (view.VIEW, view.VIEW, bits), np.uint8)
+        if self.obs_kind == "full-grid":
+            return lambda: view.full_grid(self._env, size), gym.spaces.Box(0, 1, (size, size, bits), np.uint8)
+        if self.obs_kind == "partial-image":
+            side = view.VIEW * tile
+            return lambda: view.partial_image(self._env, tile), gym.spaces.Box(0, 255, (side, side, 3), np.uint8)
+        return lambda: view.full_image(self._env, size, tile), gym.spaces.Box(0, 255, (size * tile, size * tile, 3), np.uint8)
+
+    @property
+    def env_name(self) -> str:
+        return f"babyai_{self.level}" + ("-test" if self.split == "test" else "")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
+        super().reset(seed=seed)
+        rng = self.np_random
+        self.level = self.levels[int(rng.integers(len(self.levels)))]
+        low, high = (0, self.num_seeds) if self.split == "train" else (_FIRST_TEST_SEED, 2 * _FIRST_TEST_SEED)
+        self.seed = int(rng.integers(low, high))
+        if self.level not in self._made:
+            self._made[self.level] = _make(self.level)
+        self._env = self._made[self.level]
+        self._attempt = self._successes = 0
+        self._begin_attempt()
+        if self.obs_kind.startswith("full") and max(self._env.width, self._env.height) > self.grid_size:
+            raise ValueError(
+                f"grid_size must be at least {max(self._env.width, self._env.height)}, which {self.level} has; got {self.grid_size}"
+            )
+        self.mission = self._env.mission
+        self._tokens = view.tokens(self.mission, self.mission_length)
+        return self._observe(), {}
+
+    def _begin_attempt(self) -> None:
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints whenever it draws a mission again
+            self._env.reset(seed=self.seed)
+        self._env.max_steps = min(self._env.max_steps, self.episode_length)
+        self._steps = 0
+
+    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        if self._attempt >= self.k_episodes:
+            common.refuse_step("MultitaskMetaBabyAI")
+        _, paid, terminated, truncated, _ = self._env.step(common.check_action(action, 7))
+        self._steps += 1
+        reward = float(paid)
+        if not (terminated or truncated):
+            return self._observe(), reward, False, False, {}
+        prefix = f"{AMAGO_ENV_LOG_PREFIX} Attempt {self._attempt}"
+        info: dict[str, Any] = {f"{prefix} Success": float(reward > 0), f"{prefix} Return": reward}
+        self._attempt += 1
+        self._successes += reward > 0
+        if self._attempt < self.k_episodes:
+            self._begin_attempt()
+            return self._observe(), reward, False, False, info
+        info[f"{AMAGO_ENV_LOG_PREFIX} Success Rate"] = self._successes / self.k_episodes
+        return self._observe(), reward, True, False, info
+
+    def _observe(self) -> Observation:
+        status = np.zeros(7, dtype=np.float32)
+        status[self._env.agent_dir] = 1.0
+        status[4:] = (
+            self._steps == 0,
+            self._attempt / self.k_episodes,
+            self._steps / self._env.max_steps,
+        )
+        return {"observation": self._look(), "mission": self._tokens.copy(), "status": status}
+
+    def render(self) -> Any:
+        """The world as it is now, what the agent sees lit up: uint8 (H, W, 3)."""
+        if self.render_mode is None or self._env is None:
+            return None
+        return self._env.get_frame(tile_size=common.RENDER_CELL)
+
+
+__all__ = [
+    "FAMILIES", "LEVELS", "MOST_WORDS", "OBS_KINDS", "TEST_LEVELS", "TRAIN_LEVELS", "MultitaskMetaBabyAI", "level_names",
+    "longest_mission",
+]  # fmt: skip

@@ -1,0 +1,393 @@
+"""Crafter with instructions: do a sequence of things in an open world (Hafner 2021, arXiv:2109.06780; after AMAGO, arXiv:2310.09971).
+
+Needs ``pip install 'amago[crafter]'``.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gin
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from amago.envs.builtin import _common as common
+from amago.envs.builtin._crafter_world import FastLocalView, InOrder, around, generate_world
+from amago.envs.builtin._extras import require
+from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
+from amago.relabeling import GoalSequenceRelabeler
+
+Observation = dict[str, NDArray[Any]]
+
+OBS_KINDS = ("render", "crop", "local")
+ACHIEVEMENTS = (
+    "collect_coal", "collect_diamond", "collect_drink", "collect_iron", "collect_sapling", "collect_stone", "collect_wood",
+    "defeat_skeleton", "defeat_zombie", "eat_cow", "eat_plant", "make_iron_pickaxe", "make_iron_sword", "make_stone_pickaxe",
+    "make_stone_sword", "make_wood_pickaxe", "make_wood_sword", "place_furnace", "place_plant", "place_stone", "place_table",
+    "wake_up",
+)  # fmt: skip
+TRAVEL = "travel"
+INSTRUCTIONS = (*ACHIEVEMENTS, TRAVEL)
+"""What can be asked for; "travel" stands for 64 goals, "travel_0_0" to "travel_7_7"."""
+
+AREA = 8
+"""Cells along a side of the areas to travel to; the world has 8 x 8 of them."""
+WORLD = 64
+_ROW = WORLD // AREA
+
+GOAL_WORDS = (
+    "", *sorted({word for name in ACHIEVEMENTS for word in name.split("_")}), TRAVEL,
+    *(f"x{i}" for i in range(_ROW)), *(f"y{i}" for i in range(_ROW)),
+)  # fmt: skip
+"""The vocabulary of goals; the empty word fills them up, and is all of a goal that is reached."""
+_WORD = {word: i for i, word in enumerate(GOAL_WORDS)}
+GOAL_LENGTH = 3
+
+MATERIALS = ("water", "grass", "stone", "path", "sand", "tree", "lava", "coal", "iron", "diamond", "table", "furnace")
+CREATURES = ("Cow", "Zombie", "Skeleton", "Arrow", "Plant", "ripe Plant")
+CHANNELS = ("outside", *MATERIALS, *CREATURES)
+"""What the bits of a cell mean with ``obs_kind="local"``."""
+_VIEW = (9, 7)
+_UNIT = 7  # pixels of a cell in a picture of 64 x 64
+_FACING = ((-1, 0), (1, 0), (0, -1), (0, 1))
+
+
+def goal_tokens(goal: str) -> NDArray[np.uint8]:
+    """(3,), the words of a goal such as "collect_wood" or "travel_3_5" (column and row of an area), as indices into `GOAL_WORDS`.
+
+    Raises:
+        ValueError: there is no such goal; the message names those that are spelled alike.
+    """
+    words = str(goal).split("_")
+    if words[0] == TRAVEL and len(words) == 3:
+        words = [TRAVEL, f"x{words[1]}", f"y{words[2]}"]
+    if (goal not in ACHIEVEMENTS and words[0] != TRAVEL) or len(words) > GOAL_LENGTH or any(w not in _WORD for w in words):
+        near = difflib.get_close_matches(str(goal), ACHIEVEMENTS, n=3, cutoff=0.5) or ACHIEVEMENTS
+        raise ValueError(f"goals has {goal!r}, but Crafter has travel_X_Y (X and Y from 0 to {_ROW - 1}), {', '.join(near)}")
+    if goal == TRAVEL:
+        raise ValueError(f"goals has {goal!r}: say where to, travel_X_Y with X and Y from 0 to {_ROW - 1}")
+    out = np.zeros(GOAL_LENGTH, dtype=np.uint8)
+    out[: len(words)] = [_WORD[w] for w in words]
+    return out
+
+
+_TOKENS = {name: goal_tokens(name) for name in ACHIEVEMENTS}
+
+
+def _nothing() -> None:
+    return None
+
+
+@gin.configurable(module="amago.envs.builtin")
+class CrafterInstructions(gym.Env[Observation, np.int64]):
+    """Crafter, where what counts is to do what one is told, in the order in which one is told.
+
+    Each `reset` draws a world and k goals, k uniform in ``min_goals`` to ``max_goals``: elements of ``instructions``, each uniform, with
+    an area uniform for "travel". After each step, and at most once a step, the goal that is due is compared with what was done in
+    it: an achievement of Crafter's (every time counts, not only the first; where the player wakes up, nothing else does), else the area
+    where the player stands. The rollout terminates (never truncates: the clock is observed) with the last goal, with
+    the death of the player, or after ``time_limit`` steps. Reward: 1 in the step that reaches a goal; Crafter's own are not paid.
+
+    Actions, ``Discrete(17)``, are Crafter's.
+
+    Observation, a Dict:
+
+    - "observation", uint8, by ``obs_kind``: "render" ``(64, 64, 3)``, Crafter's picture; "crop" ``(49, 63, 3)``, of that the world without the
+      inventory; "local" ``(9, 7, 19)``, the cells of that part, [x, y], as the bits that `CHANNELS` lists. Pictures get dark at
+      night, cells do not;
+    - "status", float32 ``(25,)``: inventory / 9 (16), whether the player sleeps, daylight, where it looks (4, one-hot), x and y / 64,
+      the share of the rollout that is over;
+    - "goals", uint8 ``(max_goals, 3)``: each goal in order, as indices into `GOAL_WORDS`, 0 once it is reached. A rollout of fewer than
+      ``max_goals`` has 0 in the first rows;
+    - "achieved", uint8 ``(3,)``: what was done in this step, in the form of a goal, for `InstructionRelabeler`; 0 where that is
+      none of ``instructions`` or of ``goals``.
+
+    Logged with the rollout: ``Goals Reached`` (a share of k), ``Success`` (1 if that is all of them), ``Achievements`` (how many of
+    Crafter's 22 were unlocked) and ``Died``.
+
+    A seed and the same actions give the same rollout; upstream's do not, as creatures are chosen from sets. At night, pictures use
+    up random numbers of the world, so that it goes another way than with ``obs_kind="local"``.
+
+    Args:
+        instructions: what goals are drawn from; None: all of `INSTRUCTIONS`.
+        min_goals, max_goals: how many goals a rollout has.
+        goals: the goals of every rollout, such as ["collect_wood", "place_table"], instead of drawn ones. ``max_goals``
+            is then as long at least, and only sets the space.
+        obs_kind: one of `OBS_KINDS`.
+        time_limit: steps.
+        render_mode: None or "rgb_array", 288 x 288 pixels.
+
+    Attributes:
+        horizon: the longest a rollout can be.
+        env_name: "crafter", and the ``goals`` where those are given.
+
+    Raises:
+        ImportError: crafter is missing.
+        TypeError, ValueError: an argument is wrong; the message quotes it.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
+
+    def __init__(
+        self,
+        instructions: Sequence[str] | None = None,
+        min_goals: int = 1,
+        max_goals: int = 5,
+        goals: Sequence[str] | None = None,
+        obs_kind: str = "local",
+        time_limit: int = 2000,
+        render_mode: str | None = None,
+    ) -> None:
+        if obs_kind not in OBS_KINDS:
+            raise ValueError(f"obs_kind must be one of {', '.join(OBS_KINDS)}, got {obs_kind!r}")
+        self.obs_kind = obs_kind
+        self.instructions = _check_instructions(instructions)
+        self.min_goals = common.check_int("min_goals", min_goals, 1)
+        self.max_goals = common.check_int("max_goals", max_goals, 1)
+        if self.min_goals > self.max_goals:
+            raise ValueError(f"min_goals must be at most max_goals={max_goals!r}, got {min_goals!r}")
+        self.goals = None if goals is None else _check_goals(goals, self.max_goals)
+        self.time_limit = self.horizon = common.check_int("time_limit", time_limit, 1)
+        self.render_mode = common.check_render_mode(render_mode, self.metadata["render_modes"])
+        self.env_name = "crafter" if self.goals is None else f"crafter_{'+'.join(self.goals)}"
+
+        crafter = require("crafter", "crafter")
+        self._objects = require("crafter.objects", "crafter")
+        self._env: Any = crafter.Env(size=(64, 64), length=None, seed=0)
+        self._env._sem_view = self._env._obs = _nothing  # a picture takes longer than the rest of a step
+        self._env._local_view = FastLocalView(self._env._local_view)
+        creatures = [getattr(self._objects, name) for name in CREATURES[:-1]]
+        self._kind = {cls: 1 + len(MATERIALS) + i for i, cls in enumerate(creatures)}
+        box = gym.spaces.Box
+        shape, high = {"render": ((64, 64, 3), 255), "crop": ((49, 63, 3), 255), "local": ((*_VIEW, len(CHANNELS)), 1)}[
+            obs_kind
+        ]
+        last = len(GOAL_WORDS) - 1
+        self.observation_space = gym.spaces.Dict(
+            {
+                "observation": box(0, high, shape, np.uint8),
+                "status": box(0.0, 1.0, (25,), np.float32),
+                "goals": box(0, last, (self.max_goals, GOAL_LENGTH), np.uint8),
+                "achieved": box(0, last, (GOAL_LENGTH,), np.uint8),
+            }
+        )
+        self.action_space = gym.spaces.Discrete(17)
+        self._asked: list[str] = []
+        self._goal_rows = np.zeros((self.max_goals, GOAL_LENGTH), dtype=np.uint8)
+        self._counted: dict[str, int] = {}
+        self._clock, self._over, self._reached = 0, True, 0
+
+    @property
+    def asked(self) -> list[str]:
+        """All goals of this rollout in order, those that are reached too."""
+        return list(self._asked)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._begin(int(self.np_random.integers(2**31 - 1)))
+        self._asked = self._draw() if self.goals is None else list(self.goals)
+        self._goal_rows = np.zeros((self.max_goals, GOAL_LENGTH), dtype=np.uint8)
+        self._goal_rows[self.max_goals - len(self._asked) :] = [goal_tokens(goal) for goal in self._asked]
+        wanted = {*self.instructions, *(TRAVEL if g.startswith(TRAVEL) else g for g in self._asked)}
+        self._told, self._travels = [name for name in ACHIEVEMENTS if name in wanted], TRAVEL in wanted
+        self._counted = dict(self._env._player.achievements)
+        self._clock, self._over, self._reached = 0, False, 0
+        return self._observe(self._achieved()), {}
+
+    def _begin(self, seed: int) -> None:
+        """`crafter.Env.reset`, with a seed for this world alone."""
+        env = self._env
+        env._episode, env._step, env._unlocked = env._episode + 1, 0, set()
+        env._world.reset(seed=seed)
+        env._world._chunks = defaultdict(InOrder)
+        env._update_time()
+        env._player = self._objects.Player(env._world, (WORLD // 2, WORLD // 2))
+        env._last_health = env._player.health
+        env._world.add(env._player)
+        generate_world(env._world, env._player)
+
+    def _draw(self) -> list[str]:
+        rng = self.np_random
+        out = []
+        for _ in range(int(rng.integers(self.min_goals, self.max_goals + 1))):
+            name = self.instructions[int(rng.integers(len(self.instructions)))]
+            out.append(f"{TRAVEL}_{rng.integers(_ROW)}_{rng.integers(_ROW)}" if name == TRAVEL else name)
+        return out
+
+    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        if self._over:
+            common.refuse_step("CrafterInstructions")
+        self._env.step(common.check_action(action, 17))
+        dead = self._env._player.health <= 0
+        self._clock += 1
+        achieved = self._achieved()
+        reward, k = 0.0, len(self._asked)
+        due = self._goal_rows[self.max_goals - k + self._reached]
+        if (achieved == due).all():
+            due[:] = 0
+            self._reached += 1
+            reward = 1.0
+        info: dict[str, Any] = {}
+        self._over = dead or self._reached == k or self._clock >= self.time_limit
+        if self._over:
+            info[f"{AMAGO_ENV_LOG_PREFIX} Goals Reached"] = self._reached / k
+            info[f"{AMAGO_ENV_LOG_PREFIX} Success"] = float(self._reached == k)
+            info[f"{AMAGO_ENV_LOG_PREFIX} Achievements"] = float(len(self._env._unlocked))
+            info[f"{AMAGO_ENV_LOG_PREFIX} Died"] = float(dead)
+        return self._observe(achieved), reward, self._over, False, info
+
+    def _achieved(self) -> NDArray[np.uint8]:
+        counts, before = self._env._player.achievements, self._counted
+        done = [name for name in self._told if counts[name] > before[name]]
+        if counts != before:
+            self._counted = dict(counts)
+        if done:
+            return _TOKENS[done[-1]].copy()  # waking up is last in the list, and the only one that can come with another
+        if not self._travels:
+            return np.zeros(GOAL_LENGTH, dtype=np.uint8)
+        x, y = self._env._player.pos
+        return np.array([_WORD[TRAVEL], _WORD[f"x{x // AREA}"], _WORD[f"y{y // AREA}"]], dtype=np.uint8)
+
+    # ------------------------------------------------------------------ what is seen
+
+    def _observe(self, achieved: NDArray[np.uint8]) -> Observation:
+        player, status = self._env._player, np.zeros(25, dtype=np.float32)
+        status[:16] = [amount / 9 for amount in player.inventory.values()]
+        status[16:18] = player.sleeping, self._env._world.daylight
+        status[18 + _FACING.index(tuple(player.facing))] = 1.0
+        status[22:] = player.pos[0] / WORLD, player.pos[1] / WORLD, self._clock / self.time_limit
+        return {"observation": self._look(), "status": status, "goals": self._goal_rows.copy(), "achieved": achieved}
+
+    def _look(self) -> NDArray[np.uint8]:
+        env = self._env
+        if self.obs_kind == "render":
+            return env.render()  # type: ignore[no-any-return]
+        if self.obs_kind == "crop":
+            picture = env._local_view(env._player, np.array([_UNIT, _UNIT]))
+            return np.ascontiguousarray(picture.transpose(1, 0, 2).astype(np.uint8))
+        world, pos = env._world, env._player.pos
+        out = np.zeros((*_VIEW, len(CHANNELS)), dtype=np.uint8)
+        materials = around(world._mat_map, pos, _VIEW)
+        np.put_along_axis(out, materials[..., None].astype(np.intp), 1, axis=-1)
+        there = around(world._obj_map, pos, _VIEW)
+        for x, y in np.argwhere(there).tolist():
+            creature = world._objects[there[x, y]]
+            channel = self._kind.get(type(creature))
+            if channel is not None:
+                out[x, y, channel + (getattr(creature, "ripe", False) is True)] = 1
+        return out
+
+    def render(self) -> Any:
+        """Crafter's picture, uint8 (288, 288, 3). Looking changes nothing, though the noise of night is drawn from the world's generator."""
+        if self.render_mode is None or self._env._player is None:
+            return None
+        random = self._env._world.random
+        state = random.get_state()
+        frame = self._env.render((288, 288))
+        random.set_state(state)
+        return frame
+
+
+def _check_instructions(instructions: Sequence[str] | None) -> tuple[str, ...]:
+    if isinstance(instructions, str):
+        raise TypeError(f"instructions must be a list of names, got {instructions!r}")
+    names = INSTRUCTIONS if instructions is None else tuple(instructions)
+    for name in names:
+        if name not in INSTRUCTIONS:
+            near = difflib.get_close_matches(str(name), INSTRUCTIONS, n=3, cutoff=0.5) or INSTRUCTIONS
+            raise ValueError(f"instructions has {name!r}, but Crafter has {', '.join(near)}")
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"instructions must name at least one, and each once, got {instructions!r}")
+    return names
+
+
+def _check_goals(goals: Sequence[str], most: int) -> tuple[str, ...]:
+    if isinstance(goals, str):
+        raise TypeError(f"goals must be a list of names, got {goals!r}")
+    for goal in goals:
+        goal_tokens(goal)
+    if not 1 <= len(goals) <= most:
+        raise ValueError(f"goals must name 1 to max_goals={most} goals, got {list(goals)!r}")
+    return tuple(goals)
+
+
+@gin.configurable(module="amago.envs.builtin")
+class InstructionRelabeler(GoalSequenceRelabeler):
+    """`GoalSequenceRelabeler` for what a player does in Crafter: rare things are as likely to become goals as frequent ones.
+
+    A new goal is drawn with equal chances for each of the things that were done in the rollout (all travels are one thing), whatever the
+    number of times; steps in which nothing was done are left out.
+
+    Args:
+        strategy: "none", "some" or "all" of the goals that were missed are replaced.
+    """
+
+    def __init__(self, strategy: str = "some") -> None:
+        super().__init__(strategy, goal_key="goals", achieved_key="achieved", done_value=0)
+
+    def choose_times(self, achieved: NDArray[Any], free: NDArray[Any], n: int, rng: np.random.Generator) -> NDArray[Any]:
+        free = free[achieved[free].any(axis=-1)]
+        if n == 0 or not free.size:
+            return free[:0]
+        things = achieved[free].copy()
+        things[things[:, 0] == _WORD[TRAVEL], 1:] = 0
+        _, which, counts = np.unique(things, axis=0, return_inverse=True, return_counts=True)
+        weights = 1 / counts[which.reshape(-1)]
+        return rng.choice(free, size=min(n, len(free)), replace=False, p=weights / weights.sum())
+
+
+class VideoRecorder(gym.Wrapper[Any, Any, Any, Any]):
+    """Writes the first rollout of an environment that draws itself (``render_mode="rgb_array"``) as an animated GIF.
+
+    Args:
+        env: what to watch.
+        path: of the file; its directory is made.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], path: str | Path) -> None:
+        super().__init__(env)
+        if env.render_mode != "rgb_array":
+            raise ValueError(f'env must have render_mode="rgb_array", got {env.render_mode!r}')
+        self.path = Path(path)
+        self._frames: list[NDArray[np.uint8]] = []
+        self._written = False
+
+    @property
+    def env_name(self) -> str:
+        return self.env.env_name  # type: ignore[attr-defined,no-any-return]
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        out = self.env.reset(**kwargs)
+        self._frames = [] if self._written else [self._drawn()]
+        return out
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        out = self.env.step(action)
+        if not self._written:
+            self._frames.append(self._drawn())
+            if out[2] or out[3]:
+                self._write()
+        return out
+
+    def _drawn(self) -> NDArray[np.uint8]:
+        return self.env.render()  # type: ignore[return-value]
+
+    def _write(self) -> None:
+        image = require("PIL.Image", "crafter")
+        first, *rest = [image.fromarray(frame).quantize() for frame in self._frames]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        first.save(
+            self.path, save_all=True, append_images=rest, duration=1000 // self.env.metadata.get("render_fps", 10), loop=0
+        )
+        self._frames, self._written = [], True
+
+
+__all__ = [
+    "ACHIEVEMENTS", "GOAL_WORDS", "INSTRUCTIONS", "OBS_KINDS", "CrafterInstructions", "InstructionRelabeler", "VideoRecorder",
+    "goal_tokens",
+]  # fmt: skip

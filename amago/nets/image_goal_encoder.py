@@ -1,0 +1,102 @@
+"""A timestep encoder for agents that see a picture and are told in words what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gin
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from amago.nets import cnn
+from amago.nets.ff import MLP, InputNorm, Normalization
+from amago.nets.goal_embedders import GoalEmb, TokenGoalEmb
+from amago.nets.tstep_encoders import TstepEncoder, _space_shape
+from amago.nets.utils import check_positive
+
+
+@gin.configurable
+class ImageGoalTstepEncoder(TstepEncoder):
+    """A picture through a CNN, goals through an embedder, everything else normalised; an MLP merges them.
+
+    Pixels are taken to run from 0 to 255. A picture whose space ends at 1 (the bits of a grid, or unit pixels) is scaled up first.
+
+    Args:
+        image_key: which observation is the picture, (H, W, C).
+        goal_key: which observation holds the goals.
+        cnn_type: a `amago.nets.cnn.CNN`; `GridworldCNN` for small grids.
+        goal_emb_type: `TokenGoalEmb` for tokens, `FFGoalEmb` for numbers, or your own.
+        img_features: width of the picture before it is merged.
+        n_layers, d_hidden, d_output, activation: of the MLP that merges.
+        out_norm: "layer", "rmsnorm" or "none", at the end.
+        hide_rl2s: replace reward and previous action by zeros.
+        normalize_inputs: keep running statistics of what is neither picture nor goal, rl2 included.
+
+    Raises:
+        ValueError: a key is not in ``obs_space``, both are the same, or the picture is none.
+    """
+
+    def __init__(
+        self,
+        obs_space: gym.spaces.Dict,
+        rl2_space: gym.spaces.Box,
+        image_key: str = "observation",
+        goal_key: str = "goals",
+        cnn_type: type[cnn.CNN] = cnn.NatureishCNN,
+        goal_emb_type: type[GoalEmb] = TokenGoalEmb,
+        img_features: int = 128,
+        n_layers: int = 1,
+        d_hidden: int = 256,
+        d_output: int = 256,
+        out_norm: str = "layer",
+        activation: str = "leaky_relu",
+        hide_rl2s: bool = False,
+        normalize_inputs: bool = True,
+    ) -> None:
+        super().__init__(obs_space, rl2_space)
+        check_positive(img_features=img_features)
+        known = sorted(obs_space.spaces)
+        for name, key in (("image_key", image_key), ("goal_key", goal_key)):
+            if key not in known:
+                raise ValueError(f"{name}={key!r} is not among the observations {known}")
+        if image_key == goal_key:
+            raise ValueError(f"image_key and goal_key must be two observations, both are {image_key!r}")
+        space = obs_space[image_key]
+        shape = _space_shape(space)
+        if len(shape) != 3:
+            raise ValueError(f"image_key={image_key!r} has shape {shape}: an image has three dimensions")
+        self._pixel_scale = 255.0 if isinstance(space, gym.spaces.Box) and float(space.high.max()) <= 1.0 else 1.0
+        self.image_key, self.goal_key, self.hide_rl2s = image_key, goal_key, hide_rl2s
+        self.obs_keys = sorted(set(known) - {image_key, goal_key})
+        self.cnn = cnn_type(shape, channels_first=False, activation=activation)
+        with torch.no_grad():
+            d_cnn = self.cnn(self.cnn.blank_img).shape[-1]
+        self.img_features = nn.Linear(d_cnn, img_features)
+        self.goal_emb = goal_emb_type(obs_space[goal_key])
+        d_rest = sum(int(np.prod(_space_shape(obs_space[k]))) for k in self.obs_keys) + _space_shape(rl2_space)[-1]
+        self.in_norm = InputNorm(d_rest) if normalize_inputs else None
+        self.base = MLP(img_features + self.goal_emb.emb_dim + d_rest, d_hidden, n_layers, d_output, activation=activation)
+        self.out_norm = Normalization(out_norm, d_output)
+        self._emb_dim = d_output
+
+    @property
+    def emb_dim(self) -> int:
+        return self._emb_dim
+
+    def inner_forward(
+        self,
+        obs: dict[str, Tensor],
+        rl2s: Tensor,
+        log_dict: dict[str, Any] | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        rl2s = torch.zeros_like(rl2s) if self.hide_rl2s else rl2s
+        rest = torch.cat([*(obs[k].flatten(2).float() for k in self.obs_keys), rl2s.float()], dim=-1)
+        if self.in_norm is not None:
+            rest = self.in_norm(rest, mask)
+        img = obs[self.image_key]
+        img = self.img_features(self.cnn(img if self._pixel_scale == 1.0 else img * self._pixel_scale))
+        goals = self.goal_emb(obs[self.goal_key])
+        return self.out_norm(self.base(torch.cat((img, goals.to(img.dtype), rest.to(img.dtype)), dim=-1)))

@@ -1,0 +1,82 @@
+"""Console games: levels of one game, or games of several consoles, through emulators (stable-retro).
+
+python examples/17_retro_arcade.py --levels Airstriker-Genesis:Level1 --run_name retro --buffer_dir runs
+
+Needs `pip install 'amago[retro]'`. Airstriker comes with it; `python -m stable_retro.import DIRECTORY` adds ROMs that you own. Which game
+and level it is must be seen in the picture (the border's colour is that of the game), so short sequences do.
+"""
+
+from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
+
+from amago import cli_utils
+from amago.cli.tables import metrics_table
+from amago.envs import AMAGOEnv
+from amago.envs.builtin.retro import RetroArcade, buttons_of, retro_levels
+from amago.experiment import Experiment
+from amago.nets.cnn import DrQCNN, IMPALAishCNN, NatureishCNN
+
+CNNS = {"nature": NatureishCNN, "drq": DrQCNN, "impala": IMPALAishCNN}
+PIECE = 256  # steps of a rollout that are saved together
+
+
+def add_cli(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--levels",
+        nargs="+",
+        default=["Airstriker-Genesis-v0"],
+        metavar="LEVEL",
+        help="to train on: GAME for its first level, GAME:LEVEL, or GAME:* for all",
+    )
+    parser.add_argument("--test_levels", nargs="+", default=None, metavar="LEVEL", help="likewise; default: those of --levels")
+    parser.add_argument("--directory", default=None, help="of games of your own, as stable-retro keeps them")
+    parser.add_argument("--cnn", default="impala", choices=sorted(CNNS), help="image encoder")
+    parser.add_argument("--no_augmentation", action="store_true", help="do not shift images at random while training")
+    parser.add_argument("--resolution", type=int, default=84, help="height and width of the images, border included")
+    parser.add_argument("--frame_skip", type=int, default=4, help="frames that an action is held for")
+    parser.add_argument("--sticky_actions", type=float, default=0.25, help="chance that the buttons change a frame late")
+    parser.add_argument("--time_limit", type=cli_utils.whole_number, default=4500, help="steps of a rollout")
+    parser.set_defaults(
+        parallel_actors=8, timesteps_per_epoch=1000, grads_per_epoch=300, epochs=1000, memory_size=256, memory_layers=2,
+        max_seq_len=32, batch_size=32, dset_max_size=2000, learning_rate=1e-4,
+    )  # fmt: skip
+
+
+def make_experiment(args: Namespace) -> Experiment:
+    tested = args.test_levels or args.levels
+    known = retro_levels(args.levels, args.directory) + retro_levels(tested, args.directory)
+
+    def maker(levels: Sequence[str]) -> Callable[[], AMAGOEnv]:
+        def make_env() -> AMAGOEnv:
+            arcade = RetroArcade(
+                levels, buttons_of(known), (args.resolution, args.resolution), frame_skip=args.frame_skip,
+                sticky_actions=args.sticky_actions, time_limit=args.time_limit, directory=args.directory,
+            )  # fmt: skip
+            return AMAGOEnv(arcade)
+
+        return make_env
+
+    config: dict = {}
+    tstep = cli_utils.switch_tstep_encoder(config, "cnn", cnn_type=CNNS[args.cnn], drqv2_aug=not args.no_augmentation)
+    traj = cli_utils.switch_traj_encoder(config, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
+    agent = cli_utils.switch_agent(config, args.agent_type)
+    anneal = max(1, args.epochs * args.timesteps_per_epoch // 4)
+    explore = cli_utils.switch_exploration(config, "egreedy", steps_anneal=anneal)
+    cli_utils.use_config(config, ["zoo/retro", *args.configs])
+    return cli_utils.create_experiment_from_cli(
+        args, maker(args.levels), maker(tested), max_seq_len=32, val_timesteps_per_epoch=min(args.time_limit, 2000) + 1,
+        tstep_encoder_type=tstep, traj_encoder_type=traj, agent_type=agent, exploration_wrapper_type=explore,
+        traj_save_len=max(PIECE, args.max_seq_len), padded_sampling="both", group_name="retro",
+    )  # fmt: skip
+
+
+def test(experiment: Experiment) -> None:
+    steps = 2 * (experiment.val_timesteps_per_epoch - 1) + 1
+    print(metrics_table(experiment.evaluate_test(experiment.make_val_env, timesteps=steps), title="after training"))
+
+
+if __name__ == "__main__":
+    parser = ArgumentParser(description=__doc__, formatter_class=ArgumentDefaultsHelpFormatter)
+    cli_utils.add_common_cli(parser)
+    add_cli(parser)
+    cli_utils.run_trials(parser.parse_args(), make_experiment, test)

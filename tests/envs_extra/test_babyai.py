@@ -1,0 +1,463 @@
+"""BabyAI against MiniGrid's own views, rules and worlds, and attempts of which the outcome is known."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import sys
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from run_inside import run_script
+
+from amago.envs import AMAGOEnv
+from amago.envs.builtin import _babyai_view as view
+from amago.envs.builtin import babyai
+from amago.envs.builtin.babyai import (
+    FAMILIES,
+    LEVELS,
+    MOST_WORDS,
+    OBS_KINDS,
+    TEST_LEVELS,
+    TRAIN_LEVELS,
+    MultitaskMetaBabyAI,
+    level_names,
+    longest_mission,
+)
+from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
+from amago.nets.cnn import GridworldCNN, NatureishCNN
+from amago.nets.image_goal_encoder import ImageGoalTstepEncoder
+
+minigrid = pytest.importorskip("minigrid", reason="MiniGrid is not installed: pip install 'amago[minigrid]'")
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "10_babyai.py"
+LEFT, RIGHT, FORWARD, PICKUP, DROP, TOGGLE, DONE = range(7)
+STEPS = ((1, 0), (0, 1), (-1, 0), (0, -1))
+
+
+def upstream(env: MultitaskMetaBabyAI) -> dict[str, Any]:
+    """What MiniGrid itself would show now."""
+    return type(env._env).gen_obs(env._env)  # type: ignore[no-any-return]
+
+
+def decoded(bits: np.ndarray) -> np.ndarray:
+    """MiniGrid's (type, colour, state) numbers from our bits."""
+    constants = minigrid.core.constants
+    out = np.zeros((*bits.shape[:2], 3), dtype=np.uint8)
+    for at in np.ndindex(*bits.shape[:2]):
+        names = [view.CHANNELS[i] for i in np.flatnonzero(bits[at])]
+        out[at + (0,)] = constants.OBJECT_TO_IDX[names[0]]
+        for name in names[1:]:
+            if name in constants.COLOR_TO_IDX:
+                out[at + (1,)] = constants.COLOR_TO_IDX[name]
+            else:
+                out[at + (2,)] = constants.STATE_TO_IDX[name]
+    return out
+
+
+def way_to_face(env: Any, targets: list[tuple[int, int]]) -> list[int]:
+    """A shortest way to stand before one of these cells and look at it."""
+    start = (int(env.agent_pos[0]), int(env.agent_pos[1]), int(env.agent_dir))
+    came: dict[Any, tuple[Any, int] | None] = {start: None}
+    todo = deque([start])
+    while todo:
+        x, y, d = at = todo.popleft()
+        ahead = (x + STEPS[d][0], y + STEPS[d][1])
+        if ahead in targets and came[at] is not None:
+            out = []
+            while (step := came[at]) is not None:
+                at = step[0]
+                out.append(step[1])
+            return out[::-1]
+        options = [(LEFT, (x, y, (d - 1) % 4)), (RIGHT, (x, y, (d + 1) % 4))]
+        if env.grid.get(*ahead) is None:
+            options.append((FORWARD, (*ahead, d)))
+        for action, after in options:
+            if after not in came:
+                came[after] = (at, action)
+                todo.append(after)
+    raise AssertionError("no way")
+
+
+# ---- levels ------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_levels_are_all_of_upstream() -> None:
+    ids = {name for name in gym.registry if name.startswith("BabyAI-") and "Debug" not in name}
+    assert len(LEVELS) == len(set(LEVELS))
+    assert {re.sub(r"^BabyAI-|-v\d$", "", name) for name in ids} == set(LEVELS)
+    assert set(TRAIN_LEVELS) | set(TEST_LEVELS) == set(LEVELS)
+    assert not set(TRAIN_LEVELS) & set(TEST_LEVELS)
+    for levels in FAMILIES.values():  # something of every kind is left for training
+        assert set(levels) & set(TRAIN_LEVELS)
+
+
+def test_names_of_levels() -> None:
+    assert level_names("GoToLocal") == level_names("BabyAI-GoToLocal-v0") == ("GoToLocal",)
+    assert level_names("BabyAI-GoToObjS6-v1") == level_names(["gotoobjs6"]) == ("GoToObjS6",)
+    assert level_names(["open", "OpenDoor"]) == FAMILIES["open"]
+    with pytest.raises(ValueError, match="levels has 'GoToLokal', but BabyAI has GoToLocal"):
+        level_names(["GoToLokal"])
+    with pytest.raises(ValueError, match="at least one level"):
+        level_names([])
+    assert longest_mission("GoToRedBallGrey") == 5
+    assert longest_mission(LEVELS) == MOST_WORDS
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_level_keeps_its_spaces_and_is_what_upstream_makes(level: str) -> None:
+    words = longest_mission(level)
+    env = MultitaskMetaBabyAI(level, k_episodes=2, episode_length=9, mission_length=words)
+    own = gym.make(re.sub("-v0$", "-v1", f"BabyAI-{level}-v0") if level == "GoToObjS6" else f"BabyAI-{level}-v0")
+    env.action_space.seed(1)
+    for seed in range(2):
+        obs, _ = env.reset(seed=seed)
+        with contextlib.redirect_stdout(io.StringIO()):
+            theirs, _ = own.reset(seed=env.seed)
+        assert env.mission == theirs["mission"]
+        assert " ".join(view.WORDS[t] for t in obs["mission"] if t) == env.mission.replace(",", "")
+        over, steps, last_time_limit = False, 0, env._env.max_steps
+        assert last_time_limit <= 9
+        while not over:
+            assert env.observation_space.contains(obs)
+            np.testing.assert_array_equal(decoded(obs["observation"]), upstream(env)["image"])
+            assert obs["status"][:4].tolist() == [d == env._env.agent_dir for d in range(4)]
+            obs, reward, over, truncated, _ = env.step(env.action_space.sample())
+            assert not truncated
+            assert 0 <= reward <= 1
+            steps += 1
+        assert steps <= env.horizon == 18
+
+
+def test_long_walks_look_as_upstream_shows_them() -> None:
+    """Open doors, carried things, and everything that hides something else."""
+    env = MultitaskMetaBabyAI(["PutNextS5N2", "GoToObjMazeS4R2", "MiniBossLevel"], k_episodes=1, obs_kind="full-grid")
+    rng, carried, opened = np.random.default_rng(0), 0, 0
+    for seed in range(9):
+        env.reset(seed=seed)
+        for _ in range(80):
+            ahead = env._env.grid.get(*env._env.front_pos)
+            if ahead is not None and ahead.type == "door" and not ahead.is_open:
+                action = TOGGLE
+            else:
+                action = int(rng.choice(5, p=[0.15, 0.15, 0.5, 0.15, 0.05]))
+            obs, _, over, _, _ = env.step(action)
+            theirs, own = upstream(env)["image"], decoded(view.partial_grid(env._env))
+            np.testing.assert_array_equal(own, theirs)
+            whole = obs["observation"]
+            x, y = env._env.agent_pos
+            assert whole[x, y, view.TYPES.index("agent")]
+            width, height = env._env.width, env._env.height
+            assert whole[width:, :, 0].all()
+            assert whole[:, height:, 0].all()
+            everything = env._env.grid.encode()
+            everything[x, y] = 1, 0, 0
+            whole = whole.copy()
+            whole[x, y] = 0
+            whole[x, y, view.TYPES.index("empty")] = 1
+            np.testing.assert_array_equal(decoded(whole[:width, :height]), everything)
+            carried += env._env.carrying is not None
+            opened += bool(((theirs[..., 0] == 4) & (theirs[..., 2] == 0)).any())
+            if over:
+                break
+    assert carried > 20
+    assert opened > 20
+
+
+def test_missions_have_no_more_words_than_said() -> None:
+    longest: dict[str, int] = {}
+    for family, levels in FAMILIES.items():
+        for level in [name for name in levels if name not in ("GoTo", "GoToOpen", "Unlock", "Pickup", "Open")][:8]:
+            env = MultitaskMetaBabyAI(level, episode_length=1, mission_length=longest_mission(level))
+            for seed in range(12):
+                env.reset(seed=seed)
+                longest[family] = max(longest.get(family, 0), len(env.mission.replace(",", "").split()))
+    assert longest["goto-local"] == 5
+    assert longest["open"] == 10
+    assert all(longest[family] <= longest_mission(levels) for family, levels in FAMILIES.items())
+
+
+def test_every_sentence_of_the_language_fits() -> None:
+    instr = minigrid.envs.babyai.core.verifier
+
+    class Anything:
+        def surface(self, env: Any) -> str:
+            return "the yellow object in front of you"
+
+    put = instr.PutNextInstr.__new__(instr.PutNextInstr)
+    put.desc_move = put.desc_fixed = Anything()
+    both = instr.AndInstr(put, put)
+    texts = [instr.AfterInstr(both, both).surface(None), instr.BeforeInstr(both, both).surface(None)]
+    assert max(np.count_nonzero(view.tokens(text, MOST_WORDS)) for text in texts) == MOST_WORDS
+    for kind in (*instr.OBJ_TYPES, "object"):
+        for color in minigrid.core.constants.COLOR_NAMES:
+            for place in ("in front of you", "behind you", "on your left", "on your right"):
+                text = f"open pick up go to put next to a the {color} {kind} {place} and, then after you"
+                assert np.count_nonzero(view.tokens(text, 30)) == len(text.split())
+    with pytest.raises(ValueError, match="no word 'sofa'"):
+        view.tokens("go to the sofa", 9)
+    with pytest.raises(ValueError, match="mission_length must be at least 5, the words of 'go to the red ball'; got 4"):
+        view.tokens("go to the red ball", 4)
+
+
+# ---- attempts ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", ["GoToRedBallGrey", "GoToLocalS6N3", "GoToObj"])
+def test_the_shortest_way_succeeds_in_every_attempt(level: str) -> None:
+    env = MultitaskMetaBabyAI(level, k_episodes=3, episode_length=40, mission_length=5)
+    for seed in range(5):
+        obs, _ = env.reset(seed=seed)
+        first, total = obs, 0.0
+        for attempt in range(3):
+            assert obs["status"][4:].tolist() == pytest.approx([1, attempt / 3, 0])
+            for key in ("observation", "mission"):  # the same world, and the same place in it
+                np.testing.assert_array_equal(obs[key], first[key])
+            way = way_to_face(env._env, [tuple(map(int, p)) for p in env._env.instrs.desc.obj_poss])
+            limit = env._env.max_steps
+            assert limit == min(40, 36 if "S6" in level else 64)
+            for i, action in enumerate(way):
+                obs, reward, over, _, info = env.step(action)
+                last = i == len(way) - 1
+                assert reward == pytest.approx(1 - 0.9 * len(way) / limit if last else 0)
+                assert over == (last and attempt == 2)
+                assert bool(info) == last
+                if not last:
+                    assert obs["status"][4:].tolist() == pytest.approx([0, attempt / 3, (i + 1) / limit])
+            total += reward
+            assert info[f"{AMAGO_ENV_LOG_PREFIX} Attempt {attempt} Success"] == 1
+            assert info[f"{AMAGO_ENV_LOG_PREFIX} Attempt {attempt} Return"] == reward
+        assert info[f"{AMAGO_ENV_LOG_PREFIX} Success Rate"] == 1
+        assert 0.3 < total <= 3
+        with pytest.raises(gym.error.ResetNeeded):
+            env.step(DONE)
+
+
+def test_attempts_that_fail_take_their_time() -> None:
+    env = MultitaskMetaBabyAI("GoToLocal", k_episodes=2, episode_length=30, mission_length=5)
+    env.reset(seed=3)
+    for step in range(1, 61):
+        _, reward, over, truncated, info = env.step(DONE)
+        assert (reward, over, truncated) == (0, step == 60, False)
+        assert bool(info) == (step in (30, 60))
+    assert info == {
+        f"{AMAGO_ENV_LOG_PREFIX} Attempt 1 Success": 0.0,
+        f"{AMAGO_ENV_LOG_PREFIX} Attempt 1 Return": 0.0,
+        f"{AMAGO_ENV_LOG_PREFIX} Success Rate": 0.0,
+    }
+
+
+def test_what_an_attempt_changes_is_undone_in_the_next() -> None:
+    env = MultitaskMetaBabyAI("PickupDist", k_episodes=2, episode_length=200, mission_length=5)
+    found = 0
+    for seed in range(8):
+        first, _ = env.reset(seed=seed)
+        before = env._env.grid.encode()
+        wanted = list(env._env.instrs.desc.obj_set)
+        way = way_to_face(env._env, [tuple(map(int, thing.cur_pos)) for thing in wanted])
+        for action in [*way, PICKUP]:
+            obs, reward, _, _, info = env.step(action)
+        if f"{AMAGO_ENV_LOG_PREFIX} Attempt 0 Success" not in info:
+            continue
+        found += 1
+        assert reward > 0
+        assert env._env.carrying is None
+        np.testing.assert_array_equal(env._env.grid.encode(), before)
+        np.testing.assert_array_equal(obs["observation"], first["observation"])
+    assert found == 8
+
+
+# ---- seeds -------------------------------------------------------------------------------------------------------------------
+
+
+def test_seeds_and_splits() -> None:
+    one, two = (MultitaskMetaBabyAI(["GoToLocal", "PickupLoc", "OpenRedDoor"], mission_length=9) for _ in range(2))
+    seen = []
+    one.reset(seed=5)
+    two.reset(seed=5)
+    for _ in range(20):
+        assert (one.level, one.seed, one.mission, one.env_name) == (two.level, two.seed, two.mission, two.env_name)
+        seen.append((one.level, one.seed))
+        one.reset()
+        two.reset()
+    assert len(set(seen)) == 20
+    assert {level for level, _ in seen} == set(one.levels)
+
+    few = MultitaskMetaBabyAI("GoToObjS4", num_seeds=3, mission_length=5)
+    tests = MultitaskMetaBabyAI("GoToObjS4", split="test", num_seeds=3, mission_length=5)
+    drawn: tuple[list[int], list[int]] = ([], [])
+    for env, seeds in ((few, drawn[0]), (tests, drawn[1])):
+        for _ in range(30):
+            env.reset()
+            seeds.append(env.seed)
+    assert set(drawn[0]) == {0, 1, 2}
+    assert min(drawn[1]) >= 2**30
+    assert len(set(drawn[1])) == 30
+    assert few.env_name == "babyai_GoToObjS4"
+    assert tests.env_name == "babyai_GoToObjS4-test"
+    assert MultitaskMetaBabyAI().levels == TRAIN_LEVELS
+    assert MultitaskMetaBabyAI(split="test").levels == TEST_LEVELS
+
+
+def test_a_rollout_tells_only_by_its_numbers() -> None:
+    """Nothing is printed, though MiniGrid does."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        env = MultitaskMetaBabyAI("PutNextLocalS5N3", mission_length=9)
+        for seed in range(10):
+            env.reset(seed=seed)
+    assert out.getvalue() == ""
+
+
+@pytest.mark.parametrize("kind", OBS_KINDS)
+def test_kinds_of_observation(kind: str) -> None:
+    env = MultitaskMetaBabyAI(
+        ["GoToLocal", "OpenRedDoor"],
+        obs_kind=kind,
+        grid_size=9,
+        tile_size=6,
+        episode_length=4,
+        mission_length=5,
+        render_mode="rgb_array",
+    )
+    copy = MultitaskMetaBabyAI(
+        ["GoToLocal", "OpenRedDoor"], obs_kind=kind, grid_size=9, tile_size=6, episode_length=4, mission_length=5
+    )
+    shape = {"partial-grid": (7, 7, 17), "full-grid": (9, 9, 17), "partial-image": (42, 42, 3), "full-image": (54, 54, 3)}[kind]
+    assert env.observation_space["observation"].shape == shape
+    for seed in range(3):
+        obs, _ = env.reset(seed=seed)
+        other, _ = copy.reset(seed=seed)
+        for _ in range(8):
+            assert env.observation_space.contains(obs)
+            assert all((obs[key] == other[key]).all() for key in obs)
+            if kind == "partial-image":
+                np.testing.assert_array_equal(obs["observation"], env._env.get_pov_render(6))
+            if kind == "full-image":
+                own = env._env.get_full_render(False, 6)
+                np.testing.assert_array_equal(obs["observation"][: own.shape[0], : own.shape[1]], own)
+                assert not obs["observation"][own.shape[0] :].any()
+            obs, *_ = env.step(RIGHT)
+            other, *_ = copy.step(RIGHT)
+    assert env.render().shape == (24 * env._env.height, 24 * env._env.width, 3)
+
+
+def test_the_library_takes_it() -> None:
+    env = AMAGOEnv(MultitaskMetaBabyAI("GoToObjS4", episode_length=5, mission_length=5))
+    assert env.horizon == 10
+    timestep, _ = env.reset(seed=0)
+    assert env.env_name == "babyai_GoToObjS4"
+    over = False
+    while not over:
+        for key, space in env.observation_space.items():
+            assert space.contains(timestep.obs[key][0]), key
+        timestep, _, terminated, truncated, _ = env.step(np.array([[LEFT]]))
+        over = bool(terminated | truncated)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"split": "valid"}, 'split must be "train" or "test", got \'valid\''),
+        ({"obs_kind": "pixels"}, "obs_kind must be one of partial-grid, .*got 'pixels'"),
+        ({"levels": "GoToMars"}, "levels has 'GoToMars'"),
+        ({"k_episodes": 0}, "k_episodes must be at least 1, got 0"),
+        ({"episode_length": 0}, "episode_length must be at least 1, got 0"),
+        ({"mission_length": 0}, "mission_length must be at least 1, got 0"),
+        ({"grid_size": 2}, "grid_size must be at least 3, got 2"),
+        ({"tile_size": 0}, "tile_size must be at least 1, got 0"),
+        ({"num_seeds": 2**30 + 1}, "num_seeds must be at most 1073741824"),
+        ({"render_mode": "human"}, "render_mode must be None or one of"),
+    ],
+)
+def test_wrong_arguments_are_named(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        MultitaskMetaBabyAI(**given)
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    babyai._ids.cache_clear()
+    monkeypatch.setitem(sys.modules, "minigrid", None)  # Python's own way to say that there is none
+    with pytest.raises(ImportError, match=r"minigrid could not be imported.*pip install 'amago\[minigrid\]'"):
+        MultitaskMetaBabyAI()
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    env = MultitaskMetaBabyAI("OneRoomS20", obs_kind="full-grid", grid_size=19, mission_length=9)
+    with pytest.raises(ValueError, match="grid_size must be at least 20, which OneRoomS20 has; got 19"):
+        env.reset(seed=0)
+    short = MultitaskMetaBabyAI("GoToLocal", mission_length=4)
+    with pytest.raises(ValueError, match="mission_length must be at least 5"):
+        short.reset(seed=0)
+    env = MultitaskMetaBabyAI("GoToLocal")
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match=r"action must be in 0\.\.6, got 7"):
+        env.step(7)
+
+
+# ---- example -----------------------------------------------------------------------------------------------------------------
+
+TINY = (
+    "--run_name tiny --buffer_dir . --epochs 1 --grads_per_epoch 2 --parallel_actors 2 --batch_size 4 --memory_size 16 "
+    "--memory_layers 1 --no_async --seed 0 --quiet --episode_length 4"
+)
+
+
+@pytest.mark.parametrize("kind", ["full-grid", "full-image"])
+def test_the_example_learns_from_other_observations(kind: str, tmp_path: Path) -> None:
+    arguments = (
+        f"{TINY} --levels GoToObjS4 OpenRedDoor --test_levels OpenRedDoor --k_episodes 3 --obs_kind {kind} --grid_size 9"
+    )
+    outcome = run_script(EXAMPLE, [*arguments.split(), "--tile_size", "5"], tmp_path)
+    assert outcome.code == 0, outcome.text
+    rows = [json.loads(line) for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]
+    (values,) = [row["values"] for row in rows if row["section"] == "test"]
+    for name in (*(f"Attempt {i} {what}" for i in range(3) for what in ("Success", "Return")), "Success Rate"):
+        assert 0 <= values[f"Average {name} in babyai_OpenRedDoor-test"] <= 1
+    assert not any("GoToObjS4" in name for name in values)
+
+
+def test_all_levels_are_train_and_test_levels(tmp_path: Path) -> None:
+    outcome = run_script(EXAMPLE, [*TINY.split(), "--levels", "all", "--mode", "collect"], tmp_path)
+    assert outcome.code == 0, outcome.text
+    rows = [json.loads(line)["values"] for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]
+    named = {m.group(1) for row in rows for name in row if (m := re.search(r"Success Rate in babyai_(\w+)", name))}
+    assert named
+    assert named <= set(LEVELS)
+
+
+# ---- the encoder of pictures and words ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "cnn"), [("full-grid", GridworldCNN), ("full-image", NatureishCNN)])
+def test_pictures_words_and_numbers_reach_the_encoder(kind: str, cnn: type) -> None:
+    env = AMAGOEnv(MultitaskMetaBabyAI("GoToLocal", obs_kind=kind, grid_size=8, episode_length=5, mission_length=5))
+    timestep, _ = env.reset(seed=0)
+    torch.manual_seed(0)
+    encoder = ImageGoalTstepEncoder(env.observation_space, env.rl2_space, goal_key="mission", cnn_type=cnn, d_output=24)
+    encoder.eval()
+    obs = {key: torch.as_tensor(value)[None] for key, value in timestep.obs.items()}
+    rl2s = torch.zeros(1, 1, env.rl2_space.shape[0])
+    out = encoder(obs, rl2s)
+    assert out.shape == (1, 1, encoder.emb_dim) == (1, 1, 24)
+    for key in obs:
+        changed = obs | {key: (1 - obs[key].clamp(max=1)).to(obs[key].dtype)}
+        assert not torch.allclose(encoder(changed, rl2s), out, atol=1e-5), key
+    assert not torch.allclose(encoder(obs, rl2s + 1), out, atol=1e-5)
+
+
+def test_the_encoder_says_what_is_missing() -> None:
+    env = AMAGOEnv(MultitaskMetaBabyAI("GoToLocal", mission_length=5))
+    with pytest.raises(ValueError, match="goal_key='goals' is not among the observations"):
+        ImageGoalTstepEncoder(env.observation_space, env.rl2_space)
+    with pytest.raises(ValueError, match="image_key='status' has shape"):
+        ImageGoalTstepEncoder(env.observation_space, env.rl2_space, image_key="status", goal_key="mission")
+    with pytest.raises(ValueError, match="both are 'mission'"):
+        ImageGoalTstepEncoder(env.observation_space, env.rl2_space, image_key="mission", goal_key="mission")

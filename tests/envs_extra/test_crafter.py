@@ -1,0 +1,506 @@
+"""Crafter with instructions against Crafter itself, scripted players, and replays of relabelled rollouts."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from run_inside import run_script
+
+from amago.envs import AMAGOEnv
+from amago.envs.builtin._crafter_world import FastLocalView, InOrder, around, generate_world, simplex_noise
+from amago.envs.builtin.crafter import (
+    ACHIEVEMENTS,
+    CHANNELS,
+    GOAL_WORDS,
+    INSTRUCTIONS,
+    OBS_KINDS,
+    CrafterInstructions,
+    InstructionRelabeler,
+    VideoRecorder,
+    goal_tokens,
+)
+from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
+from amago.hindsight import FrozenTraj
+from amago.relabeling import completion_times
+
+crafter = pytest.importorskip("crafter", reason="Crafter is not installed: pip install 'amago[crafter]'")
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "16_crafter_instructions.py"
+ACTIONS = list(crafter.constants.actions)
+NOOP, LEFT, RIGHT, UP, DOWN, DO, SLEEP = range(7)
+LOGGED = ("Goals Reached", "Success", "Achievements", "Died")
+
+
+def logged(info: dict[str, Any]) -> dict[str, float]:
+    return {name: info[f"{AMAGO_ENV_LOG_PREFIX} {name}"] for name in LOGGED}
+
+
+def words(row: np.ndarray) -> str:
+    """A goal in its written form, "" for none."""
+    return re.sub(r"(?<=_)[xy](?=\d)", "", "_".join(GOAL_WORDS[i] for i in row if i))
+
+
+def before_player(env: CrafterInstructions, material: str) -> None:
+    """Put something before the player (who looks down at first)."""
+    player = env._env._player
+    env._env._world[tuple(player.pos + np.array(player.facing))] = material
+
+
+def alone(env: CrafterInstructions) -> None:
+    """Remove all creatures, and let no others come."""
+    for thing in env._env._world.objects:
+        if thing is not env._env._player:
+            env._env._world.remove(thing)
+    env._env._balance_chunk = lambda chunk, objs: None
+
+
+# ---- the world is upstream's -------------------------------------------------------------------------------------------------
+
+
+def test_noise_is_that_of_opensimplex() -> None:
+    import opensimplex
+
+    simplex = opensimplex.OpenSimplex(seed=11)
+    rng = np.random.default_rng(0)
+    anywhere = rng.uniform(-60, 60, (2, 600))
+    fractions = np.array([(x / 15, y / 6) for x in range(20) for y in range(15)]).T
+    for points in (anywhere, fractions, np.round(anywhere[:, :100])):
+        for z in (0, 3, 8):
+            single = [simplex.noise3(x, y, z) for x, y in points.T]
+            np.testing.assert_allclose(simplex_noise(*points, z, simplex), single, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_worlds_are_those_of_upstream(seed: int) -> None:
+    made = []
+    for generate in (crafter.worldgen.generate_world, generate_world):
+        world = crafter.engine.World((64, 64), crafter.constants.materials, (12, 12))
+        world.reset(seed=seed)
+        player = crafter.objects.Player(world, (32, 32))
+        world.add(player)
+        generate(world, player)
+        made.append((world._mat_map.tolist(), [(type(o), *o.pos) for o in world.objects], world.random.uniform()))
+    assert made[0] == made[1]
+
+
+def test_the_fast_picture_is_upstreams() -> None:
+    """By day and night, asleep, and at the corner of the world."""
+    env = CrafterInstructions()
+    view, looks = crafter.engine.LocalView(env._env._world, env._env._textures, (9, 7)), 0
+    fast = FastLocalView(view)
+    env.reset(seed=2)
+    world, player = env._env._world, env._env._player
+    rng = np.random.default_rng(0)
+    for step in range(60):
+        player.sleeping = step % 7 == 3
+        world.daylight = (1.0, 0.7, 0.3, 0.0)[step % 4]
+        if step % 3 == 0:
+            world.move(player, next(c for c in rng.integers(64, size=(99, 2)) if world[tuple(c)][1] is None))
+        if step == 30:
+            world.move(player, (0, 0) if world[0, 0][1] is None else (0, 1))
+        for unit in ((7, 7), (32, 32)):
+            state, pictures = world.random.get_state(), []
+            for draw in (view, fast):
+                world.random.set_state(state)
+                pictures.append(draw(player, np.array(unit)))
+            np.testing.assert_array_equal(*pictures)
+            looks += 1
+        env._env.step(int(rng.integers(17)))
+    assert looks == 120
+
+
+@pytest.mark.parametrize("kind", ["render", "crop"])
+def test_rollouts_are_those_of_upstream(kind: str) -> None:
+    """Its own environment with the same seed and, so that it is the same each time, ordered sets of creatures."""
+    theirs = crafter.Env(seed=7, length=None)
+    theirs.reset()
+    chunks: dict[Any, InOrder] = defaultdict(InOrder)
+    for thing in theirs._world.objects:
+        chunks[theirs._world.chunk_key(thing.pos)].add(thing)
+    theirs._world._chunks = chunks
+    ours = CrafterInstructions(goals=["eat_plant"], obs_kind=kind)
+    ours.reset(seed=0)
+    ours._begin(hash((7, 1)) % (2**31 - 1))
+    assert ours._env._world._mat_map.tolist() == theirs._world._mat_map.tolist()
+    rng = np.random.default_rng(1)
+    for _ in range(120):
+        action = int(rng.integers(17))
+        picture, _, done, told = theirs.step(action)
+        obs, _, over, _, _ = ours.step(action)
+        np.testing.assert_array_equal(obs["observation"], picture if kind == "render" else picture[:49, :63])
+        assert ours._env._player.inventory == told["inventory"]
+        np.testing.assert_allclose(obs["status"][:16], np.array(list(told["inventory"].values())) / 9, rtol=1e-6)
+        assert over == bool(done)
+        if done:
+            break
+
+
+def test_a_random_player_does_as_well_as_published() -> None:
+    """Return 2.1 +- 1.3 (Hafner 2021, table 1): the achievements, less 0.9 for the health that is lost."""
+    env, rng, unlocked = CrafterInstructions(goals=["collect_diamond"], time_limit=10_000), np.random.default_rng(0), []
+    for seed in range(10):
+        env.reset(seed=seed)
+        over = False
+        while not over:
+            _, _, over, _, info = env.step(int(rng.integers(17)))
+        assert logged(info)["Died"] == 1
+        unlocked.append(logged(info)["Achievements"])
+    assert abs(np.mean(unlocked) - 0.9 - 2.1) < 3.5 * 1.3 / 10**0.5
+
+
+# ---- spaces, seeds -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", OBS_KINDS)
+def test_spaces_and_seeds(kind: str) -> None:
+    envs = [CrafterInstructions(obs_kind=kind, time_limit=60) for _ in range(2)]
+    rng = np.random.default_rng(0)
+    (obs, _), (other, _) = (env.reset(seed=4) for env in envs)
+    for env in envs:
+        env._env._step = 290  # it is getting dark, and creatures come and go
+    seen: set[str] = set()
+    for _ in range(120):
+        assert envs[0].observation_space.contains(obs)
+        assert all((obs[key] == other[key]).all() for key in obs)
+        action = int(rng.integers(17))
+        obs, reward, over, truncated, info = envs[0].step(action)
+        other, *same = envs[1].step(action)
+        assert same == [reward, over, truncated, info]
+        assert not truncated
+        if over:
+            seen.add(str(envs[0].asked))
+            (obs, _), (other, _) = (env.reset() for env in envs)
+    assert len(seen) >= 2
+
+
+def test_local_cells_are_the_world() -> None:
+    env = CrafterInstructions(obs_kind="local")
+    rng = np.random.default_rng(0)
+    obs, _ = env.reset(seed=1)
+    world, player, kinds = env._env._world, env._env._player, Counter[str]()
+    world.add(
+        crafter.objects.Plant(
+            world, next(tuple(c) for c in player.pos + np.argwhere(np.ones((3, 3))) if world[tuple(c)][1] is None)
+        )
+    )
+    for _ in range(80):
+        obs, *_ = env.step(int(rng.integers(1, 6)))
+        for x in range(9):
+            for y in range(7):
+                material, thing = world[tuple(player.pos + np.array([x, y]) - (4, 3))]
+                expected = {material or "outside"}
+                if thing is not None and thing is not player:
+                    expected.add(type(thing).__name__)
+                assert {CHANNELS[i] for i in np.flatnonzero(obs["observation"][x, y])} == expected
+                kinds.update(expected)
+        if player.health <= 0:
+            break
+    assert kinds["Plant"] > 0
+    assert kinds["Cow"] > 0
+    for thing in world.objects:
+        if isinstance(thing, crafter.objects.Plant):
+            thing.grown = 301
+    assert obs["observation"][..., CHANNELS.index("ripe Plant")].sum() == 0
+    assert env._look()[..., CHANNELS.index("ripe Plant")].sum() == (env._look() != obs["observation"]).sum() / 2
+
+
+def test_status_tells_what_it_says() -> None:
+    env = CrafterInstructions(goals=["eat_plant"], time_limit=50)
+    obs, _ = env.reset(seed=3)
+    alone(env)
+    expected = np.zeros(25)
+    expected[:4] = 1  # health, food, drink, energy
+    expected[17] = env._env._world.daylight
+    expected[21], expected[22:] = 1, (0.5, 0.5, 0)
+    np.testing.assert_allclose(obs["status"], expected, atol=1e-6)
+    before_player(env, "grass")
+    obs, *_ = env.step(LEFT)
+    assert obs["status"][18:22].tolist() == [1, 0, 0, 0]
+    assert obs["status"][24] == pytest.approx(1 / 50)
+    assert obs["status"][22] == pytest.approx(env._env._player.pos[0] / 64)
+    env._env._player.inventory["energy"] = 5
+    obs, *_ = env.step(SLEEP)
+    assert obs["status"][16] == 1
+
+
+def test_around_pads_with_nothing() -> None:
+    cells = np.arange(1, 26).reshape(5, 5)
+    assert around(cells, (2, 2), (3, 3)).tolist() == cells[1:4, 1:4].tolist()
+    assert around(cells, (0, 4), (3, 3)).tolist() == [[0, 0, 0], [4, 5, 0], [9, 10, 0]]
+
+
+# ---- goals -------------------------------------------------------------------------------------------------------------------
+
+
+def test_goals_in_words() -> None:
+    assert list(ACHIEVEMENTS) == list(crafter.constants.achievements)
+    for goal in (*ACHIEVEMENTS, "travel_0_7", "travel_3_3"):
+        assert words(goal_tokens(goal)) == goal
+    assert len({tuple(goal_tokens(goal)) for goal in ACHIEVEMENTS}) == 22
+    for wrong in ("collect_gold", "travel_8_0", "travel", "travel_1", "collect_wood_up", "", "collect_x1", "travel_x1_y1"):
+        with pytest.raises(ValueError, match=f"goals has '{wrong}'"):
+            goal_tokens(wrong)
+
+
+def test_goals_are_reached_in_order_and_one_at_a_time() -> None:
+    env = CrafterInstructions(goals=["collect_wood", "collect_wood", "collect_sapling", "place_plant"], time_limit=200)
+    obs, _ = env.reset(seed=5)
+    alone(env)
+    assert [words(row) for row in obs["goals"]] == ["", *env.asked]
+    before_player(env, "water")
+    obs, reward, *_ = env.step(DO)  # not what is due
+    assert (reward, words(obs["achieved"])) == (0, "collect_drink")
+    before_player(env, "tree")
+    for left in (3, 2):
+        obs, reward, over, _, _ = env.step(DO)
+        assert (reward, over, words(obs["achieved"])) == (1, False, "collect_wood")
+        assert np.count_nonzero(obs["goals"].any(axis=1)) == left
+        before_player(env, "tree")
+    obs, reward, over, _, _ = env.step(DO)
+    assert (reward, over, words(obs["achieved"])) == (0, False, "collect_wood")
+    before_player(env, "grass")
+    tries, reward = 0, 0.0
+    while reward == 0:  # one in ten
+        obs, reward, *_ = env.step(DO)
+        tries += 1
+    assert words(obs["achieved"]) == "collect_sapling"
+    assert [words(row) for row in obs["goals"]] == ["", "", "", "", "place_plant"]
+    obs, reward, over, truncated, info = env.step(ACTIONS.index("place_plant"))
+    assert (reward, over, truncated) == (1, True, False)
+    assert not obs["goals"].any()
+    assert logged(info) == {"Goals Reached": 1, "Success": 1, "Achievements": 4, "Died": 0}
+    with pytest.raises(gym.error.ResetNeeded):
+        env.step(NOOP)
+
+
+def test_travelling() -> None:
+    env = CrafterInstructions(goals=["travel_4_4", "travel_3_4", "travel_3_3"], time_limit=50)
+    obs, _ = env.reset(seed=0)
+    alone(env)
+    env._env._world._mat_map[:] = env._env._world._mat_ids["grass"]
+    assert words(obs["achieved"]) == "travel_4_4"  # the start, which reaches nothing
+    assert len([row for row in obs["goals"] if row.any()]) == 3
+    paid = [env.step(action)[1] for action in (NOOP, LEFT, UP)]
+    assert paid == [1, 1, 1]
+    assert env._env._player.pos.tolist() == [31, 31]
+
+
+def test_what_is_not_asked_for_is_not_achieved() -> None:
+    env = CrafterInstructions(instructions=["collect_wood", "wake_up"], max_goals=2)
+    obs, _ = env.reset(seed=0)
+    alone(env)
+    assert not obs["achieved"].any()
+    before_player(env, "water")
+    assert not env.step(DO)[0]["achieved"].any()
+    before_player(env, "tree")
+    assert words(env.step(DO)[0]["achieved"]) == "collect_wood"
+    env._env._player.sleeping = True  # with all its energy it wakes up, and in the same step it works
+    before_player(env, "tree")
+    counts = dict(env._env._player.achievements)
+    obs, *_ = env.step(DO)
+    assert {n for n, c in env._env._player.achievements.items() if c > counts[n]} == {"collect_wood", "wake_up"}
+    assert words(obs["achieved"]) == "wake_up"
+
+
+def test_ends() -> None:
+    env = CrafterInstructions(goals=["eat_plant", "wake_up"], time_limit=5)
+    env.reset(seed=0)
+    for step in range(1, 6):
+        _, _, over, truncated, info = env.step(NOOP)
+        assert (over, truncated) == (step == 5, False)
+    assert logged(info)["Died"] == logged(info)["Success"] == 0
+    env.reset(seed=0)
+    before_player(env, "lava")
+    alone(env)
+    _, reward, over, truncated, info = env.step(DOWN)
+    assert (reward, over, truncated) == (0, True, False)
+    assert logged(info) == {"Goals Reached": 0, "Success": 0, "Achievements": 0, "Died": 1}
+
+
+def test_draws_of_goals() -> None:
+    env = CrafterInstructions(min_goals=2, max_goals=4)
+    env.reset(seed=0)
+    drawn = [env._draw() for _ in range(3000)]
+    sizes = Counter(map(len, drawn))
+    assert set(sizes) == {2, 3, 4}
+    assert all(abs(n - 1000) < 4.5 * (3000 * 2 / 9) ** 0.5 for n in sizes.values())
+    kinds = Counter("travel" if goal.startswith("travel") else goal for goals in drawn for goal in goals)
+    assert set(kinds) == set(INSTRUCTIONS)
+    total = sum(kinds.values())
+    assert sum((n - total / 23) ** 2 / (total / 23) for n in kinds.values()) < 22 + 4.5 * 44**0.5
+    assert len({goal for goals in drawn for goal in goals if goal.startswith("travel")}) > 60
+    only = CrafterInstructions(instructions=["eat_cow"], max_goals=2)
+    only.reset(seed=0)
+    assert set(only.asked) == {"eat_cow"}
+
+
+# ---- relabeling --------------------------------------------------------------------------------------------------------------
+
+
+def recorded(env: CrafterInstructions, seed: int, actions: np.ndarray) -> FrozenTraj:
+    """A rollout with these actions, as it is kept."""
+    obs, _ = env.reset(seed=seed)
+    seen, rews, dones, taken = [obs], [], [], []
+    for action in actions:
+        obs, reward, over, _, _ = env.step(action)
+        seen.append(obs)
+        rews.append(reward)
+        dones.append(over)
+        taken.append(np.eye(17, dtype=np.float32)[action])
+        if over:
+            break
+    t = len(rews)
+    rewards, vectors = np.array(rews, dtype=np.float32)[:, None], np.stack(taken)
+    rl2s = np.zeros((t + 1, 18), dtype=np.float32)
+    rl2s[1:, :1], rl2s[1:, 1:] = rewards, vectors
+    return FrozenTraj(
+        obs={key: np.stack([o[key] for o in seen]) for key in obs}, rl2s=rl2s, time_idxs=np.arange(t + 1)[:, None],
+        rews=rewards, dones=np.array(dones)[:, None], actions=vectors,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", ["some", "all"])
+def test_relabelled_rollouts_are_what_crafter_would_have_given(strategy: str) -> None:
+    env, changed, reached = CrafterInstructions(max_goals=4, time_limit=90), 0, 0
+    rng, relabeler = np.random.default_rng(0), InstructionRelabeler(strategy)
+    for seed in range(5):
+        actions = rng.choice(17, size=90, p=[0.02] + [0.13] * 4 + [0.4] + [0.0] + [0.006] * 10)
+        traj = recorded(env, seed, actions)
+        asked = env.asked
+        new = relabeler.relabel_with(traj, rng)
+        goals = [words(row) for row in new.obs["goals"][0] if row.any()]
+        assert len(goals) == len(asked)
+        if goals == asked:
+            continue
+        changed += 1
+        twin = recorded(CrafterInstructions(goals=goals, max_goals=4, time_limit=90), seed, actions)
+        assert len(twin) == len(new)
+        for key in ("observation", "status", "goals", "achieved"):
+            np.testing.assert_array_equal(new.obs[key], twin.obs[key], err_msg=key)
+        np.testing.assert_array_equal(new.rews, twin.rews)
+        np.testing.assert_array_equal(new.rl2s, twin.rl2s)
+        np.testing.assert_array_equal(new.dones, twin.dones)
+        reached += int(new.rews.sum())
+        if strategy == "all":
+            assert new.rews.sum() == len(goals)
+            assert new.dones[-1, 0]
+    assert changed >= 2
+    assert reached > 2
+
+
+def test_rare_things_become_goals_as_often_as_frequent_ones() -> None:
+    times = 401
+    achieved = np.zeros((times, 3), dtype=np.uint8)
+    achieved[1:300] = goal_tokens("travel_1_1")
+    achieved[200:300] = goal_tokens("travel_1_2")
+    achieved[300:340] = goal_tokens("collect_wood")
+    achieved[340] = goal_tokens("eat_cow")
+    free, rng = np.arange(1, times), np.random.default_rng(0)
+    chosen = Counter()
+    for _ in range(900):
+        (time,) = InstructionRelabeler().choose_times(achieved, free, 1, rng)
+        chosen[words(achieved[time]).split("_")[0]] += 1
+    assert set(chosen) == {"travel", "collect", "eat"}
+    assert all(abs(n - 300) < 4.5 * 200**0.5 for n in chosen.values())
+    everything = InstructionRelabeler().choose_times(achieved, free, 1000, rng)
+    assert sorted(everything) == list(range(1, 341))  # each once, and no step in which nothing was done
+    nothing = InstructionRelabeler().choose_times(np.zeros_like(achieved), free, 3, rng)
+    assert len(nothing) == 0
+
+
+def test_nothing_done_is_nothing_to_relabel() -> None:
+    env = CrafterInstructions(instructions=["make_iron_sword", "eat_plant"], time_limit=6)
+    traj = recorded(env, 0, np.zeros(6, dtype=np.int64))
+    assert InstructionRelabeler("all").relabel_with(traj, np.random.default_rng(0)) is traj
+    assert completion_times(traj.obs["achieved"], traj.obs["goals"][0, -1:], 1e-5) == []
+    with pytest.raises(ValueError, match="strategy must be one of"):
+        InstructionRelabeler("most")
+
+
+# ---- arguments, pictures -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"obs_kind": "pixels"}, "obs_kind must be one of render, crop, local, got 'pixels'"),
+        ({"instructions": ["collect_wod"]}, "instructions has 'collect_wod', but Crafter has collect_wood"),
+        ({"instructions": []}, "at least one"),
+        ({"instructions": ["travel", "travel"]}, "each once"),
+        ({"min_goals": 0}, "min_goals must be at least 1, got 0"),
+        ({"min_goals": 3, "max_goals": 2}, "min_goals must be at most max_goals=2, got 3"),
+        ({"goals": ["fly"]}, "goals has 'fly', but Crafter has"),
+        ({"goals": ["eat_cow"] * 3, "max_goals": 2}, "goals must name 1 to max_goals=2 goals"),
+        ({"goals": []}, "goals must name 1 to"),
+        ({"time_limit": 0}, "time_limit must be at least 1, got 0"),
+        ({"render_mode": "human"}, "render_mode must be None or one of"),
+    ],
+)
+def test_wrong_arguments_are_named(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        CrafterInstructions(**given)
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "crafter", None)  # Python's own way to say that there is none
+    with pytest.raises(ImportError, match=r"crafter could not be imported.*pip install 'amago\[crafter\]'"):
+        CrafterInstructions()
+
+
+def test_one_name_is_no_list_of_names() -> None:
+    for argument in ("goals", "instructions"):
+        with pytest.raises(TypeError, match=f"{argument} must be a list of names, got 'eat_cow'"):
+            CrafterInstructions(**{argument: "eat_cow"})
+
+
+def test_looking_changes_nothing(tmp_path: Path) -> None:
+    watched = VideoRecorder(CrafterInstructions(time_limit=8, render_mode="rgb_array"), tmp_path / "new" / "v.gif")
+    alone_env = CrafterInstructions(time_limit=8)
+    for seed in (0, 1):
+        (obs, _), (other, _) = watched.reset(seed=seed), alone_env.reset(seed=seed)
+        for env in (watched.env, alone_env):
+            env._env._step = 200  # night
+        over = False
+        while not over:
+            assert all((obs[key] == other[key]).all() for key in obs)
+            obs, _, over, _, _ = watched.step(RIGHT)
+            other, *_ = alone_env.step(RIGHT)
+    assert AMAGOEnv(watched).env_name == "crafter"
+    image = pytest.importorskip("PIL.Image")
+    with image.open(tmp_path / "new" / "v.gif") as film:
+        assert film.size == (288, 288)
+        assert 2 <= film.n_frames <= 9  # equal frames that follow each other are one
+    with pytest.raises(ValueError, match='env must have render_mode="rgb_array", got None'):
+        VideoRecorder(CrafterInstructions(), tmp_path / "v.gif")
+
+
+# ---- example -----------------------------------------------------------------------------------------------------------------
+
+TINY = (
+    "--run_name tiny --buffer_dir . --memory_size 16 --memory_layers 1 --no_async --seed 0 --quiet --time_limit 12 --max_goals 3 "
+    "--epochs 1 --grads_per_epoch 2 --timesteps_per_epoch 12 --parallel_actors 2 --batch_size 4 --start_learning_at_epoch 0"
+)
+
+
+@pytest.mark.parametrize(("kind", "extra"), [("crop", ""), ("local", "--ckpt 0")], ids=["crop", "local"])
+def test_evaluation_of_listed_tasks(kind: str, extra: str, tmp_path: Path) -> None:
+    trained = run_script(EXAMPLE, [*TINY.split(), "--obs_kind", kind], tmp_path)
+    assert trained.code == 0, trained.text
+    rows = (tmp_path / "tiny" / "metrics.jsonl").read_text()
+    (values,) = [row["values"] for row in map(json.loads, rows.splitlines()) if row["section"] == "test"]
+    assert {f"Average {name} in crafter" for name in LOGGED} <= set(values)
+    arguments = f"--obs_kind {kind} {extra} --eval_mode --eval_rollouts 2 --eval_tasks travel_4_4 collect_wood,eat_cow"
+    outcome = run_script(EXAMPLE, [*TINY.split(), *arguments.split()], tmp_path)
+    assert outcome.code == 0, outcome.text
+    for task in ("travel_4_4", "collect_wood+eat_cow"):
+        assert f"crafter_{task}" in outcome.text
+        assert (tmp_path / "tiny" / "videos" / f"{task}.gif").stat().st_size > 1000
+    assert (tmp_path / "tiny" / "metrics.jsonl").read_text() == rows  # the run itself is left alone

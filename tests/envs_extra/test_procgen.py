@@ -1,0 +1,290 @@
+"""Procgen against an explorer who finds every exit, and against EnvPool's own environments."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from run_inside import run_script
+
+from amago.envs import AMAGOEnv
+from amago.envs.builtin import procgen
+from amago.envs.builtin.procgen import GAMES, MEMORY_GAMES, MODES, TwoAttemptMTProcgen, TwoShotMTProcgen, game_name
+from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
+
+envpool = pytest.importorskip("envpool", reason="EnvPool is not installed: pip install 'amago[procgen]'")
+pytest.importorskip(
+    "envpool.procgen", reason="Procgen draws with Qt 5: apt-get install libqt5core5a libqt5gui5", exc_type=ImportError
+)
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "09_multitask_procgen.py"
+COMPLETE = f"{AMAGO_ENV_LOG_PREFIX} Level Complete"
+
+
+def metric(i: int, name: str) -> str:
+    return f"{AMAGO_ENV_LOG_PREFIX} Attempt {i} {name}"
+
+
+def bare(game_id: str, level: int) -> Any:
+    return envpool.make(
+        game_id, env_type="gymnasium", num_envs=1, num_threads=1, seed=7, channel_first=False, num_levels=1, start_level=level
+    )
+
+
+def test_without_envpool_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "envpool", None)
+    with pytest.raises(ImportError, match=r"envpool could not be imported.*pip install 'amago\[procgen\]'"):
+        TwoAttemptMTProcgen()
+
+
+def test_without_qt_the_system_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoQt:
+        """What the dynamic linker says, through Python's import."""
+
+        def find_spec(self, name: str, *_: Any) -> None:
+            if name == "envpool.procgen":
+                raise ImportError("libQt5Gui.so.5: cannot open shared object file: No such file or directory")
+
+    monkeypatch.delitem(sys.modules, "envpool.procgen")
+    monkeypatch.setattr(sys, "meta_path", [NoQt(), *sys.meta_path])
+    with pytest.raises(ImportError, match=r"libQt5Gui\.so\.5: cannot open.*apt-get install .*libqt5core5a libqt5gui5"):
+        TwoAttemptMTProcgen()
+
+
+# ---- what memory of the first attempt is worth ---------------------------------------------------------------------------------
+
+NORTH, SOUTH, WEST, EAST = 5, 3, 1, 7
+BACK = {NORTH: SOUTH, SOUTH: NORTH, WEST: EAST, EAST: WEST}
+
+
+class Explorer:
+    """Walks a maze in depth until the level is over; knows only whether a step has moved it, which the picture shows."""
+
+    def __init__(self, env: TwoAttemptMTProcgen, picture: np.ndarray) -> None:
+        self.env, self.picture = env, picture
+        self.steps, self.reward, self.info = 0, 0.0, {}
+        self.path: list[int] = []
+
+    def moved(self, action: int) -> bool:
+        """A mouse that turns where it stands changes one cell of the picture; one that walks changes two."""
+        obs, self.reward, _, _, self.info = self.env.step(action)
+        self.steps += 1
+        changed = np.argwhere((obs != self.picture).any(axis=-1))
+        self.picture = obs
+        if self.info or not len(changed):
+            return bool(self.info)
+        return bool(np.ptp(changed, axis=0).max() >= 5)
+
+    def search(self, came_from: int | None = None) -> bool:
+        for action in BACK:
+            if came_from is not None and action == BACK[came_from]:
+                continue
+            if not self.moved(action):
+                continue
+            self.path.append(action)
+            if self.info or self.search(action):
+                return True
+            self.path.pop()
+            assert self.moved(BACK[action])
+        return False
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_who_remembers_the_way_takes_it_at_once(seed: int) -> None:
+    """Every easy maze has a way to the cheese, which pays 10; a second attempt at the same maze needs no search."""
+    env = TwoAttemptMTProcgen(["maze"], border=0)
+    first = Explorer(env, env.reset(seed=seed)[0])
+    assert first.search()
+    assert first.reward == 10.0
+    assert first.info == {metric(0, "Return"): 10.0, metric(0, "Level Complete"): 1.0}
+    assert first.steps >= len(first.path)
+    for step, action in enumerate(first.path):
+        _, reward, terminated, truncated, info = env.step(action)
+        last = step == len(first.path) - 1
+        assert (reward, terminated, truncated) == (10.0 * last, last, False)
+    assert info == {metric(1, "Return"): 10.0, metric(1, "Level Complete"): 1.0, COMPLETE: 1.0}
+
+
+# ---- against upstream ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("game", GAMES)
+def test_attempts_are_upstreams_episodes_of_one_level(game: str, mode: str) -> None:
+    env, limit = TwoAttemptMTProcgen([game], mode=mode, time_limit=40, border=0), 40
+    obs, info = env.reset(seed=1)
+    assert info == {}
+    difficulty = {"easy": "Easy", "hard": "Hard", "memory-hard": "Memory" if game in MEMORY_GAMES else "Hard"}[mode]
+    actions = np.random.default_rng(2).integers(0, 15, size=limit)
+    for attempt in range(2):
+        upstream = bare(f"{game.capitalize()}{difficulty}-v0", env.level)
+        theirs, told = upstream.reset()
+        assert told["level_seed"][0] == env.level
+        np.testing.assert_array_equal(obs, theirs[0])
+        total, over = 0.0, False
+        for step in range(limit):
+            theirs, paid, their_end, cut, told = upstream.step(actions[step : step + 1].astype(np.int32))
+            obs, reward, terminated, truncated, info = env.step(actions[step])
+            assert reward == paid[0]
+            total, over = total + reward, bool(their_end[0] or cut[0])
+            if over or step == limit - 1:
+                break
+            np.testing.assert_array_equal(obs, theirs[0])
+            assert (terminated, truncated, info) == (False, False, {})
+        assert info.pop(metric(attempt, "Return")) == pytest.approx(total)
+        assert info.pop(metric(attempt, "Level Complete")) == float(over and told["prev_level_complete"][0])
+        assert (terminated, truncated) == (attempt == 1, False)
+    assert set(info) == {COMPLETE}
+    with pytest.raises(gym.error.ResetNeeded):
+        env.step(0)
+
+
+def test_the_games_that_hide_more_are_upstreams() -> None:
+    known = set(envpool.list_all_envs())
+    assert {f"{game.capitalize()}{size}-v0" for game in GAMES for size in ("Easy", "Hard")} <= known
+    assert {game for game in GAMES if f"{game.capitalize()}Memory-v0" in known} == set(MEMORY_GAMES)
+
+
+def test_a_coin_pays_ten_and_completes_the_level() -> None:
+    env = TwoAttemptMTProcgen(["coinrun"], time_limit=300, k_episodes=3)
+    rng, seen = np.random.default_rng(0), set()
+    for seed in range(6):
+        env.reset(seed=seed)
+        terminated, logged = False, {}
+        while not terminated:  # mostly to the right, and often jumping: now and then it arrives
+            _, reward, terminated, _, info = env.step(int(rng.choice([6, 7, 8, 8, 8])))
+            assert reward in (0.0, 10.0)
+            logged |= info
+        for i in range(3):
+            assert logged[metric(i, "Return")] == 10 * logged[metric(i, "Level Complete")]
+            seen.add(logged[metric(i, "Return")])
+        assert logged[COMPLETE] == pytest.approx(np.mean([logged[metric(i, "Level Complete")] for i in range(3)]))
+    assert seen == {0.0, 10.0}
+
+
+# ---- rollouts ------------------------------------------------------------------------------------------------------------------
+
+
+def test_no_level_is_in_both_splits() -> None:
+    levels = {}
+    for split in ("train", "test"):
+        env = TwoAttemptMTProcgen(["maze", "coinrun"], split=split, num_levels=30)
+        env.reset(seed=0)
+        found = set()
+        for _ in range(80):
+            env.reset()
+            found.add(env.level)
+            assert env.env_name == f"procgen_{env.game}" + ("-test" if split == "test" else "")
+        levels[split] = found
+    assert levels["train"] <= set(range(30))
+    assert len(levels["train"]) > 20
+    assert min(levels["test"]) >= 30
+    assert len(levels["test"]) == 80
+
+
+def test_the_border_tells_opening_attempt_and_time() -> None:
+    env, plain = (
+        TwoAttemptMTProcgen(["bigfish"], time_limit=5, k_episodes=4),
+        TwoAttemptMTProcgen(["bigfish"], time_limit=5, k_episodes=4, border=0),
+    )
+    obs, other = env.reset(seed=0)[0], plain.reset(seed=0)[0]
+    for step in range(20):
+        attempt, t = divmod(step, 5)
+        expected = [255 * (t == 0), round(255 * attempt / 4), round(255 * t / 5)]
+        ring = np.ones((64, 64), dtype=bool)
+        ring[1:-1, 1:-1] = False
+        assert (obs[ring] == expected).all()
+        np.testing.assert_array_equal(obs[~ring], other[~ring])
+        obs, _, terminated, *_ = env.step(4)
+        other = plain.step(4)[0]
+    assert terminated
+    assert obs[0, 0].tolist() == [0, 255, 255]
+
+
+def test_the_seed_decides() -> None:
+    def rollouts(env: TwoAttemptMTProcgen, seed: int) -> list[Any]:
+        out: list[Any] = []
+        for own in (seed, None):
+            out += [env.reset(seed=own)[0].tobytes(), env.env_name]
+            for action in range(15):
+                obs, reward, *_ = env.step(action)
+                out += [obs.tobytes(), reward]
+        return out
+
+    one, two = TwoAttemptMTProcgen(), TwoAttemptMTProcgen()
+    first = {seed: rollouts(one, seed) for seed in range(3)}
+    assert [rollouts(two, seed) for seed in (2, 1, 0)] == [first[2], first[1], first[0]]
+    assert first[0] != first[1] != first[2]
+
+
+def test_spaces_and_names_through_the_library() -> None:
+    env = AMAGOEnv(TwoShotMTProcgen(time_limit=3))
+    assert env.horizon == 6
+    names = set()
+    for seed in range(40):
+        ts, _ = env.reset(seed=seed)
+        names.add(env.env_name)
+        for _ in range(6):
+            assert env.observation_space["observation"].contains(ts.obs["observation"][0])
+            ts, _, terminated, truncated, _ = env.step(np.array([[4]]))
+            assert not truncated
+            if terminated:
+                break
+        assert terminated
+    assert len(names) > 10
+    assert names <= {f"procgen_{game}" for game in GAMES}
+    env.close()
+    with pytest.raises(gym.error.ResetNeeded):
+        env.step(np.array([[4]]))
+
+
+WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"games": "maze"}, TypeError, "games must be a list of names, got 'maze'"),
+    ({"games": []}, ValueError, "games must name at least one game, and each once, got []"),
+    ({"games": ["maze", "Maze"]}, ValueError, "games must name at least one game, and each once, got ['maze', 'Maze']"),
+    ({"games": ["maize"]}, ValueError, "game is 'maize', but Procgen has maze"),
+    ({"mode": "memory"}, ValueError, "mode must be one of easy, hard, memory-hard, got 'memory'"),
+    ({"split": "val"}, ValueError, "split must be one of train, test, got 'val'"),
+    ({"num_levels": 0}, ValueError, "num_levels must be at least 1, got 0"),
+    ({"num_levels": 2**31 - 1}, ValueError, "num_levels must be below 2147483647, to leave some for tests, got 2147483647"),
+    ({"k_episodes": 0}, ValueError, "k_episodes must be at least 1, got 0"),
+    ({"time_limit": 0}, ValueError, "time_limit must be at least 1, got 0"),
+    ({"border": 17}, ValueError, "border must be at most 16, or there is little left to see, got 17"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "error", "said"), WRONG, ids=[w[2] for w in WRONG])
+def test_wrong_arguments_are_named(arguments: dict[str, Any], error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=re.escape(said)):
+        TwoAttemptMTProcgen(**arguments)
+
+
+def test_wrong_actions_are_refused() -> None:
+    env = TwoAttemptMTProcgen(["maze"])
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match=re.escape("action must be in 0..14, got 15")):
+        env.step(15)
+    assert game_name("CoinRun") == "coinrun"
+    assert procgen.TwoShotMTProcgen is TwoAttemptMTProcgen
+
+
+# ---- the example ---------------------------------------------------------------------------------------------------------------
+
+
+def test_example_logs_attempts_by_game(tmp_path: Path) -> None:
+    arguments = (
+        "--run_name tiny --buffer_dir . --epochs 1 --grads_per_epoch 2 --parallel_actors 2 --batch_size 4 --memory_size 16 "
+        "--memory_layers 1 --seed 0 --quiet --no_async --games maze --time_limit 6 --distribution memory-hard --cnn nature"
+    )
+    outcome = run_script(EXAMPLE, arguments.split(), tmp_path)
+    assert outcome.code == 0, outcome.text
+    rows = [json.loads(line) for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]
+    told = [key for row in rows if row["section"] == "test" for key in row["values"]]
+    for i in range(2):
+        assert any("procgen_maze-test" in key and f"Attempt {i} Level Complete" in key for key in told), told
