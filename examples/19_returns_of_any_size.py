@@ -15,7 +15,7 @@ from amago.experiment import Experiment
 def add_cli(parser: ArgumentParser) -> None:
     parser.add_argument("--task", default="all", choices=("all", *TASKS), help="one task alone, or all of them side by side")
     parser.set_defaults(
-        agent_type="multitask", parallel_actors=48, timesteps_per_epoch=48, grads_per_epoch=50, epochs=50, memory_size=64,
+        agent_type="multitask", parallel_actors=48, timesteps_per_epoch=48, grads_per_epoch=50, epochs=80, memory_size=64,
         memory_layers=1, learning_rate=1e-3, batch_size=48, val_interval=5,
     )  # fmt: skip
 

@@ -26,9 +26,9 @@ _WIDTH, _ACTIONS = 8, 5
 class ToyMixture(gym.Env[Observation, np.int64]):
     """One of three small tasks, with rewards multiplied by 1, 30 or 1,000: a test of learning at every scale at once.
 
-    ``recall`` is `TMazePassive` with a corridor of 4; ``lake`` is `MetaFrozenLake` of 2x2 cells with 3 attempts of 4 steps; ``room`` is
-    `RoomKeyDoor` of 2x2 cells, not dark, one trial of 6 steps. A rollout ends with the best return there is: 1, 90 and 2,000. An agent whose
-    losses are in units of the return sees nothing of the first.
+    ``recall`` is `TMazePassive` with a corridor of 2; ``lake`` is `MetaFrozenLake` of 2x2 cells with 3 attempts of 4 steps; ``room`` is
+    `RoomKeyDoor` of 2x2 cells, not dark, from one corner with the key in the opposite one, one trial of 6 steps. A rollout ends with the
+    best return there is: 1, 90 and 2,000. An agent whose losses are in units of the return sees nothing of the first.
 
     Actions, ``Discrete(5)``: those of the task; an action that it does not have is its last.
 
@@ -54,9 +54,11 @@ class ToyMixture(gym.Env[Observation, np.int64]):
             raise ValueError(f"task must be one of {', '.join(TASKS)} or random, got {task!r}")
         self.task = task
         self._envs: tuple[gym.Env[Any, Any], ...] = (
-            TMazePassive(corridor_length=4),
+            TMazePassive(corridor_length=2),
             MetaFrozenLake(size=2, k_episodes=3, max_episode_steps=4),
-            RoomKeyDoor(dark=False, size=2, max_episode_steps=6, meta_rollout_horizon=6),
+            RoomKeyDoor(
+                dark=False, size=2, max_episode_steps=6, meta_rollout_horizon=6, start_location=(0, 0), key_location=(1, 1)
+            ),
         )
         self.horizon = max(int(e.get_wrapper_attr("horizon")) for e in self._envs)
         self.observation_space = gym.spaces.Box(-1.0, 1.0, shape=(len(TASKS) + _WIDTH,), dtype=np.float32)
