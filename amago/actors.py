@@ -61,7 +61,7 @@ def make_rollout(
         seed=np.random.SeedSequence(seed),
         mp_context=e.async_env_mp_context,
     )
-    return Rollout(pool, device, autocast)
+    return Rollout(pool, device, autocast, repeatable=e.seed is not None)
 
 
 def spaces_of(makers: EnvMaker | Iterable[EnvMaker]) -> tuple[gym.spaces.Dict, gym.Space[Any], gym.spaces.Box]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -17,16 +19,19 @@ from amago.envs.pool import ActorPool
 class Rollout:
     """A policy's memory of every actor of one pool, and the loop between the two.
 
-    The pool names groups of actors that may be stepped independently. While one group's environments step, the policy
-    computes for the next; each group has memory of its own.
+    The pool names groups of actors that may be stepped independently. They can take turns: while one group's environments step, the
+    policy computes for the next. Or the policy computes for all of them together, which takes it less time than one after the
+    other. Which of the two is faster depends on environments, model and machine, so each run tries both and goes on with the better.
+    The choice follows the clock, and other batches draw other actions: a run that must repeat takes turns only.
 
     Args:
         pool: the actors.
         device: where the policy lives.
         autocast: makes the context of mixed precision; default: none.
+        repeatable: the groups only take turns.
 
     Attributes:
-        memory: of each group; None before the first step.
+        memory: of each group; None before the first step. Groups whose memory is set from outside only take turns.
     """
 
     def __init__(
@@ -34,10 +39,22 @@ class Rollout:
         pool: ActorPool,
         device: torch.device | str = "cpu",
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        repeatable: bool = False,
     ):
+        self.repeatable = repeatable
         self.pool, self.device, self.autocast = pool, torch.device(device), autocast
-        self.memory: list[Any] | None = None
+        self._memory: list[Any] | None = None
+        self._whole: Any = _NOTHING  # the memory of all groups, of which each group's is a slice
+        self._together = False
         self._pinned: dict[tuple[int, str], Tensor] = {}
+
+    @property
+    def memory(self) -> list[Any] | None:
+        return self._memory
+
+    @memory.setter
+    def memory(self, memory: list[Any] | None) -> None:
+        self._memory, self._whole = memory, _NOTHING
 
     def reset(self) -> None:
         """Reset every actor and forget everything."""
@@ -83,20 +100,27 @@ class Rollout:
         should_stop: Callable[[], bool] | None,
     ) -> int:
         pool, groups = self.pool, self.pool.groups
-        if self.memory is None:
-            self.memory = [agent.init_hidden_state(g.stop - g.start, self.device) for g in groups]
+        if self._memory is None:
+            self._remember(agent)
         in_flight = [False] * len(groups)
         ended, taken = 0, 0
+        pace = _Pace(self._together, self._whole is not _NOTHING, timesteps)
         try:
             while taken < timesteps:
                 taken += 1
-                for g in range(len(groups)):
-                    if in_flight[g]:
-                        in_flight[g] = False  # what goes wrong from here on is not waited for again
-                        pool.wait(g)
-                        ended += int(pool.resets[groups[g]].sum())
-                    pool.send(g, self._act(agent, g, groups[g], sample))
-                    in_flight[g] = True
+                self._together = pace.together() and self._whole is not _NOTHING
+                batches = [range(len(groups))] if self._together else [range(g, g + 1) for g in range(len(groups))]
+                for batch in batches:
+                    for g in batch:
+                        if in_flight[g]:
+                            in_flight[g] = False  # what goes wrong from here on is not waited for again
+                            pool.wait(g)
+                            ended += int(pool.resets[groups[g]].sum())
+                    first = groups[batch[0]].start
+                    actions = self._act_together(agent, sample) if self._together else self._act(agent, batch[0], sample)
+                    for g in batch:
+                        pool.send(g, actions[groups[g].start - first : groups[g].stop - first])
+                        in_flight[g] = True
                 if on_step is not None:
                     on_step(pool.num_actors)
                 if (episodes is not None and ended >= episodes) or (should_stop is not None and should_stop()):
@@ -107,16 +131,44 @@ class Rollout:
                     pool.wait(g)
         return taken
 
-    def _act(self, agent: BaseAgent, g: int, rows: slice, sample: bool) -> np.ndarray[Any, Any]:
+    def _remember(self, agent: BaseAgent) -> None:
+        """Empty memory: one for all actors, where it can be sliced into that of each group."""
+        groups = self.pool.groups
+        if len(groups) > 1 and not self.repeatable:
+            whole = agent.init_hidden_state(self.pool.num_actors, self.device)
+            try:
+                self._memory = [agent.slice_hidden_state(whole, g.start, g.stop) for g in groups]
+                self._whole = whole
+                return
+            except NotImplementedError:
+                pass
+        self._memory = [agent.init_hidden_state(g.stop - g.start, self.device) for g in groups]
+
+    def _act(self, agent: BaseAgent, g: int, sample: bool) -> np.ndarray[Any, Any]:
+        """Actions of one group."""
+        assert self._memory is not None
+        actions, memory = self._answer(agent, g, self.pool.groups[g], self._memory[g], sample)
+        if memory is not self._memory[g]:
+            self._memory[g], self._whole = memory, _NOTHING  # it is made anew each step, and no slice any more
+        return actions
+
+    def _act_together(self, agent: BaseAgent, sample: bool) -> np.ndarray[Any, Any]:
+        """Actions of all groups."""
+        actions, memory = self._answer(agent, -1, slice(0, self.pool.num_actors), self._whole, sample)
+        if memory is not self._whole:
+            self._whole = memory
+            self._memory = [agent.slice_hidden_state(memory, g.start, g.stop) for g in self.pool.groups]
+        return actions
+
+    def _answer(self, agent: BaseAgent, g: int, rows: slice, memory: Any, sample: bool) -> tuple[np.ndarray[Any, Any], Any]:
         pool = self.pool
-        assert self.memory is not None
         resets = pool.resets[rows]
         if resets.any():
-            self.memory[g] = agent.reset_hidden_state(self.memory[g], resets)
+            memory = agent.reset_hidden_state(memory, resets)
         obs = {k: self._tensor(g, k, v[rows]) for k, v in pool.obs.items()}
         rl2s, time_idxs = self._tensor(g, " rl2s", pool.rl2s[rows]), self._tensor(g, " time", pool.time_idxs[rows])
-        actions, self.memory[g] = agent.get_actions(obs, rl2s, time_idxs, self.memory[g], sample)
-        return actions.cpu().numpy()
+        actions, memory = agent.get_actions(obs, rl2s, time_idxs, memory, sample)
+        return actions.cpu().numpy(), memory
 
     def _tensor(self, g: int, key: str, array: np.ndarray[Any, Any]) -> Tensor:
         host = torch.from_numpy(array)  # shares the pool's memory
@@ -125,6 +177,41 @@ class Rollout:
         if (g, key) not in self._pinned:
             self._pinned[g, key] = torch.empty(host.shape, dtype=host.dtype, pin_memory=True)
         return self._pinned[g, key].copy_(host).to(self.device, non_blocking=True)
+
+
+_NOTHING = object()
+
+
+class _Pace:
+    """Whether the groups act together or take turns in the next step: each for some steps, then whichever took less time.
+
+    Args:
+        together: what the run begins with, and what a run that is too short to try goes on with.
+        possible: there is a choice.
+        timesteps: length of the run.
+    """
+
+    SKIPPED, TIMED = 2, 8  # steps of each way: pipelines fill, caches warm up; then their median counts
+
+    def __init__(self, together: bool, possible: bool, timesteps: int):
+        self._now = together and possible
+        self._tried: list[list[float]] | None = [[], []] if possible and timesteps >= 8 * (self.SKIPPED + self.TIMED) else None
+        self._last = 0.0
+
+    def together(self) -> bool:
+        """Asked at the beginning of each step."""
+        if self._tried is None:
+            return self._now
+        now, times = time.perf_counter(), self._tried[self._now]
+        if self._last:
+            times.append(now - self._last)
+        self._last = now
+        if len(times) == self.SKIPPED + self.TIMED:
+            self._now, self._last = not self._now, 0.0
+            if self._tried[self._now]:
+                turns, joint = (median(t[self.SKIPPED :]) for t in self._tried)
+                self._now, self._tried = joint < turns, None
+        return self._now
 
 
 @contextmanager

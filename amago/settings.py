@@ -66,7 +66,8 @@ class ExperimentSettings:
         keep_training_states: delete all but the newest so many; None keeps all.
         always_save_latest, always_load_latest: write, or read, ``ckpts/latest`` every epoch (processes of one run).
         resume: "never"; "auto" (from the newest complete training state, if there is any); or the number of an epoch.
-        seed: of everything random; None takes one from the system (and records it in the training state).
+        seed: of everything random; None takes one from the system (and records it in the training state). Actors of a seeded run act in
+            an order that does not depend on the clock, which can be slower with several workers.
 
         batch_size: sequences in a batch, for each process.
         batches_per_update: batches whose gradients are summed for one step of the optimizer.

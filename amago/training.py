@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
+
 import torch
 from accelerate import Accelerator
 from torch import Tensor
@@ -17,6 +20,20 @@ def adamw(params: list[torch.nn.Parameter], learning_rate: float, l2_coeff: floa
     """AdamW in its fused form where the device has one."""
     fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in params)
     return torch.optim.AdamW(params, lr=learning_rate, weight_decay=l2_coeff, fused=fused or None)
+
+
+def keep_freed_memory() -> bool:
+    """Let this process keep the memory that tensors free, for the next ones; True where that was possible (glibc).
+
+    By default much of it goes back to the system after an update, and every page is cleared again on its next use: 6% of an update
+    of `Agent` (24 sequences of 128 timesteps, one core). Tensors of 32 MB and more still go back: to keep these too would save 4%
+    where there are many, and scatter the heap (674 MB, and growing, where 581 do).
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
+    trim_threshold, mmap_threshold = -1, -3
+    return mallopt is not None and all([mallopt(mmap_threshold, 2**25), mallopt(trim_threshold, 2**31 - 1)])
 
 
 def lr_factor(step: int, warmup: int, total: int, cooldown: float) -> float:
@@ -78,6 +95,8 @@ class Updater:
     ):
         self.accelerator, self.agent, self.optimizer, self.schedule = accelerator, agent, optimizer, schedule
         self.params, self.grad_clip = agent.trainable_params, grad_clip
+        if accelerator.device.type == "cpu":
+            keep_freed_memory()
         self.grad_steps = self.skipped = self._in_a_row = 0
 
     def step(self, log_step: bool, loss: Tensor | None = None) -> dict[str, float | Tensor]:

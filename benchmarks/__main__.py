@@ -7,12 +7,14 @@ import os
 import sys
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser
 
-NAMES = ("startup", "policy_step", "rollout", "learner", "learner_memory", "replay", "context", "solve")
+NAMES = ("startup", "policy_step", "rollout", "learner", "learner_memory", "replay", "context")
+ONLY_BY_NAME = ("scaling", "solve")
+"""Take minutes each, and are not part of ``all``."""
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = ArgumentParser(prog="python -m benchmarks", description=__doc__, formatter_class=ArgumentDefaultsHelpFormatter)
-    parser.add_argument("name", choices=(*NAMES, "all"), help="what to measure")
+    parser.add_argument("name", choices=(*NAMES, *ONLY_BY_NAME, "all"), help="what to measure")
     parser.add_argument("--only", default="", metavar="TEXT", help="only the cases whose name contains this")
     parser.add_argument("--threads", type=int, default=1, help="torch threads, where a benchmark does not say otherwise")
     parser.add_argument("--rounds", type=int, default=None, help="turns of each contender; default: of the benchmark")

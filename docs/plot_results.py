@@ -13,14 +13,29 @@ from matplotlib.figure import Figure
 from amago.plots import read_metrics
 
 RETURN = "Average Total Return (Across All Env Names)"
-# title, run name before the seed by agent, the metric, what the task asks for
+MEMORY = {"Transformer": "#1f5fa8", "GRU": "#1e8a5a", "Mamba": "#8b5fbf", "no memory": "#c0392b"}
+SCALES = {"MultiTaskAgent": "#1f5fa8", "Agent": "#c0392b"}
+# title, run name before the seed by agent, their colours, the metric, its axis, what the task asks for
 TASKS = [
-    ("CartPole-v1", {"no memory": "cartpole"}, RETURN, 475.0),
-    ("Pendulum-v1", {"no memory": "pendulum"}, RETURN, -250.0),
-    ("Passive T-Maze, 100 steps", {"Transformer": "tmaze", "no memory": "tmaze_ff"}, "Success", 1.0),
-    ("Dark key-to-door 5x5, 100 steps", {"Transformer": "door", "no memory": "door_ff"}, RETURN, None),
-]
-COLOURS = {"Transformer": "#1f5fa8", "no memory": "#c0392b"}
+    ("CartPole-v1", {"no memory": "cartpole"}, MEMORY, RETURN, "return", 475.0),
+    ("Pendulum-v1", {"no memory": "pendulum"}, MEMORY, RETURN, "return", -250.0),
+    (
+        "Passive T-Maze, 100 steps",
+        {"Transformer": "tmaze", "GRU": "tmaze_gru", "Mamba": "tmaze_mamba", "no memory": "tmaze_ff"},
+        MEMORY, "Success", "success", 1.0,
+    ),
+    ("Dark key-to-door 5x5, 100 steps", {"Transformer": "door", "no memory": "door_ff"}, MEMORY, RETURN, "return", None),
+    (
+        "PointRobot, third attempt", {"GRU": "point_gru", "no memory": "point_ff"}, MEMORY, "Average Attempt 2 Final Distance",
+        "final distance", 0.356,
+    ),
+    ("BabyAI GoToRedBallGrey, 2 attempts", {"Transformer": "babyai"}, MEMORY, "Success Rate", "success, unseen seeds", 0.9),
+    *(
+        (f"ToyMixture: {task}", {"MultiTaskAgent": "mixture_multitask", "Agent": "mixture_agent"}, SCALES, f"Average Score in {task}",
+         f"return / best ({best})", None)
+        for task, best in (("recall", "1"), ("lake", "90"), ("room", "2,000"))
+    ),
+]  # fmt: skip
 
 
 def curve(run: Path, metric: str) -> list[tuple[int, float, float]]:
@@ -34,21 +49,27 @@ def curve(run: Path, metric: str) -> list[tuple[int, float, float]]:
 
 
 def main(root: Path, picture: Path) -> None:
-    figure = Figure(figsize=(11, 7.5), layout="constrained")
-    for axes, (title, agents, metric, goal) in zip(figure.subplots(2, 2).flat, TASKS, strict=True):
+    figure = Figure(figsize=(15, 11), layout="constrained")
+    for axes, (title, agents, colours, metric, axis, goal) in zip(figure.subplots(3, 3).flat, TASKS, strict=True):
         for agent, name in agents.items():
             for i, run in enumerate(sorted(root.glob(f"{name}_seed[0-9]"))):
                 points = curve(run, metric)
                 label = agent if i == 0 else None
                 axes.plot(
-                    [p[0] for p in points], [p[1] for p in points], color=COLOURS[agent], alpha=0.85, label=label, marker="."
+                    [p[0] / 1000 for p in points],
+                    [p[1] for p in points],
+                    color=colours[agent],
+                    alpha=0.85,
+                    label=label,
+                    marker=".",
                 )
         if goal is not None:
             axes.axhline(goal, color="grey", linestyle="--", linewidth=1, label=f"goal: {goal:g}")
         axes.set_title(title)
-        axes.set_xlabel("environment steps")
-        axes.set_ylabel("success" if metric == "Success" else "return per rollout")
-        axes.legend()
+        axes.set_xlabel("environment steps, thousands")
+        axes.set_ylabel(axis)
+        if axes.has_data():
+            axes.legend()
         axes.grid(alpha=0.3)
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, dpi=110)

@@ -145,9 +145,8 @@ class ActorCriticAgent(BaseAgent):
                 if self.training:
                     self.values.observe(target, real[:, :, None, :, None].expand_as(target))
             stored = self._like_policy(pi, action)
-            out_data, out_pi = self._evaluate(state, stored, chosen)  # (B, L, C, G, O), (K, B, L, C, G, O)
+            out_data, q_pi = self._evaluate(state, stored, chosen)  # (B, L, C, G, O), (B, L, C, G, 1)
             critic_loss = self.values.loss(out_data, target)
-            q_pi = self.values.value(out_pi).mean(dim=0)  # (B, L, C, G, 1)
             if self.online_coeff > 0:
                 actor_loss = actor_loss - self.online_coeff * self.values.objective(q_pi).amin(dim=2)
             if self.offline_coeff > 0 or log_step:
@@ -178,10 +177,10 @@ class ActorCriticAgent(BaseAgent):
             pi = self.actor(state, straight_from_obs=self._straight(batch, slice(None, -1)))
             chosen = self._policy_actions(pi, self.k_actor)
             stored = self._like_policy(pi, self._action_vectors(batch.actions))
-            out_data, out_pi = self._evaluate(state, stored, chosen)
+            out_data, q_pi = self._evaluate(state, stored, chosen)
         finally:
             self.train(was_training)
-        q_data, q_pi = self.values.value(out_data), self.values.value(out_pi).mean(dim=0)
+        q_data = self.values.value(out_data)
         advantage = self._advantage(q_data, q_pi)
         q, v = (self.values.returns(x) / self.reward_multiplier for x in (q_data, q_pi))
         spread = q.std(dim=2, correction=0)
@@ -199,9 +198,10 @@ class ActorCriticAgent(BaseAgent):
     def _td_target(self, next_state: Tensor, rews: Tensor, dones: Tensor, real: Tensor, straight: dict[str, Tensor]) -> Tensor:
         """(B, L, 1, G, 1) n-step targets, bootstrapped with a random choice of target critics at a' ~ target policy."""
         pi = (self.target_actor if self.use_target_actor else self.actor)(next_state, straight_from_obs=straight)
-        out = self.target_critics(next_state, self._policy_actions(pi, self.k_critic))  # (K, B, L, C, G, O)
-        chosen = torch.randint(out.shape[3], (self.num_critics_td,), device=out.device)
-        q = self.values.returns(self.values.value(out).mean(dim=0))[:, :, chosen]
+        actions = self._policy_actions(pi, self.k_critic)
+        drawn = torch.randint(self.target_critics.num_critics, (self.num_critics_td,), device=next_state.device)
+        out = self.target_critics.of_drawn(next_state, actions, drawn)  # (K, B, L, drawn, G, O)
+        q = self.values.returns(self.values.value(out).mean(dim=0))
         value = q.amin(dim=2, keepdim=True) if self.online_coeff > 0 else q.mean(dim=2, keepdim=True)
         gammas = self.gammas[:, None]
         return ops.n_step_return(
@@ -215,14 +215,14 @@ class ActorCriticAgent(BaseAgent):
         return self.actor.policy_dist.clip_like_policy(action)[:, :, None]  # type: ignore[no-any-return]
 
     def _evaluate(self, state: Tensor, stored: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Critics' outputs (B, L, C, G, O) for stored actions (B, L, 1 or G, A), with gradient to critics and state; and
-        (K, B, L, C, G, O) for those that the policy has chosen (K, B, L, G, A), with gradient to the actions alone."""
+        """Critics' outputs (B, L, C, G, O) for stored actions (B, L, 1 or G, A), with gradient to critics and state; and the values
+        (B, L, C, G, 1), a mean over samples, of those that the policy has chosen (K, B, L, G, A), with gradient to these alone."""
         if self.exact:  # both from one pass
             q = self.critics.all_values(state)  # (B, L, C, G, A)
-            return (q * stored[:, :, None]).sum(-1, keepdim=True), (q.detach() * chosen.unsqueeze(3)).sum(-1, keepdim=True)
-        out_data = self.critics(state, stored[None])[0]
-        with torch.set_grad_enabled(chosen.requires_grad and torch.is_grad_enabled()):
-            return out_data, self.critics(state.detach(), chosen, detach_params=True)
+            out = (q * stored[:, :, None]).sum(-1, keepdim=True)
+            return out, self.values.value((q.detach() * chosen.unsqueeze(3)).sum(-1, keepdim=True)).mean(dim=0)
+        out, values = self.critics.judge(state, stored, chosen, self.values.value)
+        return out, values.mean(dim=0)
 
     def _policy_actions(self, pi: Any, num: int, grad: bool = False) -> Tensor:
         """(K, B, L, G, A) vectors that stand for the policy: its probabilities where expectations are exact, else samples."""

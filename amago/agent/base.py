@@ -106,6 +106,14 @@ class BaseAgent(nn.Module, ABC):
         """Empty the memory of the actors whose ``resets`` (N,) is True."""
         return self.traj_encoder.reset_hidden_state(hidden_state, resets)
 
+    def slice_hidden_state(self, hidden_state: Any, start: int, stop: int) -> Any:
+        """The memory of actors ``start`` to ``stop`` - 1, sharing storage.
+
+        Raises:
+            NotImplementedError: the sequence model does not say how.
+        """
+        return self.traj_encoder.slice_hidden_state(hidden_state, start, stop)
+
     @torch.no_grad()
     def get_actions(
         self,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from amago.hindsight import FrozenTraj
 
@@ -126,6 +127,8 @@ def collate(samples: Sequence[RLData]) -> Batch:
     longest = max(lengths)
 
     def pad(parts: list[Tensor], steps: int) -> Tensor:
+        if all(p.dtype == parts[0].dtype for p in parts):
+            return torch.stack(parts) if min(lengths) == longest else pad_sequence(parts, batch_first=True)
         out = parts[0].new_zeros((len(parts), steps, *parts[0].shape[1:]))
         for i, p in enumerate(parts):
             out[i, : p.shape[0]] = p

@@ -14,7 +14,8 @@ import gymnasium as gym
 import numpy as np
 
 from amago.hindsight import FrozenTraj, NoOpRelabeler, Relabeler, StoredTraj
-from amago.loading.data import RLData
+from amago.loading.batching import BatchRoom
+from amago.loading.data import Batch, RLData, collate
 from amago.spaces import ActionSpec, action_spec
 from amago.store import EvictedError, StoreView, TrajectoryStore
 
@@ -56,6 +57,10 @@ class RLDataset(ABC):
     @abstractmethod
     def sample_random_trajectory(self, rng: np.random.Generator) -> RLData:
         """Draw one training sequence of at most ``settings.max_seq_len`` transitions, with ``rng`` as the only randomness."""
+
+    def sample_batch(self, rng: np.random.Generator, batch_size: int) -> Batch:
+        """Draw a batch. Default: so many calls of `sample_random_trajectory`, padded."""
+        return collate([self.sample_random_trajectory(rng) for _ in range(batch_size)])
 
     @property
     def ready_for_training(self) -> bool:
@@ -250,17 +255,49 @@ class DiskTrajDataset(RLDataset):
         if self._store is not None:
             self._store.close()
 
+    def _drawable(self) -> StoreView:
+        view = self.store.view()  # one index from here on, whatever another thread takes in or deletes meanwhile
+        if len(view) == 0:
+            raise RuntimeError(f"the replay buffer {self.buffer_dir} is empty: collect first, or check dset_root and dset_name")
+        return view
+
     def sample_random_trajectory(self, rng: np.random.Generator) -> RLData:
         while True:
-            view = self.store.view()  # one index from here on, whatever another thread takes in or deletes meanwhile
-            if len(view) == 0:
-                raise RuntimeError(
-                    f"the replay buffer {self.buffer_dir} is empty: collect first, or check dset_root and dset_name"
-                )
+            view = self._drawable()
             try:
                 return RLData.from_traj(self._window(view, int(rng.integers(len(view))), rng))
             except EvictedError:  # deleted since we looked: draw another
                 continue
+
+    def sample_batch(self, rng: np.random.Generator, batch_size: int) -> Batch:
+        """What `sample_random_trajectory` would draw with the same ``rng``, without the detour over single sequences."""
+        own = type(self).sample_random_trajectory is DiskTrajDataset.sample_random_trajectory
+        if own and isinstance(self.relabeler, NoOpRelabeler):
+            state = rng.bit_generator.state
+            room = self._filled(rng, batch_size)
+            if room is not None:
+                return room.batch()
+            rng.bit_generator.state = state
+        return super().sample_batch(rng, batch_size)
+
+    def _filled(self, rng: np.random.Generator, batch_size: int) -> BatchRoom | None:
+        """None where trajectories of the batch have different spaces."""
+        room, row = None, 0
+        while row < batch_size:
+            view = self._drawable()
+            index = int(rng.integers(len(view)))
+            start, stop = subsequence(int(view.lengths[index]), self.settings.max_seq_len, self.settings.padded_sampling, rng)
+            schema = view.schema(index)
+            if room is None:
+                room = BatchRoom(schema, batch_size, self.settings.max_seq_len)
+            if schema is not room.schema:
+                return None
+            try:
+                room.read(row, view, index, start, stop)
+                row += 1
+            except EvictedError:  # deleted since we looked: draw another
+                continue
+        return room
 
     def _window(self, view: StoreView, index: int, rng: np.random.Generator) -> FrozenTraj:
         def read(start: int = 0, stop: int | None = None) -> StoredTraj:

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 import torch
 
-from amago.loading.data import Batch, collate
+from amago.loading.data import Batch
 from amago.loading.dataset import RLDataset
 
 
@@ -55,7 +55,7 @@ class SequenceLoader:
     def draw(self, number: int) -> Batch:
         """Batch ``number`` in this process's sequence, in host memory."""
         rng = np.random.default_rng(np.random.SeedSequence((self.seed, self.rank, number)))
-        batch = collate([self.dataset.sample_random_trajectory(rng) for _ in range(self.batch_size)])
+        batch = self.dataset.sample_batch(rng, self.batch_size)
         return batch.pin_memory() if self.device.type == "cuda" else batch
 
     def batches(self, count: int) -> Iterator[Batch]:

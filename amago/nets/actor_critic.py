@@ -6,14 +6,14 @@ Shapes: B sequences of L timesteps, K sampled actions, C critics, G discounts, A
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gin
 import torch
 from torch import Tensor, nn
 
-from amago.nets.ensemble import EnsembleMLP, evaluate_state_action
+from amago.nets.ensemble import EnsembleMLP, evaluate_state_action, evaluate_stored_and_chosen
 from amago.nets.ff import MLP, Normalization
 from amago.nets.policy_dists import DistributionType, PolicyOutput, TanhGaussian
 from amago.nets.product import distribution_of
@@ -247,6 +247,40 @@ class BaseCriticHead(nn.Module, ABC):
             (K, B, L, C, G, O), where O is 1 for a value, or the number of bins.
         """
 
+    def judge(self, state: Tensor, stored: Tensor, chosen: Tensor, value: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """Both things that an update asks: `forward` of the actions of the data, and the value of those that the policy chose.
+
+        Args:
+            state: (B, L, D).
+            stored: (B, L, G or 1, A).
+            chosen: (K, B, L, G, A). Of what is computed from them, the gradient reaches them alone.
+            value: from outputs (..., O) to values (..., 1), for each discount apart.
+
+        Returns:
+            outputs (B, L, C, G, O), with gradient to parameters and state; values (K, B, L, C, G, 1).
+        """
+        net = self._plain_net()
+        if net is not None:
+            self._check_shapes(state, stored[None])
+            self._check_shapes(state, chosen)
+            out, values = evaluate_stored_and_chosen(net, state, self.gamma_features, stored[None], chosen, value)
+            return at_least_float32(out[0]), at_least_float32(values)
+        out = self(state, stored[None])[0]
+        with torch.set_grad_enabled(chosen.requires_grad and torch.is_grad_enabled()):
+            return out, value(self(state.detach(), chosen, detach_params=True))
+
+    def of_drawn(self, state: Tensor, action: Tensor, drawn: Tensor) -> Tensor:
+        """`forward` of the critics with the indices ``drawn`` (N,), (K, B, L, N, G, O)."""
+        return self(state, action)[:, :, :, drawn]  # type: ignore[no-any-return]
+
+    def _plain_net(self) -> EnsembleMLP | None:
+        """The ensemble whose evaluation by `evaluate_state_action` is all that `forward` does; None where there is none."""
+        return None
+
+    def _forward_is_that_of(self, cls: type[BaseCriticHead]) -> bool:
+        """Nobody has put something else in its place: then there are shorter ways than through it."""
+        return type(self).forward is cls.forward and "forward" not in self.__dict__
+
     def _check_shapes(self, state: Tensor, action: Tensor) -> None:
         if state.ndim != 3 or state.shape[-1] != self.state_dim:
             raise ValueError(f"state must be (batch, length, {self.state_dim}), got shape {tuple(state.shape)}")
@@ -291,6 +325,15 @@ class NCritics(BaseCriticHead):
         d_inp, d_output = (state_dim, len(gammas) * action_dim) if self.discrete else (state_dim + 1 + action_dim, 1)
         self.net = EnsembleMLP(num_critics, d_inp, d_hidden, n_layers, d_output, dropout_p, activation)
 
+    def of_drawn(self, state: Tensor, action: Tensor, drawn: Tensor) -> Tensor:
+        if not self._forward_is_that_of(NCritics):
+            return super().of_drawn(state, action, drawn)
+        with self.net.only(drawn):
+            return self(state, action)  # type: ignore[no-any-return]
+
+    def _plain_net(self) -> EnsembleMLP | None:
+        return self.net if self._forward_is_that_of(NCritics) and not self.discrete else None
+
     def all_values(self, state: Tensor, detach_params: bool = False) -> Tensor:
         """Discrete actions: the value of each, (B, L, D) -> (B, L, C, G, A).
 
@@ -301,7 +344,7 @@ class NCritics(BaseCriticHead):
             raise ValueError("all_values: only the critics of discrete actions have a value for each action")
         B, L, D = state.shape
         out = self.net(state.reshape(B * L, D), detach_params)
-        return out.view(self.num_critics, B, L, self.num_gammas, self.action_dim).permute(1, 2, 0, 3, 4)
+        return out.view(len(out), B, L, self.num_gammas, self.action_dim).permute(1, 2, 0, 3, 4)
 
     def forward(
         self, state: Tensor, action: Tensor, log_dict: dict[str, Any] | None = None, detach_params: bool = False
@@ -362,6 +405,15 @@ class NCriticsTwoHot(BaseCriticHead):
             with torch.no_grad():
                 self.net.output_layer.weight.zero_()
                 self.net.output_layer.bias.copy_(self.bins.vaguest_logits(init_value).expand_as(self.net.output_layer.bias))
+
+    def of_drawn(self, state: Tensor, action: Tensor, drawn: Tensor) -> Tensor:
+        if not self._forward_is_that_of(NCriticsTwoHot):
+            return super().of_drawn(state, action, drawn)
+        with self.net.only(drawn):
+            return self(state, action)  # type: ignore[no-any-return]
+
+    def _plain_net(self) -> EnsembleMLP | None:
+        return self.net if self._forward_is_that_of(NCriticsTwoHot) else None
 
     def forward(
         self, state: Tensor, action: Tensor, log_dict: dict[str, Any] | None = None, detach_params: bool = False

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amago.nets.utils import at_least_float32, check_positive
+from amago.nets.utils import at_least_float32, autocast_dtype, check_positive
 
 
 class PolicyOutput(ABC):
@@ -119,8 +119,13 @@ class DistributionType(ABC):
         """(..., P) -> distributions with batch shape (...), never in half precision; their metrics go into ``log_dict`` if given."""
         if vec.shape[-1] != self.input_dimension:
             raise ValueError(f"{type(self).__name__} takes (..., {self.input_dimension}), got shape {tuple(vec.shape)}")
+        if autocast_dtype(vec.device) is None:
+            return self._made(vec, log_dict)
         with torch.autocast(vec.device.type, enabled=False):
-            dist = self.make(at_least_float32(vec))
-            if log_dict is not None:
-                log_dict.update(dist.metrics())
+            return self._made(vec, log_dict)
+
+    def _made(self, vec: Tensor, log_dict: dict[str, Any] | None) -> PolicyOutput:
+        dist = self.make(at_least_float32(vec))
+        if log_dict is not None:
+            log_dict.update(dist.metrics())
         return dist

@@ -51,6 +51,19 @@ class CacheSlots:
             age = torch.where(slot < self.sinks, since, age)
         return torch.where(since >= 0, age, -1)
 
+    @cached_property
+    def emptiness(self) -> Tensor | None:
+        """(B, 1, 1, P) float32: 0 for a slot that holds a token, -inf for one that holds nothing; None if all hold one."""
+        if self.full:
+            return None
+        empty = torch.arange(self.prefix, device=self.lengths.device) >= self.lengths.unsqueeze(1)
+        return torch.zeros(empty.shape, device=empty.device).masked_fill_(empty, -torch.inf)[:, None, None]
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """(B,) 0, 1, ..."""
+        return torch.arange(len(self.lengths), device=self.lengths.device)
+
     @property
     def places(self) -> Tensor:
         """(B, P) int64: each slot's token is which of its episode, from 0; meaningless where `ages` is -1."""
@@ -69,9 +82,13 @@ class KVCache:
     """Keys and values of N layers for B rows, written in place.
 
     Args:
-        n_layers, batch_size, n_heads, slots, head_dim: N, B, H, S, D of the buffers (N, B, H, S, D).
+        n_layers, batch_size, n_heads, slots, head_dim: N, B, H, S, D of the buffers.
         device, dtype: where they are and of what kind.
         sinks: K of the slots keep the first K tokens since a reset.
+
+    Attributes:
+        keys, values: (N, B, H, S, D).
+        pairs: (2, N, B, H, S, D), the storage of both.
 
     Raises:
         ValueError: the sinks leave no slot for the others.
@@ -91,9 +108,8 @@ class KVCache:
         if not 0 <= sinks < slots:
             raise ValueError(f"sinks must be in [0, slots), got sinks={sinks}, slots={slots}")
         self.sinks = sinks
-        shape = (n_layers, batch_size, n_heads, slots, head_dim)
-        self.keys = torch.zeros(shape, device=device, dtype=dtype)
-        self.values = torch.zeros(shape, device=device, dtype=dtype)
+        self.pairs = torch.zeros((2, n_layers, batch_size, n_heads, slots, head_dim), device=device, dtype=dtype)
+        self.keys, self.values = self.pairs.unbind(0)
         self.lengths = torch.zeros(batch_size, device=device, dtype=torch.int64)
         # the same numbers on the host, so that no step waits for the device to learn how much of the ring is in use
         self.host_lengths: NDArray[np.int64] = np.zeros(batch_size, dtype=np.int64)
@@ -124,15 +140,22 @@ class KVCache:
             All keys and values of the layer up to the prefix, (B, H, P, D): views, or copies where gradients are on (the graph
             of a step would not survive the writes of the next).
         """
-        for buffer, new in ((self.keys[layer], k), (self.values[layer], v)):
-            new = new.detach().to(buffer.dtype).squeeze(2)
-            if slots.newest is not None:
-                buffer[:, :, slots.newest] = new
-            else:
-                rows = torch.arange(self.batch_size, device=buffer.device)
-                buffer[rows, :, slots.newest_per_row] = new
-        keys, values = self.keys[layer, :, :, : slots.prefix], self.values[layer, :, :, : slots.prefix]
+        keys, values = self.write_pair(layer, torch.cat((k, v), dim=2).detach().transpose(1, 2), slots)
         return (keys.clone(), values.clone()) if torch.is_grad_enabled() else (keys, values)
+
+    def write_pair(self, layer: int, pair: Tensor, slots: CacheSlots) -> tuple[Tensor, Tensor]:
+        """Put the current token's key and value, (B, 2, H, D), in their slots.
+
+        Returns:
+            All keys and values of the layer up to the prefix, (B, H, P, D): views.
+        """
+        buffer = self.pairs[:, layer]
+        if slots.newest is not None:
+            buffer[:, :, :, slots.newest] = pair.transpose(0, 1)
+        else:
+            buffer[:, slots.rows, :, slots.newest_per_row] = pair.to(buffer.dtype)  # the indexed dimension comes first
+        keys, values = buffer[:, :, :, : slots.prefix].unbind(0)
+        return keys, values
 
     def reset(self, dones: NDArray[np.bool_] | Tensor) -> None:
         """Forget everything in the rows where ``dones`` (B,) is True. Other rows are not touched."""
@@ -151,6 +174,7 @@ class KVCache:
             raise ValueError(f"rows {start}:{stop} are not within a batch of {self.batch_size}")
         view = object.__new__(KVCache)
         view.sinks = self.sinks
-        view.keys, view.values = self.keys[:, start:stop], self.values[:, start:stop]
+        view.pairs = self.pairs[:, :, start:stop]
+        view.keys, view.values = view.pairs.unbind(0)
         view.lengths, view.host_lengths = self.lengths[start:stop], self.host_lengths[start:stop]
         return view

@@ -19,6 +19,7 @@ from amago.nets.attention import FlashAttention, ScaledDotProductAttention, Self
 from amago.nets.ff import Normalization
 from amago.nets.flex_attention import FlexAttention, SlidingWindowFlexAttention, SlidingWindowSinkFlexAttention
 from amago.nets.kv_cache import CacheSlots, KVCache
+from amago.nets.packed import Linear, linear, pack
 from amago.nets.utils import WeightCache, activation_switch, check_dropout, check_positive
 
 __all__ = [
@@ -108,19 +109,21 @@ class _CachedLinears(nn.Module):
             cache.clear()
         return super().train(mode)
 
-    def _weight(self, name: str) -> Tensor:
-        """The effective weight of the layer called ``name``."""
-        layer = getattr(self, name)
+    def _weight(self, name: str, layer: Any) -> Tensor:
+        """The effective weight of the ``layer`` of that name."""
         if self.training:
             return self._arrange(name, layer.effective_weight())
-        cache = self._caches.setdefault(name, WeightCache())
-        return cache.get(layer.weight_sources, lambda: self._arrange(name, layer.effective_weight()))
+        cache = self._caches.get(name)
+        if cache is None:
+            cache = self._caches[name] = WeightCache()
+        return cache.get(layer.weight_sources, lambda: pack(self._arrange(name, layer.effective_weight())))
 
     def _arrange(self, name: str, weight: Tensor) -> Tensor:
         return weight
 
     def _linear(self, name: str, x: Tensor) -> Tensor:
-        return F.linear(x, self._weight(name), getattr(self, name).bias)
+        layer: Any = getattr(self, name)
+        return linear(x, self._weight(name, layer), layer.bias)
 
 
 def _make_linear(sigma_reparam: bool, d_in: int, d_out: int, bias: bool = True) -> SigmaReparam | _PlainLinear:
@@ -246,6 +249,18 @@ class AttentionLayer(_CachedLinears):
         out = out.transpose(1, 2)
         return self._linear("out_projection", (out * self.head_scaler).reshape(B, L, -1))
 
+    def step(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, cache: tuple[KVCache, int, CacheSlots]) -> Tensor:
+        """`forward` of one token without gradient, (B, d_model) -> (B, d_model), in fewer operations."""
+        store, layer, slots = cache
+        qkv = self._linear("qkv_projection", x).view(len(x), 3, self.n_heads, self.head_dim)
+        if rope is not None:
+            qkv = torch.cat((rotate(qkv[:, :2], *rope), qkv[:, 2:]), dim=1)
+        k, v = store.write_pair(layer, qkv[:, 1:], slots)
+        q = qkv[:, 0].unsqueeze(2).to(k.dtype)
+        out = self.self_attention(q, k, v, slots).to(qkv.dtype)  # (B, H, 1, D)
+        out = out.view(len(x), self.n_heads, self.head_dim) * self.head_scaler[0, 0]
+        return self._linear("out_projection", out.flatten(1))
+
 
 class TransformerLayer(_CachedLinears):
     """x + N2(Attn(N1 x)), then x + FF2(N4(act(FF1(N3 x)))); N2 and N4 are the extra norms of NormFormer."""
@@ -284,6 +299,11 @@ class TransformerLayer(_CachedLinears):
         h = self.norm4(self.activation(self._linear("ff1", self.norm3(x))))
         return x + self.dropout_ff(self._linear("ff2", h))
 
+    def step(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, cache: tuple[KVCache, int, CacheSlots]) -> Tensor:
+        """`forward` of one token without gradient or dropout, (B, d_model) -> (B, d_model)."""
+        x = x + self.norm2(self.attention_layer.step(self.norm1(x), rope, cache))
+        return x + self._linear("ff2", self.norm4(self.activation(self._linear("ff1", self.norm3(x)))))
+
 
 _POS_EMBS = ("fixed", "learned", "learnable", "rope")
 
@@ -317,7 +337,7 @@ class Transformer(nn.Module):
         self.n_heads = layers[0].attention_layer.n_heads
         if pos_emb == "rope" and self.head_dim % 2:
             raise ValueError(f"rope needs heads of even width, got d_model / n_heads = {self.head_dim}")
-        self.inp = nn.Linear(d_inp, d_model)
+        self.inp = Linear(d_inp, d_model)
         self.pos_emb: nn.Module | None = None
         if pos_emb == "fixed":
             self.pos_emb = FixedPosEmb(d_model)
@@ -335,6 +355,8 @@ class Transformer(nn.Module):
             time_idxs: (B, L) int64, index of each step in its episode.
             cache: see above.
         """
+        if isinstance(cache, KVCache) and not self.training and not torch.is_grad_enabled():
+            return self._step(seq, time_idxs, cache)
         x = self.inp(seq)
         if self.pos_emb is not None:
             x = x + self.pos_emb(time_idxs).to(x.dtype)
@@ -344,3 +366,16 @@ class Transformer(nn.Module):
         for i, layer in enumerate(self.layers):
             x = layer(x, rope, None if cache is None or slots is None else (cache, i, slots))
         return self.norm(x)
+
+    def _step(self, seq: Tensor, time_idxs: Tensor, cache: KVCache) -> Tensor:
+        """`forward` of one step that nobody trains on, without the dimension of length, dropout and what else would take time."""
+        x = self.inp(seq[:, 0])
+        rope = None
+        if self.pos_emb is None:
+            rope = rope_angles(time_idxs, self.head_dim)
+        else:
+            x = x + self.pos_emb(time_idxs)[:, 0].to(x.dtype)
+        slots = cache.advance()
+        for i, layer in enumerate(self.layers):
+            x = layer.step(x, rope, (cache, i, slots))  # type: ignore[operator]
+        return self.norm(x).unsqueeze(1)

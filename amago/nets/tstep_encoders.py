@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from amago.nets import cnn
 from amago.nets.ff import MLP, InputNorm, Normalization
 from amago.nets.goal_embedders import FFGoalEmb, GoalEmb
+from amago.nets.packed import Linear
 from amago.nets.utils import activation_switch, check_positive
 from amago.ops import symlog
 
@@ -245,9 +246,9 @@ class CNNTstepEncoder(TstepEncoder):
         self.cnn = cnn_type(shape, channels_first=channels_first, activation=activation)
         with torch.no_grad():
             d_cnn = self.cnn(self.cnn.blank_img).shape[-1]
-        self.img_features = nn.Linear(d_cnn, img_features)
+        self.img_features = Linear(d_cnn, img_features)
         self.rl2_features = nn.Linear(_space_shape(rl2_space)[-1], rl2_features)
-        self.merge = nn.Linear(img_features + rl2_features, d_output)
+        self.merge = Linear(img_features + rl2_features, d_output)
         self.out_norm = Normalization(out_norm, d_output)
         self.activation = activation_switch(activation)
         self._emb_dim = d_output

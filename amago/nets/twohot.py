@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +49,41 @@ def hl_gauss(x: Tensor, centers: Tensor, sigma: float = 0.75) -> Tensor:
     return mass / mass.sum(dim=-1, keepdim=True).clamp(min=1e-6)
 
 
+_BLOCK = 2**18
+"""Logits that are looked at together: 1 MB, which stays in the cache between the passes of a softmax."""
+
+
+def _blocks(x: Tensor) -> Iterator[slice]:
+    """Slices of the first dimension, of about `_BLOCK` numbers each."""
+    step = max(1, _BLOCK * len(x) // max(1, x.numel()))
+    return (slice(i, i + step) for i in range(0, len(x), step))
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """-sum_o label_o log softmax(logits)_o, (..., O) -> (..., 1). Keeps the logits alone: their softmax is computed twice, which
+    costs less than to write it to memory and read it again."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
+        out = logits.new_empty((*logits.shape[:-1], 1))
+        for rows in _blocks(logits):
+            out[rows] = -(labels[rows] * logits[rows].log_softmax(dim=-1)).sum(dim=-1, keepdim=True)
+        ctx.save_for_backward(logits, labels)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        logits, labels = ctx.saved_tensors
+        if torch.is_grad_enabled():  # to be differentiated again
+            return (logits.softmax(dim=-1) * labels.sum(dim=-1, keepdim=True) - labels) * grad, None
+        out = torch.empty_like(logits)
+        for rows in _blocks(logits):
+            label = labels[rows]
+            wrong = logits[rows].softmax(dim=-1).mul_(label.sum(dim=-1, keepdim=True)).sub_(label)
+            torch.mul(wrong, grad[rows], out=out[rows])
+        return out, None
+
+
 class Bins(nn.Module):
     """O bins between two returns.
 
@@ -83,7 +120,11 @@ class Bins(nn.Module):
     def value(self, logits: Tensor) -> Tensor:
         """The return at the expected bin, (..., O) -> (..., 1)."""
         with torch.autocast(logits.device.type, enabled=False):  # which would round a product of matrices to half precision
-            expected = (logits.float().softmax(dim=-1) @ self.centers).unsqueeze(-1)
+            if logits.ndim < 2 or not logits.numel() or (logits.requires_grad and torch.is_grad_enabled()):
+                expected = logits.float().softmax(dim=-1) @ self.centers
+            else:
+                expected = torch.cat([logits[rows].float().softmax(dim=-1) @ self.centers for rows in _blocks(logits)])
+        expected = expected.unsqueeze(-1)
         return symexp(expected) if self.use_symlog else expected
 
     def labels(self, returns: Tensor) -> Tensor:
@@ -93,7 +134,12 @@ class Bins(nn.Module):
 
     def cross_entropy(self, logits: Tensor, returns: Tensor) -> Tensor:
         """Of logits (..., O) and the labels of returns (..., 1), broadcast against each other; (..., 1)."""
-        return -(self.labels(returns) * logits.float().log_softmax(dim=-1)).sum(dim=-1, keepdim=True)
+        labels = self.labels(returns)
+        *lead, bins = torch.broadcast_shapes(logits.shape, labels.shape)
+        if not lead:
+            return -(labels * logits.float().log_softmax(dim=-1)).sum(dim=-1, keepdim=True)
+        loss: Tensor = _CrossEntropy.apply(logits.float().expand(*lead, bins), labels.expand(*lead, bins))
+        return loss
 
     def beyond(self, returns: Tensor) -> Tensor:
         """True where a return lies outside of the bins, which no output can stand for."""

@@ -12,8 +12,28 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 Activation = Callable[[Tensor], Tensor]
 
+
+class _LeakyReLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        out = F.leaky_relu(x)
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return torch.ops.aten.leaky_relu_backward(grad, ctx.saved_tensors[0], 0.01, True)  # type: ignore[no-any-return]
+
+
+def leaky_relu(x: Tensor) -> Tensor:
+    """``F.leaky_relu``; for backward it keeps its output, which the next layer keeps too, and not its input, which nobody else
+    needs: a fifth of what an update of a Transformer keeps."""
+    learns = torch.is_grad_enabled() and x.requires_grad and not torch.compiler.is_compiling()
+    return _LeakyReLU.apply(x) if learns else F.leaky_relu(x)  # type: ignore[no-any-return]
+
+
 _ACTIVATIONS: dict[str, Activation] = {
-    "leaky_relu": F.leaky_relu,
+    "leaky_relu": leaky_relu,
     "relu": F.relu,
     "gelu": F.gelu,
     "silu": F.silu,
@@ -53,6 +73,8 @@ def check_dropout(**values: float) -> None:
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
     """The dtype autocast would compute in on ``device``, or None where it is off."""
     kind = device.type
+    if kind in ("cpu", "cuda") and not torch.is_autocast_enabled(kind):  # the usual case, asked for some thirty times a step
+        return None
     if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return None
     return torch.get_autocast_dtype(kind)
@@ -85,22 +107,27 @@ class WeightCache:
     """
 
     def __init__(self) -> None:
-        self._key: tuple[Any, ...] | None = None
-        self._value: Tensor | None = None
+        self._key: list[Any] | None = None
+        self._value: Any = None
 
     def clear(self) -> None:
         self._key = self._value = None
 
-    def get(self, sources: tuple[Tensor, ...], compute: Callable[[], Tensor]) -> Tensor:
-        """``compute()``, or what it gave last time. Bypassed where gradients are on or versions are not tracked."""
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or any(s.is_inference() for s in sources):
+    def get(self, sources: tuple[Tensor, ...], compute: Callable[[], Tensor], exact: bool = False) -> Tensor:
+        """``compute()``, or what it gave last time, in autocast's dtype where that is on and the value is not to be ``exact``.
+        Bypassed where gradients are on or versions are not tracked."""
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return compute()
-        dtype = autocast_dtype(sources[0].device)
-        key = (dtype, _optimizer_steps, *((s.data_ptr(), s._version, s.dtype, s.device) for s in sources))
+        dtype = None if exact else autocast_dtype(sources[0].device)
+        key: list[Any] = [dtype, _optimizer_steps]
+        for s in sources:  # written out: a policy asks some twenty times a step
+            if s.is_inference():
+                return compute()
+            key += (s.data_ptr(), s._version, s.dtype, s.device)
         if self._value is None or key != self._key:
             value = compute()
             self._key, self._value = key, value if dtype is None else value.to(dtype)
-        return self._value
+        return self._value  # type: ignore[no-any-return]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WeightCache:
         return WeightCache()

@@ -217,15 +217,15 @@ class FileCache:
     def __len__(self) -> int:
         return len(self._files)
 
-    def acquire(self, key: object, opener: Callable[[], int]) -> _Open:
-        """The open file of ``key``; ``opener`` is called if there is none. Give it back with `release`."""
+    def acquire(self, key: Any, opener: Callable[[Any], int]) -> _Open:
+        """The open file of ``key``; ``opener(key)`` is called if there is none. Give it back with `release`."""
         with self._lock:
             file = self._files.get(key)
             if file is not None:
                 self._files.move_to_end(key)
                 file.users += 1
                 return file
-        fd = opener()
+        fd = opener(key)
         with self._lock:
             file = self._files.get(key)
             if file is None:

@@ -16,7 +16,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from amago.hindsight import StoredTraj
 from amago.store import legacy, npz, segment
 from amago.store import schema as sc
 from amago.store.errors import BadFileError, EvictedError
@@ -212,21 +211,20 @@ def _fill(
     entry.env_names = schemas.share(sc.check_index(index[0], index[1], index[2], total, env_names))
 
 
-def read_legacy(fd: int, entry: Entry, start: int, stop: int, keys: Iterable[str] | None) -> StoredTraj:
-    """Transitions [start, stop) of a ``.traj`` file; the whole file is unpickled each time."""
+def read_legacy(fd: int, entry: Entry, start: int, room: Any) -> None:
+    """Fill a `amago.store.view.Room` from a ``.traj`` file; the whole file is unpickled each time."""
     whole, _ = legacy.read_open_traj(fd)
     if len(whole) != entry.total:
         raise BadFileError(f"{entry.name} has changed: {len(whole)} transitions instead of {entry.total}")
-    return StoredTraj(
-        obs={k: whole.obs[k][start : stop + 1] for k in (whole.obs if keys is None else keys)},
-        actions=whole.actions[start:stop],
-        rews=whole.rews[start:stop],
-        dones=whole.dones[start:stop],
-        start_time=whole.start_time + start,
-        prev_reward=float(whole.rews[start - 1, 0]) if start else whole.prev_reward,
-        prev_action=whole.actions[start - 1] if start else whole.prev_action,
-        env_name=whole.env_name,
-    )
+    stop = start + len(room.dones)
+    for key, out in room.obs.items():
+        out[:] = whole.obs[key][start : stop + 1]
+    room.actions[1:], room.rews[1:], room.dones[:] = whole.actions[start:stop], whole.rews[start:stop], whole.dones[start:stop]
+    if start:
+        room.actions[0], room.rews[0] = whole.actions[start - 1], whole.rews[start - 1]
+    else:
+        room.actions[0] = 0 if whole.prev_action is None else whole.prev_action
+        room.rews[0] = whole.prev_reward
 
 
 class Journal:
@@ -257,18 +255,31 @@ class Journal:
             logger.warning("%s cannot be read, so files are ordered by their names: %s", self._path, err)
             return found
         with open(fd, "rb") as file:
-            while line := file.readline(self._MAX_LINE):
-                self.lines += 1
-                try:
-                    crc, _, text = line.rstrip(b"\n").partition(b" ")
-                    if int(crc, 16) != zlib.crc32(text):
-                        continue
-                    partition, name, size, mtime_ns = json.loads(text)
-                    found.pop((partition, name), None)  # a name that was used again: its last place counts
-                    found[partition, name] = (int(size), int(mtime_ns))
-                except (ValueError, TypeError, RecursionError):
-                    continue
+            texts = list(self._sound_lines(file))
+        try:
+            lines = json.loads(b"[" + b",".join(texts) + b"]")  # at once: three times as fast as line by line
+        except (ValueError, RecursionError):  # a line whose checksum is right holds no JSON
+            lines = []
+            for text in texts:
+                with contextlib.suppress(ValueError, RecursionError):
+                    lines.append(json.loads(text))
+        for line in lines:
+            with contextlib.suppress(ValueError, TypeError):
+                partition, name, size, mtime_ns = line
+                found.pop((partition, name), None)  # a name that was used again: its last place counts
+                found[partition, name] = (int(size), int(mtime_ns))
         return found
+
+    def _sound_lines(self, file: Any) -> Iterator[bytes]:
+        """The text of each line whose checksum is right."""
+        while line := file.readline(self._MAX_LINE):
+            self.lines += 1
+            crc, _, text = line.rstrip(b"\n").partition(b" ")
+            try:
+                if int(crc, 16) == zlib.crc32(text):
+                    yield text
+            except ValueError:
+                continue
 
     def append(self, entries: Iterable[Entry]) -> None:
         """Add files at the end."""

@@ -106,6 +106,11 @@ class Schema:
         return tuple((p.name[len(OBS) :], i) for i, p in enumerate(self.parts) if p.name.startswith(OBS))
 
     @cached_property
+    def transitions(self) -> tuple[int, ...]:
+        """Position in ``parts`` of dones, rews, actions, prev_reward and prev_action."""
+        return tuple(self.at[name] for name in ("dones", "rews", "actions", "prev_reward", "prev_action"))
+
+    @cached_property
     def action_spec(self) -> ActionSpec:
         """How the recorded action space is stored."""
         return action_spec(from_description(json.loads(self.spaces)["action"]))

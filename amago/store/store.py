@@ -20,7 +20,7 @@ import numpy as np
 from amago.hindsight import StoredTraj
 from amago.spaces import ActionSpec
 from amago.store import index as ix
-from amago.store import legacy
+from amago.store import index_cache, legacy
 from amago.store.errors import BadFileError, EvictedError
 from amago.store.files import TEMPORARY, FileCache, is_stale, move_aside
 from amago.store.index import Entry
@@ -31,6 +31,9 @@ logger = logging.getLogger(__name__)
 FIFO, PROTECTED, QUARANTINE = "fifo", "protected", "quarantine"
 PARTITIONS = (PROTECTED, FIFO)
 """In the order of their indices."""
+
+WORTH_SAVING = 64
+"""Files below which the index is not saved: looking into each takes no time."""
 
 
 @dataclass
@@ -102,6 +105,8 @@ class TrajectoryStore:
         self._files: dict[str, dict[str, Entry]] = {p: {} for p in PARTITIONS}  # by name, in order of ingestion
         self._bad: dict[str, dict[str, str]] = {p: {} for p in PARTITIONS}  # left where they are: name -> reason
         self._recorded: dict[tuple[str, str], tuple[int, int]] | None = None  # the journal, until the first refresh has used it
+        self._shortcut: index_cache.IndexCache | None = None  # during the first refresh
+        self._looked_into = 0  # files that the next process would not find there
         self._ingested = self._evicted = self._quarantined = 0
         self._rewrite = False  # the journal lacks something
         self._taken_out = 0  # files that readers took out since the index was published
@@ -207,6 +212,7 @@ class TrajectoryStore:
             first = self._recorded is None
             recorded = self._journal.load() if self._recorded is None else self._recorded
             if first:
+                self._shortcut = index_cache.IndexCache(self.root, self._schemas)
                 report.temporary_files += sum(self._remove_stale(".", name) for name in os.listdir(self.root))
             listed = {p: os.listdir(self.root / p) for p in PARTITIONS}
             self._refuse_pickles(listed, first)
@@ -218,12 +224,14 @@ class TrajectoryStore:
                 found.sort(key=lambda e: (place.get((e.partition, e.name), last), e.sequence, e.writer, e.name))
                 self._files[partition].update((e.name, e) for e in found)
                 new += found
-            self._recorded = {}
+            self._recorded, self._shortcut = {}, None
             report.added_files, report.added = len(new), sum(e.n for e in new)
             self._ingested += report.added
             if self.edit:
                 self._record(new, recorded)
             self._evict(report)
+            if self.edit:
+                self._save_shortcut()
             if new or report.evicted_files or report.vanished_files or self._taken_out:
                 self._publish()
             return report
@@ -262,9 +270,12 @@ class TrajectoryStore:
                 continue
             checked = recorded.get((partition, name))
             try:
-                entry = ix.load(
-                    directory, partition, name, self._schemas, lambda *now, was=checked: now == was, self.allow_pickle
-                )
+                entry = self._shortcut.entry(partition, name, checked) if self._shortcut else None
+                if entry is None:
+                    entry = ix.load(
+                        directory, partition, name, self._schemas, lambda *now, was=checked: now == was, self.allow_pickle
+                    )
+                    self._looked_into += 1
             except FileNotFoundError:
                 continue  # deleted since it was listed
             except OSError as err:
@@ -318,6 +329,17 @@ class TrajectoryStore:
             self._rewrite = True  # the order is kept in memory until it can be recorded
             logger.warning("the order of the files in %s could not be recorded: %s", self.root, err)
 
+    def _save_shortcut(self) -> None:
+        """Renew the cache of the index once it lacks a quarter of the files: its cost is then small beside that of having checked them."""
+        live = [e for p in PARTITIONS for e in self._files[p].values()]
+        if self._looked_into < WORTH_SAVING or 4 * self._looked_into < len(live):
+            return
+        try:
+            index_cache.save(self.root, live)
+        except OSError as err:
+            logger.warning("the index of %s could not be saved; the next process will look into each file: %s", self.root, err)
+        self._looked_into = 0
+
     def _evict(self, report: RefreshReport) -> None:
         files = self._files[FIFO]
         count = sum(e.n for e in files.values())
@@ -370,6 +392,8 @@ class TrajectoryStore:
             if (self.root / QUARANTINE).is_dir() and not (self.root / QUARANTINE).is_symlink():
                 shutil.rmtree(self.root / QUARANTINE)
             self._journal.delete()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.root / index_cache.NAME)
             self._reset()
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from amago import config
+from amago.nets import twohot
 from amago.nets.actor_critic import NCriticsTwoHot
 from amago.nets.twohot import Bins, hl_gauss, two_hot
 from amago.ops import symexp, symlog
@@ -170,3 +171,21 @@ def test_gin_reaches_the_bins():
 def test_wrong_bins_are_refused_by_name(options, message):
     with pytest.raises(ValueError, match=message):
         NCriticsTwoHot(8, 4, "discrete", GAMMAS, **options)
+
+
+@pytest.mark.parametrize("labels", ["two_hot", "hl_gauss"])
+def test_cross_entropy_and_values_in_blocks(monkeypatch, labels):
+    """Logits in the critics' memory layout, targets broadcast over critics; gradients, and gradients of those."""
+    monkeypatch.setattr(twohot, "_BLOCK", 64)
+    b = bins(-10.0, 10.0, 8, labels=labels)
+    b.centers = b.centers.double()
+    logits = torch.randn(3, 5, 4, 2, 8, dtype=torch.float64).permute(1, 2, 0, 3, 4).requires_grad_()
+    returns = torch.randn(5, 4, 1, 2, 1)
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # else finite differences would not tell anything
+    label = b.labels(returns)
+    want = -(label * logits.log_softmax(-1)).sum(-1, keepdim=True)
+    torch.testing.assert_close(b.cross_entropy(logits, returns), want)
+    assert torch.autograd.gradcheck(lambda x: b.cross_entropy(x, returns), logits)
+    assert torch.autograd.gradgradcheck(lambda x: b.cross_entropy(x, returns), logits)
+    torch.testing.assert_close(b.value(logits.detach()), b.value(logits).detach())
+    assert b.value(torch.zeros(0, 8)).shape == (0, 1)

@@ -342,7 +342,7 @@ def test_a_file_being_read_when_it_is_evicted_is_read_to_the_end(tmp_path):
     [path] = put(tmp_path, [5]).iterdir()
     store = opened(tmp_path)
     entry = store.view()._entries[0]
-    file = store._cache.acquire(entry, lambda: os.open(path, os.O_RDONLY))
+    file = store._cache.acquire(entry, lambda _: os.open(path, os.O_RDONLY))
     store.max_trajectories = 0
     assert store.refresh().evicted == 1
     assert len(os.pread(file.fd, 100, 0)) == 100

@@ -1,0 +1,319 @@
+"""One update (losses, backward, clipping, AdamW, targets that follow) against the matrix products that its formulas need.
+
+Sizes are the library's defaults: batch 24, Transformer 256x3, heads of 256, 4 critics, 7 discounts; observations are 20 floats.
+
+The ceiling does every product of an update once, at its shape and type, from operands and into results that are already there: forward
+2mnk operations, and as much again for each of the two gradients where one is needed (see `products`). It leaves out whatever is no
+product: activations, norms, softmax, dropout, losses, and the optimizer and the targets (8 reads and 5 writes of each of some 4
+million parameters, 1 to 4% of an update at length 128). Causal attention counts half of its products. Each shape is timed on its own,
+the fastest of three ways to ask for it (one matrix, a batch of them, in pieces of 2,048 rows), and counted as often as it occurs.
+"""
+
+from __future__ import annotations
+
+import time
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from torch import Tensor
+
+from amago import config
+from amago.agent import Agent, BaseAgent, MultiTaskAgent
+from amago.loading import Batch
+from amago.nets.traj_encoders import TformerTrajEncoder
+from amago.nets.tstep_encoders import FFTstepEncoder
+from amago.spaces import action_spec, rl2_space
+from amago.training import Updater, adamw, lr_schedule, weighted_losses
+from benchmarks.harness import Row, compare
+from benchmarks.peer import peer_contenders
+
+TARGET = 0.75
+TARGET_LENGTHS = (128, 512)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained, and on how much.
+
+    Args:
+        agent_type, action_space, length, bf16: what differs between cases.
+        batch, width, d_obs, d_timestep, heads, layers, bins: sizes that stay, but for a smoke test.
+    """
+
+    agent_type: type[BaseAgent]
+    action_space: gym.Space[Any]
+    length: int
+    bf16: bool
+    batch: int = 24
+    width: int = 256
+    d_obs: int = 20
+    d_timestep: int = 512
+    heads: int = 8
+    layers: int = 3
+    bins: int = 128
+
+    @property
+    def name(self) -> str:
+        n = getattr(self.action_space, "n", None)
+        what = f"discrete ({n})" if n else f"continuous ({self.action_space.shape[0]}-D)"  # type: ignore[index]
+        return f"{self.agent_type.__name__}, {what}, length {self.length}, {'bf16' if self.bf16 else 'float32'}"
+
+    @property
+    def bindings(self) -> dict[str, Any]:
+        w = self.width
+        return {
+            "FFTstepEncoder.d_hidden": self.d_timestep, "FFTstepEncoder.d_output": w, "TformerTrajEncoder.d_model": w,
+            "TformerTrajEncoder.d_ff": 4 * w, "TformerTrajEncoder.n_heads": self.heads, "TformerTrajEncoder.n_layers": self.layers,
+            "Actor.d_hidden": w, "NCritics.d_hidden": w, "NCriticsTwoHot.d_hidden": w, "NCriticsTwoHot.output_bins": self.bins,
+        }  # fmt: skip
+
+
+SMOKE = {"batch": 2, "width": 16, "d_timestep": 32, "heads": 2, "layers": 1, "bins": 8}
+
+
+def cases(smoke: bool) -> Iterator[Case]:
+    """All of them, the shortest first; float32 and bf16 of one kind follow each other."""
+    one, six = gym.spaces.Box(-1, 1, (1,)), gym.spaces.Box(-1, 1, (6,))
+    discrete: gym.Space[Any] = gym.spaces.Discrete(5)
+    kinds: tuple[tuple[type[BaseAgent], gym.Space[Any]], ...] = (
+        (Agent, discrete),
+        (Agent, one),
+        (Agent, six),
+        (MultiTaskAgent, discrete),
+        (MultiTaskAgent, six),
+    )
+    for length in (4,) if smoke else (32, 128, 512):
+        for agent_type, space in kinds:
+            for bf16 in (False, True):
+                case = Case(agent_type, space, length, bf16)
+                yield replace(case, **SMOKE) if smoke else case  # type: ignore[arg-type]
+
+
+# ---- ours --------------------------------------------------------------------------------------------------------------
+
+
+def make_agent(case: Case) -> BaseAgent:
+    spec = action_spec(case.action_space)
+    obs_space = gym.spaces.Dict({"observation": gym.spaces.Box(-np.inf, np.inf, (case.d_obs,), np.float32)})
+    with config.temporary(case.bindings):
+        return case.agent_type(obs_space, rl2_space(spec), case.action_space, case.length, FFTstepEncoder, TformerTrajEncoder)
+
+
+def make_batch(case: Case) -> Batch:
+    """Full-length sequences of noise."""
+    b, length, width = case.batch, case.length, action_spec(case.action_space).dim
+    if isinstance(case.action_space, gym.spaces.Discrete):
+        actions = torch.nn.functional.one_hot(torch.randint(width, (b, length)), width).float()
+    else:
+        actions = torch.rand(b, length, width) * 2.0 - 1.0
+    return Batch(
+        obs={"observation": torch.randn(b, length + 1, case.d_obs)},
+        rl2s=torch.randn(b, length + 1, 1 + width),
+        rews=torch.randn(b, length, 1),
+        dones=torch.rand(b, length, 1) < 0.01,
+        actions=actions,
+        time_idxs=torch.arange(length + 1)[None, :, None].expand(b, -1, -1),
+        mask=torch.ones(b, length + 1, 1, dtype=torch.bool),
+    )
+
+
+class Learner:
+    """An agent, its optimizer and a batch; `update` does what a step of `amago.Experiment` does."""
+
+    def __init__(self, case: Case) -> None:
+        torch.manual_seed(0)
+        AcceleratorState._reset_state()
+        self.accelerator = Accelerator(cpu=True, mixed_precision="bf16" if case.bf16 else "no")
+        agent = make_agent(case)
+        self.agent, optimizer = self.accelerator.prepare(agent, adamw(agent.trainable_params, 1e-4, 1e-3))
+        self.updater = Updater(self.accelerator, agent, optimizer, lr_schedule(optimizer, 10, 1000, 0.0), grad_clip=1.0)
+        self.batch = make_batch(case)
+
+    def update(self) -> None:
+        with self.accelerator.autocast():
+            loss = self.agent(self.batch)
+            pad = self.batch.transition_mask[:, :, None]
+            critic_mask = pad[:, :, None].expand_as(loss.critic_loss)
+            means = weighted_losses(loss, self.batch, pad.expand_as(loss.actor_loss), critic_mask)
+        total = torch.as_tensor(means["Actor Loss"] + 10.0 * means["Critic Loss"])
+        self.accelerator.backward(total)
+        self.updater.step(False, total.detach())
+
+    def seconds(self) -> float:
+        start = time.perf_counter()
+        self.update()
+        return time.perf_counter() - start
+
+
+# ---- the ceiling -------------------------------------------------------------------------------------------------------
+
+
+class Product(NamedTuple):
+    """``n`` products of (m, k) and (k, n)."""
+
+    copies: int
+    m: int
+    k: int
+    n: int
+
+
+def linear(
+    rows: int, d_in: int, d_out: int, copies: int = 1, input_grad: bool = True, weight_grad: bool = True
+) -> list[Product]:
+    """A linear layer: forward, and the gradients that are asked for."""
+    out = [Product(copies, rows, d_in, d_out)]
+    if input_grad:
+        out.append(Product(copies, rows, d_out, d_in))
+    if weight_grad:
+        out.append(Product(copies, d_in, rows, d_out))
+    return out
+
+
+forward = partial(linear, input_grad=False, weight_grad=False)
+
+
+def encoders(case: Case, rl2: int) -> list[Product]:
+    """Timestep encoder and Transformer over length + 1 states, with all gradients."""
+    w, rows = case.width, case.batch * (case.length + 1)
+    out = linear(rows, case.d_obs + rl2, case.d_timestep, input_grad=False)  # observations need no gradient
+    out += linear(rows, case.d_timestep, case.d_timestep) + linear(rows, case.d_timestep, w)
+    out += linear(rows, w, w)  # the Transformer's input layer
+    for _ in range(case.layers):
+        out += linear(rows, w, 3 * w) + linear(rows, w, w)  # queries, keys and values; the attention's output layer
+        out += linear(rows, w, 4 * w) + linear(rows, 4 * w, w)  # feed-forward
+    return out
+
+
+def attention(case: Case) -> list[Product]:
+    """Of all tokens by all: scores and the weighted sum, and two gradients of each."""
+    copies, length, head = case.batch * case.heads, case.length + 1, case.width // case.heads
+    to_scores, from_scores = Product(copies, length, head, length), Product(copies, length, length, head)
+    of_layer = [to_scores, from_scores] + [to_scores] + 3 * [from_scores]  # gradients: of weights; of values, queries, keys
+    return case.layers * of_layer
+
+
+def actor(rows: int, w: int, out: int, layer: Callable[..., list[Product]]) -> list[Product]:
+    return layer(rows, w, w) + layer(rows, w, w) + layer(rows, w, out)
+
+
+def critics(case: Case, agent: Any, rows: int) -> list[Product]:
+    """The stored actions with all gradients, the policy's with one to the action at most, and targets.
+
+    A target takes the critics that were drawn, of which ``distinct`` differ on average.
+    """
+    C, G, w = agent.critics.num_critics, len(agent.gammas), case.width
+    distinct = C * (1.0 - (1.0 - 1.0 / C) ** agent.num_critics_td)
+    drawn = max(1, round(distinct))
+    if agent.exact:  # a value for each discount and action from one pass, which serves both losses
+        out = G * agent.action_spec.dim
+        learned = linear(rows, w, w, C) + linear(rows, w, w, C) + linear(rows, w, out, C)
+        return learned + forward(rows, w, w, drawn) + forward(rows, w, w, drawn) + forward(rows, w, out, drawn)
+    width, out = agent.action_spec.dim, getattr(case, "bins", 1) if hasattr(agent.critics, "bins") else 1
+    found = linear(rows, w, w, C)  # W_s s: once for all discounts and samples, stored or chosen
+    found += linear(rows, width, w, C, input_grad=False)  # W_a a of stored actions, shared by the discounts
+    found += linear(rows * G, w, w, C) + linear(rows * G, w, out, C)  # the other layers judge each discount apart
+    judged = rows * G * agent.k_actor
+    found += forward(judged, width, w, C) + forward(judged, w, w, C) + forward(judged, w, out, C)
+    if agent.online_coeff > 0:  # to the action alone, and from the least of the critics alone
+        found += [Product(1, judged, out, w), Product(1, judged, w, w), Product(1, judged, w, width)]
+    judged = rows * G * agent.k_critic
+    found += forward(rows, w, w, drawn) + forward(judged, width, w, drawn)
+    return found + forward(judged, w, w, drawn) + forward(judged, w, out, drawn)
+
+
+def products(case: Case, agent: Any) -> Counter[Product]:
+    """All products of an update, but those of attention."""
+    spec, w, rows = agent.action_spec, case.width, case.batch * case.length
+    policy = agent.actor.d_output
+    found = encoders(case, 1 + spec.dim)
+    found += actor(rows, w, policy, linear) + actor(rows, w, policy, forward)  # the policy's, and the targets' actions
+    return Counter(found + critics(case, agent, rows))
+
+
+class Ceiling:
+    """Times each product of an update alone, and adds up."""
+
+    def __init__(self, case: Case, agent: Any) -> None:
+        self.dtype = torch.bfloat16 if case.bf16 else torch.float32
+        self.counts: dict[Product, float] = dict(products(case, agent))
+        for p, times in Counter(attention(case)).items():
+            self.counts[p] = self.counts.get(p, 0.0) + 0.5 * times  # causal
+        self.ways = {p: self._fastest(p) for p in self.counts}
+
+    @property
+    def operations(self) -> float:
+        return sum(2.0 * p.copies * p.m * p.k * p.n * times for p, times in self.counts.items())
+
+    def _ways(self, p: Product) -> Iterator[Callable[[], Any]]:
+        """The same product in several ways, all in one place."""
+        a, b, out = (torch.rand(p.copies, *shape).to(self.dtype) for shape in ((p.m, p.k), (p.k, p.n), (p.m, p.n)))
+        yield lambda: torch.bmm(a, b, out=out)
+        if p.copies <= 8:
+            yield lambda: [torch.mm(x, y, out=z) for x, y, z in zip(a, b, out)]
+            if max(p.m, p.k) > 2048:
+                yield partial(self._pieces, a, b, out)
+
+    @staticmethod
+    def _pieces(a: Tensor, b: Tensor, out: Tensor, step: int = 2048) -> None:
+        for x, y, z in zip(a, b, out):
+            if x.shape[0] > step:
+                for i in range(0, x.shape[0], step):
+                    torch.mm(x[i : i + step], y, out=z[i : i + step])
+            else:
+                for i in range(0, x.shape[1], step):
+                    torch.addmm(z, x[:, i : i + step], y[i : i + step], beta=float(i > 0), out=z)
+
+    def _fastest(self, p: Product) -> int:
+        return min(enumerate(map(self._time, self._ways(p))), key=lambda pair: pair[1])[0]
+
+    @staticmethod
+    def _time(work: Callable[[], Any]) -> float:
+        work()
+        start = time.perf_counter()
+        work()
+        return time.perf_counter() - start
+
+    def seconds(self) -> float:
+        return sum(times * self._time(list(self._ways(p))[self.ways[p]]) for p, times in self.counts.items())
+
+
+# ---- rows --------------------------------------------------------------------------------------------------------------
+
+
+def _peer_case(case: Case) -> dict[str, Any]:
+    n = getattr(case.action_space, "n", None)
+    actions = {"choices": int(n)} if n else {"action_width": case.action_space.shape[0]}  # type: ignore[index]
+    sizes = {
+        "traj": "Transformer",
+        "context": case.length,
+        "episode": case.length,
+        "batch": case.batch,
+        "actors": min(8, case.batch),
+    }
+    about = {"env": "noise", "obs_shape": [case.d_obs], "agent": case.agent_type.__name__, "bf16": case.bf16, "seconds": 0.0}
+    return {**sizes, **about, **actions, "bindings": case.bindings}
+
+
+def rows(options: Namespace) -> Iterator[Row]:
+    """A row for each case."""
+    for case in cases(options.smoke):
+        if options.only not in case.name:
+            continue
+        learner = Learner(case)
+        ceiling = Ceiling(case, learner.updater.agent)
+        learner.update()
+        rounds = options.rounds or (1 if options.smoke else {32: 5, 128: 3}.get(case.length, 2))
+        target = TARGET if case.length in TARGET_LENGTHS else None
+        contenders = {"ours": learner.seconds, "ceiling": ceiling.seconds}
+        note = f"{ceiling.operations / 1e9:.1f} billion operations"
+        with peer_contenders(options, "learner", **_peer_case(case)) as peers:
+            yield compare(case.name, "s", contenders | peers, rounds, target, note=note)

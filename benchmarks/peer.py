@@ -1,0 +1,111 @@
+"""Another implementation of the same interface, measured in turns with ours.
+
+``--peer PATH`` is a folder from which ``import amago`` gives that implementation, ``--peer-python`` the interpreter that has what it needs.
+It runs `benchmarks/peer_side.py` there, one process a case; cases and figures travel as JSON lines over its standard input and output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import tempfile
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+SIDE = Path(__file__).with_name("peer_side.py")
+_END_SECONDS = 20.0
+
+
+class PeerError(RuntimeError):
+    """The peer could not do what was asked; the message holds its traceback, or what it wrote last."""
+
+
+class Peer:
+    """A process that measures one case on another implementation.
+
+    Args:
+        path: the folder of its package.
+        python: its interpreter.
+        case: of `benchmarks.peer_side`, JSON-able: "benchmark", "threads", "seconds" and what that benchmark needs.
+
+    Raises:
+        PeerError: it could not be set up.
+    """
+
+    def __init__(self, path: str, python: str, case: Mapping[str, Any]):
+        threads = str(case["threads"])
+        env = os.environ | {"PYTHONPATH": os.path.abspath(path), "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        self._written = tempfile.TemporaryFile("w+")
+        self._process = subprocess.Popen(
+            [python, str(SIDE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._written, text=True, env=env
+        )
+        try:
+            self._tell(case)
+            self._answer("ready")
+        except BaseException:
+            self.close()
+            raise
+
+    def __call__(self) -> float:
+        """One figure.
+
+        Raises:
+            PeerError: it failed.
+        """
+        self._tell({})
+        return float(self._answer("figure"))
+
+    def _tell(self, message: Mapping[str, Any]) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # why is said when the answer is read
+            self._process.stdin.write(json.dumps(message) + "\n")
+            self._process.stdin.flush()
+
+    def _answer(self, key: str) -> Any:
+        assert self._process.stdout is not None
+        while line := self._process.stdout.readline():
+            message = json.loads(line)
+            if "error" in message:
+                raise PeerError(f"the peer failed:\n{message['error']}")
+            if key in message:
+                return message[key]
+        self._written.seek(0)
+        raise PeerError(f"the peer's process has ended; it wrote last:\n{self._written.read()[-3000:]}")
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+        self._written.close()
+
+
+@contextlib.contextmanager
+def peer_contenders(options: Namespace, benchmark: str, **case: Any) -> Iterator[dict[str, Callable[[], float]]]:
+    """{"peer": a contender that measures this case}, or nothing where no peer was given.
+
+    Args:
+        benchmark: "policy_step", "rollout" or "learner".
+        case: "traj" ("FF", "GRU" or "Transformer"), "context", "actors", "seconds", "bindings" (gin), "env" ("CartPole" or "noise"),
+            "obs_shape", "episode" (steps of a rollout), "choices" or "action_width" of the actions of "noise"; "mode" of environments; for
+            the learner "agent" (class), "batch" and "bf16".
+    """
+    if options.peer is None:
+        yield {}
+        return
+    peer = Peer(options.peer, options.peer_python, {"benchmark": benchmark, "threads": options.threads, **case})
+    try:
+        yield {"peer": peer}
+    finally:
+        peer.close()
