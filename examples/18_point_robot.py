@@ -1,6 +1,6 @@
 """PointRobot: find a hidden goal by its rewards in the first attempt, go straight there in the next (meta-RL, continuous actions).
 
-python examples/18_point_robot.py --k_episodes 2 --run_name point --buffer_dir runs
+python examples/18_point_robot.py --traj_encoder gru --run_name point --buffer_dir runs
 """
 
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
@@ -19,7 +19,7 @@ def add_cli(parser: ArgumentParser) -> None:
     parser.add_argument("--step_size", type=float, default=0.25, help="longest move along each axis")
     parser.add_argument("--rewards", default="final", choices=REWARDS, help="of every step, or only of an attempt's last")
     parser.set_defaults(
-        parallel_actors=64, timesteps_per_epoch=None, grads_per_epoch=50, epochs=60, batch_size=32, memory_size=64,
+        parallel_actors=64, timesteps_per_epoch=None, grads_per_epoch=50, epochs=120, batch_size=32, memory_size=64,
         memory_layers=2, learning_rate=5e-4,
     )  # fmt: skip
 

@@ -20,6 +20,8 @@ from tiny import EPISODE
 import amago
 from amago import checkpoint, config
 from amago.loading import DiskTrajDataset, SequenceLoader
+from amago.loading import dataset as dataset_module
+from amago.loading.batching import BatchRoom
 
 INF = float("inf")
 TINY = {
@@ -111,15 +113,14 @@ def stops_when_asked(root, report, env_mode):
 # ---- bit by bit ----------------------------------------------------------------------------------------------------------
 
 
-class Noting(DiskTrajDataset):
+class NotingRoom(BatchRoom):
     """Notes which trajectory was drawn, where the window begins, and how long it is."""
 
     here = threading.local()
 
-    def _window(self, view, index, rng):
-        found = super()._window(view, index, rng)
-        self.here.drawn = [*getattr(self.here, "drawn", []), f"{index}:{int(found.time_idxs[0, 0])}+{len(found)}"]
-        return found
+    def read(self, i, view, index, start, stop):
+        super().read(i, view, index, start, stop)
+        self.here.drawn.append(f"{index}:{start}+{stop - start}")
 
 
 class Noted(SequenceLoader):
@@ -128,9 +129,9 @@ class Noted(SequenceLoader):
     log = None
 
     def draw(self, number):
-        Noting.here.drawn = []
+        NotingRoom.here.drawn = []
         batch = super().draw(number)
-        os.write(self.log, f"{number} {' '.join(Noting.here.drawn)}\n".encode())
+        os.write(self.log, f"{number} {' '.join(NotingRoom.here.drawn)}\n".encode())
         return batch
 
 
@@ -154,7 +155,8 @@ def fill(root, name):
 
 def trains_on_what_is_there(root, name, samples, updates, traj, **fields):
     """Two epochs; whether they are begun or gone on with is up to what is there."""
-    dataset = Noting(root, name)
+    dataset_module.BatchRoom = NotingRoom
+    dataset = DiskTrajDataset(root, name)
     settings = {
         "start_collecting_at_epoch": INF, "epochs": 2, "train_batches_per_epoch": updates // 2, "ckpt_interval": 1,
         "max_seq_len": 10, "resume": "auto", "lr_warmup_steps": 150,
