@@ -63,13 +63,15 @@ def main(root: Path, picture: Path) -> None:
                     label=label,
                     marker=".",
                 )
+        if not axes.lines:
+            axes.set_visible(False)  # no such run
+            continue
         if goal is not None:
             axes.axhline(goal, color="grey", linestyle="--", linewidth=1, label=f"goal: {goal:g}")
         axes.set_title(title)
         axes.set_xlabel("environment steps, thousands")
         axes.set_ylabel(axis)
-        if axes.has_data():
-            axes.legend()
+        axes.legend()
         axes.grid(alpha=0.3)
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, dpi=110)

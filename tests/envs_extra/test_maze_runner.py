@@ -391,7 +391,7 @@ def test_a_relabelled_rollout_is_what_the_maze_would_have_given(
         np.testing.assert_array_equal(new.obs["goals"], traj.obs["goals"])
     if strategy == "all":
         assert new.dones[-1]
-        assert new.rews.sum() == k
+        assert new.rews.sum() == min(k, len(new))  # a step reaches one goal at most
 
 
 def test_relabelling_turns_failures_into_rewards() -> None:

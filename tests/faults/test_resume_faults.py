@@ -34,6 +34,18 @@ class Lives:
 
     def __init__(self, directory: Path):
         self.directory, self.begun = directory, []
+        self.serve()
+        if self.begin("fill", root=str(directory), name="first").wait(30.0) != 0:
+            # Seen once in some sixty servers: what such a one forks never gets on. It is a fault of forking from a process that has
+            # trained, which nothing here is about; where the first life stood is kept for whoever looks into it.
+            kill_group(self.begun[-1], signal.SIGABRT)
+            time.sleep(1.0)
+            print("a server of lives was no good:", (directory / "output-0").read_text(), file=sys.stderr)
+            self.server.kill()
+            self.server.wait()
+            self.serve()
+
+    def serve(self):
         self.server = subprocess.Popen(
             [sys.executable, str(SCRIPTS / "life_server.py")],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(),

@@ -4,6 +4,7 @@ Commands come as lines of JSON: {"life": name, "arguments": {...}, "output": pat
 {"wait": pid, "seconds": limit} with the exit code (negative: the signal), or null if the process is still there.
 """
 
+import faulthandler
 import json
 import os
 import sys
@@ -52,6 +53,7 @@ def serve():
 
 
 if __name__ == "__main__":
+    faulthandler.enable()
     lives.warm_up()
     print(json.dumps("ready"), flush=True)
     order = serve()
