@@ -6,14 +6,13 @@ from typing import Any
 
 import gin
 import gymnasium as gym
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from amago.nets import cnn
 from amago.nets.ff import MLP, InputNorm, Normalization
 from amago.nets.goal_embedders import GoalEmb, TokenGoalEmb
-from amago.nets.tstep_encoders import TstepEncoder, _space_shape
+from amago.nets.tstep_encoders import TstepEncoder, flat_inputs, flat_width, space_shape
 from amago.nets.utils import check_positive
 
 
@@ -64,7 +63,7 @@ class ImageGoalTstepEncoder(TstepEncoder):
         if image_key == goal_key:
             raise ValueError(f"image_key and goal_key must be two observations, both are {image_key!r}")
         space = obs_space[image_key]
-        shape = _space_shape(space)
+        shape = space_shape(space)
         if len(shape) != 3:
             raise ValueError(f"image_key={image_key!r} has shape {shape}: an image has three dimensions")
         self._pixel_scale = 255.0 if isinstance(space, gym.spaces.Box) and float(space.high.max()) <= 1.0 else 1.0
@@ -75,7 +74,7 @@ class ImageGoalTstepEncoder(TstepEncoder):
             d_cnn = self.cnn(self.cnn.blank_img).shape[-1]
         self.img_features = nn.Linear(d_cnn, img_features)
         self.goal_emb = goal_emb_type(obs_space[goal_key])
-        d_rest = sum(int(np.prod(_space_shape(obs_space[k]))) for k in self.obs_keys) + _space_shape(rl2_space)[-1]
+        d_rest = flat_width(obs_space, self.obs_keys, rl2_space)
         self.in_norm = InputNorm(d_rest) if normalize_inputs else None
         self.base = MLP(img_features + self.goal_emb.emb_dim + d_rest, d_hidden, n_layers, d_output, activation=activation)
         self.out_norm = Normalization(out_norm, d_output)
@@ -92,10 +91,7 @@ class ImageGoalTstepEncoder(TstepEncoder):
         log_dict: dict[str, Any] | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
-        rl2s = torch.zeros_like(rl2s) if self.hide_rl2s else rl2s
-        rest = torch.cat([*(obs[k].flatten(2).float() for k in self.obs_keys), rl2s.float()], dim=-1)
-        if self.in_norm is not None:
-            rest = self.in_norm(rest, mask)
+        rest = flat_inputs(obs, self.obs_keys, rl2s, self.hide_rl2s, self.in_norm, mask)
         img = obs[self.image_key]
         img = self.img_features(self.cnn(img if self._pixel_scale == 1.0 else img * self._pixel_scale))
         goals = self.goal_emb(obs[self.goal_key])

@@ -65,10 +65,24 @@ def _accepts_mask(encoder: TstepEncoder) -> bool:
     return bool(cached)
 
 
-def _space_shape(space: gym.Space[Any]) -> tuple[int, ...]:
+def space_shape(space: gym.Space[Any]) -> tuple[int, ...]:
     if space.shape is None:
         raise ValueError(f"observation space {space} has no shape")
     return space.shape
+
+
+def flat_width(obs_space: gym.spaces.Dict, keys: Sequence[str], rl2_space: gym.spaces.Box) -> int:
+    """How many numbers `flat_inputs` gives for each timestep."""
+    return sum(int(np.prod(space_shape(obs_space[k]))) for k in keys) + space_shape(rl2_space)[-1]
+
+
+def flat_inputs(
+    obs: dict[str, Tensor], keys: Sequence[str], rl2s: Tensor, hide_rl2s: bool, norm: InputNorm | None, mask: Tensor | None
+) -> Tensor:
+    """Some observations and rl2 as one normalised float32 vector a timestep, (B, L, `flat_width`)."""
+    rl2s = torch.zeros_like(rl2s) if hide_rl2s else rl2s
+    x = torch.cat([*(obs[k].flatten(2).float() for k in keys), rl2s.float()], dim=-1)
+    return x if norm is None else norm(x, mask)
 
 
 @gin.configurable
@@ -108,7 +122,7 @@ class FFTstepEncoder(TstepEncoder):
             raise ValueError(f"specify_obs_keys={list(specify_obs_keys or ())}: {missing} not among the observations {known}")
         self.obs_keys = known if specify_obs_keys is None else sorted(set(specify_obs_keys))
         self.hide_rl2s = hide_rl2s
-        d_inp = sum(int(np.prod(_space_shape(obs_space[k]))) for k in self.obs_keys) + _space_shape(rl2_space)[-1]
+        d_inp = flat_width(obs_space, self.obs_keys, rl2_space)
         self.in_norm = InputNorm(d_inp) if normalize_inputs else None
         self.base = MLP(d_inp, d_hidden, n_layers, d_output, activation=activation)
         self.out_norm = Normalization(out_norm, d_output)
@@ -125,10 +139,7 @@ class FFTstepEncoder(TstepEncoder):
         log_dict: dict[str, Any] | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
-        rl2s = torch.zeros_like(rl2s) if self.hide_rl2s else rl2s
-        x = torch.cat([*(obs[k].flatten(2).float() for k in self.obs_keys), rl2s.float()], dim=-1)
-        if self.in_norm is not None:
-            x = self.in_norm(x, mask)
+        x = flat_inputs(obs, self.obs_keys, rl2s, self.hide_rl2s, self.in_norm, mask)
         return self.out_norm(self.base(x.to(self.base.in_layer.weight.dtype)))
 
 
@@ -168,7 +179,7 @@ class GoalTstepEncoder(TstepEncoder):
         self.goal_key, self.hide_rl2s = goal_key, hide_rl2s
         self.obs_keys = sorted(set(obs_space.spaces) - {goal_key})
         self.goal_emb = goal_emb_type(obs_space[goal_key])
-        d_inp = sum(int(np.prod(_space_shape(obs_space[k]))) for k in self.obs_keys) + _space_shape(rl2_space)[-1]
+        d_inp = flat_width(obs_space, self.obs_keys, rl2_space)
         self.in_norm = InputNorm(d_inp) if normalize_inputs else None
         self.base = MLP(d_inp + self.goal_emb.emb_dim, d_hidden, n_layers, d_output, activation=activation)
         self.out_norm = Normalization(out_norm, d_output)
@@ -185,10 +196,7 @@ class GoalTstepEncoder(TstepEncoder):
         log_dict: dict[str, Any] | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
-        rl2s = torch.zeros_like(rl2s) if self.hide_rl2s else rl2s
-        x = torch.cat([*(obs[k].flatten(2).float() for k in self.obs_keys), rl2s.float()], dim=-1)
-        if self.in_norm is not None:
-            x = self.in_norm(x, mask)
+        x = flat_inputs(obs, self.obs_keys, rl2s, self.hide_rl2s, self.in_norm, mask)
         goals = self.goal_emb(obs[self.goal_key])
         return self.out_norm(self.base(torch.cat((x.to(goals.dtype), goals), dim=-1)))
 
@@ -236,7 +244,7 @@ class CNNTstepEncoder(TstepEncoder):
         if obs_key not in obs_space.spaces:
             raise ValueError(f"obs_key={obs_key!r} is not among the observations {sorted(obs_space.spaces)}")
         space = obs_space[obs_key]
-        shape = _space_shape(space)
+        shape = space_shape(space)
         if len(shape) != 3:
             raise ValueError(f"obs_key={obs_key!r} has shape {shape}: an image has three dimensions")
         unit = isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating) and float(space.high.max()) <= 1.0
@@ -247,7 +255,7 @@ class CNNTstepEncoder(TstepEncoder):
         with torch.no_grad():
             d_cnn = self.cnn(self.cnn.blank_img).shape[-1]
         self.img_features = Linear(d_cnn, img_features)
-        self.rl2_features = nn.Linear(_space_shape(rl2_space)[-1], rl2_features)
+        self.rl2_features = nn.Linear(space_shape(rl2_space)[-1], rl2_features)
         self.merge = Linear(img_features + rl2_features, d_output)
         self.out_norm = Normalization(out_norm, d_output)
         self.activation = activation_switch(activation)
