@@ -164,24 +164,43 @@ class Mamba(nn.Module):
         d_state: N.
         d_conv: timesteps that the causal convolution in front of the scan sees.
         expand: D is ``expand`` x d_model.
+        dt_min, dt_max: steps of time that the channels begin with, spread log-uniformly between the two.
+        A_scale: A begins as ``-A_scale`` x (1, ..., N). A state begins with a memory of 1 / (dt A_scale) timesteps (divided by 1
+            to N), and the gradient that reaches the choice of what to remember is proportional to dt: for a memory as long, a
+            larger dt with a smaller ``A_scale`` learns the choice sooner.
+
+    Raises:
+        ValueError: a number that is not positive, or ``dt_min`` above ``dt_max``.
     """
 
-    def __init__(self, d_model: int, d_state: int = 16, d_conv: int = 4, expand: int = 2) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        d_state: int = 16,
+        d_conv: int = 4,
+        expand: int = 2,
+        dt_min: float = 1e-3,
+        dt_max: float = 0.1,
+        A_scale: float = 1.0,
+    ) -> None:
         super().__init__()
         check_positive(d_model=d_model, d_state=d_state, d_conv=d_conv, expand=expand)
+        if not 0.0 < dt_min <= dt_max:
+            raise ValueError(f"dt_min must be positive and at most dt_max, got dt_min={dt_min}, dt_max={dt_max}")
+        if not A_scale > 0.0:
+            raise ValueError(f"A_scale must be positive, got {A_scale}")
         self.d_inner, self.d_state, self.d_conv, self.dt_rank = expand * d_model, d_state, d_conv, math.ceil(d_model / 16)
         self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=False)
         self.conv1d = nn.Conv1d(self.d_inner, self.d_inner, d_conv, groups=self.d_inner, padding=d_conv - 1)
         self.x_proj = nn.Linear(self.d_inner, self.dt_rank + 2 * d_state, bias=False)
         self.dt_proj = nn.Linear(self.dt_rank, self.d_inner)
-        self.A_log = nn.Parameter(torch.arange(1.0, d_state + 1).log().repeat(self.d_inner, 1))
+        self.A_log = nn.Parameter((A_scale * torch.arange(1.0, d_state + 1)).log().repeat(self.d_inner, 1))
         self.D = nn.Parameter(torch.ones(self.d_inner))
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
-        self._init_dt()
+        self._init_dt(dt_min, dt_max)
 
     @torch.no_grad()
-    def _init_dt(self, low: float = 1e-3, high: float = 0.1) -> None:
-        """Time scales 1 / dt spread log-uniformly over 10 to 1000 steps."""
+    def _init_dt(self, low: float, high: float) -> None:
         nn.init.uniform_(self.dt_proj.weight, -(self.dt_rank**-0.5), self.dt_rank**-0.5)
         dt = torch.empty(self.d_inner).uniform_(math.log(low), math.log(high)).exp()
         self.dt_proj.bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # softplus gives dt back
@@ -217,10 +236,9 @@ class Mamba(nn.Module):
 class MambaBlock(nn.Module):
     """x + Mamba(norm(x))."""
 
-    def __init__(self, d_model: int, d_state: int, d_conv: int, expand: int, norm: str) -> None:
+    def __init__(self, mamba: Mamba, norm: Normalization) -> None:
         super().__init__()
-        self.mamba = Mamba(d_model, d_state, d_conv, expand)
-        self.norm = Normalization(norm, d_model)
+        self.mamba, self.norm = mamba, norm
 
     def forward(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> Tensor:
         return x + self.mamba(self.norm(x), state)

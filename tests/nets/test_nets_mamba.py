@@ -1,6 +1,7 @@
 """The selective scan against a sequential oracle, and the block against the paper's formulas written out."""
 
 import math
+import re
 import sys
 import types
 
@@ -139,6 +140,28 @@ def test_the_start_remembers_ten_to_a_thousand_steps():
     torch.testing.assert_close(net.A_log.exp()[0], torch.arange(1.0, 17.0))
 
 
+def test_the_time_scales_of_the_start_can_be_chosen():
+    """With larger steps of time and slower decays the same memory, and a larger gradient for what selects it."""
+
+    def memory_and_gradient(**kwargs):
+        torch.manual_seed(0)
+        net = Mamba(16, d_state=1, **kwargs)
+        dt = F.softplus(net.dt_proj.bias)
+        (slope,) = torch.autograd.grad(dt.sum(), net.dt_proj.bias)
+        return (1 / (dt * net.A_log.exp()[:, 0])).detach(), slope
+
+    usual, usual_slope = memory_and_gradient()
+    memory, slope = memory_and_gradient(dt_min=0.1, dt_max=10.0, A_scale=0.01)
+    torch.testing.assert_close(memory, usual, rtol=1e-3, atol=0.0)
+    assert (slope > 5 * usual_slope).all()
+    net = MambaTrajEncoder(5, 8, d_model=16, dt_min=0.5, dt_max=2.0, A_scale=3e-4)
+    for block in net.mambas:
+        dt = F.softplus(block.mamba.dt_proj.bias)
+        assert dt.min() > 0.499
+        assert dt.max() < 2.001
+        torch.testing.assert_close(block.mamba.A_log.exp()[3], 3e-4 * torch.arange(1.0, 17.0))
+
+
 def test_fused_kernel_is_used_where_it_is_installed(monkeypatch):
     """A stand-in with the interface of mamba_ssm's function; tensors claim to be on a GPU."""
     calls = []
@@ -221,6 +244,10 @@ def test_settings_and_refusals():
     assert (layer.d_state, layer.d_conv, layer.d_inner, layer.dt_rank) == (3, 2, 72, math.ceil(24 / 16))
     with pytest.raises(ValueError, match="d_state must be at least 1, got d_state=0"):
         MambaTrajEncoder(5, 8, d_state=0)
+    with pytest.raises(ValueError, match=re.escape("dt_min must be positive and at most dt_max, got dt_min=0.2, dt_max=0.1")):
+        MambaTrajEncoder(5, 8, dt_min=0.2)
+    with pytest.raises(ValueError, match=re.escape("A_scale must be positive, got 0.0")):
+        MambaTrajEncoder(5, 8, A_scale=0.0)
     with pytest.raises(ValueError, match="hidden_state has 3 rows, but seq has a batch of 2"):
         net(torch.zeros(2, 1, 5), times(2, 1), net.init_hidden_state(3, "cpu"))
 
