@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from typing import Any
 
 from amago import config as gin_config
 from amago.agent import Agent, BaseAgent, MultiTaskAgent
+from amago.console import metrics_table
 from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper
 from amago.experiment import Experiment
 from amago.loading import DiskTrajDataset
 from amago.nets.actor_critic import Actor, NCritics, NCriticsTwoHot, ResidualActor
+from amago.nets.cnn import CNN, DrQCNN, IMPALAishCNN, NatureishCNN
 from amago.nets.policy_dists import GMM, Beta, TanhGaussian
 from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, MambaTrajEncoder, TformerTrajEncoder, TrajEncoder
 from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder, GoalTstepEncoder, TstepEncoder
@@ -32,14 +34,15 @@ EXPLORATION: dict[str, type[ExplorationWrapper]] = {"egreedy": EpsilonGreedy, "b
 
 ACTORS: dict[str, type] = {"ff": Actor, "residual": ResidualActor}
 CRITICS: dict[str, type] = {"scalar": NCritics, "two_hot": NCriticsTwoHot}
+CNNS: dict[str, type[CNN]] = {"drq": DrQCNN, "impala": IMPALAishCNN, "nature": NatureishCNN}
 DISTRIBUTIONS: dict[str, type] = {"tanh_gaussian": TanhGaussian, "beta": Beta, "gmm": GMM}
 
 _REGISTRIES: dict[str, MutableMapping[str, Any]] = {
     "traj_encoder": TRAJ_ENCODERS, "tstep_encoder": TSTEP_ENCODERS, "agent": AGENTS, "exploration": EXPLORATION, "actor": ACTORS,
-    "critic": CRITICS, "distribution": DISTRIBUTIONS,
+    "critic": CRITICS, "cnn": CNNS, "distribution": DISTRIBUTIONS,
 }  # fmt: skip
 # arguments whose value may be a registered name
-_NAMED = {"actor_type": "actor", "critic_type": "critic", "continuous_dist_type": "distribution"}
+_NAMED = {"actor_type": "actor", "critic_type": "critic", "cnn_type": "cnn", "continuous_dist_type": "distribution"}
 
 # what `--memory_size` and `--memory_layers` mean for each sequence model
 _SIZES: dict[type[TrajEncoder], Callable[[int], dict[str, int]]] = {
@@ -65,7 +68,7 @@ def register(kind: str, name: str, cls: type) -> None:
     line.
 
     Args:
-        kind: "traj_encoder", "tstep_encoder", "agent", "exploration", "actor", "critic" or "distribution".
+        kind: "traj_encoder", "tstep_encoder", "agent", "exploration", "actor", "critic", "cnn" or "distribution".
         name: what to call it.
         cls: marked ``@gin.configurable``.
 
@@ -123,7 +126,10 @@ def switch_traj_encoder(
 
 
 def switch_tstep_encoder(config: Config, arch: str | type[TstepEncoder], **kwargs: Any) -> type[TstepEncoder]:
-    """Choose the timestep encoder ("ff", "cnn", "goal" or a class) and write its settings into ``config``."""
+    """Choose the timestep encoder ("ff", "cnn", "goal" or a class) and write its settings into ``config``.
+
+    ``cnn_type``, of those that have one, may be "drq", "impala", "nature" or a class.
+    """
     return _switch("tstep_encoder", arch, config, kwargs)  # type: ignore[no-any-return]
 
 
@@ -274,6 +280,13 @@ def add_common_cli(parser: ArgumentParser) -> ArgumentParser:
     return parser
 
 
+def add_pixel_cli(parser: ArgumentParser) -> None:
+    """Add ``--cnn`` and ``--no_augmentation``, for scripts whose observations are pictures. They are read as
+    ``switch_tstep_encoder(config, "cnn", cnn_type=args.cnn, drqv2_aug=not args.no_augmentation)``."""
+    parser.add_argument("--cnn", default="impala", choices=sorted(CNNS), help="image encoder")
+    parser.add_argument("--no_augmentation", action="store_true", help="do not shift images at random while training")
+
+
 def experiment_fields_from_cli(args: Namespace) -> dict[str, Any]:
     """The fields of `Experiment` that the common arguments stand for."""
     cooldown = {} if args.lr_cooldown is None else {"lr_cooldown": args.lr_cooldown}
@@ -350,3 +363,54 @@ def run_trials(args: Namespace, make_experiment: Callable[[Namespace], Experimen
                 test(experiment)
         finally:
             experiment.close()
+
+
+def evaluate_after_training(
+    experiment: Experiment,
+    timesteps: int | None = None,
+    make_env: Callable[[], Any] | Sequence[Callable[[], Any]] | None = None,
+    title: str = "after training",
+) -> None:
+    """Evaluate with `Experiment.evaluate_test` and print the metrics as a table.
+
+    Args:
+        experiment: started.
+        timesteps: steps of each actor; default: enough for five rollouts, where ``val_timesteps_per_epoch`` is enough for two.
+        make_env: of the test; default: the environments of validation.
+        title: of the table.
+    """
+    steps = 5 * (experiment.val_timesteps_per_epoch // 2) + 1 if timesteps is None else timesteps
+    metrics = experiment.evaluate_test(experiment.make_val_env if make_env is None else make_env, timesteps=steps)
+    print(metrics_table(metrics, title=title))
+
+
+def parse_args(
+    description: str | None, add_cli: Callable[[ArgumentParser], Any], argv: Sequence[str] | None = None
+) -> Namespace:
+    """The arguments of a training script: those of `add_common_cli`, then its own.
+
+    Args:
+        description: opens ``--help``; a script's ``__doc__``.
+        add_cli: adds the script's own arguments to the parser, and may change defaults of the common ones.
+        argv: instead of ``sys.argv[1:]``.
+    """
+    parser = ArgumentParser(description=description, formatter_class=ArgumentDefaultsHelpFormatter)
+    add_common_cli(parser)
+    add_cli(parser)
+    return parser.parse_args(argv)
+
+
+def main(
+    description: str | None,
+    add_cli: Callable[[ArgumentParser], Any],
+    make_experiment: Callable[[Namespace], Experiment],
+    test: Callable[[Experiment], Any] = evaluate_after_training,
+    argv: Sequence[str] | None = None,
+) -> None:
+    """A whole training script: `parse_args`, then `run_trials`.
+
+    Args:
+        description, add_cli, argv: of `parse_args`.
+        make_experiment, test: of `run_trials`; by default `evaluate_after_training`.
+    """
+    run_trials(parse_args(description, add_cli, argv), make_experiment, test)

@@ -5,11 +5,10 @@ python examples/07_metaworld.py --benchmark reach-v3 --k 2 --run_name reach --bu
 Needs `pip install 'amago[metaworld]'`. ML45: `--benchmark ml45 --agent_type multitask --parallel_actors 30 --memory_size 320`.
 """
 
-from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace
 from functools import partial
 
 from amago import cli_utils
-from amago.cli.tables import metrics_table
 from amago.envs import AMAGOEnv
 from amago.envs.builtin.metaworld_envs import MetaWorld, MetaWorldTasks, metaworld_tasks
 from amago.experiment import Experiment
@@ -58,18 +57,11 @@ def make_experiment(args: Namespace, tasks: MetaWorldTasks) -> Experiment:
 
 def test(experiment: Experiment, make_test_env: MakeMetaWorld) -> None:
     steps = 2 * experiment.val_timesteps_per_epoch + 1
-    print(
-        metrics_table(
-            experiment.evaluate_test(make_test_env, timesteps=steps), title="after training, on goals of the test split"
-        )
-    )
+    cli_utils.evaluate_after_training(experiment, steps, make_test_env, "after training, on goals of the test split")
 
 
 if __name__ == "__main__":
-    parser = ArgumentParser(description=__doc__, formatter_class=ArgumentDefaultsHelpFormatter)
-    cli_utils.add_common_cli(parser)
-    add_cli(parser)
-    args = parser.parse_args()
+    args = cli_utils.parse_args(__doc__, add_cli)
     tasks = metaworld_tasks(args.benchmark, args.goal_seed)
     make_test_env = MakeMetaWorld(tasks, "test", args.k, args.episode_length)
     cli_utils.run_trials(args, partial(make_experiment, tasks=tasks), partial(test, make_test_env=make_test_env))

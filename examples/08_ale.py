@@ -6,24 +6,20 @@ Needs `pip install 'amago[atari]'`. Each actor plays one game: with 30 actors an
 in colour takes 21 kB on disk, and `--dset_max_size` counts pieces of 256 steps.
 """
 
-from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 
 from amago import cli_utils
-from amago.cli.tables import metrics_table
 from amago.envs import AMAGOEnv
 from amago.envs.builtin.atari import ACTION_SPACES, AtariGame
 from amago.experiment import Experiment
-from amago.nets.cnn import DrQCNN, IMPALAishCNN, NatureishCNN
 
-CNNS = {"nature": NatureishCNN, "drq": DrQCNN, "impala": IMPALAishCNN}
 PIECE = 256  # steps of a rollout that are saved together; whole games take up to 27,000
 
 
 def add_cli(parser: ArgumentParser) -> None:
     parser.add_argument("--games", nargs="+", default=["Pong"], metavar="GAME", help="names, such as MsPacman")
-    parser.add_argument("--cnn", default="impala", choices=sorted(CNNS), help="image encoder")
-    parser.add_argument("--no_augmentation", action="store_true", help="do not shift images at random while training")
+    cli_utils.add_pixel_cli(parser)
     parser.add_argument(
         "--action_space",
         default="discrete",
@@ -59,7 +55,7 @@ def make_experiment(args: Namespace) -> Experiment:
 
     played = [args.games[i % len(args.games)] for i in range(args.parallel_actors)]
     config: dict = {}
-    tstep = cli_utils.switch_tstep_encoder(config, "cnn", cnn_type=CNNS[args.cnn], drqv2_aug=not args.no_augmentation)
+    tstep = cli_utils.switch_tstep_encoder(config, "cnn", cnn_type=args.cnn, drqv2_aug=not args.no_augmentation)
     traj = cli_utils.switch_traj_encoder(config, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
     agent = cli_utils.switch_agent(config, args.agent_type)
     anneal = max(1, args.epochs * args.timesteps_per_epoch // 4)
@@ -74,12 +70,8 @@ def make_experiment(args: Namespace) -> Experiment:
 
 
 def test(experiment: Experiment) -> None:
-    steps = 2 * (experiment.val_timesteps_per_epoch - 1) + 1
-    print(metrics_table(experiment.evaluate_test(experiment.make_val_env, timesteps=steps), title="after training"))
+    cli_utils.evaluate_after_training(experiment, 2 * (experiment.val_timesteps_per_epoch - 1) + 1)
 
 
 if __name__ == "__main__":
-    parser = ArgumentParser(description=__doc__, formatter_class=ArgumentDefaultsHelpFormatter)
-    cli_utils.add_common_cli(parser)
-    add_cli(parser)
-    cli_utils.run_trials(parser.parse_args(), make_experiment, test)
+    cli_utils.main(__doc__, add_cli, make_experiment, test)

@@ -6,17 +6,13 @@ Needs `pip install 'amago[procgen]'` and Qt 5 (Debian: libqt5core5a, libqt5gui5)
 memory reaches so far: with a GPU, make --max_seq_len as long as a rollout. A step takes 12 kB on disk.
 """
 
-from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 
 from amago import cli_utils
-from amago.cli.tables import metrics_table
 from amago.envs import AMAGOEnv
 from amago.envs.builtin.procgen import MODES, TwoAttemptMTProcgen
 from amago.experiment import Experiment
-from amago.nets.cnn import DrQCNN, IMPALAishCNN, NatureishCNN
-
-CNNS = {"nature": NatureishCNN, "drq": DrQCNN, "impala": IMPALAishCNN}
 
 
 def add_cli(parser: ArgumentParser) -> None:
@@ -27,8 +23,7 @@ def add_cli(parser: ArgumentParser) -> None:
     parser.add_argument("--num_levels", type=cli_utils.whole_number, default=10_000, help="levels of each game to train on")
     parser.add_argument("--k_episodes", type=int, default=2, help="attempts at a level")
     parser.add_argument("--time_limit", type=int, default=500, help="steps of an attempt")
-    parser.add_argument("--cnn", default="impala", choices=sorted(CNNS), help="image encoder")
-    parser.add_argument("--no_augmentation", action="store_true", help="do not shift images at random while training")
+    cli_utils.add_pixel_cli(parser)
     parser.set_defaults(
         parallel_actors=24, timesteps_per_epoch=None, grads_per_epoch=500, epochs=1000, memory_size=256, memory_layers=3,
         batch_size=24, dset_max_size=2000, learning_rate=1e-4,
@@ -48,7 +43,7 @@ def make_experiment(args: Namespace) -> Experiment:
     max_seq_len = args.max_seq_len or min(horizon, 256)
     args.timesteps_per_epoch = args.timesteps_per_epoch or horizon
     config: dict = {}
-    tstep = cli_utils.switch_tstep_encoder(config, "cnn", cnn_type=CNNS[args.cnn], drqv2_aug=not args.no_augmentation)
+    tstep = cli_utils.switch_tstep_encoder(config, "cnn", cnn_type=args.cnn, drqv2_aug=not args.no_augmentation)
     traj = cli_utils.switch_traj_encoder(config, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
     agent = cli_utils.switch_agent(config, args.agent_type)
     anneal = max(1, args.epochs * args.timesteps_per_epoch // 2)
@@ -63,13 +58,8 @@ def make_experiment(args: Namespace) -> Experiment:
 
 def test(experiment: Experiment) -> None:
     steps = 3 * (experiment.val_timesteps_per_epoch - 1) + 1
-    print(
-        metrics_table(experiment.evaluate_test(experiment.make_val_env, timesteps=steps), title="after training, on new levels")
-    )
+    cli_utils.evaluate_after_training(experiment, steps, title="after training, on new levels")
 
 
 if __name__ == "__main__":
-    parser = ArgumentParser(description=__doc__, formatter_class=ArgumentDefaultsHelpFormatter)
-    cli_utils.add_common_cli(parser)
-    add_cli(parser)
-    cli_utils.run_trials(parser.parse_args(), make_experiment, test)
+    cli_utils.main(__doc__, add_cli, make_experiment, test)

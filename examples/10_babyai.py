@@ -5,10 +5,9 @@ python examples/10_babyai.py --levels GoToRedBallGrey --k_episodes 2 --run_name 
 Needs `pip install 'amago[minigrid]'`. All levels: `--levels all --episode_length 200 --memory_size 256 --memory_layers 3`.
 """
 
-from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace
 
 from amago import cli_utils
-from amago.cli.tables import metrics_table
 from amago.envs import AMAGOEnv
 from amago.envs.builtin.babyai import (
     OBS_KINDS,
@@ -89,13 +88,8 @@ def make_experiment(args: Namespace) -> Experiment:
 
 def test(experiment: Experiment) -> None:
     steps = 3 * (experiment.val_timesteps_per_epoch - 1) + 1
-    print(
-        metrics_table(experiment.evaluate_test(experiment.make_val_env, timesteps=steps), title="after training, in new worlds")
-    )
+    cli_utils.evaluate_after_training(experiment, steps, title="after training, in new worlds")
 
 
 if __name__ == "__main__":
-    parser = ArgumentParser(description=__doc__, formatter_class=ArgumentDefaultsHelpFormatter)
-    cli_utils.add_common_cli(parser)
-    add_cli(parser)
-    cli_utils.run_trials(parser.parse_args(), make_experiment, test)
+    cli_utils.main(__doc__, add_cli, make_experiment, test)

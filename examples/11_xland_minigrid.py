@@ -7,12 +7,11 @@ three quarters at once; `--env_device cpu` leaves the GPU to PyTorch.
 """
 
 import os
-from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # read when jax is imported
 
 from amago import cli_utils
-from amago.cli.tables import metrics_table
 from amago.envs import AMAGOEnv
 from amago.envs.builtin.xland_envs import XLandMiniGrid
 from amago.experiment import Experiment
@@ -65,13 +64,8 @@ def make_experiment(args: Namespace) -> Experiment:
 
 def test(experiment: Experiment) -> None:
     steps = 3 * (experiment.val_timesteps_per_epoch - 1) + 1
-    print(
-        metrics_table(experiment.evaluate_test(experiment.make_val_env, timesteps=steps), title="after training, on new tasks")
-    )
+    cli_utils.evaluate_after_training(experiment, steps, title="after training, on new tasks")
 
 
 if __name__ == "__main__":
-    parser = ArgumentParser(description=__doc__, formatter_class=ArgumentDefaultsHelpFormatter)
-    cli_utils.add_common_cli(parser)
-    add_cli(parser)
-    cli_utils.run_trials(parser.parse_args(), make_experiment, test)
+    cli_utils.main(__doc__, add_cli, make_experiment, test)

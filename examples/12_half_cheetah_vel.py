@@ -5,11 +5,10 @@ python examples/12_half_cheetah_vel.py --run_name cheetah --buffer_dir runs
 Needs `pip install 'amago[mujoco]'`.
 """
 
-from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace
 from functools import partial
 
 from amago import cli_utils
-from amago.cli.tables import metrics_table
 from amago.envs import AMAGOEnv
 from amago.envs.builtin.half_cheetah_vel import HalfCheetahVel
 from amago.experiment import Experiment
@@ -63,12 +62,9 @@ def make_experiment(args: Namespace) -> Experiment:
 def test(experiment: Experiment, make_test_env: MakeCheetah) -> None:
     steps = 2 * experiment.val_timesteps_per_epoch + 1
     for title, make_env in (("speeds of training", experiment.make_val_env), ("other speeds", make_test_env)):
-        print(metrics_table(experiment.evaluate_test(make_env, timesteps=steps), title=f"after training: {title}"))
+        cli_utils.evaluate_after_training(experiment, steps, make_env, f"after training: {title}")
 
 
 if __name__ == "__main__":
-    parser = ArgumentParser(description=__doc__, formatter_class=ArgumentDefaultsHelpFormatter)
-    cli_utils.add_common_cli(parser)
-    add_cli(parser)
-    args = parser.parse_args()
+    args = cli_utils.parse_args(__doc__, add_cli)
     cli_utils.run_trials(args, make_experiment, partial(test, make_test_env=MakeCheetah(args, "test")))

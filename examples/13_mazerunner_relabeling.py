@@ -3,10 +3,9 @@
 python examples/13_mazerunner_relabeling.py --relabel some --run_name maze --buffer_dir runs
 """
 
-from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace
 
 from amago import cli_utils
-from amago.cli.tables import metrics_table
 from amago.envs import AMAGOEnv
 from amago.envs.builtin.maze_runner import MazeRunner
 from amago.experiment import Experiment
@@ -59,13 +58,5 @@ def make_experiment(args: Namespace) -> Experiment:
     )  # fmt: skip
 
 
-def test(experiment: Experiment) -> None:
-    steps = 5 * (experiment.val_timesteps_per_epoch // 2) + 1
-    print(metrics_table(experiment.evaluate_test(experiment.make_val_env, timesteps=steps), title="after training"))
-
-
 if __name__ == "__main__":
-    parser = ArgumentParser(description=__doc__, formatter_class=ArgumentDefaultsHelpFormatter)
-    cli_utils.add_common_cli(parser)
-    add_cli(parser)
-    cli_utils.run_trials(parser.parse_args(), make_experiment, test)
+    cli_utils.main(__doc__, add_cli, make_experiment)

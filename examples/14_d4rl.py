@@ -7,14 +7,13 @@ python examples/14_d4rl.py --dataset halfcheetah_medium-v2.hdf5 --env HalfCheeta
 environments `'amago[mujoco]'`.
 """
 
-from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 
 from amago import cli_utils
-from amago.cli.tables import metrics_table
 from amago.envs import AMAGOEnv
 from amago.envs.builtin._extras import require
 from amago.envs.builtin.d4rl_scores import NormalizedScore, reference_returns
@@ -94,12 +93,8 @@ def make_experiment(args: Namespace) -> Experiment:
 
 
 def test(experiment: Experiment) -> None:
-    steps = 2 * experiment.val_timesteps_per_epoch + 1
-    print(metrics_table(experiment.evaluate_test(experiment.make_val_env, timesteps=steps), title="after training"))
+    cli_utils.evaluate_after_training(experiment, 2 * experiment.val_timesteps_per_epoch + 1)
 
 
 if __name__ == "__main__":
-    parser = ArgumentParser(description=__doc__, formatter_class=ArgumentDefaultsHelpFormatter)
-    cli_utils.add_common_cli(parser)
-    add_cli(parser)
-    cli_utils.run_trials(parser.parse_args(), make_experiment, test)
+    cli_utils.main(__doc__, add_cli, make_experiment, test)

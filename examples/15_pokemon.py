@@ -5,7 +5,7 @@ python examples/15_pokemon.py --battle_format gen1randombattle --record 1000 --r
 Needs `pip install 'amago[pokemon]'`, Node.js, and `make showdown`. The server is started here, and ends with this script.
 """
 
-from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 
 from amago import cli_utils
-from amago.cli.tables import metrics_table
 from amago.envs import AMAGOEnv, SequenceWrapper
 from amago.envs.builtin.pokemon import OPPONENTS, PokemonBattle, ShowdownServer, generation
 from amago.experiment import Experiment
@@ -105,15 +104,11 @@ def make_experiment(args: Namespace, url: str) -> Experiment:
 
 
 def test(experiment: Experiment) -> None:
-    steps = 2 * experiment.val_timesteps_per_epoch
-    print(metrics_table(experiment.evaluate_test(experiment.make_val_env, timesteps=steps), title="after training"))
+    cli_utils.evaluate_after_training(experiment, 2 * experiment.val_timesteps_per_epoch)
 
 
 if __name__ == "__main__":
-    parser = ArgumentParser(description=__doc__, formatter_class=ArgumentDefaultsHelpFormatter)
-    cli_utils.add_common_cli(parser)
-    add_cli(parser)
-    args = parser.parse_args()
+    args = cli_utils.parse_args(__doc__, add_cli)
     generation(args.battle_format)  # refuses a wrong one before the server starts
     with ShowdownServer(args.showdown) as server:
         cli_utils.run_trials(args, partial(make_experiment, url=server.url), test)

@@ -6,12 +6,12 @@ Needs `pip install 'amago[crafter]'`. Afterwards, with the same arguments and `-
 `--eval_tasks`, and the first rollout of each becomes a video in the run's directory.
 """
 
-from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace
 from functools import partial
 from pathlib import Path
 
 from amago import cli_utils, load_policy
-from amago.cli.tables import metrics_table
+from amago.console import metrics_table
 from amago.envs import AMAGOEnv
 from amago.envs.builtin.crafter import OBS_KINDS, CrafterInstructions, InstructionRelabeler, VideoRecorder
 from amago.envs.pool import make_pool
@@ -76,8 +76,7 @@ def make_experiment(args: Namespace) -> Experiment:
 
 
 def test(experiment: Experiment) -> None:
-    steps = experiment.val_timesteps_per_epoch
-    print(metrics_table(experiment.evaluate_test(experiment.make_val_env, timesteps=steps), title="after training"))
+    cli_utils.evaluate_after_training(experiment, experiment.val_timesteps_per_epoch)
 
 
 def evaluate_tasks(args: Namespace) -> None:
@@ -99,10 +98,7 @@ def evaluate_tasks(args: Namespace) -> None:
 
 
 if __name__ == "__main__":
-    parser = ArgumentParser(description=__doc__, formatter_class=ArgumentDefaultsHelpFormatter)
-    cli_utils.add_common_cli(parser)
-    add_cli(parser)
-    args = parser.parse_args()
+    args = cli_utils.parse_args(__doc__, add_cli)
     if args.eval_mode:
         evaluate_tasks(args)
     else:

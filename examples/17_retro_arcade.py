@@ -6,17 +6,14 @@ Needs `pip install 'amago[retro]'`. Airstriker comes with it; `python -m stable_
 and level it is must be seen in the picture (the border's colour is that of the game), so short sequences do.
 """
 
-from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 
 from amago import cli_utils
-from amago.cli.tables import metrics_table
 from amago.envs import AMAGOEnv
 from amago.envs.builtin.retro import RetroArcade, buttons_of, retro_levels
 from amago.experiment import Experiment
-from amago.nets.cnn import DrQCNN, IMPALAishCNN, NatureishCNN
 
-CNNS = {"nature": NatureishCNN, "drq": DrQCNN, "impala": IMPALAishCNN}
 PIECE = 256  # steps of a rollout that are saved together
 
 
@@ -30,8 +27,7 @@ def add_cli(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--test_levels", nargs="+", default=None, metavar="LEVEL", help="likewise; default: those of --levels")
     parser.add_argument("--directory", default=None, help="of games of your own, as stable-retro keeps them")
-    parser.add_argument("--cnn", default="impala", choices=sorted(CNNS), help="image encoder")
-    parser.add_argument("--no_augmentation", action="store_true", help="do not shift images at random while training")
+    cli_utils.add_pixel_cli(parser)
     parser.add_argument("--resolution", type=int, default=84, help="height and width of the images, border included")
     parser.add_argument("--frame_skip", type=int, default=4, help="frames that an action is held for")
     parser.add_argument("--sticky_actions", type=float, default=0.25, help="chance that the buttons change a frame late")
@@ -57,7 +53,7 @@ def make_experiment(args: Namespace) -> Experiment:
         return make_env
 
     config: dict = {}
-    tstep = cli_utils.switch_tstep_encoder(config, "cnn", cnn_type=CNNS[args.cnn], drqv2_aug=not args.no_augmentation)
+    tstep = cli_utils.switch_tstep_encoder(config, "cnn", cnn_type=args.cnn, drqv2_aug=not args.no_augmentation)
     traj = cli_utils.switch_traj_encoder(config, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
     agent = cli_utils.switch_agent(config, args.agent_type)
     anneal = max(1, args.epochs * args.timesteps_per_epoch // 4)
@@ -71,12 +67,8 @@ def make_experiment(args: Namespace) -> Experiment:
 
 
 def test(experiment: Experiment) -> None:
-    steps = 2 * (experiment.val_timesteps_per_epoch - 1) + 1
-    print(metrics_table(experiment.evaluate_test(experiment.make_val_env, timesteps=steps), title="after training"))
+    cli_utils.evaluate_after_training(experiment, 2 * (experiment.val_timesteps_per_epoch - 1) + 1)
 
 
 if __name__ == "__main__":
-    parser = ArgumentParser(description=__doc__, formatter_class=ArgumentDefaultsHelpFormatter)
-    cli_utils.add_common_cli(parser)
-    add_cli(parser)
-    cli_utils.run_trials(parser.parse_args(), make_experiment, test)
+    cli_utils.main(__doc__, add_cli, make_experiment, test)

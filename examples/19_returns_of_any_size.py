@@ -3,10 +3,9 @@
 python examples/19_returns_of_any_size.py --agent_type multitask --run_name mixture --buffer_dir runs
 """
 
-from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace
 
 from amago import cli_utils
-from amago.cli.tables import metrics_table
 from amago.envs import AMAGOEnv
 from amago.envs.builtin.toy_mixture import TASKS, ToyMixture
 from amago.experiment import Experiment
@@ -49,11 +48,8 @@ def make_experiment(args: Namespace) -> Experiment:
 
 
 def test(experiment: Experiment) -> None:
-    print(metrics_table(experiment.evaluate_test(experiment.make_val_env, timesteps=250), title="after training"))
+    cli_utils.evaluate_after_training(experiment, 250)
 
 
 if __name__ == "__main__":
-    parser = ArgumentParser(description=__doc__, formatter_class=ArgumentDefaultsHelpFormatter)
-    cli_utils.add_common_cli(parser)
-    add_cli(parser)
-    cli_utils.run_trials(parser.parse_args(), make_experiment, test)
+    cli_utils.main(__doc__, add_cli, make_experiment, test)

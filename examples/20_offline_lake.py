@@ -5,12 +5,12 @@ python examples/20_offline_lake.py --recorder demo_out/transformer --run_name of
 The recorder here is what `make demo` (or `amago demo --out demo_out`) leaves.
 """
 
-from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from amago import cli_utils, load_policy
 from amago.cli.demo import HORIZON, make_env
-from amago.cli.tables import metrics_table
+from amago.console import metrics_table
 from amago.envs.pool import make_pool
 from amago.evaluation import evaluate
 from amago.experiment import Experiment
@@ -63,11 +63,8 @@ def make_experiment(args: Namespace) -> Experiment:
 
 
 def test(experiment: Experiment) -> None:
-    print(metrics_table(experiment.evaluate_test(make_env, timesteps=20 * HORIZON), title="learned from the record"))
+    cli_utils.evaluate_after_training(experiment, 20 * HORIZON, title="learned from the record")
 
 
 if __name__ == "__main__":
-    parser = ArgumentParser(description=__doc__, formatter_class=ArgumentDefaultsHelpFormatter)
-    cli_utils.add_common_cli(parser)
-    add_cli(parser)
-    cli_utils.run_trials(parser.parse_args(), make_experiment, test)
+    cli_utils.main(__doc__, add_cli, make_experiment, test)

@@ -13,8 +13,9 @@ import amago
 from amago import cli_utils, config
 from amago.agent import Agent
 from amago.cli import main
-from amago.cli.tables import metrics_table
+from amago.console import metrics_table
 from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy
+from amago.nets.cnn import DrQCNN, IMPALAishCNN
 from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder
 from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder
 
@@ -327,6 +328,88 @@ def test_an_experiment_from_the_command_line(tmp_path):
     e = cli_utils.create_experiment_from_cli(shorter, tiny.tmaze, tiny.tmaze, 20, 30)
     assert (e.max_seq_len, e.val_timesteps_per_epoch, e.env_mode) == (7, 8, "async")
     assert (e.start_learning_at_epoch, e.always_load_latest, e.has_dset_edit_rights) == (float("inf"), True, False)
+
+
+def tiny_script(root, name="run"):
+    """What a script hands to `main`: its own arguments and how to make an experiment; and what it was asked for."""
+    seen = []
+
+    def add_cli(parser):
+        parser.add_argument("--corridor", type=int, default=7, help="steps of the corridor")
+        parser.set_defaults(epochs=1, parallel_actors=2)
+
+    def make_experiment(args):
+        seen.append(args)
+        return tiny.experiment(root, name=args.run_name, seed=args.seed, epochs=args.epochs)
+
+    return add_cli, make_experiment, seen
+
+
+def test_a_script_has_the_common_arguments_and_its_own(tmp_path, capsys):
+    add_cli, _, _ = tiny_script(tmp_path)
+    common = ["--run_name", "run", "--buffer_dir", str(tmp_path)]
+    args = cli_utils.parse_args("What it does.", add_cli, [*common, "--corridor", "3"])
+    assert (args.corridor, args.epochs, args.parallel_actors, args.grads_per_epoch) == (3, 1, 2, 700)
+    with pytest.raises(SystemExit) as stop:
+        cli_utils.parse_args("What it does.", add_cli, ["--help"])
+    assert stop.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "What it does." in text
+    assert "steps of the corridor (default: 7)" in text
+    assert "epochs of collection and training (default: 1)" in text
+
+
+def test_a_script_trains_then_evaluates_and_prints_a_table(tmp_path, capsys):
+    add_cli, make_experiment, seen = tiny_script(tmp_path)
+    argv = ["--run_name", "run", "--buffer_dir", str(tmp_path), "--seed", "3", "--trials", "2"]
+    cli_utils.main("What it does.", add_cli, make_experiment, argv=argv)
+    out = capsys.readouterr().out
+    assert [(args.run_name, args.seed, args.corridor) for args in seen] == [("run_trial_0", 3, 7), ("run_trial_1", 4, 7)]
+    assert out.count("after training\n----") == 2
+    assert out.count("Average Total Return (Across All Env Names)") == 2
+    assert all(tiny.rows(tmp_path / args.run_name, "test") for args in seen)
+    tested = []
+    cli_utils.main(None, add_cli, make_experiment, lambda e: tested.append((e.run_name, e.epoch)), argv[:4])
+    assert [name for name, _ in tested] == ["run"]
+    assert "after training" not in capsys.readouterr().out
+
+
+def test_what_an_evaluation_after_training_is_asked_for(capsys):
+    class Recorded:
+        """With an even number of steps, where rounding shows."""
+
+        val_timesteps_per_epoch, make_val_env = 26, "validation"
+
+        def __init__(self):
+            self.asked = []
+
+        def evaluate_test(self, make_env, timesteps):
+            self.asked.append((make_env, timesteps))
+            return {"Average Total Return (Across All Env Names)": 2.5}
+
+    e = Recorded()
+    cli_utils.evaluate_after_training(e)
+    cli_utils.evaluate_after_training(e, 9)
+    cli_utils.evaluate_after_training(e, 10, "other", "in other mazes")
+    assert e.asked == [("validation", 66), ("validation", 9), ("other", 10)]
+    out = capsys.readouterr().out
+    assert [line for line in out.splitlines() if "-" not in line and "Average" not in line] == [
+        "after training", "after training", "in other mazes",
+    ]  # fmt: skip
+
+
+def test_picture_encoders_by_name():
+    parser = ArgumentParser()
+    cli_utils.add_pixel_cli(parser)
+    args = parser.parse_args(["--cnn", "drq", "--no_augmentation"])
+    settings = {}
+    cli_utils.switch_tstep_encoder(settings, "cnn", cnn_type=args.cnn, drqv2_aug=not args.no_augmentation)
+    assert {k.rpartition(".")[2]: v for k, v in settings.items()} == {"cnn_type": DrQCNN, "drqv2_aug": False}
+    default = parser.parse_args([])
+    cli_utils.switch_tstep_encoder(settings, "cnn", cnn_type=default.cnn, drqv2_aug=not default.no_augmentation)
+    assert {k.rpartition(".")[2]: v for k, v in settings.items()} == {"cnn_type": IMPALAishCNN, "drqv2_aug": True}
+    with pytest.raises(ValueError, match="cnn must be one of drq, impala, nature or a class, got 'resnet'"):
+        cli_utils.switch_tstep_encoder(settings, "cnn", cnn_type="resnet")
 
 
 def test_trials_are_closed_even_if_one_fails(tmp_path):

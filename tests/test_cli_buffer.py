@@ -113,9 +113,8 @@ def test_what_is_imported_is_checked_against_what_is_there(capsys):
 def test_spaces_of_bare_arrays(capsys):
     rows = rec.rows(rec.record())
     np.savez("d.npz", **(rows | {"actions": np.arange(31) % 3}))
-    assert "say what they are with --action-space (discrete:N, box:LOW,HIGH, bits) or --env" in refused(
-        capsys, "import", "d.npz", "r"
-    )
+    message = refused(capsys, "import", "d.npz", "r")
+    assert "say what they are with --action-space (discrete:N, multidiscrete:N,N,.., box:LOW,HIGH, bits, tuple(" in message
     assert buffer("import", "d.npz", "one", "--action-space", "discrete:3") == 0
     np.savez("c.npz", **(rows | {"actions": np.arange(31) % 2, "observations": np.ones((31, 4))}))
     assert buffer("import", "c.npz", "two", "--env", "CartPole-v1", "--env-name", "poles") == 0
@@ -125,6 +124,96 @@ def test_spaces_of_bare_arrays(capsys):
     for run, space in (("one", "Discrete(3)"), ("two", "Discrete(2)"), ("three", "MultiBinary(2)")):
         assert buffer("info", run) == 0
         assert f"actions       {space}" in capsys.readouterr().out
+
+
+MOVE_TURN_GRIP = "dict(move=discrete:4; turn=box:-30,30; grip=bits:2)"
+
+
+def recorded_by_a_robot():
+    """Rows in which the columns are move, turn and two bits of grip, and what the buffer is to hold: grip, move, turn."""
+    n, rows = 31, rec.rows(rec.record(), next_observations=True)
+    move, turn, grip = np.arange(n) % 4, np.linspace(-30, 30, n), np.stack([np.arange(n) % 2, np.arange(n) // 2 % 2], axis=1)
+    stored = np.column_stack([grip, move, turn / 30])
+    return rows, {"move": move, "turn": turn, "grip": grip}, stored
+
+
+def stored_actions(run):
+    dataset = DiskTrajDataset(".", run)
+    dataset.configure(DatasetSettings(4, has_edit_rights=False))
+    view = dataset.store.view()
+    return np.concatenate([view.read(i).actions for i in range(len(view))]), view.action_spec(0).space
+
+
+def write_robot(kind):
+    rows, parts, _ = recorded_by_a_robot()
+    if kind == "npz by name":
+        del rows["actions"]
+        np.savez("robot.npz", **rows, **{f"actions/{name}": part for name, part in parts.items()})
+        return "robot.npz"
+    rows["actions"] = np.column_stack(list(parts.values()))
+    if kind == "npz":
+        np.savez("robot.npz", **rows)
+        return "robot.npz"
+    import h5py
+
+    with h5py.File("robot.hdf5", "w") as file:
+        for name, theirs in (("terminations", "terminals"), ("truncations", "timeouts")):
+            rows[theirs] = rows.pop(name)
+        for name, values in rows.items():
+            file[name] = values
+    return "robot.hdf5"
+
+
+@pytest.mark.parametrize("kind", ["npz", "npz by name", "d4rl"])
+def test_actions_of_several_parts_arrive_as_they_were_recorded(capsys, kind):
+    assert buffer("import", write_robot(kind), "run", "--action-space", MOVE_TURN_GRIP) == 0
+    found, space = stored_actions("run")
+    np.testing.assert_allclose(found, recorded_by_a_robot()[2], atol=1e-6)
+    spaces = gym.spaces
+    assert space == spaces.Dict({"move": spaces.Discrete(4), "turn": spaces.Box(-30, 30, (1,)), "grip": spaces.MultiBinary(2)})
+    assert buffer("verify", "run") == 0
+
+
+def test_what_info_prints_can_be_given_to_an_import(capsys):
+    """It names the parts in the order of the buffer, which columns then have to have."""
+    assert buffer("import", write_robot("npz"), "run", "--action-space", MOVE_TURN_GRIP) == 0
+    assert buffer("info", "run") == 0
+    text = capsys.readouterr().out.split("--action-space '")[1].split("'")[0]
+    assert text == "dict(grip=bits:2;move=discrete:4;turn=box:-30,30,1)"
+    rows, parts, stored = recorded_by_a_robot()
+    np.savez("again.npz", **(rows | {"actions": np.column_stack([parts[name] for name in ("grip", "move", "turn")])}))
+    assert buffer("import", "again.npz", "two", "--action-space", text) == 0
+    np.testing.assert_allclose(stored_actions("two")[0], stored, atol=1e-6)
+    assert buffer("import", "again.npz", "run", "--action-space", text) == 0, "it fits what is there"
+
+
+def test_actions_of_several_parts_that_do_not_fit_are_refused(capsys):
+    source = write_robot("npz by name")
+    message = refused(capsys, "import", source, "run")
+    assert "robot.npz has actions/grip, actions/move, actions/turn; say what they are with --action-space 'dict(" in message
+    message = refused(capsys, "import", source, "run", "--action-space", "dict(move=discrete:4;turn=box:-1,1)")
+    assert "actions has parts ['grip', 'move', 'turn'], but the space has ['move', 'turn']" in message
+    message = refused(capsys, "import", source, "run", "--action-space", "dict(move=discrete:4;turn=box:-1)")
+    assert "--action-space: 'box:-1' in 'dict(move=discrete:4;turn=box:-1)' is no action space: write box:LOW,HIGH" in message
+    source = write_robot("npz")
+    message = refused(capsys, "import", source, "run", "--action-space", "multidiscrete:4,4")
+    assert "are needed, but" in message
+    message = refused(capsys, "import", source, "run", "--action-space", "tuple(discrete:4;box:-30,30)")
+    assert "actions has shape (31, 4), but Tuple(" in message
+    assert "needs 2 numbers in each row: 1 of 0, 1 of 1" in message
+    message = refused(capsys, "import", source, "run", "--action-space", "tuple(discrete:4;discrete:9;bits:2)")
+    assert "(1) is -30, but the stored form holds whole numbers from 0 to 8" in message
+    assert not os.path.exists("run/buffer/protected") or not os.listdir("run/buffer/protected")
+
+
+def test_choices_side_by_side(capsys):
+    rows = rec.rows(rec.record(), next_observations=True)
+    actions = np.stack([np.arange(31) % 3, 1 + np.arange(31) % 4], axis=1)
+    np.savez("m.npz", **(rows | {"actions": actions}))
+    assert buffer("import", "m.npz", "run", "--action-space", "multidiscrete:3,1..4") == 0
+    found, space = stored_actions("run")
+    np.testing.assert_array_equal(found, actions - [0, 1])
+    assert space == gym.spaces.MultiDiscrete([3, 4], start=[0, 1])
 
 
 @pytest.mark.parametrize(
@@ -139,7 +228,7 @@ def test_spaces_of_bare_arrays(capsys):
         (["import", "x-v0", "run", "--env", "CartPole-v1"], "--env means nothing for x-v0, which is read as minari"),
         (
             ["import", "a.npz", "run", "--action-space", "box:2,1"],
-            "'box:2,1' is not discrete:N, box:LOW,HIGH (LOW below HIGH) or bits",
+            "argument --action-space: 'box:2,1' is no action space: write box:LOW,HIGH with numbers LOW below HIGH",
         ),
         (["import", "a.npz", "run", "--env", "Nothing-v0"], "--env Nothing-v0: "),
         (
@@ -317,11 +406,15 @@ def test_verify_finds_what_no_checksum_can(capsys):
 
 
 @pytest.mark.parametrize("action", ["import", "export", "info", "verify", "head"])
-def test_help_has_an_example_and_says_what_arguments_mean(capsys, action):
+def test_help_has_an_example_and_says_what_arguments_mean(capsys, action, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as stop:
         buffer(action, "--help", quiet=False)
     assert stop.value.code == 0
-    out = " ".join(capsys.readouterr().out.split())
+    printed = capsys.readouterr().out
+    out = " ".join(printed.split())
+    assert max(map(len, printed.splitlines())) <= 80
+    assert ("multidiscrete:N,N,.. several of these" in out) == (action == "import")
     assert f"Example: amago buffer {action}" in out
     assert "run directory" in out
 

@@ -118,7 +118,7 @@ def test_names_are_taken_by_every_switch() -> None:
 
 def test_names_that_cannot_be() -> None:
     own = _class("OwnGRU", amago.nets.traj_encoders.GRUTrajEncoder)
-    with pytest.raises(ValueError, match=r"kind must be one of actor, agent, critic, .*, got kind='encoder'"):
+    with pytest.raises(ValueError, match=r"kind must be one of actor, agent, cnn, critic, .*, got kind='encoder'"):
         cli_utils.register("encoder", "own", own)
     with pytest.raises(ValueError, match="name='gru' already stands for the traj_encoder GRUTrajEncoder; give OwnGRU another"):
         cli_utils.register("traj_encoder", "gru", own)

@@ -6,7 +6,7 @@ import re
 import sys
 import time
 import zlib
-from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import gymnasium as gym
 import numpy as np
 from tqdm import tqdm
 
+from amago.cli import space_syntax
 from amago.cli_utils import whole_number
 from amago.hindsight import StoredTraj
 from amago.loading.arrays import ArrayDataset, read_npz
@@ -32,6 +33,13 @@ FORMATS = ("auto", "minari", "d4rl", "npz")
 _MANY = 20_000  # trajectories that `info` reads at most
 
 
+class _HelpFormatter(ArgumentDefaultsHelpFormatter):
+    """Leaves texts of several lines as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if "\n" in text else super()._fill_text(text, width, indent)
+
+
 def add_arguments(parser: ArgumentParser) -> None:
     parser.description = (
         "Work with the replay buffer of a run. RUN is the run's directory (or its buffer directory). "
@@ -42,7 +50,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     def add(name: str, summary: str, example: str) -> ArgumentParser:
         return actions.add_parser(
             name, help=summary, description=f"{summary[0].upper()}{summary[1:]}. Example: amago buffer {example}",
-            formatter_class=ArgumentDefaultsHelpFormatter,
+            formatter_class=_HelpFormatter,
         )  # fmt: skip
 
     _add_import(add)
@@ -74,12 +82,13 @@ def _add_import(add: Any) -> None:
         help="id or directory of a local Minari data set, a D4RL .hdf5 file, or an .npz file with the arrays observations, actions, "
         "rewards, terminations (rows of transitions) and, if known, truncations, next_observations",
     )  # fmt: skip
+    sub.epilog = space_syntax.DETAILS
     sub.add_argument("run", metavar="RUN", type=Path, help="run directory; made if it does not exist")
     sub.add_argument("--format", choices=FORMATS, default="auto", help="of SOURCE; auto looks at its name")
     sub.add_argument("--env", default=None, help="id of a Gymnasium environment whose spaces the data has (d4rl, npz)")
     sub.add_argument(
-        "--action-space", type=_action_space, default=None, metavar="SPACE",
-        help="discrete:N, box:LOW,HIGH or bits (d4rl, npz); default: that of --env, else box:-1,1",
+        "--action-space", type=space_syntax.space_argument, default=None, metavar="SPACE",
+        help=f"{space_syntax.KINDS}, as explained below (d4rl, npz); default: that of --env, else box:-1,1",
     )  # fmt: skip
     sub.add_argument(
         "--max-episode-steps", type=whole_number, default=None, help="time limit of episodes (d4rl without timeouts)"
@@ -207,7 +216,7 @@ def _open_source(args: Namespace) -> tuple[OfflineDataset, str]:
         d4rl = D4RLDataset(path, args.max_episode_steps, _sized(action_space, path), obs_space, args.env_name)
         return d4rl, identity
     rows = read_npz(str(path))
-    action_space = _fitted(action_space, rows["actions"], path)
+    action_space = space_syntax.fitted(action_space, rows["actions"], path)
     return ArrayDataset(
         **rows, action_space=action_space, observation_space=obs_space, env_name=args.env_name or path.stem
     ), identity  # fmt: skip
@@ -224,44 +233,10 @@ def _spaces_of(env_id: str | None) -> tuple[gym.Space[Any] | None, Any]:
     return env.observation_space, env.action_space
 
 
-def _action_space(text: str) -> tuple[Any, ...]:
-    """An argument type: discrete:N, box:LOW,HIGH or bits."""
-    if match := re.fullmatch(r"discrete:([0-9]+)", text):
-        return ("discrete", int(match[1]))
-    if match := re.fullmatch(r"box:(-?[0-9.e+-]+),(-?[0-9.e+-]+)", text):
-        try:
-            low, high = float(match[1]), float(match[2])
-        except ValueError:
-            low, high = 0.0, 0.0
-        if low < high:
-            return ("box", low, high)
-    if text == "bits":
-        return ("bits",)
-    raise ArgumentTypeError(f"{text!r} is not discrete:N, box:LOW,HIGH (LOW below HIGH) or bits")
-
-
-def _fitted(space: Any, actions: np.ndarray, path: Path) -> gym.Space[Any]:
-    """A space for these actions: one that is given, or described, or else a Box from -1 to 1."""
-    if isinstance(space, gym.Space):
-        return space
-    if space is None:
-        if actions.dtype.kind != "f" or not np.abs(actions).max(initial=0.0) <= 1:
-            raise ValueError(
-                f"{path}: actions of dtype {actions.dtype} and shape {actions.shape} are not in a Box from -1 to 1; say what they are with "
-                "--action-space (discrete:N, box:LOW,HIGH, bits) or --env"
-            )
-        space = ("box", -1.0, 1.0)
-    if space[0] == "discrete":
-        return gym.spaces.Discrete(space[1])
-    if space[0] == "bits":
-        return gym.spaces.MultiBinary(int(np.prod(actions.shape[1:])))
-    return gym.spaces.Box(space[1], space[2], shape=actions.shape[1:], dtype=np.float32)
-
-
-def _sized(space: Any, path: Path) -> gym.Space[Any] | None:
+def _sized(space: gym.Space[Any] | str | None, path: Path) -> gym.Space[Any] | None:
     if space is None or isinstance(space, gym.Space):
         return space
-    return _fitted(space, read_hdf5(path)["actions"], path)
+    return space_syntax.fitted(space, read_hdf5(path)["actions"], path)
 
 
 # ---- looking -----------------------------------------------------------------------------------------------------------------
@@ -285,7 +260,10 @@ def info(args: Namespace) -> int:
     print(f"  steps         {lengths.sum():,} ({lengths.mean():.1f} a trajectory, {lengths.min():,} to {lengths.max():,})")
     for key, space in view.obs_space(0).spaces.items():
         print(f"  observation   {key!r}: {space.shape} {space.dtype}")
-    print(f"  actions       {view.action_spec(0).space}")
+    actions = view.action_spec(0).space
+    print(f"  actions       {actions}")
+    if text := space_syntax.space_text(actions):
+        print(f"  as text       --action-space '{text}'")
     read = np.unique(np.linspace(0, len(view) - 1, min(_MANY, len(view))).astype(int))
     found: dict[str, list[tuple[float, bool]]] = {}
     for i in read.tolist():

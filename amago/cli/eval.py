@@ -10,9 +10,9 @@ import gymnasium as gym
 
 from amago.checkpoint import CheckpointError
 from amago.cli.gym_env import GymEnv
-from amago.cli.tables import metrics_table
 from amago.cli.train import ARGS_FILE
 from amago.cli_utils import whole_number
+from amago.console import metrics_table
 from amago.envs import AMAGOEnv
 from amago.envs.pool import make_pool
 from amago.evaluation import evaluate

@@ -8,7 +8,7 @@ from typing import Any
 
 from amago import cli_utils
 from amago.cli.gym_env import GymEnv
-from amago.cli.tables import metrics_table
+from amago.console import metrics_table
 from amago.experiment import Experiment
 from amago.nets.tstep_encoders import TstepEncoder
 

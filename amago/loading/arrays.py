@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amago.hindsight import Relabeler, StoredTraj
+from amago.loading.action_rows import action_rows, slice_rows
 from amago.loading.offline import OfflineDataset
 from amago.loading.sources import Converter, InMemory
 
@@ -31,7 +32,8 @@ class ArrayDataset(OfflineDataset):
 
     Args:
         observations: (N, ...), or {key: (N, ...)}.
-        actions: (N, ...), as the environment takes them.
+        actions: (N, ...), as the environment takes them. Of a Tuple or Dict {part: (N, ...)}, where parts of parts are named
+            "arm/grip" and those of a tuple "0", "1", .., or (N, W): the numbers of the parts side by side, in the order of the space.
         rewards, terminations: (N,).
         action_space: of the environment.
         truncations: (N,); default: none.
@@ -47,7 +49,7 @@ class ArrayDataset(OfflineDataset):
     def __init__(
         self,
         observations: Rows,
-        actions: Array,
+        actions: Rows,
         rewards: Array,
         terminations: Array,
         action_space: gym.Space[Any],
@@ -65,8 +67,9 @@ class ArrayDataset(OfflineDataset):
     def load(self) -> InMemory:
         n = len(np.asarray(self.rewards))
         truncations = np.zeros(n, dtype=bool) if self.truncations is None else self.truncations
-        rows = {"actions": self.actions, "terminations": self.terminations, "truncations": truncations}
-        for name, value in (("observations", self.observations), ("next_observations", self.next_observations)):
+        rows = {"terminations": self.terminations, "truncations": truncations}
+        several = {"actions": self.actions, "observations": self.observations, "next_observations": self.next_observations}
+        for name, value in several.items():
             if isinstance(value, Mapping):
                 rows |= {f"{name}[{k!r}]": v for k, v in value.items()}
             elif value is not None:
@@ -76,11 +79,15 @@ class ArrayDataset(OfflineDataset):
                 raise ValueError(f"{self.name}: {name} has {len(value)} rows, but rewards has {n}")
         space = infer_space(self.observations) if self.observation_space is None else self.observation_space
         converter = Converter(space, self.action_space)
-        source = InMemory(self._episodes(converter, truncations), converter.obs_space, converter.spec)
+        try:
+            actions = action_rows(self.action_space, self.actions)
+        except ValueError as err:
+            raise ValueError(f"{self.name}: {err}") from err
+        source = InMemory(self._episodes(converter, actions, truncations), converter.obs_space, converter.spec)
         converter.report(self.name)
         return source
 
-    def _episodes(self, converter: Converter, truncations: Array) -> Iterator[StoredTraj]:
+    def _episodes(self, converter: Converter, actions: Any, truncations: Array) -> Iterator[StoredTraj]:
         terminations = np.asarray(self.terminations).astype(bool).reshape(-1)
         ends = terminations | np.asarray(truncations).astype(bool).reshape(-1)
         for start, stop in episodes(ends):
@@ -93,7 +100,7 @@ class ArrayDataset(OfflineDataset):
             yield converter.convert(
                 f"{self.name}, rows {start} to {stop - 1}",
                 _with_last(self.observations, start, start + steps, last, at),
-                self.actions[start : start + steps],
+                slice_rows(actions, start, start + steps),
                 self.rewards[start : start + steps],
                 terminations[start : start + steps],
                 self.env_name,
@@ -134,7 +141,7 @@ ALIASES = {"terminations": ("terminations", "terminals", "dones"), "truncations"
 def read_npz(path: str) -> dict[str, Any]:
     """The arrays of an ``.npz`` file by the names of `ArrayDataset`'s arguments.
 
-    ``observations`` may be one array or several named ``observations/KEY``, and so may ``next_observations``;
+    ``observations`` may be one array or several named ``observations/KEY``, and so may ``next_observations`` and ``actions``;
     ``terminals`` or ``dones`` and ``timeouts`` are taken for ``terminations`` and ``truncations``.
 
     Raises:
@@ -146,11 +153,11 @@ def read_npz(path: str) -> dict[str, Any]:
     except (OSError, ValueError, EOFError) as err:
         raise ValueError(f"{path} cannot be read as an .npz file of plain arrays: {err}") from err
     out: dict[str, Any] = {}
-    for name in ("observations", "next_observations"):
+    for name in ("observations", "next_observations", "actions"):
         parts = {k.removeprefix(f"{name}/"): v for k, v in found.items() if k.startswith(f"{name}/")}
         if parts or name in found:
             out[name] = parts or found[name]
-    for name in ("actions", "rewards", "terminations", "truncations"):
+    for name in ("rewards", "terminations", "truncations"):
         value = next((found[alias] for alias in ALIASES.get(name, (name,)) if alias in found), None)
         if value is not None:
             out[name] = value

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amago.envs.builtin import _common as common
+from amago.envs.builtin._attempts import Attempts
 from amago.envs.builtin._extras import require
-from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 
 Observation = NDArray[np.float32]
 
@@ -71,43 +71,40 @@ class HalfCheetahVel(gym.Env[Observation, NDArray[np.float32]]):
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, shape=(19,), dtype=np.float32)
         self.action_space = gym.spaces.Box(-1.0, 1.0, shape=(6,), dtype=np.float32)
         self.target = self.target_range[0]
-        self._steps, self._attempt = 0, self.k_episodes  # no rollout is under way
-        self._error = self._return = 0.0
+        self._attempts = Attempts(self.k_episodes, self.episode_length)
+        self._error = 0.0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
         super().reset(seed=seed)
         self.target = float(self.np_random.uniform(*self.target_range))
-        self._attempt = 0
+        self._attempts.begin_rollout()
         return self._begin_attempt(), {}
 
     def _begin_attempt(self) -> Observation:
-        self._steps, self._error, self._return = 0, 0.0, 0.0
+        self._attempts.begin()
+        self._error = 0.0
         # seeded each time, so that a rollout depends on the generator of this environment alone
         obs, _ = self._env.reset(seed=int(self.np_random.integers(2**31)))
         return self._observe(obs)
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        if self._attempt >= self.k_episodes:
+        if not self._attempts.under_way:
             common.refuse_step("HalfCheetahVel")
         torques = _check_action(action)
         raw, _, _, _, told = self._env.step(torques)
         error = abs(float(told["x_velocity"]) - self.target)
         reward = -error - self.ctrl_cost_weight * float(torques @ torques)
-        self._steps += 1
         self._error += error
-        self._return += reward
-        if self._steps < self.episode_length:
+        if not self._attempts.step(reward):
             return self._observe(raw), reward, False, False, {}
-        prefix = f"{AMAGO_ENV_LOG_PREFIX} Attempt {self._attempt}"
-        info = {f"{prefix} Velocity Error": self._error / self._steps, f"{prefix} Return": self._return}
-        self._attempt += 1
-        terminated = self._attempt == self.k_episodes
+        info = self._attempts.end({"Velocity Error": self._error / self.episode_length})
+        terminated = not self._attempts.under_way
         return self._observe(raw) if terminated else self._begin_attempt(), reward, terminated, False, info
 
     def _observe(self, raw: NDArray[np.float64]) -> Observation:
         obs = np.empty(19, dtype=np.float32)
         obs[:17] = raw
-        obs[17:] = self._steps / self.episode_length, self._attempt / self.k_episodes
+        obs[17:] = self._attempts.progress
         return obs
 
     def render(self) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amago.envs.builtin import _common as common
+from amago.envs.builtin._attempts import Attempts
 from amago.envs.builtin._extras import require
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 
@@ -133,8 +134,8 @@ class MetaWorld(gym.Env[Observation, NDArray[np.float32]]):
         self.action_space = gym.spaces.Box(-1.0, 1.0, shape=(4,), dtype=np.float32)
         self._name = self._names[0]
         self._simulator: Any = None
-        self._steps, self._attempt = 0, self.k_episodes  # no rollout is under way
-        self._return, self._success, self._successes = 0.0, 0.0, 0.0
+        self._attempts = Attempts(self.k_episodes, self.episode_length)
+        self._success, self._successes = 0.0, 0.0
 
     @property
     def env_name(self) -> str:
@@ -148,29 +149,27 @@ class MetaWorld(gym.Env[Observation, NDArray[np.float32]]):
         self.close()
         self._simulator = _take(self.tasks.classes[self.split][self._name])
         self._simulator.set_task(task)
-        self._attempt, self._successes = 0, 0.0
+        self._attempts.begin_rollout()
+        self._successes = 0.0
         return self._begin_attempt(), {}
 
     def _begin_attempt(self) -> Observation:
-        self._steps, self._return, self._success = 0, 0.0, 0.0
+        self._attempts.begin()
+        self._success = 0.0
         obs, _ = self._simulator.reset()
         return self._observe(obs)
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        if self._attempt >= self.k_episodes or self._simulator is None:
+        if not self._attempts.under_way or self._simulator is None:
             common.refuse_step("MetaWorld")
         raw, paid, _, _, told = self._simulator.step(_check_action(action))
         reward = float(paid)
-        self._steps += 1
-        self._return += reward
         self._success = max(self._success, float(told["success"]))
-        if self._steps < self.episode_length:
+        if not self._attempts.step(reward):
             return self._observe(raw), reward, False, False, {}
-        prefix = f"{AMAGO_ENV_LOG_PREFIX} Attempt {self._attempt}"
-        info = {f"{prefix} Success": self._success, f"{prefix} Return": self._return}
-        self._attempt += 1
+        info = self._attempts.end({"Success": self._success})
         self._successes += self._success
-        terminated = self._attempt == self.k_episodes
+        terminated = not self._attempts.under_way
         if terminated:
             info[f"{AMAGO_ENV_LOG_PREFIX} Success Rate"] = self._successes / self.k_episodes
         return self._observe(raw) if terminated else self._begin_attempt(), reward, terminated, False, info
@@ -178,7 +177,7 @@ class MetaWorld(gym.Env[Observation, NDArray[np.float32]]):
     def _observe(self, raw: NDArray[np.float64]) -> Observation:
         obs = np.empty(41, dtype=np.float32)
         obs[:39] = raw
-        obs[39:] = self._steps / self.episode_length, self._attempt / self.k_episodes
+        obs[39:] = self._attempts.progress
         return obs
 
     def close(self) -> None:
