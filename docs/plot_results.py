@@ -1,12 +1,13 @@
 """Draw the learning curves of docs/results.md from run directories.
 
-    python docs/plot_results.py RUNS_DIR docs/images/learning.png
+    python docs/plot_results.py RUNS_DIR docs/images
 
-RUNS_DIR holds the runs under the names that docs/results.md gives them.
+writes learning.png and benchmarks.png. RUNS_DIR holds the runs under the names that docs/results.md gives them.
 """
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -29,12 +30,26 @@ TASKS = [
         "PointRobot, third attempt", {"GRU": "point_gru", "no memory": "point_ff"}, MEMORY, "Average Attempt 2 Final Distance",
         "final distance", 0.356,
     ),
-    ("BabyAI GoToRedBallGrey, 2 attempts", {"Transformer": "babyai"}, MEMORY, "Success Rate", "success, unseen seeds", 0.9),
     *(
         (f"ToyMixture: {task}", {"MultiTaskAgent": "mixture_multitask", "Agent": "mixture_agent"}, SCALES, f"Average Score in {task}",
          f"return / best ({best})", None)
         for task, best in (("recall", "1"), ("lake", "90"), ("room", "2,000"))
     ),
+]  # fmt: skip
+RELABELED = {"relabeling": "#1f5fa8", "none": "#c0392b"}
+BENCHMARKS = [
+    *(
+        (f"POPGym {game}", {"Transformer": f"popgym_{game}"}, MEMORY, RETURN, "return", goal)
+        for game, goal in (
+            ("RepeatPreviousEasy", 0.95), ("RepeatFirstEasy", 0.95), ("PositionOnlyCartPoleEasy", 0.95), ("CountRecallEasy", None),
+            ("AutoencodeEasy", None),
+        )
+    ),
+    ("MemoryChain, 20 steps", {"Transformer": "memory_chain"}, MEMORY, RETURN, "return", 1.0),
+    ("MazeRunner 7x7, 2 goals", {"relabeling": "maze_some", "none": "maze_none"}, RELABELED, "Success", "both goals found", None),
+    ("Symbolic Alchemy", {"Transformer": "alchemy", "no memory": "alchemy_ff"}, MEMORY, RETURN, "return", None),
+    ("BabyAI GoToRedBallGrey, 2 attempts", {"Transformer": "babyai"}, MEMORY, "Success Rate", "success, unseen seeds", 0.9),
+    ("HalfCheetahVel", {"Transformer": "cheetah"}, MEMORY, "Velocity Error", "error, m/s", None),
 ]  # fmt: skip
 
 
@@ -48,19 +63,22 @@ def curve(run: Path, metric: str) -> list[tuple[int, float, float]]:
     return out
 
 
-def main(root: Path, picture: Path) -> None:
-    figure = Figure(figsize=(15, 11), layout="constrained")
-    for axes, (title, agents, colours, metric, axis, goal) in zip(figure.subplots(3, 3).flat, TASKS, strict=True):
+def draw(root: Path, tasks: list[tuple[Any, ...]], rows: int, picture: Path) -> None:
+    columns = -(-len(tasks) // rows)
+    figure = Figure(figsize=(5 * columns, 3.7 * rows), layout="constrained")
+    panels = list(figure.subplots(rows, columns).flat)
+    for axes in panels[len(tasks) :]:
+        axes.set_visible(False)
+    for axes, (title, agents, colours, metric, axis, goal) in zip(panels, tasks, strict=False):
         for agent, name in agents.items():
             for i, run in enumerate(sorted(root.glob(f"{name}_seed[0-9]"))):
                 points = curve(run, metric)
-                label = agent if i == 0 else None
                 axes.plot(
                     [p[0] / 1000 for p in points],
                     [p[1] for p in points],
                     color=colours[agent],
                     alpha=0.85,
-                    label=label,
+                    label=agent if i == 0 else None,
                     marker=".",
                 )
         if not axes.lines:
@@ -78,4 +96,6 @@ def main(root: Path, picture: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    runs, pictures = Path(sys.argv[1]), Path(sys.argv[2])
+    draw(runs, TASKS, 3, pictures / "learning.png")
+    draw(runs, BENCHMARKS, 3, pictures / "benchmarks.png")
