@@ -365,6 +365,13 @@ def run_trials(args: Namespace, make_experiment: Callable[[Namespace], Experimen
             experiment.close()
 
 
+def padding_for(max_seq_len: int, horizon: int) -> str:
+    """The ``padded_sampling`` of an `Experiment`: "none" where sequences of ``max_seq_len`` steps hold whole rollouts of at most
+    ``horizon`` steps, so that what is remembered and what it is for are in one sequence; else "both", for otherwise the ends of
+    rollouts are hardly ever seen."""
+    return "none" if max_seq_len >= horizon else "both"
+
+
 def evaluate_after_training(
     experiment: Experiment,
     timesteps: int | None = None,

@@ -56,6 +56,7 @@ def make_experiment(args: Namespace) -> Experiment:
 
     horizon = make_env().horizon
     assert horizon is not None
+    max_seq_len = args.max_seq_len or min(horizon, 256)
     args.timesteps_per_epoch = args.timesteps_per_epoch or max(100, horizon)
     config: dict = {}
     tstep = cli_utils.switch_tstep_encoder(config, "ff", n_layers=1, d_hidden=128, d_output=64)
@@ -66,9 +67,9 @@ def make_experiment(args: Namespace) -> Experiment:
     explore = cli_utils.switch_exploration(config, "egreedy", steps_anneal=max(1, args.epochs * args.timesteps_per_epoch // 2))
     cli_utils.use_config(config, args.configs)
     return cli_utils.create_experiment_from_cli(
-        args, make_env, make_env, max_seq_len=min(horizon, 256), val_timesteps_per_epoch=horizon + 1, tstep_encoder_type=tstep,
+        args, make_env, make_env, max_seq_len=max_seq_len, val_timesteps_per_epoch=horizon + 1, tstep_encoder_type=tstep,
         traj_encoder_type=traj, agent_type=agent, exploration_wrapper_type=explore, env_mode="already_vectorized",
-        padded_sampling="both", group_name=f"gymnax_{args.env}",
+        padded_sampling=cli_utils.padding_for(max_seq_len, horizon), group_name=f"gymnax_{args.env}",
     )  # fmt: skip
 
 

@@ -36,6 +36,7 @@ def make_experiment(args: Namespace) -> Experiment:
 
     horizon = make_env().horizon
     assert horizon is not None
+    max_seq_len = args.max_seq_len or min(horizon, 512)
     args.timesteps_per_epoch = args.timesteps_per_epoch or max(100, horizon)
     config: dict = {}
     width = 128 if many else 64
@@ -48,9 +49,9 @@ def make_experiment(args: Namespace) -> Experiment:
     explore = cli_utils.switch_exploration(config, "bilevel", rollout_horizon=horizon, steps_anneal=anneal)
     cli_utils.use_config(config, args.configs)
     return cli_utils.create_experiment_from_cli(
-        args, make_env, make_env, max_seq_len=min(horizon, 512), val_timesteps_per_epoch=2 * horizon + 1,
+        args, make_env, make_env, max_seq_len=max_seq_len, val_timesteps_per_epoch=2 * horizon + 1,
         tstep_encoder_type=tstep, traj_encoder_type=traj, agent_type=agent, exploration_wrapper_type=explore,
-        padded_sampling="both", group_name="popgym_multidomain" if many else f"popgym_{args.env}",
+        padded_sampling=cli_utils.padding_for(max_seq_len, horizon), group_name="popgym_multidomain" if many else f"popgym_{args.env}",
     )  # fmt: skip
 
 

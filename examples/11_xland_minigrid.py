@@ -44,6 +44,7 @@ def make_experiment(args: Namespace) -> Experiment:
         return make_env
 
     horizon = args.k_shots * args.shot_length
+    max_seq_len = args.max_seq_len or min(horizon, 512)
     args.timesteps_per_epoch = args.timesteps_per_epoch or horizon
     config: dict = {}
     tstep = cli_utils.switch_tstep_encoder(config, "ff", n_layers=2, d_hidden=128, d_output=64)
@@ -55,9 +56,9 @@ def make_experiment(args: Namespace) -> Experiment:
     explore = cli_utils.switch_exploration(config, "bilevel", rollout_horizon=horizon, steps_anneal=anneal)
     cli_utils.use_config(config, args.configs)
     return cli_utils.create_experiment_from_cli(
-        args, maker("train", args.num_rulesets), maker("test", max(1, args.num_rulesets // 5)), max_seq_len=min(horizon, 512),
+        args, maker("train", args.num_rulesets), maker("test", max(1, args.num_rulesets // 5)), max_seq_len=max_seq_len,
         val_timesteps_per_epoch=horizon + 1, tstep_encoder_type=tstep, traj_encoder_type=traj, agent_type=agent,
-        exploration_wrapper_type=explore, env_mode="already_vectorized", padded_sampling="both",
+        exploration_wrapper_type=explore, env_mode="already_vectorized", padded_sampling=cli_utils.padding_for(max_seq_len, horizon),
         group_name=f"xland_{args.rulesets}",
     )  # fmt: skip
 

@@ -1,0 +1,109 @@
+"""Counts operations of an update, and the bytes that its backward pass has to find, as a GPU would do it.
+
+Two operations for a multiplication and an addition. Causal attention counts by half, and its scores once more in the backward pass, which finds none.
+
+Few short sequences are counted. Both numbers are polynomials of second degree in the length of the sequences, and of first degree in how many there
+are, so that those of any batch follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from fractions import Fraction
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from amago.agent import BaseAgent
+from amago.loading import Batch
+from amago.nets import blocked
+from amago.training import Updater, adamw, lr_schedule
+from benchmarks.learner import Learner
+
+FEW, LENGTHS = (2, 3), (2, 4, 8)
+"""How many sequences are counted, and of which lengths; a single one is a special case to some operations."""
+
+
+class BatchLearner(Learner):
+    """Updates of an agent on one batch."""
+
+    def __init__(self, agent: BaseAgent, batch: Batch) -> None:
+        torch.manual_seed(0)
+        AcceleratorState._reset_state()
+        self.accelerator = Accelerator(cpu=True, mixed_precision="no")
+        self.agent, optimizer = self.accelerator.prepare(agent.train(), adamw(agent.trainable_params, 1e-4, 1e-3))
+        self.updater = Updater(self.accelerator, agent, optimizer, lr_schedule(optimizer, 10, 1000, 0.0), grad_clip=1.0)
+        self.batch = batch
+
+
+def attention_forward(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+    """Operations of causal attention, from shapes (B, H, L, D): scores and the weighted sum, half of each."""
+    b, h, length, d = q
+    return 2 * int(b * h * length * k[2] * d)
+
+
+def attention_backward(grad: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+    """The scores once more, and four gradients: of weights, values, queries and keys."""
+    return 5 * attention_forward(q, k, v) // 2
+
+
+_KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_ATTENTION = {
+    _KERNEL: attention_forward,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_backward,
+}
+
+
+@contextmanager
+def as_on_a_gpu() -> Iterator[None]:
+    """Critics judge all rows at once, and one that was drawn twice for the targets does so twice."""
+    before, blocked.ENABLED = blocked.ENABLED, False
+    try:
+        yield
+    finally:
+        blocked.ENABLED = before
+
+
+def count(agent: BaseAgent, batch: Batch) -> tuple[int, int]:
+    """Operations of an update, and bytes that its backward pass finds."""
+    learner, kept = BatchLearner(agent, batch), dict[int, int]()
+    own = {p.untyped_storage().data_ptr() for p in agent.parameters()}
+
+    def keep(x: Tensor) -> Tensor:
+        if x.untyped_storage().data_ptr() not in own:
+            kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    counter = FlopCounterMode(display=False, custom_mapping=_ATTENTION)
+    with as_on_a_gpu(), counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        learner.update()
+    return int(counter.get_total_flops()), sum(kept.values())
+
+
+def at_length(counts: Mapping[int, float], length: int) -> float:
+    """The polynomial through ``{length: count}``, elsewhere."""
+    total = Fraction(0)
+    for x, y in counts.items():
+        term = Fraction(y)
+        for other in counts:
+            term *= Fraction(length - other, x - other) if other != x else 1
+        total += term
+    return float(total)
+
+
+def in_batch(counts: Mapping[tuple[int, int], float], batch: int, length: int) -> float:
+    """From ``{(2 or 3 sequences, length): count}`` to any number of sequences of any length."""
+    two, three = (at_length({n: c for (b, n), c in counts.items() if b == few}, length) for few in FEW)
+    return two + (batch - 2) * (three - two)
+
+
+def of_update(agent: BaseAgent, make_batch: Callable[[int, int], Batch], batch: int, length: int) -> tuple[float, float]:
+    """Operations and bytes of an update; ``make_batch(batch, length)`` makes sequences without padding."""
+    found = {(b, n): count(agent, make_batch(b, n)) for b in FEW for n in LENGTHS}
+    operations, kept = (in_batch({size: c[i] for size, c in found.items()}, batch, length) for i in range(2))
+    return operations, kept

@@ -1,0 +1,201 @@
+"""The long runs: their commands, their settings, and what is said of their cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gin
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from amago import config
+from amago.agent import Agent, AgentLoss, MultiTaskAgent
+from benchmarks import long_runs, operations
+from benchmarks.learner import Case, attention, make_agent, make_batch, products
+from benchmarks.long_run_cases import RUNS, build, observations
+from benchmarks.long_run_cases import make_batch as case_batch
+
+PAGE = (Path(__file__).parents[2] / "docs" / "long_runs.md").read_text()
+SHORT = "--max_seq_len 16 --batch_size 2 --parallel_actors 10"  # but with the real networks
+NAMES = [run.name for run in RUNS]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+# ---- settings --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("run", RUNS, ids=NAMES)
+def test_settings_of_the_zoo_are_those_of_the_run(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No line of a zoo file is without effect: beaten by an argument of the script, or for a class that the run has not."""
+    with config.temporary({}):
+        config.parse_files([f"zoo/{run.name}"])
+        wanted = config.bindings()
+    assert wanted
+    gin.config._OPERATIVE_CONFIG.clear()  # what gin has given to whom
+    experiment, agent = build(run)
+    given = {f"{selector}.{k}": v for (_, selector), found in gin.config._OPERATIVE_CONFIG.items() for k, v in found.items()}
+    assert {name: given.get(name, "nothing") for name in wanted} == wanted
+    assert agent.max_seq_len == experiment.max_seq_len
+
+
+def test_sizes_are_the_published_ones() -> None:
+    sizes = {}
+    for run in RUNS:
+        e, agent = build(run)
+        sizes[run.name] = (
+            e.max_seq_len,
+            e.batch_size,
+            e.parallel_actors,
+            e.train_timesteps_per_epoch,
+            e.epochs,
+            type(agent).__name__,
+        )
+        assert agent.traj_encoder.emb_dim == {"tmaze_10k": 128, "metaworld_ml45": 320}.get(run.name, 256)
+    assert sizes == {
+        "tmaze_10k": (10_000, 18, 36, 10_000, 500, "Agent"),
+        "metaworld_ml45": (256, 24, 30, 1501, 500, "MultiTaskAgent"),
+        "crafter_long": (512, 18, 24, 2000, 5000, "Agent"),
+        "atari_multigame": (32, 32, 30, 1000, 10_000, "MultiTaskAgent"),
+    }
+
+
+# ---- counting --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_polynomial_is_continued() -> None:
+    assert operations.at_length({4: 3 * 16 + 5 * 4 + 7, 8: 3 * 64 + 5 * 8 + 7, 16: 3 * 256 + 5 * 16 + 7}, 10_000) == 300_050_007
+    # 7 for an update, and 3 L^2 + 5 L for each sequence
+    counts = {(b, n): 7.0 + b * (3 * n * n + 5 * n) for b in (2, 3) for n in (4, 8, 16)}
+    assert operations.in_batch(counts, 18, 100) == 7 + 18 * (30_000 + 500)
+
+
+class OneLayer(torch.nn.Module):
+    """What `operations` needs of an agent: losses of a single linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(20, 7, bias=False)
+
+    @property
+    def trainable_params(self) -> list[torch.nn.Parameter]:
+        return list(self.parameters())
+
+    def soft_sync_targets(self) -> None:
+        """There are none."""
+        self.synced = True
+
+    def forward(self, batch: Any) -> Any:
+        out = self.layer(batch.obs["observation"][:, 1:])
+        return AgentLoss(
+            actor_loss=out.mean(-1)[:, :, None, None], critic_loss=out.mean(-1)[:, :, None, None, None], metrics={}
+        )
+
+
+def test_one_linear_layer_counted_by_hand() -> None:
+    case = Case(Agent, gym.spaces.Discrete(3), 4, False)
+
+    def batch(size: int, length: int) -> Any:
+        return make_batch(replace(case, batch=size, length=length))
+
+    one: Any = OneLayer()
+    counted, kept = operations.of_update(one, batch, batch=24, length=128)
+    # rows x 20 x 7 products forward and for the weights' gradient; observations need none
+    assert counted == 2 * 2 * 24 * 128 * 20 * 7
+    assert 24 * 128 * 20 * 4 < kept < 25 * 128 * 20 * 4  # the layer's input, and little else
+
+
+@pytest.mark.parametrize("agent_type", [Agent, MultiTaskAgent])
+def test_counts_agree_with_the_products_of_the_formulas(agent_type: Any) -> None:
+    """Those of `benchmarks.learner`, made by hand and checked there."""
+    case = Case(agent_type, gym.spaces.Discrete(5), 48, False, batch=3, width=64, d_timestep=96, layers=2, bins=16)
+    agent: Any = make_agent(case)
+
+    def batch(size: int, length: int) -> Any:
+        return make_batch(replace(case, batch=size, length=length))
+
+    counted, _ = operations.of_update(agent, batch, case.batch, case.length)
+    causal = 0.5 * 7 / 6 * sum(2.0 * p.copies * p.m * p.k * p.n for p in attention(case))  # scores once more
+    by_hand = causal + sum(2.0 * p.copies * p.m * p.k * p.n * times for p, times in dict(products(case, agent)).items())
+    assert counted == pytest.approx(by_hand, rel=0.05)
+
+
+@pytest.mark.parametrize("run", [RUNS[0], RUNS[2]], ids=[NAMES[0], NAMES[2]])
+def test_a_larger_batch_is_foretold(run: Any) -> None:
+    _, agent = build(run)
+    batch = partial(case_batch, run)
+    operations_found, bytes_found = operations.count(agent, batch(5, 20))
+    foretold = operations.of_update(agent, batch, 5, 20)
+    assert foretold == (operations_found, pytest.approx(bytes_found, rel=0.01))
+
+
+def test_memory_of_the_mean_step() -> None:
+    assert long_runs.mean_memory(5, 100) == 2  # 0, 1, 2, 3, 4
+    assert long_runs.mean_memory(5, 2) == 1  # 0, 1, 2, 2, 2: 7 / 5
+    assert long_runs.mean_memory(10_000, 10_000) == 4_999
+
+
+# ---- costs -----------------------------------------------------------------------------------------------------------------
+
+
+def test_hours() -> None:
+    cost = long_runs.Cost(
+        title="x", actors=10, vector_steps=3_600, updates=7_200, operations=1e12, activations=1.0, parameters=1, update=0.5,
+        policy=0.01, env_rate=100.0, batch_bytes=1, disk=1.0,
+    )  # fmt: skip
+    assert cost.env_steps == 36_000
+    assert cost.hours_here() == pytest.approx((1.0, 0.01, 0.1))
+    assert cost.hours_on_gpu(tflops=2.0, policy_ms=5.0, cores=4) == pytest.approx((1.0, 0.005, 0.025))
+    assert long_runs.hours(1234.4, 5.06, 0.0) == "1,234 + 5.1 + 0.0 = **1,239**"
+
+
+def test_the_work_of_a_run() -> None:
+    run = next(r for r in RUNS if r.name == "crafter_long")
+    experiment, _ = build(
+        run, "--epochs", "101", "--grads_per_epoch", "10", "--timesteps_per_epoch", "2000", "--val_interval", "50"
+    )
+    # evaluations of 2,001 steps in epochs 0, 50 and 100; five epochs without updates
+    assert long_runs.workload(experiment) == (101 * 2000 + 3 * 2001, 96 * 10)
+
+
+def test_table_of_all_runs() -> None:
+    costs = [long_runs.measure(run, 16, *SHORT.split()) for run in RUNS]
+    for cost in costs:
+        parts = [getattr(cost, name) for name in ("env_steps", "updates", "operations", "activations", "parameters", "disk")]
+        assert min(*parts, *cost.hours_here(), *cost.hours_on_gpu(20.0, 5.0, 8), cost.batch_bytes) > 0
+        assert all(np.isfinite(parts))
+    counted, timed = (part.splitlines() for part in long_runs.table(costs, 20.0, 5.0, 8).split("\n\n"))
+    for lines in (counted, timed):
+        assert [line.split(" | ")[0].removeprefix("| ") for line in lines[2:]] == [run.title for run in RUNS]
+        assert len({line.count("|") for line in lines}) == 1
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("run", RUNS, ids=NAMES)
+def test_the_page_has_the_command_and_the_counts(run: Any) -> None:
+    assert f"{run.command} --run_name {run.name} --buffer_dir runs\n" in PAGE
+    experiment, agent = build(run)
+    steps, updates = long_runs.workload(experiment)
+    parameters = sum(p.numel() for p in agent.trainable_params)  # type: ignore[attr-defined]
+    told = f"| {run.title} | {steps * experiment.parallel_actors / 1e6:.0f} million | {updates:,} | {parameters / 1e6:.1f} million |"
+    assert told in PAGE
+
+
+def test_noise_lies_in_the_spaces() -> None:
+    for run in RUNS:
+        for key, x in observations(run, 3).items():
+            assert all(run.obs[key].contains(row.numpy()) for row in x), (run.name, key)
