@@ -25,7 +25,7 @@ from amago.settings import REQUIRED
 from amago.spaces import NonFiniteError
 
 NAN, INF = float("nan"), float("inf")
-ZOO = sorted(f"zoo/{p.stem}" for p in (Path(config.__file__).parent / "zoo").glob("*.gin"))
+ZOO = sorted(p.stem for p in (Path(config.__file__).parent / "zoo").glob("*.gin"))
 Cause = Callable[[Path], Any]
 
 
@@ -492,7 +492,7 @@ CASES = [
         GIN,
         "settings that are not in the zoo",
         ValueError,
-        "zoo/nothing: the zoo has no settings called 'zoo/nothing'; it has " + ", ".join(ZOO),
+        "zoo/nothing: the zoo has no settings called 'zoo/nothing'; after zoo/ may stand " + ", ".join(ZOO),
         lambda _: config.parse_files(["zoo/nothing"]),
     ),
     Case(
