@@ -330,26 +330,24 @@ def newest_complete(root: Path, run_name: str) -> Path | None:
     """
     while True:
         states = training_states(root, run_name)
-        problems: list[CheckpointError] = []
         seen = _identities(states)
+        problems: list[CheckpointError] = []
         for directory in reversed(states.values()):
-            number = _saved(directory)
             try:
                 verify(directory)
             except CheckpointError as err:
-                if _saved(directory) != number:
-                    break  # another process has replaced or pruned it meanwhile: look again
                 problems.append(err)
                 continue
-            for problem in problems:
-                log.warning("skipping a damaged checkpoint: %s", problem)
-            return directory
+            break
         else:
-            if _identities(training_states(root, run_name)) == seen:
-                break
-    if problems:
-        raise CheckpointError("no complete checkpoint to resume from: " + "; ".join(map(str, problems)))
-    return None
+            directory = None
+        if problems and _identities(training_states(root, run_name)) != seen:
+            continue  # another process has replaced or pruned states meanwhile, which looks like damage
+        if directory is None and problems:
+            raise CheckpointError("no complete checkpoint to resume from: " + "; ".join(map(str, problems)))
+        for problem in problems:
+            log.warning("skipping a damaged checkpoint: %s", problem)
+        return directory
 
 
 def _identities(states: Mapping[int, Path]) -> set[tuple[Path, int]]:

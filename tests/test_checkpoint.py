@@ -281,6 +281,25 @@ def test_a_state_that_is_replaced_while_it_is_looked_at_is_not_damaged(tmp_path,
     assert not caplog.records
 
 
+def test_the_newest_is_not_passed_over_while_it_has_no_name(tmp_path, monkeypatch, caplog):
+    """Between its listing and a look at it, a state that is being replaced goes to another name."""
+    states = tmp_path / "states"
+    for n in (3, 4):
+        checkpoint.save_training_state(states / f"run_epoch_{n}", {"w": torch.ones(5)}, {}, {"n": n})
+    listed, calls = checkpoint.training_states, []
+
+    def renamed_meanwhile(root, run_name):
+        found = listed(root, run_name)
+        calls.append(found)
+        if len(calls) == 1:
+            os.rename(states / "run_epoch_4", states / ".old-ab-run_epoch_4")
+        return found
+
+    monkeypatch.setattr(checkpoint, "training_states", renamed_meanwhile)
+    assert checkpoint.newest_complete(states, "run").name == ".old-ab-run_epoch_4"
+    assert not caplog.records
+
+
 def test_a_state_without_something_names_it(tmp_path):
     e = learned(tmp_path, ckpt_interval=1)
     directory = e.ckpt_dir / "training_states" / "run_epoch_0"
