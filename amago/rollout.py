@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -14,6 +12,7 @@ from torch import Tensor
 
 from amago.agent import BaseAgent
 from amago.envs.pool import ActorPool
+from amago.pace import Pace
 
 
 class Rollout:
@@ -21,7 +20,7 @@ class Rollout:
 
     The pool names groups of actors that may be stepped independently. They can take turns: while one group's environments step, the
     policy computes for the next. Or the policy computes for all of them together, which takes it less time than one after the
-    other. Which of the two is faster depends on environments, model and machine, so each run tries both and goes on with the better.
+    other. Which of the two is faster depends on environments, model and machine, so both are tried (`amago.pace.Pace`).
     The choice follows the clock, and other batches draw other actions: a run that must repeat takes turns only.
 
     Args:
@@ -45,7 +44,7 @@ class Rollout:
         self.pool, self.device, self.autocast = pool, torch.device(device), autocast
         self._memory: list[Any] | None = None
         self._whole: Any = _NOTHING  # the memory of all groups, of which each group's is a slice
-        self._together = False
+        self._pace = Pace()
         self._pinned: dict[tuple[int, str], Tensor] = {}
 
     @property
@@ -104,22 +103,22 @@ class Rollout:
             self._remember(agent)
         in_flight = [False] * len(groups)
         ended, taken = 0, 0
-        pace = _Pace(self._together, self._whole is not _NOTHING, timesteps)
+        self._pace.begin()
         try:
             while taken < timesteps:
                 taken += 1
-                self._together = pace.together() and self._whole is not _NOTHING
-                batches = [range(len(groups))] if self._together else [range(g, g + 1) for g in range(len(groups))]
-                for batch in batches:
+                together = self._whole is not _NOTHING and self._pace.together()
+                for batch in [range(len(groups))] if together else [range(g, g + 1) for g in range(len(groups))]:
                     for g in batch:
                         if in_flight[g]:
                             in_flight[g] = False  # what goes wrong from here on is not waited for again
                             pool.wait(g)
                             ended += int(pool.resets[groups[g]].sum())
-                    first = groups[batch[0]].start
-                    actions = self._act_together(agent, sample) if self._together else self._act(agent, batch[0], sample)
+                    if together:
+                        pool.send_all(self._act_together(agent, sample))
+                    else:
+                        pool.send(batch[0], self._act(agent, batch[0], sample))
                     for g in batch:
-                        pool.send(g, actions[groups[g].start - first : groups[g].stop - first])
                         in_flight[g] = True
                 if on_step is not None:
                     on_step(pool.num_actors)
@@ -180,38 +179,6 @@ class Rollout:
 
 
 _NOTHING = object()
-
-
-class _Pace:
-    """Whether the groups act together or take turns in the next step: each for some steps, then whichever took less time.
-
-    Args:
-        together: what the run begins with, and what a run that is too short to try goes on with.
-        possible: there is a choice.
-        timesteps: length of the run.
-    """
-
-    SKIPPED, TIMED = 2, 8  # steps of each way: pipelines fill, caches warm up; then their median counts
-
-    def __init__(self, together: bool, possible: bool, timesteps: int):
-        self._now = together and possible
-        self._tried: list[list[float]] | None = [[], []] if possible and timesteps >= 8 * (self.SKIPPED + self.TIMED) else None
-        self._last = 0.0
-
-    def together(self) -> bool:
-        """Asked at the beginning of each step."""
-        if self._tried is None:
-            return self._now
-        now, times = time.perf_counter(), self._tried[self._now]
-        if self._last:
-            times.append(now - self._last)
-        self._last = now
-        if len(times) == self.SKIPPED + self.TIMED:
-            self._now, self._last = not self._now, 0.0
-            if self._tried[self._now]:
-                turns, joint = (median(t[self.SKIPPED :]) for t in self._tried)
-                self._now, self._tried = joint < turns, None
-        return self._now
 
 
 @contextmanager

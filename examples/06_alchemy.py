@@ -8,12 +8,19 @@ from argparse import ArgumentParser, Namespace
 from amago import cli_utils
 from amago.envs import AMAGOEnv
 from amago.envs.builtin.alchemy import SymbolicAlchemy
+from amago.envs.builtin.alchemy_by_colour import AlchemyByColour
 from amago.experiment import Experiment
 
 
 def add_cli(parser: ArgumentParser) -> None:
     parser.add_argument("--num_trials", type=int, default=10, help="trials in a rollout, all with one chemistry")
     parser.add_argument("--steps_per_trial", type=int, default=20, help="steps in a trial")
+    parser.add_argument(
+        "--view",
+        choices=("table", "colours"),
+        default="table",
+        help="39 numbers and 40 actions, or potions by colour and all one-hot",
+    )
     parser.set_defaults(
         parallel_actors=64, timesteps_per_epoch=None, grads_per_epoch=50, epochs=400, memory_size=128, memory_layers=2,
         learning_rate=3e-4,
@@ -22,7 +29,8 @@ def add_cli(parser: ArgumentParser) -> None:
 
 def make_experiment(args: Namespace) -> Experiment:
     def make_env() -> AMAGOEnv:
-        return AMAGOEnv(SymbolicAlchemy(args.num_trials, args.steps_per_trial), env_name="symbolic_alchemy")
+        alchemy = SymbolicAlchemy(args.num_trials, args.steps_per_trial)
+        return AMAGOEnv(alchemy if args.view == "table" else AlchemyByColour(alchemy), env_name="symbolic_alchemy")
 
     horizon = make_env().env.horizon
     max_seq_len = args.max_seq_len or horizon

@@ -12,7 +12,8 @@ import amago
 
 ROOT = Path(amago.__file__).parent
 LAYERS = [
-    {"ops", "config", "action_spaces", "spaces", "hindsight", "relabeling", "shutdown", "plots", "console", "archives"},
+    {"ops", "config", "action_spaces", "spaces", "hindsight", "relabeling", "shutdown", "plots", "console", "archives"}
+    | {"pace"},
     {"store", "nets"},
     {"loading", "envs"},
     {"agent"},

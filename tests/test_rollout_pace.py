@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from amago import config, rollout
+from amago import config, pace
 from amago.agent import Agent
 from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, MambaTrajEncoder, TformerTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
-from amago.rollout import Rollout, _Pace
+from amago.pace import Pace
+from amago.rollout import Rollout
 from amago.spaces import action_spec, rl2_space
 
 SPACE = gym.spaces.Box(-1.0, 1.0, (2,))
@@ -64,6 +65,11 @@ class Numbers:
         self.busy[group], self.actions[rows] = True, actions
         self.log.append((group, actions.copy()))
 
+    def send_all(self, actions):
+        assert actions.shape == (5, 2)
+        for group, rows in enumerate(self.groups):
+            self.send(group, actions[rows])
+
     def wait(self, group):
         assert self.busy[group]
         self.busy[group], rows = False, self.groups[group]
@@ -91,9 +97,9 @@ def agent(model):
 
 
 def paced(monkeypatch, pattern):
-    """From now on, `_Pace` says what the pattern does, over and over."""
+    """From now on, `Pace` says what the pattern does, over and over."""
     answers = itertools.cycle(pattern)
-    monkeypatch.setattr(_Pace, "together", lambda self: next(answers))
+    monkeypatch.setattr(Pace, "together", lambda self: next(answers))
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -147,11 +153,11 @@ def test_what_must_repeat_takes_turns(monkeypatch):
     assert sizes == [2, 3] * 6
 
 
-def steps(pace, costs, number):
+def steps(made, costs, number):
     """Whether each of so many steps is together, if a step costs ``costs[together]``."""
     out = []
     for _ in range(number):
-        out.append(pace.together())
+        out.append(made.together())
         steps.now += costs[out[-1]]
     return out
 
@@ -159,27 +165,42 @@ def steps(pace, costs, number):
 @pytest.fixture
 def clock(monkeypatch):
     steps.now = 1.0
-    monkeypatch.setattr(rollout.time, "perf_counter", lambda: steps.now)
+    monkeypatch.setattr(pace.time, "perf_counter", lambda: steps.now)
 
 
-@pytest.mark.parametrize("first", [False, True])
+TRIED = Pace.SKIPPED + Pace.TIMED
+
+
 @pytest.mark.parametrize("better", [False, True])
-def test_each_is_tried_and_the_faster_goes_on(clock, first, better):
-    tried = _Pace.SKIPPED + _Pace.TIMED
-    out = steps(_Pace(first, True, 1000), {better: 1.0, (not better): 1.5}, 100)
-    assert out[:tried] == [first] * tried
-    assert out[tried : 2 * tried + 1] == [not first] * (tried + 1)
-    assert out[2 * tried + 2 :] == [better] * (100 - 2 * tried - 2)
+def test_each_is_tried_and_the_faster_goes_on(clock, better):
+    out = steps(Pace(), {better: 1.0, (not better): 1.5}, 100)
+    assert out[:TRIED] == [False] * TRIED
+    assert out[TRIED : 2 * TRIED + 1] == [True] * (TRIED + 1)
+    assert out[2 * TRIED + 2 :] == [better] * (100 - 2 * TRIED - 2)
+
+
+def test_they_are_tried_again_now_and_then(clock):
+    made = Pace()
+    assert steps(made, {False: 1.0, True: 1.5}, Pace.EVERY)[-1] is False
+    out = steps(made, {False: 1.5, True: 1.0}, 2 * TRIED + 200)
+    assert out[-1] is True, "what was slower is faster now"
+    assert sum(steps(made, {False: 1.5, True: 1.0}, 10 * Pace.EVERY)) > 0.98 * 10 * Pace.EVERY
+
+
+@pytest.mark.parametrize("length", [1, 3, 7])
+def test_short_runs_are_a_trial_together(clock, length):
+    made, out = Pace(), []
+    for _ in range(200 // length):
+        made.begin()
+        out += steps(made, {False: 1.0, True: 0.5}, length)
+        steps.now += 1000.0  # an update
+    assert (True in out) == (length > 1), "of single steps nobody knows how long they take"
+    assert out[-1] is (length > 1)
 
 
 def test_one_slow_step_decides_nothing(clock):
-    pace, out = _Pace(False, True, 1000), []
+    made, out = Pace(), []
     for i in range(60):
-        out.append(pace.together())
+        out.append(made.together())
         steps.now += 100.0 if i == 7 else (1.5 if out[-1] else 1.0)
     assert not out[-1]
-
-
-def test_what_is_not_tried(clock):
-    assert set(steps(_Pace(True, True, 20), {False: 1.0, True: 9.0}, 50)) == {True}, "too short a run: as before"
-    assert set(steps(_Pace(True, False, 1000), {False: 9.0, True: 1.0}, 50)) == {False}, "nothing to choose from"

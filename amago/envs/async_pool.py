@@ -6,6 +6,7 @@ import logging
 import multiprocessing as mp
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from multiprocessing import util
 from typing import Any
@@ -17,6 +18,7 @@ from amago.envs.faults import LONGEST_PAUSE, ActorError, Fault, RestartBudget
 from amago.envs.pool import PoolBase
 from amago.envs.shared import Buffers, Layout, shared_block
 from amago.envs.statistics import PhaseStatistics
+from amago.envs.worker import ALL_GROUPS
 from amago.envs.worker_handle import Worker, WorkerLost, answers, close_private, keep_private
 
 logger = logging.getLogger(__name__)
@@ -102,6 +104,8 @@ class AsyncPool(PoolBase):
         self._steps = np.zeros(n, dtype=np.int64)
         self._sent_at = [0.0] * len(groups)
         self._done_at = 0.0  # when a step was last awaited to its end
+        self._joint = False  # every group is stepping at one command, and nobody has awaited the answer
+        self._landed: set[int] = set()  # groups whose joint step has ended, and that nobody has waited for
         self._plan, self._resources = plan, _Resources()
         self._finalizer = util.Finalize(self, self._resources.close, exitpriority=100)
         try:
@@ -154,15 +158,30 @@ class AsyncPool(PoolBase):
     # ------------------------------------------------------------------ stepping
 
     def _begin(self, group: int) -> None:
-        command = b"%d" % group
+        self._joint = False
         self._steps[self.groups[group]] += 1
-        self._sent_at[group] = time.monotonic()
+        self._tell_step(b"%d" % group, [group])
+
+    def _begin_all(self) -> None:
+        self._joint = True
+        self._steps += 1
+        self._tell_step(ALL_GROUPS, range(len(self.groups)))
+
+    def _tell_step(self, command: bytes, groups: Iterable[int]) -> None:
+        now = time.monotonic()
+        for group in groups:
+            self._sent_at[group] = now
         for worker in self._workers:
             worker.tell(command)
 
     def _end(self, group: int) -> None:
-        # A worker takes up a group when it has done with the one before: no step is charged with the other's time.
-        self._gather(b"%d" % group, max(self._sent_at[group], self._done_at) + self._step_timeout)
+        if self._joint:
+            self._gather(ALL_GROUPS, self._sent_at[group] + len(self.groups) * self._step_timeout)
+            self._joint, self._landed = False, set(range(len(self.groups)))
+        elif group not in self._landed:
+            # A worker takes up a group when it has done with the one before: no step is charged with the other's time.
+            self._gather(b"%d" % group, max(self._sent_at[group], self._done_at) + self._step_timeout)
+        self._landed.discard(group)
         self._done_at = time.monotonic()
 
     def reset(self) -> None:
@@ -232,6 +251,8 @@ class AsyncPool(PoolBase):
                 if i in again:
                     self._succeed(i, Fault(self._workers[i].who, str(again[i])))
                 else:
+                    if self._joint:
+                        self._workers[i].count_as_done(ALL_GROUPS)
                     for g, busy in enumerate(self._in_flight):
                         if busy:
                             self._workers[i].count_as_done(b"%d" % g)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import gymnasium as gym
@@ -58,6 +58,9 @@ class ActorPool(Protocol):
             ValueError: a wrong shape, or the group is stepping already.
         """
 
+    def send_all(self, actions: Array) -> None:
+        """`send` for every group at once, with actions (N, S): fewer messages. `wait` for each of them."""
+
     def wait(self, group: int) -> None:
         """Finish the step of a group.
 
@@ -105,18 +108,29 @@ class PoolBase:
         self.obs, self.rl2s, self.time_idxs, self.resets = buffers.obs, buffers.rl2s, buffers.time_idxs, buffers.resets
 
     def send(self, group: int, actions: Array) -> None:
-        rows = self.groups[group]
+        self._take([group], self.groups[group], actions)
+        self._begin(group)
+        self._in_flight[group] = True
+
+    def send_all(self, actions: Array) -> None:
+        groups = range(len(self.groups))
+        self._take(groups, slice(0, self.num_actors), actions)
+        self._begin_all()
+        for group in groups:
+            self._in_flight[group] = True
+
+    def _take(self, groups: Iterable[int], rows: slice, actions: Array) -> None:
         expected = (rows.stop - rows.start, self.action_spec.stored_dim)
-        if self._in_flight[group]:
-            raise ValueError(f"group {group} is stepping already; call wait({group}) first")
+        for group in groups:
+            if self._in_flight[group]:
+                raise ValueError(f"group {group} is stepping already; call wait({group}) first")
         if np.shape(actions) != expected:
+            whose = "all actors" if expected[0] == self.num_actors else f"group {', '.join(map(str, groups))}"
             raise ValueError(
-                f"actions of group {group} have shape {np.shape(actions)}, but must have {expected}, the stored form "
+                f"actions of {whose} have shape {np.shape(actions)}, but must have {expected}, the stored form "
                 f"({self.action_spec.stored_dtype}) of {self.action_spec.space}"
             )
         self._buffers.actions[rows] = actions
-        self._begin(group)
-        self._in_flight[group] = True
 
     def wait(self, group: int) -> None:
         if not self._in_flight[group]:
@@ -125,12 +139,7 @@ class PoolBase:
         self._in_flight[group] = False
 
     def step(self, actions: Array) -> None:
-        if np.shape(actions) != (self.num_actors, self.action_spec.stored_dim):
-            raise ValueError(
-                f"actions have shape {np.shape(actions)}, but must have {(self.num_actors, self.action_spec.stored_dim)}"
-            )
-        for g, rows in enumerate(self.groups):
-            self.send(g, actions[rows])
+        self.send_all(actions)
         for g in range(len(self.groups)):
             self.wait(g)
 
@@ -141,6 +150,10 @@ class PoolBase:
 
     def _begin(self, group: int) -> None:
         raise NotImplementedError
+
+    def _begin_all(self) -> None:
+        for group in range(len(self.groups)):
+            self._begin(group)
 
     def _end(self, group: int) -> None:
         raise NotImplementedError

@@ -2,10 +2,11 @@
 
 After the start every command is one byte and so is its answer; a few rare ones are followed by a message.
 
-    0..9    step a group; no message          R  reset all actors
-    D       statistics: message back          F/P  commit finished / all trajectories: message back
-    S       state: message back               L  load a state: message to the worker
-    Q       quit: message back (an error)     !  (back) an environment was replaced: message
+    0..9    step a group; no message          B    step all groups
+    R       reset all actors                  D    statistics: message back
+    S       state: message back               F/P  commit finished / all trajectories: message back
+    L       load a state: message to it       Q    quit: message back (an error)
+    !       (back) an environment was replaced: message
     X       (back) the worker cannot go on: message, and it exits
 """
 
@@ -38,6 +39,7 @@ from amago.envs.recorder import RecordingError
 from amago.envs.shared import Buffers
 
 MAX_GROUPS = 10
+ALL_GROUPS = b"B"
 GONE = (EOFError, BrokenPipeError, ConnectionResetError)
 ORPHAN_SECONDS = 30.0
 
@@ -189,6 +191,10 @@ def _serve(conn: Connection, crew: Crew) -> None:
         group = steps.get(command)
         if group is not None:
             crew.step(group)
+            os.write(fd, command)
+        elif command == ALL_GROUPS:
+            for group in range(len(crew.plan.groups)):
+                crew.step(group)
             os.write(fd, command)
         elif command == b"R":
             crew.reset()

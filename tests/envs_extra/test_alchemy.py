@@ -7,6 +7,7 @@ import json
 import pickle
 import time
 from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from run_inside import run_script
 
 from amago.envs import AMAGOEnv
-from amago.envs.builtin import SymbolicAlchemy
+from amago.envs.builtin import AlchemyByColour, SymbolicAlchemy
 from amago.envs.builtin.alchemy import CAULDRON, action_for
 from amago.envs.builtin.alchemy_chemistry import VALUES, Chemistry, appearances, colour_meanings, graphs
 from amago.envs.builtin.alchemy_policies import AlchemyOracle, AlchemyRandomHeuristic, best_plan
@@ -365,6 +366,84 @@ def test_it_is_twenty_times_as_fast_as_the_reference() -> None:
     assert len(actions) / min(spent) > 20 * 2_900
 
 
+# ---- by colour ---------------------------------------------------------------------------------------------------------------
+
+
+def by_colour_for(action: int, colours: Sequence[int | None]) -> int:
+    """The action of the view for an action of the table, on which potions of these colours stood when the trial began."""
+    stone, target = divmod(action - 1, 13)
+    if not action:
+        return 0
+    if target == CAULDRON:
+        return 1 + 7 * stone
+    colour = colours[target - 1]
+    assert colour is not None
+    return 2 + 7 * stone + colour
+
+
+def in_words(env: SymbolicAlchemy, corner: int | None) -> list[int]:
+    """What the view says of a stone, from the state of the environment."""
+    if corner is None:
+        return [0] * 13 + [1]
+    looks = appearances()[env.chemistry.appearance][corner].astype(int)
+    row = [int(look == kind) for look in looks for kind in (-1, 0, 1)]
+    return row + [int(VALUES[corner] == worth) for worth in (-3, -1, 1, 15)] + [0]
+
+
+@given(seed=st.integers(0, 10_000), trials=st.integers(1, 3), steps=st.integers(1, 25))
+@settings(max_examples=25, deadline=None)
+def test_the_view_by_colour_says_what_is_there_and_what_happened(seed: int, trials: int, steps: int) -> None:
+    env = AlchemyByColour(SymbolicAlchemy(trials, steps))
+    game, rng = env.alchemy, np.random.default_rng(seed)
+    seen, _ = env.reset(seed=seed)
+    dip: list[int] = [0] * 33
+    done = False
+    while True:
+        assert env.observation_space.contains(seen)
+        have = [sum(potion == colour for potion in game.potions) for colour in range(6)]
+        clock = [int(game.steps_left == n) for n in range(1, steps + 1)]
+        stones = [number for corner in game.stones for number in in_words(game, corner)]
+        expected = [*stones, *(int(n > 0) for n in have), *(n / 12 for n in have), *clock, *dip]
+        np.testing.assert_allclose(seen, expected, atol=1e-6)
+        if done:
+            break
+        action = int(rng.integers(22))
+        stone, target = divmod(action - 1, 7)
+        before = game.stones[stone] if action else None
+        dips = action > 0 and target > 0 and before is not None and have[target - 1] > 0
+        seen, reward, done, _, _ = env.step(action)
+        paid = action > 0 and target == 0 and before is not None
+        assert reward == (VALUES[before] if paid and before is not None else 0)
+        dip = [0] * 33
+        if dips and 0 < game.steps_left < steps:
+            after = in_words(game, game.stones[stone])[:13]
+            dip = [1, *(int(colour == target - 1) for colour in range(6)), *in_words(game, before)[:13], *after]
+
+
+def test_the_oracle_earns_as_much_by_colour() -> None:
+    table, view, oracle = SymbolicAlchemy(3), AlchemyByColour(SymbolicAlchemy(3)), AlchemyOracle()
+    for seed in range(20):
+        wanted, earned, done = play(table, oracle, seed), 0.0, False
+        view.reset(seed=seed)
+        while not done:
+            if view.alchemy.steps_left == 20:
+                colours = view.alchemy.potions
+            _, reward, done, _, _ = view.step(by_colour_for(oracle.act(view.alchemy), colours))
+            earned += reward
+        assert earned == wanted
+
+
+def test_the_view_by_colour_for_gymnasium() -> None:
+    env = AlchemyByColour(SymbolicAlchemy())
+    assert env.observation_space.shape == (107,)
+    assert env.action_space.n == 22  # type: ignore[attr-defined]
+    assert AMAGOEnv(env, "alchemy").horizon == 200
+    with pytest.raises(ValueError, match=r"action must be in 0\.\.21, got 22"):
+        env.step(22)
+    with pytest.raises(TypeError, match="env must be a SymbolicAlchemy without wrappers, got <"):
+        AlchemyByColour(gym.wrappers.TimeLimit(SymbolicAlchemy(), 5))  # type: ignore[arg-type]
+
+
 # ---- the example -------------------------------------------------------------------------------------------------------------
 
 TINY = (
@@ -373,7 +452,9 @@ TINY = (
 )
 
 
-@pytest.mark.parametrize("more", ["", "--agent_type multitask --traj_encoder gru --max_seq_len 6"], ids=["agent", "multitask"])
+@pytest.mark.parametrize(
+    "more", ["", "--agent_type multitask --traj_encoder gru --max_seq_len 6 --view colours"], ids=["agent", "multitask"]
+)
 def test_the_example_trains_evaluates_and_resumes(more: str, tmp_path: Path) -> None:
     outcome = run_script(EXAMPLE, [*TINY.split(), *more.split()], tmp_path)
     assert outcome.code == 0, outcome.text
