@@ -41,6 +41,8 @@ def make_experiment(args: Namespace) -> Experiment:
     agent = cli_utils.switch_agent(config, args.agent_type)
     anneal = max(1, args.epochs * args.timesteps_per_epoch // 2)
     explore = cli_utils.switch_exploration(config, "bilevel", rollout_horizon=horizon, steps_anneal=anneal)
+    if args.view == "colours":
+        config["ActionMask.key"] = "action_mask"
     cli_utils.use_config(config, ["zoo/alchemy", *args.configs])
     return cli_utils.create_experiment_from_cli(
         args, make_env, make_env, max_seq_len=max_seq_len, val_timesteps_per_epoch=2 * horizon + 1, tstep_encoder_type=tstep,

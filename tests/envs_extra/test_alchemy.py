@@ -404,14 +404,18 @@ def test_the_view_by_colour_says_what_is_there_and_what_happened(seed: int, tria
         clock = [int(game.steps_left == n) for n in range(1, steps + 1)]
         stones = [number for corner in game.stones for number in in_words(game, corner)]
         expected = [*stones, *(int(n > 0) for n in have), *(n / 12 for n in have), *clock, *dip]
-        np.testing.assert_allclose(seen, expected, atol=1e-6)
+        np.testing.assert_allclose(seen["observation"], expected, atol=1e-6)
+        legal = [1] + [int(s is not None and n > 0) for s in game.stones for n in (1, *have)]
+        assert seen["action_mask"].tolist() == legal
         if done:
             break
         action = int(rng.integers(22))
         stone, target = divmod(action - 1, 7)
         before = game.stones[stone] if action else None
         dips = action > 0 and target > 0 and before is not None and have[target - 1] > 0
+        raw = game.stones, game.potions, game.trial
         seen, reward, done, _, _ = env.step(action)
+        assert legal[action] or raw == (game.stones, game.potions, raw[2]) or game.trial > raw[2], "the mask hides nothing"
         paid = action > 0 and target == 0 and before is not None
         assert reward == (VALUES[before] if paid and before is not None else 0)
         dip = [0] * 33
@@ -435,13 +439,13 @@ def test_the_oracle_earns_as_much_by_colour() -> None:
 
 def test_the_view_by_colour_for_gymnasium() -> None:
     env = AlchemyByColour(SymbolicAlchemy())
-    assert env.observation_space.shape == (107,)
+    assert env.observation_space["observation"].shape == (107,)  # type: ignore[index]
     assert env.action_space.n == 22  # type: ignore[attr-defined]
     assert AMAGOEnv(env, "alchemy").horizon == 200
     with pytest.raises(ValueError, match=r"action must be in 0\.\.21, got 22"):
         env.step(22)
     with pytest.raises(TypeError, match="env must be a SymbolicAlchemy without wrappers, got <"):
-        AlchemyByColour(gym.wrappers.TimeLimit(SymbolicAlchemy(), 5))  # type: ignore[arg-type]
+        AlchemyByColour(gym.wrappers.TimeLimit(SymbolicAlchemy(), 5))
 
 
 # ---- the example -------------------------------------------------------------------------------------------------------------

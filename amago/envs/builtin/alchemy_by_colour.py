@@ -14,7 +14,9 @@ from amago.envs.builtin import _common as common
 from amago.envs.builtin.alchemy import CAULDRON, SymbolicAlchemy, action_for
 from amago.envs.builtin.alchemy_chemistry import COLOURS, POTIONS, STONES
 
-Observation = NDArray[np.float32]
+Observation = dict[str, NDArray[Any]]
+
+Row = NDArray[np.float32]
 
 _TARGETS = 1 + COLOURS
 _ACTIONS = 1 + STONES * _TARGETS
@@ -25,19 +27,22 @@ _ROW, _FIRST_POTION = 5, 5 * STONES  # of what SymbolicAlchemy shows
 
 
 @gin.configurable(module="amago.envs.builtin")
-class AlchemyByColour(gym.Wrapper[Observation, np.int64, Observation, np.int64]):
+class AlchemyByColour(gym.Wrapper[Any, Any, Any, Any]):
     """`SymbolicAlchemy` with potions of one colour as one heap, and everything one-hot.
 
     Nothing is shown that the environment hides, and nothing lost: potions of one colour do the same, so that which of them is taken
     never matters. What 36 actions did, 18 do, and what they do need not be learned again for each place of the table.
 
     Actions, ``Discrete(22)``: 0 does nothing; ``1 + 7 * stone`` puts a stone into the cauldron, ``2 + 7 * stone + colour`` into the
-    first unused potion of a colour, 0 to 5 (nothing, if there is none).
+    first unused potion of a colour, 0 to 5.
 
-    Observation, float32 in [0, 1], ``(87 + steps_per_trial,)``. For each stone 14: three looks of three kinds each, its worth (-3, -1, 1,
-    15), and whether it is used (the rest is 0 then). For each colour 2: whether there is an unused potion, and how many there are
-    as a share of 12. How many steps of the trial are left, one-hot from 1. The last step, if it dipped a stone into a potion and
-    the trial goes on, in 33 (else 0): a 1, the colour, and 13 each for the stone before and after.
+    Observations are a dict. "action_mask", ``MultiBinary(22)``, has 1 where an action uses something that is there (and for 0): the
+    others do nothing. An agent that has made up its mind about one of those repeats it to the end of the trial, so bind
+    ``ActionMask.key = "action_mask"``. "observation" is float32 in [0, 1], ``(87 + steps_per_trial,)``. For each
+    stone 14: three looks of three kinds each, its worth (-3, -1, 1, 15), and whether it is used (the rest is 0 then). For each colour
+    2: whether there is an unused potion, and how many there are as a share of 12. How many steps of the trial are left, one-hot from
+    1. The last step, if it dipped a stone into a potion and the trial goes on, in 33 (else 0): a 1, the colour, and 13 each for the
+    stone before and after.
 
     Args:
         env: a `SymbolicAlchemy`, itself without wrappers.
@@ -50,14 +55,17 @@ class AlchemyByColour(gym.Wrapper[Observation, np.int64, Observation, np.int64])
         if not isinstance(env, SymbolicAlchemy):
             raise TypeError(f"env must be a SymbolicAlchemy without wrappers, got {env!r}")
         super().__init__(env)
-        self.alchemy, self.horizon = env, env.horizon
+        self.alchemy = env
+        self.horizon = env.horizon
         size = STONES * _STONE + _STOCK + env.steps_per_trial + _DIP
-        self.observation_space = gym.spaces.Box(0.0, 1.0, (size,), np.float32)
+        self.observation_space = gym.spaces.Dict(
+            action_mask=gym.spaces.MultiBinary(_ACTIONS), observation=gym.spaces.Box(0.0, 1.0, (size,), np.float32)
+        )
         self.action_space = gym.spaces.Discrete(_ACTIONS)
-        self._raw: Observation = np.zeros(0, dtype=np.float32)
+        self._raw: Row = np.zeros(0, dtype=np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
-        self._raw, info = self.env.reset(seed=seed, options=options)
+        self._raw, info = self.alchemy.reset(seed=seed, options=options)
         return self._noted(np.zeros(_DIP, dtype=np.float32)), info
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
@@ -75,31 +83,35 @@ class AlchemyByColour(gym.Wrapper[Observation, np.int64, Observation, np.int64])
             dip[1 + COLOURS :] = np.concatenate((_stone(before, stone)[:-1], _stone(self._raw, stone)[:-1]))
         return self._noted(dip), float(reward), terminated, truncated, info
 
-    def _noted(self, dip: Observation) -> Observation:
+    def _noted(self, dip: Row) -> Observation:
         have = np.bincount(1 + _colours(self._raw), minlength=1 + COLOURS)[1:]
         clock = np.zeros(self.alchemy.steps_per_trial)
         if left := self.alchemy.steps_left:
             clock[left - 1] = 1.0
         stones = [_stone(self._raw, i) for i in range(STONES)]
-        return np.concatenate((*stones, have > 0, have / POTIONS, clock, dip)).astype(np.float32)
+        mask = np.ones(_ACTIONS, dtype=np.int8)
+        for i in range(STONES):
+            mask[1 + i * _TARGETS : 1 + (i + 1) * _TARGETS] = 0 if _used(self._raw, i) else (True, *(have > 0))
+        noted = np.concatenate((*stones, have > 0, have / POTIONS, clock, dip)).astype(np.float32)
+        return {"action_mask": mask, "observation": noted}
 
 
-def _colours(raw: Observation) -> NDArray[np.int64]:
+def _colours(raw: Row) -> NDArray[np.int64]:
     """The colour of each potion, -1 where it is used."""
     value, used = raw[_FIRST_POTION::2], raw[_FIRST_POTION + 1 :: 2]
     return np.where(used > 0, -1, np.rint((value + 1) * (COLOURS - 1) / 2)).astype(np.int64)
 
 
-def _used(raw: Observation, stone: int) -> bool:
+def _used(raw: Row, stone: int) -> bool:
     return bool(raw[stone * _ROW + _ROW - 1])
 
 
-def _stone(raw: Observation, stone: int) -> Observation:
+def _stone(raw: Row, stone: int) -> Row:
     return _in_words(*raw[stone * _ROW : (stone + 1) * _ROW].tolist())
 
 
 @cache
-def _in_words(size: float, colour: float, roundness: float, worth: float, used: float) -> Observation:
+def _in_words(size: float, colour: float, roundness: float, worth: float, used: float) -> Row:
     row = np.zeros(_STONE, dtype=np.float32)
     if used:
         row[-1] = 1.0
