@@ -62,7 +62,7 @@ def test_it_is_half_cheetah_paid_for_another_thing() -> None:
         errors.append(abs(velocity - env.target))
         total += reward
         assert reward == pytest.approx(-errors[-1] - 0.05 * squares, abs=1e-9)
-        assert (terminated, truncated) == (t == 29, False)
+        assert (terminated, truncated) == (False, t == 29)
         log |= info
         if t != 14:  # which shows the next attempt
             np.testing.assert_allclose(obs[:17], theirs, rtol=1e-6, atol=1e-6)

@@ -23,8 +23,9 @@ class HalfCheetahVel(gym.Env[Observation, NDArray[np.float32]]):
 
     After the benchmark of *Model-Agnostic Meta-Learning* (arXiv:1703.03400), on current MuJoCo. The reward is
     ``-|velocity - target| - ctrl_cost_weight * sum(action^2)``; the velocity is that of the body along x, in m/s, over the step.
-    The step that ends an attempt returns the first observation of the next. The rollout terminates (never truncates) with
-    the last attempt.
+    The step that ends an attempt returns the first observation of the next. The rollout is truncated (never terminated) at the end
+    of the last attempt, as HalfCheetah-v5 is at its limit: where all rewards are negative, an end that counted would be worth more
+    than any gait, and the time until then all that values tell.
 
     Actions, ``Box(-1, 1, (6,))``: torques. Observation, float32 ``(19,)``: the 17 of HalfCheetah-v5, steps of this attempt divided by
     ``episode_length``, attempts that are over divided by ``k_episodes``.
@@ -98,8 +99,8 @@ class HalfCheetahVel(gym.Env[Observation, NDArray[np.float32]]):
         if not self._attempts.step(reward):
             return self._observe(raw), reward, False, False, {}
         info = self._attempts.end({"Velocity Error": self._error / self.episode_length})
-        terminated = not self._attempts.under_way
-        return self._observe(raw) if terminated else self._begin_attempt(), reward, terminated, False, info
+        over = not self._attempts.under_way
+        return self._observe(raw) if over else self._begin_attempt(), reward, False, over, info
 
     def _observe(self, raw: NDArray[np.float64]) -> Observation:
         obs = np.empty(19, dtype=np.float32)
