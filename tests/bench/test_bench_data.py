@@ -18,12 +18,14 @@ CASES = {
     "startup": ("import amago", "first step", "idle pool"),
     "solve": ("CartPole-v1", "recall", "Meta-FrozenLake", "RoomKeyDoor", "T-Maze"),
     "scaling": ("actors", "sequences", "wide", "opening", "slice"),
+    "compiled": ("policy_step",),
 }
+MORE = {"compiled": ("--only", "policy_step")}  # updates take a minute to compile
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_smoke(name, tmp_path):
-    command = [sys.executable, "-m", "benchmarks", name, "--smoke", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "benchmarks", name, "--smoke", "--out", str(tmp_path), *MORE.get(name, ())]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
