@@ -396,7 +396,7 @@ def test_the_view_by_colour_says_what_is_there_and_what_happened(seed: int, tria
     env = AlchemyByColour(SymbolicAlchemy(trials, steps))
     game, rng = env.alchemy, np.random.default_rng(seed)
     seen, _ = env.reset(seed=seed)
-    dip: list[int] = [0] * 33
+    dip: list[int] = [0] * 45
     done = False
     while True:
         assert env.observation_space.contains(seen)
@@ -418,10 +418,12 @@ def test_the_view_by_colour_says_what_is_there_and_what_happened(seed: int, tria
         assert legal[action] or raw == (game.stones, game.potions, raw[2]) or game.trial > raw[2], "the mask hides nothing"
         paid = action > 0 and target == 0 and before is not None
         assert reward == (VALUES[before] if paid and before is not None else 0)
-        dip = [0] * 33
+        dip = [0] * 45
         if dips and 0 < game.steps_left < steps:
             after = in_words(game, game.stones[stone])[:13]
-            dip = [1, *(int(colour == target - 1) for colour in range(6)), *in_words(game, before)[:13], *after]
+            gain = VALUES[game.stones[stone]] - VALUES[before]  # type: ignore[index]
+            outcome = [[gain < 0, gain == 0, gain > 0] if colour == target - 1 else [0] * 3 for colour in range(6)]
+            dip = [1, *(int(o) for of_colour in outcome for o in of_colour), *in_words(game, before)[:13], *after]
 
 
 def test_the_oracle_earns_as_much_by_colour() -> None:
@@ -439,7 +441,7 @@ def test_the_oracle_earns_as_much_by_colour() -> None:
 
 def test_the_view_by_colour_for_gymnasium() -> None:
     env = AlchemyByColour(SymbolicAlchemy())
-    assert env.observation_space["observation"].shape == (107,)  # type: ignore[index]
+    assert env.observation_space["observation"].shape == (119,)  # type: ignore[index]
     assert env.action_space.n == 22  # type: ignore[attr-defined]
     assert AMAGOEnv(env, "alchemy").horizon == 200
     with pytest.raises(ValueError, match=r"action must be in 0\.\.21, got 22"):

@@ -22,7 +22,9 @@ _TARGETS = 1 + COLOURS
 _ACTIONS = 1 + STONES * _TARGETS
 _STONE = 3 * 3 + 4 + 1  # three looks of three kinds, four worths, used
 _STOCK = 2 * COLOURS  # is there one, and how many
-_DIP = 1 + COLOURS + 2 * (_STONE - 1)  # was there one, into what, the stone before and after
+_WORTHS = slice(9, 13)  # of a stone
+_OUTCOMES = 3  # worth less, as much, more
+_DIP = 1 + COLOURS * _OUTCOMES + 2 * (_STONE - 1)  # was there one, into what and with what outcome, the stone before and after
 _ROW, _FIRST_POTION = 5, 5 * STONES  # of what SymbolicAlchemy shows
 
 
@@ -38,11 +40,11 @@ class AlchemyByColour(gym.Wrapper[Any, Any, Any, Any]):
 
     Observations are a dict. "action_mask", ``MultiBinary(22)``, has 1 where an action uses something that is there (and for 0): the
     others do nothing. An agent that has made up its mind about one of those repeats it to the end of the trial, so bind
-    ``ActionMask.key = "action_mask"``. "observation" is float32 in [0, 1], ``(87 + steps_per_trial,)``. For each
-    stone 14: three looks of three kinds each, its worth (-3, -1, 1, 15), and whether it is used (the rest is 0 then). For each colour
-    2: whether there is an unused potion, and how many there are as a share of 12. How many steps of the trial are left, one-hot from
-    1. The last step, if it dipped a stone into a potion and the trial goes on, in 33 (else 0): a 1, the colour, and 13 each for the
-    stone before and after.
+    ``ActionMask.key = "action_mask"``. "observation" is float32 in [0, 1], ``(99 + steps_per_trial,)``. For each stone 14: three
+    looks of three kinds each, its worth (-3, -1, 1, 15), and whether it is used (the rest is 0 then). For each colour 2: whether there
+    is an unused potion, and how many there are as a share of 12. How many steps of the trial are left, one-hot from 1. The last step,
+    if it dipped a stone into a potion and the trial goes on, in 45 (else 0): a 1; one-hot which colour made the stone worth less, as
+    much, or more; and 13 each for the stone before and after.
 
     Args:
         env: a `SymbolicAlchemy`, itself without wrappers.
@@ -79,8 +81,10 @@ class AlchemyByColour(gym.Wrapper[Any, Any, Any, Any]):
         )
         self._raw, reward, terminated, truncated, info = self.alchemy.step(raw_action)
         if potion is not None and not _used(before, stone) and 0 < self.alchemy.steps_left < self.alchemy.steps_per_trial:
-            dip[0] = dip[target] = 1.0
-            dip[1 + COLOURS :] = np.concatenate((_stone(before, stone)[:-1], _stone(self._raw, stone)[:-1]))
+            was, now = _stone(before, stone)[:-1], _stone(self._raw, stone)[:-1]
+            outcome = 1 + np.sign(now[_WORTHS].argmax() - was[_WORTHS].argmax())
+            dip[0] = dip[1 + _OUTCOMES * (target - 1) + outcome] = 1.0
+            dip[1 + _OUTCOMES * COLOURS :] = np.concatenate((was, now))
         return self._noted(dip), float(reward), terminated, truncated, info
 
     def _noted(self, dip: Row) -> Observation:
