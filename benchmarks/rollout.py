@@ -268,7 +268,7 @@ def _recorded(options: Namespace, plain: ActorPool, env: str, traj: str, seconds
 def rows(options: Namespace) -> Iterator[Row]:
     """Environments alone, then together with each policy."""
     torch.manual_seed(0)
-    seconds, rounds = (0.0, 1) if options.smoke else (0.4, options.rounds or 3)
+    seconds, rounds = (0.0, 1) if options.smoke else (0.3, options.rounds or 3)
     numbers = (4,) if options.smoke else (8, 16, 32)
 
     def wanted(case: str) -> bool:
