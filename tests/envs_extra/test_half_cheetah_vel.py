@@ -66,7 +66,7 @@ def test_it_is_half_cheetah_paid_for_another_thing() -> None:
         log |= info
         if t != 14:  # which shows the next attempt
             np.testing.assert_allclose(obs[:17], theirs, rtol=1e-6, atol=1e-6)
-            np.testing.assert_allclose(obs[17:], [(t % 15 + 1) / 15, (t // 15 + (t == 29)) / 2], rtol=1e-6)
+            np.testing.assert_allclose(obs[17:], [(t % 15 + 1) / 15, t // 15 / 2], rtol=1e-6)
         else:
             np.testing.assert_allclose(obs[17:], [0.0, 0.5])
             assert np.abs(obs[:17]).max() < 1.0, "the noise of a reset"

@@ -28,7 +28,7 @@ class HalfCheetahVel(gym.Env[Observation, NDArray[np.float32]]):
     than any gait, and the time until then all that values tell.
 
     Actions, ``Box(-1, 1, (6,))``: torques. Observation, float32 ``(19,)``: the 17 of HalfCheetah-v5, steps of this attempt divided by
-    ``episode_length``, attempts that are over divided by ``k_episodes``.
+    ``episode_length``, attempts before this one divided by ``k_episodes``.
 
     Logged when attempt i (from 0) ends: ``Attempt {i} Velocity Error``, the mean of ``|velocity - target|`` over its steps, and
     ``Attempt {i} Return``.
@@ -98,9 +98,10 @@ class HalfCheetahVel(gym.Env[Observation, NDArray[np.float32]]):
         self._error += error
         if not self._attempts.step(reward):
             return self._observe(raw), reward, False, False, {}
+        last = self._observe(raw)  # before the attempt counts as over: values look beyond it from what they know
         info = self._attempts.end({"Velocity Error": self._error / self.episode_length})
         over = not self._attempts.under_way
-        return self._observe(raw) if over else self._begin_attempt(), reward, False, over, info
+        return last if over else self._begin_attempt(), reward, False, over, info
 
     def _observe(self, raw: NDArray[np.float64]) -> Observation:
         obs = np.empty(19, dtype=np.float32)
