@@ -25,15 +25,19 @@ def table(name: str, rows: list[dict]) -> str:
         "",
         head,
         "",
-        "| case | ours | ceiling | unit | ratio | target |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| case | ours | ceiling | unit | ratio | target | |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
         missed = row["target"] is not None and row["ratio"] < row["target"]
         ratio = f"{row['ratio']:.2f}{' (missed)' if missed else ''}"
         target = "" if row["target"] is None else f"{row['target']:.2f}"
+        remarks = [row["note"]] if row["note"] else []
+        if row["peer"] is not None:
+            remarks.append(f"peer {number(row['peer'])}, {row['ratio_to_peer']:.2f} x")
         lines.append(
-            f"| {row['case']} | {number(row['ours'])} | {number(row['ceiling'])} | {row['unit']} | {ratio} | {target} |"
+            f"| {row['case']} | {number(row['ours'])} | {number(row['ceiling'])} | {row['unit']} | {ratio} | {target} "
+            f"| {'; '.join(remarks)} |"
         )
     return "\n".join(lines)
 
