@@ -81,23 +81,13 @@ def rollout_speed(pool: ActorPool, rollout: Rollout, agent: Any, seconds: float)
 
 def environments_speed(pool: ActorPool, seconds: float) -> float:
     """Environment steps a second of the pool with actions that are known."""
-    groups = range(len(pool.groups))
-    actions = [
-        np.zeros((rows.stop - rows.start, pool.action_spec.stored_dim), pool.action_spec.stored_dtype) for rows in pool.groups
-    ]
-    for g in groups:
-        actions[g][::2] = 1
+    actions = np.zeros((pool.num_actors, pool.action_spec.stored_dim), pool.action_spec.stored_dtype)
+    actions[::2] = 1
     steps, start = 0, time.perf_counter()
-    for g in groups:
-        pool.send(g, actions[g])
-    while time.perf_counter() - start < seconds:
-        for g in groups:
-            pool.wait(g)
-            pool.send(g, actions[g])
+    while steps == 0 or time.perf_counter() - start < seconds:
+        pool.step(actions)
         steps += 1
-    for g in groups:
-        pool.wait(g)
-    return (steps + 1) * pool.num_actors / (time.perf_counter() - start)
+    return steps * pool.num_actors / (time.perf_counter() - start)
 
 
 def policy_speed(acting: Acting, seconds: float) -> float:
