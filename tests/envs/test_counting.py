@@ -61,17 +61,21 @@ def check_arrays(pool, rows, kind, previous):
 
 
 def play(pool, kind, steps, seed=0):
-    rng = np.random.default_rng(seed)
+    """Groups take turns in some steps and step together in others."""
+    rng, joint = np.random.default_rng(seed), np.random.default_rng((seed, 1))
     previous = [None] * N
     pool.reset()
     check_arrays(pool, slice(0, N), kind, previous)
     for step in range(steps):
-        actions = random_actions(kind, N, rng)
+        actions, together = random_actions(kind, N, rng), joint.random() < 0.5
         for g, rows in enumerate(pool.groups):
             if step:
                 pool.wait(g)
                 check_arrays(pool, rows, kind, previous)
-            pool.send(g, actions[rows])
+            if not together:
+                pool.send(g, actions[rows])
+        if together:
+            pool.send_all(actions)
     for g, rows in enumerate(pool.groups):
         pool.wait(g)
         check_arrays(pool, rows, kind, previous)

@@ -118,7 +118,8 @@ def test_a_worker_killed_between_phases_is_replaced(tmp_path):
     assert set(read(tmp_path)) == set(range(N))
 
 
-def test_both_groups_in_flight_when_a_worker_dies(tmp_path):
+@pytest.mark.parametrize("together", [False, True])
+def test_both_groups_in_flight_when_a_worker_dies(together, tmp_path):
     pool = make_pool(faulty(tmp_path, ""), "async", workers=2, seed=0, max_env_restarts=50)
     try:
         pool.reset()
@@ -130,7 +131,10 @@ def test_both_groups_in_flight_when_a_worker_dies(tmp_path):
                     pool.wait(g)
                     rows = pool.groups[g]  # the others' arrays may be changing
                     np.testing.assert_array_equal(pool.resets[rows], pool.obs["count"][rows, 0] == 0)
-                pool.send(g, actions)
+                if not together:
+                    pool.send(g, actions)
+            if together:
+                pool.send_all(np.concatenate((actions, actions)))
             if i % 2:
                 os.kill(pool._workers[i % 4 // 2].process.pid, signal.SIGKILL)
         for g in range(2):

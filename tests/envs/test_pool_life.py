@@ -278,6 +278,8 @@ def test_wrong_calls_are_refused():
             pool.reset()
             with pytest.raises(ValueError, match=r"shape \(2,\).*\(2, 1\)"):
                 pool.send(0, np.zeros(2, int))
+            with pytest.raises(ValueError, match=r"actions of all actors have shape \(3, 1\), but must have \(2, 1\)"):
+                pool.send_all(np.zeros((3, 1), int))
             with pytest.raises(ValueError, match="not stepping"):
                 pool.wait(0)
             pool.send(0, np.zeros((2, 1), int))
