@@ -475,14 +475,14 @@ class Experiment(ExperimentSettings):
         """
         self._require_start("evaluate_test()")
         mode = "sync" if render and self.env_mode == "async" else None
-        rollout = self._rollout("test", make_test_env, None, save_trajs_to, mode)
-        try:
-            rollout.reset()
-            with acting_by(self.policy, gamma):
+        with acting_by(self.policy, gamma):  # refuses a discount that there is not, before any actor starts
+            rollout = self._rollout("test", make_test_env, None, save_trajs_to, mode)
+            try:
+                rollout.reset()
                 histories = self._interact(rollout, timesteps, self.sample_actions, "test", episodes, render)
-            rollout.pool.flush()
-        finally:
-            rollout.pool.close()
+                rollout.pool.flush()
+            finally:
+                rollout.pool.close()
         metrics = self.policy_metrics([histories[0]], [histories[1]])
         self.log(metrics, "test")
         return metrics

@@ -382,8 +382,10 @@ def test_a_discount_that_the_agent_does_not_have(decided, gamma):
     message = rf"gamma={gamma} is none of the discounts of the Agent: 0\.9, 0\.999"
     with pytest.raises(ValueError, match=message):
         amago.load_policy(decided.run_dir, gamma=gamma)
+    made = []
     with pytest.raises(ValueError, match=message):
-        decided.evaluate_test(tiny.cartpole, timesteps=5, gamma=gamma)
+        decided.evaluate_test(lambda: made.append(1) or tiny.cartpole(), timesteps=5, gamma=gamma)
+    assert not made, "it is refused before any actor starts"
     done = run_amago(["eval", str(decided.run_dir), "--env", "CartPole-v1", "--gamma", str(gamma)], decided.run_dir)
     assert done.code == 2
     assert f"gamma={float(gamma)} is none of the discounts" in done.text
