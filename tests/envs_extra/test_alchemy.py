@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from run_inside import run_script
 
 from amago.envs import AMAGOEnv
-from amago.envs.builtin import AlchemyByColour, SymbolicAlchemy
+from amago.envs.builtin import SymbolicAlchemy
 from amago.envs.builtin.alchemy import CAULDRON, action_for
+from amago.envs.builtin.alchemy_by_colour import AlchemyByColour
 from amago.envs.builtin.alchemy_chemistry import VALUES, Chemistry, appearances, colour_meanings, graphs
 from amago.envs.builtin.alchemy_policies import AlchemyOracle, AlchemyRandomHeuristic, best_plan
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX

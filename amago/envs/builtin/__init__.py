@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from amago.envs.builtin.alchemy import SymbolicAlchemy
-from amago.envs.builtin.alchemy_by_colour import AlchemyByColour
 from amago.envs.builtin.frozen_lake import MetaFrozenLake
 from amago.envs.builtin.key_door import RoomKeyDoor
 from amago.envs.builtin.maze_runner import MazeRunner
@@ -13,7 +12,6 @@ from amago.envs.builtin.tmaze import TMazeActive, TMazePassive
 from amago.envs.builtin.toy_mixture import ToyMixture
 
 __all__ = [
-    "AlchemyByColour",
     "MazeRunner",
     "MetaFrozenLake",
     "Nim",
