@@ -48,6 +48,10 @@ BENCHMARKS = [
     ("MemoryChain, 20 steps", {"Transformer": "memory_chain"}, MEMORY, RETURN, "return", 1.0),
     ("MazeRunner 7x7, 2 goals", {"relabeling": "maze_some", "none": "maze_none"}, RELABELED, "Success", "both goals found", None),
     ("BabyAI GoToRedBallGrey, 2 attempts", {"Transformer": "babyai"}, MEMORY, "Success Rate", "success, unseen seeds", 0.9),
+    (
+        "HalfCheetahVel, 1 to 2 m/s", {"no memory": "half_cheetah_vel"}, MEMORY, "Attempt 0 Velocity Error", "velocity error, m/s",
+        None,
+    ),
 ]  # fmt: skip
 
 
@@ -96,4 +100,4 @@ def draw(root: Path, tasks: list[tuple[Any, ...]], rows: int, picture: Path) -> 
 if __name__ == "__main__":
     runs, pictures = Path(sys.argv[1]), Path(sys.argv[2])
     draw(runs, TASKS, 3, pictures / "learning.png")
-    draw(runs, BENCHMARKS, 2, pictures / "benchmarks.png")
+    draw(runs, BENCHMARKS, 3, pictures / "benchmarks.png")
