@@ -144,6 +144,28 @@ def test_both_groups_in_flight_when_a_worker_dies(together, tmp_path):
         pool.close()
 
 
+@pytest.mark.parametrize("together", [False, True])
+def test_a_death_that_something_else_notices_while_groups_step(together, tmp_path):
+    """The new worker owes no answer to the step that its predecessor was in."""
+    pool = make_pool(faulty(tmp_path, ""), "async", workers=2, seed=0, max_env_restarts=50, step_timeout=5.0)
+    try:
+        pool.reset()
+        actions = np.zeros((N, 1), dtype=int)
+        if together:
+            pool.send_all(actions)
+        else:
+            for g, rows in enumerate(pool.groups):
+                pool.send(g, actions[rows])
+        os.kill(pool._workers[0].process.pid, signal.SIGKILL)
+        assert pool.drain().restarts == 1
+        for g in range(2):
+            pool.wait(g)
+        pool.step(actions)
+        assert pool.drain().restarts == 0
+    finally:
+        pool.close()
+
+
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_too_many_faults_end_the_run_with_the_traceback(mode, tmp_path):
     broken = str(tmp_path / "broken")
