@@ -48,6 +48,7 @@ BENCHMARKS = [
     ("MemoryChain, 20 steps", {"Transformer": "memory_chain"}, MEMORY, RETURN, "return", 1.0),
     ("MazeRunner 7x7, 2 goals", {"relabeling": "maze_some", "none": "maze_none"}, RELABELED, "Success", "both goals found", None),
     ("BabyAI GoToRedBallGrey, 2 attempts", {"Transformer": "babyai"}, MEMORY, "Success Rate", "success, unseen seeds", 0.9),
+    ("Symbolic Alchemy, by colour", {"GRU": "alchemy", "no memory": "alchemy_ff"}, MEMORY, RETURN, "return", 146.0),
     (
         "HalfCheetahVel, 1 to 2 m/s", {"no memory": "half_cheetah_vel"}, MEMORY, "Attempt 0 Velocity Error", "velocity error, m/s",
         None,

@@ -238,6 +238,11 @@ OWN_WRONG = [
     ("04_tmaze.py", "--horizon 1", "corridor_length must be at least 1, got 0"),
     ("05_dark_key_door.py", "--room_size 1", "size must be at least 2, got 1"),
     ("06_alchemy.py", "--num_trials 0", "num_trials must be at least 1, got 0"),
+    (
+        "06_alchemy.py",
+        "--shaping 0.9",
+        "--shaping keeps rewards and previous actions from the agent, so it needs --view colours",
+    ),
     ("07_metaworld.py", "--benchmark ml11", "benchmark must be one of ML10, ML25, ML45 or of "),
     ("08_ale.py", "--games Pongg", "game is 'Pongg', but Atari has Pong"),
     ("09_multitask_procgen.py", "--games chess", "game is 'chess', but Procgen has heist, chaser"),

@@ -26,6 +26,7 @@ from amago.envs.builtin.alchemy import CAULDRON, action_for
 from amago.envs.builtin.alchemy_by_colour import AlchemyByColour
 from amago.envs.builtin.alchemy_chemistry import VALUES, Chemistry, appearances, colour_meanings, graphs
 from amago.envs.builtin.alchemy_policies import AlchemyOracle, AlchemyRandomHeuristic, best_plan
+from amago.envs.builtin.alchemy_shaping import AlchemyShaping
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "06_alchemy.py"
@@ -451,6 +452,60 @@ def test_the_view_by_colour_for_gymnasium() -> None:
         AlchemyByColour(gym.wrappers.TimeLimit(SymbolicAlchemy(), 5))
 
 
+# ---- shaped rewards ----------------------------------------------------------------------------------------------------------
+
+
+@given(seed=st.integers(0, 10_000), trials=st.integers(1, 3), steps=st.integers(1, 25), discount=st.floats(0, 1))
+@settings(max_examples=25, deadline=None)
+def test_shaping_leaves_the_discounted_return_of_every_rollout(seed: int, trials: int, steps: int, discount: float) -> None:
+    game, shaped = (
+        AlchemyByColour(SymbolicAlchemy(trials, steps)),
+        AlchemyShaping(AlchemyByColour(SymbolicAlchemy(trials, steps)), discount),
+    )
+    rng, totals, weight, done = np.random.default_rng(seed), np.zeros(2), 1.0, False
+    (seen, _), (other, _) = game.reset(seed=seed), shaped.reset(seed=seed)
+    while not done:
+        np.testing.assert_array_equal(seen["observation"], other["observation"])
+        action = int(rng.choice(np.flatnonzero(seen["action_mask"])))
+        seen, reward, done, _, info = game.step(action)
+        other, paid, ended, truncated, logged = shaped.step(action)
+        assert (done, False, info) == (ended, truncated, logged)
+        totals += weight * np.array([reward, paid])
+        weight *= discount
+    assert totals[1] == pytest.approx(totals[0], abs=1e-6)
+
+
+def test_shaping_pays_for_a_dip_at_once() -> None:
+    env, hope, rises = AlchemyShaping(SymbolicAlchemy(1), 0.9), {-3: 1, -1: 3, 1: 5, 15: 15}, 0
+    for seed in range(20):
+        env.reset(seed=seed)
+        env.step(0)  # nobody has earned the stones that a trial begins with
+        for potion in range(1, 13):
+            before = [VALUES[corner] for corner in env.alchemy.stones if corner is not None]
+            _, reward, _, _, _ = env.step(action_for(0, potion))
+            after = [VALUES[corner] for corner in env.alchemy.stones if corner is not None]
+            assert reward == pytest.approx(0.9 * sum(hope[v] for v in after) - sum(hope[v] for v in before))
+            rises += sum(after) > sum(before)
+        last = VALUES[env.alchemy.stones[0] or 0]
+        left = sum(hope[VALUES[corner]] for corner in env.alchemy.stones[1:] if corner is not None)
+        assert env.step(action_for(0, CAULDRON))[1] == pytest.approx(last + 0.9 * left - left - hope[last])
+    assert rises > 20
+
+
+@pytest.mark.parametrize(
+    ("inner", "discount", "error", "said"),
+    [
+        (SymbolicAlchemy, 1.1, ValueError, r"discount must lie in \[0, 1\], got 1.1"),
+        (SymbolicAlchemy, -0.5, ValueError, r"discount must lie in \[0, 1\], got -0.5"),
+        (SymbolicAlchemy, "much", TypeError, "discount must be a number, got 'much'"),
+        (lambda: gym.make("CartPole-v1"), 0.9, TypeError, "env must be a SymbolicAlchemy or wrap one, got <"),
+    ],
+)
+def test_shaping_names_wrong_arguments(inner: Any, discount: Any, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        AlchemyShaping(inner(), discount)
+
+
 # ---- the example -------------------------------------------------------------------------------------------------------------
 
 TINY = (
@@ -460,9 +515,15 @@ TINY = (
 
 
 @pytest.mark.parametrize(
-    "more", ["", "--agent_type multitask --traj_encoder gru --max_seq_len 6 --view colours"], ids=["agent", "multitask"]
+    ("more", "gamma"),
+    [
+        ("", "Agent.gamma = 0.99"),
+        ("--agent_type multitask --traj_encoder gru --max_seq_len 6 --view colours", "MultiTaskAgent.gamma = 0.99"),
+        ("--view colours --shaping 0.85 --traj_encoder gru --configs zoo/alchemy_by_colour", "Agent.gamma = 0.85"),
+    ],
+    ids=["agent", "multitask", "shaped"],
 )
-def test_the_example_trains_evaluates_and_resumes(more: str, tmp_path: Path) -> None:
+def test_the_example_trains_evaluates_and_resumes(more: str, gamma: str, tmp_path: Path) -> None:
     outcome = run_script(EXAMPLE, [*TINY.split(), *more.split()], tmp_path)
     assert outcome.code == 0, outcome.text
     assert "Trial 2 Return" in outcome.text
@@ -474,7 +535,23 @@ def test_the_example_trains_evaluates_and_resumes(more: str, tmp_path: Path) -> 
     for metric in ("Trial 0 Return", "Best Stones", "Stones In Cauldron", "Potions Used"):
         assert any(metric in name and "symbolic_alchemy" in name for name in names), sorted(names)
     config = (tmp_path / "tiny" / "config.txt").read_text()
-    assert f"amago.agent.{'MultiTaskAgent' if more else 'Agent'}.gamma = 0.99\n" in config
+    assert f"amago.agent.{gamma}\n" in config
+
+
+def test_the_example_shapes_the_rewards_of_training_alone(tmp_path: Path) -> None:
+    more = ["--view", "colours", "--shaping", "0.85", "--eval_timesteps", "25", "--val_interval", "1"]
+    outcome = run_script(EXAMPLE, [*TINY.split(), *more], tmp_path)
+    assert outcome.code == 0, outcome.text
+    rows = [json.loads(line) for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]
+    of_the_game = {}
+    for row in rows:
+        trials = [value for name, value in row["values"].items() if name.startswith("Average Trial ")]
+        if trials:
+            total = row["values"]["Average Total Return in symbolic_alchemy"]
+            of_the_game.setdefault(row["section"], []).append(total == pytest.approx(sum(trials)))
+    assert all(of_the_game["val"])
+    assert all(of_the_game["test"])
+    assert not any(of_the_game["rollout"])
 
 
 def test_the_example_explains_itself(tmp_path: Path) -> None:
