@@ -322,6 +322,14 @@ def training_states(root: Path, run_name: str) -> dict[int, Path]:
     return {epoch: found[epoch] for epoch in sorted(found, key=lambda e: (place[e] is None, place[e] or 0, e))}
 
 
+def names_of_runs(root: Path) -> set[str]:
+    """The runs that training states under ``root`` are named after: one, unless somebody has renamed a run."""
+    matches = (
+        re.match(r"^(?:\.old-[0-9a-f]+-)?(.+)_epoch_\d+$", path.name) for path in (root.iterdir() if root.is_dir() else ())
+    )
+    return {match[1] for match in matches if match and not match[0].startswith(TEMPORARY)}
+
+
 def newest_complete(root: Path, run_name: str) -> Path | None:
     """The training state saved last of those that verify; None if there never was any.
 

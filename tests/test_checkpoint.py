@@ -172,6 +172,33 @@ def test_an_epoch_that_is_not_there(tmp_path):
     e.close()
 
 
+def test_a_renamed_run_goes_on(tmp_path):
+    learned(tmp_path, name="before", ckpt_interval=1, epochs=2).close()
+    (tmp_path / "before").rename(tmp_path / "after")
+    for resume, epoch in (("auto", 2), (0, 1)):
+        e = started(tmp_path, name="after", resume=resume)
+        assert (e.epoch, e.updater.grad_steps) == (epoch, 2 * epoch)
+        e.close()
+    learned(tmp_path, name="after", ckpt_interval=1, epochs=3, resume="auto").close()
+    states = tmp_path / "after" / "ckpts" / "training_states"
+    assert sorted(p.name for p in states.iterdir()) == ["after_epoch_2", "before_epoch_0", "before_epoch_1"]
+    e = started(tmp_path, name="after", resume="auto")
+    assert e.epoch == 3
+    e.close()
+
+
+def test_states_of_several_other_runs_are_not_chosen_from(tmp_path):
+    learned(tmp_path, name="one", ckpt_interval=1, epochs=1).close()
+    states = tmp_path / "one" / "ckpts" / "training_states"
+    shutil.copytree(states / "one_epoch_0", states / "two_epoch_0")
+    (tmp_path / "one").rename(tmp_path / "three")
+    with pytest.raises(
+        CheckpointError, match=r"training states of the runs one, two, and none of 'three': leave those of one run there"
+    ):
+        started(tmp_path, name="three", resume="auto")
+    started(tmp_path, name="three").close()
+
+
 def flip_a_bit(path: Path):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 4
