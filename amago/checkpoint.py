@@ -19,7 +19,7 @@ import shutil
 import uuid
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -265,7 +265,7 @@ def _saved(directory: Path) -> int | None:
 
 def identity(directory: Path) -> tuple[int, int]:
     """Numbers that no other training state of the run has: of its epoch, and in the order of saving; both from 1."""
-    return 1 + int(directory.name.rpartition("_")[2]), 1 + (_saved(directory) or 0)
+    return 1 + epoch_of(directory), 1 + (_saved(directory) or 0)
 
 
 def verify(directory: Path) -> None:
@@ -306,41 +306,39 @@ def load_training_state(directory: Path) -> tuple[dict[str, Tensor], dict[str, A
         raise CheckpointError(f"{path} cannot be read: {(str(err) or repr(err)).splitlines()[0]}") from err
 
 
-def training_states(root: Path, run_name: str) -> dict[int, Path]:
-    """Epoch -> directory of every training state under ``root``, in the order in which they were saved (not yet verified).
+_STATE = re.compile(rf"(?P<old>\.old-[0-9a-f]+-)?(?!{re.escape(TEMPORARY)}).+_epoch_\d+$")
+"""Names of training states; ``old`` while, or after a kill in which, one was replaced."""
 
-    Those whose place in the order cannot be read come last.
+
+def training_states(root: Path) -> list[Path]:
+    """Every training state under ``root``, in the order in which they were saved (not yet verified).
+
+    Those whose place in the order cannot be read come last. What precedes ``_epoch_`` in their names is the run's name when they
+    were saved; it does not matter here, so that a run may be renamed.
     """
-    found: dict[int, Path] = {}
-    pattern = re.compile(rf"^(\.old-[0-9a-f]+-)?{re.escape(run_name)}_epoch_(\d+)$")
-    for path in root.iterdir() if root.is_dir() else ():
-        if match := pattern.match(path.name):
-            epoch = int(match[2])
-            if not match[1] or epoch not in found:
-                found[epoch] = path
-    place = {epoch: _saved(path) for epoch, path in found.items()}
-    return {epoch: found[epoch] for epoch in sorted(found, key=lambda e: (place[e] is None, place[e] or 0, e))}
+    matches = [(path, _STATE.match(path.name)) for path in (root.iterdir() if root.is_dir() else ())]
+    names = {path.name for path, _ in matches}
+    found = [path for path, m in matches if m and (not m["old"] or path.name.removeprefix(m["old"]) not in names)]
+    place = {path: _saved(path) for path in found}
+    return sorted(found, key=lambda path: (place[path] is None, place[path] or 0, epoch_of(path)))
 
 
-def names_of_runs(root: Path) -> set[str]:
-    """The runs that training states under ``root`` are named after: one, unless somebody has renamed a run."""
-    matches = (
-        re.match(r"^(?:\.old-[0-9a-f]+-)?(.+)_epoch_\d+$", path.name) for path in (root.iterdir() if root.is_dir() else ())
-    )
-    return {match[1] for match in matches if match and not match[0].startswith(TEMPORARY)}
+def epoch_of(state: Path) -> int:
+    """The epoch at whose end a training state was saved."""
+    return int(state.name.rpartition("_")[2])
 
 
-def newest_complete(root: Path, run_name: str) -> Path | None:
+def newest_complete(root: Path) -> Path | None:
     """The training state saved last of those that verify; None if there never was any.
 
     Raises:
         CheckpointError: there are some, and all are damaged.
     """
     while True:
-        states = training_states(root, run_name)
+        states = training_states(root)
         seen = _identities(states)
         problems: list[CheckpointError] = []
-        for directory in reversed(states.values()):
+        for directory in reversed(states):
             try:
                 verify(directory)
             except CheckpointError as err:
@@ -349,7 +347,7 @@ def newest_complete(root: Path, run_name: str) -> Path | None:
             break
         else:
             directory = None
-        if problems and _identities(training_states(root, run_name)) != seen:
+        if problems and _identities(training_states(root)) != seen:
             continue  # another process has replaced or pruned states meanwhile, which looks like damage
         if directory is None and problems:
             raise CheckpointError("no complete checkpoint to resume from: " + "; ".join(map(str, problems)))
@@ -358,21 +356,21 @@ def newest_complete(root: Path, run_name: str) -> Path | None:
         return directory
 
 
-def _identities(states: Mapping[int, Path]) -> set[tuple[Path, int]]:
+def _identities(states: Iterable[Path]) -> set[tuple[Path, int]]:
     found = set()
-    for path in states.values():
+    for path in states:
         with contextlib.suppress(OSError):
             found.add((path, path.stat().st_ino))
     return found
 
 
-def prune(root: Path, run_name: str, keep: int | None) -> None:
+def prune(root: Path, keep: int | None) -> None:
     """Delete all but the ``keep`` training states saved last, and what interrupted saves left behind.
 
     One whose manifest is damaged neither counts nor is deleted.
     """
     if keep is not None:
-        ordered = [p for p in training_states(root, run_name).values() if _saved(p) is not None]
+        ordered = [p for p in training_states(root) if _saved(p) is not None]
         for directory in ordered[:-keep]:
             os.rename(directory, temporary(root))  # gone in one step: half of one would look damaged
     for path in root.glob(f"{TEMPORARY}*"):

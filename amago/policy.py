@@ -170,7 +170,7 @@ def find_run(path: str | Path) -> tuple[Path, Path]:
     latest = run_dir / "ckpts" / "latest" / "policy.pt"
     if latest.is_file():
         return run_dir, latest
-    newest = checkpoint.newest_complete(run_dir / "ckpts" / "training_states", run_dir.name)
+    newest = checkpoint.newest_complete(run_dir / "ckpts" / "training_states")
     if newest is None:
         raise CheckpointError(f"{run_dir} holds no weights yet: neither {latest} nor a training state")
     return run_dir, newest / "model.safetensors"

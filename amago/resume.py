@@ -167,28 +167,12 @@ class RunCheckpoints:
             CheckpointError: no such epoch; or "auto", and there are some but all are damaged.
         """
         if resume == "auto":
-            return checkpoint.newest_complete(self.states, self._name_of_states())
+            return checkpoint.newest_complete(self.states)
         return None if resume == "never" else self.of_epoch(int(resume))
-
-    def _name_of_states(self) -> str:
-        """The name that the training states bear: the run's, or, if all are older than its renaming, the one that it had.
-
-        Raises:
-            CheckpointError: there are states of several runs, and none of this.
-        """
-        names = checkpoint.names_of_runs(self.states)
-        if self.run_name in names or not names:
-            return self.run_name
-        if len(names) > 1:
-            raise CheckpointError(
-                f"{self.states} has training states of the runs {', '.join(sorted(names))}, and none of {self.run_name!r}: "
-                "leave those of one run there, or use resume='never' to start afresh"
-            )
-        return names.pop()
 
     def of_epoch(self, epoch: int) -> Path:
         """The training state of an epoch."""
-        states = checkpoint.training_states(self.states, self._name_of_states())
+        states = {checkpoint.epoch_of(path): path for path in checkpoint.training_states(self.states)}
         if epoch not in states:
             known = ", ".join(map(str, sorted(states))) or "none"
             raise CheckpointError(f"run {self.run_name!r} has no training state of epoch {epoch}; there are: {known}")
@@ -200,7 +184,7 @@ class RunCheckpoints:
 
     def exist(self) -> bool:
         """Whether the run has any training state, complete or not."""
-        return bool(checkpoint.names_of_runs(self.states))
+        return bool(checkpoint.training_states(self.states))
 
     def save(self, epoch: int, snapshot: Snapshot, keep: int | None) -> bool:
         """Save a complete training state, and the policy's weights by themselves; whether that was possible.
@@ -209,10 +193,10 @@ class RunCheckpoints:
             keep: delete all training states but the newest so many afterwards.
         """
         try:
-            checkpoint.prune(self.states, self.run_name, None)  # what a killed save has left takes space
+            checkpoint.prune(self.states, None)  # what a killed save has left takes space
             checkpoint.save_training_state(self.states / f"{self.run_name}_epoch_{epoch}", *snapshot)
             checkpoint.save_weights(snapshot[0], self.weights_of_epoch(epoch))
-            checkpoint.prune(self.states, self.run_name, keep)
+            checkpoint.prune(self.states, keep)
         except OSError as err:
             self._warn(f"the checkpoint of epoch {epoch} could not be saved", err, snapshot[0])
             return False

@@ -9,6 +9,7 @@ from functools import partial
 import gymnasium as gym
 
 from amago import cli_utils
+from amago.config import bindings, selector_of
 from amago.envs import AMAGOEnv
 from amago.envs.builtin.alchemy import SymbolicAlchemy
 from amago.envs.builtin.alchemy_by_colour import AlchemyByColour
@@ -27,9 +28,8 @@ def add_cli(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--shaping",
-        type=float,
-        metavar="GAMMA",
-        help="pay for each dip at once while training, as is right for this discount (Agent.gamma); needs --view colours",
+        action="store_true",
+        help="pay for each dip at once, while training; needs --view colours, which shows dips",
     )
     parser.set_defaults(
         parallel_actors=64, timesteps_per_epoch=None, grads_per_epoch=50, epochs=400, memory_size=128, memory_layers=2,
@@ -38,23 +38,19 @@ def add_cli(parser: ArgumentParser) -> None:
 
 
 def make_experiment(args: Namespace) -> Experiment:
-    def make_env(shaping: float | None = None) -> AMAGOEnv:
+    def make_env(shaped_for: float | None = None) -> AMAGOEnv:
         env: gym.Env = SymbolicAlchemy(args.num_trials, args.steps_per_trial)
         if args.view == "colours":
             env = AlchemyByColour(env)
-        return AMAGOEnv(env if shaping is None else AlchemyShaping(env, shaping), env_name="symbolic_alchemy")
+        return AMAGOEnv(env if shaped_for is None else AlchemyShaping(env, shaped_for), env_name="symbolic_alchemy")
 
-    if args.shaping is not None and args.view != "colours":
-        raise ValueError(
-            "--shaping keeps rewards and previous actions from the agent, so it needs --view colours, which shows dips"
-        )
-    horizon = make_env(args.shaping).env.horizon
+    if args.shaping and args.view != "colours":
+        raise ValueError("--shaping keeps rewards and previous actions from the agent, so it needs --view colours")
+    horizon = make_env().env.horizon
     max_seq_len = args.max_seq_len or horizon
     args.timesteps_per_epoch = args.timesteps_per_epoch or horizon
     config: dict = {}
-    tstep = cli_utils.switch_tstep_encoder(
-        config, "ff", n_layers=1, d_hidden=256, d_output=128, hide_rl2s=args.shaping is not None
-    )
+    tstep = cli_utils.switch_tstep_encoder(config, "ff", n_layers=1, d_hidden=256, d_output=128, hide_rl2s=args.shaping)
     traj = cli_utils.switch_traj_encoder(config, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
     agent = cli_utils.switch_agent(config, args.agent_type)
     anneal = max(1, args.epochs * args.timesteps_per_epoch // 2)
@@ -62,8 +58,9 @@ def make_experiment(args: Namespace) -> Experiment:
     if args.view == "colours":
         config["ActionMask.key"] = "action_mask"
     cli_utils.use_config(config, ["zoo/alchemy", *args.configs])
+    shaped_for = bindings()[f"{selector_of(agent)}.gamma"] if args.shaping else None
     return cli_utils.create_experiment_from_cli(
-        args, partial(make_env, args.shaping), make_env, max_seq_len=max_seq_len, val_timesteps_per_epoch=2 * horizon + 1, tstep_encoder_type=tstep,
+        args, partial(make_env, shaped_for), make_env, max_seq_len=max_seq_len, val_timesteps_per_epoch=2 * horizon + 1, tstep_encoder_type=tstep,
         traj_encoder_type=traj, agent_type=agent, exploration_wrapper_type=explore, group_name="symbolic_alchemy",
         padded_sampling=cli_utils.padding_for(max_seq_len, horizon),
     )  # fmt: skip

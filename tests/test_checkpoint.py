@@ -179,24 +179,29 @@ def test_a_renamed_run_goes_on(tmp_path):
         e = started(tmp_path, name="after", resume=resume)
         assert (e.epoch, e.updater.grad_steps) == (epoch, 2 * epoch)
         e.close()
+    assert amago.load_policy(tmp_path / "after")  # without ckpts/latest, from the newest of the states
     learned(tmp_path, name="after", ckpt_interval=1, epochs=3, resume="auto").close()
     states = tmp_path / "after" / "ckpts" / "training_states"
-    assert sorted(p.name for p in states.iterdir()) == ["after_epoch_2", "before_epoch_0", "before_epoch_1"]
+    assert [p.name for p in checkpoint.training_states(states)] == ["before_epoch_0", "before_epoch_1", "after_epoch_2"]
     e = started(tmp_path, name="after", resume="auto")
     assert e.epoch == 3
     e.close()
+    flip_a_bit(states / "after_epoch_2" / "state.json")
+    e = started(tmp_path, name="after", resume="auto")
+    assert e.epoch == 2, "what was saved under the old name still counts"
+    e.close()
+    checkpoint.prune(states, 1)
+    assert [p.name for p in states.iterdir()] == ["after_epoch_2"]
 
 
-def test_states_of_several_other_runs_are_not_chosen_from(tmp_path):
-    learned(tmp_path, name="one", ckpt_interval=1, epochs=1).close()
-    states = tmp_path / "one" / "ckpts" / "training_states"
-    shutil.copytree(states / "one_epoch_0", states / "two_epoch_0")
-    (tmp_path / "one").rename(tmp_path / "three")
-    with pytest.raises(
-        CheckpointError, match=r"training states of the runs one, two, and none of 'three': leave those of one run there"
-    ):
-        started(tmp_path, name="three", resume="auto")
-    started(tmp_path, name="three").close()
+def test_an_epoch_saved_again_after_the_renaming_is_the_new_one(tmp_path):
+    learned(tmp_path, name="before", ckpt_interval=1, epochs=2).close()
+    (tmp_path / "before").rename(tmp_path / "after")
+    learned(tmp_path, name="after", ckpt_interval=1, epochs=2, resume=0).close()
+    e = started(tmp_path, name="after")
+    assert e.checkpoints.of_epoch(1).name == "after_epoch_1"
+    assert e.checkpoints.choose("auto").name == "after_epoch_1"
+    e.close()
 
 
 def flip_a_bit(path: Path):
@@ -217,15 +222,15 @@ def test_a_damaged_newest_falls_back_to_the_one_before(tmp_path, caplog, name, d
         checkpoint.save_training_state(
             states / f"run_epoch_{epoch}", {"w": torch.ones(50)}, {"m": torch.ones(3)}, {"epoch": epoch}
         )
-    assert checkpoint.newest_complete(states, "run").name == "run_epoch_20"
+    assert checkpoint.newest_complete(states).name == "run_epoch_20"
     damage(states / "run_epoch_20" / name)
     with caplog.at_level(logging.WARNING):
-        assert checkpoint.newest_complete(states, "run").name == "run_epoch_3"
+        assert checkpoint.newest_complete(states).name == "run_epoch_3"
     blamed = "" if name == "manifest.json" else f"/{name}"  # a wrong checksum is blamed on the file that it is of
     assert f"run_epoch_20{blamed}" in caplog.text
     damage(states / "run_epoch_3" / name)
     with pytest.raises(CheckpointError, match=rf"no complete checkpoint.*run_epoch_20{blamed}.*run_epoch_3{blamed}"):
-        checkpoint.newest_complete(states, "run")
+        checkpoint.newest_complete(states)
 
 
 def test_no_flipped_bit_of_a_manifest_gets_past(tmp_path):
@@ -276,16 +281,16 @@ def test_what_is_damaged_does_not_drive_out_what_is_not(tmp_path, caplog):
 
     def save(epoch):
         checkpoint.save_training_state(states / f"run_epoch_{epoch}", {"w": torch.ones(5)}, {}, {"epoch": epoch})
-        checkpoint.prune(states, "run", 1)
+        checkpoint.prune(states, 1)
 
     save(3)
     checkpoint.save_training_state(states / "run_epoch_4", {"w": torch.ones(5)}, {}, {"epoch": 4})
     checkpoint.save_training_state(states / "run_epoch_5", {"w": torch.ones(5)}, {}, {"epoch": 5})
     flip_a_bit(states / "run_epoch_5" / "model.safetensors")
     (states / "run_epoch_4" / "manifest.json").unlink()
-    assert checkpoint.newest_complete(states, "run").name == "run_epoch_3"
+    assert checkpoint.newest_complete(states).name == "run_epoch_3"
     save(4)  # the run went on from 3
-    assert checkpoint.newest_complete(states, "run").name == "run_epoch_4"
+    assert checkpoint.newest_complete(states).name == "run_epoch_4"
     assert [p.name for p in states.iterdir()] == ["run_epoch_4"]
 
 
@@ -303,7 +308,7 @@ def test_a_state_that_is_replaced_while_it_is_looked_at_is_not_damaged(tmp_path,
         verify(directory)
 
     monkeypatch.setattr(checkpoint, "verify", saved_meanwhile)
-    assert checkpoint.newest_complete(states, "run").name == "run_epoch_4"
+    assert checkpoint.newest_complete(states).name == "run_epoch_4"
     assert calls == ["run_epoch_3", "run_epoch_4"]
     assert not caplog.records
 
@@ -315,15 +320,15 @@ def test_the_newest_is_not_passed_over_while_it_has_no_name(tmp_path, monkeypatc
         checkpoint.save_training_state(states / f"run_epoch_{n}", {"w": torch.ones(5)}, {}, {"n": n})
     listed, calls = checkpoint.training_states, []
 
-    def renamed_meanwhile(root, run_name):
-        found = listed(root, run_name)
+    def renamed_meanwhile(root):
+        found = listed(root)
         calls.append(found)
         if len(calls) == 1:
             os.rename(states / "run_epoch_4", states / ".old-ab-run_epoch_4")
         return found
 
     monkeypatch.setattr(checkpoint, "training_states", renamed_meanwhile)
-    assert checkpoint.newest_complete(states, "run").name == ".old-ab-run_epoch_4"
+    assert checkpoint.newest_complete(states).name == ".old-ab-run_epoch_4"
     assert not caplog.records
 
 
@@ -357,8 +362,8 @@ def test_a_state_that_was_being_written_does_not_count(tmp_path):
     checkpoint.save_training_state(states / "run_epoch_3", {"w": torch.ones(5)}, {}, {"epoch": 3})
     (states / ".tmp-abc").mkdir()
     (states / ".tmp-abc" / "model.safetensors").write_bytes(b"half")
-    assert checkpoint.training_states(states, "run") == {3: states / "run_epoch_3"}
-    checkpoint.prune(states, "run", None)
+    assert checkpoint.training_states(states) == [states / "run_epoch_3"]
+    checkpoint.prune(states, None)
     assert [p.name for p in states.iterdir()] == ["run_epoch_3"]
 
 
@@ -379,11 +384,11 @@ def test_replacing_a_state_never_leaves_none(tmp_path, monkeypatch):
         m.setattr(os, "rename", killed_at_second)
         with pytest.raises(KeyboardInterrupt):
             save(2.0)
-    found = checkpoint.newest_complete(states, "run")
+    found = checkpoint.newest_complete(states)
     assert checkpoint.load_training_state(found)[2] == {"n": 1.0}
     save(3.0)
-    checkpoint.prune(states, "run", None)
-    assert checkpoint.load_training_state(checkpoint.newest_complete(states, "run"))[2] == {"n": 3.0}
+    checkpoint.prune(states, None)
+    assert checkpoint.load_training_state(checkpoint.newest_complete(states))[2] == {"n": 3.0}
     assert [p.name for p in states.iterdir()] == ["run_epoch_3"]
 
 
@@ -430,7 +435,7 @@ def test_a_save_that_fails_is_told_and_training_goes_on(tmp_path, monkeypatch, c
     assert not [p for p in e.run_dir.rglob(".*") if p.name.startswith((".tmp", ".old"))]
     e.epochs = 3
     e.learn()
-    assert checkpoint.newest_complete(e.ckpt_dir / "training_states", "run").name == "run_epoch_2"
+    assert checkpoint.newest_complete(e.ckpt_dir / "training_states").name == "run_epoch_2"
     assert amago.load_policy(e.run_dir).version == e.checkpoints.version
     e.close()
 

@@ -240,7 +240,7 @@ OWN_WRONG = [
     ("06_alchemy.py", "--num_trials 0", "num_trials must be at least 1, got 0"),
     (
         "06_alchemy.py",
-        "--shaping 0.9",
+        "--shaping",
         "--shaping keeps rewards and previous actions from the agent, so it needs --view colours",
     ),
     ("07_metaworld.py", "--benchmark ml11", "benchmark must be one of ML10, ML25, ML45 or of "),

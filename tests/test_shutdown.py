@@ -84,7 +84,7 @@ def wait_for(process, condition, seconds=90.0):
 
 
 def state_of(root):
-    found = checkpoint.newest_complete(root / "run" / "ckpts" / "training_states", "run")
+    found = checkpoint.newest_complete(root / "run" / "ckpts" / "training_states")
     return found, checkpoint.load_training_state(found)[2]
 
 

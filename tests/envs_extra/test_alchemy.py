@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
+import runpy
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_inside import run_script
 
+from amago import cli_utils, config
 from amago.envs import AMAGOEnv
 from amago.envs.builtin import SymbolicAlchemy
 from amago.envs.builtin.alchemy import CAULDRON, action_for
@@ -519,7 +521,7 @@ TINY = (
     [
         ("", "Agent.gamma = 0.99"),
         ("--agent_type multitask --traj_encoder gru --max_seq_len 6 --view colours", "MultiTaskAgent.gamma = 0.99"),
-        ("--view colours --shaping 0.85 --traj_encoder gru --configs zoo/alchemy_by_colour", "Agent.gamma = 0.85"),
+        ("--view colours --shaping --traj_encoder gru --configs zoo/alchemy_by_colour", "Agent.gamma = 0.85"),
     ],
     ids=["agent", "multitask", "shaped"],
 )
@@ -539,19 +541,32 @@ def test_the_example_trains_evaluates_and_resumes(more: str, gamma: str, tmp_pat
 
 
 def test_the_example_shapes_the_rewards_of_training_alone(tmp_path: Path) -> None:
-    more = ["--view", "colours", "--shaping", "0.85", "--eval_timesteps", "25", "--val_interval", "1"]
+    more = ["--view", "colours", "--shaping", "--configs", "zoo/alchemy_by_colour", "--val_interval", "1"]
     outcome = run_script(EXAMPLE, [*TINY.split(), *more], tmp_path)
     assert outcome.code == 0, outcome.text
     rows = [json.loads(line) for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]
-    of_the_game = {}
+    of_the_game: dict[str, list[bool]] = {"val": [], "test": [], "rollout": []}
     for row in rows:
         trials = [value for name, value in row["values"].items() if name.startswith("Average Trial ")]
         if trials:
             total = row["values"]["Average Total Return in symbolic_alchemy"]
-            of_the_game.setdefault(row["section"], []).append(total == pytest.approx(sum(trials)))
-    assert all(of_the_game["val"])
-    assert all(of_the_game["test"])
+            of_the_game[row["section"]].append(total == pytest.approx(sum(trials)))
+    assert all(of_the_game.values()), "there are rollouts of each kind"
+    assert all(of_the_game["val"] + of_the_game["test"])
     assert not any(of_the_game["rollout"])
+
+
+@pytest.mark.parametrize(("agent", "gamma"), [("agent", 0.85), ("multitask", 0.99)])
+def test_the_example_shapes_for_the_discount_of_its_agent(agent: str, gamma: float, tmp_path: Path) -> None:
+    script = runpy.run_path(str(EXAMPLE))
+    args = ["--run_name", "tiny", "--buffer_dir", str(tmp_path), "--view", "colours", "--shaping", "--agent_type", agent]
+    parsed = cli_utils.parse_args("", script["add_cli"], [*args, "--configs", "zoo/alchemy_by_colour"])
+    try:
+        experiment = script["make_experiment"](parsed)
+        assert experiment.make_train_env().env.discount == gamma
+        assert not hasattr(experiment.make_val_env().env, "discount")
+    finally:
+        config.clear()
 
 
 def test_the_example_explains_itself(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def states_of(root):
 def newest(root):
     """(directory, state) of the newest complete checkpoint; None if there is none."""
     while True:
-        found = checkpoint.newest_complete(states_of(root), "run")
+        found = checkpoint.newest_complete(states_of(root))
         if found is None:
             return None
         number = checkpoint.identity(found)
@@ -168,7 +168,7 @@ class Watcher(threading.Thread):
         last = 0
         while not self.done.is_set():
             try:
-                found = checkpoint.newest_complete(states_of(self.root), "run")
+                found = checkpoint.newest_complete(states_of(self.root))
                 if found is None:
                     self.problems.append("there was none")
                     continue

@@ -232,14 +232,14 @@ def outlasts_a_full_disk(root, report, how):
 
 
 def look(e):
-    states = checkpoint.training_states(e.checkpoints.states, e.run_name)
-    for path in states.values():
+    states = checkpoint.training_states(e.checkpoints.states)
+    for path in states:
         checkpoint.verify(path)
     return {
-        "states": sorted(states), "grad_steps": e.updater.grad_steps, "env_steps": e.env_steps,
+        "states": sorted(map(checkpoint.epoch_of, states)), "grad_steps": e.updater.grad_steps, "env_steps": e.env_steps,
         "temporary": [str(p) for p in e.run_dir.rglob(".*") if p.name.startswith((".tmp-", ".old-"))], "version": e.checkpoints.version,
         "published": checkpoint.load_weights_and_version(e.checkpoints.latest)[1], "trajectories": len(e.dataset.store),
-        "newest": checkpoint.newest_complete(e.checkpoints.states, e.run_name).name,
+        "newest": checkpoint.newest_complete(e.checkpoints.states).name,
     }  # fmt: skip
 
 
@@ -259,7 +259,7 @@ def killed_at_every_line(root, report, first, stride):
             save(states, 2 + lines % 2, held[-1] + 1.0)  # replaces one, or adds one
             os._exit(0)
         finished = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        found = checkpoint.newest_complete(states, "run")
+        found = checkpoint.newest_complete(states)
         value = checkpoint.load_training_state(found)[2]["value"]
         if value not in (held[-1], held[-1] + 1.0):
             problems.append(f"line {n}: {found} holds {value}, after {held[-1]}")
@@ -271,9 +271,9 @@ def killed_at_every_line(root, report, first, stride):
 
 
 def save(states, epoch, value):
-    checkpoint.prune(states, "run", None)
+    checkpoint.prune(states, None)
     checkpoint.save_training_state(states / f"run_epoch_{epoch}", {"w": torch.full((9,), value)}, {}, {"value": value})
-    checkpoint.prune(states, "run", 1)
+    checkpoint.prune(states, 1)
 
 
 def end_at_line(n):
