@@ -67,7 +67,7 @@ $(SHOWDOWN): tools/showdown/package.json tools/showdown/package-lock.json
 	@touch $@
 
 test-envs: $(ENVS_STAMP) $(SHOWDOWN) qt
-	OMP_NUM_THREADS=1 $(ENVS)/bin/python -m pytest -n 2 --dist worksteal tests/envs_extra tests/test_examples.py
+	OMP_NUM_THREADS=1 $(ENVS)/bin/python -m pytest -n 2 --dist worksteal tests/envs_extra tests/examples
 
 bench: install
 	$(BIN)/python -m benchmarks all

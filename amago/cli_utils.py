@@ -9,7 +9,6 @@ from typing import Any
 
 from amago import config as gin_config
 from amago.agent import Agent, BaseAgent, MultiTaskAgent
-from amago.console import metrics_table
 from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper
 from amago.experiment import Experiment
 from amago.loading import DiskTrajDataset
@@ -18,6 +17,7 @@ from amago.nets.cnn import CNN, DrQCNN, IMPALAishCNN, NatureishCNN
 from amago.nets.policy_dists import GMM, Beta, TanhGaussian
 from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, MambaTrajEncoder, TformerTrajEncoder, TrajEncoder
 from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder, GoalTstepEncoder, TstepEncoder
+from amago.run.console import metrics_table
 
 Config = MutableMapping[str, Any]
 

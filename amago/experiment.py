@@ -19,22 +19,23 @@ from accelerate.utils import DistributedDataParallelKwargs, gather_object
 from torch import Tensor
 from tqdm import tqdm
 
-from amago import checkpoint, config, console
-from amago.actors import interact, make_rollout, recorder_settings, spaces_of
+from amago import config
 from amago.agent import BaseAgent
 from amago.envs.exploration import ExplorationWrapper
 from amago.envs.pool import ActorPool
 from amago.envs.statistics import ReturnHistory, SpecialMetricHistory
-from amago.evaluation import merge_returns, merge_specials, summarise
-from amago.experiment_checks import check_buffer, check_evaluation_spaces, check_settings, warn_if_nothing_saved
 from amago.loading import Batch, DatasetSettings, DiskTrajDataset, RLDataset, SequenceLoader
-from amago.logging import MetricsLogger, RunningMeans
 from amago.policy import acting_by, load_agent_weights, write_policy_spec
-from amago.resume import Progress, RunCheckpoints, TrainingParts
-from amago.rollout import Rollout
-from amago.settings import EnvMaker, ExperimentSettings
-from amago.shutdown import GracefulStop, Stopped
-from amago.training import Updater, adamw, lr_schedule, weighted_losses
+from amago.run import checkpoint, console
+from amago.run.checks import check_buffer, check_evaluation_spaces, check_settings, warn_if_nothing_saved
+from amago.run.collect import interact, make_rollout, recorder_settings, spaces_of
+from amago.run.evaluate import merge_returns, merge_specials, summarise
+from amago.run.metrics import MetricsLogger, RunningMeans
+from amago.run.rollout import Rollout
+from amago.run.settings import EnvMaker, ExperimentSettings
+from amago.run.signals import GracefulStop, Stopped
+from amago.run.state import Progress, RunCheckpoints, TrainingParts
+from amago.run.update import Updater, adamw, lr_schedule, weighted_losses
 
 _STREAMS = {"train": 5, "val": 3, "test": 99}  # of random numbers, after the run's own
 
@@ -45,7 +46,7 @@ class Experiment(ExperimentSettings):
     """Build, train and evaluate an agent.
 
     ``start()`` builds everything and ``learn()`` runs the epochs. The arguments are those of
-    `amago.settings.ExperimentSettings`.
+    `amago.run.settings.ExperimentSettings`.
     """
 
     def __post_init__(self) -> None:

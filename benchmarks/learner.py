@@ -31,8 +31,8 @@ from amago.agent import Agent, BaseAgent, MultiTaskAgent
 from amago.loading import Batch
 from amago.nets.traj_encoders import TformerTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
+from amago.run.update import Updater, adamw, lr_schedule, weighted_losses
 from amago.spaces import action_spec, rl2_space
-from amago.training import Updater, adamw, lr_schedule, weighted_losses
 from benchmarks.harness import Row, compare
 from benchmarks.peer import peer_contenders
 

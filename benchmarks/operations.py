@@ -21,8 +21,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from amago.agent import BaseAgent
 from amago.loading import Batch
-from amago.nets import blocked
-from amago.training import Updater, adamw, lr_schedule
+from amago.nets.cpu import blocked
+from amago.run.update import Updater, adamw, lr_schedule
 from benchmarks.learner import Learner
 
 FEW, LENGTHS = (2, 3), (2, 4, 8)

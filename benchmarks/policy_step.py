@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from amago import config
 from amago.agent import Agent
-from amago.nets.packed import linear, pack
+from amago.nets.cpu.packed import linear, pack
 from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder, TrajEncoder
 from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder
 from amago.spaces import action_spec, rl2_space

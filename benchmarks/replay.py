@@ -34,7 +34,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 
-from amago.hindsight import StoredTraj
+from amago.data.trajectory import StoredTraj
 from amago.loading import DatasetSettings, DiskTrajDataset, SequenceLoader
 from amago.store import TrajectoryStore, TrajectoryWriter, segment
 from amago.store import schema as sc

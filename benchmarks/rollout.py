@@ -31,7 +31,7 @@ import torch
 from amago.envs import AMAGOEnv, make_pool
 from amago.envs.exploration import EpsilonGreedy
 from amago.envs.pool import ActorPool
-from amago.rollout import Rollout
+from amago.run.rollout import Rollout
 from benchmarks.harness import Row, compare
 from benchmarks.peer import peer_contenders
 from benchmarks.policy_step import Acting, make_agent, sizes

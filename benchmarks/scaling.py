@@ -28,10 +28,10 @@ from amago.envs import AMAGOEnv, make_pool
 from amago.loading import Batch
 from amago.nets.traj_encoders import TformerTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
-from amago.rollout import Rollout
+from amago.run.rollout import Rollout
+from amago.run.update import adamw
 from amago.spaces import action_spec, rl2_space
 from amago.store import TrajectoryStore
-from amago.training import adamw
 from benchmarks.harness import Row, seconds_per_call
 from benchmarks.replay import fill_index
 

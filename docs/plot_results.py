@@ -11,7 +11,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from amago.plots import read_metrics
+from amago.run.plots import read_metrics
 
 RETURN = "Average Total Return (Across All Env Names)"
 MEMORY = {"Transformer": "#1f5fa8", "GRU": "#1e8a5a", "Mamba": "#8b5fbf", "no memory": "#c0392b"}

@@ -11,16 +11,16 @@ from functools import partial
 from pathlib import Path
 
 from amago import cli_utils, load_policy
-from amago.console import metrics_table
 from amago.envs import AMAGOEnv
 from amago.envs.builtin.crafter import OBS_KINDS, CrafterInstructions, InstructionRelabeler, VideoRecorder
 from amago.envs.pool import make_pool
-from amago.evaluation import evaluate
 from amago.experiment import Experiment
 from amago.loading import DiskTrajDataset
 from amago.nets.goal_embedders import TokenGoalEmb
 from amago.nets.image_goal_encoder import ImageGoalTstepEncoder
 from amago.relabeling import STRATEGIES
+from amago.run.console import metrics_table
+from amago.run.evaluate import evaluate
 
 TASKS = ["collect_wood", "collect_sapling,place_plant,eat_cow", "collect_wood,place_table,make_wood_pickaxe", "travel_2_2"]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from amago import cli_utils, load_policy
 from amago.cli.demo import HORIZON, make_env
-from amago.console import metrics_table
 from amago.envs.pool import make_pool
-from amago.evaluation import evaluate
 from amago.experiment import Experiment
+from amago.run.console import metrics_table
+from amago.run.evaluate import evaluate
 
 ACTORS = 24
 

@@ -14,14 +14,14 @@ import tiny
 
 import amago
 from amago import config
-from amago.checkpoint import CheckpointError
+from amago.data.relabel import Relabeler
 from amago.envs import AMAGOEnv, EpsilonGreedy, SequenceWrapper, make_pool
-from amago.experiment_checks import SettingsError, check_buffer, check_evaluation_spaces, warn_if_nothing_saved
-from amago.hindsight import Relabeler
 from amago.loading import DiskTrajDataset
 from amago.nets.traj_encoders import TformerTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
-from amago.settings import REQUIRED
+from amago.run.checkpoint import CheckpointError
+from amago.run.checks import SettingsError, check_buffer, check_evaluation_spaces, warn_if_nothing_saved
+from amago.run.settings import REQUIRED
 from amago.spaces import NonFiniteError
 
 NAN, INF = float("nan"), float("inf")

@@ -8,8 +8,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from amago.data.trajectory import StoredTraj
 from amago.envs import AMAGOEnv
-from amago.hindsight import StoredTraj
 from amago.spaces import ActionSpec, action_spec
 
 G = gym.spaces

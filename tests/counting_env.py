@@ -11,8 +11,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from amago.data.trajectory import StoredTraj
 from amago.envs import AMAGO_ENV_LOG_PREFIX, AMAGOEnv
-from amago.hindsight import StoredTraj
 
 ACTIONS: dict[str, gym.Space[Any]] = {
     "discrete": gym.spaces.Discrete(5, start=3),

@@ -3,7 +3,7 @@
 import gymnasium as gym
 import numpy as np
 
-from amago.hindsight import StoredTraj
+from amago.data.trajectory import StoredTraj
 from amago.store import TrajectoryStore, TrajectoryWriter
 
 ACTIONS = gym.spaces.Discrete(100_000)

@@ -21,11 +21,12 @@ import torch
 from run_inside import run_amago
 
 import amago
-from amago import checkpoint, config
-from amago.archives import check_archive
-from amago.checkpoint import CheckpointError
+from amago import config
 from amago.loading import DatasetSettings, DiskTrajDataset
-from amago.plots import read_metrics
+from amago.run import checkpoint
+from amago.run.checkpoint import CheckpointError
+from amago.run.plots import read_metrics
+from amago.run.torch_archive import check_archive
 from amago.spaces import describe, from_description
 from amago.store import TrajectoryStore
 

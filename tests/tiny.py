@@ -123,6 +123,6 @@ def environment():
 
 
 def rows(run_dir, section=None):
-    from amago.plots import read_metrics
+    from amago.run.plots import read_metrics
 
     return [r for r in read_metrics(run_dir) if section in (None, r["section"])]

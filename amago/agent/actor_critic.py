@@ -16,7 +16,7 @@ from amago.agent import diagnostics
 from amago.agent.base import AgentLoss, AgentValues, BaseAgent
 from amago.agent.options import check_gamma_idx, check_options, gammas_for
 from amago.agent.values import ValueRepresentation
-from amago.loading.data import Batch
+from amago.data.batch import Batch
 from amago.nets.popart import PopArtLayer
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder

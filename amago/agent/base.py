@@ -9,7 +9,7 @@ import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
-from amago.loading.data import Batch
+from amago.data.batch import Batch
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
 from amago.spaces import action_spec

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             module.add_arguments(sub)
             sub.set_defaults(subcommand=module.run)  # "run" is an argument of eval
     args = parser.parse_args(argv)
-    from amago.checkpoint import CheckpointError
+    from amago.run.checkpoint import CheckpointError
 
     try:
         return int(args.subcommand(args) or 0)

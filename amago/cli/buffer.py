@@ -17,12 +17,12 @@ from tqdm import tqdm
 
 from amago.cli import space_syntax
 from amago.cli_utils import whole_number
-from amago.hindsight import StoredTraj
-from amago.loading.arrays import ArrayDataset, read_npz
-from amago.loading.d4rl import D4RLDataset, read_hdf5
+from amago.data.trajectory import StoredTraj
 from amago.loading.dataset import check_same_box, check_same_spaces
-from amago.loading.minari import MinariDataset, export
 from amago.loading.offline import OfflineDataset
+from amago.loading.offline.arrays import ArrayDataset, read_npz
+from amago.loading.offline.d4rl import D4RLDataset, read_hdf5
+from amago.loading.offline.minari import MinariDataset, export
 from amago.loading.sources import copy_to, files_of
 from amago.store import StoreError, StoreView, TrajectoryStore
 from amago.store import index as store_index

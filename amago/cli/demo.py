@@ -14,7 +14,7 @@ from amago.envs import AMAGOEnv
 from amago.envs.builtin.frozen_lake import MetaFrozenLake
 from amago.experiment import Experiment
 from amago.loading import DiskTrajDataset
-from amago.plots import plot_adaptation, read_metrics
+from amago.run.plots import plot_adaptation, read_metrics
 
 SIZE, ATTEMPTS, STEPS = 3, 6, 9
 HORIZON = ATTEMPTS * STEPS

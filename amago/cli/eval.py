@@ -8,15 +8,15 @@ from pathlib import Path
 
 import gymnasium as gym
 
-from amago.checkpoint import CheckpointError
 from amago.cli.gym_env import GymEnv
 from amago.cli.train import ARGS_FILE
 from amago.cli_utils import whole_number
-from amago.console import metrics_table
 from amago.envs import AMAGOEnv
 from amago.envs.pool import make_pool
-from amago.evaluation import evaluate
 from amago.policy import Policy, find_run, load_policy
+from amago.run.checkpoint import CheckpointError
+from amago.run.console import metrics_table
+from amago.run.evaluate import evaluate
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 from amago import cli_utils
 from amago.cli.gym_env import GymEnv
-from amago.console import metrics_table
 from amago.experiment import Experiment
 from amago.nets.tstep_encoders import TstepEncoder
+from amago.run.console import metrics_table
 
 ARGS_FILE = "train_args.json"
 

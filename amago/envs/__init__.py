@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from amago.envs.amago_env import AMAGOEnv
 from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper
-from amago.envs.faults import ActorError
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 from amago.envs.pool import ActorPool, make_pool
+from amago.envs.pool.faults import ActorError
 from amago.envs.recorder import RecordingError, SequenceWrapper
 from amago.envs.statistics import EpisodeRecord, PhaseStatistics, ReturnHistory, SpecialMetricHistory
 

@@ -10,8 +10,8 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from amago.data.trajectory import Timestep
 from amago.envs.autoreset import AutoReset, AutoResetter
-from amago.hindsight import Timestep
 from amago.spaces import ActionSpec, NonFiniteError, action_spec, all_finite, obs_spec, rl2_space
 
 Array = NDArray[Any]

@@ -12,8 +12,8 @@ import gin
 import numpy as np
 from numpy.typing import NDArray
 
+from amago.data.trajectory import Timestep
 from amago.envs.amago_env import AMAGOWrapper, Step
-from amago.hindsight import Timestep
 from amago.spaces import ActionMask, ActionSpec, check_mask
 
 Array = NDArray[Any]

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from amago.data.trajectory import StoredTraj, Timestep
 from amago.envs.amago_env import AMAGOEnv, AMAGOWrapper, Step
 from amago.envs.autoreset import AutoReset
 from amago.envs.statistics import EpisodeRecord, MetricSums, collect_row, collect_rows
-from amago.hindsight import StoredTraj, Timestep
 
 if TYPE_CHECKING:
     from amago.store import TrajectoryWriter

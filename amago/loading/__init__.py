@@ -1,14 +1,14 @@
 """From trajectories to training batches."""
 
-from amago.loading.arrays import ArrayDataset
-from amago.loading.d4rl import D4RLDataset
-from amago.loading.data import Batch, RLData, collate
+from amago.data.batch import Batch, RLData, collate
+from amago.data.relabel import GoalSequenceRelabeler
 from amago.loading.dataset import DatasetSettings, DiskTrajDataset, DoNothingDataset, RLDataset
 from amago.loading.loader import SequenceLoader
-from amago.loading.minari import MinariDataset
 from amago.loading.mixture import MixtureOfDatasets
 from amago.loading.offline import OfflineDataset
-from amago.relabeling import GoalSequenceRelabeler
+from amago.loading.offline.arrays import ArrayDataset
+from amago.loading.offline.d4rl import D4RLDataset
+from amago.loading.offline.minari import MinariDataset
 
 __all__ = [
     "ArrayDataset",

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from amago.loading.data import Batch
+from amago.data.batch import Batch
 from amago.store.schema import Schema
 from amago.store.view import Room, StoreView
 

@@ -13,9 +13,10 @@ import gin
 import gymnasium as gym
 import numpy as np
 
-from amago.hindsight import FrozenTraj, NoOpRelabeler, Relabeler, StoredTraj
+from amago.data.batch import Batch, RLData, collate
+from amago.data.relabel import NoOpRelabeler, Relabeler
+from amago.data.trajectory import FrozenTraj, StoredTraj
 from amago.loading.batching import BatchRoom
-from amago.loading.data import Batch, RLData, collate
 from amago.spaces import ActionSpec, action_spec
 from amago.store import EvictedError, StoreView, TrajectoryStore
 
@@ -160,7 +161,7 @@ def checked_relabeler(relabeler: Relabeler | None) -> Relabeler | Callable[[Froz
     if isinstance(relabeler, type):
         raise ValueError(f"relabeler must be an instance, got the class {relabeler.__name__}; write {relabeler.__name__}()")
     if relabeler is not None and not callable(relabeler):
-        raise ValueError(f"relabeler must be an amago.hindsight.Relabeler (an instance, not a class), got {relabeler!r}")
+        raise ValueError(f"relabeler must be an amago.data.trajectory.Relabeler (an instance, not a class), got {relabeler!r}")
     return NoOpRelabeler() if relabeler is None else relabeler
 
 

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 import torch
 
-from amago.loading.data import Batch
+from amago.data.batch import Batch
 from amago.loading.dataset import RLDataset
 
 

@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from amago.loading.data import RLData
+from amago.data.batch import RLData
 from amago.loading.dataset import DatasetSettings, RLDataset
 
 

@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from amago.hindsight import StoredTraj
+from amago.data.trajectory import StoredTraj
 from amago.spaces import ActionSpec, ObsSpec, action_spec, obs_spec
 from amago.store import TrajectoryWriter
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from amago.nets import blocked
+from amago.nets.cpu import blocked
 from amago.nets.utils import activation_switch, check_dropout, check_positive
 
 

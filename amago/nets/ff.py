@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from amago.nets.packed import Linear
+from amago.nets.cpu.packed import Linear
 from amago.nets.utils import WeightCache, activation_switch, check_dropout, check_positive
 
 

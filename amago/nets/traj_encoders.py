@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from amago.nets import transformer
+from amago.nets.cpu.packed import Linear, linear, pack
 from amago.nets.ff import FFBlock, Normalization
 from amago.nets.kv_cache import KVCache
 from amago.nets.mamba import Mamba, MambaBlock, MambaState
-from amago.nets.packed import Linear, linear, pack
 from amago.nets.utils import WeightCache, activation_switch, at_least_float32, autocast_dtype, check_dropout, check_positive
 
 Dones = NDArray[np.bool_] | Tensor

@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from amago.nets.attention import FlashAttention, ScaledDotProductAttention, SelfAttention, VanillaAttention
+from amago.nets.cpu.packed import Linear, linear, pack
 from amago.nets.ff import Normalization
 from amago.nets.flex_attention import FlexAttention, SlidingWindowFlexAttention, SlidingWindowSinkFlexAttention
 from amago.nets.kv_cache import CacheSlots, KVCache
-from amago.nets.packed import Linear, linear, pack
 from amago.nets.utils import WeightCache, activation_switch, check_dropout, check_positive
 
 __all__ = [

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from amago.nets import cnn
+from amago.nets.cpu.packed import Linear
 from amago.nets.ff import MLP, InputNorm, Normalization
 from amago.nets.goal_embedders import FFGoalEmb, GoalEmb
-from amago.nets.packed import Linear
 from amago.nets.utils import activation_switch, check_positive
 from amago.ops import symlog
 

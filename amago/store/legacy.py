@@ -1,7 +1,7 @@
 """``.traj`` files: pickles of older systems, refused unless the caller asks for them, and never written.
 
 A pickle is a program. Even with ``allow_pickle=True`` only numpy arrays in plain containers and the classes of
-`amago.hindsight` are built from one: a file that names anything else is refused before that is imported.
+`amago.data.trajectory` are built from one: a file that names anything else is refused before that is imported.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from amago.hindsight import FrozenTraj, StoredTraj
+from amago.data.trajectory import FrozenTraj, StoredTraj
 from amago.spaces import ActionSpec, action_spec
 from amago.store.errors import BadFileError, PickleRefusedError
 from amago.store.files import open_regular
@@ -47,7 +47,7 @@ _NUMPY = {
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if module == "amago.hindsight" and name == "FrozenTraj":
+        if module in ("amago.hindsight", "amago.data.trajectory") and name == "FrozenTraj":
             return FrozenTraj
         if module in ("numpy", "numpy.core.multiarray", "numpy._core.multiarray", "numpy.core.numeric", "numpy._core.numeric"):
             if name in ("ndarray", "dtype"):
@@ -66,7 +66,7 @@ def _latin1(text: str, encoding: str = "latin1") -> bytes:
 
 
 def read_traj(path: str | Path, *, allow_pickle: bool = False) -> tuple[StoredTraj, ActionSpec]:
-    """Read a pickled `amago.hindsight.FrozenTraj`, or a dict of its six fields.
+    """Read a pickled `amago.data.trajectory.FrozenTraj`, or a dict of its six fields.
 
     Such a file has actions in vector form and no record of the spaces, so its actions come back as vectors, with the spec
     of a box of their width: `StoredTraj.derive` of both gives the arrays that were pickled.

@@ -26,7 +26,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from amago.hindsight import StoredTraj
+from amago.data.trajectory import StoredTraj
 from amago.spaces import ActionSpec, action_spec, describe, from_description, stored_width
 from amago.store.errors import BadFileError
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from amago.hindsight import StoredTraj
+from amago.data.trajectory import StoredTraj
 from amago.store import schema as sc
 from amago.store.errors import BadFileError
 

@@ -17,7 +17,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from amago.hindsight import StoredTraj
+from amago.data.trajectory import StoredTraj
 from amago.spaces import ActionSpec
 from amago.store import index as ix
 from amago.store import index_cache, legacy

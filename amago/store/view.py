@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from amago.hindsight import StoredTraj
+from amago.data.trajectory import StoredTraj
 from amago.spaces import ActionSpec
 from amago.store import index as ix
 from amago.store import npz

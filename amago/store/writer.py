@@ -14,7 +14,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 
-from amago.hindsight import StoredTraj
+from amago.data.trajectory import StoredTraj
 from amago.spaces import action_spec
 from amago.store import npz, schema, segment
 from amago.store.errors import StoreFullError

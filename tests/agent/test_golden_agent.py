@@ -8,11 +8,11 @@ from golden import load
 
 from amago import config, ops
 from amago.agent import Agent, MultiTaskAgent, exp_filter
-from amago.foreign import adapt_weights
 from amago.loading import Batch
 from amago.nets.traj_encoders import TformerTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
-from amago.training import weighted_losses
+from amago.policy.original import adapt_weights
+from amago.run.update import weighted_losses
 
 TINY = {
     "FFTstepEncoder.n_layers": 1,

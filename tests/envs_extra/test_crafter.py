@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from run_inside import run_script
 
+from amago.data.relabel import completion_times
+from amago.data.trajectory import FrozenTraj
 from amago.envs import AMAGOEnv
 from amago.envs.builtin._crafter_world import FastLocalView, InOrder, around, generate_world, simplex_noise
 from amago.envs.builtin.crafter import (
@@ -28,8 +30,6 @@ from amago.envs.builtin.crafter import (
     goal_tokens,
 )
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
-from amago.hindsight import FrozenTraj
-from amago.relabeling import completion_times
 
 crafter = pytest.importorskip("crafter", reason="Crafter is not installed: pip install 'amago[crafter]'")
 

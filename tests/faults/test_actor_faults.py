@@ -38,8 +38,8 @@ from fault_helpers import (
 )  # fmt: skip
 
 from amago.envs import ActorError, AMAGOEnv, make_pool
-from amago.envs import worker as worker_module
-from amago.envs.shared import memory_left, shared_block
+from amago.envs.pool import worker as worker_module
+from amago.envs.pool.buffers import memory_left, shared_block
 from amago.store import TrajectoryStore
 
 W = 8
@@ -66,7 +66,7 @@ class Events(logging.Handler):
 @pytest.fixture
 def events():
     handler = Events()
-    logger = logging.getLogger("amago.envs.faults")
+    logger = logging.getLogger("amago.envs.pool.faults")
     logger.addHandler(handler)
     yield handler
     logger.removeHandler(handler)
@@ -251,7 +251,7 @@ def test_a_slow_step_is_not_charged_with_the_one_before(tmp_path):
 
 
 def test_a_worker_stopped_in_the_middle_of_a_message_holds_up_nobody(events, monkeypatch):
-    monkeypatch.setattr("amago.envs.worker_handle._MESSAGE_SECONDS", count(1, 5))
+    monkeypatch.setattr("amago.envs.pool.handle._MESSAGE_SECONDS", count(1, 5))
     pool = make_pool([lambda i=i: AMAGOEnv(Wordy(i)) for i in range(2)], workers=2, seed=0)
     try:
         pool.reset()
@@ -283,7 +283,7 @@ def test_cartpole_is_learned_in_spite_of_exceptions(tmp_path):
     from tqdm import tqdm
 
     from amago.cli import train
-    from amago.plots import read_metrics
+    from amago.run.plots import read_metrics
 
     injected = tmp_path / "injected"
     actors, steps = 8, count(400, 500)
@@ -492,7 +492,7 @@ def trouble(fault, tmp_path):
 
 
 def test_nothing_is_left_after_a_fault(tmp_path, monkeypatch):
-    monkeypatch.setattr("amago.envs.async_pool._QUIT_SECONDS", count(2, 6))
+    monkeypatch.setattr("amago.envs.pool.subprocess._QUIT_SECONDS", count(2, 6))
     slowest, faults = 0.0, FAULTS[: count(8, 9)]
     for fault in faults:
         folder = tmp_path / fault
@@ -526,7 +526,7 @@ def test_starts_and_stops_beside_busy_threads():
 
 def test_workers_outlive_the_forkserver(events, monkeypatch):
     """All children of a forkserver look dead when it dies, and are not."""
-    monkeypatch.setattr("amago.envs.async_pool._QUIT_SECONDS", count(1, 6))
+    monkeypatch.setattr("amago.envs.pool.subprocess._QUIT_SECONDS", count(1, 6))
     pool = make_pool([make_counting(i) for i in range(2)], workers=2, seed=0)
     numbers = []
     try:
@@ -584,7 +584,8 @@ def test_a_signal_to_the_whole_group_replaces_nobody(number, tmp_path):
 ORPHAN = """
     import sys, time
     import numpy as np
-    from amago.envs import AMAGOEnv, make_pool, worker
+    from amago.envs import AMAGOEnv, make_pool
+    from amago.envs.pool import worker
     from counting_env import CountingEnv
 
     class Hangs(CountingEnv):

@@ -19,8 +19,8 @@ import pytest
 import torch
 from fault_helpers import count, environment, report, rng, say
 
-from amago import checkpoint
-from amago.resume import RunCheckpoints
+from amago.run import checkpoint
+from amago.run.state import RunCheckpoints
 from amago.store import TrajectoryStore
 
 SCRIPTS = Path(__file__).parent / "resume_scripts"

@@ -2,7 +2,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from amago.hindsight import FrozenTraj, Relabeler, Trajectory
+from amago.data.relabel import Relabeler
+from amago.data.trajectory import FrozenTraj, Trajectory
 from amago.loading import DatasetSettings, DiskTrajDataset, RLDataset, SequenceLoader
 from amago.spaces import action_spec
 from amago.store import TrajectoryWriter

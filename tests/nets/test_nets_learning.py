@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from amago.nets.attention import ScaledDotProductAttention
 from amago.nets.utils import activation_switch
-from amago.training import keep_freed_memory
+from amago.run.update import keep_freed_memory
 
 
 def test_leaky_relu_has_the_gradients_of_torch_and_keeps_its_output_alone():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from store_helpers import OBS, assert_numbered, numbered, opened, put
 
-from amago.hindsight import FrozenTraj
+from amago.data.trajectory import FrozenTraj
 from amago.spaces import action_spec
 from amago.store import BadFileError, DamagedError, PickleRefusedError, TrajectoryStore
 from amago.store.legacy import read_traj

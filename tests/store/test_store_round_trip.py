@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 from safetensors.numpy import load_file
 from store_helpers import ACTIONS, KINDS, OBS, assert_numbered, assert_same, episodes, numbered, opened, put, writer
 
-from amago.hindsight import StoredTraj
+from amago.data.trajectory import StoredTraj
 from amago.spaces import action_spec, obs_spec
 from amago.store import TrajectoryStore, TrajectoryWriter
 from amago.store.schema import CODES

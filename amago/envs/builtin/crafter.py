@@ -16,11 +16,11 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from amago.data.relabel import GoalSequenceRelabeler
 from amago.envs.builtin import _common as common
 from amago.envs.builtin._crafter_world import FastLocalView, InOrder, around, generate_world
 from amago.envs.builtin._extras import require
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
-from amago.relabeling import GoalSequenceRelabeler
 
 Observation = dict[str, NDArray[Any]]
 

@@ -38,7 +38,7 @@ class MazeRunner(gym.Env[Observation, np.int64]):
       ``size``; steps taken divided by ``time_limit``;
     - "goals" ``(max_goals, 2)``: x and y of each goal in order, -1 once it is reached. A rollout of fewer than ``max_goals``
       has -1 in the first rows;
-    - "achieved" ``(2,)``: x and y of the agent, in the form of a goal, for `amago.relabeling.GoalSequenceRelabeler`.
+    - "achieved" ``(2,)``: x and y of the agent, in the form of a goal, for `amago.data.relabel.GoalSequenceRelabeler`.
 
     Reward: 1 for each goal, in the step that reaches it.
 

@@ -18,10 +18,11 @@ import tqdm
 from tiny import EPISODE
 
 import amago
-from amago import checkpoint, config
+from amago import config
 from amago.loading import DiskTrajDataset, SequenceLoader
 from amago.loading import dataset as dataset_module
 from amago.loading.batching import BatchRoom
+from amago.run import checkpoint
 
 INF = float("inf")
 TINY = {
@@ -297,7 +298,7 @@ def end_at_line(n):
 
 def publishes(root, report, seconds):
     """Publishes weights that all hold their version, and now and then begins a new life as a killed process would."""
-    from amago.resume import RunCheckpoints
+    from amago.run.state import RunCheckpoints
 
     end, version = time.monotonic() + seconds, 0
     while time.monotonic() < end:

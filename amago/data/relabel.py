@@ -1,0 +1,184 @@
+"""Hindsight relabelling of a sequence of goals: what was reached becomes what was asked for (numpy only).
+
+A rollout that was asked to visit k goals in order and did not shows how to visit other places. `GoalSequenceRelabeler`
+writes some of those into the instruction, and then computes observations, rewards and the end as the environment would
+have given them (hindsight instruction relabelling, AMAGO, arXiv:2310.09971; after Andrychowicz et al. 2017, arXiv:1707.01495).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gin
+import numpy as np
+from numpy.typing import NDArray
+
+from amago.data.trajectory import FrozenTraj
+
+Array = NDArray[Any]
+
+
+class Relabeler:
+    """Rewrites a whole trajectory each time before a training sequence is cut from it (hindsight relabelling).
+
+    Subclass and override `relabel`, or `relabel_with` where the rewriting is random. The arrays may be changed in place: they
+    are read anew for every sample. `amago.data.relabel` has one for sequences of goals.
+    """
+
+    def relabel(self, traj: FrozenTraj) -> FrozenTraj:
+        """Return the trajectory to learn from."""
+        raise NotImplementedError(f"{type(self).__name__} must override relabel() or relabel_with()")
+
+    def relabel_with(self, traj: FrozenTraj, rng: np.random.Generator) -> FrozenTraj:
+        """Return the trajectory to learn from, with ``rng`` as the only randomness (then a run can be repeated exactly)."""
+        return self.relabel(traj)
+
+    def __call__(self, traj: FrozenTraj, rng: np.random.Generator | None = None) -> FrozenTraj:
+        """Relabel and check that the fields still fit together; without ``rng``, a fresh random stream is used."""
+        return self.relabel_with(traj, np.random.default_rng() if rng is None else rng).validate()
+
+
+class NoOpRelabeler(Relabeler):
+    """Leaves trajectories as they are; data sets then read only the part of a file that they need."""
+
+    def relabel(self, traj: FrozenTraj) -> FrozenTraj:
+        return traj
+
+
+STRATEGIES = ("none", "some", "all")
+
+
+def completion_times(achieved: Array, goals: Array, tolerance: float) -> list[int]:
+    """When each goal of a sequence is reached: the first goals only, as far as the sequence gets.
+
+    The environment's rule: after each step, and at most once a step, the goal that is due is compared with what is achieved.
+
+    Args:
+        achieved: (T + 1, d); row 0, the start, reaches nothing.
+        goals: (k, d), in order.
+        tolerance: reached where no coordinate differs by more.
+
+    Returns:
+        Indices of observations, 1 to T, strictly increasing; at most k of them.
+    """
+    times: list[int] = []
+    for goal in goals:
+        first = times[-1] + 1 if times else 1
+        hits = np.flatnonzero((np.abs(achieved[first:] - goal) <= tolerance).all(axis=-1))
+        if not hits.size:
+            break
+        times.append(first + int(hits[0]))
+    return times
+
+
+@gin.configurable(module="amago.relabeling")
+class GoalSequenceRelabeler(Relabeler):
+    """Relabels rollouts that were asked to reach a sequence of goals, one after the other.
+
+    It fits environments that observe the goals still to come under one key and what is achieved under another, add
+    ``goal_reward`` to the reward of the step that reaches the goal that is due (one a step at most, none at the start),
+    then overwrite that goal with ``done_value``, and terminate with the last goal. All else that is rewarded or observed
+    must not depend on the goals, and is kept.
+
+    A rollout of which all goals are reached stays as it is. Of another, n of the goals that were not reached are replaced:
+    n is 0 ("none"), all ("all"), or uniform in between, ends included ("some"). The new goals are what was achieved at n
+    different times, drawn uniformly among those at which no goal was reached; they take their place among the goals that
+    were reached, by time. Then goals, rewards, ``rl2s`` and terminations are computed anew, and a rollout that reaches its
+    last goal ends there.
+
+    Args:
+        strategy: "none", "some" or "all".
+        goal_key: observation of the goals, (k, d) or (k * d,) a step.
+        achieved_key: observation of what is achieved, (d,) a step, in the units of the goals.
+        goal_reward: reward of reaching a goal.
+        done_value: what the goal's numbers are once it is reached.
+        tolerance: a goal is reached where no coordinate is further away.
+        terminates: reaching the last goal terminates the rollout.
+    """
+
+    def __init__(
+        self,
+        strategy: str = "some",
+        goal_key: str = "goals",
+        achieved_key: str = "achieved",
+        goal_reward: float = 1.0,
+        done_value: float = -1.0,
+        tolerance: float = 1e-5,
+        terminates: bool = True,
+    ):
+        if strategy not in STRATEGIES:
+            raise ValueError(f"strategy must be one of {', '.join(map(repr, STRATEGIES))}, got {strategy!r}")
+        if not tolerance >= 0:
+            raise ValueError(f"tolerance must be a distance of at least 0, got {tolerance!r}")
+        if goal_key == achieved_key:
+            raise ValueError(f"goal_key and achieved_key must be two observations, both are {goal_key!r}")
+        self.strategy, self.goal_key, self.achieved_key = strategy, goal_key, achieved_key
+        self.goal_reward, self.done_value, self.tolerance, self.terminates = goal_reward, done_value, tolerance, terminates
+
+    def relabel_with(self, traj: FrozenTraj, rng: np.random.Generator) -> FrozenTraj:
+        """The trajectory to learn from, with its own arrays where they differ.
+
+        Raises:
+            ValueError: an observation is missing, or the two keys' shapes do not fit together; the message names them.
+        """
+        if self.strategy == "none":
+            return traj
+        goals, achieved = self._split(traj)
+        first = int((goals[0] == self.done_value).all(axis=-1).sum())  # reached before this piece of a rollout began
+        asked = goals[0, first:]
+        reached = completion_times(achieved, asked, self.tolerance)
+        missed = len(asked) - len(reached)
+        n = missed if self.strategy == "all" else int(rng.integers(missed + 1))
+        chosen = self.choose_times(achieved, np.setdiff1d(np.arange(1, len(traj) + 1), reached), n, rng)
+        n = len(chosen)
+        if n == 0:
+            return traj
+        places = [(t, goal) for t, goal in zip(reached, asked)] + [(int(t), achieved[t]) for t in chosen]
+        in_order = [goal for _, goal in sorted(places, key=lambda place: place[0])]
+        new = np.stack([*in_order, *asked[len(reached) : len(asked) - n]]).astype(goals.dtype)
+        return self._replay(traj, goals, achieved, first, reached, new)
+
+    def choose_times(self, achieved: Array, free: Array, n: int, rng: np.random.Generator) -> Array:
+        """Whose achievements become goals: different elements of ``free``, ``n`` of them or as many as there are.
+
+        Override it to prefer some. What was achieved at a time that is chosen must be no ``done_value``.
+
+        Args:
+            achieved: (T + 1, d).
+            free: indices of observations at which no goal was reached, increasing.
+        """
+        return rng.choice(free, size=min(n, len(free)), replace=False)
+
+    def _split(self, traj: FrozenTraj) -> tuple[Array, Array]:
+        """(T + 1, k, d) goals and (T + 1, d) achieved."""
+        for name, key in (("goal_key", self.goal_key), ("achieved_key", self.achieved_key)):
+            if key not in traj.obs:
+                raise ValueError(f"{name} is {key!r}, but the observations are {sorted(traj.obs)}")
+        achieved = traj.obs[self.achieved_key].reshape(len(traj) + 1, -1)
+        goals, d = traj.obs[self.goal_key], achieved.shape[1]
+        if d == 0 or goals.ndim < 2 or int(np.prod(goals.shape[1:])) % d:
+            raise ValueError(
+                f"observation {self.goal_key!r} has shape {goals.shape[1:]} a step, which is no sequence of goals of "
+                f"{d} numbers like {self.achieved_key!r}"
+            )
+        return goals.reshape(len(traj) + 1, -1, d), achieved
+
+    def _replay(
+        self, traj: FrozenTraj, goals: Array, achieved: Array, first: int, reached: list[int], new: Array
+    ) -> FrozenTraj:
+        """What the environment would have given for the same steps, had it asked for ``new``."""
+        times = completion_times(achieved, new, self.tolerance)
+        goals, rews, dones, rl2s = goals.copy(), traj.rews.copy(), traj.dones.copy(), traj.rl2s.copy()
+        goals[:, first:] = new
+        for i, t in enumerate(times):
+            goals[t:, first + i] = self.done_value
+        rews[[t - 1 for t in times if t not in reached], 0] += self.goal_reward  # what was reached still is, at the same times
+        rl2s[1:, :1] = rews
+        out = FrozenTraj(
+            obs=traj.obs | {self.goal_key: goals.reshape(traj.obs[self.goal_key].shape)},
+            rl2s=rl2s, time_idxs=traj.time_idxs, rews=rews, dones=dones, actions=traj.actions,
+        )  # fmt: skip
+        if self.terminates and len(times) == len(new):
+            dones[times[-1] - 1] = True
+            out = out.slice(0, times[-1])
+        return out

@@ -1,0 +1,90 @@
+"""Data sets that were recorded elsewhere, as a source of training sequences."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from amago.data.batch import RLData
+from amago.data.relabel import Relabeler
+from amago.data.trajectory import FrozenTraj, StoredTraj
+from amago.loading.dataset import (
+    DatasetSettings,
+    RLDataset,
+    check_same_box,
+    check_same_spaces,
+    checked_relabeler,
+    sample_window,
+)
+from amago.loading.sources import TrajectorySource, copy_to
+
+
+class OfflineDataset(RLDataset):
+    """Recorded trajectories that never change, sampled like a `DiskTrajDataset`: a trajectory uniformly, then a window of it.
+
+    Subclass, and override `load`.
+
+    Args:
+        relabeler: rewrites each trajectory before the window is cut; default: none.
+    """
+
+    def __init__(self, relabeler: Relabeler | None = None):
+        self.relabeler = checked_relabeler(relabeler)
+        self._source: TrajectorySource | None = None
+
+    @abstractmethod
+    def load(self) -> TrajectorySource:
+        """Open the recording; called once, by `configure` or `source`."""
+
+    @property
+    def name(self) -> str:
+        """What messages call this data set."""
+        return type(self).__name__
+
+    @property
+    def source(self) -> TrajectorySource:
+        """The trajectories; opened when first asked for.
+
+        Raises:
+            ValueError: the recording cannot be read, or has no trajectories.
+        """
+        if self._source is None:
+            source = self.load()
+            if not len(source):
+                raise ValueError(f"{self.name} has no trajectory of at least one transition")
+            self._source = source
+        return self._source
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def configure(self, settings: DatasetSettings) -> None:
+        super().configure(settings)
+        _ = self.source
+
+    def check_spaces(self, obs_space: gym.spaces.Dict, action_space: gym.Space[Any]) -> None:
+        spec = self.source.action_spec
+        check_same_spaces(self.name, self.source.obs_space, spec, obs_space, action_space)
+        check_same_box(self.name, spec.space, action_space)
+
+    def sample_random_trajectory(self, rng: np.random.Generator) -> RLData:
+        source = self.source
+        index = int(rng.integers(len(source)))
+        return RLData.from_traj(self._window(source, index, rng))
+
+    def _window(self, source: TrajectorySource, index: int, rng: np.random.Generator) -> FrozenTraj:
+        def read(start: int = 0, stop: int | None = None) -> StoredTraj:
+            return source.read(index, start, stop)
+
+        return sample_window(int(source.lengths[index]), source.action_spec, read, self.relabeler, self.settings, rng)
+
+    def copy_to(self, directory: str | Path, writer: str = "import", **options: Any) -> int:
+        """Write all trajectories into a directory of a replay buffer; see `amago.loading.sources.copy_to`."""
+        return copy_to(self.source, directory, writer, **options)
+
+    def on_end_of_collection(self) -> dict[str, float]:
+        return {"trajectories": float(len(self.source)), "timesteps": float(self.source.lengths.sum())}

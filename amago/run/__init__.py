@@ -1,0 +1,1 @@
+"""One training run: settings, checks, collecting, updates, evaluation, state, checkpoints, metrics, console, signals."""

@@ -1,0 +1,93 @@
+"""Spaces as JSON: how files of trajectories and policies record them, and how they are read again."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+_MAX_BOX_BYTES = 1 << 28
+"""Of one observation or action; a description that was read from a file may declare anything."""
+
+
+def describe(space: gym.Space[Any]) -> dict[str, Any]:
+    """A JSON-able description of a Discrete, MultiDiscrete, Box or MultiBinary space, or of a Dict or Tuple of such;
+    `from_description` is the inverse."""
+    if isinstance(space, gym.spaces.Discrete):
+        return {"kind": "Discrete", "n": int(space.n), "start": int(space.start)}
+    if isinstance(space, gym.spaces.MultiBinary):
+        return {"kind": "MultiBinary", "shape": list(space.shape)}
+    if isinstance(space, gym.spaces.Box):
+        return {"kind": "Box", "shape": list(space.shape), "dtype": np.dtype(space.dtype).name} | {
+            side: _describe_bound(getattr(space, side)) for side in ("low", "high")
+        }
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        flat = {"nvec": space.nvec.reshape(-1).tolist(), "start": np.asarray(space.start).reshape(-1).tolist()}
+        return {"kind": "MultiDiscrete", "shape": list(space.shape), "dtype": np.dtype(space.dtype).name} | flat
+    if isinstance(space, gym.spaces.Dict):
+        return {"kind": "Dict", "spaces": {k: describe(v) for k, v in space.spaces.items()}}
+    if isinstance(space, gym.spaces.Tuple):
+        return {"kind": "Tuple", "spaces": [describe(v) for v in space.spaces]}
+    raise TypeError(f"{space} has no description")
+
+
+def _describe_bound(bound: Array) -> Any:
+    flat = bound.reshape(-1).astype(np.float64)
+    values = [str(x) if not np.isfinite(x) else float(x) for x in (flat[:1] if flat.size and (flat == flat[0]).all() else flat)]
+    return values[0] if len(values) == 1 else values
+
+
+def from_description(description: dict[str, Any]) -> gym.Space[Any]:
+    """The space that `describe` described.
+
+    Raises:
+        ValueError: not such a description.
+    """
+    try:
+        kind = description["kind"]
+        if kind == "Discrete":
+            return gym.spaces.Discrete(int(description["n"]), start=int(description["start"]))
+        if kind == "MultiBinary":
+            bits = [int(s) for s in description["shape"]]
+            if prod(bits) > _MAX_BOX_BYTES:
+                raise ValueError(f"{bits} bits are more than the {_MAX_BOX_BYTES} that a space may have")
+            return gym.spaces.MultiBinary(bits if len(bits) > 1 else bits[0])
+        if kind == "Box":
+            shape, dtype = tuple(int(s) for s in description["shape"]), np.dtype(description["dtype"])
+            if prod(shape) * dtype.itemsize > _MAX_BOX_BYTES:
+                raise ValueError(
+                    f"a box of shape {shape} and {dtype} takes more than the {_MAX_BOX_BYTES} bytes that one may have"
+                )
+            low, high = (_read_bound(description[side], shape, dtype) for side in ("low", "high"))
+            return gym.spaces.Box(low, high, shape=shape, dtype=dtype.type)
+        if kind == "MultiDiscrete":
+            shape = tuple(int(s) for s in description["shape"])
+            if not prod(shape) == len(description["nvec"]) == len(description["start"]):
+                raise ValueError(f"a MultiDiscrete of shape {shape} needs {prod(shape)} numbers in nvec and in start")
+            nvec, start = (np.array([int(n) for n in description[k]], np.int64).reshape(shape) for k in ("nvec", "start"))
+            return gym.spaces.MultiDiscrete(nvec, dtype=np.dtype(description["dtype"]).type, start=start)
+        if kind == "Tuple":
+            return gym.spaces.Tuple([from_description(v) for v in description["spaces"]])
+        if kind == "Dict":
+            return gym.spaces.Dict({k: from_description(v) for k, v in description["spaces"].items()})
+    except (KeyError, TypeError, AttributeError) as err:
+        raise ValueError(f"not the description of a space: {description!r}") from err
+    raise ValueError(f"unknown kind of space {kind!r}")
+
+
+def stored_width(description: dict[str, Any]) -> int:
+    """S of the action space that a description is of, without building anything of a size that it declares."""
+    if description.get("kind") in ("Dict", "Tuple"):
+        inner = description["spaces"]
+        return sum(stored_width(d) for d in (inner.values() if isinstance(inner, dict) else inner))
+    return prod(description.get("shape", []))
+
+
+def _read_bound(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    numbers = np.asarray([float(v) for v in value] if isinstance(value, list) else float(value), dtype=np.float64)
+    return np.broadcast_to(numbers.reshape(shape) if numbers.ndim else numbers, shape).astype(dtype)

@@ -1,0 +1,426 @@
+"""`amago buffer`: import, export, info, verify, head."""
+
+import os
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import recordings as rec
+
+from amago.cli import main
+from amago.loading import DatasetSettings, DiskTrajDataset, MinariDataset
+
+pytest.importorskip("h5py")
+pytest.importorskip("minari")
+
+
+@pytest.fixture(autouse=True)
+def in_a_directory_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+
+
+def buffer(*argv, quiet=True):
+    return main(["buffer", *argv, *(["--quiet"] if quiet and argv[0] in ("import", "export", "verify") else [])])
+
+
+def refused(capsys, *argv):
+    """The message of a command that must not work."""
+    try:
+        code = buffer(*argv)
+    except SystemExit as stop:
+        code = stop.code
+    err = capsys.readouterr().err
+    assert code == 2
+    assert "Traceback" not in err
+    return err
+
+
+def lengths(run="run"):
+    dataset = DiskTrajDataset(".", run)
+    dataset.configure(DatasetSettings(4, has_edit_rights=False))
+    return sorted(dataset.store.lengths.tolist())
+
+
+def make_source(kind):
+    episodes = rec.record()
+    if kind == "minari":
+        rec.write_minari("test/counting-v0", episodes)
+        return "test/counting-v0"
+    if kind == "minari path":
+        rec.write_minari("test/counting-v0", episodes)
+        return "minari/test/counting-v0"
+    if kind == "d4rl":
+        return str(rec.write_hdf5("d.hdf5", episodes))
+    np.savez("a.npz", **rec.rows(episodes))
+    return "a.npz"
+
+
+# ---- import ----------------------------------------------------------------------------------------------------------------------
+
+COMPLETE, WITHOUT_LAST = [1, 3, 4, 5, 6, 6, 6], [1, 3, 3, 5, 5, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("kind", "want"), [("minari", COMPLETE), ("minari path", COMPLETE), ("d4rl", WITHOUT_LAST), ("npz", WITHOUT_LAST)]
+)
+@pytest.mark.parametrize("save_as", ["segments", "npz-compressed"])
+def test_import_of_every_kind(capsys, kind, want, save_as):
+    assert buffer("import", make_source(kind), "run", "--save-as", save_as) == 0
+    out = capsys.readouterr().out
+    assert f"imported 7 trajectories, {sum(want)} steps, into run/buffer/protected" in out
+    assert "steps/s)" in out
+    assert lengths() == want
+    assert not os.listdir("run/buffer/fifo")
+    files = os.listdir("run/buffer/protected")
+    assert len(files) == (1 if save_as == "segments" else 7)
+    assert all("import-" in name for name in files)
+
+
+def test_progress_is_shown(capsys):
+    assert buffer("import", make_source("d4rl"), "run", quiet=False) == 0
+    err = capsys.readouterr().err
+    assert "import: 100%" in err
+    assert "28.0/28.0" in err
+
+
+def test_a_second_import_is_refused_or_replaces_the_first(capsys):
+    source = make_source("d4rl")
+    assert buffer("import", source, "run", "--limit", "2") == 0
+    assert lengths() == [3, 5]
+    assert "has been imported into run/buffer/protected before (1 files import-d-" in refused(capsys, "import", source, "run")
+    assert buffer("import", source, "run", "--replace") == 0
+    assert lengths() == WITHOUT_LAST
+    rec.write_hdf5("e.hdf5", rec.record(1))
+    assert buffer("import", "e.hdf5", "run") == 0
+    assert len(lengths()) == 14
+
+
+def test_what_is_imported_is_checked_against_what_is_there(capsys):
+    assert buffer("import", make_source("d4rl"), "run") == 0
+    rows = rec.rows(rec.record())
+    np.savez("wide.npz", **(rows | {"observations": np.ones((31, 3), np.float32)}))
+    assert "has observations {'observation': (3,)}, but the buffer run/buffer has {'observation': (2,)}" in refused(
+        capsys, "import", "wide.npz", "run"
+    )
+    np.savez("b.npz", **rows)
+    message = refused(capsys, "import", "b.npz", "run", "--action-space", "box:-2,2")
+    assert "the same number would mean two different actions" in message
+    assert lengths() == WITHOUT_LAST
+
+
+def test_spaces_of_bare_arrays(capsys):
+    rows = rec.rows(rec.record())
+    np.savez("d.npz", **(rows | {"actions": np.arange(31) % 3}))
+    message = refused(capsys, "import", "d.npz", "r")
+    assert "say what they are with --action-space (discrete:N, multidiscrete:N,N,.., box:LOW,HIGH, bits, tuple(" in message
+    assert buffer("import", "d.npz", "one", "--action-space", "discrete:3") == 0
+    np.savez("c.npz", **(rows | {"actions": np.arange(31) % 2, "observations": np.ones((31, 4))}))
+    assert buffer("import", "c.npz", "two", "--env", "CartPole-v1", "--env-name", "poles") == 0
+    np.savez("m.npz", **(rows | {"actions": np.ones((31, 2), np.int8)}))
+    assert buffer("import", "m.npz", "three", "--action-space", "bits") == 0
+    capsys.readouterr()
+    for run, space in (("one", "Discrete(3)"), ("two", "Discrete(2)"), ("three", "MultiBinary(2)")):
+        assert buffer("info", run) == 0
+        assert f"actions       {space}" in capsys.readouterr().out
+
+
+MOVE_TURN_GRIP = "dict(move=discrete:4; turn=box:-30,30; grip=bits:2)"
+
+
+def recorded_by_a_robot():
+    """Rows in which the columns are move, turn and two bits of grip, and what the buffer is to hold: grip, move, turn."""
+    n, rows = 31, rec.rows(rec.record(), next_observations=True)
+    move, turn, grip = np.arange(n) % 4, np.linspace(-30, 30, n), np.stack([np.arange(n) % 2, np.arange(n) // 2 % 2], axis=1)
+    stored = np.column_stack([grip, move, turn / 30])
+    return rows, {"move": move, "turn": turn, "grip": grip}, stored
+
+
+def stored_actions(run):
+    dataset = DiskTrajDataset(".", run)
+    dataset.configure(DatasetSettings(4, has_edit_rights=False))
+    view = dataset.store.view()
+    return np.concatenate([view.read(i).actions for i in range(len(view))]), view.action_spec(0).space
+
+
+def write_robot(kind):
+    rows, parts, _ = recorded_by_a_robot()
+    if kind == "npz by name":
+        del rows["actions"]
+        np.savez("robot.npz", **rows, **{f"actions/{name}": part for name, part in parts.items()})
+        return "robot.npz"
+    rows["actions"] = np.column_stack(list(parts.values()))
+    if kind == "npz":
+        np.savez("robot.npz", **rows)
+        return "robot.npz"
+    import h5py
+
+    with h5py.File("robot.hdf5", "w") as file:
+        for name, theirs in (("terminations", "terminals"), ("truncations", "timeouts")):
+            rows[theirs] = rows.pop(name)
+        for name, values in rows.items():
+            file[name] = values
+    return "robot.hdf5"
+
+
+@pytest.mark.parametrize("kind", ["npz", "npz by name", "d4rl"])
+def test_actions_of_several_parts_arrive_as_they_were_recorded(capsys, kind):
+    assert buffer("import", write_robot(kind), "run", "--action-space", MOVE_TURN_GRIP) == 0
+    found, space = stored_actions("run")
+    np.testing.assert_allclose(found, recorded_by_a_robot()[2], atol=1e-6)
+    spaces = gym.spaces
+    assert space == spaces.Dict({"move": spaces.Discrete(4), "turn": spaces.Box(-30, 30, (1,)), "grip": spaces.MultiBinary(2)})
+    assert buffer("verify", "run") == 0
+
+
+def test_what_info_prints_can_be_given_to_an_import(capsys):
+    """It names the parts in the order of the buffer, which columns then have to have."""
+    assert buffer("import", write_robot("npz"), "run", "--action-space", MOVE_TURN_GRIP) == 0
+    assert buffer("info", "run") == 0
+    text = capsys.readouterr().out.split("--action-space '")[1].split("'")[0]
+    assert text == "dict(grip=bits:2;move=discrete:4;turn=box:-30,30,1)"
+    rows, parts, stored = recorded_by_a_robot()
+    np.savez("again.npz", **(rows | {"actions": np.column_stack([parts[name] for name in ("grip", "move", "turn")])}))
+    assert buffer("import", "again.npz", "two", "--action-space", text) == 0
+    np.testing.assert_allclose(stored_actions("two")[0], stored, atol=1e-6)
+    assert buffer("import", "again.npz", "run", "--action-space", text) == 0, "it fits what is there"
+
+
+def test_actions_of_several_parts_that_do_not_fit_are_refused(capsys):
+    source = write_robot("npz by name")
+    message = refused(capsys, "import", source, "run")
+    assert "robot.npz has actions/grip, actions/move, actions/turn; say what they are with --action-space 'dict(" in message
+    message = refused(capsys, "import", source, "run", "--action-space", "dict(move=discrete:4;turn=box:-1,1)")
+    assert "actions has parts ['grip', 'move', 'turn'], but the space has ['move', 'turn']" in message
+    message = refused(capsys, "import", source, "run", "--action-space", "dict(move=discrete:4;turn=box:-1)")
+    assert "--action-space: 'box:-1' in 'dict(move=discrete:4;turn=box:-1)' is no action space: write box:LOW,HIGH" in message
+    source = write_robot("npz")
+    message = refused(capsys, "import", source, "run", "--action-space", "multidiscrete:4,4")
+    assert "are needed, but" in message
+    message = refused(capsys, "import", source, "run", "--action-space", "tuple(discrete:4;box:-30,30)")
+    assert "actions has shape (31, 4), but Tuple(" in message
+    assert "needs 2 numbers in each row: 1 of 0, 1 of 1" in message
+    message = refused(capsys, "import", source, "run", "--action-space", "tuple(discrete:4;discrete:9;bits:2)")
+    assert "(1) is -30, but the stored form holds whole numbers from 0 to 8" in message
+    assert not os.path.exists("run/buffer/protected") or not os.listdir("run/buffer/protected")
+
+
+def test_choices_side_by_side(capsys):
+    rows = rec.rows(rec.record(), next_observations=True)
+    actions = np.stack([np.arange(31) % 3, 1 + np.arange(31) % 4], axis=1)
+    np.savez("m.npz", **(rows | {"actions": actions}))
+    assert buffer("import", "m.npz", "run", "--action-space", "multidiscrete:3,1..4") == 0
+    found, space = stored_actions("run")
+    np.testing.assert_array_equal(found, actions - [0, 1])
+    assert space == gym.spaces.MultiDiscrete([3, 4], start=[0, 1])
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["import"], "the following arguments are required: SOURCE, RUN"),
+        (["import", "missing.hdf5", "run"], "SOURCE: there is no file missing.hdf5"),
+        (["import", "a/b-v0", "run"], "there is no Minari data set 'a/b-v0'"),
+        (["import", "a.npz", "run", "--limit", "0"], "--limit must be at least 1, got 0"),
+        (["import", "a.npz", "run", "--format", "zip"], "argument --format: invalid choice: 'zip'"),
+        (["import", "a.npz", "run", "--obs-keys", "x"], "--obs-keys means nothing for a.npz, which is read as npz (--format)"),
+        (["import", "x-v0", "run", "--env", "CartPole-v1"], "--env means nothing for x-v0, which is read as minari"),
+        (
+            ["import", "a.npz", "run", "--action-space", "box:2,1"],
+            "argument --action-space: 'box:2,1' is no action space: write box:LOW,HIGH with numbers LOW below HIGH",
+        ),
+        (["import", "a.npz", "run", "--env", "Nothing-v0"], "--env Nothing-v0: "),
+        (
+            ["info", "nowhere"],
+            "RUN: nowhere holds no replay buffer (neither nowhere/buffer nor nowhere has protected or fifo/)",
+        ),
+        (["export", "nowhere", "a-v0"], "RUN: nowhere holds no replay buffer"),
+        (["dance", "run"], "argument ACTION: invalid choice: 'dance'"),
+    ],
+    ids=lambda x: " ".join(x) if isinstance(x, list) else "",
+)
+def test_wrong_arguments_name_themselves(capsys, argv, message):
+    np.savez("a.npz", **rec.rows(rec.record()))
+    assert message in refused(capsys, *argv)
+    assert not os.path.exists("nowhere")
+
+
+def test_a_file_without_timeouts_asks_for_the_time_limit(capsys):
+    rec.write_hdf5("d.hdf5", rec.record(), timeouts=False)
+    assert "pass max_episode_steps" in refused(capsys, "import", "d.hdf5", "run")
+    assert buffer("import", "d.hdf5", "run", "--max-episode-steps", "6") == 0
+    assert lengths() == WITHOUT_LAST
+
+
+def test_an_import_that_fails_or_is_stopped_leaves_nothing(capsys, monkeypatch):
+    rows = rec.rows(rec.record())
+    rows["rewards"][20] = np.nan
+    np.savez("a.npz", **rows)
+    assert "rewards is not finite at step 4" in refused(capsys, "import", "a.npz", "run")
+    source = make_source("minari")
+    from amago.loading.sources import Converter
+
+    convert = Converter.convert
+
+    def stop(self, where, *args):
+        if "episode 5" in where:
+            raise KeyboardInterrupt
+        return convert(self, where, *args)
+
+    monkeypatch.setattr(Converter, "convert", stop)
+    assert buffer("import", source, "run", "--save-as", "npz") == 130
+    assert "amago buffer import: stopped" in capsys.readouterr().err
+    assert os.listdir("run/buffer/protected") == []
+
+
+# ---- export ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_export_gives_back_what_was_imported(capsys):
+    assert buffer("import", make_source("minari"), "run") == 0
+    assert buffer("export", "run", "test/again-v0") == 0
+    assert "exported 7 episodes as the Minari data set test/again-v0" in capsys.readouterr().out
+    import minari
+
+    ours = minari.load_dataset("test/again-v0")
+    for mine, theirs in zip(ours, minari.load_dataset("test/counting-v0"), strict=True):
+        np.testing.assert_array_equal(mine.observations, theirs.observations)
+        np.testing.assert_allclose(mine.actions, theirs.actions, atol=1e-7)
+        np.testing.assert_array_equal(mine.rewards, theirs.rewards)
+        np.testing.assert_array_equal(mine.terminations, theirs.terminations)
+        cut = np.arange(len(theirs)) == (-1 if theirs.terminations[-1] else len(theirs) - 1)
+        np.testing.assert_array_equal(mine.truncations, cut)
+    assert ours.observation_space == rec.OBS
+    assert ours.action_space == rec.ACT
+    assert len(MinariDataset("test/again-v0")) == 7
+    assert "already exists" in refused(capsys, "export", "run", "test/again-v0")
+    assert "Malformed dataset ID" in refused(capsys, "export", "run", "no version")
+
+
+def test_export_of_a_part(capsys):
+    assert buffer("import", make_source("minari"), "run") == 0
+    assert "run/buffer holds no trajectories in fifo" in refused(capsys, "export", "run", "test/x-v0", "--part", "fifo")
+    assert buffer("export", "run", "test/x-v0", "--part", "protected", "--limit", "3") == 0
+    assert len(MinariDataset("test/x-v0")) == 3
+
+
+def test_export_says_that_pieces_are_episodes_of_their_own(capsys):
+    from amago.loading import ArrayDataset
+    from amago.loading.sources import InMemory, copy_to
+
+    source = ArrayDataset(**rec.rows(rec.record(), next_observations=True), action_space=rec.ACT).source
+    whole = source.read(1)
+    pieces = InMemory([whole.slice(0, 2), whole.slice(2, 6)], source.obs_space, source.action_spec)
+    copy_to(pieces, "run/buffer/fifo", "w")
+    assert buffer("export", "run", "test/x-v0") == 0
+    assert "1 of them continue a rollout that was saved in pieces" in capsys.readouterr().out
+
+
+# ---- info, head, verify ----------------------------------------------------------------------------------------------------------
+
+
+def test_info_counts_what_is_there(capsys):
+    buffer("import", make_source("minari"), "run", "--env-name", "counting")
+    capsys.readouterr()
+    for place in ("run", "run/buffer"):
+        assert buffer("info", place) == 0
+        out = capsys.readouterr().out
+        assert "trajectories  7 (7 in protected, 0 in fifo)" in out
+        assert "steps         31 (4.4 a trajectory, 1 to 6)" in out
+        assert "observation   'observation': (2,) float32" in out
+        assert "actions       Box(-1.0, 1.0, (1,), float32)" in out
+        returns = [float(e.rewards.sum()) for e in rec.record()]
+        assert (
+            f"counting: 7 trajectories, return {np.mean(returns):.4g} ({min(returns):.4g} to {max(returns):.4g}), 57% terminated"
+            in out
+        )
+
+
+def test_head_prints_rollouts_and_their_first_steps(capsys):
+    buffer("import", make_source("minari"), "run", "--env-name", "counting")
+    capsys.readouterr()
+    assert buffer("head", "run", "-n", "2", "--steps", "1") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["index", "steps", "return", "end", "environment", "file"]
+    assert lines[1].split()[:2] + lines[1].split()[3:5] == ["0", "3", "terminated", "counting"]
+    assert lines[2].strip() == f"t=0: observation=[0 0]; action [0] -> reward {rec.record()[0].rewards[0]:.4g}"
+    assert lines[3].split()[3] == "cut"
+    assert len(lines) == 5
+    os.makedirs("empty/fifo")
+    assert buffer("head", "empty") == buffer("info", "empty") == 0
+    assert "(empty)" in capsys.readouterr().out
+
+
+def test_verify_names_what_is_wrong_and_changes_nothing(capsys):
+    buffer("import", make_source("minari"), "run", "--save-as", "npz")
+    assert buffer("verify", "run") == 0
+    assert "7 files, 7 trajectories: all as it was written" in capsys.readouterr().out
+    directory = Path("run/buffer/protected")
+    first, second = sorted(directory.iterdir())[:2]
+    data = bytearray(first.read_bytes())
+    data[data.index(rec.record()[0].rewards.tobytes())] ^= 1
+    first.write_bytes(data)
+    second.write_bytes(second.read_bytes()[:-10])
+    (directory / "notes.txt").write_text("not ours")
+    before = {p.name: p.read_bytes() for p in directory.iterdir()}
+    assert buffer("verify", "run") == 1
+    out = capsys.readouterr().out
+    assert f"protected/{first.name}: " in out
+    assert f"protected/{second.name}: " in out
+    assert "protected/notes.txt: neither .safetensors nor .npz" in out
+    assert "8 files, 5 trajectories: 3 problems" in out
+    assert {p.name: p.read_bytes() for p in directory.iterdir()} == before
+    assert not os.path.exists("run/buffer/quarantine")
+
+
+def test_verify_finds_what_no_checksum_can(capsys):
+    from amago.data.trajectory import StoredTraj
+    from amago.store import TrajectoryWriter
+
+    obs = gym.spaces.Dict({"observation": rec.OBS})
+    writer = TrajectoryWriter("run/buffer/fifo", writer="w", action_space=gym.spaces.Discrete(2), obs_space=obs, save_as="npz")
+
+    def write(**changes):
+        fields = {
+            "obs": {"observation": np.zeros((3, 2), np.float32)}, "actions": np.zeros((2, 1), np.int64),
+            "rews": np.zeros((2, 1), np.float32), "dones": np.zeros((2, 1), bool),
+        }  # fmt: skip
+        writer.write(StoredTraj(**(fields | changes)))
+
+    write()
+    write(rews=np.array([[0], [np.nan]], np.float32))
+    write(dones=np.array([[True], [False]]))
+    write(actions=np.array([[0], [2]]))
+    writer.close()
+    assert buffer("verify", "run") == 1
+    out = capsys.readouterr().out
+    assert "trajectory 0: reward is not finite at step 1" in out
+    assert "trajectory 0: terminates at step 0 and goes on" in out
+    assert "trajectory 0: action[1, 0] is 2" in out
+    assert "(actions Discrete(2))" in out
+    assert "4 files, 4 trajectories: 3 problems" in out
+
+
+# ---- help ------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("action", ["import", "export", "info", "verify", "head"])
+def test_help_has_an_example_and_says_what_arguments_mean(capsys, action, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as stop:
+        buffer(action, "--help", quiet=False)
+    assert stop.value.code == 0
+    printed = capsys.readouterr().out
+    out = " ".join(printed.split())
+    assert max(map(len, printed.splitlines())) <= 80
+    assert ("multidiscrete:N,N,.. several of these" in out) == (action == "import")
+    assert f"Example: amago buffer {action}" in out
+    assert "run directory" in out
+
+
+def test_the_command_lists_its_actions(capsys):
+    with pytest.raises(SystemExit):
+        buffer("--help", quiet=False)
+    out = capsys.readouterr().out
+    assert all(action in out for action in ("import", "export", "info", "verify", "head", "Example: amago buffer import"))

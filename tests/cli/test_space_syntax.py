@@ -1,0 +1,194 @@
+"""Action spaces as text: every space that the syntax has comes back from its text, and a wrong text is told where it is wrong."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from amago.cli.space_syntax import DETAILS, parse_space, space_text
+from amago.spaces.actions import action_spec
+
+spaces = gym.spaces
+
+FEW = st.integers(1, 5)
+FIRST = st.integers(-9, 9)
+SHAPES = st.lists(FEW, min_size=1, max_size=3)
+REAL = st.floats(-1e6, 1e6, width=32)
+NAMES = st.text("abcXYZ019_-.é", min_size=1, max_size=5)
+
+
+@st.composite
+def boxes(draw: st.DrawFn) -> gym.Space:
+    low, high = sorted(draw(st.tuples(REAL, REAL).filter(lambda x: x[0] != x[1])))
+    return spaces.Box(low, high, shape=tuple(draw(SHAPES)), dtype=np.float32)
+
+
+@st.composite
+def multidiscretes(draw: st.DrawFn) -> gym.Space:
+    nvec = draw(st.lists(FEW, min_size=1, max_size=4))
+    return spaces.MultiDiscrete(nvec, start=draw(st.lists(FIRST, min_size=len(nvec), max_size=len(nvec))))
+
+
+LEAVES = st.one_of(
+    st.builds(lambda n, first: spaces.Discrete(n, start=first), FEW, FIRST),
+    multidiscretes(),
+    boxes(),
+    SHAPES.map(lambda s: spaces.MultiBinary(s if len(s) > 1 else s[0])),
+)
+SPACES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=3).map(spaces.Tuple),
+        st.dictionaries(NAMES, inner, min_size=1, max_size=3).map(spaces.Dict),
+    ),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None)
+@given(SPACES)
+@example(spaces.Box(-0.1, 1e-30, (2, 3)))
+@example(spaces.Dict({"b": spaces.Tuple([spaces.Discrete(2, start=-1)]), "a": spaces.MultiBinary((2, 2))}))
+def test_a_space_comes_back_from_its_text(space: gym.Space) -> None:
+    text = space_text(space)
+    assert text is not None
+    again = parse_space(text)
+    assert again == space
+    assert space_text(again) == text
+    one, two = action_spec(space), action_spec(again)
+    assert (one.kind, one.dim, one.stored_dim, one.stored_dtype) == (two.kind, two.dim, two.stored_dim, two.stored_dtype)
+
+
+@settings(deadline=None)
+@given(SPACES, st.randoms(use_true_random=False))
+def test_blanks_between_parts_do_not_matter(space: gym.Space, rng: object) -> None:
+    text = space_text(space)
+    assert text is not None
+    spread = "".join(f"{' ' * rng.randint(0, 2)}{c}{' ' * rng.randint(0, 2)}" if c in "();=" else c for c in text)  # type: ignore[attr-defined]
+    assert parse_space(f" {spread} ") == space
+
+
+WRITTEN = [
+    ("discrete:3", spaces.Discrete(3)),
+    ("discrete:-1..1", spaces.Discrete(3, start=-1)),
+    ("multidiscrete:3,4", spaces.MultiDiscrete([3, 4])),
+    ("multidiscrete:3, 1..4", spaces.MultiDiscrete([3, 4], start=[0, 1])),
+    ("box:-1,1", spaces.Box(-1, 1, (7,))),
+    ("box:-30,3e1,2x3", spaces.Box(-30, 30, (2, 3))),
+    ("bits", spaces.MultiBinary(7)),
+    ("bits:2", spaces.MultiBinary(2)),
+    ("bits:2x3", spaces.MultiBinary((2, 3))),
+    ("tuple(discrete:3;box:-1,1)", spaces.Tuple([spaces.Discrete(3), spaces.Box(-1, 1, (1,))])),
+    ("dict(move=discrete:4;grip=bits)", spaces.Dict({"move": spaces.Discrete(4), "grip": spaces.MultiBinary(1)})),
+    (
+        "dict(arm=dict(grip=bits:2; turn=box:0,1); legs=tuple(discrete:2; discrete:2))",
+        spaces.Dict(
+            {
+                "arm": spaces.Dict({"grip": spaces.MultiBinary(2), "turn": spaces.Box(0, 1, (1,))}),
+                "legs": spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2)]),
+            }
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "space"), WRITTEN, ids=[text for text, _ in WRITTEN])
+def test_what_texts_mean(text: str, space: gym.Space) -> None:
+    """A box or bits without a size have that of the recording, here 7, unless they are part of something."""
+    assert parse_space(text, (7,)) == space
+
+
+def test_a_dict_keeps_the_order_of_its_text() -> None:
+    space = parse_space("dict(b=discrete:2; a=bits:3)")
+    assert isinstance(space, spaces.Dict)
+    assert list(space.spaces) == ["b", "a"]
+
+
+def test_bits_of_one_bit_a_row_are_one_bit() -> None:
+    assert parse_space("bits", ()) == spaces.MultiBinary(1)
+
+
+WRONG = [
+    ("", "'' is no action space: write discrete:N, multidiscrete:N,N,.., box:LOW,HIGH, bits, tuple(SPACE;SPACE;..) or dict("),
+    ("discreet:3", "'discreet:3' is no action space: write discrete:N"),
+    ("discrete", "'discrete' is no action space: write discrete:N"),
+    ("discrete:0", "'discrete:0' is no action space: write discrete:N with N from 1, or discrete:FIRST..LAST"),
+    ("discrete:5..4", "'discrete:5..4' is no action space: write discrete:N with N from 1"),
+    ("discrete:99999999", "99,999,999 choices are more than the 1,048,576 that are possible"),
+    ("multidiscrete:3,,4", "'multidiscrete:3,,4' is no action space: write multidiscrete:N,N,.. with each N from 1"),
+    ("box:1", "'box:1' is no action space: write box:LOW,HIGH with numbers LOW below HIGH, or box:LOW,HIGH,SIZE"),
+    ("box:2,1", "LOW below HIGH"),
+    ("box:1,1.000000001", "LOW below HIGH"),
+    ("box:-inf,1", "LOW below HIGH"),
+    ("box:nan,1", "LOW below HIGH"),
+    ("box:0,1e39", "LOW below HIGH"),
+    ("box:0,1,", "a SIZE such as 6 or 2x3"),
+    ("box:0,1,2,3", "a SIZE such as 6 or 2x3"),
+    ("bits:0", "'bits:0' is no action space: write bits:SIZE, with a SIZE such as 6 or 2x3"),
+    ("bits:2x", "write bits:SIZE"),
+    ("bits:9999x9999", "99,980,001 numbers are more than the 1,048,576 that are possible"),
+    ("tuple()", "'tuple()' is no action space: write tuple(SPACE;SPACE;..), with a space on each side of every semicolon"),
+    ("tuple(bits;)", "with a space on each side"),
+    ("tuple:bits", "'tuple:bits' is no action space: write tuple(SPACE;SPACE;..)"),
+    ("tuple(bits;(bits)", "a bracket is opened that is not closed"),
+    ("tuple(bits", "'tuple(bits' is no action space: write tuple(SPACE;SPACE;..)"),
+    ("tuple(bits))(bits)", "a bracket is closed that was not opened"),
+    ("dict(bits)", "'bits' in 'dict(bits)' is no action space: a part of a dict is NAME=SPACE"),
+    ("dict()", "'dict()' is no action space: a part of a dict is NAME=SPACE"),
+    (
+        "dict(a b=bits)",
+        "'a b=bits' in 'dict(a b=bits)' is no action space: a part of a dict is NAME=SPACE, with a name of letters",
+    ),
+    ("dict(a=bits;a=bits)", "two of its parts are called a"),
+    ("dict(a=tuple(bits;discrete:x))", "'discrete:x' in 'dict(a=tuple(bits;discrete:x))' is no action space: write discrete:N"),
+    ("tuple(" * 30 + "bits" + ")" * 30, "no more than 20 tuples and dicts may lie inside each other"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), WRONG, ids=[text[:40] or "nothing" for text, _ in WRONG])
+def test_a_wrong_text_is_told_where_and_what_would_be_right(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match="is no action space: ") as caught:
+        parse_space(text)
+    assert message in str(caught.value)
+
+
+@settings(deadline=None)
+@given(st.text("()=;:,.x0123456789-abcdeilmoprstu "))
+@example("dict(=bits)")
+@example("discrete:" + "9" * 400)
+@example("tuple(" * 100)
+@example("tuple(" * 100 + ")" * 100)
+def test_any_text_is_a_space_or_refused(text: str) -> None:
+    try:
+        space = parse_space(text)
+    except ValueError as err:
+        if "is no action space" not in str(err) or len(str(err)) > 800:
+            raise AssertionError("such a refusal helps nobody") from err
+    else:
+        assert action_spec(space).dim > 0
+
+
+WITHOUT_TEXT = {
+    "bounds that differ": spaces.Box(np.array([0, 0]), np.array([1, 2]), dtype=np.float32),
+    "another dtype": spaces.Box(0.0, 1.0, (2,), np.float64),
+    "whole numbers": spaces.Box(0, 255, (2,), np.uint8),
+    "one number alone": spaces.Box(-1.0, 1.0, ()),
+    "a grid of choices": spaces.MultiDiscrete([[2, 3], [4, 5]]),
+    "a name with a blank": spaces.Dict({"a b": spaces.Discrete(2)}),
+    "an unbounded box": spaces.Box(-np.inf, np.inf, (2,)),
+    "no actions": spaces.Text(5),
+    "inside of a tuple": spaces.Tuple([spaces.Discrete(2), spaces.Text(5)]),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_TEXT)
+def test_what_the_syntax_cannot_say_is_not_said_wrongly(name: str) -> None:
+    assert space_text(WITHOUT_TEXT[name]) is None
+
+
+def test_the_example_of_the_explanation_works() -> None:
+    text = DETAILS.split("--action-space '")[1].split("'")[0]
+    assert action_spec(parse_space(text)).kind == "discrete(3)+continuous(1)+multibinary(2)"

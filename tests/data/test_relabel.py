@@ -1,0 +1,232 @@
+"""Relabelled rollouts are what the environment would have given for the same steps, had it asked for the new goals."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from amago import config
+from amago.data.relabel import GoalSequenceRelabeler, completion_times
+from amago.data.trajectory import Trajectory
+from amago.loading import DatasetSettings, DiskTrajDataset, SequenceLoader
+from amago.spaces import action_spec
+from amago.store import TrajectoryWriter
+
+MOVES = np.array([[0, 0], [1, 0], [-1, 0], [0, 1], [0, -1]])
+
+
+class GoalGrid(gym.Env):
+    """Visit k cells of a grid in order: reward 1 for each, and -0.25 for bumping into the wall.
+
+    One goal a step at most. Ends with the last goal (terminated), or at the limit (terminated too if the clock is observed).
+    """
+
+    def __init__(self, size=4, goals=((3, 3), (0, 1)), limit=12, flat=False, clock=False):
+        self.size, self.sequence, self.limit, self.flat, self.clock = size, np.array(goals, np.float32), limit, flat, clock
+        k = len(goals)
+        shape = (k * 2,) if flat else (k, 2)
+        self.action_space = gym.spaces.Discrete(5)
+        self.observation_space = gym.spaces.Dict(
+            {
+                "achieved": gym.spaces.Box(0, size, (2,), np.float32),
+                "goals": gym.spaces.Box(-1, size, shape, np.float32),
+                "time": gym.spaces.Box(0, 1, (1,), np.float32),
+            }
+        )
+
+    def _obs(self):
+        goals = self.sequence.copy()
+        goals[: self.done] = -1
+        return {
+            "achieved": self.at.astype(np.float32),
+            "goals": goals.reshape(self.observation_space["goals"].shape),
+            "time": np.array([self.t / self.limit], np.float32),
+        }
+
+    def reset(self, *, seed=None, options=None):
+        self.at, self.t, self.done = np.zeros(2, int), 0, 0
+        return self._obs(), {}
+
+    def step(self, action):
+        aim = self.at + MOVES[action]
+        self.at = np.clip(aim, 0, self.size - 1)
+        self.t += 1
+        reward = 0.0 if (aim == self.at).all() else -0.25
+        if self.done < len(self.sequence) and (self.at == self.sequence[self.done]).all():
+            self.done += 1
+            reward += 1.0
+        finished = self.done == len(self.sequence)
+        late = self.t >= self.limit
+        return self._obs(), reward, finished or (late and self.clock), late and not finished, {}
+
+
+def play(env, actions, goals_from=None):
+    """The rollout, until it ends or the actions do; ``goals_from``: (t, goals) that are asked for from time t on."""
+    obs, _ = env.reset()
+    traj = Trajectory(action_spec(env.action_space), "grid").start(obs)
+    for t, a in enumerate(actions):
+        if goals_from is not None and t == goals_from[0]:
+            env.sequence = np.array(goals_from[1], np.float32)
+        obs, reward, terminated, truncated, _ = env.step(a)
+        traj.add(a, reward, terminated, obs)
+        if terminated or truncated:
+            break
+    return traj.freeze()
+
+
+def copy(traj):
+    return traj.to_stored(action_spec(gym.spaces.Discrete(5))).slice(0, len(traj)).derive(action_spec(gym.spaces.Discrete(5)))
+
+
+def check_equal(a, b):
+    assert a.obs.keys() == b.obs.keys()
+    for key in a.obs:
+        np.testing.assert_array_equal(a.obs[key], b.obs[key], err_msg=key)
+    for name in ("rl2s", "time_idxs", "rews", "dones", "actions"):
+        x, y = getattr(a, name), getattr(b, name)
+        assert (x.shape, x.dtype) == (y.shape, y.dtype), name
+        np.testing.assert_array_equal(x, y, err_msg=name)
+
+
+CELLS = st.tuples(st.integers(0, 3), st.integers(0, 3))
+GOALS = st.lists(CELLS, min_size=1, max_size=4)
+ACTIONS = st.lists(st.integers(0, 4), min_size=1, max_size=25)
+STRATEGY = st.sampled_from(["some", "all"])
+EXAMPLES = settings(max_examples=250, deadline=None)
+
+
+@EXAMPLES
+@given(GOALS, ACTIONS, STRATEGY, st.integers(0, 2**32 - 1), st.booleans(), st.booleans(), st.integers(3, 25))
+def test_relabelled_rewards_are_those_of_replaying_the_environment(goals, actions, strategy, seed, flat, clock, limit):
+    traj = play(GoalGrid(goals=goals, flat=flat, clock=clock, limit=limit), actions)
+    relabeler = GoalSequenceRelabeler(strategy)
+    new = relabeler(copy(traj), np.random.default_rng(seed))
+    asked = new.obs["goals"][0].reshape(-1, 2)
+    replayed = play(GoalGrid(goals=asked, flat=flat, clock=clock, limit=limit), actions)
+    check_equal(new, replayed)
+
+
+@EXAMPLES
+@given(GOALS, ACTIONS, STRATEGY, st.integers(0, 2**32 - 1))
+def test_a_rollout_that_reached_its_goals_stays_as_it_is(goals, actions, strategy, seed):
+    wandering = play(GoalGrid(goals=goals, limit=99), actions)
+    times = completion_times(wandering.obs["achieved"], np.array(goals, np.float32), 0.0)
+    reached = goals[: len(times)]
+    if not reached:
+        return
+    traj = play(GoalGrid(goals=reached, limit=99), actions)
+    assert traj.dones[-1]
+    check_equal(GoalSequenceRelabeler(strategy)(copy(traj), np.random.default_rng(seed)), traj)
+
+
+@EXAMPLES
+@given(GOALS, ACTIONS, st.integers(0, 2**32 - 1))
+def test_all_goals_are_reached_where_there_is_time_for_them(goals, actions, seed):
+    traj = play(GoalGrid(goals=goals, limit=99), actions)
+    new = GoalSequenceRelabeler("all")(copy(traj), np.random.default_rng(seed))
+    if len(traj) >= len(goals):
+        assert new.dones[-1]
+        assert (new.obs["goals"][-1] == -1).all()
+    assert new.rews.sum() >= traj.rews[: len(new)].sum()
+    assert len(new) <= len(traj)
+
+
+@EXAMPLES
+@given(GOALS, ACTIONS, st.integers(0, 2**32 - 1), st.integers(0, 24), STRATEGY)
+def test_a_piece_of_a_rollout_is_relabelled_from_where_it_begins(goals, actions, seed, cut, strategy):
+    """Rollouts may be saved in pieces: the second is not asked again for what the first has reached."""
+    traj = play(GoalGrid(goals=goals, limit=99), actions)
+    cut %= len(traj)
+    done_before = int((traj.obs["goals"][cut] == -1).all(axis=-1).sum())
+    new = GoalSequenceRelabeler(strategy)(copy(traj.slice(cut, len(traj))), np.random.default_rng(seed))
+    asked = [*np.array(goals)[:done_before], *new.obs["goals"][0][done_before:]]
+    replayed = play(GoalGrid(goals=goals, limit=99), actions, (cut, asked))
+    replayed.obs["goals"][cut] = new.obs["goals"][0]  # the observation before the change
+    check_equal(new, replayed.slice(cut, len(replayed)))
+
+
+def test_strategies_differ_in_how_many_goals_are_replaced():
+    traj = play(GoalGrid(goals=[(3, 3)] * 4, limit=20), [1, 3, 0, 3, 2, 0, 3, 4, 1, 1])
+    replaced = {}
+    for strategy in ("none", "some", "all"):
+        relabeler = GoalSequenceRelabeler(strategy)
+        counts = set()
+        for seed in range(200):
+            goals = relabeler(copy(traj), np.random.default_rng(seed)).obs["goals"][0]
+            unchanged = (goals == 3).all(axis=-1)
+            assert (np.diff(unchanged.astype(int)) >= 0).all()  # what was not reached is still asked for, last
+            counts.add(int((~unchanged).sum()))
+        replaced[strategy] = counts
+    assert replaced == {"none": {0}, "some": {0, 1, 2, 3, 4}, "all": {4}}
+    assert GoalSequenceRelabeler("none")(traj) is traj
+
+
+def test_goals_that_were_reached_keep_their_place_in_time():
+    # the first goal is reached at time 3; the second never
+    traj = play(GoalGrid(goals=[(3, 0), (3, 3)], limit=20), [1, 1, 1, 2, 2, 2])
+    orders = set()
+    for seed in range(100):
+        new = GoalSequenceRelabeler("all")(copy(traj), np.random.default_rng(seed))
+        orders.add(tuple(map(tuple, new.obs["goals"][0].astype(int).tolist())))
+    assert orders == {((1, 0), (3, 0)), ((2, 0), (3, 0)), ((3, 0), (2, 0)), ((3, 0), (1, 0)), ((3, 0), (0, 0))}
+
+
+def test_other_rewards_units_and_endings():
+    config.bind({"GoalSequenceRelabeler.goal_reward": 5.0})
+    traj = play(GoalGrid(goals=[(3, 3)], limit=20), [1, 2, 2])
+    relabeler = GoalSequenceRelabeler("all", terminates=False)
+    rewards = set()
+    for seed in range(30):
+        new = relabeler(copy(traj), np.random.default_rng(seed))
+        assert len(new) == 3
+        assert not new.dones.any()
+        np.testing.assert_array_equal(new.rl2s[1:, 0], new.rews[:, 0])
+        rewards.add(tuple(new.rews[:, 0].tolist()))
+    # the wall costs .25; standing at the start is reached first at time 2
+    assert rewards == {(5.0, 0.0, -0.25), (0.0, 5.0, -0.25)}
+
+
+def test_tolerance_says_how_close_is_close_enough():
+    achieved = np.array([[0.0], [0.94], [1.04], [2.0]])
+    assert completion_times(achieved, np.array([[1.0], [2.0]]), 0.05) == [2, 3]
+    assert completion_times(achieved, np.array([[1.0], [2.0]]), 0.1) == [1, 3]
+    assert completion_times(achieved, np.array([[1.0], [2.0]]), 0.0) == []
+    assert completion_times(achieved, np.array([[0.0]]), 0.0) == []  # the start reaches nothing
+
+
+def test_wrong_arguments_and_observations_are_named():
+    traj = play(GoalGrid(), [1, 1])
+    with pytest.raises(ValueError, match="strategy must be one of 'none', 'some', 'all', got 'most'"):
+        GoalSequenceRelabeler("most")
+    with pytest.raises(ValueError, match="tolerance must be a distance of at least 0, got -1"):
+        GoalSequenceRelabeler(tolerance=-1)
+    with pytest.raises(ValueError, match="two observations, both are 'x'"):
+        GoalSequenceRelabeler(goal_key="x", achieved_key="x")
+    with pytest.raises(ValueError, match=r"goal_key is 'aims', but the observations are \['achieved', 'goals', 'time'\]"):
+        GoalSequenceRelabeler(goal_key="aims")(traj)
+    with pytest.raises(
+        ValueError, match=r"observation 'time' has shape \(1,\) a step, which is no sequence of goals of 2 numbers"
+    ):
+        GoalSequenceRelabeler(goal_key="time")(traj)
+
+
+def test_from_the_buffer_into_batches_the_same_for_any_number_of_threads(tmp_path):
+    env = GoalGrid(goals=[(3, 3), (3, 2)], limit=20)
+    directory = tmp_path / "d" / "buffer" / "fifo"
+    writer = TrajectoryWriter(directory, writer="w", action_space=env.action_space, obs_space=env.observation_space)
+    rng = np.random.default_rng(0)
+    for _ in range(10):
+        writer.write(play(env, rng.integers(0, 5, 20)).to_stored(action_spec(env.action_space), "grid"))
+    writer.close()
+
+    def drawn(strategy, workers):
+        dataset = DiskTrajDataset(tmp_path, "d", relabeler=GoalSequenceRelabeler(strategy))
+        dataset.configure(DatasetSettings(8))
+        loader = SequenceLoader(dataset, 8, workers=workers, seed=1)
+        batches = list(loader.batches(6))
+        loader.close()
+        return [b.rews.clamp(min=0).sum().item() for b in batches], [b.obs["goals"].sum().item() for b in batches]
+
+    assert drawn("some", 0) == drawn("some", 2)
+    assert sum(drawn("all", 0)[0]) > sum(drawn("none", 0)[0])

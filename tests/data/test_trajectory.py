@@ -1,0 +1,87 @@
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from amago.data.relabel import NoOpRelabeler, Relabeler
+from amago.data.trajectory import FrozenTraj, Timestep, Trajectory
+from amago.spaces import action_spec
+
+SPEC = action_spec(gym.spaces.Discrete(3, start=1))
+
+
+def rollout(steps=4, terminated=True):
+    traj = Trajectory(SPEC, env_name="count").start({"observation": np.array([0.0], np.float32)})
+    for t in range(steps):
+        traj.add(
+            1 + t % 3,
+            reward=float(t + 1),
+            terminated=terminated and t == steps - 1,
+            obs={"observation": np.array([t + 1.0], np.float32)},
+        )
+    return traj
+
+
+def test_rl2s_hold_the_reward_that_arrived_with_the_observation_and_the_action_that_caused_it():
+    frozen = rollout().freeze()
+    np.testing.assert_array_equal(frozen.rl2s[0], 0)
+    for t in range(1, 5):
+        assert frozen.rl2s[t, 0] == t
+        assert frozen.rl2s[t, 1:].argmax() == (t - 1) % 3
+        assert frozen.obs["observation"][t] == t
+    np.testing.assert_array_equal(frozen.time_idxs[:, 0], range(5))
+    np.testing.assert_array_equal(frozen.dones[:, 0], [False, False, False, True])
+
+
+def test_slices_keep_one_more_observation_than_transitions():
+    piece = rollout().freeze().slice(1, 3).validate()
+    assert len(piece) == 2
+    np.testing.assert_array_equal(piece.obs["observation"][:, 0], [1, 2, 3])
+    np.testing.assert_array_equal(piece.rews[:, 0], [2, 3])
+    np.testing.assert_array_equal(piece.time_idxs[:, 0], [1, 2, 3])
+
+
+def test_stored_pieces_derive_what_the_whole_derives():
+    whole = rollout(6).freeze()
+    piece = whole.slice(2, 5)
+    again = piece.to_stored(SPEC, "count").derive(SPEC)
+    for name in ("rl2s", "time_idxs", "rews", "dones", "actions"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(piece, name), err_msg=name)
+
+
+def test_validate_names_the_field():
+    traj = rollout().freeze()
+    traj.dones = traj.dones[:-1]
+    with pytest.raises(ValueError, match="dones has 3 rows; with 4 rewards it must have 4"):
+        traj.validate()
+
+
+def test_a_trajectory_refuses_steps_out_of_order():
+    with pytest.raises(ValueError, match="call start"):
+        Trajectory(SPEC).add(1, 0.0, False, {"observation": np.zeros(1)})
+    with pytest.raises(ValueError, match="has terminated"):
+        rollout().add(1, 0.0, False, {"observation": np.zeros(1)})
+    with pytest.raises(ValueError, match="at least one transition"):
+        Trajectory(SPEC).start({"observation": np.zeros(1)}).freeze()
+
+
+def test_relabelers_are_checked():
+    class Broken(Relabeler):
+        def relabel(self, traj: FrozenTraj) -> FrozenTraj:
+            traj.rews = traj.rews[:2]
+            return traj
+
+    traj = rollout().freeze()
+    assert NoOpRelabeler()(traj) is traj
+    with pytest.raises(ValueError, match="rows; with 2 rewards"):
+        Broken()(traj)
+
+
+def test_timestep_rl2():
+    t = Timestep(
+        {},
+        np.array([[0.0, 1.0]], np.float32),
+        np.array([[2.0]], np.float32),
+        np.zeros((1, 1), np.int64),
+        np.zeros((1, 1), bool),
+    )
+    np.testing.assert_array_equal(t.rl2, [[2.0, 0.0, 1.0]])

@@ -1,0 +1,319 @@
+"""Every program and command of README.md and docs/ runs, and every link leads somewhere.
+
+A section (a heading of level two and all below it) is one program: its blocks run in order, in one directory and one
+namespace. Sizes are made tiny: by gin for what a block leaves at its default, by `REDUCED` for what it says itself, by extra
+arguments for commands. ``<!-- no test: reason -->`` on the line above a block leaves the block out.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import shlex
+import subprocess
+import sys
+import types
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_inside import Outcome, program, run_amago, run_script
+
+from amago import Experiment, config
+from amago.envs import builtin
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LANGUAGES = {"python", "bash", "gin", "bibtex", ""}
+
+REDUCED = {
+    "README.md": {
+        "epochs=20": "epochs=1",
+        "val_timesteps_per_epoch=1_000": "val_timesteps_per_epoch=60",
+        "timesteps=5_000": "timesteps=60",
+    },
+    "tutorial.md": {
+        "epochs=10": "epochs=1",
+        "train_batches_per_epoch=50": "train_batches_per_epoch=2",
+        "parallel_actors=16": "parallel_actors=2",
+        "val_timesteps_per_epoch=100": "val_timesteps_per_epoch=30",
+    },
+}
+TINY = {
+    "Experiment.train_timesteps_per_epoch": 60,
+    "Experiment.train_batches_per_epoch": 2,
+    "Experiment.batch_size": 4,
+    "FFTstepEncoder.d_hidden": 16,
+    "FFTstepEncoder.d_output": 16,
+    "FFTrajEncoder.d_model": 16,
+    "TformerTrajEncoder.d_model": 16,
+    "TformerTrajEncoder.d_ff": 32,
+    "TformerTrajEncoder.n_heads": 2,
+    "TformerTrajEncoder.n_layers": 1,
+    "Actor.d_hidden": 16,
+    "NCritics.d_hidden": 16,
+}
+_FEW = "--env_workers 1 --epochs 1 --grads_per_epoch 2 --timesteps_per_epoch 24 --parallel_actors 2 --batch_size 4 --max_seq_len 8 --memory_size 16 --memory_layers 1"
+ARGUMENTS = {
+    "amago train": f"{_FEW} --horizon 20",
+    "amago eval": "--episodes 2 --actors 2",
+    "amago demo": "--epochs 1 --minutes 0",
+    "amago buffer": "",
+    "examples/00_meta_frozen_lake.py": f"{_FEW} --lake_size 2 --k_episodes 2",
+    "examples/01_basic_gym.py": f"{_FEW} --horizon 20",
+    "examples/04_tmaze.py": f"{_FEW} --horizon 8",
+    "examples/05_dark_key_door.py": f"{_FEW} --room_size 3 --episode_length 5 --meta_horizon 10",
+    "examples/06_alchemy.py": f"{_FEW} --num_trials 2 --steps_per_trial 5",
+    "examples/13_mazerunner_relabeling.py": f"{_FEW} --maze_size 5 --time_limit 10",
+    "examples/20_offline_lake.py": f"{_FEW} --rollouts 24",
+    "examples/18_point_robot.py": f"{_FEW} --k_episodes 2 --episode_length 6",
+    "examples/19_returns_of_any_size.py": _FEW,
+}
+
+
+@dataclass
+class Block:
+    """A fenced block: its language, its text, the line where the text begins, and why it is left out, if it is."""
+
+    page: Path
+    language: str
+    text: str
+    line: int
+    left_out: str | None
+
+    @property
+    def file_name(self) -> str | None:
+        """The name of the file that the block is, from a first line ``# name.py``."""
+        found = re.match(r"# ([\w./-]+\.(?:py|gin))\n", self.text)
+        return found.group(1) if found else None
+
+    @property
+    def place(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def reduced(self) -> str:
+        text = self.text
+        for large, small in REDUCED.get(self.page.name, {}).items():
+            text = text.replace(large, small)
+        return text
+
+
+@dataclass
+class Section:
+    page: Path
+    title: str
+    blocks: list[Block] = field(default_factory=list)
+    files_before: list[Block] = field(default_factory=list)
+
+
+def sections_of(page: Path) -> list[Section]:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    sections, files, i = [Section(page, "the beginning")], [], 0
+    while i < len(lines):
+        if lines[i].startswith("## "):
+            sections.append(Section(page, lines[i][3:].strip(), files_before=list(files)))
+        elif lines[i].startswith("```"):
+            end = next(j for j in range(i + 1, len(lines)) if lines[j].startswith("```"))
+            above = re.fullmatch(r"<!-- no test: (.+) -->", lines[i - 1])
+            text = "\n".join(lines[i + 1 : end]) + "\n"
+            block = Block(page, lines[i][3:].strip(), text, i + 2, above.group(1) if above else None)
+            sections[-1].blocks.append(block)
+            if block.file_name:
+                files.append(block)
+            i = end
+        i += 1
+    return sections
+
+
+SECTIONS = [s for page in PAGES for s in sections_of(page)]
+BLOCKS = [block for section in SECTIONS for block in section.blocks]
+ELSEWHERE = {"extending.md"}  # its programs are trained with in test_extending.py
+WITH_PROGRAMS = [
+    s for s in SECTIONS if s.page.name not in ELSEWHERE and any(b.language in ("python", "bash") for b in s.blocks)
+]
+
+
+def test_the_pages_have_what_is_tested_here() -> None:
+    languages = [b.language for b in BLOCKS if b.language in ("python", "bash")]
+    assert languages.count("python") > 25
+    assert languages.count("bash") >= 6
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda b: b.place)
+def test_languages_are_known(block: Block) -> None:
+    assert block.language in LANGUAGES, f"{block.place}: tests would not run a block in {block.language!r}"
+
+
+@pytest.mark.parametrize("page", REDUCED)
+def test_what_is_reduced_is_still_there(page: str) -> None:
+    text = "".join(b.text for b in BLOCKS if b.page.name == page and b.language == "python")
+    for literal in REDUCED[page]:
+        assert len(re.findall(rf"(?<![\w]){re.escape(literal)}(?![\d_])", text)) == 1, f"{page}: {literal}"
+
+
+# ---- programs ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("section", WITH_PROGRAMS, ids=lambda s: f"{s.page.name}: {s.title}")
+def test_programs_run(section: Section, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = [b for b in section.blocks if b.language in ("python", "bash")]
+    if all(b.left_out for b in wanted):
+        pytest.skip(str(wanted[0].left_out))
+    for block in [*section.files_before, *section.blocks]:
+        if block.file_name:
+            (tmp_path / block.file_name).write_text(block.reduced, encoding="utf-8")
+    main = types.ModuleType("__main__")
+    try:
+        with program(tmp_path, ["program.py"], TINY):
+            monkeypatch.setitem(sys.modules, "__main__", main)
+            for block in wanted:
+                if block.left_out or block.file_name:
+                    continue
+                if block.language == "python":
+                    _run_python(block, main)
+                else:
+                    _run_bash(block, tmp_path)
+    finally:
+        for value in vars(main).values():  # what the end of a program does
+            if isinstance(value, Experiment):
+                value.close()
+
+
+def _run_python(block: Block, main: types.ModuleType) -> None:
+    tree = ast.parse("\n" * (block.line - 1) + block.reduced, filename=block.place)
+    if _are_signatures(tree):
+        for statement in tree.body:
+            _check_signature(statement.value, block.place)  # type: ignore[attr-defined]
+        return
+    before = len(sys.stdout.getvalue())  # type: ignore[attr-defined]
+    exec(compile(tree, block.place, "exec"), vars(main))
+    printed = sys.stdout.getvalue()[before:]  # type: ignore[attr-defined]
+    for expected in re.findall(r"^print\(.*\)  # (.+)$", block.text, flags=re.MULTILINE):
+        assert expected in printed, f"{block.place} promises {expected!r}, but printed {printed!r}"
+
+
+def _are_signatures(tree: ast.Module) -> bool:
+    """Whether a block does nothing but call the built-in environments, as if with their signatures."""
+    calls = [s.value for s in tree.body if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call)]
+    return len(calls) == len(tree.body) and all(isinstance(c.func, ast.Name) and hasattr(builtin, c.func.id) for c in calls)
+
+
+def _check_signature(call: ast.Call, place: str) -> None:
+    assert isinstance(call.func, ast.Name)
+    documented = [a.id for a in call.args if isinstance(a, ast.Name)] + [k.arg for k in call.keywords]
+    assert documented == list(inspect.signature(getattr(builtin, call.func.id)).parameters), place
+
+
+# ---- commands ----------------------------------------------------------------------------------------------------------------
+
+
+def _commands(block: Block) -> list[tuple[dict[str, str], list[str]]]:
+    """(variables, words) of each command, without comments and ``&``."""
+    found = []
+    for line in block.text.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        if words and words[-1] == "&":
+            words.pop()
+        variables = {}
+        while words and re.match(r"[A-Z_]+=", words[0]):
+            name, _, value = words.pop(0).partition("=")
+            variables[name] = value
+        if words:
+            found.append((variables, words))
+    return found
+
+
+def _run_bash(block: Block, cwd: Path) -> None:
+    for variables, words in _commands(block):
+        outcome = _run_command(words, variables, cwd)
+        assert outcome.code == 0, f"{block.place}: {shlex.join(words)} ended with {outcome.code}:\n{outcome.text}"
+
+
+def _run_command(words: list[str], variables: dict[str, str], cwd: Path) -> Outcome:
+    if words[0] == "make":
+        missing = [w for w in words[1:] if w not in _make_targets()]
+        return Outcome(2 if missing else 0, f"the Makefile has no {missing}")
+    if words[0] == "amago" and " ".join(words[:2]) in ARGUMENTS:
+        extra = ARGUMENTS[" ".join(words[:2])].split()
+        return run_amago([*words[1:], *extra], cwd, variables)
+    if words[0] == "python" and words[1] in ARGUMENTS:
+        return run_script(ROOT / words[1], [*words[2:], *ARGUMENTS[words[1]].split()], cwd, env=variables)
+    if words[0] == "python" and (cwd / words[1]).is_file():
+        return run_script(cwd / words[1], words[2:], cwd, TINY, variables)
+    return Outcome(127, "no test knows how to run this command")
+
+
+def _make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z]+):(?!=)", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+
+
+def test_unknown_commands_are_refused(tmp_path: Path) -> None:
+    for command in ("python examples/99_nothing.py", "amago nothing", "make nothing", "accelerate config", "pip install amago"):
+        assert _run_command(shlex.split(command), {}, tmp_path).code != 0
+
+
+def test_the_module_runs_as_a_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "amago.cli", "--help"], capture_output=True, text=True, timeout=60, check=True)
+    assert all(command in done.stdout for command in ("train", "eval", "demo"))
+
+
+# ---- links -------------------------------------------------------------------------------------------------------------------
+
+
+def _links(page: Path) -> list[str]:
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not re.match(r"[a-z]+:", link)]
+
+
+def _anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in _links(page):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{page.name} links to {link}, and there is no {path}"
+        assert target.is_relative_to(ROOT), f"{page.name} links to {link}, which is outside the project"
+        if anchor:
+            assert anchor in _anchors(target), f"{page.name} links to {link}, and {target.name} has no such heading"
+
+
+def test_the_reader_can_find_every_page() -> None:
+    """Each page is linked from the README, or its folder is."""
+    linked = {(ROOT / link.partition("#")[0]).resolve() for link in _links(ROOT / "README.md")}
+    for page in PAGES[1:]:
+        assert page in linked or page.parent in linked, f"README.md leads nobody to {page.relative_to(ROOT)}"
+
+
+# ---- names -------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_tutorial_gives_the_defaults_of_settings() -> None:
+    """``| `field` | default |`` in the table of section 6."""
+    text = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    table = text.partition("## 6.")[2].partition("## 7.")[0]
+    fields, checked = Experiment.__dataclass_fields__, 0
+    for names, defaults in re.findall(r"^\| (`[^|]+`) \| ([^|]*)\|", table, flags=re.MULTILINE):
+        given = [d.strip('`" ') for d in defaults.split(", ")] if defaults.strip() else []
+        for name, default in zip(re.findall(r"`(\w+)`", names), given, strict=bool(given)):
+            actual: Any = fields[name].default
+            if actual is None or isinstance(actual, str):
+                assert default == (actual or "none"), name
+            else:
+                assert float(default) == actual, name
+            checked += 1
+    assert checked > 10
+
+
+def test_gin_is_left_as_it_was(tmp_path: Path) -> None:
+    config.bind({"Agent.tau": 0.5})
+    script = tmp_path / "script.py"
+    script.write_text("import amago\namago.cli_utils.use_config({'Agent.gamma': 0.5})\n")
+    assert run_script(script, cwd=tmp_path).code == 0
+    assert config.bindings() == {"amago.agent.Agent.tau": 0.5}

@@ -1,0 +1,458 @@
+"""MazeRunner against shortest ways, counts of spanning trees, identities of random walks, and replays of relabelled rollouts."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import runpy
+from argparse import ArgumentParser
+from collections import Counter, deque
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from run_inside import run_script
+
+from amago import cli_utils
+from amago.data.relabel import GoalSequenceRelabeler
+from amago.data.trajectory import FrozenTraj, Trajectory
+from amago.envs import AMAGOEnv
+from amago.envs.builtin import MazeRunner
+from amago.envs.builtin._mazes import depths, random_maze, spanning_tree
+from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
+from amago.spaces import action_spec
+
+Cell = tuple[int, int]
+EXAMPLE = Path(__file__).parents[3] / "examples" / "13_mazerunner_relabeling.py"
+MOVES = [(-1, 0), (0, -1), (1, 0), (0, 1), (0, 0)]
+GOALS_REACHED, SUCCESS = (f"{AMAGO_ENV_LOG_PREFIX} {name}" for name in ("Goals Reached", "Success"))
+
+
+def way(free: np.ndarray, start: Cell, end: Cell) -> list[int]:
+    """A shortest way, as actions."""
+    came: dict[Cell, tuple[Cell, int] | None] = {start: None}
+    todo = deque([start])
+    while todo:
+        cell = todo.popleft()
+        for action, (dx, dy) in enumerate(MOVES[:4]):
+            after = (cell[0] + dx, cell[1] + dy)
+            if free[after] and after not in came:
+                came[after] = (cell, action)
+                todo.append(after)
+    out, at = [], end
+    while (step := came[at]) is not None:
+        at = step[0]
+        out.append(step[1])
+    return out[::-1]
+
+
+def ask_for(env: MazeRunner, goals: list[Cell]) -> None:
+    """Put other goals into a rollout that has just begun."""
+    rows = np.full((env.max_goals, 2), -1, dtype=np.float32)
+    rows[env.max_goals - len(goals) :] = np.array(goals) / env.size
+    env._goals, env._goal_rows = goals, rows
+
+
+# ---- mazes -------------------------------------------------------------------------------------------------------------------
+
+
+def pieces(free: np.ndarray) -> list[set[Cell]]:
+    """The connected parts."""
+    rest, out = {(int(x), int(y)) for x, y in np.argwhere(free)}, []
+    while rest:
+        part, todo = set(), [rest.pop()]
+        while todo:
+            cell = todo.pop()
+            part.add(cell)
+            near = {(cell[0] + dx, cell[1] + dy) for dx, dy in MOVES[:4]} & rest
+            rest -= near
+            todo += near
+        out.append(part)
+    return out
+
+
+@pytest.mark.parametrize("size", [5, 7, 9, 15, 31])
+def test_a_maze_without_loops_is_a_tree(size: int) -> None:
+    rooms = (size // 2) ** 2
+    for seed in range(10):
+        free = random_maze(np.random.default_rng(seed), size)
+        assert free.shape == (size, size)
+        assert not np.concatenate((free[0], free[-1], free[:, 0], free[:, -1])).any()  # walls all around
+        assert free[1::2, 1::2].all()  # rooms
+        assert not free[::2, ::2].any()  # corners of walls
+        assert int(free.sum()) == 2 * rooms - 1
+        assert len(pieces(free)) == 1
+        touching = int((free[1:] & free[:-1]).sum() + (free[:, 1:] & free[:, :-1]).sum())
+        assert touching == int(free.sum()) - 1  # connected, with one edge less than cells
+
+
+def test_every_tree_is_as_likely_as_any_other() -> None:
+    """The grid of 3 x 3 rooms has 192 spanning trees (matrix-tree theorem)."""
+    laplacian = np.zeros((9, 9))
+    for a in range(9):
+        for b in range(9):
+            if abs(a // 3 - b // 3) + abs(a % 3 - b % 3) == 1:
+                laplacian[a, b] = -1
+                laplacian[a, a] += 1
+    trees = round(float(np.linalg.det(laplacian[1:, 1:])))
+    assert trees == 192
+    rng, n = np.random.default_rng(0), 40 * trees
+    counts = Counter(frozenset(frozenset(edge) for edge in spanning_tree(rng, 3)) for _ in range(n))
+    assert len(counts) == trees
+    chi2 = sum((count - n / trees) ** 2 / (n / trees) for count in counts.values())
+    assert abs(chi2 - (trees - 1)) < 4.5 * (2 * (trees - 1)) ** 0.5
+
+
+def test_doors_that_make_loops() -> None:
+    n = 7
+    all_doors = 2 * n * (n - 1)
+    rng = np.random.default_rng(0)
+    assert int(random_maze(rng, 15, 1.0).sum()) == n * n + all_doors
+    extra = [int(random_maze(rng, 15, 0.3).sum()) - (2 * n * n - 1) for _ in range(200)]
+    left = all_doors - (n * n - 1)
+    assert abs(np.mean(extra) - 0.3 * left) < 4.5 * (0.21 * left / 200) ** 0.5
+
+
+def test_depth_sensors_count_free_cells() -> None:
+    for seed in range(5):
+        free = random_maze(np.random.default_rng(seed), 11, 0.2)
+        seen = depths(free)
+        for x, y in np.argwhere(free):
+            for i, (dx, dy) in enumerate(MOVES[:4]):
+                count = 0
+                while free[x + dx * (count + 1), y + dy * (count + 1)]:
+                    count += 1
+                assert seen[x, y, i] == count
+
+
+# ---- rollouts ----------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.sampled_from([5, 7, 9]), low=st.integers(1, 3), more=st.integers(0, 2), limit=st.integers(1, 60), shuffle=st.booleans(),
+    loops=st.sampled_from([0.0, 0.5]), seed=st.integers(0, 2**31 - 1),
+)  # fmt: skip
+def test_the_shortest_way_earns_what_the_limit_allows(
+    size: int, low: int, more: int, limit: int, shuffle: bool, loops: float, seed: int
+) -> None:
+    env = MazeRunner(size, low, low + more, limit, shuffle, loops)
+    obs, info = env.reset(seed=seed)
+    assert info == {}
+    start, goals, free = env.position, env.goals, env.maze
+    assert low <= len(goals) <= low + more
+    assert len({start, *goals}) == 1 + len(goals)
+    assert all(free[cell] for cell in (start, *goals))
+    inverse = {meaning: action for action, meaning in enumerate(env.action_order)}
+    arrivals, plan = [], []
+    for a, b in zip([start, *goals], goals):
+        plan += way(free, a, b)
+        arrivals.append(len(plan))
+    hidden = low + more - len(goals)
+    for t in range(min(len(plan), limit) + 1):
+        reached = sum(arrival <= t for arrival in arrivals)
+        x, y = env.position
+        own = [x, y, *depths(free)[x, y].tolist()]
+        assert obs in env.observation_space
+        np.testing.assert_allclose(obs["observation"], [*(v / size for v in own), t / limit], rtol=1e-6)
+        np.testing.assert_array_equal(obs["achieved"], obs["observation"][:2])
+        assert (obs["goals"][: hidden + reached] == -1).all()
+        np.testing.assert_allclose(obs["goals"][hidden + reached :], np.array(goals[reached:]).reshape(-1, 2) / size, rtol=1e-6)
+        if t == min(len(plan), limit):
+            break
+        kept = {key: value.copy() for key, value in obs.items()}
+        before = obs
+        obs, reward, terminated, truncated, info = env.step(inverse[plan[t]])
+        assert all((before[key] == kept[key]).all() for key in kept)
+        assert type(reward) is float
+        assert reward == float(t + 1 in arrivals)
+        assert truncated is False
+        assert terminated is (t + 1 in (len(plan), limit))
+        assert bool(info) == terminated
+    assert info == {GOALS_REACHED: reached / len(goals), SUCCESS: float(reached == len(goals))}
+    with pytest.raises(gym.error.ResetNeeded):
+        env.step(4)
+
+
+def test_only_the_goal_that_is_due_counts_and_one_a_step() -> None:
+    env = MazeRunner(5, 1, 3, 50)
+    env.reset(seed=0)
+    free = env.maze
+    a, b = (1, 1), (3, 3)
+    env._at = a
+    ask_for(env, [b, a, a])  # it stands on the second already, and is asked for it twice
+    rewards = [env.step(action)[1] for action in [4, 4, *way(free, a, b), *way(free, b, a), 4]]
+    assert [t for t, reward in enumerate(rewards) if reward] == [
+        1 + len(way(free, a, b)),
+        1 + 2 * len(way(free, a, b)),
+        2 + 2 * len(way(free, a, b)),
+    ]
+    assert env.position == a
+
+
+def test_the_random_walk_commutes_in_the_time_that_electricity_says() -> None:
+    """From u to v and back: (total conductance) x (resistance), here N x 5 d in a tree of N cells (Chandra et al. 1989)."""
+    env, rng, times = MazeRunner(5, 2, 2, 100_000), np.random.default_rng(0), []
+    env.reset(seed=2)
+    ends = [(1, 1), (3, 3)]
+    d, cells = len(way(env.maze, *ends)), int(env.maze.sum())
+    for _ in range(1500):
+        env._at, env._clock, env._reached = ends[0], 0, 0
+        ask_for(env, [ends[1], ends[0]])
+        done = False
+        while not done:
+            done = env.step(int(rng.random() * 5))[2]
+        times.append(env._clock)
+    error = float(np.std(times)) / len(times) ** 0.5
+    assert error < 0.03 * float(np.mean(times))
+    assert abs(float(np.mean(times)) - cells * 5 * d) < 4 * error
+
+
+def test_walls_stop_the_agent() -> None:
+    env = MazeRunner(7, 1, 1, 1000)
+    env.reset(seed=1)
+    ask_for(env, [(0, 0)])  # never reached
+    rng = np.random.default_rng(0)
+    free, bumped = env.maze, 0
+    for _ in range(300):
+        (x, y), action = env.position, int(rng.integers(5))
+        aim = (x + MOVES[action][0], y + MOVES[action][1])
+        env.step(action)
+        assert env.position == (aim if free[aim] else (x, y))
+        bumped += not free[aim]
+    assert bumped > 50
+
+
+def test_actions_are_shuffled_between_rollouts_if_asked() -> None:
+    env = MazeRunner(5, 1, 1, randomize_actions=True)
+    orders = Counter()
+    env.reset(seed=0)
+    for _ in range(3000):
+        env.reset()
+        orders[env.action_order] += 1
+    assert len(orders) == 120
+    assert all(abs(count - 25) < 30 for count in orders.values())
+    plain = MazeRunner(5, 1, 1)
+    assert all((plain.reset(seed=seed), plain.action_order)[1] == (0, 1, 2, 3, 4) for seed in range(5))
+
+
+def test_number_and_places_of_goals_are_uniform() -> None:
+    env, n = MazeRunner(5, 1, 3), 3000
+    env.reset(seed=0)
+    ks: Counter[int] = Counter()
+    rooms: Counter[Cell] = Counter()
+    for _ in range(n):
+        env.reset()
+        ks[len(env.goals)] += 1
+        rooms[env.goals[0]] += 1
+    assert all(abs(ks[k] - n / 3) < 4.5 * (n * 2 / 9) ** 0.5 for k in (1, 2, 3))
+    for room in [(1, 1), (1, 3), (3, 1), (3, 3)]:  # always among the seven free cells
+        assert abs(rooms[room] - n / 7) < 4.5 * (n * 6 / 49) ** 0.5
+
+
+def test_what_it_is_for_gymnasium() -> None:
+    env = MazeRunner(7, randomize_actions=True)
+    check_env(env, skip_render_check=True)
+    wrapped = AMAGOEnv(env, "maze")
+    assert wrapped.horizon == env.horizon == 98
+    assert {k: s.shape for k, s in wrapped.observation_space.items()} == {
+        "achieved": (2,),
+        "goals": (3, 2),
+        "observation": (7,),
+    }
+
+
+def test_one_seed_one_rollout_and_a_pickled_one_goes_on() -> None:
+    def roll(env: MazeRunner, seed: int) -> str:
+        actions = np.random.default_rng(1).integers(5, size=300)
+        out: list[Any] = [env.reset(seed=seed)]
+        for action in actions:
+            out.append(env.step(action))
+            if out[-1][2]:
+                out.append(env.reset())
+        return repr(out)
+
+    used = MazeRunner(7, randomize_actions=True)
+    other = roll(used, 6)
+    again = roll(used, 5)
+    assert roll(MazeRunner(7, randomize_actions=True), 5) == again != other
+    used.reset(seed=1)
+    copy = pickle.loads(pickle.dumps(used))
+    for action in (0, 1, 2, 3, 0, 1, 2):
+        assert repr(used.step(action)) == repr(copy.step(action))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        ({"size": 3}, ValueError, "size must be at least 5, got 3"),
+        ({"size": 8}, ValueError, "size must be odd, so that walls lie between rooms, got 8"),
+        ({"size": 7.0}, TypeError, "size must be an integer, got 7.0"),
+        ({"min_goals": 0}, ValueError, "min_goals must be at least 1, got 0"),
+        ({"min_goals": 4}, ValueError, "min_goals must be at most max_goals=3, got 4"),
+        ({"size": 5, "max_goals": 7}, ValueError, "a maze of size 5 has room for 6 goals at most, got max_goals=7"),
+        ({"time_limit": 0}, ValueError, "time_limit must be at least 1, got 0"),
+        ({"randomize_actions": 1}, TypeError, "randomize_actions must be True or False, got 1"),
+        ({"loop_chance": 1.5}, ValueError, "loop_chance is a probability, so it must lie in [0, 1], got 1.5"),
+        ({"loop_chance": "0"}, TypeError, "loop_chance must be a number, got '0'"),
+        ({"render_mode": "human"}, ValueError, "got 'human'"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: dict[str, Any], error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=re.escape(said)):
+        MazeRunner(**arguments)
+
+
+def test_wrong_actions_are_refused() -> None:
+    env = MazeRunner(5)
+    with pytest.raises(gym.error.ResetNeeded, match="MazeRunner"):
+        env.step(0)
+    env.reset(seed=0)
+    for action, error in ((5, ValueError), (-1, ValueError), (0.5, TypeError)):
+        with pytest.raises(error, match=r"action must be .*0\.\.4"):
+            env.step(action)
+
+
+def test_a_maze_may_be_filled_with_goals() -> None:
+    env = MazeRunner(5, 6, 6)
+    env.reset(seed=0)
+    assert len({env.position, *env.goals}) == 7
+
+
+def test_render() -> None:
+    env = MazeRunner(5, 2, 2, 9, render_mode="ansi")
+    env.reset(seed=0)
+    free, goals = env.maze, env.goals
+    *rows, place = env.render().splitlines()
+    assert place == "step 0 of 9, 0 of 2 goals reached"
+    assert [[c != "#" for c in row] for row in rows] == free.T.tolist()
+    for char, (x, y) in zip("A12", [env.position, *goals]):
+        assert rows[y][x] == char
+    for action in way(free, env.position, goals[0]):
+        env.step(action)
+    *rows, _ = env.render().splitlines()
+    assert rows[goals[0][1]][goals[0][0]] == "A"
+    assert rows[goals[1][1]][goals[1][0]] == "1"
+    picture = MazeRunner(5, render_mode="rgb_array")
+    picture.reset(seed=0)
+    frame = picture.render()
+    assert (frame.shape, frame.dtype) == ((120, 120, 3), np.uint8)
+    assert (frame[12::24, 12::24][~picture.maze.T] == (140, 150, 160)).all()
+    x, y = picture.position
+    assert tuple(frame[24 * y + 12, 24 * x + 12]) == (200, 60, 60)
+    assert MazeRunner(5).render() is None
+
+
+# ---- relabelling -------------------------------------------------------------------------------------------------------------
+
+
+def record(env: MazeRunner, seed: int, actions: list[int], goals: list[Cell] | None = None) -> FrozenTraj:
+    """The rollout of these actions, with other goals than its own if given."""
+    obs, _ = env.reset(seed=seed)
+    if goals is not None:
+        ask_for(env, goals)
+        obs = env._observe()
+    traj = Trajectory(action_spec(env.action_space), "maze").start(obs)
+    for action in actions:
+        obs, reward, terminated, _, _ = env.step(action)
+        traj.add(action, reward, terminated, obs)
+        if terminated:
+            break
+    return traj.freeze()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**31 - 1), draw=st.integers(0, 2**31 - 1), strategy=st.sampled_from(["none", "some", "all"]),
+    low=st.integers(1, 3), more=st.integers(0, 2), limit=st.integers(4, 40), shuffle=st.booleans(),
+)  # fmt: skip
+def test_a_relabelled_rollout_is_what_the_maze_would_have_given(
+    seed: int, draw: int, strategy: str, low: int, more: int, limit: int, shuffle: bool
+) -> None:
+    env, rng = MazeRunner(7, low, low + more, limit, shuffle), np.random.default_rng(draw)
+    actions = rng.integers(5, size=limit).tolist()
+    traj = record(env, seed, actions)
+    k = len(env.goals)
+    new = GoalSequenceRelabeler(strategy)(record(env, seed, actions), rng)
+    rows = np.rint(new.obs["goals"][0, low + more - k :] * 7).astype(int).tolist()
+    replayed = record(env, seed, actions, [(x, y) for x, y in rows])
+    assert new.obs.keys() == replayed.obs.keys()
+    for key in new.obs:
+        np.testing.assert_array_equal(new.obs[key], replayed.obs[key], err_msg=key)
+    for name in ("rl2s", "time_idxs", "rews", "dones", "actions"):
+        np.testing.assert_array_equal(getattr(new, name), getattr(replayed, name), err_msg=name)
+    if strategy == "none":
+        np.testing.assert_array_equal(new.obs["goals"], traj.obs["goals"])
+    if strategy == "all":
+        assert new.dones[-1]
+        assert new.rews.sum() == min(k, len(new))  # a step reaches one goal at most
+
+
+def test_relabelling_turns_failures_into_rewards() -> None:
+    env, rng = MazeRunner(9, 2, 2, 20), np.random.default_rng(0)
+    rewards = dict.fromkeys(("none", "some", "all"), 0.0)
+    for seed in range(200):
+        actions = rng.integers(5, size=20).tolist()
+        for strategy in rewards:
+            rewards[strategy] += float(GoalSequenceRelabeler(strategy)(record(env, seed, actions), rng).rews.sum())
+    assert rewards["none"] < 100  # of 400
+    assert rewards["none"] + 100 < rewards["some"] < 350
+    assert rewards["all"] == 400
+
+
+# ---- the example -------------------------------------------------------------------------------------------------------------
+
+TINY = (
+    "--run_name tiny --buffer_dir . --epochs 1 --grads_per_epoch 2 --timesteps_per_epoch 24 --parallel_actors 2 --batch_size 4 "
+    "--memory_size 16 --memory_layers 1 --no_async --seed 0 --quiet --maze_size 5 --time_limit 10"
+)
+
+
+@pytest.mark.parametrize(
+    "more",
+    ["--relabel none", "--relabel some --traj_encoder ff --max_seq_len 5 --randomize_actions", "--relabel all --max_goals 3"],
+    ids=["none", "some", "all"],
+)
+def test_the_example_trains_evaluates_and_resumes(more: str, tmp_path: Path) -> None:
+    outcome = run_script(EXAMPLE, [*TINY.split(), *more.split()], tmp_path)
+    assert outcome.code == 0, outcome.text
+    assert "Goals Reached" in outcome.text
+    again = run_script(EXAMPLE, [*TINY.split(), *more.split(), "--resume", "auto", "--epochs", "2"], tmp_path)
+    assert again.code == 0, again.text
+    rows = [json.loads(line) for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["grad_steps"] for row in rows if row["section"] == "train"] == [2, 4]
+    names = {name for row in rows if row["section"] == "test" for name in row["values"]}
+    for metric in ("Goals Reached", "Success"):
+        assert any(metric in name and "maze_runner_5x5" in name for name in names), sorted(names)
+    assert "amago.agent.Agent.gamma = 0.98\n" in (tmp_path / "tiny" / "config.txt").read_text()
+
+
+@pytest.mark.parametrize("strategy", ["none", "some", "all"])
+def test_the_example_relabels_as_it_is_told(strategy: str, tmp_path: Path) -> None:
+    script = runpy.run_path(str(EXAMPLE))
+    parser = cli_utils.add_common_cli(ArgumentParser())
+    script["add_cli"](parser)
+    words = f"--run_name tiny --buffer_dir {tmp_path} --relabel {strategy} --max_goals 3 --max_seq_len 40"
+    experiment = script["make_experiment"](parser.parse_args(words.split()))
+    dataset = experiment.dataset
+    assert isinstance(dataset.relabeler, GoalSequenceRelabeler)
+    assert (dataset.relabeler.strategy, dataset.buffer_dir) == (strategy, tmp_path / "tiny" / "buffer")
+    assert (experiment.padded_sampling, experiment.max_seq_len) == ("both", 40)  # windows are shorter than the 98 steps
+    env = experiment.make_train_env().unwrapped
+    assert (env.size, env.min_goals, env.max_goals) == (7, 2, 3)
+    assert set(experiment.make_train_env().observation_space) == {"achieved", "goals", "observation"}
+
+
+def test_the_example_explains_itself_and_refuses_what_cannot_be(tmp_path: Path) -> None:
+    outcome = run_script(EXAMPLE, ["--help"], tmp_path)
+    assert outcome.code == 0
+    assert "--relabel {none,some,all}" in outcome.text
+    assert run_script(EXAMPLE, [*TINY.split(), "--relabel", "most"], tmp_path).code == 2
+    with pytest.raises(ValueError, match="size must be odd"):
+        run_script(EXAMPLE, [*TINY.split(), "--maze_size", "6"], tmp_path)

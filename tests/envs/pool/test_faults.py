@@ -1,0 +1,268 @@
+"""Environments that raise, workers that are killed or hang: noticed, replaced, counted, and never recorded as an end."""
+
+import logging
+import os
+import signal
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from counting_env import CountingEnv, check_traj, length_of, make_counting
+
+from amago.envs import ActorError, AMAGOEnv, EpsilonGreedy, RecordingError, make_pool
+from amago.envs.pool.faults import Fault, RestartBudget
+from amago.store import TrajectoryStore
+
+N = 4
+
+
+def faulty(tmp_path, fault, victim=1):
+    return [make_counting(i, fault=fault if i == victim else "", flag=str(tmp_path / "flag")) for i in range(N)]
+
+
+def play(pool, steps, seed=0, until=None):
+    rng = np.random.default_rng(seed)
+    opened = np.zeros(N, dtype=int)
+    for _ in range(steps):
+        pool.step(rng.integers(5, size=(N, 1)))
+        opened += pool.resets
+        t = pool.obs["count"][:, 0]
+        np.testing.assert_array_equal(pool.resets, t == 0)
+        np.testing.assert_array_equal(pool.time_idxs[:, 0], t)
+        np.testing.assert_array_equal(pool.obs["count"][:, 1], np.arange(N))
+        if until is not None and until():
+            break
+    return opened
+
+
+def read(root):
+    store = TrajectoryStore(root)
+    store.refresh()
+    found = defaultdict(list)
+    for i in range(len(store)):
+        actor, episode, begin, n = check_traj(store.read(i), "discrete")
+        assert begin == 0
+        assert n == length_of(actor, episode)  # nothing unfinished was recorded
+        found[actor].append(episode)
+    store.close()
+    return found
+
+
+@pytest.mark.parametrize(("mode", "how"), [("sync", "raise"), ("async", "raise"), ("async", "kill"), ("async", "hang")])
+def test_a_fault_is_survived_and_counted(mode, how, tmp_path, caplog):
+    options = {"workers": 2, "step_timeout": 1.0} if mode == "async" else {}
+    recorder = {"save_trajs_to": str(tmp_path / "fifo"), "save_trajs_as": "segments"}
+    pool = make_pool(
+        faulty(tmp_path, how), mode, recorder=recorder, exploration=EpsilonGreedy, seed=0, max_env_restarts=3, **options
+    )
+    try:
+        pool.reset()
+        others = [i for i in range(N) if i != 1]
+        with caplog.at_level(logging.WARNING):
+            play(pool, 6)
+            pool.flush()
+            play(pool, 57)
+        stats = pool.drain()
+        assert os.path.exists(tmp_path / "flag")
+        assert stats.restarts == 1
+        assert stats.dropped >= 1
+        again = pool.drain()
+        assert (again.restarts, again.dropped, again.episodes) == (0, 0, [])
+        pool.flush()
+        state = pool.state_dict()
+        # The schedules have gone on, those of replaced actors too.
+        assert [state["actors"][str(i)]["exploration"]["global_step"] for i in range(N)] == [63] * N
+    finally:
+        pool.close()
+    episodes = read(tmp_path)
+    assert set(episodes) == set(range(N))
+    if how == "raise":  # only that environment was replaced; nothing that had ended is lost
+        assert stats.dropped == 1
+        for i in others:
+            assert episodes[i] == list(range(len(episodes[i])))
+            assert sum(length_of(i, e) for e in episodes[i]) + max(length_of(i, len(episodes[i])), 1) > 63
+        assert episodes[1][0] == 0
+        assert episodes[1].count(0) == 2  # before the fault and after it
+        assert "bad day" in caplog.text
+    else:
+        apart = [i for i in range(N) if episodes[i].count(0) == 1]
+        assert len(apart) == N // 2  # the other worker's actors went on as if nothing had happened
+        for i in apart:
+            assert episodes[i] == list(range(len(episodes[i])))
+        assert ("hung" if how == "hang" else "exit code -9") in caplog.text
+    assert sum(len(e) for e in episodes.values()) >= len(stats.episodes)
+
+
+def test_a_worker_killed_between_phases_is_replaced(tmp_path):
+    recorder = {"save_trajs_to": str(tmp_path / "fifo"), "save_trajs_as": "segments"}
+    pool = make_pool(faulty(tmp_path, ""), "async", workers=2, recorder=recorder, seed=0)
+    try:
+        pool.reset()
+        play(pool, 10)
+        under_way = pool.time_idxs[[0, 2], 0] > 0
+        assert list(pool._workers[0].plan.make_envs) == [0, 2]
+        unsaved = int(pool._buffers.unsaved[0])
+        assert unsaved > 0
+        os.kill(pool._workers[0].process.pid, signal.SIGKILL)
+        stats = pool.drain()
+        assert stats.restarts == 1
+        assert stats.dropped == under_way.sum()
+        assert {e.actor for e in stats.episodes} == {1, 3}
+        assert pool.resets[[0, 2]].all()
+        play(pool, 10)
+        assert {e.actor for e in pool.drain().episodes} == {0, 1, 2, 3}
+    finally:
+        pool.close()
+    assert set(read(tmp_path)) == set(range(N))
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_both_groups_in_flight_when_a_worker_dies(together, tmp_path):
+    pool = make_pool(faulty(tmp_path, ""), "async", workers=2, seed=0, max_env_restarts=50)
+    try:
+        pool.reset()
+        assert len(pool.groups) == 2
+        actions = np.zeros((2, 1), dtype=int)
+        for i in range(6):
+            for g in range(2):
+                if i:
+                    pool.wait(g)
+                    rows = pool.groups[g]  # the others' arrays may be changing
+                    np.testing.assert_array_equal(pool.resets[rows], pool.obs["count"][rows, 0] == 0)
+                if not together:
+                    pool.send(g, actions)
+            if together:
+                pool.send_all(np.concatenate((actions, actions)))
+            if i % 2:
+                os.kill(pool._workers[i % 4 // 2].process.pid, signal.SIGKILL)
+        for g in range(2):
+            pool.wait(g)
+        assert pool.drain().restarts == 3
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_death_that_something_else_notices_while_groups_step(together, tmp_path):
+    """The new worker owes no answer to the step that its predecessor was in."""
+    pool = make_pool(faulty(tmp_path, ""), "async", workers=2, seed=0, max_env_restarts=50, step_timeout=5.0)
+    try:
+        pool.reset()
+        actions = np.zeros((N, 1), dtype=int)
+        if together:
+            pool.send_all(actions)
+        else:
+            for g, rows in enumerate(pool.groups):
+                pool.send(g, actions[rows])
+        os.kill(pool._workers[0].process.pid, signal.SIGKILL)
+        assert pool.drain().restarts == 1
+        for g in range(2):
+            pool.wait(g)
+        pool.step(actions)
+        assert pool.drain().restarts == 0
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_too_many_faults_end_the_run_with_the_traceback(mode, tmp_path):
+    broken = str(tmp_path / "broken")
+
+    class Breaks(CountingEnv):
+        def step(self, action):
+            if os.path.exists(broken):
+                raise RuntimeError("always broken")
+            return super().step(action)
+
+    recorder = {"save_trajs_to": str(tmp_path / "fifo"), "save_trajs_as": "segments"}
+    make = [lambda i=i: AMAGOEnv(Breaks(i)) for i in range(N)]
+    pool = make_pool(make, mode, max_env_restarts=6, workers=1, recorder=recorder)
+    try:
+        pool.reset()
+        play(pool, 20)
+        Path(broken).touch()
+        with pytest.raises(ActorError, match=r"(?s)7 environments.*max_env_restarts is 6.*always broken"):
+            for _ in range(10):
+                pool.step(np.zeros((N, 1), int))
+    finally:
+        begin = time.monotonic()
+        pool.close()
+        assert time.monotonic() - begin < 4
+    assert sum(map(len, read(tmp_path).values())) > 10  # what had ended before is on disk
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_an_environment_that_cannot_be_made_again_is_tried_until_the_limit(mode, tmp_path):
+    flag = str(tmp_path / "made")
+
+    def make():
+        if os.path.exists(flag):
+            raise OSError("the licence server is away")
+        open(flag, "w").close()
+        return AMAGOEnv(CountingEnv(0, fault="always"))
+
+    pool = make_pool([make], mode, max_env_restarts=2, workers=1 if mode == "async" else None)
+    try:
+        pool.reset()
+        with pytest.raises(ActorError, match=r"(?s)3 environments.*licence server"):
+            pool.step(np.zeros((1, 1), int))
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize("context", [None, "fork", "spawn"])
+def test_a_constructor_that_fails_is_told_at_once(context):
+    def make():
+        raise OSError("no such game")
+
+    begin = time.monotonic()
+    with pytest.raises(ActorError, match=r"(?s)could not be started.*OSError: no such game"):
+        make_pool([make_counting(0), make], "async", workers=2, mp_context=context)
+    assert time.monotonic() - begin < 10
+    with pytest.raises(OSError, match="no such game"):
+        make_pool([make_counting(0), make], "sync")
+
+
+def test_a_constructor_that_hangs_is_given_up():
+    def make():
+        time.sleep(3600)
+
+    with pytest.raises(ActorError, match="no answer in time"):
+        make_pool([make], "async", start_timeout=0.5)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_what_cannot_be_recorded_is_no_fault_of_the_environment(mode, tmp_path):
+    recorder = {"save_trajs_to": str(tmp_path / "d"), "save_trajs_as": "npz"}
+    pool = make_pool([make_counting(0)], mode, recorder=recorder, workers=1)
+    try:
+        pool.reset()
+        (tmp_path / "d").rmdir()
+        (tmp_path / "d").write_text("a file where the directory was")
+        with pytest.raises((RecordingError, ActorError), match=r"(could not be written|could not record)"):
+            for _ in range(30):
+                pool.step(np.zeros((1, 1), int))
+        assert pool._budget.drain() == (0, 0)
+    finally:
+        begin = time.monotonic()
+        if mode == "sync":
+            with pytest.raises(OSError):
+                pool.close()
+        else:
+            pool.close()
+        assert time.monotonic() - begin < 10
+
+
+def test_restarts_are_counted_by_the_hour(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("amago.envs.pool.faults.time.monotonic", lambda: now[0])
+    budget = RestartBudget(2)
+    for _ in range(10):
+        budget.note(Fault("actor 0", "boom", 1, 0))
+        now[0] += 1801.0
+    assert budget.drain() == (10, 10)
+    budget.note(Fault("actor 0", "boom"))
+    with pytest.raises(ActorError, match="boom"):
+        budget.note(Fault("actor 0", "boom"))

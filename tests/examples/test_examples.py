@@ -1,0 +1,278 @@
+"""Each script of examples/: an epoch with tiny settings in every mode, resume, help, and refusals."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from _pytest.mark import ParameterSet
+from run_inside import run_script
+
+from amago import cli
+from amago.run.checkpoint import CheckpointError
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+FEW = (  # what every run below is given
+    "--run_name tiny --buffer_dir . --epochs 1 --grads_per_epoch 2 --timesteps_per_epoch 24 --parallel_actors 2 --batch_size 4 "
+    "--memory_size 16 --memory_layers 1 --env_workers 1 --seed 0 --quiet"
+)
+SMALL = {
+    "00_meta_frozen_lake.py": "--lake_size 2 --k_episodes 2",
+    "01_basic_gym.py": "--horizon 12 --max_seq_len 8",
+    "02_gymnax.py": "--params memory_length=6 max_steps_in_episode=7",
+    "03_popgym_suite.py": "--multidomain MineSweeperEasy",
+    "04_tmaze.py": "--horizon 8",
+    "05_dark_key_door.py": "--room_size 3 --episode_length 5 --meta_horizon 10",
+    "06_alchemy.py": "--num_trials 2 --steps_per_trial 5",
+    "07_metaworld.py": "--k 2 --episode_length 6",
+    "08_ale.py": "--games Pong --time_limit 10 --resolution 36",
+    "09_multitask_procgen.py": "--games coinrun maze --time_limit 6",
+    "10_babyai.py": "--levels GoToObjS4 --episode_length 6",
+    "11_xland_minigrid.py": "--k_shots 2 --shot_length 5 --num_rulesets 20",
+    "12_half_cheetah_vel.py": "--k_episodes 2 --episode_length 6",
+    "13_mazerunner_relabeling.py": "--maze_size 5 --time_limit 10",
+    "15_pokemon.py": "--max_steps 8 --record 2 --online_after 0",
+    "16_crafter_instructions.py": "--time_limit 12 --max_goals 2 --start_learning_at_epoch 0",
+    "17_retro_arcade.py": "--time_limit 10 --resolution 36",
+    "18_point_robot.py": "--k_episodes 2 --episode_length 6",
+    "19_returns_of_any_size.py": "",
+}
+OFFLINE = "20_offline_lake.py"  # which never collects, and has a test of its own
+FROM_FILES = "14_d4rl.py"  # which learns from a file first; see envs_extra/test_d4rl_example.py
+NEEDS = {  # packages that not everyone has
+    "02_gymnax.py": "gymnax",
+    "03_popgym_suite.py": "popgym",
+    "07_metaworld.py": "metaworld",
+    "08_ale.py": "ale_py",
+    "09_multitask_procgen.py": "envpool",
+    "10_babyai.py": "minigrid",
+    "11_xland_minigrid.py": "xminigrid",
+    "12_half_cheetah_vel.py": "mujoco",
+    "15_pokemon.py": "poke_env",
+    "16_crafter_instructions.py": "crafter",
+    "17_retro_arcade.py": "stable_retro",
+}
+ALL = sorted(p.name for p in EXAMPLES.glob("*.py"))
+
+
+def where_installed(name: str, *values: object) -> ParameterSet:
+    """A case of an example, skipped where its package is missing."""
+    package = NEEDS.get(name)
+    missing = package is not None and find_spec(package) is None
+    return pytest.param(name, *values, id=name, marks=pytest.mark.skipif(missing, reason=f"needs {package}: make test-envs"))
+
+
+NAMES = [where_installed(n) for n in ALL if n not in (OFFLINE, FROM_FILES)]
+
+
+def run(name: str, directory: Path, *arguments: str) -> str:
+    """What the example printed; it must have ended well."""
+    outcome = run_script(EXAMPLES / name, [*FEW.split(), *SMALL[name].split(), *arguments], directory)
+    assert outcome.code == 0, outcome.text
+    return outcome.text
+
+
+def refusal(name: str, directory: Path, *arguments: str) -> str:
+    """What the example says to wrong arguments."""
+    try:
+        outcome = run_script(EXAMPLES / name, [*FEW.split(), *SMALL[name].split(), *arguments], directory)
+    except ValueError as error:
+        return str(error)
+    assert outcome.code == 2
+    return outcome.text
+
+
+def metrics(directory: Path) -> list[dict]:
+    return [json.loads(line) for line in (directory / "tiny" / "metrics.jsonl").read_text().splitlines()]
+
+
+def sections(directory: Path) -> set[str]:
+    return {row["section"] for row in metrics(directory)}
+
+
+def files(directory: Path, pattern: str) -> list[str]:
+    return sorted(p.name for p in (directory / "tiny").glob(pattern))
+
+
+def test_every_example_is_tested_here() -> None:
+    assert sorted({*SMALL, OFFLINE, FROM_FILES}) == ALL
+    assert set(NEEDS) <= set(SMALL)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_is_short(name: str) -> None:
+    lines = (EXAMPLES / name).read_text(encoding="utf-8").splitlines()
+    assert len(lines) < 120
+    assert lines[2].strip().startswith(f"python examples/{name} "), "the docstring shows how to run it"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_trains_in_worker_processes(name: str, tmp_path: Path) -> None:
+    assert "Average Total Return" in run(name, tmp_path)
+    assert sections(tmp_path) == {"val", "rollout", "buffer", "train", "test"}
+    assert {row["env_steps"] for row in metrics(tmp_path) if row["section"] == "test"} == {2 * 24}
+    assert max(row["grad_steps"] for row in metrics(tmp_path)) == 2
+    assert files(tmp_path, "ckpts/training_states/*") == ["tiny_epoch_0"]
+    assert files(tmp_path, "buffer/fifo/*.safetensors")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_trains_in_this_process_and_resumes(name: str, tmp_path: Path) -> None:
+    run(name, tmp_path, "--no_async")
+    first = metrics(tmp_path)
+    run(name, tmp_path, "--no_async", "--resume", "auto", "--epochs", "2")
+    new = metrics(tmp_path)[len(first) :]
+    trained = [(row["epoch"], row["env_steps"], row["grad_steps"]) for row in new if row["section"] == "train"]
+    assert trained == [(1, 2 * 48, 4)]
+    assert files(tmp_path, "ckpts/training_states/*") == ["tiny_epoch_0", "tiny_epoch_1"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_collects_then_learns_in_one_directory(name: str, tmp_path: Path) -> None:
+    run(name, tmp_path, "--no_async", "--mode", "collect")
+    assert sections(tmp_path) == {"val", "rollout", "buffer", "test"}
+    assert not files(tmp_path, "ckpts/latest/*")
+    collected = files(tmp_path, "buffer/fifo/*")
+    assert collected
+
+    before = len(metrics(tmp_path))
+    run(name, tmp_path, "--no_async", "--mode", "learn")
+    assert {row["section"] for row in metrics(tmp_path)[before:]} == {"buffer", "train"}
+    assert files(tmp_path, "ckpts/latest/*") == ["policy.pt"]
+    assert files(tmp_path, "buffer/fifo/*") == collected
+
+
+def test_learns_from_a_record_alone(tmp_path: Path) -> None:
+    few = ["--epochs", "1", "--minutes", "0", "--quiet"]
+    assert cli.main(["demo", "--out", str(tmp_path / "demo_out"), *few]) == 0
+    arguments = [
+        *FEW.replace("--timesteps_per_epoch 24 ", "").split(),
+        "--recorder",
+        "demo_out/transformer",
+        "--rollouts",
+        "24",
+    ]
+    outcome = run_script(EXAMPLES / OFFLINE, arguments, tmp_path)
+    assert outcome.code == 0, outcome.text
+    assert "recorded: demo_out/transformer" in outcome.text
+    assert {row["section"] for row in metrics(tmp_path)} == {"val", "buffer", "train", "test"}
+    assert {row["env_steps"] for row in metrics(tmp_path)} == {0}
+    recorded = files(tmp_path, "buffer/protected/*.safetensors")
+    assert recorded
+    assert not files(tmp_path, "buffer/fifo/*")
+
+    again = run_script(EXAMPLES / OFFLINE, [*arguments, "--resume", "auto", "--epochs", "2"], tmp_path)
+    assert again.code == 0, again.text
+    assert "recorded:" not in again.text, "what there is is used"
+    assert files(tmp_path, "buffer/protected/*.safetensors") == recorded
+
+
+def test_trials_and_checkpoints_have_names(tmp_path: Path) -> None:
+    """--trials names its runs, and --ckpt starts from a policy of before."""
+    name = "04_tmaze.py"
+    run(name, tmp_path, "--no_async", "--run_name", "other", "--trials", "2")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["other_trial_0", "other_trial_1"]
+    again = ["--no_async", "--run_name", "other_trial_0", "--ckpt"]
+    run(name, tmp_path, *again, "0")
+    with pytest.raises(CheckpointError, match=r"policy_epoch_7\.pt"):
+        run(name, tmp_path, *again, "7")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_explains_every_argument(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsers: list[argparse.ArgumentParser] = []
+    parse_args = argparse.ArgumentParser.parse_args
+
+    def remember(self: argparse.ArgumentParser, *args: object) -> argparse.Namespace:
+        parsers.append(self)
+        return parse_args(self, *args)  # type: ignore[call-overload,no-any-return]
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", remember)
+    outcome = run_script(EXAMPLES / name, ["--help"], tmp_path)
+    assert outcome.code == 0
+    assert len(parsers) == 1
+    arguments = parsers[0]._actions
+    assert len(arguments) > 25
+    for argument in arguments:
+        assert argument.option_strings[0] in outcome.text
+        assert argument.help, f"{argument.option_strings} has no help"
+        words = re.sub(r"\s+", "", argument.help.split("%")[0])
+        assert words in re.sub(r"\s+", "", outcome.text)
+
+
+WRONG = [
+    ("--epoks 3", "--epoks"),
+    ("--batch_size many", "--batch_size"),
+    ("--traj_encoder lstm", "--traj_encoder"),
+    ("--mode both_of_them", "--mode"),
+    ("--batch_size 0", "batch_size must be"),
+    ("--resume sometimes", "sometimes"),
+    ("--ckpt_interval 0", "ckpt_interval"),
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("arguments", "said"), WRONG, ids=[w[0] for w in WRONG])
+def test_refuses_wrong_arguments_by_name(name: str, arguments: str, said: str, tmp_path: Path) -> None:
+    assert said in refusal(name, tmp_path, *arguments.split())
+    assert not (tmp_path / "tiny" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_asks_for_what_it_needs(name: str, tmp_path: Path) -> None:
+    outcome = run_script(EXAMPLES / name, [], tmp_path)
+    assert outcome.code == 2
+    assert "--run_name" in outcome.text
+    assert "--buffer_dir" in outcome.text
+
+
+OWN_WRONG = [
+    ("00_meta_frozen_lake.py", "--lake_size 1", "size must be at least 2, got 1"),
+    ("01_basic_gym.py", "--env NoSuchEnv-v0", "NoSuchEnv"),
+    ("02_gymnax.py", "--params steps=3", "MemoryChain-bsuite has no parameter 'steps'; it has "),
+    ("03_popgym_suite.py", "--multidomain Chess", "game is 'Chess', but POPGym has "),
+    ("04_tmaze.py", "--horizon 1", "corridor_length must be at least 1, got 0"),
+    ("05_dark_key_door.py", "--room_size 1", "size must be at least 2, got 1"),
+    ("06_alchemy.py", "--num_trials 0", "num_trials must be at least 1, got 0"),
+    (
+        "06_alchemy.py",
+        "--shaping",
+        "--shaping keeps rewards and previous actions from the agent, so it needs --view colours",
+    ),
+    ("07_metaworld.py", "--benchmark ml11", "benchmark must be one of ML10, ML25, ML45 or of "),
+    ("08_ale.py", "--games Pongg", "game is 'Pongg', but Atari has Pong"),
+    ("09_multitask_procgen.py", "--games chess", "game is 'chess', but Procgen has heist, chaser"),
+    ("10_babyai.py", "--levels GoToMoon", "levels has 'GoToMoon', but BabyAI has "),
+    ("11_xland_minigrid.py", "--rulesets huge", "size must be one of trivial, small, medium, high, got 'huge'"),
+    ("12_half_cheetah_vel.py", "--test_range 3 2", "target_range must be (low, high) with low <= high, got (3.0, 2.0)"),
+    ("13_mazerunner_relabeling.py", "--maze_size 6", "size must be odd, so that walls lie between rooms, got 6"),
+    ("17_retro_arcade.py", "--levels Airstriker-Genesis:Level9", "but Airstriker-Genesis-v0 has Level1"),
+    ("15_pokemon.py", "--battle_format gen9doublesou", "one of single battles, but 'gen9doublesou' is doubles"),
+    ("16_crafter_instructions.py", "--instructions fly", "instructions has 'fly', but Crafter has "),
+    ("18_point_robot.py", "--step_size 0", "step_size must be positive, got 0.0"),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "said"), [where_installed(*wrong) for wrong in OWN_WRONG])
+def test_refuses_impossible_environments(name: str, arguments: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        run(name, tmp_path, "--no_async", *arguments.split())
+
+
+def test_gin_files_come_last(tmp_path: Path) -> None:
+    (tmp_path / "own.gin").write_text("Experiment.lr_warmup_steps = 7\nAgent.reward_multiplier = 3.0\n")
+    run("04_tmaze.py", tmp_path, "--no_async", "--configs", "own.gin")
+    text = (tmp_path / "tiny" / "config.txt").read_text()
+    assert "lr_warmup_steps = 7\n" in text
+    assert "amago.agent.Agent.reward_multiplier = 3.0\n" in text  # the script itself says 100
+
+
+@pytest.mark.parametrize("encoder", ["ff", "gru", "transformer"])
+def test_other_sequence_models_and_active_maze(encoder: str, tmp_path: Path) -> None:
+    run("04_tmaze.py", tmp_path, "--no_async", "--active", "--traj_encoder", encoder, "--memory-size", "8")
+    model = json.loads((tmp_path / "tiny" / "policy.json").read_text())["traj_encoder"]
+    assert {"ff": "FFTrajEncoder", "gru": "GRUTrajEncoder", "transformer": "TformerTrajEncoder"}[encoder] in model

@@ -1,0 +1,140 @@
+"""Recorded actions of several parts: by column or by name, they become what the environment takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import recordings as rec
+
+from amago.loading import ArrayDataset
+from amago.loading.offline.action_rows import action_rows, slice_rows
+from amago.loading.offline.arrays import read_npz
+from amago.spaces.actions import action_spec
+
+spaces = gym.spaces
+
+ROBOT = spaces.Dict(
+    {
+        "drive": spaces.Discrete(3, start=5),
+        "arm": spaces.Dict({"turn": spaces.Box(-30.0, 30.0, (2,), np.float32), "grip": spaces.MultiBinary((2, 2))}),
+        "legs": spaces.Tuple([spaces.Discrete(2), spaces.MultiDiscrete([3, 4])]),
+    }
+)
+ORDER = ("arm/grip", "arm/turn", "drive", "legs/0", "legs/1")
+
+
+def sampled(space: gym.Space[Any], n: int) -> list[Any]:
+    space.seed(3)
+    return [space.sample() for _ in range(n)]
+
+
+def by_name(actions: list[dict[str, Any]]) -> dict[str, np.ndarray]:
+    """The parts of the robot's actions, each with a literal path of its own."""
+    return {
+        "arm/grip": np.array([a["arm"]["grip"] for a in actions]),
+        "arm/turn": np.array([a["arm"]["turn"] for a in actions]),
+        "drive": np.array([a["drive"] for a in actions]),
+        "legs/0": np.array([a["legs"][0] for a in actions]),
+        "legs/1": np.array([a["legs"][1] for a in actions]),
+    }
+
+
+def by_column(actions: list[dict[str, Any]], order: tuple[str, ...] = ORDER) -> np.ndarray:
+    parts = by_name(actions)
+    return np.concatenate([parts[name].reshape(len(actions), -1).astype(np.float64) for name in order], axis=1)
+
+
+def same(one: Any, two: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == two.keys() and all(same(one[k], two[k]) for k in one)
+    if isinstance(one, tuple):
+        return len(one) == len(two) and all(map(same, one, two))
+    return bool(np.array_equal(one, two))
+
+
+@pytest.mark.parametrize("form", [by_name, by_column])
+def test_each_row_is_the_action_that_was_recorded(form: Any) -> None:
+    actions = sampled(ROBOT, 9)
+    rows = action_rows(ROBOT, form(actions))
+    for i, action in enumerate(actions):
+        one = slice_rows(rows, i, i + 1)
+        found = {
+            "arm": {k: v[0] for k, v in one["arm"].items()},
+            "drive": one["drive"][0],
+            "legs": tuple(v[0] for v in one["legs"]),
+        }
+        assert same(found, {"arm": dict(action["arm"]), "drive": action["drive"], "legs": action["legs"]})
+
+
+def test_a_dict_that_keeps_an_order_has_its_columns_in_that_order() -> None:
+    from collections import OrderedDict
+
+    space = spaces.Dict(OrderedDict(move=spaces.Discrete(4), grip=spaces.MultiBinary(2)))
+    rows = action_rows(space, np.array([[3, 0, 1], [2, 1, 1]]))
+    assert same(rows, {"move": np.array([3, 2]), "grip": np.array([[0, 1], [1, 1]])})
+    assert rows["move"].dtype == np.int64
+
+
+@pytest.mark.parametrize("form", [by_name, by_column])
+def test_a_dataset_of_them_has_the_stored_form_of_each_action(form: Any) -> None:
+    episodes = rec.record()
+    rows = rec.rows(episodes, next_observations=True)
+    actions = sampled(ROBOT, len(rows["rewards"]))
+    source = ArrayDataset(**(rows | {"actions": form(actions)}), action_space=ROBOT).source
+    spec = action_spec(ROBOT)
+    found = np.concatenate([source.read(i).actions for i in range(len(source))])
+    np.testing.assert_allclose(found, [spec.from_env(a) for a in actions], atol=1e-6)
+    assert found.dtype == spec.stored_dtype == np.float64
+
+
+@pytest.mark.parametrize("name", ["a tuple", "choices side by side"])
+def test_other_spaces_of_several_numbers(name: str) -> None:
+    space: gym.Space[Any] = {
+        "a tuple": spaces.Tuple([spaces.Discrete(3), spaces.Box(-1.0, 1.0, (1,))]),
+        "choices side by side": spaces.MultiDiscrete([3, 4]),
+    }[name]
+    actions = sampled(space, 31)
+    columns = np.array([np.concatenate([np.ravel(part) for part in a]) for a in actions])
+    source = ArrayDataset(**(rec.rows(rec.record(), next_observations=True) | {"actions": columns}), action_space=space).source
+    found = np.concatenate([source.read(i).actions for i in range(len(source))])
+    np.testing.assert_allclose(found, [action_spec(space).from_env(a) for a in actions], atol=1e-6)
+
+
+def test_an_npz_file_may_hold_the_parts_by_name(tmp_path: Any) -> None:
+    rows = rec.rows(rec.record())
+    del rows["actions"]
+    np.savez(tmp_path / "a.npz", **rows, **{"actions/move": np.arange(31) % 4, "actions/grip": np.zeros((31, 2))})
+    found = read_npz(str(tmp_path / "a.npz"))["actions"]
+    assert {name: part.shape for name, part in found.items()} == {"move": (31,), "grip": (31, 2)}
+
+
+GRIP = spaces.Dict({"grip": spaces.MultiBinary(2), "move": spaces.Discrete(4)})
+WRONG: dict[str, tuple[gym.Space[Any], Any, str]] = {
+    "too few columns": (GRIP, np.zeros((5, 2)), r"shape \(5, 2\), but .* needs 3 numbers in each row: 2 of grip, 1 of move"),
+    "no rows": (GRIP, np.zeros(5), r"shape \(5,\), but .* needs 3 numbers in each row"),
+    "a part is missing": (GRIP, {"grip": np.zeros((5, 2))}, r"has parts \['grip'\], but the space has \['grip', 'move'\]"),
+    "a part is too wide": (
+        GRIP, {"grip": np.zeros((5, 3)), "move": np.zeros(5)}, r"actions\['grip'\] has shape \(5, 3\), but MultiBinary\(2\) needs",
+    ),
+    "a part is too long": (
+        GRIP, {"grip": np.zeros((5, 2)), "move": np.zeros(6)}, r"actions\['move'\] has 6 rows, but rewards has 5",
+    ),
+    "half a choice": (GRIP, np.array([[0, 1, 2]] * 4 + [[0, 1, 2.5]]), r"actions\['move'\] is 2.5 in row 4, but Discrete"),
+    "not a number": (GRIP, np.array([[0, 1, np.nan]] * 5), r"actions\['move'\] is nan in row 0, but Discrete"),
+    "beyond all integers": (GRIP, np.array([[0, 1, 1e300]] * 5), r"actions\['move'\] is 1e\+300 in row 0"),
+    "256 is no bit": (GRIP, np.array([[0, 256, 0]] * 5), r"actions\['grip'\] is 256 in row 0, but MultiBinary\(2\) takes bits"),
+    "a choice too many": (GRIP, np.array([[0, 1, 4]] * 5), r"action\[0, 2\] \(move\) is 4, but the stored form holds whole"),
+    "words": (GRIP, {"grip": np.zeros((5, 2)), "move": np.array(["a"] * 5)}, r"actions\['move'\] has dtype <U1, but Discrete"),
+    "parts of one number": (spaces.Discrete(4), {"move": np.zeros(5)}, r"has parts \['move'\], but Discrete\(4\) has none"),
+    "half a choice alone": (spaces.Discrete(4), np.full(5, 0.5), r"actions is 0.5 in row 0, but Discrete\(4\) takes whole"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_does_not_fit_is_refused_by_name(name: str) -> None:
+    space, actions, message = WRONG[name]
+    with pytest.raises(ValueError, match=message):
+        _ = ArrayDataset(np.zeros((5, 2), np.float32), actions, np.zeros(5), np.zeros(5, bool), space).source

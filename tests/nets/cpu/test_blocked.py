@@ -1,0 +1,170 @@
+"""Ensembles in blocks equal ensembles layer by layer: values, gradients, types, and what is left out."""
+
+import pytest
+import torch
+
+from amago.nets.actor_critic import NCritics, NCriticsTwoHot
+from amago.nets.cpu import blocked
+from amago.nets.ensemble import EnsembleMLP, evaluate_state_action
+
+B, L, C, G, A, D = 3, 7, 3, 4, 2, 6
+GAMMAS = torch.tensor([0.1, 0.9, 0.99, 0.999])
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Several blocks and several grains in tiny cases; the last block is not full."""
+    monkeypatch.setattr(blocked, "ROWS", 5 * G)
+    monkeypatch.setattr(blocked, "GRAIN", 4)
+
+
+def written_out(net, state, features, action):
+    """Every input put together, every network on its own."""
+    K, b, length, _, width = action.shape
+    full = torch.cat((
+        state[None, :, :, None].expand(K, b, length, G, D),
+        features[:, None].expand(K, b, length, G, 1),
+        action.clamp(-0.999, 0.999).expand(K, b, length, G, width),
+    ), dim=-1)  # fmt: skip
+    outs = []
+    for c in range(C):
+        h = full
+        layers = [net.inp_layer, *net.core_layers, net.output_layer]
+        for i, layer in enumerate(layers):
+            h = h @ layer.weight[c] + layer.bias[0, 0, c]
+            h = net.activation(h) if i + 1 < len(layers) else h
+        outs.append(h)
+    return torch.stack(outs, dim=3)
+
+
+@pytest.mark.parametrize("activation", ["leaky_relu", "relu", "gelu"])
+@pytest.mark.parametrize("n_layers", [1, 3])
+@pytest.mark.parametrize(("K", "shared"), [(1, False), (2, False), (1, True), (2, True)])
+def test_values_and_all_gradients(K, shared, n_layers, activation):
+    torch.manual_seed(0)
+    net = EnsembleMLP(C, D + 1 + A, 8, n_layers, 5, activation=activation).double()
+    state = torch.randn(B, L, D, dtype=torch.float64, requires_grad=True)
+    action = (torch.rand(K, B, L, 1 if shared else G, A, dtype=torch.float64) * 1.8 - 0.9).requires_grad_()
+    features = torch.rand(G, dtype=torch.float64)
+    inputs = [state, action, *net.parameters()]
+    got, want = evaluate_state_action(net, state, features, action), written_out(net, state, features, action)
+    torch.testing.assert_close(got, want)
+    weigh = torch.randn_like(want)
+    weigh[:, 1, 2:] = 0.0  # what is padding has no gradient
+    for a, b in zip(torch.autograd.grad((got * weigh).sum(), inputs), torch.autograd.grad((want * weigh).sum(), inputs)):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_with_parameters_held_out_the_gradient_is_that_of_the_rows_that_have_one(shared):
+    """The least value over critics, whose gradient reaches one critic of each row."""
+    torch.manual_seed(1)
+    net = EnsembleMLP(C, D + 1 + A, 8, 2, 1).double()
+    state = torch.randn(B, L, D, dtype=torch.float64, requires_grad=True)
+    action = (torch.rand(2, B, L, 1 if shared else G, A, dtype=torch.float64) * 1.8 - 0.9).requires_grad_()
+    features = torch.rand(G, dtype=torch.float64)
+    got = evaluate_state_action(net, state, features, action, detach_params=True).amin(dim=3)
+    want = written_out(net, state, features, action).amin(dim=3)
+    for a, b in zip(torch.autograd.grad(got.sum(), (state, action)), torch.autograd.grad(want.sum(), (state, action))):
+        torch.testing.assert_close(a, b)
+        assert b.abs().sum() > 0
+
+
+def test_no_gradient_at_all_leaves_zeros():
+    net = EnsembleMLP(C, D + 1 + A, 8, 2, 1)
+    out = evaluate_state_action(net, torch.randn(B, L, D), torch.rand(G), torch.rand(1, B, L, G, A))
+    grads = torch.autograd.grad(0.0 * out.sum(), list(net.parameters()))
+    assert all(not g.any() for g in grads)
+
+
+def test_backward_twice_is_refused_and_possible_without_blocks(monkeypatch):
+    net = EnsembleMLP(C, D + 1 + A, 8, 2, 1)
+    args = net, torch.randn(B, L, D), torch.rand(G), torch.rand(1, B, L, G, A, requires_grad=True)
+    with pytest.raises(RuntimeError, match=r"set amago\.nets\.blocked\.ENABLED = False first"):
+        torch.autograd.grad(evaluate_state_action(*args).sum(), args[-1], create_graph=True)
+    monkeypatch.setattr(blocked, "ENABLED", False)
+    (grad,) = torch.autograd.grad(evaluate_state_action(*args).sum(), args[-1], create_graph=True)
+    grad.square().sum().backward()
+    assert net.core_layers[0].weight.grad.any()
+
+
+def test_a_parameter_that_changed_since_forward_is_noticed():
+    net = EnsembleMLP(C, D + 1 + A, 8, 2, 1)
+    out = evaluate_state_action(net, torch.randn(B, L, D), torch.rand(G), torch.rand(1, B, L, G, A))
+    with torch.no_grad():
+        net.core_layers[0].weight.mul_(2.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_dropout_is_applied():
+    torch.manual_seed(2)
+    net = EnsembleMLP(C, D + 1 + A, 64, 2, 1, dropout_p=0.5)
+    args = net, torch.randn(B, L, D), torch.rand(G), torch.rand(1, B, L, G, A)
+    assert not evaluate_state_action(*args).equal(evaluate_state_action(*args))
+    net.eval()
+    assert evaluate_state_action(*args).equal(evaluate_state_action(*args))
+
+
+def test_bf16_errs_no_more_than_layer_by_layer_and_gradients_come_in_float32():
+    torch.manual_seed(3)
+    net, features = EnsembleMLP(C, D + 1 + A, 32, 2, 1), torch.rand(G)
+    state, action = torch.randn(B, L, D, requires_grad=True), (torch.rand(1, B, L, G, A) - 0.5).requires_grad_()
+    weigh, slope = torch.randn(1, B, L, C, G, 1), net._slope
+
+    def run(slope, half):
+        net._slope = slope  # None: layer by layer
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
+            out = evaluate_state_action(net, state, features, action)
+        return [out, *torch.autograd.grad((out.float() * weigh).sum(), [state, action, *net.parameters()])]
+
+    for exact, blocks, layers in zip(run(slope, False), run(slope, True), run(None, True)):
+        assert blocks.dtype == torch.float32
+        assert (blocks - exact).norm() < 1.5 * (layers.float() - exact).norm() + 1e-3 * exact.norm()
+
+
+@pytest.mark.parametrize("cls", [NCritics, NCriticsTwoHot])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("grad", [False, True])
+def test_stored_and_chosen_actions_judged_together_are_as_if_apart(cls, shared, grad):
+    torch.manual_seed(4)
+    net = cls(D, A, "continuous", GAMMAS, num_critics=C, d_hidden=8)
+    value = net.bins.value if cls is NCriticsTwoHot else torch.Tensor.float
+    state = torch.randn(B, L, D, requires_grad=True)
+    stored, chosen = torch.rand(B, L, 1 if shared else G, A), torch.rand(2, B, L, G, A, requires_grad=grad)
+    out, values = net.judge(state, stored, chosen, value)
+    torch.testing.assert_close(out, net(state, stored[None])[0])
+    torch.testing.assert_close(values, value(net(state, chosen)))
+    assert values.requires_grad == grad
+    if grad:
+        assert torch.autograd.grad(values.sum(), chosen, retain_graph=True)[0].any()
+        unused = torch.autograd.grad(values.sum(), [state, *net.parameters()], retain_graph=True, allow_unused=True)
+        assert all(g is None for g in unused)
+    assert all(g.any() for g in torch.autograd.grad(out.square().sum(), [state, *net.parameters()]))
+
+
+@pytest.mark.parametrize("cls", [NCritics, NCriticsTwoHot])
+@pytest.mark.parametrize("kind", ["discrete", "continuous"])
+def test_critics_that_are_drawn_are_those(cls, kind):
+    net = cls(D, A, kind, GAMMAS, num_critics=C, d_hidden=8)
+    state, action, drawn = torch.randn(B, L, D), torch.rand(2, B, L, G, A), torch.tensor([2, 0, 2, 2])
+    every = net(state, action)
+    torch.testing.assert_close(net.of_drawn(state, action, drawn), every[:, :, :, drawn])
+    torch.testing.assert_close(net(state, action), every)  # all of them again
+
+
+def test_a_forward_of_ones_own_is_asked_by_every_way():
+    class Doubled(NCritics):
+        def forward(self, state, action, log_dict=None, detach_params=False):
+            return 2.0 * super().forward(state, action, log_dict, detach_params)
+
+    net = Doubled(D, A, "continuous", GAMMAS, num_critics=C, d_hidden=8)
+    state, action, drawn = torch.randn(B, L, D), torch.rand(1, B, L, G, A), torch.tensor([1])
+    want = net(state, action)
+    out, values = net.judge(state, action[0], action, torch.Tensor.float)
+    torch.testing.assert_close(out, want[0])
+    torch.testing.assert_close(values, want)
+    torch.testing.assert_close(net.of_drawn(state, action, drawn), want[:, :, :, drawn])
+    net.forward = lambda *args, **kw: torch.zeros(1, B, L, C, G, 1)
+    assert not net.judge(state, action[0], action, torch.Tensor.float)[0].any()
+    assert net.of_drawn(state, action, drawn).shape == (1, B, L, 1, G, 1)

@@ -1,0 +1,520 @@
+"""The exported step does what the policy does, in PyTorch and in onnxruntime, for every model, action space and distribution.
+
+The tests of ONNX need onnx, onnxscript and onnxruntime, and skip without them.
+"""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import tiny
+import torch
+from run_inside import run_script
+from torch import nn
+
+import amago
+from amago import config
+from amago.agent import MultiTaskAgent
+from amago.nets.actor_critic import Actor, ResidualActor
+from amago.nets.policy_dists import GMM, Beta, TanhGaussian
+from amago.nets.traj_encoders import GRUTrajEncoder, MambaTrajEncoder, TformerTrajEncoder
+from amago.nets.transformer import SlidingWindowFlexAttention, SlidingWindowSinkFlexAttention, VanillaAttention
+from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder
+from amago.policy import write_policy_spec
+from amago.policy.export import METADATA, export_policy
+from amago.policy.step_model import StepModel
+from amago.run import checkpoint
+from amago.spaces import action_spec, rl2_space
+
+needs_onnx = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")),
+    reason="onnx, onnxscript and onnxruntime are not all installed",
+)
+ACTORS, CONTEXT, STEPS = 3, 7, 500
+TRAJ = tiny.TRAJ | {"mamba": MambaTrajEncoder}
+VECTOR = gym.spaces.Dict(
+    {"b": gym.spaces.Box(-np.inf, np.inf, (4,), np.float32), "a": gym.spaces.Box(-1, 1, (2, 2), np.float32)}
+)
+IMAGE = gym.spaces.Dict({"observation": gym.spaces.Box(0, 255, (36, 36, 3), np.uint8)})
+ACTIONS = {
+    "discrete": gym.spaces.Discrete(4, start=2),
+    "continuous": gym.spaces.Box(np.array([[-2.0], [0.0]], np.float32), np.array([[3.0], [0.5]], np.float32)),
+    "multibinary": gym.spaces.MultiBinary(3),
+    "several": gym.spaces.MultiDiscrete([[3, 2]], start=[[0, 5]]),
+    "nested": gym.spaces.Dict(
+        {
+            "turn": gym.spaces.Discrete(3, start=1),
+            "arm": gym.spaces.Tuple((gym.spaces.Box(-2.0, 1.0, (2,), np.float32), gym.spaces.MultiBinary(2))),
+        }
+    ),
+}
+SMALL = tiny.SMALL | {
+    "Agent.num_critics": 1, "MambaTrajEncoder.d_model": 16, "MambaTrajEncoder.d_state": 4, "MambaTrajEncoder.n_layers": 2,
+    "TformerTrajEncoder.n_layers": 2, "GRUTrajEncoder.n_layers": 2, "Multigammas.discrete": [0.5, 0.9],
+    "Multigammas.continuous": [0.5, 0.9],
+}  # fmt: skip
+
+
+def make_run(root, traj=TformerTrajEncoder, action="discrete", obs=VECTOR, tstep=FFTstepEncoder, agent=amago.Agent, **bindings):
+    """A run directory of an agent whose actions depend on what it saw, as if it had been trained."""
+    config.bind(SMALL | bindings)
+    space = ACTIONS[action]
+    torch.manual_seed(1)
+    made = agent(obs, rl2_space(action_spec(space)), space, CONTEXT, tstep, traj)
+    with torch.no_grad():
+        for name, p in [*made.named_parameters(), *made.named_buffers()]:
+            if name.startswith("actor.") and p.ndim == 2:
+                p.normal_(std=2.5 / p.shape[1] ** 0.5)
+            if name.endswith("in_norm.mu"):
+                p.normal_(std=0.2)
+            if name.endswith("gamma") and p.requires_grad:
+                p.uniform_(0.5, 1.5)  # the stretch of sigma-reparametrised layers
+            if name.startswith(("traj_encoder.rnn.weight", "traj_encoder.out.weight")):
+                p.mul_(4.0)  # a GRU's output hardly moves at first
+    write_policy_spec(root, made)
+    checkpoint.save_weights(made.state_dict(), root / "ckpts" / "latest" / "policy.pt")
+    config.clear()
+    return root
+
+
+def stream(space, steps, actors, seed=0):
+    """(observations, reward, done) of actors whose episodes end at different times, some long after the context is full."""
+    rng = np.random.default_rng(seed)
+    for t in range(steps):
+        obs = {}
+        for key, box in space.spaces.items():
+            shape = (actors, *box.shape)
+            obs[key] = (rng.integers(0, 256, shape) if box.dtype == np.uint8 else rng.normal(size=shape)).astype(box.dtype)
+        done = np.ones(actors, bool) if t == 0 else rng.random(actors) < 0.04
+        reward = np.where(done, 0.0, rng.normal(size=actors)).astype(np.float32)
+        yield obs, reward, done
+
+
+class Exported:
+    """Runs a ``.pt2`` or ``.onnx`` file as a program without amago would; or a `StepModel`, which is what both are made of."""
+
+    def __init__(self, path, actors):
+        self.onnx = not isinstance(path, StepModel) and path.suffix == ".onnx"
+        if isinstance(path, StepModel):
+            self.call, self.description = path, path.description(path(*path.example(1))[1])
+        elif self.onnx:
+            import onnxruntime
+
+            self.session = onnxruntime.InferenceSession(path)
+            self.description = json.loads(self.session.get_modelmeta().custom_metadata_map[METADATA])
+            self.outputs = [o.name for o in self.session.get_outputs()]
+        else:
+            files = {METADATA: ""}
+            self.call = torch.export.load(path, extra_files=files).module()
+            self.description = json.loads(files[METADATA])
+        self.memory = {}
+        for name, entry in self.description["memory"].items():
+            shape = list(entry["shape"])
+            shape[self.description["batch_axes"][name]] = actors
+            self.memory[name] = np.zeros(shape, entry["dtype"])
+
+    def act(self, obs, reward, done):
+        if self.onnx:
+            feed = {f"obs.{k}": v for k, v in obs.items()} | {"reward": reward, "done": done}
+            feed |= {f"memory.{k}": v for k, v in self.memory.items()}
+            out = dict(zip(self.outputs, self.session.run(None, feed), strict=True))
+            self.memory = {k: out.pop(f"next_memory.{k}") for k in self.memory}
+            nested = {k.removeprefix("action."): out.pop(k) for k in self.outputs if k.startswith("action.")}
+            return nested or out.pop("action"), out
+        tensors = [{k: torch.from_numpy(v) for k, v in sorted(part.items())} for part in (obs, self.memory)]
+        with torch.no_grad():
+            action, parameters, memory = self.call(tensors[0], torch.from_numpy(reward), torch.from_numpy(done), tensors[1])
+        self.memory = {k: v.numpy() for k, v in memory.items()}
+        action = {k: v.numpy() for k, v in action.items()} if isinstance(action, dict) else action.numpy()
+        return action, {k: v.numpy() for k, v in parameters.items()}
+
+
+def leaves(action):
+    """An action with nothing nested, by the names of an exported one."""
+    if isinstance(action, dict):
+        return {"arm/0": action["arm"][0], "arm/1": action["arm"][1], "turn": action["turn"]}
+    return {"": action}
+
+
+def same_actions(run, path, steps, actors=ACTORS, obs=VECTOR, **options):
+    """Let policy and file act side by side, and compare; returns the actions."""
+    policy, exported, actions = amago.load_policy(run, num_envs=actors, sample=False, **options), Exported(path, actors), []
+    for t, (seen, reward, done) in enumerate(stream(obs, steps, actors)):
+        expected, (action, _) = leaves(policy.act(seen, reward, done)), exported.act(seen, reward, done)
+        given = action if isinstance(action, dict) else {"": action}
+        assert list(given) == list(expected)
+        for key, value in given.items():
+            assert value.shape == expected[key].shape, f"step {t} {key}"
+            assert value.dtype == expected[key].dtype, f"step {t} {key}"
+            np.testing.assert_allclose(value, expected[key], rtol=1e-4, atol=1e-4, err_msg=f"step {t} {key}")
+        actions.append(np.concatenate([value.reshape(actors, -1) for value in given.values()], 1))
+    assert len(np.unique(actions)) > 1, "what is seen makes no difference"
+    return np.stack(actions)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Run directories by model, made when first asked for."""
+    made = {}
+
+    def get(traj):
+        if traj not in made:
+            config.clear()
+            made[traj] = make_run(tmp_path_factory.mktemp(traj), TRAJ[traj])
+        return made[traj]
+
+    return get
+
+
+# ---- torch.export --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("traj", ["ff", "gru", "transformer", "mamba"])
+def test_five_hundred_steps_in_pytorch(runs, traj, tmp_path):
+    run = runs(traj)
+    path = amago.load_policy(run).export(tmp_path / "step.pt2")
+    assert path == tmp_path / "step.pt2"
+    together = same_actions(run, path, STEPS if traj != "mamba" else 100)
+    assert (together[1:] != together[:-1]).mean() > 0.05
+    same_actions(run, path, 50, actors=1)  # any number of environments
+
+
+OTHERS = {
+    "continuous": {"action": "continuous", "traj": GRUTrajEncoder},
+    "multibinary": {"action": "multibinary", "traj": GRUTrajEncoder},
+    "rope": {"TformerTrajEncoder.pos_emb": "rope"},
+    "learned": {"TformerTrajEncoder.pos_emb": "learned", "LearnedPosEmb.max_time_idx": 12},
+    "plain": {
+        "TformerTrajEncoder.sigma_reparam": False, "TformerTrajEncoder.normformer_norms": False, "TformerTrajEncoder.norm": "rmsnorm",
+        "TformerTrajEncoder.attention_type": VanillaAttention,
+    },
+    "window": {"TformerTrajEncoder.attention_type": SlidingWindowFlexAttention, "SlidingWindowFlexAttention.window_size": 3},
+    "sinks": {
+        "TformerTrajEncoder.attention_type": SlidingWindowSinkFlexAttention, "SlidingWindowSinkFlexAttention.window_size": 3,
+        "SlidingWindowSinkFlexAttention.sink_size": 2,
+    },
+    "several": {"action": "several", "traj": GRUTrajEncoder},
+    "nested": {"action": "nested", "traj": GRUTrajEncoder},
+    "images": {"obs": IMAGE, "tstep": CNNTstepEncoder, "CNNTstepEncoder.d_output": 12, "CNNTstepEncoder.drqv2_aug": True},
+    "multitask": {"agent": MultiTaskAgent, "MultiTaskAgent.actor_type": ResidualActor, "ResidualActor.residual_blocks": 1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_settings_in_pytorch(name, tmp_path):
+    run = make_run(tmp_path, **OTHERS[name])
+    policy = amago.load_policy(run)
+    traced = name in ("continuous", "nested", "sinks", "images")  # tracing takes a second or two
+    step = policy.export(tmp_path / "step.pt2") if traced else StepModel(policy.agent)
+    same_actions(run, step, 60, obs=OTHERS[name].get("obs", VECTOR))
+
+
+DISTRIBUTIONS = {
+    "discrete": ("discrete", None, {"probs": (4,)}),
+    "tanh": ("continuous", TanhGaussian, {"loc": (2,), "scale": (2,)}),
+    "beta": ("continuous", Beta, {"alpha": (2,), "beta": (2,)}),
+    "gmm": ("continuous", GMM, {"loc": (5, 2), "scale": (5, 2), "log_weights": (5,)}),
+    "multibinary": ("multibinary", None, {"probs": (3,)}),
+    "several": ("several", None, {"probs.0": (3,), "probs.1": (2,)}),
+}
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_what_describes_the_policy(name, tmp_path, check_parameters):
+    check_parameters(name, tmp_path, ".pt2" if name == "beta" else None)
+
+
+@pytest.fixture
+def check_parameters():
+    def check(name, root, suffix):
+        action, kind, shapes = DISTRIBUTIONS[name]
+        bindings = {} if kind is None else {"Actor.continuous_dist_type": kind, "Agent.online_coeff": 0.0}
+        run = make_run(root, GRUTrajEncoder, action, **bindings)
+        policy = amago.load_policy(run, num_envs=ACTORS, sample=False)
+        step = policy.export(root / f"step{suffix}") if suffix else StepModel(policy.agent)
+        exported = Exported(step, ACTORS)
+        seen = []
+        policy.agent.actor.register_forward_hook(lambda *args: seen.append(args[-1]))
+        for obs, reward, done in stream(VECTOR, 12, ACTORS):
+            policy.act(obs, reward, done)
+            _, parameters = exported.act(obs, reward, done)
+            assert {k: v.shape for k, v in parameters.items()} == {k: (ACTORS, *shape) for k, shape in shapes.items()}
+            for key, value in parameters.items():
+                of = seen[-1].factors[int(key[-1])] if "." in key else seen[-1]
+                np.testing.assert_allclose(
+                    value, getattr(of, key.partition(".")[0])[:, -1].numpy(), rtol=1e-3, atol=1e-4, err_msg=key
+                )
+        assert exported.description["parameters"] == sorted(shapes)
+
+    return check
+
+
+class Scaled(TanhGaussian):
+    """A distribution of one's own, whose output is of a class of its own."""
+
+    class Output:
+        def __init__(self, vec):
+            self.vec = vec
+
+        def sample_action(self, sample):
+            return self.vec[..., :2].tanh()
+
+    def make(self, vec):
+        return self.Output(vec)
+
+
+def test_a_distribution_of_ones_own_is_described_by_the_networks_output(tmp_path):
+    run = make_run(tmp_path, GRUTrajEncoder, "continuous", **{"Actor.continuous_dist_type": Scaled, "Agent.online_coeff": 0.0})
+    policy = amago.load_policy(run, num_envs=1, sample=False)
+    exported = Exported(StepModel(policy.agent), 1)
+    obs, reward, done = next(stream(VECTOR, 1, 1))
+    action, parameters = exported.act(obs, reward, done)
+    assert parameters["network_output"].shape == (1, 4)
+    unit = np.tanh(parameters["network_output"][0, :2])
+    np.testing.assert_allclose(action[0, :, 0], [-2.0, 0.0] + (unit + 1) / 2 * [5.0, 0.5], rtol=1e-5)
+
+
+def test_what_is_illegal_is_never_taken(tmp_path):
+    obs = gym.spaces.Dict({"legal": gym.spaces.Box(-1, 1, (4,), np.int8), "x": gym.spaces.Box(-1, 1, (3,), np.float32)})
+    run = make_run(tmp_path, obs=obs, **{"ActionMask.key": "legal"})
+    policy = amago.load_policy(run)
+    exported, chosen = Exported(policy.export(tmp_path / "step.pt2"), ACTORS), []
+    beside = amago.load_policy(run, num_envs=ACTORS, sample=False)
+    for seen, reward, done in stream(VECTOR, 60, ACTORS):
+        own = {"legal": (seen["b"] > 0).astype(np.int8), "x": seen["b"][:, :3]}
+        action, parameters = exported.act(own, reward, done)
+        assert (action == beside.act(own, reward, done)).all()
+        some = own["legal"].any(1)
+        assert (parameters["probs"][some][own["legal"][some] == 0] == 0).all()
+        assert own["legal"][some, action[some] - 2].all()
+        chosen.extend(action)
+    assert len(set(chosen)) == 4
+
+
+class MaskedActor(Actor):
+    """Never takes an action whose entry of the observation "b" is negative."""
+
+    def actor_network_forward(self, state, straight_from_obs=None, log_dict=None):
+        logits = super().actor_network_forward(state)
+        return logits.masked_fill((straight_from_obs["b"] < 0).unsqueeze(-2), -1e9)
+
+
+def test_observations_that_go_straight_to_the_actor(tmp_path):
+    run = make_run(tmp_path, GRUTrajEncoder, **{"Agent.actor_type": MaskedActor, "Agent.pass_obs_keys_to_actor": ["b"]})
+    policy = amago.load_policy(run, num_envs=ACTORS, sample=False)
+    actions = same_actions(run, policy.export(tmp_path / "step.pt2"), 60)[..., 0]
+    legal = np.array([obs["b"] >= 0 for obs, _, _ in stream(VECTOR, 60, ACTORS)])
+    possible = legal.any(-1)
+    assert np.take_along_axis(legal, actions[..., None] - 2, -1)[..., 0][possible].all()
+
+
+# ---- ONNX ----------------------------------------------------------------------------------------------------------------
+
+
+@needs_onnx
+@pytest.mark.parametrize("traj", ["ff", "gru", "transformer"])
+def test_five_hundred_steps_in_onnxruntime(runs, traj, tmp_path):
+    run = runs(traj)
+    path = amago.load_policy(run).export(tmp_path / "step.onnx")
+    same_actions(run, path, STEPS)
+    same_actions(run, path, 50, actors=1)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step.onnx"], "weights lie in the file itself"
+
+
+@needs_onnx
+@pytest.mark.parametrize("name", ["continuous", "multibinary", "nested", "rope", "sinks", "images"])
+def test_other_settings_in_onnxruntime(name, tmp_path):
+    run = make_run(tmp_path, **OTHERS[name])
+    same_actions(run, amago.load_policy(run).export(tmp_path / "step.onnx"), 60, obs=OTHERS[name].get("obs", VECTOR))
+
+
+@needs_onnx
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_what_describes_the_policy_in_onnxruntime(name, tmp_path, check_parameters):
+    check_parameters(name, tmp_path, ".onnx")
+
+
+@needs_onnx
+def test_the_program_of_the_tutorial(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    text = page.partition("# act_with_onnx.py\n")[2].partition("```")[0]
+    e = tiny.learned(
+        tmp_path, tiny.cartpole, "transformer", max_seq_len=10, train_timesteps_per_epoch=35, always_save_latest=True
+    )
+    policy = amago.load_policy(e.run_dir, sample=False)
+    e.close()
+    policy.export(tmp_path / "policy.onnx")
+    (tmp_path / "program.py").write_text(text)
+    done = run_script(tmp_path / "program.py", cwd=tmp_path)
+    env = gym.make("CartPole-v1")
+    obs, _ = env.reset(seed=0)
+    total, reward, over = 0.0, None, False
+    while not over:
+        obs, reward, terminated, truncated, _ = env.step(policy.act(obs, reward))
+        total, over = total + reward, terminated or truncated
+    assert done.text == f"return: {total}\n"
+    assert total > 5
+
+
+@needs_onnx
+def test_names_of_inputs_and_outputs(runs, tmp_path):
+    exported = Exported(amago.load_policy(runs("transformer")).export(tmp_path / "step.onnx"), 1)
+    memory = ["keys", "lengths", "prev_action", "time_idx", "values"]
+    assert [i.name for i in exported.session.get_inputs()] == [
+        "obs.a",
+        "obs.b",
+        "reward",
+        "done",
+        *(f"memory.{m}" for m in memory),
+    ]
+    assert exported.outputs == ["action", "probs", *(f"next_memory.{m}" for m in memory)]
+
+
+def test_without_the_packages_of_onnx(runs, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(ImportError, match=r"writing ONNX needs onnx: pip install 'amago\[export\]'"):
+        amago.load_policy(runs("ff")).export(tmp_path / "step.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+# ---- the function itself -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("traj", ["gru", "transformer", "mamba"])
+def test_the_step_leaves_its_arguments_alone(runs, traj):
+    step = StepModel(amago.load_policy(runs(traj)).agent)
+    obs, reward, done, memory = step.example(2)
+    for value in memory.values():
+        value.copy_(torch.rand(value.shape) * 3)
+    before = {k: v.clone() for k, v in memory.items()}
+    for d in (done, ~done):
+        first, again = (step(obs, reward, d, memory) for _ in range(2))
+        assert all(memory[k].equal(before[k]) for k in memory)
+        assert all(first[2][k].equal(again[2][k]) for k in memory)
+
+
+def test_memory_that_is_done_does_not_matter(runs):
+    step = StepModel(amago.load_policy(runs("transformer")).agent)
+    obs, reward, done, memory = step.example(2)
+    used = {k: (torch.rand(v.shape) * 5).to(v.dtype) for k, v in memory.items()}
+    (_, a, _), (_, b, _) = (step(obs, r, done, m) for r, m in ((reward, memory), (reward + 3, used)))
+    torch.testing.assert_close(a["probs"], b["probs"])
+
+
+def test_the_description(runs, tmp_path):
+    exported = Exported(amago.load_policy(runs("gru")).export(tmp_path / "step.pt2"), 1)
+    d = exported.description
+    assert d["memory"] == {
+        "hidden": {"shape": [2, 1, 16], "dtype": "float32"}, "prev_action": {"shape": [1, 4], "dtype": "float32"},
+        "time_idx": {"shape": [1], "dtype": "int64"},
+    }  # fmt: skip
+    assert d["batch_axes"] == {"hidden": 1, "prev_action": 0, "time_idx": 0}
+    assert (d["gamma"], d["max_seq_len"], d["action_space"]["start"]) == (0.999, CONTEXT, 2)
+    assert sorted(d["observation_space"]["spaces"]) == ["a", "b"]
+
+
+def test_the_discount_that_acts_is_the_one_exported(runs, tmp_path):
+    run = runs("transformer")
+    actions = {}
+    for gamma in (0.5, 0.999):
+        policy = amago.load_policy(run, gamma=gamma)
+        step = policy.export(tmp_path / "step.pt2") if gamma == 0.5 else StepModel(policy.agent)
+        assert Exported(step, 1).description["gamma"] == policy.gamma == gamma
+        actions[gamma] = same_actions(run, step, 40, gamma=gamma)
+    assert (actions[0.5] != actions[0.999]).any()
+
+
+def test_sampling_from_the_parameters(runs):
+    """Draw from what the step gives, put the action taken into its memory: the policy does the same if it takes that action."""
+    exported = Exported(StepModel(amago.load_policy(runs("gru")).agent), 1)
+    policy, rng, drawn = amago.load_policy(runs("gru"), num_envs=1), np.random.default_rng(0), []
+    policy.agent.act = lambda *_: torch.tensor([[drawn[-1]]])
+    states = []
+    policy.agent.traj_encoder.register_forward_hook(lambda *args: states.append(args[-1][0][:, 0].clone()))
+    for obs, reward, done in stream(VECTOR, 20, 1):
+        _, parameters = exported.act(obs, reward, done)
+        drawn.append(int(rng.choice(4, p=parameters["probs"][0] / parameters["probs"][0].sum())))
+        exported.memory["prev_action"] = np.eye(4, dtype=np.float32)[drawn[-1:]]
+        policy.act(obs, reward, done)
+        with torch.no_grad():
+            np.testing.assert_allclose(
+                policy.agent.actor(states[-1]).probs[:, -1].numpy(), parameters["probs"], rtol=1e-3, atol=1e-4
+            )
+    assert len(set(drawn)) > 1
+
+
+def test_exporting_changes_nothing(runs, tmp_path):
+    policy = amago.load_policy(runs("transformer"), sample=False)
+    weights, other = (
+        {k: v.clone() for k, v in policy.agent.state_dict().items()},
+        amago.load_policy(runs("transformer"), sample=False),
+    )
+    policy.agent.train()
+    for t, (obs, reward, done) in enumerate(stream(VECTOR, 12, 1)):
+        if t == 6:
+            (tmp_path / "step.pt2").write_bytes(b"an older one")
+            random = torch.get_rng_state()
+            policy.export(tmp_path / "step.pt2")
+            assert torch.get_rng_state().equal(random)
+            assert policy.agent.training
+            policy.agent.eval()
+        if t == 0:
+            policy.agent.eval()
+        args = {k: v[0] for k, v in obs.items()}, reward[0], done[0]
+        assert policy.act(*args) == other.act(*args)
+        if t == 5:
+            policy.agent.train()
+    assert not tiny.differing(weights, dict(policy.agent.state_dict()))
+    assert Exported(tmp_path / "step.pt2", 1).description["schema"] == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["step.pt2"]
+
+
+# ---- what is refused -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["policy", "policy.pt", "policy.ONNX"])
+def test_a_suffix_that_names_no_format(runs, tmp_path, name):
+    with pytest.raises(ValueError, match=r"path='.*' must end in \.onnx \(ONNX, for onnxruntime\) or \.pt2"):
+        amago.load_policy(runs("ff")).export(tmp_path / name)
+
+
+class Contrary(amago.Agent):
+    """Acts in a way of its own."""
+
+    def act(self, state, obs, sample, gamma_idx=None):
+        return 3 - super().act(state, obs, sample, gamma_idx)
+
+
+def test_an_agent_that_acts_in_a_way_of_its_own(tmp_path):
+    run = make_run(tmp_path, GRUTrajEncoder, agent=Contrary)
+    with pytest.raises(ValueError, match=r"Contrary takes .*in a way of its own"):
+        amago.load_policy(run).export(tmp_path / "step.pt2")
+    assert not (tmp_path / "step.pt2").exists()
+
+
+class Pairs(GRUTrajEncoder):
+    """Remembers what no one else knows."""
+
+    def init_hidden_state(self, batch_size, device):
+        return (super().init_hidden_state(batch_size, device),)
+
+
+def test_a_memory_that_is_not_known(tmp_path):
+    run = make_run(tmp_path, Pairs)
+    with pytest.raises(ValueError, match="Pairs remembers a tuple: only None, a tensor"):
+        amago.load_policy(run).export(tmp_path / "step.pt2")
+
+
+class OtherHead(nn.Module):
+    """No actor that this library knows the inside of."""
+
+
+def test_an_actor_that_is_no_head(runs, tmp_path):
+    agent = amago.load_policy(runs("ff")).agent
+    agent.actor = OtherHead()
+    with pytest.raises(ValueError, match="only an ActorCriticAgent with a BaseActorHead"):
+        export_policy(agent, tmp_path / "step.pt2")

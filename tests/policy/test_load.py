@@ -1,0 +1,545 @@
+"""A loaded policy acts as the trained agent did, and nothing is run that the caller did not allow."""
+
+import json
+import subprocess
+import sys
+
+import gin
+import gymnasium as gym
+import numpy as np
+import pytest
+import tiny
+import torch
+from run_inside import run_amago
+from tiny import learned
+
+import amago
+from amago import config
+from amago.data.relabel import NoOpRelabeler
+from amago.envs import make_pool
+from amago.nets.actor_critic import Actor
+from amago.nets.tstep_encoders import FFTstepEncoder
+from amago.policy import choose_discount
+from amago.run.checkpoint import CheckpointError
+from amago.run.rollout import Rollout
+
+ACTORS = 3
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Finished runs by name, made when first asked for."""
+    root, made = tmp_path_factory.mktemp("policies"), {}
+
+    def get(make_env, traj):
+        name = f"{make_env.__name__}-{traj}"
+        if name not in made:
+            config.clear()
+            e = learned(
+                root, make_env, traj, name=name, max_seq_len=10, train_timesteps_per_epoch=35, ckpt_interval=1,
+                always_save_latest=True,
+            )  # fmt: skip
+            made[name] = e.run_dir, e.policy
+            e.close()
+            config.clear()
+        return made[name]
+
+    return get
+
+
+@pytest.fixture
+def run(runs):
+    return runs(tiny.cartpole, "transformer")
+
+
+def record(agent, make_env, steps=200):
+    """What each of three actors saw, and did in the environment's terms, acting greedily in the training process's way."""
+    pool = make_pool([make_env] * ACTORS, env_mode="sync", seed=3)
+    pool.reset()
+    spec, memory, log = pool.action_spec, agent.init_hidden_state(ACTORS, "cpu"), []
+    agent.eval()
+    try:
+        for _ in range(steps):
+            obs = {k: v.copy() for k, v in pool.obs.items()}
+            reward, resets = pool.rl2s[:, 0].copy(), pool.resets.copy()
+            memory = agent.reset_hidden_state(memory, resets)
+            tensors = {k: torch.from_numpy(v) for k, v in obs.items()}
+            stored, memory = agent.get_actions(
+                tensors, torch.from_numpy(pool.rl2s.copy()), torch.from_numpy(pool.time_idxs.copy()), memory, sample=False
+            )
+            log.append((obs, reward, resets, spec.to_env(stored.numpy())))
+            pool.step(stored.numpy())
+    finally:
+        pool.close()
+    return log
+
+
+KINDS = [
+    (tiny.cartpole, "ff"),
+    (tiny.cartpole, "gru"),
+    (tiny.cartpole, "transformer"),
+    (tiny.pendulum, "gru"),
+    (tiny.bits, "transformer"),
+]
+
+
+def same(a, b):
+    return np.allclose(a, b, atol=1e-5) if np.asarray(a).dtype.kind == "f" else np.array_equal(a, b)
+
+
+@pytest.mark.parametrize(("make_env", "traj"), KINDS)
+def test_a_loaded_policy_acts_as_in_training(runs, make_env, traj):
+    run_dir, agent = runs(make_env, traj)
+    log = record(agent, make_env)
+    resets = np.array([r for _, _, r, _ in log])
+    assert resets[1:].any()
+    if make_env is tiny.cartpole:
+        assert (resets[1:].any(1) & ~resets[1:].all(1)).any(), "some reset while others go on"
+    policy = amago.load_policy(run_dir, num_envs=ACTORS, sample=False)
+    for t, (obs, reward, done, action) in enumerate(log):
+        assert same(policy.act(obs, reward, done), action), f"step {t}"
+
+
+@pytest.mark.parametrize(("make_env", "traj"), KINDS)
+def test_one_environment_at_a_time_gives_the_same(runs, make_env, traj):
+    run_dir, agent = runs(make_env, traj)
+    log = record(agent, make_env, steps=60)
+    for row in range(ACTORS):
+        policy = amago.load_policy(run_dir, sample=False)
+        for t, (obs, reward, done, action) in enumerate(log):
+            mine = policy.act({k: v[row] for k, v in obs.items()}, reward[row], bool(done[row]))
+            assert same(mine, action[row]), f"actor {row}, step {t}"
+
+
+def test_every_place_that_holds_weights(run):
+    run_dir, agent = run
+    own = agent.state_dict()
+    for path in (
+        run_dir, str(run_dir), run_dir / "policy.pt", run_dir / "ckpts" / "training_states" / f"{run_dir.name}_epoch_0",
+        run_dir / "ckpts" / "policy_weights" / "policy_epoch_0.pt",
+    ):  # fmt: skip
+        loaded = amago.load_policy(path).agent.state_dict()
+        assert not tiny.differing(dict(own), dict(loaded)), path
+
+
+def test_without_latest_weights_the_newest_training_state_is_taken(tmp_path):
+    e = learned(tmp_path, ckpt_interval=1, epochs=2)
+    loaded = amago.load_policy(e.run_dir).agent.state_dict()
+    assert not tiny.differing(tiny.weights(e), dict(loaded))
+    state = e.ckpt_dir / "training_states" / "run_epoch_1" / "model.safetensors"
+    data = bytearray(state.read_bytes())
+    data[-1] ^= 1
+    state.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"run_epoch_1/model.safetensors is damaged"):
+        amago.load_policy(state.parent)
+
+
+def test_actions_fit_the_environment(runs):
+    for make_env, traj in ((tiny.cartpole, "ff"), (tiny.pendulum, "gru"), (tiny.bits, "transformer")):
+        run_dir, _ = runs(make_env, traj)
+        env = make_env().env
+        policy = amago.load_policy(run_dir)
+        obs, _ = env.reset(seed=0)
+        reward, done = None, False
+        for _ in range(25):
+            action = policy.act(np.asarray(obs, np.float32), reward, done)
+            assert env.action_space.contains(np.asarray(action) if isinstance(env.action_space, gym.spaces.Box) else action), (
+                action
+            )
+            obs, reward, terminated, truncated, _ = env.step(action)
+            done = terminated or truncated
+            if done:
+                obs, _ = env.reset()
+        env.close()
+
+
+def test_memory_matters_and_can_be_forgotten(run):
+    run_dir, _ = run
+    policy = amago.load_policy(run_dir, sample=False)
+    states = []
+    policy.agent.act, act = lambda state, *rest: states.append(state.clone()) or act(state, *rest), policy.agent.act
+    obs = np.linspace(-1, 1, 4, dtype=np.float32)
+    for again in (policy.reset, lambda: None, policy.reset):
+        again()
+        policy.act(obs)
+        policy.act(-obs, 1.0)
+        policy.act(obs, 0.0)
+    first, second, fresh = states[:3], states[3:6], states[6:]
+    assert not torch.allclose(first[0], first[2]), "the same observation, another memory"
+    assert not torch.allclose(first[0], second[0]), "memory went on"
+    assert all(a.equal(b) for a, b in zip(first, fresh, strict=True))
+    policy.act(obs, 5.0, done=True)
+    torch.testing.assert_close(states[-1], first[0])
+
+
+def test_sampling_follows_the_seed_of_torch(run):
+    def actions(seed, sample):
+        policy = amago.load_policy(run[0], num_envs=50, sample=sample)
+        torch.manual_seed(seed)
+        return policy.act(np.zeros((50, 4), np.float32)).tolist()
+
+    assert actions(1, True) == actions(1, True)
+    assert actions(1, True) != actions(2, True)
+    assert len(set(actions(1, False))) == 1
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "obs", "message"),
+    [
+        (None, {"position": np.zeros(4)}, r"obs has keys \['position'\].*trained with \['observation'\]"),
+        (None, {"observation": np.zeros(4), "x": 1}, r"obs has keys \['observation', 'x'\]"),
+        (None, np.zeros(3), r"obs\['observation'\] has shape \(3,\), it must be \(4,\)"),
+        (None, np.zeros((1, 4)), r"has shape \(1, 4\), it must be \(4,\)"),
+        (2, np.zeros((3, 4)), r"has shape \(3, 4\), it must be \(2, 4\)"),
+        (2, np.zeros(4), r"has shape \(4,\), it must be \(2, 4\)"),
+    ],
+)
+def test_observations_that_do_not_fit(run, num_envs, obs, message):
+    policy = amago.load_policy(run[0], num_envs=num_envs)
+    with pytest.raises(ValueError, match=message):
+        policy.act(obs)
+
+
+def test_what_is_no_run(tmp_path, run):
+    with pytest.raises(CheckpointError, match="neither a run directory nor inside one"):
+        amago.load_policy(tmp_path)
+    with pytest.raises(CheckpointError, match=r"nowhere.*neither a run directory"):
+        amago.load_policy(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match=r"policy_epoch_77\.pt does not exist"):
+        amago.load_policy(run[0] / "ckpts" / "policy_weights" / "policy_epoch_77.pt")
+    with pytest.raises(CheckpointError, match="training_states is no training state"):
+        amago.load_policy(run[0] / "ckpts" / "training_states")
+
+
+def test_a_run_without_weights(tmp_path):
+    e = tiny.started(tmp_path)
+    with pytest.raises(CheckpointError, match="holds no weights yet"):
+        amago.load_policy(e.run_dir)
+
+
+def test_weights_that_do_not_fit(tmp_path, runs):
+    e = learned(tmp_path, tiny.cartpole, "transformer", max_seq_len=10)
+    torch.save(runs(tiny.cartpole, "gru")[1].state_dict(), e.run_dir / "other.pt")
+    with pytest.raises(CheckpointError, match=r"other.pt does not fit"):
+        amago.load_policy(e.run_dir / "other.pt")
+
+
+# ---- settings of the loading process -------------------------------------------------------------------------------------
+
+
+def test_bindings_of_the_loading_process_are_left_alone_and_not_used(run):
+    config.bind({"FFTstepEncoder.d_output": 99, "Agent.num_critics": 3})
+    gin.parse_config("Actor.d_hidden = 7")
+    before = config.bindings()
+    policy = amago.load_policy(run[0])
+    assert policy.agent.tstep_encoder.emb_dim == 12
+    assert policy.agent.critics.state_dict().keys() == run[1].critics.state_dict().keys()
+    assert config.bindings() == before
+
+
+def test_bindings_survive_a_failing_load(run, tmp_path):
+    config.bind({"FFTstepEncoder.d_output": 99})
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    spec = json.loads((run[0] / "policy.json").read_text())
+    (broken / "policy.json").write_text(json.dumps(spec | {"bindings": {"amago.agent.Agent.num_critics": -1}}))
+    torch.save({}, broken / "w.pt")
+    with pytest.raises(ValueError, match="num_critics"):
+        amago.load_policy(broken / "w.pt")
+    assert list(config.bindings().values()) == [99]
+
+
+LOAD = """
+import sys, numpy as np, amago
+policy = amago.load_policy(sys.argv[1], sample=False)
+print(int(policy.act(np.full(4, 0.1, np.float32))))
+print(sorted({m.split('.')[0] for m in sys.modules} & {'wandb', 'tensorboard', 'matplotlib', 'pygame', 'tiny'}))
+print([m for m in sys.modules if m.startswith('amago.envs.builtin')])
+"""
+
+
+def test_a_bare_process_needs_nothing_else(run):
+    done = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", LOAD, str(run[0])],
+        env=tiny.environment(), capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    action, heavy, environments = done.stdout.splitlines()
+    assert int(action) == amago.load_policy(run[0], sample=False).act(np.full(4, 0.1, np.float32))
+    assert heavy == environments == "[]"
+
+
+REPLAY = """
+import json, sys
+blocked = json.loads(sys.argv[2])
+sys.modules.update(dict.fromkeys(blocked))  # importing one of them fails
+import numpy as np, torch, amago
+from amago import config
+
+for name, run_dir in json.loads(sys.argv[1]).items():
+    log = np.load(f"{run_dir}/lived.npz", allow_pickle=False)
+    obs = {k[4:]: v for k, v in log.items() if k.startswith("obs ")}
+    policy = amago.load_policy(run_dir, num_envs=3)
+    torch.manual_seed(5)
+    equal = 0
+    for t, action in enumerate(log["actions"]):
+        mine = policy.act({k: v[t] for k, v in obs.items()}, log["rewards"][t], log["resets"][t])
+        equal += bool((mine == action).all() and mine.dtype == action.dtype)
+    print(name, equal, len(log["actions"]))
+assert not config.bindings()
+assert not [m for m in blocked if sys.modules[m] is not None]
+print(sorted(m for m in sys.modules if m.split(".")[0] in ("accelerate", "wandb", "tensorboard", "tiny") and m not in blocked))
+"""
+BLOCKED = (
+    "accelerate", "wandb", "tensorboard", "torch.utils.tensorboard", "matplotlib", "pygame", "tqdm", "amago.envs",
+    "amago.experiment", "amago.run.rollout", "gymnasium.envs.classic_control", "tiny",
+)  # fmt: skip
+
+
+def live(agent, make_env, steps):
+    """What the training process's own loop saw and did, sampling actions; the actions in the environment's terms."""
+    pool = make_pool([make_env] * ACTORS, env_mode="sync", seed=3)
+    pool.reset()
+    act, log = agent.get_actions, []
+
+    def noted(obs, rl2s, *rest):
+        seen = {f"obs {k}": v.numpy().copy() for k, v in obs.items()}
+        seen |= {"rewards": rl2s[:, 0].numpy().copy(), "resets": pool.resets.copy()}
+        stored, memory = act(obs, rl2s, *rest)
+        log.append(seen | {"actions": pool.action_spec.to_env(stored.numpy())})
+        return stored, memory
+
+    agent.get_actions = noted
+    try:
+        torch.manual_seed(5)
+        Rollout(pool).run(agent, steps)
+    finally:
+        del agent.get_actions
+        pool.close()
+    return {k: np.stack([step[k] for step in log]) for k in log[0]}
+
+
+def test_a_thousand_steps_on_a_machine_with_nothing_of_the_training_process(runs):
+    kinds = [*((tiny.cartpole, traj) for traj in ("ff", "gru", "transformer")), (tiny.pendulum, "transformer")]
+    places = {}
+    for make_env, traj in kinds:
+        run_dir, agent = runs(make_env, traj)
+        log = live(agent, make_env, 1000)
+        assert (log["resets"].sum(0) > 30).all(), "many episodes"
+        lengths = np.diff(np.flatnonzero(log["resets"][:, 0]))
+        assert (lengths > agent.max_seq_len).any() or make_env is tiny.pendulum, "past the context"
+        np.savez(run_dir / "lived.npz", **log)
+        places[run_dir.name] = str(run_dir)
+    done = subprocess.run(
+        [sys.executable, "-c", REPLAY, json.dumps(places), json.dumps(BLOCKED)],
+        env=tiny.environment(), capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    *counts, left = done.stdout.splitlines()
+    assert counts == [f"{name} 1000 1000" for name in places]
+    assert left == "[]"
+
+
+# ---- the discount that acts ----------------------------------------------------------------------------------------------
+
+
+def decided_by_discount(agent):
+    """Let the policy of discount number g take action g, whatever it sees."""
+    with torch.no_grad():
+        agent.actor.base.out_layer.weight.zero_()
+        agent.actor.base.out_layer.bias.copy_(torch.eye(len(agent.gammas), agent.action_spec.dim).flatten() * 20.0)
+
+
+@pytest.fixture
+def decided(tmp_path):
+    """A started run on CartPole whose policies (of discounts 0.9 and 0.999) take actions 0 and 1, and published them."""
+    e = tiny.started(tmp_path, tiny.cartpole, max_seq_len=10, train_timesteps_per_epoch=35, sample_actions=False)
+    decided_by_discount(e.policy)
+    e.write_latest_policy()
+    return e
+
+
+@pytest.mark.parametrize(("gamma", "action"), [(None, 1), (0.999, 1), (0.9, 0)])
+def test_the_discount_that_acts(decided, gamma, action):
+    policy = amago.load_policy(decided.run_dir, sample=False, num_envs=2, gamma=gamma)
+    assert policy.gammas == (0.9, 0.999)
+    assert policy.gamma == (gamma or 0.999)
+    assert policy.act(np.zeros((2, 4), np.float32)).tolist() == [action] * 2
+
+
+@pytest.mark.parametrize(("idx", "gamma"), [(0, 0.9), (1, 0.999), (-2, 0.9)])
+def test_the_discount_of_rollouts_is_part_of_what_is_loaded(tmp_path, idx, gamma):
+    config.bind({"Agent.rollout_gamma_idx": idx})
+    e = learned(tmp_path, tiny.cartpole, max_seq_len=10, train_timesteps_per_epoch=35, always_save_latest=True)
+    assert e.policy.rollout_gamma_idx == idx
+    config.clear()
+    assert amago.load_policy(e.run_dir).gamma == gamma
+    assert amago.load_policy(e.run_dir, gamma=0.999).gamma == 0.999
+
+
+@pytest.mark.parametrize("gamma", [0.95, 1.0, -1])
+def test_a_discount_that_the_agent_does_not_have(decided, gamma):
+    message = rf"gamma={gamma} is none of the discounts of the Agent: 0\.9, 0\.999"
+    with pytest.raises(ValueError, match=message):
+        amago.load_policy(decided.run_dir, gamma=gamma)
+    made = []
+    with pytest.raises(ValueError, match=message):
+        decided.evaluate_test(lambda: made.append(1) or tiny.cartpole(), timesteps=5, gamma=gamma)
+    assert not made, "it is refused before any actor starts"
+    done = run_amago(["eval", str(decided.run_dir), "--env", "CartPole-v1", "--gamma", str(gamma)], decided.run_dir)
+    assert done.code == 2
+    assert f"gamma={float(gamma)} is none of the discounts" in done.text
+
+
+def test_an_evaluation_by_another_discount(decided, monkeypatch):
+    taken = []
+    act = decided.policy.act
+    monkeypatch.setattr(decided.policy, "act", lambda *args: taken.append(act(*args)) or taken[-1])
+    for gamma, action in ((0.9, 0), (0.999, 1), (None, 1)):
+        taken.clear()
+        assert decided.evaluate_test(tiny.cartpole, timesteps=40, gamma=gamma)["Number of Rollouts"] > 1
+        assert torch.cat(taken).unique().tolist() == [action]
+        assert decided.policy.rollout_gamma_idx == -1, "rollouts go on as before"
+
+
+@pytest.mark.parametrize(("arguments", "action"), [([], 1), (["--gamma", "0.9"], 0)])
+def test_eval_by_another_discount(decided, arguments, action, monkeypatch):
+    taken = []
+    monkeypatch.setattr("amago.agent.Agent.act", lambda *args, act=amago.Agent.act: taken.append(act(*args)) or taken[-1])
+    common = ["eval", str(decided.run_dir), "--env", "CartPole-v1", "--episodes", "2", "--actors", "2", "--greedy"]
+    assert run_amago([*common, *arguments], decided.run_dir).code == 0
+    assert torch.cat(taken).unique().tolist() == [action]
+
+
+def test_an_agent_without_discounts(decided):
+    policy = amago.load_policy(decided.run_dir)
+    del policy.agent.gammas
+    assert (policy.gammas, policy.gamma) == ((), None)
+    with pytest.raises(ValueError, match=r"gamma=0\.9 is none of the discounts of the Agent: none"):
+        choose_discount(policy.agent, 0.9)
+
+
+# ---- classes of one's own ------------------------------------------------------------------------------------------------
+
+OWN = """
+import gin, torch, pathlib
+from amago.nets.tstep_encoders import TstepEncoder
+pathlib.Path(__file__).with_name("imported").touch()
+
+@gin.configurable
+class OwnEncoder(TstepEncoder):
+    def __init__(self, obs_space, rl2_space, width=5):
+        super().__init__(obs_space, rl2_space)
+        self.linear = torch.nn.Linear(4 + rl2_space.shape[0], width)
+
+    @property
+    def emb_dim(self):
+        return self.linear.out_features
+
+    def inner_forward(self, obs, rl2s, log_dict=None):
+        return self.linear(torch.cat((obs["observation"], rl2s), -1))
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+    """A run whose encoder comes from a module that this process has forgotten again."""
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "own_encoder.py").write_text(OWN)
+    monkeypatch.syspath_prepend(package)
+    gin.enter_interactive_mode()  # the module is imported several times in this process
+    import own_encoder
+
+    config.bind({"OwnEncoder.width": 6})
+    e = learned(tmp_path, tiny.cartpole, tstep_encoder_type=own_encoder.OwnEncoder, max_seq_len=10, train_timesteps_per_epoch=35, always_save_latest=True)  # fmt: skip
+    e.close()
+    config.clear()
+    (package / "imported").unlink()
+    del sys.modules["own_encoder"]
+    yield e.run_dir, package / "imported"
+    sys.modules.pop("own_encoder", None)
+    gin.exit_interactive_mode()
+
+
+def test_a_class_of_ones_own_is_refused_unless_allowed(own_module):
+    run_dir, imported = own_module
+    with pytest.raises(
+        ValueError, match=r"own_encoder:OwnEncoder; import that module first, or allow it.*modules=\['own_encoder'\]"
+    ):
+        amago.load_policy(run_dir)
+    assert not imported.exists()
+    policy = amago.load_policy(run_dir, modules=["own_encoder"])
+    assert imported.exists()
+    assert policy.agent.tstep_encoder.emb_dim == 6
+    policy.act(np.zeros(4, np.float32))
+
+
+def test_a_class_of_ones_own_that_is_imported(own_module):
+    import own_encoder
+
+    policy = amago.load_policy(own_module[0])
+    assert isinstance(policy.agent.tstep_encoder, own_encoder.OwnEncoder)
+    assert policy.agent.tstep_encoder.emb_dim == 6
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "message"),
+    [
+        ("agent", "os:system", "BaseAgent"),
+        ("tstep_encoder", "subprocess:Popen", "TstepEncoder"),
+        ("traj_encoder", "builtins:exec", "TrajEncoder"),
+        ("traj_encoder", "amago.nets.traj_encoders:Gone", "Gone"),
+        ("tstep_encoder", "__main__:Mine", "Mine"),
+        ("agent", "antigravity:geohash", "modules="),
+    ],
+)
+def test_a_description_can_name_nothing_but_parts_of_a_policy(run, tmp_path, part, name, message):
+    spec = json.loads((run[0] / "policy.json").read_text())
+    (tmp_path / "policy.json").write_text(json.dumps(spec | {part: name}))
+    torch.save({}, tmp_path / "w.pt")
+    with pytest.raises(ValueError, match=message):
+        amago.load_policy(tmp_path / "w.pt")
+    assert "antigravity" not in sys.modules
+
+
+def test_a_damaged_description(tmp_path):
+    (tmp_path / "policy.json").write_text('{"schema": 1, "age')
+    torch.save({}, tmp_path / "w.pt")
+    with pytest.raises(CheckpointError, match=r"policy.json is damaged"):
+        amago.load_policy(tmp_path / "w.pt")
+
+
+class NarrowActor(Actor):
+    """A class of this module, which is imported."""
+
+
+class Relabel(NoOpRelabeler):
+    """An object that cannot be written, of a class that has nothing to do with a policy."""
+
+
+def test_settings_of_every_kind_are_written_and_read(tmp_path):
+    from amago.agent import exp_filter
+
+    config.bind({
+        "Agent.fbc_filter_func": exp_filter, "FFTstepEncoder.specify_obs_keys": ["observation"], "Agent.popart": False,
+        "Agent.actor_type": NarrowActor, "DiskTrajDataset.relabeler": Relabel(), "EpsilonGreedy.eps_start": 0.5,
+    })  # fmt: skip
+    e = tiny.experiment(tmp_path, tiny.pendulum, train_timesteps_per_epoch=11, max_seq_len=5, always_save_latest=True)
+    config.bind({"Multigammas.continuous": (0.5, 0.7)})
+    e.start()
+    e.learn()
+    config.clear()
+    agent = amago.load_policy(e.run_dir).agent
+    assert agent.filter is exp_filter
+    assert isinstance(agent.actor, NarrowActor)
+    assert agent.gammas.tolist() == pytest.approx([0.5, 0.7, 0.999])
+    assert isinstance(agent.tstep_encoder, FFTstepEncoder)
+
+
+def test_a_setting_that_cannot_be_written_is_named(tmp_path):
+    config.bind({"Agent.fbc_filter_func": lambda adv: adv.sign()})
+    e = learned(tmp_path, always_save_latest=True)
+    config.clear()
+    with pytest.raises(ValueError, match=r"Agent.fbc_filter_func: .*lambda"):
+        amago.load_policy(e.run_dir)

@@ -1,0 +1,319 @@
+"""A checkpoint of the original system loads everywhere that weights load, and acts as its golden vectors say.
+
+The evidence for acting: an oracle in float64, written from the parameter names alone, gives the golden outputs of every component; and
+a loaded policy, step by step with its memory, gives the oracle's.
+"""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import tiny
+import torch
+from golden import load
+from safetensors.torch import save_file
+
+import amago
+from amago import config
+from amago.envs import AMAGOEnv
+from amago.loading import Batch
+from amago.nets.traj_encoders import TformerTrajEncoder
+from amago.nets.tstep_encoders import FFTstepEncoder
+from amago.policy import write_policy_spec
+from amago.run.checkpoint import CheckpointError
+from amago.spaces import action_spec, rl2_space
+
+GAMMAS, HEADS = (0.5, 0.9, 0.999), 4
+SIZES = {
+    "FFTstepEncoder.n_layers": 1, "FFTstepEncoder.d_hidden": 16, "FFTstepEncoder.d_output": 12, "TformerTrajEncoder.d_model": 16,
+    "TformerTrajEncoder.n_heads": HEADS, "TformerTrajEncoder.d_ff": 32, "TformerTrajEncoder.n_layers": 2,
+    "TformerTrajEncoder.dropout_ff": 0.0, "TformerTrajEncoder.dropout_emb": 0.0, "Actor.d_hidden": 16, "NCritics.d_hidden": 16,
+    "NCriticsTwoHot.d_hidden": 16, "NCriticsTwoHot.min_return": -100.0, "NCriticsTwoHot.max_return": 500.0,
+    "NCriticsTwoHot.output_bins": 32, "Multigammas.discrete": list(GAMMAS[:2]), "Agent.num_critics": 1,
+    "MultiTaskAgent.num_critics": 1,
+}  # fmt: skip
+AGENTS = {
+    "agent_discrete": (amago.agent.Agent, {}, (0.001, 0.99)),
+    "multitask_discrete": (
+        amago.agent.MultiTaskAgent,
+        {"Discrete.clip_prob_low": 1e-6, "Discrete.clip_prob_high": 1.0},
+        (1e-6, 1.0),
+    ),
+}
+OBS, ACTION = gym.spaces.Dict({"observation": gym.spaces.Box(-np.inf, np.inf, (5,), np.float32)}), gym.spaces.Discrete(4)
+
+
+# ---- the oracle ----------------------------------------------------------------------------------------------------------
+
+
+def part(weights, prefix):
+    return {k.removeprefix(prefix): np.asarray(v, np.float64) for k, v in weights.items() if k.startswith(prefix)}
+
+
+def leaky(x):
+    return np.where(x > 0, x, 0.01 * x)
+
+
+def norm(w, name, x):
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * w[f"{name}.norm.weight"] + w[f"{name}.norm.bias"]
+
+
+def mlp(w, x):
+    x = leaky(x @ w["base.in_layer.weight"].T + w["base.in_layer.bias"])
+    for i in range(sum(k.startswith("base.layers.") for k in w) // 2):
+        x = leaky(x @ w[f"base.layers.{i}.weight"].T + w[f"base.layers.{i}.bias"])
+    return x @ w["base.out_layer.weight"].T + w["base.out_layer.bias"]
+
+
+def encode_timesteps(w, x):
+    sigma = np.clip(np.sqrt(w["in_norm.nu"] - w["in_norm.mu"] ** 2 + 1e-5), 1e-3, 1e6)
+    x = np.clip((x - w["in_norm.mu"]) / np.where(sigma > 0.01, sigma, 1.0), -1e4, 1e4)
+    return norm(w, "out_norm", mlp(w, x))
+
+
+def stretched(w, name, x):
+    """A linear layer of unit spectral norm, times gamma."""
+    sigma = w[f"{name}.u"] @ w[f"{name}.weight"] @ w[f"{name}.v"]
+    return x @ (w[f"{name}.weight"] * w[f"{name}.gamma"] / sigma).T + w.get(f"{name}.bias", 0.0)
+
+
+def attend(w, name, x):
+    B, L, D = x.shape
+    q, k, v = np.moveaxis(stretched(w, f"{name}.qkv_projection", x).reshape(B, L, 3, D // HEADS, HEADS), 2, 0)
+    scores = np.einsum("blde,bmde->belm", q, k) / np.sqrt(D // HEADS)
+    scores = np.where(np.tril(np.ones((L, L), bool)), scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    out = np.einsum("belm,bmde->bled", weights, v) * w[f"{name}.head_scaler"].reshape(HEADS, 1)
+    return stretched(w, f"{name}.out_projection", out.reshape(B, L, D))
+
+
+def encode_sequence(w, seq, times):
+    x = seq @ w["tformer.inp.weight"].T + w["tformer.inp.bias"]
+    angles = times * 10_000.0 ** (-np.arange(0, x.shape[-1], 2) / x.shape[-1])
+    x = x + np.stack((np.sin(angles), np.cos(angles)), -1).reshape(*angles.shape[:2], -1)
+    for i in range(2):
+        name = f"tformer.layers.{i}"
+        x = x + norm(w, f"{name}.norm2", attend(w, f"{name}.attention_layer", norm(w, f"{name}.norm1", x)))
+        h = norm(w, f"{name}.norm4", leaky(stretched(w, f"{name}.ff1", norm(w, f"{name}.norm3", x))))
+        x = x + stretched(w, f"{name}.ff2", h)
+    return norm(w, "tformer.norm", x)
+
+
+def policies(w, states, actions, clip):
+    """(B, L, E) -> probabilities (B, L, G, A)."""
+    logits = mlp(w, states)
+    logits = logits.reshape(*logits.shape[:-1], -1, actions)
+    probs = np.exp(logits - logits.max(-1, keepdims=True))
+    probs = np.clip(probs / probs.sum(-1, keepdims=True), *clip)
+    return probs / probs.sum(-1, keepdims=True)
+
+
+def test_the_oracle_gives_the_golden_outputs():
+    arrays, weights, _ = load("tstep_ff")
+    flat = [arrays[k].reshape(*arrays[k].shape[:2], -1) for k in ("obs/a", "obs/b", "rl2s")]
+    np.testing.assert_allclose(
+        encode_timesteps(part(weights, ""), np.concatenate(flat, -1)), arrays["eval_out"], rtol=1e-4, atol=1e-5
+    )
+    arrays, weights, _ = load("traj_transformer_fixed")
+    for name in ("out", "rollout_out"):
+        got = encode_sequence(part(weights, ""), arrays["seq"], arrays["time_idxs"])
+        np.testing.assert_allclose(got, arrays[name], rtol=1e-4, atol=1e-5)
+    arrays, weights, _ = load("actor")
+    np.testing.assert_allclose(
+        policies(part(weights, ""), arrays["state"], 4, (0.001, 0.99)), arrays["probs"], rtol=1e-4, atol=1e-6
+    )
+
+
+# ---- loading -------------------------------------------------------------------------------------------------------------
+
+
+def theirs(name):
+    """A state dict of the original system, its further copy of the critics included."""
+    weights = {k: torch.as_tensor(v) for k, v in load(name)[1].items()}
+    assert any(k.startswith("maximized_critics.") for k in weights)
+    return weights
+
+
+def describe_run(root, name):
+    """A run directory that says what the agent of the golden vectors is made of, without weights."""
+    agent_type, bindings, _ = AGENTS[name]
+    config.bind(SIZES | bindings)
+    write_policy_spec(root, agent_type(OBS, rl2_space(action_spec(ACTION)), ACTION, 8, FFTstepEncoder, TformerTrajEncoder))
+    config.clear()
+    return root
+
+
+def act(policy, observations, rewards):
+    """Step by step: the actions (B, L), and the probabilities (B, L, G, A) that they come from."""
+    actions, probs = [], []
+    hook = policy.agent.actor.register_forward_hook(lambda *args: probs.append(args[-1].probs.numpy()))
+    for t in range(observations.shape[1]):
+        actions.append(policy.act({"observation": observations[:, t]}, rewards[:, t]))
+    hook.remove()
+    return np.stack(actions, 1), np.stack(probs, 1)
+
+
+def acts_as_the_oracle(policy, name, gamma=0.999):
+    """Compare with the oracle over the observations of the golden batch (and rewards of the same kind); returns the actions."""
+    arrays, weights, _ = load(name)
+    rewards = arrays["batch/rl2s"][:, :, 0] * (np.arange(9) > 0)
+    actions, probs = act(policy, arrays["batch/observation"], rewards)
+    before = np.eye(4)[np.roll(actions, 1, axis=1)] * (np.arange(9) > 0)[:, None]
+    x = np.concatenate((arrays["batch/observation"], rewards[..., None], before), -1)
+    states = encode_sequence(
+        part(weights, "traj_encoder."), encode_timesteps(part(weights, "tstep_encoder."), x), np.arange(9.0)[None, :, None]
+    )
+    expected = policies(part(weights, "actor."), states, 4, AGENTS[name][2])
+    np.testing.assert_allclose(probs, expected, rtol=1e-3, atol=1e-5)
+    assert (actions == expected[:, :, GAMMAS.index(gamma)].argmax(-1)).all()
+    return actions
+
+
+@pytest.mark.parametrize("gamma", GAMMAS)
+@pytest.mark.parametrize("name", AGENTS)
+def test_a_loaded_policy_acts_as_the_original(tmp_path, name, gamma):
+    run = describe_run(tmp_path / "run", name)
+    torch.save(theirs(name), tmp_path / "theirs.pt")
+    policy = amago.load_policy(run, num_envs=3, sample=False, gamma=gamma, weights=tmp_path / "theirs.pt")
+    assert (policy.gamma, policy.gammas) == (gamma, GAMMAS)
+    acts_as_the_oracle(policy, name, gamma)
+
+
+def save_safely(weights, path):
+    save_file(weights, path)
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "prefix"),
+    [
+        ("a.pt", torch.save, ""),
+        ("b.safetensors", save_safely, ""),
+        ("c.pt", torch.save, "module."),
+        ("d.pt", torch.save, "_orig_mod."),
+    ],
+)
+def test_a_file_inside_the_run_in_every_form(tmp_path, name, write, prefix):
+    run = describe_run(tmp_path, "agent_discrete")
+    write({prefix + k: v for k, v in theirs("agent_discrete").items()}, run / name)
+    acts_as_the_oracle(amago.load_policy(run / name, num_envs=3, sample=False), "agent_discrete")
+
+
+class Vectors(gym.Env):
+    """Five numbers to see, four actions, rollouts of eight steps."""
+
+    observation_space, action_space = OBS["observation"], ACTION
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._t = 0
+        return self.np_random.normal(size=5).astype(np.float32), {}
+
+    def step(self, action):
+        self._t += 1
+        return self.np_random.normal(size=5).astype(np.float32), float(action == 1), self._t == 8, False, {}
+
+
+def make_env():
+    return AMAGOEnv(Vectors(), env_name="Vectors")
+
+
+def experiment(root, name):
+    agent_type, bindings, _ = AGENTS[name]
+    e = tiny.experiment(root, make_env, "transformer", max_seq_len=8, agent_type=agent_type, train_timesteps_per_epoch=17)
+    config.bind(SIZES | bindings)
+    e.start()
+    return e
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_an_experiment_loads_acts_and_goes_on_training(tmp_path, name):
+    arrays, _, _ = load(name)
+    e = experiment(tmp_path, name)
+    torch.save(theirs(name), tmp_path / "theirs.pt")
+    e.load_checkpoint_from_path(str(tmp_path / "theirs.pt"), is_accelerate_state=False)
+    e.write_latest_policy()
+    acts_as_the_oracle(amago.load_policy(e.run_dir, num_envs=3, sample=False), name)
+    a = {k: torch.as_tensor(v) for k, v in arrays.items()}
+    batch = Batch(
+        obs={"observation": a["batch/observation"]}, rl2s=a["batch/rl2s"], rews=a["batch/rews"], dones=a["batch/dones"],
+        actions=a["batch/actions"], time_idxs=a["batch/time_idxs"], mask=a["mask"],
+    )  # fmt: skip
+    e.policy.train()
+    losses = e.compute_loss(batch, log_step=False)
+    for key, want in (("Actor Loss", "actor_loss"), ("Critic Loss", "critic_loss")):
+        torch.testing.assert_close(losses[key].detach(), a[want], rtol=1e-4, atol=1e-5)
+    before = tiny.weights(e)
+    e.learn()
+    assert "actor.base.in_layer.weight" in tiny.differing(before, tiny.weights(e))
+    assert np.isfinite(tiny.rows(e.run_dir, "train")[-1]["values"]["Actor Loss"])
+
+
+def broken(weights):
+    weights = dict(weights)
+    weights["world_model.weight"] = torch.zeros(2, 3)
+    weights["actor.base.in_layer.bias"] = torch.zeros(99)
+    for name in ("popart.mu", "critics.net.inp_layer.bias"):
+        del weights[name]
+    return weights
+
+
+@pytest.mark.parametrize("copies", [True, False], ids=["with", "without"])
+def test_what_cannot_be_mapped_is_named(tmp_path, copies):
+    e = experiment(tmp_path, "agent_discrete")
+    weights = {k: v for k, v in broken(theirs("agent_discrete")).items() if copies or not k.startswith("maximized_critics.")}
+    torch.save(weights, tmp_path / "broken.pt")
+    before = tiny.weights(e)
+    for attempt in (
+        lambda: e.load_checkpoint_from_path(str(tmp_path / "broken.pt"), is_accelerate_state=False),
+        lambda: amago.load_policy(e.run_dir, weights=tmp_path / "broken.pt"),
+    ):
+        with pytest.raises(CheckpointError) as err:
+            attempt()
+        text = str(err.value)
+        for word in (
+            str(tmp_path / "broken.pt"),
+            "world_model.weight",
+            "popart.mu",
+            "critics.net.inp_layer.bias",
+            "(99,)",
+            "(16,)",
+        ):
+            assert word in text
+        assert "maximized" not in text
+    assert not tiny.differing(before, tiny.weights(e)), "all of them or none"
+
+
+def test_weights_of_another_size_name_every_parameter_that_differs(tmp_path):
+    run = describe_run(tmp_path, "multitask_discrete")
+    torch.save(theirs("agent_discrete"), run / "other.pt")
+    with pytest.raises(CheckpointError) as err:
+        amago.load_policy(run / "other.pt")
+    for critics in ("critics", "target_critics"):
+        assert f"{critics}.net.inp_layer.weight has shape (1, 16, 16), the agent's has (1, 21, 16)" in str(err.value)
+    assert "actor" not in str(err.value)
+
+
+class Trap:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+def test_objects_in_such_a_file_are_never_unpickled(tmp_path):
+    run = describe_run(tmp_path, "agent_discrete")
+    torch.save(theirs("agent_discrete") | {"maximized_critics.hook": Trap(tmp_path / "sprung")}, run / "bad.pt")
+    with pytest.raises(CheckpointError, match=r"bad\.pt is not a readable file of weights"):
+        amago.load_policy(run, weights=run / "bad.pt")
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_weights_from_elsewhere_need_a_run_all_the_same(tmp_path):
+    torch.save(theirs("agent_discrete"), tmp_path / "theirs.pt")
+    with pytest.raises(CheckpointError, match="neither a run directory nor inside one"):
+        amago.load_policy(tmp_path, weights=tmp_path / "theirs.pt")
+    run = describe_run(tmp_path, "agent_discrete")
+    with pytest.raises(CheckpointError, match=r"no weights at .*gone\.pt"):
+        amago.load_policy(run, weights=run / "gone.pt")

@@ -1,0 +1,746 @@
+"""Training states: exact, complete or absent, and never executed. Weights as other processes see them."""
+
+import json
+import logging
+import os
+import pickle
+import shutil
+import threading
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import tiny
+import torch
+from tiny import EPISODE, experiment, learned, rows, started
+
+import amago
+from amago import config
+from amago.cli_utils import switch_async_mode
+from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy
+from amago.run import checkpoint
+from amago.run.checkpoint import CheckpointError
+from amago.store.files import temporary
+
+INF = float("inf")
+
+
+def fill(root, name="run", **fields):
+    """A buffer of eight episodes for the run of this name."""
+    learned(root, name=name, start_learning_at_epoch=9, train_timesteps_per_epoch=4 * EPISODE, **fields).close()
+
+
+def offline(root, epochs, **fields):
+    """Trains on the buffer that is there; six updates an epoch."""
+    settings = {
+        "traj": "transformer",
+        "start_collecting_at_epoch": INF,
+        "train_batches_per_epoch": 6,
+        "epochs": epochs,
+        "ckpt_interval": 1,
+    }
+    return started(root, **(settings | fields))
+
+
+def everything(e):
+    optimizer = e.optimizer.state_dict()
+    return {
+        "weights": tiny.weights(e),
+        "moments": {f"{i}.{k}": v.clone() for i, s in optimizer["state"].items() for k, v in s.items()},
+        "groups": [{k: v for k, v in g.items() if k != "params"} for g in optimizer["param_groups"]],
+        "counters": (e.epoch, e.env_steps, e.updater.state_dict(), e.train_dloader.next_batch, e.lr_schedule.last_epoch),
+        "random": (torch.rand(3).tolist(), np.random.rand(3).tolist()),
+        "next batch": vars(e.train_dloader.draw(e.train_dloader.next_batch)),
+    }
+
+
+def assert_same(a, b):
+    assert not tiny.differing(a["weights"], b["weights"])
+    assert not tiny.differing(a["moments"], b["moments"])
+    assert a["groups"] == b["groups"]
+    assert a["counters"] == b["counters"]
+    assert a["random"] == b["random"]
+    assert a["next batch"]["rews"].equal(b["next batch"]["rews"])
+    assert a["next batch"]["time_idxs"].equal(b["next batch"]["time_idxs"])
+
+
+# ---- exact ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fields", [{}, {"batches_per_update": 4}, {"dloader_workers": 2}], ids=str)
+def test_twelve_updates_equal_six_and_six_more(tmp_path, fields):
+    fill(tmp_path)
+    whole = offline(tmp_path, 2, ckpt_interval=None, **fields)
+    whole.learn()
+    expected = everything(whole)
+    first = offline(tmp_path, 1, **fields)
+    first.learn()
+    first.close()
+    second = offline(tmp_path, 2, resume="auto", **fields)
+    assert second.epoch == 1
+    second.learn()
+    assert_same(expected, everything(second))
+    assert whole.updater.grad_steps == 12 // fields.get("batches_per_update", 1)
+    whole.close()
+    second.close()
+
+
+def test_loading_brings_everything_back(tmp_path):
+    fill(tmp_path)
+    e = offline(tmp_path, 1)
+    e.learn()
+    saved = e.ckpt_dir / "training_states" / "run_epoch_0"
+    e.load_checkpoint(0)
+    before = everything(e)
+    e.epochs = 2
+    e.learn()
+    e.load_checkpoint_from_path(str(saved))
+    assert_same(before, everything(e))
+    e.close()
+
+
+def test_a_process_of_another_seed_goes_on_with_the_seed_of_the_run(tmp_path):
+    fill(tmp_path)
+    e = offline(tmp_path, 1)
+    e.learn()
+    e.load_checkpoint(0)
+    before = everything(e)
+    e.close()
+    other = offline(tmp_path, 1, seed=77, resume="auto")
+    assert_same(before, everything(other))
+    other.close()
+
+
+def test_random_streams_survive_json():
+    torch.manual_seed(1)
+    np.random.seed(2)
+    np.random.standard_normal()  # leaves a second normal number waiting
+    state = json.loads(json.dumps(checkpoint.rng_state()))
+    import random
+
+    drawn = [torch.rand(4).tolist(), np.random.standard_normal(4).tolist(), random.random(), random.gauss(0, 1)]
+    checkpoint.set_rng_state(state)
+    assert [torch.rand(4).tolist(), np.random.standard_normal(4).tolist(), random.random(), random.gauss(0, 1)] == drawn
+
+
+# ---- resume --------------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_to_resume_starts_at_epoch_0_and_says_so(tmp_path, capsys):
+    e = started(tmp_path, resume="auto", verbose=True)
+    assert e.epoch == 0
+    assert "nothing to resume" in capsys.readouterr().out
+    e.close()
+
+
+def test_resuming_says_from_what(tmp_path, capsys):
+    learned(tmp_path, ckpt_interval=1).close()
+    e = started(tmp_path, resume="auto", verbose=True)
+    out = capsys.readouterr().out
+    assert "run_epoch_0" in out
+    assert "2 gradient steps" in out
+    assert "24 environment steps" in out
+    e.close()
+
+
+def test_starting_afresh_over_checkpoints_is_mentioned(tmp_path, capsys):
+    learned(tmp_path, ckpt_interval=1).close()
+    e = started(tmp_path, verbose=True)
+    assert e.epoch == 0
+    out = capsys.readouterr().out
+    assert "holds checkpoints of an earlier run" in out
+    assert "'auto' goes on" in out
+    e.close()
+
+
+def test_an_epoch_can_be_chosen(tmp_path):
+    learned(tmp_path, ckpt_interval=1, epochs=3).close()
+    e = started(tmp_path, resume=1)
+    assert (e.epoch, e.updater.grad_steps) == (2, 4)
+    e.close()
+
+
+def test_an_epoch_that_is_not_there(tmp_path):
+    learned(tmp_path, ckpt_interval=1, epochs=2).close()
+    with pytest.raises(CheckpointError, match=r"no training state of epoch 7; there are: 0, 1"):
+        started(tmp_path, resume=7)
+    e = started(tmp_path)
+    with pytest.raises(CheckpointError, match=r"epoch 5; there are: 0, 1"):
+        e.load_checkpoint(5)
+    with pytest.raises(CheckpointError, match=r"no weights at .*policy_epoch_5.pt"):
+        e.load_checkpoint(5, resume_training_state=False)
+    e.close()
+
+
+def test_a_renamed_run_goes_on(tmp_path):
+    learned(tmp_path, name="before", ckpt_interval=1, epochs=2).close()
+    (tmp_path / "before").rename(tmp_path / "after")
+    for resume, epoch in (("auto", 2), (0, 1)):
+        e = started(tmp_path, name="after", resume=resume)
+        assert (e.epoch, e.updater.grad_steps) == (epoch, 2 * epoch)
+        e.close()
+    assert amago.load_policy(tmp_path / "after")  # without ckpts/latest, from the newest of the states
+    learned(tmp_path, name="after", ckpt_interval=1, epochs=3, resume="auto").close()
+    states = tmp_path / "after" / "ckpts" / "training_states"
+    assert [p.name for p in checkpoint.training_states(states)] == ["before_epoch_0", "before_epoch_1", "after_epoch_2"]
+    e = started(tmp_path, name="after", resume="auto")
+    assert e.epoch == 3
+    e.close()
+    flip_a_bit(states / "after_epoch_2" / "state.json")
+    e = started(tmp_path, name="after", resume="auto")
+    assert e.epoch == 2, "what was saved under the old name still counts"
+    e.close()
+    checkpoint.prune(states, 1)
+    assert [p.name for p in states.iterdir()] == ["after_epoch_2"]
+
+
+def test_an_epoch_saved_again_after_the_renaming_is_the_new_one(tmp_path):
+    learned(tmp_path, name="before", ckpt_interval=1, epochs=2).close()
+    (tmp_path / "before").rename(tmp_path / "after")
+    learned(tmp_path, name="after", ckpt_interval=1, epochs=2, resume=0).close()
+    e = started(tmp_path, name="after")
+    assert e.checkpoints.of_epoch(1).name == "after_epoch_1"
+    assert e.checkpoints.choose("auto").name == "after_epoch_1"
+    e.close()
+
+
+def flip_a_bit(path: Path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+def cut(path: Path):
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+@pytest.mark.parametrize("damage", [flip_a_bit, cut, Path.unlink], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "state.json", "manifest.json"])
+def test_a_damaged_newest_falls_back_to_the_one_before(tmp_path, caplog, name, damage):
+    states = tmp_path / "states"
+    for epoch in (3, 20):
+        checkpoint.save_training_state(
+            states / f"run_epoch_{epoch}", {"w": torch.ones(50)}, {"m": torch.ones(3)}, {"epoch": epoch}
+        )
+    assert checkpoint.newest_complete(states).name == "run_epoch_20"
+    damage(states / "run_epoch_20" / name)
+    with caplog.at_level(logging.WARNING):
+        assert checkpoint.newest_complete(states).name == "run_epoch_3"
+    blamed = "" if name == "manifest.json" else f"/{name}"  # a wrong checksum is blamed on the file that it is of
+    assert f"run_epoch_20{blamed}" in caplog.text
+    damage(states / "run_epoch_3" / name)
+    with pytest.raises(CheckpointError, match=rf"no complete checkpoint.*run_epoch_20{blamed}.*run_epoch_3{blamed}"):
+        checkpoint.newest_complete(states)
+
+
+def test_no_flipped_bit_of_a_manifest_gets_past(tmp_path):
+    directory = tmp_path / "run_epoch_3"
+    checkpoint.save_training_state(directory, {"w": torch.ones(5)}, {}, {"epoch": 3})
+    manifest = directory / "manifest.json"
+    good, passed = manifest.read_bytes(), []
+    for i in range(len(good)):
+        manifest.write_bytes(good[:i] + bytes([good[i] ^ 1]) + good[i + 1 :])
+        try:
+            checkpoint.verify(directory)
+            passed.append(chr(good[i]))
+        except CheckpointError:
+            continue
+    assert passed == []
+
+
+def test_a_manifest_of_the_first_format_is_read(tmp_path):
+    directory = tmp_path / "run_epoch_3"
+    checkpoint.save_training_state(directory, {"w": torch.ones(5)}, {}, {"epoch": 3})
+    manifest = directory / "manifest.json"
+    files = json.loads(manifest.read_text())["files"]
+    manifest.write_text(json.dumps({"schema": 1, "files": files}))
+    assert checkpoint.load_training_state(directory)[2] == {"epoch": 3}
+    manifest.write_text(json.dumps({"schema": 3, "files": files}))
+    with pytest.raises(CheckpointError, match=r"manifest.json is damaged"):
+        checkpoint.verify(directory)
+
+
+def test_the_newest_is_the_one_saved_last_whatever_its_epoch(tmp_path, caplog):
+    """A run that has gone back, or begun again, goes on from where it then was; and keeps that."""
+    e = learned(tmp_path, ckpt_interval=1, epochs=5)
+    e.close()
+    again = learned(tmp_path, ckpt_interval=1, epochs=3, resume=1, keep_training_states=2)
+    states = again.ckpt_dir / "training_states"
+    assert sorted(p.name for p in states.iterdir()) == ["run_epoch_2", "run_epoch_4"], "saved last: 2, and before it 4"
+    again.close()
+    auto = started(tmp_path, resume="auto")
+    assert auto.epoch == 3
+    auto.close()
+    afresh = learned(tmp_path, ckpt_interval=1, keep_training_states=1)
+    afresh.close()
+    assert [p.name for p in states.iterdir()] == ["run_epoch_0"]
+
+
+def test_what_is_damaged_does_not_drive_out_what_is_not(tmp_path, caplog):
+    states = tmp_path / "states"
+
+    def save(epoch):
+        checkpoint.save_training_state(states / f"run_epoch_{epoch}", {"w": torch.ones(5)}, {}, {"epoch": epoch})
+        checkpoint.prune(states, 1)
+
+    save(3)
+    checkpoint.save_training_state(states / "run_epoch_4", {"w": torch.ones(5)}, {}, {"epoch": 4})
+    checkpoint.save_training_state(states / "run_epoch_5", {"w": torch.ones(5)}, {}, {"epoch": 5})
+    flip_a_bit(states / "run_epoch_5" / "model.safetensors")
+    (states / "run_epoch_4" / "manifest.json").unlink()
+    assert checkpoint.newest_complete(states).name == "run_epoch_3"
+    save(4)  # the run went on from 3
+    assert checkpoint.newest_complete(states).name == "run_epoch_4"
+    assert [p.name for p in states.iterdir()] == ["run_epoch_4"]
+
+
+def test_a_state_that_is_replaced_while_it_is_looked_at_is_not_damaged(tmp_path, monkeypatch, caplog):
+    states = tmp_path / "states"
+    save = lambda n: checkpoint.save_training_state(states / f"run_epoch_{n}", {"w": torch.ones(5)}, {}, {"n": n})  # noqa: E731
+    save(3)
+    verify, calls = checkpoint.verify, []
+
+    def saved_meanwhile(directory):
+        calls.append(directory.name)
+        if len(calls) == 1:
+            save(4)
+            shutil.rmtree(states / "run_epoch_3")
+        verify(directory)
+
+    monkeypatch.setattr(checkpoint, "verify", saved_meanwhile)
+    assert checkpoint.newest_complete(states).name == "run_epoch_4"
+    assert calls == ["run_epoch_3", "run_epoch_4"]
+    assert not caplog.records
+
+
+def test_the_newest_is_not_passed_over_while_it_has_no_name(tmp_path, monkeypatch, caplog):
+    """Between its listing and a look at it, a state that is being replaced goes to another name."""
+    states = tmp_path / "states"
+    for n in (3, 4):
+        checkpoint.save_training_state(states / f"run_epoch_{n}", {"w": torch.ones(5)}, {}, {"n": n})
+    listed, calls = checkpoint.training_states, []
+
+    def renamed_meanwhile(root):
+        found = listed(root)
+        calls.append(found)
+        if len(calls) == 1:
+            os.rename(states / "run_epoch_4", states / ".old-ab-run_epoch_4")
+        return found
+
+    monkeypatch.setattr(checkpoint, "training_states", renamed_meanwhile)
+    assert checkpoint.newest_complete(states).name == ".old-ab-run_epoch_4"
+    assert not caplog.records
+
+
+def test_a_state_without_something_names_it(tmp_path):
+    e = learned(tmp_path, ckpt_interval=1)
+    directory = e.ckpt_dir / "training_states" / "run_epoch_0"
+    weights, tensors, state = checkpoint.load_training_state(directory)
+    del state["next_batch"]
+    checkpoint.save_training_state(directory, weights, tensors, state)
+    with pytest.raises(CheckpointError, match=r"run_epoch_0 lacks 'next_batch'"):
+        e.load_checkpoint(0)
+    e.close()
+
+
+def test_resume_skips_a_damaged_state_and_refuses_to_start_afresh(tmp_path, caplog):
+    e = learned(tmp_path, ckpt_interval=1, epochs=2)
+    e.close()
+    flip_a_bit(e.ckpt_dir / "training_states" / "run_epoch_1" / "model.safetensors")
+    with caplog.at_level(logging.WARNING):
+        again = started(tmp_path, resume="auto")
+    assert again.epoch == 1
+    assert "run_epoch_1/model.safetensors is damaged" in caplog.text
+    again.close()
+    flip_a_bit(e.ckpt_dir / "training_states" / "run_epoch_0" / "state.json")
+    with pytest.raises(CheckpointError, match=r"run_epoch_0/state.json is damaged"):
+        started(tmp_path, resume="auto")
+
+
+def test_a_state_that_was_being_written_does_not_count(tmp_path):
+    states = tmp_path / "states"
+    checkpoint.save_training_state(states / "run_epoch_3", {"w": torch.ones(5)}, {}, {"epoch": 3})
+    (states / ".tmp-abc").mkdir()
+    (states / ".tmp-abc" / "model.safetensors").write_bytes(b"half")
+    assert checkpoint.training_states(states) == [states / "run_epoch_3"]
+    checkpoint.prune(states, None)
+    assert [p.name for p in states.iterdir()] == ["run_epoch_3"]
+
+
+def test_replacing_a_state_never_leaves_none(tmp_path, monkeypatch):
+    """Killed between its two renames, a save leaves the old state findable, and the next save tidies up."""
+    states = tmp_path / "states"
+    save = lambda n: checkpoint.save_training_state(states / "run_epoch_3", {"w": torch.full((5,), n)}, {}, {"n": n})  # noqa: E731
+    save(1.0)
+    rename, calls = os.rename, []
+
+    def killed_at_second(a, b):
+        calls.append(b)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        rename(a, b)
+
+    with monkeypatch.context() as m:
+        m.setattr(os, "rename", killed_at_second)
+        with pytest.raises(KeyboardInterrupt):
+            save(2.0)
+    found = checkpoint.newest_complete(states)
+    assert checkpoint.load_training_state(found)[2] == {"n": 1.0}
+    save(3.0)
+    checkpoint.prune(states, None)
+    assert checkpoint.load_training_state(checkpoint.newest_complete(states))[2] == {"n": 3.0}
+    assert [p.name for p in states.iterdir()] == ["run_epoch_3"]
+
+
+def test_a_failing_save_leaves_the_old_state(tmp_path, monkeypatch):
+    states = tmp_path / "states"
+    checkpoint.save_training_state(states / "run_epoch_3", {"w": torch.ones(5)}, {}, {"n": 1})
+
+    def no_space(*args):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as m:
+        m.setattr(checkpoint, "_fsync", no_space)
+        with pytest.raises(OSError, match="No space"):
+            checkpoint.save_training_state(states / "run_epoch_3", {"w": torch.zeros(5)}, {}, {"n": 2})
+        with pytest.raises(OSError, match="No space"):
+            checkpoint.save_weights({"w": torch.zeros(5)}, states / "policy.pt")
+    assert [p.name for p in states.iterdir()] == ["run_epoch_3"]
+    assert checkpoint.load_training_state(states / "run_epoch_3")[2] == {"n": 1}
+
+
+@pytest.mark.parametrize("nth", range(0, 12, 3))
+@pytest.mark.parametrize("call", ["fsync", "rename"])
+def test_a_save_that_fails_is_told_and_training_goes_on(tmp_path, monkeypatch, caplog, call, nth):
+    real, calls = getattr(os, call), []
+
+    def no_space(*args):
+        calls.append(args)
+        if len(calls) > nth:
+            raise OSError(28, "No space left on device")
+        return real(*args)
+
+    e = learned(tmp_path, ckpt_interval=1, always_save_latest=True)
+    before = weights_on_disk(e)
+    with monkeypatch.context() as m, caplog.at_level(logging.WARNING):
+        m.setattr(checkpoint.os, call, no_space)
+        e.epochs = 2
+        e.learn()
+    failed = nth < len(calls)
+    assert failed == ("No space left on device" in caplog.text)
+    assert failed == ("MB left" in caplog.text)
+    assert (e.epoch, e.updater.grad_steps) == (2, 4)
+    checkpoint.verify(e.ckpt_dir / "training_states" / "run_epoch_0")
+    assert weights_on_disk(e).items() >= before.items()
+    assert not [p for p in e.run_dir.rglob(".*") if p.name.startswith((".tmp", ".old"))]
+    e.epochs = 3
+    e.learn()
+    assert checkpoint.newest_complete(e.ckpt_dir / "training_states").name == "run_epoch_2"
+    assert amago.load_policy(e.run_dir).version == e.checkpoints.version
+    e.close()
+
+
+def weights_on_disk(e):
+    return {p.name: p.read_bytes() for p in (e.ckpt_dir / "policy_weights").iterdir()}
+
+
+def test_what_killed_processes_left_is_removed(tmp_path):
+    e = learned(tmp_path, ckpt_interval=1)
+    e.close()
+    dead = temporary(tmp_path).name.replace(f"-{os.getpid()}-", "-4194305-")
+    places = [e.run_dir, *(e.ckpt_dir / name for name in ("training_states", "policy_weights", "latest"))]
+    for place in places:
+        (place / dead).write_text("half")
+    writing = e.ckpt_dir / "latest" / temporary(tmp_path).name
+    writing.write_text("of a process that lives")
+    (e.ckpt_dir / "training_states" / dead).unlink()
+    (e.ckpt_dir / "training_states" / dead).mkdir()
+    learned(tmp_path, ckpt_interval=1, epochs=2, resume="auto").close()
+    assert not [place for place in places if (place / dead).exists()]
+    assert writing.exists()
+
+
+def test_old_training_states_are_pruned(tmp_path):
+    e = learned(tmp_path, ckpt_interval=1, epochs=11, keep_training_states=2, train_batches_per_epoch=0)
+    states = e.ckpt_dir / "training_states"
+    assert sorted(p.name for p in states.iterdir()) == ["run_epoch_10", "run_epoch_9"]
+    assert len(list((e.ckpt_dir / "policy_weights").iterdir())) == 11
+    e.close()
+
+
+def test_intervals_of_checkpoints(tmp_path):
+    e = learned(tmp_path, ckpt_interval=3, epochs=6, train_batches_per_epoch=0)
+    assert sorted(p.name for p in (e.ckpt_dir / "training_states").iterdir()) == ["run_epoch_0", "run_epoch_3", "run_epoch_5"]
+    e.close()
+
+
+def test_another_number_of_processes_is_refused(tmp_path):
+    e = learned(tmp_path, ckpt_interval=1)
+    directory = e.ckpt_dir / "training_states" / "run_epoch_0"
+    weights, tensors, state = checkpoint.load_training_state(directory)
+    checkpoint.save_training_state(directory, weights, tensors, state | {"processes": 4})
+    with pytest.raises(CheckpointError, match=r"saved by 4 processes and this run has 1.*resume_training_state=False"):
+        e.load_checkpoint(0)
+    e.load_checkpoint(0, resume_training_state=False)
+    e.close()
+
+
+def test_another_number_of_actors_is_refused(tmp_path):
+    learned(tmp_path, ckpt_interval=1).close()
+    with pytest.raises(ValueError, match="2 actors, but this pool has 3"):
+        started(tmp_path, resume="auto", parallel_actors=3)
+
+
+# ---- weights alone -------------------------------------------------------------------------------------------------------
+
+
+def test_weights_alone_leave_the_rest(tmp_path):
+    e = learned(tmp_path, ckpt_interval=1)
+    e.close()
+    fresh = started(tmp_path, seed=9)
+    assert tiny.differing(tiny.weights(fresh), tiny.weights(e))
+    fresh.load_checkpoint(0, resume_training_state=False)
+    assert not tiny.differing(tiny.weights(fresh), tiny.weights(e))
+    assert (fresh.epoch, fresh.updater.grad_steps, fresh.env_steps) == (0, 0, 0)
+    state = e.ckpt_dir / "training_states" / "run_epoch_0" / "model.safetensors"
+    fresh.load_checkpoint_from_path(str(state), is_accelerate_state=False)
+    assert not tiny.differing(tiny.weights(fresh), tiny.weights(e))
+    fresh.close()
+
+
+class Trap:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+@pytest.mark.parametrize("write", [torch.save, lambda obj, path: path.write_bytes(pickle.dumps(obj))], ids=["torch", "pickle"])
+def test_a_pickle_is_never_executed(tmp_path, write):
+    e = started(tmp_path)
+    bad, sprung = tmp_path / "bad.pt", tmp_path / "sprung"
+    write({"w": Trap(sprung)}, bad)
+    with pytest.raises(CheckpointError, match=r"bad.pt is not a readable file of weights"):
+        e.load_checkpoint_from_path(str(bad), is_accelerate_state=False)
+    assert not sprung.exists()
+    e.close()
+
+
+def test_a_pickle_inside_a_training_state_is_never_executed(tmp_path):
+    e = learned(tmp_path, ckpt_interval=1)
+    directory, sprung = e.ckpt_dir / "training_states" / "run_epoch_0", tmp_path / "sprung"
+    weights, _, state = checkpoint.load_training_state(directory)
+    checkpoint.save_training_state(directory, weights, {"optimizer": Trap(sprung)}, state)  # its checksums are right
+    with pytest.raises(CheckpointError, match=r"optimizer.pt"):
+        e.load_checkpoint(0)
+    assert not sprung.exists()
+    e.close()
+
+
+@pytest.mark.parametrize("content", [torch.ones(3), [torch.ones(3)], {"a": 1}], ids=["tensor", "list", "number"])
+def test_files_that_hold_no_weights(tmp_path, content):
+    torch.save(content, tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match=r"x.pt does not hold a state dict"):
+        checkpoint.load_weights(tmp_path / "x.pt")
+
+
+def test_weights_of_another_architecture_are_refused(tmp_path):
+    e = learned(tmp_path, ckpt_interval=1)
+    e.close()
+    path = str(e.ckpt_dir / "policy_weights" / "policy_epoch_0.pt")
+    other = started(tmp_path, traj="gru", name="other")
+    before = tiny.weights(other)
+    with pytest.raises(CheckpointError, match=r"policy_epoch_0.pt does not fit"):
+        other.load_checkpoint_from_path(path, is_accelerate_state=False)
+    assert not tiny.differing(before, tiny.weights(other))
+    other.close()
+
+
+# ---- what goes on where it stopped ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("env_mode", ["sync", "async"])
+def test_exploration_schedules_go_on(tmp_path, env_mode):
+    fields = {"env_mode": env_mode, "env_workers": 1, "ckpt_interval": 1}
+    config.bind({"EpsilonGreedy.steps_anneal": 100})
+    e = learned(tmp_path, **fields)
+    saved = e._pools["train"].pool.state_dict()["actors"]
+    e.close()
+    again = started(tmp_path, resume="auto", epochs=2, **fields)
+    assert again._pools["train"].pool.state_dict()["actors"] == saved
+    assert saved["0"]["exploration"]["global_step"] == 2 * EPISODE
+    again.learn()
+    after = again._pools["train"].pool.state_dict()["actors"]
+    assert after["1"]["exploration"]["global_step"] == 4 * EPISODE
+    again.close()
+
+
+def test_environment_steps_go_on(tmp_path):
+    learned(tmp_path, ckpt_interval=1, epochs=2).close()
+    e = learned(tmp_path, ckpt_interval=1, epochs=3, resume="auto")
+    assert (e.env_steps, e.updater.grad_steps, e.frames_by_env) == (72, 6, {"TMaze": 72})
+    found = rows(e.run_dir)
+    assert [r["env_steps"] for r in found if r["section"] == "rollout"] == [24, 48, 72]
+    assert [r["epoch"] for r in found if r["section"] == "rollout"] == [0, 1, 2]
+    times = [r["wall_time"] for r in found]
+    assert times == sorted(times)
+    e.close()
+
+
+def test_a_resumed_run_meets_new_episodes(tmp_path):
+    """Environments are seeded anew for the part that follows, or each part would begin with the same episodes."""
+    shown = []
+
+    class Recorded(gym.Wrapper):
+        def reset(self, **kwargs):
+            obs, info = super().reset(**kwargs)
+            shown.append(obs.tobytes())
+            return obs, info
+
+    def make():
+        return amago.envs.AMAGOEnv(Recorded(gym.make("CartPole-v1")), env_name="CartPole")
+
+    def part(**fields):
+        shown.clear()
+        e = learned(tmp_path, make, train_batches_per_epoch=0, ckpt_interval=1, **fields)
+        e.close()
+        return set(shown)
+
+    first = part()
+    second = part(resume="auto", epochs=2)
+    third = part(resume="auto", epochs=3)
+    assert first
+    assert len(first | second | third) == len(first) + len(second) + len(third)
+
+
+# ---- several processes on one directory ----------------------------------------------------------------------------------
+
+
+def test_the_latest_policy_travels(tmp_path):
+    learner, actor = started(tmp_path, seed=1), started(tmp_path, seed=2)
+    actor.read_latest_policy()  # nothing there yet: keeps its own
+    assert tiny.differing(tiny.weights(learner), tiny.weights(actor))
+    learner.write_latest_policy()
+    actor.read_latest_policy()
+    assert not tiny.differing(tiny.weights(learner), tiny.weights(actor))
+    learner.close()
+    actor.close()
+
+
+def test_the_latest_policy_is_replaced_in_one_step(tmp_path):
+    e = started(tmp_path)
+    path, problems, done = e.ckpt_dir / "latest" / "policy.pt", [], threading.Event()
+    e.write_latest_policy()
+
+    def read():
+        while not done.is_set():
+            try:
+                checkpoint.load_weights(path)
+            except CheckpointError as err:
+                problems.append(err)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for _ in range(30):
+        e.write_latest_policy()
+    done.set()
+    reader.join()
+    assert not problems
+    e.close()
+
+
+def test_versions_of_the_latest_policy_rise_through_all_parts_of_a_run(tmp_path):
+    versions = []
+    for epochs, resume in ((2, "never"), (3, "auto"), (1, "never")):
+        e = learned(tmp_path, epochs=epochs, resume=resume, ckpt_interval=1, always_save_latest=True)
+        versions.append(checkpoint.load_weights_and_version(e.run_dir / "policy.pt")[1])
+        assert amago.load_policy(e.run_dir).version == versions[-1] == e.checkpoints.version
+        e.close()
+    assert versions == [2, 3, 4]
+    assert checkpoint.load_weights_and_version(e.ckpt_dir / "policy_weights" / "policy_epoch_0.pt")[1] == 0
+
+
+def test_a_collector_refuses_to_go_back(tmp_path, caplog):
+    learner, actor = started(tmp_path, seed=1, always_save_latest=True), started(tmp_path, seed=2)
+    path = learner.ckpt_dir / "latest" / "policy.pt"
+    learner.write_latest_policy()
+    old, theirs = path.read_bytes(), tiny.weights(learner)
+    learner.learn()
+    assert tiny.differing(theirs, tiny.weights(learner))
+    actor.read_latest_policy()
+    path.write_bytes(old)
+    for _ in range(2):
+        actor.read_latest_policy()
+        assert not tiny.differing(tiny.weights(actor), tiny.weights(learner))
+    assert "version 1 of the policy, older than version 2" in caplog.text
+    checkpoint.save_weights(theirs, path)  # by hand: it has none
+    actor.read_latest_policy()
+    assert tiny.differing(tiny.weights(actor), theirs)
+    assert len(caplog.records) == 3
+    learner.write_latest_policy()
+    actor.read_latest_policy()
+    assert actor.checkpoints.version == 3
+    assert len(caplog.records) == 3
+    learner.close()
+    actor.close()
+
+
+def test_weights_of_old_files_and_of_others_are_read_and_ours_are_checked(tmp_path):
+    plain, ours = tmp_path / "plain.pt", tmp_path / "ours.pt"
+    torch.save({"w": torch.ones(1000)}, plain)
+    assert checkpoint.load_weights_and_version(plain)[1] == 0
+    checkpoint.save_weights({"w": torch.ones(1000)}, ours, version=7)
+    weights, version = checkpoint.load_weights_and_version(ours)
+    assert version == 7
+    assert weights["w"].equal(torch.ones(1000))
+    assert type(torch.load(ours, weights_only=True)["w"]) is torch.Tensor
+    flip_a_bit(ours)
+    with pytest.raises(CheckpointError, match=r"ours.pt is (damaged|not a readable)"):
+        checkpoint.load_weights(ours)
+
+
+@pytest.mark.parametrize("exploration", [EpsilonGreedy, BilevelEpsilonGreedy])
+def test_one_process_collects_and_another_learns(tmp_path, exploration):
+    config.bind({"BilevelEpsilonGreedy.rollout_horizon": EPISODE})
+    fields = {"exploration_wrapper_type": exploration, "val_interval": 1}
+    collector = switch_async_mode(experiment(tmp_path, seed=1, **fields), "collect")
+    collector.start()
+    first = tiny.weights(collector)
+    collector.learn()
+    assert (collector.env_steps, collector.updater.grad_steps) == (24, 0)
+    assert not tiny.differing(first, tiny.weights(collector))
+
+    learner = switch_async_mode(experiment(tmp_path, seed=2, **fields), "learn")
+    learner.start()
+    learner.learn()
+    assert (learner.env_steps, learner.updater.grad_steps) == (0, 2)
+    assert len(learner.dataset.store) == 4
+
+    collector.epochs = 2
+    collector.learn()
+    assert not tiny.differing(tiny.weights(learner), tiny.weights(collector))
+    assert collector.env_steps == 48
+    learner.epochs = 2
+    learner.learn()
+    assert len(learner.dataset.store) == 8
+    assert not list((learner.ckpt_dir / "training_states").iterdir())
+    collector.close()
+    learner.close()
+
+
+def test_a_learner_waits_for_data(tmp_path):
+    learner = switch_async_mode(experiment(tmp_path), "learn")
+    learner.start()
+    filler = threading.Timer(0.5, lambda: fill(tmp_path))
+    filler.start()
+    learner.learn()
+    filler.join()
+    assert learner.updater.grad_steps == 2
+    learner.close()
+
+
+def test_an_unknown_mode(tmp_path):
+    with pytest.raises(ValueError, match="'collect', 'learn' or 'both', got 'train'"):
+        switch_async_mode(experiment(tmp_path), "train")

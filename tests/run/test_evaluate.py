@@ -1,0 +1,98 @@
+"""From finished rollouts to named numbers."""
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from tiny import EPISODE, started
+
+from amago.envs import EpisodeRecord, ReturnHistory, SpecialMetricHistory, make_pool
+from amago.run.evaluate import bottom_quintile, evaluate, merge_returns, merge_specials, summarise
+
+TOTAL = "Average Total Return (Across All Env Names)"
+
+
+@pytest.mark.parametrize(
+    ("values", "mean"),
+    [([7.0], 7.0), ([5, 1, 3], 1.0), (range(10), 0.5), (range(11), 0.5), ([2] * 100, 2.0), (range(100), 9.5)],
+)
+def test_the_worst_fifth(values, mean):
+    assert bottom_quintile(list(reversed(list(values)))) == mean
+
+
+def episodes():
+    return [
+        EpisodeRecord("b", 1.0, 5, {"Success": 1.0}),
+        EpisodeRecord("a", 3.0, 5, {"Success": 0.0, "Steps": 7.0}),
+        EpisodeRecord("b", 5.0, 5, {"Success": 0.0}),
+    ]
+
+
+def test_histories_of_several_pools_are_merged():
+    one, two = episodes()[:2], episodes()[2:]
+    assert merge_returns([ReturnHistory(one), ReturnHistory(two)]) == {"b": [1.0, 5.0], "a": [3.0]}
+    assert merge_specials([SpecialMetricHistory(one), SpecialMetricHistory(two)]) == {
+        "Success in b": [1.0, 0.0], "Success in a": [0.0], "Steps in a": [7.0],
+    }  # fmt: skip
+
+
+def test_a_summary():
+    returns, specials = merge_returns([ReturnHistory(episodes())]), merge_specials([SpecialMetricHistory(episodes())])
+    assert summarise(returns, specials) == {
+        TOTAL: 3.0, "Number of Rollouts": 3.0, "Average Total Return in a": 3.0, "Average Total Return in b": 3.0,
+        "Bottom Quintile Total Return in a": 3.0, "Bottom Quintile Total Return in b": 1.0, "Average Success in a": 0.0,
+        "Average Success in b": 0.5, "Average Steps in a": 7.0,
+    }  # fmt: skip
+
+
+def test_nothing_ended_nothing_measured():
+    assert summarise({}, {}) == {}
+
+
+def test_the_mean_is_over_rollouts_not_over_environments():
+    assert summarise({"a": [0.0], "b": [3.0, 3.0, 3.0]}, {})[TOTAL] == 2.25
+
+
+def run(agent, **kwargs):
+    pool = make_pool([tiny.tmaze] * 3, env_mode="sync", seed=4)
+    try:
+        return evaluate(agent, pool, **({"timesteps": 3 * EPISODE} | kwargs))
+    finally:
+        pool.close()
+
+
+def test_evaluate_needs_no_experiment(tmp_path):
+    e = started(tmp_path)
+    agent = e.policy
+    agent.train()
+    metrics = run(agent)
+    assert metrics["Number of Rollouts"] == 9
+    assert -1.0 <= metrics[TOTAL] <= 1.0
+    assert agent.training, "its mode is put back"
+    assert run(agent, timesteps=100 * EPISODE, episodes=5)["Number of Rollouts"] == 6
+    assert run(agent, timesteps=EPISODE - 1) == {}
+
+
+def test_a_seed_repeats_an_evaluation(tmp_path):
+    agent = started(tmp_path, traj="transformer").policy
+    assert run(agent, seed=1) == run(agent, seed=1)
+    assert len({run(agent, seed=s, timesteps=10 * EPISODE)[TOTAL] for s in range(5)}) > 1
+
+
+def test_a_greedy_policy_ignores_the_seed(tmp_path):
+    agent = started(tmp_path).policy
+    assert run(agent, seed=1, sample=False) == run(agent, seed=2, sample=False)
+
+
+def test_progress(tmp_path, capsys):
+    run(started(tmp_path).policy, progress=True)
+    assert "evaluate" in capsys.readouterr().err
+
+
+def test_the_agent_of_the_environment_is_measured(tmp_path):
+    """An agent whose actions are known earns what the environment pays for them."""
+    agent = started(tmp_path).policy
+    agent.act = lambda state, obs, sample, gamma_idx=None: torch.zeros(len(state), 1, dtype=torch.int64)  # always right
+    metrics = run(agent)
+    assert metrics["Bottom Quintile Total Return in TMaze"] == pytest.approx(0.0, abs=1e-6)
+    assert np.isclose(metrics[TOTAL], 0.0), "walks to the junction without penalty, and never turns to the goal"

@@ -1,0 +1,400 @@
+"""NaN and infinity: refused where they enter, harmless where they were put in past that, and never made by training itself."""
+
+import re
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import tiny
+import torch
+
+from amago import config
+from amago.data.trajectory import StoredTraj
+from amago.envs import AMAGOEnv, EpsilonGreedy, make_pool
+from amago.envs.pool.faults import ActorError
+from amago.loading import Batch
+from amago.run.update import MAX_SKIPPED_IN_A_ROW, NonFiniteTraining
+from amago.spaces import NonFiniteError, action_spec, all_finite
+from amago.store import TrajectoryStore, TrajectoryWriter
+
+NAN, INF = float("nan"), float("inf")
+AutoresetMode = gym.vector.AutoresetMode
+EPISODE = 5
+
+
+class Poisoned(gym.Env):
+    """Five steps an episode; what ``poison`` says goes wrong, at one step of one episode.
+
+    Args:
+        poison: "observation", "nested/deep", "reward", or "" for nothing.
+        value: what comes instead of a number.
+        at: (episode, step); step 0 is the reset. Episode None: every one.
+        flag: a list that is filled when it happened, and then it does not happen again.
+    """
+
+    observation_space = gym.spaces.Dict(
+        observation=gym.spaces.Box(-INF, INF, (2, 2), np.float32),
+        nested=gym.spaces.Dict(deep=gym.spaces.Box(-INF, INF, (3,), np.float64), pixels=gym.spaces.Box(0, 255, (2,), np.uint8)),
+    )
+    action_space = gym.spaces.Box(-2.0, 2.0, (2,))
+
+    def __init__(self, poison="", value=NAN, at=(0, 2), flag=None):
+        self.poison, self.value, self.at, self.flag = poison, value, at, flag
+        self.episode, self.t = -1, 0
+
+    def _now(self, what):
+        if self.poison != what or self.at[0] not in (None, self.episode) or self.at[1] != self.t or self.flag:
+            return False
+        if self.flag is not None:
+            self.flag.append((self.episode, self.t))
+        return True
+
+    def _obs(self):
+        obs = {
+            "observation": np.full((2, 2), self.t, np.float32),
+            "nested": {"deep": np.full(3, self.t, np.float64), "pixels": np.full(2, self.t, np.uint8)},
+        }
+        if self._now("observation"):
+            obs["observation"][1, 0] = self.value
+        if self._now("nested/deep"):
+            obs["nested"]["deep"][2] = self.value
+        return obs
+
+    def reset(self, *, seed=None, options=None):
+        self.episode, self.t = self.episode + 1, 0
+        return self._obs(), {}
+
+    def step(self, action):
+        self.t += 1
+        return self._obs(), self.value if self._now("reward") else 1.0, self.t == EPISODE, False, {}
+
+
+def vector(mode, n, poisoned_row, **how):
+    makers = [lambda i=i: Poisoned(**how) if i == poisoned_row else Poisoned() for i in range(n)]
+    return AMAGOEnv(gym.vector.SyncVectorEnv(makers, autoreset_mode=mode), "many", batched_envs=n)
+
+
+def steps_until_refused(env, limit=20):
+    """The error of the first step that is refused."""
+    env.reset()
+    action = np.zeros((env.batched_envs, 2), np.float32)
+    for _ in range(limit):
+        env.step(action)
+    raise AssertionError("nothing was refused")
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+@pytest.mark.parametrize(
+    ("poison", "words"),
+    [
+        ("observation", r"one, step 2: observation 'observation' is {} at \[1, 0\]; observations must be finite in float32"),
+        ("nested/deep", r"one, step 2: observation 'nested/deep' is {} at \[2\]; observations must be finite in float32"),
+        ("reward", r"one, step 2: the reward is {}; rewards must be finite in float32"),
+    ],
+)
+def test_one_environment_is_refused_by_name_key_and_step(poison, words, value):
+    with pytest.raises(NonFiniteError, match=rf"^{words.format(re.escape(str(value)))}$"):
+        steps_until_refused(AMAGOEnv(Poisoned(poison, value), "one"))
+
+
+def test_the_observation_of_a_reset_is_step_0():
+    with pytest.raises(NonFiniteError, match=r"^one, step 0: observation 'observation' is nan"):
+        AMAGOEnv(Poisoned("observation", at=(0, 0)), "one").reset()
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
+@pytest.mark.parametrize(
+    ("poison", "words"), [("nested/deep", r"'nested/deep' is inf at \[2\]"), ("reward", "reward is 1e+39")]
+)
+def test_what_float32_cannot_hold_counts_as_infinite(poison, words):
+    with pytest.raises(NonFiniteError, match=words.replace("+", r"\+")):
+        steps_until_refused(AMAGOEnv(Poisoned(poison, 1e39), "one"))
+
+
+@pytest.mark.parametrize("poison", ["observation", "nested/deep", "reward"])
+@pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda m: m.name)
+@pytest.mark.parametrize("step", [2, EPISODE], ids=["inside", "last"])
+def test_rows_of_a_batch_are_refused_by_number(mode, poison, step):
+    env = vector(mode, 3, 1, poison=poison, at=(1, step))
+    what = "the reward is" if poison == "reward" else f"observation '{poison}' is"
+    with pytest.raises(NonFiniteError, match=rf"^many \(row 1\), step {step}: {what} nan"):
+        steps_until_refused(env)
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda m: m.name)
+def test_first_observations_of_later_rollouts_are_step_0_of_their_row(mode):
+    with pytest.raises(NonFiniteError, match=r"^many \(row 2\), step 0: observation 'observation' is nan"):
+        steps_until_refused(vector(mode, 3, 2, poison="observation", at=(1, 0)))
+
+
+def test_final_observations_of_rows_that_did_not_end_mean_nothing():
+    """Some vectorised environments leave NaN there."""
+
+    class Batch(gym.Env):
+        observation_space, action_space = gym.spaces.Box(-INF, INF, (1,)), gym.spaces.Discrete(2)
+        metadata: dict = {"autoreset_mode": "same_step"}
+        t = 0
+
+        def reset(self, *, seed=None, options=None):
+            return np.zeros((2, 1), np.float32), {}
+
+        def step(self, actions):
+            self.t += 1
+            ended = np.array([self.t % 3 == 0, False])
+            final = np.where(ended[:, None], np.float32(self.t if self.t < 6 else NAN), np.float32(NAN))
+            return np.zeros((2, 1), np.float32), np.ones(2), ended, ~ended & False, {"final_obs": final, "_final_obs": ended}
+
+    env = AMAGOEnv(Batch(), "batch", batched_envs=2)
+    env.reset()
+    for _ in range(5):
+        env.step(np.zeros((2, 1), np.int64))
+    with pytest.raises(NonFiniteError, match=r"batch \(row 0\), step 3: observation 'observation' is nan"):
+        env.step(np.zeros((2, 1), np.int64))
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+@pytest.mark.parametrize("wrap", [lambda e: e, EpsilonGreedy], ids=["bare", "exploring"])
+def test_actions_are_refused_before_the_environment_or_noise_sees_them(wrap, value):
+    env = wrap(AMAGOEnv(Poisoned(), "one"))
+    env.reset()
+    env.step(np.zeros((1, 2), np.float32))
+    with pytest.raises(
+        NonFiniteError, match=r"^one, step 2: action\[1\] is .*, but the stored form holds numbers in \[-1, 1\]"
+    ):
+        env.step(np.array([[0.0, value]], np.float32))
+    assert env.unwrapped.t == 1
+
+
+@pytest.mark.parametrize("n", [1, 64, 65, 10_000])
+def test_all_finite_whatever_the_size(n):
+    rng = np.random.default_rng(n)
+    for dtype in (np.float16, np.float32, np.float64):
+        a = (rng.standard_normal(n) * (float(np.finfo(dtype).max) / 50)).astype(dtype)  # whose sum may overflow
+        assert all_finite(a)
+        assert all_finite(a.reshape(1, n)[:, ::-1])
+        for value in (NAN, INF, -INF):
+            b = a.copy()
+            b[n // 2] = value
+            assert not all_finite(b)
+    assert all_finite(np.array([INF, -INF], np.float32)) is False
+
+
+def test_many_actions_are_checked_alike():
+    spec = action_spec(gym.spaces.Box(-1.0, 1.0, (100,)))
+    good = np.linspace(-1, 1, 200, dtype=np.float32).reshape(2, 100)
+    spec.check(good)
+    for value in (NAN, INF, 1.001, -2.0):
+        bad = good.copy()
+        bad[1, 7] = value
+        with pytest.raises(ValueError, match=r"action\[1, 7\] is"):
+            spec.check(bad)
+
+
+# ---- in a pool: a fault like any other ------------------------------------------------------------------------------------
+
+
+def faulty_pool(mode, root, flag=None, at=(1, 3), **options):
+    recorder = {"save_trajs_to": str(root / "fifo"), "save_trajs_as": "segments"}
+    common = {"recorder": recorder, "seed": 1, "parallel_actors": 3} | options
+    if mode in ("sync", "async"):
+        makers = [lambda i=i: AMAGOEnv(Poisoned("reward" if i == 1 else "", at=at, flag=flag), "one") for i in range(3)]
+        return make_pool(makers, mode, **common)
+    return make_pool([lambda: vector(AutoresetMode.SAME_STEP, 3, 1, poison="reward", at=at, flag=flag)], mode, **common)
+
+
+@pytest.mark.parametrize("mode", ["sync", "already_vectorized"])
+def test_the_rollout_is_dropped_the_environment_replaced_and_it_is_counted(mode, tmp_path, caplog):
+    flag = []
+    pool = faulty_pool(mode, tmp_path, flag)
+    pool.reset()
+    for _ in range(4 * EPISODE):
+        pool.step(np.zeros((3, 2), np.float32))
+        assert all_finite(pool.rl2s)
+    stats = pool.drain()
+    pool.close()
+    assert flag == [(1, 3)]
+    rows = 3 if mode == "already_vectorized" else 1
+    assert (stats.restarts, stats.dropped) == (1, rows)
+    assert "step 3: the reward is nan" in caplog.text
+    # the step that was refused opens a new rollout: it and the steps before it are in no trajectory
+    ended = {0: 4, 1: 3, 2: 4} if rows == 1 else {0: 3, 1: 3, 2: 3}
+    assert {a: sum(e.actor == a for e in stats.episodes) for a in range(3)} == ended
+    assert all((e.length, e.ret, e.terminated) == (EPISODE, EPISODE, True) for e in stats.episodes)
+    store = TrajectoryStore(tmp_path)
+    store.refresh()
+    trajs = [store.read(i) for i in range(len(store))]
+    store.close()
+    assert len(trajs) == sum(ended.values())
+    for t in trajs:
+        assert len(t) == EPISODE
+        assert all_finite(t.rews)
+        assert all(all_finite(v) for v in t.obs.values())
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "already_vectorized"])
+def test_an_environment_that_never_stops_doing_it_ends_the_run(mode, tmp_path):
+    extra = {"workers": 1} if mode == "async" else {}
+    pool = faulty_pool(mode, tmp_path, at=(None, 1), max_env_restarts=2, **extra)
+    try:
+        pool.reset()
+        with pytest.raises(ActorError, match=r"(?s)max_env_restarts is 2.*step 1: the reward is nan"):
+            for _ in range(10):
+                pool.step(np.zeros((3, 2), np.float32))
+    finally:
+        pool.close()
+
+
+def test_a_policy_of_nan_ends_the_run(tmp_path):
+    e = tiny.started(tmp_path, tiny.pendulum, max_env_restarts=3)
+    for p in e.policy.actor.parameters():
+        p.data.fill_(NAN)
+    with pytest.raises(ActorError, match=r"(?s)max_env_restarts is 3.*NonFiniteError: Pendulum, step 1: action is nan"):
+        e.learn()
+    e.close()
+
+
+# ---- past all that: a poisoned batch ---------------------------------------------------------------------------------------
+
+
+def poisoned(batch, place, value):
+    """A copy of a batch with one number replaced in its second sequence."""
+    fields = vars(batch) | {"obs": {k: v.clone() for k, v in batch.obs.items()}}
+    fields |= {k: fields[k].clone() for k in ("rl2s", "rews", "actions")}
+    target = fields["obs"]["observation"] if place == "obs" else fields[place]
+    target[1, 2, 0] = value
+    return Batch(**fields)
+
+
+@pytest.fixture(scope="module")
+def buffer(tmp_path_factory):
+    """Rollouts of Pendulum on disk."""
+    root = tmp_path_factory.mktemp("buffer")
+    config.clear()
+    tiny.learned(root, tiny.pendulum, start_learning_at_epoch=9, train_timesteps_per_epoch=20).close()
+    config.clear()
+    return root
+
+
+def trainer(root, traj="ff", make_env=tiny.pendulum, **fields):
+    e = tiny.started(root, make_env, traj, start_collecting_at_epoch=INF, **fields)
+    e.policy.train()
+    return e
+
+
+@pytest.mark.parametrize("value", [NAN, INF])
+@pytest.mark.parametrize("place", ["obs", "rl2s", "rews", "actions"])
+@pytest.mark.parametrize("traj", ["ff", "gru", "transformer"])
+def test_an_update_on_a_poisoned_batch_is_skipped_bit_for_bit(buffer, traj, place, value):
+    e = trainer(buffer, traj)
+    good = e.train_dloader.draw(0)
+    e.train_step(good, log_step=False)
+    trained = [p.detach().clone() for p in e.policy.trainable_params]
+    targets = [p.detach().clone() for m in (e.policy.target_critics, e.policy.target_actor) for p in m.parameters()]
+    moments = [{k: v.clone() for k, v in s.items()} for s in e.optimizer.state.values()]
+    if place == "actions" and value == INF:
+        metrics = e.train_step(poisoned(good, place, value), log_step=True)  # clamped to the end of its range: a valid action
+        assert metrics["Skipped Updates"] == 0
+        return
+    metrics = e.train_step(poisoned(good, place, value), log_step=True)
+    if metrics["Skipped Updates"] == 0:  # an infinite input may be clamped by the normalisation: then nothing may be spoilt
+        assert value == INF
+        assert place in ("obs", "rl2s")
+    else:
+        assert metrics["Skipped Updates"] == 1.0
+        assert e.updater.grad_steps == 1
+        assert all(p.equal(q) for p, q in zip(e.policy.trainable_params, trained, strict=True))
+        now = [p for m in (e.policy.target_critics, e.policy.target_actor) for p in m.parameters()]
+        assert all(p.equal(q) for p, q in zip(now, targets, strict=True))
+        for state, before in zip(e.optimizer.state.values(), moments, strict=True):
+            assert all(state[k].equal(before[k]) for k in before)
+    assert all(v.isfinite().all() for v in tiny.weights(e).values() if v.is_floating_point())
+    e.train_step(good, log_step=False)
+    assert e.updater.grad_steps == 2 + (metrics["Skipped Updates"] == 0)
+    e.close()
+
+
+def test_a_store_written_by_hand_stops_the_run_after_so_many_updates(tmp_path):
+    """Nobody has looked at these files but the training."""
+    spaces = (gym.spaces.Box(-1.0, 1.0, (1,)), gym.spaces.Dict(observation=gym.spaces.Box(-INF, INF, (3,))))
+    with TrajectoryWriter(
+        tmp_path / "run" / "buffer" / "fifo", writer="hand", action_space=spaces[0], obs_space=spaces[1]
+    ) as w:
+        for _ in range(4):
+            rews = np.full((6, 1), NAN, np.float32)
+            w.write(StoredTraj({"observation": np.zeros((7, 3), np.float32)}, np.zeros((6, 1), np.float32), rews, rews > 0))
+    e = trainer(tmp_path, train_batches_per_epoch=2 * MAX_SKIPPED_IN_A_ROW, ckpt_interval=1)
+    before = [p.detach().clone() for p in e.policy.trainable_params]
+    with pytest.raises(NonFiniteTraining, match=r"20 steps in a row; parameters are as they were before"):
+        e.learn()
+    assert all(p.equal(q) for p, q in zip(e.policy.trainable_params, before, strict=True))
+    assert (e.updater.skipped, e.updater.grad_steps) == (MAX_SKIPPED_IN_A_ROW, 0)
+    e.close()
+
+
+# ---- and training makes none of its own -------------------------------------------------------------------------------------
+
+UPDATES = 1000
+
+
+def made_up(kind, length=5, sequences=4):
+    """Batches of what a case is about; actions are discrete or continuous."""
+    rng = torch.Generator().manual_seed(0)
+    width = 2
+
+    def random(*shape):
+        return torch.rand(*shape, generator=rng)
+
+    for _ in range(UPDATES):
+        obs = torch.full((sequences, length + 1, 3), 7.5) if kind == "constant" else 2 * random(sequences, length + 1, 3) - 1
+        if kind == "bf16":
+            actions = torch.nn.functional.one_hot((random(sequences, length) * width).long(), width).float()
+        else:
+            actions = 2 * random(sequences, length, width) - 1
+        rews = torch.zeros(sequences, length, 1) if kind == "constant" else (random(sequences, length, 1) - 0.5).sign() * 1e8
+        rl2s = torch.zeros(sequences, length + 1, 1 + width)
+        rl2s[:, 1:] = torch.cat((rews, actions), dim=-1)
+        yield Batch(
+            obs={"observation": obs},
+            rl2s=rl2s,
+            rews=rews,
+            dones=random(sequences, length, 1) < 0.1,
+            actions=actions,
+            time_idxs=torch.arange(length + 1)[None, :, None].expand(sequences, -1, -1),
+            mask=torch.ones(sequences, length + 1, 1, dtype=torch.bool),
+        )
+
+
+class Shape(gym.Env):
+    """Only its spaces are used."""
+
+    def __init__(self, action_space):
+        self.action_space, self.observation_space = action_space, gym.spaces.Box(-INF, INF, (3,))
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(3, np.float32), 0.0, True, False, {}
+
+
+@pytest.mark.parametrize("kind", ["huge", "constant", "bf16"])
+def test_a_thousand_updates_stay_finite(tmp_path, kind):
+    """Rewards of +-1e8; constant observations and no reward; the first with bf16 autocast and discrete actions."""
+    space = gym.spaces.Discrete(2) if kind == "bf16" else gym.spaces.Box(-1.0, 1.0, (2,))
+    e = trainer(
+        tmp_path, "transformer" if kind == "bf16" else "ff", lambda: AMAGOEnv(Shape(space), "shape"), lr_warmup_steps=50,
+        learning_rate=1e-3,
+        mixed_precision="bf16" if kind == "bf16" else "no", log_interval=1,
+    )  # fmt: skip
+    seen = 0
+    for n, batch in enumerate(made_up(kind)):
+        metrics = e.train_step(batch, log_step=n % 20 == 0)
+        seen += len(metrics)
+        bad = {k: v for k, v in metrics.items() if not torch.as_tensor(v).isfinite()}
+        assert not bad, f"update {n}"
+    assert seen > 5 * UPDATES
+    assert (e.updater.grad_steps, e.updater.skipped) == (UPDATES, 0)
+    assert all(v.isfinite().all() for v in tiny.weights(e).values() if v.is_floating_point())
+    for state in e.optimizer.state.values():
+        assert all(v.isfinite().all() for v in state.values())
+    e.close()

@@ -1,0 +1,262 @@
+"""From losses to a step of the optimizer: warm-up, clipping, refusal of what is not finite, accumulation."""
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from amago.loading import Batch, collate
+from amago.run.update import MAX_SKIPPED_IN_A_ROW, NonFiniteTraining, Updater, adamw, lr_factor, lr_schedule
+
+
+class Line(nn.Module):
+    """Two weights that are trained, one that is not, and a target."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+        self.frozen = nn.Parameter(torch.zeros(1))
+        self.synced_at = []
+
+    @property
+    def trainable_params(self):
+        return [self.a, self.b]
+
+    def soft_sync_targets(self):
+        self.synced_at.append(float(self.a.detach()))
+
+
+def make_updater(grad_clip=1.0, steps=4, lr=0.1):
+    line = Line()
+    optimizer = adamw(line.trainable_params, lr, 0.0)
+    return line, Updater(Accelerator(cpu=True), line, optimizer, lr_schedule(optimizer, steps, 1_000, 0.0), grad_clip)
+
+
+def set_grads(line, a, b, frozen=None):
+    line.a.grad, line.b.grad = torch.tensor([float(a)]), torch.tensor([float(b)])
+    line.frozen.grad = None if frozen is None else torch.tensor([float(frozen)])
+
+
+def test_learning_rate_rises_linearly_and_stays():
+    line, updater = make_updater(steps=4, lr=0.1)
+    seen = []
+    for _ in range(6):
+        seen.append(updater.optimizer.param_groups[0]["lr"])
+        set_grads(line, 1, 1)
+        updater.step(False)
+    assert seen == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1, 0.1])
+
+
+@pytest.mark.parametrize(
+    ("warmup", "total", "cooldown", "wanted"),
+    [
+        (2, 8, 0.5, [0.5, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0.25, 0.25]),
+        (0, 4, 1.0, [1, 0.75, 0.5, 0.25, 0.25]),
+        (4, 4, 0.5, [0.25, 0.5, 0.75, 0.5, 0.5]),
+        (0, 4, 0.2, [1, 1, 1, 1, 1]),
+        (0, 0, 0.5, [1, 1]),
+    ],
+)
+def test_learning_rate_falls_at_the_end(warmup, total, cooldown, wanted):
+    assert [lr_factor(step, warmup, total, cooldown) for step in range(len(wanted))] == pytest.approx(wanted)
+
+
+def test_no_warmup_starts_at_the_full_rate():
+    _, updater = make_updater(steps=0, lr=0.3)
+    assert updater.optimizer.param_groups[0]["lr"] == pytest.approx(0.3)
+
+
+def watch_grads(line, updater):
+    seen = []
+    updater.optimizer.register_step_pre_hook(lambda *_: seen.append((float(line.a.grad), float(line.b.grad))))
+    return seen
+
+
+def test_clipping_sees_trained_parameters_only():
+    line, updater = make_updater(grad_clip=1.0)
+    seen = watch_grads(line, updater)
+    set_grads(line, 3, 4, frozen=1e9)
+    metrics = updater.step(False)
+    assert float(metrics["Gradient Norm"]) == pytest.approx(5.0)  # before clipping, and without the frozen weight
+    assert seen == [pytest.approx((0.6, 0.8), rel=1e-5)]
+
+
+def test_small_gradients_are_left_alone():
+    line, updater = make_updater(grad_clip=10.0)
+    seen = watch_grads(line, updater)
+    set_grads(line, 3, 4)
+    updater.step(False)
+    assert seen == [pytest.approx((3.0, 4.0))]
+
+
+def test_targets_follow_after_the_step():
+    line, updater = make_updater()
+    set_grads(line, 1, 1)
+    updater.step(False)
+    assert line.synced_at == [float(line.a.detach())]
+    assert line.synced_at[0] < 0
+
+
+def test_gradients_are_gone_after_a_step():
+    line, updater = make_updater()
+    set_grads(line, 1, 1)
+    updater.step(False)
+    assert line.a.grad is None
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_step_that_is_not_finite_is_skipped_and_counted(bad):
+    line, updater = make_updater()
+    set_grads(line, 1, 1)
+    updater.step(False)
+    before, rate = float(line.a.detach()), updater.optimizer.param_groups[0]["lr"]
+    set_grads(line, bad, 1)
+    metrics = updater.step(False)
+    assert float(line.a.detach()) == before
+    assert updater.optimizer.param_groups[0]["lr"] == rate
+    assert (metrics["Skipped Updates"], updater.grad_steps, len(line.synced_at)) == (1.0, 1, 1)
+    set_grads(line, 1, 1)
+    updater.step(False)
+    assert float(line.a.detach()) != before
+    assert (updater.skipped, updater.grad_steps) == (1, 2)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_is_enough(bad):
+    """A squared error can overflow where its gradient does not."""
+    line, updater = make_updater()
+    set_grads(line, 1, 1)
+    assert updater.step(False, torch.tensor(bad))["Skipped Updates"] == 1.0
+    assert float(line.a.detach()) == 0.0
+    set_grads(line, 1, 1)
+    assert updater.step(False, torch.tensor(3.0, requires_grad=True))["Skipped Updates"] == 1.0
+    assert (updater.skipped, updater.grad_steps) == (1, 1)
+
+
+def test_twenty_in_a_row_stop_the_run_but_a_good_step_between_does_not():
+    line, updater = make_updater()
+    for _ in range(MAX_SKIPPED_IN_A_ROW - 1):
+        set_grads(line, float("nan"), 1)
+        updater.step(False)
+    set_grads(line, 1, 1)
+    updater.step(False)
+    before = float(line.a.detach())
+    for _ in range(19):
+        set_grads(line, float("nan"), 1)
+        updater.step(False)
+    set_grads(line, float("nan"), 1)
+    with pytest.raises(NonFiniteTraining, match=r"20 steps in a row.*observations and rewards"):
+        updater.step(False)
+    assert float(line.a.detach()) == before
+
+
+def test_counters_survive():
+    line, updater = make_updater()
+    for grad in (1, float("nan"), 1, float("nan")):
+        set_grads(line, grad, 1)
+        updater.step(False)
+    _, other = make_updater()
+    other.load_state_dict(updater.state_dict())
+    assert (other.grad_steps, other.skipped) == (2, 2)
+    assert other.state_dict() == updater.state_dict()
+
+
+# ---- in an experiment ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def filled(tmp_path):
+    """Builds experiments that share one small buffer and never collect more."""
+    first = tiny.learned(tmp_path, start_learning_at_epoch=9, name="run")
+    first.close()
+
+    def make(**fields):
+        e = tiny.started(tmp_path, start_collecting_at_epoch=float("inf"), name="run", **fields)
+        opened.append(e)
+        return e
+
+    opened = []
+    yield make
+    for e in opened:
+        e.close()
+
+
+def with_rewards(batch: Batch, value: float) -> Batch:
+    return Batch(**(vars(batch) | {"rews": torch.full_like(batch.rews, value)}))
+
+
+def test_a_batch_of_nan_rewards_changes_nothing(filled):
+    e = filled()
+    e.policy.train()
+    batch = with_rewards(e.train_dloader.draw(0), float("nan"))
+    trained = [p.detach().clone() for p in e.policy.trainable_params]
+    metrics = e.train_step(batch, log_step=False)
+    assert all(p.equal(q) for p, q in zip(e.policy.trainable_params, trained, strict=True))
+    assert metrics["Skipped Updates"] == 1.0
+    assert e.updater.grad_steps == 0
+    good = e.train_step(e.train_dloader.draw(0), log_step=False)  # statistics have not swallowed the NaN either
+    assert good["Critic Loss"].isfinite()
+    assert e.updater.grad_steps == 1
+
+
+def test_a_nan_observation_leaves_no_trace(filled):
+    e = filled()
+    e.policy.train()
+    good = e.train_dloader.draw(0)
+    bad = Batch(**(vars(good) | {"obs": {k: v.clone() for k, v in good.obs.items()}}))
+    bad.obs["observation"][0, 2, 0] = float("nan")
+    assert e.train_step(bad, log_step=False)["Skipped Updates"] == 1.0
+    assert all(v.isfinite().all() for v in tiny.weights(e).values()), "running statistics are in there"
+    assert e.train_step(good, log_step=False)["Critic Loss"].isfinite()
+
+
+def test_a_run_of_nan_rewards_stops(filled):
+    e = filled()
+    batch = with_rewards(e.train_dloader.draw(0), float("nan"))
+    with pytest.raises(NonFiniteTraining):
+        for _ in range(20):
+            e.train_step(batch, log_step=False)
+
+
+def gradients(e, parts):
+    """Those with which the optimizer would step after training on each of ``parts``."""
+    e.policy.eval()  # statistics stay as they are
+    seen = []
+    e.updater.step = lambda log_step, loss: seen.append([p.grad.clone() for p in e.policy.trainable_params]) or {}
+    for part in parts:
+        torch.manual_seed(3)  # the same two critics are drawn for the targets
+        e.train_step(collate(part), log_step=False)
+    assert len(seen) == 1
+    return seen[0]
+
+
+def test_two_halves_make_the_gradient_of_the_whole(filled):
+    e = filled(batches_per_update=1)
+    samples = [e.dataset.sample_random_trajectory(np.random.default_rng(i)) for i in range(4)]
+    assert {len(s) for s in samples} == {tiny.EPISODE}
+    whole = gradients(e, [samples])
+    halves = gradients(filled(batches_per_update=2), [samples[:2], samples[2:]])
+    assert any(g.abs().max() > 1e-3 for g in whole)
+    for a, b in zip(whole, halves, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_an_update_takes_several_batches(filled):
+    e = filled(batches_per_update=3, train_batches_per_epoch=7)
+    e.learn()
+    assert e.updater.grad_steps == 2
+
+
+def test_compute_loss_has_the_documented_keys(filled):
+    e = filled()
+    loss = e.compute_loss(e.train_dloader.draw(0), log_step=False)
+    assert set(loss) >= {
+        "Actor Loss", "Critic Loss", "Sequence Length", "Batch Size (in Timesteps)", "Unmasked Batch Size (in Timesteps)",
+    }  # fmt: skip
+    assert loss["Actor Loss"].ndim == loss["Critic Loss"].ndim == 0
+    assert loss["Sequence Length"] == tiny.EPISODE + 1
+    assert loss["Batch Size (in Timesteps)"] == 4 * tiny.EPISODE
+    assert float(loss["Unmasked Batch Size (in Timesteps)"]) == 4 * tiny.EPISODE
+    assert len(e.compute_loss(e.train_dloader.draw(0), log_step=True)) > len(loss)

@@ -1,0 +1,436 @@
+"""What a mask forbids has a probability of exactly 0: in policies, exploration, data, evaluation, and after loading."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import tiny
+import torch
+from composite_envs import SPACES, Rules, illegal_choices
+from gymnasium.utils.env_checker import check_env
+
+import amago
+from amago import config
+from amago.agent import Agent, MultiTaskAgent
+from amago.data.batch import Batch
+from amago.envs import AMAGOEnv
+from amago.envs.builtin.nim import Nim
+from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper, made_legal
+from amago.nets.actor_critic import Actor, BaseActorHead, ResidualActor
+from amago.nets.policy_dists import GMM, Beta, Discrete, Multibinary, TanhGaussian
+from amago.nets.product import distribution_of
+from amago.spaces import ActionMask, action_spec, check_mask
+
+G = gym.spaces
+RULES = {"discrete": G.Discrete(5, start=2), "multibinary": G.MultiBinary(4)} | SPACES
+ALWAYS = {"EpsilonGreedy.randomize_eps": False, "EpsilonGreedy.eps_start": 1.0, "EpsilonGreedy.eps_end": 1.0}
+AGENTS = pytest.mark.parametrize("agent_type", [Agent, MultiTaskAgent])
+
+
+# ---- distributions -------------------------------------------------------------------------------------------------------------
+
+
+def test_an_illegal_choice_has_no_probability_at_all() -> None:
+    kind, vec = Discrete(4), torch.randn(5000, 4, requires_grad=True)
+    legal = torch.tensor([True, False, True, False]).expand(5000, 4)
+    pi = kind(kind.masked(vec, legal))
+    assert (pi.probs[:, [1, 3]] == 0).all()
+    assert (pi.probs[:, [0, 2]] > 0).all()
+    torch.testing.assert_close(pi.probs.sum(-1), torch.ones(5000))
+    assert set(pi.sample().tolist()) == set(pi.mode.tolist()) == {0, 2}
+    for drawn in (pi.sample_vector(), pi.sample_vector(grad=True)):
+        assert (drawn[:, [1, 3]] == 0).all()
+        assert set(drawn.argmax(-1).tolist()) == {0, 2}
+    (pi.entropy().sum() + pi.log_prob(torch.ones(5000)).sum() + pi.sample_vector(grad=True).square().sum()).backward()
+    assert vec.grad.isfinite().all()
+    assert (vec.grad[:, [1, 3]] == 0).all()
+    assert vec.grad[:, [0, 2]].abs().sum() > 0
+
+
+def test_where_only_one_choice_is_left_it_is_certain() -> None:
+    kind = Discrete(3)
+    pi = kind(kind.masked(torch.tensor([[-50.0, 50.0, 50.0]]), torch.tensor([[True, False, False]])))
+    assert pi.probs.tolist() == [[1.0, 0.0, 0.0]]
+    assert pi.log_prob(torch.tensor([0])).item() == 0.0
+    assert torch.isfinite(pi.log_prob(torch.tensor([1]))).all()  # an action of the data that nobody should have taken
+
+
+def test_where_nothing_is_legal_everything_counts_as_legal() -> None:
+    kind, vec = Discrete(3), torch.randn(2, 3)
+    pi = kind(kind.masked(vec, torch.tensor([[False, False, False], [True, True, True]])))
+    torch.testing.assert_close(pi.probs, kind(vec).probs, atol=0, rtol=0)
+
+
+def test_bits_that_may_not_be_one() -> None:
+    kind, vec = Multibinary(3), torch.full((1000, 3), 3.0, requires_grad=True)
+    pi = kind(kind.masked(vec, torch.tensor([True, False, True])))
+    assert (pi.probs[:, 1] == 0).all()
+    assert not pi.sample()[:, 1].any()
+    assert not pi.rsample()[:, 1].any()
+    assert not pi.sample_action(True)[:, 1].any()
+    assert pi.mode[0].tolist() == [1, 0, 1]
+    (pi.log_prob(torch.ones(1000, 3)).sum() + pi.entropy().sum()).backward()
+    assert vec.grad.isfinite().all()
+    assert (vec.grad[:, 1] == 0).all()
+
+
+@pytest.mark.parametrize("kind", [TanhGaussian, Beta, GMM])
+def test_continuous_actions_have_nothing_to_mask(kind: type[Any]) -> None:
+    with pytest.raises(ValueError, match=f"{kind.__name__} cannot be masked"):
+        kind(2).masked(torch.zeros(1, 4), torch.ones(1, 2, dtype=torch.bool))
+
+
+def test_a_product_masks_its_parts() -> None:
+    spec = action_spec(SPACES["nested"])
+    kind = distribution_of(spec.kind, spec.dim, TanhGaussian)
+    torch.manual_seed(0)
+    legal = torch.rand(500, spec.dim) < 0.5
+    legal[:, [p.vector.start for p in spec.parts if p.kind == "discrete"]] = True
+    vec = torch.randn(500, kind.input_dimension)
+    pi = kind(kind.masked(vec, legal))
+    forbidden = ~legal
+    forbidden[:, spec.parts[0].vector] = False  # the box
+    for vector in (
+        pi.sample(),
+        pi.mode,
+        pi.sample_vector(True),
+        torch.from_numpy(spec.to_vector(pi.sample_action(True).numpy())),
+    ):
+        assert (vector[forbidden] == 0).all()
+    torch.testing.assert_close(pi.factors[0].loc, kind(vec).factors[0].loc, atol=0, rtol=0)
+
+
+# ---- agents --------------------------------------------------------------------------------------------------------------------
+
+
+def build(space: gym.Space[Any], agent_type: type[Any], **options: Any) -> Any:
+    config.bind(tiny.SMALL | {"NCriticsTwoHot.d_hidden": 16, "NCriticsTwoHot.output_bins": 8, "ResidualActor.feature_dim": 16})
+    config.bind({"ActionMask.key": "mask", "ResidualActor.residual_ff_dim": 16})
+    env = AMAGOEnv(Rules(space))
+    torch.manual_seed(0)
+    return agent_type(
+        env.observation_space, env.rl2_space, env.action_space, 6, tiny.FFTstepEncoder, tiny.FFTrajEncoder, **options
+    )
+
+
+def batch_of(space: gym.Space[Any], legal_data: bool = True) -> Batch:
+    """Two sequences that were played at random, the second one shorter, and its padding zero."""
+    env, spec = AMAGOEnv(Rules(space)), action_spec(space)
+    rng, obs, actions = np.random.default_rng(0), [], []
+    space.seed(0)
+    for _ in range(2):
+        ts, _ = env.reset(seed=0)
+        for _ in range(7):
+            obs.append({k: v[0] for k, v in ts.obs.items()})
+            action = spec.from_env(space.sample())[None]
+            action = made_legal(spec, action, ts.obs["mask"], rng) if legal_data else action
+            actions.append(spec.to_vector(action[0]))
+            ts, *_ = env.step(action)
+    mask = torch.ones(2, 7, 1, dtype=torch.bool)
+    mask[1, 4:] = False
+    stacked = {k: torch.from_numpy(np.stack([o[k] for o in obs])).unflatten(0, (2, 7)) for k in obs[0]}
+    for value in stacked.values():
+        value[1, 4:] = 0
+    return Batch(
+        obs=stacked, rl2s=torch.zeros(2, 7, 1 + spec.dim), rews=torch.rand(2, 6, 1), dones=torch.zeros(2, 6, 1).bool(),
+        actions=torch.from_numpy(np.stack(actions)).unflatten(0, (2, 7))[:, :6], time_idxs=torch.arange(7).expand(2, 7)[..., None],
+        mask=mask,
+    )  # fmt: skip
+
+
+@AGENTS
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("legal_data", [True, False], ids=["legal", "illegal"])
+def test_losses_and_gradients_stay_finite(name: str, agent_type: type[Any], legal_data: bool) -> None:
+    """With padding, where nothing is legal, and with data that holds actions which are not."""
+    agent = build(RULES[name], agent_type, online_coeff=1.0, offline_coeff=1.0)
+    loss = agent(batch_of(RULES[name], legal_data), log_step=True)
+    assert loss.actor_loss.isfinite().all()
+    (loss.actor_loss.mean() + loss.critic_loss.mean()).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in agent.trainable_params)
+    values = agent.get_values(batch_of(RULES[name], legal_data))
+    assert all(v.isfinite().all() for v in values)
+
+
+@AGENTS
+def test_critics_never_weigh_what_is_illegal(agent_type: type[Any]) -> None:
+    agent, batch, seen = build(RULES["discrete"], agent_type), batch_of(RULES["discrete"]), []
+    evaluate = agent._evaluate
+    agent._evaluate = lambda state, stored, chosen: seen.append((stored, chosen)) or evaluate(state, stored, chosen)
+    agent(batch)
+    ((stored, chosen),) = seen
+    real = batch.transition_mask[:, :, :, None]
+    forbidden = (batch.obs["mask"][:, :-1, None, :, 0] == 0) & real  # (B, L, 1, A)
+    assert forbidden.any()
+    assert (stored[forbidden.expand_as(stored)] == 0).all()
+    assert (chosen[forbidden.expand_as(chosen)] == 0).all()
+    torch.testing.assert_close(stored.sum(-1), torch.ones_like(stored[..., 0]))
+    taken = batch.actions[:, :, None].expand_as(stored) == 1
+    assert (stored[taken & real] > 0.9).all()
+
+
+class Plain(BaseActorHead):
+    """An actor that knows of no mask, and wants the clue."""
+
+    def __init__(self, state_dim: int, action_kind: str, action_dim: int, gammas: torch.Tensor) -> None:
+        super().__init__(state_dim, action_kind, action_dim, gammas)
+        self.out = torch.nn.Linear(state_dim + 2, self.d_output)
+
+    def actor_network_forward(self, state: torch.Tensor, straight_from_obs: Any = None, log_dict: Any = None) -> torch.Tensor:
+        assert list(straight_from_obs) == ["clue"]
+        return self.out(torch.cat((state, straight_from_obs["clue"]), dim=-1)).unflatten(-1, (self.num_gammas, -1))
+
+
+@pytest.mark.parametrize("actor_type", [Actor, ResidualActor, Plain])
+def test_every_actor_obeys(actor_type: type[Any]) -> None:
+    keys = ("clue",) if actor_type is Plain else ()
+    agent = build(RULES["discrete"], Agent, actor_type=actor_type, pass_obs_keys_to_actor=keys)
+    assert agent.pass_obs_keys_to_actor == (*keys, "mask")
+    agent(batch_of(RULES["discrete"]))
+    obs = {k: v[:, 0].repeat(500, *[1] * (v.ndim - 2)) for k, v in batch_of(RULES["discrete"]).obs.items()}
+    for sample, g in itertools.product((True, False), range(2)):
+        memory = agent.init_hidden_state(1000, "cpu")
+        rl2s, time = torch.zeros(1000, 6), torch.zeros(1000, 1, dtype=torch.int64)
+        actions, _ = agent.get_actions(obs, rl2s, time, memory, sample, gamma_idx=g)
+        assert (obs["mask"][..., 0].gather(1, actions) == 1).all()
+
+
+def test_masks_that_cannot_be() -> None:
+    obs = G.Dict(mask=G.MultiBinary(5), clue=G.Box(0, 1, (2,)))
+    check_mask("mask", obs, action_spec(G.Discrete(5)))
+    with pytest.raises(ValueError, match=r"ActionMask.key='maks' is none of the observations \['clue', 'mask'\]"):
+        check_mask("maks", obs, action_spec(G.Discrete(5)))
+    with pytest.raises(ValueError, match=r"has shape \(5,\), but must have 4 numbers for actions MultiDiscrete"):
+        check_mask("mask", obs, action_spec(G.MultiDiscrete([2, 2])))
+    with pytest.raises(ValueError, match=r"no part of Box.* can be masked"):
+        check_mask("mask", obs, action_spec(G.Box(-1, 1, (5,))))
+    config.bind({"ActionMask.key": "nowhere"})
+    assert ActionMask() == "nowhere"
+    for wrap in (EpsilonGreedy, lambda env: BilevelEpsilonGreedy(env, 10)):
+        with pytest.raises(ValueError, match=r"ActionMask.key=.nowhere. is none of"):
+            wrap(AMAGOEnv(Nim()))
+    with pytest.raises(ValueError, match=r"ActionMask.key='nowhere', but straight_from_obs has \[\]"):
+        Actor(3, "discrete", 2, torch.tensor([0.9]))(torch.zeros(1, 3))
+    with pytest.raises(ValueError, match="ActionMask has no parameter 'keys'"):
+        config.bind({"ActionMask.keys": "mask"})
+
+
+# ---- exploration ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_exploration_takes_no_illegal_action(name: str, rows: int) -> None:
+    config.bind(ALWAYS | {"ActionMask.key": "mask"})
+    inner = [Rules(RULES[name]) for _ in range(rows)]
+    if rows == 1:
+        env = EpsilonGreedy(AMAGOEnv(inner[0]))
+    else:
+        env = EpsilonGreedy(AMAGOEnv(gym.vector.SyncVectorEnv([lambda e=e: e for e in inner]), "rules", rows))
+    env.seed(0)
+    env.reset(seed=0)
+    for _ in range(300):
+        *_, terminated, _, _ = env.step(env.action_spec.zeros(rows))
+        if rows == 1 and terminated.item():
+            env.reset()
+    assert sum(e.illegal for e in inner) == 0
+    assert sum(e.steps for e in inner) > 250 * rows
+    if name == "discrete":
+        config.bind({"ActionMask.key": None})
+        env = EpsilonGreedy(AMAGOEnv(Rules(RULES[name])))
+        env.reset(seed=0)
+        for _ in range(10):
+            env.step(env.action_spec.zeros(1))
+        assert env.amago_env.env.illegal > 0  # that is what the mask is for
+
+
+def test_a_uniform_choice_becomes_a_uniform_legal_one() -> None:
+    spec, rng = action_spec(G.Discrete(5)), np.random.default_rng(0)
+    mask = np.tile(np.array([0, 1, 1, 0, 1], np.float32), (6000, 1))
+    drawn = made_legal(spec, rng.integers(5, size=(6000, 1)), mask, rng)
+    np.testing.assert_allclose(np.bincount(drawn[:, 0], minlength=5) / 6000, [0, 1 / 3, 1 / 3, 0, 1 / 3], atol=0.03)
+    nothing = np.zeros((4, 5))
+    np.testing.assert_array_equal(made_legal(spec, np.array([[0], [1], [2], [3]]), nothing, rng), [[0], [1], [2], [3]])
+
+
+class Stubborn(ExplorationWrapper):
+    """Exploration that knows of no mask."""
+
+    def add_exploration_noise(self, action: Any, local_step: Any, horizon: Any) -> Any:
+        return np.full_like(action, 3)
+
+
+def test_exploration_of_ones_own_obeys_too() -> None:
+    config.bind({"ActionMask.key": "action_mask"})
+    game = Nim(heaps=(6, 6), raise_if_illegal=True)
+    env = Stubborn(AMAGOEnv(game))
+    for _ in range(50):
+        env.reset()
+        done = False
+        while not done:
+            _, _, terminated, _, _ = env.step(np.zeros((1, 1), np.int64))
+            done = terminated.item()
+    assert game.illegal_moves == 0
+
+
+# ---- end to end ----------------------------------------------------------------------------------------------------------------
+
+
+def nim(raise_if_illegal: bool = False) -> AMAGOEnv:
+    return AMAGOEnv(Nim(raise_if_illegal=raise_if_illegal), env_name="Nim")
+
+
+def nims() -> AMAGOEnv:
+    return AMAGOEnv(gym.vector.SyncVectorEnv([Nim] * 2), env_name="Nim", batched_envs=2)
+
+
+def illegal_in(e: Any, key: str = "action_mask") -> tuple[int, int]:
+    """Illegal steps, and all steps, of everything that was collected."""
+    view = e.dataset.store.view()
+    trajs = [(view.read(i), view.action_spec(i)) for i in range(len(view))]
+    return sum(illegal_choices(t, spec, key) for t, spec in trajs), sum(len(t) for t, _ in trajs)
+
+
+@pytest.mark.parametrize(
+    ("mode", "agent_type"), [("sync", Agent), ("sync", MultiTaskAgent), ("async", Agent), ("already_vectorized", Agent)]
+)
+def test_no_illegal_action_in_a_whole_run(mode: str, agent_type: type[Any], tmp_path: Any) -> None:
+    config.bind({"EpsilonGreedy.eps_start": 0.6, "EpsilonGreedy.eps_end": 0.5, "ActionMask.key": "action_mask"})
+    config.bind({"NCriticsTwoHot.d_hidden": 16, "NCriticsTwoHot.output_bins": 8})
+    make = nims if mode == "already_vectorized" else nim
+    fields = {
+        "env_mode": mode,
+        "env_workers": 1 if mode == "async" else None,
+        "agent_type": agent_type,
+        "always_save_latest": True,
+    }
+    e = tiny.learned(tmp_path, make, "gru", epochs=2, train_timesteps_per_epoch=60, **fields)
+    illegal, steps = illegal_in(e)
+    assert illegal == 0
+    assert steps > 100
+    metrics = e.evaluate_test(make, timesteps=60)
+    (measured,) = [v for k, v in metrics.items() if "Illegal Move" in k]
+    assert measured == 0
+    if mode == "sync":
+        config.clear()  # load_policy needs no settings
+        game = Nim(raise_if_illegal=True)
+        for sample in (True, False):
+            policy = amago.load_policy(tmp_path / "run", sample=sample)
+            assert policy.agent.mask_key == "action_mask"
+            for _ in range(10):
+                obs, _ = game.reset()
+                done, reward, policy_done = False, None, True
+                while not done:
+                    obs, reward, done, _, _ = game.step(policy.act(obs, reward, policy_done))
+                    policy_done = False
+
+
+def test_without_the_mask_there_are_illegal_actions(tmp_path: Any) -> None:
+    e = tiny.learned(tmp_path, nim, train_timesteps_per_epoch=60)
+    assert illegal_in(e)[0] > 0
+
+
+@pytest.mark.parametrize("name", ["multibinary", "nested"])
+def test_masks_of_several_parts_in_a_run(name: str, tmp_path: Any) -> None:
+    config.bind({"EpsilonGreedy.eps_start": 0.6, "EpsilonGreedy.eps_end": 0.5, "ActionMask.key": "mask"})
+    e = tiny.learned(tmp_path, lambda: AMAGOEnv(Rules(RULES[name])), train_timesteps_per_epoch=60)
+    illegal, steps = illegal_in(e, "mask")
+    assert illegal == 0
+    assert steps >= 100
+
+
+# ---- Nim -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_nim_is_an_environment() -> None:
+    gym.register("NimCheck-v0", entry_point=Nim, disable_env_checker=True, order_enforce=False)
+    try:
+        check_env(gym.make("NimCheck-v0", render_mode="ansi").unwrapped, skip_render_check=False)
+    finally:
+        del gym.registry["NimCheck-v0"]
+
+
+@cache
+def can_win(left: tuple[int, ...], max_take: int) -> bool:
+    return any(not can_win(after, max_take) for after in moves(left, max_take))
+
+
+def moves(left: tuple[int, ...], max_take: int) -> list[tuple[int, ...]]:
+    return [(*left[:i], left[i] - k, *left[i + 1 :]) for i in range(len(left)) for k in range(1, max_take + 1) if left[i] >= k]
+
+
+@pytest.mark.parametrize("max_take", [1, 2, 3, 5])
+def test_nim_knows_its_winning_moves(max_take: int) -> None:
+    game = Nim(heaps=(3, 4, 5), max_take=max_take)
+    for left in itertools.product(range(4), range(5), range(6)):
+        game.left = np.array(left)
+        legal = np.flatnonzero(game.legal())
+        assert len(legal) == len(moves(left, max_take))
+        after = {}
+        for action in legal:
+            heap, take = divmod(int(action), max_take)
+            after[int(action)] = (*left[:heap], left[heap] - take - 1, *left[heap + 1 :])
+        assert game.winning().tolist() == [a for a, rest in after.items() if not can_win(rest, max_take)]
+
+
+def test_nim_rewards_and_ends() -> None:
+    game = Nim(heaps=(2,), max_take=2, opponent_skill=1.0)
+    results = set()
+    for seed in range(20):
+        obs, _ = game.reset(seed=seed)
+        assert obs["action_mask"].tolist() == [1, int(game.left[0] == 2)]
+        assert obs["heaps"].tolist() == [game.left[0] / 2]
+        last = int(game.left[0]) == 1
+        obs, reward, terminated, truncated, info = game.step(0)
+        assert (reward, terminated, truncated) == (1.0 if last else -1.0, True, False)
+        assert info == {"AMAGO_LOG_METRIC Won": float(last), "AMAGO_LOG_METRIC Illegal Move": 0.0}
+        assert not obs["action_mask"].any()
+        results.add(reward)
+    assert results == {1.0, -1.0}
+    game.left = np.array([1])
+    *_, reward, terminated, _, info = game.step(1)
+    assert (reward, terminated, info["AMAGO_LOG_METRIC Illegal Move"], game.illegal_moves) == (-1.0, True, 1.0, 1)
+    with pytest.raises(gym.error.ResetNeeded, match=r"Nim\.step"):
+        game.step(0)
+    strict = Nim(heaps=(1,), raise_if_illegal=True, render_mode="ansi")
+    strict.reset(seed=0)
+    assert strict.render() == "| "
+    with pytest.raises(ValueError, match="action 2 takes 3 objects from a heap of 1"):
+        strict.step(2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"heaps": ()}, "at least one heap"),
+        ({"heaps": (3, 0)}, r"heaps\[1\] must be at least 1, got 0"),
+        ({"max_take": 0}, "max_take must be at least 1, got 0"),
+        ({"opponent_skill": 1.5}, r"opponent_skill must be in \[0, 1\], got 1.5"),
+    ],
+)
+def test_nim_refuses(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Nim(**arguments)
+
+
+def short_nim() -> AMAGOEnv:
+    return AMAGOEnv(Nim(heaps=(6,), opponent_skill=0.5), env_name="Nim")
+
+
+def test_nim_is_learned(tmp_path: Any) -> None:
+    """Of random legal play 47% of the games are won, by best play 89%."""
+    config.bind(
+        {"ActionMask.key": "action_mask", "EpsilonGreedy.steps_anneal": 200, "Agent.tau": 0.02, "Agent.use_multigamma": False}
+    )
+    e = tiny.learned(
+        tmp_path, short_nim, parallel_actors=16, epochs=12, train_timesteps_per_epoch=16, max_seq_len=3, train_batches_per_epoch=25,
+        batch_size=32, learning_rate=5e-3, sample_actions=False,
+    )  # fmt: skip
+    result = e.evaluate_test(short_nim, timesteps=100)
+    assert result["Average Illegal Move in Nim"] == 0
+    assert result["Average Won in Nim"] > 0.65, result
