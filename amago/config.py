@@ -20,6 +20,16 @@ Binding = tuple[str, str, str, bytes]
 """(scope, selector, parameter, cloudpickled value)."""
 
 
+@gin.configurable(module="amago.config")
+def fast_paths(enabled: bool = True) -> bool:
+    """Whether modules use their fast paths for CPUs (`amago.nets.cpu`) or the plain code beside them.
+
+    Each module asks once, when it is built, and keeps the answer in its attribute ``fast``. To switch all of them off:
+    ``amago.config.fast_paths.enabled = False`` in a gin file, or ``use_config({"amago.config.fast_paths.enabled": False})``.
+    """
+    return enabled
+
+
 def bind(params: Mapping[str, Any]) -> None:
     """Change the default of one parameter an entry, ``{"Class.parameter": value}``.
 
