@@ -413,7 +413,7 @@ ALWAYS = {
 MODULES = {"dill", "joblib", "shelve", "marshal", "jsonpickle", "yaml", "_pickle", "hickle", "klepto"}
 ALLOWED = {
     ("config.py", "cloudpickle.loads"): "bindings that our own parent process has sent",
-    ("envs/worker.py", "cloudpickle.loads"): "the plan that our own parent process has sent",
+    ("envs/pool/worker.py", "cloudpickle.loads"): "the plan that our own parent process has sent",
     ("store/legacy.py", "pickle.Unpickler"): "refuses every name but arrays, and only where the caller asks for it",
 }
 KEYWORDS = {

@@ -395,7 +395,7 @@ def test_what_gin_calls_them():
             "amago.loading.D4RLDataset.max_episode_steps": 5,
             "amago.loading.MinariDataset.in_memory": False,
             "amago.loading.ArrayDataset.env_name": "x",
-            "amago.data.relabel.GoalSequenceRelabeler.strategy": "all",
+            "amago.relabeling.GoalSequenceRelabeler.strategy": "all",
         }
     )
     assert MixtureOfDatasets([DoNothingDataset()], [1]).smooth_sudden_starts == 3

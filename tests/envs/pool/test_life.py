@@ -106,7 +106,9 @@ def test_close_does_not_wait_for_a_worker_that_hangs(tmp_path):
 def script(tmp_path, text):
     path = tmp_path / "program.py"
     path.write_text(textwrap.dedent(text))
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([os.path.dirname(os.path.dirname(os.path.dirname(__file__))), os.getcwd()])}
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join([os.path.dirname(os.path.dirname(os.path.dirname(__file__))), os.getcwd()])
+    }
     return [sys.executable, "-W", "error", str(path)], env
 
 

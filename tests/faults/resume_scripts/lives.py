@@ -282,7 +282,7 @@ def end_at_line(n):
 
     def trace(frame, event, arg):
         nonlocal passed
-        if not frame.f_code.co_filename.endswith(("amago/checkpoint.py", "shutil.py")):
+        if not frame.f_code.co_filename.endswith(("amago/run/checkpoint.py", "shutil.py")):
             return None
         if event == "line":
             if passed == n:

@@ -80,7 +80,7 @@ def test_no_gradient_at_all_leaves_zeros():
 def test_backward_twice_is_refused_and_possible_without_blocks(monkeypatch):
     net = EnsembleMLP(C, D + 1 + A, 8, 2, 1)
     args = net, torch.randn(B, L, D), torch.rand(G), torch.rand(1, B, L, G, A, requires_grad=True)
-    with pytest.raises(RuntimeError, match=r"set amago\.nets\.blocked\.ENABLED = False first"):
+    with pytest.raises(RuntimeError, match=r"set amago\.nets\.cpu\.blocked\.ENABLED = False first"):
         torch.autograd.grad(evaluate_state_action(*args).sum(), args[-1], create_graph=True)
     monkeypatch.setattr(blocked, "ENABLED", False)
     (grad,) = torch.autograd.grad(evaluate_state_action(*args).sum(), args[-1], create_graph=True)
