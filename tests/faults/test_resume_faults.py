@@ -20,7 +20,7 @@ import torch
 from fault_helpers import count, environment, report, rng, say
 
 from amago.run import checkpoint
-from amago.run.state import RunCheckpoints
+from amago.run.run_checkpoints import RunCheckpoints
 from amago.store import TrajectoryStore
 
 SCRIPTS = Path(__file__).parent / "resume_scripts"

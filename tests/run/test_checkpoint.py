@@ -21,6 +21,8 @@ from amago.cli_utils import switch_async_mode
 from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy
 from amago.run import checkpoint
 from amago.run.checkpoint import CheckpointError
+from amago.run.rng import rng_state, set_rng_state
+from amago.run.weights import load_weights, load_weights_and_version, save_weights
 from amago.store.files import temporary
 
 INF = float("inf")
@@ -116,11 +118,11 @@ def test_random_streams_survive_json():
     torch.manual_seed(1)
     np.random.seed(2)
     np.random.standard_normal()  # leaves a second normal number waiting
-    state = json.loads(json.dumps(checkpoint.rng_state()))
+    state = json.loads(json.dumps(rng_state()))
     import random
 
     drawn = [torch.rand(4).tolist(), np.random.standard_normal(4).tolist(), random.random(), random.gauss(0, 1)]
-    checkpoint.set_rng_state(state)
+    set_rng_state(state)
     assert [torch.rand(4).tolist(), np.random.standard_normal(4).tolist(), random.random(), random.gauss(0, 1)] == drawn
 
 
@@ -405,7 +407,7 @@ def test_a_failing_save_leaves_the_old_state(tmp_path, monkeypatch):
         with pytest.raises(OSError, match="No space"):
             checkpoint.save_training_state(states / "run_epoch_3", {"w": torch.zeros(5)}, {}, {"n": 2})
         with pytest.raises(OSError, match="No space"):
-            checkpoint.save_weights({"w": torch.zeros(5)}, states / "policy.pt")
+            save_weights({"w": torch.zeros(5)}, states / "policy.pt")
     assert [p.name for p in states.iterdir()] == ["run_epoch_3"]
     assert checkpoint.load_training_state(states / "run_epoch_3")[2] == {"n": 1}
 
@@ -543,7 +545,7 @@ def test_a_pickle_inside_a_training_state_is_never_executed(tmp_path):
 def test_files_that_hold_no_weights(tmp_path, content):
     torch.save(content, tmp_path / "x.pt")
     with pytest.raises(CheckpointError, match=r"x.pt does not hold a state dict"):
-        checkpoint.load_weights(tmp_path / "x.pt")
+        load_weights(tmp_path / "x.pt")
 
 
 def test_weights_of_another_architecture_are_refused(tmp_path):
@@ -561,19 +563,25 @@ def test_weights_of_another_architecture_are_refused(tmp_path):
 # ---- what goes on where it stopped ---------------------------------------------------------------------------------------
 
 
+def saved_actors(e, epoch):
+    """What the training state of an epoch holds of each actor."""
+    state = checkpoint.load_training_state(e.checkpoints.of_epoch(epoch))[2]
+    return state["ranks"][0]["pools"]["train"]["actors"]
+
+
 @pytest.mark.parametrize("env_mode", ["sync", "async"])
 def test_exploration_schedules_go_on(tmp_path, env_mode):
     fields = {"env_mode": env_mode, "env_workers": 1, "ckpt_interval": 1}
     config.bind({"EpsilonGreedy.steps_anneal": 100})
     e = learned(tmp_path, **fields)
-    saved = e._pools["train"].pool.state_dict()["actors"]
+    saved = saved_actors(e, epoch=0)
+    assert saved["0"]["exploration"]["global_step"] == 2 * EPISODE
     e.close()
     again = started(tmp_path, resume="auto", epochs=2, **fields)
-    assert again._pools["train"].pool.state_dict()["actors"] == saved
-    assert saved["0"]["exploration"]["global_step"] == 2 * EPISODE
+    again.save_checkpoint()
+    assert saved_actors(again, epoch=0) == saved
     again.learn()
-    after = again._pools["train"].pool.state_dict()["actors"]
-    assert after["1"]["exploration"]["global_step"] == 4 * EPISODE
+    assert saved_actors(again, epoch=1)["1"]["exploration"]["global_step"] == 4 * EPISODE
     again.close()
 
 
@@ -637,7 +645,7 @@ def test_the_latest_policy_is_replaced_in_one_step(tmp_path):
     def read():
         while not done.is_set():
             try:
-                checkpoint.load_weights(path)
+                load_weights(path)
             except CheckpointError as err:
                 problems.append(err)
 
@@ -655,11 +663,11 @@ def test_versions_of_the_latest_policy_rise_through_all_parts_of_a_run(tmp_path)
     versions = []
     for epochs, resume in ((2, "never"), (3, "auto"), (1, "never")):
         e = learned(tmp_path, epochs=epochs, resume=resume, ckpt_interval=1, always_save_latest=True)
-        versions.append(checkpoint.load_weights_and_version(e.run_dir / "policy.pt")[1])
+        versions.append(load_weights_and_version(e.run_dir / "policy.pt")[1])
         assert amago.load_policy(e.run_dir).version == versions[-1] == e.checkpoints.version
         e.close()
     assert versions == [2, 3, 4]
-    assert checkpoint.load_weights_and_version(e.ckpt_dir / "policy_weights" / "policy_epoch_0.pt")[1] == 0
+    assert load_weights_and_version(e.ckpt_dir / "policy_weights" / "policy_epoch_0.pt")[1] == 0
 
 
 def test_a_collector_refuses_to_go_back(tmp_path, caplog):
@@ -675,7 +683,7 @@ def test_a_collector_refuses_to_go_back(tmp_path, caplog):
         actor.read_latest_policy()
         assert not tiny.differing(tiny.weights(actor), tiny.weights(learner))
     assert "version 1 of the policy, older than version 2" in caplog.text
-    checkpoint.save_weights(theirs, path)  # by hand: it has none
+    save_weights(theirs, path)  # by hand: it has none
     actor.read_latest_policy()
     assert tiny.differing(tiny.weights(actor), theirs)
     assert len(caplog.records) == 3
@@ -690,15 +698,15 @@ def test_a_collector_refuses_to_go_back(tmp_path, caplog):
 def test_weights_of_old_files_and_of_others_are_read_and_ours_are_checked(tmp_path):
     plain, ours = tmp_path / "plain.pt", tmp_path / "ours.pt"
     torch.save({"w": torch.ones(1000)}, plain)
-    assert checkpoint.load_weights_and_version(plain)[1] == 0
-    checkpoint.save_weights({"w": torch.ones(1000)}, ours, version=7)
-    weights, version = checkpoint.load_weights_and_version(ours)
+    assert load_weights_and_version(plain)[1] == 0
+    save_weights({"w": torch.ones(1000)}, ours, version=7)
+    weights, version = load_weights_and_version(ours)
     assert version == 7
     assert weights["w"].equal(torch.ones(1000))
     assert type(torch.load(ours, weights_only=True)["w"]) is torch.Tensor
     flip_a_bit(ours)
     with pytest.raises(CheckpointError, match=r"ours.pt is (damaged|not a readable)"):
-        checkpoint.load_weights(ours)
+        load_weights(ours)
 
 
 @pytest.mark.parametrize("exploration", [EpsilonGreedy, BilevelEpsilonGreedy])

@@ -23,6 +23,7 @@ from amago.loading import DiskTrajDataset, SequenceLoader
 from amago.loading import dataset as dataset_module
 from amago.loading.batching import BatchRoom
 from amago.run import checkpoint
+from amago.run.weights import load_weights_and_version
 
 INF = float("inf")
 TINY = {
@@ -42,7 +43,7 @@ def standing(e):
     return {
         "epoch": e.epoch, "collected": e._collected, "trained": e._trained, "seed": e.run_seed,
         "frames_by_env": e.frames_by_env, "updater": e.updater.state_dict(), "schedule": e.lr_schedule.last_epoch,
-        "next_batch": e.train_dloader.next_batch, "explored": explored(e._pools["train"].pool.state_dict()),
+        "next_batch": e.train_dloader.next_batch, "explored": explored(e._actors.pools["train"].pool.state_dict()),
         "trajectories": len(e.dataset.store),
     }  # fmt: skip
 
@@ -239,7 +240,7 @@ def look(e):
     return {
         "states": sorted(map(checkpoint.epoch_of, states)), "grad_steps": e.updater.grad_steps, "env_steps": e.env_steps,
         "temporary": [str(p) for p in e.run_dir.rglob(".*") if p.name.startswith((".tmp-", ".old-"))], "version": e.checkpoints.version,
-        "published": checkpoint.load_weights_and_version(e.checkpoints.latest)[1], "trajectories": len(e.dataset.store),
+        "published": load_weights_and_version(e.checkpoints.latest)[1], "trajectories": len(e.dataset.store),
         "newest": checkpoint.newest_complete(e.checkpoints.states).name,
     }  # fmt: skip
 
@@ -298,7 +299,7 @@ def end_at_line(n):
 
 def publishes(root, report, seconds):
     """Publishes weights that all hold their version, and now and then begins a new life as a killed process would."""
-    from amago.run.state import RunCheckpoints
+    from amago.run.run_checkpoints import RunCheckpoints
 
     end, version = time.monotonic() + seconds, 0
     while time.monotonic() < end:
