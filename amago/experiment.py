@@ -119,7 +119,7 @@ class Experiment(PersistentRun):
     def summary(self, env_summary: str) -> None:
         """Print the most important settings."""
         processes = self.accelerator.num_processes
-        self._print(console.summary(self, self.policy, env_summary, processes, self.epoch, self.run_seed))
+        tqdm.write(console.summary(self, self.policy, env_summary, processes, self.epoch, self.run_seed))
 
     # ---- the loop -------------------------------------------------------------------------------------------------------
 
@@ -207,8 +207,7 @@ class Experiment(PersistentRun):
             self.frames_by_env[name] = self.frames_by_env.get(name, 0) + frames
         self._log_faults(stats, "rollout")
         rollout.pool.flush()
-        returns, specials = histories(stats)
-        self.log(self.policy_metrics([returns], [specials]), "rollout")
+        self.log(self._metrics(stats), "rollout")
 
     def train_epoch(self) -> None:
         """Train on ``train_batches_per_epoch`` batches, less the batches of a resumed epoch."""
@@ -280,8 +279,7 @@ class Experiment(PersistentRun):
         self._log_faults(stats, "val")
         if self._stop:
             return  # the evaluation runs again after a resume
-        returns, specials = histories(stats)
-        metrics = self.policy_metrics([returns], [specials])
+        metrics = self._metrics(stats)
         warn_if_nothing_ended(metrics, self.val_timesteps_per_epoch)
         self.log(metrics, "val")
         self._print(f"  epoch {self.epoch}: {console.headline(metrics)}" if metrics else "")
@@ -322,10 +320,13 @@ class Experiment(PersistentRun):
                 rollout.pool.flush()
             finally:
                 rollout.pool.close()
-        returns, specials = histories(stats)
-        metrics = self.policy_metrics([returns], [specials])
+        metrics = self._metrics(stats)
         self.log(metrics, "test")
         return metrics
+
+    def _metrics(self, stats: PhaseStatistics) -> dict[str, float]:
+        returns, specials = histories(stats)
+        return self.policy_metrics([returns], [specials])
 
     def policy_metrics(self, returns: Iterable[ReturnHistory], specials: Iterable[SpecialMetricHistory]) -> dict[str, float]:
         """The metrics of the rollouts of all processes (`amago.run.evaluate.summarise`); {} if none ended."""

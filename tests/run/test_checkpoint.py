@@ -1,4 +1,4 @@
-"""Training states: exact, complete or absent, and never executed. Weights as other processes see them."""
+"""Training states: exact, complete or absent, and never unpickled. Weights published for other processes."""
 
 import json
 import logging
@@ -29,12 +29,12 @@ INF = float("inf")
 
 
 def fill(root, name="run", **fields):
-    """A buffer of eight episodes for the run of this name."""
+    """Write a buffer of eight episodes for a run."""
     learned(root, name=name, start_learning_at_epoch=9, train_timesteps_per_epoch=4 * EPISODE, **fields).close()
 
 
 def offline(root, epochs, **fields):
-    """Trains on the buffer that is there; six updates an epoch."""
+    """A run that trains on an existing buffer, with six updates an epoch."""
     settings = {
         "traj": "transformer",
         "start_collecting_at_epoch": INF,
@@ -117,7 +117,7 @@ def test_a_process_of_another_seed_goes_on_with_the_seed_of_the_run(tmp_path):
 def test_random_streams_survive_json():
     torch.manual_seed(1)
     np.random.seed(2)
-    np.random.standard_normal()  # leaves a second normal number waiting
+    np.random.standard_normal()  # leaves a second normal number in the generator's cache
     state = json.loads(json.dumps(rng_state()))
     import random
 
@@ -152,7 +152,7 @@ def test_starting_afresh_over_checkpoints_is_mentioned(tmp_path, capsys):
     assert e.epoch == 0
     out = capsys.readouterr().out
     assert "holds checkpoints of an earlier run" in out
-    assert "'auto' goes on" in out
+    assert "resume='never' starts afresh" in out
     e.close()
 
 
@@ -229,7 +229,7 @@ def test_a_damaged_newest_falls_back_to_the_one_before(tmp_path, caplog, name, d
     damage(states / "run_epoch_20" / name)
     with caplog.at_level(logging.WARNING):
         assert checkpoint.newest_complete(states).name == "run_epoch_3"
-    blamed = "" if name == "manifest.json" else f"/{name}"  # a wrong checksum is blamed on the file that it is of
+    blamed = "" if name == "manifest.json" else f"/{name}"  # a wrong checksum names the file
     assert f"run_epoch_20{blamed}" in caplog.text
     damage(states / "run_epoch_3" / name)
     with pytest.raises(CheckpointError, match=rf"no complete checkpoint.*run_epoch_20{blamed}.*run_epoch_3{blamed}"):
@@ -264,7 +264,7 @@ def test_a_manifest_of_the_first_format_is_read(tmp_path):
 
 
 def test_the_newest_is_the_one_saved_last_whatever_its_epoch(tmp_path, caplog):
-    """A run that has gone back, or begun again, goes on from where it then was; and keeps that."""
+    """After a return to an earlier epoch or a fresh start, the last saved state is the newest, and pruning keeps it."""
     e = learned(tmp_path, ckpt_interval=1, epochs=5)
     e.close()
     again = learned(tmp_path, ckpt_interval=1, epochs=3, resume=1, keep_training_states=2)
@@ -292,7 +292,7 @@ def test_what_is_damaged_does_not_drive_out_what_is_not(tmp_path, caplog):
     flip_a_bit(states / "run_epoch_5" / "model.safetensors")
     (states / "run_epoch_4" / "manifest.json").unlink()
     assert checkpoint.newest_complete(states).name == "run_epoch_3"
-    save(4)  # the run went on from 3
+    save(4)  # the run continues from 3
     assert checkpoint.newest_complete(states).name == "run_epoch_4"
     assert [p.name for p in states.iterdir()] == ["run_epoch_4"]
 
@@ -317,7 +317,7 @@ def test_a_state_that_is_replaced_while_it_is_looked_at_is_not_damaged(tmp_path,
 
 
 def test_the_newest_is_not_passed_over_while_it_has_no_name(tmp_path, monkeypatch, caplog):
-    """Between its listing and a look at it, a state that is being replaced goes to another name."""
+    """While it is replaced, a state is renamed between its listing and its verification."""
     states = tmp_path / "states"
     for n in (3, 4):
         checkpoint.save_training_state(states / f"run_epoch_{n}", {"w": torch.ones(5)}, {}, {"n": n})
@@ -371,7 +371,7 @@ def test_a_state_that_was_being_written_does_not_count(tmp_path):
 
 
 def test_replacing_a_state_never_leaves_none(tmp_path, monkeypatch):
-    """Killed between its two renames, a save leaves the old state findable, and the next save tidies up."""
+    """After a kill between its two renames, the old state is found, and the next save deletes the remains."""
     states = tmp_path / "states"
     save = lambda n: checkpoint.save_training_state(states / "run_epoch_3", {"w": torch.full((5,), n)}, {}, {"n": n})  # noqa: E731
     save(1.0)
@@ -403,7 +403,7 @@ def test_a_failing_save_leaves_the_old_state(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as m:
-        m.setattr(checkpoint, "_fsync", no_space)
+        m.setattr(os, "fsync", no_space)
         with pytest.raises(OSError, match="No space"):
             checkpoint.save_training_state(states / "run_epoch_3", {"w": torch.zeros(5)}, {}, {"n": 2})
         with pytest.raises(OSError, match="No space"):
@@ -564,7 +564,7 @@ def test_weights_of_another_architecture_are_refused(tmp_path):
 
 
 def saved_actors(e, epoch):
-    """What the training state of an epoch holds of each actor."""
+    """The part of a training state that belongs to the actors."""
     state = checkpoint.load_training_state(e.checkpoints.of_epoch(epoch))[2]
     return state["ranks"][0]["pools"]["train"]["actors"]
 
@@ -598,7 +598,7 @@ def test_environment_steps_go_on(tmp_path):
 
 
 def test_a_resumed_run_meets_new_episodes(tmp_path):
-    """Environments are seeded anew for the part that follows, or each part would begin with the same episodes."""
+    """After a resume environments have another seed; otherwise both parts would begin with the same episodes."""
     shown = []
 
     class Recorded(gym.Wrapper):
@@ -628,7 +628,7 @@ def test_a_resumed_run_meets_new_episodes(tmp_path):
 
 def test_the_latest_policy_travels(tmp_path):
     learner, actor = started(tmp_path, seed=1), started(tmp_path, seed=2)
-    actor.read_latest_policy()  # nothing there yet: keeps its own
+    actor.read_latest_policy()  # nothing is published yet: it keeps its own weights
     assert tiny.differing(tiny.weights(learner), tiny.weights(actor))
     learner.write_latest_policy()
     actor.read_latest_policy()
@@ -683,7 +683,7 @@ def test_a_collector_refuses_to_go_back(tmp_path, caplog):
         actor.read_latest_policy()
         assert not tiny.differing(tiny.weights(actor), tiny.weights(learner))
     assert "version 1 of the policy, older than version 2" in caplog.text
-    save_weights(theirs, path)  # by hand: it has none
+    save_weights(theirs, path)  # this file has no version
     actor.read_latest_policy()
     assert tiny.differing(tiny.weights(actor), theirs)
     assert len(caplog.records) == 3

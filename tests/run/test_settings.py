@@ -1,4 +1,4 @@
-"""Wrong settings are refused by start(), all at once, before anything is started."""
+"""start() refuses wrong settings, all at once, before it creates anything."""
 
 import numpy as np
 import pytest
