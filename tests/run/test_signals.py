@@ -244,6 +244,22 @@ def test_a_stopped_experiment_is_closed(tmp_path):
         e.learn()
 
 
+def test_an_experiment_handles_signals_while_it_learns_only(tmp_path):
+    handlers = lambda: [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]  # noqa: E731
+    before, during = handlers(), []
+
+    class Watch(tiny.amago.Experiment):
+        def train_epoch(self):
+            during.append(handlers())
+            super().train_epoch()
+
+    e = tiny.started(tmp_path, experiment_type=Watch)
+    assert handlers() == before
+    e.learn()
+    assert handlers() == before
+    assert not set(during[0]) & set(before)
+
+
 def test_handlers_are_only_there_while_needed():
     before = signal.getsignal(signal.SIGTERM)
     with GracefulStop() as stop:
