@@ -38,8 +38,10 @@ from fault_helpers import (
 )  # fmt: skip
 
 from amago.envs import ActorError, AMAGOEnv, make_pool
+from amago.envs.pool import protocol
 from amago.envs.pool import worker as worker_module
-from amago.envs.pool.buffers import memory_left, shared_block
+from amago.envs.pool.buffers import shared_block
+from amago.envs.pool.memory import available_memory
 from amago.store import TrajectoryStore
 
 W = 8
@@ -257,7 +259,7 @@ def test_a_worker_stopped_in_the_middle_of_a_message_holds_up_nobody(events, mon
         pool.reset()
         for _ in range(20):
             pool.step(np.zeros((2, 1), int))
-        pool._workers[1].tell(b"D")
+        pool._workers[1].send_command(protocol.DRAIN)
         time.sleep(0.5)  # it waits for room to send the rest
         os.kill(pids(pool)[1], signal.SIGSTOP)
         begin = time.monotonic()
@@ -266,7 +268,7 @@ def test_a_worker_stopped_in_the_middle_of_a_message_holds_up_nobody(events, mon
         assert len(events.at) == 1
         for _ in range(20):
             pool.step(np.zeros((2, 1), int))
-        pool._workers[0].tell(b"D")
+        pool._workers[0].send_command(protocol.DRAIN)
         time.sleep(0.5)
         os.kill(pids(pool)[0], signal.SIGSTOP)
         close_twice(pool)
@@ -485,14 +487,14 @@ def trouble(fault, tmp_path):
     if fault == "in flight":
         pool.send(0, np.zeros((2, 1), int))
     if fault == "wordy":
-        pool._workers[0].tell(b"D")
+        pool._workers[0].send_command(protocol.DRAIN)
         time.sleep(0.3)
         os.kill(numbers[0], signal.SIGSTOP)
     return pool
 
 
 def test_nothing_is_left_after_a_fault(tmp_path, monkeypatch):
-    monkeypatch.setattr("amago.envs.pool.subprocess._QUIT_SECONDS", count(2, 6))
+    monkeypatch.setattr("amago.envs.pool.supervisor._QUIT_SECONDS", count(2, 6))
     slowest, faults = 0.0, FAULTS[: count(8, 9)]
     for fault in faults:
         folder = tmp_path / fault
@@ -526,7 +528,7 @@ def test_starts_and_stops_beside_busy_threads():
 
 def test_workers_outlive_the_forkserver(events, monkeypatch):
     """All children of a forkserver look dead when it dies, and are not."""
-    monkeypatch.setattr("amago.envs.pool.subprocess._QUIT_SECONDS", count(1, 6))
+    monkeypatch.setattr("amago.envs.pool.supervisor._QUIT_SECONDS", count(1, 6))
     pool = make_pool([make_counting(i) for i in range(2)], workers=2, seed=0)
     numbers = []
     try:
@@ -708,14 +710,14 @@ def test_more_than_there_is_is_refused_without_taking_it():
 def test_what_a_container_leaves_is_what_there_is(version, tmp_path):
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:   6000 kB\nSwapFree: 1000 kB\n")
-    assert memory_left(tmp_path) == 7000 * 1024
+    assert available_memory(tmp_path) == 7000 * 1024
     top = tmp_path / "sys/fs/cgroup"
     top = top / "memory" if version == 1 else top
     inner = top / "job/step"
     inner.mkdir(parents=True)
     line = "4:cpu,memory:/job/step" if version == 1 else "0::/job/step"
     (tmp_path / "proc/self/cgroup").write_text(f"9:pids:/\n{line}\n")
-    assert memory_left(tmp_path) == 7000 * 1024  # a group without a limit
+    assert available_memory(tmp_path) == 7000 * 1024  # a group without a limit
     limit, used = ("memory.limit_in_bytes", "memory.usage_in_bytes") if version == 1 else ("memory.max", "memory.current")
     (inner / limit).write_text("max\n" if version == 2 else f"{2**63 - 4096}\n")
     (inner / used).write_text("100\n")
@@ -723,7 +725,7 @@ def test_what_a_container_leaves_is_what_there_is(version, tmp_path):
     (inner.parent / used).write_text("3000\n")
     cache = "total_inactive_file" if version == 1 else "inactive_file"
     (inner.parent / "memory.stat").write_text(f"anon 2500\n{cache} 500\n")
-    assert memory_left(tmp_path) == 2500
+    assert available_memory(tmp_path) == 2500
     (inner.parent / used).write_text("9000\n")
-    assert memory_left(tmp_path) == 0
-    assert memory_left(tmp_path / "nowhere") is None
+    assert available_memory(tmp_path) == 0
+    assert available_memory(tmp_path / "nowhere") is None

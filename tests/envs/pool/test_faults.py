@@ -260,9 +260,9 @@ def test_restarts_are_counted_by_the_hour(monkeypatch):
     monkeypatch.setattr("amago.envs.pool.faults.time.monotonic", lambda: now[0])
     budget = RestartBudget(2)
     for _ in range(10):
-        budget.note(Fault("actor 0", "boom", 1, 0))
+        budget.record(Fault("actor 0", "boom", 1, 0))
         now[0] += 1801.0
     assert budget.drain() == (10, 10)
-    budget.note(Fault("actor 0", "boom"))
+    budget.record(Fault("actor 0", "boom"))
     with pytest.raises(ActorError, match="boom"):
-        budget.note(Fault("actor 0", "boom"))
+        budget.record(Fault("actor 0", "boom"))

@@ -18,7 +18,7 @@ from counting_env import CountingEnv, make_counting, make_vector
 
 from amago import config
 from amago.envs import AMAGOEnv, BilevelEpsilonGreedy, EpsilonGreedy, make_pool
-from amago.envs.pool.actors import CrewPlan
+from amago.envs.pool.plan import ActorPlan
 from amago.envs.pool.worker import pack, unpack
 
 SAME_STEP = gym.vector.AutoresetMode.SAME_STEP
@@ -228,7 +228,7 @@ def test_what_cannot_be_pickled_is_named():
 
 def test_only_bindings_of_what_a_worker_has_are_carried():
     config.bind({"BilevelEpsilonGreedy.rollout_horizon": 33})
-    plan = CrewPlan({0: make_counting(0)}, 1, [[0]], BilevelEpsilonGreedy, None, 0, ())
+    plan = ActorPlan({0: make_counting(0)}, 1, [[0]], BilevelEpsilonGreedy, None, 0, ())
     payload = pack(plan)
     config.clear()
     fresh = unpack(payload)
@@ -244,7 +244,6 @@ def test_only_bindings_of_what_a_worker_has_are_carried():
         (ValueError, r"parallel_actors is 3, but make_envs has 2", {"parallel_actors": 3}),
         (ValueError, "workers is 0", {"workers": 0}),
         (ValueError, "step_timeout is -1", {"step_timeout": -1}),
-        (ValueError, "one_env_per_worker", {"workers": 1, "one_env_per_worker": True}),
         (ValueError, "mp_context is 'thread'", {"mp_context": "thread"}),
         (TypeError, "exploration is 'egreedy'", {"exploration": "egreedy"}),
         (ValueError, r"unknown options \['dir'\]", {"recorder": {"dir": "x"}}),
@@ -306,7 +305,7 @@ def test_groups_and_workers():
             assert max(map(len, held)) - min(map(len, held)) <= 1
         finally:
             pool.close()
-    pool = make_pool([make_counting(i) for i in range(3)], "async", one_env_per_worker=True)
+    pool = make_pool([make_counting(i) for i in range(3)], "async", workers=3)
     assert len(pool._workers) == 3
     pool.close()
     vector = make_pool([make_vector(3, SAME_STEP)], "already_vectorized")
