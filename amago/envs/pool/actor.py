@@ -107,12 +107,20 @@ class Actor:
 
 def _make_env(maker: EnvMaker, batch: int) -> tuple[Any, AMAGOEnv]:
     """The environment that a user's function makes, and the `AMAGOEnv` inside it."""
-    name = getattr(maker, "__qualname__", None) or repr(maker)
     made = maker()
-    base = innermost(made, f"the pool: {name} must return an AMAGOEnv, and")
+    base = env_of(made, maker)
     if base.batched_envs != batch:
         raise ValueError(
-            f"{name} made an environment with batched_envs={base.batched_envs}, but here it must be {batch}"
+            f"{_name(maker)} made an environment with batched_envs={base.batched_envs}, but here it must be {batch}"
             + (" (its rows are the parallel_actors)" if batch > 1 else "; use env_mode='already_vectorized'")
         )
     return made, base
+
+
+def env_of(made: Any, maker: EnvMaker) -> AMAGOEnv:
+    """The `AMAGOEnv` inside what a user's function returned."""
+    return innermost(made, f"{_name(maker)} must return an AMAGOEnv, but returned")
+
+
+def _name(maker: EnvMaker) -> str:
+    return getattr(maker, "__qualname__", None) or repr(maker)

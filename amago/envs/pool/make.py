@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from amago.envs.amago_env import innermost
 from amago.envs.exploration import ExplorationWrapper
+from amago.envs.pool.actor import env_of
 from amago.envs.pool.base import ActorPool
 from amago.envs.pool.plan import ActorPlan, EnvMaker, check_recorder
 from amago.envs.pool.subprocess import AsyncPool
@@ -114,7 +114,7 @@ def _makers(make_envs: Sequence[EnvMaker] | EnvMaker, env_mode: str, parallel_ac
 def _count_rows(maker: EnvMaker) -> tuple[list[EnvMaker], int]:
     """Make the vectorised environment to count its rows; returns a function that returns this one first, and the count."""
     made = [maker()]
-    batch = innermost(made[0], "the pool").batched_envs
+    batch = env_of(made[0], maker).batched_envs
 
     def first_made() -> Any:
         return made.pop() if made else maker()

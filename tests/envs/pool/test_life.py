@@ -261,7 +261,7 @@ def test_wrong_environments_are_refused():
         make_pool([], "sync")
     with pytest.raises(TypeError, match=r"make_envs\[0\] is .*CountingEnv.* must be a function"):
         make_pool([CountingEnv(0)], "sync")
-    with pytest.raises(TypeError, match=r"must return an AMAGOEnv.*got CountingEnv"):
+    with pytest.raises(TypeError, match=r"must return an AMAGOEnv, but returned CountingEnv"):
         make_pool([lambda: CountingEnv(0)], "sync")
     with pytest.raises(ValueError, match=r"batched_envs=3, but here it must be 5.*parallel_actors"):
         make_pool([make_vector(3, SAME_STEP)], "already_vectorized", parallel_actors=5)
