@@ -162,7 +162,7 @@ class AMAGOEnv(gym.Env[Any, Any]):
         else:
             self._resetter.begin()
             self.auto = None
-        self._check_finite(obs, self._time)
+        self._check_obs(obs)
         self.last_action = self.action_spec.zeros(b)
         zeros = np.zeros((b, self.action_spec.dim), dtype=np.float32)
         reward, terminal = np.zeros((b, 1), dtype=np.float32), np.zeros((b, 1), dtype=bool)
@@ -230,7 +230,7 @@ class AMAGOEnv(gym.Env[Any, Any]):
         reward = np.array([[r]], dtype=np.float32)
         terminated, truncated = _TRUE if term else _FALSE, _TRUE if trunc else _FALSE
         obs = {k: v[None] for k, v in self._converted(raw).items()}
-        self._check_finite(obs, self._time)
+        self._check_obs(obs)
         return Timestep(obs, vector, reward, self._time, terminated), reward, terminated, truncated, info
 
     def _step_batch(self, action: Array, resetter: AutoResetter) -> Step:
@@ -252,14 +252,14 @@ class AMAGOEnv(gym.Env[Any, Any]):
         if skipped.any():
             reward[skipped], terminated[skipped], truncated[skipped] = 0.0, False, False
         if not all_finite(reward):
-            self._check_finite({"": reward}, self._time)
+            self._check_rows(reward, "the reward", "rewards")
         if auto.last_obs is not None:  # defined only in rows whose rollout ended
-            self._check_finite(auto.last_obs, self._time, (terminated | truncated)[:, 0] & auto.last_known)
+            self._check_obs(auto.last_obs, (terminated | truncated)[:, 0] & auto.last_known)
         shown, terminal = reward, terminated
         if opened.any():
             shown, terminal = reward.copy(), terminated.copy()
             self._time[opened], shown[opened], vector[opened], terminal[opened] = 0, 0.0, 0.0, False
-        self._check_finite(obs, self._time)
+        self._check_obs(obs)
         return Timestep(obs, vector, shown, self._time, terminal, b), reward, terminated, truncated, info
 
     # ------------------------------------------------------------------ checks of what the environment returns
@@ -300,27 +300,23 @@ class AMAGOEnv(gym.Env[Any, Any]):
             text = f"{name} is {value!r}, but must hold one value for each of {self.batched_envs} rows"
             raise self._at(int(self._time[0, 0]) + 1, ValueError(text)) from None
 
-    def _check_finite(self, arrays: dict[str, Array], times: Array, rows: Array | None = None) -> None:
-        """Raise NonFiniteError if an array (B, ...) is not finite.
+    def _check_obs(self, obs: dict[str, Array], rows: Array | None = None) -> None:
+        """Raise NonFiniteError for observations {key: (B, ...)} that are not finite in some row of ``rows`` (B,); None: all."""
+        for key in self._real_keys:
+            if not all_finite(obs[key]):
+                self._check_rows(obs[key], f"observation {key!r}", "observations", rows)
 
-        Args:
-            arrays: observations by key; or the reward, under the key "".
-            times: (B, 1) time index of each row, for the message.
-            rows: (B,) bool, which rows to check; None: all.
-        """
-        for key in self._real_keys if "" not in arrays else ("",):
-            a = arrays[key]
-            if all_finite(a):
-                continue
-            bad = ~np.isfinite(a)
-            if rows is not None:
-                bad[~rows] = False
-                if not bad.any():
-                    continue
-            row, *at = (int(i) for i in np.argwhere(bad)[0])
-            value, place = a[(row, *at)], f" at {at}" if a[0].size > 1 else ""
-            what = f"observation {key!r} is {value}{place}; observations" if key else f"the reward is {value}; rewards"
-            raise self._at(int(times[row, 0]), NonFiniteError(f"{what} must be finite in float32"), row)
+    def _check_rows(self, array: Array, what: str, kind: str, rows: Array | None = None) -> None:
+        """Raise NonFiniteError naming the first row of ``rows`` (B,) in which ``array`` (B, ...) is not finite."""
+        bad = ~np.isfinite(array)
+        if rows is not None:
+            bad[~rows] = False
+        if not bad.any():
+            return
+        row, *at = (int(i) for i in np.argwhere(bad)[0])
+        value, place = array[(row, *at)], f" at {at}" if array[0].size > 1 else ""
+        text = f"{what} is {value}{place}; {kind} must be finite in float32"
+        raise self._at(int(self._time[row, 0]), NonFiniteError(text), row)
 
     def render(self) -> Any:
         return self.env.render()
