@@ -148,7 +148,7 @@ def test_killed_workers_are_noticed_and_replaced(tmp_path, events):
             noticed += delay < 5
             expected = breaks.copy()
             expected[mates] += 1
-            np.testing.assert_array_equal(follow.breaks, expected)  # these began anew, and the other actors went on
+            np.testing.assert_array_equal(follow.breaks, expected)  # these were replaced, and the other actors went on
             replaced += len(events.at) == known + 1 and pids(pool)[victim] != pid and alive(pids(pool)[victim])
         stats = pool.drain()
         restarts, dropped = restarts + stats.restarts, dropped + stats.dropped
@@ -156,7 +156,7 @@ def test_killed_workers_are_noticed_and_replaced(tmp_path, events):
     finally:
         pool.close()
     report("killed workers were noticed within 5 s", noticed, kills)
-    report("killed workers were replaced, and only their actors began anew", replaced, kills)
+    report("killed workers were replaced, and only their actors were interrupted", replaced, kills)
     report("of these were counted as restarts", restarts, kills)
     say(f"noticed after {slowest * 1000:.0f} ms at most; {dropped} unfinished rollouts dropped")
     assert 0 < dropped <= 2 * kills

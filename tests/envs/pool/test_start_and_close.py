@@ -1,4 +1,4 @@
-"""Starting, arguments, and leaving nothing behind."""
+"""Starting a pool, refused arguments, and what is left after closing it."""
 
 import gc
 import os
@@ -31,7 +31,7 @@ def descriptors():
 
 
 def processes():
-    """Living descendants of this process, but for multiprocessing's own forkserver and resource tracker."""
+    """Living descendants of this process, without multiprocessing's forkserver and resource tracker."""
     parents, names = {}, {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
