@@ -174,7 +174,7 @@ def test_an_actor_at_work_never_imports_torch(tmp_path):
             assert not pool.obs["observation"].any(), "the worker's process has imported torch"
     finally:
         pool.close()
-    assert list(tmp_path.rglob("*.seg*")) or list(tmp_path.iterdir())
+    assert list(tmp_path.rglob("*"))
 
 
 def test_importing_changes_nothing_in_the_process():
