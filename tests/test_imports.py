@@ -46,7 +46,6 @@ LONGER = {
 PROCESS = """
 import ctypes, faulthandler, gc, json, locale, logging, multiprocessing, os, random, signal, sys, threading, warnings
 import numpy as np, torch
-from torch.optim import optimizer
 
 calls = []
 sys.addaudithook(lambda event, args: calls.append(args[1]) if event == "ctypes.dlsym" else None)
@@ -54,7 +53,6 @@ sys.addaudithook(lambda event, args: calls.append(args[1]) if event == "ctypes.d
 def state():
     return {
         "signal handlers": [str(signal.getsignal(s)) for s in sorted(signal.valid_signals())],
-        "optimizer hooks": [len(optimizer._global_optimizer_pre_hooks), len(optimizer._global_optimizer_post_hooks)],
         "malloc settings": [c for c in calls if c == "mallopt"],
         "random numbers": [repr(random.getstate()), repr(np.random.get_state()), torch.get_rng_state().tolist()],
         "torch": [torch.get_num_threads(), torch.get_num_interop_threads(), str(torch.get_default_dtype()), torch.is_grad_enabled(),
@@ -187,6 +185,19 @@ print(json.dumps([before, state()]))
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     before, after = json.loads(out.stdout)
     assert {k: v for k, v in after.items() if v != before[k]} == {}
+
+
+@pytest.mark.xfail(
+    reason="amago.nets.utils counts the steps of every optimizer; remove this mark when it does not", strict=True
+)
+def test_importing_hooks_no_optimizer():
+    code = """
+import amago.cli_utils, amago.policy, amago.nets.mamba
+from torch.optim import optimizer
+print(len(optimizer._global_optimizer_pre_hooks), len(optimizer._global_optimizer_post_hooks))
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.split() == ["0", "0"]
 
 
 def functions() -> dict[str, int]:

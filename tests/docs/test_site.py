@@ -89,9 +89,11 @@ def test_every_field_of_experiment_is_described(site: Path) -> None:
     assert described >= set(amago.Experiment.__dataclass_fields__)
 
 
-def test_dotted_names_become_links(site: Path) -> None:
+def test_names_become_links(site: Path) -> None:
     page = (site / "architecture.html").read_text(encoding="utf-8")
-    assert re.search(r'<a [^>]*href="api/\w+\.html#amago\.[\w.]+"[^>]*><code>amago\.', page)
+    assert re.search(r'<a [^>]*href="api/data\.html#amago\.\S*Timestep"[^>]*><code>amago\.hindsight\.Timestep</code></a>', page)
+    page = (site / "environments.html").read_text(encoding="utf-8")
+    assert re.search(r'<a [^>]*href="api/envs\.html#amago\.\S*AMAGOEnv"[^>]*><code>AMAGOEnv</code></a>', page)
 
 
 def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
