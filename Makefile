@@ -8,15 +8,15 @@ ENVS := .venv-envs
 ENVS_STAMP := $(ENVS)/.installed
 SHOWDOWN := tools/showdown/node_modules/.package-lock.json
 
-.PHONY: help install demo test docs test-faults test-envs test-gpu qt showdown bench lint types unit format clean
+.PHONY: help install demo test test-faults test-gpu test-envs qt showdown bench lint types unit format clean
 
 help:
 	@echo "make demo    install, train a memory agent, evaluate it, leave a picture (about 6 minutes on two cores)"
 	@echo "make test    install, then format, lint, types, docs and tests, as CI does"
 	@echo "make docs    build the docs site into site/"
 	@echo "make test-faults  the tests of faults with their full counts (AMAGO_FAULTS_SEED=N repeats a run)"
+	@echo "make test-gpu     the tests of the CPU on a CUDA device; elsewhere they are skipped"
 	@echo "make test-envs    the benchmarks of docs/benchmarks.md, in an environment of their own with every package (4 GB)"
-	@echo "make test-gpu     the tests of the GPU, with the torch of GPU_PYTHON (default: .venv's)"
 	@echo "make showdown     the battle server of examples/15_pokemon.py, from npm (Node.js 20 or later)"
 	@echo "make bench   how fast each part is, as a share of what the machine could do (30 minutes; keep the machine quiet)"
 	@echo "make format  put the code into its standard form"
@@ -42,12 +42,16 @@ lint: install
 types: install
 	$(BIN)/mypy
 
+.PHONY: docs
 # every warning is an error; nothing is fetched. The variable silences Material's notice about MkDocs 2
 docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 unit: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-gpu: install
+	$(BIN)/python -m pytest -m gpu tests/gpu
 
 test-faults: install
 	AMAGO_FAULTS=long OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults -s
@@ -79,11 +83,6 @@ $(SHOWDOWN): tools/showdown/package.json tools/showdown/package-lock.json
 
 test-envs: $(ENVS_STAMP) $(SHOWDOWN) qt
 	OMP_NUM_THREADS=1 $(ENVS)/bin/python -m pytest -n 2 --dist worksteal tests/envs_extra tests/examples
-
-GPU_PYTHON ?= $(BIN)/python
-
-test-gpu:
-	$(GPU_PYTHON) -m pytest -m gpu tests/gpu
 
 bench: install
 	$(BIN)/python -m benchmarks all

@@ -26,8 +26,8 @@ class ExperimentSettings:
         run_name: name of the run; its files lie in ``ckpt_base_dir/run_name``.
         ckpt_base_dir: directory of all runs.
         max_seq_len: transitions in a training sequence, and steps of memory when acting.
-        dataset: where training sequences come from.
-        dset_root, dset_name, dset_max_size: the arguments of a `DiskTrajDataset`, given instead of ``dataset``.
+        dataset: where training sequences come from. Instead of it, ``dset_root`` and ``dset_name`` (and ``dset_max_size``)
+            make a `DiskTrajDataset`.
         tstep_encoder_type, traj_encoder_type, agent_type: classes, built with their (gin) defaults.
         val_timesteps_per_epoch: steps of each actor in an evaluation; long enough for at least one rollout to end.
         make_train_env, make_val_env: a function that returns an `AMAGOEnv`, or a list with one for each actor.
