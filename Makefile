@@ -31,7 +31,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $(STAMP)
 
 demo: install
-	$(BIN)/amago demo --out demo_out site
+	$(BIN)/amago demo --out demo_out
 
 test: lint types docs unit
 
