@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from amago.config import fast_paths
 from amago.nets.cpu.packed import Linear
-from amago.nets.cpu.weight_cache import WeightCache
 from amago.nets.utils import activation_switch, check_dropout, check_positive
 
 
@@ -100,9 +98,6 @@ class InputNorm(nn.Module):
         beta: rate of the statistics for large t.
         init_nu: second moment before any data.
         skip_below: sigma below which a feature is not scaled.
-
-    Attributes:
-        fast: in evaluation mode without gradients, compute the divisor once per version of the statistics.
     """
 
     mu: Tensor
@@ -118,11 +113,6 @@ class InputNorm(nn.Module):
         self.register_buffer("mu", torch.zeros(d_inp))
         self.register_buffer("nu", torch.full((d_inp,), float(init_nu)))
         self.register_buffer("_t", torch.ones(1))
-        self.fast, self._scale = fast_paths(), WeightCache()
-
-    def train(self, mode: bool = True) -> InputNorm:
-        self._scale.clear()
-        return super().train(mode)
 
     @property
     def sigma(self) -> Tensor:
@@ -154,12 +144,6 @@ class InputNorm(nn.Module):
         """(B, L, d_inp) -> the same, normalised; in training mode the statistics are updated first."""
         if self.training:
             self.update(x, mask)
-        if self.fast and not self.training:
-            divisor = self._scale.get((self.mu, self.nu), self._divisor, exact=True)
-        else:
-            divisor = self._divisor()
-        return ((x.float() - self.mu) / divisor).clamp(-1e4, 1e4)
-
-    def _divisor(self) -> Tensor:
         sigma = self.sigma
-        return torch.where(sigma > self.skip_below, sigma, torch.ones_like(sigma))
+        divisor = torch.where(sigma > self.skip_below, sigma, torch.ones_like(sigma))
+        return ((x.float() - self.mu) / divisor).clamp(-1e4, 1e4)

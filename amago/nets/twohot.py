@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from amago.config import fast_paths
 from amago.ops import symexp, symlog
 
 LABELS = ("two_hot", "hl_gauss")
@@ -96,6 +97,9 @@ class Bins(nn.Module):
         use_symlog: space them evenly in symlog(return), so that their width grows with the return; else in the return.
         labels: "two_hot" (`two_hot`) or "hl_gauss" (`hl_gauss`).
         hl_gauss_sigma: standard deviation of the latter, in widths of a bin.
+
+    Attributes:
+        fast: on CPUs, process logits in blocks that stay in the cache.
     """
 
     centers: Tensor
@@ -113,6 +117,7 @@ class Bins(nn.Module):
         if not 0.0 < hl_gauss_sigma < math.inf:
             raise ValueError(f"hl_gauss_sigma must be positive, got hl_gauss_sigma={hl_gauss_sigma}")
         self.min_return, self.max_return, self.use_symlog = float(min_return), float(max_return), use_symlog
+        self.fast = fast_paths()
         self.labels_type, self.hl_gauss_sigma = labels, hl_gauss_sigma
         low, high = self._spread(torch.tensor([self.min_return, self.max_return])).tolist()
         self.register_buffer("centers", torch.linspace(low, high, output_bins), persistent=False)
@@ -123,10 +128,10 @@ class Bins(nn.Module):
     def value(self, logits: Tensor) -> Tensor:
         """The return at the expected bin, (..., O) -> (..., 1)."""
         with torch.autocast(logits.device.type, enabled=False):  # autocast would round the product to half precision
-            if logits.ndim < 2 or not logits.numel() or (logits.requires_grad and torch.is_grad_enabled()):
-                expected = logits.float().softmax(dim=-1) @ self.centers
-            else:
+            if self._in_blocks(logits) and not (logits.requires_grad and torch.is_grad_enabled()):
                 expected = torch.cat([logits[rows].float().softmax(dim=-1) @ self.centers for rows in _blocks(logits)])
+            else:
+                expected = logits.float().softmax(dim=-1) @ self.centers
         expected = expected.unsqueeze(-1)
         return symexp(expected) if self.use_symlog else expected
 
@@ -139,10 +144,13 @@ class Bins(nn.Module):
         """The cross-entropy (..., 1) of logits (..., O) against the labels of returns (..., 1), which broadcast."""
         labels = self.labels(returns)
         *lead, bins = torch.broadcast_shapes(logits.shape, labels.shape)
-        if not lead:
+        if not lead or not self._in_blocks(logits):
             return -(labels * logits.float().log_softmax(dim=-1)).sum(dim=-1, keepdim=True)
         loss: Tensor = _CrossEntropy.apply(logits.float().expand(*lead, bins), labels.expand(*lead, bins))
         return loss
+
+    def _in_blocks(self, logits: Tensor) -> bool:
+        return self.fast and logits.is_cpu and logits.ndim > 1 and logits.numel() > 0
 
     def beyond(self, returns: Tensor) -> Tensor:
         """True where a return lies outside of the bins, so that no output represents it."""

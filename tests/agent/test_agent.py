@@ -1,10 +1,13 @@
+import dataclasses
+import inspect
+
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 
 from amago import config
-from amago.agent import Agent, MultiTaskAgent, exp_filter, leaky_relu_filter
+from amago.agent import ActorCriticOptions, Agent, MultiTaskAgent, MultiTaskOptions, exp_filter, leaky_relu_filter
 from amago.loading import Batch
 from amago.nets.actor_critic import Actor
 from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder
@@ -282,3 +285,27 @@ def test_seventy_thousand_actions():
 def test_wrong_options_are_refused_by_name(options, message, agent_type):
     with pytest.raises(ValueError, match=message):
         build("discrete", agent_type=agent_type, **options)
+
+
+@pytest.mark.parametrize("agent_type", AGENTS.values(), ids=AGENTS)
+def test_the_signature_shows_every_option_with_its_default(agent_type):
+    options_type = {Agent: ActorCriticOptions, MultiTaskAgent: MultiTaskOptions}[agent_type]
+    shown = inspect.signature(agent_type).parameters
+    assert list(shown)[:6] == [
+        "obs_space",
+        "rl2_space",
+        "action_space",
+        "max_seq_len",
+        "tstep_encoder_type",
+        "traj_encoder_type",
+    ]
+    assert {name: p.default for name, p in list(shown.items())[6:]} == dataclasses.asdict(options_type())
+    bindable = config.parameters_of(f"amago.agent.{agent_type.__name__}")
+    assert bindable == list(shown)
+
+
+def test_unknown_options_are_refused():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'gama'"):
+        build("discrete", gama=0.9)
+    with pytest.raises(ValueError, match="Agent has no parameter 'gama'; did you mean gamma"):
+        config.bind({"Agent.gama": 0.9})
