@@ -133,13 +133,14 @@ class BaseCriticHead(nn.Module, ABC):
 
     fused: ClassVar[bool] = False
     """`evaluate` and `evaluate_subset` may bypass `forward`, whose result is that of `amago.nets.ensemble.evaluate_state_action`
-    on ``self.net``. A subclass with a `forward` of its own has to declare this again."""
+    on ``self.net``. It is False for a subclass with another `forward`, unless that declares it again."""
 
     gamma_features: Tensor
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "forward" in cls.__dict__ and "fused" not in cls.__dict__:
+        declared = next(c for c in cls.__mro__ if "fused" in c.__dict__)
+        if cls.forward is not declared.forward:  # type: ignore[attr-defined]
             cls.fused = False
 
     def __init__(self, state_dim: int, action_dim: int, action_kind: str, gammas: Tensor, num_critics: int) -> None:
@@ -204,7 +205,10 @@ class BaseCriticHead(nn.Module, ABC):
 
 
 class EnsembleCritics(BaseCriticHead):
-    """Critics whose networks are an `amago.nets.ensemble.EnsembleMLP`, ``self.net``; a subclass that is `fused` shares work between evaluations."""
+    """Critics whose networks are an `amago.nets.ensemble.EnsembleMLP`, ``self.net``.
+
+    If `fused`, evaluations share work: the state's part of the first layer is computed once, and only the critics in use are.
+    """
 
     net: EnsembleMLP
     reads_action: bool

@@ -171,6 +171,8 @@ def test_a_forward_of_ones_own_is_called_by_every_method():
     torch.testing.assert_close(net.evaluate_subset(state, action, drawn), want[:, :, :, drawn])
     assert NCritics.fused
     assert not Doubled.fused
+    assert not type("Mixed", (type("Mixin", (), {"forward": Doubled.forward}), NCritics), {}).fused
+    assert type("Renamed", (NCritics,), {}).fused
 
 
 def test_critics_that_declare_it_may_be_fused_with_a_forward_of_their_own():
