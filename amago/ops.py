@@ -43,8 +43,8 @@ def masked_std(x: Tensor, mask: Tensor) -> Tensor:
 def n_step_return(rews: Tensor, dones: Tensor, next_values: Tensor, gammas: Tensor, mask: Tensor, n: int = 1) -> Tensor:
     """n-step TD targets.
 
-    y_t = r_t + gamma r_{t+1} + ... + gamma^m V_{t+m}. m is n, or less where the rollout terminates, without a bootstrap value, or
-    where the real data end, with that of the last real observation.
+    y_t = r_t + gamma r_{t+1} + ... + gamma^m V_{t+m}. m is n, or less where the rollout terminates, without a bootstrap value,
+    or where the real data end, with that of the last real observation.
 
     Args:
         rews, dones: (B, L, ...), reward and termination of step t.

@@ -1,7 +1,7 @@
 """What each fast path for CPUs earns: whole updates and policy steps, with one path switched off at a time.
 
-*Ours* has all paths; the *ceiling* is the same work without the named one. The ratio says how many times as long the work takes without it.
-CPU time of the process, which varies less than wall time on a machine that does other work too.
+*Ours* has all paths; the *ceiling* is the same work without the named one. The ratio says how many times as long the work
+takes without it. CPU time of the process, which varies less than wall time on a machine that does other work too.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ from amago.spaces import check_mask
 class ActorCriticAgent(BaseAgent):
     """Actor and critic ensemble on a shared sequence model, trained for several discounts at once.
 
-    A subclass sets what critics output (`values_type`), how discrete actions reach them (`exact_expectation`), and the defaults of
-    the options.
+    A subclass sets what critics output (`values_type`), how discrete actions reach them (`exact_expectation`), and the
+    defaults of the options.
 
     Args:
         obs_space, rl2_space, action_space, max_seq_len, tstep_encoder_type, traj_encoder_type: see `BaseAgent`.
@@ -155,8 +155,8 @@ class ActorCriticAgent(BaseAgent):
 
     @torch.no_grad()
     def get_values(self, batch: Batch) -> AgentValues:
-        """Values and filter weights of the actions of a batch, computed as `forward` does in evaluation mode. The agent's mode and
-        running statistics are left as they are."""
+        """Values and filter weights of the actions of a batch, computed as `forward` does in evaluation mode. The agent's mode
+        and running statistics are left as they are."""
         was_training = self.training
         self.eval()
         try:
@@ -196,8 +196,8 @@ class ActorCriticAgent(BaseAgent):
         )
 
     def _like_policy(self, pi: Any, action: Tensor) -> Tensor:
-        """Stored actions (B, L, A) clipped as those of the policy are: (B, L, 1, A). With a mask (B, L, G, A), with 0 at illegal
-        choices."""
+        """Stored actions (B, L, A) clipped as those of the policy are: (B, L, 1, A). With a mask (B, L, G, A), with 0 at
+        illegal choices."""
         if self.mask_key is not None:
             return pi.clip_like_policy(action[:, :, None])  # type: ignore[no-any-return]
         return self.actor.policy_dist.clip_like_policy(action)[:, :, None]  # type: ignore[no-any-return]
@@ -222,8 +222,8 @@ class ActorCriticAgent(BaseAgent):
         return out, values.mean(dim=0)
 
     def _policy_actions(self, pi: Any, num: int, grad: bool = False) -> Tensor:
-        """Vectors (K, B, L, G, A) that represent the policy: its probabilities (K = 1) where expectations are exact, else ``num``
-        samples."""
+        """Vectors (K, B, L, G, A) that represent the policy: its probabilities (K = 1) where expectations are exact, else
+        ``num`` samples."""
         if self.exact:
             return (pi.probs if grad else pi.probs.detach())[None]
         return torch.stack([pi.sample_vector(grad) for _ in range(num)])

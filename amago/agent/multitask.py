@@ -19,13 +19,13 @@ class MultiTaskAgent(ActorCriticAgent):
     """An agent whose losses do not depend on the scale of returns, for tasks whose rewards differ by orders of magnitude
     (Grigsby et al. 2024, arXiv 2411.11188).
 
-    Critics classify returns instead of regressing them, and the policy imitates the actions of the data whose value exceeds that
-    of its own; the policy gradient is off. Discrete actions reach the critics as one-hot samples, as continuous ones do.
+    Critics classify returns instead of regressing them, and the policy imitates the actions of the data whose value exceeds
+    that of its own; the policy gradient is off. Discrete actions reach the critics as one-hot samples, as continuous ones do.
 
     Args:
         obs_space, rl2_space, action_space, max_seq_len, tstep_encoder_type, traj_encoder_type: see `BaseAgent`.
-        options: fields of `amago.agent.options.MultiTaskOptions`. Four defaults differ from those of `Agent`: ``online_coeff`` 0
-            (if it is positive, discrete actions get their gradient by straight-through Gumbel-softmax), ``offline_coeff`` 1,
+        options: fields of `amago.agent.options.MultiTaskOptions`. Four defaults differ from those of `Agent`: ``online_coeff``
+            0 (if it is positive, discrete actions get their gradient by straight-through Gumbel-softmax), ``offline_coeff`` 1,
             ``num_actions_for_value_in_actor_loss`` 3, and ``critic_type`` `amago.nets.actor_critic.NCriticsTwoHot`, whose
             arguments set the range of returns (times ``reward_multiplier``) that the bins cover.
 

@@ -1,10 +1,11 @@
 """The interface of distributions over actions, which `amago.nets.policy_dists` implements.
 
-A `DistributionType`, one for each policy, maps network outputs to a `PolicyOutput`, one for each batch. Shapes: leading dimensions
-(...) usually (B, L, G); A the width of an action.
+A `DistributionType`, one for each policy, maps network outputs to a `PolicyOutput`, one for each batch. Shapes: leading
+dimensions (...) usually (B, L, G); A the width of an action.
 
-An action has three forms: the *vector* that critics read (one-hot, numbers in [-1, 1] or bits; (..., A) float), the *sample* that
-`log_prob` takes (an index (...) for `Discrete`, else the vector), and the *stored* form that goes to environments and to disk.
+An action has three forms: the *vector* that critics read (one-hot, numbers in [-1, 1] or bits; (..., A) float), the *sample*
+that `log_prob` takes (an index (...) for `Discrete`, else the vector), and the *stored* form that goes to environments and to
+disk.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class PolicyOutput(ABC):
 
     @abstractmethod
     def log_prob(self, action: Tensor) -> Tensor:
-        """Log-density of actions in the form of `sample`: (...) for discrete ones, else (..., A), one number for each dimension."""
+        """Log-density of actions in the form of `sample`: (...) for discrete ones, else (..., A), one number for each
+        dimension."""
 
     def sample_vector(self, grad: bool = False) -> Tensor:
         """One action of each distribution in vector form (..., A); with ``grad``, gradients reach the policy.
@@ -68,8 +70,8 @@ class PolicyOutput(ABC):
         """The action in its stored form (..., S), drawn or (``sample`` False) greedy, without gradient."""
 
     def clip_like_policy(self, vector: Tensor) -> Tensor:
-        """Clip actions of the data in vector form (..., A), broadcast against the distributions, as `sample_vector` clips its own,
-        with 0 at masked choices. Unchanged by default. Without a mask, the same as `DistributionType.clip_like_policy`."""
+        """Clip actions of the data in vector form (..., A), broadcast against the distributions, as `sample_vector` clips its
+        own, with 0 at masked choices. Unchanged by default. Without a mask, the same as `DistributionType.clip_like_policy`."""
         return vector
 
     def metrics(self) -> dict[str, Tensor]:
@@ -99,7 +101,8 @@ class DistributionType(ABC):
         """P, the number of parameters of one distribution."""
 
     def clip_like_policy(self, vector: Tensor) -> Tensor:
-        """Clip actions of the data in vector form (..., A) as `PolicyOutput.sample_vector` clips its own. Unchanged by default."""
+        """Clip actions of the data in vector form (..., A) as `PolicyOutput.sample_vector` clips its own. Unchanged by
+        default."""
         return vector
 
     def masked(self, vec: Tensor, legal: Tensor) -> Tensor:

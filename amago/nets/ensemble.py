@@ -26,7 +26,8 @@ class EnsembleLinear(nn.Module):
         self.subset: Tensor | None = None
 
     def parts(self, detach: bool) -> tuple[Tensor, Tensor]:
-        """Weight (C, d_in, d_out) and bias (C, 1, d_out), of the ``subset`` where one is set; out of the graph if ``detach``."""
+        """Weight (C, d_in, d_out) and bias (C, 1, d_out), of the ``subset`` where one is set; out of the graph if
+        ``detach``."""
         weight: Tensor = self.weight
         bias = self.bias.view(-1, 1, self.bias.shape[-1])
         if self.subset is not None:
@@ -89,7 +90,8 @@ class EnsembleMLP(nn.Module):
         return torch.baddbmm(b, shared, weight[:, inputs]) if bias else torch.bmm(shared, weight[:, inputs])
 
     def rest(self, h: Tensor, detach_params: bool = False) -> Tensor:
-        """From the first layer's output (C, ..., d_hidden), before its activation (which overwrites it), to (C, ..., d_output)."""
+        """From the first layer's output (C, ..., d_hidden), before its activation (which overwrites it), to (C, ...,
+        d_output)."""
         lead = h.shape[1:-1]
         h = self.dropout(self.activation(h)).flatten(1, -2)
         for layer in self.core_layers:
@@ -121,8 +123,8 @@ def evaluate_state_action(
         net: with D + 1 + A inputs and O outputs.
         state: (B, L, D).
         gamma_features: (G,), h of each discount.
-        action: (K, B, L, G, A), or (K, B, L, 1, A) if all discounts share it. Clamped to +-0.999; the gradient passes the clamp,
-            since bits and one-hot vectors always lie at a bound.
+        action: (K, B, L, G, A), or (K, B, L, 1, A) if all discounts share it. Clamped to +-0.999; the gradient passes the
+            clamp, since bits and one-hot vectors always lie at a bound.
         detach_params: hold the networks' parameters out of the graph; gradients still reach ``state`` and ``action``.
 
     Returns:

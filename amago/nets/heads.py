@@ -132,8 +132,9 @@ class BaseCriticHead(nn.Module, ABC):
     """
 
     fused: ClassVar[bool] = False
-    """`evaluate` and `evaluate_subset` may bypass `forward`, whose result is that of `amago.nets.ensemble.evaluate_state_action`
-    on ``self.net``. It is False for a subclass with another `forward`, unless that declares it again."""
+    """`evaluate` and `evaluate_subset` may bypass `forward`, whose result is that of
+    `amago.nets.ensemble.evaluate_state_action` on ``self.net``. It is False for a subclass with another `forward`, unless that
+    declares it again."""
 
     gamma_features: Tensor
 
@@ -178,8 +179,8 @@ class BaseCriticHead(nn.Module, ABC):
             value: maps outputs (..., O) to values (..., 1), each row by itself.
 
         Returns:
-            outputs (B, L, C, G, O) for ``stored``, with gradients to parameters and state; values (K, B, L, C, G, 1) of ``chosen``,
-            with gradients to ``chosen`` alone.
+            outputs (B, L, C, G, O) for ``stored``, with gradients to parameters and state; values (K, B, L, C, G, 1) of
+            ``chosen``, with gradients to ``chosen`` alone.
         """
         out = self(state, stored[None])[0]
         with torch.set_grad_enabled(chosen.requires_grad and torch.is_grad_enabled()):

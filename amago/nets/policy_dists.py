@@ -50,8 +50,8 @@ class DiscreteOutput(PolicyOutput):
         return chosen.clamp(min=torch.finfo(chosen.dtype).tiny).log()
 
     def sample_vector(self, grad: bool = False) -> Tensor:
-        """One-hot actions, clipped as probabilities are, with the gradient of a Gumbel-softmax sample (straight-through, Jang et al.
-        2017, arXiv 1611.01144)."""
+        """One-hot actions, clipped as probabilities are, with the gradient of a Gumbel-softmax sample (straight-through, Jang
+        et al. 2017, arXiv 1611.01144)."""
         gumbel = -torch.empty_like(self.probs).exponential_().log()  # also without gradient, so that both draw the same
         scores = self.probs.clamp(min=torch.finfo(self.probs.dtype).tiny).log() + gumbel
         if self.illegal is not None:
@@ -110,8 +110,8 @@ class Discrete(DistributionType):
         return self.d_action
 
     def clip_like_policy(self, vector: Tensor, illegal: Tensor | None = None) -> Tensor:
-        """Clip and renormalise probabilities or one-hot actions (..., A), so that critics read actions of the data as they read the
-        policy's. Entries where ``illegal`` is True become exactly 0."""
+        """Clip and renormalise probabilities or one-hot actions (..., A), so that critics read actions of the data as they
+        read the policy's. Entries where ``illegal`` is True become exactly 0."""
         clipped = vector.clamp(self.clip_prob_low, self.clip_prob_high)
         if illegal is not None:
             clipped = clipped.masked_fill(illegal, 0.0)
@@ -329,8 +329,8 @@ class GMMOutput(PolicyOutput):
 @gin.configurable
 class GMM(DistributionType):
     """Actions in [-1, 1] from several modes: of the input, M x A means (mode by mode), as many raw standard deviations
-    (softplus(raw) + ``min_std``), and M logits of the modes. The greedy action is the mean. Samples carry no gradient, so that it
-    suits behaviour cloning only.
+    (softplus(raw) + ``min_std``), and M logits of the modes. The greedy action is the mean. Samples carry no gradient, so that
+    it suits behaviour cloning only.
 
     Args:
         d_action: A.

@@ -32,7 +32,8 @@ def distribution_of(
 
 
 class ProductOutput(PolicyOutput):
-    """Independent distributions, one for each part. Samples are vectors; `log_prob` and `entropy` have one number for each part.
+    """Independent distributions, one for each part. Samples are vectors; `log_prob` and `entropy` have one number for each
+    part.
 
     Attributes:
         factors: a distribution for each part.

@@ -43,7 +43,8 @@ def hl_gauss(x: Tensor, centers: Tensor, sigma: float = 0.75) -> Tensor:
         sigma: standard deviation, in widths of a bin.
 
     Returns:
-        (..., O), summing to 1; zeros, which give no gradient, where a number lies so far beyond the bins that no mass reaches them.
+        (..., O), summing to 1; zeros, which give no gradient, where a number lies so far beyond the bins that no mass reaches
+        them.
     """
     width = (centers[-1] - centers[0]) / (len(centers) - 1)
     edges = torch.cat((centers - 0.5 * width, centers[-1:] + 0.5 * width))

@@ -30,8 +30,8 @@ def activation_switch(name: str, inplace: bool = False) -> Activation:
 
     Args:
         name: "leaky_relu", "relu", "gelu", "silu" (or "swish"), "elu", "mish", "tanh" or "sigmoid".
-        inplace: let leaky ReLU overwrite its input, which must be a tensor that nothing else uses, such as the output of a linear
-            layer. Backward then keeps one tensor instead of two: a fifth of what an update of a Transformer keeps.
+        inplace: let leaky ReLU overwrite its input, which must be a tensor that nothing else uses, such as the output of a
+            linear layer. Backward then keeps one tensor instead of two: a fifth of what an update of a Transformer keeps.
 
     Raises:
         ValueError: no such activation; the message lists those that exist.

@@ -1,14 +1,15 @@
 """Critic ensembles on CPUs, in blocks that stay in the core's cache.
 
-`evaluate` computes what `amago.nets.ensemble.first_layer` and `amago.nets.ensemble.EnsembleMLP.rest` compute layer by layer: they
-are its reference, and the tests compare both. With four critics and seven discounts, a hidden layer at batch 24 and length 128 takes
-88 MB, and every addition, activation and gradient moves it to memory and back. Here `ROWS` rows at a time pass through all layers.
+`evaluate` computes what `amago.nets.ensemble.first_layer` and `amago.nets.ensemble.EnsembleMLP.rest` compute layer by layer:
+they are its reference, and the tests compare both. With four critics and seven discounts, a hidden layer at batch 24 and
+length 128 takes 88 MB, and every addition, activation and gradient moves it to memory and back. Here `ROWS` rows at a time
+pass through all layers.
 
-Where parameters need gradients, forward keeps the activations. Where only the action needs one, backward recomputes them, for the
-rows whose gradient is not zero: a quarter of them, if the objective is the minimum over four critics.
+Where parameters need gradients, forward keeps the activations. Where only the action needs one, backward recomputes them, for
+the rows whose gradient is not zero: a quarter of them, if the objective is the minimum over four critics.
 
-Shapes: C critics, K samples, N timesteps, G discounts, F inputs beside the state (action and discount), H hidden units, O outputs. A
-*row* is one (sample, timestep, discount) of one critic. A *block* is R rows.
+Shapes: C critics, K samples, N timesteps, G discounts, F inputs beside the state (action and discount), H hidden units, O
+outputs. A *row* is one (sample, timestep, discount) of one critic. A *block* is R rows.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from torch import Tensor
 from amago.nets.utils import at_least_float32
 
 ROWS = 2048
-"""Rows of a block. With 256 hidden units and 1 MB of second-level cache, 512 to 2,048 are equally fast in float32; in bf16 2,048 is
-fastest (docs/notes/performance.md)."""
+"""Rows of a block. With 256 hidden units and 1 MB of second-level cache, 512 to 2,048 are equally fast in float32; in bf16
+2,048 is fastest (docs/notes/performance.md)."""
 GRAIN = 128
 """Backward selects rows in multiples of this: oneDNN generates and keeps code for every matrix shape it meets."""
 
@@ -56,8 +57,8 @@ def evaluate(
         value: maps outputs (R, O) to values (R, 1). If given, values are returned, without gradient.
 
     Returns:
-        (C, K, N, G, O), or (C, K, N, G, 1) with ``value``; K is 1 without ``w_extra``. In float32 where the computation is in half
-        precision.
+        (C, K, N, G, O), or (C, K, N, G, 1) with ``value``; K is 1 without ``w_extra``. In float32 where the computation is in
+        half precision.
     """
     if value is not None:
         with torch.no_grad():
@@ -135,7 +136,8 @@ class _Layers:
         return self.extra[block.sample, block.steps].reshape(block.size, -1)
 
     def hidden_layers(self, critic: int, hidden: list[Tensor]) -> None:
-        """From the first layer's output in ``hidden[0]``, before its activation, to the activations of all hidden layers, in place."""
+        """From the first layer's output in ``hidden[0]``, before its activation, to the activations of all hidden layers, in
+        place."""
         for layer, h in enumerate(hidden):
             F.leaky_relu_(h, self.slope)
             if layer + 1 < len(hidden):  # not addmm, which would first copy the bias to every row

@@ -1,7 +1,8 @@
 """Linear layers with prepacked oneDNN weights, for inference.
 
-A matrix library rearranges both factors before it multiplies. With few rows, as in a step of a few actors, that takes as long as the
-product itself; a policy's weights stay the same between two updates, so they are packed once. docs/notes/performance.md has figures.
+A matrix library rearranges both factors before it multiplies. With few rows, as in a step of a few actors, that takes as long
+as the product itself; a policy's weights stay the same between two updates, so they are packed once. docs/notes/performance.md
+has figures.
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ from amago.nets.utils import autocast_dtype
 class WeightCache:
     """Caches one tensor that is derived from parameters, for forward passes without gradients.
 
-    The value is valid while every source is the same storage at the same version and no optimizer has stepped. An optimizer step,
-    an EMA update, `load_state_dict`, and a move to another device or dtype therefore invalidate it. Writes through ``Tensor.data``
-    raise no version: modules call `clear` when they enter training mode, which covers those.
+    The value is valid while every source is the same storage at the same version and no optimizer has stepped. An optimizer
+    step, an EMA update, `load_state_dict`, and a move to another device or dtype therefore invalidate it. Writes through
+    ``Tensor.data`` raise no version: modules call `clear` when they enter training mode, which covers those.
     """
 
     def __init__(self) -> None:
@@ -66,9 +66,9 @@ class WeightCache:
 class _OptimizerSteps:
     """Counts the steps of all optimizers of the process, while there is a cache with a value.
 
-    Fused optimizers do not raise the version of the parameters that they write (`torch.optim.AdamW(fused=True)`, torch 2.13 on a
-    CPU), and an agent does not know which optimizer trains it. PyTorch's hook for all optimizers is installed with the first value
-    and removed once none is left.
+    Fused optimizers do not raise the version of the parameters that they write (`torch.optim.AdamW(fused=True)`, torch 2.13 on
+    a CPU), and an agent does not know which optimizer trains it. PyTorch's hook for all optimizers is installed with the first
+    value and removed once none is left.
 
     Attributes:
         count: steps seen. Between two watches it does not move.
