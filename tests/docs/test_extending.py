@@ -22,6 +22,7 @@ import amago.nets.actor_critic
 import amago.nets.policy_dists
 import amago.nets.transformer
 from amago import cli_utils
+from amago.cli_utils import parts
 from amago.run.plots import read_metrics
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
@@ -53,16 +54,16 @@ def _registries_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a program registers is gone afterwards, so that another test may run it again."""
     registry = gin.config._REGISTRY
     known = set(registry._selector_map)
-    for names in cli_utils._REGISTRIES.values():
+    for names in parts.REGISTRIES.values():
         for name, cls in list(names.items()):
             monkeypatch.setitem(names, name, cls)
-    before = {kind: set(names) for kind, names in cli_utils._REGISTRIES.items()}
+    before = {kind: set(names) for kind, names in parts.REGISTRIES.items()}
     gin.enter_interactive_mode()
     yield
     gin.exit_interactive_mode()
     for selector in set(registry._selector_map) - known:
         registry.pop(selector)
-    for kind, names in cli_utils._REGISTRIES.items():
+    for kind, names in parts.REGISTRIES.items():
         for name in set(names) - before[kind]:
             del names[name]
 
@@ -120,7 +121,7 @@ def test_names_that_cannot_be() -> None:
     own = _class("OwnGRU", amago.nets.traj_encoders.GRUTrajEncoder)
     with pytest.raises(ValueError, match=r"kind must be one of actor, agent, cnn, critic, .*, got kind='encoder'"):
         cli_utils.register("encoder", "own", own)
-    with pytest.raises(ValueError, match="name='gru' already stands for the traj_encoder GRUTrajEncoder; give OwnGRU another"):
+    with pytest.raises(ValueError, match="name='gru' is taken by the traj_encoder GRUTrajEncoder; give OwnGRU another"):
         cli_utils.register("traj_encoder", "gru", own)
     with pytest.raises(ValueError, match=r"Plain is not marked @gin\.configurable"):
         cli_utils.register("traj_encoder", "plain", type("Plain", (), {}))

@@ -81,5 +81,5 @@ def test_names_that_collide_once_unwrapped_are_refused():
     agent, _, _ = golden_agent("agent_discrete")
     weights = agent.state_dict()
     weights["module.popart.mu"] = torch.ones(3, 1)
-    with pytest.raises(checkpoint.CheckpointError, match="some names are there twice"):
+    with pytest.raises(checkpoint.CheckpointError, match="some names occur twice"):
         adapt_weights(weights, agent)
