@@ -79,9 +79,7 @@ def _zoo_file(name: str) -> Path:
     zoo = Path(__file__).parent / "zoo"
     known = {f"zoo/{p.stem}": p for p in sorted(zoo.glob("*.gin"))}
     if name not in known:
-        raise ValueError(
-            f"the zoo has no settings called {name!r}; it has {', '.join(known)}"
-        )
+        raise ValueError(f"the zoo has no settings called {name!r}; it has {', '.join(known)}")
     return known[name]
 
 
