@@ -3,7 +3,7 @@
 import pytest
 import torch
 from golden import load
-from test_golden_agent import CASES, golden_agent
+from golden_agents import CASES, golden_agent
 
 from amago.policy.original import adapt_weights
 from amago.run import checkpoint
