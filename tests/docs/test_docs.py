@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 from run_inside import Outcome, program, run_amago, run_script
 
 from amago import Experiment, config
@@ -46,15 +47,7 @@ TINY = {
     "Experiment.train_timesteps_per_epoch": 60,
     "Experiment.train_batches_per_epoch": 2,
     "Experiment.batch_size": 4,
-    "FFTstepEncoder.d_hidden": 16,
-    "FFTstepEncoder.d_output": 16,
-    "FFTrajEncoder.d_model": 16,
-    "TformerTrajEncoder.d_model": 16,
-    "TformerTrajEncoder.d_ff": 32,
-    "TformerTrajEncoder.n_heads": 2,
-    "TformerTrajEncoder.n_layers": 1,
-    "Actor.d_hidden": 16,
-    "NCritics.d_hidden": 16,
+    **{name: size for name, size in tiny.SMALL.items() if not name.startswith("Multigammas.")},  # a page prints the discounts
 }
 _FEW = "--env_workers 1 --epochs 1 --grads_per_epoch 2 --timesteps_per_epoch 24 --parallel_actors 2 --batch_size 4 --max_seq_len 8 --memory_size 16 --memory_layers 1"
 ARGUMENTS = {

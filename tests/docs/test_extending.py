@@ -14,6 +14,7 @@ import gin
 import gymnasium as gym
 import numpy as np
 import pytest
+import tiny
 import torch
 from run_inside import program
 
@@ -26,10 +27,6 @@ from amago.cli_utils import parts
 from amago.run.plots import read_metrics
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
-TINY = {
-    "FFTstepEncoder.d_hidden": 16, "FFTstepEncoder.d_output": 16, "GRUTrajEncoder.d_hidden": 16, "GRUTrajEncoder.d_output": 16,
-    "Actor.d_hidden": 16, "NCritics.d_hidden": 16, "Multigammas.discrete": [0.9], "Multigammas.continuous": [0.9],
-}  # fmt: skip
 
 
 def programs() -> tuple[dict[str, str], dict[str, str]]:
@@ -73,7 +70,7 @@ def run(title: str, cwd: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any
     for name, text in FILES.items():
         (cwd / name).write_text(text, encoding="utf-8")
     main = types.ModuleType("__main__")
-    with program(cwd, ["program.py"], TINY):
+    with program(cwd, ["program.py"], tiny.SMALL):
         monkeypatch.setitem(sys.modules, "__main__", main)
         exec(compile(PROGRAMS[title], f"{PAGE.name}: {title}", "exec"), vars(main))
     return vars(main)
