@@ -40,72 +40,83 @@ def _add(parser: Any, name: str, **kwargs: Any) -> None:
 
 def add_common_cli(parser: ArgumentParser) -> ArgumentParser:
     """Add the arguments that all training scripts share. `create_experiment_from_cli` reads them."""
-    files = parser.add_argument_group("files")
-    _add(files, "run_name", required=True, help="name of the run; --trials appends _trial_N")
-    _add(files, "buffer_dir", required=True, help="directory for replay buffers, checkpoints and logs")
-    _add(files, "ckpt", type=whole_number, default=None, help="start with the weights saved in this epoch")
+    _add_files(parser.add_argument_group("files"))
+    _add_agent(parser.add_argument_group("agent"))
+    _add_collection(parser.add_argument_group("data collection"))
+    _add_learning(parser.add_argument_group("learning"))
+    _add_logging(parser.add_argument_group("logging"))
+    return parser
+
+
+def _add_files(group: Any) -> None:
+    _add(group, "run_name", required=True, help="name of the run; --trials appends _trial_N")
+    _add(group, "buffer_dir", required=True, help="directory for replay buffers, checkpoints and logs")
+    _add(group, "ckpt", type=whole_number, default=None, help="start with the weights saved in this epoch")
     _add(
-        files,
+        group,
         "resume",
         type=resume_point,
         default="never",
         help="never, auto (continue from the newest training state, if there is one), or the epoch to continue from",
     )
-    _add(files, "dset_max_size", type=whole_number, default=20_000, help="most trajectories in the replay buffer")
+    _add(group, "dset_max_size", type=whole_number, default=20_000, help="most trajectories in the replay buffer")
 
-    model = parser.add_argument_group("agent")
-    _add(model, "agent_type", default="agent", choices=sorted(AGENTS), help="kind of agent")
-    _add(model, "traj_encoder", default="transformer", choices=sorted(TRAJ_ENCODERS), help="sequence model")
-    _add(model, "memory_size", type=whole_number, default=256, help="width of the sequence model")
-    _add(model, "memory_layers", type=whole_number, default=3, help="layers of the sequence model")
-    _add(model, "max_seq_len", type=whole_number, default=None, help="context length in timesteps; None: the script's")
 
-    data = parser.add_argument_group("data collection")
-    _add(data, "parallel_actors", type=whole_number, default=24, help="number of environments that run in parallel")
-    _add(data, "timesteps_per_epoch", type=whole_number, default=1000, help="environment steps of each actor in an epoch")
-    _add(data, "no_async", action="store_true", help="step all environments in this process, without workers")
-    _add(data, "env_workers", type=whole_number, default=None, help="worker processes; None: one a core")
+def _add_agent(group: Any) -> None:
+    _add(group, "agent_type", default="agent", choices=sorted(AGENTS), help="kind of agent")
+    _add(group, "traj_encoder", default="transformer", choices=sorted(TRAJ_ENCODERS), help="sequence model")
+    _add(group, "memory_size", type=whole_number, default=256, help="width of the sequence model")
+    _add(group, "memory_layers", type=whole_number, default=3, help="layers of the sequence model")
+    _add(group, "max_seq_len", type=whole_number, default=None, help="context length in timesteps; None: the script's")
+
+
+def _add_collection(group: Any) -> None:
+    _add(group, "parallel_actors", type=whole_number, default=24, help="number of environments that run in parallel")
+    _add(group, "timesteps_per_epoch", type=whole_number, default=1000, help="environment steps of each actor in an epoch")
+    _add(group, "no_async", action="store_true", help="step all environments in this process, without workers")
+    _add(group, "env_workers", type=whole_number, default=None, help="worker processes; None: one a core")
     _add(
-        data,
+        group,
         "mode",
         default="both",
         choices=("both", "collect", "learn"),
         help="whether this process collects, learns, or does both",
     )
-    _add(data, "start_learning_at_epoch", type=whole_number, default=0, help="epochs of collection before the first update")
-    _add(data, "val_interval", type=whole_number, default=10, help="epochs between evaluations")
+    _add(group, "start_learning_at_epoch", type=whole_number, default=0, help="epochs of collection before the first update")
+    _add(group, "val_interval", type=whole_number, default=10, help="epochs between evaluations")
     _add(
-        data,
+        group,
         "eval_timesteps",
         type=whole_number,
         default=None,
         help="environment steps of each actor in an evaluation; None: the script's",
     )
 
-    learn = parser.add_argument_group("learning")
-    _add(learn, "epochs", type=whole_number, default=500, help="epochs of collection and training")
-    _add(learn, "grads_per_epoch", type=whole_number, default=700, help="batches in an epoch")
-    _add(learn, "batch_size", type=whole_number, default=24, help="sequences in a batch")
-    _add(learn, "learning_rate", type=float, default=1e-4, help="learning rate of AdamW")
+
+def _add_learning(group: Any) -> None:
+    _add(group, "epochs", type=whole_number, default=500, help="epochs of collection and training")
+    _add(group, "grads_per_epoch", type=whole_number, default=700, help="batches in an epoch")
+    _add(group, "batch_size", type=whole_number, default=24, help="sequences in a batch")
+    _add(group, "learning_rate", type=float, default=1e-4, help="learning rate of AdamW")
     _add(
-        learn,
+        group,
         "lr_cooldown",
         type=float,
         default=None,
         help="fraction of training, at its end, over which the learning rate falls to 0",
     )
-    _add(learn, "mixed_precision", default="no", choices=("no", "bf16", "fp16"), help="precision of the networks")
-    _add(learn, "ckpt_interval", type=whole_number, default=20, help="epochs between training states")
-    _add(learn, "seed", type=whole_number, default=None, help="seed of all random numbers; None: not fixed")
+    _add(group, "mixed_precision", default="no", choices=("no", "bf16", "fp16"), help="precision of the networks")
+    _add(group, "ckpt_interval", type=whole_number, default=20, help="epochs between training states")
+    _add(group, "seed", type=whole_number, default=None, help="seed of all random numbers; None: not fixed")
     _add(
-        learn,
+        group,
         "trials",
         type=whole_number,
         default=1,
         help="number of agents to train, one after another, with consecutive seeds",
     )
     _add(
-        learn,
+        group,
         "configs",
         nargs="*",
         default=(),
@@ -113,11 +124,11 @@ def add_common_cli(parser: ArgumentParser) -> ArgumentParser:
         help="gin files, applied from left to right after all other settings",
     )
 
-    logs = parser.add_argument_group("logging")
-    _add(logs, "log", action="store_true", help="log to Weights & Biases (AMAGO_WANDB_PROJECT, AMAGO_WANDB_ENTITY)")
-    _add(logs, "tensorboard", action="store_true", help="log to TensorBoard")
-    _add(logs, "quiet", action="store_true", help="no progress bars")
-    return parser
+
+def _add_logging(group: Any) -> None:
+    _add(group, "log", action="store_true", help="log to Weights & Biases (AMAGO_WANDB_PROJECT, AMAGO_WANDB_ENTITY)")
+    _add(group, "tensorboard", action="store_true", help="log to TensorBoard")
+    _add(group, "quiet", action="store_true", help="no progress bars")
 
 
 def add_pixel_cli(parser: ArgumentParser) -> None:
