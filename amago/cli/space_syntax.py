@@ -203,7 +203,7 @@ def _box(text: str, low: str, high: str, shape: tuple[int, ...]) -> gym.Space[An
         bounds = float(low), float(high)
     except ValueError:
         bounds = np.nan, np.nan
-    finite = all(abs(bound) <= np.finfo(np.float32).max for bound in bounds)
+    finite = all(abs(bound) <= float(np.finfo(np.float32).max) for bound in bounds)
     if not finite or not np.float32(bounds[0]) < np.float32(bounds[1]):
         raise _SyntaxError(text, f"write {_FORMS['box'][1]}")
     return gym.spaces.Box(bounds[0], bounds[1], shape=shape, dtype=np.float32)
