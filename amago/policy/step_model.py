@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from amago.agent import ActorCriticAgent, BaseAgent
 from amago.nets.actor_critic import BaseActorHead
 from amago.nets.distributions import PolicyOutput
-from amago.nets.kv_cache import CacheSlots, KVCache
+from amago.nets.kv_cache import KVCache
 from amago.nets.mamba import MambaState
 from amago.nets.policy_dists import BetaOutput, DiscreteOutput, GMMOutput, MultibinaryOutput, TanhGaussianOutput
 from amago.nets.product import ProductOutput
+from amago.nets.tensor_cache import TensorCache
 from amago.nets.transformer import SigmaReparam
 from amago.spaces import ActionSpec, describe
 
@@ -37,32 +38,6 @@ PARAMETERS: dict[type[PolicyOutput], tuple[str, ...]] = {
 """What is exported of each distribution. Of any other, the network's output that describes it, as "network_output"."""
 
 Tensors = dict[str, Tensor]
-
-
-class TensorCache:
-    """`amago.nets.kv_cache.KVCache` as a function of tensors: nothing is written in place or read on the host.
-
-    Args:
-        keys, values: (N, B, H, S, D).
-        lengths: (B,) tokens of each row so far.
-        sinks: K.
-    """
-
-    def __init__(self, keys: Tensor, values: Tensor, lengths: Tensor, sinks: int) -> None:
-        self.keys, self.values, self.lengths, self.sinks = list(keys.unbind(0)), list(values.unbind(0)), lengths, sinks
-
-    def advance(self) -> CacheSlots:
-        """Make room for one more token in every row."""
-        self.lengths = self.lengths + 1
-        slots = self.keys[0].shape[2]
-        return CacheSlots(self.lengths, slots, slots, full=False, newest=None, sinks=self.sinks)
-
-    def write(self, layer: int, k: Tensor, v: Tensor, slots: CacheSlots) -> tuple[Tensor, Tensor]:
-        """Put k and v (B, H, 1, D) in their slots; all of the layer, (B, H, S, D) each."""
-        here = (torch.arange(slots.capacity, device=k.device) == slots.newest_per_row.unsqueeze(1))[:, None, :, None]
-        for buffers, new in ((self.keys, k), (self.values, v)):
-            buffers[layer] = torch.where(here, new.to(buffers[layer].dtype), buffers[layer])
-        return self.keys[layer], self.values[layer]
 
 
 class StepModel(nn.Module):
@@ -126,7 +101,7 @@ class StepModel(nn.Module):
         if isinstance(state, KVCache):
             return {"keys": state.keys, "values": state.values, "lengths": state.lengths}
         if isinstance(state, TensorCache):
-            return {"keys": torch.stack(state.keys), "values": torch.stack(state.values), "lengths": state.lengths}
+            return state.tensors()
         raise ValueError(
             f"{type(self.traj_encoder).__name__} remembers a {type(state).__name__}: only None, a tensor, a KVCache and a MambaState "
             "can be exported"

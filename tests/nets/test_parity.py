@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from amago import config
-from amago.nets import attention, flex_attention
+from amago.nets import attention
 from amago.nets.kv_cache import KVCache
 from amago.nets.mamba import MambaState
 from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, MambaTrajEncoder, TformerTrajEncoder, TrajEncoder
@@ -31,9 +31,8 @@ SMALL = {"d_model": 16, "n_heads": 4, "d_ff": 32, "n_layers": 3}
 
 @pytest.fixture(autouse=True)
 def _no_fallback_warnings(monkeypatch):
-    """This is a CPU; that falling back is said, once, is tested beside each kernel."""
-    monkeypatch.setattr(attention, "_fallback_warned", True)
-    monkeypatch.setattr(flex_attention, "_fallback_warned", True)
+    """Kernels fall back on a CPU; their warning is tested beside each of them."""
+    monkeypatch.setattr(attention, "_warned", {"FlashAttention", "FlexAttention"})
 
 
 def randomize(net):
@@ -421,7 +420,7 @@ def test_backends_agree(causal):
 
 
 def test_flash_attention_warns_once_and_the_default_never(monkeypatch):
-    monkeypatch.setattr(attention, "_fallback_warned", False)
+    monkeypatch.setattr(attention, "_warned", set())
     TformerTrajEncoder(D, MAX_LEN, **SMALL)
     with pytest.warns(UserWarning, match="FlashAttention: .*using PyTorch's scaled_dot_product_attention") as caught:  # noqa: PT031
         net = TformerTrajEncoder(D, MAX_LEN, **SMALL, attention_type=FlashAttention)
