@@ -8,12 +8,13 @@ ENVS := .venv-envs
 ENVS_STAMP := $(ENVS)/.installed
 SHOWDOWN := tools/showdown/node_modules/.package-lock.json
 
-.PHONY: help install demo test test-faults test-envs qt showdown bench lint types unit format clean
+.PHONY: help install demo test test-faults test-gpu test-envs qt showdown bench lint types unit format clean
 
 help:
 	@echo "make demo    install, train a memory agent, evaluate it, leave a picture (about 6 minutes on two cores)"
 	@echo "make test    install, then everything that CI runs: format, lint, types, tests"
 	@echo "make test-faults  the tests of faults with their full counts (AMAGO_FAULTS_SEED=N repeats a run)"
+	@echo "make test-gpu     the tests of the CPU on a CUDA device; elsewhere they are skipped"
 	@echo "make test-envs    the benchmarks of docs/benchmarks.md, in an environment of their own with every package (4 GB)"
 	@echo "make showdown     the battle server of examples/15_pokemon.py, from npm (Node.js 20 or later)"
 	@echo "make bench   how fast each part is, as a share of what the machine could do (30 minutes; keep the machine quiet)"
@@ -42,6 +43,9 @@ types: install
 
 unit: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-gpu: install
+	$(BIN)/python -m pytest -m gpu tests/gpu
 
 test-faults: install
 	AMAGO_FAULTS=long OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults -s

@@ -28,10 +28,10 @@ def _compiled() -> Callable[..., Tensor]:
     return torch.compile(flex_attention)
 
 
-def _refusal(q: Tensor, dropout: float) -> str | None:
-    """Why the kernel does not support these queries, or None."""
-    if not q.is_cuda:
-        return f"its kernel has no backward pass for tensors on {q.device.type}"
+def _refusal(device_type: str, dropout: float) -> str | None:
+    """Why the kernel does not support queries on such a device, or None."""
+    if device_type != "cuda":
+        return f"its kernel has no backward pass for tensors on {device_type}"
     if dropout:
         return f"its kernel has no dropout, and dropout_attn is {dropout}"
     return None
@@ -91,7 +91,7 @@ class FlexAttention(SelfAttention):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, slots: CacheSlots | None = None) -> Tensor:
         if slots is not None:
             return super().forward(q, k, v, slots)
-        reason = _refusal(q, self.dropout if self.training else 0.0)
+        reason = _refusal(q.device.type, self.dropout if self.training else 0.0)
         if reason is None:
             block_mask = self._block_mask(q.shape[2], q.device)
             reason = _failure(q, k, v, block_mask)
