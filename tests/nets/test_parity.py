@@ -317,6 +317,27 @@ def test_slices_of_a_hidden_state_share_storage(name):
             net.slice_hidden_state(whole, 2, 5)
 
 
+@pytest.mark.parametrize("name", ["ff", "gru", "mamba", "fixed", "rope", "window 2, sink 1"])
+@torch.no_grad()
+def test_a_step_from_exported_tensors_is_a_step(name):
+    """`export_hidden_state` and `import_hidden_state`, with rows that reset, and without a change of the tensors."""
+    torch.manual_seed(8)
+    net = randomize(MODELS[name]()).eval()
+    starts, T = [[3], [], [5, 8]], 2 * SLOTS
+    seq = torch.randn(3, T, D)
+    expected, times = rollout(net, seq, starts)
+    tensors = net.export_hidden_state(net.init_hidden_state(3, here()))
+    assert (len(tensors) == 0) == (name == "ff")
+    for t in range(T):
+        before = {k: v.clone() for k, v in tensors.items()}
+        dones = torch.tensor([t in s for s in starts])
+        hidden = net.import_hidden_state(tensors, dones)
+        out, hidden = net(seq[:, t : t + 1], times[:, t : t + 1], hidden)
+        torch.testing.assert_close(out, expected[:, t : t + 1], rtol=1e-5, atol=1e-5)
+        assert all(tensors[k].equal(v) for k, v in before.items())
+        tensors = net.export_hidden_state(hidden)
+
+
 def test_a_model_without_memory_needs_no_hidden_state_methods():
     class Mean(TrajEncoder):
         emb_dim = D
