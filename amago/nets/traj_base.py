@@ -84,6 +84,14 @@ class TrajEncoder(nn.Module, ABC):
             return None
         raise NotImplementedError(f"{type(self).__name__} does not say how to slice its hidden state")
 
+    def can_slice_hidden_state(self, hidden_state: Any) -> bool:
+        """Whether `slice_hidden_state` is implemented; called once, at the start of acting. The default tries the first row."""
+        try:
+            self.slice_hidden_state(hidden_state, 0, 1)
+        except NotImplementedError:
+            return False
+        return True
+
     def export_hidden_state(self, hidden_state: Any) -> dict[str, Tensor]:
         """The hidden state as named tensors, for `amago.policy.export`. Each has one dimension of size B.
 

@@ -349,6 +349,8 @@ def test_a_model_without_memory_needs_no_hidden_state_methods():
     assert net.init_hidden_state(2, here()) is None
     assert net.reset_hidden_state(None, np.array([True, False])) is None
     assert net.slice_hidden_state(None, 0, 1) is None
+    assert net.can_slice_hidden_state(None)
+    assert not net.can_slice_hidden_state(torch.zeros(2))
     with pytest.raises(NotImplementedError, match="Mean does not say how to slice"):
         net.slice_hidden_state(torch.zeros(2), 0, 1)
 
