@@ -106,14 +106,18 @@ class KVCache:
         """B."""
         return self.keys.shape[1]
 
+    @property
+    def capacity(self) -> int:
+        """S."""
+        return self.keys.shape[3]
+
     def advance(self) -> CacheSlots:
         """Add one token to every row. Each layer then calls `write` with its keys and values."""
         self.host_lengths += 1
         self.lengths += 1
-        capacity = self.keys.shape[3]
-        prefix = min(int(self.host_lengths.max()), capacity)
+        prefix = min(int(self.host_lengths.max()), self.capacity)
         full = int(self.host_lengths.min()) >= prefix
-        return CacheSlots(self.lengths.clone(), capacity, prefix, full, self.sinks)
+        return CacheSlots(self.lengths.clone(), self.capacity, prefix, full, self.sinks)
 
     def write(self, layer: int, k: Tensor, v: Tensor, slots: CacheSlots) -> tuple[Tensor, Tensor]:
         """Store the current token's k and v, (B, H, 1, D).
