@@ -12,8 +12,8 @@ class TensorCache:
     """`amago.nets.kv_cache.KVCache` as a function of tensors, traceable by ``torch.export``: arguments stay as they are.
 
     Args:
-        keys, values: (N, B, H, S, D) of N layers, H heads, S slots.
-        lengths: (B,) tokens of each row so far.
+        keys, values: (N, B, H, S, D) of N layers, B rows, H heads, S slots and D numbers a head.
+        lengths: (B,) int64, tokens of each row since its reset.
         sinks: K, slots that keep the first tokens of an episode.
     """
 
@@ -22,21 +22,22 @@ class TensorCache:
 
     @property
     def batch_size(self) -> int:
+        """B."""
         return self.lengths.shape[0]
 
     def advance(self) -> CacheSlots:
-        """Make room for one more token in every row."""
+        """Add one token to every row. All slots are read, because the host does not know how many are in use."""
         self.lengths = self.lengths + 1
         slots = self.keys[0].shape[2]
-        return CacheSlots(self.lengths, slots, slots, full=False, newest=None, sinks=self.sinks)
+        return CacheSlots(self.lengths, slots, slots, full=False, sinks=self.sinks)
 
     def write(self, layer: int, k: Tensor, v: Tensor, slots: CacheSlots) -> tuple[Tensor, Tensor]:
-        """Put k and v (B, H, 1, D) into their slots; returns all keys and values of the layer, (B, H, S, D) each."""
-        here = (torch.arange(slots.capacity, device=k.device) == slots.newest_per_row.unsqueeze(1))[:, None, :, None]
+        """Store the current token's k and v, (B, H, 1, D). Returns keys and values of the layer, (B, H, S, D) each."""
+        here = (torch.arange(slots.capacity, device=k.device) == slots.newest.unsqueeze(1))[:, None, :, None]
         for buffers, new in ((self.keys, k), (self.values, v)):
             buffers[layer] = torch.where(here, new.to(buffers[layer].dtype), buffers[layer])
         return self.keys[layer], self.values[layer]
 
     def tensors(self) -> dict[str, Tensor]:
-        """The cache as arguments of a new one."""
+        """Keys, values and lengths, as arguments of a new cache."""
         return {"keys": torch.stack(self.keys), "values": torch.stack(self.values), "lengths": self.lengths}
