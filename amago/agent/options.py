@@ -51,9 +51,10 @@ def binary_filter(adv: Tensor, threshold: float = 0.0) -> Tensor:
 
 @gin.configurable(module="amago.agent")
 def exp_filter(
-    adv: Tensor, beta: float = 1.0, clip_weights_low: float | None = None, clip_weights_high: float | None = None
+    adv: Tensor, beta: float = 1.0, clip_weights_low: float | None = None, clip_weights_high: float | None = 100.0
 ) -> Tensor:
-    """Imitate with weight exp(beta x advantage), kept in [clip_weights_low, clip_weights_high] where those are given."""
+    """Imitate with weight exp(beta x advantage), kept in [clip_weights_low, clip_weights_high]; None: no bound. See
+    `amago.ops.exp_filter`."""
     return ops.exp_filter(adv, beta, clip_weights_low, clip_weights_high)
 
 
