@@ -101,7 +101,8 @@ class ActorCriticOptions:
         reward_multiplier: scales rewards in the losses, nowhere else.
         tau: share of the online networks that enters the target networks at each update.
         n_step: number of rewards in a TD target.
-        popart: normalise returns by `amago.nets.popart.PopArtLayer`.
+        popart: divide the errors of scalar critics, and the objective of the policy gradient, by the running standard deviation
+            of the TD targets (`amago.nets.popart.PopArtLayer`). The critics' outputs are not normalised.
         use_target_actor: take the action of a TD target from the target actor instead of the trained one.
         fake_filter: f = 1, plain behaviour cloning.
         fbc_filter_func: f, from advantages (B, L, G, 1) to weights.

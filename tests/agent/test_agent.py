@@ -315,3 +315,12 @@ def test_unknown_options_are_refused():
         build("discrete", gama=0.9)
     with pytest.raises(ValueError, match="Agent has no parameter 'gama'; did you mean gamma"):
         config.bind({"Agent.gama": 0.9})
+
+
+def test_a_return_is_ten_raw_outputs_whatever_popart_has_seen():
+    agent = build("discrete")
+    raw = torch.randn(2, 3, 4, 7, 1)
+    for scale in (1.0, 1e4, 0.01):
+        target = scale * torch.randn(8, 5, 1, 7, 1)
+        agent.values.observe(target, torch.ones_like(target))
+        torch.testing.assert_close(agent.values.returns(raw), 10.0 * raw, rtol=1e-4, atol=1e-3)

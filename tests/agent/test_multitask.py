@@ -1,5 +1,7 @@
 """What `MultiTaskAgent` does otherwise than `Agent`; distributions and critics that fit only one of them; values; discounts."""
 
+import math
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -156,6 +158,14 @@ def test_filters():
     config.bind({"leaky_relu_filter.neg_slope": 0.0, "MultiTaskAgent.fbc_filter_func": leaky_relu_filter})
     assert leaky_relu_filter(adv)[0] == 0.0
     assert multitask("discrete").filter(adv).tolist() == [0.0, 0.0, 3.0]
+
+
+def test_exponential_weights_have_a_ceiling():
+    adv = torch.tensor([-1.0, 0.0, 4.0, 90.0, torch.inf])
+    assert exp_filter(adv).tolist() == pytest.approx([math.exp(-1), 1.0, math.exp(4), 100.0, 100.0])
+    assert exp_filter(adv, clip_weights_high=None)[3].isinf()
+    config.bind({"exp_filter.clip_weights_high": None, "exp_filter.beta": 2.0})
+    assert exp_filter(adv)[2].item() == pytest.approx(math.exp(8))
 
 
 # distributions
