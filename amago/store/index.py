@@ -19,7 +19,7 @@ import numpy as np
 from amago.store import legacy, npz, segment
 from amago.store import schema as sc
 from amago.store.errors import BadFileError, EvictedError
-from amago.store.files import open_regular, temporary
+from amago.store.files import open_regular, replace_file, write_all
 
 logger = logging.getLogger(__name__)
 
@@ -289,28 +289,18 @@ class Journal:
             try:
                 end = os.lseek(fd, 0, os.SEEK_END)
                 if end and os.pread(fd, 1, end - 1) != b"\n":
-                    data = b"\n" + data  # a line cut short by a crash must not swallow the next
-                _write(fd, data)
+                    data = b"\n" + data  # keeps a line that a crash has cut short apart from the next
+                write_all(fd, data)
+                os.fsync(fd)
             finally:
                 os.close(fd)
         self.lines += data.count(b"\n")
 
     def rewrite(self, entries: Iterable[Entry]) -> None:
-        """Replace the record, at once or not at all."""
+        """Replace the record; a crash leaves the old one or the new one."""
         data = _lines(entries)
-        source = temporary(self._root)
         with self._locked():
-            fd = os.open(source, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-            try:
-                try:
-                    _write(fd, data)
-                finally:
-                    os.close(fd)
-                os.replace(source, self._path)
-            except BaseException:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(source)
-                raise
+            replace_file(self._path, lambda path: path.write_bytes(data))
         self.lines = data.count(b"\n")
 
     def delete(self) -> None:
@@ -333,10 +323,3 @@ class Journal:
 def _lines(entries: Iterable[Entry]) -> bytes:
     texts = (json.dumps([e.partition, e.name, e.size, e.mtime_ns], separators=(",", ":")).encode() for e in entries)
     return b"".join(b"%08x %s\n" % (zlib.crc32(text), text) for text in texts)
-
-
-def _write(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-    os.fsync(fd)

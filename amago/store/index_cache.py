@@ -7,7 +7,6 @@ cannot be, is not used at all.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -22,7 +21,7 @@ import safetensors.numpy
 
 from amago.store import schema as sc
 from amago.store.errors import BadFileError
-from amago.store.files import open_regular, temporary
+from amago.store.files import open_regular, replace_file
 from amago.store.index import NPZ, SEGMENT, Entry, Schemas
 
 logger = logging.getLogger(__name__)
@@ -155,16 +154,8 @@ def save(root: Path, entries: Sequence[Entry]) -> None:
         "start_time": np.concatenate([np.zeros(0, np.int64), *(e.start_time for e in entries)]),
         "env_id": np.concatenate([np.zeros(0, np.int32), *(e.env_id for e in entries)]),
     })  # fmt: skip
-    source = temporary(root)
-    try:
-        with open(os.open(source, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "wb") as file:
-            file.write(b"%08x\n" % zlib.crc32(data))
-            file.write(data)
-        os.replace(source, root / NAME)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(source)
-        raise
+    content = b"%08x\n" % zlib.crc32(data) + data
+    replace_file(root / NAME, lambda path: path.write_bytes(content))
 
 
 def _rows(name: str, n: sc.Array, total: sc.Array) -> sc.Array:

@@ -448,6 +448,21 @@ def test_checking_a_bomb_takes_little_memory(tmp_path, caplog):
     assert peak < 10 << 20
 
 
+def test_a_huge_zip_directory_is_not_read(tmp_path, caplog):
+    path = tmp_path / "fifo" / "x.npz"
+    path.parent.mkdir()
+    with open(path, "wb") as file:
+        file.truncate(1 << 30)
+        file.seek(0, os.SEEK_END)
+        file.write(struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1, 1, 1 << 30, 0, 0))
+    tracemalloc.start()
+    with caplog.at_level(logging.WARNING, "amago.store"):
+        assert_refused(tmp_path, path.name, f"a zip directory of {1 << 30} bytes", caplog)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10 << 20
+
+
 # After a file was taken in
 
 
