@@ -1,14 +1,15 @@
 """Archives: ``.npz`` files of one trajectory each, stored or compressed (fields in `amago.store.schema`, and ``metadata``).
 
-``numpy.load(path, allow_pickle=False)`` opens one; ``metadata`` is JSON as uint8. `zipfile` reads the directory of an archive, the rest is
-read here: `numpy.lib.format` takes 30 us for an array header, the regular expression below 1 us (there are 11 in a small file), and
-a slice of a stored array takes `zipfile` 17 us, ``pread`` 0.4 us (Xeon, Python 3.11, ``timeit``). Sizes are compared with the file's own
-before memory is allocated, and a compressed array is unpacked only up to the end of the slice.
+``numpy.load(path, allow_pickle=False)`` opens one; ``metadata`` is JSON as uint8.
+
+Why not `zipfile` and `numpy.lib.format` for reading: a slice of a stored array takes `zipfile` 17 us and ``pread`` 0.4 us, an array
+header takes `numpy.lib.format` 30 us and the regular expression below 1 us (a small file has 11 arrays; Xeon, Python 3.11,
+``timeit``), and `zipfile` accepts bytes after the end of an archive and reads a zip directory of any size. Here, sizes are compared
+with the file's own before memory is allocated, and a compressed array is unpacked only up to the end of the slice.
 """
 
 from __future__ import annotations
 
-import errno
 import functools
 import io
 import itertools
@@ -37,19 +38,27 @@ _HEADER = re.compile(rb"\{'descr': '([<>|=][a-z][0-9]{1,2})', 'fortran_order': F
 _MAX_HEADER = 4096
 _MAX_RATIO = 1032
 """Bytes that one byte of a deflate stream unpacks to, at most (https://zlib.net/zlib_tech.html)."""
+_MAX_COMMENT = 65535
+
+# headers of the zip format (PKWARE's APPNOTE.TXT, sections 4.3.7, 4.3.12 and 4.3.16); unused fields are skipped
 _LOCAL = struct.Struct("<4s2x2H16x2H")
-"""A zip member's local header: signature, flags, method, and the lengths of its name and of its extra field."""
+_ENTRY = struct.Struct("<4s4x2H4x3L4H6xL")
+_END = struct.Struct("<4s4H2LH")
 _ENCRYPTED, _UTF8 = 0x1, 0x800
 
 
 def file_name(env_name: str, writer: str, sequence: int) -> str:
-    """``{env_name}_{random_id}_{unix_time}.npz``; the id is the writer's (unique to a process) and its sequence number."""
+    """``{env_name}_{id}_{unix_time}.npz``; the id is the writer's, which is unique to a process, and its sequence number."""
     safe = re.sub(r"[^A-Za-z0-9.-]", "-", env_name)[:80].lstrip(".") or "env"
     return f"{safe}_{writer}-{sequence:012d}_{int(time.time())}.npz"
 
 
 def encode(traj: StoredTraj, spaces: str, writer: str, sequence: int, compressed: bool) -> bytes:
-    """The file of one trajectory."""
+    """The content of the file of one trajectory.
+
+    Raises:
+        ValueError: the metadata is too long (bounds that differ from element to element, in huge spaces).
+    """
     fields, names = sc.pack([traj])
     metadata = {"format": sc.FORMAT, "version": sc.VERSION, "spaces": spaces, "env_names": names}
     text = json.dumps(metadata | {"writer": writer, "sequence": sequence}, separators=(",", ":")).encode()
@@ -70,8 +79,8 @@ class Member(NamedTuple):
     """One array of an archive.
 
     Attributes:
-        at, packed: where its bytes begin in the file, and how many there are.
-        size: bytes once unpacked (the same where it is not compressed), array header included.
+        at, packed: offset of its bytes in the file, and their number.
+        size: bytes when unpacked, including the array header; equal to ``packed`` if it is not compressed.
         skip: bytes of the array header.
     """
 
@@ -86,13 +95,16 @@ class Member(NamedTuple):
     skip: int
 
 
-class _DirectoryFile(io.FileIO):
-    """An open archive, of which `zipfile` reads the directory; a directory of more than a megabyte is refused."""
+class _Entry(NamedTuple):
+    """A member as the zip directory describes it; ``begin`` is where its local header begins in the file."""
 
-    def read(self, size: int | None = -1) -> bytes:
-        if size is not None and size > MAX_DIRECTORY_BYTES:
-            raise BadFileError(f"a zip directory of {size} bytes; at most {MAX_DIRECTORY_BYTES} are allowed")
-        return super().read(size)
+    name: bytes
+    flags: int
+    method: int
+    crc: int
+    packed: int
+    size: int
+    begin: int
 
 
 def members(fd: int, size: int) -> dict[str, Member]:
@@ -103,65 +115,77 @@ def members(fd: int, size: int) -> dict[str, Member]:
     """
     if size > sc.MAX_FILE_BYTES:
         raise BadFileError(f"{size} bytes are more than the {sc.MAX_FILE_BYTES} that an archive may have")
-    infos, end = _directory(fd)
+    entries, end = _directory(fd, size)
     found, spans = {}, []
-    for info in infos:
-        member = _member(fd, info, end)
+    for entry in entries:
+        member = _member(fd, entry, end)
         if member.name in found:
             raise BadFileError(f"two members are named {member.name!r:.100}")
         found[member.name] = member
-        spans.append((info.header_offset, member.at + member.packed))
+        spans.append((entry.begin, member.at + member.packed))
     spans.sort()
     if any(stop > start for (_, stop), (start, _) in itertools.pairwise(spans)):
         raise BadFileError("zip members overlap")
     return found
 
 
-def _directory(fd: int) -> tuple[list[zipfile.ZipInfo], int]:
+def _directory(fd: int, size: int) -> tuple[list[_Entry], int]:
     """The entries of the zip directory, and where in the file it begins."""
-    try:
-        with _DirectoryFile(fd, closefd=False) as file, zipfile.ZipFile(file) as archive:
-            return archive.infolist(), archive.start_dir
-    except BadFileError:
-        raise
-    except (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError, struct.error) as err:
-        raise BadFileError(f"not a zip archive, or a damaged one: {err}") from err
-    except OSError as err:
-        if err.errno != errno.EINVAL:  # EINVAL: the directory would begin before the file does
-            raise
-        raise BadFileError("the end of the zip archive is damaged") from err
+    tail_at = max(0, size - _END.size - _MAX_COMMENT)
+    tail = read_exactly(fd, size - tail_at, tail_at)
+    at = tail.rfind(b"PK\5\6")
+    if at < 0 or len(tail) - at < _END.size:
+        raise BadFileError("not a zip archive, or its end is missing")
+    _, *disks, here, count, length, begin, n_comment = _END.unpack_from(tail, at)
+    if any(disks) or here != count or len(tail) - at != _END.size + n_comment or begin + length != tail_at + at:
+        raise BadFileError("the end of the zip archive is damaged")
+    if length > MAX_DIRECTORY_BYTES:
+        raise BadFileError(f"a zip directory of {length} bytes; at most {MAX_DIRECTORY_BYTES} are allowed")
+    directory, at, entries = read_exactly(fd, length, begin), 0, []
+    for _ in range(count):
+        if len(directory) - at < _ENTRY.size:
+            raise BadFileError("the zip directory is damaged")
+        magic, flags, method, crc, packed, unpacked, n_name, n_extra, n_comment, disk, local = _ENTRY.unpack_from(directory, at)
+        name = directory[at + _ENTRY.size : at + _ENTRY.size + n_name]
+        if magic != b"PK\1\2" or len(name) != n_name:
+            raise BadFileError("the zip directory is damaged")
+        if flags & _ENCRYPTED or disk or method not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise BadFileError("a zip member is encrypted, split, or packed by a method other than deflate")
+        entries.append(_Entry(name, flags, method, crc, packed, unpacked, local))
+        at += _ENTRY.size + n_name + n_extra + n_comment
+    return entries, begin
 
 
-def _member(fd: int, info: zipfile.ZipInfo, end: int) -> Member:
-    """Check an entry of the zip directory, which begins at ``end``, against its local header and its array header."""
-    packed, size, begin, name = info.compress_size, info.file_size, info.header_offset, info.orig_filename
-    compressed = info.compress_type == zipfile.ZIP_DEFLATED
-    if info.flag_bits & _ENCRYPTED or info.volume or not (compressed or info.compress_type == zipfile.ZIP_STORED):
-        raise BadFileError("a zip member is encrypted, split, or packed by a method other than deflate")
+def _member(fd: int, entry: _Entry, end: int) -> Member:
+    """Compare an entry of the zip directory, which begins at ``end``, with the member's own headers."""
+    raw, flags, method, crc, packed, size, begin = entry
+    compressed = method == zipfile.ZIP_DEFLATED
     too_big = size > packed * _MAX_RATIO + 64 if compressed else size != packed
-    if too_big or begin < 0 or begin + _LOCAL.size + packed > end:
+    if too_big or begin + _LOCAL.size + packed > end:
         raise BadFileError(f"a zip member of {packed} bytes at {begin}, unpacked {size}, cannot be in a file of this size")
-    raw = name.encode("utf-8" if info.flag_bits & _UTF8 or name.isascii() else "cp437")
     head = read_exactly(fd, min(_LOCAL.size + len(raw) + _MAX_HEADER, end - begin), begin)  # a stored array's header, too
     *local, n_name, n_extra = _LOCAL.unpack_from(head)
-    expected = [b"PK\3\4", info.flag_bits, info.compress_type]
-    if local != expected or n_name != len(raw) or not head.startswith(raw, _LOCAL.size):
+    if local != [b"PK\3\4", flags, method] or n_name != len(raw) or not head.startswith(raw, _LOCAL.size):
         raise BadFileError("a zip member disagrees with the zip directory")
     at = begin + _LOCAL.size + n_name + n_extra
     if at + packed > end:
         raise BadFileError("a zip member reaches into the zip directory")
+    try:
+        name = raw.decode("utf-8" if flags & _UTF8 else "cp437")
+    except UnicodeDecodeError as err:
+        raise BadFileError("a zip member's name is not UTF-8") from err
     if not name.endswith(".npy"):
-        raise BadFileError(f"{name!r:.100} is no .npy array")
+        raise BadFileError(f"{name!r:.100} is not a .npy array")
     start = unpack(fd, at, packed, True, min(size, _MAX_HEADER)) if compressed else head[at - begin :][:size]
     if len(start) < 10 or start[:8] != b"\x93NUMPY\x01\x00":
-        raise BadFileError(f"{name!r:.100} is no .npy array of version 1.0")
+        raise BadFileError(f"{name!r:.100} is not a .npy array of version 1.0")
     skip = 10 + struct.unpack_from("<H", start, 8)[0]
     if skip > len(start):
         raise BadFileError(f"{name!r:.100} has an array header of {skip} bytes")
     dtype, shape = _array_header(start[10:skip])
     if skip + math.prod(shape) * dtype.itemsize != size:
         raise BadFileError(f"{name!r:.100} declares {dtype} {shape!r:.100}, but holds {size - skip} bytes")
-    return Member(name[:-4], at, packed, size, compressed, info.CRC, dtype, shape, skip)
+    return Member(name[:-4], at, packed, size, compressed, crc, dtype, shape, skip)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -259,11 +283,11 @@ def read_metadata(fd: int, found: dict[str, Member]) -> dict[str, Any]:
     """The ``metadata`` array as a dict.
 
     Raises:
-        BadFileError: it is missing, or not ours.
+        BadFileError: it is missing, or not what `encode` writes.
     """
     member = found.get("metadata")
     if member is None or member.dtype != np.uint8 or len(member.shape) != 1 or member.size > MAX_METADATA_BYTES + _MAX_HEADER:
-        raise BadFileError("no trajectory of ours: the array 'metadata' is missing or is no JSON as uint8")
+        raise BadFileError("not a trajectory file of amago: the array 'metadata' is missing or is not JSON as uint8")
     check_data(fd, member)
     try:
         metadata = json.loads(load_field(fd, member).tobytes())
@@ -278,6 +302,6 @@ def read_metadata(fd: int, found: dict[str, Member]) -> dict[str, Any]:
 
 
 def last_sequence(directory: str | os.PathLike[str], writer: str) -> int:
-    """The highest sequence number that this writer's archives in a directory have; -1 if there are none."""
+    """The highest sequence number among a writer's archives in a directory; -1 if there are none."""
     found = (_OURS.fullmatch(name) for name in os.listdir(directory) if name.endswith(".npz"))
     return max((int(m["sequence"]) for m in found if m and m["writer"] == writer), default=-1)
