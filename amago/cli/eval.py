@@ -17,6 +17,7 @@ from amago.policy import Policy, find_run, load_policy
 from amago.run.checkpoint import CheckpointError
 from amago.run.console import metrics_table
 from amago.run.evaluate import evaluate
+from amago.spaces import space_differences
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -64,8 +65,8 @@ def _check_fits(env_id: str, env: AMAGOEnv, policy: Policy) -> None:
         return {k: s.shape for k, s in space.spaces.items()}
 
     mine, theirs = shapes(policy.observation_space), shapes(env.observation_space)
-    spec = policy.agent.action_spec
-    if mine != theirs or (spec.kind, spec.dim) != (env.action_spec.kind, env.action_spec.dim):
+    trained = policy.observation_space, policy.action_space
+    if space_differences(trained, (env.observation_space, env.action_space), dtypes=False):
         raise ValueError(
             f"the policy was trained for observations {mine} and actions {policy.action_space}, but {env_id} has observations "
             f"{theirs} and actions {env.action_space}"

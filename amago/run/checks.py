@@ -21,7 +21,7 @@ from amago.envs.exploration import ExplorationWrapper
 from amago.loading.dataset import PADDED_SAMPLING, DiskTrajDataset, RLDataset
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
-from amago.spaces import action_spec
+from amago.spaces import action_spec, space_differences
 
 ENV_MODES = ("async", "sync", "already_vectorized")
 SAVE_FORMATS = ("segments", "npz", "npz-compressed")
@@ -200,12 +200,11 @@ def check_buffer(dataset: RLDataset, obs_space: gym.spaces.Dict, action_space: g
         if id(recorded) in seen:  # one object for all files that have the same
             continue
         seen.add(id(recorded))
-        old, new = _shapes(recorded, spec.space), _shapes(obs_space, action_space)
-        if view.path(index).endswith(".traj"):  # which tells only how wide its action vectors are
-            old["actions"], new["actions"] = f"width {spec.dim}", f"width {action_spec(action_space).dim}"
-        differing = [k for k in sorted(old.keys() | new.keys()) if old.get(k) != new.get(k)]
-        if differing:
-            text = "; ".join(f"{k}: {old.get(k, 'missing')} there, {new.get(k, 'missing')} now" for k in differing)
+        differences = space_differences((recorded, spec.space), (obs_space, action_space))
+        if view.path(index).endswith(".traj") and spec.dim == action_spec(action_space).dim:
+            differences = [d for d in differences if d.name != "actions"]  # such a file has no more than their width
+        if differences:
+            text = "; ".join(f"{d.name}: {d.first} there, {d.second} now" for d in differences)
             raise SettingsError(
                 f"the buffer {dataset.buffer_dir} holds trajectories of {view.env_name(index)!r} that do not fit the environments of "
                 f"this run ({text}): choose another run_name or dset_name, or delete the buffer"
@@ -229,18 +228,10 @@ def check_evaluation_spaces(
     Raises:
         SettingsError: naming what differs.
     """
-    old, new = _shapes(*of_agent), _shapes(obs_space, action_space)
-    differing = [k for k in sorted(old.keys() | new.keys()) if old.get(k) != new.get(k)]
-    if differing:
-        text = "; ".join(f"{k}: {new.get(k, 'missing')}, not {old.get(k, 'missing')}" for k in differing)
+    differences = space_differences(of_agent, (obs_space, action_space))
+    if differences:
+        text = "; ".join(f"{d.name}: {d.second}, not {d.first}" for d in differences)
         raise SettingsError(f"{name} makes environments that the agent was not built for ({text}): give both the same spaces")
-
-
-def _shapes(obs_space: gym.spaces.Dict, action_space: gym.Space[Any]) -> dict[str, str]:
-    """{observation key, "actions": what must agree}."""
-    spec = action_spec(action_space)
-    out = {f"observation {k!r}": f"{s.dtype} {s.shape}" for k, s in obs_space.spaces.items()}
-    return out | {"actions": f"{spec.kind} of width {spec.dim}"}
 
 
 def warn_if_nothing_saved(e: Any) -> bool:

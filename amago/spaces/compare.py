@@ -25,29 +25,28 @@ class SpaceDifference(NamedTuple):
     second: str
 
 
-def space_differences(first: Spaces, second: Spaces, *, dtypes: bool = True, bounds: bool = False) -> list[SpaceDifference]:
-    """What differs between two pairs of observation and action space.
+def space_differences(first: Spaces, second: Spaces, *, dtypes: bool = True) -> list[SpaceDifference]:
+    """The differences between two pairs of spaces that an agent would notice.
 
-    Observations are compared by key and shape, actions by the kinds and widths of their parts.
+    Observations are compared by key, shape and dtype, actions by the kinds and widths of their parts. Bounds are not compared.
 
     Args:
         first, second: (observation space, action space).
-        dtypes: also compare the dtypes of observations.
-        bounds: compare everything, including the bounds of boxes and the first values of discrete spaces.
+        dtypes: False: do not compare the dtypes of observations.
 
     Returns:
         The differences, sorted by name; none if the spaces agree.
     """
-    a, b = (_described(*spaces, dtypes, bounds) for spaces in (first, second))
+    a, b = _described(*first, dtypes), _described(*second, dtypes)
     names = [name for name in sorted(a.keys() | b.keys()) if a.get(name) != b.get(name)]
-    return [SpaceDifference(name, str(a.get(name, "missing")), str(b.get(name, "missing"))) for name in names]
+    return [SpaceDifference(name, a.get(name, "missing"), b.get(name, "missing")) for name in names]
 
 
-def _described(obs_space: gym.spaces.Dict, action_space: gym.Space[Any], dtypes: bool, bounds: bool) -> dict[str, Any]:
-    """{observation or "actions": a description that agrees where the spaces do, or with ``bounds`` the space itself}."""
-    named = {f"observation {key!r}": space for key, space in obs_space.spaces.items()}
-    if bounds:
-        return named | {"actions": action_space}
+def _described(obs_space: gym.spaces.Dict, action_space: gym.Space[Any], dtypes: bool) -> dict[str, str]:
+    """{"observation KEY" or "actions": a text that is the same if the spaces agree}."""
     spec = action_spec(action_space)
-    observations = {name: f"{s.dtype} {s.shape}" if dtypes else f"{s.shape}" for name, s in named.items()}
+    observations = {
+        f"observation {key!r}": f"{space.dtype} {space.shape}" if dtypes else f"{space.shape}"
+        for key, space in obs_space.spaces.items()
+    }
     return observations | {"actions": f"{spec.kind} of width {spec.dim}"}

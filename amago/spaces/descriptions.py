@@ -16,7 +16,7 @@ _MAX_BOX_BYTES = 1 << 28
 
 
 def describe(space: gym.Space[Any]) -> dict[str, Any]:
-    """A description, as JSON types, of a Discrete, MultiDiscrete, Box or MultiBinary space, or of a (nested) Dict or Tuple of such spaces.
+    """A description, as JSON types, of a Discrete, MultiDiscrete, Box or MultiBinary space, or of a Dict or Tuple of such spaces.
 
     `from_description` is the inverse.
 

@@ -60,6 +60,15 @@ def write_all(fd: int, data: Any) -> None:
         view = view[os.write(fd, view) :]
 
 
+def sync(path: Path) -> None:
+    """Make the content of a file, or the names in a directory, durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     """Create a file, or replace it: readers find the old content or the new one, also after a crash.
 
@@ -71,11 +80,7 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     """
     with temporary_file(path.parent) as source:
         write(source)
-        fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        sync(source)
         os.replace(source, path)
     sync_directory(path.parent)
 
@@ -147,11 +152,7 @@ def _move_without_overwriting(source: Path, target: Path) -> None:
 def sync_directory(directory: Path) -> None:
     """Make the names in a directory durable. A failure is only logged, as readers may have seen the new names already."""
     try:
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        sync(directory)
     except OSError as err:
         if err.errno not in (errno.EINVAL, errno.ENOTSUP):
             logger.warning("could not sync the directory %s: %s", directory, err)

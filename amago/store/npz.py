@@ -2,10 +2,10 @@
 
 ``numpy.load(path, allow_pickle=False)`` opens one; ``metadata`` is JSON as uint8.
 
-Why not `zipfile` and `numpy.lib.format` for reading: a slice of a stored array takes `zipfile` 17 us and ``pread`` 0.4 us, an array
-header takes `numpy.lib.format` 30 us and the regular expression below 1 us (a small file has 11 arrays; Xeon, Python 3.11,
-``timeit``), and `zipfile` accepts bytes after the end of an archive and reads a zip directory of any size. Here, sizes are compared
-with the file's own before memory is allocated, and a compressed array is unpacked only up to the end of the slice.
+Why not `zipfile` and `numpy.lib.format` for reading: a slice of a stored array takes `zipfile` 17 us and ``pread`` 0.4 us, an
+array header takes `numpy.lib.format` 30 us and the regular expression below 1 us (a small file has 11 arrays; Xeon, Python 3.11,
+``timeit``), and `zipfile` accepts bytes after the end of an archive and reads a zip directory of any size. Here, sizes are
+compared with the file's own before memory is allocated, and a compressed array is unpacked only up to the end of the slice.
 """
 
 from __future__ import annotations

@@ -296,7 +296,7 @@ def test_an_index_of_before_the_eviction(tmp_path):
     store.max_trajectories = 1
     store.refresh()
     assert episodes(store) == [2]
-    with pytest.raises(EvictedError, match="index 2 is of before the last refresh"):
+    with pytest.raises(EvictedError, match="index 2 was drawn before files were deleted"):
         store.read(2)
     with pytest.raises(EvictedError, match="draw another index"):
         view.read(0)

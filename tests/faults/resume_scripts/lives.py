@@ -23,6 +23,7 @@ from amago.loading import DiskTrajDataset, SequenceLoader
 from amago.loading import dataset as dataset_module
 from amago.loading.batching import BatchRoom
 from amago.run import checkpoint
+from amago.store import files
 
 INF = float("inf")
 TINY = {
@@ -97,13 +98,13 @@ class Phases(amago.Experiment):
 
 
 def stops_when_asked(root, report, env_mode):
-    sync = checkpoint._fsync
+    sync = files.sync
 
     def slow_sync(path):
         time.sleep(0.02)
         sync(path)
 
-    checkpoint._fsync = slow_sync
+    checkpoint.sync = files.sync = slow_sync
     fields = TINY | {"train_timesteps_per_epoch": 4 * EPISODE, "train_batches_per_epoch": 10, "val_interval": 1}
     fields |= {"val_timesteps_per_epoch": 4 * EPISODE, "env_workers": 2, "async_env_mp_context": "fork"}
     e = tiny.started(root, slow_tmaze, experiment_type=Phases, env_mode=env_mode, verbose=True, **fields)
