@@ -6,9 +6,9 @@ An action has three forms:
 - *stored*, on disk and between the policy and the actors, ``(S,)``: an int64 index from 0, float32 in [-1, 1], or int8 bits;
 - *vector*, the input of networks, ``(A,)`` float32: one-hot, in [-1, 1], or 0 and 1.
 
-A MultiDiscrete has a discrete part for each of its numbers. A Tuple or Dict has the parts of its spaces, in the order of the tuple
-or of the sorted keys. The stored forms of several parts lie side by side in a dtype that holds each exactly: int64 if no part is
-continuous, float64 if only some are.
+A MultiDiscrete has a discrete part for each of its numbers. A Tuple or Dict has the parts of its spaces, in the order of the
+tuple or of the sorted keys. The stored forms of several parts lie side by side in a dtype that holds each exactly: int64 if no
+part is continuous, float64 if only some are.
 """
 
 from __future__ import annotations

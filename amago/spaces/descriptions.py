@@ -16,7 +16,7 @@ _MAX_BOX_BYTES = 1 << 28
 
 
 def describe(space: gym.Space[Any]) -> dict[str, Any]:
-    """A description, as JSON types, of a Discrete, MultiDiscrete, Box or MultiBinary space, or of a Dict or Tuple of such spaces.
+    """A space as JSON types: a Discrete, MultiDiscrete, Box or MultiBinary, or a Dict or Tuple of these, nested or not.
 
     `from_description` is the inverse.
 

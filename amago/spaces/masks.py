@@ -14,9 +14,9 @@ from amago.spaces.actions import ActionSpec
 def ActionMask(key: str | None = None) -> str | None:
     """The name of the observation that says which actions are legal. Bind it: ``ActionMask.key = "action_mask"``.
 
-    The observation has A numbers in any shape, one for each number of the action's vector form: nonzero where a choice is legal,
-    or where a bit may be 1. Numbers of continuous parts are not read. If no choice of a discrete part is legal (after the end of
-    an episode, for example), all count as legal.
+    The observation has A numbers in any shape, one for each number of the action's vector form: nonzero where a choice is
+    legal, or where a bit may be 1. Numbers of continuous parts are not read. If no choice of a discrete part is legal (after
+    the end of an episode, for example), all count as legal.
 
     Policies give illegal choices a probability of exactly 0, and exploration does not take them.
 

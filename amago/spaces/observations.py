@@ -23,8 +23,8 @@ class ObsSpec:
 
     Attributes:
         space: the flat dict.
-        convert: environment observation -> {key: array}; raises ValueError, with the key, on a missing or extra key, a wrong shape
-            or dtype, or a value that the space does not have.
+        convert: environment observation -> {key: array}; raises ValueError, with the key, on a missing or extra key, a wrong
+            shape or dtype, or a value that the space does not have.
         real_keys: the keys that can hold NaN or infinity, which ``convert`` accepts.
     """
 
@@ -36,8 +36,9 @@ class ObsSpec:
 def obs_spec(space: gym.Space[Any], batched: bool = False) -> ObsSpec:
     """Flatten any supported observation space.
 
-    A space that is not a Dict or Tuple becomes ``{"observation": ...}``. Keys of nested dicts are joined with "/", those of tuples
-    are their indices. Discrete and MultiDiscrete leaves become one-hot float32, MultiBinary leaves float32, float64 boxes float32.
+    A space that is not a Dict or Tuple becomes ``{"observation": ...}``. Keys of nested dicts are joined with "/", those of
+    tuples are their indices. Discrete and MultiDiscrete leaves become one-hot float32, MultiBinary leaves float32, float64
+    boxes float32.
 
     Args:
         space: the space of one environment (without a batch dimension).

@@ -401,7 +401,7 @@ def test_a_failing_save_leaves_the_old_state(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as m:
-        m.setattr(checkpoint, "_fsync", no_space)
+        m.setattr(os, "fsync", no_space)
         with pytest.raises(OSError, match="No space"):
             checkpoint.save_training_state(states / "run_epoch_3", {"w": torch.zeros(5)}, {}, {"n": 2})
         with pytest.raises(OSError, match="No space"):

@@ -20,8 +20,9 @@ def action_rows(space: gym.Space[Any], actions: Array | Mapping[str, Array]) -> 
 
     Args:
         space: the environment's action space.
-        actions: (N, ...); of a Tuple or Dict either {name: (N, ...)} with an array for each part, where parts of parts are named
-            "arm/grip" and those of a tuple "0", "1", .., or (N, W): the numbers of the parts side by side, in the order of the space.
+        actions: (N, ...); of a Tuple or Dict either {name: (N, ...)} with an array for each part, where parts of parts are
+            named "arm/grip" and those of a tuple "0", "1", .., or (N, W): the numbers of the parts side by side, in the order
+            of the space.
 
     Raises:
         ValueError: names or widths that do not fit, or numbers that are not whole where the space has choices or bits.

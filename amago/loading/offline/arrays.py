@@ -24,17 +24,18 @@ Rows = Array | Mapping[str, Array]
 class ArrayDataset(OfflineDataset):
     """Transitions in arrays of N rows, in the order in which they happened, one episode after the other.
 
-    Row i holds an observation, the action taken there, and the reward and end flags that followed. An episode ends after a row with
-    ``terminations`` or ``truncations``, and with the last row; no sequence crosses the end of an episode.
+    Row i holds an observation, the action taken there, and the reward and end flags that followed. An episode ends after a row
+    with ``terminations`` or ``truncations``, and with the last row; no sequence crosses the end of an episode.
 
-    With ``next_observations`` every row is a transition. Without, the observation after the last row of an episode is unknown. If
-    the episode was truncated (or ends with the data), that observation would be bootstrapped from, so the last row serves as
+    With ``next_observations`` every row is a transition. Without, the observation after the last row of an episode is unknown.
+    If the episode was truncated (or ends with the data), that observation would be bootstrapped from, so the last row serves as
     the final observation only. If it terminated, the value there is zero, so the last observation is repeated instead.
 
     Args:
         observations: (N, ...), or {key: (N, ...)}.
         actions: (N, ...), as the environment takes them. Of a Tuple or Dict {part: (N, ...)}, where parts of parts are named
-            "arm/grip" and those of a tuple "0", "1", .., or (N, W): the numbers of the parts side by side, in the order of the space.
+            "arm/grip" and those of a tuple "0", "1", .., or (N, W): the numbers of the parts side by side, in the order of the
+            space.
         rewards, terminations: (N,).
         action_space: the environment's.
         truncations: (N,); default: none.

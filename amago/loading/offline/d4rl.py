@@ -27,10 +27,11 @@ class D4RLDataset(OfflineDataset):
     """A D4RL file: N rows of ``observations``, ``actions``, ``rewards``, ``terminals``, and usually ``timeouts``.
 
     Episodes end at ``terminals`` (termination) and at ``timeouts`` (truncation, bootstrapped). If a file has no
-    ``next_observations``, as most, the last row of a truncated episode serves as its final observation only; see `ArrayDataset`.
+    ``next_observations``, as most, the last row of a truncated episode serves as its final observation only; see
+    `ArrayDataset`.
 
-    A file without ``timeouts`` does not record resets by the time limit. Its episodes are cut after ``max_episode_steps`` rows, and
-    wherever ``next_observations`` differs from the observation of the next row.
+    A file without ``timeouts`` does not record resets by the time limit. Its episodes are cut after ``max_episode_steps``
+    rows, and wherever ``next_observations`` differs from the observation of the next row.
 
     Args:
         path: the ``.hdf5`` file.

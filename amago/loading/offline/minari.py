@@ -28,15 +28,15 @@ _CHUNK_BYTES = 64 << 20
 class MinariDataset(OfflineDataset):
     """A local Minari data set; nothing is ever downloaded.
 
-    Episodes that do not end with ``terminations`` count as truncated: their last observation is bootstrapped from. ``infos`` are not
-    read.
+    Episodes that do not end with ``terminations`` count as truncated: their last observation is bootstrapped from. ``infos``
+    are not read.
 
     Args:
         dataset: id, such as "D4RL/pointmaze/umaze-v2" (looked up in ``$MINARI_DATASETS_PATH`` or ``~/.minari/datasets``), or
             the directory of a data set.
         relabeler: rewrites each trajectory before a training sequence is cut from it.
-        in_memory: read the whole data set when training starts. If False, an episode is read each time that a sequence is drawn from
-            it, which is slower.
+        in_memory: read the whole data set when training starts. If False, an episode is read each time that a sequence is
+            drawn from it, which is slower.
         obs_keys: of a Dict observation space, the keys to keep (text cannot be kept); default: all.
         env_name: name in the statistics by environment; default: the recorded environment's id.
 
@@ -161,8 +161,8 @@ def export(
 ) -> int:
     """Write trajectories as a new Minari data set, in ``$MINARI_DATASETS_PATH`` or ``~/.minari/datasets``.
 
-    Observations are written as stored (discrete ones one-hot); those of a space that was not a Dict as plain arrays. Actions are
-    in the environment's form. The last step of a trajectory that does not terminate is marked as truncated.
+    Observations are written as stored (discrete ones one-hot); those of a space that was not a Dict as plain arrays. Actions
+    are in the environment's form. The last step of a trajectory that does not terminate is marked as truncated.
 
     Args:
         dataset_id: "name-v0", or "namespace/name-v0".
