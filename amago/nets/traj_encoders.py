@@ -13,10 +13,13 @@ from torch import Tensor, nn
 
 from amago.nets import transformer
 from amago.nets.cpu.packed import Linear, linear, pack
+from amago.nets.cpu.weight_cache import WeightCache
 from amago.nets.ff import FFBlock, Normalization
 from amago.nets.kv_cache import KVCache
 from amago.nets.mamba import Mamba, MambaBlock, MambaState
-from amago.nets.utils import WeightCache, activation_switch, at_least_float32, autocast_dtype, check_dropout, check_positive
+from amago.nets.registry import named_traj_encoder
+from amago.nets.tensor_cache import TensorCache
+from amago.nets.utils import activation_switch, at_least_float32, autocast_dtype, check_dropout, check_positive
 
 Dones = NDArray[np.bool_] | Tensor
 
@@ -81,6 +84,33 @@ class TrajEncoder(nn.Module, ABC):
             return False
         return True
 
+    def export_hidden_state(self, hidden_state: Any) -> dict[str, Tensor]:
+        """The hidden state as named tensors, for `amago.policy.export`. Each has one dimension of size B.
+
+        The methods here do for a model without memory and for one whose hidden state is a tensor. Another model that is to be
+        exported overrides this method and `import_hidden_state`.
+
+        Raises:
+            ValueError: the hidden state is neither None nor a tensor.
+        """
+        if hidden_state is None:
+            return {}
+        if isinstance(hidden_state, Tensor):
+            return {"hidden": hidden_state}
+        raise ValueError(
+            f"{type(self).__name__} has a {type(hidden_state).__name__} as its hidden state; to export it, override "
+            "export_hidden_state and import_hidden_state"
+        )
+
+    def import_hidden_state(self, tensors: dict[str, Tensor], dones: Tensor) -> Any:
+        """The inverse of `export_hidden_state`, traceable by ``torch.export``: ``forward`` takes a step from what it returns.
+
+        Args:
+            tensors: as `export_hidden_state` names them. They must not be changed: copy what is written in place.
+            dones: (B,) bool, True in rows whose memory is cleared first.
+        """
+        return self.reset_hidden_state(tensors["hidden"].clone(), dones) if tensors else None
+
     def _check_input(self, seq: Tensor, time_idxs: Tensor) -> None:
         B, L = seq.shape[:2]
         if seq.ndim != 3 or seq.shape[-1] != self.tstep_dim:
@@ -89,6 +119,7 @@ class TrajEncoder(nn.Module, ABC):
             raise ValueError(f"time_idxs must be ({B}, {L}, 1) for this seq, got shape {tuple(time_idxs.shape)}")
 
 
+@named_traj_encoder("ff")
 @gin.configurable
 class FFTrajEncoder(TrajEncoder):
     """Residual feed-forward blocks on each timestep alone: no memory.
@@ -119,7 +150,7 @@ class FFTrajEncoder(TrajEncoder):
         self.traj_last = Linear(d_model, d_model)
         self.out_norm = Normalization(norm, d_model)
         self.dropout = nn.Dropout(dropout)
-        self.activation = activation_switch(activation)
+        self.activation = activation_switch(activation, inplace=True)
         self._emb_dim = d_model
 
     @property
@@ -138,6 +169,7 @@ class FFTrajEncoder(TrajEncoder):
         return self.out_norm(self.traj_last(x)), hidden_state
 
 
+@named_traj_encoder("gru", "rnn", sizes=lambda size: {"d_hidden": size, "d_output": size})
 @gin.configurable
 class GRUTrajEncoder(TrajEncoder):
     """A GRU. Its hidden state is a tensor (n_layers, B, d_hidden).
@@ -228,6 +260,7 @@ class GRUTrajEncoder(TrajEncoder):
         return linear(x, self._packed[name].get((weight,), lambda: pack(weight)), bias)
 
 
+@named_traj_encoder("mamba")
 @gin.configurable
 class MambaTrajEncoder(TrajEncoder):
     """Selective state-space layers (Gu & Dao 2023, arXiv 2312.00752). The hidden state is a `amago.nets.mamba.MambaState`:
@@ -289,6 +322,12 @@ class MambaTrajEncoder(TrajEncoder):
     def slice_hidden_state(self, hidden_state: MambaState, start: int, stop: int) -> MambaState:
         return hidden_state.slice(start, stop)
 
+    def export_hidden_state(self, hidden_state: MambaState) -> dict[str, Tensor]:
+        return {"conv": hidden_state.conv, "ssm": hidden_state.ssm}
+
+    def import_hidden_state(self, tensors: dict[str, Tensor], dones: Tensor) -> MambaState:
+        return self.reset_hidden_state(MambaState(tensors["conv"].clone(), tensors["ssm"].clone()), dones)
+
     def forward(
         self, seq: Tensor, time_idxs: Tensor, hidden_state: MambaState | None = None, log_dict: dict[str, Any] | None = None
     ) -> tuple[Tensor, MambaState | None]:
@@ -301,6 +340,7 @@ class MambaTrajEncoder(TrajEncoder):
         return self.out_norm(x), hidden_state
 
 
+@named_traj_encoder("transformer", sizes=lambda size: {"d_model": size, "d_ff": 4 * size})
 @gin.configurable
 class TformerTrajEncoder(TrajEncoder):
     """A causal transformer. Its hidden state is a `amago.nets.kv_cache.KVCache` of max_seq_len + 1 slots, or of as few as its
@@ -402,8 +442,17 @@ class TformerTrajEncoder(TrajEncoder):
     def slice_hidden_state(self, hidden_state: KVCache, start: int, stop: int) -> KVCache:
         return hidden_state.slice(start, stop)
 
+    def export_hidden_state(self, hidden_state: KVCache | TensorCache) -> dict[str, Tensor]:
+        if isinstance(hidden_state, TensorCache):
+            return hidden_state.tensors()
+        return {"keys": hidden_state.keys, "values": hidden_state.values, "lengths": hidden_state.lengths}
+
+    def import_hidden_state(self, tensors: dict[str, Tensor], dones: Tensor) -> TensorCache:
+        lengths = torch.where(dones, 0, tensors["lengths"])
+        return TensorCache(tensors["keys"], tensors["values"], lengths, self._kernel.sink_size)
+
     def forward(
-        self, seq: Tensor, time_idxs: Tensor, hidden_state: KVCache | None = None, log_dict: dict[str, Any] | None = None
+        self, seq: Tensor, time_idxs: Tensor, hidden_state: Any = None, log_dict: dict[str, Any] | None = None
     ) -> tuple[Tensor, KVCache | None]:
         self._check_input(seq, time_idxs)
         times = time_idxs.squeeze(-1)
