@@ -40,7 +40,6 @@ MOST_LINES = 60  # of a function, without its docstring
 LONGER = {
     "ActorCriticAgent.__init__": "a line for each option and each part",
     "add_common_cli": "a line for each argument",
-    "_leaf": "a branch for each kind of space",
 }
 # what a run may set, and an import may not
 PROCESS = """
