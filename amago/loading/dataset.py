@@ -17,7 +17,7 @@ from amago.data.batch import Batch, RLData, collate
 from amago.data.relabel import NoOpRelabeler, Relabeler
 from amago.data.trajectory import FrozenTraj, StoredTraj
 from amago.loading.batching import BatchRoom
-from amago.spaces import ActionSpec, action_spec
+from amago.spaces import ActionSpec, space_differences
 from amago.store import EvictedError, StoreView, TrajectoryStore
 
 PADDED_SAMPLING = ("none", "both", "left", "right")
@@ -133,13 +133,13 @@ def check_same_spaces(
     def shapes(space: gym.spaces.Dict) -> dict[str, tuple[int, ...] | None]:
         return {k: s.shape for k, s in sorted(space.spaces.items())}
 
-    spec = action_spec(action_space)
-    if shapes(found) != shapes(obs_space):
+    differing = {d.name for d in space_differences((found, found_spec.space), (obs_space, action_space), dtypes=False)}
+    if differing - {"actions"}:
         raise ValueError(
             f"{what} has observations {shapes(found)}, but {other} has {shapes(obs_space)}; both need the same keys and shapes"
         )
-    if (found_spec.kind, found_spec.dim) != (spec.kind, spec.dim):
-        raise ValueError(f"{what} has actions {found_spec.space}, but {other} has {spec.space}")
+    if differing:
+        raise ValueError(f"{what} has actions {found_spec.space}, but {other} has {action_space}")
 
 
 def check_same_box(what: str, found: gym.Space[Any], wanted: gym.Space[Any], other: str = "the environment") -> None:

@@ -1,4 +1,4 @@
-"""Several data sets as one, in proportions that may change while training goes on."""
+"""A data set that samples from several others, in proportions that may change during training."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from amago.loading.dataset import DatasetSettings, RLDataset
 class MixtureOfDatasets(RLDataset):
     """Draws each training sequence from one of several data sets, chosen by weight.
 
-    Only data sets that are ready for training are drawn from; the weights of these are scaled to sum to 1. The mixture is
-    ready as soon as one of them is that has a weight. Who is ready is looked up at the end of each collection phase, so that
-    the proportions stay the same while an epoch trains.
+    Only data sets that are ready for training are sampled; their weights are scaled to sum to 1. The mixture is ready as soon as
+    one of them with a positive weight is. Readiness is checked at the end of each collection phase, so that the proportions are
+    constant during an epoch.
 
     With ``smooth_sudden_starts=S``, weights move linearly over S training phases, counted for each data set from the
     first in which it is ready: from its initial weight to its sampling weight. By default a data set that is ready when training
-    starts has its sampling weight from the beginning, and one that becomes ready later begins at 0. So an empty replay buffer beside
-    offline data takes its share slowly, instead of having its first few rollouts drawn again and again.
+    starts has its sampling weight from the beginning, and one that becomes ready later begins at 0. The first few rollouts in a
+    replay buffer beside offline data are then not sampled again and again.
 
     Args:
         datasets: the data sets.
         sampling_weights: one number of 0 or more for each.
-        initial_sampling_weights: where the weights begin; asks for ``smooth_sudden_starts``.
+        initial_sampling_weights: weights at the start; requires ``smooth_sudden_starts``.
         smooth_sudden_starts: S, at least 1; default: sampling weights at once.
-        collect_into: which of the data sets takes new trajectories, by index. Default: the only one that would. Its directory
-            alone may be edited, and it alone is deleted by `delete`.
+        collect_into: index of the data set that receives new trajectories; default: the only one that can. Only its directory
+            is edited, and only its data is deleted by `delete`.
 
     Raises:
-        ValueError: numbers that do not fit, or several data sets that would take new trajectories and no ``collect_into``.
+        ValueError: invalid numbers, or several data sets that can receive new trajectories and no ``collect_into``.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class MixtureOfDatasets(RLDataset):
 
     @property
     def collecting(self) -> int | None:
-        """Index of the data set that takes new trajectories."""
+        """Index of the data set that receives new trajectories; None if there is none."""
         if self.collect_into is not None:
             return self.collect_into
         takers = [i for i, d in enumerate(self.datasets) if d.save_new_trajs_to is not None]
@@ -102,7 +102,7 @@ class MixtureOfDatasets(RLDataset):
         return None if i is None else self.datasets[i].save_new_trajs_to
 
     def delete(self) -> None:
-        """Delete what was collected; data sets that were only read stay."""
+        """Delete the data set that receives new trajectories; the others stay."""
         i = self.collecting
         if i is not None:
             self.datasets[i].delete()
@@ -123,14 +123,14 @@ class MixtureOfDatasets(RLDataset):
     # ---- weights -----------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """See who is ready, and fix the proportions until the next time."""
+        """Check which data sets are ready, and compute the proportions until the next check."""
         for i, dataset in enumerate(self.datasets):
             if not dataset.ready_for_training:
                 self._ready_since[i] = None
             elif self._ready_since[i] is None:
                 self._ready_since[i] = self._phase
         weights = np.array([self._weight(i) for i in range(len(self.datasets))])
-        if weights.sum() == 0:  # whoever is ready is only beginning: nothing else can be drawn
+        if weights.sum() == 0:  # all that are ready begin at weight 0, but one must be sampled
             weights = self.sampling_weights * [since is not None for since in self._ready_since]
         self._chances = weights / weights.sum() if weights.sum() > 0 else None
 
@@ -149,7 +149,7 @@ class MixtureOfDatasets(RLDataset):
 
     @property
     def current_weights(self) -> list[float]:
-        """The chance of each data set to be drawn from in this epoch; all 0 while none is ready."""
+        """The probability of each data set in this epoch; all 0 if none is ready."""
         return [0.0] * len(self.datasets) if self._chances is None else self._chances.tolist()
 
     @property

@@ -3,6 +3,10 @@
 Any safetensors reader opens one. Beside the tensors its ``__metadata__`` holds, as strings: ``header_crc32`` (of the whole
 header with these eight digits zero), ``format``, ``version``, ``spaces``, ``env_names``, ``crc32`` (JSON, one number a
 field), ``writer`` and ``sequence``. A file is named ``{writer}-{sequence:012d}-n{trajectories}.safetensors``.
+
+`safetensors.safe_open` reads slices of 128 steps as fast (34,000 a second, ours 33,000) and opens small files faster (53 us,
+ours 122 us; Xeon, 5 trajectories a file, ``perf_counter``), but it maps files into memory: when a mapped file is cut short, a
+read ends the process with SIGBUS.
 """
 
 from __future__ import annotations

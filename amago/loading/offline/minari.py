@@ -1,4 +1,4 @@
-"""Minari data sets: as a source of training sequences, and written from a replay buffer."""
+"""Minari data sets: reading them as a data set, and exporting trajectories to a new one."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _CHUNK_BYTES = 64 << 20
 class MinariDataset(OfflineDataset):
     """A local Minari data set; nothing is ever downloaded.
 
-    ``terminations`` alone end an episode for good; after truncation, and where an episode just stops, its last observation
-    is bootstrapped from. ``infos`` are not read.
+    Episodes that do not end with ``terminations`` count as truncated: their last observation is bootstrapped from. ``infos``
+    are not read.
 
     Args:
         dataset: id, such as "D4RL/pointmaze/umaze-v2" (looked up in ``$MINARI_DATASETS_PATH`` or ``~/.minari/datasets``), or
             the directory of a data set.
         relabeler: rewrites each trajectory before a training sequence is cut from it.
-        in_memory: read all of it when training starts; else each episode is read whenever one of its steps is drawn,
-            which is slower.
+        in_memory: read the whole data set when training starts. If False, an episode is read each time that a sequence is
+            drawn from it, which is slower.
         obs_keys: of a Dict observation space, the keys to keep (text cannot be kept); default: all.
-        env_name: for the statistics by environment; default: the recorded environment's id.
+        env_name: name in the statistics by environment; default: the recorded environment's id.
 
     Raises:
         ValueError: (when opened) there is no such data set here, its spaces are not supported, or an episode does not fit.
@@ -69,10 +69,10 @@ class MinariDataset(OfflineDataset):
 
 
 def find(dataset: str) -> Path:
-    """The ``data`` directory of a data set, from its id or path.
+    """The ``data`` directory of a data set with this id or path.
 
     Raises:
-        ValueError: there is none; says where it was looked for.
+        ValueError: there is none; the message has the places that were searched.
     """
     base = os.environ.get("MINARI_DATASETS_PATH") or os.path.join(os.path.expanduser("~"), ".minari", "datasets")
     places = [Path(dataset).expanduser(), Path(base) / dataset]
@@ -87,7 +87,7 @@ def find(dataset: str) -> Path:
 
 
 class _MinariSource(TrajectorySource):
-    """Reads an episode whenever it is asked for one of its steps."""
+    """Reads an episode from disk each time that a part of it is requested."""
 
     def __init__(self, name: str, directory: Path, obs_keys: list[str] | None, env_name: str | None):
         try:
@@ -161,8 +161,8 @@ def export(
 ) -> int:
     """Write trajectories as a new Minari data set, in ``$MINARI_DATASETS_PATH`` or ``~/.minari/datasets``.
 
-    Observations are as stored (one-hot where they were discrete), a space that was no dict as the array that it was. Actions
-    are the environment's own. The last step of a trajectory that does not terminate is marked as truncated.
+    Observations are written as stored (discrete ones one-hot); those of a space that was not a Dict as plain arrays. Actions
+    are in the environment's form. The last step of a trajectory that does not terminate is marked as truncated.
 
     Args:
         dataset_id: "name-v0", or "namespace/name-v0".
@@ -217,7 +217,7 @@ def export(
 
 @contextlib.contextmanager
 def _absolute_root() -> Iterator[None]:
-    """Minari joins a relative directory to itself while it creates a data set."""
+    """Makes ``MINARI_DATASETS_PATH`` absolute: Minari would join a relative path to itself when it creates a data set."""
     name = "MINARI_DATASETS_PATH"
     given = os.environ.get(name)
     if given is None:
@@ -231,7 +231,7 @@ def _absolute_root() -> Iterator[None]:
 
 
 def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """{"a/b": x} -> {"a": {"b": x}}: HDF5 would make groups of such keys."""
+    """{"a/b": x} -> {"a": {"b": x}}, because HDF5 reads "/" in a name as a group."""
     out: dict[str, Any] = {}
     for key, value in flat.items():
         *groups, name = key.split("/")
@@ -249,7 +249,7 @@ def _as_space(tree: Any) -> gym.Space[Any]:
 
 
 def _batched(spec: ActionSpec, stored: Any) -> Any:
-    """T of the environment's own actions: an array, or a dict or tuple of arrays."""
+    """T actions in the environment's form: an array, or a dict or tuple of arrays."""
     if spec.kind in ("discrete", "continuous", "multibinary"):
         return spec.to_env(stored)
     return _stack([spec.to_env(a) for a in stored])
