@@ -14,9 +14,10 @@ import gymnasium as gym
 import numpy as np
 
 from amago.data.batch import Batch, RLData, collate
-from amago.data.relabel import NoOpRelabeler, Relabeler
+from amago.data.extras import ExtraField, check_extra_fields
+from amago.data.relabel import NoOpRelabeler, Relabeler, with_extras_of
 from amago.data.trajectory import FrozenTraj, StoredTraj
-from amago.loading.batching import BatchRoom
+from amago.loading.batching import BatchBuffers
 from amago.spaces import ActionSpec, action_spec
 from amago.store import EvictedError, StoreView, TrajectoryStore
 
@@ -25,17 +26,25 @@ PADDED_SAMPLING = ("none", "both", "left", "right")
 
 @dataclass(frozen=True)
 class DatasetSettings:
-    """What an `Experiment` tells its data set before training starts.
+    """Settings of an `Experiment` that its data set needs.
 
     Attributes:
         max_seq_len: L, transitions in a training sequence at most.
         padded_sampling: "none", "left", "right" or "both"; see `subsequence`.
         has_edit_rights: this process may delete old trajectories.
+        extra_fields: the declared extra fields; batches have these extras and no others.
+
+    Raises:
+        ValueError: an extra field is wrong, or two have one name.
     """
 
     max_seq_len: int
     padded_sampling: str = "none"
     has_edit_rights: bool = True
+    extra_fields: tuple[ExtraField, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "extra_fields", check_extra_fields(self.extra_fields))
 
 
 class RLDataset(ABC):
@@ -60,8 +69,13 @@ class RLDataset(ABC):
         """Draw one training sequence of at most ``settings.max_seq_len`` transitions, with ``rng`` as the only randomness."""
 
     def sample_batch(self, rng: np.random.Generator, batch_size: int) -> Batch:
-        """Draw a batch. Default: so many calls of `sample_random_trajectory`, padded."""
-        return collate([self.sample_random_trajectory(rng) for _ in range(batch_size)])
+        """Draw a batch. Default: `sample_random_trajectory` for each sequence, padded to the longest.
+
+        Extra fields that a sequence lacks get their default.
+        """
+        settings = getattr(self, "settings", None)
+        extra_fields = settings.extra_fields if settings is not None else ()
+        return collate([self.sample_random_trajectory(rng) for _ in range(batch_size)], extra_fields)
 
     @property
     def ready_for_training(self) -> bool:
@@ -183,7 +197,7 @@ def sample_window(
     if isinstance(relabeler, NoOpRelabeler):
         return read(start, stop).derive(spec)
     frozen = read().derive(spec)
-    whole = relabeler(frozen, rng) if isinstance(relabeler, Relabeler) else relabeler(frozen)
+    whole = with_extras_of(frozen, relabeler(frozen, rng) if isinstance(relabeler, Relabeler) else relabeler(frozen))
     if len(whole) != length:  # a relabeler may shorten a trajectory
         start, stop = subsequence(len(whole), settings.max_seq_len, settings.padded_sampling, rng)
     return whole.slice(start, stop)
@@ -202,7 +216,18 @@ class DiskTrajDataset(RLDataset):
         dset_max_size: trajectories kept in ``fifo``.
         relabeler: rewrites each trajectory before the window is cut; default: none.
         allow_pickle: load ``.traj`` pickles. They run code: only for files that you wrote yourself.
+
+    Attributes:
+        reads_batches: `sample_batch` reads its sequences directly into the batch, which is faster, instead of calling
+            `sample_random_trajectory`. A subclass that does not change which sequences are drawn, or how they are read, keeps
+            this by ``class Mine(DiskTrajDataset, reads_batches=True)``.
     """
+
+    reads_batches = True
+
+    def __init_subclass__(cls, reads_batches: bool = False, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.reads_batches = reads_batches
 
     def __init__(
         self,
@@ -271,38 +296,41 @@ class DiskTrajDataset(RLDataset):
                 continue
 
     def sample_batch(self, rng: np.random.Generator, batch_size: int) -> Batch:
-        """What `sample_random_trajectory` would draw with the same ``rng``, without the detour over single sequences."""
-        own = type(self).sample_random_trajectory is DiskTrajDataset.sample_random_trajectory
-        if own and isinstance(self.relabeler, NoOpRelabeler):
+        """Draw a batch: the sequences that `sample_random_trajectory` would draw with the same ``rng``.
+
+        Where `reads_batches` is True and nothing is relabelled, they are read directly into the batch.
+        """
+        if self.reads_batches and isinstance(self.relabeler, NoOpRelabeler):
             state = rng.bit_generator.state
-            room = self._filled(rng, batch_size)
-            if room is not None:
-                return room.batch()
+            buffers = self._filled(rng, batch_size)
+            if buffers is not None:
+                return buffers.batch()
             rng.bit_generator.state = state
         return super().sample_batch(rng, batch_size)
 
-    def _filled(self, rng: np.random.Generator, batch_size: int) -> BatchRoom | None:
-        """None where trajectories of the batch have different spaces."""
-        room, row = None, 0
+    def _filled(self, rng: np.random.Generator, batch_size: int) -> BatchBuffers | None:
+        """The sequences of a batch, or None where their files have different fields."""
+        extra_fields = self.settings.extra_fields
+        buffers, row = None, 0
         while row < batch_size:
             view = self._drawable()
             index = int(rng.integers(len(view)))
             start, stop = subsequence(int(view.lengths[index]), self.settings.max_seq_len, self.settings.padded_sampling, rng)
             schema = view.schema(index)
-            if room is None:
-                room = BatchRoom(schema, batch_size, self.settings.max_seq_len)
-            if schema is not room.schema:
+            if buffers is None:
+                buffers = BatchBuffers(schema, batch_size, self.settings.max_seq_len, extra_fields)
+            if schema is not buffers.schema:
                 return None
             try:
-                room.read(row, view, index, start, stop)
+                buffers.read(row, view, index, start, stop)
                 row += 1
             except EvictedError:  # deleted since we looked: draw another
                 continue
-        return room
+        return buffers
 
     def _window(self, view: StoreView, index: int, rng: np.random.Generator) -> FrozenTraj:
         def read(start: int = 0, stop: int | None = None) -> StoredTraj:
-            return view.read(index, start, stop)
+            return view.read(index, start, stop, extras=self.settings.extra_fields)
 
         return sample_window(int(view.lengths[index]), view.action_spec(index), read, self.relabeler, self.settings, rng)
 

@@ -166,7 +166,7 @@ def _load_npz(entry: Entry, fd: int, schemas: Schemas, trusted: bool) -> None:
     found = npz.members(fd, entry.size)
     metadata = npz.read_metadata(fd, found)
     del found["metadata"]
-    parts, n, total = sc.fit({name: (m.dtype, m.shape) for name, m in found.items()})
+    parts, n, total = sc.fit({name: (m.dtype, m.shape) for name, m in found.items()}, metadata["spaces"])
     if n != 1:
         raise BadFileError(f"an archive of {n} trajectories; there is one in each")
     if not trusted:
@@ -211,20 +211,17 @@ def _fill(
     entry.env_names = schemas.share(sc.check_index(index[0], index[1], index[2], total, env_names))
 
 
-def read_legacy(fd: int, entry: Entry, start: int, room: Any) -> None:
-    """Fill a `amago.store.view.Room` from a ``.traj`` file; the whole file is unpickled each time."""
+def read_legacy(fd: int, entry: Entry, start: int, out: dict[str, sc.Array], count: int) -> None:
+    """Fill the arrays of `amago.store.view.SliceBuffers` from a ``.traj`` file; the whole file is unpickled each time."""
     whole, _ = legacy.read_open_traj(fd)
     if len(whole) != entry.total:
         raise BadFileError(f"{entry.name} has changed: {len(whole)} transitions instead of {entry.total}")
-    stop = start + len(room.dones)
-    for key, out in room.obs.items():
-        out[:] = whole.obs[key][start : stop + 1]
-    room.actions[1:], room.rews[1:], room.dones[:] = whole.actions[start:stop], whole.rews[start:stop], whole.dones[start:stop]
-    if start:
-        room.actions[0], room.rews[0] = whole.actions[start - 1], whole.rews[start - 1]
-    else:
-        room.actions[0] = 0 if whole.prev_action is None else whole.prev_action
-        room.rews[0] = whole.prev_reward
+    piece = whole.slice(start, start + count).arrays()
+    for slot in entry.schema.slots(keys=[name[len(sc.OBS) :] for name in out if name.startswith(sc.OBS)], extras=()):
+        first = int(slot.before >= 0)
+        out[slot.name][first:] = piece[slot.name]
+        if first:
+            out[slot.name][0] = piece[entry.schema.parts[slot.before].name][0]
 
 
 class Journal:

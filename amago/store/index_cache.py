@@ -101,7 +101,7 @@ class IndexCache:
         for s, known in enumerate(self._schemas):
             mine = schema == s
             for i, part in enumerate(known.parts):
-                rows = _rows(part.name, n[mine], total[mine])
+                rows = part.count(n[mine], total[mine])
                 begin = places[mine, i]
                 if (begin < 0).any() or (begin + rows * part.row_bytes > size[mine]).any() or (rows * part.row_bytes < 0).any():
                     raise BadFileError(f"{part.name!r:.100} would lie outside of its file")
@@ -167,19 +167,10 @@ def save(root: Path, entries: Sequence[Entry]) -> None:
         raise
 
 
-def _rows(name: str, n: sc.Array, total: sc.Array) -> sc.Array:
-    if name.startswith(sc.OBS):
-        return total + n
-    return total if name in ("actions", "rews", "dones") else n + (name == "ep_offsets")
-
-
 def _describe(schema: sc.Schema) -> dict[str, Any]:
     return {"spaces": schema.spaces, "parts": [(p.name, sc.CODE_OF[p.dtype], p.row) for p in schema.parts]}
 
 
 def _schema(described: dict[str, Any], schemas: Schemas) -> sc.Schema:
-    """Checked as if it were that of a file with one trajectory of one step."""
-    one = np.ones((), np.int64)
-    shapes = {name: (sc.CODES[code], (int(_rows(name, one, one)), *map(int, row))) for name, code, row in described["parts"]}
-    parts, _, _ = sc.fit(shapes)
+    parts = sc.parts_of(((name, sc.CODES[code], tuple(map(int, row))) for name, code, row in described["parts"]), described["spaces"])
     return schemas.get(parts, described["spaces"])
