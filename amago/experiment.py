@@ -123,7 +123,7 @@ class Experiment(ExperimentSettings):
         """Tell the data set what the experiment needs of it."""
         assert self.dataset is not None
         rights = self.has_dset_edit_rights and self.accelerator.is_main_process
-        self.dataset.configure(DatasetSettings(self.max_seq_len, self.padded_sampling, rights))
+        self.dataset.configure(DatasetSettings(self.max_seq_len, self.padded_sampling, rights, tuple(self.extra_fields)))
         return self.dataset
 
     @property

@@ -90,8 +90,10 @@ def check_extra_fields(extra_fields: Iterable[ExtraField]) -> tuple[ExtraField, 
     """The declared fields as a tuple.
 
     Raises:
-        ValueError: an element is no `ExtraField`, or two have one name.
+        ValueError: no list, an element is no `ExtraField`, or two have one name.
     """
+    if not isinstance(extra_fields, Iterable) or isinstance(extra_fields, str):
+        raise ValueError(f"extra_fields is {extra_fields!r}, but must be a list of amago.ExtraField")
     fields = tuple(extra_fields)
     for i, x in enumerate(fields):
         if not isinstance(x, ExtraField):
@@ -113,20 +115,17 @@ def as_array(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
             found = np.asarray(found.tolist())
     except (TypeError, ValueError):
         found = np.empty(0, object)
-    wanted = f"shape {shape} and dtype {dtype.name}"
+    wanted, shown = f"shape {shape} and dtype {dtype.name}", repr(found.tolist() if found.size else value)[:100]
     if found.dtype.kind not in "biuf":
-        raise ValueError(f"expected numbers of {wanted}, found {value!r:.200}")
+        raise ValueError(f"expected numbers of {wanted}, found {value!r:.100}")
     if found.shape != shape:
-        raise ValueError(f"expected {wanted}, found shape {found.shape} ({value!r:.200})")
-    if found.dtype == dtype:
-        out = found
-    else:
-        with np.errstate(all="ignore"):
-            out = found.astype(dtype)
-        if dtype.kind != "f" and not np.array_equal(out, found):
-            raise ValueError(f"expected {wanted}, found {value!r:.200}")
+        raise ValueError(f"expected {wanted}, found shape {found.shape}: {shown}")
+    with np.errstate(all="ignore"):
+        out = found.astype(dtype, copy=False)
+    if dtype.kind != "f" and not np.array_equal(out, found):
+        raise ValueError(f"expected {wanted}, found {shown}")
     if dtype.kind == "f" and not np.isfinite(out).all():
-        raise ValueError(f"expected finite numbers of {wanted}, found {value!r:.200}")
+        raise ValueError(f"expected finite numbers of {wanted}, found {shown}")
     return out
 
 

@@ -250,12 +250,13 @@ class StoredTraj:
     def _map(self, f: Callable[[Array, str], Array]) -> StoredTraj:
         """The same trajectory with ``f(array, rows)`` in place of each array."""
         t = len(self)
+        rest: dict[str, Any] = {x.name: f(getattr(self, x.name), x.rows) for x in FIELDS if x.rows == "T"}
         return replace(
             self,
             obs={k: f(v, "T+1") for k, v in self.obs.items()},
             extras={k: f(v, rows_of_extra(k, len(v), t)) for k, v in self.extras.items()},
             prev_action=None if self.prev_action is None else f(self.prev_action, "1"),
-            **{x.name: f(getattr(self, x.name), x.rows) for x in FIELDS if x.rows == "T"},
+            **rest,
         )
 
     def derive(self, spec: ActionSpec) -> FrozenTraj:

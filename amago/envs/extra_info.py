@@ -31,7 +31,9 @@ class InfoReader:
         self.at_reset = [x for x in declared if x.rows in ("T+1", "1")]
         self.at_step = [x for x in declared if x.rows in ("T+1", "T")]
 
-    def read(self, fields: Sequence[ExtraField], infos: Sequence[Info], required: Mask, steps: Sequence[int]) -> dict[str, Array]:
+    def read(
+        self, fields: Sequence[ExtraField], infos: Sequence[Info], required: Mask, steps: Sequence[int]
+    ) -> dict[str, Array]:
         """The values {name: (B, *shape)} of the ``required`` rows (B,); other rows are undefined.
 
         Args:

@@ -72,7 +72,9 @@ class Pieces:
     def _allocate(self, capacity: int) -> None:
         self.capacity, b = capacity, self._env.batched_envs
         self._arrays = {
-            x.name: np.zeros((capacity + (x.rows == "T+1"), b, *(x.shape or ())), x.dtype) for x in self._fields if x.rows != "1"
+            x.name: np.zeros((capacity + (x.rows == "T+1"), b, *(x.shape or ())), x.dtype)
+            for x in self._fields
+            if x.rows != "1"
         }
         self._obs = [(name[len(OBS) :], a) for name, a in self._arrays.items() if name.startswith(OBS)]
         self._actions, self._rews, self._dones = (self._arrays[k] for k in ("actions", "rews", "dones"))

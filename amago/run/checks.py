@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from amago.agent import BaseAgent
+from amago.data.extras import check_extra_fields
 from amago.envs.exploration import ExplorationWrapper
 from amago.loading.dataset import PADDED_SAMPLING, DiskTrajDataset, RLDataset
 from amago.nets.traj_encoders import TrajEncoder
@@ -99,6 +100,10 @@ def _types(e: Any) -> Iterable[str]:
         yield "dataset must be given, or dset_root and dset_name to build a DiskTrajDataset"
     elif not isinstance(e.dataset, RLDataset):
         yield f"dataset must be an amago.loading.RLDataset, got {e.dataset!r}"
+    try:
+        check_extra_fields(e.extra_fields)
+    except ValueError as err:
+        yield str(err)
     for name, base in _CLASSES.items():
         value = getattr(e, name)
         if value is None and name == "exploration_wrapper_type":

@@ -23,7 +23,8 @@ def recorder_settings(e: ExperimentSettings, directory: str | None) -> dict[str,
     """How the actors record their trajectories in a directory; None for none."""
     if directory is None:
         return None
-    return {
+    extra_fields = {"extra_fields": tuple(e.extra_fields)} if e.extra_fields else {}
+    return extra_fields | {
         "save_trajs_to": directory,
         "save_trajs_as": e.save_trajs_as,
         "save_every": None if e.traj_save_len >= 1e10 else int(e.traj_save_len),

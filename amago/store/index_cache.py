@@ -101,7 +101,7 @@ class IndexCache:
         for s, known in enumerate(self._schemas):
             mine = schema == s
             for i, part in enumerate(known.parts):
-                rows = part.count(n[mine], total[mine])
+                rows = part.total_rows(n[mine], total[mine])
                 begin = places[mine, i]
                 if (begin < 0).any() or (begin + rows * part.row_bytes > size[mine]).any() or (rows * part.row_bytes < 0).any():
                     raise BadFileError(f"{part.name!r:.100} would lie outside of its file")
@@ -172,5 +172,7 @@ def _describe(schema: sc.Schema) -> dict[str, Any]:
 
 
 def _schema(described: dict[str, Any], schemas: Schemas) -> sc.Schema:
-    parts = sc.parts_of(((name, sc.CODES[code], tuple(map(int, row))) for name, code, row in described["parts"]), described["spaces"])
+    parts = sc.parts_of(
+        ((name, sc.CODES[code], tuple(map(int, row))) for name, code, row in described["parts"]), described["spaces"]
+    )
     return schemas.get(parts, described["spaces"])

@@ -84,7 +84,7 @@ class Part(NamedTuple):
     row_bytes: int
     rows: str
 
-    def count(self, n: Any, total: Any) -> Any:
+    def total_rows(self, n: Any, total: Any) -> Any:
         """Rows in a file of n trajectories with ``total`` transitions (integers or arrays of them)."""
         return _count(self.rows, n, total)
 
@@ -170,8 +170,7 @@ class Schema:
     def _slot(self, x: Field) -> Slot:
         i = self.at.get(x.name, -1)
         if i < 0:
-            assert x.dtype is not None and x.shape is not None and x.default is not None
-            return Slot(x.name, x.rows, -1, -1, x.dtype, x.shape, x.default)
+            return Slot(x.name, x.rows, -1, -1, np.dtype(x.dtype), x.shape or (), x.default or 0.0)
         part = self.parts[i]
         if x.role == "extra" and (part.rows, part.row, part.dtype) != (x.rows, x.shape, x.dtype):
             raise ValueError(

@@ -176,7 +176,7 @@ def load_field(fd: int, parsed: Parsed, name: str) -> sc.Array:
     """One whole field."""
     i = next(i for i, p in enumerate(parsed.parts) if p.name == name)
     part = parsed.parts[i]
-    rows = part.count(parsed.n, parsed.total)
+    rows = part.total_rows(parsed.n, parsed.total)
     raw = read_exactly(fd, rows * part.row_bytes, parsed.offsets[i])
     return np.frombuffer(raw, part.dtype).reshape(rows, *part.row)
 
@@ -188,7 +188,7 @@ def check_data(fd: int, parsed: Parsed) -> None:
         BadFileError: naming the first field that differs.
     """
     for part, offset in zip(parsed.parts, parsed.offsets):
-        left, crc, worst = part.count(parsed.n, parsed.total) * part.row_bytes, 0, 0
+        left, crc, worst = part.total_rows(parsed.n, parsed.total) * part.row_bytes, 0, 0
         while left:
             chunk = read_exactly(fd, min(left, CHUNK), offset)
             crc = zlib.crc32(chunk, crc)

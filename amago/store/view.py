@@ -38,21 +38,22 @@ class SliceBuffers(NamedTuple):
         slots: the fields to read; those that are not among them are not read.
         arrays: one for each slot, in their order: n + 1, n or 1 rows, by the slot's ``rows``, and one more, in front, where the slot
             has a field ``before`` (the reward and the action that came with the first observation).
-        count: n.
+        steps: n.
     """
 
     slots: tuple[sc.Slot, ...]
     arrays: list[np.ndarray]
-    count: int
+    steps: int
 
     @classmethod
-    def empty(cls, slots: tuple[sc.Slot, ...], count: int) -> SliceBuffers:
-        return cls(slots, [_empty((slot_rows(s, count), *s.row), s.dtype) for s in slots], count)
+    def empty(cls, slots: tuple[sc.Slot, ...], steps: int) -> SliceBuffers:
+        """New arrays for so many transitions."""
+        return cls(slots, [_empty((slot_rows(s, steps), *s.row), s.dtype) for s in slots], steps)
 
 
-def slot_rows(slot: sc.Slot, count: int) -> int:
+def slot_rows(slot: sc.Slot, steps: int) -> int:
     """Rows that a slice of so many transitions has of a field."""
-    return 1 if slot.rows == "1" else count + (slot.rows == "T+1" or slot.before >= 0)
+    return 1 if slot.rows == "1" else steps + (slot.rows == "T+1" or slot.before >= 0)
 
 
 class StoreView:
@@ -146,7 +147,7 @@ class StoreView:
         return _stored(buffers, start_time, entry.env_names[entry.env_id.item(j)])
 
     def read_into(self, index: int, start: int, buffers: SliceBuffers) -> int:
-        """Fill arrays of the caller with the transitions from ``start`` on, as many as ``buffers.count``.
+        """Fill arrays of the caller with the transitions from ``start`` on, as many as ``buffers.steps``.
 
         Args:
             index, start: as in `read`.
@@ -186,7 +187,7 @@ class StoreView:
         try:
             if entry.kind == ix.TRAJ:
                 arrays = {slot.name: a for slot, a in zip(buffers.slots, buffers.arrays) if slot.part >= 0}
-                ix.read_legacy(file.fd, entry, start, arrays, buffers.count)
+                ix.read_legacy(file.fd, entry, start, arrays, buffers.steps)
                 _fill_defaults(buffers)
             else:
                 _read(file.fd, entry, j, start, buffers)
@@ -238,7 +239,7 @@ class StoreView:
 
 def _read(fd: int, entry: Entry, j: int, start: int, buffers: SliceBuffers) -> None:
     fetch = _fetch_packed if entry.kind == ix.PACKED else _fetch
-    first, count = entry.ep_offsets.item(j) + start, buffers.count
+    first, count = entry.ep_offsets.item(j) + start, buffers.steps
     for (_, rows, i, before, _, _, default), out in zip(buffers.slots, buffers.arrays):
         if i < 0:
             out[...] = default

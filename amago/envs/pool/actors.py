@@ -12,6 +12,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from amago.data.extras import ExtraField
+from amago.data.trajectory import split_rl2
 from amago.envs.amago_env import AMAGOEnv, innermost
 from amago.envs.exploration import ExplorationWrapper
 from amago.envs.pool.buffers import Buffers
@@ -20,7 +22,7 @@ from amago.envs.recorder import RecordingError, SequenceWrapper, open_writer
 from amago.envs.statistics import EpisodeRecord
 
 EnvMaker = Callable[[], Any]
-RECORDER_OPTIONS = ("save_trajs_to", "save_every", "save_trajs_as", "stagger", "writer_name")
+RECORDER_OPTIONS = ("save_trajs_to", "save_every", "save_trajs_as", "stagger", "writer_name", "extra_fields")
 _FAULTS = (Exception, SystemExit)  # an environment that calls `sys.exit` must not end the run as if it were complete
 _SEED_LIMIT = 2**31 - 1_000_000  # vectorised environments add their row's number
 
@@ -51,6 +53,11 @@ class CrewPlan:
     index: int = 0
     life: int = 0
     steps: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def extra_fields(self) -> Sequence[ExtraField]:
+        """The declared extra fields that are recorded."""
+        return (self.recorder or {}).get("extra_fields", ())
 
     def seeds(self, actor: int, life: int) -> list[np.random.SeedSequence]:
         """For an actor's first reset, its exploration, its recorder; the same whichever process it lives in."""
@@ -88,12 +95,13 @@ class Actor:
         if plan.exploration is not None:
             made = self.exploration = plan.exploration(made)
             self.exploration.seed(explore)
-        options = {k: v for k, v in (plan.recorder or {}).items() if k in ("save_every", "stagger")}
+        options = {k: v for k, v in (plan.recorder or {}).items() if k in ("save_every", "stagger", "extra_fields")}
         if plan.recorder is not None and writer[0] is None and plan.recorder.get("save_trajs_to") is not None:
             name = plan.recorder.get("writer_name")
             name = f"{name}-{plan.index}-{plan.life}" if name else None
             save_as = plan.recorder.get("save_trajs_as", "npz")
-            writer[0] = open_writer(self.base, plan.recorder["save_trajs_to"], save_as, name)
+            extra_fields = plan.recorder.get("extra_fields", ())
+            writer[0] = open_writer(self.base, plan.recorder["save_trajs_to"], save_as, name, extra_fields)
         self.env = SequenceWrapper(made, writer=writer[0], actor=number * plan.batch, seed=record, **options)
         self.rows = slice(number * plan.batch, (number + 1) * plan.batch)
         self._fresh = True
@@ -102,8 +110,9 @@ class Actor:
         rows = self.rows
         self._obs = [(key, array[rows]) for key, array in buffers.obs.items()]
         self._rl2s, self._time, self._resets = buffers.rl2s[rows], buffers.time_idxs[rows], buffers.resets[rows]
-        self._reward, self._prev_action = self._rl2s[:, :1], self._rl2s[:, 1:]
+        self._reward, self._prev_action = split_rl2(self._rl2s)
         self._actions = buffers.actions[rows]
+        self.env.attach_extras({name: array[rows] for name, array in buffers.extras.items()})
 
     def reset(self) -> None:
         seed = int(self._seed.generate_state(1, np.uint64)[0] % _SEED_LIMIT) if self._fresh else None

@@ -29,6 +29,7 @@ class ActorPool(Protocol):
         obs: {key: (N, ...)}.
         rl2s: (N, 1 + A) float32, reward and previous action.
         time_idxs: (N, 1) int64.
+        extras: {name: (N, ...)}, the extra fields with ``source="policy"``: write them before the `send` of their actions.
         resets: (N,) bool, True where this observation opens a new rollout: clear the actor's memory before it acts.
     """
 
@@ -38,6 +39,7 @@ class ActorPool(Protocol):
     rl2_space: gym.spaces.Box
     groups: list[slice]
     obs: dict[str, Array]
+    extras: dict[str, Array]
     rl2s: NDArray[np.float32]
     time_idxs: NDArray[np.int64]
     resets: NDArray[np.bool_]
@@ -98,7 +100,7 @@ class PoolBase:
         self._in_flight = [False] * len(groups)
 
     def _adopt(self, buffers: Buffers) -> None:
-        self._buffers = buffers
+        self._buffers, self.extras = buffers, buffers.extras
         self.obs, self.rl2s, self.time_idxs, self.resets = buffers.obs, buffers.rl2s, buffers.time_idxs, buffers.resets
 
     def send(self, group: int, actions: Array) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from amago.data.extras import ExtraField
 from amago.spaces import ActionSpec
 
 Array = NDArray[Any]
@@ -32,7 +34,14 @@ class Layout:
     size: int
 
     @classmethod
-    def of(cls, num_actors: int, observation_space: gym.spaces.Dict, spec: ActionSpec, workers: int) -> Layout:
+    def of(
+        cls,
+        num_actors: int,
+        observation_space: gym.spaces.Dict,
+        spec: ActionSpec,
+        workers: int,
+        extra_fields: Iterable[ExtraField] = (),
+    ) -> Layout:
         n = num_actors
         wanted: list[tuple[str, tuple[int, ...], np.dtype[Any]]] = [
             (f"obs/{key}", (n, *space.shape), np.dtype(space.dtype))  # type: ignore[misc]
@@ -45,6 +54,7 @@ class Layout:
             ("actions", (n, spec.stored_dim), spec.stored_dtype),
             ("unsaved", (workers,), np.dtype(np.int64)),
         ]
+        wanted += [(f"extras/{x.name}", (n, *x.shape), np.dtype(x.dtype)) for x in extra_fields if x.source == "policy"]
         fields, offset = [], 0
         for name, shape, dtype in wanted:
             fields.append((name, shape, dtype.str, offset))
@@ -62,6 +72,7 @@ class Buffers:
         time_idxs: (N, 1) int64.
         resets: (N,) bool.
         actions: (N, S), stored form.
+        extras: {name: (N, ...)}, the extra fields of the policy, for the actions beside them.
         unsaved: (W,) int64, for each worker the finished trajectories that are in no file yet.
     """
 
@@ -71,6 +82,7 @@ class Buffers:
             count = int(np.prod(shape, dtype=np.int64))
             arrays[name] = np.frombuffer(block, dtype=np.dtype(dtype), count=count, offset=offset).reshape(shape)
         self.obs = {name[4:]: a for name, a in arrays.items() if name.startswith("obs/")}
+        self.extras = {name[7:]: a for name, a in arrays.items() if name.startswith("extras/")}
         self.rl2s, self.time_idxs, self.resets = arrays["rl2s"], arrays["time_idxs"], arrays["resets"]
         self.actions, self.unsaved = arrays["actions"], arrays["unsaved"]
 

@@ -111,7 +111,7 @@ class AsyncPool(PoolBase):
         try:
             spaces = self._start(_divide(plan, groups, w))
             super().__init__(n, spaces.observation_space, spaces.action_space, groups)
-            self._layout = Layout.of(n, self.observation_space, self.action_spec, w)
+            self._layout = Layout.of(n, self.observation_space, self.action_spec, w, plan.extra_fields)
             self._resources.fd = shared_block(self._layout.size)
             keep_private(self._resources.fd)
             self._adopt(Buffers.attach(self._layout, self._resources.fd))

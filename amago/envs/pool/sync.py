@@ -24,7 +24,7 @@ class InProcessPool(PoolBase):
         n, spaces = len(plan.make_envs) * plan.batch, self._crew.spaces
         super().__init__(n, spaces.observation_space, spaces.action_space, [slice(0, n)])
         self._finalizer = weakref.finalize(self, self._crew.close)
-        self._adopt(Buffers.local(Layout.of(n, self.observation_space, self.action_spec, 1)))
+        self._adopt(Buffers.local(Layout.of(n, self.observation_space, self.action_spec, 1, plan.extra_fields)))
         self._crew.attach(self._buffers)
         self._buffers.resets[:] = True
 
