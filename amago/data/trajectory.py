@@ -221,18 +221,6 @@ class StoredTraj:
     def __len__(self) -> int:
         return int(self.rews.shape[0])
 
-    def arrays(self) -> dict[str, Array]:
-        """All stored fields under their names in files, each with its rows first (a field of one row: ``(1, ...)``)."""
-        out: dict[str, Array] = {OBS + k: v for k, v in self.obs.items()}
-        for x in FIELDS:
-            if x.rows == "T":
-                out[x.name] = getattr(self, x.name)
-            elif x.role == "context":
-                shape, dtype = (self.actions.shape[1:], self.actions.dtype) if x.shape is None else (x.shape, x.dtype)
-                value = getattr(self, x.name)
-                out[x.name] = np.zeros((1, *shape), dtype) if value is None else np.asarray(value, dtype).reshape(1, *shape)
-        return out | {EXTRA + k: v for k, v in self.extras.items()}
-
     def copy(self) -> StoredTraj:
         """A trajectory with arrays of its own."""
         return self._map(lambda a, rows: a.copy())

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from amago import config
 from amago.data.batch import Batch
 from amago.data.extras import ExtraField
-from amago.data.trajectory import EXTRA, OBS, rl2
+from amago.data.trajectory import rl2
 from amago.loading.recycler import Recycler
 from amago.store.schema import Schema
-from amago.store.view import SliceBuffers, StoreView, slot_rows
+from amago.store.view import SliceBuffers, StoreView
 
 
 @cache
@@ -38,14 +38,14 @@ class BatchBuffers:
     def __init__(self, schema: Schema, batch: int, steps: int, extra_fields: tuple[ExtraField, ...] = ()):
         self.schema, empty = schema, _allocator()
         self._slots = schema.slots(extras=extra_fields)
-        self._arrays = [empty((batch, slot_rows(s, steps), *s.row), s.dtype) for s in self._slots]
+        self._arrays = [empty((batch, s.take(steps), *s.row), s.dtype) for s in self._slots]
         self._extra_order = [x.name for x in extra_fields]
         self._times, self._lengths = np.zeros((batch, 1), np.int64), np.zeros((batch, 1), np.int64)
 
     def read(self, i: int, view: StoreView, index: int, start: int, stop: int) -> None:
         """Fill sequence ``i`` with transitions [start, stop) of a trajectory; errors are those of `StoreView.read`."""
         n = stop - start
-        parts = [a[i, : slot_rows(s, n)] for s, a in zip(self._slots, self._arrays)]
+        parts = [a[i, : n * s.each + s.more] for s, a in zip(self._slots, self._arrays)]
         self._times[i], self._lengths[i] = view.read_into(index, start, SliceBuffers(self._slots, parts, n)), n
 
     def batch(self) -> Batch:
@@ -53,11 +53,12 @@ class BatchBuffers:
         longest = int(self._lengths.max())
         steps = np.arange(longest + 1)
         mask = steps <= self._lengths  # (B, L + 1)
-        found = {}
+        groups: dict[str, dict[str, NDArray]] = {"obs": {}, "extras": {}, "": {}}
         for slot, a in zip(self._slots, self._arrays):
-            rows = slot_rows(slot, longest)
+            rows = slot.take(longest)
             real = np.ones_like(mask[:, :1]) if slot.rows == "1" else mask[:, longest + 1 - rows :]
-            found[slot.name] = _cut(a, rows, real)
+            groups[slot.group][slot.key] = _cut(a, rows, real)
+        found = groups[""]
         actions, rews = found.pop("actions"), found.pop("rews")  # with what came before the first observation
         vectors = self.schema.action_spec.to_vector(actions)
         vectors[~mask] = 0.0
@@ -71,8 +72,8 @@ class BatchBuffers:
             "mask": mask[..., None],
         }
         tensors = {name: torch.from_numpy(a) for name, a in found.items()}
-        obs = {name[len(OBS) :]: tensors.pop(name) for name in found if name.startswith(OBS)}
-        extras = {name: tensors.pop(EXTRA + name) for name in self._extra_order}
+        obs = {key: torch.from_numpy(a) for key, a in groups["obs"].items()}
+        extras = {key: torch.from_numpy(groups["extras"][key]) for key in self._extra_order}
         return Batch(obs=obs, extras=extras, **tensors)
 
 

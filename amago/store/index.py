@@ -211,17 +211,20 @@ def _fill(
     entry.env_names = schemas.share(sc.check_index(index[0], index[1], index[2], total, env_names))
 
 
-def read_legacy(fd: int, entry: Entry, start: int, out: dict[str, sc.Array], count: int) -> None:
-    """Fill the arrays of `amago.store.view.SliceBuffers` from a ``.traj`` file; the whole file is unpickled each time."""
+def read_legacy(fd: int, entry: Entry, start: int, buffers: Any) -> None:
+    """Fill `amago.store.view.SliceBuffers` from a ``.traj`` file; the whole file is unpickled each time."""
     whole, _ = legacy.read_open_traj(fd)
     if len(whole) != entry.total:
         raise BadFileError(f"{entry.name} has changed: {len(whole)} transitions instead of {entry.total}")
-    piece = whole.slice(start, start + count).arrays()
-    for slot in entry.schema.slots(keys=[name[len(sc.OBS) :] for name in out if name.startswith(sc.OBS)], extras=()):
-        first = int(slot.before >= 0)
-        out[slot.name][first:] = piece[slot.name]
-        if first:
-            out[slot.name][0] = piece[entry.schema.parts[slot.before].name][0]
+    piece = whole.slice(start, start + buffers.steps)
+    for slot, out in zip(buffers.slots, buffers.arrays):
+        if slot.part < 0:
+            out[...] = slot.default
+        elif slot.before >= 0:
+            first = getattr(piece, entry.schema.parts[slot.before].name)
+            out[0], out[1:] = 0 if first is None else first, getattr(piece, slot.key)
+        else:
+            out[...] = getattr(piece, slot.group)[slot.key] if slot.group else getattr(piece, slot.key)
 
 
 class Journal:

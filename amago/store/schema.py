@@ -94,20 +94,36 @@ def _count(rows: str, n: Any, total: Any) -> Any:
 
 
 class Slot(NamedTuple):
-    """A field of which slices are read.
+    """A field of which slices are read: ``steps * each + more`` rows of a slice of so many transitions.
 
     Attributes:
-        part: its position in `Schema.parts`; -1 where the files lack it.
-        before: position of the field that holds the row before a trajectory's first; -1 if there is none.
+        group, key: "obs" or "extras" and the key in it; else "" and the field's name.
+        rows: one of `amago.data.trajectory.ROWS`.
+        part: position in `Schema.parts`; -1 where the files lack the field.
+        before: position of the field that holds the row before a trajectory's first (then slices have that row, too); or -1.
+        default: of all rows, where the files lack the field.
     """
 
-    name: str
+    group: str
+    key: str
     rows: str
     part: int
     before: int
     dtype: DType
     row: tuple[int, ...]
+    each: int
+    more: int
     default: float
+
+    @classmethod
+    def of(cls, x: Field, part: int, before: int, dtype: DType, row: tuple[int, ...]) -> Slot:
+        group, start = {"obs": ("obs", len(OBS)), "extra": ("extras", len(EXTRA))}.get(x.role, ("", 0))
+        each, more = int(x.rows != "1"), int(x.rows != "T" or before >= 0)
+        return cls(group, x.name[start:], x.rows, part, before, dtype, row, each, more, x.default or 0.0)
+
+    def take(self, steps: int) -> int:
+        """Rows of a slice of so many transitions."""
+        return steps * self.each + self.more
 
 
 @dataclass(frozen=True)
@@ -170,14 +186,14 @@ class Schema:
     def _slot(self, x: Field) -> Slot:
         i = self.at.get(x.name, -1)
         if i < 0:
-            return Slot(x.name, x.rows, -1, -1, np.dtype(x.dtype), x.shape or (), x.default or 0.0)
+            return Slot.of(x, -1, -1, np.dtype(x.dtype), x.shape or ())
         part = self.parts[i]
         if x.role == "extra" and (part.rows, part.row, part.dtype) != (x.rows, x.shape, x.dtype):
             raise ValueError(
                 f"extra field {x.name[len(EXTRA) :]!r} was recorded with rows {part.rows!r}, shape {part.row} and dtype {part.dtype}, "
                 f"but is declared with rows {x.rows!r}, shape {x.shape} and dtype {x.dtype}; declare it as recorded, or rename it"
             )
-        return Slot(x.name, part.rows, i, -1 if x.before is None else self.at[x.before], part.dtype, part.row, 0.0)
+        return Slot.of(x, i, -1 if x.before is None else self.at[x.before], part.dtype, part.row)
 
     @cached_property
     def action_spec(self) -> ActionSpec:
@@ -219,8 +235,18 @@ def pack(trajs: Sequence[StoredTraj]) -> tuple[dict[str, Array], list[str]]:
     """The fields of n >= 1 trajectories of one schema, and the list of environment names that ``env_id`` refers to."""
     names = list(dict.fromkeys(t.env_name for t in trajs))
     ids = {name: i for i, name in enumerate(names)}
-    arrays = [t.arrays() for t in trajs]
-    fields: dict[str, Array] = {name: np.concatenate([a[name] for a in arrays]) for name in arrays[0]}
+    first = trajs[0]
+    fields: dict[str, Array] = {OBS + k: np.concatenate([t.obs[k] for t in trajs]) for k in first.obs}
+    fields |= {EXTRA + k: np.concatenate([t.extras[k] for t in trajs]) for k in first.extras}
+    for x in FIELDS:
+        values = [getattr(t, x.name) for t in trajs] if x.role != "obs" else []
+        if x.rows == "T":
+            fields[x.name] = np.concatenate(values)
+        elif x.shape is not None:
+            fields[x.name] = np.array(values, dtype=x.dtype)
+        elif x.role != "obs":  # a row of the actions
+            blank = np.zeros(first.actions.shape[1:], first.actions.dtype)
+            fields[x.name] = np.stack([blank if v is None else v.reshape(blank.shape) for v in values])
     fields["ep_offsets"] = np.concatenate((np.zeros(1, np.int64), np.cumsum([len(t) for t in trajs], dtype=np.int64)))
     fields["env_id"] = np.array([ids[t.env_name] for t in trajs], dtype=np.int32)
     return {k: np.ascontiguousarray(fields[k]) for k in sorted(fields)}, names

@@ -48,12 +48,7 @@ class SliceBuffers(NamedTuple):
     @classmethod
     def empty(cls, slots: tuple[sc.Slot, ...], steps: int) -> SliceBuffers:
         """New arrays for so many transitions."""
-        return cls(slots, [_empty((slot_rows(s, steps), *s.row), s.dtype) for s in slots], steps)
-
-
-def slot_rows(slot: sc.Slot, steps: int) -> int:
-    """Rows that a slice of so many transitions has of a field."""
-    return 1 if slot.rows == "1" else steps + (slot.rows == "T+1" or slot.before >= 0)
+        return cls(slots, [_empty((steps * s.each + s.more, *s.row), s.dtype) for s in slots], steps)
 
 
 class StoreView:
@@ -186,9 +181,7 @@ class StoreView:
             raise self._give_up(entry, self._evicted(entry)) from err
         try:
             if entry.kind == ix.TRAJ:
-                arrays = {slot.name: a for slot, a in zip(buffers.slots, buffers.arrays) if slot.part >= 0}
-                ix.read_legacy(file.fd, entry, start, arrays, buffers.steps)
-                _fill_defaults(buffers)
+                ix.read_legacy(file.fd, entry, start, buffers)
             else:
                 _read(file.fd, entry, j, start, buffers)
             info = _fstat(file.fd)  # last: a write before or during the reading is seen
@@ -240,7 +233,7 @@ class StoreView:
 def _read(fd: int, entry: Entry, j: int, start: int, buffers: SliceBuffers) -> None:
     fetch = _fetch_packed if entry.kind == ix.PACKED else _fetch
     first, count = entry.ep_offsets.item(j) + start, buffers.steps
-    for (_, rows, i, before, _, _, default), out in zip(buffers.slots, buffers.arrays):
+    for (_, _, rows, i, before, _, _, _, _, default), out in zip(buffers.slots, buffers.arrays):
         if i < 0:
             out[...] = default
         elif rows == "T+1":
@@ -256,25 +249,15 @@ def _read(fd: int, entry: Entry, j: int, start: int, buffers: SliceBuffers) -> N
             fetch(fd, entry, before, j, out[:1], 1)
 
 
-def _fill_defaults(buffers: SliceBuffers) -> None:
-    for slot, out in zip(buffers.slots, buffers.arrays):
-        if slot.part < 0:
-            out[...] = slot.default
-
-
 def _stored(buffers: SliceBuffers, start_time: int, env_name: str) -> StoredTraj:
-    obs, extras, rest = {}, {}, {}
+    groups: dict[str, dict[str, Any]] = {"obs": {}, "extras": {}, "": {}}
     for slot, a in zip(buffers.slots, buffers.arrays):
-        if slot.name.startswith(sc.OBS):
-            obs[slot.name[len(sc.OBS) :]] = a
-        elif slot.name.startswith(sc.EXTRA):
-            extras[slot.name[len(sc.EXTRA) :]] = a
-        else:
-            rest[slot.name] = a
+        groups[slot.group][slot.key] = a
+    rest = groups[""]
     rews, actions = rest.pop("rews"), rest.pop("actions")
     return StoredTraj(
-        obs=obs, actions=actions[1:], rews=rews[1:], start_time=start_time, prev_reward=rews.item(0), prev_action=actions[0],
-        env_name=env_name, extras=extras, **rest,
+        obs=groups["obs"], actions=actions[1:], rews=rews[1:], start_time=start_time, prev_reward=rews.item(0),
+        prev_action=actions[0], env_name=env_name, extras=groups["extras"], **rest,
     )  # fmt: skip
 
 

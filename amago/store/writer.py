@@ -86,7 +86,9 @@ class TrajectoryWriter:
         self.max_pending_bytes = max(MAX_PENDING_BYTES if max_pending_bytes is None else max_pending_bytes, at_least)
         self.directory, self.writer, self.save_as, self.segment_bytes = Path(directory), writer, save_as, segment_bytes
         self.extra_fields = check_extra_fields(extra_fields)
-        self._fields = _checked_fields(trajectory_fields(obs_space, action_spec(action_space), self.extra_fields), obs_space)
+        spec = action_spec(action_space)
+        self._fields = _checked_fields(trajectory_fields(obs_space, spec, self.extra_fields), obs_space)
+        self._prev_action = (spec.stored_dim,), spec.stored_dtype
         self._keys = {OBS: set(obs_space.spaces), EXTRA: {x.name for x in self.extra_fields}}
         self._spaces = schema.spaces_text(obs_space, action_space, self.extra_fields)
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -224,30 +226,31 @@ class TrajectoryWriter:
         size = 64
         for x in self._fields:
             if x.role != "context":
-                name, array = _array_of(traj, x)
-                size += _check_array(name, array, (rows_in(x.rows, 1, t), *(x.shape or ())), x.dtype)
-            elif x.name == "prev_action" and traj.prev_action is not None:
-                size += _check_array(x.name, traj.prev_action, x.shape, x.dtype)
+                size += _check_array(x, _array_of(traj, x), rows_in(x.rows, 1, t))
+        if traj.prev_action is not None and (traj.prev_action.shape, traj.prev_action.dtype) != self._prev_action:
+            raise _misfit("prev_action", traj.prev_action, *self._prev_action)
         if size > _MAX_TRAJECTORY_BYTES:
             raise ValueError(f"a trajectory of {size} bytes is too long: save at most {_MAX_TRAJECTORY_BYTES} bytes a piece")
         return size
 
 
-def _array_of(traj: StoredTraj, x: Field) -> tuple[str, np.ndarray]:
-    """A field's name in messages, and its array."""
+def _array_of(traj: StoredTraj, x: Field) -> np.ndarray:
     if x.role == "obs":
-        key = x.name[len(OBS) :]
-        return f"obs[{key!r}]", traj.obs[key]
-    if x.role == "extra":
-        key = x.name[len(EXTRA) :]
-        return f"extras[{key!r}]", traj.extras[key]
-    return x.name, getattr(traj, x.name)
+        return traj.obs[x.name[len(OBS) :]]
+    return traj.extras[x.name[len(EXTRA) :]] if x.role == "extra" else getattr(traj, x.name)
 
 
-def _check_array(name: str, a: np.ndarray, shape: tuple[int, ...] | None, dtype: np.dtype | None) -> int:
-    if a.shape != shape or a.dtype != dtype:
-        raise ValueError(f"{name} has shape {a.shape} and dtype {a.dtype}, but must have {shape} and {dtype}")
+def _check_array(x: Field, a: np.ndarray, rows: int) -> int:
+    """The array's size in bytes; raises ValueError unless it has so many rows of the field."""
+    shape = (rows, *x.shape)  # type: ignore[misc]  # known: the fields are those of an environment
+    if a.shape != shape or a.dtype != x.dtype:
+        name = f"obs[{x.name[len(OBS) :]!r}]" if x.role == "obs" else x.name
+        raise _misfit(f"extras[{x.name[len(EXTRA) :]!r}]" if x.role == "extra" else name, a, shape, x.dtype)
     return a.nbytes
+
+
+def _misfit(name: str, a: np.ndarray, shape: tuple[int, ...], dtype: np.dtype | None) -> ValueError:
+    return ValueError(f"{name} has shape {a.shape} and dtype {a.dtype}, but must have {shape} and {dtype}")
 
 
 def _checked_fields(fields: tuple[Field, ...], obs_space: gym.spaces.Dict) -> tuple[Field, ...]:

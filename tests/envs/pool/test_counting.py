@@ -358,7 +358,7 @@ def test_a_wrong_extra_is_a_fault_of_its_environment(mode, bad, words, tmp_path)
     try:
         with pytest.raises(ActorError) as raised:
             pool.reset()
-            for _ in range(3):
+            for _ in range(9):
                 pool.step(np.zeros((N, 1), np.int64))
         text = str(raised.value)
         assert all(word in text for word in [*words, "counting"]), text
