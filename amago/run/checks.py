@@ -101,7 +101,13 @@ def _types(e: Any) -> Iterable[str]:
     elif not isinstance(e.dataset, RLDataset):
         yield f"dataset must be an amago.loading.RLDataset, got {e.dataset!r}"
     try:
-        check_extra_fields(e.extra_fields)
+        for x in check_extra_fields(e.extra_fields):
+            known = getattr(e.agent_type, "policy_extras", ())
+            if x.source == "policy" and x.name not in known:
+                yield (
+                    f"extra_fields has {x.name!r} with source='policy', but agent_type {getattr(e.agent_type, '__name__', e.agent_type)} computes only {list(known)}: "
+                    "override act_with_extras and policy_extras, or use source='info'"
+                )
     except ValueError as err:
         yield str(err)
     for name, base in _CLASSES.items():
