@@ -1,4 +1,4 @@
-"""``amago buffer``: bring recorded data into a run's replay buffer, take data out of it, look at it, check it."""
+"""``amago buffer``: import data into a run's replay buffer, export it, and inspect or verify the buffer."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def export_(args: Namespace) -> int:
 
 
 def _open_source(args: Namespace) -> tuple[OfflineDataset, str]:
-    """The data set, and what tells it from others."""
+    """The data set, and a text that identifies its source."""
     path = Path(args.source).expanduser()
     suffixes = {".hdf5": "d4rl", ".h5": "d4rl", ".npz": "npz"}
     kind = args.format if args.format != "auto" else suffixes.get(path.suffix.lower(), "minari")
