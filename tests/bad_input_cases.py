@@ -268,7 +268,7 @@ CASES = [
         ENV,
         "a bare environment in a pool",
         TypeError,
-        'the pool: bare must return an AMAGOEnv, and needs an AMAGOEnv, but got Endless: Endless(). Wrap it: amago.envs.AMAGOEnv(env, env_name="...")',
+        'bare must return an AMAGOEnv, but returned Endless: Endless(). Wrap it: amago.envs.AMAGOEnv(env, env_name="...")',
         lambda _: make_pool([bare], "sync"),
     ),
     Case(
@@ -814,7 +814,7 @@ CASES = [
         AROUND,
         "a bare environment",
         TypeError,
-        'the pool: bare must return an AMAGOEnv, and needs an AMAGOEnv, but got Endless: Endless(). Wrap it: amago.envs.AMAGOEnv(env, env_name="...")',
+        'bare must return an AMAGOEnv, but returned Endless: Endless(). Wrap it: amago.envs.AMAGOEnv(env, env_name="...")',
         started(make_env=bare),
     ),
     Case(

@@ -135,6 +135,10 @@ class BaseAgent(nn.Module, ABC):
         """
         return self.traj_encoder.slice_hidden_state(hidden_state, start, stop)
 
+    def can_slice_hidden_state(self, hidden_state: Any) -> bool:
+        """Whether the sequence model implements `slice_hidden_state`."""
+        return self.traj_encoder.can_slice_hidden_state(hidden_state)
+
     @torch.no_grad()
     def get_actions(
         self,

@@ -1,4 +1,4 @@
-"""Environments: the `AMAGOEnv` wrapper, exploration, the recorder and the pool of actors (numpy only, never torch)."""
+"""Environments: the `AMAGOEnv` wrapper, exploration, the recorder and the actor pool (numpy only, never torch)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The ways in which vectorised environments reset themselves, made one: which transitions are real, what each ended with."""
+"""Normalises Gymnasium's autoreset modes of vectorised environments.
+
+In each mode (https://farama.org/Vector-Autoreset-Mode) a step shows something else where a rollout ends: the last observation
+("next_step", where the step after it ignores the action and resets), the next rollout's first ("same_step", where the last may be in
+the info), or the last, with resets on request ("disabled"). `AutoReset` describes a step alike in all of them.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +26,16 @@ NEXT_STEP, SAME_STEP, DISABLED = "next_step", "same_step", "disabled"
 
 @dataclass
 class AutoReset:
-    """One step of a vectorised environment, B rows.
+    """How rollouts ended and began in one step of a vectorised environment with B rows.
 
     Attributes:
-        real: (B,) False where the action was ignored and the step only opened a rollout.
-        opened: (B,) True where the `Timestep` after this step opens a new rollout.
-        last_obs: {key: (B, ...)}, the observation that the step led to where a rollout ended; None: that of the `Timestep`.
-        last_known: (B,) False where a rollout ended and its last observation is lost.
-        step_infos: infos that belong to the rollouts that made this step, each with the rows it speaks of.
-        opening_infos: infos that belong to the rollouts that open.
+        real: (B,) bool, False where the environment ignored the action and only began a rollout.
+        opened: (B,) bool, True where the `Timestep` after this step opens a new rollout.
+        last_obs: {key: (B, ...)}, the last observation of the rollouts that ended, undefined in other rows; None: the `Timestep`
+            holds it.
+        last_known: (B,) bool, False where a rollout ended and the environment does not report its last observation.
+        step_infos: (info, rows (B,) that it is about) of the rollouts that took this step.
+        opening_infos: (info, rows (B,) that it is about) of the rollouts that begin.
     """
 
     real: Mask
@@ -41,10 +47,10 @@ class AutoReset:
 
 
 def autoreset_mode(env: Any) -> str:
-    """The environment's ``metadata["autoreset_mode"]``; "same_step" where it has none.
+    """The environment's ``metadata["autoreset_mode"]`` as "next_step", "same_step" (also if it has none) or "disabled".
 
     Raises:
-        ValueError: an unknown mode.
+        ValueError: the mode is unknown.
     """
     mode = (getattr(env, "metadata", None) or {}).get("autoreset_mode")
     if mode is None:
@@ -57,27 +63,39 @@ def autoreset_mode(env: Any) -> str:
 
 
 class AutoResetter:
-    """Follows one vectorised environment from step to step.
+    """Describes each step of one vectorised environment as an `AutoReset`; resets ended rows if the mode is "disabled".
 
     Args:
-        env: the environment; asked to reset single rows where it does not do so itself.
-        convert: its batched observation -> {key: (B, ...)}.
+        env: the environment.
+        convert: maps its batched observation to {key: (B, ...)}.
         single_space: the observation space of one row.
+
+    Raises:
+        ValueError: the environment's mode is unknown.
     """
 
     def __init__(self, env: Any, convert: Callable[[Any], dict[str, Array]], single_space: gym.Space[Any]):
         self.env, self.convert, self.mode = env, convert, autoreset_mode(env)
         self._convert_one = obs_spec(single_space).convert
-        self._waiting: Mask | None = None
+        self._waiting: Mask | None = None  # rows that the next step resets ("next_step")
 
     def begin(self) -> None:
-        """Every row was reset."""
+        """Say that every row was reset."""
         self._waiting = None
 
     def after_step(
         self, obs: dict[str, Array], terminated: Array, truncated: Array, info: dict[str, Any]
     ) -> tuple[dict[str, Array], AutoReset]:
-        """What the policy sees next, and what became of the rollouts; terminated and truncated are (B, 1)."""
+        """Describe a step.
+
+        Args:
+            obs: {key: (B, ...)}, as converted.
+            terminated, truncated: (B, 1) bool.
+            info: of the step.
+
+        Returns:
+            what the policy sees next {key: (B, ...)}, and the description.
+        """
         ended: Mask = (terminated | truncated)[:, 0]
         everywhere = np.ones_like(ended)
         if self.mode == NEXT_STEP:
@@ -92,26 +110,32 @@ class AutoResetter:
             raw, opening = self.env.reset(options={"reset_mask": ended})
             return self.convert(raw), AutoReset(everywhere, ended, last, everywhere, [(info, everywhere)], [(opening, ended)])
         last_obs, known = self._last_observations(obs, ended, info)
-        steps = [(info, ~ended)]
-        final = info.get("final_info")
-        if isinstance(final, dict):
-            steps.append((final, ended))
-        elif final is not None:  # one dict a row
-            steps += [(row, np.arange(len(ended)) == i) for i, row in enumerate(final) if ended[i] and isinstance(row, dict)]
-        return obs, AutoReset(everywhere, ended, last_obs, known, steps, [(info, ended)])
+        step_infos = [(info, ~ended), *_final_infos(info, ended)]
+        return obs, AutoReset(everywhere, ended, last_obs, known, step_infos, [(info, ended)])
 
     def _last_observations(self, obs: dict[str, Array], ended: Mask, info: dict[str, Any]) -> tuple[dict[str, Array], Mask]:
+        """`AutoReset.last_obs` and ``last_known`` from the info: a batched observation, or one observation a row."""
         key = next((k for k in ("final_obs", "final_observation") if info.get(k) is not None), None)
         if key is None:
             return obs, ~ended
         raw, given = info[key], np.asarray(info.get(f"_{key}", ended), dtype=bool)
-        if isinstance(raw, list) or (isinstance(raw, np.ndarray) and raw.dtype == object):
-            last, known = {k: v.copy() for k, v in obs.items()}, ~ended
-            for row in np.flatnonzero(ended & given):
-                if raw[row] is None:
-                    continue
-                known[row] = True
-                for k, v in self._convert_one(raw[row]).items():
-                    last[k][row] = v
-            return last, known
-        return self.convert(raw), ~ended | given
+        if not (isinstance(raw, list) or (isinstance(raw, np.ndarray) and raw.dtype == object)):
+            return self.convert(raw), ~ended | given
+        last, known = {k: v.copy() for k, v in obs.items()}, ~ended
+        for row in np.flatnonzero(ended & given):
+            if raw[row] is None:
+                continue
+            known[row] = True
+            for k, v in self._convert_one(raw[row]).items():
+                last[k][row] = v
+        return last, known
+
+
+def _final_infos(info: dict[str, Any], ended: Mask) -> list[Info]:
+    """``info["final_info"]``, a dict of batches or a list of dicts, with the rows that each dict is about."""
+    final = info.get("final_info")
+    if final is None:
+        return []
+    if isinstance(final, dict):
+        return [(final, ended)]
+    return [(row, np.arange(len(ended)) == i) for i, row in enumerate(final) if ended[i] and isinstance(row, dict)]

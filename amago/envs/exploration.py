@@ -1,7 +1,7 @@
-"""Noise on top of the policy's actions, as wrappers around an `AMAGOEnv`.
+"""Exploration: noise added to the policy's actions, as wrappers around an `AMAGOEnv`.
 
-Each actor has a wrapper and a random generator of its own. Schedules count the steps of one actor, and are part of the
-checkpoint (`ExplorationWrapper.state_dict`).
+Each actor has its own wrapper and random generator. Schedules count the steps of one actor and are saved in checkpoints
+(`ExplorationWrapper.state_dict`).
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ Array = NDArray[Any]
 
 
 class ExplorationWrapper(AMAGOWrapper):
-    """Base of all exploration: subclass it and override `add_exploration_noise`.
+    """Base class of exploration: subclass it and override `add_exploration_noise`.
 
-    Where an `amago.spaces.ActionMask` is bound, what comes of the noise is made legal: an illegal choice is replaced by one drawn
-    uniformly from the legal ones (so that a uniform choice becomes a uniform legal one), and bits that may not be 1 become 0.
+    If an `amago.spaces.ActionMask` is bound, illegal actions after the noise are replaced: an illegal choice by one drawn uniformly from
+    the legal ones, and bits that may not be 1 by 0.
 
     Args:
-        amago_env: what to wrap.
+        amago_env: the environment to wrap.
 
     Attributes:
-        rng: draw all randomness from it; seeded for each actor.
-        global_step: steps of this actor ever, over all rollouts.
+        rng: the generator from which to draw all randomness; each actor's has its own seed.
+        global_step: steps that this actor has taken over all rollouts.
         local_step: (B,) index of the next action in its rollout.
 
     Raises:
-        TypeError: ``amago_env`` is no `AMAGOEnv`.
+        TypeError: ``amago_env`` is not an `AMAGOEnv`.
         ValueError: the mask does not fit its spaces.
     """
 
@@ -50,23 +50,23 @@ class ExplorationWrapper(AMAGOWrapper):
         self._rollout_limit = self.amago_env.horizon
 
     def add_exploration_noise(self, action: Array, local_step: NDArray[np.int64], horizon: int | None) -> Array:
-        """The actions to take instead of the policy's.
+        """Return the actions to take instead of the policy's.
 
         Args:
-            action: (B, S) stored form (`amago.spaces`); do not change it in place.
+            action: (B, S) in stored form (`amago.spaces`); do not change it in place.
             local_step: (B,) index of each action in its rollout.
-            horizon: the longest a rollout can be, if the environment says so (`AMAGOEnv.horizon`).
+            horizon: the most steps of a rollout, if known (`AMAGOEnv.horizon`).
 
         Returns:
-            (B, S), the same dtype.
+            (B, S), of the same dtype.
         """
         raise NotImplementedError
 
     def on_rollout_start(self, opened: NDArray[np.bool_]) -> None:
-        """Called when new rollouts open in the rows (B,) where ``opened``; the default does nothing."""
+        """Called when new rollouts begin in the rows where ``opened`` (B,) is True; the default does nothing."""
 
     def seed(self, seed: int | np.random.SeedSequence | None) -> None:
-        """Start the generator afresh; takes effect from the next reset on."""
+        """Replace the random generator; call it before `reset`."""
         self.rng = np.random.default_rng(seed)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Timestep, dict[str, Any]]:
@@ -78,7 +78,7 @@ class ExplorationWrapper(AMAGOWrapper):
         return out
 
     def step(self, action: Array) -> Step:  # type: ignore[override]  # arrays: rows side by side
-        self.amago_env.check_action(action)  # before noise that is clipped hides what the policy did
+        self.amago_env.check_action(action)  # before the noise, whose clipping would hide an action out of bounds
         action = self.add_exploration_noise(action, self.local_step, self._rollout_limit)
         if self._mask is not None:
             action = made_legal(self.action_spec, action, self._mask, self.rng)
@@ -94,11 +94,11 @@ class ExplorationWrapper(AMAGOWrapper):
         return out
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to go on exploring where it stopped; JSON-able."""
+        """Schedule and random state, JSON-able."""
         return {"global_step": self.global_step, "rng": self.rng.bit_generator.state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Undo time since `state_dict`; the rollouts then in progress are not part of it.
+        """Restore schedule and random state from `state_dict`; rollouts in progress are not part of it.
 
         Raises:
             KeyError: an entry is missing.
@@ -108,7 +108,17 @@ class ExplorationWrapper(AMAGOWrapper):
 
 
 def made_legal(spec: ActionSpec, action: Array, mask: Array, rng: np.random.Generator) -> Array:
-    """Stored actions (B, S) with what an `amago.spaces.ActionMask` (B, ...) forbids replaced, as `ExplorationWrapper` says."""
+    """Replace illegal actions, as `ExplorationWrapper` describes.
+
+    Args:
+        spec: of the action space.
+        action: (B, S) in stored form.
+        mask: (B, ...), the `amago.spaces.ActionMask`: 0 where illegal.
+        rng: draws the replacements.
+
+    Returns:
+        (B, S) a copy.
+    """
     legal = (mask != 0).reshape(len(action), spec.dim)
     out = action.copy()
     for part in spec.parts:
@@ -123,7 +133,7 @@ def made_legal(spec: ActionSpec, action: Array, mask: Array, rng: np.random.Gene
 
 
 class _AnnealedNoise(ExplorationWrapper):
-    """Random actions with a probability that a subclass says, times a factor drawn for each rollout."""
+    """Random actions with probability epsilon: a subclass's `schedule`, times a factor drawn for each rollout."""
 
     def __init__(self, amago_env: Any, steps_anneal: int, randomize_eps: bool, **schedule: float):
         super().__init__(amago_env)
@@ -136,7 +146,7 @@ class _AnnealedNoise(ExplorationWrapper):
         self.multiplier = np.ones(self.batched_envs)
 
     def schedule(self, local_step: NDArray[np.int64]) -> Any:
-        """Epsilon before the factor: a number, or one for each row."""
+        """Epsilon before the factor: a number, or (B,)."""
         raise NotImplementedError
 
     def _anneal(self, start: float, end: float) -> float:
@@ -144,7 +154,7 @@ class _AnnealedNoise(ExplorationWrapper):
         return end if progress >= 1.0 else start + (end - start) * progress
 
     def current_eps(self, local_step: NDArray[np.int64], horizon: int | None = None) -> NDArray[np.float64]:
-        """(B,) the noise of the next action, whose index in its rollout is ``local_step`` (B,)."""
+        """Epsilon (B,) of the next action, whose index in its rollout is ``local_step`` (B,)."""
         return self.multiplier * self.schedule(local_step)
 
     def on_rollout_start(self, opened: NDArray[np.bool_]) -> None:
@@ -155,7 +165,7 @@ class _AnnealedNoise(ExplorationWrapper):
         eps = self.current_eps(local_step, horizon)
         spec, rng, b = self.action_spec, self.rng, self.batched_envs
         if spec.kind == "discrete":
-            if b == 1:  # the common case: no arrays are built unless it explores
+            if b == 1:  # the common case, without arrays unless it explores
                 if rng.random() >= eps[0]:
                     return action
                 return np.array([[int(rng.random() * spec.dim)]], dtype=action.dtype)  # integers() takes ten times as long
@@ -183,7 +193,10 @@ class _AnnealedNoise(ExplorationWrapper):
 def _noisy(
     kind: str, dim: int, action: Array, eps: NDArray[np.float64], rng: np.random.Generator, explore: Array | None = None
 ) -> Array:
-    """Noise of strength eps (B,) on one part of stored actions (B, s); ``explore`` (B,): which indices are drawn anew."""
+    """Add noise of strength eps (B,) to one part of stored actions (B, s).
+
+    ``explore`` (B,) says which discrete actions become random; None: draw it.
+    """
     if kind == "discrete":
         drawn = rng.random(len(action)) < eps if explore is None else explore
         return np.where(drawn[:, None], rng.integers(dim, size=(len(action), 1), dtype=np.int64), action)
@@ -196,19 +209,20 @@ def _noisy(
 
 @gin.configurable
 class EpsilonGreedy(_AnnealedNoise):
-    """A random action with probability eps, annealed linearly over the steps of one actor.
+    """Random actions with probability eps, annealed linearly over the steps of one actor.
 
-    Discrete actions: uniform with probability eps. Continuous: a + eps N(0, 1), clipped to [-1, 1]. MultiBinary: each bit
-    flipped with probability eps. Of an action with several parts, each by itself.
+    A discrete action is replaced by a uniform one with probability eps. A continuous action a becomes a + eps N(0, 1), clipped to
+    [-1, 1]. Each bit of a MultiBinary action is flipped with probability eps. The parts of an action are treated independently.
 
     Args:
-        amago_env: what to wrap.
-        eps_start, eps_end: eps at the actor's first step, and from step ``steps_anneal`` on.
-        steps_anneal: counted for each actor.
-        randomize_eps: multiply eps by u, drawn uniformly from [0, 1) at each reset of each actor.
+        amago_env: the environment to wrap.
+        eps_start: eps at the actor's first step.
+        eps_end: eps from the actor's step ``steps_anneal`` on.
+        steps_anneal: length of the schedule in steps of one actor.
+        randomize_eps: multiply eps by u, drawn uniformly from [0, 1) for each rollout of each actor.
 
     Raises:
-        ValueError: an eps outside [0, 1] or ``steps_anneal`` not positive.
+        ValueError: an eps is outside [0, 1], or ``steps_anneal`` is not positive.
     """
 
     def __init__(
@@ -230,19 +244,21 @@ class EpsilonGreedy(_AnnealedNoise):
 class BilevelEpsilonGreedy(_AnnealedNoise):
     """`EpsilonGreedy` whose eps also changes over a rollout, for meta-learning with a finite horizon (AMAGO, appendix A).
 
-    eps(n, t) = u [e0(n) + (e1(n) - e0(n)) t / rollout_horizon], with n the actor's steps ever and t those of this rollout;
-    e0 goes linearly from ``eps_start_start`` to ``eps_start_end``, e1 from ``eps_end_start`` to ``eps_end_end``, over
-    ``steps_anneal`` steps. Beyond ``rollout_horizon`` t counts as ``rollout_horizon``.
+    eps(n, t) = u [e0(n) + (e1(n) - e0(n)) min(1, t / rollout_horizon)], where n counts the actor's steps over all rollouts and t
+    those of this rollout; e0 goes linearly from ``eps_start_start`` to ``eps_start_end`` and e1 from ``eps_end_start`` to
+    ``eps_end_end`` over ``steps_anneal`` steps of the actor.
 
     Args:
-        amago_env: what to wrap.
-        rollout_horizon: how long a rollout lasts; must be bound with gin.
-        eps_start_start, eps_start_end: eps at the start of a rollout, early and late in training.
-        eps_end_start, eps_end_end: eps at the end of a rollout, early and late in training.
+        amago_env: the environment to wrap.
+        rollout_horizon: steps of a rollout; must be bound with gin.
+        eps_start_start: eps at the start of a rollout, at the start of training.
+        eps_start_end: eps at the start of a rollout, from step ``steps_anneal`` on.
+        eps_end_start: eps at the end of a rollout, at the start of training.
+        eps_end_end: eps at the end of a rollout, from step ``steps_anneal`` on.
         steps_anneal, randomize_eps: as in `EpsilonGreedy`.
 
     Raises:
-        ValueError: an eps outside [0, 1], or a count that is not positive.
+        ValueError: an eps is outside [0, 1], or ``steps_anneal`` or ``rollout_horizon`` is not positive.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What the actors have to tell: finished rollouts, and the numbers that environments asked to be logged."""
+"""Statistics of actors: finished rollouts, and the numbers that environments have logged (`AMAGO_ENV_LOG_PREFIX`)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ class EpisodeRecord:
 
     Attributes:
         env_name: the environment's name during it.
-        ret: sum of its rewards.
-        length: its transitions.
-        metrics: what the environment asked to be logged (`AMAGO_ENV_LOG_PREFIX`), without the prefix; a key that came
-            several times holds the mean.
-        actor: the actor's number.
-        terminated: False where it was only truncated.
+        ret: the sum of its rewards.
+        length: the number of its transitions.
+        metrics: mean of each number that the environment logged (`AMAGO_ENV_LOG_PREFIX`) during it, by key without the prefix.
+        actor: number of the actor.
+        terminated: False if it was only truncated.
     """
 
     env_name: str
@@ -35,13 +34,13 @@ class EpisodeRecord:
 
 @dataclass
 class PhaseStatistics:
-    """Everything that happened since the last time it was asked for.
+    """Statistics of a pool since they were last drained.
 
     Attributes:
         episodes: finished rollouts, by actor, then in order of time.
-        frames: environment steps by environment name, those of unfinished rollouts included.
-        restarts: environments and workers that were replaced.
-        dropped: unfinished rollouts that were dropped with them.
+        frames: environment steps by environment name, including those of unfinished rollouts.
+        restarts: how many environments and workers were replaced.
+        dropped: how many unfinished rollouts were dropped with them.
     """
 
     episodes: list[EpisodeRecord] = field(default_factory=list)
@@ -50,6 +49,7 @@ class PhaseStatistics:
     dropped: int = 0
 
     def add(self, episodes: Iterable[EpisodeRecord], frames: dict[str, int]) -> None:
+        """Add finished rollouts, and steps by environment name."""
         self.episodes += episodes
         for name, n in frames.items():
             self.frames[name] = self.frames.get(name, 0) + n
@@ -70,13 +70,9 @@ class ReturnHistory:
     def add(self, env_name: str, ret: float) -> None:
         self.data.setdefault(env_name, []).append(float(ret))
 
-    def averages(self) -> dict[str, float]:
-        """Mean return by environment name."""
-        return {name: float(np.mean(values)) for name, values in self.data.items()}
-
 
 class SpecialMetricHistory:
-    """The environments' own metrics, one value a rollout.
+    """Metrics that environments logged, one value a rollout, by environment name.
 
     Attributes:
         data: {env_name: {metric: [value, ...]}}.
@@ -91,13 +87,9 @@ class SpecialMetricHistory:
     def add(self, env_name: str, metric: str, value: float) -> None:
         self.data.setdefault(env_name, {}).setdefault(metric, []).append(float(value))
 
-    def averages(self) -> dict[str, dict[str, float]]:
-        """Mean of each metric by environment name."""
-        return {name: {m: float(np.mean(v)) for m, v in metrics.items()} for name, metrics in self.data.items()}
-
 
 class MetricSums:
-    """Logged numbers of one rollout in progress."""
+    """Sums of the numbers logged in one rollout in progress."""
 
     __slots__ = ("_sums",)
 
@@ -114,7 +106,7 @@ class MetricSums:
 
 
 def metric_name(key: Any) -> str | None:
-    """The name under which an entry of ``info`` is logged; None if it is not logged."""
+    """The name under which an entry of ``info`` is logged: its key without the prefix. None if it is not logged."""
     if not isinstance(key, str) or not key.startswith(AMAGO_ENV_LOG_PREFIX):
         return None
     return key[len(AMAGO_ENV_LOG_PREFIX) :].strip(" _-/:") or AMAGO_ENV_LOG_PREFIX
@@ -124,7 +116,7 @@ def metric_value(key: str, value: Any) -> float:
     """The number in an entry of ``info``.
 
     Raises:
-        ValueError: it is no single number.
+        ValueError: it is not a single number.
     """
     try:
         return float(np.asarray(value).reshape(()))
@@ -133,16 +125,24 @@ def metric_value(key: str, value: Any) -> float:
 
 
 def collect_row(info: dict[Any, Any], sums: MetricSums) -> None:
-    """Add what one environment logs."""
+    """Add the numbers in the ``info`` of one environment."""
     for key, value in info.items():
         if key.__class__ is str and key.startswith(AMAGO_ENV_LOG_PREFIX):
             sums.add(metric_name(key) or key, metric_value(key, value))
 
 
 def collect_rows(info: dict[Any, Any], rows: Any, sums: list[MetricSums]) -> None:
-    """Add what the given rows (B,) of a vectorised environment log.
+    """Add the numbers in the ``info`` of a vectorised environment.
 
     An entry is an array with one value a row, valid where the entry ``_key`` (if any) is True, or one number for all rows.
+
+    Args:
+        info: of the step or reset.
+        rows: (B,) bool, the rows to add.
+        sums: one a row.
+
+    Raises:
+        ValueError: an entry has another number of rows, or a value is not a single number.
     """
     for key, value in info.items():
         name = metric_name(key)

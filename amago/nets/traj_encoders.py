@@ -73,6 +73,14 @@ class TrajEncoder(nn.Module, ABC):
             return None
         raise NotImplementedError(f"{type(self).__name__} does not say how to slice its hidden state")
 
+    def can_slice_hidden_state(self, hidden_state: Any) -> bool:
+        """Whether `slice_hidden_state` is implemented; called once, at the start of acting. The default tries the first row."""
+        try:
+            self.slice_hidden_state(hidden_state, 0, 1)
+        except NotImplementedError:
+            return False
+        return True
+
     def _check_input(self, seq: Tensor, time_idxs: Tensor) -> None:
         B, L = seq.shape[:2]
         if seq.ndim != 3 or seq.shape[-1] != self.tstep_dim:

@@ -12,25 +12,29 @@ from torch import Tensor
 
 from amago.agent import BaseAgent
 from amago.envs.pool import ActorPool
-from amago.run.group_timing import Pace
+from amago.run.group_timing import GroupTiming
+
+Array = np.ndarray[Any, Any]
 
 
 class Rollout:
-    """A policy's memory of every actor of one pool, and the loop between the two.
+    """The loop between a policy and a pool of actors, and the policy's memory (hidden state) of every actor.
 
-    The pool names groups of actors that may be stepped independently. They can take turns: while one group's environments step, the
-    policy computes for the next. Or the policy computes for all of them together, which takes it less time than one after the
-    other. Which of the two is faster depends on environments, model and machine, so both are tried (`amago.run.group_timing.Pace`).
-    The choice follows the clock, and other batches draw other actions: a run that must repeat takes turns only.
+    A pool has one or more groups of actors that step independently. They are stepped either *alternately*: while the environments
+    of one group step, the policy computes for the next; or *jointly*: the policy computes for all actors at once, which takes less
+    time than once a group. Which is faster depends on environments, model and machine, so both are timed
+    (`amago.run.group_timing.GroupTiming`). Joint steps need a model whose memory of all actors can be sliced into that of each group
+    (`TrajEncoder.can_slice_hidden_state`).
 
     Args:
         pool: the actors.
-        device: where the policy lives.
-        autocast: makes the context of mixed precision; default: none.
-        repeatable: the groups only take turns.
+        device: the policy's device.
+        autocast: returns the context of mixed precision; default: none.
+        repeatable: only step alternately. Other batch sizes draw other random actions, so a choice by the clock does not repeat.
 
     Attributes:
-        memory: of each group; None before the first step. Groups whose memory is set from outside only take turns.
+        memory: hidden state of each group; None before the first step. If it is set from outside, steps are alternate.
+        timing: chooses between alternate and joint steps.
     """
 
     def __init__(
@@ -42,10 +46,11 @@ class Rollout:
     ):
         self.repeatable = repeatable
         self.pool, self.device, self.autocast = pool, torch.device(device), autocast
-        self._memory: list[Any] | None = None
-        self._whole: Any = _NOTHING  # the memory of all groups, of which each group's is a slice
-        self._pace = Pace()
-        self._pinned: dict[tuple[int, str], Tensor] = {}
+        self.timing = GroupTiming()
+        self._all = slice(0, pool.num_actors)
+        self._in_flight: set[int] = set()  # groups whose environments step
+        self._pinned: dict[tuple[int, int, str], Tensor] = {}
+        self.memory = None
 
     @property
     def memory(self) -> list[Any] | None:
@@ -53,7 +58,9 @@ class Rollout:
 
     @memory.setter
     def memory(self, memory: list[Any] | None) -> None:
-        self._memory, self._whole = memory, _NOTHING
+        self._memory = memory
+        self._joint_memory: Any = None
+        self._can_step_jointly = False  # whether the groups' memories are slices of the joint one
 
     def reset(self) -> None:
         """Reset every actor and forget everything."""
@@ -72,11 +79,12 @@ class Rollout:
         """Act for ``timesteps`` steps of every actor.
 
         Args:
-            agent: acts in evaluation mode; its mode is put back afterwards.
+            agent: acts in evaluation mode; its mode is restored afterwards.
+            timesteps: most steps of each actor.
             sample: draw actions from the policy; else take its mode.
-            episodes: stop as soon as this many rollouts have ended in all.
+            episodes: stop once this many rollouts have ended, over all actors.
             on_step: called after each step with the number of environment steps taken.
-            should_stop: asked after each step.
+            should_stop: called after each step; True stops.
 
         Returns:
             steps taken by each actor.
@@ -98,74 +106,88 @@ class Rollout:
         on_step: Callable[[int], None] | None,
         should_stop: Callable[[], bool] | None,
     ) -> int:
-        pool, groups = self.pool, self.pool.groups
         if self._memory is None:
-            self._remember(agent)
-        in_flight = [False] * len(groups)
+            self._init_memory(agent)
         ended, taken = 0, 0
-        self._pace.begin()
+        self.timing.begin_run()
         try:
             while taken < timesteps:
                 taken += 1
-                together = self._whole is not _NOTHING and self._pace.together()
-                for batch in [range(len(groups))] if together else [range(g, g + 1) for g in range(len(groups))]:
-                    for g in batch:
-                        if in_flight[g]:
-                            in_flight[g] = False  # what goes wrong from here on is not waited for again
-                            pool.wait(g)
-                            ended += int(pool.resets[groups[g]].sum())
-                    if together:
-                        pool.send_all(self._act_together(agent, sample))
-                    else:
-                        pool.send(batch[0], self._act(agent, batch[0], sample))
-                    for g in batch:
-                        in_flight[g] = True
+                joint = self._can_step_jointly and self.timing.joint()
+                ended += self._step_jointly(agent, sample) if joint else self._step_alternately(agent, sample)
                 if on_step is not None:
-                    on_step(pool.num_actors)
+                    on_step(self.pool.num_actors)
                 if (episodes is not None and ended >= episodes) or (should_stop is not None and should_stop()):
                     break
         finally:
-            for g, busy in enumerate(in_flight):
-                if busy:
-                    pool.wait(g)
+            in_flight, self._in_flight = self._in_flight, set()
+            for g in sorted(in_flight):
+                self.pool.wait(g)
         return taken
 
-    def _remember(self, agent: BaseAgent) -> None:
-        """Empty memory: one for all actors, where it can be sliced into that of each group."""
+    # ------------------------------------------------------------------ the two ways to take a step
+
+    def _step_alternately(self, agent: BaseAgent, sample: bool) -> int:
+        """Begin a step of each group, the policy computing for one while the others' environments step.
+
+        Returns:
+            how many rollouts the steps before have ended.
+        """
+        assert self._memory is not None
+        ended = 0
+        for g, rows in enumerate(self.pool.groups):
+            ended += self._wait(g)
+            actions, memory = self._act(agent, rows, self._memory[g], sample)
+            if memory is not self._memory[g]:  # a new object is no slice of the joint memory, which is now out of date
+                self._memory[g], self._joint_memory, self._can_step_jointly = memory, None, False
+            self.pool.send(g, actions)
+            self._in_flight.add(g)
+        return ended
+
+    def _step_jointly(self, agent: BaseAgent, sample: bool) -> int:
+        """Begin a step of all groups, the policy computing for all of them at once; returns as `_step_alternately`."""
+        groups = self.pool.groups
+        ended = sum(self._wait(g) for g in range(len(groups)))
+        actions, memory = self._act(agent, self._all, self._joint_memory, sample)
+        if memory is not self._joint_memory:
+            self._set_joint_memory(agent, memory)
+        self.pool.send_all(actions)
+        self._in_flight.update(range(len(groups)))
+        return ended
+
+    def _wait(self, g: int) -> int:
+        """Finish the step of a group if one is in flight; returns how many rollouts it ended."""
+        if g not in self._in_flight:
+            return 0
+        self._in_flight.discard(g)  # first: a step that fails is not waited for again
+        self.pool.wait(g)
+        return int(self.pool.resets[self.pool.groups[g]].sum())
+
+    # ------------------------------------------------------------------ the policy
+
+    def _init_memory(self, agent: BaseAgent) -> None:
+        """Begin with an empty memory: one of all actors if it can be sliced, else one a group."""
         groups = self.pool.groups
         if len(groups) > 1 and not self.repeatable:
-            whole = agent.init_hidden_state(self.pool.num_actors, self.device)
-            try:
-                self._memory = [agent.slice_hidden_state(whole, g.start, g.stop) for g in groups]
-                self._whole = whole
+            memory = agent.init_hidden_state(self.pool.num_actors, self.device)
+            if agent.can_slice_hidden_state(memory):
+                self._set_joint_memory(agent, memory)
                 return
-            except NotImplementedError:
-                pass
         self._memory = [agent.init_hidden_state(g.stop - g.start, self.device) for g in groups]
 
-    def _act(self, agent: BaseAgent, g: int, sample: bool) -> np.ndarray[Any, Any]:
-        """Actions of one group."""
-        assert self._memory is not None
-        actions, memory = self._answer(agent, g, self.pool.groups[g], self._memory[g], sample)
-        if memory is not self._memory[g]:
-            self._memory[g], self._whole = memory, _NOTHING  # it is made anew each step, and no slice any more
-        return actions
+    def _set_joint_memory(self, agent: BaseAgent, memory: Any) -> None:
+        self._joint_memory, self._can_step_jointly = memory, True
+        self._memory = [agent.slice_hidden_state(memory, g.start, g.stop) for g in self.pool.groups]
 
-    def _act_together(self, agent: BaseAgent, sample: bool) -> np.ndarray[Any, Any]:
-        """Actions of all groups."""
-        actions, memory = self._answer(agent, -1, slice(0, self.pool.num_actors), self._whole, sample)
-        if memory is not self._whole:
-            self._whole = memory
-            self._memory = [agent.slice_hidden_state(memory, g.start, g.stop) for g in self.pool.groups]
-        return actions
-
-    def _answer(self, agent: BaseAgent, g: int, rows: slice, memory: Any, sample: bool) -> tuple[np.ndarray[Any, Any], Any]:
+    def _act(self, agent: BaseAgent, rows: slice, memory: Any, sample: bool) -> tuple[Array, Any]:
+        """Actions (in stored form) of some actors, and their next memory."""
         pool = self.pool
         resets = pool.resets[rows]
         if resets.any():
             memory = agent.reset_hidden_state(memory, resets)
-        obs = {k: self._tensor(g, k, v[rows]) for k, v in pool.obs.items()}
-        rl2s, time_idxs = self._tensor(g, " rl2s", pool.rl2s[rows]), self._tensor(g, " time", pool.time_idxs[rows])
+        obs = {key: self._tensor(rows, "obs/" + key, array[rows]) for key, array in pool.obs.items()}
+        rl2s = self._tensor(rows, "rl2s", pool.rl2s[rows])
+        time_idxs = self._tensor(rows, "time_idxs", pool.time_idxs[rows])
         if not pool.extras:
             actions, memory = agent.get_actions(obs, rl2s, time_idxs, memory, sample)
             return actions.cpu().numpy(), memory
@@ -179,21 +201,20 @@ class Rollout:
             array[rows] = value
         return actions.cpu().numpy(), memory
 
-    def _tensor(self, g: int, key: str, array: np.ndarray[Any, Any]) -> Tensor:
-        host = torch.from_numpy(array)  # shares the pool's memory
+    def _tensor(self, rows: slice, name: str, array: Array) -> Tensor:
+        """Rows of one of the pool's arrays on the policy's device: without a copy on a CPU, through pinned memory on a GPU."""
+        host = torch.from_numpy(array)
         if self.device.type != "cuda":
             return host
-        if (g, key) not in self._pinned:
-            self._pinned[g, key] = torch.empty(host.shape, dtype=host.dtype, pin_memory=True)
-        return self._pinned[g, key].copy_(host).to(self.device, non_blocking=True)
-
-
-_NOTHING = object()
+        key = (rows.start, rows.stop, name)
+        if key not in self._pinned:
+            self._pinned[key] = torch.empty(host.shape, dtype=host.dtype, pin_memory=True)
+        return self._pinned[key].copy_(host).to(self.device, non_blocking=True)
 
 
 @contextmanager
 def _one_thread(device: torch.device) -> Iterator[None]:
-    """Compute with one thread on a CPU: the products of a step are too small to share, and environments want the other cores."""
+    """Compute with one thread on a CPU: a step's products are too small to divide, and the environments need the other cores."""
     before = torch.get_num_threads()
     if device.type == "cpu":
         torch.set_num_threads(1)

@@ -128,6 +128,25 @@ def test_names():
     assert names == [["level 0"], ["level 1"], ["level 2"]]
 
 
+def test_names_of_rows():
+    class Both(AMAGOEnv):
+        @property
+        def env_name(self):
+            return "both"
+
+    def vector(names):
+        made = make_vector(3, AutoresetMode.SAME_STEP)().env
+        made.env_name = names
+        return made
+
+    rows = AMAGOEnv(vector(["b", "a", "b"]), batched_envs=3)
+    assert (rows.env_name, rows.env_names) == ("a+b", ["b", "a", "b"])
+    for names in (["b", "a", "b"], "a", 3):
+        assert Both(vector(names), batched_envs=3).env_names == ["both"] * 3, "the overridden property counts"
+    with pytest.raises(TypeError, match=r"env_name is \['a'\], but must be a str or a list of one a row"):
+        _ = AMAGOEnv(vector(["a"]), batched_envs=3).env_name
+
+
 def test_horizon_is_the_environments_own_or_the_time_limit():
     assert AMAGOEnv(gym.make("CartPole-v1")).horizon == 500
     assert AMAGOEnv(Plain(gym.spaces.Discrete(2))).horizon is None

@@ -129,7 +129,7 @@ def test_bits_are_flipped_with_the_right_probability():
 
 @pytest.mark.parametrize("kind", ["discrete", "continuous", "multibinary"])
 def test_batches_draw_for_each_row(kind):
-    """Rows have factors of their own, drawn anew where, and only where, a rollout opens."""
+    """Each row has its own factor, drawn again only where a rollout opens."""
     config.bind({"EpsilonGreedy.eps_start": 1.0, "EpsilonGreedy.eps_end": 1.0})
     env = EpsilonGreedy(make_vector(4, gym.vector.AutoresetMode.NEXT_STEP, kind=kind)())
     env.seed(1)

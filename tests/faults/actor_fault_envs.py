@@ -1,4 +1,4 @@
-"""Environments for the tests of faulty actors, and a check that follows what a pool of them shows."""
+"""Environments for the tests of faulty actors, and a check of what a pool of them shows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def tallied(path: object) -> int:
 
 
 class Raising(gym.Wrapper[Any, Any, Any, Any]):
-    """Raises with given chances, drawn from the seed of the environment's first reset, and counts that in a file."""
+    """Raises with given probabilities, seeded by the first reset, and counts it in a file."""
 
     def __init__(self, env: gym.Env[Any, Any], at_step: float, at_reset: float, path: str):
         super().__init__(env)
@@ -57,7 +57,7 @@ def make_raising_cartpole(at_step: float, at_reset: float, path: str) -> Callabl
 
 
 class Slow(CountingEnv):
-    """Every step takes ``seconds``, while the file ``flag`` is there."""
+    """Every step takes ``seconds`` while the file ``flag`` exists."""
 
     def __init__(self, actor: int, seconds: float, flag: str):
         super().__init__(actor)
@@ -70,7 +70,7 @@ class Slow(CountingEnv):
 
 
 class Wordy(CountingEnv):
-    """Its episodes have names of a megabyte: too much for the buffer of a socket."""
+    """Its statistics contain names of a megabyte, too much for the buffer of a socket."""
 
     @property
     def env_name(self) -> str:
@@ -96,9 +96,9 @@ class Wide(gym.Env[Any, Any]):
 
 
 class Followed:
-    """Follows each actor of a pool of `CountingEnv` from step to step, and counts where one was begun anew.
+    """Follows each actor of a pool of `CountingEnv` from step to step, and counts replacements.
 
-    A new environment begins with episode 0, step 0, which follows upon nothing: no replacement goes unseen.
+    A new environment begins with episode 0, step 0, which never follows another step: every replacement is seen.
     """
 
     def __init__(self, pool: Any, seed: int):
@@ -118,7 +118,7 @@ class Followed:
         self.look()
 
     def look(self) -> None:
-        """What is shown must follow, or be the beginning of a new environment."""
+        """Check that each observation follows the one before, or is the first of a new environment."""
         shown = self.pool.obs["count"][:, :3].astype(int)
         times, resets = self.pool.time_idxs[:, 0], self.pool.resets
         for actor, (t, number, episode) in enumerate(shown.tolist()):

@@ -19,7 +19,7 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True)
-def _the_seed_is_told():
+def _print_seed():
     print(f"AMAGO_FAULTS_SEED={fault_helpers.seed()}")
     yield
     fault_helpers.end_programs()

@@ -1,9 +1,9 @@
-"""What all tests of faults share: how many, from which seed, what they print, and what may not be left behind.
+"""Helpers of the fault tests: how many faults, the seed, reports, injection, and checks that nothing is left behind.
 
-Faults come from outside (signals, limits, damaged files), at moments drawn from one seed, which is printed. Variables:
+Faults come from outside (signals, limits, damaged files) at times drawn from one seed, which is printed. Environment variables:
 
     AMAGO_FAULTS=long       the full counts (`make test-faults`); otherwise a short version, of seconds
-    AMAGO_FAULTS_SEED=N     the seed of another run, to repeat its failure; otherwise a new one each time
+    AMAGO_FAULTS_SEED=N     a seed, to repeat a failure; otherwise a new one each time
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def seed() -> int:
 
 
 def rng(name: str) -> np.random.Generator:
-    """The generator of the test of that name: the same for the same `seed`, whichever tests run beside it."""
+    """The random generator of the test of that name; it depends on `seed` alone, not on which other tests run."""
     return np.random.default_rng([seed(), zlib.crc32(name.encode())])
 
 
 def seeds(name: str, n: int) -> list[int]:
-    """``n`` seeds for the test of that name, for what takes a number (another process, an `Experiment`)."""
+    """``n`` integer seeds for the test of that name, for another process or an `Experiment`."""
     return [int(s) for s in rng(name).integers(2**31, size=n)]
 
 
@@ -69,7 +69,7 @@ def say(text: str) -> None:
 
 
 def processes(root: int | None = None, zombies: bool = False) -> set[int]:
-    """Living descendants of a process (default: this one) without multiprocessing's own; with ``zombies`` the unburied too."""
+    """Living descendants of a process (default: this one) without multiprocessing's helpers; with ``zombies``, zombies too."""
     top = os.getpid() if root is None else root
     parents: dict[int, int] = {}
     names: dict[int, str] = {}
@@ -104,13 +104,13 @@ def descriptors(pid: int | None = None) -> dict[int, str]:
 
 
 def shared_maps(pid: int | None = None) -> list[str]:
-    """Memory of nameless files that a process (default: this one) has mapped."""
+    """Shared memory that a process (default: this one) has mapped."""
     lines = Path(f"/proc/{os.getpid() if pid is None else pid}/maps").read_text().splitlines()
     return [line for line in lines if "/memfd:" in line or "/dev/shm/" in line]
 
 
 def segments() -> set[str]:
-    """Names in /dev/shm, but for those that say that they are of a living process outside of this one's family."""
+    """Names in /dev/shm, without those that contain the id of a living process that is not a descendant of this one."""
     family = {os.getpid(), *processes(zombies=True)}
 
     def foreign(name: str) -> bool:
@@ -122,7 +122,7 @@ def segments() -> set[str]:
 
 @dataclass(frozen=True)
 class Held:
-    """What this process holds of the machine."""
+    """Resources of the machine that this process holds."""
 
     processes: set[int]
     segments: set[str]
@@ -169,7 +169,7 @@ def assert_nothing_left(before: Held, within: float = 3.0) -> None:
 
 @contextlib.contextmanager
 def leaves_nothing(within: float = 3.0) -> Iterator[None]:
-    """The block must leave nothing behind (see `assert_nothing_left`). Start what stays, like the forkserver, before it."""
+    """Fail if the block leaves something behind (`assert_nothing_left`). Start what stays, such as the forkserver, before it."""
     before = Held.now()
     yield
     assert_nothing_left(before, within)
@@ -180,7 +180,7 @@ def leaves_nothing(within: float = 3.0) -> Iterator[None]:
 
 @contextlib.contextmanager
 def later(seconds: float, action: Callable[[], Any]) -> Iterator[None]:
-    """Do something from another thread after so many seconds, or never, if the block has ended before."""
+    """Call ``action`` from another thread after so many seconds, unless the block has ended before."""
     timer = threading.Timer(seconds, action)
     timer.start()
     try:
@@ -192,7 +192,7 @@ def later(seconds: float, action: Callable[[], Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def busy_threads(n: int) -> Iterator[None]:
-    """Beside the block, threads that compute, allocate and take locks without a pause."""
+    """Run the block beside ``n`` threads that compute, allocate and take locks without a pause."""
     stop, lock = threading.Event(), threading.Lock()
 
     def churn() -> None:
@@ -219,9 +219,9 @@ def environment() -> dict[str, str]:
 
 
 def program(folder: Path, text: str, *arguments: object) -> subprocess.Popen[str]:
-    """Start a script of this text, in a process group of its own; its output and errors come by one pipe.
+    """Start a script of this text in its own process group, with output and errors in one pipe.
 
-    The caller waits for it (`communicate`); what is left of its group is ended with the test.
+    The caller waits for it (`communicate`); the rest of its group is killed at the end of the test.
     """
     path = folder / "program.py"
     path.write_text(textwrap.dedent(text))
@@ -239,7 +239,7 @@ def program(folder: Path, text: str, *arguments: object) -> subprocess.Popen[str
 
 
 def end_programs() -> None:
-    """End what `program` has started, where a test has failed before it did."""
+    """Kill the programs of `program` that a failed test has left."""
     while _programs:
         started = _programs.pop()
         with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Actors whose processes are killed or stopped, whose environments raise, hang or cannot be made: survived and counted."""
+"""Actors whose processes are killed or stopped, or whose environments raise, hang or cannot be made, are replaced and counted."""
 
 from __future__ import annotations
 
@@ -38,8 +38,10 @@ from fault_helpers import (
 )  # fmt: skip
 
 from amago.envs import ActorError, AMAGOEnv, make_pool
+from amago.envs.pool import protocol
 from amago.envs.pool import worker as worker_module
-from amago.envs.pool.buffers import memory_left, shared_block
+from amago.envs.pool.buffers import shared_block
+from amago.envs.pool.memory import available_memory
 from amago.store import TrajectoryStore
 
 W = 8
@@ -47,7 +49,7 @@ W = 8
 
 @pytest.fixture(scope="module", autouse=True)
 def _warm():
-    """What stays for good starts before anything is counted."""
+    """Start the forkserver, which stays, before anything is counted."""
     make_pool([make_counting(0)], "async").close()
 
 
@@ -106,7 +108,7 @@ def close_twice(pool):
 
 
 def test_killed_workers_are_noticed_and_replaced(tmp_path, events):
-    """One of 8 workers is killed at a random moment: while it steps, commits, tells its statistics or its state."""
+    """One of 8 workers is killed at a random time: while it steps, commits, or reports its statistics or its state."""
     kills, random = count(6, 50), rng("kill")
     pool_seed, play_seed = seeds("kill pool", 2)
     recorder = {"save_trajs_to": str(tmp_path / "fifo"), "save_trajs_as": "segments"}
@@ -146,7 +148,7 @@ def test_killed_workers_are_noticed_and_replaced(tmp_path, events):
             noticed += delay < 5
             expected = breaks.copy()
             expected[mates] += 1
-            np.testing.assert_array_equal(follow.breaks, expected)  # these began anew, and the other actors went on
+            np.testing.assert_array_equal(follow.breaks, expected)  # these were replaced, and the other actors went on
             replaced += len(events.at) == known + 1 and pids(pool)[victim] != pid and alive(pids(pool)[victim])
         stats = pool.drain()
         restarts, dropped = restarts + stats.restarts, dropped + stats.dropped
@@ -154,7 +156,7 @@ def test_killed_workers_are_noticed_and_replaced(tmp_path, events):
     finally:
         pool.close()
     report("killed workers were noticed within 5 s", noticed, kills)
-    report("killed workers were replaced, and only their actors began anew", replaced, kills)
+    report("killed workers were replaced, and only their actors were interrupted", replaced, kills)
     report("of these were counted as restarts", restarts, kills)
     say(f"noticed after {slowest * 1000:.0f} ms at most; {dropped} unfinished rollouts dropped")
     assert 0 < dropped <= 2 * kills
@@ -164,7 +166,7 @@ def test_killed_workers_are_noticed_and_replaced(tmp_path, events):
 
 
 def whole_episodes(root):
-    """Actor and episode of every stored trajectory, of which each must be a whole one and end as its environment did."""
+    """Actor and episode of every stored trajectory; each must be whole and end as its environment did."""
     store = TrajectoryStore(root)
     store.refresh()
     found = []
@@ -201,7 +203,7 @@ def test_a_dead_worker_is_noticed_while_another_steps_slowly(tmp_path, events):
 
 
 def test_hung_workers_are_replaced_in_time(events):
-    """Workers are stopped by SIGSTOP in the middle of whatever they do, up to three at once."""
+    """Up to three workers at once are stopped by SIGSTOP, whatever they are doing."""
     timeout, rounds, random = 1.0, count(2, 20), rng("hang")
     pool = make_pool([make_counting(i) for i in range(W)], workers=W, step_timeout=timeout, seed=0, max_env_restarts=1000)
     in_time = hung = 0
@@ -220,7 +222,7 @@ def test_hung_workers_are_replaced_in_time(events):
             with later(float(random.uniform(0, 0.05)), stop):
                 while len(events.at) < known + len(victims):
                     follow.step()
-            took = time.monotonic() - stopped[0]  # the step has returned: their successors are there
+            took = time.monotonic() - stopped[0]  # the step has returned: they are replaced
             slowest, hung = max(slowest, took), hung + len(victims)
             expected = breaks.copy()
             expected[victims] += 1
@@ -257,7 +259,7 @@ def test_a_worker_stopped_in_the_middle_of_a_message_holds_up_nobody(events, mon
         pool.reset()
         for _ in range(20):
             pool.step(np.zeros((2, 1), int))
-        pool._workers[1].tell(b"D")
+        pool._workers[1].send_command(protocol.DRAIN)
         time.sleep(0.5)  # it waits for room to send the rest
         os.kill(pids(pool)[1], signal.SIGSTOP)
         begin = time.monotonic()
@@ -266,7 +268,7 @@ def test_a_worker_stopped_in_the_middle_of_a_message_holds_up_nobody(events, mon
         assert len(events.at) == 1
         for _ in range(20):
             pool.step(np.zeros((2, 1), int))
-        pool._workers[0].tell(b"D")
+        pool._workers[0].send_command(protocol.DRAIN)
         time.sleep(0.5)
         os.kill(pids(pool)[0], signal.SIGSTOP)
         close_twice(pool)
@@ -278,7 +280,7 @@ def test_a_worker_stopped_in_the_middle_of_a_message_holds_up_nobody(events, mon
 
 
 def test_cartpole_is_learned_in_spite_of_exceptions(tmp_path):
-    """Exceptions with a chance of .001 a step and .005 a reset: as many restarts are logged as were injected."""
+    """Exceptions with probability .001 a step and .005 a reset: as many restarts are logged as were injected."""
     import torch
     from tqdm import tqdm
 
@@ -392,7 +394,7 @@ def fails(folder, call):
 
 
 def test_constructors_that_always_fail_end_the_run(tmp_path):
-    """From the beginning; or from when an environment crashes, or a worker is killed, and nothing can be made anew."""
+    """From the start; or once an environment crashes or a worker is killed, and cannot be replaced."""
     calls = ["play(make_failing)", "play(make_crashing)", "play(make_vanishing)", "train(make_failing, make_failing)"]
     calls = calls[: count(1, 4)]
     ended = 0
@@ -408,7 +410,7 @@ def test_constructors_that_always_fail_end_the_run(tmp_path):
     report("runs with constructors that always fail ended within 30 s with the traceback and code 1", ended, len(calls))
 
 
-def test_an_experiment_tells_a_failing_constructor(tmp_path):
+def test_an_experiment_reports_a_failing_constructor(tmp_path):
     import tiny
 
     def make_failing():
@@ -460,7 +462,7 @@ FAULTS = ("none", "raise", "always", "kill", "kill all", "in flight", "unrecorda
 
 
 def trouble(fault, tmp_path):
-    """A pool of two workers in a certain sort of trouble, not closed."""
+    """A pool of two workers with one kind of fault, not closed."""
     recorder = {"save_trajs_to": str(tmp_path / "d"), "save_trajs_as": "npz"} if fault == "unrecordable" else None
     makers = [make_counting(i, fault=fault if fault in ("raise", "always") else "", flag=str(tmp_path / "f")) for i in range(4)]
     if fault == "wordy":
@@ -485,14 +487,14 @@ def trouble(fault, tmp_path):
     if fault == "in flight":
         pool.send(0, np.zeros((2, 1), int))
     if fault == "wordy":
-        pool._workers[0].tell(b"D")
+        pool._workers[0].send_command(protocol.DRAIN)
         time.sleep(0.3)
         os.kill(numbers[0], signal.SIGSTOP)
     return pool
 
 
 def test_nothing_is_left_after_a_fault(tmp_path, monkeypatch):
-    monkeypatch.setattr("amago.envs.pool.subprocess._QUIT_SECONDS", count(2, 6))
+    monkeypatch.setattr("amago.envs.pool.supervisor._QUIT_SECONDS", count(2, 6))
     slowest, faults = 0.0, FAULTS[: count(8, 9)]
     for fault in faults:
         folder = tmp_path / fault
@@ -503,7 +505,7 @@ def test_nothing_is_left_after_a_fault(tmp_path, monkeypatch):
             slowest = max(slowest, close_twice(pool))
             del pool
             assert gone(numbers, 1)
-    report("sorts of trouble left no process, shared memory or descriptor behind", len(faults), len(faults))
+    report("kinds of fault left no process, shared memory or descriptor behind", len(faults), len(faults))
     say(f"close() took {slowest:.1f} s at most")
 
 
@@ -525,8 +527,8 @@ def test_starts_and_stops_beside_busy_threads():
 
 
 def test_workers_outlive_the_forkserver(events, monkeypatch):
-    """All children of a forkserver look dead when it dies, and are not."""
-    monkeypatch.setattr("amago.envs.pool.subprocess._QUIT_SECONDS", count(1, 6))
+    """When a forkserver dies, multiprocessing takes its children for dead, although they live."""
+    monkeypatch.setattr("amago.envs.pool.supervisor._QUIT_SECONDS", count(1, 6))
     pool = make_pool([make_counting(i) for i in range(2)], workers=2, seed=0)
     numbers = []
     try:
@@ -628,10 +630,10 @@ FORKED = """
 
 
 def test_forked_workers_of_two_pools_do_not_keep_each_other_alive(tmp_path):
-    """A fork copies the sockets of all workers that were there before, and with them the sign that the program lives."""
+    """A fork copies the sockets of all earlier workers, which notice the program's end only when every copy is closed."""
     script = program(tmp_path, FORKED)
     assert script.stdout is not None
-    while not (line := script.stdout.readline()).startswith("pids"):  # the replacements are told first
+    while not (line := script.stdout.readline()).startswith("pids"):  # the replacements are logged first
         assert line
     numbers = list(map(int, line.split()[1:]))
     assert len(numbers) == 4
@@ -671,7 +673,7 @@ LIMITED = """
 """
 
 
-def test_too_little_shared_memory_is_told_before_the_first_step(tmp_path):
+def test_too_little_shared_memory_is_reported_before_the_first_step(tmp_path):
     steps = tmp_path / "steps"
     script = program(tmp_path, LIMITED, BIG, 2**20, steps)
     text, _ = script.communicate(timeout=60)
@@ -683,7 +685,7 @@ def test_too_little_shared_memory_is_told_before_the_first_step(tmp_path):
 
 
 def test_a_small_dev_shm_is_no_limit(tmp_path):
-    """The arrays are in nameless memory, which the size of /dev/shm does not limit."""
+    """The arrays are in anonymous memory, which the size of /dev/shm does not limit."""
     small = "mount -t tmpfs -o size=64k tmpfs /dev/shm"
     if not shutil.which("unshare") or subprocess.run(["unshare", "-m", "sh", "-c", small], capture_output=True).returncode:
         pytest.skip("mounts cannot be changed here")
@@ -708,14 +710,14 @@ def test_more_than_there_is_is_refused_without_taking_it():
 def test_what_a_container_leaves_is_what_there_is(version, tmp_path):
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:   6000 kB\nSwapFree: 1000 kB\n")
-    assert memory_left(tmp_path) == 7000 * 1024
+    assert available_memory(tmp_path) == 7000 * 1024
     top = tmp_path / "sys/fs/cgroup"
     top = top / "memory" if version == 1 else top
     inner = top / "job/step"
     inner.mkdir(parents=True)
     line = "4:cpu,memory:/job/step" if version == 1 else "0::/job/step"
     (tmp_path / "proc/self/cgroup").write_text(f"9:pids:/\n{line}\n")
-    assert memory_left(tmp_path) == 7000 * 1024  # a group without a limit
+    assert available_memory(tmp_path) == 7000 * 1024  # a group without a limit
     limit, used = ("memory.limit_in_bytes", "memory.usage_in_bytes") if version == 1 else ("memory.max", "memory.current")
     (inner / limit).write_text("max\n" if version == 2 else f"{2**63 - 4096}\n")
     (inner / used).write_text("100\n")
@@ -723,7 +725,7 @@ def test_what_a_container_leaves_is_what_there_is(version, tmp_path):
     (inner.parent / used).write_text("3000\n")
     cache = "total_inactive_file" if version == 1 else "inactive_file"
     (inner.parent / "memory.stat").write_text(f"anon 2500\n{cache} 500\n")
-    assert memory_left(tmp_path) == 2500
+    assert available_memory(tmp_path) == 2500
     (inner.parent / used).write_text("9000\n")
-    assert memory_left(tmp_path) == 0
-    assert memory_left(tmp_path / "nowhere") is None
+    assert available_memory(tmp_path) == 0
+    assert available_memory(tmp_path / "nowhere") is None

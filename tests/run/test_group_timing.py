@@ -1,4 +1,4 @@
-"""Groups of actors that act together or take turns: whichever is faster, and the same actions either way."""
+"""Groups of actors that are stepped jointly or alternately: whichever is faster, and with the same actions."""
 
 import itertools
 
@@ -11,8 +11,7 @@ from amago import config
 from amago.agent import Agent
 from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, MambaTrajEncoder, TformerTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
-from amago.run import group_timing as pace
-from amago.run.group_timing import Pace
+from amago.run.group_timing import GroupTiming
 from amago.run.rollout import Rollout
 from amago.spaces import action_spec, rl2_space
 
@@ -27,7 +26,7 @@ TINY = {
 
 
 class Fresh(GRUTrajEncoder):
-    """Its memory is a new object each step."""
+    """Returns a new hidden state each step."""
 
     def forward(self, seq, time_idxs, hidden_state=None, log_dict=None):
         out, hidden = super().forward(seq, time_idxs, None if hidden_state is None else hidden_state.clone(), log_dict)
@@ -35,15 +34,25 @@ class Fresh(GRUTrajEncoder):
 
 
 class Unsliced(GRUTrajEncoder):
-    """It does not say how to slice its memory."""
+    """Cannot slice its hidden state; how often it is tried is counted."""
+
+    tried = 0
 
     def slice_hidden_state(self, hidden_state, start, stop):
+        self.tried += 1
         raise NotImplementedError("no idea")
+
+
+class SaysSo(Unsliced):
+    """Says that it cannot slice its hidden state."""
+
+    def can_slice_hidden_state(self, hidden_state):
+        return False
 
 
 MODELS = {
     "ff": FFTrajEncoder, "gru": GRUTrajEncoder, "transformer": TformerTrajEncoder, "mamba": MambaTrajEncoder, "new memory": Fresh,
-    "unsliced": Unsliced,
+    "unsliced": Unsliced, "says so": SaysSo,
 }  # fmt: skip
 
 
@@ -97,22 +106,32 @@ def agent(model):
     return made
 
 
-def paced(monkeypatch, pattern):
-    """From now on, `Pace` says what the pattern does, over and over."""
-    answers = itertools.cycle(pattern)
-    monkeypatch.setattr(Pace, "together", lambda self: next(answers))
+class Scripted(GroupTiming):
+    """Chooses what a pattern says, over and over."""
+
+    def __init__(self, *pattern):
+        super().__init__()
+        self.pattern = itertools.cycle(pattern)
+
+    def joint(self):
+        return next(self.pattern)
+
+
+def scripted(pool, *pattern, **options):
+    loop = Rollout(pool, **options)
+    loop.timing = Scripted(*pattern)
+    return loop
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_actions_do_not_depend_on_the_pace(model, monkeypatch):
+def test_actions_do_not_depend_on_the_timing(model):
     policy, logs, acted = agent(model), {}, {}
     act = policy.get_actions
     for name, pattern in {"turns": [False], "together": [True], "both": [True, True, False, True, False, False, False]}.items():
-        paced(monkeypatch, pattern)
         sizes = acted[name] = []
         policy.get_actions = lambda *args, sizes=sizes: sizes.append(len(args[1])) or act(*args)
         pool = Numbers()
-        loop = Rollout(pool)
+        loop = scripted(pool, *pattern)
         assert loop.run(policy, 11, sample=False) == 11
         assert loop.run(policy, 12, sample=False) == 12, "memory goes on in the next run"
         assert not any(pool.busy)
@@ -120,7 +139,7 @@ def test_actions_do_not_depend_on_the_pace(model, monkeypatch):
         logs[name] = pool.of_each_group()
     del policy.get_actions
     assert set(acted["turns"]) == {2, 3}
-    assert set(acted["together"]) == ({2, 3} if model == "unsliced" else {5})
+    assert set(acted["together"]) == ({2, 3} if model in ("unsliced", "says so") else {5})
     for name in ("together", "both"):
         for mine, expected in zip(logs[name], logs["turns"]):
             assert len(expected) == 23
@@ -128,11 +147,17 @@ def test_actions_do_not_depend_on_the_pace(model, monkeypatch):
             np.testing.assert_allclose(mine, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_memory_from_outside_is_taken_in_turns(monkeypatch):
+@pytest.mark.parametrize(("model", "tries"), [("unsliced", 1), ("says so", 0)])
+def test_a_model_that_cannot_slice_its_memory_is_tried_once(model, tries):
+    policy = agent(model)
+    scripted(Numbers(), True).run(policy, 9, sample=False)
+    assert policy.traj_encoder.tried == tries
+
+
+def test_memory_from_outside_is_taken_in_turns():
     policy = agent("gru")
-    paced(monkeypatch, [True])
     pool = Numbers()
-    loop = Rollout(pool)
+    loop = scripted(pool, True)
     loop.run(policy, 2, sample=False)
     loop.memory = [policy.init_hidden_state(n, "cpu") + 0.5 for n in (2, 3)]
     given = [m.clone() for m in loop.memory]
@@ -145,63 +170,73 @@ def test_memory_from_outside_is_taken_in_turns(monkeypatch):
     assert [m.shape[1] for m in loop.memory] == [2, 3]
 
 
-def test_what_must_repeat_takes_turns(monkeypatch):
+def test_what_must_repeat_takes_turns():
     policy = agent("gru")
-    paced(monkeypatch, [True])
     act, sizes = policy.get_actions, []
     policy.get_actions = lambda *args: sizes.append(len(args[1])) or act(*args)
-    Rollout(Numbers(), repeatable=True).run(policy, 6, sample=True)
+    scripted(Numbers(), True, repeatable=True).run(policy, 6, sample=True)
     assert sizes == [2, 3] * 6
 
 
-def steps(made, costs, number):
-    """Whether each of so many steps is together, if a step costs ``costs[together]``."""
-    out = []
-    for _ in range(number):
-        out.append(made.together())
-        steps.now += costs[out[-1]]
-    return out
+class Clock:
+    """A clock that the test sets."""
+
+    now = 1.0
+
+    def __call__(self):
+        return self.now
 
 
 @pytest.fixture
-def clock(monkeypatch):
-    steps.now = 1.0
-    monkeypatch.setattr(pace.time, "perf_counter", lambda: steps.now)
+def clock():
+    return Clock()
 
 
-TRIED = Pace.SKIPPED + Pace.TIMED
+def steps(timing, clock, costs, number):
+    """Whether each of so many steps is joint, if a step takes ``costs[joint]`` seconds."""
+    out = []
+    for _ in range(number):
+        out.append(timing.joint())
+        clock.now += costs[out[-1]]
+    return out
+
+
+TRIED = GroupTiming.WARMUP_STEPS + GroupTiming.TIMED_STEPS
 
 
 @pytest.mark.parametrize("better", [False, True])
 def test_each_is_tried_and_the_faster_goes_on(clock, better):
-    out = steps(Pace(), {better: 1.0, (not better): 1.5}, 100)
+    out = steps(GroupTiming(clock), clock, {better: 1.0, (not better): 1.5}, 100)
     assert out[:TRIED] == [False] * TRIED
     assert out[TRIED : 2 * TRIED + 1] == [True] * (TRIED + 1)
     assert out[2 * TRIED + 2 :] == [better] * (100 - 2 * TRIED - 2)
 
 
 def test_they_are_tried_again_now_and_then(clock):
-    made = Pace()
-    assert steps(made, {False: 1.0, True: 1.5}, Pace.EVERY)[-1] is False
-    out = steps(made, {False: 1.5, True: 1.0}, 2 * TRIED + 200)
+    made = GroupTiming(clock)
+    assert steps(made, clock, {False: 1.0, True: 1.5}, GroupTiming.TRIAL_INTERVAL)[-1] is False
+    out = steps(made, clock, {False: 1.5, True: 1.0}, 2 * TRIED + 200)
     assert out[-1] is True, "what was slower is faster now"
-    assert sum(steps(made, {False: 1.5, True: 1.0}, 10 * Pace.EVERY)) > 0.98 * 10 * Pace.EVERY
+    assert (
+        sum(steps(made, clock, {False: 1.5, True: 1.0}, 10 * GroupTiming.TRIAL_INTERVAL))
+        > 0.98 * 10 * GroupTiming.TRIAL_INTERVAL
+    )
 
 
 @pytest.mark.parametrize("length", [1, 3, 7])
 def test_short_runs_are_a_trial_together(clock, length):
-    made, out = Pace(), []
+    made, out = GroupTiming(clock), []
     for _ in range(200 // length):
-        made.begin()
-        out += steps(made, {False: 1.0, True: 0.5}, length)
-        steps.now += 1000.0  # an update
+        made.begin_run()
+        out += steps(made, clock, {False: 1.0, True: 0.5}, length)
+        clock.now += 1000.0  # an update
     assert (True in out) == (length > 1), "of single steps nobody knows how long they take"
     assert out[-1] is (length > 1)
 
 
 def test_one_slow_step_decides_nothing(clock):
-    made, out = Pace(), []
+    made, out = GroupTiming(clock), []
     for i in range(60):
-        out.append(made.together())
-        steps.now += 100.0 if i == 7 else (1.5 if out[-1] else 1.0)
+        out.append(made.joint())
+        clock.now += 100.0 if i == 7 else (1.5 if out[-1] else 1.0)
     assert not out[-1]

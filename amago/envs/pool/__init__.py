@@ -1,4 +1,16 @@
-"""The pool of actors: N environments that step side by side, in this process or in worker processes (numpy only)."""
+"""The actor pool: N environments that step side by side, in this process or in worker processes (numpy only, never torch).
+
+| module | content |
+| --- | --- |
+| `make` | `make_pool`, the way to start a pool |
+| `base` | `ActorPool`, the interface of every pool |
+| `sync` | actors in this process |
+| `subprocess` | actors in worker processes; `supervisor` starts and replaces these |
+| `handle`, `protocol`, `worker` | the learner's side of one worker, the messages, the worker's side |
+| `plan`, `actor`, `actor_set` | the actors of one process: what they are made from, one, all |
+| `buffers`, `memory` | the arrays that actors and policy share |
+| `faults` | environment faults and the restart budget |
+"""
 
 from amago.envs.pool.base import ActorPool
 from amago.envs.pool.faults import ActorError

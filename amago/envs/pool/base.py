@@ -1,36 +1,38 @@
-"""One interface to all actors, wherever they live: in this process, in workers, or in one vectorised environment."""
+"""`ActorPool`: one interface to all actors, in this process, in worker processes, or in one vectorised environment."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
 from amago.envs.pool.buffers import Buffers
+from amago.envs.pool.faults import RestartBudget
 from amago.envs.statistics import PhaseStatistics
 from amago.spaces import ActionSpec, action_spec, rl2_space
 
 Array = NDArray[Any]
 
 
-class ActorPool(Protocol):
+class ActorPool(ABC):
     """N actors that step side by side. Make one with `make_pool`, then call `reset`.
 
-    A rollout that ends is followed by a new one at once: what the arrays hold is always what the policy must answer next.
-    They are the pool's own memory: read them before the next `send` of their group, and copy what you keep.
+    A rollout that ends is followed by a new one at once: the arrays always hold the observations for which actions are due.
+    They are the pool's own memory: read them before the next `send` of their group, and copy what must be kept.
 
     Attributes:
         num_actors: N.
         observation_space, action_spec, rl2_space: of each actor.
-        groups: slices of actors that step independently: while one group steps, the policy computes for the next.
+        groups: slices of actors that step independently: while one group steps, the policy can compute for the next.
         obs: {key: (N, ...)}.
         rl2s: (N, 1 + A) float32, reward and previous action.
         time_idxs: (N, 1) int64.
         extras: {name: (N, ...)}, the extra fields with ``source="policy"``: write them before the `send` of their actions.
-        resets: (N,) bool, True where this observation opens a new rollout: clear the actor's memory before it acts.
+        resets: (N,) bool, True where the observation opens a new rollout: clear the actor's memory before it acts.
     """
 
     num_actors: int
@@ -44,78 +46,54 @@ class ActorPool(Protocol):
     time_idxs: NDArray[np.int64]
     resets: NDArray[np.bool_]
 
+    def __init__(
+        self,
+        num_actors: int,
+        observation_space: gym.spaces.Dict,
+        action_space: gym.Space[Any],
+        groups: list[slice],
+        budget: RestartBudget,
+    ):
+        self.num_actors, self.observation_space, self.groups = num_actors, observation_space, groups
+        self.action_spec = action_spec(action_space)
+        self.rl2_space = rl2_space(self.action_spec)
+        self._budget = budget
+        self._in_flight = [False] * len(groups)
+
+    def _use_buffers(self, buffers: Buffers) -> None:
+        self._buffers, self.extras = buffers, buffers.extras
+        self.obs, self.rl2s, self.time_idxs, self.resets = buffers.obs, buffers.rl2s, buffers.time_idxs, buffers.resets
+
+    # ------------------------------------------------------------------ stepping
+
+    @abstractmethod
     def reset(self) -> None:
-        """Open a new rollout for every actor; unfinished ones are dropped. The first call seeds the environments."""
+        """Begin a new rollout for every actor; unfinished ones are dropped. The first call seeds the environments."""
 
     def send(self, group: int, actions: Array) -> None:
-        """Begin a step of a group with actions (its actors, S) in stored form; `wait` for it before reading its rows.
+        """Begin a step of one group; call `wait` before reading its rows of the arrays.
+
+        Args:
+            group: index in `groups`.
+            actions: (actors of the group, S), in stored form (`amago.spaces`).
 
         Raises:
             ValueError: a wrong shape, or the group is stepping already.
         """
-
-    def send_all(self, actions: Array) -> None:
-        """`send` for every group at once, with actions (N, S): fewer messages. `wait` for each of them."""
-
-    def wait(self, group: int) -> None:
-        """Finish the step of a group.
-
-        Raises:
-            ActorError: more than ``max_env_restarts`` faults in an hour, or trajectories could not be written.
-        """
-
-    def step(self, actions: Array) -> None:
-        """One step of every actor with actions (N, S)."""
-
-    def drain(self) -> PhaseStatistics:
-        """What has happened since the last call."""
-
-    def flush(self, partial: bool = False) -> int:
-        """Commit finished trajectories to disk (with ``partial``, what there is of unfinished ones too); returns how many."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Exploration schedules and generators of every actor, JSON-able. Environments' own states are not in it."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on exploring where `state_dict` was taken.
-
-        Raises:
-            ValueError: it is of another number of actors.
-        """
-
-    def render(self) -> Any:
-        """Draw the first actor (not from worker processes)."""
-
-    def close(self) -> None:
-        """Commit finished trajectories, end every actor. Returns within 10 seconds; may be called again."""
-
-
-class PoolBase:
-    """What every kind of pool does alike."""
-
-    def __init__(self, num_actors: int, observation_space: gym.spaces.Dict, action_space: gym.Space[Any], groups: list[slice]):
-        self.num_actors, self.observation_space, self.groups = num_actors, observation_space, groups
-        self.action_spec = action_spec(action_space)
-        self.rl2_space = rl2_space(self.action_spec)
-        self._in_flight = [False] * len(groups)
-
-    def _adopt(self, buffers: Buffers) -> None:
-        self._buffers, self.extras = buffers, buffers.extras
-        self.obs, self.rl2s, self.time_idxs, self.resets = buffers.obs, buffers.rl2s, buffers.time_idxs, buffers.resets
-
-    def send(self, group: int, actions: Array) -> None:
-        self._take([group], self.groups[group], actions)
+        self._accept([group], self.groups[group], actions)
         self._begin(group)
         self._in_flight[group] = True
 
     def send_all(self, actions: Array) -> None:
+        """Begin a step of every group with actions (N, S), with fewer messages than `send`; then call `wait` for each group."""
         groups = range(len(self.groups))
-        self._take(groups, slice(0, self.num_actors), actions)
+        self._accept(groups, slice(0, self.num_actors), actions)
         self._begin_all()
         for group in groups:
             self._in_flight[group] = True
 
-    def _take(self, groups: Iterable[int], rows: slice, actions: Array) -> None:
+    def _accept(self, groups: Iterable[int], rows: slice, actions: Array) -> None:
+        """Check actions and copy them to the arrays."""
         expected = (rows.stop - rows.start, self.action_spec.stored_dim)
         for group in groups:
             if self._in_flight[group]:
@@ -129,27 +107,92 @@ class PoolBase:
         self._buffers.actions[rows] = actions
 
     def wait(self, group: int) -> None:
+        """Finish the step of a group.
+
+        Raises:
+            ValueError: the group is not stepping.
+            ActorError: more than ``max_env_restarts`` faults in an hour, or trajectories could not be written.
+        """
         if not self._in_flight[group]:
             raise ValueError(f"group {group} is not stepping; call send({group}, actions) first")
-        self._end(group)
+        self._finish(group)
         self._in_flight[group] = False
 
     def step(self, actions: Array) -> None:
+        """Take one step of every actor with actions (N, S)."""
         self.send_all(actions)
-        for g in range(len(self.groups)):
-            self.wait(g)
+        for group in range(len(self.groups)):
+            self.wait(group)
 
-    def _check_state(self, state: dict[str, Any]) -> dict[str, Any]:
-        if state["num_actors"] != self.num_actors:
-            raise ValueError(f"the saved state is of {state['num_actors']} actors, but this pool has {self.num_actors}")
-        return state["actors"]  # type: ignore[no-any-return]
-
+    @abstractmethod
     def _begin(self, group: int) -> None:
-        raise NotImplementedError
+        """Begin a step of a group, whose actions are in the arrays."""
 
     def _begin_all(self) -> None:
         for group in range(len(self.groups)):
             self._begin(group)
 
-    def _end(self, group: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _finish(self, group: int) -> None:
+        """Return when the group has taken its step."""
+
+    # ------------------------------------------------------------------ statistics, files, state
+
+    def drain(self) -> PhaseStatistics:
+        """Statistics since the last call."""
+        out = PhaseStatistics()
+        for part in self._drain():
+            out.add(part.episodes, part.frames)
+        out.episodes.sort(key=lambda e: e.actor)
+        out.restarts, out.dropped = self._budget.drain()
+        return out
+
+    @abstractmethod
+    def _drain(self) -> Iterable[PhaseStatistics]:
+        """Statistics of each process that hosts actors, without restarts."""
+
+    @abstractmethod
+    def flush(self, partial: bool = False) -> int:
+        """Commit finished trajectories to disk.
+
+        Args:
+            partial: also commit the part that unfinished rollouts have reached.
+
+        Returns:
+            how many trajectories were committed.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Exploration schedules and random generators of every actor, JSON-able. States of environments are not included."""
+        actors = self._actor_states()
+        return {"num_actors": self.num_actors, "actors": {k: actors[k] for k in sorted(actors, key=int)}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned.
+
+        Raises:
+            ValueError: it is of another number of actors.
+        """
+        if state["num_actors"] != self.num_actors:
+            raise ValueError(f"the saved state is of {state['num_actors']} actors, but this pool has {self.num_actors}")
+        self._load_actor_states(state["actors"])
+
+    @abstractmethod
+    def _actor_states(self) -> dict[str, Any]:
+        """{actor's number: its state}."""
+
+    @abstractmethod
+    def _load_actor_states(self, states: dict[str, Any]) -> None:
+        """Restore what `_actor_states` returned."""
+
+    @abstractmethod
+    def render(self) -> Any:
+        """Render the first actor's environment.
+
+        Raises:
+            ValueError: the environments are in worker processes.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Commit finished trajectories and end every actor. Returns within 10 seconds; may be called again."""

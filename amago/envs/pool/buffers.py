@@ -1,8 +1,8 @@
-"""What actors and policy exchange: plain arrays, or the same arrays in memory shared between processes.
+"""The arrays that actors and policy exchange, in this process's memory or in memory shared between processes.
 
-The memory has no name anywhere, so none can be left behind: it is an anonymous file whose descriptor travels to the
-workers over their sockets, and it goes when the last process that holds it does, ``kill -9`` included. Nor does the
-size of /dev/shm limit it, which containers keep small; memory does, and that there is enough is seen to before it is taken.
+Shared memory is an anonymous file, whose descriptor is sent to the workers over their sockets. It has no name, so none can be left
+behind: the system frees it when the last process that holds it ends, ``kill -9`` included. It is not in /dev/shm, whose size
+containers limit.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -20,15 +19,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amago.data.extras import ExtraField
+from amago.envs.pool.memory import available_memory
 from amago.spaces import ActionSpec
 
 Array = NDArray[Any]
-_ALIGN = 64
+_ALIGN = 64  # bytes: a cache line, so that no two arrays share one
+_OBS, _EXTRAS = "obs/", "extras/"
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each array lies in one block: (name, shape, dtype, offset), and the size of the block in bytes."""
+    """Where each array lies in one block of memory.
+
+    Attributes:
+        fields: (name, shape, dtype, offset in bytes) of each array.
+        size: of the block in bytes.
+    """
 
     fields: tuple[tuple[str, tuple[int, ...], str, int], ...]
     size: int
@@ -42,21 +48,22 @@ class Layout:
         workers: int,
         extra_fields: Iterable[ExtraField] = (),
     ) -> Layout:
+        """The layout of the `Buffers` of one pool."""
         n = num_actors
-        wanted: list[tuple[str, tuple[int, ...], np.dtype[Any]]] = [
-            (f"obs/{key}", (n, *space.shape), np.dtype(space.dtype))  # type: ignore[misc]
+        arrays: list[tuple[str, tuple[int, ...], np.dtype[Any]]] = [
+            (_OBS + key, (n, *space.shape), np.dtype(space.dtype))  # type: ignore[misc]
             for key, space in observation_space.spaces.items()
         ]
-        wanted += [
+        arrays += [
             ("rl2s", (n, 1 + spec.dim), np.dtype(np.float32)),
             ("time_idxs", (n, 1), np.dtype(np.int64)),
             ("resets", (n,), np.dtype(np.bool_)),
             ("actions", (n, spec.stored_dim), spec.stored_dtype),
             ("unsaved", (workers,), np.dtype(np.int64)),
         ]
-        wanted += [(f"extras/{x.name}", (n, *x.shape), np.dtype(x.dtype)) for x in extra_fields if x.source == "policy"]
+        arrays += [(_EXTRAS + x.name, (n, *x.shape), np.dtype(x.dtype)) for x in extra_fields if x.source == "policy"]
         fields, offset = [], 0
-        for name, shape, dtype in wanted:
+        for name, shape, dtype in arrays:
             fields.append((name, shape, dtype.str, offset))
             nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
             offset += -(-nbytes // _ALIGN) * _ALIGN
@@ -64,16 +71,16 @@ class Layout:
 
 
 class Buffers:
-    """The arrays of one pool of N actors.
+    """The arrays of one pool of N actors and W workers.
 
     Attributes:
         obs: {key: (N, ...)}.
         rl2s: (N, 1 + A) float32.
         time_idxs: (N, 1) int64.
         resets: (N,) bool.
-        actions: (N, S), stored form.
-        extras: {name: (N, ...)}, the extra fields of the policy, for the actions beside them.
-        unsaved: (W,) int64, for each worker the finished trajectories that are in no file yet.
+        actions: (N, S), in stored form.
+        extras: {name: (N, ...)}, extra fields that the policy computes with the actions.
+        unsaved: (W,) int64, finished trajectories of each worker that are in no file yet.
     """
 
     def __init__(self, layout: Layout, block: Any):
@@ -81,17 +88,17 @@ class Buffers:
         for name, shape, dtype, offset in layout.fields:
             count = int(np.prod(shape, dtype=np.int64))
             arrays[name] = np.frombuffer(block, dtype=np.dtype(dtype), count=count, offset=offset).reshape(shape)
-        self.obs = {name[4:]: a for name, a in arrays.items() if name.startswith("obs/")}
-        self.extras = {name[7:]: a for name, a in arrays.items() if name.startswith("extras/")}
+        self.obs = {name.removeprefix(_OBS): a for name, a in arrays.items() if name.startswith(_OBS)}
+        self.extras = {name.removeprefix(_EXTRAS): a for name, a in arrays.items() if name.startswith(_EXTRAS)}
         self.rl2s, self.time_idxs, self.resets = arrays["rl2s"], arrays["time_idxs"], arrays["resets"]
         self.actions, self.unsaved = arrays["actions"], arrays["unsaved"]
 
     @classmethod
     def local(cls, layout: Layout) -> Buffers:
-        """In this process alone.
+        """Arrays in this process's memory.
 
         Raises:
-            MemoryError: there is not as much.
+            MemoryError: there is too little memory.
         """
         try:
             return cls(layout, bytearray(layout.size))
@@ -100,10 +107,10 @@ class Buffers:
 
     @classmethod
     def attach(cls, layout: Layout, fd: int) -> Buffers:
-        """In a block that `shared_block` made, perhaps in another process; the descriptor may be closed afterwards.
+        """Arrays in a block from `shared_block`, perhaps of another process; ``fd`` may be closed afterwards.
 
         Raises:
-            MemoryError: this process may not map as much.
+            MemoryError: this process may not map that much.
         """
         try:
             return cls(layout, mmap.mmap(fd, layout.size))
@@ -112,14 +119,18 @@ class Buffers:
 
 
 def shared_block(size: int) -> int:
-    """The file descriptor of ``size`` bytes of shared memory, reserved and zero.
+    """Allocate ``size`` bytes of zeroed shared memory and return its file descriptor.
+
+    Available memory is checked before allocation: where the system overcommits, an allocation that is too large succeeds, and the
+    process is killed when it writes there, in the middle of a run.
 
     Raises:
-        MemoryError: there is not as much; said here, rather than by a SIGBUS or the kernel's killing in the middle of a run.
+        MemoryError: there is too little memory.
     """
-    left = memory_left()
-    if left is not None and size > left:  # reserving them would succeed until some process is killed for it
-        raise _too_little(size, "shared memory", f"only {left / 2**20:.1f} MiB are left on this machine or to this container")
+    available = available_memory()
+    if available is not None and size > available:
+        reason = f"only {available / 2**20:.1f} MiB are left on this machine or to this container"
+        raise _too_little(size, "shared memory", reason)
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("amago-actors", os.MFD_CLOEXEC)
     else:
@@ -135,56 +146,9 @@ def shared_block(size: int) -> int:
     return fd
 
 
-def _too_little(size: int, kind: str, why: object) -> MemoryError:
+def _too_little(size: int, kind: str, reason: object) -> MemoryError:
     return MemoryError(
-        f"{size / 2**20:.1f} MiB of {kind} are needed for the actors' observations and actions, but there is not as much: {why}. "
+        f"{size / 2**20:.1f} MiB of {kind} are needed for the actors' observations and actions, but are not available: {reason}. "
         "Use fewer parallel_actors"
         + (", smaller observations, or env_mode='sync'." if kind != "memory" else " or smaller observations.")
     )
-
-
-def memory_left(root: str | Path = "/") -> int | None:
-    """Bytes that this process may still use, of the machine's and of its control groups'; None where that is not told.
-
-    Args:
-        root: where ``proc`` and ``sys`` lie.
-    """
-    root = Path(root)
-    left = []
-    for line in _lines(root / "proc/meminfo"):
-        if line.startswith(("MemAvailable:", "SwapFree:")):
-            left.append(int(line.split()[1]) * 1024)
-    machine = [sum(left)] if left else []
-    groups = root / "sys/fs/cgroup"
-    found = []
-    for line in _lines(root / "proc/self/cgroup"):
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            found.append(_group_left(groups, path, "memory.max", "memory.current", "inactive_file"))
-        elif "memory" in controllers.split(","):
-            names = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
-            found.append(_group_left(groups / "memory", path, *names))
-    limits = machine + [n for n in found if n is not None]
-    return min(limits) if limits else None
-
-
-def _group_left(top: Path, path: str, limit: str, used: str, reclaimable: str) -> int | None:
-    """What the tightest of a control group and those that it lies in leaves."""
-    left = None
-    folder = top / path.strip("/")
-    for group in (folder, *folder.parents):
-        bound, taken = _lines(group / limit), _lines(group / used)
-        if bound and taken and bound[0].isdigit():
-            cache = [int(line.split()[1]) for line in _lines(group / "memory.stat") if line.startswith(f"{reclaimable} ")]
-            here = max(0, int(bound[0]) - int(taken[0]) + sum(cache))
-            left = here if left is None else min(left, here)
-        if group == top:
-            break
-    return left
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError):
-        return []

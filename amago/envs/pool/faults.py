@@ -1,4 +1,4 @@
-"""What goes wrong with environments, and how much of it a run puts up with."""
+"""Environment faults and the restart budget."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from dataclasses import dataclass
 logger = logging.getLogger(__name__)
 
 HOUR = 3600.0
-LONGEST_PAUSE = 0.15
-"""Seconds from one attempt to make actors anew to the next: short, so that what never succeeds ends the run soon."""
+MIN_RETRY_PAUSE, MAX_RETRY_PAUSE = 0.05, 0.15
+"""Seconds between attempts to replace an actor or a worker: short, so that a run in which every attempt fails ends soon."""
 
 
 class ActorError(RuntimeError):
-    """The actors cannot go on; the message holds the last traceback."""
+    """The actors cannot go on; the message contains the last traceback."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One environment or worker that was replaced.
+    """The failure of one environment or worker, which is then replaced.
 
     Attributes:
         who: "actor 3" or "worker 0 (actors 0, 1)".
         reason: a traceback, or how the worker ended.
-        dropped: unfinished rollouts that went with it.
-        lost: finished trajectories that went with it before they were in a file.
+        dropped: unfinished rollouts that were dropped with it.
+        lost: finished trajectories that were lost with it because they were in no file yet.
     """
 
     who: str
@@ -39,7 +39,10 @@ class RestartBudget:
     """Logs and counts faults, and ends the run when there are too many.
 
     Args:
-        max_env_restarts: faults within any hour that are put up with.
+        max_env_restarts: most faults allowed within an hour.
+
+    Raises:
+        ValueError: ``max_env_restarts`` is negative.
     """
 
     def __init__(self, max_env_restarts: int):
@@ -49,11 +52,11 @@ class RestartBudget:
         self._times: deque[float] = deque()
         self._restarts = self._dropped = 0
 
-    def note(self, fault: Fault) -> None:
-        """Count one fault.
+    def record(self, fault: Fault) -> None:
+        """Log and count one fault.
 
         Raises:
-            ActorError: it was one too many.
+            ActorError: it exceeds the budget.
         """
         now = time.monotonic()
         self._times.append(now)
@@ -70,7 +73,7 @@ class RestartBudget:
             )
 
     def drain(self) -> tuple[int, int]:
-        """(restarts, dropped rollouts) since the last call."""
+        """Return (restarts, dropped rollouts) since the last call."""
         out = self._restarts, self._dropped
         self._restarts = self._dropped = 0
         return out

@@ -1,4 +1,4 @@
-"""`make_pool`: start the actors of a run, in this process or in worker processes."""
+"""`make_pool`: starts the actors of a run, in this process or in worker processes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from amago.envs.amago_env import innermost
 from amago.envs.exploration import ExplorationWrapper
-from amago.envs.pool.actors import CrewPlan, EnvMaker, check_recorder
+from amago.envs.pool.actor import env_of
 from amago.envs.pool.base import ActorPool
+from amago.envs.pool.plan import ActorPlan, EnvMaker, check_recorder
 from amago.envs.pool.subprocess import AsyncPool
 from amago.envs.pool.sync import InProcessPool
 
@@ -30,47 +30,48 @@ def make_pool(
     recorder: dict[str, Any] | None = None,
     seed: int | np.random.SeedSequence | None = None,
     mp_context: str | None = None,
-    one_env_per_worker: bool = False,
 ) -> ActorPool:
-    """Start the actors.
+    """Start the actors of a run.
 
     Args:
-        make_envs: one function for each actor, each returning an `AMAGOEnv`; a single function is used for all of them.
-            "already_vectorized" takes one function, whose environment has ``batched_envs == parallel_actors``.
-        env_mode: "async" (worker processes), "sync" (this process) or "already_vectorized".
-        parallel_actors: N; by default as many as there are functions (or rows).
-        workers: processes of "async"; default: the usable cores, at most N. An explicit 1 steps all actors as one group, and gives
-            what "sync" gives, bit for bit.
-        step_timeout: seconds after which a step counts as hung ("async" only: nothing can interrupt a step of this process).
-        start_timeout: seconds in which a worker must have made its environments, and for a reset of all of them.
-        max_env_restarts: environments and workers replaced within an hour before the pool gives up.
-        exploration: a subclass of `ExplorationWrapper` put around each environment.
+        make_envs: one function an actor, each returning an `AMAGOEnv`; a single function is used for all of them. With
+            "already_vectorized" it is one function, whose environment has ``batched_envs == parallel_actors``.
+        env_mode: "async" (in worker processes), "sync" (in this process) or "already_vectorized" (one environment with a batch).
+        parallel_actors: N; default: the number of functions (or of the vectorised environment's rows).
+        workers: processes of "async"; default: the usable cores, at most N. An explicit 1 steps all actors as one group, and
+            gives the same results as "sync", bit for bit.
+        step_timeout: seconds after which a step counts as hung ("async" only: a step in this process cannot be interrupted).
+        start_timeout: seconds allowed to a worker for making its environments, and for a reset of all of them.
+        max_env_restarts: most environments and workers that may be replaced within an hour before the run ends.
+        exploration: a subclass of `ExplorationWrapper` to put around each environment.
         recorder: ``save_trajs_to``, ``save_every``, ``save_trajs_as`` and ``stagger`` of `SequenceWrapper`, and
-            ``writer_name`` (must be unique in the directory; default: random). None records returns and metrics only.
-        seed: of the environments' first resets and of exploration; the same in every mode. None draws one.
-        mp_context: how workers start: None ("forkserver"), "forkserver", "spawn" or "fork".
-        one_env_per_worker: as many workers as actors.
+            ``writer_name`` (must be unique in the directory; default: random). None records only returns and metrics.
+        seed: of the environments' first resets and of exploration; the same in every mode. None: random.
+        mp_context: how workers start: "forkserver" (default), "spawn" or "fork".
+
+    Returns:
+        the pool; call its `reset` first and its `close` last.
 
     Raises:
+        TypeError: an entry of ``make_envs`` or ``exploration`` has the wrong type.
         ValueError: an argument is wrong or contradicts another.
-        ActorError: an environment could not be made; the message holds its traceback. (In this process its own exception.)
+        ActorError: an environment of a worker could not be made; the message contains its traceback. (In this process, the
+            environment's own exception is raised.)
     """
     if env_mode not in ENV_MODES:
         raise ValueError(f"env_mode is {env_mode!r}, but must be one of {', '.join(map(repr, ENV_MODES))}")
     _check_positive(parallel_actors=parallel_actors, workers=workers, step_timeout=step_timeout, start_timeout=start_timeout)
-    if one_env_per_worker and workers is not None:
-        raise ValueError(f"workers is {workers}, but one_env_per_worker=True says it, too; give one of the two")
     if exploration is not None and not (isinstance(exploration, type) and issubclass(exploration, ExplorationWrapper)):
         raise TypeError(f"exploration is {exploration!r}, but must be a subclass of ExplorationWrapper, or None")
     makers = _makers(make_envs, env_mode, parallel_actors)
     batch = 1
     if env_mode == "already_vectorized":
         if parallel_actors is None:
-            makers, batch = _measure(makers[0])
+            makers, batch = _count_rows(makers[0])
         else:
             batch = parallel_actors
     root = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
-    plan = CrewPlan(
+    plan = ActorPlan(
         make_envs=dict(enumerate(makers)),
         batch=batch,
         groups=[list(range(len(makers)))],
@@ -81,7 +82,6 @@ def make_pool(
     )
     if env_mode != "async":
         return InProcessPool(plan, max_env_restarts)
-    workers = len(makers) if one_env_per_worker else workers
     return AsyncPool(plan, workers, step_timeout, start_timeout, max_env_restarts, mp_context)
 
 
@@ -92,6 +92,7 @@ def _check_positive(**given: float | None) -> None:
 
 
 def _makers(make_envs: Sequence[EnvMaker] | EnvMaker, env_mode: str, parallel_actors: int | None) -> list[EnvMaker]:
+    """One function an actor, checked."""
     if callable(make_envs):
         copies = 1 if env_mode == "already_vectorized" else parallel_actors or 1
         makers: list[EnvMaker] = [make_envs] * copies
@@ -110,10 +111,10 @@ def _makers(make_envs: Sequence[EnvMaker] | EnvMaker, env_mode: str, parallel_ac
     return makers
 
 
-def _measure(maker: EnvMaker) -> tuple[list[EnvMaker], int]:
-    """Make the vectorised environment to see how many rows it has; the pool then gets this one first."""
+def _count_rows(maker: EnvMaker) -> tuple[list[EnvMaker], int]:
+    """Make the vectorised environment to count its rows; returns a function that returns this one first, and the count."""
     made = [maker()]
-    batch = innermost(made[0], "the pool").batched_envs
+    batch = env_of(made[0], maker).batched_envs
 
     def first_made() -> Any:
         return made.pop() if made else maker()

@@ -1,14 +1,4 @@
-"""A worker process: some actors, one socket to the learner, and the arrays that they share.
-
-After the start every command is one byte and so is its answer; a few rare ones are followed by a message.
-
-    0..9    step a group; no message          B    step all groups
-    R       reset all actors                  D    statistics: message back
-    S       state: message back               F/P  commit finished / all trajectories: message back
-    L       load a state: message to it       Q    quit: message back (an error)
-    !       (back) an environment was replaced: message
-    X       (back) the worker cannot go on: message, and it exits
-"""
+"""The worker's side: a process that hosts some actors and answers the learner's commands (`amago.envs.pool.protocol`)."""
 
 from __future__ import annotations
 
@@ -33,25 +23,25 @@ import numpy as np
 
 import amago.envs.exploration  # noqa: F401  (registers its configurables before bindings arrive)
 from amago import config
-from amago.envs.pool.actors import Crew, CrewPlan
+from amago.envs.pool import protocol
+from amago.envs.pool.actor_set import ActorSet
 from amago.envs.pool.buffers import Buffers
 from amago.envs.pool.faults import Fault
+from amago.envs.pool.plan import ActorPlan
 from amago.envs.recorder import RecordingError
 
-MAX_GROUPS = 10
-ALL_GROUPS = b"B"
-GONE = (EOFError, BrokenPipeError, ConnectionResetError)
-ORPHAN_SECONDS = 30.0
+_DISCONNECTED = (EOFError, BrokenPipeError, ConnectionResetError)
+ORPHAN_SECONDS = 30.0  # how long a worker whose learner is gone may take to end by itself
 
 
-class _Quit(BaseException):
-    """The learner has told to quit, and waits, while an environment is tried again and again."""
+class _QuitRequested(BaseException):
+    """The learner asked this worker to quit while it was replacing an environment."""
 
 
-def pack(plan: CrewPlan) -> dict[str, Any]:
-    """What a worker needs, for a process that has imported nothing.
+def pack(plan: ActorPlan) -> dict[str, Any]:
+    """The plan, gin bindings and registered environments, for a process that has imported nothing.
 
-    Functions and classes of ``__main__`` travel by value: the user's script is never run again.
+    Functions and classes of ``__main__`` are pickled by value, so that the worker need not run the user's script.
 
     Raises:
         ValueError: something cannot be pickled; the message names it.
@@ -77,7 +67,7 @@ def _try_pickle(what: str, value: Any) -> None:
 
 
 def _gym_specs() -> list[bytes]:
-    """Environments that the program has registered, each pickled by itself; what cannot be pickled is left out."""
+    """The environments in Gymnasium's registry that are not its own, each pickled by itself; those that cannot be are left out."""
     out = []
     for spec in list(gym.registry.values()):
         entry = spec.entry_point
@@ -91,6 +81,7 @@ def _gym_specs() -> list[bytes]:
 
 
 def _by_value(spec: Any, entry: str) -> Any:
+    """The spec with the class or function of ``__main__`` itself in place of its name, which means nothing in a worker."""
     value: Any = sys.modules["__main__"]
     for part in entry.partition(":")[2].split("."):
         value = getattr(value, part)
@@ -99,9 +90,9 @@ def _by_value(spec: Any, entry: str) -> Any:
     return spec
 
 
-def unpack(payload: dict[str, Any]) -> CrewPlan:
-    """The plan, after the process has been made ready for it: environments registered, parameters bound."""
-    plan: CrewPlan = cloudpickle.loads(payload["plan"])
+def unpack(payload: dict[str, Any]) -> ActorPlan:
+    """The plan, after registering the environments and binding the parameters that it needs."""
+    plan: ActorPlan = cloudpickle.loads(payload["plan"])
     config.import_bindings(payload["gin"])
     for blob in payload["specs"]:
         with contextlib.suppress(Exception):
@@ -110,56 +101,61 @@ def unpack(payload: dict[str, Any]) -> CrewPlan:
     return plan
 
 
-def worker_main(conn: Connection, payload: dict[str, Any] | CrewPlan, foreign_fds: tuple[int, ...] = ()) -> None:
+def worker_main(conn: Connection, payload: dict[str, Any] | ActorPlan, inherited_fds: tuple[int, ...] = ()) -> None:
     """Run in a new process until told to quit, or until the learner is gone.
 
     Args:
         conn: this worker's end of its socket.
-        payload: from `pack`; or, in a forked process, the plan itself.
-        foreign_fds: descriptors that a fork has copied and that must not be kept open here.
+        payload: from `pack`; in a forked process, the plan itself.
+        inherited_fds: descriptors that a fork has copied and that must be closed here.
     """
-    # Those that stop a run are sent to its whole process group; the learner decides, and quits or kills its workers.
+    # A signal that stops a run is sent to its whole process group; the learner handles it, then tells its workers to quit.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    for fd in foreign_fds:
+    for fd in inherited_fds:
         with contextlib.suppress(OSError):
             os.close(fd)
-    threading.Thread(target=_end_orphan, args=(conn.fileno(),), name="amago-orphan", daemon=True).start()
-    crew = None
+    threading.Thread(target=_kill_orphan, args=(conn.fileno(),), name="amago-orphan", daemon=True).start()
+    actors = None
     try:
-        plan = payload if isinstance(payload, CrewPlan) else unpack(payload)
-        words = plan.process_seed().generate_state(2)
-        random.seed(int(words[0]))
-        np.random.seed(int(words[1]))
+        plan = payload if isinstance(payload, ActorPlan) else unpack(payload)
+        _seed_process(plan)
 
         def report(fault: Fault) -> None:
-            _answer(conn, b"!", fault)
-            if b"Q" in _waiting(conn):
-                raise _Quit
+            _answer(conn, protocol.FAULT, fault)
+            if protocol.QUIT in _unread_commands(conn):
+                raise _QuitRequested
 
-        crew = Crew(plan, report)
-        _answer(conn, b"I", crew.spaces)
+        actors = ActorSet(plan, report)
+        _answer(conn, protocol.READY, actors.spaces)
         layout = conn.recv()
         fd = reduction.recv_handle(conn)
-        crew.attach(Buffers.attach(layout, fd))
+        actors.attach(Buffers.attach(layout, fd))
         os.close(fd)
-        _answer(conn, b"A")
-        _serve(conn, crew)
-    except _Quit:
-        if crew is not None:
-            _answer(conn, b"Q", _close(crew))
+        _answer(conn, protocol.ATTACHED)
+        _serve(conn, actors)
+    except _QuitRequested:
+        if actors is not None:
+            _answer(conn, protocol.QUIT, _close(actors))
     except BaseException as err:
-        with contextlib.suppress(*GONE):  # where the learner is gone, nobody is there to be told
-            _answer(conn, b"X", (isinstance(err, RecordingError), traceback.format_exc()))
+        with contextlib.suppress(*_DISCONNECTED):
+            _answer(conn, protocol.FAILED, (isinstance(err, RecordingError), traceback.format_exc()))
     finally:
         with contextlib.suppress(Exception):
-            if crew is not None:
-                crew.close()
+            if actors is not None:
+                actors.close()
         conn.close()
 
 
-def _waiting(conn: Connection) -> bytes:
-    """Commands that have come and have not been read."""
+def _seed_process(plan: ActorPlan) -> None:
+    """Seed the global random generators, for environments that use them."""
+    seeds = plan.process_seed().generate_state(2)
+    random.seed(int(seeds[0]))
+    np.random.seed(int(seeds[1]))
+
+
+def _unread_commands(conn: Connection) -> bytes:
+    """Commands that have arrived and were not read yet, up to 64."""
     with socket.socket(fileno=os.dup(conn.fileno())) as end:
         end.setblocking(True)
         try:
@@ -168,56 +164,65 @@ def _waiting(conn: Connection) -> bytes:
             return b""
 
 
-def _end_orphan(fd: int) -> None:
-    """End this process if it has not ended by itself some time after the learner has gone: its environment hangs."""
+def _kill_orphan(fd: int) -> None:
+    """Kill this process if it is still there some time after the learner's end: then its environment hangs."""
     poll = select.poll()
-    poll.register(fd, 0)  # nothing but the other end's closing
+    poll.register(fd, 0)  # no events but the closing of the other end
     poll.poll()
     time.sleep(ORPHAN_SECONDS)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _answer(conn: Connection, byte: bytes, *message: Any) -> None:
-    os.write(conn.fileno(), byte)
+def _answer(conn: Connection, command: bytes, *message: Any) -> None:
+    os.write(conn.fileno(), command)
     for part in message:
         conn.send(part)
 
 
-def _serve(conn: Connection, crew: Crew) -> None:
+def _serve(conn: Connection, actors: ActorSet) -> None:
+    """Answer commands until `protocol.QUIT`, or until the learner has closed its end."""
     fd = conn.fileno()
-    steps = {b"%d" % g: g for g in range(MAX_GROUPS)}
+    step_group, step_all = {command: group for group, command in enumerate(protocol.STEP_GROUP)}, protocol.STEP_ALL
     while True:
         command = os.read(fd, 1)
-        group = steps.get(command)
+        group = step_group.get(command)
         if group is not None:
-            crew.step(group)
+            actors.step(group)
             os.write(fd, command)
-        elif command == ALL_GROUPS:
-            for group in range(len(crew.plan.groups)):
-                crew.step(group)
+        elif command == step_all:
+            for group in range(len(actors.plan.groups)):
+                actors.step(group)
             os.write(fd, command)
-        elif command == b"R":
-            crew.reset()
-            _answer(conn, command)
-        elif command == b"D":
-            _answer(conn, command, crew.drain())
-        elif command in (b"F", b"P"):
-            _answer(conn, command, crew.flush(partial=command == b"P"))
-        elif command == b"S":
-            _answer(conn, command, crew.state_dict())
-        elif command == b"L":
-            crew.load_state_dict(conn.recv())
-            _answer(conn, command)
-        else:
-            error = _close(crew)
-            if command == b"Q":  # else the learner is gone
-                _answer(conn, command, error)
+        elif command == protocol.QUIT:
+            _answer(conn, command, _close(actors))
             return
+        elif not command:  # the learner is gone; `worker_main` closes the actors
+            return
+        else:
+            _answer(conn, command, *_obey(command, conn, actors))
 
 
-def _close(crew: Crew) -> str | None:
+def _obey(command: bytes, conn: Connection, actors: ActorSet) -> tuple[Any, ...]:
+    """Carry out one of the rarer commands; returns the message of the answer, if it has one."""
+    if command == protocol.RESET:
+        actors.reset()
+        return ()
+    if command == protocol.DRAIN:
+        return (actors.drain(),)
+    if command in (protocol.FLUSH, protocol.FLUSH_PARTIAL):
+        return (actors.flush(partial=command == protocol.FLUSH_PARTIAL),)
+    if command == protocol.GET_STATE:
+        return (actors.state_dict(),)
+    if command == protocol.SET_STATE:
+        actors.load_state_dict(conn.recv())
+        return ()
+    raise ValueError(f"unknown command {command!r}")
+
+
+def _close(actors: ActorSet) -> str | None:
+    """Close the actors; returns the traceback if trajectories could not be committed."""
     try:
-        crew.close()
+        actors.close()
     except Exception:
         return traceback.format_exc()
     return None

@@ -1,4 +1,4 @@
-"""Environments that raise, workers that are killed or hang: noticed, replaced, counted, and never recorded as an end."""
+"""Environments that raise and workers that are killed or hang are replaced and counted, and never recorded as terminated."""
 
 import logging
 import os
@@ -72,7 +72,7 @@ def test_a_fault_is_survived_and_counted(mode, how, tmp_path, caplog):
         assert (again.restarts, again.dropped, again.episodes) == (0, 0, [])
         pool.flush()
         state = pool.state_dict()
-        # The schedules have gone on, those of replaced actors too.
+        # Schedules continue, those of replaced actors too.
         assert [state["actors"][str(i)]["exploration"]["global_step"] for i in range(N)] == [63] * N
     finally:
         pool.close()
@@ -146,7 +146,7 @@ def test_both_groups_in_flight_when_a_worker_dies(together, tmp_path):
 
 @pytest.mark.parametrize("together", [False, True])
 def test_a_death_that_something_else_notices_while_groups_step(together, tmp_path):
-    """The new worker owes no answer to the step that its predecessor was in."""
+    """The new worker does not answer the step that its predecessor was in."""
     pool = make_pool(faulty(tmp_path, ""), "async", workers=2, seed=0, max_env_restarts=50, step_timeout=5.0)
     try:
         pool.reset()
@@ -213,7 +213,7 @@ def test_an_environment_that_cannot_be_made_again_is_tried_until_the_limit(mode,
 
 
 @pytest.mark.parametrize("context", [None, "fork", "spawn"])
-def test_a_constructor_that_fails_is_told_at_once(context):
+def test_a_constructor_that_fails_is_reported_at_once(context):
     def make():
         raise OSError("no such game")
 
@@ -260,9 +260,9 @@ def test_restarts_are_counted_by_the_hour(monkeypatch):
     monkeypatch.setattr("amago.envs.pool.faults.time.monotonic", lambda: now[0])
     budget = RestartBudget(2)
     for _ in range(10):
-        budget.note(Fault("actor 0", "boom", 1, 0))
+        budget.record(Fault("actor 0", "boom", 1, 0))
         now[0] += 1801.0
     assert budget.drain() == (10, 10)
-    budget.note(Fault("actor 0", "boom"))
+    budget.record(Fault("actor 0", "boom"))
     with pytest.raises(ActorError, match="boom"):
-        budget.note(Fault("actor 0", "boom"))
+        budget.record(Fault("actor 0", "boom"))

@@ -1,4 +1,4 @@
-"""Starting, arguments, and leaving nothing behind."""
+"""Starting a pool, refused arguments, and what is left after closing it."""
 
 import gc
 import os
@@ -18,7 +18,7 @@ from counting_env import CountingEnv, make_counting, make_vector
 
 from amago import config
 from amago.envs import AMAGOEnv, BilevelEpsilonGreedy, EpsilonGreedy, make_pool
-from amago.envs.pool.actors import CrewPlan
+from amago.envs.pool.plan import ActorPlan
 from amago.envs.pool.worker import pack, unpack
 
 SAME_STEP = gym.vector.AutoresetMode.SAME_STEP
@@ -31,7 +31,7 @@ def descriptors():
 
 
 def processes():
-    """Living descendants of this process, but for multiprocessing's own forkserver and resource tracker."""
+    """Living descendants of this process, without multiprocessing's forkserver and resource tracker."""
     parents, names = {}, {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -228,7 +228,7 @@ def test_what_cannot_be_pickled_is_named():
 
 def test_only_bindings_of_what_a_worker_has_are_carried():
     config.bind({"BilevelEpsilonGreedy.rollout_horizon": 33})
-    plan = CrewPlan({0: make_counting(0)}, 1, [[0]], BilevelEpsilonGreedy, None, 0, ())
+    plan = ActorPlan({0: make_counting(0)}, 1, [[0]], BilevelEpsilonGreedy, None, 0, ())
     payload = pack(plan)
     config.clear()
     fresh = unpack(payload)
@@ -244,7 +244,6 @@ def test_only_bindings_of_what_a_worker_has_are_carried():
         (ValueError, r"parallel_actors is 3, but make_envs has 2", {"parallel_actors": 3}),
         (ValueError, "workers is 0", {"workers": 0}),
         (ValueError, "step_timeout is -1", {"step_timeout": -1}),
-        (ValueError, "one_env_per_worker", {"workers": 1, "one_env_per_worker": True}),
         (ValueError, "mp_context is 'thread'", {"mp_context": "thread"}),
         (TypeError, "exploration is 'egreedy'", {"exploration": "egreedy"}),
         (ValueError, r"unknown options \['dir'\]", {"recorder": {"dir": "x"}}),
@@ -262,7 +261,7 @@ def test_wrong_environments_are_refused():
         make_pool([], "sync")
     with pytest.raises(TypeError, match=r"make_envs\[0\] is .*CountingEnv.* must be a function"):
         make_pool([CountingEnv(0)], "sync")
-    with pytest.raises(TypeError, match=r"must return an AMAGOEnv.*got CountingEnv"):
+    with pytest.raises(TypeError, match=r"must return an AMAGOEnv, but returned CountingEnv"):
         make_pool([lambda: CountingEnv(0)], "sync")
     with pytest.raises(ValueError, match=r"batched_envs=3, but here it must be 5.*parallel_actors"):
         make_pool([make_vector(3, SAME_STEP)], "already_vectorized", parallel_actors=5)
@@ -306,7 +305,7 @@ def test_groups_and_workers():
             assert max(map(len, held)) - min(map(len, held)) <= 1
         finally:
             pool.close()
-    pool = make_pool([make_counting(i) for i in range(3)], "async", one_env_per_worker=True)
+    pool = make_pool([make_counting(i) for i in range(3)], "async", workers=3)
     assert len(pool._workers) == 3
     pool.close()
     vector = make_pool([make_vector(3, SAME_STEP)], "already_vectorized")
