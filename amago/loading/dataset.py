@@ -1,4 +1,4 @@
-"""Where training sequences come from: the interface, and the replay buffer on disk."""
+"""`RLDataset`, the interface of all sources of training sequences, and the replay buffer on disk."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class RLDataset(ABC):
 
     @property
     def ready_for_training(self) -> bool:
-        """Whether there is something to sample. Default: True."""
+        """Whether there are sequences to sample. Default: True."""
         return True
 
     @property
@@ -88,11 +88,11 @@ class RLDataset(ABC):
         return True
 
     def close(self) -> None:
-        """Called by ``Experiment.close()``: give back open files; sampling may open them again. Default: there are none."""
+        """Called by ``Experiment.close()``: close open files; sampling may open them again. Default: does nothing."""
 
     @property
     def save_new_trajs_to(self) -> str | None:
-        """Directory into which actors write finished trajectories, or None to throw them away. Default: None."""
+        """Directory into which actors write finished trajectories, or None to discard them. Default: None."""
         return None
 
     def check_spaces(self, obs_space: gym.spaces.Dict, action_space: gym.Space[Any]) -> None:
@@ -110,11 +110,11 @@ class RLDataset(ABC):
         """Delete the data from disk, where that makes sense."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint has to remember, as plain JSON types."""
+        """State that a checkpoint must hold, as plain JSON types."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
 
 
 def subsequence(length: int, max_len: int, padded_sampling: str, rng: np.random.Generator) -> tuple[int, int]:
@@ -157,7 +157,7 @@ def check_same_spaces(
 
 
 def check_same_box(what: str, found: gym.Space[Any], wanted: gym.Space[Any], other: str = "the environment") -> None:
-    """Raise ValueError if two boxes of actions differ: what is stored, -1 to 1, would mean another action in each."""
+    """Raise ValueError if two boxes of actions differ: the stored numbers, -1 to 1, would mean different actions."""
     if not (isinstance(found, gym.spaces.Box) and isinstance(wanted, gym.spaces.Box)):
         return
     if not all(np.allclose(getattr(found, side), getattr(wanted, side)) for side in ("low", "high")):
@@ -282,7 +282,7 @@ class DiskTrajDataset(RLDataset):
             self._store.close()
 
     def _drawable(self) -> StoreView:
-        view = self.store.view()  # one index from here on, whatever another thread takes in or deletes meanwhile
+        view = self.store.view()  # does not change when another thread adds or deletes files
         if len(view) == 0:
             raise RuntimeError(f"the replay buffer {self.buffer_dir} is empty: collect first, or check dset_root and dset_name")
         return view
@@ -292,7 +292,7 @@ class DiskTrajDataset(RLDataset):
             view = self._drawable()
             try:
                 return RLData.from_traj(self._window(view, int(rng.integers(len(view))), rng))
-            except EvictedError:  # deleted since we looked: draw another
+            except EvictedError:  # deleted since the view was made: draw another
                 continue
 
     def sample_batch(self, rng: np.random.Generator, batch_size: int) -> Batch:
@@ -324,7 +324,7 @@ class DiskTrajDataset(RLDataset):
             try:
                 buffers.read(row, view, index, start, stop)
                 row += 1
-            except EvictedError:  # deleted since we looked: draw another
+            except EvictedError:  # deleted since the view was made: draw another
                 continue
         return buffers
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from amago import config
 from amago.agent import BaseAgent
+from amago.data.trajectory import rl2
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
 from amago.policy.export import export_policy
@@ -312,7 +313,7 @@ class Policy:
         if dones.any():
             self._memory = self.agent.reset_hidden_state(self._memory, dones)
             self._prev[dones], self._time[dones], rewards[dones] = 0.0, 0, 0.0
-        rl2s = np.concatenate((rewards, self._prev), axis=1)
+        rl2s = rl2(rewards, self._prev)
         stored, self._memory = self.agent.get_actions(
             {k: self._tensor(v) for k, v in arrays.items()},
             self._tensor(rl2s),

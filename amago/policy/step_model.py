@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from amago.agent import ActorCriticAgent, BaseAgent
+from amago.data.batch import rl2_tensor
 from amago.nets.actor_critic import BaseActorHead
 from amago.nets.distributions import PolicyOutput
 from amago.nets.kv_cache import CacheSlots, KVCache
@@ -160,7 +161,7 @@ class StepModel(nn.Module):
         """
         fresh = done.unsqueeze(1)
         time_idx = torch.where(done, 0, memory["time_idx"])
-        rl2s = torch.where(fresh, 0.0, torch.cat((reward.unsqueeze(1), memory["prev_action"]), dim=1))
+        rl2s = torch.where(fresh, 0.0, rl2_tensor(reward.unsqueeze(1), memory["prev_action"]))
         emb = self.tstep_encoder(obs={k: v.unsqueeze(1) for k, v in obs.items()}, rl2s=rl2s.unsqueeze(1))
         state, hidden = self._advance(emb, time_idx, self._unpack(memory, done))
         straight = {k: obs[k] for k in self.straight}
