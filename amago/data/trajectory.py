@@ -7,7 +7,7 @@ slicing, batches and ``amago buffer verify`` follow from it. `amago.data.extras.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -238,14 +238,15 @@ class StoredTraj:
     def _map(self, f: Callable[[Array, str], Array]) -> StoredTraj:
         """The same trajectory with ``f(array, rows)`` in place of each array."""
         t = len(self)
-        rest: dict[str, Any] = {x.name: f(getattr(self, x.name), x.rows) for x in FIELDS if x.rows == "T"}
-        return replace(
-            self,
-            obs={k: f(v, "T+1") for k, v in self.obs.items()},
-            extras={k: f(v, rows_of_extra(k, len(v), t)) for k, v in self.extras.items()},
-            prev_action=None if self.prev_action is None else f(self.prev_action, "1"),
-            **rest,
-        )
+        fields: dict[str, Any] = vars(self).copy()
+        fields["obs"] = {k: f(v, "T+1") for k, v in self.obs.items()}
+        fields["extras"] = {k: f(v, rows_of_extra(k, len(v), t)) for k, v in self.extras.items()}
+        for x in FIELDS:
+            if x.rows == "T":
+                fields[x.name] = f(fields[x.name], x.rows)
+        if self.prev_action is not None:
+            fields["prev_action"] = f(self.prev_action, "1")
+        return StoredTraj(**fields)
 
     def derive(self, spec: ActionSpec) -> FrozenTraj:
         """Add ``rl2s`` and ``time_idxs``, and turn actions into vectors."""

@@ -171,6 +171,11 @@ class Schema:
         return found
 
     @cached_property
+    def all_slots(self) -> tuple[Slot, ...]:
+        """`slots` of all observations and extra fields of the files."""
+        return self._slots(None, None)
+
+    @cached_property
     def _known_slots(self) -> dict[Any, tuple[Slot, ...]]:
         return {}
 

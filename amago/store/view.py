@@ -137,7 +137,9 @@ class StoreView:
         start = int(start)
         if not 0 <= start < stop:
             raise ValueError(f"transitions [{start}, {stop}) of a trajectory of {length} are none")
-        buffers = SliceBuffers.empty(entry.schema.slots(keys, extras), stop - start)
+        schema = entry.schema
+        slots = schema.all_slots if keys is None and extras is None else schema.slots(keys, extras)
+        buffers = SliceBuffers.empty(slots, stop - start)
         start_time = self._fill(entry, j, start, buffers)
         return _stored(buffers, start_time, entry.env_names[entry.env_id.item(j)])
 
@@ -252,12 +254,13 @@ def _read(fd: int, entry: Entry, j: int, start: int, buffers: SliceBuffers) -> N
 def _stored(buffers: SliceBuffers, start_time: int, env_name: str) -> StoredTraj:
     groups: dict[str, dict[str, Any]] = {"obs": {}, "extras": {}, "": {}}
     for slot, a in zip(buffers.slots, buffers.arrays):
-        groups[slot.group][slot.key] = a
-    rest = groups[""]
-    rews, actions = rest.pop("rews"), rest.pop("actions")
+        groups[slot[0]][slot[1]] = a
+    fields = groups[""]
+    rews, actions = fields["rews"], fields["actions"]
+    fields["rews"], fields["actions"] = rews[1:], actions[1:]
     return StoredTraj(
-        obs=groups["obs"], actions=actions[1:], rews=rews[1:], start_time=start_time, prev_reward=rews.item(0),
-        prev_action=actions[0], env_name=env_name, extras=groups["extras"], **rest,
+        groups["obs"], start_time=start_time, prev_reward=rews.item(0), prev_action=actions[0], env_name=env_name,
+        extras=groups["extras"], **fields,
     )  # fmt: skip
 
 

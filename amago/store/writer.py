@@ -87,7 +87,9 @@ class TrajectoryWriter:
         self.directory, self.writer, self.save_as, self.segment_bytes = Path(directory), writer, save_as, segment_bytes
         self.extra_fields = check_extra_fields(extra_fields)
         spec = action_spec(action_space)
-        self._fields = _checked_fields(trajectory_fields(obs_space, spec, self.extra_fields), obs_space)
+        fields = _checked_fields(trajectory_fields(obs_space, spec, self.extra_fields), obs_space)
+        start = {"obs": len(OBS), "extra": len(EXTRA)}
+        self._checked = [(x, x.name[start.get(x.role, 0) :]) for x in fields if x.role != "context"]
         self._prev_action = (spec.stored_dim,), spec.stored_dtype
         self._keys = {OBS: set(obs_space.spaces), EXTRA: {x.name for x in self.extra_fields}}
         self._spaces = schema.spaces_text(obs_space, action_space, self.extra_fields)
@@ -224,20 +226,14 @@ class TrajectoryWriter:
         if traj.start_time < 0:
             raise ValueError(f"start_time is {traj.start_time}, but must be at least 0")
         size = 64
-        for x in self._fields:
-            if x.role != "context":
-                size += _check_array(x, _array_of(traj, x), rows_in(x.rows, 1, t))
+        for x, key in self._checked:
+            array = traj.obs[key] if x.role == "obs" else traj.extras[key] if x.role == "extra" else getattr(traj, key)
+            size += _check_array(x, array, rows_in(x.rows, 1, t))
         if traj.prev_action is not None and (traj.prev_action.shape, traj.prev_action.dtype) != self._prev_action:
             raise _misfit("prev_action", traj.prev_action, *self._prev_action)
         if size > _MAX_TRAJECTORY_BYTES:
             raise ValueError(f"a trajectory of {size} bytes is too long: save at most {_MAX_TRAJECTORY_BYTES} bytes a piece")
         return size
-
-
-def _array_of(traj: StoredTraj, x: Field) -> np.ndarray:
-    if x.role == "obs":
-        return traj.obs[x.name[len(OBS) :]]
-    return traj.extras[x.name[len(EXTRA) :]] if x.role == "extra" else getattr(traj, x.name)
 
 
 def _check_array(x: Field, a: np.ndarray, rows: int) -> int:

@@ -5,6 +5,7 @@ import dataclasses
 import gymnasium as gym
 import numpy as np
 import pytest
+import tiny
 import torch
 
 import amago
@@ -13,6 +14,7 @@ from amago.data.relabel import Relabeler
 from amago.data.trajectory import FrozenTraj, StoredTraj
 from amago.loading import DatasetSettings, RLData, RLDataset, collate
 from amago.loading.dataset import sample_window
+from amago.run.checks import SettingsError
 from amago.spaces import action_spec
 
 SPEC = action_spec(gym.spaces.Discrete(3))
@@ -139,3 +141,23 @@ def test_sequences_that_do_not_fit_the_declaration_are_refused():
         collate([sequence(2)], [amago.ExtraField("each", "T+1", (1,))])
     with pytest.raises(ValueError, match="different extras"):
         collate([sequence(2), dataclasses.replace(sequence(2), extras={})])
+
+
+def test_an_experiment_checks_its_extra_fields_before_it_starts(tmp_path):
+    unknown = amago.ExtraField("value", rows="T", source="policy")
+    with pytest.raises(
+        SettingsError, match="extra_fields has 'value' with source='policy', but agent_type Agent computes only"
+    ):
+        tiny.started(tmp_path, extra_fields=[unknown])
+    with pytest.raises(SettingsError, match=r"extra_fields has two fields of the name 'once'"):
+        tiny.started(tmp_path, extra_fields=[FIELDS[2], FIELDS[2]])
+
+
+@pytest.mark.parametrize("make_env", [tiny.tmaze, tiny.bits])
+def test_log_probabilities_are_recorded_in_training(tmp_path, make_env):
+    e = tiny.started(tmp_path, make_env, extra_fields=[amago.ExtraField("log_prob", rows="T", source="policy")])
+    e.learn()
+    batch = e.dataset.sample_batch(np.random.default_rng(0), 8)
+    real = batch.extras["log_prob"][batch.transition_mask[..., 0]]
+    assert (real < 0).all()
+    assert len(real.unique()) > 2
