@@ -14,6 +14,7 @@ from amago.envs import AMAGOEnv
 from amago.envs.builtin.frozen_lake import MetaFrozenLake
 from amago.experiment import Experiment
 from amago.loading import DiskTrajDataset
+from amago.run.evaluate import AVERAGE_RETURN
 from amago.run.plots import plot_adaptation, read_metrics
 
 SIZE, ATTEMPTS, STEPS = 3, 6, 9
@@ -85,9 +86,8 @@ def train_and_test(out: Path, traj_encoder: str, args: Namespace) -> tuple[dict[
             metrics = experiment.evaluate_test(make_env, timesteps=40 * HORIZON + 1)
         finally:
             experiment.close()
-    name = "Average Total Return (Across All Env Names)"
-    rows = [r for r in read_metrics(out / traj_encoder) if r["section"] == "rollout" and name in r["values"]]
-    return metrics, [(r["env_steps"], r["values"][name]) for r in rows]
+    rows = [r for r in read_metrics(out / traj_encoder) if r["section"] == "rollout" and AVERAGE_RETURN in r["values"]]
+    return metrics, [(r["env_steps"], r["values"][AVERAGE_RETURN]) for r in rows]
 
 
 def success_by_attempt(metrics: dict[str, float]) -> list[float]:

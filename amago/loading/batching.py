@@ -39,13 +39,14 @@ class BatchBuffers:
         self.schema, empty = schema, _allocator()
         self._slots = schema.slots(extras=extra_fields)
         self._arrays = [empty((batch, s.take(steps), *s.row), s.dtype) for s in self._slots]
+        self._sliced = [(a, s.each, s.more) for s, a in zip(self._slots, self._arrays)]
         self._extra_order = [x.name for x in extra_fields]
         self._times, self._lengths = np.zeros((batch, 1), np.int64), np.zeros((batch, 1), np.int64)
 
     def read(self, i: int, view: StoreView, index: int, start: int, stop: int) -> None:
         """Fill sequence ``i`` with transitions [start, stop) of a trajectory; errors are those of `StoreView.read`."""
         n = stop - start
-        parts = [a[i, : n * s.each + s.more] for s, a in zip(self._slots, self._arrays)]
+        parts = [a[i, : n * each + more] for a, each, more in self._sliced]
         self._times[i], self._lengths[i] = view.read_into(index, start, SliceBuffers(self._slots, parts, n)), n
 
     def batch(self) -> Batch:

@@ -24,6 +24,7 @@ from amago.policy.export import export_policy
 from amago.policy.original import adapt_weights
 from amago.run import checkpoint
 from amago.run.checkpoint import CheckpointError
+from amago.run.weights import load_into, load_weights_and_version
 from amago.spaces import action_spec, describe, from_description, rl2_space
 
 SPEC_FILE = "policy.json"
@@ -187,12 +188,12 @@ def load_agent_weights(agent: BaseAgent, path: str | Path) -> int:
     Raises:
         CheckpointError: no such file, damaged, or it does not fit; every name that has no counterpart is listed.
     """
-    weights, version = checkpoint.load_weights_and_version(path)
+    weights, version = load_weights_and_version(path)
     try:
         weights = adapt_weights(weights, agent)
     except CheckpointError as err:
         raise CheckpointError(f"{path}: {err}") from err
-    checkpoint.load_into(agent, weights, path)
+    load_into(agent, weights, path)
     return version
 
 

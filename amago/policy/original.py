@@ -15,7 +15,7 @@ DERIVED = ("maximized_critics.",)
 
 
 def adapt_weights(weights: Mapping[str, Tensor], agent: nn.Module) -> dict[str, Tensor]:
-    """The part of a state dict that an agent of the same sizes has, by our names; for `amago.run.checkpoint.load_into`.
+    """The part of a state dict that an agent of the same sizes has, by our names; for `amago.run.weights.load_into`.
 
     Parameters have the same names and layouts in both systems. What differs: wrappers' prefixes, and copies of the critics that we
     do not keep. Weights of our own come back as they are.

@@ -27,7 +27,7 @@ from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder
 from amago.policy import write_policy_spec
 from amago.policy.export import METADATA, export_policy
 from amago.policy.step_model import StepModel
-from amago.run import checkpoint
+from amago.run.weights import save_weights
 from amago.spaces import action_spec, rl2_space
 
 needs_onnx = pytest.mark.skipif(
@@ -76,7 +76,7 @@ def make_run(root, traj=TformerTrajEncoder, action="discrete", obs=VECTOR, tstep
             if name.startswith(("traj_encoder.rnn.weight", "traj_encoder.out.weight")):
                 p.mul_(4.0)  # a GRU's output hardly moves at first
     write_policy_spec(root, made)
-    checkpoint.save_weights(made.state_dict(), root / "ckpts" / "latest" / "policy.pt")
+    save_weights(made.state_dict(), root / "ckpts" / "latest" / "policy.pt")
     config.clear()
     return root
 
