@@ -21,7 +21,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from amago.agent import BaseAgent
 from amago.loading import Batch
-from amago.nets.cpu import blocked
 from amago.run.update import Updater, adamw, lr_schedule
 from benchmarks.learner import Learner
 
@@ -60,13 +59,16 @@ _ATTENTION = {
 
 
 @contextmanager
-def as_on_a_gpu() -> Iterator[None]:
-    """Critics judge all rows at once, and one that was drawn twice for the targets does so twice."""
-    before, blocked.ENABLED = blocked.ENABLED, False
+def as_on_a_gpu(agent: BaseAgent) -> Iterator[None]:
+    """Without the fast paths for CPUs: critics evaluate all rows at once."""
+    fast = [m for m in agent.modules() if getattr(m, "fast", False)]
+    for module in fast:
+        module.fast = False  # type: ignore[assignment]
     try:
         yield
     finally:
-        blocked.ENABLED = before
+        for module in fast:
+            module.fast = True  # type: ignore[assignment]
 
 
 def count(agent: BaseAgent, batch: Batch) -> tuple[int, int]:
@@ -80,7 +82,7 @@ def count(agent: BaseAgent, batch: Batch) -> tuple[int, int]:
         return x
 
     counter = FlopCounterMode(display=False, custom_mapping=_ATTENTION)
-    with as_on_a_gpu(), counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+    with as_on_a_gpu(agent), counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         learner.update()
     return int(counter.get_total_flops()), sum(kept.values())
 

@@ -35,7 +35,7 @@ class CNN(nn.Module, ABC):
             raise ValueError(f"img_shape must be {order}, got img_shape={tuple(img_shape)}")
         self.img_shape = tuple(int(s) for s in img_shape)
         self.channels_first = channels_first
-        self.activation = activation_switch(activation)
+        self.activation, self._activation_name = activation_switch(activation), activation
 
     @property
     def in_channels(self) -> int:
@@ -76,6 +76,7 @@ class _ConvStack(CNN):
     def _build(self, layers: Sequence[tuple[int, int, int]]) -> None:
         """Each layer: (channels, kernel, stride)."""
         self._n_convs = len(layers)
+        self._overwrite = activation_switch(self._activation_name, inplace=True)
         channels = self.in_channels
         for i, (out, kernel, stride) in enumerate(layers, start=1):
             self.add_module(f"conv{i}", nn.Conv2d(channels, out, kernel, stride))
@@ -84,7 +85,7 @@ class _ConvStack(CNN):
 
     def conv_forward(self, imgs: Tensor) -> Tensor:
         for i in range(1, self._n_convs + 1):
-            imgs = self.activation(self.get_submodule(f"conv{i}")(imgs))
+            imgs = self._overwrite(self.get_submodule(f"conv{i}")(imgs))
         return imgs
 
 
@@ -127,11 +128,11 @@ class _Residual(nn.Module):
         self.conv1 = nn.Conv2d(channels, channels, 3, padding=1)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
         self.norm = nn.GroupNorm(4, channels) if group_norm else nn.Identity()
-        self.activation = activation_switch(activation)
+        self.activation, self._overwrite = activation_switch(activation), activation_switch(activation, inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.conv1(self.activation(x))
-        return self.norm(x + self.conv2(self.activation(h)))
+        return self.norm(x + self.conv2(self._overwrite(h)))
 
 
 class _IMPALABlock(nn.Module):

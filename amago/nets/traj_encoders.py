@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from amago.nets import transformer
 from amago.nets.cpu.packed import Linear, linear, pack
+from amago.nets.cpu.weight_cache import WeightCache
 from amago.nets.ff import FFBlock, Normalization
 from amago.nets.kv_cache import KVCache
 from amago.nets.mamba import Mamba, MambaBlock, MambaState
-from amago.nets.utils import WeightCache, activation_switch, at_least_float32, autocast_dtype, check_dropout, check_positive
+from amago.nets.utils import activation_switch, at_least_float32, autocast_dtype, check_dropout, check_positive
 
 Dones = NDArray[np.bool_] | Tensor
 
@@ -119,7 +120,7 @@ class FFTrajEncoder(TrajEncoder):
         self.traj_last = Linear(d_model, d_model)
         self.out_norm = Normalization(norm, d_model)
         self.dropout = nn.Dropout(dropout)
-        self.activation = activation_switch(activation)
+        self.activation = activation_switch(activation, inplace=True)
         self._emb_dim = d_model
 
     @property

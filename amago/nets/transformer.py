@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from amago.nets.attention import FlashAttention, ScaledDotProductAttention, SelfAttention, VanillaAttention
 from amago.nets.cpu.packed import Linear, linear, pack
+from amago.nets.cpu.weight_cache import WeightCache
 from amago.nets.ff import Normalization
 from amago.nets.flex_attention import FlexAttention, SlidingWindowFlexAttention, SlidingWindowSinkFlexAttention
 from amago.nets.kv_cache import CacheSlots, KVCache
-from amago.nets.utils import WeightCache, activation_switch, check_dropout, check_positive
+from amago.nets.utils import activation_switch, check_dropout, check_positive
 
 __all__ = [
     "AttentionLayer",
@@ -287,7 +288,7 @@ class TransformerLayer(_CachedLinears):
         self.norm3 = Normalization(norm, d_model)
         self.norm4 = Normalization(norm, d_ff) if normformer_norms else nn.Identity()
         self.dropout_ff = nn.Dropout(dropout_ff)
-        self.activation = activation_switch(activation)
+        self.activation = activation_switch(activation, inplace=True)
 
     def forward(
         self,

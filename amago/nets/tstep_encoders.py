@@ -258,7 +258,7 @@ class CNNTstepEncoder(TstepEncoder):
         self.rl2_features = nn.Linear(space_shape(rl2_space)[-1], rl2_features)
         self.merge = Linear(img_features + rl2_features, d_output)
         self.out_norm = Normalization(out_norm, d_output)
-        self.activation = activation_switch(activation)
+        self.activation = activation_switch(activation, inplace=True)
         self._emb_dim = d_output
 
     @property

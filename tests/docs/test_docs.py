@@ -25,7 +25,7 @@ from amago import Experiment, config
 from amago.envs import builtin
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LANGUAGES = {"python", "bash", "gin", "bibtex", ""}
 
 REDUCED = {
@@ -41,6 +41,7 @@ REDUCED = {
         "val_timesteps_per_epoch=100": "val_timesteps_per_epoch=30",
     },
 }
+REDUCED["index.md"] = REDUCED["README.md"]  # the same program
 TINY = {
     "Experiment.train_timesteps_per_epoch": 60,
     "Experiment.train_batches_per_epoch": 2,

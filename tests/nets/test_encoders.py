@@ -10,11 +10,12 @@ import torch
 import amago.nets.transformer as public
 from amago import config
 from amago.nets import cnn
+from amago.nets.cpu.weight_cache import WeightCache
 from amago.nets.ff import MLP, FFBlock, InputNorm, Normalization
 from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder
 from amago.nets.transformer import SigmaReparam
 from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder, TstepEncoder
-from amago.nets.utils import WeightCache, activation_switch
+from amago.nets.utils import activation_switch
 
 RL2 = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
 VECTORS = gym.spaces.Dict({"z": gym.spaces.Box(-1, 1, (2,)), "pos": gym.spaces.Box(0, 9, (2, 2), np.uint8)})
