@@ -1,6 +1,6 @@
 """amago: reinforcement learning for agents that adapt through memory.
 
-The public names are handed out lazily (PEP 562): an actor's process imports `amago.envs` and never pays for torch.
+The public names are imported on first use (PEP 562), so that an actor's process can import `amago.envs` without importing torch.
 """
 
 from __future__ import annotations

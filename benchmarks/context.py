@@ -36,7 +36,8 @@ class Remembering:
         self.agent, self.length = agent, length
         encoder: Any = agent.traj_encoder
         self.cache: KVCache = encoder.init_hidden_state(actors, "cpu", dtype=dtype)
-        self.cache.pairs.copy_(torch.randn(self.cache.pairs.shape[-1]) + torch.randn(actors, 1, 1, 1))
+        for numbers in (self.cache.keys, self.cache.values):
+            numbers.copy_(torch.randn(numbers.shape[-1]) + torch.randn(actors, 1, 1, 1))
         self.obs, self.rl2s = {"observation": torch.randn(actors, 4)}, torch.zeros(actors, 3)
         self.apart = torch.arange(actors) % 8
         self.restart()
@@ -54,9 +55,8 @@ class Remembering:
         """The ceiling."""
         tokens = max(1, min(self.length, self.cache.capacity))
         with torch.inference_mode():
-            for layer in range(self.cache.pairs.shape[1]):
-                for half in range(2):
-                    self.cache.pairs[half, layer, :, :, :tokens].view(torch.float32).sum()
+            for numbers in (*self.cache.keys, *self.cache.values):
+                numbers[:, :, :tokens].view(torch.float32).sum()
 
 
 def _timed(steps: Remembering, seconds: float) -> Callable[[], float]:

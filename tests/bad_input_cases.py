@@ -486,7 +486,7 @@ CASES = [
         GIN,
         "settings that are not in the zoo",
         ValueError,
-        "zoo/nothing: the zoo has no settings called 'zoo/nothing'; after zoo/ may stand " + ", ".join(ZOO),
+        "zoo/nothing: the zoo has no settings called 'zoo/nothing'; it has " + ", ".join(f"zoo/{name}" for name in ZOO),
         lambda _: config.parse_files(["zoo/nothing"]),
     ),
     Case(

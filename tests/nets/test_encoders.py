@@ -144,6 +144,33 @@ def test_a_users_own_encoder_as_in_the_tutorial():
     assert net.saw is mask
 
 
+def test_the_signature_says_whether_the_mask_is_taken():
+    class Deaf(FFTstepEncoder):
+        def inner_forward(self, obs, rl2s, log_dict=None):
+            return super().inner_forward(obs, rl2s, log_dict)
+
+    class Everything(FFTstepEncoder):
+        def inner_forward(self, obs, rl2s, **others):
+            return super().inner_forward(obs, rl2s, **others)
+
+    class Inherits(Deaf):
+        """Without a method of its own."""
+
+    assert [c.takes_mask for c in (FFTstepEncoder, Everything, CNNTstepEncoder, Deaf, Inherits)] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+    obs, rl2s = vectors()
+    mask = torch.zeros(3, 4, 1, dtype=torch.bool)
+    for cls, counted in ((Deaf, True), (Inherits, True), (Everything, False), (FFTstepEncoder, False)):
+        net = cls(VECTORS, RL2)
+        net(obs, rl2s, mask=mask)
+        assert (float(net.in_norm._t) > 1.0) == counted
+
+
 # images
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from golden import load
-from test_golden_agent import CASES, golden_agent
+from golden_agents import CASES, golden_agent
 
 from amago.policy.original import adapt_weights
 from amago.run import checkpoint
@@ -82,5 +82,5 @@ def test_names_that_collide_once_unwrapped_are_refused():
     agent, _, _ = golden_agent("agent_discrete")
     weights = agent.state_dict()
     weights["module.popart.mu"] = torch.ones(3, 1)
-    with pytest.raises(checkpoint.CheckpointError, match="some names are there twice"):
+    with pytest.raises(checkpoint.CheckpointError, match="some names occur twice"):
         adapt_weights(weights, agent)
