@@ -90,7 +90,7 @@ class Experiment(PersistentRun):
         """Configure the data set."""
         assert self.dataset is not None
         edits = self.has_dset_edit_rights and self.accelerator.is_main_process
-        self.dataset.configure(DatasetSettings(self.max_seq_len, self.padded_sampling, edits))
+        self.dataset.configure(DatasetSettings(self.max_seq_len, self.padded_sampling, edits, tuple(self.extra_fields)))
         return self.dataset
 
     def init_envs(self) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from amago.agent import BaseAgent
+from amago.data.extras import check_extra_fields
 from amago.envs.exploration import ExplorationWrapper
 from amago.envs.pool import ENV_MODES
 from amago.loading.dataset import PADDED_SAMPLING, DiskTrajDataset, RLDataset
@@ -109,6 +110,17 @@ def _names_and_classes(s: ExperimentSettings) -> Iterable[str]:
         yield "dataset must be given, or dset_root and dset_name to build a DiskTrajDataset"
     elif not isinstance(s.dataset, RLDataset):
         yield f"dataset must be an amago.loading.RLDataset, got {s.dataset!r}"
+    try:
+        for x in check_extra_fields(s.extra_fields):
+            known = getattr(s.agent_type, "policy_extras", ())
+            if x.source == "policy" and x.name not in known:
+                agent = getattr(s.agent_type, "__name__", s.agent_type)
+                yield (
+                    f"extra_fields has {x.name!r} with source='policy', but agent_type {agent} computes only {list(known)}: "
+                    "override act_with_extras and policy_extras, or use source='info'"
+                )
+    except ValueError as err:
+        yield str(err)
     for name, base in _CLASSES.items():
         value = getattr(s, name)
         if value is None and name == "exploration_wrapper_type":

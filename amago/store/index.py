@@ -167,7 +167,7 @@ def _load_npz(entry: Entry, fd: int, schemas: Schemas, trusted: bool) -> None:
     found = npz.members(fd, entry.size)
     metadata = npz.read_metadata(fd, found)
     del found["metadata"]
-    parts, n, total = sc.fit({name: (m.dtype, m.shape) for name, m in found.items()})
+    parts, n, total = sc.fit({name: (m.dtype, m.shape) for name, m in found.items()}, metadata["spaces"])
     if n != 1:
         raise BadFileError(f"an archive of {n} trajectories; there is one in each")
     if not trusted:
@@ -212,20 +212,20 @@ def _fill(
     entry.env_names = schemas.share(sc.check_index(index[0], index[1], index[2], total, env_names))
 
 
-def read_legacy(fd: int, entry: Entry, start: int, room: Any) -> None:
-    """Fill an `amago.store.view.Room` from a ``.traj`` file, which is unpickled completely each time."""
+def read_legacy(fd: int, entry: Entry, start: int, buffers: Any) -> None:
+    """Fill `amago.store.view.SliceBuffers` from a ``.traj`` file; the whole file is unpickled each time."""
     whole, _ = legacy.read_open_traj(fd)
     if len(whole) != entry.total:
         raise BadFileError(f"{entry.name} has changed: {len(whole)} transitions instead of {entry.total}")
-    stop = start + len(room.dones)
-    for key, out in room.obs.items():
-        out[:] = whole.obs[key][start : stop + 1]
-    room.actions[1:], room.rews[1:], room.dones[:] = whole.actions[start:stop], whole.rews[start:stop], whole.dones[start:stop]
-    if start:
-        room.actions[0], room.rews[0] = whole.actions[start - 1], whole.rews[start - 1]
-    else:
-        room.actions[0] = 0 if whole.prev_action is None else whole.prev_action
-        room.rews[0] = whole.prev_reward
+    piece = whole.slice(start, start + buffers.steps)
+    for slot, out in zip(buffers.slots, buffers.arrays):
+        if slot.part < 0:
+            out[...] = slot.default
+        elif slot.before >= 0:
+            first = getattr(piece, entry.schema.parts[slot.before].name)
+            out[0], out[1:] = 0 if first is None else first, getattr(piece, slot.key)
+        else:
+            out[...] = getattr(piece, slot.group)[slot.key] if slot.group else getattr(piece, slot.key)
 
 
 class Journal:

@@ -107,7 +107,7 @@ class IndexCache:
         for s, known in enumerate(self._schemas):
             mine = schema == s
             for i, part in enumerate(known.parts):
-                at, nbytes = places[mine, i], _rows(part.name, n[mine], total[mine]) * part.row_bytes
+                at, nbytes = places[mine, i], part.total_rows(n[mine], total[mine]) * part.row_bytes
                 inside = (at >= 0) & (nbytes >= 0) & (at + nbytes <= size[mine])
                 _require(inside.all(), f"{part.name!r:.100} would lie outside of its file")
 
@@ -173,20 +173,13 @@ def _within(indices: sc.Array, stop: Any) -> bool:
     return bool(((indices >= 0) & (indices < stop)).all())
 
 
-def _rows(name: str, n: sc.Array, total: sc.Array) -> sc.Array:
-    """Rows of a field in files of ``n`` trajectories and ``total`` transitions."""
-    if name.startswith(sc.OBS):
-        return total + n
-    return total if name in ("actions", "rews", "dones") else n + (name == "ep_offsets")
-
-
 def _describe(schema: sc.Schema) -> dict[str, Any]:
     return {"spaces": schema.spaces, "parts": [(p.name, sc.CODE_OF[p.dtype], p.row) for p in schema.parts]}
 
 
 def _schema(described: dict[str, Any], schemas: Schemas) -> sc.Schema:
-    """The schema of a description, checked as that of a file with one trajectory of one transition."""
-    one = np.ones((), np.int64)
-    shapes = {name: (sc.CODES[code], (int(_rows(name, one, one)), *map(int, row))) for name, code, row in described["parts"]}
-    parts, _, _ = sc.fit(shapes)
+    """The schema of a description, checked as that of a file."""
+    parts = sc.parts_of(
+        ((name, sc.CODES[code], tuple(map(int, row))) for name, code, row in described["parts"]), described["spaces"]
+    )
     return schemas.get(parts, described["spaces"])

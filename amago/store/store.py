@@ -17,6 +17,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from amago.data.extras import ExtraField
 from amago.data.trajectory import StoredTraj
 from amago.spaces import ActionSpec
 from amago.store import index as ix
@@ -160,12 +161,19 @@ class TrajectoryStore:
         """(n,) int64, transitions of each trajectory."""
         return self._view.lengths
 
-    def read(self, index: int, start: int = 0, stop: int | None = None, keys: Iterable[str] | None = None) -> StoredTraj:
+    def read(
+        self,
+        index: int,
+        start: int = 0,
+        stop: int | None = None,
+        keys: Iterable[str] | None = None,
+        extras: Iterable[ExtraField] | None = None,
+    ) -> StoredTraj:
         """`StoreView.read` of the current view; an index beyond its end that was valid before raises `EvictedError`."""
         view = self._view
         if len(view) <= index < self._peak:
             raise EvictedError(f"index {index} was drawn before files were deleted; there are {len(view)} trajectories now")
-        return view.read(index, start, stop, keys)
+        return view.read(index, start, stop, keys, extras)
 
     def action_spec(self, index: int) -> ActionSpec:
         """The recorded action space of a trajectory."""

@@ -14,14 +14,16 @@ import gin
 import gymnasium as gym
 import numpy as np
 
+from amago.data.extras import ExtraField
 from amago.data.relabel import Relabeler
-from amago.data.trajectory import StoredTraj
+from amago.data.trajectory import StoredTraj, rows_of_extra
 from amago.loading.offline.base import OfflineDataset
 from amago.loading.sources import Converter, InMemory, TrajectorySource
 from amago.spaces import ActionSpec
 
 EXTRA = "pip install 'amago[offline]'"
 _CHUNK_BYTES = 64 << 20
+_EXTRAS = "extras"  # entry of an episode's infos that holds the extra fields
 
 
 @gin.configurable(module="amago.loading")
@@ -113,6 +115,16 @@ class _MinariSource(TrajectorySource):
         found = self._data.storage.get_episode_metadata(ids)
         lengths = np.array([int(m["total_steps"]) for m in found], dtype=np.int64)
         self._ids, self.lengths = [int(i) for i in ids[lengths > 0]], lengths[lengths > 0]
+        self.extra_fields = self._find_extras()
+
+    def _find_extras(self) -> tuple[ExtraField, ...]:
+        """The extra fields that `export` has written, as the longest episode has them."""
+        if not self._ids:
+            return ()
+        longest = int(self.lengths.argmax())
+        (episode,) = self._data.storage.get_episodes([self._ids[longest]])
+        steps, found = int(self.lengths[longest]), _extras_of(episode)
+        return tuple(ExtraField(k, rows_of_extra(k, len(a), steps), a.shape[1:], a.dtype.name) for k, a in found.items())
 
     def read(self, index: int, start: int = 0, stop: int | None = None) -> StoredTraj:
         whole = next(self._read_all([self._ids[index]]))
@@ -128,9 +140,16 @@ class _MinariSource(TrajectorySource):
             if self._keys is not None:
                 obs = {k: obs[k] for k in self._keys}
             where = f"{self._name}, episode {episode['id']}"
-            yield self._converter.convert(
+            traj = self._converter.convert(
                 where, obs, episode["actions"], episode["rewards"], episode["terminations"], self._env_name
             )
+            traj.extras = _extras_of(episode)
+            yield traj
+
+
+def _extras_of(episode: Mapping[str, Any]) -> dict[str, Any]:
+    found = (episode.get("infos") or {}).get(_EXTRAS)
+    return {k: np.ascontiguousarray(found[k]) for k in sorted(found)} if isinstance(found, Mapping) else {}
 
 
 def _metadata(name: str, directory: Path) -> dict[str, Any]:
@@ -162,7 +181,7 @@ def export(
     """Write trajectories as a new Minari data set, in ``$MINARI_DATASETS_PATH`` or ``~/.minari/datasets``.
 
     Observations are written as stored (discrete ones one-hot); those of a space that was not a Dict as plain arrays. Actions
-    are in the environment's form. The last step of a trajectory that does not terminate is marked as truncated.
+    are in the environment's form, extra fields in ``infos["extras"]``. The last step of a trajectory that does not terminate is marked as truncated.
 
     Args:
         dataset_id: "name-v0", or "namespace/name-v0".
@@ -192,6 +211,7 @@ def export(
             rewards=traj.rews[:, 0].astype(np.float64),
             terminations=traj.dones[:, 0],
             truncations=ends,
+            infos={_EXTRAS: traj.extras} if traj.extras else {},
         )
 
     written, out = 0, None
