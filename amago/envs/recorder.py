@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 Array = NDArray[Any]
 
-__all__ = ["NEVER", "RecordingError", "SequenceWrapper", "open_writer"]
+__all__ = ["RecordingError", "SequenceWrapper"]
 
 
 class SequenceWrapper(AMAGOWrapper):
