@@ -8,12 +8,14 @@ ENVS := .venv-envs
 ENVS_STAMP := $(ENVS)/.installed
 SHOWDOWN := tools/showdown/node_modules/.package-lock.json
 
-.PHONY: help install demo test test-faults test-envs qt showdown bench lint types unit format clean
+.PHONY: help install demo test test-faults test-gpu test-envs qt showdown bench lint types unit format clean
 
 help:
 	@echo "make demo    install, train a memory agent, evaluate it, leave a picture (about 6 minutes on two cores)"
-	@echo "make test    install, then everything that CI runs: format, lint, types, tests"
+	@echo "make test    install, then format, lint, types, docs and tests, as CI does"
+	@echo "make docs    build the docs site into site/"
 	@echo "make test-faults  the tests of faults with their full counts (AMAGO_FAULTS_SEED=N repeats a run)"
+	@echo "make test-gpu     the tests of the CPU on a CUDA device; elsewhere they are skipped"
 	@echo "make test-envs    the benchmarks of docs/benchmarks.md, in an environment of their own with every package (4 GB)"
 	@echo "make showdown     the battle server of examples/15_pokemon.py, from npm (Node.js 20 or later)"
 	@echo "make bench   how fast each part is, as a share of what the machine could do (30 minutes; keep the machine quiet)"
@@ -31,7 +33,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install
 	$(BIN)/amago demo --out demo_out
 
-test: lint types unit
+test: lint types docs unit
 
 lint: install
 	$(BIN)/ruff format --check .
@@ -40,8 +42,16 @@ lint: install
 types: install
 	$(BIN)/mypy
 
+.PHONY: docs
+# every warning is an error; nothing is fetched. The variable silences Material's notice about MkDocs 2
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
 unit: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-gpu: install
+	$(BIN)/python -m pytest -m gpu tests/gpu
 
 test-faults: install
 	AMAGO_FAULTS=long OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults -s
@@ -53,10 +63,15 @@ $(ENVS_STAMP): pyproject.toml constraints.txt
 	@touch $(ENVS_STAMP)
 
 # Procgen (EnvPool) links Qt 5, which pip cannot bring; the names are those of Debian 12
+QT := libqt5core5a libqt5gui5
+
 qt:
-	@ldconfig -p | grep -q 'libQt5Gui\.so\.5' || { \
-	  sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo; \
-	  $$sudo apt-get update -qq && $$sudo apt-get install -y -qq --no-install-recommends libqt5core5a libqt5gui5; }
+	@ldconfig -p | grep -q 'libQt5Gui\.so\.5' && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+	  apt-get update -qq && apt-get install -y -qq --no-install-recommends $(QT); \
+	else \
+	  echo "Procgen needs the library libQt5Gui.so.5. Debian and Ubuntu, as root: apt-get install $(QT)"; exit 1; \
+	fi
 
 showdown: $(SHOWDOWN)
 
@@ -77,4 +92,4 @@ format: install
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) $(ENVS) tools/showdown/node_modules build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo_out
+	rm -rf $(VENV) $(ENVS) tools/showdown/node_modules build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo_out site

@@ -1,6 +1,6 @@
 """amago: reinforcement learning for agents that adapt through memory.
 
-The public names are handed out lazily (PEP 562): an actor's process imports `amago.envs` and never pays for torch.
+The public names are imported on first use (PEP 562), so that an actor's process can import `amago.envs` without importing torch.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "Experiment": "amago.experiment",
     "Agent": "amago.agent",
+    "ExtraField": "amago.data.extras",
     "TstepEncoder": "amago.nets.tstep_encoders",
     "TrajEncoder": "amago.nets.traj_encoders",
     "load_policy": "amago.policy",
@@ -26,6 +27,7 @@ __all__ = [*_LAZY, *_SUBMODULES, "__version__"]
 if TYPE_CHECKING:
     from amago import agent, config, envs, experiment, hindsight, loading, nets, ops, policy, spaces, store
     from amago.agent import Agent
+    from amago.data.extras import ExtraField
     from amago.experiment import Experiment
     from amago.nets.traj_encoders import TrajEncoder
     from amago.nets.tstep_encoders import TstepEncoder

@@ -1,12 +1,13 @@
-"""gin: binding by name with errors that help, and carrying bindings to other processes.
+"""Default arguments changed by gin: binding them by name, listing them, handing them to other processes.
 
-Every public constructor of the library is ``gin.configurable``. Our rule is the one of the tutorial: nothing inside the
-library passes an optional argument of a configurable, so that its default can always be changed from outside.
+Every public constructor of the library is ``gin.configurable``, and no code of the library passes an optional argument of one, so
+every default can be changed from outside.
 """
 
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -31,9 +32,10 @@ def fast_paths(enabled: bool = True) -> bool:
 
 
 def bind(params: Mapping[str, Any]) -> None:
-    """Change the default of one parameter an entry, ``{"Class.parameter": value}``.
+    """Change the defaults of parameters.
 
-    The class may be named in full (``amago.agent.Agent``) or by any suffix that is unique (``Agent``).
+    Args:
+        params: {"Class.parameter": value}. The class may be named in full (``amago.agent.Agent``) or by a unique suffix (``Agent``).
 
     Raises:
         ValueError: the class or the parameter does not exist; the message names the entry and the nearest known names.
@@ -47,12 +49,13 @@ def bind(params: Mapping[str, Any]) -> None:
 
 
 def parse_files(paths: Iterable[str]) -> None:
-    """Apply ``.gin`` files from left to right; of two bindings of one parameter the last counts.
+    """Apply ``.gin`` files from left to right; of several bindings of one parameter the last counts.
 
-    "zoo/NAME" stands for the settings of that name that come with the library.
+    Args:
+        paths: files, or "zoo/NAME" for the settings of that name that come with the library.
 
     Raises:
-        ValueError: a file cannot be read, or binds what does not exist; of the zoo, with the names that there are.
+        ValueError: a file cannot be read, or names a class or parameter that does not exist; there is no such name in the zoo.
     """
     for path in paths:
         try:
@@ -65,7 +68,7 @@ def parse_files(paths: Iterable[str]) -> None:
 
 
 def _explain_file(path: str, err: ValueError) -> str:
-    """What is wrong with a file, as for `bind`; gin says in which line, and quotes it."""
+    """The message for an error in a file: like that of `bind`, with the line that gin quotes."""
     where = re.search(r'In file "(.*)", line (\d+)\s+([^\s=]+)\s*=', str(err))
     if where is None:
         return f"{path}: {err}"
@@ -76,18 +79,16 @@ def _zoo_file(name: str) -> Path:
     zoo = Path(__file__).parent / "zoo"
     known = {f"zoo/{p.stem}": p for p in sorted(zoo.glob("*.gin"))}
     if name not in known:
-        raise ValueError(
-            f"the zoo has no settings called {name!r}; after zoo/ may stand {', '.join(p.stem for p in known.values())}"
-        )
+        raise ValueError(f"the zoo has no settings called {name!r}; it has {', '.join(known)}")
     return known[name]
 
 
 def _registry() -> Mapping[str, Any]:
-    return gin.config._REGISTRY._selector_map  # gin has no public listing of what is registered
+    return gin.config._REGISTRY._selector_map  # gin offers no public listing
 
 
 def is_registered(selector: str) -> bool:
-    """Whether a configurable of this name (in full, or a suffix; a scope is ignored) has been imported."""
+    """Whether a configurable with this name, in full or a suffix of it, has been imported. A scope is ignored."""
     plain = selector.rpartition("/")[2]
     return any(full == plain or full.endswith("." + plain) for full in _registry())
 
@@ -101,7 +102,7 @@ def _explain(name: str, err: Exception) -> str:
         near = difflib.get_close_matches(scopeless, sorted(known), n=3, cutoff=0.5)
         return f"no configurable is called {scopeless!r}" + (f"; did you mean {' or '.join(near)}?" if near else "")
     if len(matches) > 1:
-        return f"{scopeless!r} could be any of {', '.join(sorted(matches))}; use the full name"
+        return f"{scopeless!r} is ambiguous: it may be {' or '.join(sorted(matches))}; use the full name"
     parameters = parameters_of(matches[0])
     near = difflib.get_close_matches(parameter, parameters, n=3, cutoff=0.4)
     if parameter not in parameters:
@@ -111,10 +112,10 @@ def _explain(name: str, err: Exception) -> str:
 
 
 def selector_of(cls: Any) -> str:
-    """The full name under which a configurable is bound.
+    """The full name of a configurable, such as "amago.agent.Agent".
 
     Raises:
-        ValueError: it is not marked ``@gin.configurable``.
+        ValueError: the class does not have the decorator ``@gin.configurable``.
     """
     for full, entry in _registry().items():
         if entry.wrapped is cls or entry.wrapper is cls:
@@ -123,16 +124,14 @@ def selector_of(cls: Any) -> str:
 
 
 def parameters_of(selector: str) -> list[str]:
-    """The parameter names of a registered configurable that can be bound."""
-    import inspect
-
+    """The names of the parameters of a configurable, which is given by its full name."""
     wrapped = _registry()[selector].wrapped
     signature = inspect.signature(wrapped.__init__ if inspect.isclass(wrapped) else wrapped)
     return [p for p in signature.parameters if p != "self"]
 
 
 def bindings() -> dict[str, Any]:
-    """Every binding in force, ``{"scope/selector.parameter": value}``."""
+    """All bindings in force, {"scope/selector.parameter": value}."""
     out = {}
     for (scope, selector), params in gin.config._CONFIG.items():
         prefix = f"{scope}/{selector}" if scope else selector
@@ -141,7 +140,7 @@ def bindings() -> dict[str, Any]:
 
 
 def export_bindings() -> list[Binding]:
-    """The bindings in force, each pickled by itself, for a child process that we start."""
+    """All bindings in force, each pickled separately, for `import_bindings` in a child process."""
     out = []
     for (scope, selector), params in gin.config._CONFIG.items():
         out += [(scope, selector, p, cloudpickle.dumps(v)) for p, v in params.items()]
@@ -149,9 +148,10 @@ def export_bindings() -> list[Binding]:
 
 
 def import_bindings(exported: Iterable[Binding]) -> None:
-    """Apply what `export_bindings` gave in the parent to those configurables that this process has imported.
+    """Apply the bindings of the parent process, as `export_bindings` returned them.
 
-    Values for others are never unpickled: an actor must not import torch because a network has a binding.
+    Bindings of configurables that this process has not imported are skipped without unpickling their values: an actor must not
+    import torch because a network has a binding.
     """
     for scope, selector, parameter, blob in exported:
         if is_registered(selector):
@@ -161,12 +161,12 @@ def import_bindings(exported: Iterable[Binding]) -> None:
 
 
 def clear() -> None:
-    """Forget every binding (tests, notebooks)."""
+    """Remove all bindings."""
     gin.clear_config()
 
 
 def operative_config() -> str:
-    """The bindings in force as text, for ``config.txt``: sorted, one a line, classes by name."""
+    """All bindings in force as the text of ``config.txt``: sorted, one a line, classes by name."""
     lines = []
     for name, value in sorted(bindings().items()):
         shown = f"@{value.__module__}.{value.__qualname__}" if isinstance(value, type) else repr(value)
@@ -176,7 +176,7 @@ def operative_config() -> str:
 
 @contextmanager
 def temporary(params: Mapping[str, Any]) -> Iterator[None]:
-    """Within the block exactly ``params`` are bound; afterwards what was bound before."""
+    """Within the block only ``params`` are bound. Afterwards the earlier bindings are restored."""
     saved = {key: dict(values) for key, values in gin.config._CONFIG.items()}
     gin.config._CONFIG.clear()
     try:

@@ -1,6 +1,6 @@
-"""Pure tensor functions, each tested alone.
+"""Pure tensor functions.
 
-Shape letters everywhere in the project: B sequences, L transitions, K sampled actions, C critics, G discounts, A action width.
+Shape letters in the whole project: B sequences, L transitions, K sampled actions, C critics, G discounts, A action width.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ def symexp(x: Tensor) -> Tensor:
 
 
 def gamma_feature(gammas: Tensor) -> Tensor:
-    """h(gamma) = symlog(1 / clamp(1 - gamma, 1e-6, 1)): the horizon of a discount, as critics read it."""
+    """h(gamma) = symlog(1 / clamp(1 - gamma, 1e-6, 1)), the horizon of a discount, an input of critics."""
     return symlog(1.0 / (1.0 - gammas).clamp(1e-6, 1.0))
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
     """Mean of ``x`` where ``mask`` (broadcast against it) is True; 0 where nothing is.
 
-    A non-finite value outside the mask does not reach the result.
+    Non-finite values outside the mask do not affect the result.
     """
     mask = mask.expand_as(x)
     total = torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device)).sum()
@@ -43,8 +43,8 @@ def masked_std(x: Tensor, mask: Tensor) -> Tensor:
 def n_step_return(rews: Tensor, dones: Tensor, next_values: Tensor, gammas: Tensor, mask: Tensor, n: int = 1) -> Tensor:
     """n-step TD targets.
 
-    y_t = r_t + gamma r_{t+1} + ... + gamma^m V_{t+m}, where m is n, or less where the rollout terminates (nothing is
-    bootstrapped then) or the real data end (V of the last real observation is).
+    y_t = r_t + gamma r_{t+1} + ... + gamma^m V_{t+m}. m is n, or less where the rollout terminates, without a bootstrap value,
+    or where the real data end, with that of the last real observation.
 
     Args:
         rews, dones: (B, L, ...), reward and termination of step t.
@@ -54,7 +54,7 @@ def n_step_return(rews: Tensor, dones: Tensor, next_values: Tensor, gammas: Tens
         n: number of rewards, at least 1.
 
     Returns:
-        (B, L, ...) targets; those where ``mask`` is False mean nothing.
+        (B, L, ...) targets, undefined where ``mask`` is False.
     """
     if n < 1:
         raise ValueError(f"n must be at least 1, got n={n}")

@@ -1,7 +1,7 @@
 """The effect of `torch.compile` with its default options on an update and on a step of the policy.
 
-The compiled agent takes the place of the ceiling: a ratio above 1 means that the agent is faster without compilation. The note is the
-time of the first calls, which a run spends at its start and for each new shape. On a CPU a C++ compiler is necessary.
+The compiled agent takes the place of the ceiling: a ratio above 1 means that the agent is faster without compilation. The note
+is the time of the first calls, which a run spends at its start and for each new shape. On a CPU a C++ compiler is necessary.
 
 Steps are those of an agent without memory: PyTorch 2.13 does not compile models with hidden states that change in place under
 `torch.inference_mode` ("dispatch key set mismatch").

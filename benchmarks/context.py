@@ -1,11 +1,12 @@
-"""The cost of long contexts: one step of 16 actors with a Transformer of width 256 and 3 layers, for contexts of 512 to 10,000 steps.
+"""The cost of long contexts: one step of 16 actors with a Transformer of width 256 and 3 layers, for contexts of 512 to 10,000
+steps.
 
-The ceiling reads the valid part of the cache of keys and values once (as a float32 sum), which every step has to do. It leaves out
-all other work. The products with weights alone take longer than reading a short cache (see "products" in the details), so that only long
-caches approach the ceiling.
+The ceiling reads the valid part of the cache of keys and values once (as a float32 sum), which every step has to do. It leaves
+out all other work. The products with weights alone take longer than reading a short cache (see "products" in the details), so
+that only long caches approach the ceiling.
 
-"float32" and "bfloat16" are the dtypes of the cache; weights are float32. The last row compares a step far beyond the context with the first
-step with a full cache, which should cost the same, because the cache is a ring buffer.
+"float32" and "bfloat16" are the dtypes of the cache; weights are float32. The last row compares a step far beyond the context
+with the first step with a full cache, which should cost the same, because the cache is a ring buffer.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Remembering:
         self.agent, self.length = agent, length
         encoder: Any = agent.traj_encoder
         self.cache: KVCache = encoder.init_hidden_state(actors, "cpu", dtype=dtype)
-        self.cache.pairs.copy_(torch.randn(self.cache.pairs.shape[-1]) + torch.randn(actors, 1, 1, 1))
+        for numbers in (self.cache.keys, self.cache.values):
+            numbers.copy_(torch.randn(numbers.shape[-1]) + torch.randn(actors, 1, 1, 1))
         self.obs, self.rl2s = {"observation": torch.randn(actors, 4)}, torch.zeros(actors, 3)
         self.apart = torch.arange(actors) % 8
         self.restart()
@@ -54,9 +56,8 @@ class Remembering:
         """Read the valid part of the cache: the ceiling."""
         tokens = max(1, min(self.length, self.cache.capacity))
         with torch.inference_mode():
-            for layer in range(self.cache.pairs.shape[1]):
-                for half in range(2):
-                    self.cache.pairs[half, layer, :, :, :tokens].view(torch.float32).sum()
+            for numbers in (*self.cache.keys, *self.cache.values):
+                numbers[:, :, :tokens].view(torch.float32).sum()
 
 
 def _timed(steps: Remembering, seconds: float) -> Callable[[], float]:

@@ -1,8 +1,8 @@
 """Common parts of the benchmarks: measurement in turns, result rows, tables and files.
 
-A benchmark compares *ours*, the library, with a *ceiling*, the simplest code that does only the unavoidable work. Both are measured in
-turns within one run, so that other load on the machine affects both. The ratio is the speed of ours divided by that of the ceiling, the
-median over rounds: 1 is perfect, for rates as well as for costs.
+A benchmark compares *ours*, the library, with a *ceiling*, the simplest code that does only the unavoidable work. Both are
+measured in turns within one run, so that other load on the machine affects both. The ratio is the speed of ours divided by that
+of the ceiling, the median over rounds: 1 is perfect, for rates as well as for costs.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """One update (losses, backward pass, gradient clipping, AdamW, target networks) against the matrix products that it requires.
 
-Sizes are the library's defaults: batch 24, a Transformer of width 256 with 3 layers, actor and critics of width 256, 4 critics, 7
-discounts; observations are 20 floats.
+Sizes are the library's defaults: batch 24, a Transformer of width 256 with 3 layers, actor and critics of width 256, 4 critics,
+7 discounts; observations are 20 floats.
 
-The ceiling computes every matrix product of an update once, with its shape and dtype and with preallocated operands and results: the
-forward product and those of the gradients that are needed (see `products`). It leaves out activations, norms, softmax, dropout, losses,
-the optimizer and the target networks. Of causal attention half of the products are counted. Each shape is timed separately by the
-fastest of three methods (matrix by matrix, batched, in pieces of 2,048 rows), times the number of its occurrences.
+The ceiling computes every matrix product of an update once, with its shape and dtype and with preallocated operands and
+results: the forward product and those of the gradients that are needed (see `products`). It leaves out activations, norms,
+softmax, dropout, losses, the optimizer and the target networks. Of causal attention half of the products are counted. Each
+shape is timed separately by the fastest of three methods (matrix by matrix, batched, in pieces of 2,048 rows), times the number
+of its occurrences.
 """
 
 from __future__ import annotations
@@ -208,7 +209,8 @@ def actor(rows: int, w: int, out: int, layer: Callable[..., list[Product]]) -> l
 
 
 def critics(case: Case, agent: Any, rows: int) -> list[Product]:
-    """The products of the critics: stored actions with all gradients, the policy's actions with the action's gradient only, targets.
+    """The products of the critics: stored actions with all gradients, the policy's actions with the action's gradient only,
+    targets.
 
     Targets draw ``num_critics_td`` critics with replacement; ``distinct`` is the expected number of different ones.
     """

@@ -1,10 +1,11 @@
 """Peak resident memory of an update against the memory that it requires, for the cases of `benchmarks.learner`.
 
-Each case runs in a process of its own, after a tiny case that loads libraries. *Ours* is the peak resident size during three updates,
-minus the size before the agent is built.
+Each case runs in a process of its own, after a tiny case that loads libraries. *Ours* is the peak resident size during three
+updates, minus the size before the agent is built.
 
-The ceiling counts bytes of parameters, gradients, two moments of the optimizer, target networks, the batch, and the values that each
-layer saves for the backward pass (see `activations`), in half precision under autocast. It leaves out temporary memory within layers.
+The ceiling counts bytes of parameters, gradients, two moments of the optimizer, target networks, the batch, and the values that
+each layer saves for the backward pass (see `activations`), in half precision under autocast. It leaves out temporary memory
+within layers.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Counts the floating-point operations of an update on a GPU, and the bytes that it saves for the backward pass.
 
-A multiplication and an addition are two operations. Of causal attention half of the operations are counted; its backward pass computes
-the scores again instead of saving them.
+A multiplication and an addition are two operations. Of causal attention half of the operations are counted; its backward pass
+computes the scores again instead of saving them.
 
-Counts are made with few short sequences and extrapolated exactly: they are quadratic in the length of sequences and linear in their
-number.
+Counts are made with few short sequences and extrapolated exactly: they are quadratic in the length of sequences and linear in
+their number.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from amago.agent import BaseAgent
 from amago.loading import Batch
-from amago.nets.cpu import blocked
 from amago.run.update import Updater, adamw, lr_schedule
 from benchmarks.learner import Learner
 
@@ -61,13 +60,16 @@ _ATTENTION = {
 
 
 @contextmanager
-def as_on_a_gpu() -> Iterator[None]:
-    """Switch off the critics' fast path of CPUs, so that all rows and all drawn critics are computed."""
-    before, blocked.ENABLED = blocked.ENABLED, False
+def as_on_a_gpu(agent: BaseAgent) -> Iterator[None]:
+    """Switch off the agent's fast paths for CPUs, so that critics compute all rows at once."""
+    fast = [m for m in agent.modules() if getattr(m, "fast", False)]
+    for module in fast:
+        module.fast = False  # type: ignore[assignment]
     try:
         yield
     finally:
-        blocked.ENABLED = before
+        for module in fast:
+            module.fast = True  # type: ignore[assignment]
 
 
 def count(agent: BaseAgent, batch: Batch) -> tuple[int, int]:
@@ -81,7 +83,7 @@ def count(agent: BaseAgent, batch: Batch) -> tuple[int, int]:
         return x
 
     counter = FlopCounterMode(display=False, custom_mapping=_ATTENTION)
-    with as_on_a_gpu(), counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+    with as_on_a_gpu(agent), counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         learner.update()
     return int(counter.get_total_flops()), sum(kept.values())
 

@@ -1,8 +1,8 @@
 """Measurement of another implementation of the same interface, in turns with this library.
 
 ``--peer PATH`` is the folder from which ``import amago`` imports that implementation, ``--peer-python`` an interpreter with its
-dependencies, which runs `benchmarks/peer_side.py` in one process per case. Cases and figures are exchanged as JSON lines over its
-standard input and output.
+dependencies, which runs `benchmarks/peer_side.py` in one process per case. Cases and figures are exchanged as JSON lines over
+its standard input and output.
 """
 
 from __future__ import annotations
@@ -99,9 +99,9 @@ def peer_contenders(options: Namespace, benchmark: str, **case: Any) -> Iterator
     Args:
         options: the options of the command.
         benchmark: "policy_step", "rollout" or "learner".
-        case: "traj" ("FF", "GRU" or "Transformer"), "context", "actors", "seconds" (of a measurement), "bindings" (gin), "env" ("CartPole"
-            or "noise"), "obs_shape", "episode" (steps per rollout); for "noise" "choices" or "action_width"; optionally "mode" of the
-            environments; for "learner" also "agent" (name of the class), "batch" and "bf16".
+        case: "traj" ("FF", "GRU" or "Transformer"), "context", "actors", "seconds" (of a measurement), "bindings" (gin), "env"
+            ("CartPole" or "noise"), "obs_shape", "episode" (steps per rollout); for "noise" "choices" or "action_width";
+            optionally "mode" of the environments; for "learner" also "agent" (name of the class), "batch" and "bf16".
     """
     if options.peer is None:
         yield {}

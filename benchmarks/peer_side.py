@@ -1,8 +1,8 @@
 """The script that `benchmarks.peer` runs in another interpreter, on another implementation of the interface.
 
-It imports nothing from this repository: ``import amago`` imports the first such package on PYTHONPATH. It uses public interfaces only:
-`Experiment`, gin bindings, `AMAGOEnv`, and the policy's `get_actions`. It reads JSON lines from standard input: first the case, then one
-line per requested figure. It exits at the end of its input.
+It imports nothing from this repository: ``import amago`` imports the first such package on PYTHONPATH. It uses public
+interfaces only: `Experiment`, gin bindings, `AMAGOEnv`, and the policy's `get_actions`. It reads JSON lines from standard
+input: first the case, then one line per requested figure. It exits at the end of its input.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 Every actor's rollouts last 16 steps and begin at different times, as in an asynchronous pool. Resets of memories are included.
 
-The ceiling is the matrix products of the step: one per weight matrix of the encoders and the actor, by the faster of `torch.mm` with
-a preallocated output and oneDNN's product with a prepacked weight; for a Transformer also the two batched products of attention over 16
-tokens, by `torch.bmm`. It leaves out biases, norms, activations, softmax, positions, writes to memories, sampling, and Python.
+The ceiling is the matrix products of the step: one per weight matrix of the encoders and the actor, by the faster of `torch.mm`
+with a preallocated output and oneDNN's product with a prepacked weight; for a Transformer also the two batched products of
+attention over 16 tokens, by `torch.bmm`. It leaves out biases, norms, activations, softmax, positions, writes to memories,
+sampling, and Python.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ class RepeatPrevious(gym.Env[NDArray[np.float32], np.int64]):
 
     After POPGym's game of that name (Morad et al. 2023, arXiv:2303.01859).
 
-    Reward: 1 / (DECK - k) for a correct answer and minus that for a wrong one, from the first due answer on. The maximum return is 1,
-    and the expected return of guessing -0.5.
+    Reward: 1 / (DECK - k) for a correct answer and minus that for a wrong one, from the first due answer on. The maximum return
+    is 1, and the expected return of guessing -0.5.
 
     Observation, float32 ``(5,)``: the suit of the present card (one-hot) and the fraction of the deck dealt so far.
 

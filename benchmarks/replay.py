@@ -1,18 +1,20 @@
 """Reading, writing and indexing of the trajectory store against plain file operations on the same bytes.
 
-Reading: a slice is 128 transitions of a random trajectory. The ceiling reads the same byte ranges, one per field, in the same order,
-with one ``pread`` each into a reused buffer. All offsets are known in advance and all files are open. It leaves out finding the slice,
-allocating arrays, and checking that the file has not changed. ``one_pread`` in the details reads as many bytes in a single call.
+Reading: a slice is 128 transitions of a random trajectory. The ceiling reads the same byte ranges, one per field, in the same
+order, with one ``pread`` each into a reused buffer. All offsets are known in advance and all files are open. It leaves out
+finding the slice, allocating arrays, and checking that the file has not changed. ``one_pread`` in the details reads as many
+bytes in a single call.
 
-"batches" measures `SequenceLoader.draw`, which draws 24 slices, encodes actions and stacks the slices into a batch. The ceiling is the same.
+"batches" measures `SequenceLoader.draw`, which draws 24 slices, encodes actions and stacks the slices into a batch. The ceiling
+is the same.
 
 "cold" drops the files from the page cache before each pass (``posix_fadvise``), for both contenders.
 
-Writing: ours writes a file per segment, and syncs it and its directory. The ceiling writes the same number of bytes to one file, and
-calls fsync as often.
+Writing: ours writes a file per segment, and syncs it and its directory. The ceiling writes the same number of bytes to one
+file, and calls fsync as often.
 
-Index: the ceiling opens each file and reads what `TrajectoryStore.refresh` needs: for known files the header and three index fields, for
-others all bytes, with their crc32. It leaves out parsing.
+Index: the ceiling opens each file and reads what `TrajectoryStore.refresh` needs: for known files the header and three index
+fields, for others all bytes, with their crc32. It leaves out parsing.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Environment steps per second of a policy in a pool of actors (`Rollout`).
 
-The ceiling of "async" is the slower of its two parts: the environments alone (the same pool with given actions) and the policy alone (all
-actors in one call). The ceiling of "sync" is one after the other. Ceilings leave out the loop that joins the parts, and the transfer of
-arrays. The ceiling of "async" cannot be reached if workers use every core, because the policy then competes with them. Rows of "async"
-note their speed relative to "sync".
+The ceiling of "async" is the slower of its two parts: the environments alone (the same pool with given actions) and the policy
+alone (all actors in one call). The ceiling of "sync" is one after the other. Ceilings leave out the loop that joins the parts,
+and the transfer of arrays. The ceiling of "async" cannot be reached if workers use every core, because the policy then competes
+with them. Rows of "async" note their speed relative to "sync".
 
-"environments alone" compares the pool with the same number of processes that step bare environments without communication (the ceiling),
-and with Gymnasium's `AsyncVectorEnv` (the peer), which should be at least four times slower. "recorded" is the collection of training
-data, with exploration and one "npz" file per trajectory (the default), against the ceiling of a rollout without them; a ``--peer`` does
-the same work.
+"environments alone" compares the pool with the same number of processes that step bare environments without communication (the
+ceiling), and with Gymnasium's `AsyncVectorEnv` (the peer), which should be at least four times slower. "recorded" is the
+collection of training data, with exploration and one "npz" file per trajectory (the default), against the ceiling of a rollout
+without them; a ``--peer`` does the same work.
 """
 
 from __future__ import annotations

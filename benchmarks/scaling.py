@@ -1,9 +1,10 @@
 """Growth of costs with size: 1 to 256 actors, sequences of 32 to 2,048 steps, widths 64 to 1,024, 10^3 to 10^6 trajectories.
 
-The "ceiling" of a row is the figure of the smallest size, scaled by the growth of the work: linear in actors, steps and trajectories,
-quadratic in width. A ratio of 1 is proportional growth; a higher ratio means that fixed costs are shared.
+The "ceiling" of a row is the figure of the smallest size, scaled by the growth of the work: linear in actors, steps and
+trajectories, quadratic in width. A ratio of 1 is proportional growth; a higher ratio means that fixed costs are shared.
 
-``python -m benchmarks scaling`` also plots the results into docs/images/scaling.png, or into DIR/scaling.png with ``--out DIR``.
+``python -m benchmarks scaling`` also plots the results into docs/images/scaling.png, or into DIR/scaling.png with
+``--out DIR``.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ def by_width(sizes: Sequence[int], rounds: int) -> Iterator[tuple[int, float]]:
 
 
 def by_actors(sizes: Sequence[int], rounds: int) -> Iterator[tuple[int, float]]:
-    """(actors, milliseconds of a step of all actors: a Transformer of width 256 with 3 layers, and CartPole, in one process)."""
+    """(actors, milliseconds of a step of all actors: a Transformer of width 256 with 3 layers, and CartPole, in one
+    process)."""
     agent = make_agent(256, 3, 64).eval()
     for actors in sizes:
         pool = make_pool(lambda: AMAGOEnv(gym.make("CartPole-v1"), env_name="c"), "sync", parallel_actors=actors, seed=0)

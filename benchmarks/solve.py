@@ -1,11 +1,11 @@
 """Wall time until a task is solved, from scratch, with the settings of ``amago/zoo/solve_*.gin``.
 
-A task is solved when two consecutive evaluations without exploration, each of at least `Task.rollouts` rollouts, reach its score on average
-and the first of them reaches it alone. The second guards against scores that fluctuate. The time starts with the construction of the
-experiment and includes collection, updates and all evaluations.
+A task is solved when two consecutive evaluations without exploration, each of at least `Task.rollouts` rollouts, reach its
+score on average and the first of them reaches it alone. The second guards against scores that fluctuate. The time starts with
+the construction of the experiment and includes collection, updates and all evaluations.
 
-The "ceiling" is the time limit, 120 s, and the ratio is 120 s divided by the time taken. A run that has not reached the score after 240 s
-ends with the note "not reached".
+The "ceiling" is the time limit, 120 s, and the ratio is 120 s divided by the time taken. A run that has not reached the score
+after 240 s ends with the note "not reached".
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
 """Time and memory of a start: imports, worker processes. The ceiling of each case is a new interpreter that imports torch.
 
-Every figure is from a new process and includes the start of its interpreter. Targets limit ``seconds over torch`` in the details: 1 s for an
-import of the library, 3 s for the first step of an environment. Target ratios are derived from these limits.
+Every figure is from a new process and includes the start of its interpreter. Targets limit ``seconds over torch`` in the
+details: 1 s for an import of the library, 3 s for the first step of an environment. Target ratios are derived from these
+limits.
 
-"first step" is the README's program (8 CartPoles, default models of width 256) until the first step of an environment in any process.
+"first step" is the README's program (8 CartPoles, default models of width 256) until the first step of an environment in any
+process.
 
-"idle pool" is the proportional set size of a process and its descendants after a pool of CartPoles has been reset, with torch and
-`Experiment` imported in the main process. Proportional means that shared pages are divided among the processes that share them.
+"idle pool" is the proportional set size of a process and its descendants after a pool of CartPoles has been reset, with torch
+and `Experiment` imported in the main process. Proportional means that shared pages are divided among the processes that share
+them.
 """
 
 from __future__ import annotations
@@ -124,7 +127,8 @@ def family(pid: int) -> list[int]:
 
 
 def idle_pool() -> None:
-    """Run in a new interpreter: prints the memory with an idle pool, the memory of its workers alone, and the number of processes."""
+    """Run in a new interpreter: prints the memory with an idle pool, the memory of its workers alone, and the number of
+    processes."""
     import gymnasium
 
     import amago

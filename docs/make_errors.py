@@ -1,4 +1,4 @@
-"""Write ``docs/errors.md`` from the table of mistakes that the tests cause: ``python docs/make_errors.py``."""
+"""Write ``docs/errors.md`` from the table of mistakes in the tests: ``python docs/make_errors.py``."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "errors.md"
 HEAD = """\
-# What is refused, and what you are told
+# Error messages
 
-Wrong input is refused by name before work is wasted: each message says which argument or which environment it is about, what was
-found there, and what would be right. `Experiment.start()` looks at all fields before it makes anything, and raises one `SettingsError`
-with a line for each field that is wrong.
+Wrong input is refused early. Each message names the argument or the environment, the value found, and what would be right.
+`Experiment.start()` checks all fields before it creates anything, and raises one `SettingsError` with a line for each wrong field.
 
-What an environment returns, and the actions that it is given, are looked at in every step. In a pool of actors such an error counts as
-a fault of that environment like any other: its unfinished rollout is dropped, the environment is made anew, the event is logged and
-counted (`Restarted Environments`, `Dropped Rollouts`), and after `max_env_restarts` of them within an hour the run stops with the last
-message. Steps are counted from 1 in each rollout; step 0 is the observation of the reset.
+Observations, rewards and actions are checked in every step. In a pool of actors such an error is a fault of that environment: its
+unfinished rollout is dropped, the environment is replaced, and the event is logged and counted (`Restarted Environments`,
+`Dropped Rollouts`). After `max_env_restarts` faults within an hour the run stops with the last message. Steps are counted from 1 in each
+rollout; step 0 is the observation of the reset.
 
-NaN or infinity that gets past that, from files written by hand say, meets the optimizer: an update whose loss or gradient is not finite
-is skipped and counted (`Skipped Updates`), with all parameters as they were, and after 20 in a row the run stops with `NonFiniteTraining`.
+If NaN or infinity still reaches the optimizer, for example from files written by other programs, the update is skipped and counted
+(`Skipped Updates`), and parameters stay as they are. After 20 skipped updates in a row the run stops with `NonFiniteTraining`.
 
-The tests cause each of the mistakes below and compare the whole message. This page is written by `python docs/make_errors.py`.
+The tests make each of the mistakes below and compare the whole message. This page is written by `python docs/make_errors.py`.
 """
 
 
@@ -36,17 +35,17 @@ def page(cases: Iterable[Any]) -> str:
     parts = [HEAD]
     for group, members in groups.items():
         rows = [f"| {_cell(c.what)} | `{c.kind.__name__}` | {_cell(_shown(c.message))} |" for c in members]
-        parts.append("\n".join([f"## {group}\n", "| you give | you get | which says |", "| --- | --- | --- |", *rows]) + "\n")
+        parts.append("\n".join([f"## {group}\n", "| mistake | error | message |", "| --- | --- | --- |", *rows]) + "\n")
     return "\n".join(parts)
 
 
 def _shown(message: str) -> str:
-    """A message without the line above the list of a `SettingsError`."""
+    """A message without the first line of a `SettingsError`."""
     return message.removeprefix("this Experiment cannot start:\n  - ")
 
 
 def _cell(text: str) -> str:
-    """Text that Markdown shows as it is, in one cell; what stands between backquotes stays so."""
+    """Text escaped for one cell of a Markdown table, in which code between backquotes remains code."""
     for plain in ("\\", "|", "*", "_", "<", "[", "]"):
         text = text.replace(plain, "\\" + plain)
     return " ".join(text.split())

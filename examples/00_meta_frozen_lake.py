@@ -1,4 +1,4 @@
-"""Meta-Frozen-Lake: k attempts at a lake whose holes cannot be seen. An agent that remembers falls into each hole once.
+"""Meta-Frozen-Lake: k attempts at a lake whose holes are invisible. An agent with memory can avoid a hole after falling in once.
 
 python examples/00_meta_frozen_lake.py --run_name lake --buffer_dir runs
 """
@@ -15,8 +15,12 @@ def add_cli(parser: ArgumentParser) -> None:
     parser.add_argument("--k_episodes", type=int, default=10, help="attempts at each lake")
     parser.add_argument("--lake_size", type=int, default=5, help="width and height of the lake")
     parser.add_argument("--hard_mode", action="store_true", help="shuffled actions, noisy positions, cracking ice")
-    parser.add_argument("--recover_mode", action="store_true", help="a hole costs 0.1 and sends the agent back one step")
-    parser.add_argument("--slip_chance", type=float, default=0.0, help="chance that a move does nothing")
+    parser.add_argument(
+        "--recover_mode",
+        action="store_true",
+        help="a hole costs 0.1 and moves the agent back one step, instead of ending the attempt",
+    )
+    parser.add_argument("--slip_chance", type=float, default=0.0, help="probability that a move has no effect")
     parser.set_defaults(
         parallel_actors=24, timesteps_per_epoch=500, grads_per_epoch=300, epochs=60, memory_size=64, memory_layers=2
     )

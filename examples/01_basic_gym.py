@@ -1,4 +1,4 @@
-"""Ordinary Gymnasium environments: a special case of the full agent, with or without memory.
+"""Registered Gymnasium environments, with or without memory.
 
 python examples/01_basic_gym.py --env CartPole-v1 --traj_encoder ff --max_seq_len 32 --run_name cartpole --buffer_dir runs
 
@@ -16,7 +16,7 @@ from amago.experiment import Experiment
 
 
 class DMCEnv(GymEnv):
-    """The same for DeepMind Control."""
+    """A picklable function that makes an environment of DeepMind Control."""
 
     def __call__(self, render_mode: str | None = None) -> AMAGOEnv:
         return AMAGOEnv(DeepMindControl(self.env_id, self.max_steps, render_mode))
@@ -24,7 +24,7 @@ class DMCEnv(GymEnv):
 
 def add_cli(parser: ArgumentParser) -> None:
     parser.add_argument("--env", default="CartPole-v1", help="id of a registered environment, or dm_control/DOMAIN-TASK-v0")
-    parser.add_argument("--horizon", type=cli_utils.whole_number, default=None, help="cut rollouts after so many steps")
+    parser.add_argument("--horizon", type=cli_utils.whole_number, default=None, help="truncate rollouts after this many steps")
     parser.set_defaults(
         parallel_actors=8, timesteps_per_epoch=500, grads_per_epoch=250, epochs=30, memory_size=64, memory_layers=2,
         max_seq_len=32, learning_rate=5e-4,
@@ -51,7 +51,7 @@ def make_experiment(args: Namespace) -> Experiment:
     return cli_utils.create_experiment_from_cli(
         args, make_env, make_env, max_seq_len=128, val_timesteps_per_epoch=2 * horizon + 1, tstep_encoder_type=tstep,
         traj_encoder_type=traj, agent_type=agent, exploration_wrapper_type=explore, group_name=args.env,
-        padded_sampling="both",  # windows are shorter than rollouts: their ends matter as much as any other step
+        padded_sampling="both",  # sequences are shorter than rollouts: without padding the first and last steps are rarely sampled
     )  # fmt: skip
 
 

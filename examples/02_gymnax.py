@@ -2,8 +2,8 @@
 
 python examples/02_gymnax.py --env MemoryChain-bsuite --parallel_actors 512 --run_name gymnax --buffer_dir runs
 
-Needs `pip install 'amago[gymnax]'`. With a GPU under both jax and PyTorch, jax takes memory as it goes (see below), rather than
-three quarters at once; `--env_device cpu` leaves the GPU to PyTorch.
+Needs `pip install 'amago[gymnax]'`. If jax and PyTorch share a GPU, jax allocates memory as needed (see below), not three quarters
+at once; with `--env_device cpu` jax does not use the GPU.
 """
 
 import os
@@ -18,7 +18,7 @@ from amago.envs.builtin._extras import require
 from amago.envs.builtin.gymnax_envs import GymnaxCompatibility
 from amago.experiment import Experiment
 
-CHAIN = ["memory_length=20", "max_steps_in_episode=21"]  # 5 steps and a limit of 1000 are the defaults of gymnax
+CHAIN = ["memory_length=20", "max_steps_in_episode=21"]  # the defaults of gymnax are 5 and 1000
 
 
 def add_cli(parser: ArgumentParser) -> None:
@@ -27,9 +27,9 @@ def add_cli(parser: ArgumentParser) -> None:
         "--params",
         nargs="*",
         metavar="NAME=VALUE",
-        help=f"parameters of the environment that differ from its own; without it, MemoryChain-bsuite gets {' '.join(CHAIN)}",
+        help=f"parameters of the environment to change; default for MemoryChain-bsuite: {' '.join(CHAIN)}",
     )
-    parser.add_argument("--env_device", default=None, choices=("cpu", "gpu", "tpu"), help="where jax computes; its own choice")
+    parser.add_argument("--env_device", default=None, choices=("cpu", "gpu", "tpu"), help="device of jax; None: its default")
     parser.set_defaults(
         parallel_actors=64, timesteps_per_epoch=None, grads_per_epoch=50, epochs=60, memory_size=64, memory_layers=2, batch_size=32,
         learning_rate=1e-3,
@@ -47,7 +47,7 @@ def make_gymnax(name: str, given: list[str] | None) -> tuple[Any, Any]:
 
 
 def make_experiment(args: Namespace) -> Experiment:
-    env, params = make_gymnax(args.env, args.params)  # one for all: it is compiled once
+    env, params = make_gymnax(args.env, args.params)  # shared by all environments, so that it is compiled once
 
     def make_env() -> AMAGOEnv:
         return AMAGOEnv(

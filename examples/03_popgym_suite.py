@@ -1,4 +1,4 @@
-"""POPGym: small games that need memory (Morad et al. 2023, arXiv 2303.01859), one of 48 or 27 at once.
+"""POPGym: small games that need memory (Morad et al. 2023, arXiv 2303.01859), one of 48 games, or 27 together.
 
 python examples/03_popgym_suite.py --env RepeatPreviousEasy --run_name popgym --buffer_dir runs
 
@@ -19,9 +19,9 @@ def add_cli(parser: ArgumentParser) -> None:
         "--multidomain",
         nargs="*",
         metavar="GAME",
-        help="instead of --env: draw one of these games (or of 27) for each rollout; an episode that does not pay goes before",
+        help="instead of --env: draw one of these games (none: of 27) for each rollout, which begins with an episode without rewards",
     )
-    parser.add_argument("--no_timer", action="store_true", help="do not show how much of the episode is over")
+    parser.add_argument("--no_timer", action="store_true", help="do not observe the elapsed time")
     parser.set_defaults(
         parallel_actors=64, timesteps_per_epoch=None, grads_per_epoch=50, epochs=100, memory_size=64, memory_layers=2,
         learning_rate=1e-3,

@@ -1,4 +1,4 @@
-"""T-Maze: remember one bit over a whole corridor (Ni et al. 2023, arXiv 2307.03864).
+"""T-Maze: remember one bit for the length of a corridor (Ni et al. 2023, arXiv 2307.03864).
 
 python examples/04_tmaze.py --horizon 100 --no_async --run_name tmaze --buffer_dir runs
 """
@@ -13,10 +13,8 @@ from amago.experiment import Experiment
 
 
 def add_cli(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--horizon", type=int, default=100, help="steps in an episode; the first must be remembered in the last"
-    )
-    parser.add_argument("--active", action="store_true", help="the sign must be looked for, one step behind the start")
+    parser.add_argument("--horizon", type=int, default=100, help="steps of an episode; the last requires memory of the first")
+    parser.add_argument("--active", action="store_true", help="the sign is visible only one step behind the start")
     parser.set_defaults(
         parallel_actors=16, grads_per_epoch=100, epochs=40, memory_size=64, memory_layers=2, timesteps_per_epoch=None, batch_size=16,
         dset_max_size=5_000, learning_rate=3e-4,

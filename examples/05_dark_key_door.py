@@ -1,4 +1,4 @@
-"""Dark Key-To-Door: as many visits to an unseen key and door as a fixed number of steps allows (meta-RL, finite horizon).
+"""Dark Key-To-Door: collect a hidden key and open a hidden door as often as possible in a fixed number of steps (meta-RL).
 
 python examples/05_dark_key_door.py --room_size 5 --episode_length 20 --meta_horizon 100 --run_name door --buffer_dir runs
 """
@@ -13,10 +13,10 @@ from amago.experiment import Experiment
 
 def add_cli(parser: ArgumentParser) -> None:
     parser.add_argument("--room_size", type=int, default=5, help="width and height of the room")
-    parser.add_argument("--episode_length", type=int, default=20, help="steps after which the agent is put back")
+    parser.add_argument("--episode_length", type=int, default=20, help="steps after which the agent returns to the start")
     parser.add_argument("--meta_horizon", type=int, default=100, help="steps in a rollout")
-    parser.add_argument("--light", action="store_true", help="show where key and door are")
-    parser.add_argument("--randomize_actions", action="store_true", help="shuffle the meaning of actions in each rollout")
+    parser.add_argument("--light", action="store_true", help="observe the positions of key and door")
+    parser.add_argument("--randomize_actions", action="store_true", help="permute the actions in each rollout")
     parser.set_defaults(
         parallel_actors=64, timesteps_per_epoch=None, grads_per_epoch=50, epochs=64, memory_size=64, memory_layers=2,
         learning_rate=1e-3,
@@ -37,7 +37,7 @@ def make_experiment(args: Namespace) -> Experiment:
     traj = cli_utils.switch_traj_encoder(config, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
     agent = cli_utils.switch_agent(config, args.agent_type, tau=0.01, gamma=0.97)
     config |= {"Actor.d_hidden": 128, "NCritics.d_hidden": 128, "TformerTrajEncoder.n_heads": 4}
-    config |= {"Multigammas.discrete": [0.7, 0.9]}  # the next reward is never more than a few trials away
+    config |= {"Multigammas.discrete": [0.7, 0.9]}  # the next reward is at most a few attempts away
     anneal = max(1, args.epochs * args.timesteps_per_epoch // 2)
     explore = cli_utils.switch_exploration(config, "bilevel", rollout_horizon=args.meta_horizon, steps_anneal=anneal)
     cli_utils.use_config(config, args.configs)

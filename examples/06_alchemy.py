@@ -1,4 +1,4 @@
-"""Symbolic Alchemy: learn a new chemistry by experiment, ten trials long, and use it (arXiv:2102.02926).
+"""Symbolic Alchemy: find out an unknown chemistry by experiment and use it, in ten trials (arXiv:2102.02926).
 
 python examples/06_alchemy.py --run_name alchemy --buffer_dir runs
 """
@@ -18,18 +18,18 @@ from amago.experiment import Experiment
 
 
 def add_cli(parser: ArgumentParser) -> None:
-    parser.add_argument("--num_trials", type=int, default=10, help="trials in a rollout, all with one chemistry")
-    parser.add_argument("--steps_per_trial", type=int, default=20, help="steps in a trial")
+    parser.add_argument("--num_trials", type=int, default=10, help="trials of a rollout, which share a chemistry")
+    parser.add_argument("--steps_per_trial", type=int, default=20, help="steps of a trial")
     parser.add_argument(
         "--view",
         choices=("table", "colours"),
         default="table",
-        help="39 numbers and 40 actions, or potions by colour and all one-hot",
+        help="table: 39 numbers and 40 actions; colours: potions by colour, all one-hot",
     )
     parser.add_argument(
         "--shaping",
         action="store_true",
-        help="pay for each dip at once, while training; needs --view colours, which shows dips",
+        help="reward each dip at once during training; needs --view colours",
     )
     parser.set_defaults(
         parallel_actors=64, timesteps_per_epoch=None, grads_per_epoch=50, epochs=400, memory_size=128, memory_layers=2,

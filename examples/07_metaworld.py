@@ -15,7 +15,7 @@ from amago.experiment import Experiment
 
 
 class MakeMetaWorld:
-    """Calling it makes an environment; picklable, with the goals, which take long to draw."""
+    """A picklable function that makes an environment. It holds the goals, because sampling them takes long."""
 
     def __init__(self, tasks: MetaWorldTasks, split: str, k: int, episode_length: int) -> None:
         self.arguments = (tasks, split, k, episode_length)
@@ -25,10 +25,10 @@ class MakeMetaWorld:
 
 
 def add_cli(parser: ArgumentParser) -> None:
-    parser.add_argument("--benchmark", default="reach-v3", help="ml10, ml25, ml45, or one task: ML1")
+    parser.add_argument("--benchmark", default="reach-v3", help="ml10, ml25, ml45, or the name of a task for ML1")
     parser.add_argument("--k", type=int, default=3, help="attempts at each goal")
     parser.add_argument("--episode_length", type=int, default=500, help="steps of an attempt, at most 500")
-    parser.add_argument("--goal_seed", type=int, default=0, help="of the 50 goals of each task")
+    parser.add_argument("--goal_seed", type=int, default=0, help="seed of the 50 goals of each task")
     parser.set_defaults(
         parallel_actors=24, timesteps_per_epoch=None, grads_per_epoch=200, epochs=500, memory_size=128, memory_layers=2,
         learning_rate=3e-4,

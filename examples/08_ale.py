@@ -1,4 +1,4 @@
-"""Atari: one game, or many at once, with the points as they are (multi-task RL; Grigsby et al. 2024, arXiv 2411.11188).
+"""Atari: one game, or many in one agent, with unclipped rewards (multi-task RL; Grigsby et al. 2024, arXiv 2411.11188).
 
 python examples/08_ale.py --games Pong Boxing Breakout --agent_type multitask --cnn impala --run_name ale --buffer_dir runs
 
@@ -14,22 +14,24 @@ from amago.envs import AMAGOEnv
 from amago.envs.builtin.atari import ACTION_SPACES, AtariGame
 from amago.experiment import Experiment
 
-PIECE = 256  # steps of a rollout that are saved together; whole games take up to 27,000
+PIECE = 256  # steps of a rollout that are saved together; a game takes up to 27,000
 
 
 def add_cli(parser: ArgumentParser) -> None:
-    parser.add_argument("--games", nargs="+", default=["Pong"], metavar="GAME", help="names, such as MsPacman")
+    parser.add_argument("--games", nargs="+", default=["Pong"], metavar="GAME", help="names of games, such as MsPacman")
     cli_utils.add_pixel_cli(parser)
     parser.add_argument(
         "--action_space",
         default="discrete",
         choices=ACTION_SPACES,
-        help="all 18 actions, those of the game, five bits, or joystick and button as numbers",
+        help="the 18 actions, the actions of the game, five bits, or joystick and button as numbers",
     )
     parser.add_argument("--resolution", type=int, default=84, help="height and width of the images")
     parser.add_argument("--grayscale", action="store_true", help="one channel instead of three")
-    parser.add_argument("--sticky_actions", type=float, default=0.25, help="chance that a frame repeats the action before")
-    parser.add_argument("--life_loss", action="store_true", help="each life is a rollout, in training")
+    parser.add_argument(
+        "--sticky_actions", type=float, default=0.25, help="probability that a frame repeats the previous action"
+    )
+    parser.add_argument("--life_loss", action="store_true", help="training rollouts end when a life is lost")
     parser.add_argument("--time_limit", type=cli_utils.whole_number, default=27_000, help="steps of a game")
     parser.set_defaults(
         parallel_actors=24, timesteps_per_epoch=1000, grads_per_epoch=500, epochs=1000, memory_size=256, memory_layers=2,

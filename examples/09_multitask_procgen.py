@@ -1,9 +1,9 @@
-"""Procgen: many games, two attempts at each level, tested on levels that were never played (Cobbe et al. 2019, arXiv 1912.01588).
+"""Procgen: many games, two attempts at each level, tested on new levels (Cobbe et al. 2019, arXiv 1912.01588).
 
 python examples/09_multitask_procgen.py --games maze heist coinrun --agent_type multitask --run_name procgen --buffer_dir runs
 
-Needs `pip install 'amago[procgen]'` and Qt 5 (Debian: libqt5core5a, libqt5gui5). What the first attempt sees is of use in the second if
-memory reaches so far: with a GPU, make --max_seq_len as long as a rollout. A step takes 12 kB on disk.
+Needs `pip install 'amago[procgen]'` and Qt 5 (Debian: libqt5core5a, libqt5gui5). The second attempt can use observations of the
+first if the context is long enough: on a GPU, set --max_seq_len to the length of a rollout. A step takes 12 kB on disk.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -16,11 +16,11 @@ from amago.experiment import Experiment
 
 
 def add_cli(parser: ArgumentParser) -> None:
-    parser.add_argument("--games", nargs="+", default=None, metavar="GAME", help="names, such as coinrun; default: all 16")
     parser.add_argument(
-        "--distribution", default="easy", choices=MODES, help="size of the levels, and how much of them is seen at once"
+        "--games", nargs="+", default=None, metavar="GAME", help="names of games, such as coinrun; None: all 16"
     )
-    parser.add_argument("--num_levels", type=cli_utils.whole_number, default=10_000, help="levels of each game to train on")
+    parser.add_argument("--distribution", default="easy", choices=MODES, help="size of the levels, and of the visible part")
+    parser.add_argument("--num_levels", type=cli_utils.whole_number, default=10_000, help="training levels of each game")
     parser.add_argument("--k_episodes", type=int, default=2, help="attempts at a level")
     parser.add_argument("--time_limit", type=int, default=500, help="steps of an attempt")
     cli_utils.add_pixel_cli(parser)

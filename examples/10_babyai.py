@@ -1,4 +1,4 @@
-"""BabyAI: k attempts at a mission in plain words, over many levels (Chevalier-Boisvert et al. 2018, arXiv 1810.08272).
+"""BabyAI: k attempts at a mission given as a sentence, in many levels (Chevalier-Boisvert et al. 2018, arXiv 1810.08272).
 
 python examples/10_babyai.py --levels GoToRedBallGrey --k_episodes 2 --run_name babyai --buffer_dir runs
 
@@ -26,21 +26,19 @@ from amago.nets.image_goal_encoder import ImageGoalTstepEncoder
 def add_cli(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--levels", nargs="+", default=["GoToRedBallGrey"], metavar="LEVEL",
-        help="levels or families to train on (goto-local, goto, open, pickup, putnext, unlock, synth); all: all but some for tests",
+        help="training levels or families (goto-local, goto, open, pickup, putnext, unlock, synth); all: all except test levels",
     )  # fmt: skip
     parser.add_argument(
-        "--test_levels", nargs="+", default=None, metavar="LEVEL", help="for tests; default: --levels, other seeds"
+        "--test_levels", nargs="+", default=None, metavar="LEVEL", help="test levels; None: --levels with other seeds"
     )
     parser.add_argument("--k_episodes", type=int, default=2, help="attempts at a mission in a rollout")
     parser.add_argument("--episode_length", type=int, default=64, help="steps of an attempt, at most")
     parser.add_argument(
-        "--obs_kind", default="partial-grid", choices=OBS_KINDS, help="what is seen, and whether as bits or pixels"
+        "--obs_kind", default="partial-grid", choices=OBS_KINDS, help="visible part of the grid, as bits or pixels"
     )
-    parser.add_argument(
-        "--grid_size", type=int, default=22, help="cells along a side of full views; the largest levels have 22"
-    )
-    parser.add_argument("--tile_size", type=int, default=8, help="pixels of a cell in images")
-    parser.add_argument("--num_seeds", type=int, default=1_000_000, help="different worlds to train on, of each level")
+    parser.add_argument("--grid_size", type=int, default=22, help="width and height in cells of full views; at most 22")
+    parser.add_argument("--tile_size", type=int, default=8, help="width of a cell in pixels")
+    parser.add_argument("--num_seeds", type=int, default=1_000_000, help="training seeds of each level")
     parser.set_defaults(
         parallel_actors=64, timesteps_per_epoch=None, grads_per_epoch=50, epochs=200, memory_size=64, memory_layers=2,
         learning_rate=5e-4,
@@ -68,7 +66,7 @@ def make_experiment(args: Namespace) -> Experiment:
     args.timesteps_per_epoch = args.timesteps_per_epoch or horizon
     config: dict = {}
     sizes = {"goal_key": "mission", "goal_emb_type": TokenGoalEmb, "n_layers": 1, "d_hidden": 128, "d_output": 64}
-    sizes |= {"normalize_inputs": False}  # all of them lie in [0, 1]
+    sizes |= {"normalize_inputs": False}  # all observations are in [0, 1]
     if args.obs_kind == "partial-grid":
         tstep = cli_utils.switch_tstep_encoder(config, "goal", **sizes)
     else:

@@ -1,9 +1,9 @@
-"""XLand-MiniGrid: k shots at a task whose goal and rules must be found out (Nikulin et al. 2023, arXiv 2312.12044).
+"""XLand-MiniGrid: k attempts at a task with a hidden goal and hidden rules (Nikulin et al. 2023, arXiv 2312.12044).
 
 python examples/11_xland_minigrid.py --rulesets trivial --k_shots 3 --run_name xland --buffer_dir runs
 
-Needs `pip install 'amago[xland]'`. With a GPU under both jax and PyTorch, jax takes memory as it goes (see below), rather than
-three quarters at once; `--env_device cpu` leaves the GPU to PyTorch.
+Needs `pip install 'amago[xland]'`. If jax and PyTorch share a GPU, jax allocates memory as needed (see below), not three quarters
+at once; with `--env_device cpu` jax does not use the GPU.
 """
 
 import os
@@ -19,13 +19,11 @@ from amago.experiment import Experiment
 
 def add_cli(parser: ArgumentParser) -> None:
     parser.add_argument("--rulesets", default="trivial", help="trivial, small, medium or high, or an .npz file with tasks")
-    parser.add_argument(
-        "--num_rulesets", type=int, default=1000, help="tasks to train on; a fifth as many others are for tests"
-    )
+    parser.add_argument("--num_rulesets", type=int, default=1000, help="training tasks; there are a fifth as many test tasks")
     parser.add_argument("--grid", default="XLand-MiniGrid-R1-9x9", help="name of the world: R1 to R9 rooms, 9x9 to 25x25")
     parser.add_argument("--k_shots", type=int, default=3, help="attempts at a task in a rollout")
     parser.add_argument("--shot_length", type=int, default=60, help="steps of an attempt")
-    parser.add_argument("--env_device", default=None, choices=("cpu", "gpu", "tpu"), help="where jax computes; its own choice")
+    parser.add_argument("--env_device", default=None, choices=("cpu", "gpu", "tpu"), help="device of jax; None: its default")
     parser.set_defaults(
         parallel_actors=64, timesteps_per_epoch=None, grads_per_epoch=50, epochs=200, memory_size=128, memory_layers=2,
         batch_size=24, learning_rate=5e-4,

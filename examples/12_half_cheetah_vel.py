@@ -1,4 +1,4 @@
-"""HalfCheetahVel: run at a hidden speed, found out from rewards (meta-RL, locomotion); tested on speeds that were never asked for.
+"""HalfCheetahVel: run at a hidden target velocity, inferred from rewards (meta-RL), and tested on other velocities.
 
 python examples/12_half_cheetah_vel.py --run_name cheetah --buffer_dir runs
 
@@ -15,7 +15,7 @@ from amago.experiment import Experiment
 
 
 class MakeCheetah:
-    """Calling it makes an environment with targets in a range; picklable."""
+    """A picklable function that makes an environment with target velocities in a range."""
 
     def __init__(self, args: Namespace, name: str) -> None:
         self.target_range, self.name = tuple(getattr(args, f"{name}_range")), name
@@ -41,7 +41,7 @@ def add_cli(parser: ArgumentParser) -> None:
 def make_experiment(args: Namespace) -> Experiment:
     make_env = MakeCheetah(args, "train")
     for make in (make_env, MakeCheetah(args, "test")):
-        make().close()  # wrong ranges are refused before anything is trained
+        make().close()  # raises an error for wrong ranges before training
     horizon = args.k_episodes * args.episode_length
     max_seq_len = args.max_seq_len or min(horizon, 64)
     args.timesteps_per_epoch = args.timesteps_per_epoch or horizon

@@ -1,4 +1,4 @@
-"""MazeRunner: find goals in unknown mazes, and learn from the goals that were found by accident (arXiv:2310.09971).
+"""MazeRunner: reach goals in unknown mazes, with hindsight relabeling of goals that were missed (arXiv:2310.09971).
 
 python examples/13_mazerunner_relabeling.py --relabel some --run_name maze --buffer_dir runs
 """
@@ -17,11 +17,11 @@ def add_cli(parser: ArgumentParser) -> None:
     parser.add_argument("--maze_size", type=int, default=7, help="width and height of the maze, walls included; odd")
     parser.add_argument("--min_goals", type=int, default=2, help="goals of a rollout, at least")
     parser.add_argument("--max_goals", type=int, default=2, help="goals of a rollout, at most")
-    parser.add_argument("--time_limit", type=int, default=None, help="steps of a rollout; default: twice the cells of the maze")
-    parser.add_argument("--randomize_actions", action="store_true", help="shuffle the meaning of actions in each rollout")
-    parser.add_argument("--loop_chance", type=float, default=0.0, help="chance of each door that makes a loop in the maze")
+    parser.add_argument("--time_limit", type=int, default=None, help="steps of a rollout; None: twice the cells of the maze")
+    parser.add_argument("--randomize_actions", action="store_true", help="permute the actions in each rollout")
+    parser.add_argument("--loop_chance", type=float, default=0.0, help="probability of each door that closes a loop")
     parser.add_argument(
-        "--relabel", default="some", choices=STRATEGIES, help="how many missed goals to replace by places that were visited"
+        "--relabel", default="some", choices=STRATEGIES, help="how many missed goals to replace by positions that were visited"
     )
     parser.set_defaults(
         parallel_actors=64, timesteps_per_epoch=None, grads_per_epoch=50, epochs=200, memory_size=64, memory_layers=2,

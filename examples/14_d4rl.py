@@ -1,8 +1,8 @@
-"""D4RL: learn from a recording alone, and then, if wanted, from what the agent collects beside it (offline to online).
+"""D4RL: learn from recorded data, then optionally also from data that the agent collects (offline to online).
 
 python examples/14_d4rl.py --dataset halfcheetah_medium-v2.hdf5 --env HalfCheetah-v5 --run_name d4rl --buffer_dir runs
 
---dataset is a D4RL file or the id of a Minari data set on this machine; nothing is downloaded. Without any, record one:
+--dataset is a D4RL file or the id of a Minari data set on this machine; nothing is downloaded. To record a data set first:
 --dataset pendulum.hdf5 --record 20000 --env Pendulum-v1 --score_range -1200 -150. Needs `pip install 'amago[offline]'`, and MuJoCo's
 environments `'amago[mujoco]'`.
 """
@@ -26,12 +26,17 @@ def add_cli(parser: ArgumentParser) -> None:
     parser.add_argument("--env", default="HalfCheetah-v5", help="id of the environment to evaluate (and collect) in")
     parser.add_argument(
         "--score_range", type=float, nargs=2, default=None, metavar=("LOW", "HIGH"),
-        help="returns that count as scores 0 and 100; default: those published for the data set",
+        help="returns of the scores 0 and 100; None: those published for the data set",
     )  # fmt: skip
-    parser.add_argument("--online_after", type=int, default=None, help="epoch from which on the agent collects as well; never")
-    parser.add_argument("--online_share", type=float, default=0.5, help="share of what it collects in what it then learns from")
+    parser.add_argument("--online_after", type=int, default=None, help="first epoch in which the agent collects; None: never")
     parser.add_argument(
-        "--record", type=cli_utils.whole_number, default=0, help="first fill a missing file with random actions"
+        "--online_share", type=float, default=0.5, help="fraction of training sequences from collected data, once it collects"
+    )
+    parser.add_argument(
+        "--record",
+        type=cli_utils.whole_number,
+        default=0,
+        help="if the file is missing, record this many steps of random actions",
     )
     parser.set_defaults(
         parallel_actors=8, timesteps_per_epoch=1000, grads_per_epoch=1000, epochs=100, batch_size=32, memory_size=128,
@@ -40,7 +45,7 @@ def add_cli(parser: ArgumentParser) -> None:
 
 
 def record(path: Path, env_id: str, steps: int, seed: int | None) -> None:
-    """A D4RL file of random actions."""
+    """Write a D4RL file of random actions."""
     h5py, env, rows = require("h5py", "offline"), gym.make(env_id), []
     env.action_space.seed(seed)
     obs, _ = env.reset(seed=seed)
@@ -80,7 +85,7 @@ def make_experiment(args: Namespace) -> Experiment:
     config: dict = {}
     tstep = cli_utils.switch_tstep_encoder(config, "ff", n_layers=2, d_hidden=128, d_output=128, hide_rl2s=True)
     traj = cli_utils.switch_traj_encoder(config, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
-    # the policy gradient trusts what critics think of actions that nobody took: only where they can be tried out
+    # the policy gradient relies on values of actions that are not in the data: use it only if the agent collects, too
     agent = cli_utils.switch_agent(config, args.agent_type, online_coeff=float(online), offline_coeff=1.0)
     anneal = max(1, args.epochs * args.timesteps_per_epoch // 2)
     explore = cli_utils.switch_exploration(config, "egreedy", steps_anneal=anneal)

@@ -1,8 +1,8 @@
-"""Pokemon battles: learn from recorded battles of scripted players, and after a while from one's own against them.
+"""Pokemon battles: learn from recorded battles of scripted players, later also from battles against them.
 
 python examples/15_pokemon.py --battle_format gen1randombattle --record 1000 --run_name pokemon --buffer_dir runs
 
-Needs `pip install 'amago[pokemon]'`, Node.js, and `make showdown`. The server is started here, and ends with this script.
+Needs `pip install 'amago[pokemon]'`, Node.js, and `make showdown`. This script starts and stops the server.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -20,28 +20,29 @@ from amago.experiment import Experiment
 
 def add_cli(parser: ArgumentParser) -> None:
     parser.add_argument("--battle_format", default="gen1randombattle", help="one of Showdown's formats of single battles")
-    parser.add_argument("--opponents", nargs="+", choices=OPPONENTS, default=list(OPPONENTS), help="who is played against")
+    parser.add_argument("--opponents", nargs="+", choices=OPPONENTS, default=list(OPPONENTS), help="scripted opponents")
     parser.add_argument(
         "--teams",
         nargs="+",
         type=Path,
         default=[],
         metavar="FILE",
-        help="teams as Showdown exports them, where the format draws none",
+        help="teams in Showdown's export format, for formats without random teams",
     )
-    parser.add_argument("--shaping", type=float, default=0.5, help="what the whole advantage is worth, where a victory is 1")
-    parser.add_argument("--max_steps", type=int, default=200, help="choices in a battle, after which it is given up")
+    parser.add_argument("--shaping", type=float, default=0.5, help="largest shaping reward, relative to a victory")
+    parser.add_argument("--max_steps", type=int, default=200, help="choices after which a battle is forfeited")
     parser.add_argument(
-        "--record", type=cli_utils.whole_number, default=1000, help="battles to record; those that the run has already count"
-    )
-    parser.add_argument(
-        "--players", nargs="+", choices=OPPONENTS, default=list(OPPONENTS), help="who plays the recorded battles"
-    )
-    parser.add_argument(
-        "--online_after", type=cli_utils.whole_number, default=20, help="epoch from which on the agent plays, too"
+        "--record",
+        type=cli_utils.whole_number,
+        default=1000,
+        help="battles to record, including those that the run already has",
     )
     parser.add_argument(
-        "--showdown", type=Path, default=None, metavar="DIR", help="the npm package, if it is not found by itself"
+        "--players", nargs="+", choices=OPPONENTS, default=list(OPPONENTS), help="players of the recorded battles"
+    )
+    parser.add_argument("--online_after", type=cli_utils.whole_number, default=20, help="first epoch in which the agent plays")
+    parser.add_argument(
+        "--showdown", type=Path, default=None, metavar="DIR", help="directory of the npm package; None: search for it"
     )
     parser.set_defaults(
         agent_type="multitask", parallel_actors=16, timesteps_per_epoch=200, grads_per_epoch=200, epochs=200, memory_size=128,
@@ -50,7 +51,7 @@ def add_cli(parser: ArgumentParser) -> None:
 
 
 class MakeBattle:
-    """Calling it makes an environment; picklable."""
+    """A picklable function that makes an environment."""
 
     def __init__(self, args: Namespace, url: str) -> None:
         teams = [file.read_text(encoding="utf-8") for file in args.teams]
@@ -61,7 +62,7 @@ class MakeBattle:
 
 
 def record(args: Namespace, make_env: MakeBattle) -> None:
-    """Fill ``buffer/protected`` of the run, which is sampled like the rest and never deleted."""
+    """Record battles into ``buffer/protected`` of the run, which is sampled like the rest and never deleted."""
     protected = Path(args.buffer_dir) / args.run_name / "buffer" / "protected"
     done = sum(int(file.stem.rpartition("-n")[2]) for file in protected.glob("*.safetensors"))
     if done >= args.record:
@@ -86,7 +87,7 @@ def record(args: Namespace, make_env: MakeBattle) -> None:
 
 def make_experiment(args: Namespace, url: str) -> Experiment:
     make_env = MakeBattle(args, url)
-    make_env()  # refuses what is wrong before anything is recorded
+    make_env()  # raises an error for wrong arguments before recording
     if args.mode != "collect":
         record(args, make_env)
     config: dict = {"ActionMask.key": "action_mask"}  # illegal choices have probability 0, in acting, exploration and losses
@@ -109,6 +110,6 @@ def test(experiment: Experiment) -> None:
 
 if __name__ == "__main__":
     args = cli_utils.parse_args(__doc__, add_cli)
-    generation(args.battle_format)  # refuses a wrong one before the server starts
+    generation(args.battle_format)  # raises an error for a wrong format before the server starts
     with ShowdownServer(args.showdown) as server:
         cli_utils.run_trials(args, partial(make_experiment, url=server.url), test)

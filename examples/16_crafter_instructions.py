@@ -1,9 +1,9 @@
-"""Crafter: do what one is told in an open world, and learn from what one did instead (arXiv 2310.09971, 2109.06780).
+"""Crafter: follow instructions in an open world, and relabel rollouts with what was achieved instead (arXiv 2310.09971, 2109.06780).
 
 python examples/16_crafter_instructions.py --obs_kind crop --relabel some --run_name crafter --buffer_dir runs
 
-Needs `pip install 'amago[crafter]'`. Afterwards, with the same arguments and `--eval_mode`, the agent is given the sequences of
-`--eval_tasks`, and the first rollout of each becomes a video in the run's directory.
+Needs `pip install 'amago[crafter]'`. After training, the same command with `--eval_mode` evaluates the agent on the sequences of
+goals in `--eval_tasks`, and writes a video of the first rollout of each to the run's directory.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -26,19 +26,17 @@ TASKS = ["collect_wood", "collect_sapling,place_plant,eat_cow", "collect_wood,pl
 
 
 def add_cli(parser: ArgumentParser) -> None:
-    parser.add_argument("--obs_kind", default="local", choices=OBS_KINDS, help="picture, picture without inventory, or cells")
-    parser.add_argument(
-        "--instructions", nargs="+", default=None, metavar="NAME", help="what goals are drawn from; all of them"
-    )
+    parser.add_argument("--obs_kind", default="local", choices=OBS_KINDS, help="image, image without inventory, or cells")
+    parser.add_argument("--instructions", nargs="+", default=None, metavar="NAME", help="goals to draw from; None: all")
     parser.add_argument("--min_goals", type=int, default=1, help="goals of a rollout, at least")
     parser.add_argument("--max_goals", type=int, default=5, help="goals of a rollout, at most")
     parser.add_argument("--time_limit", type=int, default=2000, help="steps of a rollout")
     parser.add_argument(
-        "--relabel", default="some", choices=STRATEGIES, help="how many missed goals to replace by what was done"
+        "--relabel", default="some", choices=STRATEGIES, help="how many missed goals to replace by what was achieved"
     )
     parser.add_argument("--eval_mode", action="store_true", help="do not train: evaluate on --eval_tasks, and write videos")
     parser.add_argument(
-        "--eval_tasks", nargs="+", default=TASKS, metavar="GOAL,GOAL", help="sequences of goals, each with commas between"
+        "--eval_tasks", nargs="+", default=TASKS, metavar="GOAL,GOAL", help="sequences of goals, separated by commas"
     )
     parser.add_argument("--eval_rollouts", type=int, default=8, help="rollouts of each task of --eval_tasks")
     parser.set_defaults(
@@ -80,7 +78,7 @@ def test(experiment: Experiment) -> None:
 
 
 def evaluate_tasks(args: Namespace) -> None:
-    """Each of ``--eval_tasks`` with the newest policy of the run, or that of ``--ckpt``."""
+    """Evaluate each of ``--eval_tasks`` with the newest policy of the run, or that of ``--ckpt``."""
     run = Path(args.buffer_dir, args.run_name)
     weights = run if args.ckpt is None else run / "ckpts" / "policy_weights" / f"policy_epoch_{args.ckpt}.pt"
     agent = load_policy(weights).agent

@@ -1,9 +1,9 @@
-"""Console games: levels of one game, or games of several consoles, through emulators (stable-retro).
+"""Console games: levels of one game, or games of several consoles, in emulators (stable-retro).
 
 python examples/17_retro_arcade.py --levels Airstriker-Genesis:Level1 --run_name retro --buffer_dir runs
 
-Needs `pip install 'amago[retro]'`. Airstriker comes with it; `python -m stable_retro.import DIRECTORY` adds ROMs that you own. Which game
-and level it is must be seen in the picture (the border's colour is that of the game), so short sequences do.
+Needs `pip install 'amago[retro]'`. It includes Airstriker; `python -m stable_retro.import DIRECTORY` adds ROMs that you own. The image
+shows which game and level it is (the colour of the border depends on the game), so short sequences are enough.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -23,14 +23,14 @@ def add_cli(parser: ArgumentParser) -> None:
         nargs="+",
         default=["Airstriker-Genesis-v0"],
         metavar="LEVEL",
-        help="to train on: GAME for its first level, GAME:LEVEL, or GAME:* for all",
+        help="training levels: GAME for its first level, GAME:LEVEL, or GAME:* for all",
     )
-    parser.add_argument("--test_levels", nargs="+", default=None, metavar="LEVEL", help="likewise; default: those of --levels")
-    parser.add_argument("--directory", default=None, help="of games of your own, as stable-retro keeps them")
+    parser.add_argument("--test_levels", nargs="+", default=None, metavar="LEVEL", help="test levels; None: --levels")
+    parser.add_argument("--directory", default=None, help="directory of your own games, in the layout of stable-retro")
     cli_utils.add_pixel_cli(parser)
     parser.add_argument("--resolution", type=int, default=84, help="height and width of the images, border included")
-    parser.add_argument("--frame_skip", type=int, default=4, help="frames that an action is held for")
-    parser.add_argument("--sticky_actions", type=float, default=0.25, help="chance that the buttons change a frame late")
+    parser.add_argument("--frame_skip", type=int, default=4, help="frames for which an action is repeated")
+    parser.add_argument("--sticky_actions", type=float, default=0.25, help="probability that the buttons change one frame late")
     parser.add_argument("--time_limit", type=cli_utils.whole_number, default=4500, help="steps of a rollout")
     parser.set_defaults(
         parallel_actors=8, timesteps_per_epoch=1000, grads_per_epoch=300, epochs=1000, memory_size=256, memory_layers=2,

@@ -1,4 +1,4 @@
-"""PointRobot: find a hidden goal by its rewards in the first attempt, go straight there in the next (meta-RL, continuous actions).
+"""PointRobot: find a hidden goal from rewards in the first attempt, go straight to it in the next (meta-RL, continuous actions).
 
 python examples/18_point_robot.py --traj_encoder gru --run_name point --buffer_dir runs
 """
@@ -14,9 +14,11 @@ from amago.experiment import Experiment
 def add_cli(parser: ArgumentParser) -> None:
     parser.add_argument("--k_episodes", type=int, default=3, help="attempts at each goal")
     parser.add_argument("--episode_length", type=int, default=8, help="steps of an attempt")
-    parser.add_argument("--goal_region", default="semicircle", choices=GOAL_REGIONS, help="where goals are drawn from")
+    parser.add_argument("--goal_region", default="semicircle", choices=GOAL_REGIONS, help="distribution of goals")
     parser.add_argument("--step_size", type=float, default=0.25, help="longest move along each axis")
-    parser.add_argument("--rewards", default="final", choices=REWARDS, help="of every step, or only of an attempt's last")
+    parser.add_argument(
+        "--rewards", default="final", choices=REWARDS, help="rewards in every step, or only in the last step of an attempt"
+    )
     parser.set_defaults(
         parallel_actors=64, timesteps_per_epoch=None, grads_per_epoch=50, epochs=120, batch_size=32, memory_size=64,
         memory_layers=2, learning_rate=5e-4,

@@ -1,4 +1,4 @@
-"""Three tasks at once whose returns are 1, 90 and 2,000: what `MultiTaskAgent` is for.
+"""Three tasks with returns of 1, 90 and 2,000 in one agent: a use of `MultiTaskAgent`.
 
 python examples/19_returns_of_any_size.py --agent_type multitask --run_name mixture --buffer_dir runs
 """
@@ -12,7 +12,7 @@ from amago.experiment import Experiment
 
 
 def add_cli(parser: ArgumentParser) -> None:
-    parser.add_argument("--task", default="all", choices=("all", *TASKS), help="one task alone, or all of them side by side")
+    parser.add_argument("--task", default="all", choices=("all", *TASKS), help="one task, or all of them")
     parser.set_defaults(
         agent_type="multitask", parallel_actors=48, timesteps_per_epoch=48, grads_per_epoch=50, epochs=80, memory_size=64,
         memory_layers=1, learning_rate=1e-3, batch_size=48, val_interval=5,

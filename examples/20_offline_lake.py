@@ -1,4 +1,4 @@
-"""Learn from recorded rollouts alone: a trained agent plays, and another one learns from what it left, without an environment.
+"""Learn from recorded rollouts only: record a trained agent, then train another one on the recording.
 
 python examples/20_offline_lake.py --recorder demo_out/transformer --run_name offline --buffer_dir runs
 
@@ -20,9 +20,11 @@ ACTORS = 24
 
 def add_cli(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--recorder", required=True, metavar="RUN", help="run or checkpoint whose policy plays, on the demo's lakes"
+        "--recorder", required=True, metavar="RUN", help="run or checkpoint of the agent to record, trained by amago demo"
     )
-    parser.add_argument("--rollouts", type=int, default=2_000, help="rollouts to record; those that RUN_NAME has already count")
+    parser.add_argument(
+        "--rollouts", type=int, default=2_000, help="rollouts to record, including those that RUN_NAME already has"
+    )
     parser.set_defaults(
         parallel_actors=ACTORS, timesteps_per_epoch=HORIZON, grads_per_epoch=100, epochs=20, memory_size=64, memory_layers=2,
         learning_rate=1e-3, val_interval=5,
@@ -30,7 +32,7 @@ def add_cli(parser: ArgumentParser) -> None:
 
 
 def record(args: Namespace) -> None:
-    """Fill ``buffer/protected`` of the run, which is sampled like the rest and never deleted."""
+    """Record rollouts into ``buffer/protected`` of the run, which is sampled like the rest and never deleted."""
     protected = Path(args.buffer_dir) / args.run_name / "buffer" / "protected"
     if any(protected.glob("*.safetensors")):
         return
@@ -54,7 +56,7 @@ def make_experiment(args: Namespace) -> Experiment:
     traj = cli_utils.switch_traj_encoder(config, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
     agent = cli_utils.switch_agent(config, args.agent_type, tau=0.005, online_coeff=0.0, offline_coeff=1.0)
     config |= {"Actor.d_hidden": 128, "NCritics.d_hidden": 128, "TformerTrajEncoder.n_heads": 4}
-    config |= {"Experiment.start_collecting_at_epoch": float("inf")}  # this learns and never collects
+    config |= {"Experiment.start_collecting_at_epoch": float("inf")}  # learn without collecting
     cli_utils.use_config(config, args.configs)
     return cli_utils.create_experiment_from_cli(
         args, make_env, make_env, max_seq_len=HORIZON, val_timesteps_per_epoch=2 * HORIZON + 1, tstep_encoder_type=tstep,

@@ -1,4 +1,4 @@
-"""What users get wrong, how each is caused, and what they are told: the table behind ``docs/errors.md``."""
+"""Mistakes of users, the code that makes each, and its error message: the table of ``docs/errors.md``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from amago.loading import DiskTrajDataset
 from amago.nets.traj_encoders import TformerTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
 from amago.run.checkpoint import CheckpointError
-from amago.run.checks import SettingsError, check_buffer, check_evaluation_spaces, warn_if_nothing_saved
+from amago.run.checks import SettingsError
 from amago.run.settings import REQUIRED
 from amago.spaces import NonFiniteError
 
@@ -37,8 +37,8 @@ class Case:
         group: heading of the table it belongs to.
         what: the mistake in words.
         kind: class of the error (or warning).
-        message: all of it; the directory of the run is called ``runs``.
-        cause: makes the mistake, in an empty directory.
+        message: the whole message, in which the empty directory is called ``runs``.
+        cause: makes the mistake in an empty directory.
     """
 
     group: str
@@ -48,11 +48,11 @@ class Case:
     cause: Cause
 
 
-# ---- how mistakes are made -------------------------------------------------------------------------------------------------
+# ---- mistakes ----------------------------------------------------------------------------------------------------------
 
 
 class Scripted(gym.Env[Any, Any]):
-    """Returns what it is told to."""
+    """Returns given values."""
 
     def __init__(self, observation_space: Any, action_space: Any, reset: Any, step: Any = None):
         self.observation_space, self.action_space = observation_space, action_space
@@ -72,7 +72,7 @@ TWO = gym.spaces.Discrete(2)
 
 
 def observing(space: Any, obs: Any) -> Cause:
-    """An environment whose reset gives this observation."""
+    """An environment whose reset returns this observation."""
     return lambda _: AMAGOEnv(Scripted(space, TWO, (obs, {})), "Mine").reset()
 
 
@@ -88,7 +88,7 @@ def stepping(step: Any) -> Cause:
 
 
 def acting(space: Any, action: Any) -> Cause:
-    """An agent that answers with this action."""
+    """An agent that takes this action."""
 
     def cause(_: Path) -> None:
         env = AMAGOEnv(Scripted(BOX, space, (GOOD, {})), "Mine")
@@ -119,20 +119,20 @@ def never() -> Any:
 
 
 def starting(**fields: Any) -> Cause:
-    """An `Experiment` that must be refused before it makes anything."""
+    """An `Experiment` that is refused before it creates a file or an environment."""
 
     def cause(root: Path) -> None:
         before = sorted(root.rglob("*"))
         try:
             tiny.experiment(root, never, **fields).start()
         finally:
-            assert sorted(root.rglob("*")) == before, "something was made"
+            assert sorted(root.rglob("*")) == before, "a file was created"
 
     return cause
 
 
 def started(**fields: Any) -> Cause:
-    """An `Experiment` whose start looks at its environments."""
+    """An `Experiment` that fails when its environments are started."""
     return lambda root: tiny.started(root, **fields)
 
 
@@ -163,21 +163,15 @@ def before_start(method: str, *arguments: Any) -> Cause:
 
 def other_buffer(root: Path) -> None:
     tiny.learned(root, tiny.cartpole, train_timesteps_per_epoch=40, train_batches_per_epoch=0).close()
-    e = tiny.started(root, tiny.tmaze)
-    check_buffer(e.dataset, *e._spaces[:2])
+    tiny.started(root, tiny.tmaze)
 
 
 def other_val_env(root: Path) -> None:
-    e = tiny.started(root, tiny.tmaze, make_val_env=tiny.cartpole, val_interval=1)
-    env = tiny.cartpole()
-    check_evaluation_spaces("make_val_env", env.observation_space, env.action_space, e._spaces[:2])
+    tiny.started(root, tiny.tmaze, make_val_env=tiny.cartpole, val_interval=1).evaluate_val()
 
 
 def nothing_ends(root: Path) -> None:
-    e = tiny.started(root, endless, train_timesteps_per_epoch=1_000)
-    e.collect_new_training_data()
-    e.dataset.on_end_of_collection()
-    warn_if_nothing_saved(e)
+    tiny.learned(root, endless, train_timesteps_per_epoch=1_000)
 
 
 def too_short(root: Path) -> None:
@@ -492,7 +486,7 @@ CASES = [
         GIN,
         "settings that are not in the zoo",
         ValueError,
-        "zoo/nothing: the zoo has no settings called 'zoo/nothing'; after zoo/ may stand " + ", ".join(ZOO),
+        "zoo/nothing: the zoo has no settings called 'zoo/nothing'; it has " + ", ".join(f"zoo/{name}" for name in ZOO),
         lambda _: config.parse_files(["zoo/nothing"]),
     ),
     Case(
@@ -856,7 +850,7 @@ CASES = [
         AROUND,
         "rollouts that never end, so that nothing is saved",
         UserWarning,
-        "no rollout ended within train_timesteps_per_epoch=1000 steps of each actor, so nothing was saved and there is nothing to learn from. If rollouts are longer, it comes with the epochs; if they never end, save them in pieces (traj_save_len=1000, say) or give the environment a time limit",
+        "no rollout ended within train_timesteps_per_epoch=1000 steps of each actor, so nothing was saved and there is nothing to learn from. If rollouts are longer than this, data will appear in later epochs; if they never end, save them in pieces (for example traj_save_len=1000) or give the environment a time limit",
         nothing_ends,
     ),
     Case(ORDER, "`learn()` before `start()`", RuntimeError, "call Experiment.start() before learn()", before_start("learn")),

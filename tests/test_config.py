@@ -128,7 +128,7 @@ def test_the_zoo_and_missing_files():
         config.clear()
         use_config({}, [f"zoo/{path.stem}"])
         assert config.bindings(), path
-    with pytest.raises(ValueError, match=r"the zoo has no settings called 'zoo/nothing'; after zoo/ may stand .*cartpole"):
+    with pytest.raises(ValueError, match=r"the zoo has no settings called 'zoo/nothing'; it has .*zoo/cartpole"):
         use_config({}, ["zoo/nothing"])
     with pytest.raises(ValueError, match=r"cannot read the gin file 'nowhere.gin'"):
         use_config({}, ["nowhere.gin"])

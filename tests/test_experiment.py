@@ -1,4 +1,4 @@
-"""What an `Experiment` does for its user, from start() to evaluate_test()."""
+"""The public behaviour of `Experiment`, from start() to evaluate_test()."""
 
 import json
 import math
@@ -83,7 +83,7 @@ def test_dark_attempts_and_maps_go_through(tmp_path):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A run of two epochs with everything that is written to disk."""
+    """A finished run of two epochs that writes all kinds of files."""
     config.clear()
     root = tmp_path_factory.mktemp("finished")
     e = learned(
@@ -502,7 +502,7 @@ def test_interact_takes_a_pool_of_ones_own(tmp_path):
 
 
 def trace(e):
-    """Everything that a run did, without the time it took."""
+    """All rows of the log, without times."""
     return [{k: v for k, v in r.items() if k != "wall_time"} for r in rows(e.run_dir)]
 
 
@@ -564,7 +564,7 @@ def test_bfloat16(tmp_path):
 
 
 def test_closing_gives_back_the_files_of_the_buffer(tmp_path):
-    """However long the object stays."""
+    """Although the object still exists."""
 
     def held():
         return [p for p in (os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")) if "buffer" in p]

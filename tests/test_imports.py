@@ -1,4 +1,4 @@
-"""Who may import whom, and what an import costs in modules."""
+"""Who may import whom, what an import costs and changes, and how long a function may be."""
 
 import ast
 import json
@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium as gym
+import numpy as np
 import pytest
 
 import amago
+from amago.envs import make_pool
 
 ROOT = Path(amago.__file__).parent
 LAYERS = [
@@ -32,6 +35,37 @@ FORBIDDEN = {
     "envs": {"nets", "loading", "agent", "ops"},
     "agent": {"store", "loading", "envs"},
 }
+
+MOST_LINES = 60  # of a function, without its docstring
+LONGER: dict[str, str] = {}
+# what a run may set, and an import may not
+PROCESS = """
+import ctypes, faulthandler, gc, json, locale, logging, multiprocessing, os, random, signal, sys, threading, warnings
+import numpy as np, torch
+
+calls = []
+sys.addaudithook(lambda event, args: calls.append(args[1]) if event == "ctypes.dlsym" else None)
+
+def state():
+    return {
+        "signal handlers": [str(signal.getsignal(s)) for s in sorted(signal.valid_signals())],
+        "malloc settings": [c for c in calls if c == "mallopt"],
+        "random numbers": [repr(random.getstate()), repr(np.random.get_state()), torch.get_rng_state().tolist()],
+        "torch": [torch.get_num_threads(), torch.get_num_interop_threads(), str(torch.get_default_dtype()), torch.is_grad_enabled(),
+                  torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision(), str(torch.get_default_device())],
+        "floating point errors": repr(np.geterr()),
+        "warnings": [repr(f) for f in warnings.filters if "amago" in repr(f)],
+        "loggers": [repr(logging.root.handlers), logging.root.level],
+        "excepthook": [repr(sys.excepthook), repr(threading.excepthook)],
+        "directory": os.getcwd(),
+        "environment": sorted(os.environ.items()),
+        "locale": locale.setlocale(locale.LC_ALL),
+        "threads": [t.name for t in threading.enumerate()],
+        "start method": multiprocessing.get_start_method(allow_none=True),
+        "collector": [gc.isenabled(), gc.get_threshold()],
+        "faulthandler": faulthandler.is_enabled(),
+    }
+"""
 
 
 def modules_of(path: Path) -> set[str]:
@@ -100,11 +134,93 @@ def modules_after(code: str) -> set[str]:
     return set(json.loads(out.stdout.splitlines()[-1]))
 
 
-def test_an_actor_never_imports_torch():
-    code = (
-        "import amago, amago.envs, amago.store, amago.data.trajectory, amago.envs.pool.worker, amago.envs.builtin.frozen_lake"
-    )
-    assert "torch" not in modules_after(code)
+@pytest.mark.parametrize("room", ["", ".envs", ".envs.pool.worker", ".envs.builtin", ".store", ".spaces", ".data.trajectory"])
+def test_rooms_of_actors_do_not_import_torch(room):
+    assert "torch" not in modules_after(f"import amago{room}")
+
+
+class Modules(gym.Env):
+    """Observes whether its process has imported torch."""
+
+    observation_space = gym.spaces.Box(0, 1, (1,))
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observe(), {}
+
+    def step(self, action):
+        return self.observe(), 0.0, False, False, {}
+
+    def observe(self):
+        return np.array(["torch" in sys.modules], np.float32)
+
+
+def test_an_actor_at_work_never_imports_torch(tmp_path):
+    recorder = {"save_trajs_to": str(tmp_path), "save_every": 3, "save_trajs_as": "segments"}
+    make_env = lambda: amago.envs.AMAGOEnv(Modules(), env_name="Modules")  # noqa: E731
+    exploration = amago.envs.EpsilonGreedy
+    pool = make_pool([make_env] * 2, "async", workers=1, exploration=exploration, recorder=recorder, seed=0)
+    try:
+        pool.reset()
+        for _ in range(8):  # two files are written on the way
+            pool.step(np.zeros((2, 1), np.int64))
+            assert not pool.obs["observation"].any(), "the worker's process has imported torch"
+    finally:
+        pool.close()
+    assert list(tmp_path.rglob("*"))
+
+
+def test_importing_changes_nothing_in_the_process():
+    code = f"""{PROCESS}
+before = state()
+import amago, amago.cli, amago.cli_utils, amago.experiment, amago.policy, amago.nets.mamba, amago.nets.flex_attention
+from amago import Experiment, Agent, load_policy
+print(json.dumps([before, state()]))
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    before, after = json.loads(out.stdout)
+    assert {k: v for k, v in after.items() if v != before[k]} == {}
+
+
+def test_importing_hooks_no_optimizer():
+    code = """
+import amago.cli_utils, amago.policy, amago.nets.mamba
+from torch.optim import optimizer
+print(len(optimizer._global_optimizer_pre_hooks), len(optimizer._global_optimizer_post_hooks))
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.split() == ["0", "0"]
+
+
+def functions() -> dict[str, int]:
+    """Lines of each function of the library, without its docstring."""
+    found = {}
+
+    def visit(node: ast.AST, within: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            name = within
+            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                name = f"{within}{'' if within.endswith(' ') else '.'}{child.name}"
+            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                first = child.body[0]
+                documented = ast.get_docstring(child) is not None
+                docstring = first.end_lineno - first.lineno + 1 if documented else 0
+                found[name] = child.end_lineno - child.lineno + 1 - docstring
+            visit(child, name)
+
+    for path in ROOT.rglob("*.py"):
+        visit(ast.parse(path.read_text()), f"{path.relative_to(ROOT.parent)}: ")
+    return found
+
+
+def test_functions_are_short():
+    lines = functions()
+    assert len(lines) > 1000
+    long = {name: n for name, n in lines.items() if n > MOST_LINES}
+    names = {name.partition(": ")[2] for name in long}
+    assert not {name: n for name, n in long.items() if name.partition(": ")[2] not in LONGER}, f"more than {MOST_LINES} lines"
+    assert set(LONGER) <= names, "short enough now: take these off the list LONGER"
 
 
 def test_optional_packages_are_imported_at_use():

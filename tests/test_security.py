@@ -27,6 +27,7 @@ from amago.run import checkpoint
 from amago.run.checkpoint import CheckpointError
 from amago.run.plots import read_metrics
 from amago.run.torch_archive import check_archive
+from amago.run.weights import load_into, load_weights
 from amago.spaces import describe, from_description
 from amago.store import TrajectoryStore
 
@@ -292,7 +293,7 @@ def test_weights_that_declare_too_much_are_refused_in_little_memory(tmp_path, ca
     name, make = WEIGHTS[case]
     make(tmp_path / name)
     with Memory() as memory, pytest.raises(CheckpointError, match=rf"{name} is not a readable file of weights"):
-        checkpoint.load_weights(tmp_path / name)
+        load_weights(tmp_path / name)
     assert memory.used < LIMIT
 
 
@@ -300,7 +301,7 @@ def test_a_tensor_that_repeats_itself_is_not_spelt_out(tmp_path):
     """A few bytes that stand for terabytes: its shape is compared before anything is copied."""
     torch.save({"weight": torch.zeros(1).expand(1 << 20, 1 << 20), "bias": torch.zeros(2)}, tmp_path / "w.pt")
     with Memory() as memory, pytest.raises(CheckpointError, match=r"weight has shape \(1048576, 1048576\)"):
-        checkpoint.load_into(torch.nn.Linear(3, 2), checkpoint.load_weights(tmp_path / "w.pt"), "w.pt")
+        load_into(torch.nn.Linear(3, 2), load_weights(tmp_path / "w.pt"), "w.pt")
     assert memory.used < LIMIT
 
 
@@ -311,7 +312,7 @@ def test_what_torch_writes_is_taken(tmp_path):
         f.seek(7)
         check_archive(f)
         assert f.tell() == 7
-    assert checkpoint.load_weights(path)["w"].tolist() == [0.0, 1.0, 2.0]
+    assert load_weights(path)["w"].tolist() == [0.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize(

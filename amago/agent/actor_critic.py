@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -14,32 +14,43 @@ from torch import Tensor, nn
 from amago import ops
 from amago.agent import diagnostics
 from amago.agent.base import AgentLoss, AgentValues, BaseAgent
-from amago.agent.options import check_gamma_idx, check_options, gammas_for
+from amago.agent.log_prob import log_prob_of_stored
+from amago.agent.options import ActorCriticOptions, check_gamma_idx, gammas_for
 from amago.agent.values import ValueRepresentation
 from amago.data.batch import Batch
 from amago.nets.popart import PopArtLayer
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
-from amago.spaces import ActionMask, check_mask
+from amago.spaces import check_mask
 
 
 class ActorCriticAgent(BaseAgent):
     """Actor and critic ensemble on a shared sequence model, trained for several discounts at once.
 
-    A subclass says what critics output (`values_type`), how discrete actions reach them (`exact_expectation`), and the defaults
-    of the arguments, which `amago.agent.Agent` describes.
+    A subclass sets what critics output (`values_type`), how discrete actions reach them (`exact_expectation`), and the
+    defaults of the options.
+
+    Args:
+        obs_space, rl2_space, action_space, max_seq_len, tstep_encoder_type, traj_encoder_type: see `BaseAgent`.
+        options: everything else.
+
+    Attributes:
+        options: as given.
+        gammas: (G,) discounts, the main one last.
+        actor, critics, target_actor, target_critics: instances of the chosen `amago.nets.actor_critic.BaseActorHead` and
+            `amago.nets.actor_critic.BaseCriticHead`, and their slow copies.
 
     Raises:
-        ValueError: an argument out of range, losses or parts that contradict each other.
+        ValueError: an option does not fit the spaces, or a policy gradient is asked of a distribution that has none.
     """
 
     values_type: ClassVar[type[ValueRepresentation]]
+    """How the outputs of critics represent returns."""
     exact_expectation: ClassVar[bool]
-    """Critics give the value of every discrete action, and the policy's probabilities weigh them; else they judge samples."""
+    """Discrete actions: critics give the value of each, weighted by the policy's probabilities; else they evaluate samples."""
 
     gammas: Tensor
-    # modules of the classes that the user chose; their contracts are BaseActorHead and BaseCriticHead
-    actor: Any
+    actor: Any  # the user's classes, which share no type that mypy could check beyond the two heads'
     critics: Any
     target_actor: Any
     target_critics: Any
@@ -53,75 +64,62 @@ class ActorCriticAgent(BaseAgent):
         max_seq_len: int,
         tstep_encoder_type: type[TstepEncoder],
         traj_encoder_type: type[TrajEncoder],
-        *,
-        num_critics: int,
-        num_critics_td: int,
-        online_coeff: float,
-        offline_coeff: float,
-        gamma: float,
-        use_multigamma: bool,
-        reward_multiplier: float,
-        tau: float,
-        n_step: int,
-        popart: bool,
-        use_target_actor: bool,
-        fake_filter: bool,
-        fbc_filter_func: Callable[[Tensor], Tensor],
-        num_actions_for_value_in_critic_loss: int,
-        num_actions_for_value_in_actor_loss: int,
-        actor_type: type[nn.Module],
-        critic_type: type[nn.Module],
-        pass_obs_keys_to_actor: Sequence[str],
-        rollout_gamma_idx: int,
+        options: ActorCriticOptions,
     ):
         super().__init__(obs_space, rl2_space, action_space, max_seq_len, tstep_encoder_type, traj_encoder_type)
-        check_options(
-            num_critics=num_critics, num_critics_td=num_critics_td, n_step=n_step, tau=tau, online_coeff=online_coeff,
-            offline_coeff=offline_coeff, reward_multiplier=reward_multiplier,
-            num_actions_for_value_in_critic_loss=num_actions_for_value_in_critic_loss,
-            num_actions_for_value_in_actor_loss=num_actions_for_value_in_actor_loss,
-        )  # fmt: skip
-        missing = [k for k in pass_obs_keys_to_actor if k not in obs_space.spaces]
+        missing = [k for k in options.pass_obs_keys_to_actor if k not in obs_space.spaces]
         if missing:
             raise ValueError(f"pass_obs_keys_to_actor names {missing}; the observations are {sorted(obs_space.spaces)}")
-        self.num_critics_td, self.online_coeff, self.offline_coeff = num_critics_td, online_coeff, offline_coeff
-        self.reward_multiplier, self.tau, self.n_step = reward_multiplier, tau, n_step
-        self.use_target_actor, self.fake_filter, self.filter = use_target_actor, fake_filter, fbc_filter_func
-        self.k_critic, self.k_actor = num_actions_for_value_in_critic_loss, num_actions_for_value_in_actor_loss
-        self.mask_key = ActionMask()
-        if self.mask_key is not None:
-            check_mask(self.mask_key, obs_space, self.action_spec)
-            pass_obs_keys_to_actor = [*pass_obs_keys_to_actor, self.mask_key]
-        self.pass_obs_keys_to_actor = tuple(dict.fromkeys(pass_obs_keys_to_actor))
-
-        spec, state_dim = self.action_spec, self.traj_encoder.emb_dim
+        spec = self.action_spec
+        gammas = gammas_for(spec.kind, options.gamma, options.use_multigamma)
+        check_gamma_idx("rollout_gamma_idx", options.rollout_gamma_idx, gammas)
+        self.options, self.rollout_gamma_idx = options, options.rollout_gamma_idx
+        self.num_critics_td = options.num_critics_td
+        self.online_coeff, self.offline_coeff = options.online_coeff, options.offline_coeff
+        self.reward_multiplier, self.tau, self.n_step = options.reward_multiplier, options.tau, options.n_step
+        self.use_target_actor = options.use_target_actor
+        self.fake_filter, self.filter = options.fake_filter, options.fbc_filter_func
+        self.k_critic, self.k_actor = options.num_actions_for_value_in_critic_loss, options.num_actions_for_value_in_actor_loss
         self.discrete = spec.kind == "discrete"
         self.exact = self.discrete and self.exact_expectation
-        gammas = gammas_for(spec.kind, gamma, use_multigamma)
-        check_gamma_idx("rollout_gamma_idx", rollout_gamma_idx, gammas)
-        self.rollout_gamma_idx = rollout_gamma_idx
+
         self.register_buffer("gammas", gammas, persistent=False)
-        heads = {"state_dim": state_dim, "action_dim": spec.dim, "action_kind": spec.kind, "gammas": gammas}
-        self.popart = PopArtLayer(gammas=len(gammas), enabled=popart)
-        self.critics = critic_type(**heads, num_critics=num_critics)
+        heads = {"state_dim": self.traj_encoder.emb_dim, "action_dim": spec.dim, "action_kind": spec.kind, "gammas": gammas}
+        self.popart = PopArtLayer(gammas=len(gammas), enabled=options.popart)
+        self.critics = options.critic_type(**heads, num_critics=options.num_critics)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
-        self.actor = actor_type(**heads)
+        self.actor = options.actor_type(**heads)
         self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
         self.values = self.values_type(self.critics, self.popart)
-        if online_coeff > 0 and not self.actor.policy_dist.actions_differentiable:
+        self.mask_key = self.actor.mask_key
+        straight = [*options.pass_obs_keys_to_actor]
+        if self.mask_key is not None:
+            check_mask(self.mask_key, obs_space, spec)
+            straight.append(self.mask_key)
+        self.pass_obs_keys_to_actor = tuple(dict.fromkeys(straight))
+        if options.online_coeff > 0 and not self.actor.policy_dist.actions_differentiable:
             raise ValueError(
-                f"online_coeff={online_coeff} asks for a policy gradient, but samples of {type(self.actor.policy_dist).__name__} "
-                f"carry none (they are not reparametrised): set {type(self).__name__}.online_coeff = 0 to train by filtered "
-                "behaviour cloning alone, or choose another distribution"
+                f"online_coeff={options.online_coeff} asks for a policy gradient, but samples of "
+                f"{type(self.actor.policy_dist).__name__} carry none (they are not reparametrised): set "
+                f"{type(self).__name__}.online_coeff = 0 to train by filtered behaviour cloning alone, or choose another distribution"
             )
 
     # ---- acting -------------------------------------------------------------------------------------------------------
 
+    policy_extras = ("log_prob",)
+
     def act(self, state: Tensor, obs: dict[str, Tensor], sample: bool, gamma_idx: int | None = None) -> Tensor:
+        return self.act_with_extras(state, obs, sample, (), gamma_idx)[0]
+
+    def act_with_extras(
+        self, state: Tensor, obs: dict[str, Tensor], sample: bool, names: Sequence[str], gamma_idx: int | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         g = self.rollout_gamma_idx if gamma_idx is None else gamma_idx
         check_gamma_idx("gamma_idx", g, self.gammas)
         pi = self.actor(state, straight_from_obs={k: obs[k] for k in self.pass_obs_keys_to_actor})
-        return pi.sample_action(sample)[..., g, :]
+        actions = pi.sample_action(sample)
+        extras = {"log_prob": log_prob_of_stored(pi, actions)[..., g]} if "log_prob" in names else {}
+        return actions[..., g, :], extras
 
     # ---- learning -----------------------------------------------------------------------------------------------------
 
@@ -168,8 +166,8 @@ class ActorCriticAgent(BaseAgent):
 
     @torch.no_grad()
     def get_values(self, batch: Batch) -> AgentValues:
-        """What the agent thinks of the actions of a batch, as `forward` does in evaluation mode (the agent's mode and running
-        statistics stay as they are)."""
+        """Values and filter weights of the actions of a batch, computed as `forward` does in evaluation mode. The agent's mode
+        and running statistics are left as they are."""
         was_training = self.training
         self.eval()
         try:
@@ -192,15 +190,15 @@ class ActorCriticAgent(BaseAgent):
         return (q_data - q_pi).mean(dim=2)
 
     def _filter_weight(self, like: Tensor, advantage: Tensor | None) -> Tensor:
-        """(B, L, G, 1) weights of behaviour cloning; ones where there is no filter."""
+        """The weights of behaviour cloning (B, L, G, 1); ones where there is no filter."""
         return torch.ones_like(like) if self.fake_filter or advantage is None else self.filter(advantage)
 
     def _td_target(self, next_state: Tensor, rews: Tensor, dones: Tensor, real: Tensor, straight: dict[str, Tensor]) -> Tensor:
-        """(B, L, 1, G, 1) n-step targets, bootstrapped with a random choice of target critics at a' ~ target policy."""
+        """n-step targets (B, L, 1, G, 1), bootstrapped with random target critics at actions a' of the target policy."""
         pi = (self.target_actor if self.use_target_actor else self.actor)(next_state, straight_from_obs=straight)
         actions = self._policy_actions(pi, self.k_critic)
         drawn = torch.randint(self.target_critics.num_critics, (self.num_critics_td,), device=next_state.device)
-        out = self.target_critics.of_drawn(next_state, actions, drawn)  # (K, B, L, drawn, G, O)
+        out = self.target_critics.evaluate_subset(next_state, actions, drawn)  # (K, B, L, drawn, G, O)
         q = self.values.returns(self.values.value(out).mean(dim=0))
         value = q.amin(dim=2, keepdim=True) if self.online_coeff > 0 else q.mean(dim=2, keepdim=True)
         gammas = self.gammas[:, None]
@@ -209,31 +207,42 @@ class ActorCriticAgent(BaseAgent):
         )
 
     def _like_policy(self, pi: Any, action: Tensor) -> Tensor:
-        """Stored actions (B, L, A) in the form of the policy's: (B, L, 1, A); with a mask (B, L, G, A), nothing on what is illegal."""
+        """Stored actions (B, L, A) clipped as those of the policy are: (B, L, 1, A). With a mask (B, L, G, A), with 0 at
+        illegal choices."""
         if self.mask_key is not None:
             return pi.clip_like_policy(action[:, :, None])  # type: ignore[no-any-return]
         return self.actor.policy_dist.clip_like_policy(action)[:, :, None]  # type: ignore[no-any-return]
 
     def _evaluate(self, state: Tensor, stored: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Critics' outputs (B, L, C, G, O) for stored actions (B, L, 1 or G, A), with gradient to critics and state; and the values
-        (B, L, C, G, 1), a mean over samples, of those that the policy has chosen (K, B, L, G, A), with gradient to these alone."""
-        if self.exact:  # both from one pass
+        """Evaluate the actions of the data and those of the policy.
+
+        Args:
+            state: (B, L, D).
+            stored: (B, L, 1 or G, A), actions of the data.
+            chosen: (K, B, L, G, A), actions of the policy.
+
+        Returns:
+            the critics' outputs (B, L, C, G, O) for ``stored``, with gradients to critics and state; the values
+            (B, L, C, G, 1) of ``chosen``, mean over K, with gradients to ``chosen`` alone.
+        """
+        if self.exact:  # one pass gives the values of all actions
             q = self.critics.all_values(state)  # (B, L, C, G, A)
             out = (q * stored[:, :, None]).sum(-1, keepdim=True)
             return out, self.values.value((q.detach() * chosen.unsqueeze(3)).sum(-1, keepdim=True)).mean(dim=0)
-        out, values = self.critics.judge(state, stored, chosen, self.values.value)
+        out, values = self.critics.evaluate(state, stored, chosen, self.values.value)
         return out, values.mean(dim=0)
 
     def _policy_actions(self, pi: Any, num: int, grad: bool = False) -> Tensor:
-        """(K, B, L, G, A) vectors that stand for the policy: its probabilities where expectations are exact, else samples."""
+        """Vectors (K, B, L, G, A) that represent the policy: its probabilities (K = 1) where expectations are exact, else
+        ``num`` samples."""
         if self.exact:
             return (pi.probs if grad else pi.probs.detach())[None]
         return torch.stack([pi.sample_vector(grad) for _ in range(num)])
 
     def _action_vectors(self, actions: Tensor) -> Tensor:
-        """Stored actions of a batch as float vectors (B, L, A)."""
+        """The actions of a batch as float vectors (B, L, A), from vectors or from their stored form (B, L, S)."""
         spec = self.action_spec
-        if actions.shape[-1] != spec.dim:  # in stored form: indices, perhaps beside numbers
+        if actions.shape[-1] != spec.dim:  # the stored form, with an index for each discrete part
             actions = torch.cat(
                 [
                     nn.functional.one_hot(actions[..., p.stored.start].long(), p.dim).float()

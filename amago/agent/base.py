@@ -1,8 +1,9 @@
-"""What every agent has: two encoders, an action space, and the two things asked of it (a loss, an action)."""
+"""The interface of agents: encoders, a loss for training, and actions for rollouts."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -30,12 +31,12 @@ class AgentLoss(NamedTuple):
 
 
 class AgentValues(NamedTuple):
-    """What an agent thinks of the actions of a batch, for each discount, all (B, L, G, 1); padding means nothing.
+    """Estimates for the actions of a batch and each discount, all (B, L, G, 1). Values at padded steps are undefined.
 
     Attributes:
         q: Q(s, a) of the stored action, in the environment's units of return, mean over critics.
         v: Q(s, a ~ pi), likewise.
-        advantage: as the filter sees it. Its units are the agent's own; its sign is that of q - v.
+        advantage: the filter's argument, in the agent's own units. Its sign is that of q - v.
         filter_weight: of the stored action in behaviour cloning.
         ensemble_spread: standard deviation of q over critics.
     """
@@ -48,12 +49,12 @@ class AgentValues(NamedTuple):
 
 
 class BaseAgent(nn.Module, ABC):
-    """Timestep encoder -> sequence model -> whatever the subclass trains.
+    """Timestep encoder and sequence model, on which a subclass trains its own networks.
 
     Args:
         obs_space: flat dict of boxes (`AMAGOEnv.observation_space`).
         rl2_space: box of width 1 + A (`AMAGOEnv.rl2_space`).
-        action_space: whatever `amago.spaces.action_spec` takes.
+        action_space: any space that `amago.spaces.action_spec` accepts.
         max_seq_len: transitions in a training sequence, and steps of memory when acting.
         tstep_encoder_type, traj_encoder_type: classes, built with their gin defaults.
     """
@@ -76,21 +77,50 @@ class BaseAgent(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, batch: Batch, log_step: bool = False) -> AgentLoss:
-        """The losses of a batch; with ``log_step`` also costly metrics."""
+        """The losses of a batch; if ``log_step``, with all metrics."""
 
     @abstractmethod
     def act(self, state: Tensor, obs: dict[str, Tensor], sample: bool, gamma_idx: int | None = None) -> Tensor:
-        """Sequence model's output (N, E) -> stored form of the action (N, S); ``obs`` is (N, ...), ``gamma_idx`` says which of the
-        agent's discounts acts (None: the one that it acts by in rollouts)."""
+        """Choose actions.
+
+        Args:
+            state: (N, E), output of the sequence model.
+            obs: {key: (N, ...)}.
+            sample: draw from the policy; else take its mode.
+            gamma_idx: index of the discount whose policy acts; None: that of rollouts.
+
+        Returns:
+            actions in their stored form (N, S).
+        """
+
+    policy_extras: tuple[str, ...] = ()
+    """Names of the extra fields (`amago.ExtraField` with ``source="policy"``) that `act_with_extras` computes."""
+
+    def act_with_extras(
+        self, state: Tensor, obs: dict[str, Tensor], sample: bool, names: Sequence[str], gamma_idx: int | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Choose actions as `act` does, and compute extra fields of them, before exploration changes the actions.
+
+        "log_prob" is the natural log-probability of the chosen action, (N,); a density for continuous actions. A subclass may
+        compute others: override this method, call ``super()``, and add their names to ``policy_extras``.
+
+        Args:
+            state, obs, sample, gamma_idx: as in `act`.
+            names: the declared extra fields with ``source="policy"``.
+
+        Returns:
+            actions in their stored form (N, S), and {name: (N, ...)}.
+        """
+        return self.act(state, obs, sample, gamma_idx), {}
 
     @property
     @abstractmethod
     def trainable_params(self) -> list[nn.Parameter]:
-        """The parameters that the optimizer updates: no targets."""
+        """The parameters that the optimizer updates; target networks are not among them."""
 
     @abstractmethod
     def soft_sync_targets(self) -> None:
-        """Let target networks follow by one step; called after each optimizer step."""
+        """Move the target networks towards the trained ones; called after each optimizer step."""
 
     def encode(self, batch: Batch, log: dict[str, Any] | None = None) -> Tensor:
         """States s_0..s_L of a batch, (B, L + 1, E)."""
@@ -110,7 +140,7 @@ class BaseAgent(nn.Module, ABC):
         """The memory of actors ``start`` to ``stop`` - 1, sharing storage.
 
         Raises:
-            NotImplementedError: the sequence model does not say how.
+            NotImplementedError: the sequence model does not implement it.
         """
         return self.traj_encoder.slice_hidden_state(hidden_state, start, stop)
 
@@ -132,14 +162,34 @@ class BaseAgent(nn.Module, ABC):
 
         Args:
             obs: {key: (N, ...)}; rl2s: (N, 1 + A); time_idxs: (N, 1).
-            hidden_state: from `init_hidden_state`, already reset where a rollout begins.
+            hidden_state: memory from `init_hidden_state` or the previous step, already reset where a rollout begins.
             sample: draw from the policy; else take its mode.
-            gamma_idx: which of the agent's discounts acts; None: the one that it acts by in rollouts. The memory is the same.
+            gamma_idx: index of the discount whose policy acts; None: that of rollouts. All discounts share the memory.
 
         Returns:
-            stored form of the actions (N, S), and the new memory.
+            actions in their stored form (N, S), and the new memory.
         """
+        state, hidden_state = self._next_state(obs, rl2s, time_idxs, hidden_state)
+        return self.act(state, obs, sample, gamma_idx), hidden_state
+
+    @torch.no_grad()
+    def get_actions_and_extras(
+        self,
+        obs: dict[str, Tensor],
+        rl2s: Tensor,
+        time_idxs: Tensor,
+        hidden_state: Any,
+        names: Sequence[str],
+        sample: bool = True,
+    ) -> tuple[Tensor, dict[str, Tensor], Any]:
+        """`get_actions` with the extra fields of these names (`act_with_extras`), before the new memory."""
+        state, hidden_state = self._next_state(obs, rl2s, time_idxs, hidden_state)
+        actions, extras = self.act_with_extras(state, obs, sample, names)
+        return actions, extras, hidden_state
+
+    def _next_state(self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any) -> tuple[Tensor, Any]:
+        """The sequence model's output (N, E) for one step, and the new memory."""
         steps = {k: v.unsqueeze(1) for k, v in obs.items()}
         emb = self.tstep_encoder(obs=steps, rl2s=rl2s.unsqueeze(1))
         states, hidden_state = self.traj_encoder(seq=emb, time_idxs=time_idxs.unsqueeze(1), hidden_state=hidden_state)
-        return self.act(states[:, 0], obs, sample, gamma_idx), hidden_state
+        return states[:, 0], hidden_state

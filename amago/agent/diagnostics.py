@@ -1,4 +1,4 @@
-"""Numbers about a training batch that tell whether learning goes well. Pure functions; nothing here affects training."""
+"""Metrics of a training batch. Pure functions; none of them affects training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def gamma_label(gamma: float) -> str:
 
 @torch.no_grad()
 def critic_metrics(q: Tensor, target: Tensor, gammas: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """Q in units of return, its spread over the ensemble, and the targets, per discount.
+    """Q and TD targets in units of return for each discount; the ensemble's spread and the TD error for the main one.
 
     Args:
         q: (B, L, C, G, 1) estimates; target: (B, L, 1, G, 1); mask: (B, L, 1).
@@ -49,7 +49,7 @@ def advantage_metrics(adv: Tensor, weight: Tensor, mask: Tensor) -> dict[str, Te
 
 @torch.no_grad()
 def batch_metrics(rews: Tensor, dones: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """What the sequences hold, before ``reward_multiplier``."""
+    """Rewards, before ``reward_multiplier``, and terminations (B, L, 1) of the sequences."""
     return {
         "Reward in Batch (mean)": ops.masked_mean(rews, mask),
         "Reward in Batch (max)": torch.where(mask, rews, -torch.inf).amax(),

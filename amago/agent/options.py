@@ -1,14 +1,18 @@
-"""Choices shared by agents: the discounts trained side by side, the filters of behaviour cloning, and what is refused."""
+"""Options of actor-critic agents, with their defaults; the discounts trained side by side; the filters of behaviour cloning."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import gin
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from amago import ops
+from amago.nets.actor_critic import Actor, NCritics, NCriticsTwoHot
 
 
 @gin.configurable(module="amago.agent")
@@ -21,7 +25,12 @@ def Multigammas(
 
 
 def gammas_for(kind: str, gamma: float, use_multigamma: bool) -> Tensor:
-    """(G,) discounts, the main one last.
+    """The discounts (G,) of an agent, the main one last.
+
+    Args:
+        kind: of the action space, see `amago.spaces.ActionSpec`.
+        gamma: the main discount.
+        use_multigamma: add those of `Multigammas`.
 
     Raises:
         ValueError: a discount outside [0, 1).
@@ -56,10 +65,11 @@ def leaky_relu_filter(
     clip_weights_low: float | None = None,
     clip_weights_high: float | None = None,
 ) -> Tensor:
-    """Imitate with weight beta x advantage where that is positive, and neg_slope times it, a slight push away from the action,
-    where it is negative; kept in [clip_weights_low, clip_weights_high] where those are given.
+    """Imitate with weight beta x advantage, times ``neg_slope`` where that is negative; kept in [clip_weights_low,
+    clip_weights_high] where those are given.
 
-    Nothing bounds how unlikely a pushed-away action of a continuous policy becomes: ``clip_weights_low=0`` only ever imitates.
+    A negative weight makes the action less likely, without a lower bound for continuous policies; ``clip_weights_low=0`` rules
+    negative weights out.
     """
     weights = torch.nn.functional.leaky_relu(beta * adv, negative_slope=neg_slope)
     if clip_weights_low is not None or clip_weights_high is not None:
@@ -67,25 +77,105 @@ def leaky_relu_filter(
     return weights
 
 
-def check_options(**options: float) -> None:
-    """Raise ValueError, naming the argument, for the first that is out of range, or if nothing would train the actor."""
-    for name, value in options.items():
-        if name == "tau":
-            if not 0.0 < value <= 1.0:
-                raise ValueError(f"{name} must lie in (0, 1], got {name}={value}")
-        elif name == "reward_multiplier":
-            if not value > 0.0:
-                raise ValueError(f"{name} must be positive, got {name}={value}")
-        elif name.endswith("_coeff"):
-            if value < 0:
-                raise ValueError(f"{name} must not be negative, got {name}={value}")
-        elif value < 1 or int(value) != value:
-            raise ValueError(f"{name} must be a whole number of at least 1, got {name}={value}")
-    if options["online_coeff"] == 0 and options["offline_coeff"] == 0:
-        raise ValueError("online_coeff and offline_coeff are both 0: nothing would train the actor")
-
-
 def check_gamma_idx(name: str, gamma_idx: int, gammas: Tensor) -> None:
-    """Raise ValueError, naming the argument and the discounts, for an index that none of them has."""
+    """Raise ValueError, with the argument's name and the discounts, unless ``gamma_idx`` is the index of one of them."""
     if not -len(gammas) <= gamma_idx < len(gammas):
         raise ValueError(f"{name}={gamma_idx} is the index of none of the discounts {[round(g, 6) for g in gammas.tolist()]}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorCriticOptions:
+    """Options of an `amago.agent.ActorCriticAgent`; the defaults are those of `amago.agent.Agent`.
+
+    Every field is a keyword argument of the agents and can be bound in gin, as ``amago.agent.Agent.reward_multiplier = 100``.
+
+    Attributes:
+        num_critics: C, size of the ensemble.
+        num_critics_td: number of critics drawn at random (with replacement) for a target. Their minimum is taken if
+            ``online_coeff`` > 0, else their mean (Chen et al. 2021, arXiv 2101.05982).
+        online_coeff: weight of the policy-gradient loss -min_C Q(s, a ~ pi).
+        offline_coeff: weight of the filtered behaviour cloning loss -f(A) log pi(a | s).
+        gamma: main discount, the last of the agent's discounts.
+        use_multigamma: train the discounts of `Multigammas` too.
+        reward_multiplier: scales rewards in the losses, nowhere else.
+        tau: share of the online networks that enters the target networks at each update.
+        n_step: number of rewards in a TD target.
+        popart: normalise returns by `amago.nets.popart.PopArtLayer`.
+        use_target_actor: take the action of a TD target from the target actor instead of the trained one.
+        fake_filter: f = 1, plain behaviour cloning.
+        fbc_filter_func: f, from advantages (B, L, G, 1) to weights.
+        num_actions_for_value_in_critic_loss: number of actions sampled from the policy for the value in a TD target. Policies
+            over one discrete choice need none in `Agent`: their expectation is exact.
+        num_actions_for_value_in_actor_loss: the same for the value in the actor's loss.
+        actor_type: a subclass of `amago.nets.actor_critic.BaseActorHead`.
+        critic_type: a subclass of `amago.nets.actor_critic.BaseCriticHead`.
+        pass_obs_keys_to_actor: keys of observations that the actor reads beside the state. The key of an
+            `amago.spaces.ActionMask` is added to them.
+        rollout_gamma_idx: index, among the agent's discounts, of the policy that acts in rollouts; -1 is the main discount.
+
+    Raises:
+        ValueError: a number is out of range, or both losses are switched off. The message names the option.
+    """
+
+    num_critics: int = 4
+    num_critics_td: int = 2
+    online_coeff: float = 1.0
+    offline_coeff: float = 0.1
+    gamma: float = 0.999
+    use_multigamma: bool = True
+    reward_multiplier: float = 10.0
+    tau: float = 0.003
+    n_step: int = 1
+    popart: bool = True
+    use_target_actor: bool = True
+    fake_filter: bool = False
+    fbc_filter_func: Callable[[Tensor], Tensor] = binary_filter
+    num_actions_for_value_in_critic_loss: int = 1
+    num_actions_for_value_in_actor_loss: int = 1
+    actor_type: type[nn.Module] = Actor
+    critic_type: type[nn.Module] = NCritics
+    pass_obs_keys_to_actor: Sequence[str] = ()
+    rollout_gamma_idx: int = -1
+
+    def __post_init__(self) -> None:
+        for name in (
+            "num_critics", "num_critics_td", "n_step", "num_actions_for_value_in_critic_loss", "num_actions_for_value_in_actor_loss",
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if value < 1 or int(value) != value:
+                raise ValueError(f"{name} must be a whole number of at least 1, got {name}={value}")
+        if not 0.0 < self.tau <= 1.0:
+            raise ValueError(f"tau must lie in (0, 1], got tau={self.tau}")
+        if not self.reward_multiplier > 0.0:
+            raise ValueError(f"reward_multiplier must be positive, got reward_multiplier={self.reward_multiplier}")
+        for name in ("online_coeff", "offline_coeff"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {name}={getattr(self, name)}")
+        if self.online_coeff == self.offline_coeff == 0:
+            raise ValueError("online_coeff and offline_coeff are both 0: nothing would train the actor")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiTaskOptions(ActorCriticOptions):
+    """The defaults of `amago.agent.MultiTaskAgent`: behaviour cloning alone, three sampled actions, classified returns."""
+
+    online_coeff: float = 0.0
+    offline_coeff: float = 1.0
+    num_actions_for_value_in_actor_loss: int = 3
+    critic_type: type[nn.Module] = NCriticsTwoHot
+
+
+def with_options(options_type: type[ActorCriticOptions]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorator of an ``__init__(self, ..., **options)``: its signature then shows the fields of ``options_type``.
+
+    gin, help texts and `inspect.signature` read names and defaults from there.
+    """
+
+    def decorate(init: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in inspect.signature(init).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        fields = inspect.signature(options_type).parameters.values()
+        marked: Any = init
+        marked.__signature__ = inspect.Signature([*own, *fields], return_annotation=None)
+        return init
+
+    return decorate

@@ -1,8 +1,6 @@
-"""How a critic's output stands for a return.
+"""How the outputs of critics represent returns: as scalars (`PopArtValues`) or as distributions over bins (`TwoHotValues`).
 
-A *value representation* answers what the narrative of an agent asks of its critics, and nothing else. What passes
-between its methods is a *value* (..., G, 1): the number of which means over samples and critics are taken, and whose differences
-are advantages.
+A *value* (..., G, 1) is the quantity that is averaged over samples and critics, and whose differences are advantages.
 """
 
 from __future__ import annotations
@@ -18,10 +16,10 @@ from amago.nets.popart import PopArtLayer
 
 
 class ValueRepresentation(ABC):
-    """See this module; one for a pair of critics and PopArt statistics.
+    """Converts between critics' outputs, values and returns; one for each pair of critics and PopArt statistics.
 
     Args:
-        critics: makes outputs (..., C, G, O).
+        critics: their outputs are (..., C, G, O).
         popart: running statistics of the targets.
     """
 
@@ -38,28 +36,28 @@ class ValueRepresentation(ABC):
 
     @abstractmethod
     def objective(self, value: Tensor) -> Tensor:
-        """Values -> what the policy gradient raises: normalised returns, whose scale does not depend on the rewards."""
+        """Values -> the objective of the policy gradient: normalised returns, whose scale does not depend on the rewards."""
 
     @abstractmethod
     def loss(self, out: Tensor, target: Tensor) -> Tensor:
-        """Outputs (B, L, C, G, O) against returns (B, L, 1, G, 1); (B, L, C, G, 1)."""
+        """The loss (B, L, C, G, 1) of outputs (B, L, C, G, O) for target returns (B, L, 1, G, 1)."""
 
     def observe(self, target: Tensor, mask: Tensor) -> None:
         """Update the statistics with targets (B, L, 1, G, 1) where ``mask`` is True."""
         self.popart.update_stats(target, mask)
 
     def metrics(self, target: Tensor, mask: Tensor) -> dict[str, Tensor]:
-        """What a log should say about targets (B, L, 1, G, 1), beyond what it says of any agent's; ``mask`` is (B, L, 1)."""
+        """Metrics of targets (B, L, 1, G, 1) that only this representation has; ``mask`` is (B, L, 1)."""
         return {}
 
 
 class PopArtValues(ValueRepresentation):
     """Scalar critics whose returns are normalised per discount by PopArt (van Hasselt et al. 2016, arXiv 1602.07714).
 
-    Values are the critics' outputs as they are: of nearly constant scale, which keeps advantages comparable over training.
+    A value is the critic's raw output. Its scale is nearly constant, which keeps advantages comparable over training.
 
     Raises:
-        ValueError: the critics classify.
+        ValueError: the critics output bins.
     """
 
     def __init__(self, critics: Any, popart: PopArtLayer):
@@ -86,7 +84,7 @@ class TwoHotValues(ValueRepresentation):
     Their loss does not depend on the scale of the returns. PopArt's statistics only normalise the policy gradient's objective.
 
     Raises:
-        ValueError: the critics do not classify.
+        ValueError: the critics do not output bins.
     """
 
     def __init__(self, critics: Any, popart: PopArtLayer):

@@ -1,4 +1,4 @@
-"""The ``amago`` command: one module a subcommand, imported only when it runs."""
+"""The ``amago`` command. Each subcommand is a module, imported only when it runs, with ``add_arguments`` and ``run``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import importlib
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 
 from amago import __version__
@@ -19,16 +18,17 @@ COMMANDS = {
 }
 
 
-def _while_at_work(err: BaseException) -> bool:
-    """Whether an error came out of training or evaluation, where only its traceback says enough."""
-    names = {frame.f_code.co_name for frame, _ in traceback.walk_tb(err.__traceback__)}
-    return bool(names & {"learn", "evaluate_test", "evaluate"})
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line.
+
+    Args:
+        argv: the words after ``amago``; None: ``sys.argv[1:]``.
+
+    Returns:
+        the exit code: 0, or 2 after a mistake in the arguments, which is printed without a traceback.
+    """
     argv = list(sys.argv[1:] if argv is None else argv)
-    # threads that wait for work must not keep cores busy that environments and other programs want (before torch is imported)
+    # OpenMP threads that spin while they wait take cores from the environments; it must be set before torch is imported
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     parser = argparse.ArgumentParser(
         prog="amago",
@@ -41,17 +41,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         sub = commands.add_parser(
             name, help=summary, description=summary, formatter_class=argparse.ArgumentDefaultsHelpFormatter
         )
-        if argv[:1] == [name]:  # the others stay unimported
+        if argv[:1] == [name]:
             module = importlib.import_module(f"amago.cli.{name}")
             module.add_arguments(sub)
             sub.set_defaults(subcommand=module.run)  # "run" is an argument of eval
     args = parser.parse_args(argv)
+    from amago.cli_utils.errors import raised_while_running  # these import torch, which --help does without
     from amago.run.checkpoint import CheckpointError
 
     try:
         return int(args.subcommand(args) or 0)
     except (CheckpointError, ValueError, TypeError, ImportError) as err:
-        if _while_at_work(err):
+        if raised_while_running(err):
             raise
         print(f"amago {args.command}: {err}", file=sys.stderr)
         return 2

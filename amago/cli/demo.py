@@ -1,4 +1,4 @@
-"""``amago demo``: watch an agent learn to adapt, in a few minutes on two cores."""
+"""``amago demo``: train a small agent with memory for a few minutes, and draw how it adapts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import Any
 
 from amago import cli_utils, config
 from amago.cli_utils import whole_number
+from amago.cli_utils.errors import running
 from amago.envs import AMAGOEnv
 from amago.envs.builtin.frozen_lake import MetaFrozenLake
 from amago.experiment import Experiment
 from amago.loading import DiskTrajDataset
+from amago.run.evaluate import AVERAGE_RETURN
 from amago.run.plots import plot_adaptation, read_metrics
 
 SIZE, ATTEMPTS, STEPS = 3, 6, 9
@@ -25,22 +27,26 @@ def add_arguments(parser: ArgumentParser) -> None:
         f"Train a Transformer agent on Meta-FrozenLake: {ATTEMPTS} attempts at a {SIZE}x{SIZE} lake whose holes it cannot see. Prints a "
         "table of success by attempt and leaves a picture of it, and of the learning curve."
     )
-    parser.add_argument("--out", type=Path, default=Path("demo_out"), help="directory for the run and the picture")
-    parser.add_argument("--minutes", type=float, default=5.0, help="stop training after so many minutes")
-    parser.add_argument("--epochs", type=whole_number, default=60, help="stop training after so many epochs of 50 updates")
+    parser.add_argument("--out", type=Path, default=Path("demo_out"), help="directory of the run and the picture")
+    parser.add_argument("--minutes", type=float, default=5.0, help="minutes of training, at most")
+    parser.add_argument("--epochs", type=whole_number, default=60, help="epochs of training, at most, with 50 updates each")
     parser.add_argument("--compare", action="store_true", help="train the same agent without memory too (twice the time)")
-    parser.add_argument("--seed", type=whole_number, default=0, help="of everything random")
+    parser.add_argument("--seed", type=whole_number, default=0, help="seed of all random numbers")
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
 
 
 def make_env() -> AMAGOEnv:
-    """One unknown lake after another, six attempts at each."""
+    """A new random lake in every rollout, with six attempts at it."""
     lake = MetaFrozenLake(size=SIZE, k_episodes=ATTEMPTS, max_episode_steps=STEPS)
     return AMAGOEnv(lake, env_name=f"MetaFrozenLake-{SIZE}x{SIZE}")
 
 
 class TimedExperiment(Experiment):
-    """Stops learning when its time is up; the epoch that is under way is finished."""
+    """An experiment that stops learning at the end of the epoch in which its time is up.
+
+    Attributes:
+        deadline: when the time is up, on the clock of ``time.monotonic``.
+    """
 
     deadline: float = float("inf")
 
@@ -51,9 +57,10 @@ class TimedExperiment(Experiment):
 
 
 def make_experiment(out: Path, traj_encoder: str, args: Namespace) -> TimedExperiment:
-    """A small agent: 64 wide, 2 layers."""
+    """An experiment with a small agent: width 64, 2 layers."""
     settings: dict[str, Any] = {}
-    # without hide_rl2s the reward that opens an attempt says how the one before ended: one bit of memory for every agent
+    # hide_rl2s: the reward that comes with the first observation of an attempt would tell how the last attempt ended,
+    # even to an agent without memory
     tstep = cli_utils.switch_tstep_encoder(settings, "ff", n_layers=1, d_hidden=128, d_output=64, hide_rl2s=True)
     traj = cli_utils.switch_traj_encoder(settings, traj_encoder, memory_size=64, layers=2)
     if traj_encoder == "transformer":
@@ -81,17 +88,17 @@ def train_and_test(out: Path, traj_encoder: str, args: Namespace) -> tuple[dict[
         experiment.start()
         try:
             experiment.deadline = time.monotonic() + 60.0 * args.minutes
-            experiment.learn()
-            metrics = experiment.evaluate_test(make_env, timesteps=40 * HORIZON + 1)
+            with running():
+                experiment.learn()
+                metrics = experiment.evaluate_test(make_env, timesteps=40 * HORIZON + 1)
         finally:
             experiment.close()
-    name = "Average Total Return (Across All Env Names)"
-    rows = [r for r in read_metrics(out / traj_encoder) if r["section"] == "rollout" and name in r["values"]]
-    return metrics, [(r["env_steps"], r["values"][name]) for r in rows]
+    rows = [r for r in read_metrics(out / traj_encoder) if r["section"] == "rollout" and AVERAGE_RETURN in r["values"]]
+    return metrics, [(r["env_steps"], r["values"][AVERAGE_RETURN]) for r in rows]
 
 
 def success_by_attempt(metrics: dict[str, float]) -> list[float]:
-    """Success rates of attempts 0 .. k - 1 from named metrics."""
+    """The success rates of attempts 0 to k - 1, in this order."""
     return [next(v for k, v in metrics.items() if f"Attempt {i} Success" in k) for i in range(ATTEMPTS)]
 
 

@@ -11,26 +11,30 @@ import gymnasium as gym
 from amago.cli.gym_env import GymEnv
 from amago.cli.train import ARGS_FILE
 from amago.cli_utils import whole_number
+from amago.cli_utils.errors import running
 from amago.envs import AMAGOEnv
 from amago.envs.pool import make_pool
 from amago.policy import Policy, find_run, load_policy
 from amago.run.checkpoint import CheckpointError
 from amago.run.console import metrics_table
 from amago.run.evaluate import evaluate
+from amago.spaces import space_differences
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.description = "Evaluate an agent that 'amago train' trained. Example: amago eval runs/demo --episodes 100"
     parser.add_argument("run", help="run directory (its latest policy), or one of its checkpoints")
-    parser.add_argument("--env", default=None, help="evaluate on another environment than it was trained on")
-    parser.add_argument("--episodes", type=whole_number, default=40, help="rollouts to average over, at least")
-    parser.add_argument("--actors", type=whole_number, default=8, help="environments side by side")
-    parser.add_argument("--greedy", action="store_true", help="take the policy's mode instead of sampling from it")
+    parser.add_argument("--env", default=None, help="id of the environment; None: the one that it was trained on")
+    parser.add_argument("--episodes", type=whole_number, default=40, help="rollouts to evaluate, at least")
+    parser.add_argument("--actors", type=whole_number, default=8, help="number of environments that run in parallel")
+    parser.add_argument("--greedy", action="store_true", help="take the mode of the policy instead of sampling from it")
     parser.add_argument(
-        "--gamma", type=float, default=None, help="which of the discounts acts, such as 0.9; None: that of rollouts"
+        "--gamma", type=float, default=None, help="discount whose policy acts, such as 0.9; None: that of rollouts"
     )
-    parser.add_argument("--device", default="cpu", help="where to compute, such as cuda:0")
-    parser.add_argument("--seed", type=whole_number, default=None, help="of the environments and the policy")
+    parser.add_argument("--device", default="cpu", help="where the networks compute, such as cuda:0")
+    parser.add_argument(
+        "--seed", type=whole_number, default=None, help="seed of the environments and the policy; None: not fixed"
+    )
     parser.add_argument("--render", action="store_true", help="show one environment in a window")
 
 
@@ -49,10 +53,11 @@ def run(args: Namespace) -> int:
     makers = [(lambda: make_env(render_mode="human"))] if args.render else [make_env] * actors
     pool = make_pool(makers, env_mode="sync", parallel_actors=actors, seed=args.seed)
     try:
-        metrics = evaluate(
-            policy.agent, pool, steps * (args.actors if args.render else 1), sample=not args.greedy,
-            device=args.device, seed=args.seed, progress=True,
-        )  # fmt: skip
+        with running():
+            metrics = evaluate(
+                policy.agent, pool, steps * (args.actors if args.render else 1), sample=not args.greedy,
+                device=args.device, seed=args.seed, progress=True,
+            )  # fmt: skip
     finally:
         pool.close()
     print(metrics_table(metrics, title=f"{make_env.env_id}: {weights}"))
@@ -63,12 +68,12 @@ def _check_fits(env_id: str, env: AMAGOEnv, policy: Policy) -> None:
     def shapes(space: gym.spaces.Dict) -> dict[str, tuple[int, ...] | None]:
         return {k: s.shape for k, s in space.spaces.items()}
 
-    mine, theirs = shapes(policy.observation_space), shapes(env.observation_space)
-    spec = policy.agent.action_spec
-    if mine != theirs or (spec.kind, spec.dim) != (env.action_spec.kind, env.action_spec.dim):
+    spaces = env.observation_space, env.action_space
+    if space_differences((policy.observation_space, policy.action_space), spaces, dtypes=False):
+        trained, found = shapes(policy.observation_space), shapes(env.observation_space)
         raise ValueError(
-            f"the policy was trained for observations {mine} and actions {policy.action_space}, but {env_id} has observations "
-            f"{theirs} and actions {env.action_space}"
+            f"the policy was trained for observations {trained} and actions {policy.action_space}, but {env_id} has observations "
+            f"{found} and actions {env.action_space}"
         )
 
 

@@ -1,4 +1,4 @@
-"""A Gymnasium environment by its id, as the commands build it."""
+"""Gymnasium environments by their ids."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from amago.envs import AMAGOEnv
 
 @dataclass(frozen=True)
 class GymEnv:
-    """Calling it makes the environment; picklable, so that it can be made in another process.
+    """A picklable function that makes a registered environment.
 
     Args:
-        env_id: registered id.
-        max_steps: truncate rollouts after so many steps; None keeps the environment's own limit.
+        env_id: its id.
+        max_steps: rollouts are truncated after this many steps; None: the environment's own limit.
     """
 
     env_id: str
@@ -29,6 +29,6 @@ class GymEnv:
         return AMAGOEnv(env, env_name=self.env_id)
 
     def horizon(self, env: AMAGOEnv) -> int:
-        """Steps after which a rollout ends at the latest; 1000 where the environment does not say."""
+        """The time limit of rollouts in steps; 1000 for an environment without one."""
         limit = env.unwrapped.spec.max_episode_steps if env.unwrapped.spec is not None else None
         return self.max_steps or limit or 1000

@@ -1,4 +1,4 @@
-"""Action spaces as one writes them on a command line, and the other way round."""
+"""Action spaces as text, for ``amago buffer import --action-space``."""
 
 from __future__ import annotations
 
@@ -17,54 +17,68 @@ from amago.spaces.actions import action_spec
 KINDS = "discrete:N, multidiscrete:N,N,.., box:LOW,HIGH, bits, tuple(SPACE;SPACE;..) or dict(NAME=SPACE;..)"
 DETAILS = """\
 a SPACE is one of
-  discrete:N                  one of 0 to N-1; or discrete:FIRST..LAST
-  multidiscrete:N,N,..        several of these; FIRST..LAST here too
-  box:LOW,HIGH,SIZE           numbers: so many (6), or of a shape (2x3)
-  bits:SIZE                   bits, likewise
-  'tuple(SPACE;SPACE;..)'     several spaces, nested or not; in quotes, as
-  'dict(NAME=SPACE;..)'       the shell would read ( and ; itself
-Without ,SIZE or :SIZE, a box or bits is one number inside a tuple or dict,
-else of the shape that the recording has. The numbers of a tuple or dict lie
-side by side in each row of actions, in the order written here; or an .npz
-file has an array actions/NAME for each part ("arm/grip" for a part of a part,
-"0", "1", .. for those of a tuple). Example:
+  discrete:N                  an index from 0 to N-1; or discrete:FIRST..LAST
+  multidiscrete:N,N,..        several indices; FIRST..LAST here too
+  box:LOW,HIGH,SIZE           numbers; SIZE is their count (6) or shape (2x3)
+  bits:SIZE                   bits; SIZE likewise
+  'tuple(SPACE;SPACE;..)'     several spaces, which may be nested; quoted,
+  'dict(NAME=SPACE;..)'       because the shell would interpret ( and ;
+Without a SIZE, box and bits have the shape of the recorded actions; inside a
+tuple or dict they are one number. The numbers of a tuple or dict lie side by
+side in each row of actions, in the order written here; or an .npz file has an
+array actions/NAME for each part ("arm/grip" for a part of a part, "0", "1", ..
+for those of a tuple). Example:
   --action-space 'dict(drive=discrete:3; steer=box:-30,30; switches=bits:2)'
 """
 
-_MOST = 1 << 20  # numbers of one part
-_DEEPEST = 20  # tuples and dicts inside each other
-_LONG = 200  # characters of a text that a message quotes
-_NUMBER = r"-?[0-9]{1,15}"
-_NAME = r"[\w.-]+"
+_MAX_NUMBERS = 1 << 20  # numbers in a box or bits, choices of an index
+_MAX_DEPTH = 20  # of nested tuples and dicts
+_MAX_QUOTED = 200  # characters of the text that a message quotes
+_INDEX = r"(?:-?[0-9]{1,15}\.\.)?-?[0-9]{1,15}"
+_SIZE = r"[1-9][0-9]{0,6}(?:x[1-9][0-9]{0,6}){0,7}"
+_FORMS = {  # kind -> (pattern of what follows it, how to write it)
+    "discrete": (rf":\s*({_INDEX})", "discrete:N with N at least 1, or discrete:FIRST..LAST"),
+    "multidiscrete": (
+        rf":\s*({_INDEX}(?:\s*,\s*{_INDEX})*)",
+        "multidiscrete:N,N,.. with each N at least 1, or FIRST..LAST in its place",
+    ),
+    "box": (
+        rf":\s*([^,]+),([^,]+?)(?:,\s*({_SIZE}))?",
+        "box:LOW,HIGH with numbers LOW below HIGH, or box:LOW,HIGH,SIZE with a SIZE such as 6 or 2x3",
+    ),
+    "bits": (rf"(?::\s*({_SIZE}))?", "bits, or bits:SIZE with a SIZE such as 6 or 2x3"),
+    "tuple": (r"\s*\((.*)\)", "tuple(SPACE;SPACE;..), with a SPACE on each side of every semicolon"),
+    "dict": (r"\s*\((.*)\)", "dict(NAME=SPACE;..), with names of letters, digits, _, - and ."),
+}
 
 
-class _Wrong(Exception):
-    def __init__(self, part: str, right: str) -> None:
-        self.part, self.right = part, right
+class _SyntaxError(Exception):
+    def __init__(self, part: str, problem: str) -> None:
+        self.part, self.problem = part, problem
 
 
 def parse_space(text: str, shape: tuple[int, ...] = (1,)) -> gym.Space[Any]:
-    """The space that a text stands for; `DETAILS` explains the syntax.
+    """Read an action space from text; `DETAILS` explains the syntax.
 
     Args:
         text: such as "discrete:4", "multidiscrete:3,4", "tuple(discrete:3; box:-1,1)".
-        shape: of a box or of bits without a size. Inside a tuple or dict that is one number.
+        shape: of a box or of bits without a size; inside a tuple or dict it is (1,).
 
     Returns:
         a Discrete, MultiDiscrete, Box (float32) or MultiBinary, or a Tuple or Dict of these. A Dict keeps the order of the text.
 
     Raises:
-        ValueError: the text means nothing; the message quotes the part at fault and says what would be right there.
+        ValueError: the text is not a space; the message quotes the wrong part and says how to write it.
     """
     try:
-        return _space(text.strip(), shape, 0)
-    except _Wrong as wrong:
-        within = "" if wrong.part == text.strip() else f" in {_quoted(text)}"
-        raise ValueError(f"{_quoted(wrong.part)}{within} is no action space: {wrong.right}") from None
+        return _parse(text.strip(), shape, 0)
+    except _SyntaxError as err:
+        within = "" if err.part == text.strip() else f" in {_quoted(text)}"
+        raise ValueError(f"{_quoted(err.part)}{within} is not an action space: {err.problem}") from None
 
 
 def space_argument(text: str) -> str:
-    """An argument type: what `parse_space` reads, left as it is, since the recording may have to say a size."""
+    """The type of ``--action-space``: checks the text and returns it. It is parsed later, when the shape of actions is known."""
     try:
         parse_space(text)
     except ValueError as err:
@@ -76,38 +90,35 @@ def fitted(space: gym.Space[Any] | str | None, actions: Any, path: Path) -> gym.
     """The space of recorded actions.
 
     Args:
-        space: what is known of it: all, a text for `parse_space`, or nothing: then it is a Box from -1 to 1.
+        space: the space, a text for `parse_space`, or None: a Box from -1 to 1.
         actions: (N, ...), or {part: (N, ...)}.
-        path: names them in errors.
+        path: the file of the actions, for messages.
 
     Raises:
-        ValueError: it cannot be a Box from -1 to 1.
+        ValueError: the space is None, and the actions are not numbers from -1 to 1.
     """
     if isinstance(space, gym.Space):
         return space
     if isinstance(actions, dict):
         if space is None:
             raise ValueError(
-                f"{path} has actions/{', actions/'.join(sorted(actions))}; say what they are with --action-space "
+                f"{path} has actions/{', actions/'.join(sorted(actions))}; name their spaces with --action-space "
                 "'dict(NAME=SPACE;..)' or --env"
             )
         return parse_space(space)
     if space is None:
         if actions.dtype.kind != "f" or not np.abs(actions).max(initial=0.0) <= 1:
             raise ValueError(
-                f"{path}: actions of dtype {actions.dtype} and shape {actions.shape} are not in a Box from -1 to 1; say what they are with "
-                f"--action-space ({KINDS}) or --env"
+                f"{path}: actions of dtype {actions.dtype} and shape {actions.shape} are not in a Box from -1 to 1; name their space "
+                f"with --action-space ({KINDS}) or --env"
             )
         space = "box:-1,1"
     return parse_space(space, actions.shape[1:])
 
 
-def _quoted(text: str) -> str:
-    return repr(text if len(text) <= _LONG else f"{text[: _LONG - 3]}...")
-
-
 def space_text(space: gym.Space[Any]) -> str | None:
-    """What `parse_space` reads as this space; None where the syntax has no word for it (as for bounds that differ within a box)."""
+    """The text that `parse_space` reads as this space; None where the syntax cannot express it, such as bounds that differ within
+    a box."""
     text = _written(space)
     try:
         return text if text and action_spec(parse_space(text)).space == space else None
@@ -115,107 +126,107 @@ def space_text(space: gym.Space[Any]) -> str | None:
         return None
 
 
-def _space(text: str, shape: tuple[int, ...], depth: int) -> gym.Space[Any]:
-    if depth > _DEEPEST:
-        raise _Wrong(text, f"no more than {_DEEPEST} tuples and dicts may lie inside each other")
-    if found := re.fullmatch(r"(tuple|dict)\s*\((.*)\)", text, re.DOTALL):
-        return _tuple(text, found[2], depth) if found[1] == "tuple" else _dict(text, found[2], depth)
-    kind, colon, rest = text.partition(":")
-    rest = rest.strip()
-    if kind == "discrete" and colon:
-        first, n = _choices(text, rest, "write discrete:N with N from 1, or discrete:FIRST..LAST")
-        return gym.spaces.Discrete(n, start=first)
-    if kind == "multidiscrete" and colon:
-        right = "write multidiscrete:N,N,.. with each N from 1, or FIRST..LAST in its place"
-        pairs = [_choices(text, part.strip(), right) for part in rest.split(",")]
-        return gym.spaces.MultiDiscrete([n for _, n in pairs], start=[first for first, _ in pairs])
-    if kind == "box" and colon:
-        return _box(text, rest, shape)
+# ---- reading ---------------------------------------------------------------------------------------------------------------
+
+
+def _parse(text: str, shape: tuple[int, ...], depth: int) -> gym.Space[Any]:
+    kind = text[: len(text) - len(text.lstrip("abcdefghijklmnopqrstuvwxyz"))]
+    if kind not in _FORMS:
+        raise _SyntaxError(text, f"write {KINDS}")
+    if depth > _MAX_DEPTH:
+        raise _SyntaxError(text, f"tuples and dicts may be nested {_MAX_DEPTH} deep")
+    pattern, form = _FORMS[kind]
+    found = re.fullmatch(pattern, text[len(kind) :], re.DOTALL)
+    if found is None:
+        raise _SyntaxError(text, f"write {form}")
+    if kind in ("tuple", "dict"):
+        parts = _split(text, found[1])
+        return _tuple(text, parts, depth) if kind == "tuple" else _dict(text, parts, depth)
+    if kind == "box":
+        return _box(text, found[1], found[2], _shape(text, found[3], shape))
     if kind == "bits":
-        if colon:
-            shape = _shape(text, rest, "write bits:SIZE, with a SIZE such as 6 or 2x3")
+        shape = _shape(text, found[1], shape)
         return gym.spaces.MultiBinary(shape if len(shape) > 1 else prod(shape))
-    if found := re.match(r"(tuple|dict)\b", text):
-        raise _Wrong(text, "write " + ("tuple(SPACE;SPACE;..)" if found[1] == "tuple" else "dict(NAME=SPACE;..)"))
-    raise _Wrong(text, f"write {KINDS}")
+    ranges = [_first_and_count(text, part.strip(), form) for part in found[1].split(",")]
+    firsts, counts = [first for first, _ in ranges], [count for _, count in ranges]
+    if kind == "discrete":
+        return gym.spaces.Discrete(counts[0], start=firsts[0])
+    return gym.spaces.MultiDiscrete(counts, start=firsts)
 
 
-def _pieces(text: str, inside: str) -> list[str]:
-    """What semicolons separate that are in no brackets of their own."""
-    pieces, depth = [""], 0
+def _split(text: str, inside: str) -> list[str]:
+    """Split at the semicolons that are outside of brackets."""
+    parts, depth = [""], 0
     for c in inside:
         depth += (c == "(") - (c == ")")
         if depth < 0:
-            raise _Wrong(text, "a bracket is closed that was not opened")
+            raise _SyntaxError(text, "it has a closing bracket without an opening one")
         if c == ";" and depth == 0:
-            pieces.append("")
+            parts.append("")
         else:
-            pieces[-1] += c
+            parts[-1] += c
     if depth:
-        raise _Wrong(text, "a bracket is opened that is not closed")
-    return [piece.strip() for piece in pieces]
+        raise _SyntaxError(text, "it has an opening bracket without a closing one")
+    return [part.strip() for part in parts]
 
 
-def _tuple(text: str, inside: str, depth: int) -> gym.Space[Any]:
-    pieces = _pieces(text, inside)
-    if "" in pieces:
-        raise _Wrong(text, "write tuple(SPACE;SPACE;..), with a space on each side of every semicolon")
-    return gym.spaces.Tuple([_space(piece, (1,), depth + 1) for piece in pieces])
+def _tuple(text: str, parts: list[str], depth: int) -> gym.Space[Any]:
+    if "" in parts:
+        raise _SyntaxError(text, f"write {_FORMS['tuple'][1]}")
+    return gym.spaces.Tuple([_parse(part, (1,), depth + 1) for part in parts])
 
 
-def _dict(text: str, inside: str, depth: int) -> gym.Space[Any]:
+def _dict(text: str, parts: list[str], depth: int) -> gym.Space[Any]:
     spaces: OrderedDict[str, gym.Space[Any]] = OrderedDict()
-    for piece in _pieces(text, inside):
-        name, equals, space = (part.strip() for part in piece.partition("="))
-        if not equals or not re.fullmatch(_NAME, name):
-            raise _Wrong(piece or text, "a part of a dict is NAME=SPACE, with a name of letters, digits, _, - and .")
+    for part in parts:
+        name, equals, space = (word.strip() for word in part.partition("="))
+        if not equals or not re.fullmatch(r"[\w.-]+", name):
+            raise _SyntaxError(part or text, f"write {_FORMS['dict'][1]}")
         if name in spaces:
-            raise _Wrong(text, f"two of its parts are called {name}")
-        spaces[name] = _space(space, (1,), depth + 1)
+            raise _SyntaxError(text, f"two of its parts are called {name}")
+        spaces[name] = _parse(space, (1,), depth + 1)
     return gym.spaces.Dict(spaces)
 
 
-def _choices(text: str, part: str, right: str) -> tuple[int, int]:
-    """(first, count) of N or FIRST..LAST."""
-    found = re.fullmatch(rf"({_NUMBER})(?:\.\.({_NUMBER}))?", part)
-    if found is None:
-        raise _Wrong(text, right)
-    first, last = (0, int(found[1]) - 1) if found[2] is None else (int(found[1]), int(found[2]))
-    if last < first:
-        raise _Wrong(text, right)
-    if last - first >= _MOST:
-        raise _Wrong(text, f"{last - first + 1:,} choices are more than the {_MOST:,} that are possible")
-    return first, last - first + 1
+def _first_and_count(text: str, index: str, form: str) -> tuple[int, int]:
+    first, dots, last = index.partition("..")
+    low, high = (int(first), int(last)) if dots else (0, int(index) - 1)
+    if high < low:
+        raise _SyntaxError(text, f"write {form}")
+    if high - low >= _MAX_NUMBERS:
+        raise _SyntaxError(text, f"{high - low + 1:,} choices are more than the {_MAX_NUMBERS:,} that are supported")
+    return low, high - low + 1
 
 
-def _box(text: str, rest: str, shape: tuple[int, ...]) -> gym.Space[Any]:
-    right = "write box:LOW,HIGH with numbers LOW below HIGH, or box:LOW,HIGH,SIZE with a SIZE such as 6 or 2x3"
-    low, high, size = ([part.strip() for part in rest.split(",")] + [""] * 3)[:3]
-    if rest.count(",") > 2 or (rest.count(",") == 2 and not size):
-        raise _Wrong(text, right)
-    if size:
-        shape = _shape(text, size, right)
+def _box(text: str, low: str, high: str, shape: tuple[int, ...]) -> gym.Space[Any]:
     try:
         bounds = float(low), float(high)
     except ValueError:
-        raise _Wrong(text, right) from None
-    most = float(np.finfo(np.float32).max)
-    if not all(abs(x) <= most for x in bounds) or not np.float32(bounds[0]) < np.float32(bounds[1]):
-        raise _Wrong(text, right)
-    return gym.spaces.Box(*bounds, shape=shape, dtype=np.float32)
+        bounds = np.nan, np.nan
+    finite = all(abs(bound) <= float(np.finfo(np.float32).max) for bound in bounds)
+    if not finite or not np.float32(bounds[0]) < np.float32(bounds[1]):
+        raise _SyntaxError(text, f"write {_FORMS['box'][1]}")
+    return gym.spaces.Box(bounds[0], bounds[1], shape=shape, dtype=np.float32)
 
 
-def _shape(text: str, size: str, right: str) -> tuple[int, ...]:
-    if not re.fullmatch(r"[1-9][0-9]{0,6}(x[1-9][0-9]{0,6}){0,7}", size):
-        raise _Wrong(text, right)
+def _shape(text: str, size: str | None, default: tuple[int, ...]) -> tuple[int, ...]:
+    if size is None:
+        return default
     shape = tuple(int(n) for n in size.split("x"))
-    if prod(shape) > _MOST:
-        raise _Wrong(text, f"{prod(shape):,} numbers are more than the {_MOST:,} that are possible")
+    if prod(shape) > _MAX_NUMBERS:
+        raise _SyntaxError(text, f"{prod(shape):,} numbers are more than the {_MAX_NUMBERS:,} that are supported")
     return shape
 
 
+def _quoted(text: str) -> str:
+    return repr(text if len(text) <= _MAX_QUOTED else f"{text[: _MAX_QUOTED - 3]}...")
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------------
+
+
 def _written(space: gym.Space[Any]) -> str | None:
-    """The text of a space, right or, where the syntax has none, wrong."""
+    """The text of a space; wrong where the syntax cannot express it."""
     if isinstance(space, gym.spaces.Discrete):
         return f"discrete:{_range(int(space.start), int(space.n))}"
     if isinstance(space, gym.spaces.MultiDiscrete):

@@ -17,8 +17,8 @@ ARGS_FILE = "train_args.json"
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.description = (
-        "Train an agent with memory on a Gymnasium environment, evaluate it, and leave checkpoints, logs and the replay buffer in "
-        "BUFFER_DIR/RUN_NAME. Interrupted by Ctrl-C or SIGTERM it saves first; --resume auto goes on. "
+        "Train an agent with memory on a Gymnasium environment, then evaluate it. Checkpoints, logs and the replay buffer are in "
+        "BUFFER_DIR/RUN_NAME. Ctrl-C and SIGTERM save a training state before the program ends; --resume auto continues from it. "
         "Example: amago train CartPole-v1 --run-name demo --buffer-dir runs"
     )
     parser.add_argument("env", help="id of a registered environment, such as CartPole-v1 or Pendulum-v1")
@@ -27,7 +27,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--horizon",
         type=cli_utils.whole_number,
         default=None,
-        help="cut rollouts after so many steps; default: the environment's limit",
+        help="truncate rollouts after this many steps; None: the environment's limit",
     )
     parser.set_defaults(
         parallel_actors=8, timesteps_per_epoch=500, grads_per_epoch=250, epochs=40, memory_size=64, memory_layers=2,
@@ -57,7 +57,7 @@ def make_experiment(args: Namespace) -> Experiment:
     experiment = cli_utils.create_experiment_from_cli(
         args, make_env, make_env, max_seq_len=args.max_seq_len, val_timesteps_per_epoch=2 * horizon + 1,
         tstep_encoder_type=tstep, traj_encoder_type=traj, agent_type=agent, exploration_wrapper_type=exploration,
-        padded_sampling="both",  # windows are shorter than rollouts: their ends matter as much as any other step
+        padded_sampling="both",  # sequences are shorter than rollouts: without padding the first and last steps are rarely sampled
     )  # fmt: skip
     experiment.run_dir.mkdir(parents=True, exist_ok=True)
     recorded = {"env": args.env, "horizon": args.horizon}
@@ -72,7 +72,7 @@ def run(args: Namespace) -> int:
         steps = 2 * make_env.horizon(env) + 1
         env.close()
         print(metrics_table(experiment.evaluate_test(make_env, timesteps=steps), title=f"{args.env} after training"))
-        print(f"\nagain: amago eval {experiment.run_dir}")
+        print(f"\nto evaluate it again: amago eval {experiment.run_dir}")
 
     cli_utils.run_trials(args, make_experiment, test)
     return 0

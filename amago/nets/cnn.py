@@ -15,14 +15,14 @@ from amago.nets.utils import activation_switch
 
 
 class CNN(nn.Module, ABC):
-    """Images (B, L, H, W, C), or (B, L, C, H, W) with ``channels_first``, to features (B, L, D).
+    """Base of all image networks: (B, L, H, W, C), or (B, L, C, H, W) with ``channels_first``, to features (B, L, D).
 
-    Pixels from 0 to 255 are expected and mapped to image / 128 - 1. Subclasses write `conv_forward`.
+    Pixels range from 0 to 255 and are mapped to image / 128 - 1. A subclass defines `conv_forward`.
 
     Args:
         img_shape: shape of one image.
-        channels_first: where its channels are.
-        activation: by name.
+        channels_first: ``img_shape`` is (C, H, W), not (H, W, C).
+        activation: name, as of `amago.nets.utils.activation_switch`.
 
     Raises:
         ValueError: ``img_shape`` is not three positive numbers.
@@ -35,15 +35,16 @@ class CNN(nn.Module, ABC):
             raise ValueError(f"img_shape must be {order}, got img_shape={tuple(img_shape)}")
         self.img_shape = tuple(int(s) for s in img_shape)
         self.channels_first = channels_first
-        self.activation = activation_switch(activation)
+        self.activation, self._activation_name = activation_switch(activation), activation
 
     @property
     def in_channels(self) -> int:
+        """C."""
         return self.img_shape[0] if self.channels_first else self.img_shape[-1]
 
     @property
     def blank_img(self) -> Tensor:
-        """One black image with batch and length 1, where the parameters are: ``cnn(cnn.blank_img).shape[-1]`` is D."""
+        """One black image, (1, 1, *img_shape), on the device of the parameters: ``cnn(cnn.blank_img).shape[-1]`` is D."""
         parameter = next(self.parameters(), None)
         return torch.zeros((1, 1, *self.img_shape), device=None if parameter is None else parameter.device)
 
@@ -52,6 +53,11 @@ class CNN(nn.Module, ABC):
         """(N, C, H, W), values from -1 to 1 -> (N, channels, height, width)."""
 
     def forward(self, imgs: Tensor) -> Tensor:
+        """(B, L, *img_shape) -> (B, L, D).
+
+        Raises:
+            ValueError: another shape.
+        """
         if imgs.ndim != 5 or imgs.shape[2:] != self.img_shape:
             raise ValueError(f"images must be (batch, length, *{self.img_shape}), got shape {tuple(imgs.shape)}")
         B, L = imgs.shape[:2]
@@ -62,7 +68,7 @@ class CNN(nn.Module, ABC):
         return self.conv_forward(x.to(dtype) / 128.0 - 1.0).reshape(B, L, -1)
 
     def _check_conv_output(self) -> None:
-        """Called at the end of a constructor: an image too small for the convolutions fails here, not in training."""
+        """Raise ValueError for an image too small for the convolutions; called at the end of constructors."""
         try:
             with torch.no_grad():
                 self(self.blank_img)
@@ -74,8 +80,9 @@ class _ConvStack(CNN):
     """Convolutions ``conv1``, ``conv2``, ..., each followed by the activation."""
 
     def _build(self, layers: Sequence[tuple[int, int, int]]) -> None:
-        """Each layer: (channels, kernel, stride)."""
+        """Make the layers, each given by (channels, kernel, stride)."""
         self._n_convs = len(layers)
+        self._overwrite = activation_switch(self._activation_name, inplace=True)
         channels = self.in_channels
         for i, (out, kernel, stride) in enumerate(layers, start=1):
             self.add_module(f"conv{i}", nn.Conv2d(channels, out, kernel, stride))
@@ -84,13 +91,13 @@ class _ConvStack(CNN):
 
     def conv_forward(self, imgs: Tensor) -> Tensor:
         for i in range(1, self._n_convs + 1):
-            imgs = self.activation(self.get_submodule(f"conv{i}")(imgs))
+            imgs = self._overwrite(self.get_submodule(f"conv{i}")(imgs))
         return imgs
 
 
 @gin.configurable
 class NatureishCNN(_ConvStack):
-    """Three layers: 8x8 stride 4, 4x4 stride 2, 3x3 (Mnih et al. 2015). Images of at least 36x36."""
+    """Three layers: 8x8 with stride 4, 4x4 with stride 2, 3x3 (Mnih et al. 2015). Images have at least 36x36 pixels."""
 
     def __init__(self, img_shape: Sequence[int], channels_first: bool = False, activation: str = "leaky_relu") -> None:
         super().__init__(img_shape, channels_first, activation)
@@ -108,7 +115,12 @@ class DrQCNN(_ConvStack):
 
 @gin.configurable
 class GridworldCNN(_ConvStack):
-    """Three 2x2 layers for small grids, such as the 7x7 views of MiniGrid."""
+    """Three 2x2 layers for small grids, such as the 7x7 views of MiniGrid.
+
+    Args:
+        img_shape, channels_first, activation: as of `CNN`.
+        channels: of each layer.
+    """
 
     def __init__(
         self,
@@ -122,19 +134,23 @@ class GridworldCNN(_ConvStack):
 
 
 class _Residual(nn.Module):
+    """x + conv(act(conv(act(x)))), normalised, (N, channels, H, W)."""
+
     def __init__(self, channels: int, activation: str, group_norm: bool) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(channels, channels, 3, padding=1)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
         self.norm = nn.GroupNorm(4, channels) if group_norm else nn.Identity()
-        self.activation = activation_switch(activation)
+        self.activation, self._overwrite = activation_switch(activation), activation_switch(activation, inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.conv1(self.activation(x))
-        return self.norm(x + self.conv2(self.activation(h)))
+        return self.norm(x + self.conv2(self._overwrite(h)))
 
 
 class _IMPALABlock(nn.Module):
+    """A convolution, max-pooling with stride 2 and two residual connections."""
+
     def __init__(self, c_in: int, c_out: int, activation: str, group_norm: bool) -> None:
         super().__init__()
         self.conv = nn.Conv2d(c_in, c_out, 3, padding=1)
@@ -148,11 +164,15 @@ class _IMPALABlock(nn.Module):
 
 @gin.configurable
 class IMPALAishCNN(CNN):
-    """Residual blocks with max-pooling (Espeholt et al. 2018).
+    """Residual blocks with max-pooling (Espeholt et al. 2018, arXiv 1802.01561).
 
     Args:
+        img_shape, channels_first, activation: as of `CNN`.
         cnn_block_depths: channels of each block; each halves height and width.
-        post_group_norm: group-normalise (4 groups) the output of every residual connection; depths must then divide by 4.
+        post_group_norm: normalise the output of every residual connection in 4 groups. Depths are then multiples of 4.
+
+    Raises:
+        ValueError: no depths, depths that are not multiples of 4, or an image too small.
     """
 
     def __init__(
@@ -177,10 +197,17 @@ class IMPALAishCNN(CNN):
 
 
 class DrQv2Aug(nn.Module):
-    """Shift images by up to ``pad`` pixels each way, repeating their edges (Yarats et al. 2021, arXiv 2107.09645).
+    """Random shifts of images by up to ``pad`` pixels, with repeated edges (Yarats et al. 2021, arXiv 2107.09645).
 
-    In training mode only. The first quarter of the batch stays as it is; all images of one sequence are shifted alike, so that
-    motion within it is real. Any dtype; gradients do not matter here.
+    They apply in training mode, to all but the first quarter of the batch. All images of a sequence are shifted by the same distance,
+    which preserves motion. Any dtype.
+
+    Args:
+        pad: largest shift in each direction; 0 turns shifts off.
+        channels_first: images are (C, H, W), not (H, W, C).
+
+    Raises:
+        ValueError: ``pad`` is negative.
     """
 
     def __init__(self, pad: int = 4, channels_first: bool = False) -> None:
@@ -202,6 +229,6 @@ class DrQv2Aug(nn.Module):
         rows = (torch.arange(H, device=dev) + dy).clamp(0, H - 1)
         cols = (torch.arange(W, device=dev) + dx).clamp(0, W - 1)
         batch = torch.arange(B, device=dev)[:, None, None]
-        # advanced indices around a slice put their dimensions first: (B, H, W, L, C)
+        # indexing puts the dimensions of indices on both sides of a slice first: (B, H, W, L, C)
         shifted = x[batch, :, rows[:, :, None], cols[:, None, :]].permute(0, 3, 1, 2, 4)
         return shifted.permute(0, 1, 4, 2, 3) if self.channels_first else shifted

@@ -1,10 +1,11 @@
-"""What every distribution over actions offers; `amago.nets.policy_dists` has the ready ones.
+"""The interface of distributions over actions, which `amago.nets.policy_dists` implements.
 
-A `DistributionType` (one for a policy, made from the action's width) turns network outputs into a `PolicyOutput` (one for a
-batch). Shapes: leading dimensions (...) usually (B, L, G); A the width of an action.
+A `DistributionType`, one for each policy, maps network outputs to a `PolicyOutput`, one for each batch. Shapes: leading
+dimensions (...) usually (B, L, G); A the width of an action.
 
-Three forms of an action: the *vector* that critics read (one-hot, [-1, 1], bits; (..., A) float), the *sample* that `log_prob`
-takes (an index (...) for `Discrete`, else the vector), and the *stored* one that rollouts hand to environments.
+An action has three forms: the *vector* that critics read (one-hot, numbers in [-1, 1] or bits; (..., A) float), the *sample*
+that `log_prob` takes (an index (...) for `Discrete`, else the vector), and the *stored* form that goes to environments and to
+disk.
 """
 
 from __future__ import annotations
@@ -40,13 +41,14 @@ class PolicyOutput(ABC):
 
     @abstractmethod
     def log_prob(self, action: Tensor) -> Tensor:
-        """Log-density of actions in the form of `sample`: (...) for discrete ones, else (..., A), one number a dimension."""
+        """Log-density of actions in the form of `sample`: (...) for discrete ones, else (..., A), one number for each
+        dimension."""
 
     def sample_vector(self, grad: bool = False) -> Tensor:
-        """One action of each distribution as critics read it, (..., A); with ``grad`` its gradient reaches the policy.
+        """One action of each distribution in vector form (..., A); with ``grad``, gradients reach the policy.
 
         Raises:
-            NotImplementedError: a gradient was asked for, and the distribution has no reparametrisation.
+            NotImplementedError: ``grad``, and the distribution has no reparametrisation.
         """
         return self.rsample() if grad else self.sample()
 
@@ -68,17 +70,17 @@ class PolicyOutput(ABC):
         """The action in its stored form (..., S), drawn or (``sample`` False) greedy, without gradient."""
 
     def clip_like_policy(self, vector: Tensor) -> Tensor:
-        """Stored actions as vectors (..., A), broadcast against the distributions, in the form of `sample_vector`, with no weight on
-        what is masked; here unchanged. Without a mask it is `DistributionType.clip_like_policy`."""
+        """Clip actions of the data in vector form (..., A), broadcast against the distributions, as `sample_vector` clips its
+        own, with 0 at masked choices. Unchanged by default. Without a mask, the same as `DistributionType.clip_like_policy`."""
         return vector
 
     def metrics(self) -> dict[str, Tensor]:
-        """Scalars worth logging."""
+        """Scalars for the log, by name."""
         return {}
 
 
 class DistributionType(ABC):
-    """Makes a `PolicyOutput` of network outputs.
+    """Maps network outputs to a `PolicyOutput`.
 
     Args:
         d_action: A, the width of the action's vector form.
@@ -96,18 +98,22 @@ class DistributionType(ABC):
     @property
     @abstractmethod
     def input_dimension(self) -> int:
-        """P, how many numbers describe one distribution."""
+        """P, the number of parameters of one distribution."""
 
     def clip_like_policy(self, vector: Tensor) -> Tensor:
-        """Stored actions as vectors (..., A), brought into the form of `PolicyOutput.sample_vector`; here unchanged."""
+        """Clip actions of the data in vector form (..., A) as `PolicyOutput.sample_vector` clips its own. Unchanged by
+        default."""
         return vector
 
     def masked(self, vec: Tensor, legal: Tensor) -> Tensor:
-        """Network outputs (..., P) with which nothing illegal has any probability; ``legal`` (..., A) is True where a choice is
-        legal, or a bit may be 1.
+        """Network outputs (..., P) under which illegal actions have probability 0.
+
+        Args:
+            vec: (..., P).
+            legal: (..., A), True where a choice is legal, or a bit may be 1.
 
         Raises:
-            ValueError: this distribution has nothing that could be masked.
+            ValueError: the distribution cannot be masked.
         """
         raise ValueError(f"{type(self).__name__} cannot be masked: it has no choices that could be illegal")
 

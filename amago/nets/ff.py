@@ -1,4 +1,4 @@
-"""Feed-forward pieces: a multi-layer perceptron, a residual block, normalisation by name, and running input statistics."""
+"""Feed-forward networks: a multi-layer perceptron, a residual block, normalisation by name, and input normalisation."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from amago.nets.cpu.packed import Linear
-from amago.nets.utils import WeightCache, activation_switch, check_dropout, check_positive
+from amago.nets.utils import activation_switch, check_dropout, check_positive
 
 
 class Normalization(nn.Module):
     """Normalise the last dimension: "layer" (LayerNorm), "rmsnorm" (RMSNorm, eps 1e-5) or "none".
 
     Args:
-        method: which.
+        method: one of these names.
         d_model: width of the last dimension.
 
     Raises:
@@ -33,7 +33,7 @@ class Normalization(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         norm = self.norm
-        if norm.__class__ is nn.LayerNorm:  # asked for 14 times a step, two calls of Python less each are 2% of it
+        if norm.__class__ is nn.LayerNorm:  # without the module's call: there are 14 norms in a step
             return torch.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
         return norm(x)
 
@@ -57,12 +57,12 @@ class MLP(nn.Module):
         self.layers = nn.ModuleList(Linear(d_hidden, d_hidden) for _ in range(n_layers - 1))
         self.out_layer = Linear(d_hidden, d_output)
         self.dropout = nn.Dropout(dropout_p)
-        self.activation = activation_switch(activation)
+        self.activation = activation_switch(activation, inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in (self.in_layer, *self.layers):
             x = self.activation(layer(x))
-            if self.training:  # a policy that acts need not call a module that does nothing
+            if self.training:  # in evaluation mode the module's call would do nothing
                 x = self.dropout(x)
         return self.out_layer(x)
 
@@ -77,7 +77,7 @@ class FFBlock(nn.Module):
         self.ff1 = Linear(d_model, d_ff)
         self.ff2 = Linear(d_ff, d_model)
         self.dropout = nn.Dropout(dropout)
-        self.activation = activation_switch(activation)
+        self.activation = activation_switch(activation, inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.activation(self.ff1(x))
@@ -88,16 +88,16 @@ class FFBlock(nn.Module):
 
 
 class InputNorm(nn.Module):
-    """Centre and scale each feature by running statistics of what was seen in training mode.
+    """Centre and scale each feature by running statistics of the inputs in training mode.
 
-    Mean and second moment move with rate beta / (1 - (1 - beta)^t). Features that hardly vary (sigma at most ``skip_below``)
-    are only centred; the output is kept in [-1e4, 1e4]. Always computed in float32.
+    Mean and second moment move with rate beta / (1 - (1 - beta)^t). Features whose sigma is at most ``skip_below`` are only
+    centred; the output is clamped to [-1e4, 1e4]. Always computed in float32.
 
     Args:
         d_inp: number of features.
-        beta: rate once warmed up.
+        beta: rate of the statistics for large t.
         init_nu: second moment before any data.
-        skip_below: see above.
+        skip_below: sigma below which a feature is not scaled.
     """
 
     mu: Tensor
@@ -113,11 +113,6 @@ class InputNorm(nn.Module):
         self.register_buffer("mu", torch.zeros(d_inp))
         self.register_buffer("nu", torch.full((d_inp,), float(init_nu)))
         self.register_buffer("_t", torch.ones(1))
-        self._scale = WeightCache()  # the nine operations that make it would take longer than a layer of the policy
-
-    def train(self, mode: bool = True) -> InputNorm:
-        self._scale.clear()
-        return super().train(mode)
 
     @property
     def sigma(self) -> Tensor:
@@ -126,8 +121,10 @@ class InputNorm(nn.Module):
 
     @torch.no_grad()
     def update(self, x: Tensor, mask: Tensor | None = None) -> None:
-        """Take (B, L, d_inp) into account, where ``mask`` (B, L, 1) is True. A batch without a real timestep changes nothing;
-        neither does a feature that is not finite."""
+        """Move the statistics towards those of ``x`` (B, L, d_inp) where ``mask`` (B, L, 1) is True.
+
+        A batch without a real timestep changes nothing; a feature with a non-finite value keeps its statistics.
+        """
         x = x.float()
         if mask is None:
             first, second, real = x.mean((0, 1)), x.square().mean((0, 1)), torch.ones((), dtype=torch.bool, device=x.device)
@@ -147,9 +144,6 @@ class InputNorm(nn.Module):
         """(B, L, d_inp) -> the same, normalised; in training mode the statistics are updated first."""
         if self.training:
             self.update(x, mask)
-        scale = self._divisor() if self.training else self._scale.get((self.mu, self.nu), self._divisor, exact=True)
-        return ((x.float() - self.mu) / scale).clamp(-1e4, 1e4)
-
-    def _divisor(self) -> Tensor:
         sigma = self.sigma
-        return torch.where(sigma > self.skip_below, sigma, torch.ones_like(sigma))
+        divisor = torch.where(sigma > self.skip_below, sigma, torch.ones_like(sigma))
+        return ((x.float() - self.mu) / divisor).clamp(-1e4, 1e4)

@@ -1,8 +1,9 @@
-"""Goals and instructions -> one vector a timestep, to be merged with the rest of the observation.
+"""Goal embedders: goals and instructions to one vector a timestep, which timestep encoders merge with the rest of the observation.
 
-`FFGoalEmb` is for goals that are numbers (positions to reach), `TokenGoalEmb` for those that are tokens (words, or the symbols of a
-rule). Both take one goal or a fixed number of goals in order. `amago.nets.tstep_encoders.GoalTstepEncoder` uses either; so can an
-encoder of your own.
+`FFGoalEmb` is for goals that are numbers (positions to reach), `TokenGoalEmb` for goals that are tokens (words, or the symbols of a rule).
+Both take one goal or a fixed number of goals in order.
+
+Shapes: B sequences or actors, L timesteps, K goals, T tokens of a goal, E numbers of output.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from amago.nets.utils import check_positive
 
 
 class GoalEmb(nn.Module, ABC):
-    """Base of all goal embedders. A subclass writes `emb_dim` and `forward`.
+    """Base of all goal embedders. A subclass defines `emb_dim` and `forward`.
 
     Args:
-        goal_space: the box of the observation that holds the goals.
+        goal_space: space of the observation that holds the goals.
 
     Raises:
-        ValueError: it is no box.
+        ValueError: ``goal_space`` is not a Box with at least one dimension.
     """
 
     def __init__(self, goal_space: gym.Space[Any]) -> None:
@@ -39,7 +40,7 @@ class GoalEmb(nn.Module, ABC):
     @property
     @abstractmethod
     def emb_dim(self) -> int:
-        """E, width of the output."""
+        """E."""
 
     @abstractmethod
     def forward(self, goals: Tensor) -> Tensor:
@@ -52,10 +53,11 @@ class GoalEmb(nn.Module, ABC):
 
 @gin.configurable
 class FFGoalEmb(GoalEmb):
-    """All numbers of all goals through one MLP.
+    """The numbers of all goals through one MLP.
 
     Args:
-        n_layers, d_hidden, activation: of the MLP.
+        goal_space: as of `GoalEmb`.
+        n_layers, d_hidden, activation: hidden layers of the MLP, their width and activation.
         d_output: E.
     """
 
@@ -83,19 +85,18 @@ class FFGoalEmb(GoalEmb):
 
 @gin.configurable
 class TokenGoalEmb(GoalEmb):
-    """Each goal is a sentence of T tokens, read by a GRU; the vectors of K goals are merged by a linear layer.
-
-    ``goal_space`` is a box of integers, (T,) or (K, T), whose bounds say which tokens there are.
+    """A GRU over the tokens of each goal; a linear layer merges the vectors of K goals.
 
     Args:
-        d_token: width of a token's embedding.
-        d_hidden: of the GRU.
+        goal_space: a Box of integers, (T,) or (K, T), whose bounds are the lowest and the highest token.
+        d_token: width of the embedding of a token.
+        d_hidden: width of the GRU.
         d_output: E.
-        pad_token: fills sentences up at their end and is not read. A sentence of nothing else is a vector of zeros. None: all tokens
-            are read.
+        pad_token: token at the end of shorter goals, which is not read. A goal of nothing else becomes zeros. None: all tokens are read.
 
     Raises:
-        ValueError: the space is not one of integers, has other than one or two dimensions, or does not contain ``pad_token``.
+        ValueError: ``goal_space`` is not a Box of integers with one or two dimensions, has over 2^20 tokens, or does not contain
+            ``pad_token``.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class TokenGoalEmb(GoalEmb):
         self._check_input(goals)
         B, L = goals.shape[:2]
         sentences = goals.reshape(-1, goals.shape[-1]).long()
-        if L > 1:  # an instruction hardly changes within a trajectory: read each once
+        if L > 1:  # instructions rarely change within a sequence: read each distinct one once
             distinct, which = sentences.unique(dim=0, return_inverse=True)
             vectors = self._read(distinct)[which]
         else:
@@ -139,7 +140,7 @@ class TokenGoalEmb(GoalEmb):
         return self.merge(vectors.reshape(B, L, -1))
 
     def _read(self, sentences: Tensor) -> Tensor:
-        """(M, T) -> (M, d_hidden), the state after the last token that is no padding."""
+        """(M, T) -> (M, d_hidden), the state of the GRU after the last token that is not padding."""
         states, _ = self.rnn(self.embedding(sentences - self.lowest))
         if self.pad_token is None:
             return states[:, -1]

@@ -1,4 +1,4 @@
-"""A timestep encoder for agents that see a picture and are told in words what to do."""
+"""A timestep encoder for observations with an image and goals or instructions."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ from amago.nets.utils import check_positive
 
 @gin.configurable
 class ImageGoalTstepEncoder(TstepEncoder):
-    """A picture through a CNN, goals through an embedder, everything else normalised; an MLP merges them.
+    """An image through a CNN, goals through an embedder, and the other inputs normalised; an MLP merges them.
 
-    Pixels are taken to run from 0 to 255. A picture whose space ends at 1 (the bits of a grid, or unit pixels) is scaled up first.
+    Pixels range from 0 to 255. An image whose space ends at 1 (the bits of a grid, or unit pixels) is multiplied by 255.
 
     Args:
-        image_key: which observation is the picture, (H, W, C).
-        goal_key: which observation holds the goals.
+        image_key: key of the observation that is the image, (H, W, C).
+        goal_key: key of the observation that holds the goals.
         cnn_type: a `amago.nets.cnn.CNN`; `GridworldCNN` for small grids.
-        goal_emb_type: `TokenGoalEmb` for tokens, `FFGoalEmb` for numbers, or your own.
-        img_features: width of the picture before it is merged.
-        n_layers, d_hidden, d_output, activation: of the MLP that merges.
-        out_norm: "layer", "rmsnorm" or "none", at the end.
+        goal_emb_type: a `amago.nets.goal_embedders.GoalEmb`: `TokenGoalEmb` for tokens, `FFGoalEmb` for numbers.
+        img_features: width of the image before it is merged.
+        n_layers, d_hidden, activation: hidden layers of the MLP, their width and activation.
+        d_output: D.
+        out_norm: of the output: "layer", "rmsnorm" or "none".
         hide_rl2s: replace reward and previous action by zeros.
-        normalize_inputs: keep running statistics of what is neither picture nor goal, rl2 included.
+        normalize_inputs: normalise the other observations and rl2 by running statistics.
 
     Raises:
-        ValueError: a key is not in ``obs_space``, both are the same, or the picture is none.
+        ValueError: a key is not in ``obs_space``, both keys are the same, or the image is not three-dimensional.
     """
 
     def __init__(

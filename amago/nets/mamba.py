@@ -1,11 +1,11 @@
 """Selective state-space blocks (Gu & Dao 2023, arXiv 2312.00752) in plain PyTorch.
 
-What is notable: parameter names and layouts are those of ``mamba_ssm.Mamba``, so weights go either way; the scan keeps only its
-state between chunks and computes the rest again in the backward pass, so memory grows with the chunk and not with the sequence;
-on a GPU where the ``mamba_ssm`` package is installed its fused scan is used instead.
+What is notable: parameter names and layouts are those of ``mamba_ssm.Mamba``, so weights can be copied in both directions. The scan
+works on chunks of the sequence, stores one state for each, and computes the others again in the backward pass: its memory grows with the
+length of a chunk. On a GPU with the ``mamba_ssm`` package, training uses the fused scan of that package.
 
-Shapes: B sequences, L timesteps, D channels (``expand`` x d_model), N numbers of state a channel. States are (B, N, D): the long
-dimension last, which is what keeps a CPU's vector units busy.
+Shapes: B sequences, L timesteps, C timesteps of a chunk, D channels (``expand`` x d_model), N numbers of state a channel. States are
+(B, N, D), with the longest dimension last for the vector units of CPUs.
 """
 
 from __future__ import annotations
@@ -37,8 +37,14 @@ def _fused_scan() -> Callable[..., Tensor] | None:
     return kernel
 
 
+def _fused(kernel: Callable[..., Tensor], x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
+    """y of `selective_scan` by the function of mamba_ssm, whose sequences are (B, D, L)."""
+    u, delta, b, c = (z.transpose(1, 2).contiguous() for z in (x, dt, B, C))
+    return kernel(u, delta, A, b, c).transpose(1, 2)
+
+
 def _chunk_length(numbers: int, on_cpu: bool) -> int:
-    """Timesteps in a chunk, from B x N x D. A CPU wants a chunk to stay in its cache, a GPU few launches and bounded memory."""
+    """C, from ``numbers`` = B x N x D: a chunk fits the cache of a CPU; on a GPU there are few launches and bounded memory."""
     return min(max((2**18 if on_cpu else 2**25) // max(numbers, 1), 4), 64)
 
 
@@ -48,15 +54,17 @@ def _decays(dt: Tensor, A: Tensor) -> Tensor:
 
 
 def _recur(states: Tensor, decays: Tensor, inputs: Tensor, b: Tensor) -> None:
-    """Fill ``states`` (C + 1, B, N, D), whose first entry is given: h_t = decay_t h_{t-1} + b_t (dt x)_t."""
+    """Fill ``states`` (C + 1, B, N, D) after its first entry: h_t = decay_t h_{t-1} + b_t (dt x)_t, where ``inputs`` is dt x."""
     torch.mul(b.unsqueeze(-1), inputs.unsqueeze(2), out=states[1:])
     for t in range(len(decays)):
         states[t + 1].addcmul_(decays[t], states[t])
 
 
 class _Scan(torch.autograd.Function):
-    """h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t, y_t = C_t h_t, in chunks. Time first: x, dt (L, B, D); A (N, D); b, c (L, B, N);
-    h0 (B, N, D), which gets no gradient. Returns y (L, B, D) and the last state."""
+    """`selective_scan` in chunks, time first: x, dt (L, B, D); A (N, D); b, c (L, B, N); h0 (B, N, D), without gradient.
+
+    Returns y (L, B, D) and the last state (B, N, D).
+    """
 
     @staticmethod
     def forward(
@@ -97,7 +105,7 @@ def _scan_backward(
     dx, ddt, db, dc = (torch.empty_like(z) for z in (x, dt, b, c))
     dA = torch.zeros_like(A)
     buffer = x.new_empty((min(chunk, L) + 1, B, A.shape[0], D))
-    later = torch.zeros_like(starts[0])  # decay_{t+1} g_{t+1} of the chunk after
+    later = torch.zeros_like(starts[0])  # decay_{t+1} g_{t+1} of the following chunk
     for i, part in reversed(list(enumerate(_parts(L, chunk)))):
         states = buffer[: part.stop - part.start + 1]
         states[0] = starts[i]
@@ -113,39 +121,39 @@ def _scan_backward(
         db[part] = torch.mul(g, inputs.unsqueeze(2), out=product).sum(3)
         d_inputs = torch.mul(g, b[part].unsqueeze(-1), out=product).sum(2)
         dx[part] = d_inputs * dt[part]
-        d_exponent = g.mul_(states[:-1]).mul_(decays)  # of dt A
+        d_exponent = g.mul_(states[:-1]).mul_(decays)  # gradient of dt A
         dA += torch.mul(d_exponent, dt[part].unsqueeze(2), out=decays).sum((0, 1))
         ddt[part] = torch.addcmul(d_exponent.mul_(A).sum(2), d_inputs, x[part])
     return dx, ddt, dA, db, dc
 
 
 def _parts(length: int, chunk: int) -> Iterator[slice]:
+    """The chunks of a sequence, as slices."""
     return (slice(i, min(i + chunk, length)) for i in range(0, length, chunk))
 
 
 def selective_scan(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, h0: Tensor | None = None, chunk: int | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t and y_t = C_t h_t, for each channel on its own.
+    """The selective scan: h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t and y_t = C_t h_t, for each channel separately.
 
     Args:
         x, dt: (B, L, D).
         A: (D, N), negative.
         B, C: (B, L, N).
-        h0: (B, N, D) state to begin with, to which no gradient flows. None: zeros, and only y is asked for (then the kernel of
-            mamba_ssm serves, on a GPU where it is installed).
-        chunk: timesteps worked on at a time; None chooses. It changes speed and memory, never the result.
+        h0: (B, N, D), the state before the first timestep; no gradient flows to it. None means zeros, and that the last state is not
+            needed, so that the kernel of mamba_ssm can be used.
+        chunk: timesteps of a chunk, which affects speed and memory only; None chooses it.
 
     Returns:
-        y (B, L, D) in at least float32, and the last state (None if ``h0`` is).
+        y (B, L, D) in at least float32, and the last state (None if ``h0`` is None).
     """
     batch, length, channels = x.shape
     x, dt, A, B, C = (at_least_float32(z) for z in (x, dt, A, B, C))
     with torch.autocast(x.device.type, enabled=False):
         kernel = _fused_scan() if h0 is None and x.is_cuda and x.dtype == torch.float32 else None
         if kernel is not None:
-            u, delta, b, c = (z.transpose(1, 2).contiguous() for z in (x, dt, B, C))
-            return kernel(u, delta, A, b, c).transpose(1, 2), None
+            return _fused(kernel, x, dt, A, B, C), None
         if length == 1 and h0 is not None:
             state = (dt.transpose(1, 2) * A).exp().mT * h0 + B.mT * (dt * x)
             return C @ state, state
@@ -162,12 +170,12 @@ class Mamba(nn.Module):
     Args:
         d_model: width.
         d_state: N.
-        d_conv: timesteps that the causal convolution in front of the scan sees.
+        d_conv: timesteps that the causal convolution before the scan sees.
         expand: D is ``expand`` x d_model.
-        dt_min, dt_max: steps of time that the channels begin with, spread log-uniformly between the two.
-        A_scale: A begins as ``-A_scale`` x (1, ..., N). A state begins with a memory of 1 / (dt A_scale) timesteps (divided by 1
-            to N), and the gradient that reaches the choice of what to remember is proportional to dt: for a memory as long, a
-            larger dt with a smaller ``A_scale`` learns the choice sooner.
+        dt_min, dt_max: range of the initial dt, which is drawn log-uniformly for each channel.
+        A_scale: the initial A is ``-A_scale`` x (1, ..., N). State n then decays over 1 / (dt A_scale n) timesteps. The gradient of the
+            parameters that select what is remembered is proportional to dt: at equal decay, a larger dt with a smaller ``A_scale``
+            learns the selection in fewer updates.
 
     Raises:
         ValueError: a number that is not positive, or ``dt_min`` above ``dt_max``.
@@ -206,8 +214,12 @@ class Mamba(nn.Module):
         self.dt_proj.bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # softplus gives dt back
 
     def forward(self, u: Tensor, state: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """``state`` None: a whole sequence. Else (conv, ssm), the rows of a `MambaState`: go on from there, and update both in
-        place."""
+        """Map (B, L, d_model) to the same shape.
+
+        Args:
+            u: the sequence.
+            state: None for a whole sequence. Otherwise a `MambaState.layer`, from which ``u`` continues and which is updated in place.
+        """
         x, z = self.in_proj(u).chunk(2, dim=-1)
         past = x.new_zeros((x.shape[0], self.d_conv - 1, self.d_inner)) if state is None else state[0].to(x.dtype)
         window = torch.cat((past, x), dim=1)
@@ -215,7 +227,7 @@ class Mamba(nn.Module):
         dt, B, C = self.x_proj(x).split((self.dt_rank, self.d_state, self.d_state), dim=-1)
         dt = F.softplus(at_least_float32(self.dt_proj(dt)))
         A = -torch.exp(at_least_float32(self.A_log))
-        # the graph of a step must survive the writes below
+        # the state is cloned because the graph of this call must not contain the tensor that is written below
         y, last = selective_scan(x, dt, A, B, C, None if state is None else state[1].clone())
         if state is not None and last is not None:
             state[0].copy_(window[:, window.shape[1] - (self.d_conv - 1) :].detach())
@@ -224,7 +236,7 @@ class Mamba(nn.Module):
         return self.out_proj((y * F.silu(z)).to(u.dtype))
 
     def _convolve(self, window: Tensor, length: int) -> Tensor:
-        """The depthwise convolution as few multiply-adds over (B, d_conv - 1 + L, D): no transposition, fast on every device."""
+        """The depthwise convolution of (B, d_conv - 1 + L, D), as d_conv multiply-adds: `torch.nn.Conv1d` would need transposed copies."""
         weight = self.conv1d.weight.squeeze(1)  # (D, d_conv)
         out = self.conv1d.bias
         assert out is not None
@@ -234,7 +246,7 @@ class Mamba(nn.Module):
 
 
 class MambaBlock(nn.Module):
-    """x + Mamba(norm(x))."""
+    """x + Mamba(norm(x)), (B, L, d_model) -> (B, L, d_model)."""
 
     def __init__(self, mamba: Mamba, norm: Normalization) -> None:
         super().__init__()
@@ -245,7 +257,7 @@ class MambaBlock(nn.Module):
 
 
 class MambaState:
-    """The memory of actors: constant in size, updated in place.
+    """The hidden state of a `amago.nets.traj_encoders.MambaTrajEncoder`, constant in size and updated in place.
 
     Args:
         conv: (layers, B, d_conv - 1, D), the last inputs of each convolution.
@@ -257,13 +269,15 @@ class MambaState:
 
     @property
     def batch_size(self) -> int:
+        """B."""
         return self.ssm.shape[1]
 
     def layer(self, i: int) -> tuple[Tensor, Tensor]:
+        """Views of (conv, ssm) of layer ``i``."""
         return self.conv[i], self.ssm[i]
 
     def reset(self, dones: NDArray[np.bool_] | Tensor) -> None:
-        """Forget everything in the rows where ``dones`` (B,) is True."""
+        """Clear the rows where ``dones`` (B,) is True."""
         rows = torch.as_tensor(dones, device=self.ssm.device).to(torch.bool)
         if rows.shape != (self.batch_size,):
             raise ValueError(f"dones must have shape ({self.batch_size},), got {tuple(rows.shape)}")
@@ -271,7 +285,7 @@ class MambaState:
         self.ssm.masked_fill_(rows[None, :, None, None], 0.0)
 
     def slice(self, start: int, stop: int) -> MambaState:
-        """Rows ``start`` to ``stop`` - 1, sharing our storage."""
+        """Rows ``start`` to ``stop`` - 1 as a state that shares this one's storage."""
         if not 0 <= start < stop <= self.batch_size:
             raise ValueError(f"rows {start}:{stop} are not within a batch of {self.batch_size}")
         return MambaState(self.conv[:, start:stop], self.ssm[:, start:stop])

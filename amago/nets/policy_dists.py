@@ -1,4 +1,4 @@
-"""Distributions over actions, and the settings of each. What they have in common is in `amago.nets.distributions`."""
+"""Distributions over actions. Their common interface is in `amago.nets.distributions`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class DiscreteOutput(PolicyOutput):
     Attributes:
         probs: (..., A), clipped and renormalised; 0 where illegal.
         kind: the `Discrete` that made them.
-        illegal: (..., A) bool, what can never be chosen; None: all can.
+        illegal: (..., A) bool, choices of probability 0; None: no mask.
     """
 
     def __init__(self, probs: Tensor, kind: Discrete, illegal: Tensor | None = None) -> None:
@@ -46,13 +46,13 @@ class DiscreteOutput(PolicyOutput):
         if action.shape != self.probs.shape[:-1]:
             raise ValueError(f"actions must be indices of shape {tuple(self.probs.shape[:-1])}, got {tuple(action.shape)}")
         chosen = self.probs.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
-        # finite where the data has an action that is illegal: a filter's weight of 0 times -inf would be NaN
+        # Finite for illegal actions in the data too: a filter's weight of 0 times -inf would be NaN.
         return chosen.clamp(min=torch.finfo(chosen.dtype).tiny).log()
 
     def sample_vector(self, grad: bool = False) -> Tensor:
-        """One-hot actions, clipped as probabilities are. The gradient is that of a Gumbel-softmax sample (straight-through, Jang
+        """One-hot actions, clipped as probabilities are, with the gradient of a Gumbel-softmax sample (straight-through, Jang
         et al. 2017, arXiv 1611.01144)."""
-        gumbel = -torch.empty_like(self.probs).exponential_().log()  # with or without gradient, so that both draw alike
+        gumbel = -torch.empty_like(self.probs).exponential_().log()  # also without gradient, so that both draw the same
         scores = self.probs.clamp(min=torch.finfo(self.probs.dtype).tiny).log() + gumbel
         if self.illegal is not None:
             scores = scores.masked_fill(self.illegal, -math.inf)
@@ -110,15 +110,15 @@ class Discrete(DistributionType):
         return self.d_action
 
     def clip_like_policy(self, vector: Tensor, illegal: Tensor | None = None) -> Tensor:
-        """Clip and renormalise (..., A) as the policy's probabilities are; also for stored one-hot actions, so that a critic
-        reads both alike. What is ``illegal`` becomes exactly 0, whatever the clip."""
+        """Clip and renormalise probabilities or one-hot actions (..., A), so that critics read actions of the data as they
+        read the policy's. Entries where ``illegal`` is True become exactly 0."""
         clipped = vector.clamp(self.clip_prob_low, self.clip_prob_high)
         if illegal is not None:
             clipped = clipped.masked_fill(illegal, 0.0)
         return clipped / clipped.detach().sum(dim=-1, keepdim=True)
 
     def masked(self, vec: Tensor, legal: Tensor) -> Tensor:
-        """Logits, -inf where illegal; `make` knows them by that. Where nothing is legal, everything counts as legal."""
+        """Logits, -inf where illegal, which `make` recognises. Where no choice is legal, all count as legal."""
         legal = legal | ~legal.any(dim=-1, keepdim=True)
         return vec.masked_fill(~legal, -math.inf)
 
@@ -139,7 +139,7 @@ class TanhGaussianOutput(PolicyOutput):
 
     Attributes:
         loc, scale: (..., A), of the normal distribution before tanh.
-        clip: actions are clamped to it before their density is taken (it is infinite at +-1).
+        clip: range to which actions are clamped before their density is computed, which is infinite at +-1.
     """
 
     def __init__(self, loc: Tensor, scale: Tensor, clip: tuple[float, float]) -> None:
@@ -154,7 +154,7 @@ class TanhGaussianOutput(PolicyOutput):
 
     @property
     def mean(self) -> Tensor:
-        """tanh(loc), (..., A): the median, which serves as the mean."""
+        """tanh(loc), (..., A): the median, used in place of the mean."""
         return torch.tanh(self.loc)
 
     @property
@@ -181,7 +181,7 @@ class TanhGaussian(DistributionType):
     Args:
         d_action: A.
         std_low, std_high: bounds of the standard deviation before tanh.
-        clip_actions_on_log_prob: actions are clamped to it before their density is taken.
+        clip_actions_on_log_prob: range to which actions are clamped before their density is computed.
     """
 
     is_discrete = False
@@ -215,7 +215,7 @@ class BetaOutput(PolicyOutput):
 
     Attributes:
         alpha, beta: (..., A), above 1.
-        clip: actions are clamped to it before their density is taken (it may be 0 at the bounds).
+        clip: range to which actions are clamped before their density is computed, which may be 0 at the bounds.
     """
 
     def __init__(self, alpha: Tensor, beta: Tensor, clip: tuple[float, float]) -> None:
@@ -259,7 +259,7 @@ class Beta(DistributionType):
     Args:
         d_action: A.
         offset: added to alpha and beta.
-        clip_actions_on_log_prob: actions are clamped to it before their density is taken.
+        clip_actions_on_log_prob: range to which actions are clamped before their density is computed.
     """
 
     is_discrete = False
@@ -310,7 +310,7 @@ class GMMOutput(PolicyOutput):
         return self.mean
 
     def log_prob(self, action: Tensor) -> Tensor:
-        """(..., A) -> (..., 1): the dimensions of a mixture are not independent."""
+        """(..., A) -> (..., 1): one number, because the dimensions of a mixture are not independent."""
         x = 0.5 * ((1.0 + action).clamp(min=1e-6).log() - (1.0 - action).clamp(min=1e-6).log())
         normal = -0.5 * ((x.unsqueeze(-2) - self.loc) / self.scale).square() - self.scale.log() - 0.5 * math.log(2.0 * math.pi)
         mixture = (normal.sum(dim=-1) + self.log_weights).logsumexp(dim=-1, keepdim=True)
@@ -329,8 +329,8 @@ class GMMOutput(PolicyOutput):
 @gin.configurable
 class GMM(DistributionType):
     """Actions in [-1, 1] from several modes: of the input, M x A means (mode by mode), as many raw standard deviations
-    (softplus(raw) + ``min_std``), and M logits of the modes. The greedy action is the mean. It suits behaviour cloning; there is no
-    gradient through its samples.
+    (softplus(raw) + ``min_std``), and M logits of the modes. The greedy action is the mean. Samples carry no gradient, so that
+    it suits behaviour cloning only.
 
     Args:
         d_action: A.
@@ -417,7 +417,7 @@ class Multibinary(DistributionType):
         return self.d_action
 
     def masked(self, vec: Tensor, legal: Tensor) -> Tensor:
-        """Logits of bits that may not be 1 are so low that their probability is 0 in float32, and yet finite."""
+        """Logits, where a bit may not be 1 so low that its probability is 0 in float32, but finite."""
         return vec.masked_fill(~legal, _NEVER)
 
     def make(self, vec: Tensor) -> MultibinaryOutput:

@@ -11,16 +11,16 @@ from amago.nets.utils import check_positive
 
 @gin.configurable
 class PopArtLayer(nn.Module):
-    """Running mean and second moment of value targets for each discount, and the affine map that undoes their changes.
+    """Running mean and second moment of value targets for each discount, and the affine map that compensates their changes.
 
     Raw critic outputs Q become w Q + b on the normalised scale, sigma (w Q + b) + mu on that of returns; an update of the
-    statistics moves w and b so that the latter stays where it was.
+    statistics changes w and b so that the latter does not change.
 
     Args:
         gammas: G, number of discounts; all statistics are buffers (G, 1).
         beta: rate of the running statistics, divided by 1 - (1 - beta)^t.
         init_nu: second moment before any data.
-        enabled: False makes every method the identity (and `update_stats` do nothing).
+        enabled: if False, every method is the identity and `update_stats` does nothing.
     """
 
     mu: Tensor
@@ -52,12 +52,12 @@ class PopArtLayer(nn.Module):
 
     @torch.no_grad()
     def update_stats(self, val: Tensor, mask: Tensor) -> None:
-        """Follow new targets.
+        """Move the statistics towards new targets.
 
         Args:
             val: (B, L, 1, G, 1), on the scale of returns.
-            mask: broadcastable to it; nonzero where a target counts. A discount without any, or whose targets are not finite,
-                stays as it is.
+            mask: broadcastable to ``val``, nonzero where a target is real. A discount without real targets, or with one that is
+                not finite, keeps its statistics.
         """
         if not self.enabled:
             return
@@ -81,7 +81,7 @@ class PopArtLayer(nn.Module):
         return (target - self.mu) / self.sigma if self.enabled else target
 
     def forward(self, x: Tensor, normalized: bool = True) -> Tensor:
-        """Raw critic outputs (..., G, 1) on the normalised scale, or that of returns if not ``normalized``."""
+        """Raw critic outputs (..., G, 1), on the normalised scale or, if not ``normalized``, on the scale of returns."""
         if not self.enabled:
             return x
         x = self.w * x + self.b

@@ -1,4 +1,4 @@
-"""Policies over actions of several parts: one distribution for each part, independent given the state."""
+"""Policies over actions of several parts: independent distributions, one for each part."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from amago.spaces import ActionPart, parts_of, stored_dtype_of
 def distribution_of(
     action_kind: str, action_dim: int, continuous_dist_type: Callable[[int], DistributionType]
 ) -> DistributionType:
-    """The distribution of an action space: that of its part, or the product of those of its parts.
+    """The distribution of an action space; a `Product` if the space has several parts.
 
     Args:
         action_kind, action_dim: ``kind`` and ``dim`` of its `amago.spaces.ActionSpec`.
@@ -32,11 +32,12 @@ def distribution_of(
 
 
 class ProductOutput(PolicyOutput):
-    """Independent distributions side by side. Of `sample`, the form is the vector; `log_prob` and `entropy` have one number a part.
+    """Independent distributions, one for each part. Samples are vectors; `log_prob` and `entropy` have one number for each
+    part.
 
     Attributes:
         factors: a distribution for each part.
-        parts: where each lies in an action.
+        parts: the place of each in an action.
     """
 
     def __init__(self, factors: list[PolicyOutput], parts: tuple[ActionPart, ...]) -> None:
@@ -62,7 +63,7 @@ class ProductOutput(PolicyOutput):
         return torch.cat(vectors, dim=-1)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        """(..., A) vectors -> (..., parts): of each part what its own distribution takes for the whole of it (for bits the mean)."""
+        """(..., A) vectors -> (..., parts), `log_prob_of_vector` of each part (for bits the mean)."""
         return torch.cat([factor.log_prob_of_vector(vector) for factor, vector in self._of_vector(action)], dim=-1)
 
     def sample_vector(self, grad: bool = False) -> Tensor:
@@ -89,7 +90,7 @@ class ProductOutput(PolicyOutput):
         return torch.cat([factor.sample_action(sample).to(dtype) for factor in self.factors], dim=-1)
 
     def metrics(self) -> dict[str, Tensor]:
-        """Those of the parts, by name: entropies add up, of other numbers the mean is taken."""
+        """The metrics of the parts by name: the sum of entropies, the mean of others."""
         found: dict[str, list[Tensor]] = {}
         for factor in self.factors:
             for name, value in factor.metrics().items():
@@ -98,11 +99,11 @@ class ProductOutput(PolicyOutput):
 
 
 class Product(DistributionType):
-    """Network outputs are those of the parts, side by side.
+    """Makes a `ProductOutput` of the concatenated network outputs of the parts.
 
     Args:
         d_action: A, of all parts together.
-        parts: where each lies in an action.
+        parts: the place of each part in an action.
         types: the distribution of each part.
     """
 
@@ -124,7 +125,7 @@ class Product(DistributionType):
         return torch.cat([t.clip_like_policy(vector[..., p.vector]) for t, p in zip(self.types, self.parts)], dim=-1)
 
     def masked(self, vec: Tensor, legal: Tensor) -> Tensor:
-        """See `DistributionType.masked`; continuous parts stay as they are."""
+        """See `DistributionType.masked`; continuous parts are not masked."""
         return torch.cat(
             [
                 part_vec if p.kind == "continuous" else t.masked(part_vec, legal[..., p.vector])

@@ -1,102 +1,41 @@
-"""Sequence models: e_0..e_T -> s_0..s_T, causally; whole sequences to train on, one step at a time to act."""
+"""Sequence models: causal maps from e_0..e_T to s_0..s_T, over whole sequences in training and one step at a time in acting.
+
+A new one is a subclass of `TrajEncoder`; the decorator `amago.nets.registry.named_traj_encoder` gives it a name on command lines.
+
+Shapes: B sequences or actors, L timesteps, D numbers of a timestep's input, E of its output.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from typing import Any
 
 import gin
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from amago.nets import transformer
-from amago.nets.cpu.packed import Linear, linear, pack
+from amago.nets.cpu.packed import Linear
 from amago.nets.ff import FFBlock, Normalization
 from amago.nets.kv_cache import KVCache
 from amago.nets.mamba import Mamba, MambaBlock, MambaState
-from amago.nets.utils import WeightCache, activation_switch, at_least_float32, autocast_dtype, check_dropout, check_positive
-
-Dones = NDArray[np.bool_] | Tensor
-
-
-class TrajEncoder(nn.Module, ABC):
-    """Base of all sequence models. A subclass writes `emb_dim` and `forward`, and, if it remembers anything, the methods about
-    hidden states; those of this class are for models without memory.
-
-    Args:
-        tstep_dim: D, width of the input.
-        max_seq_len: length of the context, in transitions (training sequences have one more observation).
-    """
-
-    def __init__(self, tstep_dim: int, max_seq_len: int) -> None:
-        super().__init__()
-        check_positive(tstep_dim=tstep_dim, max_seq_len=max_seq_len)
-        self.tstep_dim = tstep_dim
-        self.max_seq_len = max_seq_len
-
-    @property
-    @abstractmethod
-    def emb_dim(self) -> int:
-        """E, width of the output."""
-
-    @abstractmethod
-    def forward(
-        self, seq: Tensor, time_idxs: Tensor, hidden_state: Any = None, log_dict: dict[str, Any] | None = None
-    ) -> tuple[Tensor, Any]:
-        """Map a sequence.
-
-        Args:
-            seq: (B, L, D).
-            time_idxs: (B, L, 1) int64, index of each step in its episode.
-            hidden_state: None: ``seq`` is whole, to be trained on. Otherwise what `init_hidden_state` or the last call gave:
-                ``seq`` continues from there. Hidden states are for acting, no gradient flows through them, and they may be
-                updated in place.
-            log_dict: to put metrics in, if given.
-
-        Returns:
-            (B, L, E), and the next hidden state.
-        """
-
-    def init_hidden_state(self, batch_size: int, device: torch.device | str) -> Any:
-        """The state of ``batch_size`` actors that have seen nothing; None where there is no memory."""
-        return None
-
-    def reset_hidden_state(self, hidden_state: Any, dones: Dones) -> Any:
-        """Make those rows new where ``dones`` (B,) is True; works in place where it can. Other rows stay as they are."""
-        return hidden_state
-
-    def slice_hidden_state(self, hidden_state: Any, start: int, stop: int) -> Any:
-        """Rows ``start`` to ``stop`` - 1, sharing storage: acting with either is seen by both."""
-        if hidden_state is None:
-            return None
-        raise NotImplementedError(f"{type(self).__name__} does not say how to slice its hidden state")
-
-    def can_slice_hidden_state(self, hidden_state: Any) -> bool:
-        """Whether `slice_hidden_state` is implemented; called once, at the start of acting. The default tries the first row."""
-        try:
-            self.slice_hidden_state(hidden_state, 0, 1)
-        except NotImplementedError:
-            return False
-        return True
-
-    def _check_input(self, seq: Tensor, time_idxs: Tensor) -> None:
-        B, L = seq.shape[:2]
-        if seq.ndim != 3 or seq.shape[-1] != self.tstep_dim:
-            raise ValueError(f"seq must be (batch, length, {self.tstep_dim}), got shape {tuple(seq.shape)}")
-        if time_idxs.shape != (B, L, 1):
-            raise ValueError(f"time_idxs must be ({B}, {L}, 1) for this seq, got shape {tuple(time_idxs.shape)}")
+from amago.nets.registry import named_traj_encoder
+from amago.nets.tensor_cache import TensorCache
+from amago.nets.traj_base import Dones, TrajEncoder, check_batch
+from amago.nets.utils import activation_switch, at_least_float32, autocast_dtype, check_dropout, check_positive
 
 
+@named_traj_encoder("ff")
 @gin.configurable
 class FFTrajEncoder(TrajEncoder):
     """Residual feed-forward blocks on each timestep alone: no memory.
 
     Args:
-        d_model: width; d_ff: inner width of a block, 4 x d_model if None.
+        d_model: E.
+        d_ff: inner width of a block; None means 4 x d_model.
         n_layers: number of blocks.
-        dropout, activation, norm: as named.
+        dropout: probability, after the input layer and within blocks.
+        activation: name, as of `amago.nets.utils.activation_switch`.
+        norm: of the output: "layer", "rmsnorm" or "none".
     """
 
     def __init__(
@@ -119,7 +58,7 @@ class FFTrajEncoder(TrajEncoder):
         self.traj_last = Linear(d_model, d_model)
         self.out_norm = Normalization(norm, d_model)
         self.dropout = nn.Dropout(dropout)
-        self.activation = activation_switch(activation)
+        self.activation = activation_switch(activation, inplace=True)
         self._emb_dim = d_model
 
     @property
@@ -138,14 +77,15 @@ class FFTrajEncoder(TrajEncoder):
         return self.out_norm(self.traj_last(x)), hidden_state
 
 
+@named_traj_encoder("gru", "rnn", sizes=lambda size: {"d_hidden": size, "d_output": size})
 @gin.configurable
 class GRUTrajEncoder(TrajEncoder):
-    """A GRU. Its hidden state is a tensor (n_layers, B, d_hidden).
+    """A GRU (Cho et al. 2014, arXiv 1406.1078). The hidden state is a tensor (n_layers, B, d_hidden).
 
     Args:
-        d_hidden, n_layers: of the GRU.
-        d_output: width after a linear layer.
-        norm: of the output, by name.
+        d_hidden, n_layers: width and number of layers of the GRU.
+        d_output: E, after a linear layer.
+        norm: of the output: "layer", "rmsnorm" or "none".
     """
 
     def __init__(
@@ -163,12 +103,6 @@ class GRUTrajEncoder(TrajEncoder):
         self.out = Linear(d_hidden, d_output)
         self.out_norm = Normalization(norm, d_output)
         self._emb_dim = d_output
-        self._packed = {name: WeightCache() for name, p in self.rnn.named_parameters() if p.ndim == 2}
-
-    def train(self, mode: bool = True) -> GRUTrajEncoder:
-        for cache in self._packed.values():
-            cache.clear()
-        return super().train(mode)
 
     @property
     def emb_dim(self) -> int:
@@ -197,53 +131,31 @@ class GRUTrajEncoder(TrajEncoder):
         if hidden_state is None:
             x, _ = self.rnn(seq)
         else:
-            _check_batch(seq.shape[0], hidden_state.shape[1])
-            if self._steps_alone(seq, hidden_state):
-                x = self._step(seq[:, 0], hidden_state).unsqueeze(1)
-            else:
-                x, new = self.rnn(seq, hidden_state.clone())  # the graph must not see the write below
-                hidden_state.detach().copy_(new.detach())
+            check_batch(seq.shape[0], hidden_state.shape[1])
+            x, new = self.rnn(
+                seq, hidden_state.clone()
+            )  # a graph of this call must not contain the tensor that is written next
+            hidden_state.detach().copy_(new.detach())
         return self.out_norm(self.out(x)), hidden_state
 
-    def _steps_alone(self, seq: Tensor, hidden_state: Tensor) -> bool:
-        """Whether this is a step of a policy on a CPU, which `_step` can do."""
-        acts = seq.shape[1] == 1 and not self.training and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        return acts and seq.is_cpu and seq.dtype == hidden_state.dtype == torch.float32 and autocast_dtype(seq.device) is None
 
-    def _step(self, x: Tensor, hidden_state: Tensor) -> Tensor:
-        """One step of every layer, (B, D) -> (B, d_hidden), with packed weights, which `torch.nn.GRU` does not take (3 layers for 16
-        actors, one core: 0.66 ms instead of 1.0)."""
-        H, rnn = self.rnn.hidden_size, self.rnn
-        for i, h in enumerate(hidden_state.unbind(0)):
-            inner = self._product(f"weight_ih_l{i}", x, getattr(rnn, f"bias_ih_l{i}"))
-            outer = self._product(f"weight_hh_l{i}", h, getattr(rnn, f"bias_hh_l{i}"))
-            gates = (inner[:, : 2 * H] + outer[:, : 2 * H]).sigmoid_()  # r, z
-            new = torch.addcmul(inner[:, 2 * H :], gates[:, :H], outer[:, 2 * H :]).tanh_()
-            x = torch.lerp(new, h, gates[:, H:])
-            h.copy_(x)
-        return x
-
-    def _product(self, name: str, x: Tensor, bias: Tensor) -> Tensor:
-        weight: Tensor = getattr(self.rnn, name)
-        return linear(x, self._packed[name].get((weight,), lambda: pack(weight)), bias)
-
-
+@named_traj_encoder("mamba")
 @gin.configurable
 class MambaTrajEncoder(TrajEncoder):
-    """Selective state-space layers (Gu & Dao 2023, arXiv 2312.00752). The hidden state is a `amago.nets.mamba.MambaState`:
-    constant in size and work, however long the episode.
+    """Selective state-space layers with residual connections (Gu & Dao 2023, arXiv 2312.00752).
 
-    Plain PyTorch; on a GPU, the scan of the ``mamba_ssm`` package where that is installed.
+    The hidden state is a `amago.nets.mamba.MambaState`. Its size and the cost of a step do not depend on the length of the episode.
+    The scan is written in PyTorch; on a GPU, training uses that of the ``mamba_ssm`` package if it is installed.
 
     Args:
-        d_model: width.
-        d_state: numbers of state a channel; ``expand`` x d_model channels.
-        d_conv: timesteps that the convolution in front of each scan sees.
-        n_layers: number of layers, each with a residual connection.
-        norm: in front of each layer and of the output, by name.
-        dt_min, dt_max, A_scale: how long states remember at the start of training, see `amago.nets.mamba.Mamba`. The defaults
-            are the paper's, made for text. To carry one bit over a hundred equal steps, ``0.5, 2.0, 3e-4`` learns several
-            times sooner.
+        d_model: E.
+        d_state: numbers of state of each of the ``expand`` x d_model channels.
+        d_conv: timesteps that the convolution before each scan sees.
+        expand: channels for each number of ``d_model``.
+        n_layers: number of layers.
+        norm: before each layer and of the output: "layer", "rmsnorm" or "none".
+        dt_min, dt_max, A_scale: set the time over which a new model remembers, see `amago.nets.mamba.Mamba`. The defaults are those
+            of the paper, for text. To carry one bit over a hundred equal timesteps, ``0.5, 2.0, 3e-4`` takes fewer updates.
     """
 
     def __init__(
@@ -289,37 +201,52 @@ class MambaTrajEncoder(TrajEncoder):
     def slice_hidden_state(self, hidden_state: MambaState, start: int, stop: int) -> MambaState:
         return hidden_state.slice(start, stop)
 
+    def export_hidden_state(self, hidden_state: MambaState) -> dict[str, Tensor]:
+        return {"conv": hidden_state.conv, "ssm": hidden_state.ssm}
+
+    def import_hidden_state(self, tensors: dict[str, Tensor], dones: Tensor) -> MambaState:
+        return self.reset_hidden_state(MambaState(tensors["conv"].clone(), tensors["ssm"].clone()), dones)
+
     def forward(
         self, seq: Tensor, time_idxs: Tensor, hidden_state: MambaState | None = None, log_dict: dict[str, Any] | None = None
     ) -> tuple[Tensor, MambaState | None]:
         self._check_input(seq, time_idxs)
         if hidden_state is not None:
-            _check_batch(seq.shape[0], hidden_state.batch_size)
+            check_batch(seq.shape[0], hidden_state.batch_size)
         x = self.inp(seq)
         for i, block in enumerate(self.mambas):
             x = block(x, None if hidden_state is None else hidden_state.layer(i))
         return self.out_norm(x), hidden_state
 
 
+@named_traj_encoder("transformer", sizes=lambda size: {"d_model": size, "d_ff": 4 * size})
 @gin.configurable
 class TformerTrajEncoder(TrajEncoder):
-    """A causal transformer. Its hidden state is a `amago.nets.kv_cache.KVCache` of max_seq_len + 1 slots, or of as few as its
-    kind of attention needs.
+    """A causal transformer, see `amago.nets.transformer`.
 
-    Once an episode is longer than the cache, each layer attends to the last max_seq_len + 1 tokens (attention with sinks: to
-    these, of which the first ones of the episode are some).
+    The hidden state is a `amago.nets.kv_cache.KVCache` of max_seq_len + 1 slots, or of fewer if its kind of attention needs fewer. In
+    an episode longer than the cache, each layer attends to the last tokens that fit, and to the sinks of attention that has them.
 
     Args:
-        d_model, n_heads, d_ff, n_layers: sizes; d_model divides by n_heads.
-        dropout_ff, dropout_emb, dropout_attn, dropout_qkv: on the feed-forward output, the embedded input, the
-            attention weights, and queries, keys and values.
-        activation, norm: by name.
-        pos_emb: "fixed", "learned" or "rope", of the time index.
-        causal: False lets tokens see the future; such a model cannot act step by step.
+        d_model: E, a multiple of ``n_heads``.
+        n_heads: attention heads of each layer.
+        d_ff: inner width of the feed-forward part of a layer.
+        n_layers: number of layers.
+        dropout_ff: probability of dropping a number of the feed-forward output.
+        dropout_emb: the same of the embedded input.
+        dropout_attn: the same of the attention weights.
+        dropout_qkv: the same of queries, keys and values.
+        activation: name, as of `amago.nets.utils.activation_switch`.
+        norm: "layer", "rmsnorm" or "none".
+        pos_emb: position embedding of the time index: "fixed", "learned" or "rope".
+        causal: False lets tokens see later ones; such a model cannot act step by step.
         sigma_reparam: reparametrise linear layers by their spectral norm.
-        normformer_norms: the extra norms of NormFormer.
-        head_scaling: a learned scale for each head.
-        attention_type: the kernel, a `amago.nets.transformer.SelfAttention`.
+        normformer_norms: use the extra norms of NormFormer.
+        head_scaling: learn a scale for each head.
+        attention_type: the attention kernel, a subclass of `amago.nets.transformer.SelfAttention`.
+
+    Raises:
+        ValueError: sizes that do not fit each other, or an unknown name.
     """
 
     def __init__(
@@ -371,7 +298,7 @@ class TformerTrajEncoder(TrajEncoder):
         layers = [make_layer() for _ in range(n_layers)]
         self.tformer = transformer.Transformer(tstep_dim, d_model, layers, dropout_emb=dropout_emb, norm=norm, pos_emb=pos_emb)
         self._emb_dim = d_model
-        self._kernel.cache_slots(max_seq_len + 1)  # refuses what does not fit
+        self._kernel.cache_slots(max_seq_len + 1)  # raises if the sinks do not fit
 
     @property
     def emb_dim(self) -> int:
@@ -384,7 +311,15 @@ class TformerTrajEncoder(TrajEncoder):
         return kernel
 
     def init_hidden_state(self, batch_size: int, device: torch.device | str, dtype: torch.dtype | None = None) -> KVCache:
-        """An empty cache. ``dtype`` None: what the model computes in (autocast's dtype where that is on, else the weights')."""
+        """An empty cache.
+
+        Args:
+            batch_size, device: as of `TrajEncoder.init_hidden_state`.
+            dtype: of keys and values. None: autocast's dtype where that is on, else the weights'.
+
+        Raises:
+            ValueError: the model is not causal.
+        """
         check_positive(batch_size=batch_size)
         if not self.causal:
             raise ValueError("causal=False: a model whose tokens see the future cannot act step by step")
@@ -402,14 +337,23 @@ class TformerTrajEncoder(TrajEncoder):
     def slice_hidden_state(self, hidden_state: KVCache, start: int, stop: int) -> KVCache:
         return hidden_state.slice(start, stop)
 
+    def export_hidden_state(self, hidden_state: KVCache | TensorCache) -> dict[str, Tensor]:
+        if isinstance(hidden_state, TensorCache):
+            return hidden_state.tensors()
+        return {"keys": hidden_state.keys, "values": hidden_state.values, "lengths": hidden_state.lengths}
+
+    def import_hidden_state(self, tensors: dict[str, Tensor], dones: Tensor) -> TensorCache:
+        lengths = torch.where(dones, 0, tensors["lengths"])
+        return TensorCache(tensors["keys"], tensors["values"], lengths, self._kernel.sink_size)
+
     def forward(
-        self, seq: Tensor, time_idxs: Tensor, hidden_state: KVCache | None = None, log_dict: dict[str, Any] | None = None
-    ) -> tuple[Tensor, KVCache | None]:
+        self, seq: Tensor, time_idxs: Tensor, hidden_state: Any = None, log_dict: dict[str, Any] | None = None
+    ) -> tuple[Tensor, Any]:
         self._check_input(seq, time_idxs)
         times = time_idxs.squeeze(-1)
         if hidden_state is None:
             return self.tformer(seq, times), None
-        _check_batch(seq.shape[0], hidden_state.batch_size)
+        check_batch(seq.shape[0], hidden_state.batch_size)
         steps = [self.tformer(seq[:, i : i + 1], times[:, i : i + 1], hidden_state) for i in range(seq.shape[1])]
         return (steps[0] if len(steps) == 1 else torch.cat(steps, dim=1)), hidden_state
 
@@ -417,15 +361,10 @@ class TformerTrajEncoder(TrajEncoder):
 def _make_kernel(kernel: type[transformer.SelfAttention], causal: bool, dropout: float) -> transformer.SelfAttention:
     try:
         return kernel(causal=causal, dropout=dropout)
-    except RuntimeError as err:  # what gin raises for a default of gin.REQUIRED
+    except RuntimeError as err:  # gin's error for a default of gin.REQUIRED
         if "Required bindings" not in str(err):
             raise
         raise ValueError(
             f"attention_type={kernel.__name__} has settings without a default; bind them before it is used, "
             f"as in use_config({{'{kernel.__name__}.window_size': 128}}) ({err})"
         ) from err
-
-
-def _check_batch(batch: int, rows: int) -> None:
-    if batch != rows:
-        raise ValueError(f"hidden_state has {rows} rows, but seq has a batch of {batch}")

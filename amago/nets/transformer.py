@@ -1,14 +1,16 @@
-"""A causal transformer tuned for stability in reinforcement learning.
+"""A causal transformer whose training is stable in reinforcement learning.
 
-What is notable: the linear layers of attention and feed-forward are sigma-reparametrised (Zhai et al. 2023, arXiv 2303.06296);
-NormFormer's extra norms and head scales (Shleifer et al. 2021, arXiv 2110.09456); positions are *time indices* of the
-episode, not places in the sequence; whole sequences to train on, one step at a time to act.
+What is notable: the linear layers of attention and feed-forward are sigma-reparametrised (Zhai et al. 2023, arXiv 2303.06296). It has the
+extra norms and head scales of NormFormer (Shleifer et al. 2021, arXiv 2110.09456). Positions are *time indices* of the episode, not
+places in the sequence. It reads whole sequences in training and single steps, against a cache of keys and values, in acting.
+
+Shapes: B sequences or actors, L timesteps, H heads.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeAlias
 
 import gin
 import torch
@@ -17,10 +19,12 @@ from torch import Tensor, nn
 
 from amago.nets.attention import FlashAttention, ScaledDotProductAttention, SelfAttention, VanillaAttention
 from amago.nets.cpu.packed import Linear, linear, pack
+from amago.nets.cpu.weight_cache import WeightCache
 from amago.nets.ff import Normalization
 from amago.nets.flex_attention import FlexAttention, SlidingWindowFlexAttention, SlidingWindowSinkFlexAttention
 from amago.nets.kv_cache import CacheSlots, KVCache
-from amago.nets.utils import WeightCache, activation_switch, check_dropout, check_positive
+from amago.nets.tensor_cache import TensorCache
+from amago.nets.utils import activation_switch, check_dropout, check_positive
 
 __all__ = [
     "AttentionLayer",
@@ -41,11 +45,21 @@ __all__ = [
 ]
 
 
-class SigmaReparam(nn.Module):
-    """x (gamma / sigma(W) W)^T + b, where sigma(W) is the spectral norm: gamma alone says how far the layer can stretch.
+CacheStep: TypeAlias = tuple[KVCache | TensorCache, int, CacheSlots]
+"""Where a layer keeps its keys and values: the cache, the index of the layer, and the slots of the current step."""
 
-    sigma = u W v; each forward in training mode first improves u and v by one power iteration. Eval mode changes nothing, and
-    without gradients it computes the effective weight once per version of the parameters.
+
+class SigmaReparam(nn.Module):
+    """A linear layer of given spectral norm: x (gamma / sigma(W) W)^T + b, where sigma(W) is the spectral norm of W.
+
+    sigma = u W v. In training mode, each forward pass first improves u and v by one power iteration; evaluation mode does not.
+
+    Args:
+        d_in, d_out: widths.
+        bias: add b.
+
+    Raises:
+        ValueError: a width below 1.
     """
 
     u: Tensor
@@ -63,7 +77,7 @@ class SigmaReparam(nn.Module):
 
     def effective_weight(self) -> Tensor:
         """gamma / sigma(W) W, (d_out, d_in); in training mode after one power iteration."""
-        with torch.autocast(self.weight.device.type, enabled=False):  # a half-precision sigma would not be good enough
+        with torch.autocast(self.weight.device.type, enabled=False):  # half precision is too coarse for sigma
             u, v = self.u, self.v
             if self.training:
                 with torch.no_grad():
@@ -71,7 +85,7 @@ class SigmaReparam(nn.Module):
                     v = F.normalize(self.weight.t() @ u, dim=0)
                     self.u.copy_(u)
                     self.v.copy_(v)
-            else:  # a later training forward writes to the buffers; the graph of this one must not change
+            else:  # the graph of this call must not contain the buffers, to which a later one in training mode writes
                 u, v = (u.clone(), v.clone()) if torch.is_grad_enabled() else (u, v)
             sigma = torch.dot(u, torch.mv(self.weight, v))
             return self.weight * (self.gamma / sigma)
@@ -98,7 +112,7 @@ class _PlainLinear(nn.Linear):
 
 
 class _CachedLinears(nn.Module):
-    """A module that applies `SigmaReparam` (or plain) layers through caches of their effective weights."""
+    """A module whose `SigmaReparam` (or plain) linear layers are applied with cached effective weights in evaluation mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +124,7 @@ class _CachedLinears(nn.Module):
         return super().train(mode)
 
     def _weight(self, name: str, layer: Any) -> Tensor:
-        """The effective weight of the ``layer`` of that name."""
+        """The effective weight of ``layer``, whose attribute is ``name``, arranged."""
         if self.training:
             return self._arrange(name, layer.effective_weight())
         cache = self._caches.get(name)
@@ -119,9 +133,11 @@ class _CachedLinears(nn.Module):
         return cache.get(layer.weight_sources, lambda: pack(self._arrange(name, layer.effective_weight())))
 
     def _arrange(self, name: str, weight: Tensor) -> Tensor:
+        """An effective weight in the order of rows in which it is applied."""
         return weight
 
     def _linear(self, name: str, x: Tensor) -> Tensor:
+        """Apply the layer of that name, (..., d_in) -> (..., d_out)."""
         layer: Any = getattr(self, name)
         return linear(x, self._weight(name, layer), layer.bias)
 
@@ -131,12 +147,19 @@ def _make_linear(sigma_reparam: bool, d_in: int, d_out: int, bias: bool = True) 
 
 
 def _frequencies(width: int, device: torch.device, base: float = 10_000.0) -> Tensor:
-    """base^(-2i / width) for i = 0 .. width / 2 - 1, float32 whatever the model's dtype: bf16 cannot tell t from t + 1."""
+    """base^(-2i / width) for i = 0 .. width / 2 - 1. Always float32: in bf16, t and t + 1 are the same number from 256 on."""
     return torch.exp(torch.arange(0, width, 2, device=device, dtype=torch.float32) * (-math.log(base) / width))
 
 
 class FixedPosEmb(nn.Module):
-    """sin(t / 10000^(2i/D)) in the even places 2i, cos of the same in the odd ones; t is any time index."""
+    """sin(t / 10000^(2i / d_model)) at index 2i and the cosine of the same at 2i + 1, for time index t (Vaswani et al. 2017).
+
+    Args:
+        d_model: even.
+
+    Raises:
+        ValueError: ``d_model`` is odd.
+    """
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -145,18 +168,21 @@ class FixedPosEmb(nn.Module):
         self.d_model = d_model
 
     def forward(self, time_idxs: Tensor) -> Tensor:
-        """(B, L) int64 -> (B, L, D) float32."""
+        """(B, L) int64 -> (B, L, d_model) float32."""
         angles = time_idxs.unsqueeze(-1) * _frequencies(self.d_model, time_idxs.device)
         return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)
 
 
 @gin.configurable
 class LearnedPosEmb(nn.Module):
-    """A table of learned vectors by time index.
+    """A learned vector for each time index.
 
     Args:
-        d_model: their width.
-        max_time_idx: last entry; later times share it.
+        d_model: width of the vectors.
+        max_time_idx: last time index with a vector of its own; later ones share it.
+
+    Raises:
+        ValueError: ``max_time_idx`` is below 1.
     """
 
     def __init__(self, d_model: int, max_time_idx: int = 4096) -> None:
@@ -166,18 +192,18 @@ class LearnedPosEmb(nn.Module):
         nn.init.normal_(self.embedding.weight, std=0.02)
 
     def forward(self, time_idxs: Tensor) -> Tensor:
-        """(B, L) int64 -> (B, L, D)."""
+        """(B, L) int64 -> (B, L, d_model)."""
         return self.embedding(time_idxs.clamp(0, self.embedding.num_embeddings - 1))
 
 
 def rope_angles(time_idxs: Tensor, head_dim: int, base: float = 10_000.0) -> tuple[Tensor, Tensor]:
-    """cos and sin, each (B, 1, L, head_dim / 2) float32, of the rotations of time indices (B, L) (Su et al. 2021)."""
+    """cos and sin, each (B, 1, L, head_dim / 2) float32, for rotary embeddings of time indices (B, L) (Su et al. 2021, arXiv 2104.09864)."""
     angles = time_idxs[:, None, :, None] * _frequencies(head_dim, time_idxs.device, base)
     return angles.cos(), angles.sin()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate (B, H, L, D): the first half of D against the second."""
+    """Rotate (B, H, L, head_dim): number i of the first half together with number i of the second."""
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
@@ -187,10 +213,14 @@ class AttentionLayer(_CachedLinears):
 
     Args:
         self_attention: the kernel.
-        d_model, n_heads: d_model divides by n_heads.
-        dropout_qkv: on queries, keys and values.
-        head_scaling: learn the scale of each head; else it stays what it is (1, or what a checkpoint says).
+        d_model: a multiple of ``n_heads``.
+        n_heads: H.
+        dropout_qkv: probability of dropping a number of queries, keys and values.
+        head_scaling: learn the scale of each head; False keeps it at 1, or at the value in a checkpoint.
         sigma_reparam: reparametrise both linear layers.
+
+    Raises:
+        ValueError: ``d_model`` is no multiple of ``n_heads``, or a number is out of range.
     """
 
     def __init__(
@@ -217,8 +247,8 @@ class AttentionLayer(_CachedLinears):
     def _arrange(self, name: str, weight: Tensor) -> Tensor:
         if name != "qkv_projection":
             return weight
-        # Checkpoints lay the output out as (3, head_dim, heads), which would leave every head strided. Sorting the rows of the
-        # weight costs far less than sorting activations.
+        # Checkpoints order the output as (3, head_dim, H), in which the numbers of a head are not contiguous. Rows of the weight are
+        # reordered because activations are larger.
         rows = weight.view(3, self.head_dim, self.n_heads, -1).transpose(1, 2)
         return rows.reshape(weight.shape)
 
@@ -226,14 +256,14 @@ class AttentionLayer(_CachedLinears):
         self,
         x: Tensor,
         rope: tuple[Tensor, Tensor] | None = None,
-        cache: tuple[KVCache, int, CacheSlots] | None = None,
+        cache: CacheStep | None = None,
     ) -> Tensor:
-        """Attend over the sequence, or (L == 1) over the ``cache``'s layer after the token is written to it.
+        """Attend over the sequence or, with a ``cache``, from one token (L == 1) to those in the cache and itself.
 
         Args:
             x: (B, L, d_model).
-            rope: what `rope_angles` gives for queries and keys, if they are to be rotated.
-            cache: (cache, index of this layer, slots of this step).
+            rope: result of `rope_angles`, to rotate queries and keys.
+            cache: is updated with the token.
         """
         B, L, _ = x.shape
         qkv = self.dropout_qkv(self._linear("qkv_projection", x))
@@ -246,24 +276,26 @@ class AttentionLayer(_CachedLinears):
             store, layer, slots = cache
             k, v = store.write(layer, k, v, slots)
             out = self.self_attention(q.to(k.dtype), k, v, slots).to(q.dtype)
-        out = out.transpose(1, 2)
-        return self._linear("out_projection", (out * self.head_scaler).reshape(B, L, -1))
-
-    def step(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, cache: tuple[KVCache, int, CacheSlots]) -> Tensor:
-        """`forward` of one token without gradient, (B, d_model) -> (B, d_model), in fewer operations."""
-        store, layer, slots = cache
-        qkv = self._linear("qkv_projection", x).view(len(x), 3, self.n_heads, self.head_dim)
-        if rope is not None:
-            qkv = torch.cat((rotate(qkv[:, :2], *rope), qkv[:, 2:]), dim=1)
-        k, v = store.write_pair(layer, qkv[:, 1:], slots)
-        q = qkv[:, 0].unsqueeze(2).to(k.dtype)
-        out = self.self_attention(q, k, v, slots).to(qkv.dtype)  # (B, H, 1, D)
-        out = out.view(len(x), self.n_heads, self.head_dim) * self.head_scaler[0, 0]
-        return self._linear("out_projection", out.flatten(1))
+        out = out.transpose(1, 2) * self.head_scaler
+        return self._linear("out_projection", out.reshape(B, L, -1))
 
 
 class TransformerLayer(_CachedLinears):
-    """x + N2(Attn(N1 x)), then x + FF2(N4(act(FF1(N3 x)))); N2 and N4 are the extra norms of NormFormer."""
+    """x + N2(Attn(N1 x)), then x + FF2(N4(act(FF1(N3 x)))). N2 and N4 are the extra norms of NormFormer.
+
+    Args:
+        attention_layer: Attn.
+        d_model: width of x.
+        d_ff: width between FF1 and FF2.
+        dropout_ff: probability of dropping a number of FF2's output.
+        activation: name, as of `amago.nets.utils.activation_switch`.
+        norm: "layer", "rmsnorm" or "none".
+        sigma_reparam: reparametrise both linear layers.
+        normformer_norms: use N2 and N4.
+
+    Raises:
+        ValueError: a number is out of range, or a name unknown.
+    """
 
     def __init__(
         self,
@@ -287,36 +319,30 @@ class TransformerLayer(_CachedLinears):
         self.norm3 = Normalization(norm, d_model)
         self.norm4 = Normalization(norm, d_ff) if normformer_norms else nn.Identity()
         self.dropout_ff = nn.Dropout(dropout_ff)
-        self.activation = activation_switch(activation)
+        self.activation = activation_switch(activation, inplace=True)
 
-    def forward(
-        self,
-        x: Tensor,
-        rope: tuple[Tensor, Tensor] | None = None,
-        cache: tuple[KVCache, int, CacheSlots] | None = None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None = None, cache: CacheStep | None = None) -> Tensor:
+        """(B, L, d_model) -> (B, L, d_model); ``rope`` and ``cache`` as of `AttentionLayer.forward`."""
         x = x + self.norm2(self.attention_layer(self.norm1(x), rope, cache))
         h = self.norm4(self.activation(self._linear("ff1", self.norm3(x))))
         return x + self.dropout_ff(self._linear("ff2", h))
-
-    def step(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, cache: tuple[KVCache, int, CacheSlots]) -> Tensor:
-        """`forward` of one token without gradient or dropout, (B, d_model) -> (B, d_model)."""
-        x = x + self.norm2(self.attention_layer.step(self.norm1(x), rope, cache))
-        return x + self._linear("ff2", self.norm4(self.activation(self._linear("ff1", self.norm3(x)))))
 
 
 _POS_EMBS = ("fixed", "learned", "learnable", "rope")
 
 
 class Transformer(nn.Module):
-    """A linear input layer, positions, ``layers`` and a last norm: (B, L, d_inp) -> (B, L, d_model).
+    """A linear input layer, a position embedding, ``layers`` and a norm: (B, L, d_inp) -> (B, L, d_model).
 
     Args:
         d_inp, d_model: widths.
         layers: the `TransformerLayer`s.
-        dropout_emb: on the embedded input.
-        norm: of the output, by name.
-        pos_emb: "fixed", "learned" ("learnable" is the same) or "rope".
+        dropout_emb: probability of dropping a number of the embedded input.
+        norm: of the output: "layer", "rmsnorm" or "none".
+        pos_emb: "fixed" (`FixedPosEmb`), "learned" or "learnable" (`LearnedPosEmb`), or "rope" (`rotate`).
+
+    Raises:
+        ValueError: ``pos_emb`` is unknown, or rope with heads of odd width.
     """
 
     def __init__(
@@ -347,16 +373,14 @@ class Transformer(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.norm = Normalization(norm, d_model)
 
-    def forward(self, seq: Tensor, time_idxs: Tensor, cache: KVCache | None = None) -> Tensor:
-        """Whole sequences, or one step (L == 1) against a ``cache``, which is updated in place.
+    def forward(self, seq: Tensor, time_idxs: Tensor, cache: KVCache | TensorCache | None = None) -> Tensor:
+        """Map whole sequences or, with a ``cache``, one step (L == 1).
 
         Args:
             seq: (B, L, d_inp).
             time_idxs: (B, L) int64, index of each step in its episode.
-            cache: see above.
+            cache: keys and values of earlier steps; it is updated.
         """
-        if isinstance(cache, KVCache) and not self.training and not torch.is_grad_enabled():
-            return self._step(seq, time_idxs, cache)
         x = self.inp(seq)
         if self.pos_emb is not None:
             x = x + self.pos_emb(time_idxs).to(x.dtype)
@@ -366,16 +390,3 @@ class Transformer(nn.Module):
         for i, layer in enumerate(self.layers):
             x = layer(x, rope, None if cache is None or slots is None else (cache, i, slots))
         return self.norm(x)
-
-    def _step(self, seq: Tensor, time_idxs: Tensor, cache: KVCache) -> Tensor:
-        """`forward` of one step that nobody trains on, without the dimension of length, dropout and what else would take time."""
-        x = self.inp(seq[:, 0])
-        rope = None
-        if self.pos_emb is None:
-            rope = rope_angles(time_idxs, self.head_dim)
-        else:
-            x = x + self.pos_emb(time_idxs)[:, 0].to(x.dtype)
-        slots = cache.advance()
-        for i, layer in enumerate(self.layers):
-            x = layer.step(x, rope, (cache, i, slots))  # type: ignore[operator]
-        return self.norm(x).unsqueeze(1)

@@ -1,11 +1,14 @@
-"""Timestep encoders: (observation, [reward, previous action]) -> one vector, each step on its own."""
+"""Timestep encoders: each step's observation, reward and previous action to one vector, without memory.
+
+Shapes: B sequences or actors, L timesteps, D numbers of output, A numbers of an action; rl2 is [reward, previous action].
+"""
 
 from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import gin
 import gymnasium as gym
@@ -22,12 +25,21 @@ from amago.ops import symlog
 
 
 class TstepEncoder(nn.Module, ABC):
-    """Base of all timestep encoders. A subclass writes `emb_dim` and `inner_forward`.
+    """Base of all timestep encoders. A subclass defines `emb_dim` and `inner_forward`.
 
     Args:
-        obs_space: the (flat) dict of observation boxes.
+        obs_space: the observations, a flat dict of boxes.
         rl2_space: the space of [reward, previous action].
+
+    Attributes:
+        takes_mask: `inner_forward` has an argument ``mask``. Its signature says so when the class is defined.
     """
+
+    takes_mask: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.takes_mask = _has_argument(cls.inner_forward, "mask")
 
     def __init__(self, obs_space: gym.spaces.Dict, rl2_space: gym.spaces.Box) -> None:
         super().__init__()
@@ -37,49 +49,50 @@ class TstepEncoder(nn.Module, ABC):
     @property
     @abstractmethod
     def emb_dim(self) -> int:
-        """D, the width of the output."""
+        """D."""
 
     @abstractmethod
     def inner_forward(self, obs: dict[str, Tensor], rl2s: Tensor, log_dict: dict[str, Any] | None = None) -> Tensor:
-        """(B, L, ...) observations by key and (B, L, 1 + A) rl2s -> (B, L, D).
+        """Map (B, L, ...) observations by key and (B, L, 1 + A) rl2s to (B, L, D).
 
-        A subclass that keeps running statistics adds an argument ``mask``: (B, L, 1) bool, True where a timestep is real, or
-        None where all are.
+        A subclass that keeps running statistics adds an argument ``mask``: (B, L, 1) bool, False at padding, or None where there is no
+        padding.
         """
 
     def forward(
         self, obs: dict[str, Tensor], rl2s: Tensor, log_dict: dict[str, Any] | None = None, mask: Tensor | None = None
     ) -> Tensor:
-        """Embed; ``mask`` reaches `inner_forward` if that has an argument of the name."""
-        if _accepts_mask(self):
+        """(B, L, D), by `inner_forward`; that receives ``mask`` if it has an argument of the name."""
+        if self.takes_mask:
             return self.inner_forward(obs, rl2s, log_dict=log_dict, mask=mask)  # type: ignore[call-arg]
         return self.inner_forward(obs, rl2s, log_dict=log_dict)
 
 
-def _accepts_mask(encoder: TstepEncoder) -> bool:
-    cached = encoder.__dict__.get("_inner_forward_accepts_mask")
-    if cached is None:
-        parameters = inspect.signature(encoder.inner_forward).parameters.values()
-        cached = any(p.name == "mask" or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
-        encoder.__dict__["_inner_forward_accepts_mask"] = cached
-    return bool(cached)
+def _has_argument(function: Callable[..., Any], name: str) -> bool:
+    parameters = inspect.signature(function).parameters.values()
+    return any(p.name == name or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
 
 
 def space_shape(space: gym.Space[Any]) -> tuple[int, ...]:
+    """The shape of a space.
+
+    Raises:
+        ValueError: it has none.
+    """
     if space.shape is None:
         raise ValueError(f"observation space {space} has no shape")
     return space.shape
 
 
 def flat_width(obs_space: gym.spaces.Dict, keys: Sequence[str], rl2_space: gym.spaces.Box) -> int:
-    """How many numbers `flat_inputs` gives for each timestep."""
+    """The width of the output of `flat_inputs`."""
     return sum(int(np.prod(space_shape(obs_space[k]))) for k in keys) + space_shape(rl2_space)[-1]
 
 
 def flat_inputs(
     obs: dict[str, Tensor], keys: Sequence[str], rl2s: Tensor, hide_rl2s: bool, norm: InputNorm | None, mask: Tensor | None
 ) -> Tensor:
-    """Some observations and rl2 as one normalised float32 vector a timestep, (B, L, `flat_width`)."""
+    """The observations ``keys`` and rl2 as one float32 vector a timestep, (B, L, `flat_width`), normalised by ``norm`` if given."""
     rl2s = torch.zeros_like(rl2s) if hide_rl2s else rl2s
     x = torch.cat([*(obs[k].flatten(2).float() for k in keys), rl2s.float()], dim=-1)
     return x if norm is None else norm(x, mask)
@@ -87,14 +100,15 @@ def flat_inputs(
 
 @gin.configurable
 class FFTstepEncoder(TstepEncoder):
-    """Flatten all arrays in alphabetical order of their keys, append rl2, normalise by running statistics, and an MLP.
+    """Observations, flattened in alphabetical order of their keys, and rl2: normalised by running statistics, then an MLP.
 
     Args:
-        n_layers, d_hidden, d_output, activation: of the MLP.
-        out_norm: "layer", "rmsnorm" or "none", at the end.
+        n_layers, d_hidden, activation: hidden layers of the MLP, their width and activation.
+        d_output: D.
+        out_norm: of the output: "layer", "rmsnorm" or "none".
         hide_rl2s: replace reward and previous action by zeros.
-        normalize_inputs: keep running statistics of the inputs (updated in training mode, before they are applied).
-        specify_obs_keys: use these observations only.
+        normalize_inputs: normalise by running statistics, which are updated in training mode before they are applied.
+        specify_obs_keys: use these observations only; None uses all.
 
     Raises:
         ValueError: a specified key is not in ``obs_space``.
@@ -145,15 +159,16 @@ class FFTstepEncoder(TstepEncoder):
 
 @gin.configurable
 class GoalTstepEncoder(TstepEncoder):
-    """Goals or instructions by an embedder of their own; everything else as `FFTstepEncoder` does.
+    """Goals or instructions through an embedder, merged by an MLP with the inputs of `FFTstepEncoder`.
 
     Args:
-        goal_key: which observation holds the goals.
-        goal_emb_type: `amago.nets.goal_embedders.FFGoalEmb` for numbers, `TokenGoalEmb` for tokens, or your own.
-        n_layers, d_hidden, d_output, activation: of the MLP that merges.
-        out_norm: "layer", "rmsnorm" or "none", at the end.
+        goal_key: key of the observation that holds the goals.
+        goal_emb_type: a `amago.nets.goal_embedders.GoalEmb`: `FFGoalEmb` for numbers, `TokenGoalEmb` for tokens.
+        n_layers, d_hidden, activation: hidden layers of the MLP, their width and activation.
+        d_output: D.
+        out_norm: of the output: "layer", "rmsnorm" or "none".
         hide_rl2s: replace reward and previous action by zeros.
-        normalize_inputs: keep running statistics of the other observations and of rl2. Goals are not normalised.
+        normalize_inputs: normalise the other observations and rl2 by running statistics. Goals are not normalised.
 
     Raises:
         ValueError: ``goal_key`` is not in ``obs_space``.
@@ -208,19 +223,19 @@ class CNNTstepEncoder(TstepEncoder):
     Args:
         cnn_type: a `amago.nets.cnn.CNN`.
         channels_first: the image is (C, H, W), not (H, W, C).
-        img_features, rl2_features: widths of the two halves before they are merged.
-        d_output: width of the output.
-        out_norm: "layer", "rmsnorm" or "none", at the end.
-        activation: by name, of the CNN and between the linear layers.
-        skip_rl2_norm: no symlog on rl2.
+        img_features, rl2_features: widths of image and rl2 before they are merged.
+        d_output: D.
+        out_norm: of the output: "layer", "rmsnorm" or "none".
+        activation: name, of the CNN and between the linear layers.
+        skip_rl2_norm: do not apply symlog to rl2.
         hide_rl2s: replace reward and previous action by zeros.
         drqv2_aug: in training mode, shift the images of three quarters of the batch by up to 4 pixels.
-        obs_key: which observation is the image.
+        obs_key: key of the observation that is the image.
 
-    Pixels run from 0 to 255; a float image whose space ends at 1 is scaled up first.
+    Pixels range from 0 to 255. A float image whose space ends at 1 is multiplied by 255.
 
     Raises:
-        ValueError: ``obs_key`` is not in ``obs_space``, or is no image.
+        ValueError: ``obs_key`` is not in ``obs_space``, or its space is not three-dimensional.
     """
 
     def __init__(
@@ -258,7 +273,7 @@ class CNNTstepEncoder(TstepEncoder):
         self.rl2_features = nn.Linear(space_shape(rl2_space)[-1], rl2_features)
         self.merge = Linear(img_features + rl2_features, d_output)
         self.out_norm = Normalization(out_norm, d_output)
-        self.activation = activation_switch(activation)
+        self.activation = activation_switch(activation, inplace=True)
         self._emb_dim = d_output
 
     @property

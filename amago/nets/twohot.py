@@ -1,4 +1,4 @@
-"""Returns as distributions over bins: labels for a classifier, and the return that its output stands for."""
+"""Returns as distributions over bins: labels for classifying critics, and the values of their outputs."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from amago.config import fast_paths
 from amago.ops import symexp, symlog
 
 LABELS = ("two_hot", "hl_gauss")
 
 
 def two_hot(x: Tensor, centers: Tensor) -> Tensor:
-    """All weight on the two neighbours of a number, so that their mean is the number (Bellemare et al. 2017, arXiv 1707.06887).
+    """Split the weight between the two bins next to a number, so that their mean is the number (Bellemare et al. 2017, arXiv
+    1707.06887).
 
     Args:
-        x: (..., 1); what lies beyond the bins goes to the last one.
+        x: (..., 1); numbers beyond the bins count as the first or last centre.
         centers: (O,), evenly spaced.
 
     Returns:
@@ -41,7 +43,8 @@ def hl_gauss(x: Tensor, centers: Tensor, sigma: float = 0.75) -> Tensor:
         sigma: standard deviation, in widths of a bin.
 
     Returns:
-        (..., O), summing to 1; zeros (which train nothing) where a number lies so far beyond the bins that no mass reaches them.
+        (..., O), summing to 1; zeros, which give no gradient, where a number lies so far beyond the bins that no mass reaches
+        them.
     """
     width = (centers[-1] - centers[0]) / (len(centers) - 1)
     edges = torch.cat((centers - 0.5 * width, centers[-1:] + 0.5 * width))
@@ -50,7 +53,7 @@ def hl_gauss(x: Tensor, centers: Tensor, sigma: float = 0.75) -> Tensor:
 
 
 _BLOCK = 2**18
-"""Logits that are looked at together: 1 MB, which stays in the cache between the passes of a softmax."""
+"""Logits processed together: 1 MB, which stays in the cache between the passes of a softmax."""
 
 
 def _blocks(x: Tensor) -> Iterator[slice]:
@@ -60,8 +63,10 @@ def _blocks(x: Tensor) -> Iterator[slice]:
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """-sum_o label_o log softmax(logits)_o, (..., O) -> (..., 1). Keeps the logits alone: their softmax is computed twice, which
-    costs less than to write it to memory and read it again."""
+    """-sum_o label_o log softmax(logits)_o, (..., O) -> (..., 1).
+
+    Only logits and labels are kept for backward, which recomputes the softmax.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
@@ -74,7 +79,7 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         logits, labels = ctx.saved_tensors
-        if torch.is_grad_enabled():  # to be differentiated again
+        if torch.is_grad_enabled():  # for second derivatives
             return (logits.softmax(dim=-1) * labels.sum(dim=-1, keepdim=True) - labels) * grad, None
         out = torch.empty_like(logits)
         for rows in _blocks(logits):
@@ -93,6 +98,9 @@ class Bins(nn.Module):
         use_symlog: space them evenly in symlog(return), so that their width grows with the return; else in the return.
         labels: "two_hot" (`two_hot`) or "hl_gauss" (`hl_gauss`).
         hl_gauss_sigma: standard deviation of the latter, in widths of a bin.
+
+    Attributes:
+        fast: on CPUs, process logits in blocks that stay in the cache.
     """
 
     centers: Tensor
@@ -110,6 +118,7 @@ class Bins(nn.Module):
         if not 0.0 < hl_gauss_sigma < math.inf:
             raise ValueError(f"hl_gauss_sigma must be positive, got hl_gauss_sigma={hl_gauss_sigma}")
         self.min_return, self.max_return, self.use_symlog = float(min_return), float(max_return), use_symlog
+        self.fast = fast_paths()
         self.labels_type, self.hl_gauss_sigma = labels, hl_gauss_sigma
         low, high = self._spread(torch.tensor([self.min_return, self.max_return])).tolist()
         self.register_buffer("centers", torch.linspace(low, high, output_bins), persistent=False)
@@ -119,37 +128,40 @@ class Bins(nn.Module):
 
     def value(self, logits: Tensor) -> Tensor:
         """The return at the expected bin, (..., O) -> (..., 1)."""
-        with torch.autocast(logits.device.type, enabled=False):  # which would round a product of matrices to half precision
-            if logits.ndim < 2 or not logits.numel() or (logits.requires_grad and torch.is_grad_enabled()):
-                expected = logits.float().softmax(dim=-1) @ self.centers
-            else:
+        with torch.autocast(logits.device.type, enabled=False):  # autocast would round the product to half precision
+            if self._in_blocks(logits) and not (logits.requires_grad and torch.is_grad_enabled()):
                 expected = torch.cat([logits[rows].float().softmax(dim=-1) @ self.centers for rows in _blocks(logits)])
+            else:
+                expected = logits.float().softmax(dim=-1) @ self.centers
         expected = expected.unsqueeze(-1)
         return symexp(expected) if self.use_symlog else expected
 
     def labels(self, returns: Tensor) -> Tensor:
-        """The distribution that a classifier should give, (..., 1) -> (..., O)."""
+        """The target distributions of returns, (..., 1) -> (..., O)."""
         x = self._spread(returns.float())
         return two_hot(x, self.centers) if self.labels_type == "two_hot" else hl_gauss(x, self.centers, self.hl_gauss_sigma)
 
     def cross_entropy(self, logits: Tensor, returns: Tensor) -> Tensor:
-        """Of logits (..., O) and the labels of returns (..., 1), broadcast against each other; (..., 1)."""
+        """The cross-entropy (..., 1) of logits (..., O) against the labels of returns (..., 1), which broadcast."""
         labels = self.labels(returns)
         *lead, bins = torch.broadcast_shapes(logits.shape, labels.shape)
-        if not lead:
+        if not lead or not self._in_blocks(logits):
             return -(labels * logits.float().log_softmax(dim=-1)).sum(dim=-1, keepdim=True)
         loss: Tensor = _CrossEntropy.apply(logits.float().expand(*lead, bins), labels.expand(*lead, bins))
         return loss
 
+    def _in_blocks(self, logits: Tensor) -> bool:
+        return self.fast and logits.is_cpu and logits.ndim > 1 and logits.numel() > 0
+
     def beyond(self, returns: Tensor) -> Tensor:
-        """True where a return lies outside of the bins, which no output can stand for."""
+        """True where a return lies outside of the bins, so that no output represents it."""
         return (returns < self.min_return) | (returns > self.max_return)
 
-    def vaguest_logits(self, init_value: float) -> Tensor:
-        """Logits (O,) of the distribution of greatest entropy whose value is ``init_value``.
+    def max_entropy_logits(self, init_value: float) -> Tensor:
+        """Logits (O,) of the distribution of maximum entropy whose value is ``init_value``.
 
         Raises:
-            ValueError: it does not lie strictly between ``min_return`` and ``max_return``.
+            ValueError: ``init_value`` does not lie strictly between ``min_return`` and ``max_return``.
         """
         if not self.min_return < init_value < self.max_return:
             raise ValueError(
@@ -159,7 +171,7 @@ class Bins(nn.Module):
         goal = self._spread(torch.tensor(init_value, dtype=torch.float64))
         centers = self.centers.double()
         x = (centers - centers.mean()) / (centers[-1] - centers[0])
-        # it is exponential in the bin; its rate is found by bisection, the mean grows with it
+        # The maximum-entropy distribution of a given mean is exponential in the bin. The mean grows with its rate: bisect.
         low, high = torch.tensor([-50.0, 50.0], dtype=torch.float64) * len(x)
         for _ in range(100):
             rate = 0.5 * (low + high)

@@ -1,4 +1,4 @@
-"""Weights that the original system trained, under the names that this one gives them."""
+"""State dicts of the original system, renamed for this library."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from amago.run.checkpoint import CheckpointError
 WRAPPERS = ("module.", "_orig_mod.")
 """Prefixes that distributed training and torch.compile put before every name."""
 DERIVED = ("maximized_critics.",)
-"""Copies of ``critics``, kept there to take a gradient to actions; here the critics themselves are held out of the graph."""
+"""Copies of ``critics`` without gradients. Here the critics' own parameters are detached instead, so there are no copies."""
 
 
 def adapt_weights(weights: Mapping[str, Tensor], agent: nn.Module) -> dict[str, Tensor]:
-    """The part of a state dict that an agent of the same sizes has, by our names; for `amago.run.checkpoint.load_into`.
+    """Rename the entries of a state dict of the original system, for `amago.run.weights.load_into`.
 
-    Parameters have the same names and layouts in both systems. What differs: wrappers' prefixes, and copies of the critics that we
-    do not keep. Weights of our own come back as they are.
+    Parameters have the same names and layouts in both systems. The original adds prefixes of wrappers, and copies of the critics,
+    which are dropped. Weights of this library are returned unchanged.
 
     Args:
-        weights: parameter name -> tensor.
-        agent: what they are meant for.
+        weights: {name of the parameter: tensor}.
+        agent: the agent that the weights are for.
 
     Raises:
-        CheckpointError: wrappers or copies show that the weights are foreign, and some name or shape does not fit; all are listed.
+        CheckpointError: the weights are of the original system and do not fit the agent; the message lists each name and shape.
     """
     plain = {_unwrapped(name): w for name, w in weights.items()}
     if len(plain) != len(weights):
-        raise CheckpointError(f"some names are there twice, with and without one of the prefixes {', '.join(WRAPPERS)}")
+        raise CheckpointError(f"some names occur twice, with and without one of the prefixes {', '.join(WRAPPERS)}")
     own = agent.state_dict()
     adapted = {name: w for name, w in plain.items() if name in own or not name.startswith(DERIVED)}
     if adapted.keys() == weights.keys():

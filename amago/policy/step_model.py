@@ -1,9 +1,9 @@
-"""A trained policy as one pure function, for programs without amago: a step (observation, memory) -> (action, memory).
+"""One step of a trained policy as a pure function: (observation, memory) -> (action, memory).
 
-What is notable: everything that the policy remembers is an argument and a result (the sequence model's state, the previous action,
-the index of the step), so the function has no state of its own; the number of environments is free; the spectral norms of a
-transformer are divided out of its weights beforehand. The ring of keys and values is the one of `amago.nets.kv_cache`, read and
-written through tensors alone.
+What is notable: the memory (the hidden state of the sequence model, the previous action, the index of the step) is an argument and
+a result, so the function has no state. The number of environments is free. The spectral norms of a transformer are computed once
+and folded into its weights. The sequence model itself says how its hidden state becomes named tensors
+(`amago.nets.traj_encoders.TrajEncoder.export_hidden_state`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from amago.agent import ActorCriticAgent, BaseAgent
+from amago.data.batch import rl2_tensor
 from amago.nets.actor_critic import BaseActorHead
 from amago.nets.distributions import PolicyOutput
-from amago.nets.kv_cache import CacheSlots, KVCache
-from amago.nets.mamba import MambaState
 from amago.nets.policy_dists import BetaOutput, DiscreteOutput, GMMOutput, MultibinaryOutput, TanhGaussianOutput
 from amago.nets.product import ProductOutput
 from amago.nets.transformer import SigmaReparam
@@ -34,49 +33,23 @@ PARAMETERS: dict[type[PolicyOutput], tuple[str, ...]] = {
     BetaOutput: ("alpha", "beta"),
     GMMOutput: ("loc", "scale", "log_weights"),
 }
-"""What is exported of each distribution. Of any other, the network's output that describes it, as "network_output"."""
+"""The exported parameters of each distribution. Of any other class the output of the network is exported, as "network_output"."""
 
 Tensors = dict[str, Tensor]
-
-
-class TensorCache:
-    """`amago.nets.kv_cache.KVCache` as a function of tensors: nothing is written in place or read on the host.
-
-    Args:
-        keys, values: (N, B, H, S, D).
-        lengths: (B,) tokens of each row so far.
-        sinks: K.
-    """
-
-    def __init__(self, keys: Tensor, values: Tensor, lengths: Tensor, sinks: int) -> None:
-        self.keys, self.values, self.lengths, self.sinks = list(keys.unbind(0)), list(values.unbind(0)), lengths, sinks
-
-    def advance(self) -> CacheSlots:
-        """Make room for one more token in every row."""
-        self.lengths = self.lengths + 1
-        slots = self.keys[0].shape[2]
-        return CacheSlots(self.lengths, slots, slots, full=False, newest=None, sinks=self.sinks)
-
-    def write(self, layer: int, k: Tensor, v: Tensor, slots: CacheSlots) -> tuple[Tensor, Tensor]:
-        """Put k and v (B, H, 1, D) in their slots; all of the layer, (B, H, S, D) each."""
-        here = (torch.arange(slots.capacity, device=k.device) == slots.newest_per_row.unsqueeze(1))[:, None, :, None]
-        for buffers, new in ((self.keys, k), (self.values, v)):
-            buffers[layer] = torch.where(here, new.to(buffers[layer].dtype), buffers[layer])
-        return self.keys[layer], self.values[layer]
+_PAST = ("prev_action", "time_idx")  # memory that is not of the sequence model
 
 
 class StepModel(nn.Module):
-    """One step of an `ActorCriticAgent` that acts by the mode of its policy.
+    """One step of an `amago.agent.ActorCriticAgent` that takes the mode of its policy.
 
     Args:
-        agent: is not changed; a copy of what acts is kept, on the CPU in evaluation mode.
-        gamma_idx: which of its discounts acts; None: the one of its rollouts.
+        agent: is copied, to the CPU and into evaluation mode; it is not changed.
+        gamma_idx: index of the discount whose policy acts; None: that of the agent's rollouts.
 
     Raises:
-        ValueError: an agent, action space or memory that cannot be written as such a function.
+        ValueError: the agent's class, its actor's class or its hidden state cannot be exported.
     """
 
-    # copies of the agent's parts, of whatever classes those are
     tstep_encoder: Any
     traj_encoder: Any
     actor: Any
@@ -95,9 +68,7 @@ class StepModel(nn.Module):
         self.straight = agent.pass_obs_keys_to_actor
         self.gamma_idx = range(len(agent.gammas))[agent.rollout_gamma_idx if gamma_idx is None else gamma_idx]
         self.gamma = round(float(agent.gammas[self.gamma_idx]), 6)
-        memory = self.traj_encoder.init_hidden_state(1, "cpu")
-        self._pack(memory)  # refuses what cannot be exported
-        self._sinks = memory.sinks if isinstance(memory, KVCache) else 0
+        self._check_memory()
         self._leaves = list(_leaves_of(spec))
         for i, (_, leaf, _) in enumerate(self._leaves):
             ends = {gym.spaces.Box: ("low", "high"), gym.spaces.MultiDiscrete: ("start",)}.get(type(leaf.space), ())
@@ -107,41 +78,22 @@ class StepModel(nn.Module):
 
     # ---- memory ---------------------------------------------------------------------------------------------------------
 
+    def _check_memory(self) -> None:
+        clashes = sorted(set(_PAST) & set(self.traj_encoder.export_hidden_state(self.traj_encoder.init_hidden_state(1, "cpu"))))
+        if clashes:
+            raise ValueError(
+                f"{type(self.traj_encoder).__name__}.export_hidden_state must not use the names {', '.join(clashes)}, which the "
+                "step itself uses"
+            )
+
     def init_memory(self, batch_size: int) -> Tensors:
-        """The memory of environments that have seen nothing; names and shapes depend on the model."""
+        """The memory of ``batch_size`` environments at the start of a rollout; names and shapes depend on the sequence model."""
         past = {
             "prev_action": torch.zeros(batch_size, self.action_spec.dim),
             "time_idx": torch.zeros(batch_size, dtype=torch.int64),
         }
-        return _ordered(past | self._pack(self.traj_encoder.init_hidden_state(batch_size, "cpu")))
-
-    def _pack(self, state: Any) -> Tensors:
-        """What the sequence model remembers as named tensors."""
-        if state is None:
-            return {}
-        if isinstance(state, Tensor):
-            return {"hidden": state}
-        if isinstance(state, MambaState):
-            return {"conv": state.conv, "ssm": state.ssm}
-        if isinstance(state, KVCache):
-            return {"keys": state.keys, "values": state.values, "lengths": state.lengths}
-        if isinstance(state, TensorCache):
-            return {"keys": torch.stack(state.keys), "values": torch.stack(state.values), "lengths": state.lengths}
-        raise ValueError(
-            f"{type(self.traj_encoder).__name__} remembers a {type(state).__name__}: only None, a tensor, a KVCache and a MambaState "
-            "can be exported"
-        )
-
-    def _unpack(self, memory: Tensors, done: Tensor) -> Any:
-        """The inverse of `_pack`, new where ``done``; arguments are left as they are."""
-        if "keys" in memory:
-            lengths = torch.where(done, 0, memory["lengths"])
-            return TensorCache(memory["keys"], memory["values"], lengths, self._sinks)
-        if "hidden" in memory:
-            return self.traj_encoder.reset_hidden_state(memory["hidden"].clone(), done)
-        if "ssm" in memory:
-            return self.traj_encoder.reset_hidden_state(MambaState(memory["conv"].clone(), memory["ssm"].clone()), done)
-        return None
+        hidden = self.traj_encoder.init_hidden_state(batch_size, "cpu")
+        return _ordered(past | self.traj_encoder.export_hidden_state(hidden))
 
     # ---- acting ---------------------------------------------------------------------------------------------------------
 
@@ -149,34 +101,30 @@ class StepModel(nn.Module):
         """One step of B environments.
 
         Args:
-            obs: {key: (B, ...)}, of the dtypes of the policy's observation space.
-            reward: (B,) float32, what the last action earned; 0 in a first step.
-            done: (B,) bool, True where ``obs`` is the first of a new rollout: memory and reward begin anew there.
-            memory: what the last call gave; at first `init_memory`, or zeros of its shapes.
+            obs: {key: (B, ...)}, with the dtypes of the policy's observation space.
+            reward: (B,) float32, of the last action; 0 in the first step.
+            done: (B,) bool, True where ``obs`` is the first of a new rollout: memory and reward of that row are cleared.
+            memory: returned by the last call; `init_memory`, or zeros of its shapes, in the first.
 
         Returns:
-            the mode of the policy as the environment takes it, (B, ...), of a Tuple or Dict each leaf by its keys joined with "/"; what
-            describes the policy that it is the mode of, by name, each (B, ...); the next memory.
+            three values: the action, (B, ...), as the environment takes it (of a Tuple or Dict space a dict of its leaves, by their
+            keys joined with "/"); the parameters of the policy by name, each (B, ...); the next memory.
         """
         fresh = done.unsqueeze(1)
         time_idx = torch.where(done, 0, memory["time_idx"])
-        rl2s = torch.where(fresh, 0.0, torch.cat((reward.unsqueeze(1), memory["prev_action"]), dim=1))
+        rl2s = torch.where(fresh, 0.0, rl2_tensor(reward.unsqueeze(1), memory["prev_action"]))
         emb = self.tstep_encoder(obs={k: v.unsqueeze(1) for k, v in obs.items()}, rl2s=rl2s.unsqueeze(1))
-        state, hidden = self._advance(emb, time_idx, self._unpack(memory, done))
+        tensors = {name: tensor for name, tensor in memory.items() if name not in _PAST}
+        hidden = self.traj_encoder.import_hidden_state(tensors, done)
+        states, hidden = self.traj_encoder(seq=emb, time_idxs=time_idx[:, None, None], hidden_state=hidden)
         straight = {k: obs[k] for k in self.straight}
-        of_each = self.actor.policy_parameters(state, straight_from_obs=straight)  # (B, G, P)
+        of_each = self.actor.policy_parameters(states[:, 0], straight_from_obs=straight)  # (B, G, P)
         vec = of_each[:, self.gamma_idx].float()
         policy = self.actor.policy_dist.make(vec)
         stored = policy.sample_action(False)
-        memory = {"prev_action": self._vector(stored), "time_idx": time_idx + 1} | self._pack(hidden)
-        return self._to_env(stored), _ordered(_parameters(policy, vec)), _ordered(memory)
-
-    def _advance(self, emb: Tensor, time_idx: Tensor, hidden: Any) -> tuple[Tensor, Any]:
-        """(B, 1, D) -> (B, E), and the next state of the sequence model."""
-        if isinstance(hidden, TensorCache):
-            return self.traj_encoder.tformer(emb, time_idx.unsqueeze(1), hidden)[:, 0], hidden
-        out, hidden = self.traj_encoder(seq=emb, time_idxs=time_idx[:, None, None], hidden_state=hidden)
-        return out[:, 0], hidden
+        past = {"prev_action": self._vector(stored), "time_idx": time_idx + 1}
+        memory = _ordered(past | self.traj_encoder.export_hidden_state(hidden))
+        return self._to_env(stored), _ordered(_parameters(policy, vec)), memory
 
     def _vector(self, stored: Tensor) -> Tensor:
         """A stored action (B, S) as networks read it, (B, A)."""
@@ -189,7 +137,7 @@ class StepModel(nn.Module):
         return torch.cat(columns, dim=1)
 
     def _to_env(self, stored: Tensor) -> Tensor | Tensors:
-        """A stored action (B, S) as the environment takes it; a Tuple or Dict by the names of its leaves."""
+        """A stored action (B, S) as the environment takes it; for a Tuple or Dict space a dict of its leaves."""
         out = {name: self._leaf_to_env(i, stored[:, at]) for i, (name, _, at) in enumerate(self._leaves)}
         return out[""] if "" in out else _ordered(out)
 
@@ -210,26 +158,26 @@ class StepModel(nn.Module):
     # ---- description ----------------------------------------------------------------------------------------------------
 
     def example(self, batch_size: int) -> tuple[Tensors, Tensor, Tensor, Tensors]:
-        """Arguments of `forward`: zeros, everything new."""
+        """Arguments of `forward`: zeros, for the first step of a rollout."""
         obs = {k: torch.from_numpy(np.zeros((batch_size, *s.shape), s.dtype)) for k, s in sorted(self.obs_space.spaces.items())}  # type: ignore[misc]
         done = torch.ones(batch_size, dtype=torch.bool)
         return obs, torch.zeros(batch_size), done, self.init_memory(batch_size)
 
     def batch_axes(self) -> tuple[dict[str, int], int, int, dict[str, int]]:
-        """Which axis of each argument of `forward` counts environments, in the structure of `example`."""
+        """The axis of each argument of `forward` that has size B, in the structure of `example`."""
         two, three = self.init_memory(2), self.init_memory(3)
         axes = {}
         for name, tensor in two.items():
             differ = [i for i, (a, b) in enumerate(zip(tensor.shape, three[name].shape, strict=True)) if a != b]
             if len(differ) != 1:
                 raise ValueError(
-                    f"the memory {name!r} of {type(self.traj_encoder).__name__} has no axis that counts environments"
+                    f"the hidden state {name!r} of {type(self.traj_encoder).__name__} has no dimension that counts environments"
                 )
             axes[name] = differ[0]
         return dict.fromkeys(sorted(self.obs_space.spaces), 0), 0, 0, axes
 
     def description(self, parameters: Tensors) -> dict[str, Any]:
-        """What a program that runs the function should know, as JSON types."""
+        """Spaces, discount and memory of the function as JSON types, for the program that runs it."""
         memory = {
             k: {"shape": list(v.shape), "dtype": str(v.dtype).removeprefix("torch.")} for k, v in self.init_memory(1).items()
         }
@@ -241,7 +189,7 @@ class StepModel(nn.Module):
 
 
 def _leaves_of(spec: ActionSpec, name: str = "", start: int = 0) -> Iterator[tuple[str, ActionSpec, slice]]:
-    """(name, spec, stored columns) of each space that is neither Tuple nor Dict: "" if there is but one, else keys joined with "/"."""
+    """(name, spec, stored columns) of each space that is neither Tuple nor Dict. The name is its keys joined with "/", or ""."""
     children: tuple[tuple[Any, ActionSpec, slice], ...] | None = getattr(spec, "children", None)
     if children is None:
         yield name, spec, slice(start, start + spec.stored_dim)
@@ -251,7 +199,7 @@ def _leaves_of(spec: ActionSpec, name: str = "", start: int = 0) -> Iterator[tup
 
 
 def _parameters(policy: PolicyOutput, vec: Tensor) -> Tensors:
-    """What describes a policy, by name; of several independent parts, the number of the part after a dot."""
+    """The parameters of a policy by name; of a product of distributions as "NAME.PART"."""
     if isinstance(policy, ProductOutput):
         each = [_parameters(factor, vec) for factor in policy.factors]
         return {f"{name}.{i}": value for i, found in enumerate(each) for name, value in found.items()}
@@ -260,12 +208,12 @@ def _parameters(policy: PolicyOutput, vec: Tensor) -> Tensors:
 
 
 def _ordered(tensors: Tensors) -> Tensors:
-    """By name, as every version of PyTorch flattens them then."""
+    """Sorted by name: versions of PyTorch differ in the order in which they flatten a dict that is not."""
     return dict(sorted(tensors.items()))
 
 
 def _folded(module: nn.Module) -> nn.Module:
-    """``module`` with its `SigmaReparam` layers replaced by plain ones of the same effective weight."""
+    """Replace the `SigmaReparam` layers of ``module`` by linear layers with the same effective weight."""
     for name, child in module.named_children():
         if isinstance(child, SigmaReparam):
             setattr(module, name, _FoldedLinear(child))
@@ -275,7 +223,7 @@ def _folded(module: nn.Module) -> nn.Module:
 
 
 class _FoldedLinear(nn.Module):
-    """What callers of a `SigmaReparam` layer use of it, with a weight that is known."""
+    """A linear layer with the interface of a `SigmaReparam` layer."""
 
     def __init__(self, layer: SigmaReparam) -> None:
         super().__init__()

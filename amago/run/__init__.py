@@ -1,1 +1,1 @@
-"""One training run: settings, checks, collecting, updates, evaluation, state, checkpoints, metrics, console, signals."""
+"""One training run: settings, checks, actors, updates, evaluation, training states, checkpoints, metrics, console, signals."""

@@ -1,5 +1,4 @@
-"""Refuse what cannot work before work is wasted: settings that are wrong or contradict each other, then a buffer or
-environments that do not fit, then collection that leaves nothing behind."""
+"""Checks of a run: its settings, the spaces of its buffer and environments, and whether collection saves anything."""
 
 from __future__ import annotations
 
@@ -17,13 +16,15 @@ import numpy as np
 import torch
 
 from amago.agent import BaseAgent
+from amago.data.extras import check_extra_fields
 from amago.envs.exploration import ExplorationWrapper
+from amago.envs.pool import ENV_MODES
 from amago.loading.dataset import PADDED_SAMPLING, DiskTrajDataset, RLDataset
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
-from amago.spaces import action_spec
+from amago.run.settings import ExperimentSettings
+from amago.spaces import action_spec, space_differences
 
-ENV_MODES = ("async", "sync", "already_vectorized")
 SAVE_FORMATS = ("segments", "npz", "npz-compressed")
 PRECISIONS = ("no", "fp16", "bf16")
 
@@ -44,20 +45,29 @@ _CLASSES = {
     "tstep_encoder_type": TstepEncoder, "traj_encoder_type": TrajEncoder, "agent_type": BaseAgent,
     "exploration_wrapper_type": ExplorationWrapper,
 }  # fmt: skip
+_CHECKED_TRAJECTORIES = 1000  # of a buffer, evenly spaced
+_STEPS_BEFORE_WARNING = 1000  # of each actor: long rollouts are not a mistake
 
 
 class SettingsError(ValueError):
     """One or more fields of an `Experiment` are wrong; the message has a line for each."""
 
 
-def check_settings(e: Any) -> None:
-    """Raise `SettingsError` listing every field that is wrong, with its value and what would be right."""
-    problems = [*_numbers(e), *_choices(e), *_types(e), *_places(e), *_contradictions(e)]
+def check_settings(s: ExperimentSettings) -> None:
+    """Check all fields, without changing any.
+
+    Args:
+        s: after `ExperimentSettings.resolve`.
+
+    Raises:
+        SettingsError: lists every wrong field, its value and what would be right.
+    """
+    problems = [*_numbers(s), *_choices(s), *_names_and_classes(s), *_env_makers(s), *_directory(s), *_contradictions(s)]
     if problems:
         raise SettingsError("this Experiment cannot start:\n  - " + "\n  - ".join(problems))
 
 
-def _numbers(e: Any) -> Iterable[str]:
+def _numbers(s: ExperimentSettings) -> Iterable[str]:
     for names, rule, ok in (
         (_FROM_ONE, "a whole number of at least 1", lambda v: _is_whole(v) and v >= 1),
         (_FROM_ZERO, "a whole number of 0 or more", lambda v: _is_whole(v) and v >= 0),
@@ -72,11 +82,11 @@ def _numbers(e: Any) -> Iterable[str]:
         (("traj_save_len",), "a number of at least 1", lambda v: _is_number(v) and v >= 1),
     ):
         for name in names:
-            if not ok(getattr(e, name)):
-                yield f"{name} must be {rule}, got {getattr(e, name)!r}"
+            if not ok(getattr(s, name)):
+                yield f"{name} must be {rule}, got {getattr(s, name)!r}"
 
 
-def _choices(e: Any) -> Iterable[str]:
+def _choices(s: ExperimentSettings) -> Iterable[str]:
     for name, known in (
         ("env_mode", ENV_MODES),
         ("save_trajs_as", SAVE_FORMATS),
@@ -84,184 +94,180 @@ def _choices(e: Any) -> Iterable[str]:
         ("mixed_precision", PRECISIONS),
         ("async_env_mp_context", (None, "fork", "spawn", "forkserver")),
     ):
-        value = getattr(e, name)
+        value = getattr(s, name)
         if value not in known:
             extra = "; pickled .traj files are never written" if value == "traj" else ""
             yield f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}{extra}"
-    if e.resume not in ("never", "auto") and (not _is_whole(e.resume) or e.resume < 0):
-        yield f"resume must be 'never', 'auto' or the number of an epoch, got {e.resume!r}"
+    resume: Any = s.resume
+    if resume not in ("never", "auto") and (not _is_whole(resume) or resume < 0):
+        yield f"resume must be 'never', 'auto' or the number of an epoch, got {resume!r}"
 
 
-def _types(e: Any) -> Iterable[str]:
-    if not isinstance(e.run_name, str) or not re.fullmatch(r"[^/\\\0]+", e.run_name) or e.run_name in (".", ".."):
-        yield f"run_name must be a name without '/', got {e.run_name!r}"
-    if e.dataset is None:
+def _names_and_classes(s: ExperimentSettings) -> Iterable[str]:
+    if not isinstance(s.run_name, str) or not re.fullmatch(r"[^/\\\0]+", s.run_name) or s.run_name in (".", ".."):
+        yield f"run_name must be a name without '/', got {s.run_name!r}"
+    if s.dataset is None:
         yield "dataset must be given, or dset_root and dset_name to build a DiskTrajDataset"
-    elif not isinstance(e.dataset, RLDataset):
-        yield f"dataset must be an amago.loading.RLDataset, got {e.dataset!r}"
+    elif not isinstance(s.dataset, RLDataset):
+        yield f"dataset must be an amago.loading.RLDataset, got {s.dataset!r}"
+    try:
+        for x in check_extra_fields(s.extra_fields):
+            known = getattr(s.agent_type, "policy_extras", ())
+            if x.source == "policy" and x.name not in known:
+                agent = getattr(s.agent_type, "__name__", s.agent_type)
+                yield (
+                    f"extra_fields has {x.name!r} with source='policy', but agent_type {agent} computes only {list(known)}: "
+                    "override act_with_extras and policy_extras, or use source='info'"
+                )
+    except ValueError as err:
+        yield str(err)
     for name, base in _CLASSES.items():
-        value = getattr(e, name)
+        value = getattr(s, name)
         if value is None and name == "exploration_wrapper_type":
             continue
         if not callable(value) or (isinstance(value, type) and not issubclass(value, base)):
             yield f"{name} must be a subclass of {base.__name__}, got {value!r}"
+
+
+def _env_makers(s: ExperimentSettings) -> Iterable[str]:
     for name in ("make_train_env", "make_val_env"):
-        value = getattr(e, name)
+        value = getattr(s, name)
         if callable(value):
             continue
-        if not isinstance(value, Iterable) or isinstance(value, str | bytes):
+        if not isinstance(value, list):
             yield f"{name} must be a function that returns an AMAGOEnv, or a list of such functions, got {value!r}"
             continue
-        makers = list(value)
-        setattr(e, name, makers)  # an iterator can be read only once
-        if e.env_mode == "already_vectorized":
-            if len(makers) != 1:
+        if s.env_mode == "already_vectorized":
+            if len(value) != 1:
                 yield (
-                    f"{name} lists {len(makers)} functions, but env_mode='already_vectorized' takes one, whose environment has "
-                    f"batched_envs={e.parallel_actors} (parallel_actors)"
+                    f"{name} lists {len(value)} functions, but env_mode='already_vectorized' takes one, whose environment has "
+                    f"batched_envs={s.parallel_actors} (parallel_actors)"
                 )
-        elif len(makers) != e.parallel_actors:
-            yield f"{name} lists {len(makers)} functions, but parallel_actors={e.parallel_actors}: give one for each actor"
-        bad = next((m for m in makers if not callable(m)), None)
+        elif len(value) != s.parallel_actors:
+            yield f"{name} lists {len(value)} functions, but parallel_actors={s.parallel_actors}: give one for each actor"
+        bad = next((m for m in value if not callable(m)), None)
         if bad is not None:
             yield f"{name} must list functions that return an AMAGOEnv, but holds {bad!r}"
 
 
-def _places(e: Any) -> Iterable[str]:
-    """The directory in which everything will be written."""
-    if not isinstance(e.ckpt_base_dir, str | os.PathLike) or not os.fspath(e.ckpt_base_dir):
-        yield f"ckpt_base_dir must be the path of a directory, got {e.ckpt_base_dir!r}"
+def _directory(s: ExperimentSettings) -> Iterable[str]:
+    """``ckpt_base_dir`` or its nearest existing parent must be a directory that can be written to."""
+    if not isinstance(s.ckpt_base_dir, str | os.PathLike) or not os.fspath(s.ckpt_base_dir):
+        yield f"ckpt_base_dir must be the path of a directory, got {s.ckpt_base_dir!r}"
         return
-    base = Path(e.ckpt_base_dir).expanduser()
-    there = next((p for p in (base, *base.absolute().parents) if os.path.lexists(p)), base)
-    if not there.is_dir():
-        yield f"ckpt_base_dir is {os.fspath(e.ckpt_base_dir)!r}, but {str(there)!r} is a file: name a directory"
-    elif not os.access(there, os.W_OK | os.X_OK):
-        yield f"ckpt_base_dir is {os.fspath(e.ckpt_base_dir)!r}, but {str(there)!r} cannot be written to"
+    base = Path(s.ckpt_base_dir).expanduser()
+    existing = next((p for p in (base, *base.absolute().parents) if os.path.lexists(p)), base)
+    if not existing.is_dir():
+        yield f"ckpt_base_dir is {os.fspath(s.ckpt_base_dir)!r}, but {str(existing)!r} is a file: name a directory"
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        yield f"ckpt_base_dir is {os.fspath(s.ckpt_base_dir)!r}, but {str(existing)!r} cannot be written to"
 
 
-def _contradictions(e: Any) -> Iterable[str]:
-    if _is_number(e.traj_save_len) and _is_number(e.max_seq_len) and 1 <= e.traj_save_len < e.max_seq_len:
+def _contradictions(s: ExperimentSettings) -> Iterable[str]:
+    if _is_number(s.traj_save_len) and _is_number(s.max_seq_len) and 1 <= s.traj_save_len < s.max_seq_len:
         yield (
-            f"traj_save_len={e.traj_save_len:g} is less than max_seq_len={e.max_seq_len}: rollouts would be cut on disk into "
+            f"traj_save_len={s.traj_save_len:g} is less than max_seq_len={s.max_seq_len}: rollouts would be cut on disk into "
             "pieces shorter than a training sequence; make traj_save_len at least max_seq_len"
         )
-    if e.val_interval is not None and e.val_timesteps_per_epoch == 0:
+    if s.val_interval is not None and s.val_timesteps_per_epoch == 0:
         yield "val_timesteps_per_epoch=0 leaves nothing to evaluate: set it to the length of an episode or more, or val_interval=None"
-    if isinstance(e.dataset, RLDataset) and _built_from(e.dataset, e) is False:
+    if isinstance(s.dataset, RLDataset) and not _is_of_shorthand(s.dataset, s.dset_root, s.dset_name):
         yield (
-            f"dataset is given, and dset_root={e.dset_root!r}, dset_name={e.dset_name!r} would build another: give one of the two"
+            f"dataset is given, and dset_root={s.dset_root!r}, dset_name={s.dset_name!r} would build another: give one of the two"
         )
-    if e.mixed_precision == "fp16" and not torch.cuda.is_available():
+    if s.mixed_precision == "fp16" and not torch.cuda.is_available():
         yield "mixed_precision='fp16' needs a GPU, and there is none: use 'bf16', or 'no'"
-    if all(_is_number(v) for v in (e.epochs, e.start_learning_at_epoch, e.start_collecting_at_epoch)) and e.epochs >= 1:
-        yield from _idle(e)
+    if all(_is_number(v) for v in (s.epochs, s.start_learning_at_epoch, s.start_collecting_at_epoch)) and s.epochs >= 1:
+        yield from _nothing_to_do(s)
 
 
-def _built_from(dataset: RLDataset, e: Any) -> bool | None:
-    """Whether a data set is the one that ``dset_root`` and ``dset_name`` mean; None where they are not both given."""
-    if e.dset_root is None or e.dset_name is None:
-        return None
-    return isinstance(dataset, DiskTrajDataset) and (
-        (dataset.dset_root, dataset.dset_name) == (Path(e.dset_root).expanduser(), e.dset_name)
-    )
+def _is_of_shorthand(dataset: RLDataset, root: str | None, name: str | None) -> bool:
+    """Whether a data set agrees with ``dset_root`` and ``dset_name``; it does if one of them is None."""
+    if root is None or name is None:
+        return True
+    return isinstance(dataset, DiskTrajDataset) and (dataset.dset_root, dataset.dset_name) == (Path(root).expanduser(), name)
 
 
-def _idle(e: Any) -> Iterable[str]:
-    """No epoch would do anything."""
-    collects = bool(e.train_timesteps_per_epoch) and e.start_collecting_at_epoch < e.epochs
-    learns = bool(e.train_batches_per_epoch) and e.start_learning_at_epoch < e.epochs
-    if not collects and not learns and e.val_interval is None:
+def _nothing_to_do(s: ExperimentSettings) -> Iterable[str]:
+    learns = bool(s.train_batches_per_epoch) and s.start_learning_at_epoch < s.epochs
+    if not s.collects and not learns and s.val_interval is None:
         yield (
-            f"epochs={e.epochs}, start_collecting_at_epoch={e.start_collecting_at_epoch:g}, start_learning_at_epoch="
-            f"{e.start_learning_at_epoch:g}, train_timesteps_per_epoch={e.train_timesteps_per_epoch}, train_batches_per_epoch="
-            f"{e.train_batches_per_epoch} and val_interval=None leave nothing to do: this run would neither collect, nor learn, "
+            f"epochs={s.epochs}, start_collecting_at_epoch={s.start_collecting_at_epoch:g}, start_learning_at_epoch="
+            f"{s.start_learning_at_epoch:g}, train_timesteps_per_epoch={s.train_timesteps_per_epoch}, train_batches_per_epoch="
+            f"{s.train_batches_per_epoch} and val_interval=None leave nothing to do: this run would neither collect, nor learn, "
             "nor evaluate"
         )
 
 
 def check_buffer(dataset: RLDataset, obs_space: gym.spaces.Dict, action_space: gym.Space[Any]) -> None:
-    """Refuse a buffer whose trajectories are of other spaces than the environments, such as that of an older run.
+    """Refuse a buffer whose trajectories have other spaces than the environments, such as that of an older run.
 
     Args:
-        dataset: configured; other data sets than `DiskTrajDataset` are not looked into.
+        dataset: configured. Only a `DiskTrajDataset` is checked.
         obs_space: of the environments, flat.
         action_space: of the environments.
 
     Raises:
-        SettingsError: naming the buffer, the environment that filled it, and what differs.
+        SettingsError: names the buffer, the environment of the trajectories, and what differs.
     """
     if not isinstance(dataset, DiskTrajDataset):
         return
     view = dataset.store.view()
     seen: set[int] = set()
-    for index in np.unique(np.linspace(0, len(view) - 1, min(len(view), _LOOKED_INTO)).astype(int)).tolist():
+    for index in np.unique(np.linspace(0, len(view) - 1, min(len(view), _CHECKED_TRAJECTORIES)).astype(int)).tolist():
         recorded, spec = view.obs_space(index), view.action_spec(index)
-        if id(recorded) in seen:  # one object for all files that have the same
+        if id(recorded) in seen:  # files with equal spaces share one object
             continue
         seen.add(id(recorded))
-        old, new = _shapes(recorded, spec.space), _shapes(obs_space, action_space)
-        if view.path(index).endswith(".traj"):  # which tells only how wide its action vectors are
-            old["actions"], new["actions"] = f"width {spec.dim}", f"width {action_spec(action_space).dim}"
-        differing = [k for k in sorted(old.keys() | new.keys()) if old.get(k) != new.get(k)]
-        if differing:
-            text = "; ".join(f"{k}: {old.get(k, 'missing')} there, {new.get(k, 'missing')} now" for k in differing)
+        differences = space_differences((recorded, spec.space), (obs_space, action_space))
+        if view.path(index).endswith(".traj") and spec.dim == action_spec(action_space).dim:
+            differences = [d for d in differences if d.name != "actions"]  # this format records the width of actions only
+        if differences:
+            text = "; ".join(f"{d.name}: {d.first} there, {d.second} now" for d in differences)
             raise SettingsError(
                 f"the buffer {dataset.buffer_dir} holds trajectories of {view.env_name(index)!r} that do not fit the environments of "
                 f"this run ({text}): choose another run_name or dset_name, or delete the buffer"
             )
 
 
-_PATIENCE = 1_000  # steps of each actor before it is odd that no rollout has ended
-_LOOKED_INTO = 1000
-"""Trajectories whose spaces are compared with the environments', spread evenly over the buffer."""
-
-
 def check_evaluation_spaces(
-    name: str, obs_space: gym.spaces.Dict, action_space: gym.Space[Any], of_agent: tuple[gym.spaces.Dict, gym.Space[Any]]
+    name: str,
+    obs_space: gym.spaces.Dict,
+    action_space: gym.Space[Any],
+    agent_obs_space: gym.spaces.Dict,
+    agent_action_space: gym.Space[Any],
 ) -> None:
-    """Refuse environments to evaluate on whose spaces are not those that the agent was built for.
+    """Refuse evaluation environments whose spaces are not those of the agent.
 
     Args:
-        name: the setting or argument that made them, for the error.
-        of_agent: the agent's observation and action space.
+        name: the setting or argument that made the environments, for the message.
 
     Raises:
-        SettingsError: naming what differs.
+        SettingsError: names what differs.
     """
-    old, new = _shapes(*of_agent), _shapes(obs_space, action_space)
-    differing = [k for k in sorted(old.keys() | new.keys()) if old.get(k) != new.get(k)]
-    if differing:
-        text = "; ".join(f"{k}: {new.get(k, 'missing')}, not {old.get(k, 'missing')}" for k in differing)
+    differences = space_differences((agent_obs_space, agent_action_space), (obs_space, action_space))
+    if differences:
+        text = "; ".join(f"{d.name}: {d.second}, not {d.first}" for d in differences)
         raise SettingsError(f"{name} makes environments that the agent was not built for ({text}): give both the same spaces")
 
 
-def _shapes(obs_space: gym.spaces.Dict, action_space: gym.Space[Any]) -> dict[str, str]:
-    """{observation key, "actions": what must agree}."""
-    spec = action_spec(action_space)
-    out = {f"observation {k!r}": f"{s.dtype} {s.shape}" for k, s in obs_space.spaces.items()}
-    return out | {"actions": f"{spec.kind} of width {spec.dim}"}
-
-
-def warn_if_nothing_saved(e: Any) -> bool:
-    """Warn that the phases of collection so far have left nothing to learn from; returns whether they have.
-
-    It says nothing before every actor has taken 1,000 steps: long rollouts are no mistake.
+def warn_if_nothing_saved(dataset: RLDataset, phases: float, timesteps: int, max_seq_len: int) -> None:
+    """Warn if collection has left nothing to learn from although every actor has taken 1,000 steps.
 
     Args:
-        e: a started `Experiment`, after ``collect_new_training_data()`` and ``dataset.on_end_of_collection()``.
+        dataset: after ``on_end_of_collection()``.
+        phases: of collection so far.
+        timesteps: of each actor in a phase.
+        max_seq_len: transitions in a training sequence.
     """
-    begun = e.epoch + 1 - max(0, e.start_collecting_at_epoch)
-    if e.dataset.save_new_trajs_to is None or e.dataset.ready_for_training or begun * e.train_timesteps_per_epoch < _PATIENCE:
-        return False
-    steps, pieces = e.train_timesteps_per_epoch, max(e.max_seq_len, min(e.train_timesteps_per_epoch or 1, 1000))
+    if dataset.save_new_trajs_to is None or dataset.ready_for_training or phases * timesteps < _STEPS_BEFORE_WARNING:
+        return
     warnings.warn(
-        f"no rollout ended within train_timesteps_per_epoch={steps} steps of each actor, so nothing was saved and there is "
-        f"nothing to learn from. If rollouts are longer, it comes with the epochs; if they never end, save them in pieces "
-        f"(traj_save_len={pieces}, say) or give the environment a time limit",
+        f"no rollout ended within train_timesteps_per_epoch={timesteps} steps of each actor, so nothing was saved and there is "
+        "nothing to learn from. If rollouts are longer than this, data will appear in later epochs; if they never end, save them "
+        f"in pieces (for example traj_save_len={max(max_seq_len, min(timesteps, 1000))}) or give the environment a time limit",
         stacklevel=2,
     )
-    return True
 
 
 def _is_number(value: Any) -> bool:

@@ -1,10 +1,10 @@
-"""The actors of an experiment, as its settings describe them."""
+"""The actors of a run: their pools, their spaces, and the phases in which the policy acts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -15,67 +15,159 @@ from amago.envs import AMAGOEnv
 from amago.envs.exploration import ExplorationWrapper
 from amago.envs.pool import make_pool
 from amago.envs.statistics import PhaseStatistics
+from amago.run.checks import check_evaluation_spaces
 from amago.run.rollout import Rollout
-from amago.run.settings import EnvMaker, ExperimentSettings
+from amago.run.settings import EnvMakers, ExperimentSettings
+
+Kind = Literal["train", "val", "test"]
+_STREAMS = {"train": 5, "val": 3, "test": 99}  # keys of the random streams; part of what a seed reproduces
+_NEVER_SPLIT = 1e10  # from this traj_save_len on, trajectories are saved whole
 
 
-def recorder_settings(e: ExperimentSettings, directory: str | None) -> dict[str, Any] | None:
-    """How the actors record their trajectories in a directory; None for none."""
-    if directory is None:
-        return None
+class Spaces(NamedTuple):
+    """What an agent is built for: flat observations, actions, and (reward, previous action)."""
+
+    observation: gym.spaces.Dict
+    action: gym.Space[Any]
+    rl2: gym.spaces.Box
+
+
+class RunActors:
+    """The actors of a run. The pools "train" and "val" are started when first needed.
+
+    Args:
+        settings: of the run.
+        save_trajs_to: directory for the trajectories of training; None saves none.
+        seed: of all actors. Each pool has a random stream of its own.
+        device: of the policy.
+        autocast: makes the context of mixed precision.
+
+    Attributes:
+        pools: the rollouts in the pools that were started, by "train" or "val".
+        spaces: of the environments, after `find_spaces`.
+    """
+
+    def __init__(
+        self,
+        settings: ExperimentSettings,
+        save_trajs_to: str | None,
+        seed: tuple[int, ...],
+        device: torch.device,
+        autocast: Callable[[], AbstractContextManager[Any]],
+    ):
+        self.settings, self.save_trajs_to, self.seed = settings, save_trajs_to, seed
+        self.device, self.autocast = device, autocast
+        self.pools: dict[str, Rollout] = {}
+        self.spaces: Spaces
+
+    def find_spaces(self) -> Spaces:
+        """The spaces of the training actors, or, in a run that never collects, of one validation environment.
+
+        Raises:
+            TypeError: that environment is not an `AMAGOEnv`.
+        """
+        if self.settings.collects:
+            pool = self.train.pool
+            self.spaces = Spaces(pool.observation_space, pool.action_spec.space, pool.rl2_space)
+        else:
+            self.spaces = spaces_of(self.settings.make_val_env)
+        return self.spaces
+
+    @property
+    def train(self) -> Rollout:
+        """The training actors, with exploration; they save their trajectories."""
+        if "train" not in self.pools:
+            s = self.settings
+            self.pools["train"] = self.start("train", s.make_train_env, s.exploration_wrapper_type, self.save_trajs_to)
+            self.pools["train"].reset()
+        return self.pools["train"]
+
+    @property
+    def val(self) -> Rollout:
+        """The validation actors."""
+        if "val" not in self.pools:
+            self.pools["val"] = self.start("val", self.settings.make_val_env)
+            self.pools["val"].reset()
+        return self.pools["val"]
+
+    def start(
+        self,
+        kind: Kind,
+        makers: EnvMakers,
+        exploration: type[ExplorationWrapper] | None = None,
+        save_trajs_to: str | None = None,
+        env_mode: str | None = None,
+    ) -> Rollout:
+        """Start a pool of actors, not yet reset. The caller closes it.
+
+        Args:
+            kind: of the random stream.
+            makers: as ``make_train_env`` of `ExperimentSettings`.
+            exploration: wraps the environments.
+            save_trajs_to: directory for trajectories; None saves none.
+            env_mode: instead of that of the settings.
+
+        Raises:
+            SettingsError: environments for evaluation have other spaces than the agent.
+        """
+        s, mode = self.settings, env_mode or self.settings.env_mode
+        copies = 1 if mode == "already_vectorized" else s.parallel_actors
+        pool = make_pool(
+            [makers] * copies if callable(makers) else list(makers),
+            env_mode=mode,
+            parallel_actors=s.parallel_actors,
+            workers=s.env_workers,
+            step_timeout=s.env_step_timeout,
+            max_env_restarts=s.max_env_restarts,
+            exploration=exploration,
+            recorder=None if save_trajs_to is None else recorder_settings(s, save_trajs_to),
+            seed=np.random.SeedSequence((*self.seed, _STREAMS[kind])),
+            mp_context=s.async_env_mp_context,
+        )
+        try:
+            if kind != "train":
+                check_evaluation_spaces(
+                    f"make_{kind}_env",
+                    pool.observation_space,
+                    pool.action_spec.space,
+                    self.spaces.observation,
+                    self.spaces.action,
+                )
+        except BaseException:
+            pool.close()
+            raise
+        return Rollout(pool, self.device, self.autocast, repeatable=s.seed is not None)
+
+    def close(self) -> None:
+        """Stop the pools "train" and "val"."""
+        for rollout in self.pools.values():
+            rollout.pool.close()
+        self.pools = {}
+
+
+def recorder_settings(settings: ExperimentSettings, directory: str) -> dict[str, Any]:
+    """How actors record their trajectories in a directory, for `amago.envs.pool.make_pool`."""
     return {
         "save_trajs_to": directory,
-        "save_trajs_as": e.save_trajs_as,
-        "save_every": None if e.traj_save_len >= 1e10 else int(e.traj_save_len),
-        "stagger": e.stagger_traj_file_lengths,
+        "save_trajs_as": settings.save_trajs_as,
+        "extra_fields": tuple(settings.extra_fields),
+        "save_every": None if settings.traj_save_len >= _NEVER_SPLIT else int(settings.traj_save_len),
+        "stagger": settings.stagger_traj_file_lengths,
     }
 
 
-def make_rollout(
-    e: ExperimentSettings,
-    makers: EnvMaker | Iterable[EnvMaker],
-    exploration: type[ExplorationWrapper] | None,
-    recorder: dict[str, Any] | None,
-    seed: tuple[int, ...],
-    device: torch.device,
-    autocast: Callable[[], AbstractContextManager[Any]],
-    env_mode: str | None = None,
-) -> Rollout:
-    """Start actors, ready for a policy; not yet reset.
-
-    Args:
-        seed: of these actors, apart from those of all others.
-        env_mode: instead of the experiment's.
-    """
-    mode = env_mode or e.env_mode
-    copies = 1 if mode == "already_vectorized" else e.parallel_actors
-    pool = make_pool(
-        [makers] * copies if callable(makers) else list(makers),
-        env_mode=mode,
-        parallel_actors=e.parallel_actors,
-        workers=e.env_workers,
-        step_timeout=e.env_step_timeout,
-        max_env_restarts=e.max_env_restarts,
-        exploration=exploration,
-        recorder=recorder,
-        seed=np.random.SeedSequence(seed),
-        mp_context=e.async_env_mp_context,
-    )
-    return Rollout(pool, device, autocast, repeatable=e.seed is not None)
-
-
-def spaces_of(makers: EnvMaker | Iterable[EnvMaker]) -> tuple[gym.spaces.Dict, gym.Space[Any], gym.spaces.Box]:
-    """The spaces (observation, action, rl2) of an environment that is made for them and closed again.
+def spaces_of(makers: EnvMakers) -> Spaces:
+    """The spaces of the first environment, which is made for this and closed.
 
     Raises:
-        TypeError: it is no AMAGOEnv.
+        TypeError: it is not an `AMAGOEnv`.
     """
     env = (makers if callable(makers) else next(iter(makers)))()
     if not isinstance(env, AMAGOEnv):
         raise TypeError(
             f"make_val_env must return an AMAGOEnv, but returned {type(env).__name__}: wrap it in amago.envs.AMAGOEnv"
         )
-    spaces = env.observation_space, env.action_spec.space, env.rl2_space
+    spaces = Spaces(env.observation_space, env.action_spec.space, env.rl2_space)
     env.close()
     return spaces
 
@@ -85,24 +177,29 @@ def interact(
     policy: BaseAgent,
     timesteps: int,
     sample: bool,
-    episodes: int | None,
-    tell: Callable[[int], Any],
-    render: bool,
-    save_on_done: bool,
-    should_stop: Callable[[], bool] | None,
+    on_step: Callable[[int], Any],
+    episodes: int | None = None,
+    should_stop: Callable[[], bool] | None = None,
+    render: bool = False,
+    save_on_done: bool = False,
 ) -> tuple[int, PhaseStatistics]:
-    """Let a policy act, see `Rollout.run`; ``tell`` is called with the environment steps taken.
+    """Let a policy act in a pool; see `Rollout.run`.
+
+    Args:
+        on_step: called after each step with the number of environment steps taken in it.
+        render: draw each step.
+        save_on_done: save trajectories as soon as a rollout ends.
 
     Returns:
-        steps taken by each actor, and what has happened.
+        steps taken by each actor, and the statistics of the phase.
     """
 
-    def on_step(steps: int) -> None:
-        tell(steps)
+    def after_step(steps: int) -> None:
+        on_step(steps)
         if render:
             rollout.pool.render()
         if save_on_done and rollout.pool.resets.any():
             rollout.pool.flush()
 
-    taken = rollout.run(policy, timesteps, sample, episodes, on_step, should_stop)
+    taken = rollout.run(policy, timesteps, sample, episodes, after_step, should_stop)
     return taken, rollout.pool.drain()

@@ -1,7 +1,8 @@
-"""Evaluate an agent on a pool of actors, and put the results into named numbers."""
+"""Metrics of finished rollouts, and evaluation of an agent on a pool of actors. A metric of rollouts is added in `summarise`."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -10,8 +11,11 @@ from tqdm import tqdm
 
 from amago.agent import BaseAgent
 from amago.envs.pool import ActorPool
-from amago.envs.statistics import ReturnHistory, SpecialMetricHistory
+from amago.envs.statistics import PhaseStatistics, ReturnHistory, SpecialMetricHistory
 from amago.run.rollout import Rollout
+
+AVERAGE_RETURN = "Average Total Return (Across All Env Names)"
+NUMBER_OF_ROLLOUTS = "Number of Rollouts"
 
 
 def bottom_quintile(values: Sequence[float]) -> float:
@@ -20,37 +24,67 @@ def bottom_quintile(values: Sequence[float]) -> float:
     return float(ordered[: max(1, len(ordered) // 5)].mean())
 
 
-def merge_returns(histories: Iterable[ReturnHistory]) -> dict[str, list[float]]:
-    """Returns of all rollouts by environment name."""
+def merge_values(parts: Iterable[Mapping[str, Sequence[float]]]) -> dict[str, list[float]]:
+    """Concatenate lists of the same name."""
     out: dict[str, list[float]] = {}
-    for history in histories:
-        for name, values in history.data.items():
+    for part in parts:
+        for name, values in part.items():
             out.setdefault(name, []).extend(values)
     return out
 
 
+def merge_returns(histories: Iterable[ReturnHistory]) -> dict[str, list[float]]:
+    """Returns of all rollouts, by environment name."""
+    return merge_values(history.data for history in histories)
+
+
 def merge_specials(histories: Iterable[SpecialMetricHistory]) -> dict[str, list[float]]:
-    """The environments' own metrics, by "environment name metric name"."""
-    out: dict[str, list[float]] = {}
-    for history in histories:
-        for name, metrics in history.data.items():
-            for metric, values in metrics.items():
-                out.setdefault(f"{metric} in {name}", []).extend(values)
-    return out
+    """The environments' own metrics, by "METRIC in ENVIRONMENT"."""
+    return merge_values(
+        {f"{metric} in {name}": values}
+        for h in histories
+        for name, metrics in h.data.items()
+        for metric, values in metrics.items()
+    )
 
 
 def summarise(returns: Mapping[str, Sequence[float]], specials: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Means, and the mean of the worst fifth, under the names of the log; {} if no rollout ended."""
+    """The metrics of rollouts, by their names in the log.
+
+    Args:
+        returns: of each rollout, by environment name.
+        specials: the environments' own metrics, as from `merge_specials`.
+
+    Returns:
+        means over all rollouts, means and means of the lowest fifth for each environment; {} if no rollout ended.
+    """
     if not returns:
         return {}
     everything = [x for values in returns.values() for x in values]
-    out = {
-        "Average Total Return (Across All Env Names)": float(np.mean(everything)),
-        "Number of Rollouts": float(len(everything)),
-    }
+    out = {AVERAGE_RETURN: float(np.mean(everything)), NUMBER_OF_ROLLOUTS: float(len(everything))}
     out |= {f"Average Total Return in {name}": float(np.mean(v)) for name, v in returns.items()}
     out |= {f"Bottom Quintile Total Return in {name}": bottom_quintile(v) for name, v in returns.items()}
     return out | {f"Average {name}": float(np.mean(v)) for name, v in specials.items()}
+
+
+def warn_if_nothing_ended(metrics: Mapping[str, float], timesteps: int) -> None:
+    """Warn if an evaluation was too short to measure anything.
+
+    Args:
+        metrics: of `summarise`.
+        timesteps: ``val_timesteps_per_epoch``.
+    """
+    if not metrics:
+        warnings.warn(
+            f"no rollout ended within val_timesteps_per_epoch={timesteps} steps, so nothing was measured; "
+            "make it longer than a rollout",
+            stacklevel=3,
+        )
+
+
+def histories(stats: PhaseStatistics) -> tuple[ReturnHistory, SpecialMetricHistory]:
+    """Returns, and the environments' own metrics, of the rollouts that ended in a phase."""
+    return ReturnHistory(stats.episodes), SpecialMetricHistory(stats.episodes)
 
 
 def evaluate(
@@ -63,13 +97,20 @@ def evaluate(
     seed: int | None = None,
     progress: bool = False,
 ) -> dict[str, float]:
-    """Let an agent act in a fresh pool.
+    """Evaluate an agent in a pool of actors, without an `Experiment`.
 
     Args:
+        agent: on ``device``.
+        pool: is reset first, and stays open.
         timesteps: steps of each actor at most.
+        sample: sample actions from the policy; otherwise take its mode.
         episodes: stop once so many rollouts have ended in all.
-        seed: of the policy's samples.
-        progress: show a bar.
+        device: of the agent.
+        seed: of the policy's samples; None continues PyTorch's random stream.
+        progress: show a progress bar.
+
+    Returns:
+        the metrics of `summarise`.
     """
     if seed is not None:
         torch.manual_seed(seed)
@@ -77,5 +118,5 @@ def evaluate(
     rollout.reset()
     with tqdm(total=timesteps * pool.num_actors, desc="evaluate", unit="step", disable=not progress, leave=False) as bar:
         rollout.run(agent, timesteps, sample, episodes, on_step=bar.update)
-    ended = pool.drain().episodes
-    return summarise(merge_returns([ReturnHistory(ended)]), merge_specials([SpecialMetricHistory(ended)]))
+    returns, specials = histories(pool.drain())
+    return summarise(merge_returns([returns]), merge_specials([specials]))

@@ -1,4 +1,4 @@
-"""Metrics to the console, ``metrics.jsonl``, TensorBoard and Weights & Biases."""
+"""Metrics of a run, written to ``metrics.jsonl``, TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from typing import Any
 
 import torch
 
+from amago import config
+from amago.run.settings import ExperimentSettings
+
 log = logging.getLogger(__name__)
 MAX_WAITING_BYTES = 64 << 20
 X_AXES = ("epoch", "env_steps", "grad_steps")
 
 
 def to_floats(values: Mapping[str, Any]) -> dict[str, float]:
-    """Tensors and numpy scalars as floats, in one transfer from the device for all tensors."""
+    """Convert tensors (to their mean) and NumPy scalars to floats, with one transfer from the device for all tensors."""
     tensors = {k: v for k, v in values.items() if isinstance(v, torch.Tensor)}
     if tensors:
         stacked = torch.stack([t.detach().float().mean() for t in tensors.values()]).cpu().tolist()
@@ -28,16 +31,19 @@ def to_floats(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 class MetricsLogger:
-    """Writes each row everywhere it was asked to go.
+    """Writes rows of metrics.
 
-    ``metrics.jsonl`` is always written. A row is ``{"epoch", "env_steps", "grad_steps", "wall_time", "section", "values"}``;
-    it is appended and flushed as one line, so that a killed run loses at most the line being written.
+    ``metrics.jsonl`` is always written. A row is ``{"epoch", "env_steps", "grad_steps", "wall_time", "section", "values"}``,
+    appended as one line without buffering, so that a killed run loses at most the line being written. If the disk is full,
+    rows wait in memory.
 
     Args:
         run_dir: directory of the run.
         tensorboard: also write event files to ``run_dir/tensorboard`` (extra ``tensorboard``).
-        wandb: arguments of ``wandb.init``, or None (extra ``wandb``).
-        start_time: seconds already spent in earlier parts of a resumed run.
+        wandb: also log to Weights & Biases (extra ``wandb``), with these arguments of ``wandb.init``.
+
+    Raises:
+        ImportError: TensorBoard or Weights & Biases is not installed; names the extra.
     """
 
     def __init__(
@@ -45,10 +51,9 @@ class MetricsLogger:
         run_dir: Path,
         tensorboard: bool = False,
         wandb: Mapping[str, Any] | None = None,
-        start_time: float = 0.0,
     ):
         run_dir.mkdir(parents=True, exist_ok=True)
-        self._began = time.monotonic() - start_time
+        self._began = time.monotonic()
         self._tensorboard = _tensorboard_writer(run_dir / "tensorboard") if tensorboard else None
         self._wandb = _wandb_run(run_dir, wandb) if wandb is not None else None
         self._file = open(run_dir / "metrics.jsonl", "ab", buffering=0)
@@ -56,21 +61,21 @@ class MetricsLogger:
 
     @property
     def wall_time(self) -> float:
-        """Seconds of this run, earlier parts included."""
+        """Seconds of this run, including the time before a resume."""
         return time.monotonic() - self._began
 
     def rewind(self, wall_time: float) -> None:
-        """Go on counting from ``wall_time`` seconds."""
+        """Continue to count from ``wall_time`` seconds."""
         self._began = time.monotonic() - wall_time
 
     def log(self, values: Mapping[str, Any], section: str, x: Mapping[str, int], charts: Mapping[str, float]) -> None:
-        """One row of one section.
+        """Write one row.
 
         Args:
-            values: numbers by name; tensors are averaged.
+            values: numbers by name; tensors are averaged, and what is not finite is written as null.
             section: "train", "val", "test", "buffer" or "rollout".
             x: epoch, env_steps and grad_steps.
-            charts: the same and more under the names that Weights & Biases offers as x-axes.
+            charts: further numbers for the x-axes of Weights & Biases.
         """
         numbers = to_floats(values)
         if not numbers:
@@ -85,7 +90,7 @@ class MetricsLogger:
             self._wandb.log({f"{section}/{k}": v for k, v in numbers.items()} | {f"Charts/{k}": v for k, v in charts.items()})
 
     def _append(self, line: bytes) -> None:
-        """Write a line and those before it that a full disk has kept back."""
+        """Write a line, after the lines that a full disk has delayed."""
         before, self._waiting = len(self._waiting), self._waiting + line
         try:
             while self._waiting:
@@ -93,11 +98,11 @@ class MetricsLogger:
         except OSError as err:
             if len(self._waiting) > MAX_WAITING_BYTES:
                 raise
-            if not before:  # tell once, not with each row
+            if not before:  # one warning, not one with each row
                 log.warning("%s: %s; rows wait in memory until they can be written", self._file.name, err)
 
     def close(self) -> None:
-        """Flush and close everything; twice is fine."""
+        """Write and close everything; twice is fine."""
         if not self._file.closed:
             self._append(b"")
             os.fsync(self._file.fileno())
@@ -110,7 +115,7 @@ class MetricsLogger:
 
 
 def _is_torn(path: Path) -> bool:
-    """Whether the last line has no end, because a process was killed while writing it."""
+    """Whether the last line is incomplete, because a process was killed while writing it."""
     with open(path, "rb") as f:
         if f.seek(0, os.SEEK_END) == 0:
             return False
@@ -126,6 +131,14 @@ def _tensorboard_writer(directory: Path) -> Any:
     return SummaryWriter(str(directory))
 
 
+def wandb_options(settings: ExperimentSettings) -> dict[str, Any]:
+    """Arguments of ``wandb.init`` for a run."""
+    return {
+        "project": settings.wandb_project, "entity": settings.wandb_entity, "name": settings.run_name,
+        "group": settings.wandb_group_name, "config": {k: str(v) for k, v in config.bindings().items()},
+    }  # fmt: skip
+
+
 def _wandb_run(run_dir: Path, options: Mapping[str, Any]) -> Any:
     try:
         import wandb
@@ -135,20 +148,21 @@ def _wandb_run(run_dir: Path, options: Mapping[str, Any]) -> Any:
 
 
 class RunningMeans:
-    """Means of training metrics between two rows of the log, kept on the device until they are asked for."""
+    """Means of training metrics between two rows of the log, accumulated on the device."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Any] = {}
         self._counts: dict[str, int] = {}
 
     def add(self, values: Mapping[str, Any]) -> None:
+        """Add the numbers or tensors of one step."""
         for name, value in values.items():
             v = value.detach().float() if isinstance(value, torch.Tensor) else float(value)
             self._sums[name] = self._sums[name] + v if name in self._sums else v
             self._counts[name] = self._counts.get(name, 0) + 1
 
     def take(self) -> dict[str, float]:
-        """The means since the last call; forgets them."""
+        """The means since the last call."""
         means = {k: v / self._counts[k] for k, v in to_floats(self._sums).items()} if self._sums else {}
         self._sums, self._counts = {}, {}
         return means

@@ -1,4 +1,4 @@
-"""Pictures of training runs, as files. Reads what a run left on disk; knows nothing of how it was made."""
+"""Read the metrics of training runs from disk, and plot them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# Okabe and Ito's palette: told apart by readers with any colour vision, darkest first
+# the palette of Okabe and Ito, for readers with any colour vision; darkest first
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 MARKERS = "osD^vPX"
 
@@ -17,15 +17,21 @@ _ROW_KEYS = ("epoch", "env_steps", "grad_steps", "wall_time", "section", "values
 
 
 def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
-    """The rows of ``metrics.jsonl`` in ``run_dir``, in the order in which they were written.
+    """Read ``metrics.jsonl`` of a run.
 
-    A row is ``{"epoch", "env_steps", "grad_steps", "wall_time", "section", "values": {name: number}}``. The last line may have
-    been cut by a process that was killed while writing, or is still writing: it is left out. A line that cannot be read before
-    the last is left out with a warning (a run that was killed and resumed may have one).
+    Unreadable lines are left out: the last one silently, as the run may still be writing it, earlier ones with a warning (a
+    run that was killed and resumed may have one).
+
+    Args:
+        run_dir: directory of the run.
+
+    Returns:
+        rows ``{"epoch", "env_steps", "grad_steps", "wall_time", "section", "values": {name: number}}``, in the order in
+        which they were written.
 
     Raises:
-        FileNotFoundError: there is no ``metrics.jsonl``; the message names the directory.
-        ValueError: a line is whole but no row; the message gives file, line and what is missing.
+        FileNotFoundError: there is no ``metrics.jsonl``; names the directory.
+        ValueError: a line is JSON but not a row; names file, line and what is missing.
     """
     path = Path(run_dir) / "metrics.jsonl"
     if not path.is_file():
@@ -36,7 +42,7 @@ def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
     for number, line in numbered:
         try:
             row = json.loads(line)
-        except ValueError:  # of which UnicodeDecodeError is one: a cut can fall inside a character
+        except ValueError:  # or its subclass UnicodeDecodeError, if the line ends inside a character
             if number != numbered[-1][0]:
                 warnings.warn(f"{path}:{number}: unreadable line left out: {line[:60]!r}", stacklevel=2)
             continue
@@ -61,27 +67,26 @@ def plot_adaptation(
     path: str | Path,
     title: str = "Learning to adapt",
 ) -> Path:
-    """Draw how agents learn over training, and how they adapt within a rollout, side by side, as a PNG.
+    """Plot returns over training and success rates over attempts, in two panels of a PNG.
 
-    One agent has one colour and one marker in both panels. No global state of matplotlib is touched and no display needed.
+    An agent has the same colour and marker in both panels. Matplotlib's global state is not changed, and no display is needed.
 
     Args:
         curves: {agent: [(environment steps, mean return per rollout), ...]}, points in any order; NaN leaves a gap.
         by_attempt: {agent: [success rate in attempt 1, in attempt 2, ...]}, rates in [0, 1]; NaN leaves a gap.
-        path: where to write; missing directories are made. The format is PNG whatever the suffix.
+        path: of the PNG, whatever its suffix; missing directories are created.
         title: above both panels.
 
     Returns:
         ``path``.
 
     Raises:
-        ImportError: matplotlib is missing; the message names the extra to install.
-        ValueError: nothing to draw, an agent without points, or a rate outside [0, 1]; the message quotes it.
+        ImportError: matplotlib is not installed; names the extra.
+        ValueError: nothing to draw, an agent without points, or a rate outside [0, 1].
     """
     _check_data(curves, by_attempt)
     try:
         from matplotlib.figure import Figure
-        from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
     except ImportError as err:
         raise ImportError("plot_adaptation needs matplotlib: pip install 'amago[plots]'") from err
 
@@ -101,17 +106,8 @@ def plot_adaptation(
         (line,) = right.plot(range(1, len(rates) + 1), rates, **style[agent])
         handles.setdefault(agent, line)
 
-    left.set(title="Learning", xlabel="environment steps", ylabel="mean return per rollout")
-    left.xaxis.set_major_formatter(EngFormatter(sep=""))
-    left.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
-    right.set(title="Adaptation within a rollout", xlabel="attempt", ylabel="success rate", ylim=(-0.03, 1.03))
-    right.yaxis.set_major_formatter(PercentFormatter(xmax=1.0, decimals=0))
-    right.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12, min_n_ticks=1))
-    longest = max((len(rates) for rates in by_attempt.values()), default=1)
-    right.set_xlim(0.7, longest + 0.3)
+    _label_axes(left, right, longest=max((len(rates) for rates in by_attempt.values()), default=1))
     for axes, data in ((left, curves), (right, by_attempt)):
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
         if not data:
             axes.text(0.5, 0.5, "no data", transform=axes.transAxes, ha="center", va="center", color="0.5")
     figure.suptitle(_plain(title), fontsize=14)
@@ -124,8 +120,24 @@ def plot_adaptation(
     return path
 
 
+def _label_axes(left: Any, right: Any, longest: int) -> None:
+    """Titles, units and grids of the two panels; ``longest`` is the number of attempts."""
+    from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
+
+    left.set(title="Learning", xlabel="environment steps", ylabel="mean return per rollout")
+    left.xaxis.set_major_formatter(EngFormatter(sep=""))
+    left.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    right.set(title="Adaptation within a rollout", xlabel="attempt", ylabel="success rate", ylim=(-0.03, 1.03))
+    right.yaxis.set_major_formatter(PercentFormatter(xmax=1.0, decimals=0))
+    right.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12, min_n_ticks=1))
+    right.set_xlim(0.7, longest + 0.3)
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+
+
 def _plain(text: str) -> str:
-    """Text that matplotlib shows as it is: no mathematics between dollars, no label hidden for its leading underscore."""
+    """Text escaped for matplotlib, which typesets mathematics between dollars and hides labels with a leading underscore."""
     text = text.replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text
 

@@ -1,79 +1,85 @@
-"""The settings of an `Experiment`: every field, what it means, and its default."""
+"""The settings of an `Experiment`: every field, its meaning and its default."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from amago.agent import BaseAgent
+from amago.data.extras import ExtraField
 from amago.envs import AMAGOEnv
 from amago.envs.exploration import EpsilonGreedy, ExplorationWrapper
-from amago.loading import RLDataset
+from amago.loading import DiskTrajDataset, RLDataset
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
 
 EnvMaker = Callable[[], AMAGOEnv]
+EnvMakers = EnvMaker | Iterable[EnvMaker]
 REQUIRED: Any = object()
 
 
 @dataclass
 class ExperimentSettings:
-    """The fields of `amago.Experiment`. All may be changed until ``start()``; their defaults by gin (``Experiment.NAME``).
+    """The fields of `amago.Experiment`. All may be changed until ``start()``; gin sets their defaults (``Experiment.NAME``).
 
     Args:
-        run_name: name of the run; its files lie in ``ckpt_base_dir/run_name``.
+        run_name: name of the run; its files are written to ``ckpt_base_dir/run_name``.
         ckpt_base_dir: directory of all runs.
         max_seq_len: transitions in a training sequence, and steps of memory when acting.
-        dataset: where training sequences come from. Instead of it, ``dset_root`` and ``dset_name`` (and ``dset_max_size``)
-            make a `DiskTrajDataset`.
+        dataset: source of the training sequences. Alternatively ``dset_root`` and ``dset_name`` (and ``dset_max_size``)
+            build a `DiskTrajDataset`.
         tstep_encoder_type, traj_encoder_type, agent_type: classes, built with their (gin) defaults.
-        val_timesteps_per_epoch: steps of each actor in an evaluation; long enough for at least one rollout to end.
-        make_train_env, make_val_env: a function that returns an `AMAGOEnv`, or a list with one for each actor.
+        val_timesteps_per_epoch: steps of each actor in an evaluation; enough for at least one rollout to end.
+        make_train_env, make_val_env: a function that returns an `AMAGOEnv`, or a list with one function for each actor.
 
-        parallel_actors: environments stepped side by side.
+        parallel_actors: environments stepped in parallel.
         env_mode: "async" (worker processes), "sync" (this process), or "already_vectorized" (one batched environment).
-        async_env_mp_context: how worker processes start: None (our default, "forkserver"), "fork", "spawn" or "forkserver".
-        exploration_wrapper_type: wraps training environments; None explores only by sampling from the policy.
-        sample_actions: evaluation draws from the policy; else it takes the policy's mode.
+        async_env_mp_context: start method of the worker processes: "fork", "spawn" or "forkserver"; None means "forkserver".
+        exploration_wrapper_type: wraps training environments; with None only the policy's samples explore.
+        sample_actions: evaluation samples from the policy; otherwise it takes the policy's mode.
         sample_actions_train: the same for collection.
-        force_reset_train_envs_every: reset all training environments every so many epochs.
-        env_workers: worker processes of "async"; default: the cores. 1 gives exactly what "sync" gives.
-        env_step_timeout: seconds after which a step counts as hung, and its worker is replaced.
-        max_env_restarts: replaced environments an hour before the run gives up.
+        force_reset_train_envs_every: reset all training environments every so many epochs; None: never.
+        env_workers: worker processes of "async"; None: one for each core. 1 gives exactly the results of "sync".
+        env_step_timeout: seconds after which a step counts as hung and its worker is replaced.
+        max_env_restarts: environments that may be replaced within an hour before the run fails.
 
-        log_to_wandb, wandb_project, wandb_entity, wandb_group_name: Weights & Biases (defaults from the variables
-            AMAGO_WANDB_PROJECT and AMAGO_WANDB_ENTITY).
-        log_to_tensorboard: event files in the run's directory.
-        verbose: progress bars and a summary.
-        log_interval: costly metrics every so many batches.
+        log_to_wandb, wandb_project, wandb_entity, wandb_group_name: Weights & Biases. Project and entity default to the
+            environment variables AMAGO_WANDB_PROJECT and AMAGO_WANDB_ENTITY.
+        log_to_tensorboard: write event files to the run's directory.
+        verbose: show progress bars and a summary.
+        log_interval: compute costly training metrics every so many batches.
 
-        traj_save_len: save a piece of a rollout after so many steps even if it has not ended.
+        traj_save_len: save a rollout in pieces of so many steps; the last piece ends with the rollout.
         has_dset_edit_rights: this process deletes the oldest trajectories.
         stagger_traj_file_lengths: the first piece of each rollout has a random length, so that actors do not all save at once.
-        save_trajs_as: "npz", "npz-compressed" (a file for each trajectory) or "segments" (many in a file: faster, and far
-            fewer files).
+        save_trajs_as: "npz", "npz-compressed" (a file for each trajectory) or "segments" (many trajectories in a file:
+            faster, and far fewer files).
         padded_sampling: "none", "left", "right" or "both"; see `amago.loading.dataset.subsequence`.
-        dloader_workers: threads that read batches ahead.
+        extra_fields: further fields to record with each trajectory (`amago.ExtraField`), which arrive as ``batch.extras``.
+        dloader_workers: threads that read batches ahead; 0 reads in the training thread.
 
-        epochs: of collection, then training.
-        start_learning_at_epoch, start_collecting_at_epoch: skip training, or collection, before these.
-        train_timesteps_per_epoch: steps of each actor in a collection phase.
+        epochs: number of epochs, each of one collection phase and one training phase.
+        start_learning_at_epoch, start_collecting_at_epoch: first epoch with training, or with collection; infinity: never.
+        train_timesteps_per_epoch: steps of each actor in a collection phase; None or 0: no collection.
         train_batches_per_epoch: batches in a training phase.
         val_interval: evaluate every so many epochs; None: never.
         ckpt_interval: save a training state every so many epochs; None: never.
-        keep_training_states: delete all but the newest so many; None keeps all.
-        always_save_latest, always_load_latest: write, or read, ``ckpts/latest`` every epoch (processes of one run).
-        resume: "never"; "auto" (from the newest complete training state, if there is any); or the number of an epoch.
-        seed: of everything random; None takes one from the system (and records it in the training state). Actors of a seeded run act in
-            an order that does not depend on the clock, which can be slower with several workers.
+        keep_training_states: number of training states to keep, the newest; None keeps all.
+        always_save_latest, always_load_latest: write, or read, ``ckpts/latest`` in every epoch, to pass weights between
+            processes of one run.
+        resume: "never"; "auto" (the newest complete training state, if there is any); or the number of an epoch.
+        seed: of all random numbers; None draws one and records it in the training state. Actors of a seeded run act in an
+            order that does not depend on the clock, which can be slower with several workers.
 
         batch_size: sequences in a batch, for each process.
-        batches_per_update: batches whose gradients are summed for one step of the optimizer.
-        learning_rate, lr_warmup_steps, grad_clip, l2_coeff: AdamW with linear warm-up, clipped gradient norm, weight decay.
+        batches_per_update: batches whose gradients are accumulated for one step of the optimizer.
+        learning_rate, lr_warmup_steps, grad_clip, l2_coeff: AdamW's learning rate, updates of linear warm-up, largest norm
+            of the gradient, and weight decay.
         lr_cooldown: share of all updates (those of ``epochs`` epochs), at the end, over which the learning rate falls linearly to 0.
-        critic_loss_weight: of the critic's loss beside the actor's.
+        critic_loss_weight: weight of the critic's loss; the actor's is 1.
         mixed_precision: "no", "bf16" or "fp16".
     """
 
@@ -85,8 +91,8 @@ class ExperimentSettings:
     traj_encoder_type: type[TrajEncoder] = REQUIRED
     agent_type: type[BaseAgent] = REQUIRED
     val_timesteps_per_epoch: int = REQUIRED
-    make_train_env: EnvMaker | Iterable[EnvMaker] = REQUIRED
-    make_val_env: EnvMaker | Iterable[EnvMaker] = REQUIRED
+    make_train_env: EnvMakers = REQUIRED
+    make_val_env: EnvMakers = REQUIRED
 
     parallel_actors: int = 12
     env_mode: str = "async"
@@ -140,8 +146,28 @@ class ExperimentSettings:
     dset_root: str | None = None
     dset_name: str | None = None
     dset_max_size: float = float("inf")
+    extra_fields: Sequence[ExtraField] = ()
 
     def __post_init__(self) -> None:
         missing = [name for name, value in vars(self).items() if value is REQUIRED]
         if missing:
             raise TypeError(f"Experiment() needs {', '.join(missing)}")
+
+    def resolve(self) -> None:
+        """Replace shorthands: build the data set from ``dset_root`` and ``dset_name``; make lists of iterables of functions."""
+        if self.dataset is None and self.dset_root is not None and self.dset_name is not None:
+            self.dataset = DiskTrajDataset(self.dset_root, self.dset_name, self.dset_max_size)
+        for name in ("make_train_env", "make_val_env"):
+            value = getattr(self, name)
+            if isinstance(value, Iterable) and not callable(value) and not isinstance(value, str | bytes):
+                setattr(self, name, list(value))  # an iterator can be read only once
+
+    @property
+    def run_dir(self) -> Path:
+        """``ckpt_base_dir/run_name``."""
+        return Path(self.ckpt_base_dir).expanduser() / self.run_name
+
+    @property
+    def collects(self) -> bool:
+        """Whether this process collects data in some epoch."""
+        return bool(self.train_timesteps_per_epoch) and self.start_collecting_at_epoch < self.epochs

@@ -1,4 +1,4 @@
-"""Finish the step, save, and leave with a documented exit code when asked to stop."""
+"""Signals that stop a run after its current step, with a documented exit code."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class Stopped(SystemExit):
-    """The end of a run that a signal has stopped; ``code`` is 128 + the signal's number."""
+    """Raised by ``learn()`` after a signal; ``code`` is 128 + the signal's number."""
 
 
 class GracefulStop:
-    """While active, SIGINT, SIGTERM and SIGUSR1 only set `requested`; a second signal changes nothing.
+    """A context in which SIGINT, SIGTERM and SIGUSR1 only set `requested`; further signals change nothing.
 
-    Truth value: whether to stop. The exit code of a run stopped so is 128 + the signal's number (130, 143, 138). Outside
-    the main thread, where handlers cannot be set, this does nothing.
+    It is true if a signal has arrived. On exit the previous handlers are restored, with one exception: if the context is left
+    by `Stopped`, the signals are ignored until the process has ended, so that none changes its exit code; if `Stopped` is caught
+    and discarded, the previous handlers apply again. Outside the main thread, where handlers cannot be set, signals keep their
+    handlers.
 
-    A process that leaves with `Stopped` goes on to ignore these signals until it has ended, or another would change its
-    exit code. If the exception is caught and dropped instead, signals mean again what they meant before.
+    Attributes:
+        requested: number of the first signal; None before.
     """
 
     def __init__(self) -> None:
@@ -37,10 +39,11 @@ class GracefulStop:
 
     @property
     def exit_code(self) -> int:
+        """128 + the signal's number: 130 (SIGINT), 143 (SIGTERM) or 138 (SIGUSR1)."""
         return 128 + (self.requested or 0)
 
     def wait(self, seconds: float) -> None:
-        """Sleep, but not past a signal."""
+        """Sleep until a signal arrives, for so many seconds at most."""
         end = time.monotonic() + seconds
         while self.requested is None and time.monotonic() < end:
             time.sleep(0.05)
@@ -59,24 +62,24 @@ class GracefulStop:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         after: dict[int, Any] = self._previous
         if self._previous and isinstance(value, Stopped):
-            after = dict.fromkeys(self._previous, _Deaf(weakref.ref(value), self._previous))
+            after = dict.fromkeys(self._previous, _IgnoredUntilExit(weakref.ref(value), self._previous))
         for signum, handler in after.items():
             signal.signal(signum, handler)
         self._previous = {}
 
 
-class _Deaf:
-    """A handler that ignores signals for as long as a `Stopped` is on its way out of the process.
+class _IgnoredUntilExit:
+    """A handler that ignores signals while a `Stopped` propagates, and restores the previous handlers if it was discarded.
 
-    Python itself takes handlers away at the very end, but leaves what the system ignores ignored.
+    Python restores default handlers when the interpreter shuts down, but keeps SIG_IGN, which is therefore set at exit.
     """
 
-    def __init__(self, leaving: weakref.ref[Stopped], before: Mapping[int, Any]):
-        self.leaving, self.before = leaving, dict(before)
+    def __init__(self, exception: weakref.ref[Stopped], before: Mapping[int, Any]):
+        self.exception, self.before = exception, dict(before)
         atexit.register(self._at_exit)
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
-        if self.leaving() is None:  # somebody has caught it, and the process goes on
+        if self.exception() is None:  # it was caught, and the process continues
             for number, handler in self.before.items():
                 signal.signal(number, handler)
             signal.raise_signal(signum)

@@ -1,4 +1,4 @@
-"""Zip archives of tensors, looked at before PyTorch allocates what they declare."""
+"""Checks of PyTorch's zip archives before PyTorch allocates the memory that they declare."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from typing import BinaryIO
 
 
 def check_archive(file: BinaryIO) -> None:
-    """Refuse what `torch.save` would not have written: its archives are stored, never compressed.
+    """Refuse a file that `torch.save` cannot have written: its archives are never compressed.
 
-    A compressed member may unpack to a thousand times its size, and the older format without an archive allocates what its
-    header declares. The position in the file stays as it was.
+    A compressed member may unpack to a thousand times its size; PyTorch's older format, which is no archive, allocates the size
+    that its header declares.
+
+    Args:
+        file: its position is restored.
 
     Raises:
-        ValueError: no zip archive, a compressed member, or members that declare more bytes than the file has.
+        ValueError: not a zip archive, a compressed member, or members that declare more bytes than the file has.
     """
     at = file.tell()
     size = file.seek(0, os.SEEK_END)
@@ -22,7 +25,7 @@ def check_archive(file: BinaryIO) -> None:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
     except zipfile.BadZipFile as err:
-        raise ValueError(f"no archive of tensors as torch.save writes them: {err}") from None
+        raise ValueError(f"not an archive written by torch.save: {err}") from None
     finally:
         file.seek(at)
     for member in members:

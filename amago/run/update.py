@@ -1,9 +1,6 @@
-"""From the losses of a batch to a step of the optimizer."""
+"""The optimizer: AdamW, its learning rate schedule, masked losses, and one update."""
 
 from __future__ import annotations
-
-import ctypes
-import sys
 
 import torch
 from accelerate import Accelerator
@@ -17,30 +14,22 @@ MAX_SKIPPED_IN_A_ROW = 20
 
 
 def adamw(params: list[torch.nn.Parameter], learning_rate: float, l2_coeff: float) -> torch.optim.Optimizer:
-    """AdamW in its fused form where the device has one."""
+    """AdamW, in its fused form if the device has one."""
     fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in params)
     return torch.optim.AdamW(params, lr=learning_rate, weight_decay=l2_coeff, fused=fused or None)
 
 
-def keep_freed_memory() -> bool:
-    """Let this process keep the memory that tensors free, for the next ones; True where that was possible (glibc).
-
-    By default much of it goes back to the system after an update, and every page is cleared again on its next use: 6% of an update
-    of `Agent` (24 sequences of 128 timesteps, one core). Tensors of 32 MB and more still go back: to keep these too would save 4%
-    where there are many, and scatter the heap (674 MB, and growing, where 581 do).
-    """
-    if not sys.platform.startswith("linux"):
-        return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
-    trim_threshold, mmap_threshold = -1, -3
-    return mallopt is not None and all([mallopt(mmap_threshold, 2**25), mallopt(trim_threshold, 2**31 - 1)])
-
-
 def lr_factor(step: int, warmup: int, total: int, cooldown: float) -> float:
-    """What the learning rate is multiplied by at an update, counted from 0.
+    """The factor of the learning rate at an update.
 
-    It rises linearly to 1 over the first ``warmup`` of ``total`` updates and falls linearly towards 0 over the last ``cooldown``
-    (a share) of them; past ``total`` it stays at its lowest.
+    It rises linearly to 1 over the first ``warmup`` updates and falls linearly towards 0 over the last ``cooldown * total``
+    updates; after ``total`` updates it keeps its last value.
+
+    Args:
+        step: number of the update, from 0.
+        warmup: updates of the rise.
+        total: updates in all.
+        cooldown: share of ``total``, in [0, 1].
     """
     rise = min(1.0, (step + 1) / max(1, warmup))
     last = cooldown * total
@@ -51,12 +40,17 @@ def lr_factor(step: int, warmup: int, total: int, cooldown: float) -> float:
 def lr_schedule(
     optimizer: torch.optim.Optimizer, warmup: int, total: int, cooldown: float
 ) -> torch.optim.lr_scheduler.LambdaLR:
-    """The schedule of `lr_factor` for an optimizer."""
+    """Multiply an optimizer's learning rates by `lr_factor` at each update."""
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(step, warmup, total, cooldown))
 
 
 def weighted_losses(loss: AgentLoss, batch: Batch, actor_mask: Tensor, critic_mask: Tensor | None) -> dict[str, float | Tensor]:
-    """Masked means of the two losses, and the sizes of the batch, under the names of the log."""
+    """Masked means of both losses, sizes of the batch, and the agent's metrics, by their names in the log.
+
+    Args:
+        actor_mask: bool, (B, L, G, 1); True where the actor's loss counts.
+        critic_mask: bool, (B, L, C, G, 1); None if there is no critic loss, which is then logged as 0.
+    """
     actor = ops.masked_mean(loss.actor_loss, actor_mask)
     critic = torch.zeros_like(actor)
     if loss.critic_loss is not None and critic_mask is not None:
@@ -74,15 +68,21 @@ def weighted_losses(loss: AgentLoss, batch: Batch, actor_mask: Tensor, critic_ma
 
 
 class NonFiniteTraining(RuntimeError):
-    """Losses or gradients were not finite many steps in a row."""
+    """Losses or gradients were not finite in `MAX_SKIPPED_IN_A_ROW` consecutive updates."""
 
 
 class Updater:
-    """One optimizer step: clip, refuse what is not finite, step, let targets follow.
+    """Updates an agent: clips the gradient, steps optimizer and schedule, and updates the target networks.
+
+    An update whose loss or gradient is not finite is skipped: parameters stay as they are.
+
+    Args:
+        schedule: of ``optimizer``; steps with each update that is not skipped.
+        grad_clip: largest norm of the gradient of ``agent.trainable_params``.
 
     Attributes:
-        skipped: steps refused so far because the loss or the gradient was not finite.
-        grad_steps: steps taken.
+        grad_steps: updates so far, without skipped ones.
+        skipped: updates skipped so far.
     """
 
     def __init__(
@@ -95,26 +95,27 @@ class Updater:
     ):
         self.accelerator, self.agent, self.optimizer, self.schedule = accelerator, agent, optimizer, schedule
         self.params, self.grad_clip = agent.trainable_params, grad_clip
-        if accelerator.device.type == "cpu":
-            keep_freed_memory()
         self.grad_steps = self.skipped = self._in_a_row = 0
 
     def step(self, log_step: bool, loss: Tensor | None = None) -> dict[str, float | Tensor]:
-        """Use the gradients that ``backward`` left.
+        """Update with the gradients in ``.grad``, and clear them.
 
         Args:
-            log_step: also measure the gradients of the parts.
-            loss: that ``backward`` began from; a step is also refused where this is not finite.
+            log_step: also return the gradient norms of encoders, actor and critics.
+            loss: the loss of these gradients; the update is also skipped if this is not finite.
+
+        Returns:
+            "Gradient Norm" (before clipping), "Learning Rate" and "Skipped Updates".
 
         Raises:
-            NonFiniteTraining: for the 20th time in a row there was nothing finite to use.
+            NonFiniteTraining: this is the 20th skipped update in a row.
         """
         metrics: dict[str, float | Tensor] = {}
         if log_step:
             metrics |= self._gradient_norms()
         norm = self.accelerator.clip_grad_norm_(self.params, self.grad_clip)
         assert norm is not None
-        scaled = self.accelerator.scaler is not None  # float16: the scaler itself skips, and lowers its scale
+        scaled = self.accelerator.scaler is not None  # float16: the scaler skips by itself, and lowers its scale
         if not scaled and not (norm if loss is None else norm + loss.detach()).isfinite():
             self._skip()
         else:
@@ -151,7 +152,9 @@ class Updater:
         return out
 
     def state_dict(self) -> dict[str, int]:
+        """The counters."""
         return {"grad_steps": self.grad_steps, "skipped": self.skipped, "in_a_row": self._in_a_row}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
+        """Restore the counters."""
         self.grad_steps, self.skipped, self._in_a_row = state["grad_steps"], state["skipped"], state["in_a_row"]

@@ -1,10 +1,13 @@
+import dataclasses
+import inspect
+
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 
 from amago import config
-from amago.agent import Agent, MultiTaskAgent, exp_filter, leaky_relu_filter
+from amago.agent import ActorCriticOptions, Agent, MultiTaskAgent, MultiTaskOptions, exp_filter, leaky_relu_filter
 from amago.loading import Batch
 from amago.nets.actor_critic import Actor
 from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder
@@ -124,6 +127,7 @@ def test_the_policy_gradient_raises_the_value_of_the_policy(kind, agent_type):
     agent = build(kind, agent_type=agent_type, online_coeff=1.0, offline_coeff=0.0, use_multigamma=False).eval()
     want = torch.zeros(agent.action_spec.dim)
     want[0] = 1.0
+    agent.critics.fused = False
     if agent_type is MultiTaskAgent:
         tilt = torch.linspace(0.0, 4.0, 16)
         agent.critics.forward = lambda s, a, log_dict=None, detach_params=False: (
@@ -281,3 +285,27 @@ def test_seventy_thousand_actions():
 def test_wrong_options_are_refused_by_name(options, message, agent_type):
     with pytest.raises(ValueError, match=message):
         build("discrete", agent_type=agent_type, **options)
+
+
+@pytest.mark.parametrize("agent_type", AGENTS.values(), ids=AGENTS)
+def test_the_signature_shows_every_option_with_its_default(agent_type):
+    options_type = {Agent: ActorCriticOptions, MultiTaskAgent: MultiTaskOptions}[agent_type]
+    shown = inspect.signature(agent_type).parameters
+    assert list(shown)[:6] == [
+        "obs_space",
+        "rl2_space",
+        "action_space",
+        "max_seq_len",
+        "tstep_encoder_type",
+        "traj_encoder_type",
+    ]
+    assert {name: p.default for name, p in list(shown.items())[6:]} == dataclasses.asdict(options_type())
+    bindable = config.parameters_of(f"amago.agent.{agent_type.__name__}")
+    assert bindable == list(shown)
+
+
+def test_unknown_options_are_refused():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'gama'"):
+        build("discrete", gama=0.9)
+    with pytest.raises(ValueError, match="Agent has no parameter 'gama'; did you mean gamma"):
+        config.bind({"Agent.gama": 0.9})

@@ -73,7 +73,7 @@ def test_a_memory_in_the_middle_of_a_rollout_is_as_long_as_asked(smoke):
     from benchmarks.policy_step import make_agent
 
     steps = Remembering(make_agent("Transformer", 16, True), 3, 9, torch.bfloat16)
-    assert steps.cache.pairs.dtype == torch.bfloat16
+    assert steps.cache.keys.dtype == torch.bfloat16
     assert steps.cache.host_lengths.tolist() == steps.cache.lengths.tolist() == [9, 8, 7]
     steps.step()
     assert steps.cache.host_lengths.tolist() == [10, 9, 8]

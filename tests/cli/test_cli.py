@@ -151,10 +151,10 @@ def test_eval_elsewhere(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("argv", "named"),
     [
-        (["--grads-per-epoch", "many"], "'many' is no number"),
-        (["--epochs", "2.5"], "'2.5' is no whole number"),
-        (["--epochs", "inf"], "'inf' is no whole number"),
-        (["--epochs", "nan"], "'nan' is no whole number"),
+        (["--grads-per-epoch", "many"], "'many' is not a number"),
+        (["--epochs", "2.5"], "'2.5' is not a whole number"),
+        (["--epochs", "inf"], "'inf' is not a whole number"),
+        (["--epochs", "nan"], "'nan' is not a whole number"),
         (["--traj-encoder", "lstm"], "'lstm'"),
         (["--mode", "fly"], "'fly'"),
         (["--batch-size", "0"], "batch_size"),
@@ -184,6 +184,17 @@ def test_a_run_that_does_not_exist(tmp_path, capsys):
     code, message = failure(capsys, "eval", str(tmp_path / "nowhere"))
     assert code == 2
     assert "nowhere" in message
+
+
+def test_errors_of_a_run_keep_their_traceback(tmp_path, monkeypatch):
+    """Only mistakes in the arguments are reduced to a message."""
+
+    def forward(self, batch, log_step=False):
+        raise ValueError("the loss cannot be computed")
+
+    monkeypatch.setattr(Agent, "forward", forward)
+    with pytest.raises(ValueError, match="the loss cannot be computed"):
+        train(tmp_path)
 
 
 @pytest.mark.parametrize("argv", [["--actors", "0"], ["--episodes", "0"], ["--actors", "-1"]])
@@ -246,7 +257,7 @@ def test_whole_numbers(text, number):
 
 @pytest.mark.parametrize("text", ["x", "", "1.5", "1e-3", "inf", "nan"])
 def test_what_is_no_whole_number(text):
-    with pytest.raises(ArgumentTypeError, match=r"whole number|no number"):
+    with pytest.raises(ArgumentTypeError, match=r"whole number|not a number"):
         cli_utils.whole_number(text)
 
 

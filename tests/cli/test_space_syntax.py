@@ -112,14 +112,17 @@ def test_bits_of_one_bit_a_row_are_one_bit() -> None:
 
 
 WRONG = [
-    ("", "'' is no action space: write discrete:N, multidiscrete:N,N,.., box:LOW,HIGH, bits, tuple(SPACE;SPACE;..) or dict("),
-    ("discreet:3", "'discreet:3' is no action space: write discrete:N"),
-    ("discrete", "'discrete' is no action space: write discrete:N"),
-    ("discrete:0", "'discrete:0' is no action space: write discrete:N with N from 1, or discrete:FIRST..LAST"),
-    ("discrete:5..4", "'discrete:5..4' is no action space: write discrete:N with N from 1"),
-    ("discrete:99999999", "99,999,999 choices are more than the 1,048,576 that are possible"),
-    ("multidiscrete:3,,4", "'multidiscrete:3,,4' is no action space: write multidiscrete:N,N,.. with each N from 1"),
-    ("box:1", "'box:1' is no action space: write box:LOW,HIGH with numbers LOW below HIGH, or box:LOW,HIGH,SIZE"),
+    (
+        "",
+        "'' is not an action space: write discrete:N, multidiscrete:N,N,.., box:LOW,HIGH, bits, tuple(SPACE;SPACE;..) or dict(",
+    ),
+    ("discreet:3", "'discreet:3' is not an action space: write discrete:N"),
+    ("discrete", "'discrete' is not an action space: write discrete:N with"),
+    ("discrete:0", "'discrete:0' is not an action space: write discrete:N with N at least 1, or discrete:FIRST..LAST"),
+    ("discrete:5..4", "'discrete:5..4' is not an action space: write discrete:N with N at least 1"),
+    ("discrete:99999999", "99,999,999 choices are more than the 1,048,576 that are supported"),
+    ("multidiscrete:3,,4", "'multidiscrete:3,,4' is not an action space: write multidiscrete:N,N,.. with each N at least 1"),
+    ("box:1", "'box:1' is not an action space: write box:LOW,HIGH with numbers LOW below HIGH, or box:LOW,HIGH,SIZE"),
     ("box:2,1", "LOW below HIGH"),
     ("box:1,1.000000001", "LOW below HIGH"),
     ("box:-inf,1", "LOW below HIGH"),
@@ -127,30 +130,33 @@ WRONG = [
     ("box:0,1e39", "LOW below HIGH"),
     ("box:0,1,", "a SIZE such as 6 or 2x3"),
     ("box:0,1,2,3", "a SIZE such as 6 or 2x3"),
-    ("bits:0", "'bits:0' is no action space: write bits:SIZE, with a SIZE such as 6 or 2x3"),
-    ("bits:2x", "write bits:SIZE"),
-    ("bits:9999x9999", "99,980,001 numbers are more than the 1,048,576 that are possible"),
-    ("tuple()", "'tuple()' is no action space: write tuple(SPACE;SPACE;..), with a space on each side of every semicolon"),
-    ("tuple(bits;)", "with a space on each side"),
-    ("tuple:bits", "'tuple:bits' is no action space: write tuple(SPACE;SPACE;..)"),
-    ("tuple(bits;(bits)", "a bracket is opened that is not closed"),
-    ("tuple(bits", "'tuple(bits' is no action space: write tuple(SPACE;SPACE;..)"),
-    ("tuple(bits))(bits)", "a bracket is closed that was not opened"),
-    ("dict(bits)", "'bits' in 'dict(bits)' is no action space: a part of a dict is NAME=SPACE"),
-    ("dict()", "'dict()' is no action space: a part of a dict is NAME=SPACE"),
+    ("bits:0", "'bits:0' is not an action space: write bits, or bits:SIZE with a SIZE such as 6 or 2x3"),
+    ("bits:2x", "or bits:SIZE"),
+    ("bits:9999x9999", "99,980,001 numbers are more than the 1,048,576 that are supported"),
+    ("tuple()", "'tuple()' is not an action space: write tuple(SPACE;SPACE;..), with a SPACE on each side of every semicolon"),
+    ("tuple(bits;)", "with a SPACE on each side"),
+    ("tuple:bits", "'tuple:bits' is not an action space: write tuple(SPACE;SPACE;..)"),
+    ("tuple(bits;(bits)", "an opening bracket without a closing one"),
+    ("tuple(bits", "'tuple(bits' is not an action space: write tuple(SPACE;SPACE;..)"),
+    ("tuple(bits))(bits)", "a closing bracket without an opening one"),
+    ("dict(bits)", "'bits' in 'dict(bits)' is not an action space: write dict(NAME=SPACE;..)"),
+    ("dict()", "'dict()' is not an action space: write dict(NAME=SPACE;..)"),
     (
         "dict(a b=bits)",
-        "'a b=bits' in 'dict(a b=bits)' is no action space: a part of a dict is NAME=SPACE, with a name of letters",
+        "'a b=bits' in 'dict(a b=bits)' is not an action space: write dict(NAME=SPACE;..), with names of letters",
     ),
     ("dict(a=bits;a=bits)", "two of its parts are called a"),
-    ("dict(a=tuple(bits;discrete:x))", "'discrete:x' in 'dict(a=tuple(bits;discrete:x))' is no action space: write discrete:N"),
-    ("tuple(" * 30 + "bits" + ")" * 30, "no more than 20 tuples and dicts may lie inside each other"),
+    (
+        "dict(a=tuple(bits;discrete:x))",
+        "'discrete:x' in 'dict(a=tuple(bits;discrete:x))' is not an action space: write discrete:N",
+    ),
+    ("tuple(" * 30 + "bits" + ")" * 30, "nested 20 deep"),
 ]
 
 
 @pytest.mark.parametrize(("text", "message"), WRONG, ids=[text[:40] or "nothing" for text, _ in WRONG])
 def test_a_wrong_text_is_told_where_and_what_would_be_right(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match="is no action space: ") as caught:
+    with pytest.raises(ValueError, match="is not an action space: ") as caught:
         parse_space(text)
     assert message in str(caught.value)
 
@@ -165,7 +171,7 @@ def test_any_text_is_a_space_or_refused(text: str) -> None:
     try:
         space = parse_space(text)
     except ValueError as err:
-        if "is no action space" not in str(err) or len(str(err)) > 800:
+        if "is not an action space" not in str(err) or len(str(err)) > 800:
             raise AssertionError("such a refusal helps nobody") from err
     else:
         assert action_spec(space).dim > 0

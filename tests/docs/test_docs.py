@@ -1,8 +1,8 @@
 """Every program and command of README.md and docs/ runs, and every link leads somewhere.
 
 A section (a heading of level two and all below it) is one program: its blocks run in order, in one directory and one
-namespace. Sizes are made tiny: by gin for what a block leaves at its default, by `REDUCED` for what it says itself, by extra
-arguments for commands. ``<!-- no test: reason -->`` on the line above a block leaves the block out.
+namespace. Sizes are reduced: by gin where a block uses defaults, by `REDUCED` where it sets values, by extra arguments for
+commands. ``<!-- no test: reason -->`` on the line above a block leaves the block out.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ import subprocess
 import sys
 import types
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 from run_inside import Outcome, program, run_amago, run_script
 
 from amago import Experiment, config
 from amago.envs import builtin
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LANGUAGES = {"python", "bash", "gin", "bibtex", ""}
 
 REDUCED = {
@@ -41,19 +43,12 @@ REDUCED = {
         "val_timesteps_per_epoch=100": "val_timesteps_per_epoch=30",
     },
 }
+REDUCED["index.md"] = REDUCED["README.md"]  # the same program
 TINY = {
     "Experiment.train_timesteps_per_epoch": 60,
     "Experiment.train_batches_per_epoch": 2,
     "Experiment.batch_size": 4,
-    "FFTstepEncoder.d_hidden": 16,
-    "FFTstepEncoder.d_output": 16,
-    "FFTrajEncoder.d_model": 16,
-    "TformerTrajEncoder.d_model": 16,
-    "TformerTrajEncoder.d_ff": 32,
-    "TformerTrajEncoder.n_heads": 2,
-    "TformerTrajEncoder.n_layers": 1,
-    "Actor.d_hidden": 16,
-    "NCritics.d_hidden": 16,
+    **{name: size for name, size in tiny.SMALL.items() if not name.startswith("Multigammas.")},  # a page prints the discounts
 }
 _FEW = "--env_workers 1 --epochs 1 --grads_per_epoch 2 --timesteps_per_epoch 24 --parallel_actors 2 --batch_size 4 --max_seq_len 8 --memory_size 16 --memory_layers 1"
 ARGUMENTS = {
@@ -95,10 +90,22 @@ class Block:
 
     @property
     def reduced(self) -> str:
+        """The text with the replacements of `REDUCED`."""
         text = self.text
-        for large, small in REDUCED.get(self.page.name, {}).items():
+        for large, small in replacements(self.page).items():
             text = text.replace(large, small)
         return text
+
+
+@cache
+def replacements(page: Path) -> dict[str, str]:
+    """The replacements of a page. Each must occur in its programs exactly once: otherwise the page was changed, and they no longer
+    reduce what they are meant to."""
+    text = "".join(b.text for b in BLOCKS if b.page == page and b.language == "python")
+    for literal in REDUCED.get(page.name, {}):
+        found = len(re.findall(rf"(?<![\w]){re.escape(literal)}(?![\d_])", text))
+        assert found == 1, f"{page.name} has {literal!r} {found} times instead of once: change REDUCED in {Path(__file__).name}"
+    return REDUCED.get(page.name, {})
 
 
 @dataclass
@@ -147,11 +154,17 @@ def test_languages_are_known(block: Block) -> None:
     assert block.language in LANGUAGES, f"{block.place}: tests would not run a block in {block.language!r}"
 
 
-@pytest.mark.parametrize("page", REDUCED)
-def test_what_is_reduced_is_still_there(page: str) -> None:
-    text = "".join(b.text for b in BLOCKS if b.page.name == page and b.language == "python")
-    for literal in REDUCED[page]:
-        assert len(re.findall(rf"(?<![\w]){re.escape(literal)}(?![\d_])", text)) == 1, f"{page}: {literal}"
+def test_what_is_reduced_is_still_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every page of `REDUCED` exists and has what is replaced; a replacement without a match is an error."""
+    pages = [page for page in PAGES if page.name in REDUCED]
+    assert sorted(page.name for page in pages) == sorted(REDUCED)
+    assert all(replacements(page) for page in pages)
+    replacements.cache_clear()
+    monkeypatch.setitem(REDUCED, "tutorial.md", {"epochs=12345": "epochs=1"})
+    block = next(b for b in BLOCKS if b.page.name == "tutorial.md")
+    with pytest.raises(AssertionError, match=r"tutorial\.md has 'epochs=12345' 0 times instead of once"):
+        _ = block.reduced
+    replacements.cache_clear()
 
 
 # ---- programs ----------------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import gin
 import gymnasium as gym
 import numpy as np
 import pytest
+import tiny
 import torch
 from run_inside import program
 
@@ -22,13 +23,10 @@ import amago.nets.actor_critic
 import amago.nets.policy_dists
 import amago.nets.transformer
 from amago import cli_utils
+from amago.cli_utils import parts
 from amago.run.plots import read_metrics
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
-TINY = {
-    "FFTstepEncoder.d_hidden": 16, "FFTstepEncoder.d_output": 16, "GRUTrajEncoder.d_hidden": 16, "GRUTrajEncoder.d_output": 16,
-    "Actor.d_hidden": 16, "NCritics.d_hidden": 16, "Multigammas.discrete": [0.9], "Multigammas.continuous": [0.9],
-}  # fmt: skip
 
 
 def programs() -> tuple[dict[str, str], dict[str, str]]:
@@ -53,16 +51,16 @@ def _registries_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a program registers is gone afterwards, so that another test may run it again."""
     registry = gin.config._REGISTRY
     known = set(registry._selector_map)
-    for names in cli_utils._REGISTRIES.values():
+    for names in parts.REGISTRIES.values():
         for name, cls in list(names.items()):
             monkeypatch.setitem(names, name, cls)
-    before = {kind: set(names) for kind, names in cli_utils._REGISTRIES.items()}
+    before = {kind: set(names) for kind, names in parts.REGISTRIES.items()}
     gin.enter_interactive_mode()
     yield
     gin.exit_interactive_mode()
     for selector in set(registry._selector_map) - known:
         registry.pop(selector)
-    for kind, names in cli_utils._REGISTRIES.items():
+    for kind, names in parts.REGISTRIES.items():
         for name in set(names) - before[kind]:
             del names[name]
 
@@ -72,7 +70,7 @@ def run(title: str, cwd: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any
     for name, text in FILES.items():
         (cwd / name).write_text(text, encoding="utf-8")
     main = types.ModuleType("__main__")
-    with program(cwd, ["program.py"], TINY):
+    with program(cwd, ["program.py"], tiny.SMALL):
         monkeypatch.setitem(sys.modules, "__main__", main)
         exec(compile(PROGRAMS[title], f"{PAGE.name}: {title}", "exec"), vars(main))
     return vars(main)
@@ -120,7 +118,7 @@ def test_names_that_cannot_be() -> None:
     own = _class("OwnGRU", amago.nets.traj_encoders.GRUTrajEncoder)
     with pytest.raises(ValueError, match=r"kind must be one of actor, agent, cnn, critic, .*, got kind='encoder'"):
         cli_utils.register("encoder", "own", own)
-    with pytest.raises(ValueError, match="name='gru' already stands for the traj_encoder GRUTrajEncoder; give OwnGRU another"):
+    with pytest.raises(ValueError, match="name='gru' is taken by the traj_encoder GRUTrajEncoder; give OwnGRU another"):
         cli_utils.register("traj_encoder", "gru", own)
     with pytest.raises(ValueError, match=r"Plain is not marked @gin\.configurable"):
         cli_utils.register("traj_encoder", "plain", type("Plain", (), {}))
@@ -172,7 +170,7 @@ MORE: dict[str, Callable[[dict[str, Any], Any], bool]] = {
 
 
 def test_every_section_is_tested() -> None:
-    assert set(PROGRAMS) == {*EXPECTED, "Exploration"}
+    assert set(PROGRAMS) == {*EXPECTED, "Exploration", "Extra fields"}
     assert set(FILES) == {"try_out.py"}
 
 
@@ -205,6 +203,18 @@ def _check_parity(model: Any) -> None:
     got = torch.cat(outs, 1)
     torch.testing.assert_close(got[:1], model(seq[:1], times[:1])[0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(got[1:, 4:], model(seq[1:, 4:], times[1:, 4:])[0], rtol=1e-5, atol=1e-5)
+
+
+def test_the_extra_fields_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = run("Extra fields", tmp_path, monkeypatch)["experiment"]
+    monkeypatch.chdir(tmp_path)
+    batch = experiment.dataset.sample_batch(np.random.default_rng(0), 8)
+    (b, length), mask = batch.rews.shape[:2], batch.mask
+    assert {k: tuple(v.shape) for k, v in batch.extras.items()} == {"cue": (b, 1), "log_prob": (b, length)}
+    assert torch.equal(batch.extras["cue"], batch.obs["observation"][:, 0, :1])  # whole rollouts of 8 steps
+    assert (batch.extras["log_prob"][mask[:, 1:, 0]] < 0).all()
+    (row,) = [r for r in read_metrics(next(tmp_path.glob("runs/*/metrics.jsonl")).parent) if r["section"] == "train"]
+    assert np.isfinite(row["values"]["Cue Error"])
 
 
 def test_the_exploration_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Killed, stopped, damaged, out of space: a run goes on from its newest complete checkpoint, exactly, or says why not."""
+"""After a kill, a signal, damage or a full disk, a run resumes exactly from its newest complete checkpoint, or says why it cannot."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ import torch
 from fault_helpers import count, environment, report, rng, say
 
 from amago.run import checkpoint
-from amago.run.state import RunCheckpoints
+from amago.run.run_checkpoints import RunCheckpoints
 from amago.store import TrajectoryStore
 
 SCRIPTS = Path(__file__).parent / "resume_scripts"
 SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 138}
 PHASES = ("evaluate", "collect", "train", "save")
-READY = 60.0  # seconds that a life may take to begin, on a busy machine
+READY = 60.0  # seconds in which a process must start, on a busy machine
 
 
 class Lives:
-    """Runs functions of `lives`, each in a process group of its own."""
+    """Runs functions of `lives`, each in its own process group."""
 
     def __init__(self, directory: Path):
         self.directory, self.begun = directory, []
         self.serve()
         if self.begin("fill", root=str(directory), name="first").wait(30.0) != 0:
-            # Seen once in some sixty servers: what such a one forks never gets on. It is a fault of forking from a process that has
-            # trained, which nothing here is about; where the first life stood is kept for whoever looks into it.
+            # In about one of sixty servers every forked process hangs. This comes from forking a process that has trained, which
+            # is not tested here. The traceback of the first one is printed.
             kill_group(self.begun[-1], signal.SIGABRT)
             time.sleep(1.0)
-            print("a server of lives was no good:", (directory / "output-0").read_text(), file=sys.stderr)
+            print("the server's forked processes hang:", (directory / "output-0").read_text(), file=sys.stderr)
             self.server.kill()
             self.server.wait()
             self.serve()
@@ -80,12 +80,12 @@ class Life:
         return self.lives.ask({"wait": self.pid, "seconds": seconds})
 
     def kill(self):
-        """End the whole group, workers included, at once."""
+        """Kill the process group, workers included."""
         kill_group(self.pid)
         return self.wait()
 
     def until(self, path):
-        """What the life has written there."""
+        """What the process has written to a file."""
         end = time.monotonic() + READY
         while not path.exists():
             assert time.monotonic() < end, f"{path.name} never came: {self.output.read_text()}"
@@ -127,11 +127,11 @@ def newest(root):
             return found, checkpoint.load_training_state(found)[2]
         except checkpoint.CheckpointError:
             if found.is_dir() and checkpoint.identity(found) == number:
-                raise  # else the life has replaced it by a newer one while it was read
+                raise  # otherwise a newer state has replaced it while it was read
 
 
 def standing(state):
-    """Of a training state, what a life reports of itself."""
+    """The part of a training state that `lives.standing` reports."""
     actors = state["ranks"][0]["pools"]["train"]["actors"]
     return {
         **{k: state[k] for k in ("epoch", "collected", "trained", "seed", "frames_by_env", "updater", "next_batch")},
@@ -141,13 +141,13 @@ def standing(state):
 
 
 def assert_went_on(reported, state):
-    """A life began where the state of the newest checkpoint says, in every schedule and counter."""
+    """Check that a process has resumed with all schedules and counters of the newest checkpoint."""
     expected = standing(state)
     assert {k: reported[k] for k in expected} == expected
 
 
 def readable(root):
-    """{(file, position): transitions} of every trajectory in the buffer, each read."""
+    """{(file, position): transitions} of all trajectories in the buffer, which are read."""
     store = TrajectoryStore(root / "run" / "buffer", edit=False)
     store.refresh()
     assert store.info()["quarantined"] == 0
@@ -158,7 +158,7 @@ def readable(root):
 
 
 class Watcher(threading.Thread):
-    """Looks for a complete checkpoint all the time, and at how new it is."""
+    """A thread that checks continually that there is a complete checkpoint, and that it never gets older."""
 
     def __init__(self, root):
         super().__init__(daemon=True)
@@ -173,7 +173,7 @@ class Watcher(threading.Thread):
                     self.problems.append("there was none")
                     continue
                 number = checkpoint.identity(found)[1]
-                if number != 1:  # else it has just been replaced
+                if number != 1:  # otherwise it has just been replaced
                     if number < last:
                         self.problems.append(f"number {number} after {last}")
                     last = number
@@ -191,7 +191,7 @@ class Watcher(threading.Thread):
 
 
 def wait_for_saves(life, root, n):
-    """Until so many more checkpoints are saved."""
+    """Wait until so many more checkpoints are saved."""
     end, first = time.monotonic() + READY, checkpoint.identity(newest(root)[0])[1]
     while checkpoint.identity(newest(root)[0])[1] < first + n:
         assert alive(life.pid), life.output.read_text()
@@ -214,11 +214,11 @@ def test_killed_at_any_moment_it_goes_on_from_the_newest_complete_checkpoint(tmp
         for i in range(wanted):
             wait_for_saves(life, tmp_path, int(random.integers(4)))
             time.sleep(random.uniform(0.0, 0.2))
-            if random.random() < 0.4:  # while it saves because it was asked to stop, and replaces the one before
+            if random.random() < 0.4:  # while it saves after a signal, and replaces the state before
                 kill_group(life.pid, signal.SIGTERM)
                 time.sleep(random.uniform(0.0, 0.1))
             life.kill()
-            if random.random() < 0.3:  # once more while it begins
+            if random.random() < 0.3:  # also while it starts
                 early = tmp_path / f"early-{i}"
                 second = lives.begin("checkpoints_all_the_time", root=str(tmp_path), report=str(early), context="fork")
                 time.sleep(random.uniform(0.0, 0.5))
@@ -242,7 +242,7 @@ def test_killed_at_any_moment_it_goes_on_from_the_newest_complete_checkpoint(tmp
 
 
 def test_killed_at_every_line_of_a_save_a_complete_one_is_there(tmp_path, lives):
-    stride = count(8, 1)  # in the short version, those that the seed chooses
+    stride = count(8, 1)  # the short version takes lines chosen by the seed
     first = int(rng("every line").integers(stride))
     life = lives.begin("killed_at_every_line", root=str(tmp_path), report=str(tmp_path / "report"), first=first, stride=stride)
     found = life.until(tmp_path / "report")
@@ -307,7 +307,7 @@ def same(a, b):
 
 
 def samples(path):
-    """{batch: what was drawn for it}; one that was drawn before the kill and after it was drawn alike."""
+    """{batch: its samples}. A batch drawn both before and after the kill must have the same samples."""
     found: dict[int, str] = {}
     for line in path.read_text().splitlines():
         number, _, drawn = line.partition(" ")
@@ -320,7 +320,7 @@ def samples(path):
 
 
 def damage(path, random):
-    """Flip one bit, cut, empty, delete, or put something else there."""
+    """Flip one bit of a file, truncate, empty, delete or replace it."""
     how = random.choice(["flip", "cut", "empty", "delete", "foreign"])
     data = bytearray(path.read_bytes())
     if how == "flip":
@@ -370,7 +370,7 @@ def test_a_damaged_checkpoint_is_noticed_wherever_it_is_damaged(tmp_path, caplog
 
 
 def when_in(life, phase, root):
-    """Wait until the life is in this phase."""
+    """Wait until the process is in a phase."""
     end = time.monotonic() + READY
     while (root / "run" / "phase").read_text() != json.dumps(phase):
         assert alive(life.pid), life.output.read_text()
@@ -395,7 +395,7 @@ def test_signals_save_and_end_a_run_wherever_they_hit(tmp_path, lives):
         first, second = signals[i % 3], signals[int(random.integers(3))]
         hit[json.loads((tmp_path / "run" / "phase").read_text())] += 1
         began = time.monotonic()
-        (os.killpg if random.random() < 0.7 else os.kill)(life.pid, first)  # a terminal and a scheduler signal all of a group
+        (os.killpg if random.random() < 0.7 else os.kill)(life.pid, first)  # terminals and schedulers signal the whole group
         for _ in range(random.integers(4)):
             time.sleep(random.uniform(0.0, 0.4))
             kill_group(life.pid, second)

@@ -10,11 +10,12 @@ import torch
 import amago.nets.transformer as public
 from amago import config
 from amago.nets import cnn
+from amago.nets.cpu.weight_cache import WeightCache
 from amago.nets.ff import MLP, FFBlock, InputNorm, Normalization
 from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder
 from amago.nets.transformer import SigmaReparam
 from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder, TstepEncoder
-from amago.nets.utils import WeightCache, activation_switch
+from amago.nets.utils import activation_switch
 
 RL2 = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
 VECTORS = gym.spaces.Dict({"z": gym.spaces.Box(-1, 1, (2,)), "pos": gym.spaces.Box(0, 9, (2, 2), np.uint8)})
@@ -141,6 +142,33 @@ def test_a_users_own_encoder_as_in_the_tutorial():
     net = Watching(space, RL2)
     net(obs, rl2s, mask=mask)
     assert net.saw is mask
+
+
+def test_the_signature_says_whether_the_mask_is_taken():
+    class Deaf(FFTstepEncoder):
+        def inner_forward(self, obs, rl2s, log_dict=None):
+            return super().inner_forward(obs, rl2s, log_dict)
+
+    class Everything(FFTstepEncoder):
+        def inner_forward(self, obs, rl2s, **others):
+            return super().inner_forward(obs, rl2s, **others)
+
+    class Inherits(Deaf):
+        """Without a method of its own."""
+
+    assert [c.takes_mask for c in (FFTstepEncoder, Everything, CNNTstepEncoder, Deaf, Inherits)] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+    obs, rl2s = vectors()
+    mask = torch.zeros(3, 4, 1, dtype=torch.bool)
+    for cls, counted in ((Deaf, True), (Inherits, True), (Everything, False), (FFTstepEncoder, False)):
+        net = cls(VECTORS, RL2)
+        net(obs, rl2s, mask=mask)
+        assert (float(net.in_norm._t) > 1.0) == counted
 
 
 # images

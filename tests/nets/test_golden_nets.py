@@ -83,7 +83,7 @@ def test_cnn_tstep_encoder():
 
 
 def step_by_step(net, seq, time_idxs):
-    hidden = net.init_hidden_state(seq.shape[0], "cpu")
+    hidden = net.init_hidden_state(seq.shape[0], seq.device)
     outs = []
     for t in range(seq.shape[1]):
         out, hidden = net(seq[:, t : t + 1], time_idxs[:, t : t + 1], hidden)

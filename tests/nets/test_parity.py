@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from amago import config
-from amago.nets import attention, flex_attention
+from amago.nets import attention
 from amago.nets.kv_cache import KVCache
 from amago.nets.mamba import MambaState
 from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, MambaTrajEncoder, TformerTrajEncoder, TrajEncoder
@@ -26,14 +26,14 @@ from amago.nets.transformer import (
 )
 
 D, MAX_LEN, SLOTS = 6, 5, 6
+here = torch.get_default_device  # tests/gpu runs these tests with another one
 SMALL = {"d_model": 16, "n_heads": 4, "d_ff": 32, "n_layers": 3}
 
 
 @pytest.fixture(autouse=True)
 def _no_fallback_warnings(monkeypatch):
-    """This is a CPU; that falling back is said, once, is tested beside each kernel."""
-    monkeypatch.setattr(attention, "_fallback_warned", True)
-    monkeypatch.setattr(flex_attention, "_fallback_warned", True)
+    """Kernels fall back on a CPU; their warning is tested beside each of them."""
+    monkeypatch.setattr(attention, "_warned", {"FlashAttention", "FlexAttention"})
 
 
 def randomize(net):
@@ -119,14 +119,14 @@ def windowed(net, window):
 def rollout(net, seq, starts, hidden=None):
     """Act; ``starts[b]`` are the steps at which row b's episode begins. Returns outputs and time indices."""
     B, T = seq.shape[:2]
-    hidden = net.init_hidden_state(B, "cpu") if hidden is None else hidden
+    hidden = net.init_hidden_state(B, here()) if hidden is None else hidden
     times, outs = torch.zeros(B, 1, 1, dtype=torch.int64), []
     all_times = []
     for t in range(T):
         dones = np.array([t in starts[b] for b in range(B)])
         if t > 0:
             hidden = net.reset_hidden_state(hidden, dones)
-        times = torch.where(torch.from_numpy(dones)[:, None, None], 0, times + 1) if t > 0 else times
+        times = torch.where(torch.as_tensor(dones)[:, None, None], 0, times + 1) if t > 0 else times
         out, hidden = net(seq[:, t : t + 1], times, hidden)
         outs.append(out)
         all_times.append(times)
@@ -248,7 +248,7 @@ def test_several_steps_at_once_and_late_time_indices(name):
     net = randomize(MODELS[name]()).eval()
     seq, times = torch.randn(2, SLOTS, D), 5000 + torch.arange(SLOTS)[None, :, None].expand(2, -1, 1)
     expected, _ = net(seq, times)
-    hidden = net.init_hidden_state(2, "cpu")
+    hidden = net.init_hidden_state(2, here())
     first, hidden = net(seq[:, :4], times[:, :4], hidden)
     second, _ = net(seq[:, 4:], times[:, 4:], hidden)
     torch.testing.assert_close(torch.cat((first, second), 1), expected, rtol=1e-4, atol=1e-4 if "rope" in name else 1e-5)
@@ -271,7 +271,7 @@ def state_of(hidden):
     if isinstance(hidden, MambaState):
         return [hidden.conv.movedim(1, 0), hidden.ssm.movedim(1, 0)]
     if isinstance(hidden, KVCache):
-        return [hidden.keys.movedim(1, 0), hidden.values.movedim(1, 0), hidden.lengths, torch.from_numpy(hidden.host_lengths)]
+        return [hidden.keys.movedim(1, 0), hidden.values.movedim(1, 0), hidden.lengths, torch.as_tensor(hidden.host_lengths)]
     return [hidden.movedim(1, 0)]
 
 
@@ -280,17 +280,17 @@ def state_of(hidden):
 @torch.no_grad()
 def test_reset_touches_only_its_rows(name, as_tensor):
     net = MODELS[name]().eval()
-    hidden = net.init_hidden_state(3, "cpu")
+    hidden = net.init_hidden_state(3, here())
     for t in range(3):
         _, hidden = net(torch.randn(3, 1, D), torch.full((3, 1, 1), t), hidden)
     before = [x.clone() for x in state_of(hidden)]
     dones = np.array([False, True, False])
-    hidden = net.reset_hidden_state(hidden, torch.from_numpy(dones) if as_tensor else dones)
+    hidden = net.reset_hidden_state(hidden, torch.as_tensor(dones) if as_tensor else dones)
     for old, new in zip(before, state_of(hidden)):
         torch.testing.assert_close(new[[0, 2]], old[[0, 2]], rtol=0, atol=0)
     x = torch.randn(3, 1, D)
     out, _ = net(x, torch.zeros(3, 1, 1, dtype=torch.int64), hidden)
-    fresh, _ = net(x, torch.zeros(3, 1, 1, dtype=torch.int64), net.init_hidden_state(3, "cpu"))
+    fresh, _ = net(x, torch.zeros(3, 1, 1, dtype=torch.int64), net.init_hidden_state(3, here()))
     torch.testing.assert_close(out[1], fresh[1], rtol=1e-5, atol=1e-5)
     assert (out[0] - fresh[0]).abs().max() > 1e-3
     with pytest.raises(ValueError, match=r"dones must have shape \(3,\), got \(2,\)"):
@@ -305,7 +305,7 @@ def test_slices_of_a_hidden_state_share_storage(name):
     starts, T = [[3], [], [5, 8], [2]], 2 * SLOTS
     seq = torch.randn(4, T, D)
     expected, _ = rollout(net, seq, starts)
-    whole = net.init_hidden_state(4, "cpu")
+    whole = net.init_hidden_state(4, here())
     halves = [
         rollout(net, seq[s], starts[s], net.slice_hidden_state(whole, s.start, s.stop))[0] for s in (slice(0, 2), slice(2, 4))
     ]
@@ -317,6 +317,27 @@ def test_slices_of_a_hidden_state_share_storage(name):
             net.slice_hidden_state(whole, 2, 5)
 
 
+@pytest.mark.parametrize("name", ["ff", "gru", "mamba", "fixed", "rope", "window 2, sink 1"])
+@torch.no_grad()
+def test_a_step_from_exported_tensors_is_a_step(name):
+    """`export_hidden_state` and `import_hidden_state`, with rows that reset, and without a change of the tensors."""
+    torch.manual_seed(8)
+    net = randomize(MODELS[name]()).eval()
+    starts, T = [[3], [], [5, 8]], 2 * SLOTS
+    seq = torch.randn(3, T, D)
+    expected, times = rollout(net, seq, starts)
+    tensors = net.export_hidden_state(net.init_hidden_state(3, here()))
+    assert (len(tensors) == 0) == (name == "ff")
+    for t in range(T):
+        before = {k: v.clone() for k, v in tensors.items()}
+        dones = torch.tensor([t in s for s in starts])
+        hidden = net.import_hidden_state(tensors, dones)
+        out, hidden = net(seq[:, t : t + 1], times[:, t : t + 1], hidden)
+        torch.testing.assert_close(out, expected[:, t : t + 1], rtol=1e-5, atol=1e-5)
+        assert all(tensors[k].equal(v) for k, v in before.items())
+        tensors = net.export_hidden_state(hidden)
+
+
 def test_a_model_without_memory_needs_no_hidden_state_methods():
     class Mean(TrajEncoder):
         emb_dim = D
@@ -325,16 +346,18 @@ def test_a_model_without_memory_needs_no_hidden_state_methods():
             return seq, hidden_state
 
     net = Mean(D, 4)
-    assert net.init_hidden_state(2, "cpu") is None
+    assert net.init_hidden_state(2, here()) is None
     assert net.reset_hidden_state(None, np.array([True, False])) is None
     assert net.slice_hidden_state(None, 0, 1) is None
+    assert net.can_slice_hidden_state(None)
+    assert not net.can_slice_hidden_state(torch.zeros(2))
     with pytest.raises(NotImplementedError, match="Mean does not say how to slice"):
         net.slice_hidden_state(torch.zeros(2), 0, 1)
 
 
 @torch.no_grad()
 def test_cache_reads_only_what_is_filled():
-    cache = KVCache(1, 3, 2, 4, 5, "cpu")
+    cache = KVCache(1, 3, 2, 4, 5, here())
     seen = []
     for t in range(7):
         if t == 5:
@@ -358,7 +381,7 @@ def test_cache_reads_only_what_is_filled():
 
 @torch.no_grad()
 def test_cache_with_rows_of_different_length():
-    cache = KVCache(1, 2, 1, 3, 1, "cpu")
+    cache = KVCache(1, 2, 1, 3, 1, here())
     new = torch.zeros(2, 1, 1, 1)
     cache.write(0, new, new, cache.advance())
     cache.write(0, new, new, cache.advance())
@@ -376,15 +399,15 @@ def test_half_precision_cache():
     net = MODELS["rope"]().eval()
     seq = torch.randn(2, 2 * SLOTS, D)
     exact, _ = rollout(net, seq, [[3], []])
-    rough, _ = rollout(net, seq, [[3], []], net.init_hidden_state(2, "cpu", dtype=torch.bfloat16))
+    rough, _ = rollout(net, seq, [[3], []], net.init_hidden_state(2, here(), dtype=torch.bfloat16))
     assert 0 < (exact - rough).abs().max() < 0.1
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        hidden = net.init_hidden_state(2, "cpu")
+    with torch.autocast(here().type, dtype=torch.bfloat16):
+        hidden = net.init_hidden_state(2, here())
         assert hidden.keys.dtype == torch.bfloat16
         rough, _ = rollout(net, seq, [[3], []], hidden)
     assert (exact - rough).abs().max() < 0.1
     half = copy.deepcopy(net).bfloat16()
-    assert half.init_hidden_state(2, "cpu").keys.dtype == torch.bfloat16
+    assert half.init_hidden_state(2, here()).keys.dtype == torch.bfloat16
     rough, _ = rollout(half, seq.bfloat16(), [[3], []])
     assert (exact - rough).abs().max() < 0.2
 
@@ -421,7 +444,7 @@ def test_backends_agree(causal):
 
 
 def test_flash_attention_warns_once_and_the_default_never(monkeypatch):
-    monkeypatch.setattr(attention, "_fallback_warned", False)
+    monkeypatch.setattr(attention, "_warned", set())
     TformerTrajEncoder(D, MAX_LEN, **SMALL)
     with pytest.warns(UserWarning, match="FlashAttention: .*using PyTorch's scaled_dot_product_attention") as caught:  # noqa: PT031
         net = TformerTrajEncoder(D, MAX_LEN, **SMALL, attention_type=FlashAttention)

@@ -189,3 +189,7 @@ def test_cross_entropy_and_values_in_blocks(monkeypatch, labels):
     assert torch.autograd.gradgradcheck(lambda x: b.cross_entropy(x, returns), logits)
     torch.testing.assert_close(b.value(logits.detach()), b.value(logits).detach())
     assert b.value(torch.zeros(0, 8)).shape == (0, 1)
+    loss, value = b.cross_entropy(logits, returns), b.value(logits.detach())
+    b.fast = False
+    torch.testing.assert_close(b.cross_entropy(logits, returns), loss)
+    torch.testing.assert_close(b.value(logits.detach()), value)

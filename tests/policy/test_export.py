@@ -27,7 +27,7 @@ from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder
 from amago.policy import write_policy_spec
 from amago.policy.export import METADATA, export_policy
 from amago.policy.step_model import StepModel
-from amago.run import checkpoint
+from amago.run.weights import save_weights
 from amago.spaces import action_spec, rl2_space
 
 needs_onnx = pytest.mark.skipif(
@@ -76,7 +76,7 @@ def make_run(root, traj=TformerTrajEncoder, action="discrete", obs=VECTOR, tstep
             if name.startswith(("traj_encoder.rnn.weight", "traj_encoder.out.weight")):
                 p.mul_(4.0)  # a GRU's output hardly moves at first
     write_policy_spec(root, made)
-    checkpoint.save_weights(made.state_dict(), root / "ckpts" / "latest" / "policy.pt")
+    save_weights(made.state_dict(), root / "ckpts" / "latest" / "policy.pt")
     config.clear()
     return root
 
@@ -491,7 +491,7 @@ class Contrary(amago.Agent):
 
 def test_an_agent_that_acts_in_a_way_of_its_own(tmp_path):
     run = make_run(tmp_path, GRUTrajEncoder, agent=Contrary)
-    with pytest.raises(ValueError, match=r"Contrary takes .*in a way of its own"):
+    with pytest.raises(ValueError, match=r"Contrary takes .*cannot be exported"):
         amago.load_policy(run).export(tmp_path / "step.pt2")
     assert not (tmp_path / "step.pt2").exists()
 
@@ -505,7 +505,54 @@ class Pairs(GRUTrajEncoder):
 
 def test_a_memory_that_is_not_known(tmp_path):
     run = make_run(tmp_path, Pairs)
-    with pytest.raises(ValueError, match="Pairs remembers a tuple: only None, a tensor"):
+    with pytest.raises(ValueError, match=r"Pairs has a tuple as its hidden state; .* override export_hidden_state"):
+        amago.load_policy(run).export(tmp_path / "step.pt2")
+
+
+class Twofold(GRUTrajEncoder):
+    """A hidden state of two tensors, which the class itself exports."""
+
+    def init_hidden_state(self, batch_size, device):
+        return super().init_hidden_state(batch_size, device), torch.zeros(batch_size, 1, device=device)
+
+    def reset_hidden_state(self, hidden_state, dones):
+        hidden, steps = hidden_state
+        return super().reset_hidden_state(hidden, dones), steps.masked_fill(torch.as_tensor(dones)[:, None], 0.0)
+
+    def export_hidden_state(self, hidden_state):
+        return dict(zip(("gru", self.steps_name), hidden_state))
+
+    def import_hidden_state(self, tensors, dones):
+        return self.reset_hidden_state((tensors["gru"].clone(), tensors[self.steps_name]), dones)
+
+    def forward(self, seq, time_idxs, hidden_state=None, log_dict=None):
+        if hidden_state is None:
+            return super().forward(seq, time_idxs)
+        out, hidden = super().forward(seq, time_idxs, hidden_state[0])
+        steps = hidden_state[1] + 1
+        return out * torch.cos(steps)[:, None], (hidden, steps)
+
+    steps_name = "steps"
+
+
+class Clash(Twofold):
+    steps_name = "time_idx"
+
+
+def test_a_sequence_model_that_exports_its_own_hidden_state(tmp_path):
+    run = make_run(tmp_path, Twofold)
+    same_actions(run, amago.load_policy(run).export(tmp_path / "step.pt2"), 30)
+    assert Exported(tmp_path / "step.pt2", 1).description["batch_axes"] == {
+        "gru": 1,
+        "prev_action": 0,
+        "steps": 0,
+        "time_idx": 0,
+    }
+
+
+def test_names_of_hidden_states_that_the_step_uses(tmp_path):
+    run = make_run(tmp_path, Clash)
+    with pytest.raises(ValueError, match=r"Clash.*time_idx"):
         amago.load_policy(run).export(tmp_path / "step.pt2")
 
 

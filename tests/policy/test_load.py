@@ -207,7 +207,7 @@ def test_what_is_no_run(tmp_path, run):
         amago.load_policy(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match=r"policy_epoch_77\.pt does not exist"):
         amago.load_policy(run[0] / "ckpts" / "policy_weights" / "policy_epoch_77.pt")
-    with pytest.raises(CheckpointError, match="training_states is no training state"):
+    with pytest.raises(CheckpointError, match="training_states is not a training state"):
         amago.load_policy(run[0] / "ckpts" / "training_states")
 
 

@@ -3,10 +3,11 @@
 import pytest
 import torch
 from golden import load
-from test_golden_agent import CASES, golden_agent
+from golden_agents import CASES, golden_agent
 
 from amago.policy.original import adapt_weights
 from amago.run import checkpoint
+from amago.run.weights import load_into, load_weights
 
 
 def theirs(name):
@@ -36,8 +37,8 @@ def test_a_file_of_theirs_loads_and_acts(tmp_path, name, wrapper):
     path = tmp_path / "policy_epoch_3.pt"
     torch.save({wrapper + k: v for k, v in theirs(name).items()}, path)
     with pytest.raises(checkpoint.CheckpointError):
-        checkpoint.load_into(agent, checkpoint.load_weights(path), path)
-    checkpoint.load_into(agent, adapt_weights(checkpoint.load_weights(path), agent), path)
+        load_into(agent, load_weights(path), path)
+    load_into(agent, adapt_weights(load_weights(path), agent), path)
     for k, v in expected.state_dict().items():
         assert v.equal(agent.state_dict()[k]), k
     with torch.no_grad():
@@ -81,5 +82,5 @@ def test_names_that_collide_once_unwrapped_are_refused():
     agent, _, _ = golden_agent("agent_discrete")
     weights = agent.state_dict()
     weights["module.popart.mu"] = torch.ones(3, 1)
-    with pytest.raises(checkpoint.CheckpointError, match="some names are there twice"):
+    with pytest.raises(checkpoint.CheckpointError, match="some names occur twice"):
         adapt_weights(weights, agent)

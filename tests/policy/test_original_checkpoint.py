@@ -4,6 +4,7 @@ The evidence for acting: an oracle in float64, written from the parameter names 
 a loaded policy, step by step with its memory, gives the oracle's.
 """
 
+import golden_agents
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -23,14 +24,7 @@ from amago.run.checkpoint import CheckpointError
 from amago.spaces import action_spec, rl2_space
 
 GAMMAS, HEADS = (0.5, 0.9, 0.999), 4
-SIZES = {
-    "FFTstepEncoder.n_layers": 1, "FFTstepEncoder.d_hidden": 16, "FFTstepEncoder.d_output": 12, "TformerTrajEncoder.d_model": 16,
-    "TformerTrajEncoder.n_heads": HEADS, "TformerTrajEncoder.d_ff": 32, "TformerTrajEncoder.n_layers": 2,
-    "TformerTrajEncoder.dropout_ff": 0.0, "TformerTrajEncoder.dropout_emb": 0.0, "Actor.d_hidden": 16, "NCritics.d_hidden": 16,
-    "NCriticsTwoHot.d_hidden": 16, "NCriticsTwoHot.min_return": -100.0, "NCriticsTwoHot.max_return": 500.0,
-    "NCriticsTwoHot.output_bins": 32, "Multigammas.discrete": list(GAMMAS[:2]), "Agent.num_critics": 1,
-    "MultiTaskAgent.num_critics": 1,
-}  # fmt: skip
+SIZES = golden_agents.TINY | {"Agent.num_critics": 1, "MultiTaskAgent.num_critics": 1}
 AGENTS = {
     "agent_discrete": (amago.agent.Agent, {}, (0.001, 0.99)),
     "multitask_discrete": (

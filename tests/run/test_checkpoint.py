@@ -1,4 +1,4 @@
-"""Training states: exact, complete or absent, and never executed. Weights as other processes see them."""
+"""Training states: exact, complete or absent, and never unpickled. Weights published for other processes."""
 
 import json
 import logging
@@ -21,18 +21,20 @@ from amago.cli_utils import switch_async_mode
 from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy
 from amago.run import checkpoint
 from amago.run.checkpoint import CheckpointError
+from amago.run.rng import rng_state, set_rng_state
+from amago.run.weights import load_weights, load_weights_and_version, save_weights
 from amago.store.files import temporary
 
 INF = float("inf")
 
 
 def fill(root, name="run", **fields):
-    """A buffer of eight episodes for the run of this name."""
+    """Write a buffer of eight episodes for a run."""
     learned(root, name=name, start_learning_at_epoch=9, train_timesteps_per_epoch=4 * EPISODE, **fields).close()
 
 
 def offline(root, epochs, **fields):
-    """Trains on the buffer that is there; six updates an epoch."""
+    """A run that trains on an existing buffer, with six updates an epoch."""
     settings = {
         "traj": "transformer",
         "start_collecting_at_epoch": INF,
@@ -115,12 +117,12 @@ def test_a_process_of_another_seed_goes_on_with_the_seed_of_the_run(tmp_path):
 def test_random_streams_survive_json():
     torch.manual_seed(1)
     np.random.seed(2)
-    np.random.standard_normal()  # leaves a second normal number waiting
-    state = json.loads(json.dumps(checkpoint.rng_state()))
+    np.random.standard_normal()  # leaves a second normal number in the generator's cache
+    state = json.loads(json.dumps(rng_state()))
     import random
 
     drawn = [torch.rand(4).tolist(), np.random.standard_normal(4).tolist(), random.random(), random.gauss(0, 1)]
-    checkpoint.set_rng_state(state)
+    set_rng_state(state)
     assert [torch.rand(4).tolist(), np.random.standard_normal(4).tolist(), random.random(), random.gauss(0, 1)] == drawn
 
 
@@ -150,7 +152,7 @@ def test_starting_afresh_over_checkpoints_is_mentioned(tmp_path, capsys):
     assert e.epoch == 0
     out = capsys.readouterr().out
     assert "holds checkpoints of an earlier run" in out
-    assert "'auto' goes on" in out
+    assert "resume='never' starts afresh" in out
     e.close()
 
 
@@ -227,7 +229,7 @@ def test_a_damaged_newest_falls_back_to_the_one_before(tmp_path, caplog, name, d
     damage(states / "run_epoch_20" / name)
     with caplog.at_level(logging.WARNING):
         assert checkpoint.newest_complete(states).name == "run_epoch_3"
-    blamed = "" if name == "manifest.json" else f"/{name}"  # a wrong checksum is blamed on the file that it is of
+    blamed = "" if name == "manifest.json" else f"/{name}"  # a wrong checksum names the file
     assert f"run_epoch_20{blamed}" in caplog.text
     damage(states / "run_epoch_3" / name)
     with pytest.raises(CheckpointError, match=rf"no complete checkpoint.*run_epoch_20{blamed}.*run_epoch_3{blamed}"):
@@ -262,7 +264,7 @@ def test_a_manifest_of_the_first_format_is_read(tmp_path):
 
 
 def test_the_newest_is_the_one_saved_last_whatever_its_epoch(tmp_path, caplog):
-    """A run that has gone back, or begun again, goes on from where it then was; and keeps that."""
+    """After a return to an earlier epoch or a fresh start, the last saved state is the newest, and pruning keeps it."""
     e = learned(tmp_path, ckpt_interval=1, epochs=5)
     e.close()
     again = learned(tmp_path, ckpt_interval=1, epochs=3, resume=1, keep_training_states=2)
@@ -290,7 +292,7 @@ def test_what_is_damaged_does_not_drive_out_what_is_not(tmp_path, caplog):
     flip_a_bit(states / "run_epoch_5" / "model.safetensors")
     (states / "run_epoch_4" / "manifest.json").unlink()
     assert checkpoint.newest_complete(states).name == "run_epoch_3"
-    save(4)  # the run went on from 3
+    save(4)  # the run continues from 3
     assert checkpoint.newest_complete(states).name == "run_epoch_4"
     assert [p.name for p in states.iterdir()] == ["run_epoch_4"]
 
@@ -315,7 +317,7 @@ def test_a_state_that_is_replaced_while_it_is_looked_at_is_not_damaged(tmp_path,
 
 
 def test_the_newest_is_not_passed_over_while_it_has_no_name(tmp_path, monkeypatch, caplog):
-    """Between its listing and a look at it, a state that is being replaced goes to another name."""
+    """While it is replaced, a state is renamed between its listing and its verification."""
     states = tmp_path / "states"
     for n in (3, 4):
         checkpoint.save_training_state(states / f"run_epoch_{n}", {"w": torch.ones(5)}, {}, {"n": n})
@@ -369,7 +371,7 @@ def test_a_state_that_was_being_written_does_not_count(tmp_path):
 
 
 def test_replacing_a_state_never_leaves_none(tmp_path, monkeypatch):
-    """Killed between its two renames, a save leaves the old state findable, and the next save tidies up."""
+    """After a kill between its two renames, the old state is found, and the next save deletes the remains."""
     states = tmp_path / "states"
     save = lambda n: checkpoint.save_training_state(states / "run_epoch_3", {"w": torch.full((5,), n)}, {}, {"n": n})  # noqa: E731
     save(1.0)
@@ -401,11 +403,11 @@ def test_a_failing_save_leaves_the_old_state(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as m:
-        m.setattr(checkpoint, "_fsync", no_space)
+        m.setattr(os, "fsync", no_space)
         with pytest.raises(OSError, match="No space"):
             checkpoint.save_training_state(states / "run_epoch_3", {"w": torch.zeros(5)}, {}, {"n": 2})
         with pytest.raises(OSError, match="No space"):
-            checkpoint.save_weights({"w": torch.zeros(5)}, states / "policy.pt")
+            save_weights({"w": torch.zeros(5)}, states / "policy.pt")
     assert [p.name for p in states.iterdir()] == ["run_epoch_3"]
     assert checkpoint.load_training_state(states / "run_epoch_3")[2] == {"n": 1}
 
@@ -543,7 +545,7 @@ def test_a_pickle_inside_a_training_state_is_never_executed(tmp_path):
 def test_files_that_hold_no_weights(tmp_path, content):
     torch.save(content, tmp_path / "x.pt")
     with pytest.raises(CheckpointError, match=r"x.pt does not hold a state dict"):
-        checkpoint.load_weights(tmp_path / "x.pt")
+        load_weights(tmp_path / "x.pt")
 
 
 def test_weights_of_another_architecture_are_refused(tmp_path):
@@ -561,19 +563,25 @@ def test_weights_of_another_architecture_are_refused(tmp_path):
 # ---- what goes on where it stopped ---------------------------------------------------------------------------------------
 
 
+def saved_actors(e, epoch):
+    """The part of a training state that belongs to the actors."""
+    state = checkpoint.load_training_state(e.checkpoints.of_epoch(epoch))[2]
+    return state["ranks"][0]["pools"]["train"]["actors"]
+
+
 @pytest.mark.parametrize("env_mode", ["sync", "async"])
 def test_exploration_schedules_go_on(tmp_path, env_mode):
     fields = {"env_mode": env_mode, "env_workers": 1, "ckpt_interval": 1}
     config.bind({"EpsilonGreedy.steps_anneal": 100})
     e = learned(tmp_path, **fields)
-    saved = e._pools["train"].pool.state_dict()["actors"]
+    saved = saved_actors(e, epoch=0)
+    assert saved["0"]["exploration"]["global_step"] == 2 * EPISODE
     e.close()
     again = started(tmp_path, resume="auto", epochs=2, **fields)
-    assert again._pools["train"].pool.state_dict()["actors"] == saved
-    assert saved["0"]["exploration"]["global_step"] == 2 * EPISODE
+    again.save_checkpoint()
+    assert saved_actors(again, epoch=0) == saved
     again.learn()
-    after = again._pools["train"].pool.state_dict()["actors"]
-    assert after["1"]["exploration"]["global_step"] == 4 * EPISODE
+    assert saved_actors(again, epoch=1)["1"]["exploration"]["global_step"] == 4 * EPISODE
     again.close()
 
 
@@ -590,7 +598,7 @@ def test_environment_steps_go_on(tmp_path):
 
 
 def test_a_resumed_run_meets_new_episodes(tmp_path):
-    """Environments are seeded anew for the part that follows, or each part would begin with the same episodes."""
+    """After a resume environments have another seed; otherwise both parts would begin with the same episodes."""
     shown = []
 
     class Recorded(gym.Wrapper):
@@ -620,7 +628,7 @@ def test_a_resumed_run_meets_new_episodes(tmp_path):
 
 def test_the_latest_policy_travels(tmp_path):
     learner, actor = started(tmp_path, seed=1), started(tmp_path, seed=2)
-    actor.read_latest_policy()  # nothing there yet: keeps its own
+    actor.read_latest_policy()  # nothing is published yet: it keeps its own weights
     assert tiny.differing(tiny.weights(learner), tiny.weights(actor))
     learner.write_latest_policy()
     actor.read_latest_policy()
@@ -637,7 +645,7 @@ def test_the_latest_policy_is_replaced_in_one_step(tmp_path):
     def read():
         while not done.is_set():
             try:
-                checkpoint.load_weights(path)
+                load_weights(path)
             except CheckpointError as err:
                 problems.append(err)
 
@@ -655,11 +663,11 @@ def test_versions_of_the_latest_policy_rise_through_all_parts_of_a_run(tmp_path)
     versions = []
     for epochs, resume in ((2, "never"), (3, "auto"), (1, "never")):
         e = learned(tmp_path, epochs=epochs, resume=resume, ckpt_interval=1, always_save_latest=True)
-        versions.append(checkpoint.load_weights_and_version(e.run_dir / "policy.pt")[1])
+        versions.append(load_weights_and_version(e.run_dir / "policy.pt")[1])
         assert amago.load_policy(e.run_dir).version == versions[-1] == e.checkpoints.version
         e.close()
     assert versions == [2, 3, 4]
-    assert checkpoint.load_weights_and_version(e.ckpt_dir / "policy_weights" / "policy_epoch_0.pt")[1] == 0
+    assert load_weights_and_version(e.ckpt_dir / "policy_weights" / "policy_epoch_0.pt")[1] == 0
 
 
 def test_a_collector_refuses_to_go_back(tmp_path, caplog):
@@ -675,7 +683,7 @@ def test_a_collector_refuses_to_go_back(tmp_path, caplog):
         actor.read_latest_policy()
         assert not tiny.differing(tiny.weights(actor), tiny.weights(learner))
     assert "version 1 of the policy, older than version 2" in caplog.text
-    checkpoint.save_weights(theirs, path)  # by hand: it has none
+    save_weights(theirs, path)  # this file has no version
     actor.read_latest_policy()
     assert tiny.differing(tiny.weights(actor), theirs)
     assert len(caplog.records) == 3
@@ -690,15 +698,15 @@ def test_a_collector_refuses_to_go_back(tmp_path, caplog):
 def test_weights_of_old_files_and_of_others_are_read_and_ours_are_checked(tmp_path):
     plain, ours = tmp_path / "plain.pt", tmp_path / "ours.pt"
     torch.save({"w": torch.ones(1000)}, plain)
-    assert checkpoint.load_weights_and_version(plain)[1] == 0
-    checkpoint.save_weights({"w": torch.ones(1000)}, ours, version=7)
-    weights, version = checkpoint.load_weights_and_version(ours)
+    assert load_weights_and_version(plain)[1] == 0
+    save_weights({"w": torch.ones(1000)}, ours, version=7)
+    weights, version = load_weights_and_version(ours)
     assert version == 7
     assert weights["w"].equal(torch.ones(1000))
     assert type(torch.load(ours, weights_only=True)["w"]) is torch.Tensor
     flip_a_bit(ours)
     with pytest.raises(CheckpointError, match=r"ours.pt is (damaged|not a readable)"):
-        checkpoint.load_weights(ours)
+        load_weights(ours)
 
 
 @pytest.mark.parametrize("exploration", [EpsilonGreedy, BilevelEpsilonGreedy])

@@ -1,4 +1,4 @@
-"""From finished rollouts to named numbers."""
+"""Metrics of finished rollouts."""
 
 import numpy as np
 import pytest
@@ -7,9 +7,8 @@ import torch
 from tiny import EPISODE, started
 
 from amago.envs import EpisodeRecord, ReturnHistory, SpecialMetricHistory, make_pool
+from amago.run.evaluate import AVERAGE_RETURN as TOTAL
 from amago.run.evaluate import bottom_quintile, evaluate, merge_returns, merge_specials, summarise
-
-TOTAL = "Average Total Return (Across All Env Names)"
 
 
 @pytest.mark.parametrize(
@@ -90,7 +89,7 @@ def test_progress(tmp_path, capsys):
 
 
 def test_the_agent_of_the_environment_is_measured(tmp_path):
-    """An agent whose actions are known earns what the environment pays for them."""
+    """An agent with known actions has the return that the environment gives for them."""
     agent = started(tmp_path).policy
     agent.act = lambda state, obs, sample, gamma_idx=None: torch.zeros(len(state), 1, dtype=torch.int64)  # always right
     metrics = run(agent)

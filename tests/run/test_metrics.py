@@ -1,4 +1,4 @@
-"""Where metrics go: metrics.jsonl always, TensorBoard and Weights & Biases when asked for."""
+"""Metrics in metrics.jsonl, TensorBoard and Weights & Biases."""
 
 import json
 import math
@@ -150,7 +150,7 @@ e.close()
 
 
 def test_weights_and_biases_offline(tmp_path):
-    """In a process of its own: wandb leaves threads and warnings behind."""
+    """In a separate process, because wandb leaves threads and warnings behind."""
     env = {
         **tiny.environment(),
         "WANDB_MODE": "offline",

@@ -1,4 +1,4 @@
-"""Reading a run's metrics, and the picture made of them (its pixels are looked at, not compared)."""
+"""Reading the metrics of a run, and plotting them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_cut_anywhere_the_whole_rows_before_remain(tmp_path: Path) -> None:
     ends = [i for i, byte in enumerate(blob) if byte == ord("\n")]
     for cut in range(len(blob) + 1):
         (tmp_path / "metrics.jsonl").write_bytes(blob[:cut])
-        whole = sum(cut >= end for end in ends)  # a row counts once its last brace is there
+        whole = sum(cut >= end for end in ends)  # a row is complete with its last brace
         assert read_metrics(tmp_path) == rows[:whole], cut
 
 

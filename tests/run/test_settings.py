@@ -1,4 +1,4 @@
-"""Wrong settings are refused by start(), all at once, before anything is started."""
+"""start() refuses wrong settings, all at once, before it creates anything."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ import amago
 from amago.loading import DiskTrajDataset
 from amago.nets.traj_encoders import TformerTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
-from amago.run.checks import SettingsError
+from amago.run.checks import SettingsError, check_settings
 
 WHOLE = "a whole number of at least 1"
 FROM_0 = "a whole number of 0 or more"
@@ -126,6 +126,24 @@ def test_everything_wrong_is_listed_at_once(tmp_path):
     lines = str(err.value).splitlines()[1:]
     assert sorted(line.split()[1] for line in lines) == sorted(wrong)
     assert isinstance(err.value, ValueError)
+
+
+def test_checks_change_nothing(tmp_path):
+    e = experiment(tmp_path, never, make_val_env=iter([never, never]))
+    e.resolve()
+    before = dict(vars(e))
+    check_settings(e)
+    assert vars(e) == before
+
+
+def test_shorthands_are_resolved_once(tmp_path):
+    e = experiment(tmp_path, make_train_env=iter([never, never]), dataset=None, dset_root=str(tmp_path), dset_name="d")
+    e.resolve()
+    made, makers = e.dataset, e.make_train_env
+    e.resolve()
+    assert makers == [never, never]
+    assert e.make_train_env == makers
+    assert e.dataset is made
 
 
 def test_it_can_be_put_right_and_started(tmp_path):

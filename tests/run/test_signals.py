@@ -1,4 +1,4 @@
-"""Signals finish the step, save, and end the run with a documented code; another process goes on."""
+"""Signals finish the step, save, and end the run with a documented code; another process continues it."""
 
 import itertools
 import os
@@ -29,7 +29,7 @@ import sys, time, tiny
 import amago
 
 class Slow(amago.Experiment):
-    '''Long enough in each phase to be hit in it.'''
+    '''Slow enough to receive a signal in any phase.'''
 
     def train_step(self, batch, log_step):
         time.sleep(0.01)
@@ -50,7 +50,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def running(tmp_path):
-    """Starts the script above, and waits until it has trained in its second epoch."""
+    """Start the script above, and wait until it trains in its second epoch."""
     processes = []
 
     def start(env_mode="sync"):
@@ -89,7 +89,7 @@ def state_of(root):
 
 
 def finish(root):
-    """Another process, this one, runs the epochs that are left."""
+    """Run the remaining epochs in this process."""
     e = tiny.learned(root, resume="auto", **FIELDS)
     assert (e.epoch, e.env_steps, e.updater.grad_steps) == (EPOCHS, EPOCHS * 2 * STEPS, EPOCHS * BATCHES)
     return e
@@ -100,7 +100,7 @@ def test_a_signal_saves_and_ends_the_run(tmp_path, running, signum, code, env_mo
     process = running(env_mode)
     began = time.monotonic()
     if signum == signal.SIGINT:
-        os.killpg(process.pid, signum)  # as a terminal does: the workers get it, too
+        os.killpg(process.pid, signum)  # as a terminal does, to the workers, too
     else:
         process.send_signal(signum)
     out, err = process.communicate(timeout=30)
@@ -144,7 +144,7 @@ def test_kill_loses_at_most_an_epoch(tmp_path, running):
 
 
 def stop_at(phase, when):
-    """An experiment that is asked to stop in a phase."""
+    """An experiment that receives SIGTERM in a phase of an epoch."""
 
     class Stops(tiny.amago.Experiment):
         def _hit(self, name):
@@ -219,7 +219,7 @@ def test_the_user_is_told_if_nothing_is_saved(tmp_path, capsys):
 
 
 class LastMoment(GracefulStop):
-    """A signal comes when nobody looks any more, and just before its handler is taken away."""
+    """A signal arrives after the last check, before the handlers are removed."""
 
     def __exit__(self, *args):
         if args[0] is None:
@@ -242,6 +242,22 @@ def test_a_stopped_experiment_is_closed(tmp_path):
         e.learn()
     with pytest.raises(RuntimeError):
         e.learn()
+
+
+def test_an_experiment_handles_signals_while_it_learns_only(tmp_path):
+    handlers = lambda: [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]  # noqa: E731
+    before, during = handlers(), []
+
+    class Watch(tiny.amago.Experiment):
+        def train_epoch(self):
+            during.append(handlers())
+            super().train_epoch()
+
+    e = tiny.started(tmp_path, experiment_type=Watch)
+    assert handlers() == before
+    e.learn()
+    assert handlers() == before
+    assert not set(during[0]) & set(before)
 
 
 def test_handlers_are_only_there_while_needed():

@@ -1,4 +1,4 @@
-"""From losses to a step of the optimizer: warm-up, clipping, refusal of what is not finite, accumulation."""
+"""Updates: warm-up, clipping, skipping of non-finite losses and gradients, accumulation."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from amago.run.update import MAX_SKIPPED_IN_A_ROW, NonFiniteTraining, Updater, a
 
 
 class Line(nn.Module):
-    """Two weights that are trained, one that is not, and a target."""
+    """A model with two trained weights, a frozen one, and a target."""
 
     def __init__(self):
         super().__init__()
@@ -168,7 +168,7 @@ def test_counters_survive():
 
 @pytest.fixture
 def filled(tmp_path):
-    """Builds experiments that share one small buffer and never collect more."""
+    """Experiments that share one small buffer and never collect."""
     first = tiny.learned(tmp_path, start_learning_at_epoch=9, name="run")
     first.close()
 
@@ -196,7 +196,7 @@ def test_a_batch_of_nan_rewards_changes_nothing(filled):
     assert all(p.equal(q) for p, q in zip(e.policy.trainable_params, trained, strict=True))
     assert metrics["Skipped Updates"] == 1.0
     assert e.updater.grad_steps == 0
-    good = e.train_step(e.train_dloader.draw(0), log_step=False)  # statistics have not swallowed the NaN either
+    good = e.train_step(e.train_dloader.draw(0), log_step=False)  # running statistics are finite, too
     assert good["Critic Loss"].isfinite()
     assert e.updater.grad_steps == 1
 
@@ -221,8 +221,8 @@ def test_a_run_of_nan_rewards_stops(filled):
 
 
 def gradients(e, parts):
-    """Those with which the optimizer would step after training on each of ``parts``."""
-    e.policy.eval()  # statistics stay as they are
+    """The gradients of the update after training on each of ``parts``."""
+    e.policy.eval()  # running statistics do not change
     seen = []
     e.updater.step = lambda log_step, loss: seen.append([p.grad.clone() for p in e.policy.trainable_params]) or {}
     for part in parts:

@@ -1,4 +1,5 @@
-"""Built-in environments, most of which cannot be solved without memory. Those that need an extra package are imported by their module."""
+"""Built-in environments, most of which cannot be solved without memory. Those that need an extra package are imported by their
+module."""
 
 from __future__ import annotations
 

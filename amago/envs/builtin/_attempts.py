@@ -47,7 +47,8 @@ class Attempts:
         return self.steps == self.length
 
     def end(self, metrics: dict[str, float]) -> dict[str, float]:
-        """Count the attempt as finished; returns its ``metrics`` and its return, under names that contain its index (from 0)."""
+        """Count the attempt as finished; returns its ``metrics`` and its return, under names that contain its index (from
+        0)."""
         prefix = f"{AMAGO_ENV_LOG_PREFIX} Attempt {self.over}"
         self.over += 1
         return {f"{prefix} {name}": value for name, value in {**metrics, "Return": self._return}.items()}

@@ -100,7 +100,8 @@ def _spread(seen: int, clear: int) -> tuple[int, int]:
 
 
 def partial_grid(level: Any) -> NDArray[np.uint8]:
-    """The agent's field of view, uint8 (7, 7, 17) indexed [x, y, channel of `CHANNELS`]; the same cells as MiniGrid's `gen_obs`.
+    """The agent's field of view, uint8 (7, 7, 17) indexed [x, y, channel of `CHANNELS`]; the same cells as MiniGrid's
+    `gen_obs`.
 
     The agent stands at [3, 6] and faces [3, 0]; its own cell shows the object that it carries.
     """

@@ -100,7 +100,8 @@ def check_names(name: str, values: Any, resolve: Callable[[str], str] = str) -> 
 
 
 def similar(word: str, known: Sequence[str], otherwise: Sequence[str] | None = None) -> str:
-    """Up to three elements of ``known`` that are spelled like ``word``, for messages; if none is, ``otherwise`` or all of them."""
+    """Up to three elements of ``known`` that are spelled like ``word``, for messages; if none is, ``otherwise`` or all of
+    them."""
     near = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
     return ", ".join(near or (known if otherwise is None else otherwise))
 

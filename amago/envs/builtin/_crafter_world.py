@@ -1,7 +1,7 @@
 """Faster generation and drawing of Crafter's world, with the same results as Crafter's own code.
 
-Making a world takes 0.17 s instead of 0.77 s, because OpenSimplex noise is computed for all cells at once (`crafter.worldgen.generate_world`
-against `generate_world`, median of 6 seeds, one core of an Intel Xeon).
+Making a world takes 0.17 s instead of 0.77 s, because OpenSimplex noise is computed for all cells at once
+(`crafter.worldgen.generate_world` against `generate_world`, median of 6 seeds, one core of an Intel Xeon).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _FIELDS = ((3, 8), (15, 3), (5, 3), (15, 0), (5, 0), (7, 6), (8, 1), (6, 2), (5,
 class OrderedSet(dict[Any, None]):
     """A set that iterates in order of insertion.
 
-    Crafter keeps creatures in sets, whose order depends on memory addresses, so that its worlds are not reproducible from a seed.
+    Crafter keeps creatures in sets, whose order depends on memory addresses, so that its worlds are not reproducible from a
+    seed.
     """
 
     def add(self, element: Any) -> None:
@@ -71,9 +72,9 @@ def simplex_noise(xs: NDArray[np.float64], ys: NDArray[np.float64], z: float, si
 def _contributing(inside: NDArray[np.float64]) -> list[NDArray[np.bool_]]:
     """For each of `_CORNERS`, the points to which it contributes: OpenSimplex omits some corners within range.
 
-    A cell consists of an octahedron between two tetrahedra. In the octahedron all corners contribute; in a tetrahedron its own four
-    and two more. The far tetrahedron is the mirror image of the near one. Crafter evaluates noise at simple fractions, where several
-    corners are often equally near, so ties must be broken as in opensimplex.
+    A cell consists of an octahedron between two tetrahedra. In the octahedron all corners contribute; in a tetrahedron its own
+    four and two more. The far tetrahedron is the mirror image of the near one. Crafter evaluates noise at simple fractions,
+    where several corners are often equally near, so ties must be broken as in opensimplex.
 
     Args:
         inside: positions within the cell, (3, N).

@@ -20,22 +20,22 @@ Info = dict[str, Any]
 RowReset = tuple[Any, Any]
 """State and first observation of a row's new rollout."""
 RowStep = tuple[Any, Any, Any, Any, Any, Any, dict[str, Any]]
-"""State, observation, reward, terminated, truncated, final observation and metrics after a step of a row. At the end of a rollout,
-the state and the observation are the first of the next rollout, and the final observation is the last of this one."""
+"""State, observation, reward, terminated, truncated, final observation and metrics after a step of a row. At the end of a
+rollout, the state and the observation are the first of the next rollout, and the final observation is the last of this one."""
 
 
 class JaxVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
     """B copies (rows) of a JAX environment. A row resets in the step that ends its rollout (`AutoresetMode.SAME_STEP`).
 
-    After the end of a rollout ``info["final_obs"]`` holds the last observations and ``info["final_info"]`` the metrics; the entries of
-    rows that have not ended are undefined (``info["_final_obs"]`` is the mask).
+    After the end of a rollout ``info["final_obs"]`` holds the last observations and ``info["final_info"]`` the metrics; the
+    entries of rows that have not ended are undefined (``info["_final_obs"]`` is the mask).
 
     Args:
         num_envs: B.
         observation_space, action_space: the spaces of one row.
         reset_row: function ``(tables, key) -> RowReset`` that JAX can trace.
-        step_row: function ``(tables, key, state, action) -> RowStep`` that JAX can trace. Environments that share both functions and
-            ``num_envs`` share one compilation.
+        step_row: function ``(tables, key, state, action) -> RowStep`` that JAX can trace. Environments that share both
+            functions and ``num_envs`` share one compilation.
         extra: the extra of this library that installs JAX, for error messages.
         device: "cpu", "gpu" or "tpu"; None leaves the choice to JAX.
         tables: arrays that are passed to both functions.
@@ -105,7 +105,8 @@ def use_after(jax: Any, ended: Any, new: Any, old: Any) -> Any:
 
 
 def _strongly_typed(jax: Any, tree: Any) -> Any:
-    """The tree without weakly typed leaves (those made from Python numbers), for which JAX would compile the step a second time."""
+    """The tree without weakly typed leaves (those made from Python numbers), for which JAX would compile the step a second
+    time."""
 
     def convert(leaf: Any) -> Any:
         is_key = jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)

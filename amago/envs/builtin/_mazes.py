@@ -13,7 +13,8 @@ DIRECTIONS = ((-1, 0), (0, -1), (1, 0), (0, 1))
 def random_maze(rng: np.random.Generator, size: int, loop_chance: float = 0.0) -> Grid:
     """A random maze: rooms at the cells with odd coordinates, doors between some neighbouring rooms.
 
-    The doors form a uniform spanning tree (Wilson 1996, loop-erased random walks), so that exactly one path joins any two cells.
+    The doors form a uniform spanning tree (Wilson 1996, loop-erased random walks), so that exactly one path joins any two
+    cells.
 
     Args:
         rng: source of all randomness.

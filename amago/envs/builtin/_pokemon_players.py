@@ -232,7 +232,8 @@ class Table:
         self._finished = True
 
     def begin(self, kind: str, seed: str, rng: np.random.Generator, teams: Sequence[str] = ()) -> Battle:
-        """Forfeit the present battle, if any, and begin another. ``teams`` are those of both sides, empty if the server draws them."""
+        """Forfeit the present battle, if any, and begin another. ``teams`` are those of both sides, empty if the server draws
+        them."""
         while not self._finished:
             self.play(ForfeitBattleOrder().message)
         if self._over is not None:

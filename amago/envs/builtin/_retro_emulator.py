@@ -1,7 +1,7 @@
 """The emulator's process of `amago.envs.builtin.retro`. stable-retro supports only one emulator per process.
 
-It reads requests from standard input, one line of JSON each, and answers on standard output with a line of JSON followed by the bytes of
-an image. It exits at the end of its input.
+It reads requests from standard input, one line of JSON each, and answers on standard output with a line of JSON followed by the
+bytes of an image. It exits at the end of its input.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class Emulator:
         return {}, self._look()
 
     def step(self, buttons: list[int], before: list[int], late: int, frames: int) -> tuple[dict[str, Any], Picture]:
-        """Hold the buttons ``before`` for ``late`` frames, then ``buttons``; stops after ``frames`` or at the end of the level."""
+        """Hold the buttons ``before`` for ``late`` frames, then ``buttons``; stops after ``frames`` or at the end of the
+        level."""
         env, reward, over, frame = self.env, 0.0, False, 0
         masks = [env.action_to_array(np.array(pressed, dtype=np.int8))[0] for pressed in (before, buttons)]
         while frame < frames and not over:  # like `RetroEnv.step`, without the images of intermediate frames

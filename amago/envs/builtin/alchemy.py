@@ -39,19 +39,21 @@ def action_for(stone: int, target: int) -> int:
 class SymbolicAlchemy(gym.Env[Observation, np.int64]):
     """Trials with one hidden chemistry: dip stones into potions to raise their value, then put them into the cauldron.
 
-    A trial has 3 stones and 12 potions, drawn uniformly and independently. A stone is a corner of a hidden cube, with the value -3, -1,
-    1 or 15 if 0, 1, 2 or 3 of its bits are set. A potion moves it along one edge: six colours form three pairs, each of which sets and
-    clears one bit. The chemistry (`alchemy_chemistry`) determines the bit and direction of each colour, which edges of the cube exist
-    (0 to 3 bottlenecks), and the appearance of the corners. It is drawn for each rollout and is the same in all of its trials.
+    A trial has 3 stones and 12 potions, drawn uniformly and independently. A stone is a corner of a hidden cube, with the value
+    -3, -1, 1 or 15 if 0, 1, 2 or 3 of its bits are set. A potion moves it along one edge: six colours form three pairs, each of
+    which sets and clears one bit. The chemistry (`alchemy_chemistry`) determines the bit and direction of each colour, which
+    edges of the cube exist (0 to 3 bottlenecks), and the appearance of the corners. It is drawn for each rollout and is the
+    same in all of its trials.
 
     Actions, ``Discrete(40)``: 0 does nothing; ``1 + 13 * stone + target`` puts a stone into the cauldron (target 0) or into
-    potion ``target - 1``. A potion is used up even if it has no effect, and a stone is used up by the cauldron. Actions on a used stone
-    or potion do nothing. Every trial lasts ``steps_per_trial`` steps; its last step returns the first observation of the next trial.
-    The rollout terminates (never truncates) with the last trial.
+    potion ``target - 1``. A potion is used up even if it has no effect, and a stone is used up by the cauldron. Actions on a
+    used stone or potion do nothing. Every trial lasts ``steps_per_trial`` steps; its last step returns the first observation of
+    the next trial. The rollout terminates (never truncates) with the last trial.
 
     Observation, float32 ``(39,)`` in [-1, 1]. Five numbers for each stone: size, colour and roundness (-1, 0 or 1), the value
     (-1, -1/3, 1/3 or 1 for -3, -1, 1 or 15), and 0; or ``0, 0, 0, 0, 1`` if it is used. Two numbers for each potion: its colour
-    (-1, -0.6, -0.2, 0.2, 0.6 or 1, of which the first two, the next two and the last two are opposites) and 0; or ``0, 1`` if it is used.
+    (-1, -0.6, -0.2, 0.2, 0.6 or 1, of which the first two, the next two and the last two are opposites) and 0; or ``0, 1`` if
+    it is used.
 
     Reward: the value of a stone put into the cauldron.
 

@@ -32,24 +32,25 @@ _ROW, _FIRST_POTION = 5, 5 * STONES  # layout of SymbolicAlchemy's observation
 class AlchemyByColour(gym.Wrapper[Any, Any, Any, Any]):
     """`SymbolicAlchemy` with one-hot observations, and one action for all potions of a colour.
 
-    The information is the same, because potions of one colour are interchangeable. The 36 actions that dip a stone become 18, and their
-    effects need not be learned again for each position of a potion.
+    The information is the same, because potions of one colour are interchangeable. The 36 actions that dip a stone become 18,
+    and their effects need not be learned again for each position of a potion.
 
-    Actions, ``Discrete(22)``: 0 does nothing; ``1 + 7 * stone`` puts a stone into the cauldron, ``2 + 7 * stone + colour`` into the
-    first unused potion of a colour (0 to 5).
+    Actions, ``Discrete(22)``: 0 does nothing; ``1 + 7 * stone`` puts a stone into the cauldron, ``2 + 7 * stone + colour`` into
+    the first unused potion of a colour (0 to 5).
 
     Observation, a dict:
 
-    - "action_mask", ``MultiBinary(22)``: 1 for action 0 and for actions whose stone and potion are unused; the others do nothing.
-      Bind ``ActionMask.key = "action_mask"``: an agent that prefers an action without effect repeats it until the trial ends;
+    - "action_mask", ``MultiBinary(22)``: 1 for action 0 and for actions whose stone and potion are unused; the others do
+      nothing. Bind ``ActionMask.key = "action_mask"``: an agent that prefers an action without effect repeats it until the
+      trial ends;
     - "observation", float32 ``(99 + steps_per_trial,)`` in [0, 1], the concatenation of
-        - 14 numbers for each stone: size, colour and roundness (one-hot, 3 each), value (one-hot of -3, -1, 1, 15), and whether it
-          is used (all others are then 0);
-        - 2 numbers for each colour: whether there is an unused potion, and the number of unused potions divided by 12, all of the
-          former before all of the latter;
+        - 14 numbers for each stone: size, colour and roundness (one-hot, 3 each), value (one-hot of -3, -1, 1, 15), and whether
+          it is used (all others are then 0);
+        - 2 numbers for each colour: whether there is an unused potion, and the number of unused potions divided by 12, all of
+          the former before all of the latter;
         - the number of remaining steps of the trial, one-hot from 1;
-        - 45 numbers on the last step, 0 unless it dipped a stone into a potion within this trial: 1; the colour combined with whether
-          the stone's value fell, stayed or rose (one-hot, 18); the stone before and after (13 each).
+        - 45 numbers on the last step, 0 unless it dipped a stone into a potion within this trial: 1; the colour combined with
+          whether the stone's value fell, stayed or rose (one-hot, 18); the stone before and after (13 each).
 
     Args:
         env: a `SymbolicAlchemy` without wrappers.

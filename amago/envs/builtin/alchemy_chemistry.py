@@ -1,8 +1,8 @@
 """The hidden rules of symbolic Alchemy: the effects of potions, and the appearance of stones and potions (arXiv:2102.02926).
 
-A stone is a corner of a cube, given by three bits. Its index is ``bit0 + 2 * bit1 + 4 * bit2``; index 7 has the highest value. A potion
-sets or clears one bit if the graph contains that edge of the cube. There are 109 graphs, 48 assignments of colours to potions and 32
-appearances of the corners: 167,424 chemistries.
+A stone is a corner of a cube, given by three bits. Its index is ``bit0 + 2 * bit1 + 4 * bit2``; index 7 has the highest value.
+A potion sets or clears one bit if the graph contains that edge of the cube. There are 109 graphs, 48 assignments of colours to
+potions and 32 appearances of the corners: 167,424 chemistries.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ def graphs_by_bottlenecks() -> tuple[tuple[int, ...], ...]:
 
 @cache
 def colour_meanings() -> tuple[tuple[int, ...], ...]:
-    """All 48 assignments of colours to potions: ``colour_meanings()[i][colour]`` is a potion; opposite colours change the same bit."""
+    """All 48 assignments of colours to potions: ``colour_meanings()[i][colour]`` is a potion; opposite colours change the same
+    bit."""
     out = []
     for bits in itertools.permutations(range(3)):
         for flips in itertools.product((0, 1), repeat=3):
@@ -102,8 +103,8 @@ def colour_meanings() -> tuple[tuple[int, ...], ...]:
 def appearances() -> tuple[NDArray[np.float32], ...]:
     """All 32 appearances of the eight corners, float32 (8, 3) each: size, colour and roundness in {-1, 0, 1}.
 
-    They are the eight reflections of the cube, each without rotation or rotated by 45 degrees around one of three axes. In a rotated
-    cube two of the features have three values and do not correspond to single bits.
+    They are the eight reflections of the cube, each without rotation or rotated by 45 degrees around one of three axes. In a
+    rotated cube two of the features have three values and do not correspond to single bits.
     """
     corners = np.array([[1 if corner >> bit & 1 else -1 for bit in range(3)] for corner in range(CORNERS)])
     out = []

@@ -99,7 +99,8 @@ def _best(ways: Sequence[Sequence[tuple[int, Path]]], have: Sequence[int], steps
 
 @cache
 def useful_ways(graph: int, start: int) -> tuple[tuple[int, Path], ...]:
-    """All paths from the corner ``start`` to a positive value, as ``(value, path)``, sorted by decreasing value, then by length.
+    """All paths from the corner ``start`` to a positive value, as ``(value, path)``, sorted by decreasing value, then by
+    length.
 
     Paths that need more potions than another path of at least the same value are left out.
     """

@@ -16,15 +16,17 @@ _POTENTIALS = (1.0, 3.0, 5.0, 15.0)
 
 @gin.configurable(module="amago.envs.builtin")
 class AlchemyShaping(gym.Wrapper[Any, Any, Any, Any]):
-    """Adds ``discount * potential(after) - potential(before)`` to each reward (Ng, Harada and Russell 1999, ICML, pages 278 to 287).
+    """Adds ``discount * potential(after) - potential(before)`` to each reward (Ng, Harada and Russell 1999, ICML, pages 278 to
+    287).
 
-    The game rewards a dip only when the stone goes into the cauldron, several steps later; the shaped reward follows at once. The
-    potential is the sum over the unused stones of 1, 3, 5 or 15 for a value of -3, -1, 1 or 15. It is 0 at the first observation of a
-    trial and at the end of the rollout. So the return of every rollout *discounted by* ``discount`` is unchanged, and so is the optimal
-    policy of an agent with that discount. Undiscounted returns change. The metrics of `SymbolicAlchemy` contain the game's rewards.
+    The game rewards a dip only when the stone goes into the cauldron, several steps later; the shaped reward follows at once.
+    The potential is the sum over the unused stones of 1, 3, 5 or 15 for a value of -3, -1, 1 or 15. It is 0 at the first
+    observation of a trial and at the end of the rollout. So the return of every rollout *discounted by* ``discount`` is
+    unchanged, and so is the optimal policy of an agent with that discount. Undiscounted returns change. The metrics of
+    `SymbolicAlchemy` contain the game's rewards.
 
-    Use it for training environments only, and hide rewards from the agent (``FFTstepEncoder.hide_rl2s``), because shaped rewards are
-    absent in evaluation.
+    Use it for training environments only, and hide rewards from the agent (``FFTstepEncoder.hide_rl2s``), because shaped
+    rewards are absent in evaluation.
 
     Args:
         env: a `SymbolicAlchemy`, with or without wrappers.

@@ -55,20 +55,21 @@ def _games() -> dict[str, str]:
 class AtariGame(gym.Env[Observation, Any]):
     """One game of the Arcade Learning Environment. Rewards are the game's points, neither clipped nor scaled.
 
-    Observation, uint8 ``(H, W, 3)``, or ``(H, W, 1)`` with ``grayscale``: the pixelwise maximum over the last two frames of a step,
-    because the console draws some objects in alternate frames only, resized by area averaging. Frames are not stacked: velocities
-    must be remembered.
+    Observation, uint8 ``(H, W, 3)``, or ``(H, W, 1)`` with ``grayscale``: the pixelwise maximum over the last two frames of a
+    step, because the console draws some objects in alternate frames only, resized by area averaging. Frames are not stacked:
+    velocities must be remembered.
 
     Actions: see ``action_space``.
 
-    A rollout terminates when the game is over, and truncates at ``time_limit``. With ``terminal_on_life_loss`` it also terminates when a
-    life is lost; `reset` without a seed then continues the game, whose total return is logged as ``Game Return`` when it is over.
+    A rollout terminates when the game is over, and truncates at ``time_limit``. With ``terminal_on_life_loss`` it also
+    terminates when a life is lost; `reset` without a seed then continues the game, whose total return is logged as
+    ``Game Return`` when it is over.
 
     Args:
         game: one of `atari_games`.
-        action_space: "discrete", all 18 actions of the console; "minimal", the actions with an effect in this game; "multibinary", one
-            bit for each of `BITS`, where opposite directions cancel; "continuous", a Box (3,) of the joystick's distance from its
-            centre (0 to 1), its angle (-pi to pi, 0 is right), and the button (pressed above 0.5).
+        action_space: "discrete", all 18 actions of the console; "minimal", the actions with an effect in this game;
+            "multibinary", one bit for each of `BITS`, where opposite directions cancel; "continuous", a Box (3,) of the
+            joystick's distance from its centre (0 to 1), its angle (-pi to pi, 0 is right), and the button (pressed above 0.5).
         resolution: (height, width) of the observation; None is the game's own, (210, 160) for most games.
         grayscale: whether observations have one channel of luminance instead of three colours.
         sticky_actions: probability, at each frame, that the console repeats its previous action (Machado et al. 2018,
@@ -161,7 +162,8 @@ class AtariGame(gym.Env[Observation, Any]):
         self._console.loadROM(self._ale_py.roms.get_rom_path(_games()[self.game]))
 
     def _hold(self, action: Any, strength: float) -> tuple[float, bool]:
-        """Hold an action for ``frame_skip`` frames or until the game is over; returns the reward and whether the game is over."""
+        """Hold an action for ``frame_skip`` frames or until the game is over; returns the reward and whether the game is
+        over."""
         console, reward, left, over = self._console, 0.0, self.frame_skip, False
         while left and not over:
             left -= 1

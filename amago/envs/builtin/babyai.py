@@ -68,7 +68,8 @@ TEST_LEVELS = (
 TRAIN_LEVELS = tuple(level for level in LEVELS if level not in TEST_LEVELS)
 
 MOST_WORDS = 72
-"""Words of the longest mission: four clauses like "put the grey box in front of you next to ...", and the words that join them."""
+"""Words of the longest mission: four clauses like "put the grey box in front of you next to ...", and the words that join
+them."""
 _WORDS = {"goto-local": 5, "goto": 24, "open": 10, "pickup": 9, "putnext": 19, "unlock": 9, "synth": MOST_WORDS}
 LARGEST = 22
 """Side length of the largest levels, in cells."""
@@ -127,10 +128,10 @@ def _make(level: str) -> Any:
 class MultitaskMetaBabyAI(gym.Env[Observation, np.int64]):
     """k attempts at one BabyAI mission in one world; each rollout draws another level, world and mission.
 
-    A rollout draws a level (uniformly) and a seed. Each attempt begins with that seed, so that rooms, objects, the agent's position and
-    the mission are the same. An attempt ends with success, with failure (in some levels), or at its step limit, the smaller of
-    ``episode_length`` and the level's own; its last step returns the first observation of the next attempt. The rollout terminates
-    (never truncates, because the clock is observed) with the last attempt.
+    A rollout draws a level (uniformly) and a seed. Each attempt begins with that seed, so that rooms, objects, the agent's
+    position and the mission are the same. An attempt ends with success, with failure (in some levels), or at its step limit,
+    the smaller of ``episode_length`` and the level's own; its last step returns the first observation of the next attempt. The
+    rollout terminates (never truncates, because the clock is observed) with the last attempt.
 
     Reward: ``1 - 0.9 * steps / limit`` in the step that succeeds, else 0.
 
@@ -139,11 +140,11 @@ class MultitaskMetaBabyAI(gym.Env[Observation, np.int64]):
     Observation, a Dict:
 
     - "observation", uint8, according to ``obs_kind``: "partial-grid" ``(7, 7, 17)``, the agent's field of view, and "full-grid"
-      ``(grid_size, grid_size, 17)``, the whole grid, each cell as the one-hot channels `_babyai_view.CHANNELS`; "partial-image" and
-      "full-image" ``(H, W, 3)``, the same drawn with ``tile_size`` pixels per cell;
+      ``(grid_size, grid_size, 17)``, the whole grid, each cell as the one-hot channels `_babyai_view.CHANNELS`; "partial-image"
+      and "full-image" ``(H, W, 3)``, the same drawn with ``tile_size`` pixels per cell;
     - "mission", uint8 ``(mission_length,)``: the words as indices into `_babyai_view.WORDS`, padded with 0;
-    - "status", float32 ``(7,)``: the agent's direction (4, one-hot), 1 at the first observation of an attempt, the fraction of attempts
-      that are over, and steps of this attempt divided by its limit.
+    - "status", float32 ``(7,)``: the agent's direction (4, one-hot), 1 at the first observation of an attempt, the fraction of
+      attempts that are over, and steps of this attempt divided by its limit.
 
     Metrics at the end of attempt i (from 0): ``Attempt {i} Success`` and ``Attempt {i} Return``; at the end of the rollout
     ``Success Rate``, the mean over attempts. `env_name` separates them by level.

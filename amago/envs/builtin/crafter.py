@@ -1,4 +1,5 @@
-"""Crafter with instructions: reach a sequence of goals in an open world (Hafner 2021, arXiv:2109.06780; AMAGO, arXiv:2310.09971).
+"""Crafter with instructions: reach a sequence of goals in an open world (Hafner 2021, arXiv:2109.06780; AMAGO,
+arXiv:2310.09971).
 
 Needs ``pip install 'amago[crafter]'``.
 """
@@ -57,7 +58,8 @@ _FACING = ((-1, 0), (1, 0), (0, -1), (0, 1))
 
 
 def goal_tokens(goal: str) -> NDArray[np.uint8]:
-    """The words of a goal such as "collect_wood" or "travel_3_5" (column and row of an area) as indices into `GOAL_WORDS`, uint8 (3,).
+    """The words of a goal such as "collect_wood" or "travel_3_5" (column and row of an area) as indices into `GOAL_WORDS`,
+    uint8 (3,).
 
     Raises:
         ValueError: there is no such goal; the message suggests similar names.
@@ -86,11 +88,11 @@ def _nothing() -> None:
 class CrafterInstructions(gym.Env[Observation, np.int64]):
     """Crafter with a sequence of goals to reach in order.
 
-    Each `reset` draws a world and k goals, k uniform in ``min_goals`` to ``max_goals``: each goal is uniform in ``instructions``, and the
-    area of "travel" is uniform, too. After each step the current goal is compared with what was achieved in that step: an achievement
-    of Crafter (each repetition counts; waking up takes precedence over others), or else the area in which the player stands. A step
-    reaches at most one goal. The rollout terminates (never truncates, because the clock is observed) with the last goal, with the
-    player's death, or after ``time_limit`` steps.
+    Each `reset` draws a world and k goals, k uniform in ``min_goals`` to ``max_goals``: each goal is uniform in
+    ``instructions``, and the area of "travel" is uniform, too. After each step the current goal is compared with what was
+    achieved in that step: an achievement of Crafter (each repetition counts; waking up takes precedence over others), or else
+    the area in which the player stands. A step reaches at most one goal. The rollout terminates (never truncates, because the
+    clock is observed) with the last goal, with the player's death, or after ``time_limit`` steps.
 
     Reward: 1 in a step that reaches a goal, else 0; Crafter's own rewards are dropped.
 
@@ -98,27 +100,27 @@ class CrafterInstructions(gym.Env[Observation, np.int64]):
 
     Observation, a Dict:
 
-    - "observation", uint8, according to ``obs_kind``: "render" ``(64, 64, 3)``, Crafter's image; "crop" ``(49, 63, 3)``, that image
-      without the inventory; "local" ``(9, 7, 19)``, the cells of "crop" indexed [x, y, channel of `CHANNELS`]. Images are dark at night,
-      cells are not;
+    - "observation", uint8, according to ``obs_kind``: "render" ``(64, 64, 3)``, Crafter's image; "crop" ``(49, 63, 3)``, that
+      image without the inventory; "local" ``(9, 7, 19)``, the cells of "crop" indexed [x, y, channel of `CHANNELS`]. Images are
+      dark at night, cells are not;
     - "status", float32 ``(25,)``: inventory / 9 (16), whether the player sleeps, daylight, the player's direction (4, one-hot),
       x / 64, y / 64, and steps / ``time_limit``;
-    - "goals", uint8 ``(max_goals, 3)``: the goals in order as indices into `GOAL_WORDS`, 0 once reached. With fewer than ``max_goals``
-      goals the first rows are 0;
-    - "achieved", uint8 ``(3,)``: what this step achieved, in the form of a goal, for `InstructionRelabeler`; 0 for what is in neither
-      ``instructions`` nor ``goals``.
+    - "goals", uint8 ``(max_goals, 3)``: the goals in order as indices into `GOAL_WORDS`, 0 once reached. With fewer than
+      ``max_goals`` goals the first rows are 0;
+    - "achieved", uint8 ``(3,)``: what this step achieved, in the form of a goal, for `InstructionRelabeler`; 0 for what is in
+      neither ``instructions`` nor ``goals``.
 
-    Metrics at the end of a rollout: ``Goals Reached`` (a fraction of k), ``Success`` (1 if all were reached), ``Achievements`` (the number
-    of Crafter's 22 that were unlocked) and ``Died``.
+    Metrics at the end of a rollout: ``Goals Reached`` (a fraction of k), ``Success`` (1 if all were reached), ``Achievements``
+    (the number of Crafter's 22 that were unlocked) and ``Died``.
 
-    A seed and the same actions give the same rollout, unlike in Crafter itself. Images at night contain noise from the world's random
-    generator, so that worlds evolve differently from those with ``obs_kind="local"``.
+    A seed and the same actions give the same rollout, unlike in Crafter itself. Images at night contain noise from the world's
+    random generator, so that worlds evolve differently from those with ``obs_kind="local"``.
 
     Args:
         instructions: the kinds of goals to draw from; None means all of `INSTRUCTIONS`.
         min_goals, max_goals: bounds of the number of goals per rollout.
-        goals: fixed goals of every rollout, such as ["collect_wood", "place_table"], at most ``max_goals``. ``max_goals`` then only
-            determines the observation space.
+        goals: fixed goals of every rollout, such as ["collect_wood", "place_table"], at most ``max_goals``. ``max_goals`` then
+            only determines the observation space.
         obs_kind: "render", "crop" or "local".
         time_limit: maximum steps per rollout.
         render_mode: None or "rgb_array", 288 x 288 pixels.
@@ -311,8 +313,8 @@ def _check_goals(goals: Sequence[str], most: int) -> tuple[str, ...]:
 class InstructionRelabeler(GoalSequenceRelabeler):
     """`GoalSequenceRelabeler` for Crafter, in which rare achievements are as likely to become goals as frequent ones.
 
-    New goals are drawn uniformly over the distinct achievements of the rollout, whatever their frequency. All travel goals count as one
-    achievement; steps without an achievement are left out.
+    New goals are drawn uniformly over the distinct achievements of the rollout, whatever their frequency. All travel goals
+    count as one achievement; steps without an achievement are left out.
 
     Args:
         strategy: "none", "some" or "all" of the missed goals are replaced.

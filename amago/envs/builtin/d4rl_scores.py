@@ -24,7 +24,8 @@ REFERENCE_RETURNS: dict[str, tuple[float, float]] = {
 
 
 def reference_returns(dataset: str) -> tuple[float, float] | None:
-    """The `REFERENCE_RETURNS` for the name of a data set ("halfcheetah_medium-v2", "D4RL/pen/human-v2"), None if it is unknown."""
+    """The `REFERENCE_RETURNS` for the name of a data set ("halfcheetah_medium-v2", "D4RL/pen/human-v2"), None if it is
+    unknown."""
     words = re.split(r"[^a-z0-9]+", dataset.lower())
     return next((REFERENCE_RETURNS[word] for word in words if word in REFERENCE_RETURNS), None)
 

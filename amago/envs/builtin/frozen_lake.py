@@ -36,21 +36,21 @@ class MetaFrozenLake(gym.Env[Observation, np.int64]):
 
     Actions, ``Discrete(5)``: 0 stay, 1 x + 1, 2 x - 1, 3 y + 1, 4 y - 1. Moves off the lake stay in place.
 
-    Observation, float32 ``(4,)``: ``x / size``, ``y / size``, 1 at the first observation of an attempt (else 0), and the number of
-    finished attempts divided by k. With ``show_k_progress=False`` the last number is left out: ``(3,)``.
+    Observation, float32 ``(4,)``: ``x / size``, ``y / size``, 1 at the first observation of an attempt (else 0), and the number
+    of finished attempts divided by k. With ``show_k_progress=False`` the last number is left out: ``(3,)``.
 
-    Metrics: ``Attempt {i} Success`` (i from 0) at the end of an attempt, 1 if it reached the goal; ``Success Rate``, the mean over
-    attempts, at the end of the rollout.
+    Metrics: ``Attempt {i} Success`` (i from 0) at the end of an attempt, 1 if it reached the goal; ``Success Rate``, the mean
+    over attempts, at the end of the rollout.
 
     Args:
         size: side length of the lake in cells, at least 2.
         k_episodes: k, attempts per rollout.
-        hard_mode: with probability 1/2 per lake, actions 1 and 3 are exchanged; with probability 1/4 per step, the observed position is
-            one of the eight neighbouring cells, which may lie outside the lake; with probability 1/3, a cell that the agent leaves
-            becomes a hole until the attempt ends.
+        hard_mode: with probability 1/2 per lake, actions 1 and 3 are exchanged; with probability 1/4 per step, the observed
+            position is one of the eight neighbouring cells, which may lie outside the lake; with probability 1/3, a cell that
+            the agent leaves becomes a hole until the attempt ends.
         recover_mode: a step into a hole gives reward -0.1 and has no other effect.
-        max_episode_steps: maximum steps per attempt; the default is size^2, doubled in hard mode, divided by ``1 - slip_chance`` and
-            rounded.
+        max_episode_steps: maximum steps per attempt; the default is size^2, doubled in hard mode, divided by
+            ``1 - slip_chance`` and rounded.
         show_k_progress: whether the observation contains the number of finished attempts.
         slip_chance: probability, in [0, 1), that a move is replaced by a stay.
         render_mode: None, "ansi" (text) or "rgb_array" (uint8, 24 pixels per cell); x points right, y down.

@@ -23,19 +23,20 @@ class HalfCheetahVel(gym.Env[Observation, NDArray[np.float32]]):
 
     The benchmark of *Model-Agnostic Meta-Learning* (Finn et al. 2017, arXiv:1703.03400) on current MuJoCo.
 
-    Reward: ``-|velocity - target| - ctrl_cost_weight * sum(action^2)``, where the velocity is the mean along x over the step, in m/s.
+    Reward: ``-|velocity - target| - ctrl_cost_weight * sum(action^2)``, where the velocity is the mean along x over the step,
+    in m/s.
 
-    An attempt lasts ``episode_length`` steps; its last step returns the first observation of the next attempt. The rollout truncates
-    (never terminates) with the last attempt, like HalfCheetah-v5 at its limit: all rewards are negative, so that termination would be
-    worth more than any gait.
+    An attempt lasts ``episode_length`` steps; its last step returns the first observation of the next attempt. The rollout
+    truncates (never terminates) with the last attempt, like HalfCheetah-v5 at its limit: all rewards are negative, so that
+    termination would be worth more than any gait.
 
     Actions, ``Box(-1, 1, (6,))``: torques.
 
-    Observation, float32 ``(19,)``: the 17 numbers of HalfCheetah-v5, steps of this attempt divided by ``episode_length``, finished
-    attempts divided by ``k_episodes``.
+    Observation, float32 ``(19,)``: the 17 numbers of HalfCheetah-v5, steps of this attempt divided by ``episode_length``,
+    finished attempts divided by ``k_episodes``.
 
-    Metrics at the end of attempt i (from 0): ``Attempt {i} Velocity Error``, the mean of ``|velocity - target|`` over its steps, and
-    ``Attempt {i} Return``.
+    Metrics at the end of attempt i (from 0): ``Attempt {i} Velocity Error``, the mean of ``|velocity - target|`` over its
+    steps, and ``Attempt {i} Return``.
 
     Args:
         target_range: (low, high) in m/s of the uniform distribution of targets.

@@ -23,10 +23,10 @@ _MOVES = ((1, 0), (-1, 0), (0, 1), (0, -1), (0, 0))
 class RoomKeyDoor(gym.Env[Observation, np.int64]):
     """Dark Key-To-Door: repeated trials in the same room with a hidden key and a hidden door, until a fixed horizon.
 
-    The task of *In-context Reinforcement Learning with Algorithm Distillation* (Laskin et al. 2022, arXiv:2210.14215). A trial ends
-    when the agent reaches the door with the key, or after ``max_episode_steps`` steps. The following step ignores its action and
-    returns the agent to the start, without the key; it counts towards the horizon. The rollout terminates (never truncates) after
-    ``meta_rollout_horizon`` steps.
+    The task of *In-context Reinforcement Learning with Algorithm Distillation* (Laskin et al. 2022, arXiv:2210.14215). A trial
+    ends when the agent reaches the door with the key, or after ``max_episode_steps`` steps. The following step ignores its
+    action and returns the agent to the start, without the key; it counts towards the horizon. The rollout terminates (never
+    truncates) after ``meta_rollout_horizon`` steps.
 
     Reward: 1 for reaching the key and 1 for reaching the door with the key, each once per trial.
 
@@ -35,16 +35,16 @@ class RoomKeyDoor(gym.Env[Observation, np.int64]):
     Observation, float32 ``(4,)``: ``x / size``, ``y / size``, 1 if the agent holds the key, and steps of this trial divided by
     ``max_episode_steps``; with ``dark=False`` also ``x / size``, ``y / size`` of the door and then of the key, ``(8,)``.
 
-    Metrics: ``Trial {i} Return`` (i from 0) at the end of a trial, unless the horizon cuts it short; ``Doors Opened`` and ``Keys Found``,
-    counted over all trials, at the end of the rollout.
+    Metrics: ``Trial {i} Return`` (i from 0) at the end of a trial, unless the horizon cuts it short; ``Doors Opened`` and
+    ``Keys Found``, counted over all trials, at the end of the rollout.
 
     Args:
         dark: whether the positions of the key and the door are hidden.
         size: side length of the room in cells, at least 2.
         max_episode_steps: maximum steps per trial.
         meta_rollout_horizon: steps per rollout, including those that return the agent to the start.
-        start_location, key_location, goal_location: a cell ``(x, y)``, or "random" for a new cell in each rollout, uniform over the free
-            cells. The three cells are always different.
+        start_location, key_location, goal_location: a cell ``(x, y)``, or "random" for a new cell in each rollout, uniform over
+            the free cells. The three cells are always different.
         randomize_actions: whether a uniform permutation of the five actions is drawn for each rollout.
         render_mode: None, "ansi" (text) or "rgb_array" (uint8, 24 pixels per cell); x points right, y down.
 

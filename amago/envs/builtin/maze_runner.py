@@ -25,19 +25,19 @@ _MOVES: tuple[Cell, ...] = (*DIRECTIONS, (0, 0))
 class MazeRunner(gym.Env[Observation, np.int64]):
     """Reach goals in order in a maze that is new in each rollout and observed through depth sensors only.
 
-    Each `reset` draws a maze, and k + 1 different free cells for the start and k goals, k uniform in ``min_goals`` to ``max_goals``. Only
-    the next goal of the sequence can be reached. The rollout terminates (never truncates, because the clock is observed) with the
-    last goal, or after ``time_limit`` steps.
+    Each `reset` draws a maze, and k + 1 different free cells for the start and k goals, k uniform in ``min_goals`` to
+    ``max_goals``. Only the next goal of the sequence can be reached. The rollout terminates (never truncates, because the clock
+    is observed) with the last goal, or after ``time_limit`` steps.
 
-    Actions, ``Discrete(5)``: 0 west, 1 north, 2 east, 3 south, 4 stay; walls stop the agent. With ``randomize_actions`` they are
-    permuted.
+    Actions, ``Discrete(5)``: 0 west, 1 north, 2 east, 3 south, 4 stay; walls stop the agent. With ``randomize_actions`` they
+    are permuted.
 
     Observation, a dict of float32 arrays; positions and distances are divided by ``size``:
 
-    - "observation" ``(7,)``: x and y of the agent; the number of consecutive free cells to its west, north, east and south; steps
-      divided by ``time_limit``;
-    - "goals" ``(max_goals, 2)``: x and y of each goal in order, -1 once reached. With fewer than ``max_goals`` goals the first rows are
-      -1;
+    - "observation" ``(7,)``: x and y of the agent; the number of consecutive free cells to its west, north, east and south;
+      steps divided by ``time_limit``;
+    - "goals" ``(max_goals, 2)``: x and y of each goal in order, -1 once reached. With fewer than ``max_goals`` goals the first
+      rows are -1;
     - "achieved" ``(2,)``: x and y of the agent, in the form of a goal, for `amago.data.relabel.GoalSequenceRelabeler`.
 
     Reward: 1 in a step that reaches a goal, else 0.

@@ -48,8 +48,8 @@ def metaworld_tasks(benchmark: str, seed: int | None = 0) -> MetaWorldTasks:
     """Draw 50 goals for each task of a benchmark. This takes seconds for one task, and much longer for ML45.
 
     Args:
-        benchmark: "ML10", "ML25" or "ML45" (in any case), or the name of one task such as "reach-v3", which is ML1: the splits differ in
-            goals. Names that end in -v1 or -v2 mean version 3, with a warning.
+        benchmark: "ML10", "ML25" or "ML45" (in any case), or the name of one task such as "reach-v3", which is ML1: the splits
+            differ in goals. Names that end in -v1 or -v2 mean version 3, with a warning.
         seed: determines the goals; None draws different goals at each call.
 
     Raises:
@@ -82,20 +82,21 @@ def metaworld_tasks(benchmark: str, seed: int | None = 0) -> MetaWorldTasks:
 class MetaWorld(gym.Env[Observation, NDArray[np.float32]]):
     """k attempts at one task of Meta-World with a hidden goal; each rollout draws another task and goal.
 
-    A rollout draws a task of the split (uniformly), then one of its 50 goals. An attempt lasts ``episode_length`` steps, whether or not it
-    succeeds; its last step returns the first observation of the next attempt. The rollout terminates (never truncates) with the last
-    attempt. The environments of a process share idle simulators.
+    A rollout draws a task of the split (uniformly), then one of its 50 goals. An attempt lasts ``episode_length`` steps,
+    whether or not it succeeds; its last step returns the first observation of the next attempt. The rollout terminates (never
+    truncates) with the last attempt. The environments of a process share idle simulators.
 
     Reward: Meta-World's, 0 to 10 per step.
 
     Actions, ``Box(-1, 1, (4,))``: motion of the hand along x, y and z, and the gripper.
 
     Observation, float32 ``(41,)``: Meta-World's 39 numbers with the goal replaced by zeros, steps of this attempt divided by
-    ``episode_length``, finished attempts divided by ``k_episodes``. The space is unbounded, because Meta-World's observations leave
-    the bounds that it declares.
+    ``episode_length``, finished attempts divided by ``k_episodes``. The space is unbounded, because Meta-World's observations
+    leave the bounds that it declares.
 
-    Metrics at the end of attempt i (from 0): ``Attempt {i} Success``, 1 if any of its steps solved the task, and ``Attempt {i} Return``; at
-    the end of the rollout ``Success Rate``, the mean over attempts. `env_name` separates them by task.
+    Metrics at the end of attempt i (from 0): ``Attempt {i} Success``, 1 if any of its steps solved the task, and
+    ``Attempt {i} Return``; at the end of the rollout ``Success Rate``, the mean over attempts. `env_name` separates them by
+    task.
 
     Args:
         tasks: the result of `metaworld_tasks`.

@@ -20,14 +20,15 @@ Observation = dict[str, NDArray[Any]]
 class Nim(gym.Env[Observation, np.int64]):
     """Take objects from heaps in turns with an opponent. The player that takes the last object wins.
 
-    A move takes 1 to ``max_take`` objects from one heap, and is legal if the heap has that many. The agent moves first. With optimal play
-    (Bouton 1901) the player to move wins unless the XOR of the heap sizes modulo ``max_take + 1`` is 0. A rollout is one game; it
-    terminates (never truncates) at the end of the game.
+    A move takes 1 to ``max_take`` objects from one heap, and is legal if the heap has that many. The agent moves first. With
+    optimal play (Bouton 1901) the player to move wins unless the XOR of the heap sizes modulo ``max_take + 1`` is 0. A rollout
+    is one game; it terminates (never truncates) at the end of the game.
 
     Actions, ``Discrete(len(heaps) * max_take)``: action ``i * max_take + k`` takes k + 1 objects from heap i.
 
     Observation, a dict: "heaps", float32 ``(len(heaps),)``, the remaining objects divided by the largest initial size; and
-    "action_mask", ``MultiBinary``, the legal actions. Bind ``ActionMask.key = "action_mask"`` for an agent that makes legal moves only.
+    "action_mask", ``MultiBinary``, the legal actions. Bind ``ActionMask.key = "action_mask"`` for an agent that makes legal
+    moves only.
 
     Reward: 1 for taking the last object, -1 if the opponent takes it, -1 for an illegal move, which ends the game; else 0.
 
@@ -36,7 +37,8 @@ class Nim(gym.Env[Observation, np.int64]):
     Args:
         heaps: the maximum size of each heap; initial sizes are uniform from 1 to the maximum.
         max_take: maximum number of objects per move.
-        opponent_skill: probability that the opponent makes a winning move if there is one; otherwise it makes a random legal move.
+        opponent_skill: probability that the opponent makes a winning move if there is one; otherwise it makes a random legal
+            move.
         raise_if_illegal: raise ValueError for an illegal move instead of ending the game.
         render_mode: None or "ansi".
 

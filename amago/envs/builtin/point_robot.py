@@ -23,27 +23,27 @@ REWARDS = ("dense", "final")
 class PointRobot(gym.Env[Observation, NDArray[np.float32]]):
     """A point robot with a hidden goal, drawn for each rollout and the same in its k attempts.
 
-    After the point robots of *Efficient Off-Policy Meta-Reinforcement Learning via Probabilistic Context Variables* (Rakelly et al.
-    2019, arXiv:1903.08254). An attempt begins at (0, 0) and lasts ``episode_length`` steps, each of which moves the robot by
-    ``step_size`` times the action. Its last step returns the first observation of the next attempt. The rollout terminates (never
-    truncates) with the last attempt.
+    After the point robots of *Efficient Off-Policy Meta-Reinforcement Learning via Probabilistic Context Variables* (Rakelly et
+    al. 2019, arXiv:1903.08254). An attempt begins at (0, 0) and lasts ``episode_length`` steps, each of which moves the robot
+    by ``step_size`` times the action. Its last step returns the first observation of the next attempt. The rollout terminates
+    (never truncates) with the last attempt.
 
-    Reward: minus the distance to the goal after the step. With ``rewards="final"``, only the last step of an attempt is rewarded, and it
-    returns the robot's final position; a further step, whose action is ignored, returns the robot to the start. Final rewards make
-    memory necessary: an agent that sees the last reward alone can follow dense rewards to the goal.
+    Reward: minus the distance to the goal after the step. With ``rewards="final"``, only the last step of an attempt is
+    rewarded, and it returns the robot's final position; a further step, whose action is ignored, returns the robot to the
+    start. Final rewards make memory necessary: an agent that sees the last reward alone can follow dense rewards to the goal.
 
     Actions, ``Box(-1, 1, (2,))``: along x and along y.
 
-    Observation, float32 ``(4,)``: x, y, steps of this attempt divided by ``episode_length``, finished attempts divided by ``k_episodes``.
-    The last observation of the rollout has the robot's final position.
+    Observation, float32 ``(4,)``: x, y, steps of this attempt divided by ``episode_length``, finished attempts divided by
+    ``k_episodes``. The last observation of the rollout has the robot's final position.
 
     Metrics at the end of attempt i (from 0): ``Attempt {i} Final Distance`` (to the goal) and ``Attempt {i} Return``.
 
     Args:
         k_episodes: attempts per rollout.
         episode_length: steps per attempt.
-        goal_region: the support of the uniform distribution of goals: "semicircle" (distance 1 from the start, y >= 0), "circle"
-            (distance 1), or "square" (both coordinates in [-1, 1]).
+        goal_region: the support of the uniform distribution of goals: "semicircle" (distance 1 from the start, y >= 0),
+            "circle" (distance 1), or "square" (both coordinates in [-1, 1]).
         step_size: maximum distance per step along each axis, greater than 0.
         rewards: "dense" (in every step) or "final" (in the last step of an attempt).
         render_mode: None or "ansi" (text).

@@ -47,22 +47,22 @@ class PokemonBattle(gym.Env[Observation, np.int64]):
 
     Teams, random events and the opponent's choices depend on the seed and on the actions alone.
 
-    Actions, ``Discrete(n)``, numbered as in poke-env: 0 to 5 switch to a member of the team (or choose the lead in a team preview), 6
-    to 9 use a move. Further groups of four use a move with mega evolution (from generation 6), as a Z-move (7), dynamaxed (8) or
-    terastallized (9). n is 10 up to generation 5, and grows by 4 per generation to 26 in generation 9.
+    Actions, ``Discrete(n)``, numbered as in poke-env: 0 to 5 switch to a member of the team (or choose the lead in a team
+    preview), 6 to 9 use a move. Further groups of four use a move with mega evolution (from generation 6), as a Z-move (7),
+    dynamaxed (8) or terastallized (9). n is 10 up to generation 5, and grows by 4 per generation to 26 in generation 9.
 
-    Observation, a dict of the player's information, float32 in [-1, 1] with the shapes of `_pokemon_features.SHAPES`: "own_team" and
-    "opponent_team", a row per member (0 for opponents not seen yet); "active", boosts and conditions of both active Pokemon;
-    "own_moves" and "opponent_moves", the moves of the active Pokemon; "field", weather, hazards and remaining team sizes. In addition
-    "action_mask", ``MultiBinary(n)``, the legal actions: bind ``ActionMask.key = "action_mask"``.
+    Observation, a dict of the player's information, float32 in [-1, 1] with the shapes of `_pokemon_features.SHAPES`:
+    "own_team" and "opponent_team", a row per member (0 for opponents not seen yet); "active", boosts and conditions of both
+    active Pokemon; "own_moves" and "opponent_moves", the moves of the active Pokemon; "field", weather, hazards and remaining
+    team sizes. In addition "action_mask", ``MultiBinary(n)``, the legal actions: bind ``ActionMask.key = "action_mask"``.
 
     Reward: 1 for a win and -1 for a loss, plus ``shaping`` times the change of the advantage. The advantage is the mean of the
-    fraction of hit points left and the fraction of the team not fainted, own minus opponent's. The rollout terminates with the battle.
-    It truncates after ``max_steps`` choices, and the battle is forfeited.
+    fraction of hit points left and the fraction of the team not fainted, own minus opponent's. The rollout terminates with the
+    battle. It truncates after ``max_steps`` choices, and the battle is forfeited.
 
-    Metrics at the end of a rollout: ``Won`` (0.5 for a draw or a truncated battle), ``Turns``, ``Illegal Choices``, and ``Refused
-    Choices``, the choices that the server rejected. The latter includes legal actions that turn out to be impossible, because the
-    opponent has a hidden ability that prevents switching, for example.
+    Metrics at the end of a rollout: ``Won`` (0.5 for a draw or a truncated battle), ``Turns``, ``Illegal Choices``, and
+    ``Refused Choices``, the choices that the server rejected. The latter includes legal actions that turn out to be impossible,
+    because the opponent has a hidden ability that prevents switching, for example.
 
     Args:
         server: a `ShowdownServer` or its url.

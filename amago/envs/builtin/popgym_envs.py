@@ -82,7 +82,8 @@ class POPGymGame(gym.Env[Observation, Any]):
 
     Args:
         game: one of `GAMES`, or its id.
-        timer: whether observations are a Dict of POPGym's "observation" and a "timer", float32 ``(1,)``: steps divided by ``horizon``.
+        timer: whether observations are a Dict of POPGym's "observation" and a "timer", float32 ``(1,)``: steps divided by
+            ``horizon``.
         truncated_is_done: whether the time limit terminates instead of truncating. It belongs to these games, because rewards
             are scaled by its length; POPGym truncates in some games and terminates in others.
 
@@ -142,16 +143,17 @@ class POPGymGame(gym.Env[Observation, Any]):
 class MultiDomainPOPGym(gym.Env[Observation, np.int64]):
     """Many games behind one interface. The game must be identified in a warm-up episode, whose rewards do not count.
 
-    Each rollout draws one of ``games`` and consists of ``warmup_episodes`` + 1 episodes of it, each with new cards or boards. Rewards of
-    the warm-up are observed but not paid: the return of a rollout is that of its last episode. The rollout terminates (never truncates)
-    with the last episode.
+    Each rollout draws one of ``games`` and consists of ``warmup_episodes`` + 1 episodes of it, each with new cards or boards.
+    Rewards of the warm-up are observed but not paid: the return of a rollout is that of its last episode. The rollout
+    terminates (never truncates) with the last episode.
 
-    Observation, a Dict: "observation", uint8 ``(W,)``, the game's observation as concatenated one-hot vectors, padded with 0 to the
-    widest game; "status", float32 ``(4,)``: the game's reward for the last action, 1 at the first observation of an episode, 1 during
-    the warm-up, and steps of the episode divided by its maximum. The first observation of an episode replaces the last of the one before.
+    Observation, a Dict: "observation", uint8 ``(W,)``, the game's observation as concatenated one-hot vectors, padded with 0 to
+    the widest game; "status", float32 ``(4,)``: the game's reward for the last action, 1 at the first observation of an
+    episode, 1 during the warm-up, and steps of the episode divided by its maximum. The first observation of an episode replaces
+    the last of the one before.
 
-    Actions, ``Discrete(n)``, where n is the largest number of actions of the games. Games with fewer take the action modulo their own
-    number; actions on a board are numbered row by row.
+    Actions, ``Discrete(n)``, where n is the largest number of actions of the games. Games with fewer take the action modulo
+    their own number; actions on a board are numbered row by row.
 
     Metrics: ``Warm-up Return`` at the end of the rollout.
 

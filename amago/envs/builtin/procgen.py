@@ -59,23 +59,24 @@ def _envpool() -> Any:
 class TwoAttemptMTProcgen(gym.Env[Observation, np.int64]):
     """k attempts (two by default) at one level of a Procgen game; each rollout draws another game and level.
 
-    A rollout draws a game and one of its levels, both uniformly. All attempts begin with the same level, whose random events repeat as
-    long as the actions do. The last step of an attempt returns the first observation of the next. The rollout terminates (never
-    truncates) with the last attempt.
+    A rollout draws a game and one of its levels, both uniformly. All attempts begin with the same level, whose random events
+    repeat as long as the actions do. The last step of an attempt returns the first observation of the next. The rollout
+    terminates (never truncates) with the last attempt.
 
     Reward: Procgen's, neither clipped nor scaled.
 
-    Observation, uint8 ``(64, 64, 3)``: Procgen's image with a coloured border. Its red is 255 at the first observation of an attempt and
-    else 0; green is the fraction of attempts that are over, and blue that of the attempt's steps, both times 255.
+    Observation, uint8 ``(64, 64, 3)``: Procgen's image with a coloured border. Its red is 255 at the first observation of an
+    attempt and else 0; green is the fraction of attempts that are over, and blue that of the attempt's steps, both times 255.
 
     Actions, ``Discrete(15)``: Procgen's eight directions, no movement, and six keys.
 
-    Metrics at the end of attempt i (from 0): ``Attempt {i} Return``, and ``Attempt {i} Level Complete``, 1 if it completed the level; at the
-    end of the rollout ``Level Complete``, the mean over attempts. `env_name` separates them by game.
+    Metrics at the end of attempt i (from 0): ``Attempt {i} Return``, and ``Attempt {i} Level Complete``, 1 if it completed the
+    level; at the end of the rollout ``Level Complete``, the mean over attempts. `env_name` separates them by game.
 
     Args:
         games: names from `GAMES`; None means all 16.
-        mode: "easy", "hard", or "memory-hard", in which `MEMORY_GAMES` have larger, partially visible levels and the others are hard.
+        mode: "easy", "hard", or "memory-hard", in which `MEMORY_GAMES` have larger, partially visible levels and the others are
+            hard.
         split: "train" has levels 0 to ``num_levels - 1``, "test" all others.
         num_levels: number of training levels per game.
         k_episodes: attempts per rollout.

@@ -1,7 +1,7 @@
 """Console games through the emulators of stable-retro, with several games and levels in one environment.
 
-Needs ``pip install 'amago[retro]'``. stable-retro contains one game (Airstriker); ``python -m stable_retro.import DIRECTORY`` imports the
-ROMs that you own.
+Needs ``pip install 'amago[retro]'``. stable-retro contains one game (Airstriker); ``python -m stable_retro.import DIRECTORY``
+imports the ROMs that you own.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ def retro_levels(names: Sequence[str], directory: str | None = None) -> list[Ret
 
     Args:
         names: "GAME" means the game's first level, "GAME:LEVEL" the named one, "GAME:*" all. The version "-v0" may be left out.
-        directory: a directory with your own games in stable-retro's format: a folder per game with rom, data.json, scenario.json and
-            saved states.
+        directory: a directory with your own games in stable-retro's format: a folder per game with rom, data.json,
+            scenario.json and saved states.
 
     Raises:
         ImportError: stable-retro is missing.
         TypeError: ``names`` is not a list of names.
-        ValueError: a game or level does not exist, a ROM has not been imported, a level is named twice, or ``directory`` is not a
-            directory.
+        ValueError: a game or level does not exist, a ROM has not been imported, a level is named twice, or ``directory`` is not
+            a directory.
     """
     if isinstance(names, str) or not names:
         raise TypeError(f'levels must be a list of names, such as ["Airstriker-Genesis-v0:Level1"], got {names!r}')
@@ -137,18 +137,18 @@ class RetroArcade(gym.Env[Observation, NDArray[np.int8]]):
 
     The emulator runs in a separate process, which starts at the first `reset` and ends at `close`.
 
-    Observation, uint8 ``(H, W, 3)``: the last frame of a step, scaled to fit while keeping its proportions, and centred within a border in
-    a colour that identifies the game. All consoles have the same observation shape.
+    Observation, uint8 ``(H, W, 3)``: the last frame of a step, scaled to fit while keeping its proportions, and centred within
+    a border in a colour that identifies the game. All consoles have the same observation shape.
 
-    Actions, ``MultiBinary(len(buttons))``: one bit per button of any of the consoles; buttons with the same name share a bit. Buttons that
-    the present console lacks, and combinations that the game's integration excludes, have no effect.
+    Actions, ``MultiBinary(len(buttons))``: one bit per button of any of the consoles; buttons with the same name share a bit.
+    Buttons that the present console lacks, and combinations that the game's integration excludes, have no effect.
 
     Reward: stable-retro's for the game. A rollout terminates when the game is over, and truncates at ``time_limit``.
 
     Args:
         levels: names of levels, see `retro_levels`.
-        buttons: the buttons of an action in order; None means all buttons of the levels' consoles. All environments of an agent need
-            the same buttons.
+        buttons: the buttons of an action in order; None means all buttons of the levels' consoles. All environments of an agent
+            need the same buttons.
         resolution: (height, width) of the observation, including the border.
         border: minimum width of the border in pixels.
         frame_skip: frames per step; most consoles have 60 frames per second.

@@ -29,8 +29,8 @@ class BattleError(RuntimeError):
 def find_showdown(package: str | Path | None = None) -> Path:
     """The folder of the npm package pokemon-showdown.
 
-    It is ``package`` if given, else the value of the environment variable AMAGO_SHOWDOWN if set, else in ``node_modules`` of the working
-    directory or of ``tools/showdown`` in a checkout of this library, where ``make showdown`` installs it.
+    It is ``package`` if given, else the value of the environment variable AMAGO_SHOWDOWN if set, else in ``node_modules`` of
+    the working directory or of ``tools/showdown`` in a checkout of this library, where ``make showdown`` installs it.
 
     Raises:
         ImportError: the package is not there; the message names the command that installs it.
@@ -68,8 +68,8 @@ def _find_node() -> str:
 class ShowdownServer:
     """A Showdown server that listens on a free port of 127.0.0.1 and writes no files.
 
-    Use it as a context manager, or call `close`. The server also ends when this process ends for any reason, because its standard input
-    is a pipe from this process.
+    Use it as a context manager, or call `close`. The server also ends when this process ends for any reason, because its
+    standard input is a pipe from this process.
 
     Args:
         package: folder of the npm package; see `find_showdown`.

@@ -18,7 +18,8 @@ RIGHT, UP, LEFT, DOWN = range(4)
 
 
 class _TMaze(gym.Env[Observation, np.int64]):
-    """The common maze: a corridor along x (y = 0) from ``x = oracle`` to the junction, whose two arms are at y = -1 and y = 1."""
+    """The common maze: a corridor along x (y = 0) from ``x = oracle`` to the junction, whose two arms are at y = -1 and y =
+    1."""
 
     metadata = {"render_modes": ["ansi"], "render_fps": 8}
     _oracle = 0
@@ -100,17 +101,17 @@ class _TMaze(gym.Env[Observation, np.int64]):
 class TMazePassive(_TMaze):
     """A T-Maze that shows the goal in the first observation only: a test of memory without exploration.
 
-    The goal is the upper or the lower arm, with equal probability. An episode always lasts ``corridor_length + 1`` steps, the minimum to
-    walk to the junction and turn, and terminates (never truncates).
+    The goal is the upper or the lower arm, with equal probability. An episode always lasts ``corridor_length + 1`` steps, the
+    minimum to walk to the junction and turn, and terminates (never truncates).
 
-    Actions, ``Discrete(4)``: 0 right (forward), 1 up, 2 left, 3 down. Walls stop the agent; up and down have an effect at the junction
-    and in its arms only.
+    Actions, ``Discrete(4)``: 0 right (forward), 1 up, 2 left, 3 down. Walls stop the agent; up and down have an effect at the
+    junction and in its arms only.
 
-    Observation, float32 ``(2,)``. At the junction and in its arms: 1 and the agent's y (-1, 0, 1). Elsewhere: 0 and the goal (1 up, -1
-    down) if it is shown, else 0.
+    Observation, float32 ``(2,)``. At the junction and in its arms: 1 and the agent's y (-1, 0, 1). Elsewhere: 0 and the goal (1
+    up, -1 down) if it is shown, else 0.
 
-    Reward: 1 in the last step if the agent is then in the goal's arm. All other steps except the first give ``penalty`` unless the
-    action is 0.
+    Reward: 1 in the last step if the agent is then in the goal's arm. All other steps except the first give ``penalty`` unless
+    the action is 0.
 
     Metrics at the end of an episode: ``Success``.
 

@@ -16,13 +16,14 @@ from amago.envs.exploration import EpsilonGreedy
 class TMazeExploration(EpsilonGreedy):
     """`EpsilonGreedy` with a much smaller epsilon in the corridor of a T-Maze.
 
-    In the first step of an episode and in its last three, epsilon is that of `EpsilonGreedy` (configured by ``EpsilonGreedy.eps_start``
-    and so on). In all other steps it is ``0.5 / horizon``, an expected half random action per episode.
+    In the first step of an episode and in its last three, epsilon is that of `EpsilonGreedy` (configured by
+    ``EpsilonGreedy.eps_start`` and so on). In all other steps it is ``0.5 / horizon``, an expected half random action per
+    episode.
 
     Args:
         amago_env: the environment to wrap.
-        horizon: steps per episode, ``TMazePassive.episode_length``. Bind ``TMazeExploration.horizon`` with gin: an `Experiment` does not
-            pass it.
+        horizon: steps per episode, ``TMazePassive.episode_length``. Bind ``TMazeExploration.horizon`` with gin: an `Experiment`
+            does not pass it.
 
     Raises:
         RuntimeError: ``horizon`` was neither given nor bound.

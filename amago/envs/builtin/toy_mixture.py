@@ -26,9 +26,10 @@ _WIDTH, _ACTIONS = 8, 5
 class ToyMixture(gym.Env[Observation, np.int64]):
     """One of three small tasks per rollout, with rewards of different scales: a test of scale-invariant learning.
 
-    "recall" is `TMazePassive` with a corridor of 2, "lake" is `MetaFrozenLake` of 2x2 cells with 3 attempts of 4 steps, and "room" is
-    `RoomKeyDoor` of 2x2 cells with one trial of 6 steps, visible locations, and the key in the corner opposite the start. Their rewards
-    are multiplied by 1, 30 and 1,000. A rollout ends with the task, or when it reaches the maximum return: 1, 90 and 2,000.
+    "recall" is `TMazePassive` with a corridor of 2, "lake" is `MetaFrozenLake` of 2x2 cells with 3 attempts of 4 steps, and
+    "room" is `RoomKeyDoor` of 2x2 cells with one trial of 6 steps, visible locations, and the key in the corner opposite the
+    start. Their rewards are multiplied by 1, 30 and 1,000. A rollout ends with the task, or when it reaches the maximum return:
+    1, 90 and 2,000.
 
     Actions, ``Discrete(5)``: those of the task; actions that it lacks have the effect of its last.
 

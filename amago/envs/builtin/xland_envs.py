@@ -27,15 +27,16 @@ _TILES, _COLOURS, _ACTIONS = 13, 12, 6
 class XLandMiniGrid(JaxVectorEnv):
     """``num_envs`` worlds (rows), for ``AMAGOEnv(..., batched_envs=num_envs)``; a rollout is k attempts (shots) at one task.
 
-    Each rollout draws a task: a goal, and rules by which objects turn into others (`xland_rulesets`), both hidden. Each shot places the
-    objects at random. A shot ends at the goal or after ``shot_length`` steps. The rollout terminates (never truncates) with the last
-    shot, and the same step begins the next rollout of that row.
+    Each rollout draws a task: a goal, and rules by which objects turn into others (`xland_rulesets`), both hidden. Each shot
+    places the objects at random. A shot ends at the goal or after ``shot_length`` steps. The rollout terminates (never
+    truncates) with the last shot, and the same step begins the next rollout of that row.
 
     Reward: ``1 - 0.9 * steps / shot_length`` in the step that reaches the goal, else 0.
 
-    Observation, a Dict: "image", uint8 ``(V, V, 25)``, the agent's field of view as one-hot tiles (13) and colours (12); "pocket",
-    uint8 ``(25,)``, the object it carries, in the same encoding; "status", float32 ``(7,)``: its direction (4, one-hot), 1 at the first
-    observation of a shot, the fraction of shots that are over, and steps of this shot divided by ``shot_length``.
+    Observation, a Dict: "image", uint8 ``(V, V, 25)``, the agent's field of view as one-hot tiles (13) and colours (12);
+    "pocket", uint8 ``(25,)``, the object it carries, in the same encoding; "status", float32 ``(7,)``: its direction (4,
+    one-hot), 1 at the first observation of a shot, the fraction of shots that are over, and steps of this shot divided by
+    ``shot_length``.
 
     Actions, ``Discrete(6)``: forward, turn right, turn left, pick up, put down, toggle (a door).
 
@@ -43,8 +44,8 @@ class XLandMiniGrid(JaxVectorEnv):
 
     Args:
         num_envs: B, the number of rows.
-        rulesets: "trivial", "small", "medium" or "high", see `xland_rulesets.generate_rulesets`; the path of an ``.npz`` file, see
-            `xland_rulesets.load_rulesets`; or `Rulesets`.
+        rulesets: "trivial", "small", "medium" or "high", see `xland_rulesets.generate_rulesets`; the path of an ``.npz`` file,
+            see `xland_rulesets.load_rulesets`; or `Rulesets`.
         split: "train" or "test"; their tasks are disjoint.
         k_shots: attempts per rollout.
         grid: name of a world of XLand-MiniGrid, with 1 to 9 rooms (R1 to R9) and 9x9 to 25x25 cells.

@@ -74,7 +74,8 @@ class Rulesets:
     def split(self, which: str) -> Rulesets:
         """The tasks of the split ``which``, "train" or "test".
 
-        The split of a task depends on its goal and rules alone, so that no task is in both splits, whatever the seed or the file.
+        The split of a task depends on its goal and rules alone, so that no task is in both splits, whatever the seed or the
+        file.
 
         Raises:
             ValueError: there is no such split, or it contains none of these tasks.
@@ -116,8 +117,8 @@ def load_rulesets(path: str | Path) -> Rulesets:
 def generate_rulesets(size: str = "trivial", num: int = 1000, split: str = "train", seed: int = 0) -> Rulesets:
     """Generate ``num`` different solvable tasks.
 
-    Each object of the goal is present from the start, or is the product of a rule whose inputs are present or products themselves.
-    No object occurs twice in a task, so that decoy rules and unused objects do not make it unsolvable.
+    Each object of the goal is present from the start, or is the product of a rule whose inputs are present or products
+    themselves. No object occurs twice in a task, so that decoy rules and unused objects do not make it unsolvable.
 
     Args:
         size: "trivial" (no rules), "small", "medium" or "high", see `SIZES`.

@@ -1,8 +1,8 @@
-"""Products with weights that stay as they are for a while, as those of a policy do between two updates.
+"""Linear layers with prepacked oneDNN weights, for inference.
 
-A library of matrix products rearranges both factors into blocks before it multiplies. With few rows, as a step of some actors has, that
-takes as long as the product: 16 rows by a 1024 x 256 weight take 224 us with `torch.nn.functional.linear` and 116 us with a weight that
-oneDNN has arranged beforehand, 8 rows 167 and 76 (one core of an AMD EPYC 9004; rearranging takes 170 us, once).
+A matrix library rearranges both factors before it multiplies. With few rows, as in a step of a few actors, that takes as long
+as the product itself; a policy's weights stay the same between two updates, so they are packed once. docs/notes/performance.md
+has figures. Without AVX-512 the packed product is slower than the plain one, and nothing is packed.
 """
 
 from __future__ import annotations
@@ -14,18 +14,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from amago.nets.utils import WeightCache, autocast_dtype
+from amago.config import fast_paths
+from amago.nets.cpu.weight_cache import WeightCache
+from amago.nets.utils import autocast_dtype
 
-_WORTH_IT = 1 << 15  # numbers in a weight; below, calling oneDNN costs more than it saves
+_MIN_NUMEL = 1 << 15
+"""Smaller weights are not packed: the call of oneDNN costs more than it saves."""
 
 
 def pack(weight: Tensor) -> Tensor:
-    """``weight`` (d_out, d_in) in the form that `linear` takes fastest, for use without gradient: the weight itself, or a packed copy.
+    """A packed copy of ``weight`` (d_out, d_in) for `linear`, or the weight itself where packing does not apply.
 
-    Packed is what lies on the CPU in float32, where oneDNN is there, unless autocast or an export would have it otherwise.
+    Large float32 weights on a CPU are packed if this PyTorch has oneDNN; not under autocast, while gradients are on, or while a
+    model is compiled or traced.
     """
     if (
-        weight.numel() < _WORTH_IT
+        weight.numel() < _MIN_NUMEL
         or not weight.is_cpu
         or weight.dtype != torch.float32
         or torch.is_grad_enabled()
@@ -39,7 +43,7 @@ def pack(weight: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`torch.nn.functional.linear` with what `pack` gave."""
+    """`torch.nn.functional.linear` for a weight from `pack`."""
     if not weight.is_mkldnn:
         return F.linear(x, weight, bias)
     return _onednn()[1](x, weight, bias, "none", [], "")  # type: ignore[index, no-any-return]
@@ -47,8 +51,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @functools.cache
 def _onednn() -> tuple[Any, Any] | None:
-    """Functions to pack and to multiply, if this PyTorch has them. They are what its compiler uses for frozen weights, and no part of
-    its public interface: they are tried once, and done without where they fail."""
+    """The functions that pack and multiply, or None without AVX-512, or if this PyTorch lacks them or they fail on a small example.
+
+    PyTorch's compiler uses them for frozen weights; they are not part of its public interface.
+    """
+    if "AVX512" not in torch.backends.cpu.get_cpu_capability():
+        return None
     try:
         ops = torch.ops.mkldnn
         arrange, multiply = ops._reorder_linear_weight.default, ops._linear_pointwise.default
@@ -62,11 +70,15 @@ def _onednn() -> tuple[Any, Any] | None:
 
 
 class Linear(nn.Linear):
-    """`torch.nn.Linear`, faster for a policy that acts: its weight is packed once per version in evaluation mode without gradient."""
+    """`torch.nn.Linear` whose weight is packed in evaluation mode without gradients.
+
+    Attributes:
+        fast: pack the weight.
+    """
 
     def __init__(self, d_in: int, d_out: int, bias: bool = True) -> None:
         super().__init__(d_in, d_out, bias)
-        self._packed = WeightCache()
+        self.fast, self._packed = fast_paths(), WeightCache()
 
     def train(self, mode: bool = True) -> Linear:
         self._packed.clear()
@@ -75,6 +87,6 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """(..., d_in) -> (..., d_out)."""
         weight = self.weight
-        if self.training or torch.is_grad_enabled():
+        if not self.fast or self.training or torch.is_grad_enabled():
             return F.linear(x, weight, self.bias)
         return linear(x, self._packed.get((weight,), lambda: pack(weight)), self.bias)

@@ -1,7 +1,7 @@
-"""Starts lives of a run (functions of `lives`) by forking, so that each begins with everything imported.
+"""Runs functions of `lives` in forked processes, which need not import anything.
 
-Commands come as lines of JSON: {"life": name, "arguments": {...}, "output": path} is answered with the process id, and
-{"wait": pid, "seconds": limit} with the exit code (negative: the signal), or null if the process is still there.
+Commands are lines of JSON: {"life": name, "arguments": {...}, "output": path} is answered with the process id, and
+{"wait": pid, "seconds": limit} with the exit code (negative: the signal), or null if the process is still running.
 """
 
 import faulthandler
@@ -39,7 +39,7 @@ def wait(pid, seconds):
 
 
 def serve():
-    """Answer until the end of the input; in a forked process, return what is to be done there."""
+    """Answer commands until the end of the input; in a forked process, return its command."""
     for line in sys.stdin:
         command = json.loads(line)
         if "wait" in command:
@@ -57,7 +57,7 @@ if __name__ == "__main__":
     lives.warm_up()
     print(json.dumps("ready"), flush=True)
     order = serve()
-    if order is not None:  # ends as any program does, the interpreter's own end included
+    if order is not None:  # ends like any program, with the interpreter's shutdown
         try:
             getattr(lives, order["life"])(**order["arguments"])
         except Exception:

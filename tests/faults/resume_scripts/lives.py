@@ -1,4 +1,4 @@
-"""What processes do that are killed, stopped or starved of space by `test_resume_faults`."""
+"""The processes that `test_resume_faults` kills, stops or deprives of disk space."""
 
 import ctypes
 import json
@@ -23,6 +23,7 @@ from amago.loading import DiskTrajDataset, SequenceLoader
 from amago.loading import dataset as dataset_module
 from amago.loading.batching import BatchRoom
 from amago.run import checkpoint
+from amago.run.weights import load_weights_and_version
 
 INF = float("inf")
 TINY = {
@@ -32,17 +33,17 @@ TINY = {
 
 
 def write_json(path, value):
-    """Readers see all of it or nothing."""
+    """Write a file atomically."""
     Path(f"{path}.tmp").write_text(json.dumps(value))
     os.replace(f"{path}.tmp", path)
 
 
 def standing(e):
-    """Where an experiment is, in the terms of a training state."""
+    """The progress of an experiment, named as in a training state."""
     return {
         "epoch": e.epoch, "collected": e._collected, "trained": e._trained, "seed": e.run_seed,
         "frames_by_env": e.frames_by_env, "updater": e.updater.state_dict(), "schedule": e.lr_schedule.last_epoch,
-        "next_batch": e.train_dloader.next_batch, "explored": explored(e._pools["train"].pool.state_dict()),
+        "next_batch": e.train_dloader.next_batch, "explored": explored(e._actors.pools["train"].pool.state_dict()),
         "trajectories": len(e.dataset.store),
     }  # fmt: skip
 
@@ -53,7 +54,7 @@ def explored(pool_state):
 
 
 def checkpoints_all_the_time(root, report, context):
-    """Goes on from the newest checkpoint, says where it is, and saves after each small epoch for ever."""
+    """Resume from the newest checkpoint, report the progress, and save after each small epoch, endlessly."""
     e = tiny.started(root, env_mode="async", env_workers=2, async_env_mp_context=context, seed=None, **TINY)
     write_json(report, standing(e))
     e.learn()
@@ -73,7 +74,7 @@ def slow_tmaze():
 
 
 class Phases(amago.Experiment):
-    """Every phase takes a tenth of a second or more, and is told in a file."""
+    """Every phase takes a tenth of a second or more, and is written to a file."""
 
     def _in(self, phase, call):
         write_json(self.run_dir / "phase", phase)
@@ -97,13 +98,13 @@ class Phases(amago.Experiment):
 
 
 def stops_when_asked(root, report, env_mode):
-    sync = checkpoint._fsync
+    sync = os.fsync
 
-    def slow_sync(path):
+    def slow_sync(fd):
         time.sleep(0.02)
-        sync(path)
+        sync(fd)
 
-    checkpoint._fsync = slow_sync
+    os.fsync = slow_sync
     fields = TINY | {"train_timesteps_per_epoch": 4 * EPISODE, "train_batches_per_epoch": 10, "val_interval": 1}
     fields |= {"val_timesteps_per_epoch": 4 * EPISODE, "env_workers": 2, "async_env_mp_context": "fork"}
     e = tiny.started(root, slow_tmaze, experiment_type=Phases, env_mode=env_mode, verbose=True, **fields)
@@ -115,7 +116,7 @@ def stops_when_asked(root, report, env_mode):
 
 
 class NotingRoom(BatchRoom):
-    """Notes which trajectory was drawn, where the window begins, and how long it is."""
+    """Records which trajectory was drawn, and begin and length of the window."""
 
     here = threading.local()
 
@@ -125,7 +126,7 @@ class NotingRoom(BatchRoom):
 
 
 class Noted(SequenceLoader):
-    """Writes a line for each batch: its number, and what was drawn for it."""
+    """Writes a line for each batch: its number and its samples."""
 
     log = None
 
@@ -144,7 +145,7 @@ class Offline(amago.Experiment):
         return self.train_dloader
 
     def train_step(self, batch, log_step):
-        time.sleep(0.003 * self.epoch)  # long enough to be killed in the second epoch
+        time.sleep(0.003 * self.epoch)  # slow enough to be killed in the second epoch
         return super().train_step(batch, log_step)
 
 
@@ -155,7 +156,7 @@ def fill(root, name):
 
 
 def trains_on_what_is_there(root, name, samples, updates, traj, **fields):
-    """Two epochs; whether they are begun or gone on with is up to what is there."""
+    """Run two epochs, from the beginning or from the newest checkpoint."""
     dataset_module.BatchRoom = NotingRoom
     dataset = DiskTrajDataset(root, name)
     settings = {
@@ -172,7 +173,7 @@ def trains_on_what_is_there(root, name, samples, updates, traj, **fields):
 
 
 def mount_small_disk(directory, size):
-    """A file system of so many bytes, that only this process sees; whether that is permitted."""
+    """Mount a file system of so many bytes for this process alone; returns whether that is permitted."""
     new_mounts, new_user = 0x00020000, 0x10000000
     libc = ctypes.CDLL(None, use_errno=True)
     user = os.getuid()
@@ -196,7 +197,7 @@ class Words(logging.Handler):
 
 
 def outlasts_a_full_disk(root, report, how):
-    """Two epochs, two without space, two with it again; reports what was found at each point."""
+    """Run two epochs, two without space, and two with space again; report the files after each."""
     if how == "tmpfs" and not mount_small_disk(root, 3_000_000):
         write_json(report, "not permitted")
         return
@@ -239,7 +240,7 @@ def look(e):
     return {
         "states": sorted(map(checkpoint.epoch_of, states)), "grad_steps": e.updater.grad_steps, "env_steps": e.env_steps,
         "temporary": [str(p) for p in e.run_dir.rglob(".*") if p.name.startswith((".tmp-", ".old-"))], "version": e.checkpoints.version,
-        "published": checkpoint.load_weights_and_version(e.checkpoints.latest)[1], "trajectories": len(e.dataset.store),
+        "published": load_weights_and_version(e.checkpoints.latest)[1], "trajectories": len(e.dataset.store),
         "newest": checkpoint.newest_complete(e.checkpoints.states).name,
     }  # fmt: skip
 
@@ -248,7 +249,7 @@ def look(e):
 
 
 def killed_at_every_line(root, report, first, stride):
-    """Save, replace and prune; once for each ``stride``-th line of code that does it, with an end at that line."""
+    """Save, replace and prune training states, killed at each ``stride``-th line of code."""
     states, problems, n, lines = Path(root) / "states", [], first, 0
     save(states, 1, 1.0)
     save(states, 2, 2.0)
@@ -257,7 +258,7 @@ def killed_at_every_line(root, report, first, stride):
         pid = os.fork()
         if pid == 0:
             end_at_line(n)
-            save(states, 2 + lines % 2, held[-1] + 1.0)  # replaces one, or adds one
+            save(states, 2 + lines % 2, held[-1] + 1.0)  # replaces a state, or adds one
             os._exit(0)
         finished = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         found = checkpoint.newest_complete(states)
@@ -297,8 +298,8 @@ def end_at_line(n):
 
 
 def publishes(root, report, seconds):
-    """Publishes weights that all hold their version, and now and then begins a new life as a killed process would."""
-    from amago.run.state import RunCheckpoints
+    """Publish weights whose values are their version, and sometimes restart as after a kill."""
+    from amago.run.run_checkpoints import RunCheckpoints
 
     end, version = time.monotonic() + seconds, 0
     while time.monotonic() < end:
@@ -314,10 +315,10 @@ def publishes(root, report, seconds):
 
 
 def warm_up():
-    """Do once what a process does only once, so that lives need not."""
+    """Initialise libraries before processes are forked."""
     from tempfile import TemporaryDirectory
 
-    tqdm.tqdm.monitor_interval = 0  # no thread that a fork would lose
+    tqdm.tqdm.monitor_interval = 0  # a fork would lose its thread
     with TemporaryDirectory() as root:
         for mode in ("sync", "async"):
             e = tiny.started(root, env_mode=mode, env_workers=1, async_env_mp_context="fork", **(TINY | {"epochs": 2}))

@@ -1,8 +1,9 @@
-"""Ensembles in blocks equal ensembles layer by layer: values, gradients, types, and what is left out."""
+"""Critic ensembles in blocks equal ensembles layer by layer: values, gradients, dtypes."""
 
 import pytest
 import torch
 
+from amago import config
 from amago.nets.actor_critic import NCritics, NCriticsTwoHot
 from amago.nets.cpu import blocked
 from amago.nets.ensemble import EnsembleMLP, evaluate_state_action
@@ -37,12 +38,14 @@ def written_out(net, state, features, action):
     return torch.stack(outs, dim=3)
 
 
+@pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("activation", ["leaky_relu", "relu", "gelu"])
 @pytest.mark.parametrize("n_layers", [1, 3])
 @pytest.mark.parametrize(("K", "shared"), [(1, False), (2, False), (1, True), (2, True)])
-def test_values_and_all_gradients(K, shared, n_layers, activation):
+def test_values_and_all_gradients(K, shared, n_layers, activation, fast):
     torch.manual_seed(0)
     net = EnsembleMLP(C, D + 1 + A, 8, n_layers, 5, activation=activation).double()
+    net.fast = fast
     state = torch.randn(B, L, D, dtype=torch.float64, requires_grad=True)
     action = (torch.rand(K, B, L, 1 if shared else G, A, dtype=torch.float64) * 1.8 - 0.9).requires_grad_()
     features = torch.rand(G, dtype=torch.float64)
@@ -77,15 +80,16 @@ def test_no_gradient_at_all_leaves_zeros():
     assert all(not g.any() for g in grads)
 
 
-def test_backward_twice_is_refused_and_possible_without_blocks(monkeypatch):
+def test_backward_twice_is_refused_and_possible_without_blocks():
     net = EnsembleMLP(C, D + 1 + A, 8, 2, 1)
     args = net, torch.randn(B, L, D), torch.rand(G), torch.rand(1, B, L, G, A, requires_grad=True)
-    with pytest.raises(RuntimeError, match=r"set amago\.nets\.cpu\.blocked\.ENABLED = False first"):
+    with pytest.raises(RuntimeError, match=r"bind amago\.config\.fast_paths\.enabled = False"):
         torch.autograd.grad(evaluate_state_action(*args).sum(), args[-1], create_graph=True)
-    monkeypatch.setattr(blocked, "ENABLED", False)
+    config.bind({"amago.config.fast_paths.enabled": False})
+    args = EnsembleMLP(C, D + 1 + A, 8, 2, 1), *args[1:]
     (grad,) = torch.autograd.grad(evaluate_state_action(*args).sum(), args[-1], create_graph=True)
     grad.square().sum().backward()
-    assert net.core_layers[0].weight.grad.any()
+    assert args[0].core_layers[0].weight.grad.any()
 
 
 def test_a_parameter_that_changed_since_forward_is_noticed():
@@ -110,15 +114,15 @@ def test_bf16_errs_no_more_than_layer_by_layer_and_gradients_come_in_float32():
     torch.manual_seed(3)
     net, features = EnsembleMLP(C, D + 1 + A, 32, 2, 1), torch.rand(G)
     state, action = torch.randn(B, L, D, requires_grad=True), (torch.rand(1, B, L, G, A) - 0.5).requires_grad_()
-    weigh, slope = torch.randn(1, B, L, C, G, 1), net._slope
+    weigh = torch.randn(1, B, L, C, G, 1)
 
-    def run(slope, half):
-        net._slope = slope  # None: layer by layer
+    def run(fast, half):
+        net.fast = fast
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
             out = evaluate_state_action(net, state, features, action)
         return [out, *torch.autograd.grad((out.float() * weigh).sum(), [state, action, *net.parameters()])]
 
-    for exact, blocks, layers in zip(run(slope, False), run(slope, True), run(None, True)):
+    for exact, blocks, layers in zip(run(True, False), run(True, True), run(False, True)):
         assert blocks.dtype == torch.float32
         assert (blocks - exact).norm() < 1.5 * (layers.float() - exact).norm() + 1e-3 * exact.norm()
 
@@ -126,13 +130,13 @@ def test_bf16_errs_no_more_than_layer_by_layer_and_gradients_come_in_float32():
 @pytest.mark.parametrize("cls", [NCritics, NCriticsTwoHot])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("grad", [False, True])
-def test_stored_and_chosen_actions_judged_together_are_as_if_apart(cls, shared, grad):
+def test_stored_and_chosen_actions_evaluated_together_are_as_if_apart(cls, shared, grad):
     torch.manual_seed(4)
     net = cls(D, A, "continuous", GAMMAS, num_critics=C, d_hidden=8)
     value = net.bins.value if cls is NCriticsTwoHot else torch.Tensor.float
     state = torch.randn(B, L, D, requires_grad=True)
     stored, chosen = torch.rand(B, L, 1 if shared else G, A), torch.rand(2, B, L, G, A, requires_grad=grad)
-    out, values = net.judge(state, stored, chosen, value)
+    out, values = net.evaluate(state, stored, chosen, value)
     torch.testing.assert_close(out, net(state, stored[None])[0])
     torch.testing.assert_close(values, value(net(state, chosen)))
     assert values.requires_grad == grad
@@ -149,11 +153,11 @@ def test_critics_that_are_drawn_are_those(cls, kind):
     net = cls(D, A, kind, GAMMAS, num_critics=C, d_hidden=8)
     state, action, drawn = torch.randn(B, L, D), torch.rand(2, B, L, G, A), torch.tensor([2, 0, 2, 2])
     every = net(state, action)
-    torch.testing.assert_close(net.of_drawn(state, action, drawn), every[:, :, :, drawn])
+    torch.testing.assert_close(net.evaluate_subset(state, action, drawn), every[:, :, :, drawn])
     torch.testing.assert_close(net(state, action), every)  # all of them again
 
 
-def test_a_forward_of_ones_own_is_asked_by_every_way():
+def test_a_forward_of_ones_own_is_called_by_every_method():
     class Doubled(NCritics):
         def forward(self, state, action, log_dict=None, detach_params=False):
             return 2.0 * super().forward(state, action, log_dict, detach_params)
@@ -161,10 +165,24 @@ def test_a_forward_of_ones_own_is_asked_by_every_way():
     net = Doubled(D, A, "continuous", GAMMAS, num_critics=C, d_hidden=8)
     state, action, drawn = torch.randn(B, L, D), torch.rand(1, B, L, G, A), torch.tensor([1])
     want = net(state, action)
-    out, values = net.judge(state, action[0], action, torch.Tensor.float)
+    out, values = net.evaluate(state, action[0], action, torch.Tensor.float)
     torch.testing.assert_close(out, want[0])
     torch.testing.assert_close(values, want)
-    torch.testing.assert_close(net.of_drawn(state, action, drawn), want[:, :, :, drawn])
-    net.forward = lambda *args, **kw: torch.zeros(1, B, L, C, G, 1)
-    assert not net.judge(state, action[0], action, torch.Tensor.float)[0].any()
-    assert net.of_drawn(state, action, drawn).shape == (1, B, L, 1, G, 1)
+    torch.testing.assert_close(net.evaluate_subset(state, action, drawn), want[:, :, :, drawn])
+    assert NCritics.fused
+    assert not Doubled.fused
+    assert not type("Mixed", (type("Mixin", (), {"forward": Doubled.forward}), NCritics), {}).fused
+    assert type("Renamed", (NCritics,), {}).fused
+
+
+def test_critics_that_declare_it_may_be_fused_with_a_forward_of_their_own():
+    class Logged(NCritics):
+        fused = True
+
+        def forward(self, state, action, log_dict=None, detach_params=False):
+            raise AssertionError("evaluate takes the shorter way")
+
+    net = Logged(D, A, "continuous", GAMMAS, num_critics=C, d_hidden=8)
+    state, action = torch.randn(B, L, D), torch.rand(1, B, L, G, A)
+    out, _ = net.evaluate(state, action[0], action, torch.Tensor.float)
+    torch.testing.assert_close(out, NCritics.forward(net, state, action)[0])

@@ -227,20 +227,3 @@ def test_gradients_are_those_of_a_plain_layer(layer):
     F.linear(y, weight, bias).square().sum().backward()
     assert torch.equal(x.grad, y.grad)
     assert torch.equal(layer.weight.grad, weight.grad)
-
-
-@pytest.mark.parametrize("prefix", ["part", "whole"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_row_products_of_large_caches(dtype, prefix, monkeypatch):
-    from amago.nets import attention
-
-    monkeypatch.setattr(attention, "_COPIED", 1)
-    rows, cache = torch.randn(6, 1, 8).to(dtype), torch.randn(6, 12, 8).to(dtype)
-    keys = cache[:, :5] if prefix == "part" else cache
-    expected = 0.5 * torch.bmm(rows.float(), keys.float().mT)
-    with torch.inference_mode():
-        scores = attention._row_products(rows, keys.mT, 0.5)
-        back = attention._row_products(scores, keys, 1.0)
-    tolerance = 1e-5 if dtype == torch.float32 else 5e-2
-    torch.testing.assert_close(scores.float(), expected, rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(back.float(), torch.bmm(scores.float(), keys.float()), rtol=tolerance, atol=3 * tolerance)

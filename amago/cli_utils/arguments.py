@@ -1,0 +1,155 @@
+"""The command-line arguments that training scripts share."""
+
+from __future__ import annotations
+
+import contextlib
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from typing import Any
+
+from amago.cli_utils.parts import AGENTS, CNNS, TRAJ_ENCODERS
+
+
+def whole_number(text: str) -> int:
+    """The type of a whole-number argument: "80_000", "80000" or "8e4" -> 80000."""
+    with contextlib.suppress(ValueError):
+        return int(text)
+    try:
+        value = float(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is not a number") from None
+    if not value.is_integer():
+        raise ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(value)
+
+
+def resume_point(text: str) -> str | int:
+    """The type of ``--resume``: "never", "auto" or the number of an epoch."""
+    if text in ("never", "auto"):
+        return text
+    try:
+        return whole_number(text)
+    except ArgumentTypeError:
+        raise ArgumentTypeError(f"{text!r} is neither never, nor auto, nor the number of an epoch") from None
+
+
+def _add(parser: Any, name: str, **kwargs: Any) -> None:
+    """Add an argument with both spellings, ``--run_name`` and ``--run-name``."""
+    spellings = [f"--{name}"] + ([f"--{name.replace('_', '-')}"] if "_" in name else [])
+    parser.add_argument(*spellings, dest=name, **kwargs)
+
+
+def add_common_cli(parser: ArgumentParser) -> ArgumentParser:
+    """Add the arguments that all training scripts share. `create_experiment_from_cli` reads them."""
+    _add_files(parser.add_argument_group("files"))
+    _add_agent(parser.add_argument_group("agent"))
+    _add_collection(parser.add_argument_group("data collection"))
+    _add_learning(parser.add_argument_group("learning"))
+    _add_logging(parser.add_argument_group("logging"))
+    return parser
+
+
+def _add_files(group: Any) -> None:
+    _add(group, "run_name", required=True, help="name of the run; --trials appends _trial_N")
+    _add(group, "buffer_dir", required=True, help="directory for replay buffers, checkpoints and logs")
+    _add(group, "ckpt", type=whole_number, default=None, help="start with the weights saved in this epoch")
+    _add(
+        group,
+        "resume",
+        type=resume_point,
+        default="never",
+        help="never, auto (continue from the newest training state, if there is one), or the epoch to continue from",
+    )
+    _add(group, "dset_max_size", type=whole_number, default=20_000, help="most trajectories in the replay buffer")
+
+
+def _add_agent(group: Any) -> None:
+    _add(group, "agent_type", default="agent", choices=sorted(AGENTS), help="kind of agent")
+    _add(group, "traj_encoder", default="transformer", choices=sorted(TRAJ_ENCODERS), help="sequence model")
+    _add(group, "memory_size", type=whole_number, default=256, help="width of the sequence model")
+    _add(group, "memory_layers", type=whole_number, default=3, help="layers of the sequence model")
+    _add(group, "max_seq_len", type=whole_number, default=None, help="context length in timesteps; None: the script's")
+
+
+def _add_collection(group: Any) -> None:
+    _add(group, "parallel_actors", type=whole_number, default=24, help="number of environments that run in parallel")
+    _add(group, "timesteps_per_epoch", type=whole_number, default=1000, help="environment steps of each actor in an epoch")
+    _add(group, "no_async", action="store_true", help="step all environments in this process, without workers")
+    _add(group, "env_workers", type=whole_number, default=None, help="worker processes; None: one a core")
+    _add(
+        group,
+        "mode",
+        default="both",
+        choices=("both", "collect", "learn"),
+        help="whether this process collects, learns, or does both",
+    )
+    _add(group, "start_learning_at_epoch", type=whole_number, default=0, help="epochs of collection before the first update")
+    _add(group, "val_interval", type=whole_number, default=10, help="epochs between evaluations")
+    _add(
+        group,
+        "eval_timesteps",
+        type=whole_number,
+        default=None,
+        help="environment steps of each actor in an evaluation; None: the script's",
+    )
+
+
+def _add_learning(group: Any) -> None:
+    _add(group, "epochs", type=whole_number, default=500, help="epochs of collection and training")
+    _add(group, "grads_per_epoch", type=whole_number, default=700, help="batches in an epoch")
+    _add(group, "batch_size", type=whole_number, default=24, help="sequences in a batch")
+    _add(group, "learning_rate", type=float, default=1e-4, help="learning rate of AdamW")
+    _add(
+        group,
+        "lr_cooldown",
+        type=float,
+        default=None,
+        help="fraction of training, at its end, over which the learning rate falls to 0",
+    )
+    _add(group, "mixed_precision", default="no", choices=("no", "bf16", "fp16"), help="precision of the networks")
+    _add(group, "ckpt_interval", type=whole_number, default=20, help="epochs between training states")
+    _add(group, "seed", type=whole_number, default=None, help="seed of all random numbers; None: not fixed")
+    _add(
+        group,
+        "trials",
+        type=whole_number,
+        default=1,
+        help="number of agents to train, one after another, with consecutive seeds",
+    )
+    _add(
+        group,
+        "configs",
+        nargs="*",
+        default=(),
+        metavar="FILE.gin",
+        help="gin files, applied from left to right after all other settings",
+    )
+
+
+def _add_logging(group: Any) -> None:
+    _add(group, "log", action="store_true", help="log to Weights & Biases (AMAGO_WANDB_PROJECT, AMAGO_WANDB_ENTITY)")
+    _add(group, "tensorboard", action="store_true", help="log to TensorBoard")
+    _add(group, "quiet", action="store_true", help="no progress bars")
+
+
+def add_pixel_cli(parser: ArgumentParser) -> None:
+    """Add ``--cnn`` and ``--no_augmentation``, for scripts with image observations.
+
+    Use them as ``switch_tstep_encoder(config, "cnn", cnn_type=args.cnn, drqv2_aug=not args.no_augmentation)``.
+    """
+    parser.add_argument("--cnn", default="impala", choices=sorted(CNNS), help="image encoder")
+    parser.add_argument("--no_augmentation", action="store_true", help="do not shift images randomly during training")
+
+
+def experiment_fields_from_cli(args: Namespace) -> dict[str, Any]:
+    """The fields of `amago.Experiment` that the arguments of `add_common_cli` set, all but those of `create_experiment_from_cli`."""
+    cooldown = {} if args.lr_cooldown is None else {"lr_cooldown": args.lr_cooldown}
+    return {
+        "run_name": args.run_name, "ckpt_base_dir": args.buffer_dir, "parallel_actors": args.parallel_actors,
+        "train_timesteps_per_epoch": args.timesteps_per_epoch, "env_mode": "sync" if args.no_async else "async",
+        "env_workers": args.env_workers, "start_learning_at_epoch": args.start_learning_at_epoch,
+        "val_interval": args.val_interval, "epochs": args.epochs, "train_batches_per_epoch": args.grads_per_epoch,
+        "batch_size": args.batch_size, "learning_rate": args.learning_rate, "mixed_precision": args.mixed_precision,
+        "ckpt_interval": args.ckpt_interval, "seed": args.seed, "resume": args.resume,
+        "log_to_wandb": args.log, "log_to_tensorboard": args.tensorboard, "verbose": not args.quiet,
+        "save_trajs_as": "segments", **cooldown,
+    }  # fmt: skip

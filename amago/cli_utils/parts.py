@@ -1,0 +1,151 @@
+"""Choosing the parts of an agent by name, and changing their default arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, MutableMapping
+from typing import Any
+
+from amago import config as gin_config
+from amago.agent import Agent, BaseAgent, MultiTaskAgent
+from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper
+from amago.nets.actor_critic import Actor, NCritics, NCriticsTwoHot, ResidualActor
+from amago.nets.cnn import CNN, DrQCNN, IMPALAishCNN, NatureishCNN
+from amago.nets.policy_dists import GMM, Beta, TanhGaussian
+from amago.nets.registry import TRAJ_ENCODERS, size_arguments
+from amago.nets.traj_encoders import TrajEncoder
+from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder, GoalTstepEncoder, TstepEncoder
+
+Config = MutableMapping[str, Any]
+
+TSTEP_ENCODERS: dict[str, type[TstepEncoder]] = {"ff": FFTstepEncoder, "cnn": CNNTstepEncoder, "goal": GoalTstepEncoder}
+AGENTS: dict[str, type[BaseAgent]] = {"agent": Agent, "multitask": MultiTaskAgent}
+EXPLORATION: dict[str, type[ExplorationWrapper]] = {"egreedy": EpsilonGreedy, "bilevel": BilevelEpsilonGreedy}
+
+ACTORS: dict[str, type] = {"ff": Actor, "residual": ResidualActor}
+CRITICS: dict[str, type] = {"scalar": NCritics, "two_hot": NCriticsTwoHot}
+CNNS: dict[str, type[CNN]] = {"drq": DrQCNN, "impala": IMPALAishCNN, "nature": NatureishCNN}
+DISTRIBUTIONS: dict[str, type] = {"tanh_gaussian": TanhGaussian, "beta": Beta, "gmm": GMM}
+
+REGISTRIES: dict[str, MutableMapping[str, Any]] = {
+    "traj_encoder": TRAJ_ENCODERS, "tstep_encoder": TSTEP_ENCODERS, "agent": AGENTS, "exploration": EXPLORATION, "actor": ACTORS,
+    "critic": CRITICS, "cnn": CNNS, "distribution": DISTRIBUTIONS,
+}  # fmt: skip
+"""For each kind of part, its classes by name."""
+# arguments of these classes that take a registered name
+_NAMED = {"actor_type": "actor", "critic_type": "critic", "cnn_type": "cnn", "continuous_dist_type": "distribution"}
+
+
+def use_config(custom_params: Config | None = None, gin_configs: Iterable[str] | None = None) -> None:
+    """Change default arguments: first by ``custom_params``, then by ``.gin`` files from left to right. The last change wins.
+
+    Args:
+        custom_params: {"Class.argument": value}.
+        gin_configs: paths; "zoo/NAME" for settings that come with the library.
+
+    Raises:
+        ValueError: a file cannot be read, or a class or argument does not exist; the message names the nearest that do.
+    """
+    gin_config.bind(custom_params or {})
+    gin_config.parse_files(gin_configs or ())
+
+
+def register(kind: str, name: str, cls: type) -> None:
+    """Give your own class a name, for the ``switch_*`` functions and the command line.
+
+    Args:
+        kind: "traj_encoder", "tstep_encoder", "agent", "exploration", "actor", "critic", "cnn" or "distribution".
+        name: the new name. `add_common_cli` offers it if it is called afterwards.
+        cls: a class with the decorator ``@gin.configurable``.
+
+    Raises:
+        ValueError: there is no such kind, the name is taken, or the class is not configurable.
+    """
+    if kind not in REGISTRIES:
+        raise ValueError(f"kind must be one of {', '.join(sorted(REGISTRIES))}, got kind={kind!r}")
+    known = REGISTRIES[kind].get(name)
+    if known is not None and gin_config.selector_of(known) != gin_config.selector_of(cls):
+        raise ValueError(f"name={name!r} is taken by the {kind} {known.__name__}; give {cls.__name__} another")
+    gin_config.selector_of(cls)
+    REGISTRIES[kind][name] = cls
+
+
+def _chosen(kind: str, arch: Any) -> Any:
+    known = REGISTRIES[kind]
+    if isinstance(arch, type):
+        return arch
+    if arch not in known:
+        raise ValueError(f"{kind} must be one of {', '.join(sorted(known))} or a class, got {arch!r}")
+    return known[arch]
+
+
+def _switch(kind: str, arch: Any, config: Config, options: dict[str, Any]) -> Any:
+    chosen = _chosen(kind, arch)
+    selector = gin_config.selector_of(chosen)
+    for name, value in options.items():
+        if name not in gin_config.parameters_of(selector):
+            raise ValueError(
+                f"{chosen.__name__} has no argument {name!r}; it has {', '.join(gin_config.parameters_of(selector))}"
+            )
+        config[f"{selector}.{name}"] = _chosen(_NAMED[name], value) if name in _NAMED else value
+    return chosen
+
+
+def switch_traj_encoder(
+    config: Config, arch: str | type[TrajEncoder], memory_size: int | None = None, layers: int | None = None, **kwargs: Any
+) -> type[TrajEncoder]:
+    """Choose the sequence model and write its arguments into ``config``.
+
+    Args:
+        config: {"Class.argument": value}, for `use_config`.
+        arch: "ff", "gru" (or "rnn"), "mamba", "transformer", or a class.
+        memory_size: width of the model, whatever the class calls it; None: its default.
+        layers: number of layers; None: the class's default.
+        kwargs: other arguments of the class. They win over ``memory_size`` and ``layers``.
+
+    Returns:
+        the class.
+
+    Raises:
+        ValueError: there is no such name or argument.
+    """
+    chosen = _chosen("traj_encoder", arch)
+    sizes = {} if memory_size is None else size_arguments(chosen, memory_size)
+    depth = {} if layers is None else {"n_layers": layers}
+    return _switch("traj_encoder", chosen, config, sizes | depth | kwargs)  # type: ignore[no-any-return]
+
+
+def switch_tstep_encoder(config: Config, arch: str | type[TstepEncoder], **kwargs: Any) -> type[TstepEncoder]:
+    """Choose the timestep encoder ("ff", "cnn", "goal" or a class) and write its arguments into ``config``; see `switch_traj_encoder`.
+
+    The argument ``cnn_type`` may be "drq", "impala", "nature" or a class.
+    """
+    return _switch("tstep_encoder", arch, config, kwargs)  # type: ignore[no-any-return]
+
+
+switch_step_encoder = switch_tstep_encoder
+
+
+def switch_agent(config: Config, agent: str | type[BaseAgent], **kwargs: Any) -> type[BaseAgent]:
+    """Choose the agent ("agent", "multitask" or a class) and write its arguments into ``config``; see `switch_traj_encoder`.
+
+    The arguments ``actor_type`` and ``critic_type`` may be names of `switch_actor` and `switch_critic`, or classes.
+    """
+    return _switch("agent", agent, config, kwargs)  # type: ignore[no-any-return]
+
+
+def switch_actor(config: Config, actor: str | type, **kwargs: Any) -> type:
+    """Choose the actor ("ff", "residual" or a class), to be the ``actor_type`` of `switch_agent`; see `switch_traj_encoder`.
+
+    The argument ``continuous_dist_type`` may be "tanh_gaussian", "beta", "gmm" or a class.
+    """
+    return _switch("actor", actor, config, kwargs)  # type: ignore[no-any-return]
+
+
+def switch_critic(config: Config, critic: str | type, **kwargs: Any) -> type:
+    """Choose the critics ("scalar", "two_hot" or a class), to be the ``critic_type`` of `switch_agent`; see `switch_traj_encoder`."""
+    return _switch("critic", critic, config, kwargs)  # type: ignore[no-any-return]
+
+
+def switch_exploration(config: Config, strategy: str | type[ExplorationWrapper], **kwargs: Any) -> type[ExplorationWrapper]:
+    """Choose exploration ("egreedy", "bilevel" or a class) and write its arguments into ``config``; see `switch_traj_encoder`."""
+    return _switch("exploration", strategy, config, kwargs)  # type: ignore[no-any-return]

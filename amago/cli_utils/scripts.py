@@ -1,0 +1,178 @@
+"""What a training script does: make an experiment from its arguments, train, evaluate."""
+
+from __future__ import annotations
+
+from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from amago.agent import Agent, BaseAgent
+from amago.cli_utils.arguments import add_common_cli, experiment_fields_from_cli
+from amago.cli_utils.errors import running
+from amago.experiment import Experiment
+from amago.loading import DiskTrajDataset
+from amago.nets.traj_encoders import TformerTrajEncoder, TrajEncoder
+from amago.nets.tstep_encoders import FFTstepEncoder, TstepEncoder
+from amago.run.console import metrics_table
+
+
+def switch_async_mode(experiment: Experiment, mode: str) -> Experiment:
+    """Let this process only collect or only learn. Call it before ``experiment.start()``.
+
+    All processes of a run need the same run name, directories and networks.
+
+    Args:
+        experiment: is changed.
+        mode: "collect": act and evaluate with the newest published weights; never train, and delete nothing. "learn": train and
+            publish weights; never act. "both": no change.
+
+    Returns:
+        the experiment.
+
+    Raises:
+        ValueError: the mode is none of these.
+    """
+    if mode == "collect":
+        experiment.start_learning_at_epoch = float("inf")
+        experiment.ckpt_interval = None
+        experiment.always_save_latest, experiment.always_load_latest = False, True
+        experiment.has_dset_edit_rights = False
+    elif mode == "learn":
+        experiment.start_collecting_at_epoch = float("inf")
+        experiment.train_timesteps_per_epoch = 0
+        experiment.val_interval = None
+        experiment.always_save_latest, experiment.always_load_latest = True, False
+        experiment.has_dset_edit_rights = True
+    elif mode != "both":
+        raise ValueError(f"mode must be 'collect', 'learn' or 'both', got {mode!r}")
+    return experiment
+
+
+def create_experiment_from_cli(
+    command_line_args: Namespace,
+    make_train_env: Callable[[], Any] | Sequence[Callable[[], Any]],
+    make_val_env: Callable[[], Any] | Sequence[Callable[[], Any]],
+    max_seq_len: int,
+    val_timesteps_per_epoch: int,
+    tstep_encoder_type: type[TstepEncoder] = FFTstepEncoder,
+    traj_encoder_type: type[TrajEncoder] = TformerTrajEncoder,
+    agent_type: type[BaseAgent] = Agent,
+    experiment_type: type[Experiment] = Experiment,
+    group_name: str | None = None,
+    **fields: Any,
+) -> Experiment:
+    """Make an `amago.Experiment` from the arguments of `add_common_cli` and the values that depend on the environment.
+
+    Args:
+        command_line_args: parsed arguments. ``--max_seq_len`` and ``--eval_timesteps``, if given, win over the next values.
+        make_train_env, make_val_env: fields of the experiment.
+        max_seq_len, val_timesteps_per_epoch: suitable values for this environment.
+        tstep_encoder_type, traj_encoder_type, agent_type: parts of the agent.
+        experiment_type: `amago.Experiment` or a subclass.
+        group_name: group of the run on Weights & Biases.
+        fields: other fields of the experiment. They win over the command line.
+
+    Returns:
+        the experiment, not started.
+    """
+    args = command_line_args
+    settings = experiment_fields_from_cli(args) | {
+        "max_seq_len": args.max_seq_len or max_seq_len,
+        "val_timesteps_per_epoch": args.eval_timesteps or val_timesteps_per_epoch,
+        "wandb_group_name": group_name,
+    }
+    settings |= fields
+    if "dataset" not in settings:
+        settings["dataset"] = DiskTrajDataset(args.buffer_dir, settings["run_name"], args.dset_max_size)
+    experiment = experiment_type(
+        make_train_env=make_train_env, make_val_env=make_val_env, tstep_encoder_type=tstep_encoder_type,
+        traj_encoder_type=traj_encoder_type, agent_type=agent_type, **settings,
+    )  # fmt: skip
+    return switch_async_mode(experiment, args.mode)
+
+
+def run_trials(args: Namespace, make_experiment: Callable[[Namespace], Experiment], test: Callable[[Experiment], Any]) -> None:
+    """Train and test ``args.trials`` agents one after another.
+
+    Args:
+        args: of `add_common_cli`. With several trials, trial i gets a copy with the run name ``NAME_trial_i`` and the seed ``seed + i``.
+        make_experiment: makes an experiment from these arguments; it must not start it.
+        test: evaluates a trained experiment. It is not called with ``--mode learn``.
+    """
+    for trial in range(args.trials):
+        own = Namespace(**vars(args))
+        if args.trials > 1:
+            own.run_name = f"{args.run_name}_trial_{trial}"
+            own.seed = None if args.seed is None else args.seed + trial
+        experiment = make_experiment(own)
+        experiment.start()
+        try:
+            if own.ckpt is not None:
+                experiment.load_checkpoint(own.ckpt, resume_training_state=False)
+            with running():
+                experiment.learn()
+                if own.mode != "learn":
+                    test(experiment)
+        finally:
+            experiment.close()
+
+
+def padding_for(max_seq_len: int, horizon: int) -> str:
+    """The ``padded_sampling`` that suits rollouts of at most ``horizon`` steps.
+
+    Returns:
+        "none" if training sequences of ``max_seq_len`` steps hold whole rollouts; "both" if they are windows, which would rarely
+        include the first and last steps of a rollout otherwise.
+    """
+    return "none" if max_seq_len >= horizon else "both"
+
+
+def evaluate_after_training(
+    experiment: Experiment,
+    timesteps: int | None = None,
+    make_env: Callable[[], Any] | Sequence[Callable[[], Any]] | None = None,
+    title: str = "after training",
+) -> None:
+    """Evaluate with ``experiment.evaluate_test`` and print the metrics as a table.
+
+    Args:
+        experiment: has been started.
+        timesteps: steps of each actor; None: 2.5 times ``val_timesteps_per_epoch``, which is five rollouts where that is two.
+        make_env: the test environments; None: those of validation.
+        title: title of the table.
+    """
+    steps = 5 * (experiment.val_timesteps_per_epoch // 2) + 1 if timesteps is None else timesteps
+    metrics = experiment.evaluate_test(experiment.make_val_env if make_env is None else make_env, timesteps=steps)
+    print(metrics_table(metrics, title=title))
+
+
+def parse_args(
+    description: str | None, add_cli: Callable[[ArgumentParser], Any], argv: Sequence[str] | None = None
+) -> Namespace:
+    """Parse the arguments of a training script: those of `add_common_cli`, and its own.
+
+    Args:
+        description: first lines of ``--help``, such as the script's ``__doc__``.
+        add_cli: adds the script's own arguments to the parser; it may change defaults of the common ones.
+        argv: the words of the command line; None: ``sys.argv[1:]``.
+    """
+    parser = ArgumentParser(description=description, formatter_class=ArgumentDefaultsHelpFormatter)
+    add_common_cli(parser)
+    add_cli(parser)
+    return parser.parse_args(argv)
+
+
+def main(
+    description: str | None,
+    add_cli: Callable[[ArgumentParser], Any],
+    make_experiment: Callable[[Namespace], Experiment],
+    test: Callable[[Experiment], Any] = evaluate_after_training,
+    argv: Sequence[str] | None = None,
+) -> None:
+    """Run a training script: `parse_args`, then `run_trials`.
+
+    Args:
+        description, add_cli, argv: see `parse_args`.
+        make_experiment, test: see `run_trials`.
+    """
+    run_trials(parse_args(description, add_cli, argv), make_experiment, test)

@@ -1,0 +1,133 @@
+"""The base class of all sequence models.
+
+Shapes: B sequences or actors, L timesteps, D numbers of a timestep's input, E of its output.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from amago.nets.utils import check_positive
+
+Dones = NDArray[np.bool_] | Tensor
+
+
+class TrajEncoder(nn.Module, ABC):
+    """Base of all sequence models.
+
+    A subclass defines `emb_dim` and `forward`. A model with memory also defines `init_hidden_state` and `reset_hidden_state`;
+    `slice_hidden_state`, `export_hidden_state` and `import_hidden_state` are optional.
+
+    Args:
+        tstep_dim: D.
+        max_seq_len: length of the context in transitions; training sequences have one observation more.
+
+    Raises:
+        ValueError: an argument is below 1.
+    """
+
+    def __init__(self, tstep_dim: int, max_seq_len: int) -> None:
+        super().__init__()
+        check_positive(tstep_dim=tstep_dim, max_seq_len=max_seq_len)
+        self.tstep_dim = tstep_dim
+        self.max_seq_len = max_seq_len
+
+    @property
+    @abstractmethod
+    def emb_dim(self) -> int:
+        """E."""
+
+    @abstractmethod
+    def forward(
+        self, seq: Tensor, time_idxs: Tensor, hidden_state: Any = None, log_dict: dict[str, Any] | None = None
+    ) -> tuple[Tensor, Any]:
+        """Map a sequence.
+
+        Args:
+            seq: (B, L, D).
+            time_idxs: (B, L, 1) int64, index of each step in its episode.
+            hidden_state: None for whole sequences, as in training. Otherwise the result of `init_hidden_state` or of the previous
+                call, and ``seq`` continues from there. Hidden states are for acting: no gradient flows through them, and they may
+                be updated in place.
+            log_dict: takes metrics by name, if given.
+
+        Returns:
+            (B, L, E), and the next hidden state. Both ways of calling give the same output.
+
+        Raises:
+            ValueError: the shapes do not fit each other or the model.
+        """
+
+    def init_hidden_state(self, batch_size: int, device: torch.device | str) -> Any:
+        """The hidden state of ``batch_size`` actors at the start of their episodes; None for a model without memory."""
+        return None
+
+    def reset_hidden_state(self, hidden_state: Any, dones: Dones) -> Any:
+        """The hidden state with the rows cleared where ``dones`` (B,) is True; other rows stay as they are. May work in place."""
+        return hidden_state
+
+    def slice_hidden_state(self, hidden_state: Any, start: int, stop: int) -> Any:
+        """Rows ``start`` to ``stop`` - 1 of a hidden state, sharing its storage.
+
+        Optional. Groups of actors whose hidden states are slices of a common one can act together in one call.
+
+        Raises:
+            NotImplementedError: the model does not define this method. Its groups of actors then act one after another.
+        """
+        if hidden_state is None:
+            return None
+        raise NotImplementedError(f"{type(self).__name__} does not say how to slice its hidden state")
+
+    def can_slice_hidden_state(self, hidden_state: Any) -> bool:
+        """Whether `slice_hidden_state` is implemented; called once, at the start of acting. The default tries the first row."""
+        try:
+            self.slice_hidden_state(hidden_state, 0, 1)
+        except NotImplementedError:
+            return False
+        return True
+
+    def export_hidden_state(self, hidden_state: Any) -> dict[str, Tensor]:
+        """The hidden state as named tensors, for `amago.policy.export`. Each has one dimension of size B.
+
+        Optional. The methods here suit a model without memory, or one whose hidden state is a tensor. Any other model that is to be
+        exported overrides this method and `import_hidden_state`.
+
+        Raises:
+            ValueError: the hidden state is neither None nor a tensor.
+        """
+        if hidden_state is None:
+            return {}
+        if isinstance(hidden_state, Tensor):
+            return {"hidden": hidden_state}
+        raise ValueError(
+            f"{type(self).__name__} has a {type(hidden_state).__name__} as its hidden state; to export it, override "
+            "export_hidden_state and import_hidden_state"
+        )
+
+    def import_hidden_state(self, tensors: dict[str, Tensor], dones: Tensor) -> Any:
+        """The inverse of `export_hidden_state`, traceable by ``torch.export``. `forward` takes a step from its result.
+
+        Args:
+            tensors: as `export_hidden_state` names them. They must not be changed: copy what is written in place.
+            dones: (B,) bool, True in rows whose memory is cleared first.
+        """
+        return self.reset_hidden_state(tensors["hidden"].clone(), dones) if tensors else None
+
+    def _check_input(self, seq: Tensor, time_idxs: Tensor) -> None:
+        B, L = seq.shape[:2]
+        if seq.ndim != 3 or seq.shape[-1] != self.tstep_dim:
+            raise ValueError(f"seq must be (batch, length, {self.tstep_dim}), got shape {tuple(seq.shape)}")
+        if time_idxs.shape != (B, L, 1):
+            raise ValueError(f"time_idxs must be ({B}, {L}, 1) for this seq, got shape {tuple(time_idxs.shape)}")
+
+
+def check_batch(batch: int, rows: int) -> None:
+    """Raise ValueError where a sequence and a hidden state differ in B."""
+    if batch != rows:
+        raise ValueError(f"hidden_state has {rows} rows, but seq has a batch of {batch}")

@@ -1,0 +1,154 @@
+"""``policy.json``: the description from which an agent is built again, all but its weights."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from amago import config
+from amago.agent import BaseAgent
+from amago.nets.traj_encoders import TrajEncoder
+from amago.nets.tstep_encoders import TstepEncoder
+from amago.run import checkpoint
+from amago.run.checkpoint import CheckpointError
+from amago.spaces import action_spec, describe, from_description, rl2_space
+
+SPEC_FILE = "policy.json"
+_FIELDS = ("agent", "tstep_encoder", "traj_encoder", "max_seq_len", "observation_space", "action_space", "bindings")
+_BASES: dict[str, type] = {"agent": BaseAgent, "tstep_encoder": TstepEncoder, "traj_encoder": TrajEncoder}
+_NOT_OF_A_POLICY = ("amago.experiment.", "amago.envs.", "amago.loading.", "amago.relabeling.")
+
+
+def write_policy_spec(run_dir: Path, agent: BaseAgent) -> None:
+    """Write ``policy.json``: the agent's classes, spaces and context length, and the gin bindings in force."""
+    spec = {
+        "schema": 1,
+        "agent": _name(type(agent)),
+        "tstep_encoder": _name(type(agent.tstep_encoder)),
+        "traj_encoder": _name(type(agent.traj_encoder)),
+        "max_seq_len": agent.max_seq_len,
+        "observation_space": describe(agent.obs_space),
+        "action_space": describe(agent.action_space),
+        "bindings": {name: _encode(value) for name, value in config.bindings().items()},
+    }
+
+    def write(tmp: Path) -> None:
+        tmp.write_text(json.dumps(spec, indent=1))
+
+    checkpoint.atomic_write(run_dir / SPEC_FILE, write)
+
+
+def build_agent(run_dir: Path, modules: Sequence[str] = ()) -> BaseAgent:
+    """Build the agent that ``policy.json`` describes, with untrained weights.
+
+    Bindings of classes that are not part of a policy (environments, exploration, data sets, the experiment) are ignored.
+
+    Args:
+        run_dir: the directory that holds ``policy.json``.
+        modules: packages that may be imported, beside amago and those that are imported already.
+
+    Raises:
+        CheckpointError: the file is missing or damaged.
+        ValueError: a class or a binding cannot be found, or may not be imported.
+    """
+    spec = _read(run_dir)
+    types = {part: _resolve_type(spec, part, modules) for part in _BASES}
+    obs_space, action_space = (from_description(spec[name]) for name in ("observation_space", "action_space"))
+    with config.temporary(_bindings_of_a_policy(spec, modules)):
+        return types["agent"](  # type: ignore[no-any-return]
+            obs_space=obs_space,
+            rl2_space=rl2_space(action_spec(action_space)),
+            action_space=action_space,
+            max_seq_len=spec["max_seq_len"],
+            tstep_encoder_type=types["tstep_encoder"],
+            traj_encoder_type=types["traj_encoder"],
+        )
+
+
+def _read(run_dir: Path) -> dict[str, Any]:
+    path = run_dir / SPEC_FILE
+    if not path.is_file():
+        raise CheckpointError(f"{run_dir} is not a run directory: it has no {SPEC_FILE}")
+    try:
+        spec = json.loads(path.read_text())
+    except ValueError as err:
+        raise CheckpointError(f"{path} is damaged: {err}") from err
+    missing = [k for k in _FIELDS if not isinstance(spec, dict) or k not in spec]
+    if missing:
+        raise CheckpointError(f"{path} is damaged: it lacks {', '.join(missing)}")
+    return spec  # type: ignore[no-any-return]
+
+
+def _bindings_of_a_policy(spec: dict[str, Any], modules: Sequence[str]) -> dict[str, Any]:
+    found = {}
+    for name, encoded in spec["bindings"].items():
+        if name.rpartition("/")[2].startswith(_NOT_OF_A_POLICY):
+            continue
+        selector = name.rpartition(".")[0]
+        try:
+            value = _decode(encoded, modules)  # imports the module of a class, which may register the selector
+        except (ValueError, ImportError) as err:
+            if config.is_registered(selector):
+                raise ValueError(f"{name}: {err}") from err
+            continue
+        found[name] = value
+    return {name: value for name, value in found.items() if config.is_registered(name.rpartition(".")[0])}
+
+
+# ---- values as JSON --------------------------------------------------------------------------------------------------------
+
+
+def _name(obj: Any) -> str:
+    return f"{obj.__module__}:{obj.__qualname__}"
+
+
+def _encode(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_encode(v) for v in value]
+    if isinstance(value, dict):
+        return {"@dict": [[_encode(k), _encode(v)] for k, v in value.items()]}
+    if hasattr(value, "__qualname__") and hasattr(value, "__module__"):
+        return {"@name": _name(value)}
+    return {"@unknown": repr(value)}
+
+
+def _decode(value: Any, modules: Sequence[str]) -> Any:
+    if isinstance(value, list):
+        return [_decode(v, modules) for v in value]
+    if isinstance(value, dict):
+        if "@name" in value:
+            return _resolve(value["@name"], modules)
+        if "@dict" in value:
+            return {_decode(k, modules): _decode(v, modules) for k, v in value["@dict"]}
+        raise ValueError(f"the policy was configured with {value.get('@unknown')}, which cannot be written to a file")
+    return value
+
+
+def _resolve(name: str, modules: Sequence[str]) -> Any:
+    """Find the object called "module:qualified.name". Only amago, packages of ``modules`` and imported modules are searched."""
+    module, _, path = name.partition(":")
+    if module not in sys.modules:
+        if module.split(".")[0] not in ("amago", *(m.split(".")[0] for m in modules)):
+            raise ValueError(
+                f"the policy uses {name}; import that module first, or allow it: load_policy(..., modules=[{module!r}])"
+            )
+        importlib.import_module(module)
+    found: Any = sys.modules[module]
+    for part in path.split("."):
+        if not hasattr(found, part):
+            raise ValueError(f"the policy uses {name}, but {module} has no {path} in this process")
+        found = getattr(found, part)
+    return found
+
+
+def _resolve_type(spec: dict[str, Any], part: str, modules: Sequence[str]) -> Any:
+    found, base = _resolve(spec[part], modules), _BASES[part]
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ValueError(f"the policy names {spec[part]} as its {part}, which is not a subclass of {base.__name__}")
+    return found

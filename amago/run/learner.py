@@ -1,0 +1,136 @@
+"""The learning part of an experiment: the model, its optimizer, and what happens to a batch."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedDataParallelKwargs
+from torch import Tensor
+
+from amago.agent import BaseAgent
+from amago.data.batch import Batch
+from amago.run.collect import Spaces
+from amago.run.settings import ExperimentSettings
+from amago.run.update import Updater, adamw, lr_schedule, weighted_losses
+
+
+class Learner(ExperimentSettings):
+    """Base class of `amago.Experiment`: model, losses and updates. Override its methods to change what is learned from a batch.
+
+    Attributes:
+        accelerator: device, precision and processes.
+        policy_aclr: the agent, in Accelerate's wrapper.
+        optimizer, lr_schedule, updater: of the agent.
+    """
+
+    accelerator: Accelerator
+    policy_aclr: Any
+    optimizer: Any
+    lr_schedule: torch.optim.lr_scheduler.LambdaLR
+    updater: Updater
+
+    def _build_accelerator(self) -> None:
+        AcceleratorState._reset_state()  # otherwise an earlier experiment of this process decides the precision
+        self.accelerator = Accelerator(
+            gradient_accumulation_steps=self.batches_per_update,
+            mixed_precision=self.mixed_precision,
+            kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
+        )
+
+    def _build_model(self, spaces: Spaces) -> None:
+        """Build the agent, its optimizer and schedule."""
+        agent = self.agent_type(
+            obs_space=spaces.observation,
+            rl2_space=spaces.rl2,
+            action_space=spaces.action,
+            max_seq_len=self.max_seq_len,
+            tstep_encoder_type=self.tstep_encoder_type,
+            traj_encoder_type=self.traj_encoder_type,
+        ).to(self.DEVICE)
+        self.policy_aclr, self.optimizer = self.accelerator.prepare(agent, self.init_optimizer(agent))
+        learning_epochs = max(0, self.epochs - int(min(self.start_learning_at_epoch, self.epochs)))
+        updates = learning_epochs * self.train_batches_per_epoch // self.batches_per_update
+        self.lr_schedule = lr_schedule(self.optimizer, self.lr_warmup_steps, updates, self.lr_cooldown)
+        self.updater = Updater(self.accelerator, self.policy, self.optimizer, self.lr_schedule, self.grad_clip)
+
+    def init_optimizer(self, policy: BaseAgent) -> torch.optim.Optimizer:
+        """Create the optimizer. Override to use another one than AdamW."""
+        return adamw(policy.trainable_params, float(self.learning_rate), float(self.l2_coeff))
+
+    @property
+    def DEVICE(self) -> torch.device:
+        """The device of the policy."""
+        return self.accelerator.device
+
+    @property
+    def policy(self) -> BaseAgent:
+        """The agent, without Accelerate's wrapper."""
+        return self.accelerator.unwrap_model(self.policy_aclr)  # type: ignore[no-any-return]
+
+    def caster(self) -> AbstractContextManager[Any]:
+        """The context of mixed precision."""
+        return self.accelerator.autocast()
+
+    def train_step(self, batch: Batch, log_step: bool) -> dict[str, float | Tensor]:
+        """Forward and backward of one batch, and an update after every ``batches_per_update`` batches.
+
+        Args:
+            log_step: also compute costly metrics.
+
+        Returns:
+            the metrics of `compute_loss` and, with an update, those of `amago.run.update.Updater.step`.
+        """
+        with self.accelerator.accumulate(self.policy_aclr):
+            with self.caster():
+                metrics = self.compute_loss(batch, log_step)
+            loss = metrics["Actor Loss"] + self.critic_loss_weight * metrics["Critic Loss"]
+            self.accelerator.backward(loss)
+            if self.accelerator.sync_gradients:
+                metrics |= self.updater.step(log_step, loss)
+        return metrics
+
+    def compute_loss(self, batch: Batch, log_step: bool) -> dict[str, Any]:
+        """Losses of actor and critics, averaged over their masks, and metrics.
+
+        Args:
+            log_step: also compute costly metrics.
+
+        Returns:
+            "Actor Loss", "Critic Loss", "Sequence Length", "Batch Size (in Timesteps)", "Unmasked Batch Size (in
+            Timesteps)", and the metrics of the agent.
+        """
+        loss = self.policy_aclr(batch, log_step)
+        pad = batch.transition_mask[:, :, None]  # (B, L, 1, 1)
+        actor_mask = self.edit_actor_mask(batch, loss.actor_loss, pad.expand_as(loss.actor_loss))
+        critic_mask = None
+        if loss.critic_loss is not None:
+            critic_mask = self.edit_critic_mask(batch, loss.critic_loss, pad[:, :, None].expand_as(loss.critic_loss))
+        return weighted_losses(loss, batch, actor_mask, critic_mask)
+
+    def edit_actor_mask(self, batch: Batch, actor_loss: Tensor, pad_mask: Tensor) -> Tensor:
+        """Override to exclude timesteps from the actor's loss.
+
+        Args:
+            actor_loss: (B, L, G, 1).
+            pad_mask: bool, of the same shape; False at padding.
+
+        Returns:
+            bool, of the same shape; True where the loss counts.
+        """
+        return pad_mask
+
+    def edit_critic_mask(self, batch: Batch, critic_loss: Tensor, pad_mask: Tensor) -> Tensor:
+        """Override to exclude timesteps from the critics' loss.
+
+        Args:
+            critic_loss: (B, L, C, G, 1).
+            pad_mask: bool, of the same shape; False at padding.
+
+        Returns:
+            bool, of the same shape; True where the loss counts.
+        """
+        return pad_mask

@@ -1,0 +1,148 @@
+"""The part of an experiment that is written to disk: progress, log and checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from accelerate.utils import gather_object
+
+from amago.envs.statistics import PhaseStatistics
+from amago.loading import RLDataset, SequenceLoader
+from amago.run.collect import RunActors
+from amago.run.learner import Learner
+from amago.run.metrics import MetricsLogger, RunningMeans, wandb_options
+from amago.run.run_checkpoints import RunCheckpoints
+from amago.run.state import Progress, TrainingParts
+from amago.run.weights import load_into
+
+
+class PersistentRun(Learner):
+    """Base class of `amago.Experiment`: progress, log and checkpoints.
+
+    Attributes:
+        epoch: epochs that are finished.
+        frames_by_env: environment steps collected by this process, by environment name.
+        run_seed: the seed of the run, given or drawn.
+        checkpoints: on disk.
+        logger: in the main process; None in others.
+        train_dloader: source of batches.
+    """
+
+    run_seed: int
+    checkpoints: RunCheckpoints
+    logger: MetricsLogger | None
+    train_dloader: SequenceLoader
+    _actors: RunActors
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.epoch = 0
+        self.frames_by_env: dict[str, int] = {}
+        self._collected = self._trained = 0  # in the current epoch: steps of each actor, and batches
+        self._started = self._saved = False
+
+    def _require_start(self, what: str) -> None:
+        if not self._started:
+            raise RuntimeError(f"call Experiment.start() before {what}")
+
+    @property
+    def _data(self) -> RLDataset:
+        assert self.dataset is not None, "check_settings() refuses this"
+        return self.dataset
+
+    def _gather(self, items: list[Any]) -> list[Any]:
+        """The items of all processes."""
+        return gather_object(items) if self.accelerator.num_processes > 1 else items  # type: ignore[no-any-return]
+
+    # ---- log ------------------------------------------------------------------------------------------------------------
+
+    def init_logger(self) -> None:
+        """Open the log files; only the main process writes."""
+        self._means = RunningMeans()
+        self.logger = None
+        if self.accelerator.is_main_process:
+            wandb = wandb_options(self) if self.log_to_wandb else None
+            self.logger = MetricsLogger(self.run_dir, self.log_to_tensorboard, wandb)
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps collected, of all environments; with several processes, an estimate from this one."""
+        return sum(self.frames_by_env.values()) * self.accelerator.num_processes
+
+    def x_axis_metrics(self) -> dict[str, int | float]:
+        """Numbers that curves may be drawn against."""
+        by_env = {f"total_frames-{name}": frames for name, frames in self.frames_by_env.items()}
+        return {"Epoch": self.epoch, "total_frames": self.env_steps, "gradient_steps": self.updater.grad_steps, **by_env}
+
+    def log(self, metrics_dict: Mapping[str, Any], key: str) -> None:
+        """Log numbers by name in section ``key`` ("train", "val", "test", "buffer" or "rollout"); no row for an empty dict."""
+        if self.logger is not None and metrics_dict:
+            x = {"epoch": self.epoch, "env_steps": self.env_steps, "grad_steps": self.updater.grad_steps}
+            self.logger.log(metrics_dict, key, x, self.x_axis_metrics())
+
+    def _log_faults(self, stats: PhaseStatistics, key: str) -> None:
+        if stats.restarts:
+            self.log({"Restarted Environments": stats.restarts, "Dropped Rollouts": stats.dropped}, key)
+
+    # ---- checkpoints ----------------------------------------------------------------------------------------------------
+
+    def init_checkpoints(self) -> None:
+        """Create ``ckpts/training_states``, ``ckpts/policy_weights`` and ``ckpts/latest``."""
+        self.checkpoints = RunCheckpoints(self.run_dir, self.run_name)
+        self.checkpoints.prepare()
+        self.ckpt_dir = self.checkpoints.directory
+
+    @property
+    def _parts(self) -> TrainingParts:
+        return TrainingParts(
+            self.accelerator, self.policy, self.optimizer, self.lr_schedule, self.updater, self.train_dloader, self._data,
+            self.logger, self._actors.pools, self.batches_per_update,
+        )  # fmt: skip
+
+    def save_checkpoint(self) -> None:
+        """Save a complete training state, and a separate file with the policy's weights.
+
+        If that fails, for example because the disk is full, a warning is logged; earlier checkpoints are intact.
+        """
+        self._require_start("save_checkpoint()")
+        progress = Progress(self.epoch, self._collected, self._trained, self.run_seed, self.frames_by_env)
+        ranks = self._gather([self._parts.local_state()])
+        if self.accelerator.is_main_process:
+            self._saved = self.checkpoints.save(
+                progress.checkpoint_epoch, self._parts.snapshot(progress, ranks), self.keep_training_states
+            )
+        self.accelerator.wait_for_everyone()
+
+    def _restore(self, path: Path) -> None:
+        """Load a training state."""
+        progress = self._parts.restore(path)
+        self.epoch, self._collected, self._trained = progress.epoch, progress.collected, progress.trained
+        self.frames_by_env, self.run_seed = progress.frames_by_env, progress.seed
+
+    def write_latest_policy(self) -> None:
+        """Publish the policy's weights for other processes."""
+        self._require_start("write_latest_policy()")
+        if self.accelerator.is_main_process:
+            self.checkpoints.publish(self.policy.state_dict())
+
+    def read_latest_policy(self) -> None:
+        """Load the weights that another process published last, if there are any; never older ones than before."""
+        self._require_start("read_latest_policy()")
+        weights = self.checkpoints.read_latest()
+        if weights is not None:
+            load_into(self.policy, weights, self.checkpoints.latest)
+
+    def _resume_note(self, resumed: Path | None) -> str:
+        """What ``resume`` has found, for the console."""
+        if resumed is not None:
+            steps = f"{self.updater.grad_steps} gradient steps, {self.env_steps} environment steps"
+            return f"resumed {resumed} at epoch {self.epoch}, {steps}"
+        if self.resume != "never":
+            return f"nothing to resume in {self.ckpt_dir}; starting at epoch 0"
+        if self.checkpoints.exist():
+            return (
+                f"note: {self.run_dir} holds checkpoints of an earlier run, and resume='never' starts afresh; 'auto' continues"
+            )
+        return ""

@@ -1,0 +1,99 @@
+"""Attention backends against the reference that is written out, on each device."""
+
+import pytest
+import torch
+from gpu.devices import CUDA
+
+from amago.nets import attention, flex_attention
+from amago.nets.kv_cache import KVCache
+from amago.nets.transformer import (
+    FlashAttention,
+    FlexAttention,
+    ScaledDotProductAttention,
+    SlidingWindowFlexAttention,
+    SlidingWindowSinkFlexAttention,
+)
+
+KERNELS = {
+    "default": ScaledDotProductAttention,
+    "flash": FlashAttention,
+    "flex": FlexAttention,
+    "window": lambda: SlidingWindowFlexAttention(window_size=5),
+    "sinks": lambda: SlidingWindowSinkFlexAttention(window_size=4, sink_size=2),
+}
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
+
+
+@pytest.fixture(autouse=True)
+def _no_fallback_warnings(monkeypatch):
+    monkeypatch.setattr(attention, "_warned", {"FlashAttention", "FlexAttention"})
+
+
+def reference(kernel, q, k, v):
+    """Float64, with the mask of ``kernel``."""
+    scores = q.double() @ k.double().mT / q.shape[-1] ** 0.5
+    scores = scores.masked_fill(~kernel.mask(q.shape[2], None, q.device), -torch.inf)
+    return scores.softmax(-1) @ v.double()
+
+
+def relative_error(got, want):
+    return float((got.detach().double() - want.detach()).norm() / want.detach().norm())
+
+
+@pytest.mark.filterwarnings("default")  # compilers of other packages warn
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("name", KERNELS)
+def test_outputs_and_gradients(name, dtype, device):
+    torch.manual_seed(0)
+    kernel = KERNELS[name]().to(device)
+    qkv = [torch.randn(2, 4, 150, 32, device=device).to(dtype).requires_grad_() for _ in range(3)]
+    out, expected = kernel(*qkv), reference(kernel, *qkv)
+    weight = torch.randn(expected.shape, device=device)
+    grads = torch.autograd.grad((out * weight).sum(), qkv), torch.autograd.grad((expected * weight).sum(), qkv)
+    assert out.dtype == dtype
+    for got, want in zip((out, *grads[0]), (expected, *grads[1])):
+        assert relative_error(got, want.double()) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("name", KERNELS)
+@torch.no_grad()
+def test_steps_with_staggered_resets(name, dtype, device):
+    torch.manual_seed(1)
+    kernel = KERNELS[name]().to(device)
+    slots = kernel.cache_slots(30)
+    cache = KVCache(1, 3, 2, slots, 16, device, dtype, sinks=kernel.sink_size)
+    qkv = torch.randn(3, 3, 2, 24, 16, device=device).to(dtype)
+    starts = torch.tensor([0, 7, 13])
+    got = []
+    for t in range(24):
+        cache.reset(starts == t)
+        step = cache.advance()
+        q, k, v = qkv[:, :, :, t : t + 1]
+        got.append(kernel(q, *cache.write(0, k, v, step), step))
+    for row, start in enumerate(starts.tolist()):
+        expected = reference(kernel, *qkv[:, row : row + 1, :, start:])
+        assert relative_error(torch.cat(got, 2)[row : row + 1, :, start:], expected) < TOLERANCE[dtype]
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("device", [CUDA], indirect=True)
+def test_the_flex_kernel_itself_runs(device):
+    """Falling back would pass the tests above."""
+    q = torch.randn(3, 2, 4, 150, 32, device=device)
+    SlidingWindowFlexAttention(window_size=5)(*q)
+    assert flex_attention._tried["cuda", torch.float32, 32] is None
+
+
+def test_mixed_precision_of_the_cache(device):
+    from amago.nets.traj_encoders import TformerTrajEncoder
+
+    net = TformerTrajEncoder(6, 8, d_model=16, n_heads=2, d_ff=16, n_layers=2).to(device).eval()
+    x, times = torch.randn(2, 8, 6, device=device), torch.arange(8, device=device)[None, :, None].expand(2, -1, 1)
+    with torch.no_grad():
+        exact, _ = net(x, times)
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            hidden = net.init_hidden_state(2, device)
+            rough, _ = net(x, times, hidden)
+    assert hidden.keys.dtype == torch.bfloat16
+    assert 0 < float((rough - exact).abs().max()) < 0.2
