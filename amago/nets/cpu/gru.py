@@ -13,8 +13,8 @@ from amago.nets.utils import autocast_dtype
 class GRUStep:
     """The step of a `torch.nn.GRU` without gradients, for a few rows in float32 on a CPU. `torch.nn.GRU` takes no packed weights.
 
-    A step of 3 layers and 16 actors takes 0.66 ms instead of 1.0 on one core of an AMD EPYC 9004; on an Intel Xeon with avx512 it saves 4% of
-    a policy's step on an Intel Xeon with avx512 (1.54 ms instead of 1.61).
+    A step of 3 layers and 16 actors takes 0.66 ms instead of 1.0 on one core of an AMD EPYC 9004. On an Intel Xeon with
+    avx512 it saves 4% of a policy's step (1.54 ms instead of 1.61).
 
     Args:
         rnn: with ``batch_first``, biases and one direction.

@@ -21,7 +21,7 @@ def steps(model, inputs):
     outputs = []
     with torch.no_grad():
         for t in range(inputs.shape[1]):
-            out, hidden = model(inputs[:, t : t + 1], torch.full((len(inputs), 1), t), hidden)
+            out, hidden = model(inputs[:, t : t + 1], torch.full((len(inputs), 1, 1), t), hidden)
             outputs.append(out)
     return torch.cat(outputs, dim=1), hidden
 
@@ -40,7 +40,7 @@ def test_it_follows_its_weights(pair, change):
     before, _ = steps(fast, inputs)
     if change == "optimizer":
         optimizer = torch.optim.AdamW(fast.parameters(), lr=0.1, fused=True)
-        fast(inputs, torch.zeros(2, 2))[0].sum().backward()
+        fast(inputs, torch.zeros(2, 2, 1, dtype=torch.int64))[0].sum().backward()
         optimizer.step()
     elif change == "in place":
         with torch.no_grad():
