@@ -109,9 +109,10 @@ class Bins(nn.Module):
         hl_gauss_sigma: standard deviation of the latter, in widths of a bin.
         decoding: what distributions over bins are worth. "mean_return": their expected return, sum_o p_o symexp(centre_o), as
             DreamerV3 has it (Hafner et al. 2023, arXiv 2301.04104); labels are made such that they are worth the target.
-            "mean_bin": symexp(sum_o p_o centre_o), with labels whose mean bin is symlog(target); this undervalues rare large
-            returns, and labels of "hl_gauss" are zero for targets far beyond the bins. Without ``use_symlog`` both values are
-            the same.
+            "mean_bin": symexp(sum_o p_o centre_o), with labels whose mean bin is symlog(target). This undervalues rare large
+            returns, but an error in the probability of a far larger return matters less: it suits tasks whose returns differ by
+            orders of magnitude and are hardly random. Labels of "hl_gauss" are zero for targets far beyond the bins. Without
+            ``use_symlog`` both values are the same.
 
     Attributes:
         centers: (O,), in symlog(return) with ``use_symlog``.
