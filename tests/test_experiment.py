@@ -152,7 +152,8 @@ def test_progress_is_counted(finished):
 def test_names_of_evaluation_metrics(finished, section):
     values = rows(finished.run_dir, section)[0]["values"]
     assert set(values) >= {
-        TOTAL, "Number of Rollouts", "Average Total Return in TMaze", "Bottom Quintile Total Return in TMaze",
+        TOTAL, "Number of Rollouts", "Average Total Return (Across All Rollouts)", "Average Total Return in TMaze",
+        "Bottom Quintile Total Return in TMaze", "Mean of Bottom Quintile Total Return in TMaze",
     }  # fmt: skip
     assert values[TOTAL] == pytest.approx(values["Average Total Return in TMaze"])
     assert values["Bottom Quintile Total Return in TMaze"] <= values["Average Total Return in TMaze"]
