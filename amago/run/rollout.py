@@ -39,9 +39,9 @@ class Rollout:
         device: the policy's device.
         autocast: returns the context of mixed precision; default: none.
         repeatable: only step alternately. Other batch sizes draw other random actions, so a choice by the clock does not repeat.
-        equal_shares: divide the rollouts of `run_phase` equally among the actors. False: stop when so many have ended in all, whoever's they
-            are, and count all that have ended by then, as the original system does. Among rollouts of different lengths, those that end
-            first are the short ones, which biases every mean.
+        equal_shares: divide the ``episodes`` of `run_phase` equally among the actors. False: stop when so many rollouts have
+            ended in all, and count all that have ended by then, as the original system does. The rollouts that end first are the
+            short ones, which biases every mean.
 
     Attributes:
         memory: hidden state of each group; None before the first step. If it is set from outside, steps are alternate.
@@ -95,9 +95,9 @@ class Rollout:
             agent: as for `run`.
             timesteps: most steps of each actor.
             sample: as for `run`.
-            episodes: count exactly so many rollouts, unless ``timesteps`` is over before. Each actor has its share, decided in advance: the
-                first ``episodes % num_actors`` actors have one more than the others. An actor that has met its share goes on
-                stepping until all have, but its further rollouts do not count.
+            episodes: count exactly so many rollouts, or fewer if ``timesteps`` are over first. Each actor has its share, decided in
+                advance: the first ``episodes % num_actors`` actors have one more than the others. An actor with all of its share
+                goes on stepping until the others have theirs, but its further rollouts do not count.
             on_step: as for `run`.
             should_stop: as for `run`.
 
