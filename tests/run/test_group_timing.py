@@ -66,7 +66,7 @@ class Numbers:
         self.rl2s, self.time_idxs = np.zeros((5, 3), np.float32), np.zeros((5, 1), np.int64)
         self.resets, self.busy, self.sizes = np.ones(5, bool), [False, False], []
         self.actions = np.zeros((5, 2), np.float32)
-        self.log = []
+        self.log, self.extras = [], {}
 
     def send(self, group, actions):
         assert not self.busy[group]
