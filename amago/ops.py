@@ -74,13 +74,9 @@ def binary_filter(adv: Tensor, threshold: float = 0.0) -> Tensor:
 
 
 def exp_filter(
-    adv: Tensor, beta: float = 1.0, clip_weights_low: float | None = None, clip_weights_high: float | None = 100.0
+    adv: Tensor, beta: float = 1.0, clip_weights_low: float | None = None, clip_weights_high: float | None = None
 ) -> Tensor:
-    """exp(beta x advantage), kept in [clip_weights_low, clip_weights_high] (Peng et al. 2019, arXiv 1910.00177); None: no bound.
-
-    Without an upper bound one action outweighs a batch, and the weight overflows where beta x advantage exceeds 88.7. The
-    default is that of Kostrikov et al. 2021 (arXiv 2110.06169).
-    """
+    """exp(beta x advantage), kept in [clip_weights_low, clip_weights_high] (Peng et al. 2019, arXiv 1910.00177)."""
     weights = torch.exp(beta * adv)
     if clip_weights_low is not None or clip_weights_high is not None:
         weights = weights.clamp(clip_weights_low, clip_weights_high)

@@ -53,8 +53,11 @@ def binary_filter(adv: Tensor, threshold: float = 0.0) -> Tensor:
 def exp_filter(
     adv: Tensor, beta: float = 1.0, clip_weights_low: float | None = None, clip_weights_high: float | None = 100.0
 ) -> Tensor:
-    """Imitate with weight exp(beta x advantage), kept in [clip_weights_low, clip_weights_high]; None: no bound. See
-    `amago.ops.exp_filter`."""
+    """Imitate with weight exp(beta x advantage), kept in [clip_weights_low, clip_weights_high]; None: no bound.
+
+    Without an upper bound one action outweighs a batch, and the weight overflows where beta x advantage exceeds 88.7. The
+    default is that of Kostrikov et al. 2021 (arXiv 2110.06169).
+    """
     return ops.exp_filter(adv, beta, clip_weights_low, clip_weights_high)
 
 
