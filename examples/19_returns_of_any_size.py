@@ -38,9 +38,7 @@ def make_experiment(args: Namespace) -> Experiment:
         "NCriticsTwoHot.output_bins": 64,
     }
     config |= {"NCriticsTwoHot.min_return": -100.0, "NCriticsTwoHot.max_return": 1e5, "Multigammas.discrete": [0.8]}
-    # Returns of 20,000 and of 10 (times reward_multiplier) share one critic: a probability of 0.001, given by mistake to the former, would
-    # count as much as the latter in an expected return.
-    config |= {"NCriticsTwoHot.decoding": "mean_bin", "TformerTrajEncoder.n_heads": 4}
+    config |= {"TformerTrajEncoder.n_heads": 4}
     explore = cli_utils.switch_exploration(config, "egreedy", steps_anneal=args.epochs * args.timesteps_per_epoch // 2 + 1)
     cli_utils.use_config(config, args.configs)
     return cli_utils.create_experiment_from_cli(

@@ -43,7 +43,7 @@ CASES = {
     "multitask_discrete": (
         MultiTaskAgent,
         {},
-        {"Discrete.clip_prob_low": 1e-6, "Discrete.clip_prob_high": 1.0, "NCriticsTwoHot.decoding": "mean_bin"},
+        {"Discrete.clip_prob_low": 1e-6, "Discrete.clip_prob_high": 1.0, "NCriticsTwoHot.clamp_labels": False},
     ),
 }
 

@@ -111,8 +111,8 @@ class Bins(nn.Module):
             DreamerV3 has it (Hafner et al. 2023, arXiv 2301.04104); labels are made such that they are worth the target.
             "mean_bin": symexp(sum_o p_o centre_o), with labels whose mean bin is symlog(target). This undervalues rare large
             returns, but an error in the probability of a far larger return matters less: it suits tasks whose returns differ by
-            orders of magnitude and are hardly random. Labels of "hl_gauss" are zero for targets far beyond the bins. Without
-            ``use_symlog`` both values are the same.
+            orders of magnitude and are hardly random. Without ``use_symlog`` both values are the same.
+        clamp_labels: "hl_gauss" labels of returns beyond the bins are those of the first or last centre; else zeros, far beyond.
 
     Attributes:
         centers: (O,), in symlog(return) with ``use_symlog``.
@@ -133,7 +133,8 @@ class Bins(nn.Module):
         use_symlog: bool,
         labels: str,
         hl_gauss_sigma: float,
-        decoding: str = "mean_return",
+        decoding: str = "mean_bin",
+        clamp_labels: bool = True,
     ) -> None:
         super().__init__()
         if output_bins < 2:
@@ -149,6 +150,7 @@ class Bins(nn.Module):
         self.min_return, self.max_return, self.use_symlog = float(min_return), float(max_return), use_symlog
         self.fast = fast_paths()
         self.labels_type, self.hl_gauss_sigma, self.decoding = labels, hl_gauss_sigma, decoding
+        self.clamp_labels = clamp_labels
         low, high = self._spread(torch.tensor([self.min_return, self.max_return])).tolist()
         centers = torch.linspace(low, high, output_bins)
         self.register_buffer("centers", centers, persistent=False)
@@ -191,9 +193,11 @@ class Bins(nn.Module):
             if self.decoding == "mean_bin":
                 return two_hot(self._spread(returns.float()), self.centers)
             return two_hot(returns.float(), self.returns)
+        returns = returns.float()
+        clamped = returns.clamp(self.min_return, self.max_return) if self.clamp_labels else returns
         if self.decoding == "mean_bin":
-            return hl_gauss(self._spread(returns.float()), self.centers, self.hl_gauss_sigma)
-        x = self._spread(returns.float().clamp(self.min_return, self.max_return))
+            return hl_gauss(self._spread(clamped), self.centers, self.hl_gauss_sigma)
+        x = self._spread(clamped)
         low, share = _between(x, self._worth)
         return hl_gauss(self._grid[low].lerp(self._grid[low + 1], share), self.centers, self.hl_gauss_sigma)
 

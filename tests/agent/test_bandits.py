@@ -61,13 +61,12 @@ def gamble(g, b=128):
 @pytest.mark.learning
 @pytest.mark.parametrize("labels", ["two_hot", "hl_gauss"])
 def test_a_rare_large_reward_is_worth_its_mean(labels):
-    config.bind({"NCriticsTwoHot.labels": labels})
+    config.bind({"NCriticsTwoHot.labels": labels, "NCriticsTwoHot.decoding": "mean_return"})
     assert trained(MultiTaskAgent, 2, gamble, 250)[1] > 0.9
 
 
 @pytest.mark.learning
 def test_the_mean_bin_prefers_the_small_sure_reward():
-    config.bind({"NCriticsTwoHot.decoding": "mean_bin"})
     assert trained(MultiTaskAgent, 2, gamble, 250)[1] < 0.1
 
 

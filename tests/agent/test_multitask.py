@@ -54,8 +54,8 @@ def test_targets_are_means_of_returns_over_samples_and_chosen_critics(kind):
     pi = agent.target_actor(state)
     logits = agent.target_critics(state, torch.stack([pi.sample_vector() for _ in range(5)]))
     chosen = torch.randint(3, (2,))
-    returns = symexp(agent.critics.bins.centers)
-    q = torch.stack([(lo.softmax(-1) * returns).sum(-1) for lo in logits]).mean(0)
+    bins = agent.critics.bins.centers
+    q = torch.stack([symexp((lo.softmax(-1) * bins).sum(-1)) for lo in logits]).mean(0)
     bootstrap = q[:, :, chosen].mean(2)  # (B, L, G)
     want = rews + agent.gammas * (1 - dones.float()) * bootstrap
     assert want.std() > 1.0

@@ -29,7 +29,7 @@ AGENTS = {
     "agent_discrete": (amago.agent.Agent, {}, (0.001, 0.99)),
     "multitask_discrete": (
         amago.agent.MultiTaskAgent,
-        {"Discrete.clip_prob_low": 1e-6, "Discrete.clip_prob_high": 1.0, "NCriticsTwoHot.decoding": "mean_bin"},
+        {"Discrete.clip_prob_low": 1e-6, "Discrete.clip_prob_high": 1.0},
         (1e-6, 1.0),
     ),
 }
