@@ -167,6 +167,7 @@ def sealed(directory):
     sums = {p.name: {"sha256": hashlib.sha256(p.read_bytes()).hexdigest(), "bytes": p.stat().st_size} for p in files}
     content = {"schema": checkpoint.SCHEMA, "saved": 9, "check": checksum(9, sums), "files": sums}
     (directory / checkpoint.MANIFEST).write_text(json.dumps(content))
+    checkpoint.verify(directory)  # it passes, else what is inside would never be read
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -370,6 +371,7 @@ def test_a_manifest_never_names_a_file_elsewhere(tmp_path, finished, name):
     (tmp_path / "outside.txt").write_text("mine")
     path = tmp_path / "run" / STATE / checkpoint.MANIFEST
     manifest = json.loads(path.read_text())
+    assert manifest["check"] == checksum(manifest["saved"], manifest["files"])
     content = b"mine"
     manifest["files"][name] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
     manifest["check"] = checksum(manifest["saved"], manifest["files"])
