@@ -153,7 +153,8 @@ def test_progress_is_counted(finished):
 def test_names_of_evaluation_metrics(finished, section):
     values = rows(finished.run_dir, section)[0]["values"]
     assert set(values) >= {
-        TOTAL, "Number of Rollouts", "Average Total Return in TMaze", "Bottom Quintile Total Return in TMaze",
+        TOTAL, "Number of Rollouts", "Average Total Return (Across All Rollouts)", "Average Total Return in TMaze",
+        "Bottom Quintile Total Return in TMaze", "Mean of Bottom Quintile Total Return in TMaze",
     }  # fmt: skip
     assert values[TOTAL] == pytest.approx(values["Average Total Return in TMaze"])
     assert values["Bottom Quintile Total Return in TMaze"] <= values["Average Total Return in TMaze"]
@@ -458,8 +459,8 @@ def test_evaluated_trajectories_can_be_kept(tmp_path):
 
 def test_evaluation_stops_after_so_many_episodes(tmp_path):
     e = started(tmp_path)
-    metrics = e.evaluate_test(tiny.tmaze, timesteps=100 * EPISODE, episodes=4)
-    assert metrics["Number of Rollouts"] == 4
+    for episodes in (1, 3, 4):
+        assert e.evaluate_test(tiny.tmaze, timesteps=100 * EPISODE, episodes=episodes)["Number of Rollouts"] == episodes
     assert e.evaluate_test(tiny.tmaze, timesteps=EPISODE + 1, episodes=100)["Number of Rollouts"] == 2
     e.close()
 

@@ -91,7 +91,7 @@ def test_train_then_eval(tmp_path, capsys):
         assert main(["eval", str(where), "--episodes", "5", "--actors", "2", "--seed", "3"]) == 0
         out = capsys.readouterr().out
         rollouts = float(next(line for line in out.splitlines() if line.startswith("Number of Rollouts")).split()[-1])
-        assert rollouts >= 5
+        assert rollouts == 5
         assert "Average Total Return in CartPole-v1" in out
 
     results = []
