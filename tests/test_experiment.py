@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from messages import naming
 from tiny import EPISODE, experiment, learned, rows, started
 
 import amago
@@ -216,7 +217,7 @@ def test_nothing_works_before_start(tmp_path, call):
 
 def test_start_works_once(tmp_path):
     e = started(tmp_path)
-    with pytest.raises(RuntimeError, match="build a new Experiment"):
+    with pytest.raises(RuntimeError, match=naming("Experiment", "new")):
         e.start()
     e.close()
     e.close()
@@ -406,7 +407,7 @@ def test_no_data_no_training(tmp_path):
 
 def test_evaluation_that_is_too_short_says_so(tmp_path):
     e = started(tmp_path, val_timesteps_per_epoch=EPISODE - 1)
-    with pytest.warns(UserWarning, match=rf"val_timesteps_per_epoch={EPISODE - 1}.*longer than a rollout"):
+    with pytest.warns(UserWarning, match=naming("val_timesteps_per_epoch", EPISODE - 1)):
         e.evaluate_val()
     assert rows(e.run_dir, "val") == []
     e.close()
