@@ -35,8 +35,16 @@ TINY = {
 }
 CASES = {
     "agent_discrete": (Agent, {}, {}),
-    "agent_discrete_nstep3": (Agent, {"n_step": 3, "offline_coeff": 1.0, "fbc_filter_func": exp_filter}, {}),
-    "multitask_discrete": (MultiTaskAgent, {}, {"Discrete.clip_prob_low": 1e-6, "Discrete.clip_prob_high": 1.0}),
+    "agent_discrete_nstep3": (
+        Agent,
+        {"n_step": 3, "offline_coeff": 1.0, "fbc_filter_func": exp_filter},
+        {"exp_filter.clip_weights_high": None},
+    ),
+    "multitask_discrete": (
+        MultiTaskAgent,
+        {},
+        {"Discrete.clip_prob_low": 1e-6, "Discrete.clip_prob_high": 1.0, "NCriticsTwoHot.clamp_labels": False},
+    ),
 }
 
 

@@ -36,7 +36,7 @@ class AgentValues(NamedTuple):
     Attributes:
         q: Q(s, a) of the stored action, in the environment's units of return, mean over critics.
         v: Q(s, a ~ pi), likewise.
-        advantage: the filter's argument, in the agent's own units. Its sign is that of q - v.
+        advantage: the filter's argument: (q - v) x ``reward_multiplier``; in `Agent` with PopArt a tenth of that.
         filter_weight: of the stored action in behaviour cloning.
         ensemble_spread: standard deviation of q over critics.
     """

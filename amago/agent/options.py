@@ -51,9 +51,13 @@ def binary_filter(adv: Tensor, threshold: float = 0.0) -> Tensor:
 
 @gin.configurable(module="amago.agent")
 def exp_filter(
-    adv: Tensor, beta: float = 1.0, clip_weights_low: float | None = None, clip_weights_high: float | None = None
+    adv: Tensor, beta: float = 1.0, clip_weights_low: float | None = None, clip_weights_high: float | None = 100.0
 ) -> Tensor:
-    """Imitate with weight exp(beta x advantage), kept in [clip_weights_low, clip_weights_high] where those are given."""
+    """Imitate with weight exp(beta x advantage), kept in [clip_weights_low, clip_weights_high]; None: no bound.
+
+    Without an upper bound one action outweighs a batch, and the weight overflows where beta x advantage exceeds 88.7. The
+    default is that of Kostrikov et al. 2021 (arXiv 2110.06169).
+    """
     return ops.exp_filter(adv, beta, clip_weights_low, clip_weights_high)
 
 
@@ -100,7 +104,8 @@ class ActorCriticOptions:
         reward_multiplier: scales rewards in the losses, nowhere else.
         tau: share of the online networks that enters the target networks at each update.
         n_step: number of rewards in a TD target.
-        popart: normalise returns by `amago.nets.popart.PopArtLayer`.
+        popart: divide the errors of scalar critics, and the objective of the policy gradient, by the running standard deviation
+            of the TD targets (`amago.nets.popart.PopArtLayer`). The critics' outputs are not normalised.
         use_target_actor: take the action of a TD target from the target actor instead of the trained one.
         fake_filter: f = 1, plain behaviour cloning.
         fbc_filter_func: f, from advantages (B, L, G, 1) to weights.

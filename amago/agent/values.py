@@ -52,9 +52,10 @@ class ValueRepresentation(ABC):
 
 
 class PopArtValues(ValueRepresentation):
-    """Scalar critics whose returns are normalised per discount by PopArt (van Hasselt et al. 2016, arXiv 1602.07714).
+    """Scalar critics, whose loss and policy gradient are normalised per discount by PopArt's statistics of the targets.
 
-    A value is the critic's raw output. Its scale is nearly constant, which keeps advantages comparable over training.
+    A value is the critic's raw output: always a tenth of the return (`amago.nets.popart.PopArtLayer`; the return itself with
+    ``popart=False``). Values and advantages therefore grow with the rewards and with ``reward_multiplier``.
 
     Raises:
         ValueError: the critics output bins.

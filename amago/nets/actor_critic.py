@@ -191,7 +191,8 @@ class NCriticsTwoHot(EnsembleCritics):
     """An ensemble of C critics that classify returns into bins instead of regressing them (Farebrother et al. 2024,
     arXiv 2403.03950; Hafner et al. 2023, arXiv 2301.04104).
 
-    For every action space, each is a network from [s, h(gamma), a] to the logits of O bins. A value is the expected bin.
+    For every action space, each is a network from [s, h(gamma), a] to the logits of O bins. A value is the return at
+    the expected bin, or the expected return (``decoding``).
 
     Args:
         state_dim, action_dim, action_kind, gammas, num_critics: see `BaseCriticHead`.
@@ -202,7 +203,10 @@ class NCriticsTwoHot(EnsembleCritics):
         labels: "two_hot" or "hl_gauss", see `amago.nets.twohot.Bins`.
         hl_gauss_sigma: standard deviation of the latter, in widths of a bin.
         init_value: value of every action before training, for every critic: a return strictly between ``min_return`` and
-            ``max_return``. None: the outputs of a random last layer, whose values are near the middle of the bins.
+            ``max_return``. None: 0 or near it with ``use_symlog`` and "mean_return"; else the outputs of a random last layer,
+            whose values are near the middle of the bins.
+        decoding: "mean_bin" (arXiv 2411.11188) or "mean_return", see `amago.nets.twohot.Bins`.
+        clamp_labels: clamp targets of "hl_gauss" labels to the bins.
     """
 
     fused = True
@@ -225,15 +229,18 @@ class NCriticsTwoHot(EnsembleCritics):
         labels: str = "two_hot",
         hl_gauss_sigma: float = 0.75,
         init_value: float | None = None,
+        decoding: str = "mean_bin",
+        clamp_labels: bool = True,
     ) -> None:
         super().__init__(state_dim, action_dim, action_kind, gammas, num_critics)
         self.reads_action = True
-        self.bins = Bins(min_return, max_return, output_bins, use_symlog, labels, hl_gauss_sigma)
+        self.bins = Bins(min_return, max_return, output_bins, use_symlog, labels, hl_gauss_sigma, decoding, clamp_labels)
         self.net = EnsembleMLP(num_critics, state_dim + 1 + action_dim, d_hidden, n_layers, output_bins, dropout_p, activation)
-        if init_value is not None:
+        # A random layer would value actions at +-100, because the largest bins, at 100,000, are as likely as any other.
+        if init_value is not None or (use_symlog and decoding == "mean_return"):
             with torch.no_grad():
                 self.net.output_layer.weight.zero_()
-                self.net.output_layer.bias.copy_(self.bins.max_entropy_logits(init_value).expand_as(self.net.output_layer.bias))
+                self.net.output_layer.bias.copy_(self.bins.initial_logits(init_value).expand_as(self.net.output_layer.bias))
 
     def forward(
         self, state: Tensor, action: Tensor, log_dict: dict[str, Any] | None = None, detach_params: bool = False

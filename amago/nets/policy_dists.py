@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import gin
 import torch
@@ -78,6 +79,21 @@ class DiscreteOutput(PolicyOutput):
         return {"Policy Entropy": self.entropy().detach().mean()}
 
 
+class _ToBounds(torch.autograd.Function):
+    """Logits, unchanged. Their gradient is zero where descent would lower a logit that is ``low`` (bool), or raise one that is
+    ``high``."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        ctx.save_for_backward(low, high)
+        return logits.view_as(logits)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        low, high = ctx.saved_tensors
+        return grad.masked_fill((low & (grad > 0)) | (high & (grad < 0)), 0.0), None, None
+
+
 @gin.configurable
 class Discrete(DistributionType):
     """Softmax over A choices, each probability clipped, then divided by the sum (which carries no gradient).
@@ -85,16 +101,26 @@ class Discrete(DistributionType):
     Args:
         d_action: A.
         clip_prob_low, clip_prob_high: the clip. A low clip keeps every action possible, and bounds log-probabilities.
+            ``clip_prob_low`` None: 0.001 up to 50 choices, 0.05 / A beyond, so that the probabilities of an untrained policy,
+            about 1 / A, lie above it, and the unlikely choices have at most 5% together.
         gumbel_temperature: of the gradient of sampled actions.
+        clip_gradient: False: no gradient passes a clipped probability. True: one passes that leads back towards the bounds.
     """
 
     is_discrete = True
     actions_differentiable = True
 
     def __init__(
-        self, d_action: int, clip_prob_low: float = 0.001, clip_prob_high: float = 0.99, gumbel_temperature: float = 0.5
+        self,
+        d_action: int,
+        clip_prob_low: float | None = None,
+        clip_prob_high: float = 0.99,
+        gumbel_temperature: float = 0.5,
+        clip_gradient: bool = False,
     ) -> None:
         super().__init__(d_action)
+        if clip_prob_low is None:
+            clip_prob_low = min(0.001, 0.05 / d_action)
         if not gumbel_temperature > 0.0:
             raise ValueError(f"gumbel_temperature must be positive, got gumbel_temperature={gumbel_temperature}")
         if not 0.0 <= clip_prob_low < clip_prob_high <= 1.0:
@@ -103,7 +129,7 @@ class Discrete(DistributionType):
                 f"clip_prob_low={clip_prob_low}, clip_prob_high={clip_prob_high}"
             )
         self.clip_prob_low, self.clip_prob_high = clip_prob_low, clip_prob_high
-        self.gumbel_temperature = gumbel_temperature
+        self.gumbel_temperature, self.clip_gradient = gumbel_temperature, clip_gradient
 
     @property
     def input_dimension(self) -> int:
@@ -113,6 +139,8 @@ class Discrete(DistributionType):
         """Clip and renormalise probabilities or one-hot actions (..., A), so that critics read actions of the data as they
         read the policy's. Entries where ``illegal`` is True become exactly 0."""
         clipped = vector.clamp(self.clip_prob_low, self.clip_prob_high)
+        if self.clip_gradient and vector.requires_grad:
+            clipped = vector + (clipped - vector).detach()
         if illegal is not None:
             clipped = clipped.masked_fill(illegal, 0.0)
         return clipped / clipped.detach().sum(dim=-1, keepdim=True)
@@ -124,7 +152,11 @@ class Discrete(DistributionType):
 
     def make(self, vec: Tensor) -> DiscreteOutput:
         illegal = vec == -math.inf
-        return DiscreteOutput(self.clip_like_policy(vec.softmax(dim=-1), illegal), self, illegal)
+        probs = vec.softmax(dim=-1)
+        if self.clip_gradient and vec.requires_grad:
+            seen = probs.detach()
+            probs = _ToBounds.apply(vec, seen < self.clip_prob_low, seen > self.clip_prob_high).softmax(dim=-1)
+        return DiscreteOutput(self.clip_like_policy(probs, illegal), self, illegal)
 
 
 def _checked_clip(clip_actions_on_log_prob: tuple[float, float]) -> tuple[float, float]:
@@ -380,7 +412,12 @@ class MultibinaryOutput(PolicyOutput):
     def rsample(self) -> Tensor:
         """Sampled bits whose gradient is that of the probabilities (straight-through, Bengio et al. 2013, arXiv 1308.3432)."""
         probs = self.probs
-        return torch.bernoulli(probs.detach()) + probs - probs.detach()
+        drawn = torch.bernoulli(probs.detach().nan_to_num(0.0))  # which refuses NaN, on a GPU by ending the process
+        return drawn + probs - probs.detach()
+
+    def sample_vector(self, grad: bool = False) -> Tensor:
+        """See `PolicyOutput.sample_vector`. NaN in the logits gives NaN: the update is then skipped."""
+        return self.rsample() if grad else self.rsample().detach()
 
     @property
     def mode(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""PopArt: values regressed on a normalised scale that follows the returns (van Hasselt et al. 2016, arXiv 1602.07714)."""
+"""PopArt: the scale of critics' losses follows the returns (van Hasselt et al. 2016, arXiv 1602.07714)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,15 @@ class PopArtLayer(nn.Module):
     Raw critic outputs Q become w Q + b on the normalised scale, sigma (w Q + b) + mu on that of returns; an update of the
     statistics changes w and b so that the latter does not change.
 
+    In the paper w and b are the critics' last layer, which also learns. Here nothing else changes them. Therefore sigma w is
+    always sqrt(init_nu), and sigma b + mu is 0: a return is ten times the raw output, whatever the statistics. What they
+    normalise is the critics' loss, ((return - target) / sigma)^2, and the objective of the policy gradient,
+    (return - mu) / sigma; the outputs grow with the returns.
+
     Args:
         gammas: G, number of discounts; all statistics are buffers (G, 1).
         beta: rate of the running statistics, divided by 1 - (1 - beta)^t.
-        init_nu: second moment before any data.
+        init_nu: second moment before any data, and the square of returns / raw outputs.
         enabled: if False, every method is the identity and `update_stats` does nothing.
     """
 

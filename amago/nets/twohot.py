@@ -13,25 +13,34 @@ from amago.config import fast_paths
 from amago.ops import symexp, symlog
 
 LABELS = ("two_hot", "hl_gauss")
+DECODINGS = ("mean_return", "mean_bin")
+_LARGEST_TILT = 12.0
+"""The most by which the first logits of two bins differ, unless their value was given: training soon overcomes it."""
 
 
-def two_hot(x: Tensor, centers: Tensor) -> Tensor:
+def _between(x: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """The index of the largest of the increasing ``values`` (O,) below x, the last excepted, and the share of the way to the
+    next, 0 to 1. NaN has an index within bounds, and share NaN."""
+    x = x.clamp(values[0], values[-1])
+    low = (torch.searchsorted(values, x.contiguous(), right=True) - 1).clamp(0, len(values) - 2)
+    return low, (x - values[low]) / (values[low + 1] - values[low])
+
+
+def two_hot(x: Tensor, values: Tensor) -> Tensor:
     """Split the weight between the two bins next to a number, so that their mean is the number (Bellemare et al. 2017, arXiv
     1707.06887).
 
     Args:
-        x: (..., 1); numbers beyond the bins count as the first or last centre.
-        centers: (O,), evenly spaced.
+        x: (..., 1); numbers beyond the bins count as the first or last value. Labels of NaN contain NaN.
+        values: (O,), the values of the bins, increasing.
 
     Returns:
         (..., O), summing to 1.
     """
-    width = (centers[-1] - centers[0]) / (len(centers) - 1)
-    position = ((x - centers[0]) / width).clamp(0, len(centers) - 1)
-    low = position.floor().clamp(max=len(centers) - 2)
-    labels = torch.zeros(*x.shape[:-1], len(centers), dtype=x.dtype, device=x.device)
-    labels.scatter_(-1, low.long(), 1.0 - (position - low))
-    return labels.scatter_(-1, low.long() + 1, position - low)
+    low, share = _between(x, values.to(x.dtype))
+    labels = torch.zeros(*x.shape[:-1], len(values), dtype=x.dtype, device=x.device)
+    labels.scatter_(-1, low, 1.0 - share)
+    return labels.scatter_(-1, low + 1, share)
 
 
 def hl_gauss(x: Tensor, centers: Tensor, sigma: float = 0.75) -> Tensor:
@@ -44,7 +53,7 @@ def hl_gauss(x: Tensor, centers: Tensor, sigma: float = 0.75) -> Tensor:
 
     Returns:
         (..., O), summing to 1; zeros, which give no gradient, where a number lies so far beyond the bins that no mass reaches
-        them.
+        them (`Bins` clamps it first).
     """
     width = (centers[-1] - centers[0]) / (len(centers) - 1)
     edges = torch.cat((centers - 0.5 * width, centers[-1:] + 0.5 * width))
@@ -98,15 +107,34 @@ class Bins(nn.Module):
         use_symlog: space them evenly in symlog(return), so that their width grows with the return; else in the return.
         labels: "two_hot" (`two_hot`) or "hl_gauss" (`hl_gauss`).
         hl_gauss_sigma: standard deviation of the latter, in widths of a bin.
+        decoding: what distributions over bins are worth. "mean_return": their expected return, sum_o p_o symexp(centre_o), as
+            DreamerV3 has it (Hafner et al. 2023, arXiv 2301.04104); labels are made such that they are worth the target.
+            "mean_bin": symexp(sum_o p_o centre_o), with labels whose mean bin is symlog(target). This undervalues rare large
+            returns, but an error in the probability of a far larger return matters less: it suits tasks whose returns differ by
+            orders of magnitude and are hardly random. Without ``use_symlog`` both values are the same.
+        clamp_labels: "hl_gauss" labels of returns beyond the bins are those of the first or last centre; else zeros, far beyond.
 
     Attributes:
+        centers: (O,), in symlog(return) with ``use_symlog``.
+        returns: (O,), the return of each centre.
         fast: on CPUs, process logits in blocks that stay in the cache.
     """
 
     centers: Tensor
+    returns: Tensor
+    _grid: Tensor
+    _worth: Tensor
 
     def __init__(
-        self, min_return: float, max_return: float, output_bins: int, use_symlog: bool, labels: str, hl_gauss_sigma: float
+        self,
+        min_return: float,
+        max_return: float,
+        output_bins: int,
+        use_symlog: bool,
+        labels: str,
+        hl_gauss_sigma: float,
+        decoding: str = "mean_bin",
+        clamp_labels: bool = True,
     ) -> None:
         super().__init__()
         if output_bins < 2:
@@ -115,31 +143,63 @@ class Bins(nn.Module):
             raise ValueError(f"min_return < max_return must hold, got min_return={min_return}, max_return={max_return}")
         if labels not in LABELS:
             raise ValueError(f"labels={labels!r} is unknown: use one of {', '.join(LABELS)}")
+        if decoding not in DECODINGS:
+            raise ValueError(f"decoding={decoding!r} is unknown: use one of {', '.join(DECODINGS)}")
         if not 0.0 < hl_gauss_sigma < math.inf:
             raise ValueError(f"hl_gauss_sigma must be positive, got hl_gauss_sigma={hl_gauss_sigma}")
         self.min_return, self.max_return, self.use_symlog = float(min_return), float(max_return), use_symlog
         self.fast = fast_paths()
-        self.labels_type, self.hl_gauss_sigma = labels, hl_gauss_sigma
+        self.labels_type, self.hl_gauss_sigma, self.decoding = labels, hl_gauss_sigma, decoding
+        self.clamp_labels = clamp_labels
         low, high = self._spread(torch.tensor([self.min_return, self.max_return])).tolist()
-        self.register_buffer("centers", torch.linspace(low, high, output_bins), persistent=False)
+        centers = torch.linspace(low, high, output_bins)
+        self.register_buffer("centers", centers, persistent=False)
+        self.register_buffer("returns", self._unspread(centers.double()).float(), persistent=False)
+        self._symmetric = self.min_return == -self.max_return
+        # symexp is convex: labels "hl_gauss" around a number are worth more than the number. This table says of which they are.
+        grid = torch.linspace(low, high, 16 * output_bins).double()
+        worth = self._spread(self._decode(hl_gauss(grid[:, None], centers.double(), hl_gauss_sigma)))
+        self.register_buffer("_grid", grid.float(), persistent=False)
+        self.register_buffer("_worth", worth.float(), persistent=False)
 
     def _spread(self, returns: Tensor) -> Tensor:
         return symlog(returns) if self.use_symlog else returns
 
+    def _unspread(self, x: Tensor) -> Tensor:
+        return symexp(x) if self.use_symlog else x
+
     def value(self, logits: Tensor) -> Tensor:
-        """The return at the expected bin, (..., O) -> (..., 1)."""
+        """The value of distributions, as ``decoding`` says, (..., O) -> (..., 1)."""
         with torch.autocast(logits.device.type, enabled=False):  # autocast would round the product to half precision
             if self._in_blocks(logits) and not (logits.requires_grad and torch.is_grad_enabled()):
-                expected = torch.cat([logits[rows].float().softmax(dim=-1) @ self.centers for rows in _blocks(logits)])
+                value = torch.cat([self._decode(logits[rows].float().softmax(dim=-1)) for rows in _blocks(logits)])
             else:
-                expected = logits.float().softmax(dim=-1) @ self.centers
-        expected = expected.unsqueeze(-1)
-        return symexp(expected) if self.use_symlog else expected
+                value = self._decode(logits.float().softmax(dim=-1))
+        return value.unsqueeze(-1)
+
+    def _decode(self, probs: Tensor) -> Tensor:
+        """(..., O) -> (...)."""
+        if self.decoding == "mean_bin":
+            return self._unspread(probs @ self.centers.to(probs.dtype))
+        if not self._symmetric:
+            return probs @ self.returns.to(probs.dtype)
+        # Bins of opposite return are subtracted first. In another order, what remains of 100,000 and -100,000 is rounding.
+        half = len(self.returns) // 2
+        return (probs[..., -half:] - probs[..., :half].flip(-1)) @ self.returns[-half:].to(probs.dtype)
 
     def labels(self, returns: Tensor) -> Tensor:
         """The target distributions of returns, (..., 1) -> (..., O)."""
-        x = self._spread(returns.float())
-        return two_hot(x, self.centers) if self.labels_type == "two_hot" else hl_gauss(x, self.centers, self.hl_gauss_sigma)
+        if self.labels_type == "two_hot":
+            if self.decoding == "mean_bin":
+                return two_hot(self._spread(returns.float()), self.centers)
+            return two_hot(returns.float(), self.returns)
+        returns = returns.float()
+        clamped = returns.clamp(self.min_return, self.max_return) if self.clamp_labels else returns
+        if self.decoding == "mean_bin":
+            return hl_gauss(self._spread(clamped), self.centers, self.hl_gauss_sigma)
+        x = self._spread(clamped)
+        low, share = _between(x, self._worth)
+        return hl_gauss(self._grid[low].lerp(self._grid[low + 1], share), self.centers, self.hl_gauss_sigma)
 
     def cross_entropy(self, logits: Tensor, returns: Tensor) -> Tensor:
         """The cross-entropy (..., 1) of logits (..., O) against the labels of returns (..., 1), which broadcast."""
@@ -157,24 +217,22 @@ class Bins(nn.Module):
         """True where a return lies outside of the bins, so that no output represents it."""
         return (returns < self.min_return) | (returns > self.max_return)
 
-    def max_entropy_logits(self, init_value: float) -> Tensor:
-        """Logits (O,) of the distribution of maximum entropy whose value is ``init_value``.
+    def initial_logits(self, init_value: float | None) -> Tensor:
+        """Logits (O,), linear in the bin, of a distribution whose value is ``init_value``; None: of value 0, or as near to it as
+        is possible with logits that differ by no more than 12.
 
         Raises:
             ValueError: ``init_value`` does not lie strictly between ``min_return`` and ``max_return``.
         """
-        if not self.min_return < init_value < self.max_return:
+        if init_value is not None and not self.min_return < init_value < self.max_return:
             raise ValueError(
                 f"init_value must lie strictly between min_return={self.min_return} and max_return={self.max_return}, "
                 f"got init_value={init_value}"
             )
-        goal = self._spread(torch.tensor(init_value, dtype=torch.float64))
-        centers = self.centers.double()
-        x = (centers - centers.mean()) / (centers[-1] - centers[0])
-        # The maximum-entropy distribution of a given mean is exponential in the bin. The mean grows with its rate: bisect.
-        low, high = torch.tensor([-50.0, 50.0], dtype=torch.float64) * len(x)
-        for _ in range(100):
-            rate = 0.5 * (low + high)
-            mean = ((rate * x).softmax(0) * centers).sum()
-            low, high = (rate, high) if mean < goal else (low, rate)
-        return (rate * x).log_softmax(0).float()
+        x = torch.linspace(-0.5, 0.5, len(self.centers), dtype=torch.float64)
+        largest = _LARGEST_TILT if init_value is None else 50.0 * len(x)
+        low, high = torch.tensor([-largest, largest], dtype=torch.float64)
+        for _ in range(100):  # the value grows with the tilt: bisect
+            tilt = 0.5 * (low + high)
+            low, high = (tilt, high) if self._decode((tilt * x).softmax(0)) < (init_value or 0.0) else (low, tilt)
+        return (tilt * x).log_softmax(0).float()

@@ -25,6 +25,7 @@ SMALL = {
     "GRUTrajEncoder.d_hidden": 16, "GRUTrajEncoder.d_output": 16, "GRUTrajEncoder.n_layers": 1, "TformerTrajEncoder.d_model": 16,
     "TformerTrajEncoder.n_heads": 2, "TformerTrajEncoder.d_ff": 32, "TformerTrajEncoder.n_layers": 1, "Actor.d_hidden": 16,
     "NCritics.d_hidden": 16, "NCriticsTwoHot.d_hidden": 16, "NCriticsTwoHot.output_bins": 16,
+    "NCriticsTwoHot.min_return": -100.0, "NCriticsTwoHot.max_return": 100.0,
 }  # fmt: skip
 AGENTS = {"agent": Agent, "multitask": MultiTaskAgent}
 
@@ -32,7 +33,12 @@ AGENTS = {"agent": Agent, "multitask": MultiTaskAgent}
 def build(kind, traj=FFTrajEncoder, agent_type=Agent, **options):
     config.bind(SMALL)
     space = SPACES[kind]
-    return agent_type(OBS, rl2_space(action_spec(space)), space, 8, FFTstepEncoder, traj, **options)
+    agent = agent_type(OBS, rl2_space(action_spec(space)), space, 8, FFTstepEncoder, traj, **options)
+    if agent_type is MultiTaskAgent:  # before training its critics value every action at 0
+        for name, p in agent.critics.net.output_layer.named_parameters():
+            torch.nn.init.normal_(p, std=0.3)
+            agent.target_critics.net.output_layer.get_parameter(name).data.copy_(p.data)
+    return agent
 
 
 def make_batch(kind, b=3, length=6, seed=0):
@@ -309,3 +315,12 @@ def test_unknown_options_are_refused():
         build("discrete", gama=0.9)
     with pytest.raises(ValueError, match="Agent has no parameter 'gama'; did you mean gamma"):
         config.bind({"Agent.gama": 0.9})
+
+
+def test_a_return_is_ten_raw_outputs_whatever_popart_has_seen():
+    agent = build("discrete")
+    raw = torch.randn(2, 3, 4, 7, 1)
+    for scale in (1.0, 1e4, 0.01):
+        target = scale * torch.randn(8, 5, 1, 7, 1)
+        agent.values.observe(target, torch.ones_like(target))
+        torch.testing.assert_close(agent.values.returns(raw), 10.0 * raw, rtol=1e-4, atol=1e-3)

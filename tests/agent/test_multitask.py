@@ -1,5 +1,7 @@
 """What `MultiTaskAgent` does otherwise than `Agent`; distributions and critics that fit only one of them; values; discounts."""
 
+import math
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from amago.nets.actor_critic import NCritics, NCriticsTwoHot, ResidualActor
 from amago.nets.policy_dists import GMM, Beta, TanhGaussian
 from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
+from amago.ops import symexp
 from amago.spaces import action_spec, rl2_space
 
 both_agents = pytest.mark.parametrize("agent_type", AGENTS.values(), ids=AGENTS)
@@ -52,7 +55,7 @@ def test_targets_are_means_of_returns_over_samples_and_chosen_critics(kind):
     logits = agent.target_critics(state, torch.stack([pi.sample_vector() for _ in range(5)]))
     chosen = torch.randint(3, (2,))
     bins = agent.critics.bins.centers
-    q = torch.stack([torch.sign(e) * torch.expm1(e.abs()) for e in ((lo.softmax(-1) * bins).sum(-1) for lo in logits)]).mean(0)
+    q = torch.stack([symexp((lo.softmax(-1) * bins).sum(-1)) for lo in logits]).mean(0)
     bootstrap = q[:, :, chosen].mean(2)  # (B, L, G)
     want = rews + agent.gammas * (1 - dones.float()) * bootstrap
     assert want.std() > 1.0
@@ -124,7 +127,7 @@ def test_targets_beyond_the_bins_are_counted():
 
 def test_hl_gauss_labels_train_too():
     config.bind({"NCriticsTwoHot.labels": "hl_gauss"})
-    agent, batch = multitask("continuous"), make_batch("continuous")
+    agent, batch = multitask("continuous", use_multigamma=False, gamma=0.1), make_batch("continuous")
     optimizer = torch.optim.Adam(agent.trainable_params, lr=1e-2)
     losses = []
     for _ in range(30):
@@ -155,6 +158,14 @@ def test_filters():
     config.bind({"leaky_relu_filter.neg_slope": 0.0, "MultiTaskAgent.fbc_filter_func": leaky_relu_filter})
     assert leaky_relu_filter(adv)[0] == 0.0
     assert multitask("discrete").filter(adv).tolist() == [0.0, 0.0, 3.0]
+
+
+def test_exponential_weights_have_a_ceiling():
+    adv = torch.tensor([-1.0, 0.0, 4.0, 90.0, torch.inf])
+    assert exp_filter(adv).tolist() == pytest.approx([math.exp(-1), 1.0, math.exp(4), 100.0, 100.0])
+    assert exp_filter(adv, clip_weights_high=None)[3].isinf()
+    config.bind({"exp_filter.clip_weights_high": None, "exp_filter.beta": 2.0})
+    assert exp_filter(adv)[2].item() == pytest.approx(math.exp(8))
 
 
 # distributions

@@ -148,6 +148,7 @@ def test_residual_actor():
 def test_classifying_critics(kind):
     a, weights = tensors("critic_twohot")
     options = {"num_critics": 2, "d_hidden": 16, "n_layers": 2, "min_return": -100.0, "max_return": 500.0, "output_bins": 32}
+    options |= {"clamp_labels": False}
     critics = NCriticsTwoHot(8, 4, kind, a["gammas"], **options)
     critics.load_state_dict(weights, strict=True)
     logits = critics(a["state"], a["action"])

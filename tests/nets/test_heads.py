@@ -265,6 +265,30 @@ def test_discrete_gradient_ignores_the_renormalisation():
     torch.testing.assert_close(got[0], expected)
 
 
+def gradient(kind, logits, action):
+    logits = torch.tensor([logits], dtype=torch.float64, requires_grad=True)
+    kind(logits).log_prob(torch.tensor([action])).sum().neg().backward()
+    return logits.grad[0]
+
+
+def test_discrete_gradient_leads_back_from_the_clip_alone():
+    """Choice 0 has a probability above the upper clip, choices 1 and 2 lie below the lower one."""
+    stuck, sure, kind = Discrete(3), [12.0, 0.0, 0.0], Discrete(3, clip_gradient=True)
+    torch.testing.assert_close(kind(torch.tensor([sure])).probs, stuck(torch.tensor([sure])).probs)
+    for action in range(3):
+        assert not gradient(stuck, sure, action).any()
+    assert not gradient(kind, sure, 0).any()  # it would make the policy surer still
+    back = gradient(kind, sure, 1)
+    assert back[0] > 0  # descent lowers this logit
+    assert back[1] < 0
+    assert back[2] == 0  # at its bound: no lower
+    within = [0.5, 0.0, -0.5]
+    torch.testing.assert_close(gradient(kind, within, 1), gradient(stuck, within, 1))
+    masked = gradient(kind, [12.0, 0.0, -math.inf], 1)
+    assert masked.isfinite().all()
+    assert masked[2] == 0
+
+
 def test_discrete_refusals():
     with pytest.raises(ValueError, match=r"got clip_prob_low=0.5, clip_prob_high=0.1"):
         Discrete(3, clip_prob_low=0.5, clip_prob_high=0.1)

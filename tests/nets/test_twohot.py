@@ -11,13 +11,13 @@ from amago import config
 from amago.nets import twohot
 from amago.nets.actor_critic import NCriticsTwoHot
 from amago.nets.twohot import Bins, hl_gauss, two_hot
-from amago.ops import symexp, symlog
+from amago.ops import symlog
 
 GAMMAS = torch.tensor([0.5, 0.9, 0.999])
 
 
-def bins(low=-100.0, high=500.0, n=32, symmetric=True, labels="two_hot", sigma=0.75):
-    return Bins(low, high, n, symmetric, labels, sigma)
+def bins(low=-100.0, high=500.0, n=32, use_symlog=True, labels="two_hot", sigma=0.75, decoding="mean_return"):
+    return Bins(low, high, n, use_symlog, labels, sigma, decoding)
 
 
 @given(x=st.floats(-9.0, 9.0), n=st.integers(2, 200))
@@ -44,13 +44,56 @@ def test_hl_gauss_is_the_mass_of_a_normal_distribution_in_each_bin(x, sigma):
     assert label.tolist() == pytest.approx([m / sum(mass) for m in mass], abs=1e-9)
 
 
-@pytest.mark.parametrize("symmetric", [True, False], ids=["symlog", "linear"])
-def test_a_perfect_classifier_says_the_return(symmetric):
+@pytest.mark.parametrize("decoding", ["mean_return", "mean_bin"])
+@pytest.mark.parametrize("use_symlog", [True, False], ids=["symlog", "linear"])
+def test_a_perfect_classifier_says_the_return(use_symlog, decoding):
     returns = torch.tensor([-99.0, -3.0, 0.0, 0.5, 42.0, 499.0])[:, None]
-    b = bins(symmetric=symmetric)
+    b = bins(use_symlog=use_symlog, decoding=decoding)
     torch.testing.assert_close(b.value(b.labels(returns).clamp(min=1e-30).log()), returns, rtol=1e-4, atol=1e-4)
-    ends = (symexp(b.centers) if symmetric else b.centers)[[0, -1]]
-    torch.testing.assert_close(ends, torch.tensor([-100.0, 500.0]), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(b.returns[[0, -1]], torch.tensor([-100.0, 500.0]), rtol=1e-5, atol=1e-5)
+
+
+@given(y=st.floats(-99.0, 499.0), n=st.integers(2, 200))
+@settings(max_examples=100, deadline=None)
+def test_the_label_of_a_return_is_worth_the_return(y, n):
+    b = bins(n=n)
+    label = b.labels(torch.tensor([[y]])).double()
+    assert (label * b.returns).sum().item() == pytest.approx(y, rel=1e-5, abs=1e-4)
+
+
+@pytest.mark.parametrize("n", [32, 128])
+def test_the_blurred_label_of_a_return_is_worth_the_return_too(n):
+    """A bias of 1% of the value would grow without end by bootstrapping: 0.99 x 1.01 > 0.999."""
+    returns = torch.tensor([-20.0, -3.0, 0.0, 0.5, 42.0, 150.0])
+    label = bins(n=n, labels="hl_gauss").labels(returns[:, None]).double()
+    torch.testing.assert_close((label * bins(n=n).returns).sum(-1), returns.double(), rtol=1e-4, atol=1e-3)
+
+
+def test_the_value_of_a_gamble_is_its_expected_return():
+    """100 with a probability of 0.1, else 0: the best guess of a classifier is the mean of both labels."""
+    for decoding, worth in (("mean_return", 10.0), ("mean_bin", 0.6)):
+        b = bins(decoding=decoding)
+        gamble = b.labels(torch.tensor([[0.0], [100.0]])).T @ torch.tensor([0.9, 0.1])
+        assert b.value(gamble.clamp(min=1e-30).log()[None]).item() == pytest.approx(worth, rel=0.05)
+
+
+@pytest.mark.parametrize("n", [128, 127])
+def test_bins_of_opposite_return_cancel(n):
+    b = Bins(-1e5, 1e5, n, True, "two_hot", 0.75, "mean_return")
+    assert b.value(torch.full((7, n), 3.3)).eq(0).all()
+    mirrored = torch.randn(1000, n)
+    mirrored += mirrored.flip(-1)
+    assert b.value(mirrored).abs().max() < 1e-2
+
+
+@pytest.mark.parametrize("labels", ["two_hot", "hl_gauss"])
+@pytest.mark.parametrize("decoding", ["mean_return", "mean_bin"])
+def test_the_loss_of_a_target_that_is_no_number_is_none(labels, decoding):
+    """And no index out of bounds, which would end the process on a GPU."""
+    b, target = bins(labels=labels, decoding=decoding), torch.tensor([[math.nan], [1.0], [math.inf], [-math.inf]])
+    loss = b.cross_entropy(torch.zeros(4, 32), target)
+    assert loss[0].isnan()
+    assert loss[1].isfinite()
 
 
 @pytest.mark.parametrize("labels", ["two_hot", "hl_gauss"])
@@ -90,9 +133,10 @@ def test_what_lies_beyond_the_bins():
     assert b.beyond(returns)[:, 0].tolist() == [True, False, False, True]
     assert b.labels(returns)[0].argmax() == 0
     assert b.labels(returns)[3].argmax() == 31
-    blurred = bins(labels="hl_gauss")
-    assert blurred.labels(returns)[0].sum() == 0.0  # as documented: it trains nothing
-    assert blurred.labels(returns)[3].sum().item() == pytest.approx(1.0)
+    for decoding in ("mean_return", "mean_bin"):
+        blurred = bins(labels="hl_gauss", decoding=decoding).labels(returns)
+        assert blurred.argmax(-1).tolist() == [0, 0, 31, 31]
+        torch.testing.assert_close(blurred.sum(-1), torch.ones(4))
 
 
 @pytest.mark.parametrize("value", [-90.0, 0.0, 3.5, 499.0])
@@ -118,11 +162,22 @@ def test_initial_values(value, use_symlog):
     assert net.net.output_layer.weight.grad.any()  # and it learns from there
 
 
-def test_without_one_they_begin_near_the_middle():
+@pytest.mark.parametrize(
+    ("low", "high", "decoding", "least", "most"),
+    [
+        (-1e5, 1e5, "mean_return", 0.0, 0.0),
+        (-100.0, 1e5, "mean_return", -1e-3, 1e-3),
+        (0.0, 1e5, "mean_return", 0.0, 10.0),  # uniform bins would be worth 8,700
+        (-1.0, 1000.0, "mean_return", 0.0, 0.2),
+        (-1e5, 1e5, "mean_bin", -5.0, 5.0),
+    ],
+)
+def test_without_an_initial_value_they_begin_near_zero(low, high, decoding, least, most):
     torch.manual_seed(0)
-    net = NCriticsTwoHot(8, 4, "discrete", GAMMAS)
+    net = NCriticsTwoHot(8, 4, "discrete", GAMMAS, min_return=low, max_return=high, decoding=decoding)
     said = net.bins.value(net(torch.randn(2, 5, 8), torch.randn(1, 2, 5, 3, 4)))
-    assert said.abs().max() < 5.0
+    assert said.min() >= least
+    assert said.max() <= most
 
 
 @pytest.mark.parametrize("kind", ["discrete", "continuous", "multibinary"])
@@ -141,6 +196,7 @@ def test_classifying_critics_read_every_action_as_a_vector(kind):
 @pytest.mark.parametrize(("bit", "step"), [(1.0, -1), (0.0, 1)])
 def test_a_sampled_bit_gets_its_gradient_although_it_is_at_the_bound(bit, step):
     net = NCriticsTwoHot(8, 4, "multibinary", GAMMAS, d_hidden=16, output_bins=9)
+    torch.nn.init.normal_(net.net.output_layer.weight)
     state = torch.randn(2, 5, 8)
     action = torch.full((1, 2, 5, 3, 4), bit, requires_grad=True)
     net(state, action, detach_params=True).square().sum().backward()
@@ -163,6 +219,7 @@ def test_gin_reaches_the_bins():
         ({"max_return": math.inf}, "got min_return=-100000.0, max_return=inf"),
         ({"output_bins": 1}, "output_bins must be at least 2, got output_bins=1"),
         ({"labels": "one_hot"}, "labels='one_hot' is unknown: use one of two_hot, hl_gauss"),
+        ({"decoding": "mean"}, "decoding='mean' is unknown: use one of mean_return, mean_bin"),
         ({"hl_gauss_sigma": 0.0}, "hl_gauss_sigma must be positive, got hl_gauss_sigma=0.0"),
         ({"init_value": 1e5}, r"init_value must lie strictly between min_return=-100000.0 and max_return=100000.0, got"),
         ({"num_critics": 0}, "num_critics must be at least 1"),
@@ -178,7 +235,7 @@ def test_cross_entropy_and_values_in_blocks(monkeypatch, labels):
     """Logits in the critics' memory layout, targets broadcast over critics; gradients, and gradients of those."""
     monkeypatch.setattr(twohot, "_BLOCK", 64)
     b = bins(-10.0, 10.0, 8, labels=labels)
-    b.centers = b.centers.double()
+    b.double()
     logits = torch.randn(3, 5, 4, 2, 8, dtype=torch.float64).permute(1, 2, 0, 3, 4).requires_grad_()
     returns = torch.randn(5, 4, 1, 2, 1)
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)  # else finite differences would not tell anything

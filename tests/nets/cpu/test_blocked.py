@@ -133,6 +133,7 @@ def test_bf16_errs_no_more_than_layer_by_layer_and_gradients_come_in_float32():
 def test_stored_and_chosen_actions_evaluated_together_are_as_if_apart(cls, shared, grad):
     torch.manual_seed(4)
     net = cls(D, A, "continuous", GAMMAS, num_critics=C, d_hidden=8)
+    torch.nn.init.normal_(net.net.output_layer.weight)
     value = net.bins.value if cls is NCriticsTwoHot else torch.Tensor.float
     state = torch.randn(B, L, D, requires_grad=True)
     stored, chosen = torch.rand(B, L, 1 if shared else G, A), torch.rand(2, B, L, G, A, requires_grad=grad)
@@ -151,6 +152,7 @@ def test_stored_and_chosen_actions_evaluated_together_are_as_if_apart(cls, share
 @pytest.mark.parametrize("kind", ["discrete", "continuous"])
 def test_critics_that_are_drawn_are_those(cls, kind):
     net = cls(D, A, kind, GAMMAS, num_critics=C, d_hidden=8)
+    torch.nn.init.normal_(net.net.output_layer.weight)
     state, action, drawn = torch.randn(B, L, D), torch.rand(2, B, L, G, A), torch.tensor([2, 0, 2, 2])
     every = net(state, action)
     torch.testing.assert_close(net.evaluate_subset(state, action, drawn), every[:, :, :, drawn])
