@@ -90,7 +90,8 @@ class Experiment(PersistentRun):
         """Configure the data set."""
         assert self.dataset is not None
         edits = self.has_dset_edit_rights and self.accelerator.is_main_process
-        self.dataset.configure(DatasetSettings(self.max_seq_len, self.padded_sampling, edits, tuple(self.extra_fields)))
+        extra_fields, cut_short = tuple(self.extra_fields), self.cut_short_trajectories
+        self.dataset.configure(DatasetSettings(self.max_seq_len, self.padded_sampling, edits, extra_fields, cut_short))
         return self.dataset
 
     def init_envs(self) -> str:

@@ -33,6 +33,7 @@ class DatasetSettings:
         padded_sampling: "none", "left", "right" or "both"; see `subsequence`.
         has_edit_rights: this process may delete old trajectories.
         extra_fields: the declared extra fields; batches have these extras and no others.
+        cut_short_trajectories: ``padded_sampling`` also cuts trajectories that fit into ``max_seq_len``.
 
     Raises:
         ValueError: an extra field is wrong, or two have one name.
@@ -42,9 +43,14 @@ class DatasetSettings:
     padded_sampling: str = "none"
     has_edit_rights: bool = True
     extra_fields: tuple[ExtraField, ...] = ()
+    cut_short_trajectories: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "extra_fields", check_extra_fields(self.extra_fields))
+
+    def window(self, length: int, rng: np.random.Generator) -> tuple[int, int]:
+        """The transitions to train on, of a trajectory of ``length``: `subsequence` with these settings."""
+        return subsequence(length, self.max_seq_len, self.padded_sampling, rng, self.cut_short_trajectories)
 
 
 class RLDataset(ABC):
@@ -117,17 +123,23 @@ class RLDataset(ABC):
         """Restore the state that `state_dict` returned."""
 
 
-def subsequence(length: int, max_len: int, padded_sampling: str, rng: np.random.Generator) -> tuple[int, int]:
+def subsequence(
+    length: int, max_len: int, padded_sampling: str, rng: np.random.Generator, cut_short: bool = False
+) -> tuple[int, int]:
     """Choose the transitions [start, stop) of a trajectory to train on.
 
-    The window of ``max_len`` transitions starts uniformly in [0, T - L] ("none"), [-L + 1, T - 2] ("both"), [-L + 1, T - L]
-    ("left") or [0, T - 2] ("right"), and is then cut to what exists. "left" and "both" make the first steps of a
-    trajectory, "right" and "both" its last, as likely to be in the window as any other.
+    All of a trajectory with T <= L. Of a longer one, the window of ``max_len`` transitions starts uniformly in [0, T - L]
+    ("none"), [-L + 1, T - 2] ("both"), [-L + 1, T - L] ("left") or [0, T - 2] ("right"), and is then cut to what exists. "left"
+    and "both" make the first steps of a trajectory, "right" and "both" its last, as likely to be in the window as any other.
 
     Args:
         length: T, transitions in the trajectory.
         max_len: L.
+        cut_short: draw a window of a trajectory with T <= L in the same way. With "both", half of the trajectory is then missing
+            on average where T = L: what an agent has to remember and what it is for are hardly ever in one sequence.
     """
+    if length <= max_len and not cut_short:
+        return 0, length
     low = 1 - max_len if padded_sampling in ("both", "left") else 0
     high = length - 2 if padded_sampling in ("both", "right") else length - max_len
     start = int(rng.integers(low, max(high, low) + 1))
@@ -193,13 +205,13 @@ def sample_window(
         length: T of the whole trajectory.
         read: ``read()`` gives the whole trajectory, ``read(start, stop)`` a part of it; new arrays either way.
     """
-    start, stop = subsequence(length, settings.max_seq_len, settings.padded_sampling, rng)
+    start, stop = settings.window(length, rng)
     if isinstance(relabeler, NoOpRelabeler):
         return read(start, stop).derive(spec)
     frozen = read().derive(spec)
     whole = with_extras_of(frozen, relabeler(frozen, rng) if isinstance(relabeler, Relabeler) else relabeler(frozen))
     if len(whole) != length:  # a relabeler may shorten a trajectory
-        start, stop = subsequence(len(whole), settings.max_seq_len, settings.padded_sampling, rng)
+        start, stop = settings.window(len(whole), rng)
     return whole.slice(start, stop)
 
 
@@ -315,7 +327,7 @@ class DiskTrajDataset(RLDataset):
         while row < batch_size:
             view = self._drawable()
             index = int(rng.integers(len(view)))
-            start, stop = subsequence(int(view.lengths[index]), self.settings.max_seq_len, self.settings.padded_sampling, rng)
+            start, stop = self.settings.window(int(view.lengths[index]), rng)
             schema = view.schema(index)
             if buffers is None:
                 buffers = BatchBuffers(schema, batch_size, self.settings.max_seq_len, extra_fields)

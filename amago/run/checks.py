@@ -39,7 +39,7 @@ _INTERVALS = ("val_interval", "ckpt_interval", "force_reset_train_envs_every", "
 _OPTIONAL = ("train_timesteps_per_epoch", "seed")
 _SWITCHES = (
     "sample_actions", "sample_actions_train", "log_to_wandb", "log_to_tensorboard", "verbose", "has_dset_edit_rights",
-    "stagger_traj_file_lengths", "always_save_latest", "always_load_latest",
+    "stagger_traj_file_lengths", "always_save_latest", "always_load_latest", "cut_short_trajectories",
 )  # fmt: skip
 _CLASSES = {
     "tstep_encoder_type": TstepEncoder, "traj_encoder_type": TrajEncoder, "agent_type": BaseAgent,

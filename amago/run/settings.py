@@ -57,7 +57,9 @@ class ExperimentSettings:
         stagger_traj_file_lengths: the first piece of each rollout has a random length, so that actors do not all save at once.
         save_trajs_as: "npz", "npz-compressed" (a file for each trajectory) or "segments" (many trajectories in a file:
             faster, and far fewer files).
-        padded_sampling: "none", "left", "right" or "both"; see `amago.loading.dataset.subsequence`.
+        padded_sampling: which parts of rollouts longer than ``max_seq_len`` are trained on: "none", "left", "right" or "both"; see
+            `amago.loading.dataset.subsequence`. Shorter ones are always trained on as a whole.
+        cut_short_trajectories: ``padded_sampling`` also cuts rollouts that fit into ``max_seq_len``, as the original does.
         extra_fields: further fields to record with each trajectory (`amago.ExtraField`), which arrive as ``batch.extras``.
         dloader_workers: threads that read batches ahead; 0 reads in the training thread.
 
@@ -147,6 +149,7 @@ class ExperimentSettings:
     dset_name: str | None = None
     dset_max_size: float = float("inf")
     extra_fields: Sequence[ExtraField] = ()
+    cut_short_trajectories: bool = False
 
     def __post_init__(self) -> None:
         missing = [name for name, value in vars(self).items() if value is REQUIRED]

@@ -70,6 +70,54 @@ def test_every_number_is_where_it_belongs(tmp_path, save_as, padded):
     assert seen == set(range(5))
 
 
+PADDED = ["none", "both", "left", "right"]
+
+
+@pytest.mark.parametrize("padded", PADDED)
+def test_a_trajectory_that_fits_into_a_sequence_is_never_cut(tmp_path, padded):
+    lengths = [1, 3, 7, 8]
+    fill(tmp_path, lengths)
+    dataset, rng = opened(tmp_path, padded=padded), np.random.default_rng(0)
+    for sample in [dataset.sample_random_trajectory(rng) for _ in range(100)]:
+        assert len(sample) == lengths[int(sample.obs["observation"][0, 0])]
+    batch = dataset.sample_batch(rng, 50)
+    episodes = batch.obs["observation"][:, 0, 0].long()
+    assert batch.transition_mask.sum(dim=(1, 2)).tolist() == [lengths[i] for i in episodes.tolist()]
+
+
+@pytest.mark.parametrize("padded", PADDED)
+def test_nor_is_one_that_a_relabeler_has_shortened(tmp_path, padded):
+    class Half(Relabeler):
+        def relabel(self, traj: FrozenTraj) -> FrozenTraj:
+            return traj.slice(0, 8)
+
+    fill(tmp_path, [20])
+    dataset, rng = opened(tmp_path, padded=padded, relabeler=Half()), np.random.default_rng(0)
+    assert {len(dataset.sample_random_trajectory(rng)) for _ in range(50)} == {8}
+
+
+def window_lengths(padded, cut_short, length=8):
+    settings, rng = DatasetSettings(8, padded, cut_short_trajectories=cut_short), np.random.default_rng(0)
+    windows = [settings.window(length, rng) for _ in range(2000)]
+    assert all(0 <= start < stop <= length for start, stop in windows)
+    return np.array([stop - start for start, stop in windows])
+
+
+def test_the_originals_windows_are_a_setting():
+    """There, a window starts anywhere from -L + 1 to T - 2 ("both"), T - L ("left"), or from 0 to T - 2 ("right")."""
+    assert set(window_lengths("none", True)) == {8}
+    assert set(window_lengths("left", True)) == set(range(1, 9))
+    assert set(window_lengths("right", True)) == set(range(2, 9))
+    both = window_lengths("both", True)
+    assert set(both) == set(range(1, 9))
+    np.testing.assert_allclose((both == 8).mean(), 1 / 14, atol=0.02)
+
+
+@pytest.mark.parametrize("padded", PADDED)
+def test_windows_of_longer_trajectories_do_not_depend_on_that_setting(padded):
+    np.testing.assert_array_equal(window_lengths(padded, True, 20), window_lengths(padded, False, 20))
+
+
 def test_protected_data_and_both_kinds_of_file_mix(tmp_path):
     fill(tmp_path, [5] * 3, "segments", writer="a")
     fill(tmp_path, [6] * 4, "npz", part="protected", writer="b")
