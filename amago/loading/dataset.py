@@ -112,8 +112,21 @@ class RLDataset(ABC):
         """Called after each training phase; returns metrics of section ``buffer``."""
         return {}
 
-    def delete(self) -> None:
-        """Delete the data from disk, where that makes sense."""
+    def delete(self, *, delete_protected: bool = False, delete_quarantine: bool = False) -> None:
+        """Delete the data that was collected from disk. Default: does nothing.
+
+        Args:
+            delete_protected: also data that is never deleted otherwise, such as imported recordings.
+            delete_quarantine: also damaged files that were moved to quarantine.
+        """
+
+    def refused_files(self) -> dict[str, str]:
+        """{path: reason} of the files that were found but cannot be sampled. Default: none.
+
+        While there are some and this is not `ready_for_training`, a process that never collects waits for
+        ``Experiment.refused_data_timeout`` seconds at most.
+        """
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         """State that a checkpoint must hold, as plain JSON types."""
@@ -360,8 +373,17 @@ class DiskTrajDataset(RLDataset):
         self.store.refresh()
         return self.store.info()
 
-    def delete(self) -> None:
-        self.store.delete()
+    def delete(self, *, delete_protected: bool = False, delete_quarantine: bool = False) -> None:
+        """Delete the trajectories in ``fifo``; ``protected`` and ``quarantine`` only on request. Other files stay.
+
+        Raises:
+            RuntimeError: before `configure`.
+            PermissionError: this process may not edit the buffer.
+        """
+        self.store.delete(delete_protected=delete_protected, delete_quarantine=delete_quarantine)
+
+    def refused_files(self) -> dict[str, str]:
+        return self.store.refused()
 
     def state_dict(self) -> dict[str, Any]:
         return {"store": self.store.state_dict()}

@@ -32,7 +32,7 @@ _FROM_ONE = ("max_seq_len", "batch_size", "batches_per_update", "parallel_actors
 _FROM_ZERO = (
     "dloader_workers", "train_batches_per_epoch", "val_timesteps_per_epoch", "lr_warmup_steps", "max_env_restarts",
 )  # fmt: skip
-_NOT_NEGATIVE = ("start_learning_at_epoch", "start_collecting_at_epoch")
+_NOT_NEGATIVE = ("start_learning_at_epoch", "start_collecting_at_epoch", "refused_data_timeout")
 _WEIGHTS = ("l2_coeff", "critic_loss_weight")
 _POSITIVE = ("grad_clip", "env_step_timeout")
 _INTERVALS = ("val_interval", "ckpt_interval", "force_reset_train_envs_every", "keep_training_states", "env_workers")

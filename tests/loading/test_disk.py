@@ -1,6 +1,7 @@
 import gymnasium as gym
 import numpy as np
 import pytest
+import tiny
 
 from amago.data.relabel import Relabeler
 from amago.data.trajectory import FrozenTraj, Trajectory
@@ -103,16 +104,6 @@ def window_lengths(padded, cut_short, length=8):
     return np.array([stop - start for start, stop in windows])
 
 
-def test_the_originals_windows_are_a_setting():
-    """There, a window starts anywhere from -L + 1 to T - 2 ("both"), T - L ("left"), or from 0 to T - 2 ("right")."""
-    assert set(window_lengths("none", True)) == {8}
-    assert set(window_lengths("left", True)) == set(range(1, 9))
-    assert set(window_lengths("right", True)) == set(range(2, 9))
-    both = window_lengths("both", True)
-    assert set(both) == set(range(1, 9))
-    np.testing.assert_allclose((both == 8).mean(), 1 / 14, atol=0.02)
-
-
 @pytest.mark.parametrize("padded", PADDED)
 def test_windows_of_longer_trajectories_do_not_depend_on_that_setting(padded):
     np.testing.assert_array_equal(window_lengths(padded, True, 20), window_lengths(padded, False, 20))
@@ -152,6 +143,43 @@ def test_the_buffer_forgets_the_oldest_and_metrics_say_so(tmp_path):
     assert all(isinstance(v, int | float) for v in metrics.values())
     dataset.delete()
     assert not dataset.ready_for_training
+
+
+def files_in(buffer):
+    return {part: len(list((buffer / part).glob("*"))) for part in ("fifo", "protected", "quarantine")}
+
+
+def test_deleting_the_buffer_of_an_experiment_keeps_protected_data(tmp_path):
+    recording = tmp_path / "run" / "buffer" / "protected"
+    tiny.learned(tmp_path, name="recorder", train_batches_per_epoch=0).close()
+    recording.mkdir(parents=True)
+    for path in (tmp_path / "recorder" / "buffer" / "fifo").glob("*"):
+        path.rename(recording / path.name)
+    (recording / "notes-000000000000-n1.safetensors").write_text("damaged")
+    e = tiny.learned(tmp_path)
+    trajectories = len(e.dataset.store)
+    before = files_in(recording.parent)
+    assert min(before.values()) >= 1
+    e.delete_buffer_from_disk()
+    assert files_in(recording.parent) == before | {"fifo": 0}
+    assert 0 < len(e.dataset.store) < trajectories
+    e.delete_buffer_from_disk(delete_quarantine=True)
+    assert files_in(recording.parent) == before | {"fifo": 0, "quarantine": 0}
+    e.delete_buffer_from_disk(delete_protected=True)
+    assert files_in(recording.parent) == {"fifo": 0, "protected": 0, "quarantine": 0}
+    assert not e.dataset.ready_for_training
+
+
+def test_a_data_set_of_the_users_own_may_delete_without_options(tmp_path):
+    class Mine(DiskTrajDataset):
+        deleted = 0
+
+        def delete(self):
+            self.deleted += 1
+
+    e = tiny.learned(tmp_path, dataset=Mine(tmp_path, "run"))
+    e.delete_buffer_from_disk()
+    assert e.dataset.deleted == 1
 
 
 def test_batches_do_not_depend_on_the_number_of_threads(tmp_path):
