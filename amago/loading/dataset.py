@@ -18,8 +18,9 @@ from amago.data.extras import ExtraField, check_extra_fields
 from amago.data.relabel import NoOpRelabeler, Relabeler, with_extras_of
 from amago.data.trajectory import FrozenTraj, StoredTraj
 from amago.loading.batching import BatchBuffers
-from amago.spaces import ActionSpec, space_differences
+from amago.spaces import ActionSpec, action_spec, space_differences
 from amago.store import EvictedError, StoreView, TrajectoryStore
+from amago.store.schema import Schema
 
 PADDED_SAMPLING = ("none", "both", "left", "right")
 
@@ -167,18 +168,32 @@ def check_same_spaces(
     action_space: gym.Space[Any],
     other: str = "the environment",
 ) -> None:
-    """Raise ValueError unless recorded trajectories have the observations and actions that ``other`` has."""
+    """Refuse recorded trajectories whose observations or actions differ from those of ``other``.
+
+    Observations must have the same keys, shapes and dtypes, and bounds that do not contradict each other
+    (`amago.spaces.same_range`); a policy would take pixels from 0 to 255 for pixels from 0 to 1.
+
+    Raises:
+        ValueError: names both, and what to convert.
+    """
 
     def shapes(space: gym.spaces.Dict) -> dict[str, tuple[int, ...] | None]:
         return {k: s.shape for k, s in sorted(space.spaces.items())}
 
-    differing = {d.name for d in space_differences((found, found_spec.space), (obs_space, action_space), dtypes=False)}
+    both = (found, found_spec.space), (obs_space, action_space)
+    differing = {d.name for d in space_differences(*both, dtypes=False)}
     if differing - {"actions"}:
         raise ValueError(
             f"{what} has observations {shapes(found)}, but {other} has {shapes(obs_space)}; both need the same keys and shapes"
         )
     if differing:
         raise ValueError(f"{what} has actions {found_spec.space}, but {other} has {action_space}")
+    for d in space_differences(*both, ranges=True):
+        raise ValueError(
+            f"{what} has {d.name} {d.first}, but {other} has {d.second}: convert the recorded numbers, or wrap the environment "
+            "(gymnasium.wrappers.TransformObservation), so that dtype and range agree; if the numbers mean the same already, "
+            "declare the same observation space"
+        )
 
 
 def check_same_box(what: str, found: gym.Space[Any], wanted: gym.Space[Any], other: str = "the environment") -> None:
@@ -270,6 +285,8 @@ class DiskTrajDataset(RLDataset):
         self.allow_pickle = allow_pickle
         self._store: TrajectoryStore | None = None
         self._pending_state: dict[str, Any] | None = None
+        self._spaces: tuple[gym.spaces.Dict, gym.Space[Any]] | None = None  # of the policy
+        self._checked: set[Schema] = set()  # that agree with them
 
     @property
     def buffer_dir(self) -> Path:
@@ -360,10 +377,21 @@ class DiskTrajDataset(RLDataset):
         return sample_window(int(view.lengths[index]), view.action_spec(index), read, self.relabeler, self.settings, rng)
 
     def check_spaces(self, obs_space: gym.spaces.Dict, action_space: gym.Space[Any]) -> None:
-        view = self.store.view()
-        for index in {0, len(view) - 1} if len(view) else ():
-            spec = view.action_spec(index)
-            check_same_spaces(f"the replay buffer {self.buffer_dir}", view.obs_space(index), spec, obs_space, action_space)
+        self._spaces, self._checked = (obs_space, action_space), set()
+        self._check_new_kinds()
+
+    def _check_new_kinds(self) -> None:
+        """Compare the spaces of files that were added with those of the policy; files of other processes may come at any time."""
+        view, what = self.store.view(), f"the replay buffer {self.buffer_dir}"
+        for index, schema in view.kinds():
+            if self._spaces is None or schema in self._checked:
+                continue
+            spec, (obs_space, action_space) = schema.action_spec, self._spaces
+            if view.path(index).endswith(".traj") and spec.dim == action_spec(action_space).dim:
+                action_space = spec.space  # this format records the width of actions only
+            check_same_spaces(what, schema.obs_space, spec, obs_space, action_space)
+            check_same_box(what, spec.space, action_space)
+            self._checked.add(schema)
 
     @property
     def ready_for_training(self) -> bool:
@@ -371,6 +399,7 @@ class DiskTrajDataset(RLDataset):
 
     def on_end_of_collection(self) -> dict[str, float]:
         self.store.refresh()
+        self._check_new_kinds()
         return self.store.info()
 
     def delete(self, *, delete_protected: bool = False, delete_quarantine: bool = False) -> None:

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from amago.data.batch import RLData
 from amago.loading.dataset import DatasetSettings, RLDataset
 
-
 _OPENED = -1
 """In the place of a training phase: a data set was ready when it was opened, before any collection."""
 

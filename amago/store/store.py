@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import threading
 import weakref
 from collections.abc import Iterable
@@ -407,7 +406,7 @@ class TrajectoryStore:
             raise PermissionError(f"the buffer {self.root} was opened with edit=False and cannot be deleted")
         with self._lock:
             self.refresh()
-            doomed = []
+            doomed: list[Entry] = []
             for partition in PARTITIONS if delete_protected else (FIFO,):
                 doomed += self._files[partition].values()
                 self._files[partition] = {}

@@ -21,8 +21,8 @@ def of_the_original(part):
     np.savez(part / "CartPole_0a1b2c3d_1700000000.25.npz", **arrays)
 
 
-def of_a_million(part):
-    """A file whose index has more trajectories than one file may have."""
+def of_other_tensors(part):
+    """A safetensors file that is no segment, beside the name of one with a million trajectories."""
     n = 1_100_000
     safetensors.numpy.save_file({"ep_offsets": np.arange(n + 1)}, part / f"w-000000000000-n{n}.safetensors")
 
@@ -33,7 +33,7 @@ def of_text(part):
 
 REFUSED = {
     of_the_original: "not a trajectory file of amago: the array 'metadata' is missing",
-    of_a_million: "n1100000.safetensors: ",
+    of_other_tensors: "n1100000.safetensors: ",
     of_text: "neither .safetensors nor .npz: not a trajectory file",
 }
 
