@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
+from numpy.typing import NDArray
 
 from amago.spaces.actions import action_spec
 
@@ -46,8 +47,9 @@ def space_differences(first: Spaces, second: Spaces, *, dtypes: bool = True, ran
     differing = {name for name in a.keys() | b.keys() if a.get(name) != b.get(name)}
     if ranges:
         boxes, others = _boxes(first), _boxes(second)
-        differing |= {name for name in boxes.keys() & others.keys() - differing if not same_range(boxes[name], others[name])}
-        a, b = ({name: text + _range(of.get(name)) for name, text in x.items()} for x, of in ((a, boxes), (b, others)))
+        at = {n: _other_units(boxes[n], others[n]) for n in boxes.keys() & others.keys() - differing}
+        differing |= {n for n, numbers in at.items() if numbers.any()}
+        a, b = ({n: text + _range(of.get(n), at.get(n)) for n, text in x.items()} for x, of in ((a, boxes), (b, others)))
     return [SpaceDifference(name, a.get(name, "missing"), b.get(name, "missing")) for name in sorted(differing)]
 
 
@@ -66,8 +68,13 @@ def same_range(a: gym.spaces.Box, b: gym.spaces.Box) -> bool:
     Args:
         a, b: of the same shape.
     """
+    return not _other_units(a, b).any()
+
+
+def _other_units(a: gym.spaces.Box, b: gym.spaces.Box) -> NDArray[np.bool_]:
+    """The numbers of two boxes whose ranges differ, as `same_range` says."""
     if np.dtype(a.dtype).kind != "f" or np.dtype(b.dtype).kind != "f":
-        return True
+        return np.zeros(a.shape, bool)
     lows, highs = (np.stack([getattr(x, side).astype(np.float64) for x in (a, b)]) for side in ("low", "high"))
     widths = highs - lows
     declared = ((np.abs(lows) < _UNBOUNDED) & (np.abs(highs) < _UNBOUNDED) & (widths > 0)).all(axis=0)
@@ -75,7 +82,7 @@ def same_range(a: gym.spaces.Box, b: gym.spaces.Box) -> bool:
     shared = highs.min(axis=0) - lows.max(axis=0)
     with np.errstate(invalid="ignore"):  # of bounds that declare nothing
         other = (wide > _OTHER_UNITS * narrow) | (shared < _SHARED * narrow)
-    return not (declared & other).any()
+    return declared & other
 
 
 def _described(obs_space: gym.spaces.Dict, action_space: gym.Space[Any], dtypes: bool) -> dict[str, str]:
@@ -93,5 +100,10 @@ def _boxes(spaces: Spaces) -> dict[str, gym.spaces.Box]:
     return {f"observation {key!r}": x for key, x in spaces[0].spaces.items() if isinstance(x, gym.spaces.Box)}
 
 
-def _range(box: gym.spaces.Box | None) -> str:
-    return "" if box is None or not box.low.size else f" from {box.low.min():g} to {box.high.max():g}"
+def _range(box: gym.spaces.Box | None, chosen: NDArray[np.bool_] | None) -> str:
+    """The range of the chosen numbers of a box; of all, if none is chosen."""
+    if box is None or not box.low.size:
+        return ""
+    if chosen is None or not chosen.any() or chosen.all():
+        return f" from {box.low.min():g} to {box.high.max():g}"
+    return f" with {chosen.sum()} numbers from {box.low[chosen].min():g} to {box.high[chosen].max():g}"
