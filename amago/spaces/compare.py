@@ -47,9 +47,10 @@ def space_differences(first: Spaces, second: Spaces, *, dtypes: bool = True, ran
     differing = {name for name in a.keys() | b.keys() if a.get(name) != b.get(name)}
     if ranges:
         boxes, others = _boxes(first), _boxes(second)
-        at = {n: _other_units(boxes[n], others[n]) for n in boxes.keys() & others.keys() - differing}
-        differing |= {n for n, numbers in at.items() if numbers.any()}
-        a, b = ({n: text + _range(of.get(n), at.get(n)) for n, text in x.items()} for x, of in ((a, boxes), (b, others)))
+        for name in (n for n in boxes.keys() & others.keys() if boxes[n].shape == others[n].shape):
+            numbers = _other_units(boxes[name], others[name])
+            differing |= {name} if numbers.any() else set()
+            a[name], b[name] = (text[name] + _range(of[name], numbers) for text, of in ((a, boxes), (b, others)))
     return [SpaceDifference(name, a.get(name, "missing"), b.get(name, "missing")) for name in sorted(differing)]
 
 
@@ -100,10 +101,10 @@ def _boxes(spaces: Spaces) -> dict[str, gym.spaces.Box]:
     return {f"observation {key!r}": x for key, x in spaces[0].spaces.items() if isinstance(x, gym.spaces.Box)}
 
 
-def _range(box: gym.spaces.Box | None, chosen: NDArray[np.bool_] | None) -> str:
+def _range(box: gym.spaces.Box, chosen: NDArray[np.bool_]) -> str:
     """The range of the chosen numbers of a box; of all, if none is chosen."""
-    if box is None or not box.low.size:
+    if not box.low.size:
         return ""
-    if chosen is None or not chosen.any() or chosen.all():
+    if not chosen.any() or chosen.all():
         return f" from {box.low.min():g} to {box.high.max():g}"
     return f" with {chosen.sum()} numbers from {box.low[chosen].min():g} to {box.high[chosen].max():g}"

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 import tiny
 
+from amago import config
 from amago.data.relabel import Relabeler
 from amago.data.trajectory import FrozenTraj, Trajectory
 from amago.loading import DatasetSettings, DiskTrajDataset, RLDataset, SequenceLoader
@@ -107,6 +108,14 @@ def window_lengths(padded, cut_short, length=8):
 @pytest.mark.parametrize("padded", PADDED)
 def test_windows_of_longer_trajectories_do_not_depend_on_that_setting(padded):
     np.testing.assert_array_equal(window_lengths(padded, True, 20), window_lengths(padded, False, 20))
+
+
+def test_zoo_original_has_the_originals_windows(tmp_path):
+    assert not tiny.experiment(tmp_path).cut_short_trajectories
+    config.parse_files(["zoo/original"])
+    e = tiny.experiment(tmp_path, name="original")
+    e.init_dsets()
+    assert e.dataset.settings.cut_short_trajectories
 
 
 def test_protected_data_and_both_kinds_of_file_mix(tmp_path):
