@@ -111,11 +111,9 @@ def test_windows_of_longer_trajectories_do_not_depend_on_that_setting(padded):
 
 
 def test_zoo_original_has_the_originals_windows(tmp_path):
-    assert not tiny.experiment(tmp_path).cut_short_trajectories
+    assert not tiny.started(tmp_path).dataset.settings.cut_short_trajectories
     config.parse_files(["zoo/original"])
-    e = tiny.experiment(tmp_path, name="original")
-    e.init_dsets()
-    assert e.dataset.settings.cut_short_trajectories
+    assert tiny.started(tmp_path, name="original").dataset.settings.cut_short_trajectories
 
 
 def test_protected_data_and_both_kinds_of_file_mix(tmp_path):
