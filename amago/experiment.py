@@ -26,6 +26,7 @@ from amago.run.rng import draw_seed, seed_process
 from amago.run.rollout import Rollout, shares
 from amago.run.settings import EnvMakers
 from amago.run.signals import GracefulStop, Stopped
+from amago.run.waiting import wait_for_data
 
 
 @gin.configurable
@@ -90,7 +91,8 @@ class Experiment(PersistentRun):
         """Configure the data set."""
         assert self.dataset is not None
         edits = self.has_dset_edit_rights and self.accelerator.is_main_process
-        self.dataset.configure(DatasetSettings(self.max_seq_len, self.padded_sampling, edits, tuple(self.extra_fields)))
+        extra_fields, cut_short = tuple(self.extra_fields), self.cut_short_trajectories
+        self.dataset.configure(DatasetSettings(self.max_seq_len, self.padded_sampling, edits, extra_fields, cut_short))
         return self.dataset
 
     def init_envs(self) -> str:
@@ -185,15 +187,22 @@ class Experiment(PersistentRun):
         raise Stopped(code)
 
     def _wait_for_data(self) -> bool:
-        """Whether there is data to train on. A process that never collects waits for the data of others."""
+        """Whether there is data to train on. A process that never collects waits for the data of others.
+
+        Raises:
+            NoReadableDataError: for ``refused_data_timeout`` seconds there were refused files and no others.
+        """
         dataset = self._data
         if dataset.ready_for_training or self.collects or not dataset.can_become_ready:
             return dataset.ready_for_training
         with self._bar(None, "waiting for data", "s") as bar:
-            while not dataset.ready_for_training and not self._stop:
+
+            def pause() -> bool:
                 self._stop.wait(1.0)
-                dataset.on_end_of_collection()
                 bar.update(1)
+                return not self._stop
+
+            wait_for_data(dataset, self.refused_data_timeout, pause)
         return dataset.ready_for_training
 
     def collect_new_training_data(self) -> None:
@@ -372,11 +381,17 @@ class Experiment(PersistentRun):
             return
         self._restore(Path(path))
 
-    def delete_buffer_from_disk(self) -> None:
-        """Delete the replay buffer (``dataset.delete()``), in the main process."""
+    def delete_buffer_from_disk(self, delete_protected: bool = False, delete_quarantine: bool = False) -> None:
+        """Delete the collected trajectories, those in ``buffer/fifo``, in the main process (``dataset.delete()``).
+
+        Args:
+            delete_protected: also those in ``buffer/protected``: imported recordings, demonstrations.
+            delete_quarantine: also damaged files in ``buffer/quarantine``.
+        """
         self._require_start("delete_buffer_from_disk()")
+        options = {"delete_protected": delete_protected, "delete_quarantine": delete_quarantine}
         if self.accelerator.is_main_process:
-            self._data.delete()
+            self._data.delete(**{k: v for k, v in options.items() if v})  # a data set of the user's own may lack the options
 
     # ---- state and log --------------------------------------------------------------------------------------------------
 

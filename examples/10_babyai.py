@@ -80,7 +80,7 @@ def make_experiment(args: Namespace) -> Experiment:
     return cli_utils.create_experiment_from_cli(
         args, maker("train"), maker("test"), max_seq_len=max_seq_len, val_timesteps_per_epoch=horizon + 1,
         tstep_encoder_type=tstep, traj_encoder_type=traj, agent_type=agent, exploration_wrapper_type=explore,
-        padded_sampling=cli_utils.padding_for(max_seq_len, horizon), group_name=f"babyai_k{args.k_episodes}_{args.obs_kind}",
+        padded_sampling="both", group_name=f"babyai_k{args.k_episodes}_{args.obs_kind}",
     )  # fmt: skip
 
 

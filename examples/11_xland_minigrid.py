@@ -56,7 +56,7 @@ def make_experiment(args: Namespace) -> Experiment:
     return cli_utils.create_experiment_from_cli(
         args, maker("train", args.num_rulesets), maker("test", max(1, args.num_rulesets // 5)), max_seq_len=max_seq_len,
         val_timesteps_per_epoch=horizon + 1, tstep_encoder_type=tstep, traj_encoder_type=traj, agent_type=agent,
-        exploration_wrapper_type=explore, env_mode="already_vectorized", padded_sampling=cli_utils.padding_for(max_seq_len, horizon),
+        exploration_wrapper_type=explore, env_mode="already_vectorized", padded_sampling="both",
         group_name=f"xland_{args.rulesets}",
     )  # fmt: skip
 

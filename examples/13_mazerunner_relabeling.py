@@ -54,7 +54,7 @@ def make_experiment(args: Namespace) -> Experiment:
         args, make_env, make_env, max_seq_len=max_seq_len, val_timesteps_per_epoch=2 * horizon + 1, tstep_encoder_type=tstep,
         traj_encoder_type=traj, agent_type=agent, exploration_wrapper_type=explore, group_name=f"{name}_relabel_{args.relabel}",
         dataset=DiskTrajDataset(args.buffer_dir, args.run_name, args.dset_max_size, relabeler=relabeler),
-        padded_sampling=cli_utils.padding_for(max_seq_len, horizon),
+        padded_sampling="both",
     )  # fmt: skip
 
 

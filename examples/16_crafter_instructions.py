@@ -67,7 +67,7 @@ def make_experiment(args: Namespace) -> Experiment:
     cli_utils.use_config(config, ["zoo/crafter", *args.configs])
     return cli_utils.create_experiment_from_cli(
         args, make, make, max_seq_len=max_seq_len, val_timesteps_per_epoch=args.time_limit + 1, tstep_encoder_type=tstep,
-        traj_encoder_type=traj, agent_type=agent, exploration_wrapper_type=explore, padded_sampling=cli_utils.padding_for(max_seq_len, args.time_limit),
+        traj_encoder_type=traj, agent_type=agent, exploration_wrapper_type=explore, padded_sampling="both",
         dataset=DiskTrajDataset(args.buffer_dir, args.run_name, args.dset_max_size, relabeler=InstructionRelabeler(args.relabel)),
         group_name=f"crafter_{args.obs_kind}_relabel_{args.relabel}",
     )  # fmt: skip

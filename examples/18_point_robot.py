@@ -45,7 +45,7 @@ def make_experiment(args: Namespace) -> Experiment:
     return cli_utils.create_experiment_from_cli(
         args, make_env, make_env, max_seq_len=max_seq_len, val_timesteps_per_epoch=2 * horizon + 1, tstep_encoder_type=tstep,
         traj_encoder_type=traj, agent_type=agent, exploration_wrapper_type=explore, group_name=name,
-        padded_sampling=cli_utils.padding_for(max_seq_len, horizon),
+        padded_sampling="both",
     )  # fmt: skip
 
 

@@ -16,12 +16,13 @@ import amago
 from amago import config
 from amago.data.relabel import Relabeler
 from amago.envs import AMAGOEnv, EpsilonGreedy, SequenceWrapper, make_pool
-from amago.loading import DiskTrajDataset
+from amago.loading import ArrayDataset, DiskTrajDataset
 from amago.nets.traj_encoders import TformerTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
 from amago.run.checkpoint import CheckpointError
 from amago.run.checks import SettingsError
 from amago.run.settings import REQUIRED
+from amago.run.waiting import NoReadableDataError
 from amago.spaces import NonFiniteError
 
 NAN, INF = float("nan"), float("inf")
@@ -134,6 +135,32 @@ def starting(**fields: Any) -> Cause:
 def started(**fields: Any) -> Cause:
     """An `Experiment` that fails when its environments are started."""
     return lambda root: tiny.started(root, **fields)
+
+
+class Lights(gym.Env[Any, Any]):
+    """Six lights, from 0 to 1."""
+
+    observation_space, action_space = gym.spaces.Box(0, 1, (6,), np.float32), TWO
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return np.zeros(6, np.float32), {}
+
+
+def recorded_as_bytes(root: Path) -> None:
+    """A recording of the lights from 0 to 255."""
+    n = 8
+    dataset = ArrayDataset(
+        observations=np.full((n, 6), 200, np.uint8), actions=np.zeros(n, np.int64), rewards=np.zeros(n), terminations=np.arange(n) == n - 1,
+        action_space=TWO,
+    )  # fmt: skip
+    tiny.started(root, lambda: AMAGOEnv(Lights(), "Lights"), dataset=dataset)
+
+
+def files_of_another_program(root: Path) -> None:
+    protected = root / "run" / "buffer" / "protected"
+    protected.mkdir(parents=True)
+    (protected / "rollouts.h5").touch()
+    tiny.learned(root, train_timesteps_per_epoch=0, refused_data_timeout=0)
 
 
 class Endless(gym.Env[Any, Any]):
@@ -817,6 +844,20 @@ CASES = [
         ValueError,
         "cartpoles made an environment with batched_envs=2, but here it must be 3 (its rows are the parallel_actors)",
         started(make_env=tiny.cartpoles, env_mode="already_vectorized", parallel_actors=3),
+    ),
+    Case(
+        AROUND,
+        "a recording in other units than the environment's",
+        ValueError,
+        "ArrayDataset has observation 'observation' uint8 (6,) from 0 to 255, but the environment has float32 (6,) from 0 to 1: convert the recorded numbers, or wrap the environment (gymnasium.wrappers.TransformObservation), so that dtype and range agree; if the numbers mean the same already, declare the same observation space",
+        recorded_as_bytes,
+    ),
+    Case(
+        AROUND,
+        "a learner whose buffer holds files of another program alone",
+        NoReadableDataError,
+        "there is nothing to train on: this process does not collect, all 1 files that were found were refused, and no others came within refused_data_timeout=0 seconds. Remove these files, or convert recordings of other systems ('amago buffer import'); start processes that collect before this one:\n  - runs/run/buffer/quarantine/protected-rollouts.h5: neither .safetensors nor .npz: not a trajectory file",
+        files_of_another_program,
     ),
     Case(
         AROUND,

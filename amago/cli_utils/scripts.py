@@ -117,16 +117,6 @@ def run_trials(args: Namespace, make_experiment: Callable[[Namespace], Experimen
             experiment.close()
 
 
-def padding_for(max_seq_len: int, horizon: int) -> str:
-    """The ``padded_sampling`` that suits rollouts of at most ``horizon`` steps.
-
-    Returns:
-        "none" if training sequences of ``max_seq_len`` steps hold whole rollouts; "both" if they are windows, which would rarely
-        include the first and last steps of a rollout otherwise.
-    """
-    return "none" if max_seq_len >= horizon else "both"
-
-
 def evaluate_after_training(
     experiment: Experiment,
     timesteps: int | None = None,

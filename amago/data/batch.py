@@ -126,7 +126,7 @@ def collate(samples: Sequence[RLData], extra_fields: Sequence[ExtraField] = ()) 
             the extras of the sequences.
 
     Raises:
-        ValueError: no samples, or samples whose observations, actions or extras differ in keys or shapes.
+        ValueError: no samples, or samples that differ in keys, in shapes or in dtypes, which are not converted.
     """
     if not samples:
         raise ValueError("cannot build a batch of no sequences")
@@ -134,7 +134,7 @@ def collate(samples: Sequence[RLData], extra_fields: Sequence[ExtraField] = ()) 
     obs = [s.obs for s in samples]
     for what, parts in (("obs", obs), ("extras", extras)):
         _check_alike(what, parts)
-    _check_alike("", [{"actions": s.actions} for s in samples])
+    _check_alike("", [{name: getattr(s, name) for name in SEQUENCE_ROWS} for s in samples])
     lengths = [len(s) for s in samples]
     longest = max(lengths)
     mask = torch.arange(longest + 1)[None, :, None] <= torch.tensor(lengths)[:, None, None]
@@ -164,7 +164,7 @@ def _with_defaults(sample: RLData, extra_fields: Sequence[ExtraField]) -> dict[s
 
 
 def _check_alike(what: str, parts: Sequence[dict[str, Tensor]]) -> None:
-    """Raise ValueError unless all have the keys and, rows apart, the shapes of the first."""
+    """Raise ValueError unless all have the keys, the dtypes and, rows apart, the shapes of the first."""
     first = parts[0]
     for other in parts:
         if other.keys() != first.keys():
@@ -172,18 +172,12 @@ def _check_alike(what: str, parts: Sequence[dict[str, Tensor]]) -> None:
             raise ValueError(f"sequences of one batch have different {different}: {sorted(first)} and {sorted(other)}")
         for key, a in first.items():
             b, name = other[key], f"{what}[{key!r}]" if what else key
-            if a.shape[1:] != b.shape[1:]:
-                raise ValueError(
-                    f"sequences of one batch have {name} of different shapes: {tuple(a.shape[1:])} and {tuple(b.shape[1:])}"
-                )
+            for of, x, y in (("shapes", tuple(a.shape[1:]), tuple(b.shape[1:])), ("dtypes", a.dtype, b.dtype)):
+                if x != y:
+                    raise ValueError(f"sequences of one batch have {name} of different {of}: {x} and {y}")
 
 
 def _padded(parts: list[Tensor]) -> Tensor:
     """(B, most rows, ...), with zeros after the rows of the shorter ones."""
     rows = [len(p) for p in parts]
-    if all(p.dtype == parts[0].dtype for p in parts):
-        return torch.stack(parts) if min(rows) == max(rows) else pad_sequence(parts, batch_first=True)
-    out = parts[0].new_zeros((len(parts), max(rows), *parts[0].shape[1:]))
-    for i, p in enumerate(parts):
-        out[i, : p.shape[0]] = p
-    return out
+    return torch.stack(parts) if min(rows) == max(rows) else pad_sequence(parts, batch_first=True)

@@ -18,8 +18,9 @@ from amago.data.extras import ExtraField, check_extra_fields
 from amago.data.relabel import NoOpRelabeler, Relabeler, with_extras_of
 from amago.data.trajectory import FrozenTraj, StoredTraj
 from amago.loading.batching import BatchBuffers
-from amago.spaces import ActionSpec, space_differences
+from amago.spaces import ActionSpec, action_spec, space_differences
 from amago.store import EvictedError, StoreView, TrajectoryStore
+from amago.store.schema import Schema
 
 PADDED_SAMPLING = ("none", "both", "left", "right")
 
@@ -33,6 +34,7 @@ class DatasetSettings:
         padded_sampling: "none", "left", "right" or "both"; see `subsequence`.
         has_edit_rights: this process may delete old trajectories.
         extra_fields: the declared extra fields; batches have these extras and no others.
+        cut_short_trajectories: ``padded_sampling`` also cuts trajectories that fit into ``max_seq_len``.
 
     Raises:
         ValueError: an extra field is wrong, or two have one name.
@@ -42,9 +44,14 @@ class DatasetSettings:
     padded_sampling: str = "none"
     has_edit_rights: bool = True
     extra_fields: tuple[ExtraField, ...] = ()
+    cut_short_trajectories: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "extra_fields", check_extra_fields(self.extra_fields))
+
+    def window(self, length: int, rng: np.random.Generator) -> tuple[int, int]:
+        """The transitions to train on, of a trajectory of ``length``: `subsequence` with these settings."""
+        return subsequence(length, self.max_seq_len, self.padded_sampling, rng, self.cut_short_trajectories)
 
 
 class RLDataset(ABC):
@@ -106,8 +113,21 @@ class RLDataset(ABC):
         """Called after each training phase; returns metrics of section ``buffer``."""
         return {}
 
-    def delete(self) -> None:
-        """Delete the data from disk, where that makes sense."""
+    def delete(self, *, delete_protected: bool = False, delete_quarantine: bool = False) -> None:
+        """Delete the data that was collected from disk. Default: does nothing.
+
+        Args:
+            delete_protected: also data that is never deleted otherwise, such as imported recordings.
+            delete_quarantine: also damaged files that were moved to quarantine.
+        """
+
+    def refused_files(self) -> dict[str, str]:
+        """{path: reason} of the files that were found but cannot be sampled. Default: none.
+
+        While there are some and this is not `ready_for_training`, a process that never collects waits for
+        ``Experiment.refused_data_timeout`` seconds at most.
+        """
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         """State that a checkpoint must hold, as plain JSON types."""
@@ -117,17 +137,23 @@ class RLDataset(ABC):
         """Restore the state that `state_dict` returned."""
 
 
-def subsequence(length: int, max_len: int, padded_sampling: str, rng: np.random.Generator) -> tuple[int, int]:
+def subsequence(
+    length: int, max_len: int, padded_sampling: str, rng: np.random.Generator, cut_short: bool = False
+) -> tuple[int, int]:
     """Choose the transitions [start, stop) of a trajectory to train on.
 
-    The window of ``max_len`` transitions starts uniformly in [0, T - L] ("none"), [-L + 1, T - 2] ("both"), [-L + 1, T - L]
-    ("left") or [0, T - 2] ("right"), and is then cut to what exists. "left" and "both" make the first steps of a
-    trajectory, "right" and "both" its last, as likely to be in the window as any other.
+    All of a trajectory with T <= L. Of a longer one, the window of ``max_len`` transitions starts uniformly in [0, T - L]
+    ("none"), [-L + 1, T - 2] ("both"), [-L + 1, T - L] ("left") or [0, T - 2] ("right"), and is then cut to what exists. "left"
+    and "both" make the first steps of a trajectory, "right" and "both" its last, as likely to be in the window as any other.
 
     Args:
         length: T, transitions in the trajectory.
         max_len: L.
+        cut_short: draw a window of a trajectory with T <= L in the same way. With "both", half of the trajectory is then missing
+            on average where T = L: what an agent has to remember and what it is for are hardly ever in one sequence.
     """
+    if length <= max_len and not cut_short:
+        return 0, length
     low = 1 - max_len if padded_sampling in ("both", "left") else 0
     high = length - 2 if padded_sampling in ("both", "right") else length - max_len
     start = int(rng.integers(low, max(high, low) + 1))
@@ -142,18 +168,32 @@ def check_same_spaces(
     action_space: gym.Space[Any],
     other: str = "the environment",
 ) -> None:
-    """Raise ValueError unless recorded trajectories have the observations and actions that ``other`` has."""
+    """Refuse recorded trajectories whose observations or actions differ from those of ``other``.
+
+    Observations must have the same keys, shapes and dtypes, and bounds that do not contradict each other
+    (`amago.spaces.same_range`); a policy would take pixels from 0 to 255 for pixels from 0 to 1.
+
+    Raises:
+        ValueError: names both, and what to convert.
+    """
 
     def shapes(space: gym.spaces.Dict) -> dict[str, tuple[int, ...] | None]:
         return {k: s.shape for k, s in sorted(space.spaces.items())}
 
-    differing = {d.name for d in space_differences((found, found_spec.space), (obs_space, action_space), dtypes=False)}
+    both = (found, found_spec.space), (obs_space, action_space)
+    differing = {d.name for d in space_differences(*both, dtypes=False)}
     if differing - {"actions"}:
         raise ValueError(
             f"{what} has observations {shapes(found)}, but {other} has {shapes(obs_space)}; both need the same keys and shapes"
         )
     if differing:
         raise ValueError(f"{what} has actions {found_spec.space}, but {other} has {action_space}")
+    for d in space_differences(*both, ranges=True):
+        raise ValueError(
+            f"{what} has {d.name} {d.first}, but {other} has {d.second}: convert the recorded numbers, or wrap the environment "
+            "(gymnasium.wrappers.TransformObservation), so that dtype and range agree; if the numbers mean the same already, "
+            "declare the same observation space"
+        )
 
 
 def check_same_box(what: str, found: gym.Space[Any], wanted: gym.Space[Any], other: str = "the environment") -> None:
@@ -193,13 +233,13 @@ def sample_window(
         length: T of the whole trajectory.
         read: ``read()`` gives the whole trajectory, ``read(start, stop)`` a part of it; new arrays either way.
     """
-    start, stop = subsequence(length, settings.max_seq_len, settings.padded_sampling, rng)
+    start, stop = settings.window(length, rng)
     if isinstance(relabeler, NoOpRelabeler):
         return read(start, stop).derive(spec)
     frozen = read().derive(spec)
     whole = with_extras_of(frozen, relabeler(frozen, rng) if isinstance(relabeler, Relabeler) else relabeler(frozen))
     if len(whole) != length:  # a relabeler may shorten a trajectory
-        start, stop = subsequence(len(whole), settings.max_seq_len, settings.padded_sampling, rng)
+        start, stop = settings.window(len(whole), rng)
     return whole.slice(start, stop)
 
 
@@ -245,6 +285,8 @@ class DiskTrajDataset(RLDataset):
         self.allow_pickle = allow_pickle
         self._store: TrajectoryStore | None = None
         self._pending_state: dict[str, Any] | None = None
+        self._spaces: tuple[gym.spaces.Dict, gym.Space[Any]] | None = None  # of the policy
+        self._checked: set[Schema] = set()  # that agree with them
 
     @property
     def buffer_dir(self) -> Path:
@@ -315,7 +357,7 @@ class DiskTrajDataset(RLDataset):
         while row < batch_size:
             view = self._drawable()
             index = int(rng.integers(len(view)))
-            start, stop = subsequence(int(view.lengths[index]), self.settings.max_seq_len, self.settings.padded_sampling, rng)
+            start, stop = self.settings.window(int(view.lengths[index]), rng)
             schema = view.schema(index)
             if buffers is None:
                 buffers = BatchBuffers(schema, batch_size, self.settings.max_seq_len, extra_fields)
@@ -335,10 +377,21 @@ class DiskTrajDataset(RLDataset):
         return sample_window(int(view.lengths[index]), view.action_spec(index), read, self.relabeler, self.settings, rng)
 
     def check_spaces(self, obs_space: gym.spaces.Dict, action_space: gym.Space[Any]) -> None:
-        view = self.store.view()
-        for index in {0, len(view) - 1} if len(view) else ():
-            spec = view.action_spec(index)
-            check_same_spaces(f"the replay buffer {self.buffer_dir}", view.obs_space(index), spec, obs_space, action_space)
+        self._spaces, self._checked = (obs_space, action_space), set()
+        self._check_new_kinds()
+
+    def _check_new_kinds(self) -> None:
+        """Compare the spaces of files that were added with those of the policy; files of other processes may come at any time."""
+        view, what = self.store.view(), f"the replay buffer {self.buffer_dir}"
+        for index, schema in view.kinds():
+            if self._spaces is None or schema in self._checked:
+                continue
+            spec, (obs_space, action_space) = schema.action_spec, self._spaces
+            if view.path(index).endswith(".traj") and spec.dim == action_spec(action_space).dim:
+                action_space = spec.space  # this format records the width of actions only
+            check_same_spaces(what, schema.obs_space, spec, obs_space, action_space)
+            check_same_box(what, spec.space, action_space)
+            self._checked.add(schema)
 
     @property
     def ready_for_training(self) -> bool:
@@ -346,10 +399,20 @@ class DiskTrajDataset(RLDataset):
 
     def on_end_of_collection(self) -> dict[str, float]:
         self.store.refresh()
+        self._check_new_kinds()
         return self.store.info()
 
-    def delete(self) -> None:
-        self.store.delete()
+    def delete(self, *, delete_protected: bool = False, delete_quarantine: bool = False) -> None:
+        """Delete the trajectories in ``fifo``; ``protected`` and ``quarantine`` only on request. Other files stay.
+
+        Raises:
+            RuntimeError: before `configure`.
+            PermissionError: this process may not edit the buffer.
+        """
+        self.store.delete(delete_protected=delete_protected, delete_quarantine=delete_quarantine)
+
+    def refused_files(self) -> dict[str, str]:
+        return self.store.refused()
 
     def state_dict(self) -> dict[str, Any]:
         return {"store": self.store.state_dict()}

@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 from amago.data.batch import RLData
 from amago.loading.dataset import DatasetSettings, RLDataset
 
+_OPENED = -1
+"""In the place of a training phase: a data set was ready when it was opened, before any collection."""
+
 
 @gin.configurable(module="amago.loading")
 class MixtureOfDatasets(RLDataset):
@@ -25,9 +28,10 @@ class MixtureOfDatasets(RLDataset):
     are constant within a training phase.
 
     With ``smooth_sudden_starts=S``, weights move linearly over S training phases, counted for each data set from the
-    first in which it is ready: from its initial weight to its sampling weight. By default a data set that is ready when training
-    starts has its sampling weight from the beginning, and one that becomes ready later begins at 0. The first few rollouts in a
-    replay buffer beside offline data are then not sampled again and again.
+    first in which it is ready: from its initial weight to its sampling weight. By default a data set that is ready when it is
+    opened has its sampling weight from the beginning, and one that becomes ready later, such as a replay buffer that is empty
+    at the start of the run, begins at 0. The first few rollouts in a replay buffer beside offline data are then not sampled again
+    and again.
 
     Args:
         datasets: the data sets.
@@ -73,7 +77,7 @@ class MixtureOfDatasets(RLDataset):
             raise ValueError(f"collect_into must be an index of datasets, 0 to {len(self.datasets) - 1}, got {collect_into}")
         self.collect_into = collect_into
         self._phase = 0  # training phases so far
-        self._ready_since: list[int | None] = [None] * len(self.datasets)
+        self._ready_since: list[int | None] = [None] * len(self.datasets)  # training phase, or `_OPENED`
         self._chances: NDArray[np.float64] | None = None
 
     def _checked(self, name: str, weights: Sequence[float]) -> NDArray[np.float64]:
@@ -101,11 +105,14 @@ class MixtureOfDatasets(RLDataset):
         i = self.collecting
         return None if i is None else self.datasets[i].save_new_trajs_to
 
-    def delete(self) -> None:
-        """Delete the data set that receives new trajectories; the others stay."""
+    def delete(self, **options: bool) -> None:
+        """Delete the data of the data set that receives new trajectories (`RLDataset.delete`); the others stay."""
         i = self.collecting
         if i is not None:
-            self.datasets[i].delete()
+            self.datasets[i].delete(**options)
+
+    def refused_files(self) -> dict[str, str]:
+        return {path: reason for d in self.datasets for path, reason in d.refused_files().items()}
 
     # ---- preparation -------------------------------------------------------------------------------------------------
 
@@ -114,7 +121,7 @@ class MixtureOfDatasets(RLDataset):
         collecting = self.collecting
         for i, dataset in enumerate(self.datasets):
             dataset.configure(replace(settings, has_edit_rights=settings.has_edit_rights and i == collecting))
-        self._update_weights()
+        self._update_weights(_OPENED if self._phase == 0 else self._phase)
 
     def check_spaces(self, obs_space: gym.spaces.Dict, action_space: gym.Space[Any]) -> None:
         for dataset in self.datasets:
@@ -122,13 +129,17 @@ class MixtureOfDatasets(RLDataset):
 
     # ---- weights -----------------------------------------------------------------------------------------------------
 
-    def _update_weights(self) -> None:
-        """Check which data sets are ready, and set the proportions until the next call."""
+    def _update_weights(self, phase: int) -> None:
+        """Check which data sets are ready, and set the proportions until the next call.
+
+        Args:
+            phase: first training phase of those that have become ready, or `_OPENED`.
+        """
         for i, dataset in enumerate(self.datasets):
             if not dataset.ready_for_training:
                 self._ready_since[i] = None
             elif self._ready_since[i] is None:
-                self._ready_since[i] = self._phase
+                self._ready_since[i] = phase
         weights = np.array([self._weight(i) for i in range(len(self.datasets))])
         if weights.sum() == 0:  # the weights of all ready data sets still are at 0
             weights = self.sampling_weights * [since is not None for since in self._ready_since]
@@ -143,8 +154,8 @@ class MixtureOfDatasets(RLDataset):
         if self.initial_sampling_weights is not None:
             first = float(self.initial_sampling_weights[i])
         else:
-            first = final if since == 0 else 0.0
-        done = min(1.0, (self._phase - since) / self.smooth_sudden_starts)
+            first = final if since == _OPENED else 0.0
+        done = min(1.0, (self._phase - max(0, since)) / self.smooth_sudden_starts)
         return first + (final - first) * done
 
     @property
@@ -172,7 +183,7 @@ class MixtureOfDatasets(RLDataset):
 
     def on_end_of_collection(self) -> dict[str, float]:
         metrics = self._gathered([d.on_end_of_collection() for d in self.datasets])
-        self._update_weights()
+        self._update_weights(self._phase)
         return metrics | {f"{self._label(i)}/weight": w for i, w in enumerate(self.current_weights)}
 
     def on_end_of_training(self) -> dict[str, float]:
@@ -191,6 +202,7 @@ class MixtureOfDatasets(RLDataset):
 
     def state_dict(self) -> dict[str, Any]:
         return {
+            "version": 2,
             "phase": self._phase,
             "ready_since": list(self._ready_since),
             "datasets": [d.state_dict() for d in self.datasets],
@@ -200,7 +212,9 @@ class MixtureOfDatasets(RLDataset):
         if len(state["datasets"]) != len(self.datasets):
             raise ValueError(f"the saved mixture had {len(state['datasets'])} datasets, this one has {len(self.datasets)}")
         self._phase, self._ready_since = int(state["phase"]), list(state["ready_since"])
+        if "version" not in state:  # had 0 for what was ready at the first training phase, whose weight was not smoothed
+            self._ready_since = [_OPENED if since == 0 else since for since in self._ready_since]
         for dataset, saved in zip(self.datasets, state["datasets"]):
             dataset.load_state_dict(saved)
         if hasattr(self, "settings"):
-            self._update_weights()
+            self._update_weights(self._phase)

@@ -32,20 +32,19 @@ _FROM_ONE = ("max_seq_len", "batch_size", "batches_per_update", "parallel_actors
 _FROM_ZERO = (
     "dloader_workers", "train_batches_per_epoch", "val_timesteps_per_epoch", "lr_warmup_steps", "max_env_restarts",
 )  # fmt: skip
-_NOT_NEGATIVE = ("start_learning_at_epoch", "start_collecting_at_epoch")
+_NOT_NEGATIVE = ("start_learning_at_epoch", "start_collecting_at_epoch", "refused_data_timeout")
 _WEIGHTS = ("l2_coeff", "critic_loss_weight")
 _POSITIVE = ("grad_clip", "env_step_timeout")
 _INTERVALS = ("val_interval", "ckpt_interval", "force_reset_train_envs_every", "keep_training_states", "env_workers")
 _OPTIONAL = ("train_timesteps_per_epoch", "seed")
 _SWITCHES = (
     "sample_actions", "sample_actions_train", "log_to_wandb", "log_to_tensorboard", "verbose", "has_dset_edit_rights",
-    "stagger_traj_file_lengths", "always_save_latest", "always_load_latest",
+    "stagger_traj_file_lengths", "always_save_latest", "always_load_latest", "cut_short_trajectories",
 )  # fmt: skip
 _CLASSES = {
     "tstep_encoder_type": TstepEncoder, "traj_encoder_type": TrajEncoder, "agent_type": BaseAgent,
     "exploration_wrapper_type": ExplorationWrapper,
 }  # fmt: skip
-_CHECKED_TRAJECTORIES = 1000  # of a buffer, evenly spaced
 _STEPS_BEFORE_WARNING = 1000  # of each actor: long rollouts are not a mistake
 
 
@@ -213,13 +212,9 @@ def check_buffer(dataset: RLDataset, obs_space: gym.spaces.Dict, action_space: g
     if not isinstance(dataset, DiskTrajDataset):
         return
     view = dataset.store.view()
-    seen: set[int] = set()
-    for index in np.unique(np.linspace(0, len(view) - 1, min(len(view), _CHECKED_TRAJECTORIES)).astype(int)).tolist():
-        recorded, spec = view.obs_space(index), view.action_spec(index)
-        if id(recorded) in seen:  # files with equal spaces share one object
-            continue
-        seen.add(id(recorded))
-        differences = space_differences((recorded, spec.space), (obs_space, action_space))
+    for index, schema in view.kinds():
+        recorded, spec = schema.obs_space, schema.action_spec
+        differences = space_differences((recorded, spec.space), (obs_space, action_space), ranges=True)
         if view.path(index).endswith(".traj") and spec.dim == action_spec(action_space).dim:
             differences = [d for d in differences if d.name != "actions"]  # this format records the width of actions only
         if differences:

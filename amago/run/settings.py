@@ -57,7 +57,11 @@ class ExperimentSettings:
         stagger_traj_file_lengths: the first piece of each rollout has a random length, so that actors do not all save at once.
         save_trajs_as: "npz", "npz-compressed" (a file for each trajectory) or "segments" (many trajectories in a file:
             faster, and far fewer files).
-        padded_sampling: "none", "left", "right" or "both"; see `amago.loading.dataset.subsequence`.
+        padded_sampling: which parts of rollouts longer than ``max_seq_len`` are trained on: "none", "left", "right" or "both"; see
+            `amago.loading.dataset.subsequence`. Shorter ones are always trained on as a whole.
+        refused_data_timeout: a process that never collects waits for data of others as long as nothing was found. If files were
+            found and all were refused, it waits so many seconds for others, and then fails with the reasons.
+        cut_short_trajectories: ``padded_sampling`` also cuts rollouts that fit into ``max_seq_len``, as the original does.
         extra_fields: further fields to record with each trajectory (`amago.ExtraField`), which arrive as ``batch.extras``.
         dloader_workers: threads that read batches ahead; 0 reads in the training thread.
 
@@ -147,6 +151,8 @@ class ExperimentSettings:
     dset_name: str | None = None
     dset_max_size: float = float("inf")
     extra_fields: Sequence[ExtraField] = ()
+    cut_short_trajectories: bool = False
+    refused_data_timeout: float = 60.0
 
     def __post_init__(self) -> None:
         missing = [name for name, value in vars(self).items() if value is REQUIRED]

@@ -5,8 +5,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
 
 from amago.spaces.actions import action_spec
+
+_UNBOUNDED = 1e6
+_OTHER_UNITS, _SHARED = 50.0, 0.75
 
 Spaces = tuple[gym.spaces.Dict, gym.Space[Any]]
 """An observation space, flat, and an action space."""
@@ -25,21 +30,60 @@ class SpaceDifference(NamedTuple):
     second: str
 
 
-def space_differences(first: Spaces, second: Spaces, *, dtypes: bool = True) -> list[SpaceDifference]:
+def space_differences(first: Spaces, second: Spaces, *, dtypes: bool = True, ranges: bool = False) -> list[SpaceDifference]:
     """The differences between two pairs of spaces that an agent would notice.
 
-    Observations are compared by key, shape and dtype, actions by the kinds and widths of their parts. Bounds are not compared.
+    Observations are compared by key, shape and dtype, actions by the kinds and widths of their parts.
 
     Args:
         first, second: (observation space, action space).
         dtypes: False: do not compare the dtypes of observations.
+        ranges: also compare the bounds of observations, by `same_range`.
 
     Returns:
         The differences, sorted by name; none if the spaces agree.
     """
     a, b = _described(*first, dtypes), _described(*second, dtypes)
-    names = [name for name in sorted(a.keys() | b.keys()) if a.get(name) != b.get(name)]
-    return [SpaceDifference(name, a.get(name, "missing"), b.get(name, "missing")) for name in names]
+    differing = {name for name in a.keys() | b.keys() if a.get(name) != b.get(name)}
+    if ranges:
+        boxes, others = _boxes(first), _boxes(second)
+        for name in (n for n in boxes.keys() & others.keys() if boxes[n].shape == others[n].shape):
+            numbers = _other_units(boxes[name], others[name])
+            differing |= {name} if numbers.any() else set()
+            a[name], b[name] = (text[name] + _range(of[name], numbers) for text, of in ((a, boxes), (b, others)))
+    return [SpaceDifference(name, a.get(name, "missing"), b.get(name, "missing")) for name in sorted(differing)]
+
+
+def same_range(a: gym.spaces.Box, b: gym.spaces.Box) -> bool:
+    """Whether data of one box of real numbers can be data of the other, as far as bounds tell.
+
+    Declared bounds may be wider than the data, so unequal bounds alone prove nothing. They are taken to be of other units or another
+    offset where, for some number of the box, both declare an interval and
+
+    - one interval is more than 50 times as wide as the other (0 to 1 and 0 to 255; radians and degrees), or
+    - they share less than three quarters of the narrower one (0 to 1 and -0.5 to 0.5).
+
+    Bounds that are infinite or beyond a million declare nothing, nor does an interval of one point. Integers are not compared:
+    their values are counts or labels, often declared by the range of their type.
+
+    Args:
+        a, b: of the same shape.
+    """
+    return not _other_units(a, b).any()
+
+
+def _other_units(a: gym.spaces.Box, b: gym.spaces.Box) -> NDArray[np.bool_]:
+    """The numbers of two boxes whose ranges differ, as `same_range` says."""
+    if np.dtype(a.dtype).kind != "f" or np.dtype(b.dtype).kind != "f":
+        return np.zeros(a.shape, bool)
+    lows, highs = (np.stack([getattr(x, side).astype(np.float64) for x in (a, b)]) for side in ("low", "high"))
+    widths = highs - lows
+    declared = ((np.abs(lows) < _UNBOUNDED) & (np.abs(highs) < _UNBOUNDED) & (widths > 0)).all(axis=0)
+    narrow, wide = widths.min(axis=0), widths.max(axis=0)
+    shared = highs.min(axis=0) - lows.max(axis=0)
+    with np.errstate(invalid="ignore"):  # of bounds that declare nothing
+        other = (wide > _OTHER_UNITS * narrow) | (shared < _SHARED * narrow)
+    return declared & other
 
 
 def _described(obs_space: gym.spaces.Dict, action_space: gym.Space[Any], dtypes: bool) -> dict[str, str]:
@@ -50,3 +94,17 @@ def _described(obs_space: gym.spaces.Dict, action_space: gym.Space[Any], dtypes:
         for key, space in obs_space.spaces.items()
     }
     return observations | {"actions": f"{spec.kind} of width {spec.dim}"}
+
+
+def _boxes(spaces: Spaces) -> dict[str, gym.spaces.Box]:
+    """The observations that are boxes, by the names of differences."""
+    return {f"observation {key!r}": x for key, x in spaces[0].spaces.items() if isinstance(x, gym.spaces.Box)}
+
+
+def _range(box: gym.spaces.Box, chosen: NDArray[np.bool_]) -> str:
+    """The range of the chosen numbers of a box; of all, if none is chosen."""
+    if not box.low.size:
+        return ""
+    if not chosen.any() or chosen.all():
+        return f" from {box.low.min():g} to {box.high.max():g}"
+    return f" with {chosen.sum()} numbers from {box.low[chosen].min():g} to {box.high[chosen].max():g}"

@@ -31,7 +31,7 @@ from amago.store import schema as sc
 from amago.store.errors import BadFileError
 from amago.store.segment import CHUNK, read_exactly
 
-_OURS = re.compile(r".*_(?P<writer>[A-Za-z0-9_-]+)-(?P<sequence>[0-9]{12})_[0-9]+\.npz", re.DOTALL)
+NAME = re.compile(r".*_(?P<writer>[A-Za-z0-9_-]+)-(?P<sequence>[0-9]{12})_[0-9]+\.npz", re.DOTALL)
 MAX_DIRECTORY_BYTES = 1 << 20
 MAX_METADATA_BYTES = 8 << 20
 _HEADER = re.compile(rb"\{'descr': '([<>|=][a-z][0-9]{1,2})', 'fortran_order': False, 'shape': \(([0-9, ]*)\),? ?\} *\n?")
@@ -303,5 +303,5 @@ def read_metadata(fd: int, found: dict[str, Member]) -> dict[str, Any]:
 
 def last_sequence(directory: str | os.PathLike[str], writer: str) -> int:
     """The highest sequence number among a writer's archives in a directory; -1 if there are none."""
-    found = (_OURS.fullmatch(name) for name in os.listdir(directory) if name.endswith(".npz"))
+    found = (NAME.fullmatch(name) for name in os.listdir(directory) if name.endswith(".npz"))
     return max((int(m["sequence"]) for m in found if m and m["writer"] == writer), default=-1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import threading
 import weakref
 from collections.abc import Iterable
@@ -22,14 +21,15 @@ from amago.data.trajectory import StoredTraj
 from amago.spaces import ActionSpec
 from amago.store import index as ix
 from amago.store import index_cache, legacy
-from amago.store.errors import BadFileError, EvictedError
-from amago.store.files import TEMPORARY, FileCache, is_stale, move_aside
+from amago.store.errors import EvictedError
+from amago.store.files import TEMPORARY, FileCache, is_stale
 from amago.store.index import Entry
+from amago.store.quarantine import Quarantine, reason_of
 from amago.store.view import Lost, StoreView
 
 logger = logging.getLogger(__name__)
 
-FIFO, PROTECTED, QUARANTINE = "fifo", "protected", "quarantine"
+FIFO, PROTECTED = "fifo", "protected"
 PARTITIONS = (PROTECTED, FIFO)
 """In the order of their indices."""
 
@@ -98,13 +98,11 @@ class TrajectoryStore:
         self._cache = FileCache()
         self._lock = threading.RLock()  # held to change the index, not to read
         _stores.add(self)
-        self._journal = ix.Journal(self.root)
-        self._reset()
-
-    def _reset(self) -> None:
+        self._journal, self.quarantine = ix.Journal(self.root), Quarantine(self.root)
         self._schemas = ix.Schemas()
         self._files: dict[str, dict[str, Entry]] = {p: {} for p in PARTITIONS}  # by name, in order of ingestion
         self._bad: dict[str, dict[str, str]] = {p: {} for p in PARTITIONS}  # files that are skipped: name -> reason
+        self._unreadable: dict[str, str] = {}  # path -> reason, as of the last refresh
         self._recorded: dict[tuple[str, str], tuple[int, int]] | None = None  # the journal, until the first refresh has used it
         self._shortcut: index_cache.IndexCache | None = None  # in use during the first refresh only
         self._looked_into = 0  # files that the saved index lacks
@@ -204,6 +202,12 @@ class TrajectoryStore:
                 "quarantined": float(self._quarantined),
             }
 
+    def refused(self) -> dict[str, str]:
+        """{path: reason} of the files, as of the last `refresh`, that are not sampled: skipped, unreadable or in quarantine."""
+        with self._lock:
+            skipped = {str(self.root / p / name): reason for p in PARTITIONS for name, reason in self._bad[p].items()}
+            return skipped | self._unreadable | self.quarantine.reasons()
+
     # Changing
 
     def refresh(self) -> RefreshReport:
@@ -219,6 +223,7 @@ class TrajectoryStore:
         with self._lock:
             report, new = RefreshReport(vanished_files=self._vanished), []
             self._vanished = 0
+            self._unreadable = {}
             first = self._recorded is None
             recorded = self._journal.load() if self._recorded is None else self._recorded
             if first:
@@ -289,6 +294,7 @@ class TrajectoryStore:
             except FileNotFoundError:
                 continue  # deleted since it was listed
             except OSError as err:
+                self._unreadable[os.path.join(directory, name)] = f"it cannot be read now: {err}"
                 logger.warning("%s/%s cannot be read now: %s", directory, name, err)
                 continue
             except Exception as err:  # no file may stop the training, whatever error it causes
@@ -311,14 +317,14 @@ class TrajectoryStore:
 
     def _quarantine(self, partition: str, name: str, err: Exception) -> None:
         source = self.root / partition / name
-        reason = str(err) if isinstance(err, BadFileError) else f"unexpected {err!r:.200}"
+        reason = reason_of(err)
         self._quarantined += 1
         self._bad[partition][name] = reason
         if not self.edit or (source.is_dir() and not source.is_symlink()):
             logger.warning("%s is skipped: %s", source, reason)
             return
         try:
-            target = move_aside(source, self.root / QUARANTINE, f"{partition}-")
+            target = self.quarantine.add(partition, name, reason)
         except OSError as problem:
             logger.warning("%s is skipped: %s (and it cannot be moved to quarantine: %s)", source, reason, problem)
             return
@@ -363,48 +369,64 @@ class TrajectoryStore:
             del files[entry.name]
         if doomed:
             self._publish()  # first, so that readers do not draw files that will be deleted
+        self._unlink(doomed)
+        report.evicted, report.evicted_files = sum(e.n for e in doomed), len(doomed)
+        self._evicted += report.evicted
+
+    def _unlink(self, doomed: list[Entry]) -> None:
+        """Delete files that are not in the index any more; one that cannot be deleted is skipped from now on."""
         for entry in doomed:
             self._retire(entry)
+            path = self.root / entry.partition / entry.name
             try:
-                os.unlink(self.root / FIFO / entry.name)
-            except FileNotFoundError:
-                pass
+                path.unlink(missing_ok=True)
             except OSError as err:
-                self._bad[FIFO][entry.name] = "evicted"
-                logger.warning("%s cannot be deleted: %s", self.root / FIFO / entry.name, err)
-            report.evicted += entry.n
-            report.evicted_files += 1
-        self._evicted += report.evicted
+                self._bad[entry.partition][entry.name] = f"it could not be deleted: {err}"
+                logger.warning("%s cannot be deleted: %s", path, err)
 
     def _retire(self, entry: Entry) -> None:
         entry.gone = True
         self._cache.drop(entry)
 
-    def delete(self) -> None:
-        """Clear the buffer from disk: trajectories of both partitions, quarantined files, and the recorded order.
+    def delete(self, *, delete_protected: bool = False, delete_quarantine: bool = False) -> None:
+        """Delete the trajectories in ``fifo`` from disk.
 
-        Other files, neither in the index nor named .safetensors or .npz, stay.
+        Only files of the store are deleted: those that it can read, after a `refresh`, and in quarantine those that are named
+        as it names files.
+
+        Args:
+            delete_protected: also those in ``protected``, where data lies that is sampled but never deleted otherwise.
+            delete_quarantine: also damaged files in ``quarantine``.
 
         Raises:
             PermissionError: the store was opened with ``edit=False``.
+            PickleRefusedError: as `refresh`.
         """
         if not self.edit:
             raise PermissionError(f"the buffer {self.root} was opened with edit=False and cannot be deleted")
         with self._lock:
-            for partition in PARTITIONS:
-                ours = self._files[partition]
-                for entry in ours.values():
-                    self._retire(entry)
-                for name in os.listdir(self.root / partition):
-                    if name in ours or name.endswith((".safetensors", ".npz")):
-                        with contextlib.suppress(FileNotFoundError, IsADirectoryError):
-                            os.unlink(self.root / partition / name)
-            if (self.root / QUARANTINE).is_dir() and not (self.root / QUARANTINE).is_symlink():
-                shutil.rmtree(self.root / QUARANTINE)
+            self.refresh()
+            doomed: list[Entry] = []
+            for partition in PARTITIONS if delete_protected else (FIFO,):
+                doomed += self._files[partition].values()
+                self._files[partition] = {}
+            self._publish()  # first, so that readers do not draw files that will be deleted
+            self._unlink(doomed)
+            if delete_quarantine:
+                self.quarantine.clear()
+            self._forget_deleted()
+
+    def _forget_deleted(self) -> None:
+        """Let the recorded order and the saved index hold the remaining files only."""
+        live = [e for p in PARTITIONS for e in self._files[p].values()]
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.root / index_cache.NAME)
+        if not live:
             self._journal.delete()
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.root / index_cache.NAME)
-            self._reset()
+            return
+        self._journal.rewrite(live)
+        self._looked_into = len(live)
+        self._save_shortcut()
 
     def close(self) -> None:
         """Close all files. Reading opens them again."""

@@ -163,6 +163,13 @@ class StoreView:
         """The fields of a trajectory; one object for all that have the same."""
         return self._find(index)[0].schema
 
+    def kinds(self) -> list[tuple[int, sc.Schema]]:
+        """The different schemas of the files, and the index of the first trajectory of each."""
+        found: dict[int, tuple[int, sc.Schema]] = {}
+        for first, entry in zip(self._first, self._entries):
+            found.setdefault(id(entry.schema), (first, entry.schema))
+        return list(found.values())
+
     def _fill(self, entry: Entry, j: int, start: int, buffers: SliceBuffers) -> int:
         for _ in range(_ATTEMPTS):
             if entry.gone:

@@ -41,6 +41,19 @@ def test_collate_refuses_nothing_and_mixtures():
         collate([sequence(3), other])
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_collate_converts_no_dtypes(order):
+    """Otherwise 0.7 would become 0, or 200 would stand beside 0.7."""
+    real = sequence(3)
+    real.obs["img"] = torch.full((4, 2, 2, 1), 0.7)
+    with pytest.raises(ValueError, match=r"have obs\['img'\] of different dtypes: torch\.(uint8|float32) and torch\."):
+        collate([sequence(3), real][::order])
+    double = sequence(3)
+    double.rews = double.rews.double()
+    with pytest.raises(ValueError, match=r"have rews of different dtypes: torch\.float(32|64) and torch\.float"):
+        collate([sequence(3), double][::order])
+
+
 def test_a_batch_by_hand_is_checked():
     parts = vars(collate([sequence(3)]))
     with pytest.raises(ValueError, match=naming("Batch.dones", (1, 2, 1), (1, 3, 1))):

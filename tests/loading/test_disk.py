@@ -1,7 +1,9 @@
 import gymnasium as gym
 import numpy as np
 import pytest
+import tiny
 
+from amago import config
 from amago.data.relabel import Relabeler
 from amago.data.trajectory import FrozenTraj, Trajectory
 from amago.loading import DatasetSettings, DiskTrajDataset, RLDataset, SequenceLoader
@@ -70,6 +72,50 @@ def test_every_number_is_where_it_belongs(tmp_path, save_as, padded):
     assert seen == set(range(5))
 
 
+PADDED = ["none", "both", "left", "right"]
+
+
+@pytest.mark.parametrize("padded", PADDED)
+def test_a_trajectory_that_fits_into_a_sequence_is_never_cut(tmp_path, padded):
+    lengths = [1, 3, 7, 8]
+    fill(tmp_path, lengths)
+    dataset, rng = opened(tmp_path, padded=padded), np.random.default_rng(0)
+    for sample in [dataset.sample_random_trajectory(rng) for _ in range(100)]:
+        assert len(sample) == lengths[int(sample.obs["observation"][0, 0])]
+    batch = dataset.sample_batch(rng, 50)
+    episodes = batch.obs["observation"][:, 0, 0].long()
+    assert batch.transition_mask.sum(dim=(1, 2)).tolist() == [lengths[i] for i in episodes.tolist()]
+
+
+@pytest.mark.parametrize("padded", PADDED)
+def test_nor_is_one_that_a_relabeler_has_shortened(tmp_path, padded):
+    class Half(Relabeler):
+        def relabel(self, traj: FrozenTraj) -> FrozenTraj:
+            return traj.slice(0, 8)
+
+    fill(tmp_path, [20])
+    dataset, rng = opened(tmp_path, padded=padded, relabeler=Half()), np.random.default_rng(0)
+    assert {len(dataset.sample_random_trajectory(rng)) for _ in range(50)} == {8}
+
+
+def window_lengths(padded, cut_short, length=8):
+    settings, rng = DatasetSettings(8, padded, cut_short_trajectories=cut_short), np.random.default_rng(0)
+    windows = [settings.window(length, rng) for _ in range(2000)]
+    assert all(0 <= start < stop <= length for start, stop in windows)
+    return np.array([stop - start for start, stop in windows])
+
+
+@pytest.mark.parametrize("padded", PADDED)
+def test_windows_of_longer_trajectories_do_not_depend_on_that_setting(padded):
+    np.testing.assert_array_equal(window_lengths(padded, True, 20), window_lengths(padded, False, 20))
+
+
+def test_zoo_original_has_the_originals_windows(tmp_path):
+    assert not tiny.started(tmp_path).dataset.settings.cut_short_trajectories
+    config.parse_files(["zoo/original"])
+    assert tiny.started(tmp_path, name="original").dataset.settings.cut_short_trajectories
+
+
 def test_protected_data_and_both_kinds_of_file_mix(tmp_path):
     fill(tmp_path, [5] * 3, "segments", writer="a")
     fill(tmp_path, [6] * 4, "npz", part="protected", writer="b")
@@ -104,6 +150,43 @@ def test_the_buffer_forgets_the_oldest_and_metrics_say_so(tmp_path):
     assert all(isinstance(v, int | float) for v in metrics.values())
     dataset.delete()
     assert not dataset.ready_for_training
+
+
+def files_in(buffer):
+    return {part: len(list((buffer / part).glob("*"))) for part in ("fifo", "protected", "quarantine")}
+
+
+def test_deleting_the_buffer_of_an_experiment_keeps_protected_data(tmp_path):
+    recording = tmp_path / "run" / "buffer" / "protected"
+    tiny.learned(tmp_path, name="recorder", train_batches_per_epoch=0).close()
+    recording.mkdir(parents=True)
+    for path in (tmp_path / "recorder" / "buffer" / "fifo").glob("*"):
+        path.rename(recording / path.name)
+    (recording / "notes-000000000000-n1.safetensors").write_text("damaged")
+    e = tiny.learned(tmp_path)
+    trajectories = len(e.dataset.store)
+    before = files_in(recording.parent)
+    assert min(before.values()) >= 1
+    e.delete_buffer_from_disk()
+    assert files_in(recording.parent) == before | {"fifo": 0}
+    assert 0 < len(e.dataset.store) < trajectories
+    e.delete_buffer_from_disk(delete_quarantine=True)
+    assert files_in(recording.parent) == before | {"fifo": 0, "quarantine": 0}
+    e.delete_buffer_from_disk(delete_protected=True)
+    assert files_in(recording.parent) == {"fifo": 0, "protected": 0, "quarantine": 0}
+    assert not e.dataset.ready_for_training
+
+
+def test_a_data_set_of_the_users_own_may_delete_without_options(tmp_path):
+    class Mine(DiskTrajDataset):
+        deleted = 0
+
+        def delete(self):
+            self.deleted += 1
+
+    e = tiny.learned(tmp_path, dataset=Mine(tmp_path, "run"))
+    e.delete_buffer_from_disk()
+    assert e.dataset.deleted == 1
 
 
 def test_batches_do_not_depend_on_the_number_of_threads(tmp_path):

@@ -123,6 +123,31 @@ def test_one_that_is_ready_later_starts_slowly():
     np.testing.assert_allclose([epoch(mixture)[1] for _ in range(6)], want)
 
 
+def test_one_that_fills_before_the_first_training_phase_starts_slowly_too():
+    later = Later(1)
+    mixture = configured([recorded(0), later], [0.5, 0.5], smooth_sudden_starts=4)
+    later.ready = True  # by the first collection phase
+    want = [w / (w + 0.5) for w in (0, 0.125, 0.25, 0.375, 0.5, 0.5)]
+    np.testing.assert_allclose([epoch(mixture)[1] for _ in range(6)], want)
+
+
+def test_one_that_empties_starts_slowly_again():
+    first, later = recorded(0), Later(1)
+    later.ready = True
+    mixture = configured([first, later], [0.5, 0.5], smooth_sudden_starts=2)
+    assert epoch(mixture) == [0.5, 0.5]  # it was ready when it was opened
+    later.ready = False
+    assert epoch(mixture) == [1.0, 0.0]
+    later.ready = True
+    np.testing.assert_allclose([epoch(mixture)[1] for _ in range(3)], [0, 1 / 3, 1 / 2])
+
+
+def test_a_state_of_the_first_version_goes_on_as_it_was():
+    mixture = configured([recorded(0), recorded(1), recorded(2)], [1, 1, 2], smooth_sudden_starts=4)
+    mixture.load_state_dict({"phase": 3, "ready_since": [0, 0, 2], "datasets": [{}, {}, {}]})
+    assert mixture.current_weights == [0.4, 0.4, 0.2]
+
+
 def test_initial_weights_move_to_the_final_ones():
     mixture = configured([recorded(0), recorded(1)], [0.2, 0.8], initial_sampling_weights=[1.0, 0.0], smooth_sudden_starts=4)
     np.testing.assert_allclose([epoch(mixture)[1] for _ in range(6)], [0.0, 0.2, 0.4, 0.6, 0.8, 0.8])
@@ -218,6 +243,12 @@ def test_of_two_buffers_only_the_one_that_collects_is_edited_and_deleted(tmp_pat
     assert (len(old.store), len(new.store)) == (2, 2)  # its limit of one does not delete what it may not edit
     mixture.delete()
     mixture.on_end_of_collection()
+    assert (len(old.store), len(new.store)) == (2, 0)
+    recorded(0).copy_to(tmp_path / "new" / "buffer" / "protected", "c")
+    mixture.on_end_of_collection()
+    mixture.delete()
+    assert len(new.store) == 1
+    mixture.delete(delete_protected=True)
     assert (len(old.store), len(new.store)) == (2, 0)
 
 
@@ -317,6 +348,14 @@ def test_from_offline_to_online_in_one_run(tmp_path):
     assert [r["1_DiskTrajDataset/trajectories"] for r in rows] == [0, 0, 4, 8, 12, 16]
     assert len(tiny.rows(e.run_dir, "train")) >= 6
     assert len(tiny.rows(e.run_dir, "rollout")) == 4
+
+
+def test_a_buffer_that_is_empty_at_the_start_of_a_run_starts_slowly(tmp_path):
+    mixture = MixtureOfDatasets([record_tmaze(tmp_path), DiskTrajDataset(tmp_path, "run")], [0.5, 0.5], smooth_sudden_starts=2)
+    e = tiny.learned(tmp_path, dataset=mixture, epochs=4)
+    rows = [r["values"] for r in tiny.rows(e.run_dir, "buffer") if "1_DiskTrajDataset/weight" in r["values"]]
+    np.testing.assert_allclose([r["1_DiskTrajDataset/weight"] for r in rows], [0, 1 / 3, 0.5, 0.5])
+    assert rows[0]["1_DiskTrajDataset/trajectories"] == 4
 
 
 def test_the_mixture_is_part_of_a_checkpoint(tmp_path):

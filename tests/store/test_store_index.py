@@ -221,23 +221,120 @@ def test_states_of_something_else(tmp_path, state):
 # Deleting
 
 
-def test_delete_clears_the_disk_and_the_store_goes_on(tmp_path):
-    put(tmp_path, [1, 2], "a")
-    put(tmp_path, [3], "b", "npz", part="protected")
-    (tmp_path / "fifo" / "bad.npz").write_bytes(b"bad")
-    store = opened(tmp_path)
-    put(tmp_path, [4], "late")  # never taken in
-    (tmp_path / "protected" / "README.md").write_text("mine")
+def everything(root):
+    return {str(p.relative_to(root)) for p in root.rglob("*") if p.is_file()}
+
+
+P1, P2 = "protected/p-000000000000-n1.safetensors", "protected/q-000000000000-n1.safetensors"
+BAD = "bad-000000000000-n1.safetensors"
+
+
+def partly_foreign(root):
+    """A buffer with all kinds of files, and its store: two fifo files, two protected, a damaged one, notes, a foreign archive."""
+    put(root, [1, 2], "a")
+    put(root, [3], "p", part="protected")
+    put(root, [4], "q", part="protected")
+    (root / "fifo" / BAD).write_bytes(b"bad")
+    np.savez(root / "fifo" / "mine.npz", x=np.arange(3))
+    store = opened(root)
+    put(root, [5], "late")  # not in the index
+    (root / "notes.txt").write_text("mine")
+    (root / "fifo" / "folder").mkdir()
+    (root / "fifo" / "folder" / "notes.txt").write_text("mine")
+    return store
+
+
+FOREIGN = {"notes.txt", "fifo/folder/notes.txt", "quarantine/fifo-mine.npz", ".lock"}
+
+
+def test_delete_clears_the_fifo_alone(tmp_path):
+    store = partly_foreign(tmp_path)
     view = store.view()
     store.delete()
-    assert {p.name for p in tmp_path.rglob("*")} == {"fifo", "protected", "README.md", ".lock"}
-    assert (len(store), store.info()["files"]) == (0, 0)
+    assert everything(tmp_path) == FOREIGN | {P1, P2, f"quarantine/fifo-{BAD}", "order.journal"}
+    assert episodes(store) == [3, 4]
     with pytest.raises(EvictedError):
-        view.read(0)
-    put(tmp_path, [5], "a")
-    (tmp_path / "protected" / "README.md").unlink()
+        view.read(2)
+    assert view.read(0).obs["a/b"][0, 0] == 3  # an index drawn before is still valid
+    put(tmp_path, [6], "a")
     store.refresh()
-    assert episodes(store) == [5]
+    assert episodes(store) == episodes(opened(tmp_path)) == [3, 4, 6]
+
+
+def test_what_was_protected_keeps_its_order(tmp_path):
+    put(tmp_path, [1], "z", part="protected")
+    opened(tmp_path)
+    put(tmp_path, [2], "a", part="protected")
+    store = opened(tmp_path)
+    put(tmp_path, [3])
+    store.delete()
+    assert episodes(opened(tmp_path)) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "left"),
+    [
+        ({"delete_protected": True}, {f"quarantine/fifo-{BAD}"}),
+        ({"delete_quarantine": True}, {P1, P2, "order.journal"}),
+        ({"delete_protected": True, "delete_quarantine": True}, set()),
+    ],
+    ids=["protected", "quarantine", "both"],
+)
+def test_more_is_deleted_on_request_but_never_what_is_not_ours(tmp_path, options, left):
+    store = partly_foreign(tmp_path)
+    store.delete(**options)
+    assert everything(tmp_path) == FOREIGN | left
+    assert episodes(store) == ([] if "delete_protected" in options else [3, 4])
+
+
+def test_an_empty_quarantine_goes_with_its_files(tmp_path):
+    put(tmp_path, [1], part="protected")
+    (tmp_path / "protected" / BAD).write_bytes(b"bad")
+    store = opened(tmp_path)
+    assert names(tmp_path, "quarantine") == {f"protected-{BAD}"}
+    store.delete(delete_quarantine=True)
+    assert not (tmp_path / "quarantine").exists()
+
+
+# Refused files
+
+
+def test_every_refused_file_is_listed_with_the_reason(tmp_path):
+    put(tmp_path, [1])
+    put(tmp_path, [2], part="protected")
+    (tmp_path / "protected" / "README.md").write_text("mine")
+    np.savez(tmp_path / "fifo" / "mine.npz", x=np.arange(3))
+    (tmp_path / "fifo" / "folder").mkdir()
+    expected = {
+        "fifo/folder": "not a regular file",
+        "quarantine/fifo-mine.npz": "the array 'metadata' is missing",
+        "quarantine/protected-README.md": "neither .safetensors nor .npz",
+    }
+    for store in (opened(tmp_path), opened(tmp_path)):  # the second finds what the first has moved to quarantine
+        refused = {os.path.relpath(path, tmp_path): reason for path, reason in store.refused().items()}
+        assert refused.keys() == expected.keys()
+        for path, part in expected.items():
+            assert part in refused[path]
+    assert opened(tmp_path, edit=False).refused().keys() == store.refused().keys()
+
+
+def test_a_file_that_cannot_be_opened_counts_as_refused_until_it_can(tmp_path, monkeypatch):
+    put(tmp_path, [1])
+    store = TrajectoryStore(tmp_path)
+
+    def denied(path):
+        raise PermissionError(13, "Permission denied", path)
+
+    with monkeypatch.context() as m:
+        m.setattr("amago.store.index.open_regular", denied)
+        store.refresh()
+    [(path, reason)] = store.refused().items()
+    assert path.endswith("fifo/w-000000000000-n1.safetensors")
+    assert "it cannot be read now" in reason
+    assert "Permission denied" in reason
+    store.refresh()
+    assert store.refused() == {}
+    assert episodes(store) == [1]
 
 
 # Left-overs of killed writers

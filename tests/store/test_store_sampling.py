@@ -11,25 +11,29 @@ L = 8
 FEW = gym.spaces.Discrete(50)
 
 
-def dataset_of(root, padded="none"):
+def dataset_of(root, padded="none", cut_short=False):
     dataset = DiskTrajDataset(root, "d")
-    dataset.configure(DatasetSettings(L, padded))
+    dataset.configure(DatasetSettings(L, padded, cut_short_trajectories=cut_short))
     return dataset
 
 
-def windows(length, padded):
-    """All [start, stop) that may be drawn, written out by hand: a window of L that is moved along, and cut."""
+def windows(length, padded, cut_short):
+    """All [start, stop) that may be drawn, written out by hand: the whole, or a window of L that is moved along, and cut."""
+    if length <= L and not cut_short:
+        return {(0, length)}
     moved = {"none": range(max(length - L, 0) + 1), "left": range(1 - L, length - L + 1)}
     moved |= {"right": range(max(length - 2, 0) + 1), "both": range(1 - L, max(length - 2, 1 - L) + 1)}
     return {(max(k, 0), min(k + L, length)) for k in moved[padded]}
 
 
+@pytest.mark.parametrize("cut_short", [False, True])
 @pytest.mark.parametrize("padded", ["none", "left", "right", "both"])
 @pytest.mark.parametrize("length", [1, L - 1, L, L + 1])
 @pytest.mark.parametrize("save_as", KINDS)
-def test_lengths_about_that_of_a_training_sequence(tmp_path, save_as, length, padded):
+def test_lengths_about_that_of_a_training_sequence(tmp_path, save_as, length, padded, cut_short):
     put(tmp_path / "d" / "buffer", [3], save_as=save_as, steps=length, action_space=FEW)
-    dataset, rng, want, seen = dataset_of(tmp_path, padded), np.random.default_rng(0), numbered(3, length), set()
+    dataset, rng = dataset_of(tmp_path, padded, cut_short), np.random.default_rng(0)
+    want, seen = numbered(3, length), set()
     for _ in range(150):
         sample = dataset.sample_random_trajectory(rng)
         start = int(sample.time_idxs[0, 0])
@@ -42,7 +46,7 @@ def test_lengths_about_that_of_a_training_sequence(tmp_path, save_as, length, pa
         np.testing.assert_array_equal(np.asarray(sample.dones), want.dones[start:stop])
         np.testing.assert_array_equal(np.asarray(sample.actions).argmax(-1), want.actions[start:stop, 0])
         seen.add((start, stop))
-    assert seen == windows(length, padded)
+    assert seen == windows(length, padded, cut_short)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

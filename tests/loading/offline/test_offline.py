@@ -306,6 +306,70 @@ def test_the_policys_spaces_are_compared(tmp_path):
         dataset.check_spaces(obs, gym.spaces.Box(-2.0, 2.0, (1,), np.float32))
 
 
+UNIT, BYTES = gym.spaces.Box(0, 1, (2,), np.float32), gym.spaces.Box(0, 255, (2,), np.uint8)
+PIXELS = gym.spaces.Box(0, 255, (2,), np.float32)
+
+
+def pixels(space):
+    """A recording of one episode with such observations."""
+    return ArrayDataset(
+        **rec.rows([rec.Episode(0, np.ones(4, np.float32), True, False)])
+        | {"observations": np.zeros((4, 2), space.dtype), "next_observations": np.zeros((4, 2), space.dtype)},
+        action_space=rec.ACT,
+        observation_space=space,
+    )
+
+
+@pytest.mark.parametrize(
+    ("recorded", "wanted", "message"),
+    [
+        (BYTES, UNIT, r"uint8 \(2,\) from 0 to 255, but the environment has float32 \(2,\) from 0 to 1"),
+        (UNIT, BYTES, r"float32 \(2,\) from 0 to 1, but the environment has uint8 \(2,\) from 0 to 255"),
+        (PIXELS, UNIT, r"float32 \(2,\) from 0 to 255, but the environment has float32 \(2,\) from 0 to 1"),
+    ],
+    ids=["bytes for reals", "reals for bytes", "range"],
+)
+def test_other_dtypes_and_ranges_are_refused(tmp_path, recorded, wanted, message):
+    wanted = gym.spaces.Dict({"observation": wanted})
+    message += ": convert the recorded numbers, or wrap the environment"
+    dataset = pixels(recorded)
+    with pytest.raises(ValueError, match=message):
+        dataset.check_spaces(wanted, rec.ACT)
+    dataset.copy_to(tmp_path / "run" / "buffer" / "protected")
+    disk = DiskTrajDataset(tmp_path, "run")
+    disk.configure(DatasetSettings(4))
+    with pytest.raises(ValueError, match=message):
+        disk.check_spaces(wanted, rec.ACT)
+    disk.check_spaces(gym.spaces.Dict({"observation": recorded}), rec.ACT)
+
+
+def test_recordings_without_bounds_fit_environments_that_have_them():
+    recording = pixels(rec.OBS)
+    recording.check_spaces(gym.spaces.Dict({"observation": UNIT}), rec.ACT)
+    recording.check_spaces(gym.spaces.Dict({"observation": PIXELS}), rec.ACT)
+    pixels(UNIT).check_spaces(gym.spaces.Dict({"observation": rec.OBS}), rec.ACT)
+
+
+def test_files_of_other_spaces_that_come_later_are_refused(tmp_path):
+    """A learner whose buffer is empty at the start knows the spaces of its files only when they come."""
+    disk = DiskTrajDataset(tmp_path, "run")
+    disk.configure(DatasetSettings(4))
+    disk.check_spaces(gym.spaces.Dict({"observation": UNIT}), rec.ACT)
+    pixels(UNIT).copy_to(tmp_path / "run" / "buffer" / "fifo", "a")
+    assert disk.on_end_of_collection()["trajectories"] == 1
+    pixels(BYTES).copy_to(tmp_path / "run" / "buffer" / "fifo", "b")
+    with pytest.raises(ValueError, match="uint8"):
+        disk.on_end_of_collection()
+
+
+def test_a_buffer_of_actions_with_other_bounds_is_refused(tmp_path):
+    pixels(UNIT).copy_to(tmp_path / "run" / "buffer" / "protected")
+    disk = DiskTrajDataset(tmp_path, "run")
+    disk.configure(DatasetSettings(4))
+    with pytest.raises(ValueError, match="would mean two different actions"):
+        disk.check_spaces(gym.spaces.Dict({"observation": UNIT}), gym.spaces.Box(-2.0, 2.0, (1,), np.float32))
+
+
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [

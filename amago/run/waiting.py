@@ -1,0 +1,57 @@
+"""Waiting for the data of other processes."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from amago.loading import RLDataset
+
+logger = logging.getLogger(__name__)
+
+_SHOWN = 10
+
+
+class NoReadableDataError(RuntimeError):
+    """Files were found, but none that can be sampled; the message says why each was refused."""
+
+
+def wait_for_data(dataset: RLDataset, refused_timeout: float, pause: Callable[[], bool]) -> None:
+    """Wait until a data set is ready for training.
+
+    While nothing is found, wait without limit, as other processes may begin to collect later. Files that are refused are a
+    mistake rather than a delay: another format, another place, damage.
+
+    Args:
+        refused_timeout: seconds to wait for others while there are refused files alone.
+        pause: waits a moment; whether to go on waiting.
+
+    Raises:
+        NoReadableDataError: that time is over.
+    """
+    since = None  # when there were refused files for the first time
+    while not dataset.ready_for_training:
+        refused, now = dataset.refused_files(), time.monotonic()
+        if not refused:
+            since = None
+        elif since is None:
+            since = now
+            logger.warning(
+                "no file that was found can be sampled; the run fails after %g s: %s", refused_timeout, _listed(refused)
+            )
+        if since is not None and now - since >= refused_timeout:
+            raise NoReadableDataError(
+                f"there is nothing to train on: this process does not collect, all {len(refused):,} files that were found were "
+                f"refused, and no others came within refused_data_timeout={refused_timeout:g} seconds. Remove these files, or convert "
+                f"recordings of other systems ('amago buffer import'); start processes that collect before this one:{_listed(refused)}"
+            )
+        if not pause():
+            return
+        dataset.on_end_of_collection()
+
+
+def _listed(refused: Mapping[str, str]) -> str:
+    lines = [f"\n  - {path}: {reason}" for path, reason in itertools.islice(refused.items(), _SHOWN)]
+    return "".join(lines) + (f"\n  - and {len(refused) - _SHOWN:,} more" if len(refused) > _SHOWN else "")
