@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "Experiment": "amago.experiment",
     "Agent": "amago.agent",
+    "ExtraField": "amago.data.extras",
     "TstepEncoder": "amago.nets.tstep_encoders",
     "TrajEncoder": "amago.nets.traj_encoders",
     "load_policy": "amago.policy",
@@ -26,6 +27,7 @@ __all__ = [*_LAZY, *_SUBMODULES, "__version__"]
 if TYPE_CHECKING:
     from amago import agent, config, envs, experiment, hindsight, loading, nets, ops, policy, spaces, store
     from amago.agent import Agent
+    from amago.data.extras import ExtraField
     from amago.experiment import Experiment
     from amago.nets.traj_encoders import TrajEncoder
     from amago.nets.tstep_encoders import TstepEncoder

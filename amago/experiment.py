@@ -16,6 +16,7 @@ from amago.envs.statistics import PhaseStatistics, ReturnHistory, SpecialMetricH
 from amago.loading import DatasetSettings, RLDataset, SequenceLoader
 from amago.policy import acting_by, load_agent_weights, write_policy_spec
 from amago.run import console
+from amago.run.allocator import FreedMemory
 from amago.run.checkpoint import identity
 from amago.run.checks import check_buffer, check_settings, warn_if_nothing_saved
 from amago.run.collect import RunActors, interact
@@ -40,6 +41,7 @@ class Experiment(PersistentRun):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._stop = GracefulStop()
+        self._freed_memory = FreedMemory()
 
     # ---- start ----------------------------------------------------------------------------------------------------------
 
@@ -63,6 +65,8 @@ class Experiment(PersistentRun):
             check_buffer(dataset, self._actors.spaces.observation, self._actors.spaces.action)
             self.init_dloaders()
             self.init_model()
+            if self.DEVICE.type == "cpu" and self.train_batches_per_epoch:
+                self._freed_memory.keep()
             self.init_logger()
             self._started = True
             if resumed is not None:
@@ -86,7 +90,7 @@ class Experiment(PersistentRun):
         """Configure the data set."""
         assert self.dataset is not None
         edits = self.has_dset_edit_rights and self.accelerator.is_main_process
-        self.dataset.configure(DatasetSettings(self.max_seq_len, self.padded_sampling, edits))
+        self.dataset.configure(DatasetSettings(self.max_seq_len, self.padded_sampling, edits, tuple(self.extra_fields)))
         return self.dataset
 
     def init_envs(self) -> str:
@@ -388,4 +392,5 @@ class Experiment(PersistentRun):
                 part.close()
         if isinstance(self.dataset, RLDataset):  # start() may have refused another type
             self.dataset.close()
+        self._freed_memory.restore()
         self._started = False

@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from amago.data.extras import ExtraField
 from amago.data.trajectory import StoredTraj
 from amago.envs import AMAGO_ENV_LOG_PREFIX, AMAGOEnv
 
@@ -35,17 +36,41 @@ def reward_of(actor: int, episode: int, t: int) -> float:
     return t + 100.0 * actor + 0.25 * episode
 
 
+def label_of(actor: int, episode: int, t: int) -> int:
+    """The extra field of the step that leads to time t."""
+    return 10_000 * actor + 100 * episode + t
+
+
+EXTRAS = (
+    ExtraField("task", rows="1", shape=(2,), dtype="float32"),
+    ExtraField("privileged", rows="T+1", shape=(1, 3)),
+    ExtraField("label", rows="T", dtype="int32"),
+    ExtraField("from_policy", rows="T", dtype="float64", source="policy"),
+)
+
+
+def policy_value(actor: int, episode: int, t: int) -> float:
+    """The policy's extra field of the action chosen at time t."""
+    return label_of(actor, episode, t) + 0.5
+
+
 class CountingEnv(gym.Env[Any, Any]):
     """Observation: count = [t, actor, episode, torch imported], took = the action that led here (zeros at t = 0).
 
     ``fault`` happens once, at the first step of a file's life that reaches episode 1, t = 2, and creates the file: "raise",
     "kill" (this process), "hang"; "always" raises every time.
+
+    With ``extras``, `EXTRAS` are in its info; ``bad(t)`` may change them.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}
 
-    def __init__(self, actor: int, kind: str = "discrete", fault: str = "", flag: str = "", changing_name: bool = False):
+    def __init__(
+        self, actor: int, kind: str = "discrete", fault: str = "", flag: str = "", changing_name: bool = False,
+        extras: bool = False, bad: Any = None,
+    ):  # fmt: skip
         self.actor, self.kind, self.fault, self.flag, self.changing_name = actor, kind, fault, flag, changing_name
+        self.extras, self.bad = extras, bad
         self.action_space = ACTIONS[kind]
         self.width = 1 if kind == "discrete" else int(np.prod(self.action_space.shape or ()))
         big = np.float32(np.inf)
@@ -69,7 +94,7 @@ class CountingEnv(gym.Env[Any, Any]):
         super().reset(seed=seed)
         self.episode += 1
         self.t = 0
-        return self._obs(np.zeros(self.width)), {}
+        return self._obs(np.zeros(self.width)), self._info(("task", "privileged"))
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         assert self.action_space.contains(action), action
@@ -77,7 +102,7 @@ class CountingEnv(gym.Env[Any, Any]):
         self.t += 1
         if self.fault:
             self._misbehave()
-        info: dict[str, Any] = {"unlogged": 7.0}
+        info: dict[str, Any] = {"unlogged": 7.0} | self._info(("label", "privileged"))
         if self.t == 2:
             info[f"{AMAGO_ENV_LOG_PREFIX} Episode Number"] = float(self.episode)
         info[f"{AMAGO_ENV_LOG_PREFIX}_time"] = self.t
@@ -85,6 +110,17 @@ class CountingEnv(gym.Env[Any, Any]):
         terminated = is_terminated(self.actor, self.episode)
         reward = reward_of(self.actor, self.episode, self.t)
         return self._obs(action), reward, ended and terminated, ended and not terminated, info
+
+    def _info(self, names: tuple[str, ...]) -> dict[str, Any]:
+        if not self.extras:
+            return {}
+        values: dict[str, Any] = {
+            "task": np.array([self.actor, self.episode], np.float64),
+            "privileged": np.array([[self.t, self.actor, self.episode]], np.float32),
+            "label": label_of(self.actor, self.episode, self.t),
+        }
+        info = {name: values[name] for name in names}
+        return info if self.bad is None else self.bad(self.t, info)
 
     def _misbehave(self) -> None:
         if self.fault == "always":
@@ -146,4 +182,17 @@ def check_traj(traj: StoredTraj, kind: str, checked_last: bool = True) -> tuple[
         assert traj.prev_action is not None
         np.testing.assert_array_equal(np.reshape(spec.to_env(traj.prev_action), -1).astype(np.float32), traj.obs["took"][0])
         np.testing.assert_array_equal(frozen.rl2s[0, 1:], spec.to_vector(traj.prev_action))
+    if traj.extras:
+        check_extras(traj.extras, actor, episode, times)
     return actor, episode, traj.start_time, n
+
+
+def check_extras(extras: dict[str, Any], actor: int, episode: int, times: Any) -> None:
+    """Assert that the extra fields of transitions between these times, T + 1 of them, are where they belong."""
+    found = {k: np.asarray(v) for k, v in extras.items()}
+    assert list(found) == sorted(x.name for x in EXTRAS)
+    assert {x.name: x.dtype for x in EXTRAS} == {k: v.dtype.name for k, v in found.items()}
+    np.testing.assert_array_equal(found["task"], [[actor, episode]])
+    np.testing.assert_array_equal(found["privileged"], [[[t, actor, episode]] for t in times])
+    np.testing.assert_array_equal(found["label"], [label_of(actor, episode, t) for t in times[1:]])
+    np.testing.assert_array_equal(found["from_policy"], [policy_value(actor, episode, t) for t in times[:-1]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from amago import ops
 from amago.agent import diagnostics
 from amago.agent.base import AgentLoss, AgentValues, BaseAgent
+from amago.agent.log_prob import log_prob_of_stored
 from amago.agent.options import ActorCriticOptions, check_gamma_idx, gammas_for
 from amago.agent.values import ValueRepresentation
 from amago.data.batch import Batch
@@ -104,11 +106,20 @@ class ActorCriticAgent(BaseAgent):
 
     # ---- acting -------------------------------------------------------------------------------------------------------
 
+    policy_extras = ("log_prob",)
+
     def act(self, state: Tensor, obs: dict[str, Tensor], sample: bool, gamma_idx: int | None = None) -> Tensor:
+        return self.act_with_extras(state, obs, sample, (), gamma_idx)[0]
+
+    def act_with_extras(
+        self, state: Tensor, obs: dict[str, Tensor], sample: bool, names: Sequence[str], gamma_idx: int | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         g = self.rollout_gamma_idx if gamma_idx is None else gamma_idx
         check_gamma_idx("gamma_idx", g, self.gammas)
         pi = self.actor(state, straight_from_obs={k: obs[k] for k in self.pass_obs_keys_to_actor})
-        return pi.sample_action(sample)[..., g, :]
+        actions = pi.sample_action(sample)
+        extras = {"log_prob": log_prob_of_stored(pi, actions)[..., g]} if "log_prob" in names else {}
+        return actions[..., g, :], extras
 
     # ---- learning -----------------------------------------------------------------------------------------------------
 

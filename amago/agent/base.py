@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -92,6 +93,26 @@ class BaseAgent(nn.Module, ABC):
             actions in their stored form (N, S).
         """
 
+    policy_extras: tuple[str, ...] = ()
+    """Names of the extra fields (`amago.ExtraField` with ``source="policy"``) that `act_with_extras` computes."""
+
+    def act_with_extras(
+        self, state: Tensor, obs: dict[str, Tensor], sample: bool, names: Sequence[str], gamma_idx: int | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Choose actions as `act` does, and compute extra fields of them, before exploration changes the actions.
+
+        "log_prob" is the natural log-probability of the chosen action, (N,); a density for continuous actions. A subclass may
+        compute others: override this method, call ``super()``, and add their names to ``policy_extras``.
+
+        Args:
+            state, obs, sample, gamma_idx: as in `act`.
+            names: the declared extra fields with ``source="policy"``.
+
+        Returns:
+            actions in their stored form (N, S), and {name: (N, ...)}.
+        """
+        return self.act(state, obs, sample, gamma_idx), {}
+
     @property
     @abstractmethod
     def trainable_params(self) -> list[nn.Parameter]:
@@ -148,7 +169,27 @@ class BaseAgent(nn.Module, ABC):
         Returns:
             actions in their stored form (N, S), and the new memory.
         """
+        state, hidden_state = self._next_state(obs, rl2s, time_idxs, hidden_state)
+        return self.act(state, obs, sample, gamma_idx), hidden_state
+
+    @torch.no_grad()
+    def get_actions_and_extras(
+        self,
+        obs: dict[str, Tensor],
+        rl2s: Tensor,
+        time_idxs: Tensor,
+        hidden_state: Any,
+        names: Sequence[str],
+        sample: bool = True,
+    ) -> tuple[Tensor, dict[str, Tensor], Any]:
+        """`get_actions` with the extra fields of these names (`act_with_extras`), before the new memory."""
+        state, hidden_state = self._next_state(obs, rl2s, time_idxs, hidden_state)
+        actions, extras = self.act_with_extras(state, obs, sample, names)
+        return actions, extras, hidden_state
+
+    def _next_state(self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any) -> tuple[Tensor, Any]:
+        """The sequence model's output (N, E) for one step, and the new memory."""
         steps = {k: v.unsqueeze(1) for k, v in obs.items()}
         emb = self.tstep_encoder(obs=steps, rl2s=rl2s.unsqueeze(1))
         states, hidden_state = self.traj_encoder(seq=emb, time_idxs=time_idxs.unsqueeze(1), hidden_state=hidden_state)
-        return self.act(states[:, 0], obs, sample, gamma_idx), hidden_state
+        return states[:, 0], hidden_state

@@ -1,4 +1,4 @@
-"""``amago buffer``: bring recorded data into a run's replay buffer, take data out of it, look at it, check it."""
+"""``amago buffer``: import data into a run's replay buffer, export it, and inspect or verify the buffer."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def export_(args: Namespace) -> int:
 
 
 def _open_source(args: Namespace) -> tuple[OfflineDataset, str]:
-    """The data set, and what tells it from others."""
+    """The data set, and a text that identifies its source."""
     path = Path(args.source).expanduser()
     suffixes = {".hdf5": "d4rl", ".h5": "d4rl", ".npz": "npz"}
     kind = args.format if args.format != "auto" else suffixes.get(path.suffix.lower(), "minari")
@@ -260,6 +260,8 @@ def info(args: Namespace) -> int:
     print(f"  steps         {lengths.sum():,} ({lengths.mean():.1f} a trajectory, {lengths.min():,} to {lengths.max():,})")
     for key, space in view.obs_space(0).spaces.items():
         print(f"  observation   {key!r}: {space.shape} {space.dtype}")
+    for x in view.schema(0).extras:
+        print(f"  extra field   {x.name!r}: {x.shape} {x.dtype}, rows {x.rows}")
     actions = view.action_spec(0).space
     print(f"  actions       {actions}")
     if text := space_syntax.space_text(actions):
@@ -339,9 +341,10 @@ def verify(args: Namespace) -> int:
 
 
 def _problem(traj: StoredTraj, spec: Any) -> str | None:
-    """What makes a trajectory unfit to learn from, though it is as it was written."""
+    """Why a trajectory is unfit for training although its checksums are right; None if it is fit."""
     for name, values in (
         *((f"observation {k!r}", v) for k, v in traj.obs.items()),
+        *((f"extra field {k!r}", v) for k, v in traj.extras.items()),
         ("reward", traj.rews),
         ("action", traj.actions),
     ):

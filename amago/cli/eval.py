@@ -18,6 +18,7 @@ from amago.policy import Policy, find_run, load_policy
 from amago.run.checkpoint import CheckpointError
 from amago.run.console import metrics_table
 from amago.run.evaluate import evaluate
+from amago.spaces import space_differences
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -67,9 +68,9 @@ def _check_fits(env_id: str, env: AMAGOEnv, policy: Policy) -> None:
     def shapes(space: gym.spaces.Dict) -> dict[str, tuple[int, ...] | None]:
         return {k: s.shape for k, s in space.spaces.items()}
 
-    trained, found = shapes(policy.observation_space), shapes(env.observation_space)
-    spec = policy.agent.action_spec
-    if trained != found or (spec.kind, spec.dim) != (env.action_spec.kind, env.action_spec.dim):
+    spaces = env.observation_space, env.action_space
+    if space_differences((policy.observation_space, policy.action_space), spaces, dtypes=False):
+        trained, found = shapes(policy.observation_space), shapes(env.observation_space)
         raise ValueError(
             f"the policy was trained for observations {trained} and actions {policy.action_space}, but {env_id} has observations "
             f"{found} and actions {env.action_space}"

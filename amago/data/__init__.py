@@ -1,1 +1,1 @@
-"""What happened: one step, one trajectory, one batch of sequences, and relabelling in hindsight."""
+"""Trajectories, training sequences, batches, extra fields, and hindsight relabelling."""

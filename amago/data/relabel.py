@@ -1,19 +1,20 @@
-"""Hindsight relabelling of a sequence of goals: what was reached becomes what was asked for (numpy only).
+"""Hindsight relabelling: goals that were missed are replaced by positions that were reached (numpy only).
 
-A rollout that was asked to visit k goals in order and did not shows how to visit other places. `GoalSequenceRelabeler`
-writes some of those into the instruction, and then computes observations, rewards and the end as the environment would
-have given them (hindsight instruction relabelling, AMAGO, arXiv:2310.09971; after Andrychowicz et al. 2017, arXiv:1707.01495).
+`GoalSequenceRelabeler` replaces goals of the instruction, then recomputes observations, rewards and the termination as the
+environment would have given them (hindsight instruction relabelling, AMAGO, arXiv:2310.09971; after Andrychowicz et al. 2017,
+arXiv:1707.01495).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import gin
 import numpy as np
 from numpy.typing import NDArray
 
-from amago.data.trajectory import FrozenTraj
+from amago.data.trajectory import FrozenTraj, rl2, split_rl2
 
 Array = NDArray[Any]
 
@@ -21,8 +22,9 @@ Array = NDArray[Any]
 class Relabeler:
     """Rewrites a whole trajectory each time before a training sequence is cut from it (hindsight relabelling).
 
-    Subclass and override `relabel`, or `relabel_with` where the rewriting is random. The arrays may be changed in place: they
-    are read anew for every sample. `amago.data.relabel` has one for sequences of goals.
+    Subclass and override `relabel`, or `relabel_with` where the rewriting is random. The arrays may be changed in place: every
+    sample reads its own. Extra fields that the returned trajectory lacks are kept from the original, unless its length
+    changed. `GoalSequenceRelabeler` relabels sequences of goals.
     """
 
     def relabel(self, traj: FrozenTraj) -> FrozenTraj:
@@ -38,8 +40,26 @@ class Relabeler:
         return self.relabel_with(traj, np.random.default_rng() if rng is None else rng).validate()
 
 
+def with_extras_of(original: FrozenTraj, relabeled: FrozenTraj) -> FrozenTraj:
+    """The relabelled trajectory, with the extra fields of the original that it lacks.
+
+    Raises:
+        ValueError: it lacks one with a row for each step, and its length has changed.
+    """
+    missing = {k: v for k, v in original.extras.items() if k not in relabeled.extras}
+    if not missing:
+        return relabeled
+    lost = [k for k, v in missing.items() if len(v) > 1]
+    if lost and len(relabeled) != len(original):
+        raise ValueError(
+            f"the relabeler changed the trajectory from {len(original)} to {len(relabeled)} transitions and returned no extras "
+            f"{lost}: return traj.slice(start, stop), or a FrozenTraj with extras={{name: rows}}"
+        )
+    return replace(relabeled, extras=missing | relabeled.extras)
+
+
 class NoOpRelabeler(Relabeler):
-    """Leaves trajectories as they are; data sets then read only the part of a file that they need."""
+    """Leaves trajectories unchanged; data sets then read only the part of a file that they need."""
 
     def relabel(self, traj: FrozenTraj) -> FrozenTraj:
         return traj
@@ -49,9 +69,9 @@ STRATEGIES = ("none", "some", "all")
 
 
 def completion_times(achieved: Array, goals: Array, tolerance: float) -> list[int]:
-    """When each goal of a sequence is reached: the first goals only, as far as the sequence gets.
+    """The steps at which the goals of a sequence are reached, in order, up to the first that is missed.
 
-    The environment's rule: after each step, and at most once a step, the goal that is due is compared with what is achieved.
+    As in the environment, each step compares what is achieved with the next goal that is due, and reaches at most one goal.
 
     Args:
         achieved: (T + 1, d); row 0, the start, reaches nothing.
@@ -73,26 +93,24 @@ def completion_times(achieved: Array, goals: Array, tolerance: float) -> list[in
 
 @gin.configurable(module="amago.relabeling")
 class GoalSequenceRelabeler(Relabeler):
-    """Relabels rollouts that were asked to reach a sequence of goals, one after the other.
+    """Relabels rollouts of environments that ask for a sequence of goals, to be reached in order.
 
-    It fits environments that observe the goals still to come under one key and what is achieved under another, add
-    ``goal_reward`` to the reward of the step that reaches the goal that is due (one a step at most, none at the start),
-    then overwrite that goal with ``done_value``, and terminate with the last goal. All else that is rewarded or observed
-    must not depend on the goals, and is kept.
+    The environment must observe the goals still to come under one key and the achieved position under another. The step
+    that reaches the goal that is due (at most one a step, none at the start) adds ``goal_reward`` to the reward and
+    overwrites that goal with ``done_value``; the last goal terminates. Nothing else may depend on the goals; it is kept.
 
-    A rollout of which all goals are reached stays as it is. Of another, n of the goals that were not reached are replaced:
-    n is 0 ("none"), all ("all"), or uniform in between, ends included ("some"). The new goals are what was achieved at n
-    different times, drawn uniformly among those at which no goal was reached; they take their place among the goals that
-    were reached, by time. Then goals, rewards, ``rl2s`` and terminations are computed anew, and a rollout that reaches its
-    last goal ends there.
+    A rollout that reached all goals is returned unchanged. Otherwise n of the missed goals are replaced: n is 0 ("none"),
+    all ("all"), or uniform between the two, ends included ("some"). The new goals are positions achieved at n different
+    times, drawn uniformly among the times at which no goal was reached, and are ordered by time together with the reached
+    goals. Goals, rewards, ``rl2s`` and terminations are then recomputed. A rollout that reaches its last goal is cut there.
 
     Args:
         strategy: "none", "some" or "all".
-        goal_key: observation of the goals, (k, d) or (k * d,) a step.
-        achieved_key: observation of what is achieved, (d,) a step, in the units of the goals.
+        goal_key: key of the observed goals, (k, d) or (k * d,) a step.
+        achieved_key: key of the achieved position, (d,) a step, in the units of the goals.
         goal_reward: reward of reaching a goal.
-        done_value: what the goal's numbers are once it is reached.
-        tolerance: a goal is reached where no coordinate is further away.
+        done_value: value of all numbers of a goal that has been reached.
+        tolerance: largest difference in any coordinate at which a goal is reached.
         terminates: reaching the last goal terminates the rollout.
     """
 
@@ -139,9 +157,9 @@ class GoalSequenceRelabeler(Relabeler):
         return self._replay(traj, goals, achieved, first, reached, new)
 
     def choose_times(self, achieved: Array, free: Array, n: int, rng: np.random.Generator) -> Array:
-        """Whose achievements become goals: different elements of ``free``, ``n`` of them or as many as there are.
+        """Draw the times whose achieved positions become goals: ``n`` different elements of ``free``, or all if it has fewer.
 
-        Override it to prefer some. What was achieved at a time that is chosen must be no ``done_value``.
+        Override it to prefer some times. The achieved position at a chosen time must differ from ``done_value``.
 
         Args:
             achieved: (T + 1, d).
@@ -166,18 +184,21 @@ class GoalSequenceRelabeler(Relabeler):
     def _replay(
         self, traj: FrozenTraj, goals: Array, achieved: Array, first: int, reached: list[int], new: Array
     ) -> FrozenTraj:
-        """What the environment would have given for the same steps, had it asked for ``new``."""
+        """The trajectory that the environment would have given for the same actions with the goals ``new``."""
         times = completion_times(achieved, new, self.tolerance)
-        goals, rews, dones, rl2s = goals.copy(), traj.rews.copy(), traj.dones.copy(), traj.rl2s.copy()
+        goals, rews, dones = goals.copy(), traj.rews.copy(), traj.dones.copy()
         goals[:, first:] = new
         for i, t in enumerate(times):
             goals[t:, first + i] = self.done_value
         rews[[t - 1 for t in times if t not in reached], 0] += self.goal_reward  # what was reached still is, at the same times
-        rl2s[1:, :1] = rews
-        out = FrozenTraj(
+        before, prev_actions = split_rl2(traj.rl2s)
+        out = replace(
+            traj,
             obs=traj.obs | {self.goal_key: goals.reshape(traj.obs[self.goal_key].shape)},
-            rl2s=rl2s, time_idxs=traj.time_idxs, rews=rews, dones=dones, actions=traj.actions,
-        )  # fmt: skip
+            rl2s=rl2(np.concatenate((before[:1], rews)), prev_actions),
+            rews=rews,
+            dones=dones,
+        )
         if self.terminates and len(times) == len(new):
             dones[times[-1] - 1] = True
             out = out.slice(0, times[-1])

@@ -1,7 +1,12 @@
-"""What happened: one step, one finished rollout, and relabelling it in hindsight (numpy only)."""
+"""The fields of a trajectory, declared once, and the types that hold one (numpy only).
+
+`FIELDS` is the only list of what is stored of a rollout. The recorder's arrays, the files' schema and row counts, reading,
+slicing, batches and ``amago buffer verify`` follow from it. `amago.data.extras.ExtraField` declares a field of a user's own.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +16,87 @@ from numpy.typing import NDArray
 from amago.spaces import ActionSpec
 
 Array = NDArray[Any]
+
+ROWS = ("T+1", "T", "1")
+"""Rows of a field in a trajectory of T transitions: one for each observation, for each transition, or for the trajectory."""
+OBS, EXTRA = "obs/", "extra/"
+"""How the names of observations and of declared extra fields begin in files."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One stored field.
+
+    Attributes:
+        name: in files; an attribute of `StoredTraj` unless it begins with ``obs/`` or ``extra/``.
+        rows: one of `ROWS`.
+        role: "obs", "action", "reward", "done", "context" or "extra".
+        dtype, shape: of one row; None where a space says.
+        before: the field of one row that precedes the first row of this one, where the trajectory continues a rollout.
+        default: value in trajectories that lack the field; None: no trajectory may lack it.
+    """
+
+    name: str
+    rows: str
+    role: str
+    dtype: np.dtype[Any] | None = None
+    shape: tuple[int, ...] | None = None
+    before: str | None = None
+    default: float | None = None
+
+
+_F32, _I64, _BOOL = np.dtype(np.float32), np.dtype(np.int64), np.dtype(np.bool_)
+FIELDS = (
+    Field(OBS, "T+1", "obs"),  # one for each key of the observation space
+    Field("actions", "T", "action", before="prev_action"),
+    Field("rews", "T", "reward", _F32, (1,), before="prev_reward"),
+    Field("dones", "T", "done", _BOOL, (1,)),
+    Field("start_time", "1", "context", _I64, ()),
+    Field("prev_reward", "1", "context", _F32, ()),
+    Field("prev_action", "1", "context"),  # a row of ``actions``
+)
+
+SEQUENCE_ROWS = {f.name: f.rows for f in FIELDS if f.rows != "1" and f.role != "obs"} | {"rl2s": "T+1", "time_idxs": "T+1"}
+"""Rows of the arrays of `FrozenTraj`, `amago.data.batch.RLData` and `amago.data.batch.Batch` beside ``obs`` and ``extras``."""
+
+
+def rows_in(rows: str, n: Any, total: Any) -> Any:
+    """Rows of a field in n trajectories of ``total`` transitions together (integers or arrays of them)."""
+    return n if rows == "1" else total + n if rows == "T+1" else total
+
+
+def rl2(reward: Array, prev_action: Array) -> NDArray[np.float32]:
+    """(..., 1) rewards and (..., A) vectors of the actions before them -> the policy's input (..., 1 + A)."""
+    return np.concatenate((reward, prev_action), axis=-1, dtype=np.float32)
+
+
+def split_rl2(rl2s: Any) -> tuple[Any, Any]:
+    """The reward (..., 1) and the previous action (..., A) of an array or tensor of rl2, as views."""
+    return rl2s[..., :1], rl2s[..., 1:]
+
+
+def cut(a: Any, rows: str, start: int, stop: int) -> Any:
+    """The rows of an array or tensor that belong to transitions [start, stop), as a view."""
+    return a if rows == "1" else a[start : stop + (rows == "T+1")]
+
+
+def rows_of_extra(name: str, rows: int, steps: int) -> str:
+    """Which of `ROWS` an extra field has, from its number of rows beside so many transitions.
+
+    With one transition, "T" and "1" are the same rows.
+
+    Raises:
+        ValueError: none of them.
+    """
+    for kind in ROWS:
+        if rows == rows_in(kind, 1, steps):
+            return kind
+    raise ValueError(f"extras[{name!r}] has {rows} rows; with {steps} rewards it must have {steps + 1}, {steps} or 1")
+
+
+def cut_extras(extras: Mapping[str, Any], steps: int, start: int, stop: int) -> dict[str, Any]:
+    """`cut` of each extra field of a trajectory of so many transitions."""
+    return {k: cut(a, rows_of_extra(k, len(a), steps), start, stop) for k, a in extras.items()}
 
 
 @dataclass
@@ -36,7 +122,7 @@ class Timestep:
     @property
     def rl2(self) -> NDArray[np.float32]:
         """(B, 1 + A): reward first, then the previous action."""
-        return np.concatenate((self.reward, self.prev_action), axis=-1, dtype=np.float32)
+        return rl2(self.reward, self.prev_action)
 
 
 @dataclass
@@ -50,6 +136,7 @@ class FrozenTraj:
         rews: (T, 1) float32.
         dones: (T, 1) bool, *terminated* only.
         actions: (T, A) float32, vector form.
+        extras: {name: (rows, ...)} of declared extra fields (`amago.data.extras.ExtraField`): T + 1, T or 1 rows.
     """
 
     obs: dict[str, Array]
@@ -58,6 +145,7 @@ class FrozenTraj:
     rews: NDArray[np.float32]
     dones: NDArray[np.bool_]
     actions: NDArray[np.float32]
+    extras: dict[str, Array] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return int(self.rews.shape[0])
@@ -66,42 +154,42 @@ class FrozenTraj:
         return f"FrozenTraj(T={len(self)}, keys={list(self.obs)}, return={float(self.rews.sum()):.6g})"
 
     def validate(self) -> FrozenTraj:
-        """Return self if the six fields fit together.
+        """Return self if the numbers of rows fit together.
 
         Raises:
             ValueError: naming the field, its length and the right one.
         """
         t = len(self)
-        lengths = {f"obs[{k!r}]": (len(v), t + 1) for k, v in self.obs.items()}
-        lengths |= {"rl2s": (len(self.rl2s), t + 1), "time_idxs": (len(self.time_idxs), t + 1)}
-        lengths |= {"dones": (len(self.dones), t), "actions": (len(self.actions), t)}
-        for name, (have, want) in lengths.items():
-            if have != want:
-                raise ValueError(f"{name} has {have} rows; with {t} rewards it must have {want}")
+        arrays = {f"obs[{k!r}]": (v, "T+1") for k, v in self.obs.items()}
+        arrays |= {name: (getattr(self, name), rows) for name, rows in SEQUENCE_ROWS.items()}
+        for name, (array, rows) in arrays.items():
+            if len(array) != rows_in(rows, 1, t):
+                raise ValueError(f"{name} has {len(array)} rows; with {t} rewards it must have {rows_in(rows, 1, t)}")
+        for name, array in self.extras.items():
+            rows_of_extra(name, len(array), t)
         return self
 
     def slice(self, start: int, stop: int) -> FrozenTraj:
         """Transitions [start, stop) with the observation that follows the last of them."""
         return FrozenTraj(
-            obs={k: v[start : stop + 1] for k, v in self.obs.items()},
-            rl2s=self.rl2s[start : stop + 1],
-            time_idxs=self.time_idxs[start : stop + 1],
-            rews=self.rews[start:stop],
-            dones=self.dones[start:stop],
-            actions=self.actions[start:stop],
+            obs={k: cut(v, "T+1", start, stop) for k, v in self.obs.items()},
+            extras=cut_extras(self.extras, len(self), start, stop),
+            **{name: cut(getattr(self, name), rows, start, stop) for name, rows in SEQUENCE_ROWS.items()},
         )
 
     def to_stored(self, spec: ActionSpec, env_name: str = "") -> StoredTraj:
         """The form that is written to disk; rewards and actions are taken from ``rews`` and ``actions``."""
+        prev_reward, prev_action = split_rl2(self.rl2s[0])
         return StoredTraj(
             obs=self.obs,
             actions=spec.from_vector(self.actions),
             rews=self.rews,
             dones=self.dones,
             start_time=int(self.time_idxs[0, 0]),
-            prev_reward=float(self.rl2s[0, 0]),
-            prev_action=spec.from_vector(self.rl2s[0, 1:]),
+            prev_reward=float(prev_reward[0]),
+            prev_action=spec.from_vector(prev_action),
             env_name=env_name,
+            extras=self.extras,
         )
 
 
@@ -117,6 +205,7 @@ class StoredTraj:
         start_time: time index of the first observation (0 unless a rollout was saved in pieces).
         prev_reward, prev_action: what arrived with the first observation; used only where ``start_time > 0``.
         env_name: the environment's name during this rollout.
+        extras: {name: (rows, ...)} of declared extra fields (`amago.data.extras.ExtraField`): T + 1, T or 1 rows.
     """
 
     obs: dict[str, Array]
@@ -127,36 +216,50 @@ class StoredTraj:
     prev_reward: float = 0.0
     prev_action: Array | None = None
     env_name: str = ""
+    extras: dict[str, Array] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return int(self.rews.shape[0])
 
+    def copy(self) -> StoredTraj:
+        """A trajectory with arrays of its own."""
+        return self._map(lambda a, rows: a.copy())
+
     def slice(self, start: int, stop: int) -> StoredTraj:
         """A copy of transitions [start, stop), with the observation after the last and what arrived with the first."""
-        return StoredTraj(
-            obs={k: v[start : stop + 1].copy() for k, v in self.obs.items()},
-            actions=self.actions[start:stop].copy(),
-            rews=self.rews[start:stop].copy(),
-            dones=self.dones[start:stop].copy(),
-            start_time=self.start_time + start,
-            prev_reward=float(self.rews[start - 1, 0]) if start else self.prev_reward,
-            prev_action=self.actions[start - 1].copy() if start else self.prev_action,
-            env_name=self.env_name,
-        )
+        out = self._map(lambda a, rows: cut(a, rows, start, stop).copy())
+        out.start_time += start
+        for x in FIELDS if start else ():
+            if x.before is not None:
+                row = getattr(self, x.name)[start - 1]
+                setattr(out, x.before, row.item() if x.before == "prev_reward" else row.copy())
+        return out
+
+    def _map(self, f: Callable[[Array, str], Array]) -> StoredTraj:
+        """The same trajectory with ``f(array, rows)`` in place of each array."""
+        t = len(self)
+        fields: dict[str, Any] = vars(self).copy()
+        fields["obs"] = {k: f(v, "T+1") for k, v in self.obs.items()}
+        fields["extras"] = {k: f(v, rows_of_extra(k, len(v), t)) for k, v in self.extras.items()}
+        for x in FIELDS:
+            if x.rows == "T":
+                fields[x.name] = f(fields[x.name], x.rows)
+        if self.prev_action is not None:
+            fields["prev_action"] = f(self.prev_action, "1")
+        return StoredTraj(**fields)
 
     def derive(self, spec: ActionSpec) -> FrozenTraj:
         """Add ``rl2s`` and ``time_idxs``, and turn actions into vectors."""
         t = len(self)
         vectors = spec.to_vector(self.actions)
-        rl2s = np.zeros((t + 1, 1 + spec.dim), dtype=np.float32)
-        rl2s[1:, :1] = self.rews
-        rl2s[1:, 1:] = vectors
+        rewards, actions = np.zeros((t + 1, 1), np.float32), np.zeros((t + 1, spec.dim), np.float32)
+        rewards[1:], actions[1:] = self.rews, vectors
         if self.start_time > 0:
-            rl2s[0, 0] = self.prev_reward
+            rewards[0] = self.prev_reward
             if self.prev_action is not None:
-                rl2s[0, 1:] = spec.to_vector(np.asarray(self.prev_action).reshape(-1))
+                actions[0] = spec.to_vector(np.asarray(self.prev_action).reshape(-1))
         time_idxs = np.arange(self.start_time, self.start_time + t + 1, dtype=np.int64)[:, None]
-        return FrozenTraj(self.obs, rl2s, time_idxs, self.rews, self.dones, vectors)
+        return FrozenTraj(self.obs, rl2(rewards, actions), time_idxs, self.rews, self.dones, vectors, self.extras)
 
 
 @dataclass
@@ -209,5 +312,5 @@ class Trajectory:
         )
 
     def freeze(self) -> FrozenTraj:
-        """The six arrays of a `FrozenTraj`."""
+        """The arrays of a `FrozenTraj`."""
         return self.to_stored().derive(self.spec)

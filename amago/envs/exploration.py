@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from amago.data.trajectory import Timestep
 from amago.envs.amago_env import AMAGOWrapper, Step
-from amago.spaces import ActionMask, ActionSpec, check_mask
+from amago.spaces import ActionSpec, action_mask_key
 
 Array = NDArray[Any]
 
@@ -40,9 +40,7 @@ class ExplorationWrapper(AMAGOWrapper):
 
     def __init__(self, amago_env: Any):
         super().__init__(amago_env)
-        self._mask_key = ActionMask()
-        if self._mask_key is not None:
-            check_mask(self._mask_key, self.amago_env.observation_space, self.action_spec)
+        self._mask_key = action_mask_key(self.amago_env.observation_space, self.action_spec)
         self._mask: Array | None = None  # of the next action, (B, ...)
         self.rng = np.random.default_rng()
         self.global_step = 0

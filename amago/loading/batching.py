@@ -1,118 +1,86 @@
-"""A batch of the replay buffer, read straight to where its numbers belong."""
+"""A batch of the replay buffer, read from the files directly into the arrays of the batch."""
 
 from __future__ import annotations
 
-import weakref
-from collections import deque
-from math import prod
+from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from amago import config
 from amago.data.batch import Batch
+from amago.data.extras import ExtraField
+from amago.data.trajectory import rl2
+from amago.loading.recycler import Recycler
 from amago.store.schema import Schema
-from amago.store.view import Room, StoreView
+from amago.store.view import SliceBuffers, StoreView
 
 
-class Recycler:
-    """Hands out arrays, and big ones again once nothing refers to them any more.
-
-    A block of many megabytes comes from the kernel page by page, each cleared first, and goes back when it is freed: for 24
-    sequences of 129 images of 64x64x3 that takes three times as long as reading them (virtual machine, 2 cores).
-
-    Args:
-        keep: unused blocks kept at most.
-        at_least: bytes of an array that is worth it.
-    """
-
-    def __init__(self, keep: int = 4, at_least: int = 1 << 20):
-        self.at_least = at_least
-        self._free: deque[NDArray[np.uint8]] = deque(maxlen=keep)  # full, it drops the one that was freed first
-
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
-        """An array of any content."""
-        size = prod(shape) * dtype.itemsize
-        if size < self.at_least:
-            return np.empty(shape, dtype)
-        block = self._unused(size)
-        # every view of ``whole`` keeps it alive, since numpy looks no further for the owner than a buffer that is no array
-        whole = np.frombuffer(memoryview(block), np.uint8)  # type: ignore[arg-type]
-        weakref.finalize(whole, self._free.append, block).atexit = False
-        return whole.view(dtype).reshape(shape)
-
-    def _unused(self, size: int) -> NDArray[np.uint8]:
-        for _ in range(len(self._free)):
-            try:
-                block = self._free.popleft()  # atomic: other threads do the same
-            except IndexError:
-                break
-            if block.size == size:
-                return block
-            self._free.append(block)
-        return np.empty(size, np.uint8)  # 4 MB and more: numpy asks for huge pages
+@cache
+def _allocator() -> Callable[[tuple[int, ...], np.dtype], NDArray]:
+    return Recycler().empty if config.fast_paths() else np.empty
 
 
-_memory = Recycler()
+class BatchBuffers:
+    """Arrays for a batch, filled sequence by sequence and then made a `Batch`.
 
-
-class BatchRoom:
-    """Memory for a batch, filled row by row and then made a `Batch`.
-
-    It equals ``collate`` of the same sequences. Reading each sequence into arrays of its own and copying them costs as much again as reading
-    for vectors, and several times as much for images: a block of many megabytes comes anew from the kernel, page by page.
+    The result equals ``collate`` of the same sequences. Reading each sequence into arrays of its own and copying them would
+    take about twice as long for vectors, and several times as long for images.
 
     Args:
-        schema: of all rows.
-        batch, steps: B, and the most transitions of a row.
+        schema: of the files of all sequences.
+        batch, steps: B, and the most transitions of a sequence.
+        extra_fields: the declared extra fields; sequences from files without them get their defaults.
     """
 
-    def __init__(self, schema: Schema, batch: int, steps: int):
-        self.schema = schema
-        dones, rews, actions = (schema.parts[i] for i in schema.transitions[:3])
-
-        def room(part_row: tuple[int, ...], dtype: np.dtype, rows: int) -> NDArray:
-            return _memory.empty((batch, rows, *part_row), dtype)
-
-        parts = {key: schema.parts[i] for key, i in schema.obs}
-        self._obs = {key: room(p.row, p.dtype, steps + 1) for key, p in parts.items()}
-        self._actions, self._rews = room(actions.row, actions.dtype, steps + 1), room(rews.row, rews.dtype, steps + 1)
-        self._dones = room(dones.row, dones.dtype, steps)
+    def __init__(self, schema: Schema, batch: int, steps: int, extra_fields: tuple[ExtraField, ...] = ()):
+        self.schema, empty = schema, _allocator()
+        self._slots = schema.slots(extras=extra_fields)
+        self._arrays = [empty((batch, s.take(steps), *s.row), s.dtype) for s in self._slots]
+        self._sliced = [(a, s.each, s.more) for s, a in zip(self._slots, self._arrays)]
+        self._extra_order = [x.name for x in extra_fields]
         self._times, self._lengths = np.zeros((batch, 1), np.int64), np.zeros((batch, 1), np.int64)
 
     def read(self, i: int, view: StoreView, index: int, start: int, stop: int) -> None:
-        """Fill row ``i`` with transitions [start, stop) of a trajectory; errors are those of `StoreView.read`."""
+        """Fill sequence ``i`` with transitions [start, stop) of a trajectory; errors are those of `StoreView.read`."""
         n = stop - start
-        obs = {key: a[i, : n + 1] for key, a in self._obs.items()}
-        row = Room(obs, self._actions[i, : n + 1], self._rews[i, : n + 1], self._dones[i, :n])
-        self._times[i], self._lengths[i] = view.read_into(index, start, row), n
+        parts = [a[i, : n * each + more] for a, each, more in self._sliced]
+        self._times[i], self._lengths[i] = view.read_into(index, start, SliceBuffers(self._slots, parts, n)), n
 
     def batch(self) -> Batch:
-        """What was read, padded with zeros to the longest row."""
+        """What was read, padded with zeros to the longest sequence."""
         longest = int(self._lengths.max())
         steps = np.arange(longest + 1)
         mask = steps <= self._lengths  # (B, L + 1)
-        obs = {key: _cut(a, longest + 1, mask) for key, a in self._obs.items()}
-        actions, rews = _cut(self._actions, longest + 1, mask), _cut(self._rews, longest + 1, mask)
+        groups: dict[str, dict[str, NDArray]] = {"obs": {}, "extras": {}, "": {}}
+        for slot, a in zip(self._slots, self._arrays):
+            rows = slot.take(longest)
+            real = np.ones_like(mask[:, :1]) if slot.rows == "1" else mask[:, longest + 1 - rows :]
+            groups[slot.group][slot.key] = _cut(a, rows, real)
+        found = groups[""]
+        actions, rews = found.pop("actions"), found.pop("rews")  # with what came before the first observation
         vectors = self.schema.action_spec.to_vector(actions)
         vectors[~mask] = 0.0
-        rl2s = np.concatenate((rews, vectors), axis=-1, dtype=np.float32)
-        rl2s[self._times[:, 0] == 0, 0] = 0.0  # nothing came with the first observation of a rollout
-        arrays = {
+        rl2s = rl2(rews, vectors)
+        rl2s[self._times[:, 0] == 0, 0] = 0.0  # nothing comes before the first observation of a rollout
+        found |= {
             "rl2s": rl2s,
             "rews": np.ascontiguousarray(rews[:, 1:]),
-            "dones": _cut(self._dones, longest, mask[:, 1:]),
             "actions": np.ascontiguousarray(vectors[:, 1:]),
             "time_idxs": np.where(mask, self._times + steps, 0)[..., None],
             "mask": mask[..., None],
         }
-        tensors = {name: torch.from_numpy(a) for name, a in arrays.items()}
-        return Batch(obs={key: torch.from_numpy(a) for key, a in obs.items()}, **tensors)
+        tensors = {name: torch.from_numpy(a) for name, a in found.items()}
+        obs = {key: torch.from_numpy(a) for key, a in groups["obs"].items()}
+        extras = {key: torch.from_numpy(groups["extras"][key]) for key in self._extra_order}
+        return Batch(obs=obs, extras=extras, **tensors)
 
 
-def _cut(a: NDArray, steps: int, mask: NDArray[np.bool_]) -> NDArray:
-    """The first ``steps`` of each row, zeros where ``mask`` is False."""
-    out = np.ascontiguousarray(a[:, :steps])
+def _cut(a: NDArray, rows: int, mask: NDArray[np.bool_]) -> NDArray:
+    """The first ``rows`` of each sequence, zeros where ``mask`` is False."""
+    out = np.ascontiguousarray(a[:, :rows])
     if not mask.all():
         out[~mask] = 0
     return out

@@ -1,4 +1,4 @@
-"""Where training sequences come from: the interface, and the replay buffer on disk."""
+"""`RLDataset`, the interface of all sources of training sequences, and the replay buffer on disk."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ import gymnasium as gym
 import numpy as np
 
 from amago.data.batch import Batch, RLData, collate
-from amago.data.relabel import NoOpRelabeler, Relabeler
+from amago.data.extras import ExtraField, check_extra_fields
+from amago.data.relabel import NoOpRelabeler, Relabeler, with_extras_of
 from amago.data.trajectory import FrozenTraj, StoredTraj
-from amago.loading.batching import BatchRoom
-from amago.spaces import ActionSpec, action_spec
+from amago.loading.batching import BatchBuffers
+from amago.spaces import ActionSpec, space_differences
 from amago.store import EvictedError, StoreView, TrajectoryStore
 
 PADDED_SAMPLING = ("none", "both", "left", "right")
@@ -25,17 +26,25 @@ PADDED_SAMPLING = ("none", "both", "left", "right")
 
 @dataclass(frozen=True)
 class DatasetSettings:
-    """What an `Experiment` tells its data set before training starts.
+    """Settings of an `Experiment` that its data set needs.
 
     Attributes:
         max_seq_len: L, transitions in a training sequence at most.
         padded_sampling: "none", "left", "right" or "both"; see `subsequence`.
         has_edit_rights: this process may delete old trajectories.
+        extra_fields: the declared extra fields; batches have these extras and no others.
+
+    Raises:
+        ValueError: an extra field is wrong, or two have one name.
     """
 
     max_seq_len: int
     padded_sampling: str = "none"
     has_edit_rights: bool = True
+    extra_fields: tuple[ExtraField, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "extra_fields", check_extra_fields(self.extra_fields))
 
 
 class RLDataset(ABC):
@@ -60,12 +69,17 @@ class RLDataset(ABC):
         """Draw one training sequence of at most ``settings.max_seq_len`` transitions, with ``rng`` as the only randomness."""
 
     def sample_batch(self, rng: np.random.Generator, batch_size: int) -> Batch:
-        """Draw a batch. Default: so many calls of `sample_random_trajectory`, padded."""
-        return collate([self.sample_random_trajectory(rng) for _ in range(batch_size)])
+        """Draw a batch. Default: `sample_random_trajectory` for each sequence, padded to the longest.
+
+        Extra fields that a sequence lacks get their default.
+        """
+        settings = getattr(self, "settings", None)
+        extra_fields = settings.extra_fields if settings is not None else ()
+        return collate([self.sample_random_trajectory(rng) for _ in range(batch_size)], extra_fields)
 
     @property
     def ready_for_training(self) -> bool:
-        """Whether there is something to sample. Default: True."""
+        """Whether there are sequences to sample. Default: True."""
         return True
 
     @property
@@ -74,11 +88,11 @@ class RLDataset(ABC):
         return True
 
     def close(self) -> None:
-        """Called by ``Experiment.close()``: give back open files; sampling may open them again. Default: there are none."""
+        """Called by ``Experiment.close()``: close open files; sampling may open them again. Default: does nothing."""
 
     @property
     def save_new_trajs_to(self) -> str | None:
-        """Directory into which actors write finished trajectories, or None to throw them away. Default: None."""
+        """Directory into which actors write finished trajectories, or None to discard them. Default: None."""
         return None
 
     def check_spaces(self, obs_space: gym.spaces.Dict, action_space: gym.Space[Any]) -> None:
@@ -96,11 +110,11 @@ class RLDataset(ABC):
         """Delete the data from disk, where that makes sense."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint has to remember, as plain JSON types."""
+        """State that a checkpoint must hold, as plain JSON types."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
 
 
 def subsequence(length: int, max_len: int, padded_sampling: str, rng: np.random.Generator) -> tuple[int, int]:
@@ -133,17 +147,17 @@ def check_same_spaces(
     def shapes(space: gym.spaces.Dict) -> dict[str, tuple[int, ...] | None]:
         return {k: s.shape for k, s in sorted(space.spaces.items())}
 
-    spec = action_spec(action_space)
-    if shapes(found) != shapes(obs_space):
+    differing = {d.name for d in space_differences((found, found_spec.space), (obs_space, action_space), dtypes=False)}
+    if differing - {"actions"}:
         raise ValueError(
             f"{what} has observations {shapes(found)}, but {other} has {shapes(obs_space)}; both need the same keys and shapes"
         )
-    if (found_spec.kind, found_spec.dim) != (spec.kind, spec.dim):
-        raise ValueError(f"{what} has actions {found_spec.space}, but {other} has {spec.space}")
+    if differing:
+        raise ValueError(f"{what} has actions {found_spec.space}, but {other} has {action_space}")
 
 
 def check_same_box(what: str, found: gym.Space[Any], wanted: gym.Space[Any], other: str = "the environment") -> None:
-    """Raise ValueError if two boxes of actions differ: what is stored, -1 to 1, would mean another action in each."""
+    """Raise ValueError if two boxes of actions differ: the stored numbers, -1 to 1, would mean different actions."""
     if not (isinstance(found, gym.spaces.Box) and isinstance(wanted, gym.spaces.Box)):
         return
     if not all(np.allclose(getattr(found, side), getattr(wanted, side)) for side in ("low", "high")):
@@ -183,7 +197,7 @@ def sample_window(
     if isinstance(relabeler, NoOpRelabeler):
         return read(start, stop).derive(spec)
     frozen = read().derive(spec)
-    whole = relabeler(frozen, rng) if isinstance(relabeler, Relabeler) else relabeler(frozen)
+    whole = with_extras_of(frozen, relabeler(frozen, rng) if isinstance(relabeler, Relabeler) else relabeler(frozen))
     if len(whole) != length:  # a relabeler may shorten a trajectory
         start, stop = subsequence(len(whole), settings.max_seq_len, settings.padded_sampling, rng)
     return whole.slice(start, stop)
@@ -202,7 +216,18 @@ class DiskTrajDataset(RLDataset):
         dset_max_size: trajectories kept in ``fifo``.
         relabeler: rewrites each trajectory before the window is cut; default: none.
         allow_pickle: load ``.traj`` pickles. They run code: only for files that you wrote yourself.
+
+    Attributes:
+        reads_batches: `sample_batch` reads its sequences directly into the batch, which is faster, instead of calling
+            `sample_random_trajectory`. A subclass that does not change which sequences are drawn, or how they are read, keeps
+            this by ``class Mine(DiskTrajDataset, reads_batches=True)``.
     """
+
+    reads_batches = True
+
+    def __init_subclass__(cls, reads_batches: bool = False, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.reads_batches = reads_batches
 
     def __init__(
         self,
@@ -257,7 +282,7 @@ class DiskTrajDataset(RLDataset):
             self._store.close()
 
     def _drawable(self) -> StoreView:
-        view = self.store.view()  # one index from here on, whatever another thread takes in or deletes meanwhile
+        view = self.store.view()  # does not change when another thread adds or deletes files
         if len(view) == 0:
             raise RuntimeError(f"the replay buffer {self.buffer_dir} is empty: collect first, or check dset_root and dset_name")
         return view
@@ -267,42 +292,45 @@ class DiskTrajDataset(RLDataset):
             view = self._drawable()
             try:
                 return RLData.from_traj(self._window(view, int(rng.integers(len(view))), rng))
-            except EvictedError:  # deleted since we looked: draw another
+            except EvictedError:  # deleted since the view was made: draw another
                 continue
 
     def sample_batch(self, rng: np.random.Generator, batch_size: int) -> Batch:
-        """What `sample_random_trajectory` would draw with the same ``rng``, without the detour over single sequences."""
-        own = type(self).sample_random_trajectory is DiskTrajDataset.sample_random_trajectory
-        if own and isinstance(self.relabeler, NoOpRelabeler):
+        """Draw a batch: the sequences that `sample_random_trajectory` would draw with the same ``rng``.
+
+        Where `reads_batches` is True and nothing is relabelled, they are read directly into the batch.
+        """
+        if self.reads_batches and isinstance(self.relabeler, NoOpRelabeler):
             state = rng.bit_generator.state
-            room = self._filled(rng, batch_size)
-            if room is not None:
-                return room.batch()
+            buffers = self._filled(rng, batch_size)
+            if buffers is not None:
+                return buffers.batch()
             rng.bit_generator.state = state
         return super().sample_batch(rng, batch_size)
 
-    def _filled(self, rng: np.random.Generator, batch_size: int) -> BatchRoom | None:
-        """None where trajectories of the batch have different spaces."""
-        room, row = None, 0
+    def _filled(self, rng: np.random.Generator, batch_size: int) -> BatchBuffers | None:
+        """The sequences of a batch, or None where their files have different fields."""
+        extra_fields = self.settings.extra_fields
+        buffers, row = None, 0
         while row < batch_size:
             view = self._drawable()
             index = int(rng.integers(len(view)))
             start, stop = subsequence(int(view.lengths[index]), self.settings.max_seq_len, self.settings.padded_sampling, rng)
             schema = view.schema(index)
-            if room is None:
-                room = BatchRoom(schema, batch_size, self.settings.max_seq_len)
-            if schema is not room.schema:
+            if buffers is None:
+                buffers = BatchBuffers(schema, batch_size, self.settings.max_seq_len, extra_fields)
+            if schema is not buffers.schema:
                 return None
             try:
-                room.read(row, view, index, start, stop)
+                buffers.read(row, view, index, start, stop)
                 row += 1
-            except EvictedError:  # deleted since we looked: draw another
+            except EvictedError:  # deleted since the view was made: draw another
                 continue
-        return room
+        return buffers
 
     def _window(self, view: StoreView, index: int, rng: np.random.Generator) -> FrozenTraj:
         def read(start: int = 0, stop: int | None = None) -> StoredTraj:
-            return view.read(index, start, stop)
+            return view.read(index, start, stop, extras=self.settings.extra_fields)
 
         return sample_window(int(view.lengths[index]), view.action_spec(index), read, self.relabeler, self.settings, rng)
 

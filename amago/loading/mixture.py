@@ -1,4 +1,4 @@
-"""Several data sets as one, in proportions that may change while training goes on."""
+"""A data set that samples from several others, in proportions that may change during training."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from amago.loading.dataset import DatasetSettings, RLDataset
 class MixtureOfDatasets(RLDataset):
     """Draws each training sequence from one of several data sets, chosen by weight.
 
-    Only data sets that are ready for training are drawn from; the weights of these are scaled to sum to 1. The mixture is
-    ready as soon as one of them is that has a weight. Who is ready is looked up at the end of each collection phase, so that
-    the proportions stay the same while an epoch trains.
+    Only data sets that are ready for training are sampled, with their weights scaled to sum to 1. The mixture is ready as soon
+    as a data set with a positive weight is. Readiness is checked at the end of each collection phase, so that the proportions
+    are constant within a training phase.
 
     With ``smooth_sudden_starts=S``, weights move linearly over S training phases, counted for each data set from the
     first in which it is ready: from its initial weight to its sampling weight. By default a data set that is ready when training
-    starts has its sampling weight from the beginning, and one that becomes ready later begins at 0. So an empty replay buffer beside
-    offline data takes its share slowly, instead of having its first few rollouts drawn again and again.
+    starts has its sampling weight from the beginning, and one that becomes ready later begins at 0. The first few rollouts in a
+    replay buffer beside offline data are then not sampled again and again.
 
     Args:
         datasets: the data sets.
         sampling_weights: one number of 0 or more for each.
-        initial_sampling_weights: where the weights begin; asks for ``smooth_sudden_starts``.
+        initial_sampling_weights: weights at the start; requires ``smooth_sudden_starts``.
         smooth_sudden_starts: S, at least 1; default: sampling weights at once.
-        collect_into: which of the data sets takes new trajectories, by index. Default: the only one that would. Its directory
-            alone may be edited, and it alone is deleted by `delete`.
+        collect_into: index of the data set that stores new trajectories. Default: the only one that can. Only this data set
+            may be edited, and `delete` deletes only its data.
 
     Raises:
-        ValueError: numbers that do not fit, or several data sets that would take new trajectories and no ``collect_into``.
+        ValueError: wrong weights, or several data sets that can store new trajectories and no ``collect_into``.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class MixtureOfDatasets(RLDataset):
             raise ValueError(f"{name} must be finite numbers of 0 or more, and not all 0; got {values}")
         return np.array(values)
 
-    # ---- who takes new trajectories ----------------------------------------------------------------------------------
+    # ---- collection --------------------------------------------------------------------------------------------------
 
     @property
     def collecting(self) -> int | None:
-        """Index of the data set that takes new trajectories."""
+        """Index of the data set that stores new trajectories."""
         if self.collect_into is not None:
             return self.collect_into
         takers = [i for i, d in enumerate(self.datasets) if d.save_new_trajs_to is not None]
@@ -102,7 +102,7 @@ class MixtureOfDatasets(RLDataset):
         return None if i is None else self.datasets[i].save_new_trajs_to
 
     def delete(self) -> None:
-        """Delete what was collected; data sets that were only read stay."""
+        """Delete the data set that receives new trajectories; the others stay."""
         i = self.collecting
         if i is not None:
             self.datasets[i].delete()
@@ -114,7 +114,7 @@ class MixtureOfDatasets(RLDataset):
         collecting = self.collecting
         for i, dataset in enumerate(self.datasets):
             dataset.configure(replace(settings, has_edit_rights=settings.has_edit_rights and i == collecting))
-        self._look()
+        self._update_weights()
 
     def check_spaces(self, obs_space: gym.spaces.Dict, action_space: gym.Space[Any]) -> None:
         for dataset in self.datasets:
@@ -122,15 +122,15 @@ class MixtureOfDatasets(RLDataset):
 
     # ---- weights -----------------------------------------------------------------------------------------------------
 
-    def _look(self) -> None:
-        """See who is ready, and fix the proportions until the next time."""
+    def _update_weights(self) -> None:
+        """Check which data sets are ready, and set the proportions until the next call."""
         for i, dataset in enumerate(self.datasets):
             if not dataset.ready_for_training:
                 self._ready_since[i] = None
             elif self._ready_since[i] is None:
                 self._ready_since[i] = self._phase
         weights = np.array([self._weight(i) for i in range(len(self.datasets))])
-        if weights.sum() == 0:  # whoever is ready is only beginning: nothing else can be drawn
+        if weights.sum() == 0:  # the weights of all ready data sets still are at 0
             weights = self.sampling_weights * [since is not None for since in self._ready_since]
         self._chances = weights / weights.sum() if weights.sum() > 0 else None
 
@@ -149,7 +149,7 @@ class MixtureOfDatasets(RLDataset):
 
     @property
     def current_weights(self) -> list[float]:
-        """The chance of each data set to be drawn from in this epoch; all 0 while none is ready."""
+        """The probability of each data set in this epoch; all 0 if none is ready."""
         return [0.0] * len(self.datasets) if self._chances is None else self._chances.tolist()
 
     @property
@@ -172,7 +172,7 @@ class MixtureOfDatasets(RLDataset):
 
     def on_end_of_collection(self) -> dict[str, float]:
         metrics = self._gathered([d.on_end_of_collection() for d in self.datasets])
-        self._look()
+        self._update_weights()
         return metrics | {f"{self._label(i)}/weight": w for i, w in enumerate(self.current_weights)}
 
     def on_end_of_training(self) -> dict[str, float]:
@@ -203,4 +203,4 @@ class MixtureOfDatasets(RLDataset):
         for dataset, saved in zip(self.datasets, state["datasets"]):
             dataset.load_state_dict(saved)
         if hasattr(self, "settings"):
-            self._look()
+            self._update_weights()

@@ -1,4 +1,4 @@
-"""Recorded trajectories from elsewhere, brought into the form of our own (numpy only)."""
+"""Recorded trajectories of other systems, converted to stored form (numpy only)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from amago.data.extras import ExtraField
 from amago.data.trajectory import StoredTraj
 from amago.spaces import ActionSpec, ObsSpec, action_spec, obs_spec
 from amago.store import TrajectoryWriter
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 Array = NDArray[Any]
 
 SLACK = 1e-3
-"""Actions outside of their space by less than this part of half its width are taken for rounding."""
+"""Actions outside of their space by less than this share of half its width count as rounding errors."""
 
 
 class TrajectorySource(ABC):
@@ -33,11 +34,13 @@ class TrajectorySource(ABC):
         obs_space: flat, boxes only (`amago.spaces.obs_spec`).
         action_spec: how actions are stored and shown.
         lengths: (n,) int64, transitions of each trajectory.
+        extra_fields: the extra fields that all trajectories have.
     """
 
     obs_space: gym.spaces.Dict
     action_spec: ActionSpec
     lengths: NDArray[np.int64]
+    extra_fields: tuple[ExtraField, ...] = ()
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -64,7 +67,7 @@ class InMemory(TrajectorySource):
 
 
 class Converter:
-    """Turns one recorded episode into a `StoredTraj`, and refuses what cannot be learned from.
+    """Converts recorded episodes to `StoredTraj`, and refuses episodes that are unfit for training.
 
     Args:
         observation_space, action_space: of the environment, as it has them.
@@ -149,7 +152,7 @@ class Converter:
         return stored
 
     def report(self, name: str) -> None:
-        """Say how many actions had to be cut to their space (an environment cuts them in the same way)."""
+        """Log how many actions were clipped to their space (environments clip them in the same way)."""
         if self.clipped:
             logger.warning("%s: %d actions were outside of %s and were cut to it", name, self.clipped, self.spec.space)
             self.clipped = 0
@@ -186,8 +189,9 @@ def copy_to(
     directory = Path(directory)
     before = set(directory.iterdir()) if directory.is_dir() else set()
     out = TrajectoryWriter(
-        directory, writer=writer, action_space=source.action_spec.space, obs_space=source.obs_space, save_as=save_as
-    )
+        directory, writer=writer, action_space=source.action_spec.space, obs_space=source.obs_space, save_as=save_as,
+        extra_fields=source.extra_fields,
+    )  # fmt: skip
     count = len(source) if limit is None else min(limit, len(source))
     try:
         for traj in itertools.islice(source, count):

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from amago.agent import BaseAgent
+from amago.data.trajectory import rl2
 from amago.policy.discount import discounts
 from amago.policy.export import export_policy
 
@@ -95,7 +96,7 @@ class Policy:
         if dones.any():
             self._memory = self.agent.reset_hidden_state(self._memory, dones)
             self._prev[dones], self._time[dones], rewards[dones] = 0.0, 0, 0.0
-        rl2s = np.concatenate((rewards, self._prev), axis=1)
+        rl2s = rl2(rewards, self._prev)
         stored, self._memory = self.agent.get_actions(
             {k: self._tensor(v) for k, v in arrays.items()},
             self._tensor(rl2s),

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from amago.agent import BaseAgent
+from amago.data.batch import rl2_tensor
 from amago.policy.step_model import StepModel
 from amago.run.checkpoint import atomic_write
 
@@ -144,7 +145,7 @@ def _compare(step: StepModel, agent: BaseAgent, steps: int = 4) -> None:
             rows = [space.sample(), space.sample()]
             obs = {k: torch.from_numpy(np.stack([row[k] for row in rows])) for k in sorted(space.spaces)}
             time_idx, prev = (mine[k] * (t > 0) for k in ("time_idx", "prev_action"))
-            rl2s = torch.cat((reward[:, None], prev), dim=1)
+            rl2s = rl2_tensor(reward[:, None], prev)
             stored, theirs = agent.get_actions(
                 {k: v.to(device) for k, v in obs.items()}, rl2s.to(device), time_idx[:, None].to(device), theirs, sample=False
             )

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from amago.agent import ActorCriticAgent, BaseAgent
+from amago.data.batch import rl2_tensor
 from amago.nets.actor_critic import BaseActorHead
 from amago.nets.distributions import PolicyOutput
 from amago.nets.policy_dists import BetaOutput, DiscreteOutput, GMMOutput, MultibinaryOutput, TanhGaussianOutput
@@ -111,7 +112,7 @@ class StepModel(nn.Module):
         """
         fresh = done.unsqueeze(1)
         time_idx = torch.where(done, 0, memory["time_idx"])
-        rl2s = torch.where(fresh, 0.0, torch.cat((reward.unsqueeze(1), memory["prev_action"]), dim=1))
+        rl2s = torch.where(fresh, 0.0, rl2_tensor(reward.unsqueeze(1), memory["prev_action"]))
         emb = self.tstep_encoder(obs={k: v.unsqueeze(1) for k, v in obs.items()}, rl2s=rl2s.unsqueeze(1))
         tensors = {name: tensor for name, tensor in memory.items() if name not in _PAST}
         hidden = self.traj_encoder.import_hidden_state(tensors, done)

@@ -26,7 +26,7 @@ from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
 from amago.run.torch_archive import check_archive
-from amago.store.files import TEMPORARY, is_stale, temporary
+from amago.store.files import TEMPORARY, is_stale, replace_file, sync, temporary
 
 log = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
@@ -38,14 +38,6 @@ class CheckpointError(RuntimeError):
 
 
 # ---- writing -------------------------------------------------------------------------------------------------------------
-
-
-def _fsync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _digest(path: Path) -> str:
@@ -63,14 +55,7 @@ def atomic_write(path: Path, write: Callable[[Path], None]) -> None:
         write: writes the content to the path of a temporary file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    tmp = temporary(path.parent)
-    try:
-        write(tmp)
-        _fsync(tmp)
-        os.replace(tmp, path)
-        _fsync(path.parent)
-    finally:
-        tmp.unlink(missing_ok=True)
+    replace_file(path, write)
 
 
 def remove_leftovers(directory: Path) -> None:
@@ -117,14 +102,14 @@ def save_training_state(
         manifest = {"schema": SCHEMA, "saved": saved, "check": _check(saved, sums), "files": sums}
         (tmp / MANIFEST).write_text(json.dumps(manifest, indent=1))
         for p in tmp.iterdir():
-            _fsync(p)
-        _fsync(tmp)
+            sync(p)
+        sync(tmp)
         old = None
         if directory.exists():  # a rename cannot replace a directory: until then the old state is loadable by another name
             old = root / f".old-{uuid.uuid4().hex}-{directory.name}"
             os.rename(directory, old)
         os.rename(tmp, directory)
-        _fsync(root)
+        sync(root)
         if old is not None:
             shutil.rmtree(old)
     finally:

@@ -6,7 +6,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,14 @@ import numpy as np
 import torch
 
 from amago.agent import BaseAgent
+from amago.data.extras import check_extra_fields
 from amago.envs.exploration import ExplorationWrapper
 from amago.envs.pool import ENV_MODES
 from amago.loading.dataset import PADDED_SAMPLING, DiskTrajDataset, RLDataset
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
 from amago.run.settings import ExperimentSettings
-from amago.spaces import action_spec
+from amago.spaces import action_spec, space_differences
 
 SAVE_FORMATS = ("segments", "npz", "npz-compressed")
 PRECISIONS = ("no", "fp16", "bf16")
@@ -109,6 +110,17 @@ def _names_and_classes(s: ExperimentSettings) -> Iterable[str]:
         yield "dataset must be given, or dset_root and dset_name to build a DiskTrajDataset"
     elif not isinstance(s.dataset, RLDataset):
         yield f"dataset must be an amago.loading.RLDataset, got {s.dataset!r}"
+    try:
+        for x in check_extra_fields(s.extra_fields):
+            known = getattr(s.agent_type, "policy_extras", ())
+            if x.source == "policy" and x.name not in known:
+                agent = getattr(s.agent_type, "__name__", s.agent_type)
+                yield (
+                    f"extra_fields has {x.name!r} with source='policy', but agent_type {agent} computes only {list(known)}: "
+                    "override act_with_extras and policy_extras, or use source='info'"
+                )
+    except ValueError as err:
+        yield str(err)
     for name, base in _CLASSES.items():
         value = getattr(s, name)
         if value is None and name == "exploration_wrapper_type":
@@ -207,12 +219,11 @@ def check_buffer(dataset: RLDataset, obs_space: gym.spaces.Dict, action_space: g
         if id(recorded) in seen:  # files with equal spaces share one object
             continue
         seen.add(id(recorded))
-        old, new = _shapes(recorded, spec.space), _shapes(obs_space, action_space)
-        if view.path(index).endswith(".traj"):  # this format records the width of actions only
-            old["actions"], new["actions"] = f"width {spec.dim}", f"width {action_spec(action_space).dim}"
-        differing = _differing(old, new)
-        if differing:
-            text = "; ".join(f"{k}: {old.get(k, 'missing')} there, {new.get(k, 'missing')} now" for k in differing)
+        differences = space_differences((recorded, spec.space), (obs_space, action_space))
+        if view.path(index).endswith(".traj") and spec.dim == action_spec(action_space).dim:
+            differences = [d for d in differences if d.name != "actions"]  # this format records the width of actions only
+        if differences:
+            text = "; ".join(f"{d.name}: {d.first} there, {d.second} now" for d in differences)
             raise SettingsError(
                 f"the buffer {dataset.buffer_dir} holds trajectories of {view.env_name(index)!r} that do not fit the environments of "
                 f"this run ({text}): choose another run_name or dset_name, or delete the buffer"
@@ -234,22 +245,10 @@ def check_evaluation_spaces(
     Raises:
         SettingsError: names what differs.
     """
-    old, new = _shapes(agent_obs_space, agent_action_space), _shapes(obs_space, action_space)
-    differing = _differing(old, new)
-    if differing:
-        text = "; ".join(f"{k}: {new.get(k, 'missing')}, not {old.get(k, 'missing')}" for k in differing)
+    differences = space_differences((agent_obs_space, agent_action_space), (obs_space, action_space))
+    if differences:
+        text = "; ".join(f"{d.name}: {d.second}, not {d.first}" for d in differences)
         raise SettingsError(f"{name} makes environments that the agent was not built for ({text}): give both the same spaces")
-
-
-def _shapes(obs_space: gym.spaces.Dict, action_space: gym.Space[Any]) -> dict[str, str]:
-    """{observation key or "actions": type and shape}."""
-    spec = action_spec(action_space)
-    out = {f"observation {k!r}": f"{s.dtype} {s.shape}" for k, s in obs_space.spaces.items()}
-    return out | {"actions": f"{spec.kind} of width {spec.dim}"}
-
-
-def _differing(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
-    return [k for k in sorted(a.keys() | b.keys()) if a.get(k) != b.get(k)]
 
 
 def warn_if_nothing_saved(dataset: RLDataset, phases: float, timesteps: int, max_seq_len: int) -> None:

@@ -150,6 +150,7 @@ def recorder_settings(settings: ExperimentSettings, directory: str) -> dict[str,
     return {
         "save_trajs_to": directory,
         "save_trajs_as": settings.save_trajs_as,
+        "extra_fields": tuple(settings.extra_fields),
         "save_every": None if settings.traj_save_len >= _NEVER_SPLIT else int(settings.traj_save_len),
         "stagger": settings.stagger_traj_file_lengths,
     }

@@ -188,7 +188,17 @@ class Rollout:
         obs = {key: self._tensor(rows, "obs/" + key, array[rows]) for key, array in pool.obs.items()}
         rl2s = self._tensor(rows, "rl2s", pool.rl2s[rows])
         time_idxs = self._tensor(rows, "time_idxs", pool.time_idxs[rows])
-        actions, memory = agent.get_actions(obs, rl2s, time_idxs, memory, sample)
+        if not pool.extras:
+            actions, memory = agent.get_actions(obs, rl2s, time_idxs, memory, sample)
+            return actions.cpu().numpy(), memory
+        actions, extras, memory = agent.get_actions_and_extras(obs, rl2s, time_idxs, memory, tuple(pool.extras), sample)
+        for name, array in pool.extras.items():
+            value = extras[name].cpu().numpy()
+            if value.shape != array[rows].shape:
+                raise ValueError(
+                    f"extra field {name!r} is declared with shape {array.shape[1:]}, but {type(agent).__name__} computes {value.shape[1:]}"
+                )
+            array[rows] = value
         return actions.cpu().numpy(), memory
 
     def _tensor(self, rows: slice, name: str, array: Array) -> Tensor:

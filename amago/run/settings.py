@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from amago.agent import BaseAgent
+from amago.data.extras import ExtraField
 from amago.envs import AMAGOEnv
 from amago.envs.exploration import EpsilonGreedy, ExplorationWrapper
 from amago.loading import DiskTrajDataset, RLDataset
@@ -57,6 +58,7 @@ class ExperimentSettings:
         save_trajs_as: "npz", "npz-compressed" (a file for each trajectory) or "segments" (many trajectories in a file:
             faster, and far fewer files).
         padded_sampling: "none", "left", "right" or "both"; see `amago.loading.dataset.subsequence`.
+        extra_fields: further fields to record with each trajectory (`amago.ExtraField`), which arrive as ``batch.extras``.
         dloader_workers: threads that read batches ahead; 0 reads in the training thread.
 
         epochs: number of epochs, each of one collection phase and one training phase.
@@ -144,6 +146,7 @@ class ExperimentSettings:
     dset_root: str | None = None
     dset_name: str | None = None
     dset_max_size: float = float("inf")
+    extra_fields: Sequence[ExtraField] = ()
 
     def __post_init__(self) -> None:
         missing = [name for name, value in vars(self).items() if value is REQUIRED]

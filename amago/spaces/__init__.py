@@ -1,21 +1,22 @@
 """Spaces: observations as flat dicts of boxes, actions as one vector, and descriptions of both on disk (numpy only)."""
 
 from amago.spaces.actions import (
-    ActionMask,
     ActionPart,
     ActionSpec,
     NonFiniteError,
     action_spec,
     all_finite,
-    check_mask,
     parts_of,
     rl2_space,
     stored_dtype_of,
 )
+from amago.spaces.compare import SpaceDifference, space_differences
 from amago.spaces.descriptions import describe, from_description, stored_width
+from amago.spaces.masks import ActionMask, action_mask_key, check_mask
 from amago.spaces.observations import ObsSpec, obs_spec
 
 __all__ = [
-    "ActionMask", "ActionPart", "ActionSpec", "NonFiniteError", "ObsSpec", "action_spec", "all_finite", "check_mask", "describe",
-    "from_description", "obs_spec", "parts_of", "rl2_space", "stored_dtype_of", "stored_width",
+    "ActionMask", "ActionPart", "ActionSpec", "NonFiniteError", "ObsSpec", "SpaceDifference", "action_mask_key", "action_spec",
+    "all_finite", "check_mask", "describe", "from_description", "obs_spec", "parts_of", "rl2_space", "space_differences",
+    "stored_dtype_of", "stored_width",
 ]  # fmt: skip

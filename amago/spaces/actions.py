@@ -1,14 +1,14 @@
-"""Actions as the rest of the code sees them: whatever the space, a list of parts side by side in one row of numbers.
+"""Action spaces: any supported space as one row of numbers with a part for each choice.
 
-Three forms of an action, each with one job:
+An action has three forms:
 
 - the environment's own (``Discrete(3, start=5)`` takes 5, 6, 7; a ``Box`` its own range and shape; a ``Dict`` a dict);
-- *stored*, what is kept on disk and sent to actors, ``(S,)``: an int64 index from 0, float32 in [-1, 1], or int8 bits;
-- *vector*, what networks read: one-hot, [-1, 1], or 0/1, always float32 ``(A,)``.
+- *stored*, on disk and between the policy and the actors, ``(S,)``: an int64 index from 0, float32 in [-1, 1], or int8 bits;
+- *vector*, the input of networks, ``(A,)`` float32: one-hot, in [-1, 1], or 0 and 1.
 
-A MultiDiscrete is as many discrete parts as it has numbers; a Tuple or Dict has the parts of its spaces, in the order of the tuple or
-of the sorted keys. Their stored forms lie side by side in one dtype that holds them all exactly: int64 if none is continuous, float64
-if indices or bits lie beside continuous numbers.
+A MultiDiscrete has a discrete part for each of its numbers. A Tuple or Dict has the parts of its spaces, in the order of the
+tuple or of the sorted keys. The stored forms of several parts lie side by side in a dtype that holds each exactly: int64 if no
+part is continuous, float64 if only some are.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import isfinite, prod
+from math import isfinite
 from typing import Any
 
-import gin
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
@@ -28,10 +27,10 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 KINDS = ("discrete", "continuous", "multibinary")
-"""Of one part; several make a kind such as "discrete(3)+continuous(2)"."""
+"""The kinds of a part. An action of several parts has a kind such as "discrete(3)+continuous(2)"."""
 
 _FEW = 64
-"""Numbers that are checked one by one: for so few, a call of numpy costs more than Python's own arithmetic."""
+"""Up to so many numbers are checked one by one, because a numpy call takes longer."""
 _ROUNDING = 1e-5
 """How far rounding may take a continuous action out of [-1, 1]."""
 _STORED: dict[str, tuple[str, str]] = {  # dtype kinds of the stored form, and the form in words
@@ -42,7 +41,7 @@ _STORED: dict[str, tuple[str, str]] = {  # dtype kinds of the stored form, and t
 
 
 class NonFiniteError(ValueError):
-    """An environment or a policy gave NaN or infinity; the message says who, in what, and at which step."""
+    """An environment or a policy returned NaN or infinity; the message says which, where, and at which step."""
 
 
 def all_finite(a: Array) -> bool:
@@ -53,18 +52,18 @@ def all_finite(a: Array) -> bool:
 
 
 def _where(at: tuple[int, ...]) -> str:
-    """An index as it is written after a name: "[2, 0]"; nothing for the only number."""
+    """An index in brackets, "[2, 0]"; an empty text for an empty index."""
     return f"[{', '.join(map(str, at))}]" if at else ""
 
 
 @dataclass(frozen=True)
 class ActionPart:
-    """One of the independent choices that an action is made of.
+    """One of the independent choices of an action.
 
     Attributes:
         kind: "discrete", "continuous" or "multibinary".
         dim: width in the vector form (number of choices, of numbers, of bits).
-        stored, vector: where it lies in the stored and in the vector form.
+        stored, vector: its columns in the stored and in the vector form.
     """
 
     kind: str
@@ -77,7 +76,7 @@ def parts_of(kind: str, dim: int) -> tuple[ActionPart, ...]:
     """The parts of an action space, from `ActionSpec.kind` and `ActionSpec.dim`.
 
     Raises:
-        ValueError: not the kind of an action space of this width.
+        ValueError: the kind is unknown, or its parts are not ``dim`` wide.
     """
     if kind in KINDS:
         return (ActionPart(kind, dim, slice(0, 1 if kind == "discrete" else dim), slice(0, dim)),)
@@ -96,7 +95,7 @@ def parts_of(kind: str, dim: int) -> tuple[ActionPart, ...]:
 
 
 def stored_dtype_of(kinds: Iterable[str]) -> np.dtype[Any]:
-    """The dtype of a stored action with parts of these kinds; it holds each of them exactly."""
+    """The dtype of a stored action with parts of these kinds; each part is exact in it."""
     found = set(kinds)
     if found == {"continuous"}:
         return np.dtype(np.float32)
@@ -107,14 +106,14 @@ def stored_dtype_of(kinds: Iterable[str]) -> np.dtype[Any]:
 
 @dataclass(frozen=True)
 class ActionSpec:
-    """How one action space is stored, shown to networks and handed to the environment. Build with `action_spec`.
+    """Conversions between the three forms of the actions of a space. Create it with `action_spec`.
 
     Attributes:
         space: the environment's space.
         kind: "discrete", "continuous" or "multibinary"; for several parts their kinds and widths, "discrete(3)+continuous(2)".
         dim: A, the width of the vector form (number of choices, of numbers, of bits; their sum over the parts).
         stored_dim: S, the width of the stored form.
-        stored_dtype: its dtype.
+        stored_dtype: dtype of the stored form.
     """
 
     space: gym.Space[Any]
@@ -127,11 +126,11 @@ class ActionSpec:
 
     @cached_property
     def parts(self) -> tuple[ActionPart, ...]:
-        """What the action is made of; Discrete, Box and MultiBinary have one part."""
+        """The parts of the action; one for Discrete, Box and MultiBinary."""
         return parts_of(self.kind, self.dim)
 
     def to_env(self, stored: Array) -> Any:
-        """One stored action (S,) as the environment takes it; with a batch (B, S), a batch of those."""
+        """The environment's form of a stored action (S,), or of a batch (B, S)."""
         batch = stored.shape[:-1]
         if self.kind == "discrete":
             out = stored[..., 0] + self.space.start  # type: ignore[attr-defined]
@@ -144,11 +143,11 @@ class ActionSpec:
         return scaled.reshape((*batch, *self.space.shape)).astype(self.space.dtype)  # type: ignore[misc]
 
     def check(self, stored: Array) -> None:
-        """Refuse what is no stored action: (..., S) of the wrong dtype, or with values out of bounds.
+        """Refuse stored actions (..., S) of the wrong dtype or with values out of bounds.
 
         Raises:
             NonFiniteError: NaN or infinity.
-            ValueError: anything else; the message says which number of which row, and what is right.
+            ValueError: anything else; the message has the index of the number, and what is allowed.
         """
         kinds, words = _STORED[self.kind]
         if stored.dtype.kind not in kinds:
@@ -161,7 +160,7 @@ class ActionSpec:
             for x in stored.ravel().tolist():
                 if not low <= x <= high:
                     raise self._refusal(stored)
-        elif not (stored.min() >= low and stored.max() <= high):  # NaN is carried through, and compares as False
+        elif not (stored.min() >= low and stored.max() <= high):  # also refuses NaN, for which comparisons are False
             raise self._refusal(stored)
 
     @property
@@ -178,7 +177,7 @@ class ActionSpec:
         return ValueError(text) if isfinite(value) else NonFiniteError(text)
 
     def from_env(self, action: Any) -> Array:
-        """The stored form (S,) of an environment's action; with a leading batch, (B, S)."""
+        """The stored form (S,) of an environment's action, or (B, S) of a batch."""
         a = np.asarray(action)
         if self.kind == "discrete":
             return (a.astype(np.int64) - self.space.start)[..., None]  # type: ignore[attr-defined,no-any-return]
@@ -191,7 +190,7 @@ class ActionSpec:
         return ((a - self._low) / span * 2.0 - 1.0).astype(np.float32)
 
     def to_vector(self, stored: Array) -> NDArray[np.float32]:
-        """(..., S) -> (..., A): one-hot, [-1, 1], or bits, in float32."""
+        """The vector form (..., A) of stored actions (..., S)."""
         if self.kind != "discrete":
             return stored.astype(np.float32)
         out = np.zeros((*stored.shape[:-1], self.dim), dtype=np.float32)
@@ -199,22 +198,23 @@ class ActionSpec:
         return out
 
     def from_vector(self, vector: Array) -> Array:
-        """(..., A) -> (..., S); the inverse of `to_vector`."""
+        """The stored form (..., S) of vectors (..., A); the inverse of `to_vector`."""
         if self.kind == "discrete":
             return np.argmax(vector, axis=-1, keepdims=True).astype(np.int64)
         return vector.astype(self.stored_dtype)
 
     def zeros(self, batch: int) -> Array:
+        """Stored actions (B, S) of zeros."""
         return np.zeros((batch, self.stored_dim), dtype=self.stored_dtype)
 
 
 @dataclass(frozen=True)
 class _CompositeSpec(ActionSpec):
-    """Several parts. A subclass says how the environment's own form is made of them."""
+    """An action of several parts. Subclasses convert between the parts and the environment's form."""
 
     @cached_property
     def _columns(self) -> tuple[Array, Array, Array, Array]:
-        """Stored columns that are indices, where the one-hot of each begins, and stored and vector columns of all other numbers."""
+        """Stored columns of discrete parts, the first vector column of each, and stored and vector columns of other parts."""
         index = [p for p in self.parts if p.kind == "discrete"]
         other = [p for p in self.parts if p.kind != "discrete"]
         numbers = [[p.stored.start for p in index], [p.vector.start for p in index]]
@@ -224,7 +224,7 @@ class _CompositeSpec(ActionSpec):
 
     @cached_property
     def _ranges(self) -> tuple[Array, Array, NDArray[np.bool_]]:
-        """Lowest and highest number of each stored column, and whether it holds whole numbers only."""
+        """The minimum and maximum of each stored column, and whether it holds whole numbers only."""
         low, high = np.zeros(self.stored_dim), np.zeros(self.stored_dim)
         whole = np.ones(self.stored_dim, dtype=bool)
         for p in self.parts:
@@ -297,7 +297,7 @@ class _MultiDiscreteSpec(_CompositeSpec):
 
 @dataclass(frozen=True)
 class _NestedSpec(_CompositeSpec):
-    """Of a Tuple or Dict; ``children`` are (key, spec, stored columns)."""
+    """An action of a Tuple or Dict space; ``children`` are (key, spec, stored columns)."""
 
     children: tuple[tuple[Any, ActionSpec, slice], ...] = ()
 
@@ -324,11 +324,11 @@ class _NestedSpec(_CompositeSpec):
 
 
 def action_spec(space: gym.Space[Any]) -> ActionSpec:
-    """The `ActionSpec` of a Discrete, MultiDiscrete, Box or MultiBinary space, or of a Tuple or Dict of such, nested or not.
+    """The `ActionSpec` of a Discrete, MultiDiscrete, Box or MultiBinary space, or of a (nested) Tuple or Dict of such spaces.
 
     Raises:
-        ValueError: an unbounded box (there is no range to scale [-1, 1] to), or a Tuple or Dict of nothing.
-        TypeError: any other kind of space, or a Dict with a key that is no str.
+        ValueError: an unbounded box, to which [-1, 1] cannot be scaled, or an empty Tuple or Dict.
+        TypeError: any other kind of space, or a Dict with a key that is not a str.
     """
     if isinstance(space, gym.spaces.Discrete):
         return ActionSpec(space, "discrete", int(space.n), 1, np.dtype(np.int64))
@@ -363,7 +363,7 @@ def _nested_spec(space: gym.spaces.Tuple | gym.spaces.Dict) -> ActionSpec:
     else:
         items = list(enumerate(space.spaces))
     if not items:
-        raise ValueError(f"action space {space} is empty: there is nothing to decide")
+        raise ValueError(f"action space {space} is empty: it has no action to choose")
     children, at = [], 0
     for key, sub in items:
         child = action_spec(sub)
@@ -376,34 +376,5 @@ def _nested_spec(space: gym.spaces.Tuple | gym.spaces.Dict) -> ActionSpec:
 
 
 def rl2_space(spec: ActionSpec) -> gym.spaces.Box:
-    """The space of ``[reward, previous action]``, width 1 + A."""
+    """The space of ``[reward, previous action]``, of shape (1 + A,)."""
     return gym.spaces.Box(-np.inf, np.inf, shape=(1 + spec.dim,), dtype=np.float32)
-
-
-@gin.configurable(module="amago")
-def ActionMask(key: str | None = None) -> str | None:
-    """The observation that says which actions are legal now; None: all are, always. Bind it: ``ActionMask.key = "action_mask"``.
-
-    It has A numbers, one for each of the action's vector form, in any shape: not 0 where a choice is legal, or where a bit may be 1. Those
-    of continuous parts are not read. A discrete part with no legal choice counts as if all were legal (after an episode's end, say).
-
-    Policies then give illegal choices a probability of exactly 0, and exploration does not take them.
-    """
-    return key
-
-
-def check_mask(key: str, obs_space: gym.spaces.Dict, spec: ActionSpec) -> None:
-    """Refuse an `ActionMask` that does not fit the spaces.
-
-    Raises:
-        ValueError: no such observation, not of A numbers, or the actions are all continuous.
-    """
-    if key not in obs_space.spaces:
-        raise ValueError(f"ActionMask.key={key!r} is none of the observations {sorted(obs_space.spaces)}")
-    shape = obs_space[key].shape or ()
-    if prod(shape) != spec.dim:
-        raise ValueError(
-            f"ActionMask.key={key!r}: the observation has shape {shape}, but must have {spec.dim} numbers for actions {spec.space}"
-        )
-    if all(p.kind == "continuous" for p in spec.parts):
-        raise ValueError(f"ActionMask.key={key!r}: no part of {spec.space} can be masked; let the environment clip its actions")

@@ -1,4 +1,4 @@
-"""Spaces as JSON: how files of trajectories and policies record them, and how they are read again."""
+"""Spaces as JSON, as trajectory files and saved policies record them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,17 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 _MAX_BOX_BYTES = 1 << 28
-"""Of one observation or action; a description that was read from a file may declare anything."""
+"""Of one observation or action. A description from a file may declare any size."""
 
 
 def describe(space: gym.Space[Any]) -> dict[str, Any]:
-    """A JSON-able description of a Discrete, MultiDiscrete, Box or MultiBinary space, or of a Dict or Tuple of such;
-    `from_description` is the inverse."""
+    """A space as JSON types: a Discrete, MultiDiscrete, Box or MultiBinary, or a Dict or Tuple of these, nested or not.
+
+    `from_description` is the inverse.
+
+    Raises:
+        TypeError: any other kind of space.
+    """
     if isinstance(space, gym.spaces.Discrete):
         return {"kind": "Discrete", "n": int(space.n), "start": int(space.start)}
     if isinstance(space, gym.spaces.MultiBinary):
@@ -43,10 +48,10 @@ def _describe_bound(bound: Array) -> Any:
 
 
 def from_description(description: dict[str, Any]) -> gym.Space[Any]:
-    """The space that `describe` described.
+    """The space of a description; the inverse of `describe`.
 
     Raises:
-        ValueError: not such a description.
+        ValueError: not a description of a space, or of one that is too big.
     """
     try:
         kind = description["kind"]
@@ -81,7 +86,7 @@ def from_description(description: dict[str, Any]) -> gym.Space[Any]:
 
 
 def stored_width(description: dict[str, Any]) -> int:
-    """S of the action space that a description is of, without building anything of a size that it declares."""
+    """S of a described action space, found without allocating anything of a size that the description declares."""
     if description.get("kind") in ("Dict", "Tuple"):
         inner = description["spaces"]
         return sum(stored_width(d) for d in (inner.values() if isinstance(inner, dict) else inner))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,79 +13,80 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 
+Leaf = tuple[gym.spaces.Box, Callable[[Any], Array]]
+"""The box of a leaf of an observation space, and how to convert its observations."""
+
+
 @dataclass(frozen=True)
 class ObsSpec:
-    """A flat dict of boxes, and how to turn an environment's observation into it. Build with `obs_spec`.
+    """A flat dict of boxes, and the conversion of an environment's observations to it. Create it with `obs_spec`.
 
     Attributes:
         space: the flat dict.
-        convert: an observation of the environment -> {key: array}. Shapes, dtypes and keys are checked.
-        real_keys: those that can hold NaN or infinity; `convert` lets them pass.
+        convert: environment observation -> {key: array}; raises ValueError, with the key, on a missing or extra key, a wrong
+            shape or dtype, or a value that the space does not have.
+        real_keys: the keys that can hold NaN or infinity, which ``convert`` accepts.
     """
 
     space: gym.spaces.Dict
     convert: Callable[[Any], dict[str, Array]]
     real_keys: tuple[str, ...] = ()
-    """Environment observation -> {key: array}; raises ValueError naming the key on a wrong shape or a missing or extra key."""
 
 
 def obs_spec(space: gym.Space[Any], batched: bool = False) -> ObsSpec:
     """Flatten any supported observation space.
 
-    A space that is no dict becomes ``{"observation": ...}``; nested dicts get keys joined with "/", tuples their index;
-    Discrete and MultiDiscrete leaves become one-hot float32, MultiBinary leaves float32.
+    A space that is not a Dict or Tuple becomes ``{"observation": ...}``. Keys of nested dicts are joined with "/", those of
+    tuples are their indices. Discrete and MultiDiscrete leaves become one-hot float32, MultiBinary leaves float32, float64
+    boxes float32.
 
     Args:
-        space: the space of one environment (never with a batch dimension).
-        batched: observations to convert have one leading batch dimension.
+        space: the space of one environment (without a batch dimension).
+        batched: whether observations to convert have one leading batch dimension.
 
     Raises:
-        TypeError: a Text, Graph, Sequence or unknown leaf, with its key and what to do.
+        TypeError: a Text, Graph, Sequence or unknown leaf; the message has its key and what to do.
     """
-    leaves: dict[str, tuple[gym.spaces.Box, Callable[[Any], Array], tuple[Any, ...]]] = {}
-    real: set[str] = set()
-
-    def visit(key: str, sub: gym.Space[Any], path: tuple[Any, ...]) -> None:
-        if isinstance(sub, gym.spaces.Dict):
-            for k, v in sub.spaces.items():
-                visit(f"{key}/{k}" if key else str(k), v, (*path, k))
-        elif isinstance(sub, gym.spaces.Tuple):
-            for i, v in enumerate(sub.spaces):
-                visit(f"{key}/{i}" if key else str(i), v, (*path, i))
-        else:
-            name = key or "observation"
-            box, convert = _leaf(name, sub, batched)
-            leaves[name] = (box, convert, path)
-            if isinstance(sub, gym.spaces.Box) and np.dtype(sub.dtype).kind == "f":
-                real.add(name)
-
-    visit("", space, ())
-    plain = list(leaves) == ["observation"] and leaves["observation"][2] == ()
-    flat = gym.spaces.Dict({k: leaves[k][0] for k in sorted(leaves)})
-    top = set(space.spaces) if isinstance(space, gym.spaces.Dict) else None
-
-    if plain:
+    paths = dict(sorted(_leaves(space), key=lambda leaf: leaf[0]))
+    leaves = {name: _leaf(name, sub, 1 if batched else 0) for name, (_, sub) in paths.items()}
+    flat = gym.spaces.Dict({name: box for name, (box, _) in leaves.items()})
+    real = tuple(
+        name for name, (_, sub) in paths.items() if isinstance(sub, gym.spaces.Box) and np.dtype(sub.dtype).kind == "f"
+    )
+    if not isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
         only = leaves["observation"][1]
 
         def convert_plain(obs: Any) -> dict[str, Array]:
             return {"observation": only(obs)}
 
-        return ObsSpec(flat, convert_plain, tuple(real))
+        return ObsSpec(flat, convert_plain, real)
 
-    items = [(k, leaves[k][1], leaves[k][2]) for k in sorted(leaves)]
+    items = [(name, convert, paths[name][0]) for name, (_, convert) in leaves.items()]
+    keys = set(space.spaces) if isinstance(space, gym.spaces.Dict) else None
 
     def convert_nested(obs: Any) -> dict[str, Array]:
-        if top is not None and (not isinstance(obs, dict) or obs.keys() != top):
-            raise ValueError(_key_error(obs, top))
+        if keys is not None and (not isinstance(obs, dict) or obs.keys() != keys):
+            raise ValueError(_key_error(obs, keys))
         out = {}
-        for key, leaf, path in items:
+        for name, convert, path in items:
             value = obs
             for step in path:
                 value = value[step]
-            out[key] = leaf(value)
+            out[name] = convert(value)
         return out
 
-    return ObsSpec(flat, convert_nested, tuple(sorted(real)))
+    return ObsSpec(flat, convert_nested, real)
+
+
+def _leaves(
+    space: gym.Space[Any], name: str = "", path: tuple[Any, ...] = ()
+) -> Iterator[tuple[str, tuple[tuple[Any, ...], gym.Space[Any]]]]:
+    """(name, (path, space)) of each leaf; the path is the keys and indices that lead to it."""
+    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
+        for key, sub in space.spaces.items() if isinstance(space, gym.spaces.Dict) else enumerate(space.spaces):
+            yield from _leaves(sub, f"{name}/{key}" if name else str(key), (*path, key))
+    else:
+        yield name or "observation", (path, space)
 
 
 def _key_error(obs: Any, expected: set[str]) -> str:
@@ -98,91 +99,106 @@ def _key_error(obs: Any, expected: set[str]) -> str:
     return f"observation keys differ from the observation space: {'; '.join(parts)}"
 
 
-def _leaf(name: str, space: gym.Space[Any], batched: bool) -> tuple[gym.spaces.Box, Callable[[Any], Array]]:
-    ndim = 1 if batched else 0
+def _leaf(name: str, space: gym.Space[Any], ndim: int) -> Leaf:
+    """The leaf of a space that is not nested.
 
-    def check(a: Array, shape: tuple[int, ...]) -> None:
-        if a.shape[ndim:] != shape or a.ndim != ndim + len(shape):
-            raise ValueError(f"observation {name!r} has shape {a.shape[ndim:]}, but its space says {shape}")
-
-    def check_whole(a: Array) -> None:
-        if a.dtype.kind not in "iub":
-            raise ValueError(f"observation {name!r} has dtype {a.dtype}, but {space} holds whole numbers")
-
+    Args:
+        name: for error messages.
+        ndim: batch dimensions of the observations to convert.
+    """
     if isinstance(space, gym.spaces.Box):
-        shape, dtype = space.shape or (1,), np.dtype(space.dtype)
-        original = space.shape
-        if dtype == np.float64:  # networks read float32: halve what is stored and sent
-            dtype = np.dtype(np.float32)
-        whole = dtype.kind in "iu"
-
-        def convert_box(obs: Any) -> Array:
-            a = np.asarray(obs)
-            check(a, original)
-            if a.dtype != dtype:
-                if a.dtype.kind == "O" or not np.can_cast(a.dtype, dtype, "same_kind"):
-                    raise ValueError(f"observation {name!r} has dtype {a.dtype}, but its space says {space.dtype}")
-                given, a = a, a.astype(dtype)
-                if whole and not np.can_cast(given.dtype, dtype) and (given != a).any():
-                    raise ValueError(f"observation {name!r} holds {given[given != a][0]}, which {space.dtype} cannot")
-            return a.reshape(*a.shape[:ndim], *shape)
-
-        with np.errstate(over="ignore"):  # float64 bounds beyond float32 become infinite
-            low, high = space.low.astype(dtype).reshape(shape), space.high.astype(dtype).reshape(shape)
-        box_type: Any = dtype.type
-        return gym.spaces.Box(low, high, shape=shape, dtype=box_type), convert_box
-
+        return _box_leaf(name, space, ndim)
     if isinstance(space, gym.spaces.Discrete):
-        n, first = int(space.n), int(space.start)
-
-        def convert_discrete(obs: Any) -> Array:
-            index = np.asarray(obs)
-            check(index, ())
-            check_whole(index)
-            index = index.astype(np.int64) - first
-            if (index < 0).any() or (index >= n).any():
-                raise ValueError(f"observation {name!r} is {obs}, outside {space}")
-            return _one_hot(index, n)
-
-        return gym.spaces.Box(0.0, 1.0, shape=(n,), dtype=np.float32), convert_discrete
-
+        return _discrete_leaf(name, space, ndim)
     if isinstance(space, gym.spaces.MultiDiscrete):
-        nvec, start = space.nvec.reshape(-1).astype(np.int64), np.asarray(space.start).reshape(-1)
-        offsets, total, shape = np.concatenate(([0], np.cumsum(nvec)[:-1])), int(nvec.sum()), space.shape
-
-        def convert_multi(obs: Any) -> Array:
-            index = np.asarray(obs)
-            check(index, shape)
-            check_whole(index)
-            index = index.reshape(*index.shape[:ndim], -1).astype(np.int64) - start
-            if (index < 0).any() or (index >= nvec).any():
-                raise ValueError(f"observation {name!r} is {obs}, outside {space}")
-            out = np.zeros((*index.shape[:ndim], total), dtype=np.float32)
-            np.put_along_axis(out, index + offsets, 1.0, axis=-1)
-            return out
-
-        return gym.spaces.Box(0.0, 1.0, shape=(total,), dtype=np.float32), convert_multi
-
+        return _multi_discrete_leaf(name, space, ndim)
     if isinstance(space, gym.spaces.MultiBinary):
-        shape = space.shape
-
-        def convert_bits(obs: Any) -> Array:
-            a = np.asarray(obs)
-            check(a, shape)
-            check_whole(a)
-            if ((a != 0) & (a != 1)).any():
-                raise ValueError(f"observation {name!r} is {obs}, outside {space}")
-            return a.astype(np.float32)
-
-        return gym.spaces.Box(0.0, 1.0, shape=shape, dtype=np.float32), convert_bits
-
+        return _multi_binary_leaf(name, space, ndim)
     raise TypeError(
         f"observation {name!r} has space {type(space).__name__}, which has no fixed-size array form. Wrap the environment with "
         "gymnasium.wrappers.FilterObservation to drop the key, or TransformObservation to turn it into a Box (tokens, say)."
     )
 
 
-def _one_hot(index: Array, n: int) -> NDArray[np.float32]:
-    out = np.zeros((*index.shape, n), dtype=np.float32)
-    np.put_along_axis(out, index[..., None], 1.0, axis=-1)
-    return out
+def _box_leaf(name: str, space: gym.spaces.Box, ndim: int) -> Leaf:
+    shape, dtype = space.shape or (1,), np.dtype(space.dtype)
+    if dtype == np.float64:  # networks read float32, and files and messages are half as long
+        dtype = np.dtype(np.float32)
+    original, whole = space.shape, dtype.kind in "iu"
+
+    def convert(obs: Any) -> Array:
+        a = np.asarray(obs)
+        _check_shape(name, a, original, ndim)
+        if a.dtype != dtype:
+            if a.dtype.kind == "O" or not np.can_cast(a.dtype, dtype, "same_kind"):
+                raise ValueError(f"observation {name!r} has dtype {a.dtype}, but its space says {space.dtype}")
+            given, a = a, a.astype(dtype)
+            if whole and not np.can_cast(given.dtype, dtype) and (given != a).any():
+                raise ValueError(f"observation {name!r} holds {given[given != a][0]}, which {space.dtype} cannot")
+        return a.reshape(*a.shape[:ndim], *shape)
+
+    with np.errstate(over="ignore"):  # float64 bounds beyond float32 become infinite
+        low, high = space.low.astype(dtype).reshape(shape), space.high.astype(dtype).reshape(shape)
+    box_type: Any = dtype.type
+    return gym.spaces.Box(low, high, shape=shape, dtype=box_type), convert
+
+
+def _discrete_leaf(name: str, space: gym.spaces.Discrete, ndim: int) -> Leaf:
+    n, first = int(space.n), int(space.start)
+
+    def convert(obs: Any) -> Array:
+        index = np.asarray(obs)
+        _check_shape(name, index, (), ndim)
+        _check_whole(name, index, space)
+        index = index.astype(np.int64) - first
+        if (index < 0).any() or (index >= n).any():
+            raise ValueError(f"observation {name!r} is {obs}, outside {space}")
+        out = np.zeros((*index.shape, n), dtype=np.float32)
+        np.put_along_axis(out, index[..., None], 1.0, axis=-1)
+        return out
+
+    return _unit_box((n,)), convert
+
+
+def _multi_discrete_leaf(name: str, space: gym.spaces.MultiDiscrete, ndim: int) -> Leaf:
+    nvec, start = space.nvec.reshape(-1).astype(np.int64), np.asarray(space.start).reshape(-1)
+    offsets, width = np.concatenate(([0], np.cumsum(nvec)[:-1])), int(nvec.sum())
+
+    def convert(obs: Any) -> Array:
+        index = np.asarray(obs)
+        _check_shape(name, index, space.shape, ndim)
+        _check_whole(name, index, space)
+        index = index.reshape(*index.shape[:ndim], -1).astype(np.int64) - start
+        if (index < 0).any() or (index >= nvec).any():
+            raise ValueError(f"observation {name!r} is {obs}, outside {space}")
+        out = np.zeros((*index.shape[:ndim], width), dtype=np.float32)
+        np.put_along_axis(out, index + offsets, 1.0, axis=-1)
+        return out
+
+    return _unit_box((width,)), convert
+
+
+def _multi_binary_leaf(name: str, space: gym.spaces.MultiBinary, ndim: int) -> Leaf:
+    def convert(obs: Any) -> Array:
+        a = np.asarray(obs)
+        _check_shape(name, a, space.shape, ndim)
+        _check_whole(name, a, space)
+        if ((a != 0) & (a != 1)).any():
+            raise ValueError(f"observation {name!r} is {obs}, outside {space}")
+        return a.astype(np.float32)
+
+    return _unit_box(space.shape), convert
+
+
+def _unit_box(shape: tuple[int, ...]) -> gym.spaces.Box:
+    return gym.spaces.Box(0.0, 1.0, shape=shape, dtype=np.float32)
+
+
+def _check_shape(name: str, a: Array, shape: tuple[int, ...], ndim: int) -> None:
+    if a.shape[ndim:] != shape or a.ndim != ndim + len(shape):
+        raise ValueError(f"observation {name!r} has shape {a.shape[ndim:]}, but its space says {shape}")
+
+
+def _check_whole(name: str, a: Array, space: gym.Space[Any]) -> None:
+    if a.dtype.kind not in "iub":
+        raise ValueError(f"observation {name!r} has dtype {a.dtype}, but {space} holds whole numbers")

@@ -1,4 +1,4 @@
-"""The trajectory store on disk: a writer for actors, an index and a reader for the learner (numpy only)."""
+"""The trajectory store on disk: a writer for actors, an index and a reader for the learner. It never imports torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can go wrong with the store, each its own type."""
+"""The errors of the store."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ class StoreError(Exception):
 
 
 class BadFileError(StoreError, ValueError):
-    """A file is damaged, or is no trajectory file of ours; the message is the reason."""
+    """A file is damaged or is not a trajectory file of amago; the message says what is wrong."""
 
 
 class PickleRefusedError(StoreError, ValueError):
-    """A ``.traj`` pickle was found and the caller did not say ``allow_pickle=True``."""
+    """A ``.traj`` pickle was found, and the caller did not pass ``allow_pickle=True``."""
 
 
 class EvictedError(StoreError, LookupError):
-    """The trajectory's file was deleted after its index was drawn: draw another index."""
+    """The file of a trajectory was deleted after its index was drawn; draw another index."""
 
 
 class DamagedError(BadFileError, EvictedError):
-    """The trajectory's file was damaged after it was checked, and is no longer sampled: draw another index."""
+    """The file of a trajectory was damaged after it was checked, and is not sampled any more; draw another index."""
 
 
 class StoreFullError(StoreError, OSError):

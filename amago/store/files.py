@@ -1,4 +1,4 @@
-"""Files: committing one so that what can be seen is complete, opening one without trust, and keeping few of them open."""
+"""Files: writing one completely or not at all, opening one that may be anything, and a cache of open files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TEMPORARY_NAME = re.compile(r"\.tmp-(?P<host>[0-9a-f]{8})-(?P<pid>[0-9]{1,10})-
 
 
 def _host() -> str:
-    """Which process table a pid is looked up in: the host and, on Linux, the pid namespace."""
+    """The host and, on Linux, the pid namespace: process ids of other hosts mean nothing here."""
     try:
         namespace = os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -38,19 +38,62 @@ def _host() -> str:
 
 
 def temporary(directory: Path) -> Path:
-    """A name for a file that is not complete yet, which says who is writing it (see `is_stale`)."""
+    """A new name for a file that is not complete yet; it contains the host and the process id of its writer (see `is_stale`)."""
     return directory / f"{TEMPORARY}{_host()}-{os.getpid()}-{os.urandom(6).hex()}"
 
 
+@contextlib.contextmanager
+def temporary_file(directory: Path) -> Iterator[Path]:
+    """A `temporary` name; a file that still has this name when the block ends is deleted."""
+    path = temporary(directory)
+    try:
+        yield path
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+def write_all(fd: int, data: Any) -> None:
+    """Write a contiguous buffer completely, however often `os.write` stops early."""
+    view = memoryview(data).cast("B")
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def sync(path: Path) -> None:
+    """Make the content of a file, or the names in a directory, durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Create a file, or replace it: readers find the old content or the new one, also after a crash.
+
+    Args:
+        write: called with a path in the same directory, where it creates the new file.
+
+    Raises:
+        OSError: writing failed; the old file is unchanged and no other is left behind.
+    """
+    with temporary_file(path.parent) as source:
+        write(source)
+        sync(source)
+        os.replace(source, path)
+    sync_directory(path.parent)
+
+
 def commit(directory: Path, buffers: Sequence[Any], names: Iterator[str]) -> tuple[str, int]:
-    """Write a file so that it is either complete under its name or not there at all, and never over another one.
+    """Create a file so that it is either complete or not there at all; an existing file is never replaced.
 
     Args:
         buffers: the content, contiguous buffers one after the other.
-        names: names to try, in order; the next is taken where a file already has the one before.
+        names: names to try, in order, until one is free.
 
     Returns:
-        The name taken, and the file's size.
+        The file's name and its size in bytes.
 
     Raises:
         OSError: writing failed; nothing is left behind.
@@ -58,7 +101,7 @@ def commit(directory: Path, buffers: Sequence[Any], names: Iterator[str]) -> tup
     for _ in range(_ATTEMPTS - 1):
         try:
             return _commit(directory, buffers, names)
-        except FileNotFoundError:  # a learner whose clock is hours ahead took the temporary file for a left-over
+        except FileNotFoundError:  # a learner whose clock is hours ahead deleted the temporary file as stale
             continue
     return _commit(directory, buffers, names)
 
@@ -67,67 +110,56 @@ _ATTEMPTS = 5
 
 
 def _commit(directory: Path, buffers: Sequence[Any], names: Iterator[str]) -> tuple[str, int]:
-    source, size = temporary(directory), 0
-    fd = os.open(source, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    try:
+    with temporary_file(directory) as source:
+        fd = os.open(source, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             for buffer in buffers:
-                view = memoryview(buffer).cast("B")
-                size += len(view)
-                while view:
-                    view = view[os.write(fd, view) :]
+                write_all(fd, buffer)
             os.fsync(fd)
+            size = os.fstat(fd).st_size
         finally:
             os.close(fd)
-        for name in names:
-            try:
-                _move_without_overwriting(source, directory / name)
-                break
-            except FileExistsError:
-                continue
-        else:
-            raise FileExistsError(errno.EEXIST, "no free name is left", str(directory))
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(source)
-        raise
+        name = _move_to_free_name(source, directory, names)
     sync_directory(directory)
     return name, size
+
+
+def _move_to_free_name(source: Path, directory: Path, names: Iterator[str]) -> str:
+    for name in names:
+        try:
+            _move_without_overwriting(source, directory / name)
+            return name
+        except FileExistsError:
+            continue
+    raise FileExistsError(errno.EEXIST, "no free name is left", str(directory))
 
 
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
 
 def _move_without_overwriting(source: Path, target: Path) -> None:
-    """A rename that raises FileExistsError instead of replacing a file."""
+    """Give a file the name ``target``, or raise FileExistsError; ``source`` may keep its name too."""
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError as err:
         if err.errno not in _NO_LINKS:
             raise
-        if os.path.lexists(target):  # a file system without hard links: the check and the rename are two steps
+        if os.path.lexists(target):  # without hard links, the check and the rename cannot be one step
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
         os.rename(source, target)
-    else:
-        with contextlib.suppress(FileNotFoundError):  # it is visible: that its other name is gone already does no harm
-            os.unlink(source)
 
 
 def sync_directory(directory: Path) -> None:
-    """Make names in a directory durable. What is visible counts as committed, so a failure is only logged."""
+    """Make the names in a directory durable. A failure is only logged, as readers may have seen the new names already."""
     try:
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        sync(directory)
     except OSError as err:
         if err.errno not in (errno.EINVAL, errno.ENOTSUP):
             logger.warning("could not sync the directory %s: %s", directory, err)
 
 
 def free_bytes(directory: Path) -> int | None:
-    """Space that is left where a directory lies; None where that cannot be told."""
+    """Free space of the file system that holds a directory; None if it is unknown."""
     try:
         info = os.statvfs(directory)
     except OSError:
@@ -136,12 +168,12 @@ def free_bytes(directory: Path) -> int | None:
 
 
 def is_full(err: OSError) -> bool:
-    """No space, or no quota, is left."""
+    """Whether an error means that no space or no quota is left."""
     return err.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_stale(directory: Path, name: str) -> bool:
-    """Whether a ``.tmp-*`` file was left behind: its writer is gone, or nothing was written to it for ten minutes."""
+    """Whether a ``.tmp-*`` file was left behind: its writer has ended, or has not written to it for ten minutes."""
     match = _TEMPORARY_NAME.fullmatch(name)
     if match and match["host"] == _host():
         try:
@@ -149,7 +181,7 @@ def is_stale(directory: Path, name: str) -> bool:
         except (ProcessLookupError, OverflowError):
             return True
         except PermissionError:
-            pass  # alive, and someone else's
+            pass  # it runs, as another user
     try:
         return time.time() - os.lstat(directory / name).st_mtime > STALE_SECONDS
     except FileNotFoundError:
@@ -157,11 +189,14 @@ def is_stale(directory: Path, name: str) -> bool:
 
 
 def open_regular(path: str | Path) -> tuple[int, os.stat_result]:
-    """Open a regular file for reading; never follows a link, never blocks on a pipe.
+    """Open a regular file for reading; symbolic links are not followed, and pipes do not block.
+
+    Returns:
+        The file descriptor and the file's status.
 
     Raises:
-        BadFileError: a link or a special file.
-        FileNotFoundError: it is gone.
+        BadFileError: a symbolic link or a special file.
+        FileNotFoundError: there is no such file.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -179,7 +214,7 @@ def open_regular(path: str | Path) -> tuple[int, os.stat_result]:
 
 
 def move_aside(source: Path, directory: Path, prefix: str) -> Path:
-    """Rename ``source`` (a link itself, not what it points to) into ``directory``, under a name that is free there."""
+    """Move ``source`` (a link, not its target) into ``directory``, under a name that is free there; returns the new path."""
     directory.mkdir(parents=True, exist_ok=True)
     target, i = directory / f"{prefix}{source.name}"[:240], 0
     while os.path.lexists(target):
@@ -200,9 +235,12 @@ _caches: weakref.WeakSet[FileCache] = weakref.WeakSet()
 
 
 class FileCache:
-    """At most ``limit`` open files, least recently used closed first; a file in use is never closed.
+    """At most ``limit`` open files; the least recently used is closed first, but no file while it is in use.
 
-    Safe between threads, and after a fork (positions are not shared: everything is read with pread).
+    Safe to use from several threads and after a fork, as files are read with ``pread``, which has no shared position.
+
+    Args:
+        limit: default: a quarter of the process's limit, between 8 and 512.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -218,7 +256,7 @@ class FileCache:
         return len(self._files)
 
     def acquire(self, key: Any, opener: Callable[[Any], int]) -> _Open:
-        """The open file of ``key``; ``opener(key)`` is called if there is none. Give it back with `release`."""
+        """The open file of ``key``, opened with ``opener(key)`` if necessary; `release` it afterwards."""
         with self._lock:
             file = self._files.get(key)
             if file is not None:
@@ -245,13 +283,13 @@ class FileCache:
                 os.close(file.fd)
 
     def drop(self, key: object) -> None:
-        """Forget a file; it is closed as soon as nobody reads it."""
+        """Remove a file; it is closed when nobody uses it any more."""
         with self._lock:
             if (file := self._files.pop(key, None)) is not None:
                 self._retire(file)
 
     def clear(self) -> None:
-        """Forget all files."""
+        """Remove all files."""
         with self._lock:
             while self._files:
                 self._retire(self._files.popitem()[1])
@@ -264,7 +302,7 @@ class FileCache:
     def __del__(self) -> None:
         try:
             self.clear()
-        except (OSError, AttributeError, TypeError):  # the interpreter is on its way out, and its modules are gone
+        except (OSError, AttributeError, TypeError):  # the interpreter is shutting down, and modules are gone
             return
 
     def __getstate__(self) -> dict[str, Any]:
@@ -275,7 +313,7 @@ class FileCache:
 
 
 def _after_fork_in_child() -> None:
-    for cache in list(_caches):  # another thread of the parent may have held the lock, or have been reading
+    for cache in list(_caches):  # a thread of the parent may have held the lock or a file
         cache._lock = threading.Lock()
         for file in cache._files.values():
             file.users = 0

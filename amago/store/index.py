@@ -1,4 +1,4 @@
-"""What the store knows of each file, and the journal that keeps the order in which files were taken in."""
+"""The index entry of each file, and the journal of the order in which files were added."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ import numpy as np
 from amago.store import legacy, npz, segment
 from amago.store import schema as sc
 from amago.store.errors import BadFileError, EvictedError
-from amago.store.files import open_regular, temporary
+from amago.store.files import open_regular, replace_file, write_all
 
 logger = logging.getLogger(__name__)
 
 TICK_NS = 12_000_000
-"""Time stamps of files may be as coarse as 10 ms."""
+"""Longer than the resolution of file time stamps, 10 ms at worst."""
 
 SEGMENT, NPZ, PACKED, TRAJ = range(4)
 _INDEX = ("ep_offsets", "start_time", "env_id")
 
 
 class Entry:
-    """One file that has been checked: where every field is, so that a slice needs no further look at its header.
+    """A file that has been checked, with the position of every field: reading a slice does not need the header.
 
     Attributes:
-        size, mtime_ns: of the file when its data was compared with its checksums.
-        places: per part of the schema, the byte where its rows begin; for PACKED (at, packed, skip) as in `npz.Member`.
+        size, mtime_ns: the file's, when its data was compared with its checksums.
+        places: for each part of the schema, the offset of its rows; for PACKED (at, packed, skip) as in `npz.Member`.
         ep_offsets, start_time, env_id: as in `amago.store.schema`.
-        gone: its file was deleted; who still holds an index of it must draw another.
+        gone: the file was deleted, so that its trajectories must not be drawn any more.
     """
 
     __slots__ = (
@@ -66,17 +66,17 @@ class Entry:
 
 
 class Schemas:
-    """One `Schema` object for all files that have the same, checked when first seen."""
+    """One shared object for equal schemas, and one for equal lists of environment names."""
 
     def __init__(self) -> None:
         self._known: dict[sc.Schema, sc.Schema] = {}
         self._names: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def get(self, parts: tuple[sc.Part, ...], spaces: Any) -> sc.Schema:
-        """The schema of these fields and recorded spaces.
+        """The schema of these fields and recorded spaces; a new one is checked.
 
         Raises:
-            BadFileError: they do not agree.
+            BadFileError: the fields do not fit the spaces.
         """
         if not isinstance(spaces, str):
             raise BadFileError("the recorded spaces are no text")
@@ -87,26 +87,27 @@ class Schemas:
         return self._known[schema]
 
     def share(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """The shared tuple that equals ``names``."""
         return self._names.setdefault(names, names)
 
 
 def load(
     directory: str, partition: str, name: str, schemas: Schemas, trusted: Callable[[int, int], bool], allow_pickle: bool
 ) -> Entry:
-    """Check a file and make its `Entry`.
+    """Check a file and create its `Entry`.
 
     Args:
-        trusted: (size, mtime_ns) -> its data was compared with its checksums before; only the header is read again.
+        trusted: (size, mtime_ns) -> whether the data was compared with its checksums before, so that the header is enough.
 
     Raises:
-        BadFileError: with the reason why it must not be used.
+        BadFileError: the file must not be used; the message says why.
         OSError: it cannot be opened or read (FileNotFoundError: it is gone).
     """
     path = os.path.join(directory, name)
     fd, info = open_regular(path)
     try:
         age = time.time_ns() - info.st_mtime_ns
-        if 0 <= age < TICK_NS:  # a write that follows at once must not get the same time stamp
+        if 0 <= age < TICK_NS:  # an immediate write must not get the same time stamp
             time.sleep((TICK_NS - age) / 1e9)
             info = os.fstat(fd)
         entry = Entry(partition, name, info)
@@ -117,7 +118,7 @@ def load(
         elif name.endswith(legacy.SUFFIX):
             _load_traj(entry, path, schemas, allow_pickle)
         else:
-            raise BadFileError("neither .safetensors nor .npz: a file that is not ours")
+            raise BadFileError("neither .safetensors nor .npz: not a trajectory file")
     finally:
         os.close(fd)
     return entry
@@ -127,15 +128,15 @@ _SAME = ("kind", "n", "total", "places", "schema", "env_names")
 
 
 def recheck(root: str, entry: Entry) -> None:
-    """Check a file again that was written to since; where nothing is wrong with it, it counts as checked from now on.
+    """Check again a file that was written to since; if it holds the same trajectories, update its time stamp in ``entry``.
 
     Raises:
         BadFileError: it is damaged.
-        EvictedError: it is gone, cannot be read now, or is another file by the same name.
+        EvictedError: it is gone, cannot be read now, or holds other trajectories.
     """
     where = f"{entry.partition}/{entry.name}"
     if entry.kind == TRAJ:
-        raise BadFileError("it was written to, and a pickle has no checksum that could tell what it holds")
+        raise BadFileError("it was written to, and a pickle has no checksums to compare its content with")
     try:
         directory = os.path.join(root, entry.partition)
         now = load(directory, entry.partition, entry.name, Schemas(), lambda *stamp: False, False)
@@ -166,7 +167,7 @@ def _load_npz(entry: Entry, fd: int, schemas: Schemas, trusted: bool) -> None:
     found = npz.members(fd, entry.size)
     metadata = npz.read_metadata(fd, found)
     del found["metadata"]
-    parts, n, total = sc.fit({name: (m.dtype, m.shape) for name, m in found.items()})
+    parts, n, total = sc.fit({name: (m.dtype, m.shape) for name, m in found.items()}, metadata["spaces"])
     if n != 1:
         raise BadFileError(f"an archive of {n} trajectories; there is one in each")
     if not trusted:
@@ -211,26 +212,26 @@ def _fill(
     entry.env_names = schemas.share(sc.check_index(index[0], index[1], index[2], total, env_names))
 
 
-def read_legacy(fd: int, entry: Entry, start: int, room: Any) -> None:
-    """Fill a `amago.store.view.Room` from a ``.traj`` file; the whole file is unpickled each time."""
+def read_legacy(fd: int, entry: Entry, start: int, buffers: Any) -> None:
+    """Fill `amago.store.view.SliceBuffers` from a ``.traj`` file; the whole file is unpickled each time."""
     whole, _ = legacy.read_open_traj(fd)
     if len(whole) != entry.total:
         raise BadFileError(f"{entry.name} has changed: {len(whole)} transitions instead of {entry.total}")
-    stop = start + len(room.dones)
-    for key, out in room.obs.items():
-        out[:] = whole.obs[key][start : stop + 1]
-    room.actions[1:], room.rews[1:], room.dones[:] = whole.actions[start:stop], whole.rews[start:stop], whole.dones[start:stop]
-    if start:
-        room.actions[0], room.rews[0] = whole.actions[start - 1], whole.rews[start - 1]
-    else:
-        room.actions[0] = 0 if whole.prev_action is None else whole.prev_action
-        room.rews[0] = whole.prev_reward
+    piece = whole.slice(start, start + buffers.steps)
+    for slot, out in zip(buffers.slots, buffers.arrays):
+        if slot.part < 0:
+            out[...] = slot.default
+        elif slot.before >= 0:
+            first = getattr(piece, entry.schema.parts[slot.before].name)
+            out[0], out[1:] = 0 if first is None else first, getattr(piece, slot.key)
+        else:
+            out[...] = getattr(piece, slot.group)[slot.key] if slot.group else getattr(piece, slot.key)
 
 
 class Journal:
-    """An append-only record of files in the order in which they were taken in, each line with its own checksum.
+    """A record of files in the order in which they were added: a line for each, with a checksum.
 
-    A line that is damaged or cut short is skipped: the file it spoke of is then checked again, and comes last.
+    A damaged line is skipped. Its file is then checked again and comes last.
 
     Args:
         root: the buffer's directory.
@@ -257,8 +258,10 @@ class Journal:
         with open(fd, "rb") as file:
             texts = list(self._sound_lines(file))
         try:
-            lines = json.loads(b"[" + b",".join(texts) + b"]")  # at once: three times as fast as line by line
-        except (ValueError, RecursionError):  # a line whose checksum is right holds no JSON
+            lines = json.loads(
+                b"[" + b",".join(texts) + b"]"
+            )  # in one call, which takes a third of the time of a call for each line
+        except (ValueError, RecursionError):  # a line is not JSON although its checksum is right
             lines = []
             for text in texts:
                 with contextlib.suppress(ValueError, RecursionError):
@@ -266,7 +269,7 @@ class Journal:
         for line in lines:
             with contextlib.suppress(ValueError, TypeError):
                 partition, name, size, mtime_ns = line
-                found.pop((partition, name), None)  # a name that was used again: its last place counts
+                found.pop((partition, name), None)  # the last place of a name that was used again counts
                 found[partition, name] = (int(size), int(mtime_ns))
         return found
 
@@ -289,38 +292,29 @@ class Journal:
             try:
                 end = os.lseek(fd, 0, os.SEEK_END)
                 if end and os.pread(fd, 1, end - 1) != b"\n":
-                    data = b"\n" + data  # a line cut short by a crash must not swallow the next
-                _write(fd, data)
+                    data = b"\n" + data  # keeps a line that a crash has cut short apart from the next
+                write_all(fd, data)
+                os.fsync(fd)
             finally:
                 os.close(fd)
         self.lines += data.count(b"\n")
 
     def rewrite(self, entries: Iterable[Entry]) -> None:
-        """Replace the record, at once or not at all."""
+        """Replace the record; a crash leaves the old one or the new one."""
         data = _lines(entries)
-        source = temporary(self._root)
         with self._locked():
-            fd = os.open(source, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-            try:
-                try:
-                    _write(fd, data)
-                finally:
-                    os.close(fd)
-                os.replace(source, self._path)
-            except BaseException:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(source)
-                raise
+            replace_file(self._path, lambda path: path.write_bytes(data))
         self.lines = data.count(b"\n")
 
     def delete(self) -> None:
+        """Delete the record."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
         self.lines = 0
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Between processes that may both edit the buffer."""
+        """Excludes other processes that edit the buffer."""
         fd = os.open(self._root / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
             with contextlib.suppress(OSError):  # a file system without locks
@@ -333,10 +327,3 @@ class Journal:
 def _lines(entries: Iterable[Entry]) -> bytes:
     texts = (json.dumps([e.partition, e.name, e.size, e.mtime_ns], separators=(",", ":")).encode() for e in entries)
     return b"".join(b"%08x %s\n" % (zlib.crc32(text), text) for text in texts)
-
-
-def _write(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-    os.fsync(fd)

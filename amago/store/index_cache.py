@@ -1,13 +1,12 @@
-"""What is known of many files, in one file: a buffer that is opened again is indexed without opening each.
+"""A cache of the index: a buffer that is opened again is indexed without opening each of its files.
 
-The file is eight hexadecimal digits, the crc32 of all that follows, a line break, and a safetensors file. It is only ever a shortcut: an entry counts
-where the journal has recorded the file's size and time stamp as checked and the file still has them; a cache that is damaged, or says what
-cannot be, is not used at all.
+The file is eight hexadecimal digits, the crc32 of all that follows, a line break, and a safetensors file. An entry is used only
+if the journal has recorded the file's size and time stamp as checked and the file still has them. A cache that is damaged or
+inconsistent is not used at all.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -22,7 +21,7 @@ import safetensors.numpy
 
 from amago.store import schema as sc
 from amago.store.errors import BadFileError
-from amago.store.files import open_regular, temporary
+from amago.store.files import open_regular, replace_file
 from amago.store.index import NPZ, SEGMENT, Entry, Schemas
 
 logger = logging.getLogger(__name__)
@@ -31,17 +30,17 @@ NAME = "index.cache"
 VERSION = 1
 _MAX_BYTES = 1 << 32
 _COLUMNS = ("kind", "size", "mtime_ns", "sequence", "n", "writer", "schema", "names")
-"""One int64 a file; the last three are indices into lists of what files share."""
+"""One int64 a file; the last three are indices into lists of values that files share."""
 
 Key = tuple[str, str]
 
 
 class IndexCache:
-    """The entries of a buffer as they were when they were saved.
+    """The saved entries of a buffer.
 
     Args:
         root: the buffer's directory.
-        schemas: where schemas and lists of names are shared with the rest of the store.
+        schemas: the schemas and lists of names that all entries of the store share.
     """
 
     def __init__(self, root: Path, schemas: Schemas):
@@ -51,7 +50,7 @@ class IndexCache:
             self._load(schemas)
         except FileNotFoundError:
             return
-        except Exception as err:  # whatever is wrong with a shortcut, there is the long way
+        except Exception as err:  # without the cache, each file is opened
             logger.warning("%s is not used: %r", root / NAME, err)
             self._row = {}
 
@@ -62,7 +61,7 @@ class IndexCache:
         fd, info = open_regular(self._root / NAME)
         with open(fd, "rb") as file:
             if info.st_size > _MAX_BYTES:
-                raise BadFileError(f"{info.st_size} bytes are too many")
+                raise BadFileError(f"{info.st_size} bytes are more than the {_MAX_BYTES} that it may have")
             crc, data = file.readline(16), file.read()
         if int(crc, 16) != zlib.crc32(data):
             raise BadFileError("its checksum is wrong")
@@ -82,35 +81,41 @@ class IndexCache:
         self._row = {(partition, name): i for i, (partition, name) in enumerate(about["files"])}
 
     def _check(self, columns: sc.Array, places: sc.Array, first: sc.Array, about: dict[str, Any]) -> None:
-        """Raise BadFileError unless every row of every trajectory lies within its file."""
+        """Refuse a cache with a row of any trajectory outside of its file.
+
+        Raises:
+            BadFileError: naming what is wrong.
+        """
         kind, size, _, _, n, writer, schema, names = columns
-        ep, at = self._ep_offsets, first[:-1] + np.arange(len(n))  # where the offsets of each file begin
-        right = len(about["files"]) == len(n) and len(places) == len(n) and (n >= 1).all()
-        right = right and len(ep) == first[-1] + len(n) and len(self._start_time) == len(self._env_id) == first[-1]
-        right = right and np.isin(kind, (SEGMENT, NPZ)).all() and all(
-            ((x >= 0) & (x < len(of))).all()
-            for x, of in ((writer, self._writers), (schema, self._schemas), (names, self._names))
-        )  # fmt: skip
-        right = (
-            right and (ep[at] == 0).all() and (np.delete(np.diff(ep), at[1:] - 1) >= 1).all() and (self._start_time >= 0).all()
-        )
-        envs = np.repeat(np.array([len(x) for x in self._names])[names], n) if right else None
-        if not right or not ((self._env_id >= 0) & (self._env_id < envs)).all():
-            raise BadFileError("its numbers contradict each other")
-        total = ep[at + n]
+        ep, files, trajectories = self._ep_offsets, len(n), first[-1]
+        _require(len(about["files"]) == files == len(places), "the numbers of files differ")
+        _require((n >= 1).all(), "a file has no trajectories")
+        _require(len(ep) == trajectories + files, "ep_offsets has the wrong length")
+        _require(len(self._start_time) == len(self._env_id) == trajectories, "start_time or env_id has the wrong length")
+        _require(np.isin(kind, (SEGMENT, NPZ)).all(), "a file is of an unknown kind")
+        for label, indices, values in (
+            ("writer", writer, self._writers), ("schema", schema, self._schemas), ("list of names", names, self._names),
+        ):  # fmt: skip
+            _require(_within(indices, len(values)), f"a {label} does not exist")
+        begin = first[:-1] + np.arange(files)  # where the offsets of each file begin in ``ep``
+        steps = np.delete(np.diff(ep), begin[1:] - 1)  # without the differences between one file and the next
+        _require((ep[begin] == 0).all() and (steps >= 1).all(), "ep_offsets do not rise from 0")
+        _require((self._start_time >= 0).all(), "start_time is negative")
+        environments = np.repeat(np.array([len(x) for x in self._names])[names], n)
+        _require(_within(self._env_id, environments), "env_id points outside of the list of names")
+        total = ep[begin + n]
         for s, known in enumerate(self._schemas):
             mine = schema == s
             for i, part in enumerate(known.parts):
-                rows = _rows(part.name, n[mine], total[mine])
-                begin = places[mine, i]
-                if (begin < 0).any() or (begin + rows * part.row_bytes > size[mine]).any() or (rows * part.row_bytes < 0).any():
-                    raise BadFileError(f"{part.name!r:.100} would lie outside of its file")
+                at, nbytes = places[mine, i], part.total_rows(n[mine], total[mine]) * part.row_bytes
+                inside = (at >= 0) & (nbytes >= 0) & (at + nbytes <= size[mine])
+                _require(inside.all(), f"{part.name!r:.100} would lie outside of its file")
 
     def entry(self, partition: str, name: str, checked: tuple[int, int] | None) -> Entry | None:
-        """The entry of a file, if it is known here and has not been written to since.
+        """The entry of a file; None if it is unknown or has been written to since.
 
         Args:
-            checked: its (size, mtime_ns) when its data was compared with its checksums.
+            checked: the file's (size, mtime_ns) when its data was compared with its checksums.
         """
         row = self._row.get((partition, name))
         if row is None or checked is None:
@@ -129,7 +134,7 @@ class IndexCache:
 
 
 def save(root: Path, entries: Sequence[Entry]) -> None:
-    """Replace the cache, at once or not at all; files of other kinds than segments and plain npz are left out."""
+    """Replace the cache. Only segments and uncompressed npz files are saved."""
     entries = [e for e in entries if e.kind in (SEGMENT, NPZ)]
     schemas = {x: i for i, x in enumerate(dict.fromkeys(e.schema for e in entries))}
     names = {x: i for i, x in enumerate(dict.fromkeys(e.env_names for e in entries))}
@@ -155,22 +160,17 @@ def save(root: Path, entries: Sequence[Entry]) -> None:
         "start_time": np.concatenate([np.zeros(0, np.int64), *(e.start_time for e in entries)]),
         "env_id": np.concatenate([np.zeros(0, np.int32), *(e.env_id for e in entries)]),
     })  # fmt: skip
-    source = temporary(root)
-    try:
-        with open(os.open(source, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "wb") as file:
-            file.write(b"%08x\n" % zlib.crc32(data))
-            file.write(data)
-        os.replace(source, root / NAME)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(source)
-        raise
+    content = b"%08x\n" % zlib.crc32(data) + data
+    replace_file(root / NAME, lambda path: path.write_bytes(content))
 
 
-def _rows(name: str, n: sc.Array, total: sc.Array) -> sc.Array:
-    if name.startswith(sc.OBS):
-        return total + n
-    return total if name in ("actions", "rews", "dones") else n + (name == "ep_offsets")
+def _require(right: Any, problem: str) -> None:
+    if not right:
+        raise BadFileError(problem)
+
+
+def _within(indices: sc.Array, stop: Any) -> bool:
+    return bool(((indices >= 0) & (indices < stop)).all())
 
 
 def _describe(schema: sc.Schema) -> dict[str, Any]:
@@ -178,8 +178,8 @@ def _describe(schema: sc.Schema) -> dict[str, Any]:
 
 
 def _schema(described: dict[str, Any], schemas: Schemas) -> sc.Schema:
-    """Checked as if it were that of a file with one trajectory of one step."""
-    one = np.ones((), np.int64)
-    shapes = {name: (sc.CODES[code], (int(_rows(name, one, one)), *map(int, row))) for name, code, row in described["parts"]}
-    parts, _, _ = sc.fit(shapes)
+    """The schema of a description, checked as that of a file."""
+    parts = sc.parts_of(
+        ((name, sc.CODES[code], tuple(map(int, row))) for name, code, row in described["parts"]), described["spaces"]
+    )
     return schemas.get(parts, described["spaces"])

@@ -1,7 +1,7 @@
-"""``.traj`` files: pickles of older systems, refused unless the caller asks for them, and never written.
+"""``.traj`` files: pickles of older systems, read only with ``allow_pickle=True`` and never written.
 
-A pickle is a program. Even with ``allow_pickle=True`` only numpy arrays in plain containers and the classes of
-`amago.data.trajectory` are built from one: a file that names anything else is refused before that is imported.
+Unpickling can run any code. Even with ``allow_pickle=True``, only numpy arrays in plain containers and the classes of
+`amago.data.trajectory` are created: a file with any other name is refused before that name is imported.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FIELDS = ("obs", "rl2s", "time_idxs", "rews", "dones", "actions")
 
 
 def refuse(path: str | os.PathLike[str], count: int = 1) -> PickleRefusedError:
-    """The error that says why, and what to do."""
+    """The error for pickles that were not allowed."""
     more = f" (and {count - 1} more)" if count > 1 else ""
     return PickleRefusedError(
         f"{os.fspath(path)}{more} is a .traj pickle: reading one could run any code that its author put into it. If you "
@@ -37,7 +37,7 @@ def refuse(path: str | os.PathLike[str], count: int = 1) -> PickleRefusedError:
     )
 
 
-# What numpy's own pickles call, taken from numpy's own pickles: the modules they live in differ between versions.
+# The functions that numpy's pickles call, taken from such pickles because their modules differ between versions of numpy.
 _NUMPY = {
     "_reconstruct": np.zeros(1).__reduce__()[0],
     "_frombuffer": np.zeros(1).__reduce_ex__(5)[0],
@@ -58,7 +58,7 @@ class _Unpickler(pickle.Unpickler):
             return dict
         if (module, name) == ("_codecs", "encode"):
             return _latin1
-        raise BadFileError(f"the pickle names {module}.{name}, which no trajectory needs")
+        raise BadFileError(f"the pickle names {module}.{name}, which is not part of a trajectory")
 
 
 def _latin1(text: str, encoding: str = "latin1") -> bytes:
@@ -68,12 +68,12 @@ def _latin1(text: str, encoding: str = "latin1") -> bytes:
 def read_traj(path: str | Path, *, allow_pickle: bool = False) -> tuple[StoredTraj, ActionSpec]:
     """Read a pickled `amago.data.trajectory.FrozenTraj`, or a dict of its six fields.
 
-    Such a file has actions in vector form and no record of the spaces, so its actions come back as vectors, with the spec
-    of a box of their width: `StoredTraj.derive` of both gives the arrays that were pickled.
+    Such a file has actions in vector form and does not record the spaces. Its actions are returned as vectors, with the spec of a
+    box of their width; `StoredTraj.derive` restores the arrays that were pickled.
 
     Raises:
         PickleRefusedError: without ``allow_pickle=True``.
-        BadFileError: anything else than arrays of a trajectory; nothing that the pickle asks for is run.
+        BadFileError: the file is not a pickle of a trajectory; nothing in it has been run.
     """
     if not allow_pickle:
         raise refuse(path)
@@ -85,7 +85,7 @@ def read_traj(path: str | Path, *, allow_pickle: bool = False) -> tuple[StoredTr
 
 
 def read_open_traj(fd: int) -> tuple[StoredTraj, ActionSpec]:
-    """`read_traj` of an open file, whose reader has said that pickles are allowed."""
+    """`read_traj` of an open file, with pickles allowed."""
     size = os.fstat(fd).st_size
     if size > MAX_BYTES:
         raise BadFileError(f"{size} bytes are more than the {MAX_BYTES} that a .traj file may have")

@@ -3,6 +3,10 @@
 Any safetensors reader opens one. Beside the tensors its ``__metadata__`` holds, as strings: ``header_crc32`` (of the whole
 header with these eight digits zero), ``format``, ``version``, ``spaces``, ``env_names``, ``crc32`` (JSON, one number a
 field), ``writer`` and ``sequence``. A file is named ``{writer}-{sequence:012d}-n{trajectories}.safetensors``.
+
+`safetensors.safe_open` reads slices of 128 steps as fast (34,000 a second, ours 33,000) and opens small files faster (53 us,
+ours 122 us; Xeon, 5 trajectories a file, ``perf_counter``), but it maps files into memory: when a mapped file is cut short, a
+read ends the process with SIGBUS.
 """
 
 from __future__ import annotations
@@ -139,7 +143,7 @@ def parse(fd: int, size: int) -> Parsed:
     if not isinstance(crcs, dict):
         raise BadFileError("the checksums are no dict")
     shapes, offsets = _fields(header, 8 + length, size)
-    parts, n, total = sc.fit(shapes)
+    parts, n, total = sc.fit(shapes, spaces)
     return Parsed(parts, tuple(offsets[p.name] for p in parts), n, total, spaces, env_names, crcs, writer, sequence)
 
 
@@ -172,19 +176,11 @@ def _fields(
     return shapes, {name: begin + first for first, _, name in spans}
 
 
-def rows_of(parsed: Parsed, name: str) -> int:
-    """Rows of a field."""
-    if name.startswith(sc.OBS):
-        return parsed.total + parsed.n
-    if name in ("actions", "rews", "dones"):
-        return parsed.total
-    return parsed.n + (name == "ep_offsets")
-
-
 def load_field(fd: int, parsed: Parsed, name: str) -> sc.Array:
     """One whole field."""
     i = next(i for i, p in enumerate(parsed.parts) if p.name == name)
-    part, rows = parsed.parts[i], rows_of(parsed, name)
+    part = parsed.parts[i]
+    rows = part.total_rows(parsed.n, parsed.total)
     raw = read_exactly(fd, rows * part.row_bytes, parsed.offsets[i])
     return np.frombuffer(raw, part.dtype).reshape(rows, *part.row)
 
@@ -196,7 +192,7 @@ def check_data(fd: int, parsed: Parsed) -> None:
         BadFileError: naming the first field that differs.
     """
     for part, offset in zip(parsed.parts, parsed.offsets):
-        left, crc, worst = rows_of(parsed, part.name) * part.row_bytes, 0, 0
+        left, crc, worst = part.total_rows(parsed.n, parsed.total) * part.row_bytes, 0, 0
         while left:
             chunk = read_exactly(fd, min(left, CHUNK), offset)
             crc = zlib.crc32(chunk, crc)

@@ -1,4 +1,4 @@
-"""The buffer on disk: takes in new files, checks each once, deletes the oldest, and hands out views to read from."""
+"""The buffer on disk: finds new files, checks each once, deletes the oldest, and provides views for reading."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from amago.data.extras import ExtraField
 from amago.data.trajectory import StoredTraj
 from amago.spaces import ActionSpec
 from amago.store import index as ix
@@ -33,7 +34,7 @@ PARTITIONS = (PROTECTED, FIFO)
 """In the order of their indices."""
 
 WORTH_SAVING = 64
-"""Files below which the index is not saved: looking into each takes no time."""
+"""The index of fewer new files is not saved: checking that many headers takes some 10 ms."""
 
 
 @dataclass
@@ -43,9 +44,9 @@ class RefreshReport:
     Attributes:
         added, added_files: trajectories and files that are new.
         evicted, evicted_files: deleted because ``fifo`` had grown past its limit.
-        vanished_files: files that someone else deleted or moved away.
-        quarantined_files: files that are damaged or not ours.
-        temporary_files: left-overs of killed writers that were removed.
+        vanished_files: files that another process deleted or moved away.
+        quarantined_files: files that are damaged or not trajectory files.
+        temporary_files: deleted temporary files of writers that were killed.
     """
 
     added: int = 0
@@ -72,18 +73,18 @@ class TrajectoryStore:
     """The trajectories in ``{root}/fifo`` (oldest deleted past a limit) and ``{root}/protected`` (never deleted).
 
     Indices run over protected files, then fifo files, oldest first, and stay as they are until the next `refresh`, or until
-    a file turns out to be damaged or missing when it is read, which takes it out (and, damaged, to quarantine). Age is
-    the order in which files were taken in, kept in ``{root}/order.journal``; files found at the same time are ordered by
-    sequence number and writer. Clocks and time stamps do not matter.
+    a file is found damaged or missing when it is read. Such a file is removed from the index; a damaged one is moved to
+    quarantine. Age is the order in which files were found, which is kept in ``{root}/order.journal``; files found at the same
+    time are ordered by sequence number and writer. Clocks and time stamps do not matter.
 
-    Every method may be called from any thread. A thread that draws indices while another refreshes should hold on to one
-    `view` while it does. One process edits a buffer; others, with ``edit=False``, may read it and write into it.
+    Every method may be called from any thread. A thread that draws indices while another refreshes should use one `view`
+    throughout. One process edits a buffer; others, with ``edit=False``, may read it and write into it.
 
     Args:
-        root: the buffer's directory, ``{dset_root}/{dset_name}/buffer``; made if it does not exist.
+        root: the buffer's directory, ``{dset_root}/{dset_name}/buffer``; created if it does not exist.
         max_trajectories: limit of ``fifo``. Whole files are deleted, so up to one file's trajectories more may remain.
-        edit: may delete, quarantine and record the order.
-        allow_pickle: read ``.traj`` pickles too; without it the first `refresh` refuses a buffer that has any.
+        edit: whether to delete files, move damaged ones to quarantine, and record the order.
+        allow_pickle: also read ``.traj`` pickles; otherwise the first `refresh` refuses a buffer that has any.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class TrajectoryStore:
         for partition in PARTITIONS:
             (self.root / partition).mkdir(parents=True, exist_ok=True)
         self._cache = FileCache()
-        self._lock = threading.RLock()  # held by whoever changes the index, not by who reads
+        self._lock = threading.RLock()  # held to change the index, not to read
         _stores.add(self)
         self._journal = ix.Journal(self.root)
         self._reset()
@@ -103,14 +104,14 @@ class TrajectoryStore:
     def _reset(self) -> None:
         self._schemas = ix.Schemas()
         self._files: dict[str, dict[str, Entry]] = {p: {} for p in PARTITIONS}  # by name, in order of ingestion
-        self._bad: dict[str, dict[str, str]] = {p: {} for p in PARTITIONS}  # left where they are: name -> reason
+        self._bad: dict[str, dict[str, str]] = {p: {} for p in PARTITIONS}  # files that are skipped: name -> reason
         self._recorded: dict[tuple[str, str], tuple[int, int]] | None = None  # the journal, until the first refresh has used it
-        self._shortcut: index_cache.IndexCache | None = None  # during the first refresh
-        self._looked_into = 0  # files that the next process would not find there
+        self._shortcut: index_cache.IndexCache | None = None  # in use during the first refresh only
+        self._looked_into = 0  # files that the saved index lacks
         self._ingested = self._evicted = self._quarantined = 0
-        self._rewrite = False  # the journal lacks something
-        self._taken_out = 0  # files that readers took out since the index was published
-        self._vanished = 0  # those of them that were gone, since the last refresh
+        self._rewrite = False  # whether the journal is incomplete
+        self._taken_out = 0  # files removed by readers since the index was published
+        self._vanished = 0  # of these, files that were missing, since the last refresh
         self._peak = 0
         self._publish()
 
@@ -129,25 +130,27 @@ class TrajectoryStore:
         return lost
 
     def _take_out(self, entry: Entry, reason: Exception) -> None:
-        """A reader could not use a file: never draw it again, and put it to quarantine if it is damaged."""
+        """Remove a file that a reader could not use from the index, and move it to quarantine if it is damaged."""
         with self._lock:
             files = self._files[entry.partition]
             if files.get(entry.name) is not entry:
-                return  # deleted, or noticed by another thread
+                return  # deleted, or removed by another thread
             del files[entry.name]
             if not isinstance(reason, EvictedError):
                 self._quarantine(entry.partition, entry.name, reason)
             else:
-                logger.log(logging.WARNING if self.edit else logging.DEBUG, "%s", reason)  # others delete: that is their job
+                logger.log(
+                    logging.WARNING if self.edit else logging.DEBUG, "%s", reason
+                )  # another process edits, and may delete
                 self._vanished += not os.path.lexists(self.root / entry.partition / entry.name)
             self._taken_out += 1
-            if 20 * self._taken_out >= sum(map(len, self._files.values())):  # until then readers draw again
+            if 20 * self._taken_out >= sum(map(len, self._files.values())):  # with fewer, readers draw again
                 self._publish()
 
     # Reading
 
     def view(self) -> StoreView:
-        """The trajectories as of now, with indices that later refreshes do not change."""
+        """The current trajectories, with indices that later refreshes do not change."""
         return self._view
 
     def __len__(self) -> int:
@@ -158,12 +161,19 @@ class TrajectoryStore:
         """(n,) int64, transitions of each trajectory."""
         return self._view.lengths
 
-    def read(self, index: int, start: int = 0, stop: int | None = None, keys: Iterable[str] | None = None) -> StoredTraj:
-        """`StoreView.read` of the current view; an index that existed before files were evicted raises `EvictedError`."""
+    def read(
+        self,
+        index: int,
+        start: int = 0,
+        stop: int | None = None,
+        keys: Iterable[str] | None = None,
+        extras: Iterable[ExtraField] | None = None,
+    ) -> StoredTraj:
+        """`StoreView.read` of the current view; an index beyond its end that was valid before raises `EvictedError`."""
         view = self._view
         if len(view) <= index < self._peak:
-            raise EvictedError(f"index {index} is of before the last refresh; there are {len(view)} trajectories now")
-        return view.read(index, start, stop, keys)
+            raise EvictedError(f"index {index} was drawn before files were deleted; there are {len(view)} trajectories now")
+        return view.read(index, start, stop, keys, extras)
 
     def action_spec(self, index: int) -> ActionSpec:
         """The recorded action space of a trajectory."""
@@ -178,7 +188,7 @@ class TrajectoryStore:
         return self._view.env_name(index)
 
     def info(self) -> dict[str, float]:
-        """Sizes and counters, for logging; counters are of this process and, after `load_state_dict`, those before it."""
+        """Sizes and counters, for logging. `load_state_dict` restores the counters."""
         with self._lock:
             fifo, protected = (list(self._files[p].values()) for p in (FIFO, PROTECTED))
             every = fifo + protected
@@ -197,14 +207,14 @@ class TrajectoryStore:
     # Changing
 
     def refresh(self) -> RefreshReport:
-        """Take in new files, each checked once; forget those that are gone; delete the oldest past the limit.
+        """Check and add new files, remove missing ones from the index, and delete the oldest beyond the limit.
 
-        A file that is damaged or not ours is moved to ``{root}/quarantine`` (without edit rights: skipped), counted and
-        logged with the reason.
+        A file that is damaged or not a trajectory file is moved to ``{root}/quarantine`` (skipped if ``edit`` is False), counted,
+        and logged with the reason.
 
         Raises:
-            PickleRefusedError: the buffer has ``.traj`` files when it is first read, and ``allow_pickle`` is False. (One
-                that turns up later is logged and skipped.)
+            PickleRefusedError: the buffer has ``.traj`` files when it is first read, and ``allow_pickle`` is False. (Later
+                ones are logged and skipped.)
         """
         with self._lock:
             report, new = RefreshReport(vanished_files=self._vanished), []
@@ -281,7 +291,7 @@ class TrajectoryStore:
             except OSError as err:
                 logger.warning("%s/%s cannot be read now: %s", directory, name, err)
                 continue
-            except Exception as err:  # whatever a file makes the parser do, it must not stop the training
+            except Exception as err:  # no file may stop the training, whatever error it causes
                 report.quarantined_files += 1
                 self._quarantine(partition, name, err)
                 continue
@@ -326,18 +336,18 @@ class TrajectoryStore:
                 self._journal.append(fresh)
             self._rewrite = False
         except OSError as err:
-            self._rewrite = True  # the order is kept in memory until it can be recorded
+            self._rewrite = True  # the next refresh tries again
             logger.warning("the order of the files in %s could not be recorded: %s", self.root, err)
 
     def _save_shortcut(self) -> None:
-        """Renew the cache of the index once it lacks a quarter of the files: its cost is then small beside that of having checked them."""
+        """Save the index when the saved one lacks a quarter of the files, which took longer to check than saving takes."""
         live = [e for p in PARTITIONS for e in self._files[p].values()]
         if self._looked_into < WORTH_SAVING or 4 * self._looked_into < len(live):
             return
         try:
             index_cache.save(self.root, live)
         except OSError as err:
-            logger.warning("the index of %s could not be saved; the next process will look into each file: %s", self.root, err)
+            logger.warning("the index of %s could not be saved; the next process will open each file: %s", self.root, err)
         self._looked_into = 0
 
     def _evict(self, report: RefreshReport) -> None:
@@ -352,7 +362,7 @@ class TrajectoryStore:
         for entry in doomed:
             del files[entry.name]
         if doomed:
-            self._publish()  # readers must not draw what is about to be deleted
+            self._publish()  # first, so that readers do not draw files that will be deleted
         for entry in doomed:
             self._retire(entry)
             try:
@@ -373,7 +383,7 @@ class TrajectoryStore:
     def delete(self) -> None:
         """Clear the buffer from disk: trajectories of both partitions, quarantined files, and the recorded order.
 
-        Files that are neither known nor named like ours stay.
+        Other files, neither in the index nor named .safetensors or .npz, stay.
 
         Raises:
             PermissionError: the store was opened with ``edit=False``.
@@ -403,7 +413,7 @@ class TrajectoryStore:
     # State
 
     def state_dict(self) -> dict[str, Any]:
-        """The order of ingestion and the counters, as JSON-able values."""
+        """The order of the files and the counters, as JSON types."""
         with self._lock:
             return {
                 "version": 1,
@@ -412,7 +422,7 @@ class TrajectoryStore:
             }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Refresh, put files into the order they had, those unknown then last, and restore the counters.
+        """Refresh, restore the order of the files (those not in ``state`` come last), and restore the counters.
 
         Raises:
             ValueError: not a state of this class.

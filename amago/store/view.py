@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
+from amago.data.extras import ExtraField
 from amago.data.trajectory import StoredTraj
 from amago.spaces import ActionSpec
 from amago.store import index as ix
@@ -27,33 +28,37 @@ _ATTEMPTS = 3
 _UNREADABLE = {errno.EIO, errno.ESTALE, errno.ENODATA, errno.EBADMSG, errno.EUCLEAN, errno.EREMOTEIO}
 
 Lost = Callable[[Entry, Exception], None]
-"""Told of a file that must not be sampled any more, and why."""
+"""Called with a file that must not be sampled any more, and the reason."""
 
 
-class Room(NamedTuple):
+class SliceBuffers(NamedTuple):
     """Contiguous arrays for one slice of n transitions.
 
     Attributes:
-        obs: {key: (n + 1, ...)}; what is not among the keys is not read.
-        actions: (n + 1, S) in stored form, the one that caused the first observation included.
-        rews: (n + 1, 1) likewise.
-        dones: (n, 1).
+        slots: the fields to read; those that are not among them are not read.
+        arrays: one for each slot, in their order: n + 1, n or 1 rows, by the slot's ``rows``, and one more, in front, where the slot
+            has a field ``before`` (the reward and the action that came with the first observation).
+        steps: n.
     """
 
-    obs: dict[str, np.ndarray]
-    actions: np.ndarray
-    rews: np.ndarray
-    dones: np.ndarray
+    slots: tuple[sc.Slot, ...]
+    arrays: list[np.ndarray]
+    steps: int
+
+    @classmethod
+    def empty(cls, slots: tuple[sc.Slot, ...], steps: int) -> SliceBuffers:
+        """New arrays for so many transitions."""
+        return cls(slots, [_empty((steps * s.each + s.more, *s.row), s.dtype) for s in slots], steps)
 
 
 class StoreView:
-    """All trajectories as of one `TrajectoryStore.refresh`: indices mean the same as long as the view lives.
+    """All trajectories as of one `TrajectoryStore.refresh`; an index means the same trajectory for the life of the view.
 
-    Threads and processes may read from one view at the same time. Later refreshes do not change it; where a file that it
-    knows has been deleted meanwhile, `read` raises `EvictedError`.
+    Several threads and processes may read from one view at the same time. Later refreshes do not change it. `read` raises
+    `EvictedError` where the trajectory's file has been deleted since.
 
-    What is read is what was written. A file is compared with its checksums when it is first seen, and again, before anything
-    of it is handed out, when its size or time of change are not what they were.
+    Damaged data is never returned: a file is compared with its checksums when it is first seen, and again whenever its size
+    or modification time has changed.
 
     Args:
         lost: called in the reading thread with a file that is damaged, gone or unreadable.
@@ -68,7 +73,7 @@ class StoreView:
         for entry in self._entries:
             first.append(first[-1] + entry.n)
         self._first = first
-        # one difference over all files, less what lies between them: with 20,000 files, 20 times as fast as one for each
+        # one difference over the offsets of all files, without those between two files: a loop over 20,000 files is slow
         offsets = np.concatenate([np.zeros(0, np.int64), *(e.ep_offsets for e in self._entries)])
         between = np.array(first[1:-1], np.int64) + np.arange(max(0, len(first) - 2))
         self.lengths: np.ndarray = np.delete(np.diff(offsets), between)
@@ -101,7 +106,14 @@ class StoreView:
         entry, _ = self._find(index)
         return os.path.join(self._root, entry.partition, entry.name)
 
-    def read(self, index: int, start: int = 0, stop: int | None = None, keys: Iterable[str] | None = None) -> StoredTraj:
+    def read(
+        self,
+        index: int,
+        start: int = 0,
+        stop: int | None = None,
+        keys: Iterable[str] | None = None,
+        extras: Iterable[ExtraField] | None = None,
+    ) -> StoredTraj:
         """Transitions [start, stop) of a trajectory with the stop - start + 1 observations around them.
 
         ``start_time``, ``prev_reward`` and ``prev_action`` are those of the slice. The arrays are new and may be changed.
@@ -111,9 +123,11 @@ class StoreView:
             start: 0 to T - 1.
             stop: start + 1 to T; more, or None, means T.
             keys: the observations wanted; None means all.
+            extras: the extra fields wanted, with their defaults where the file lacks them; None means all of the file.
 
         Raises:
-            IndexError, ValueError, KeyError: no such trajectory, slice or observation key.
+            IndexError, ValueError, KeyError: no such trajectory, slice or observation key, or an extra field that was
+                recorded with other rows, shape or dtype.
             EvictedError: its file has been deleted since the view was made, or cannot be read now; draw another index.
             DamagedError: its file has been damaged since it was checked (an `EvictedError` too).
         """
@@ -123,52 +137,44 @@ class StoreView:
         start = int(start)
         if not 0 <= start < stop:
             raise ValueError(f"transitions [{start}, {stop}) of a trajectory of {length} are none")
-        wanted = entry.schema.obs if keys is None else self._checked_keys(entry, keys)
-        parts, count = entry.schema.parts, stop - start
-        dones, rews, actions = (parts[i] for i in entry.schema.transitions[:3])
-        room = Room(
-            {key: _empty((count + 1, *parts[i].row), parts[i].dtype) for key, i in wanted},
-            _empty((count + 1, *actions.row), actions.dtype),
-            _empty((count + 1, *rews.row), rews.dtype),
-            _empty((count, *dones.row), dones.dtype),
-        )
-        start_time = self._fill(entry, j, start, room)
-        name = entry.env_names[entry.env_id.item(j)]
-        before = room.rews.item(0), room.actions[0]
-        return StoredTraj(room.obs, room.actions[1:], room.rews[1:], room.dones, start_time, *before, name)
+        schema = entry.schema
+        slots = schema.all_slots if keys is None and extras is None else schema.slots(keys, extras)
+        buffers = SliceBuffers.empty(slots, stop - start)
+        start_time = self._fill(entry, j, start, buffers)
+        return _stored(buffers, start_time, entry.env_names[entry.env_id.item(j)])
 
-    def read_into(self, index: int, start: int, room: Room) -> int:
-        """Fill arrays of the caller with the transitions from ``start`` on, as many as ``room`` is long.
+    def read_into(self, index: int, start: int, buffers: SliceBuffers) -> int:
+        """Fill arrays of the caller with the transitions from ``start`` on, as many as ``buffers.steps``.
 
         Args:
             index, start: as in `read`.
-            room: contiguous arrays whose dtypes and rows are those that the trajectory's `schema` has.
+            buffers: contiguous arrays, with slots of the trajectory's `schema`.
 
         Returns:
             the time index of the first observation.
 
         Raises:
-            EvictedError, DamagedError: as `read`; what is in ``room`` then means nothing.
+            EvictedError, DamagedError: as `read`; the content of ``buffers`` is then undefined.
         """
         entry, j = self._find(index)
-        return self._fill(entry, j, start, room)
+        return self._fill(entry, j, start, buffers)
 
     def schema(self, index: int) -> sc.Schema:
         """The fields of a trajectory; one object for all that have the same."""
         return self._find(index)[0].schema
 
-    def _fill(self, entry: Entry, j: int, start: int, room: Room) -> int:
+    def _fill(self, entry: Entry, j: int, start: int, buffers: SliceBuffers) -> int:
         for _ in range(_ATTEMPTS):
             if entry.gone:
                 raise self._evicted(entry)
             try:
-                self._slice(entry, j, start, room)
+                self._slice(entry, j, start, buffers)
                 return entry.start_time.item(j) + start  # type: ignore[no-any-return]
             except BadFileError:
                 self._recheck(entry)
         raise self._give_up(entry, EvictedError(f"{entry.partition}/{entry.name} is being written to; draw another index"))
 
-    def _slice(self, entry: Entry, j: int, start: int, room: Room) -> None:
+    def _slice(self, entry: Entry, j: int, start: int, buffers: SliceBuffers) -> None:
         """Raises BadFileError where the file is not what was checked; nothing that was read may be used then."""
         checked = entry.size, entry.mtime_ns  # now: another thread may check the file again while this one reads
         try:
@@ -177,9 +183,9 @@ class StoreView:
             raise self._give_up(entry, self._evicted(entry)) from err
         try:
             if entry.kind == ix.TRAJ:
-                ix.read_legacy(file.fd, entry, start, room)
+                ix.read_legacy(file.fd, entry, start, buffers)
             else:
-                _read(file.fd, entry, j, start, room)
+                _read(file.fd, entry, j, start, buffers)
             info = _fstat(file.fd)  # last: a write before or during the reading is seen
             if (info.st_size, info.st_mtime_ns) != checked:
                 raise BadFileError("it was written to")
@@ -204,19 +210,12 @@ class StoreView:
             raise self._give_up(entry, problem, err) from err
 
     def _give_up(self, entry: Entry, problem: EvictedError, reason: Exception | None = None) -> EvictedError:
-        """Nobody draws this file again; returns the error to raise."""
+        """Exclude the file from sampling; returns the error to raise."""
         entry.gone = True
         self._cache.drop(entry)
         if self._lost is not None:
             self._lost(entry, reason or problem)
         return problem
-
-    def _checked_keys(self, entry: Entry, keys: Iterable[str]) -> list[tuple[str, int]]:
-        at, wanted = dict(entry.schema.obs), list(keys)
-        for key in wanted:
-            if key not in at:
-                raise KeyError(f"no observation {key!r}; there are {list(at)}")
-        return [(key, at[key]) for key in wanted]
 
     def _open(self, entry: Entry) -> int:
         path = os.path.join(self._root, entry.partition, entry.name)
@@ -233,23 +232,36 @@ class StoreView:
         return EvictedError(f"{entry.partition}/{entry.name} has been deleted from the buffer; draw another index")
 
 
-def _read(fd: int, entry: Entry, j: int, start: int, room: Room) -> None:
-    schema, count = entry.schema, len(room.dones)
+def _read(fd: int, entry: Entry, j: int, start: int, buffers: SliceBuffers) -> None:
     fetch = _fetch_packed if entry.kind == ix.PACKED else _fetch
-    first = entry.ep_offsets.item(j) + start
-    for key, i in schema.obs:
-        if key in room.obs:
-            fetch(fd, entry, i, first + j, room.obs[key], count + 1)
-    dones, rews, actions, prev_reward, prev_action = schema.transitions
-    fetch(fd, entry, dones, first, room.dones, count)
-    if start:  # the row before is what came with the first observation
-        fetch(fd, entry, rews, first - 1, room.rews, count + 1)
-        fetch(fd, entry, actions, first - 1, room.actions, count + 1)
-    else:
-        fetch(fd, entry, rews, first, room.rews[1:], count)
-        fetch(fd, entry, actions, first, room.actions[1:], count)
-        fetch(fd, entry, prev_reward, j, room.rews[:1], 1)
-        fetch(fd, entry, prev_action, j, room.actions[:1], 1)
+    first, count = entry.ep_offsets.item(j) + start, buffers.steps
+    for (_, _, rows, i, before, _, _, _, _, default), out in zip(buffers.slots, buffers.arrays):
+        if i < 0:
+            out[...] = default
+        elif rows == "T+1":
+            fetch(fd, entry, i, first + j, out, count + 1)
+        elif rows == "1":
+            fetch(fd, entry, i, j, out, 1)
+        elif before < 0:
+            fetch(fd, entry, i, first, out, count)
+        elif start:  # the row before is what came with the first observation
+            fetch(fd, entry, i, first - 1, out, count + 1)
+        else:
+            fetch(fd, entry, i, first, out[1:], count)
+            fetch(fd, entry, before, j, out[:1], 1)
+
+
+def _stored(buffers: SliceBuffers, start_time: int, env_name: str) -> StoredTraj:
+    groups: dict[str, dict[str, Any]] = {"obs": {}, "extras": {}, "": {}}
+    for slot, a in zip(buffers.slots, buffers.arrays):
+        groups[slot[0]][slot[1]] = a
+    fields = groups[""]
+    rews, actions = fields["rews"], fields["actions"]
+    fields["rews"], fields["actions"] = rews[1:], actions[1:]
+    return StoredTraj(
+        groups["obs"], start_time=start_time, prev_reward=rews.item(0), prev_action=actions[0], env_name=env_name,
+        extras=groups["extras"], **fields,
+    )  # fmt: skip
 
 
 def _fetch(fd: int, entry: Entry, i: int, row: int, out: np.ndarray, count: int) -> None:

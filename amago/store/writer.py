@@ -1,4 +1,4 @@
-"""What an actor holds: validates finished trajectories and commits them to a directory of the store."""
+"""The writer of trajectory files: validates finished trajectories and commits them to a directory of the store."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 
-from amago.data.trajectory import StoredTraj
+from amago.data.extras import ExtraField, check_extra_fields, trajectory_fields
+from amago.data.trajectory import EXTRA, OBS, Field, StoredTraj, rows_in
 from amago.spaces import action_spec
 from amago.store import npz, schema, segment
 from amago.store.errors import StoreFullError
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 KINDS = ("segments", "npz", "npz-compressed")
 MAX_PENDING_BYTES = 64 << 20
 RETRY_SECONDS = 5.0
-"""After the disk was full, how long `TrajectoryWriter.write` only fills the queue before it tries again."""
+"""Time after a full disk during which `TrajectoryWriter.write` queues trajectories without trying to write."""
 _MAX_BATCH = 1 << 16  # trajectories in one segment
 _MAX_TRAJECTORY_BYTES = 2 << 30
 
@@ -33,18 +34,19 @@ _MAX_TRAJECTORY_BYTES = 2 << 30
 class TrajectoryWriter:
     """Writes trajectories of one process into one directory, ``{buffer}/fifo`` as a rule.
 
-    What is visible in the directory is complete and durable: a file is written under a temporary name, fsynced and then
-    renamed, never over another one. When the disk is full, trajectories wait in memory, up to ``max_pending_bytes`` of them;
-    they are written, in order, as soon as there is space. Nothing is dropped without an error.
+    Every visible file is complete and durable: it is written under a temporary name, fsynced and then renamed, never over
+    another file. When the disk is full, trajectories are queued in memory, up to ``max_pending_bytes``, and written in order
+    as soon as there is space. Nothing is dropped without an error.
 
     Args:
-        directory: made if it does not exist.
+        directory: created if it does not exist.
         writer: an id of letters, digits, "_" and "-", unique to this process and run.
         action_space: of the environment; the actions written are in stored form (`amago.spaces.ActionSpec`).
         obs_space: flat, boxes only, as `amago.spaces.obs_spec` gives it.
         save_as: "segments" (many trajectories a file; the default and the fastest), "npz" or "npz-compressed" (one a file).
-        segment_bytes: a segment is closed when it has as many bytes.
-        max_pending_bytes: what may wait in memory (64 MB; a segment at least).
+        segment_bytes: size at which a segment is closed.
+        max_pending_bytes: largest queue in memory (default: 64 MB, at least one segment).
+        extra_fields: the declared extra fields; every trajectory must have these extras and no others.
 
     Attributes:
         committed: trajectories on disk so far.
@@ -65,6 +67,7 @@ class TrajectoryWriter:
         save_as: str = "segments",
         segment_bytes: int = 8 << 20,
         max_pending_bytes: int | None = None,
+        extra_fields: Iterable[ExtraField] = (),
     ) -> None:
         if save_as == "traj":
             raise ValueError(
@@ -82,9 +85,14 @@ class TrajectoryWriter:
         at_least = segment_bytes if save_as == "segments" else 1
         self.max_pending_bytes = max(MAX_PENDING_BYTES if max_pending_bytes is None else max_pending_bytes, at_least)
         self.directory, self.writer, self.save_as, self.segment_bytes = Path(directory), writer, save_as, segment_bytes
-        self._spec = action_spec(action_space)
-        self._rows = _rows(obs_space)
-        self._spaces = schema.spaces_text(obs_space, action_space)
+        self.extra_fields = check_extra_fields(extra_fields)
+        spec = action_spec(action_space)
+        fields = _checked_fields(trajectory_fields(obs_space, spec, self.extra_fields), obs_space)
+        start = {"obs": len(OBS), "extra": len(EXTRA)}
+        self._checked = [(x, x.name[start.get(x.role, 0) :]) for x in fields if x.role != "context"]
+        self._prev_action = (spec.stored_dim,), spec.stored_dtype
+        self._keys = {OBS: set(obs_space.spaces), EXTRA: {x.name for x in self.extra_fields}}
+        self._spaces = schema.spaces_text(obs_space, action_space, self.extra_fields)
         self.directory.mkdir(parents=True, exist_ok=True)
         self._next = _next_sequence(self.directory, writer)
         self._queue: deque[tuple[StoredTraj, int]] = deque()
@@ -106,7 +114,7 @@ class TrajectoryWriter:
         """Add one trajectory. Its arrays are copied, so the caller may use them again.
 
         Raises:
-            ValueError: a field's length, shape, dtype or key is not what the spaces say, or the writer is closed.
+            ValueError: a field's length, shape, dtype or key differs from the spaces and extra fields, or the writer is closed.
             StoreFullError: the disk is full and so is the queue; this trajectory was not taken.
             OSError: writing failed for another reason; the trajectories are still pending.
         """
@@ -117,16 +125,16 @@ class TrajectoryWriter:
             self.flush()
             if self._queue:
                 raise self._full(size)
-        self._queue.append((_copy(traj), size))
+        self._queue.append((traj.copy(), size))
         self.pending_bytes += size
         limit = self.segment_bytes if self.save_as == "segments" else 1
         if (self.pending_bytes >= limit or len(self._queue) >= _MAX_BATCH) and time.monotonic() >= self._retry_at:
             self.flush()
 
     def flush(self) -> int:
-        """Commit what is pending; returns how many trajectories this call committed.
+        """Commit pending trajectories; returns how many this call committed.
 
-        A full disk is no error here: it is logged, the rest stays pending, and the next call tries again.
+        A full disk is logged and raises no error: the rest stays pending, and the next call tries again.
 
         Raises:
             OSError: writing failed for a reason other than space; the trajectories are still pending.
@@ -207,60 +215,61 @@ class TrajectoryWriter:
         return StoreFullError(text)
 
     def _check(self, traj: StoredTraj) -> int:
-        """Raise ValueError unless the trajectory is what the spaces say; returns its size in bytes."""
+        """Raise ValueError unless the trajectory has the declared fields; returns its size in bytes."""
         t = len(traj)
         if t < 1:
             raise ValueError("rews has 0 rows; a trajectory needs at least one transition")
-        if traj.obs.keys() != self._rows.keys():
-            raise ValueError(f"obs has keys {sorted(traj.obs)}, but the observation space has {sorted(self._rows)}")
-        size = 64
-        for key, (row, dtype) in self._rows.items():
-            size += _check_array(f"obs[{key!r}]", traj.obs[key], (t + 1, *row), dtype)
-        spec = self._spec
-        size += _check_array("actions", traj.actions, (t, spec.stored_dim), spec.stored_dtype)
-        size += _check_array("rews", traj.rews, (t, 1), np.dtype(np.float32))
-        size += _check_array("dones", traj.dones, (t, 1), np.dtype(np.bool_))
-        if traj.prev_action is not None:
-            size += _check_array("prev_action", traj.prev_action, (spec.stored_dim,), spec.stored_dtype)
+        if traj.obs.keys() != self._keys[OBS]:
+            raise ValueError(f"obs has keys {sorted(traj.obs)}, but the observation space has {sorted(self._keys[OBS])}")
+        if traj.extras.keys() != self._keys[EXTRA]:
+            raise ValueError(f"extras has keys {sorted(traj.extras)}, but the declared fields are {sorted(self._keys[EXTRA])}")
         if traj.start_time < 0:
             raise ValueError(f"start_time is {traj.start_time}, but must be at least 0")
+        size = 64
+        for x, key in self._checked:
+            array = traj.obs[key] if x.role == "obs" else traj.extras[key] if x.role == "extra" else getattr(traj, key)
+            size += _check_array(x, array, rows_in(x.rows, 1, t))
+        if traj.prev_action is not None and (traj.prev_action.shape, traj.prev_action.dtype) != self._prev_action:
+            raise _misfit("prev_action", traj.prev_action, *self._prev_action)
         if size > _MAX_TRAJECTORY_BYTES:
             raise ValueError(f"a trajectory of {size} bytes is too long: save at most {_MAX_TRAJECTORY_BYTES} bytes a piece")
         return size
 
 
-def _check_array(name: str, a: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> int:
-    if a.shape != shape or a.dtype != dtype:
-        raise ValueError(f"{name} has shape {a.shape} and dtype {a.dtype}, but must have {shape} and {dtype}")
+def _check_array(x: Field, a: np.ndarray, rows: int) -> int:
+    """The array's size in bytes; raises ValueError unless it has so many rows of the field."""
+    shape = (rows, *x.shape)  # type: ignore[misc]  # known: the fields are those of an environment
+    if a.shape != shape or a.dtype != x.dtype:
+        name = f"obs[{x.name[len(OBS) :]!r}]" if x.role == "obs" else x.name
+        raise _misfit(f"extras[{x.name[len(EXTRA) :]!r}]" if x.role == "extra" else name, a, shape, x.dtype)
     return a.nbytes
 
 
-def _copy(traj: StoredTraj) -> StoredTraj:
-    return StoredTraj(
-        obs={k: v.copy() for k, v in traj.obs.items()},
-        actions=traj.actions.copy(),
-        rews=traj.rews.copy(),
-        dones=traj.dones.copy(),
-        start_time=int(traj.start_time),
-        prev_reward=float(traj.prev_reward),
-        prev_action=None if traj.prev_action is None else traj.prev_action.copy(),
-        env_name=traj.env_name,
-    )
+def _misfit(name: str, a: np.ndarray, shape: tuple[int, ...], dtype: np.dtype | None) -> ValueError:
+    return ValueError(f"{name} has shape {a.shape} and dtype {a.dtype}, but must have {shape} and {dtype}")
 
 
-def _rows(obs_space: gym.spaces.Dict) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    rows = {}
-    for key, sub in obs_space.spaces.items():
-        if not isinstance(sub, gym.spaces.Box):
-            raise ValueError(f"obs_space[{key!r}] is {sub}, but must be a Box: pass amago.spaces.obs_spec(space).space")
-        if problem := schema.key_problem(key):
-            raise ValueError(f"observation key {key!r} {problem}")
-        if np.dtype(sub.dtype) not in schema.CODE_OF:
-            raise ValueError(f"obs_space[{key!r}] has dtype {sub.dtype}; these can be stored: {sorted(schema.CODES)}")
-        if np.dtype(sub.dtype).itemsize * int(np.prod(sub.shape, dtype=np.int64)) > schema.MAX_ROW_BYTES:
-            raise ValueError(f"one observation of obs_space[{key!r}] takes more than {schema.MAX_ROW_BYTES} bytes")
-        rows[key] = (tuple(sub.shape), np.dtype(sub.dtype))
-    return rows
+def _checked_fields(fields: tuple[Field, ...], obs_space: gym.spaces.Dict) -> tuple[Field, ...]:
+    """The fields, if files can hold them.
+
+    Raises:
+        ValueError: naming the observation or extra field, and what is wrong with it.
+    """
+    for x in fields:
+        key, row_bytes = x.name[len(OBS) :], np.dtype(x.dtype).itemsize * int(np.prod(x.shape or (), dtype=np.int64))
+        if x.role == "obs":
+            sub = obs_space[key]
+            if not isinstance(sub, gym.spaces.Box):
+                raise ValueError(f"obs_space[{key!r}] is {sub}, but must be a Box: pass amago.spaces.obs_spec(space).space")
+            if problem := schema.key_problem(key):
+                raise ValueError(f"observation key {key!r} {problem}")
+            if x.dtype not in schema.CODE_OF:
+                raise ValueError(f"obs_space[{key!r}] has dtype {x.dtype}; these can be stored: {sorted(schema.CODES)}")
+            if row_bytes > schema.MAX_ROW_BYTES:
+                raise ValueError(f"one observation of obs_space[{key!r}] takes more than {schema.MAX_ROW_BYTES} bytes")
+        elif row_bytes > schema.MAX_ROW_BYTES:
+            raise ValueError(f"one row of {x.name!r} takes more than {schema.MAX_ROW_BYTES} bytes")
+    return fields
 
 
 def _next_sequence(directory: Path, writer: str) -> int:

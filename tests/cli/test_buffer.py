@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 import recordings as rec
 
+from amago import ExtraField
 from amago.cli import main
+from amago.data.trajectory import StoredTraj
 from amago.loading import DatasetSettings, DiskTrajDataset, MinariDataset
+from amago.store import TrajectoryStore, TrajectoryWriter
 
 pytest.importorskip("h5py")
 pytest.importorskip("minari")
@@ -424,3 +427,42 @@ def test_the_command_lists_its_actions(capsys):
         buffer("--help", quiet=False)
     out = capsys.readouterr().out
     assert all(action in out for action in ("import", "export", "info", "verify", "head", "Example: amago buffer import"))
+
+
+def test_extra_fields_survive_export_and_import(capsys):
+    fields = [
+        ExtraField("cue", "1", (2,)),
+        ExtraField("label", "T", dtype="int64"),
+        ExtraField("state", "T+1", (1, 2), "float64"),
+    ]
+    space = gym.spaces.Dict({"observation": gym.spaces.Box(-9, 9, (1,), np.float32)})
+    options = {"action_space": gym.spaces.Discrete(2), "obs_space": space, "extra_fields": fields}
+    for run, bad in (("run", False), ("bad", True)):
+        with TrajectoryWriter(f"{run}/buffer/fifo", writer="w", **options) as writer:
+            for steps in (1, 4):
+                t = np.arange(steps + 1)
+                extras = {
+                    "cue": np.full((1, 2), steps, np.float32),
+                    "label": 10 * t[:-1],
+                    "state": np.zeros((steps + 1, 1, 2)) + steps,
+                }
+                extras["state"][-1, 0, 0] = np.nan if bad else 0.5
+                obs, rews = {"observation": t[:, None].astype(np.float32)}, np.ones((steps, 1), np.float32)
+                writer.write(StoredTraj(obs, np.zeros((steps, 1), np.int64), rews, rews < 0, extras=extras))
+    assert buffer("info", "run") == 0
+    assert "extra field   'state': (1, 2) float64, rows T+1" in capsys.readouterr().out
+    assert buffer("verify", "run") == 0
+    assert buffer("verify", "bad") == 1
+    assert "extra field 'state' is not finite at step 4" in capsys.readouterr().out
+    assert buffer("export", "run", "demo/extras-v0") == 0
+    assert buffer("import", "demo/extras-v0", "again") == 0
+    stores = []
+    for root in ("run", "again"):
+        stores.append(TrajectoryStore(f"{root}/buffer"))
+        stores[-1].refresh()
+    for i in range(2):
+        a, b = (store.read(i) for store in stores)
+        assert a.extras.keys() == b.extras.keys() == {"cue", "label", "state"}
+        for name, value in a.extras.items():
+            assert value.dtype == b.extras[name].dtype
+            np.testing.assert_array_equal(value, b.extras[name])

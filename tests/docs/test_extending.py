@@ -170,7 +170,7 @@ MORE: dict[str, Callable[[dict[str, Any], Any], bool]] = {
 
 
 def test_every_section_is_tested() -> None:
-    assert set(PROGRAMS) == {*EXPECTED, "Exploration"}
+    assert set(PROGRAMS) == {*EXPECTED, "Exploration", "Extra fields"}
     assert set(FILES) == {"try_out.py"}
 
 
@@ -203,6 +203,18 @@ def _check_parity(model: Any) -> None:
     got = torch.cat(outs, 1)
     torch.testing.assert_close(got[:1], model(seq[:1], times[:1])[0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(got[1:, 4:], model(seq[1:, 4:], times[1:, 4:])[0], rtol=1e-5, atol=1e-5)
+
+
+def test_the_extra_fields_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = run("Extra fields", tmp_path, monkeypatch)["experiment"]
+    monkeypatch.chdir(tmp_path)
+    batch = experiment.dataset.sample_batch(np.random.default_rng(0), 8)
+    (b, length), mask = batch.rews.shape[:2], batch.mask
+    assert {k: tuple(v.shape) for k, v in batch.extras.items()} == {"cue": (b, 1), "log_prob": (b, length)}
+    assert torch.equal(batch.extras["cue"], batch.obs["observation"][:, 0, :1])  # whole rollouts of 8 steps
+    assert (batch.extras["log_prob"][mask[:, 1:, 0]] < 0).all()
+    (row,) = [r for r in read_metrics(next(tmp_path.glob("runs/*/metrics.jsonl")).parent) if r["section"] == "train"]
+    assert np.isfinite(row["values"]["Cue Error"])
 
 
 def test_the_exploration_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,7 @@ def test_rows_of_very_different_lengths_share_the_buffers():
             recorder.cut()
             endless = [t for t in sink.trajs if t.obs["count"][0, 1] == 0]
         else:
-            assert recorder._capacity < 200
+            assert recorder._pieces.capacity < 200
         times = np.concatenate([t.obs["count"][:-1, 0] for t in endless])
         np.testing.assert_array_equal(times, np.arange(1000))
 

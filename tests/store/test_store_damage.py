@@ -311,14 +311,14 @@ class Evil:
 
 ARCHIVES = {
     "objects": (lambda c: c.update({"rews.npy": npy(np.array([None], object), allow_pickle=True)}), "array of objects"),
-    "pickle": (lambda c: c.update({"rews.npy": pickle.dumps([1])}), "no .npy array"),
+    "pickle": (lambda c: c.update({"rews.npy": pickle.dumps([1])}), "not a .npy array"),
     "records": (lambda c: c.update({"rews.npy": npy(np.zeros(6, [("x", "f4")]))}), "array of objects or records"),
     "fortran": (lambda c: c.update({"obs/image.npy": npy(np.asfortranarray(np.zeros((7, 2, 2, 3), "u1")))}), "Fortran"),
     "big endian": (lambda c: c.update({"rews.npy": npy(np.zeros((6, 1), ">f4"))}), "dtype >f4 is not supported"),
     "complex": (lambda c: c.update({"rews.npy": npy(np.zeros((6, 1), "c8"))}), "dtype complex64 is not supported"),
     "terabytes": (lambda c: c.update({"rews.npy": npy_header("{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776, 1), }")}), "declares float32"),
     "expression": (lambda c: c.update({"rews.npy": npy_header("{'descr': '<f4', 'fortran_order': False, 'shape': (2**40, 1), }")}), "array of objects"),
-    "not an array": (lambda c: c.update({"readme.txt": b"hello"}), "is no .npy array"),
+    "not an array": (lambda c: c.update({"readme.txt": b"hello"}), "is not a .npy array"),
     "unknown": (lambda c: c.update({"extra.npy": npy(np.zeros(3))}), "unknown field 'extra'"),
     "path": (lambda c: c.update({"obs/../../x.npy": npy(np.zeros((7, 1), "f4"))}), "looks like a path"),
     "missing": (lambda c: c.pop("dones.npy"), "field 'dones' is missing"),
@@ -443,6 +443,21 @@ def test_checking_a_bomb_takes_little_memory(tmp_path, caplog):
     tracemalloc.start()
     with caplog.at_level(logging.WARNING, "amago.store"):
         assert_refused(tmp_path, path.name, "do not have the recorded shapes", caplog)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10 << 20
+
+
+def test_a_huge_zip_directory_is_not_read(tmp_path, caplog):
+    path = tmp_path / "fifo" / "x.npz"
+    path.parent.mkdir()
+    with open(path, "wb") as file:
+        file.truncate(1 << 30)
+        file.seek(0, os.SEEK_END)
+        file.write(struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1, 1, 1 << 30, 0, 0))
+    tracemalloc.start()
+    with caplog.at_level(logging.WARNING, "amago.store"):
+        assert_refused(tmp_path, path.name, f"a zip directory of {1 << 30} bytes", caplog)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 10 << 20

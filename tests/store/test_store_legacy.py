@@ -86,7 +86,7 @@ def test_even_with_permission_no_code_is_run(tmp_path):
     Evil.path = str(tmp_path / "executed")
     for i, content in enumerate([Evil(), {"obs": Evil()}, [frozen(), Evil()]]):
         pickled(tmp_path, content, f"evil{i}_1_2.traj")
-    with pytest.raises(BadFileError, match=r"the pickle names .*open, which no trajectory needs"):
+    with pytest.raises(BadFileError, match=r"the pickle names .*open, which is not part of a trajectory"):
         read_traj(tmp_path / "protected" / "evil0_1_2.traj", allow_pickle=True)
     store = opened(tmp_path, allow_pickle=True)
     assert (len(store), store.info()["quarantined"]) == (0, 3)

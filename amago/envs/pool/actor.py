@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from amago.data.trajectory import split_rl2
 from amago.envs.amago_env import AMAGOEnv, innermost
 from amago.envs.exploration import ExplorationWrapper
 from amago.envs.pool.buffers import Buffers
@@ -50,7 +51,7 @@ class Actor:
         if plan.exploration is not None:
             made = self.exploration = plan.exploration(made)
             self.exploration.seed(exploration_seed)
-        options = {k: v for k, v in (plan.recorder or {}).items() if k in ("save_every", "stagger")}
+        options = {k: v for k, v in (plan.recorder or {}).items() if k in ("save_every", "stagger", "extra_fields")}
         first_row = number * plan.batch
         self.env = SequenceWrapper(made, writer=writer_for(self.base), actor=first_row, seed=recorder_seed, **options)
         self._rows = slice(first_row, first_row + plan.batch)
@@ -64,8 +65,9 @@ class Actor:
         rows = self._rows
         self._obs = [(key, array[rows]) for key, array in buffers.obs.items()]
         self._rl2s, self._time, self._resets = buffers.rl2s[rows], buffers.time_idxs[rows], buffers.resets[rows]
-        self._reward, self._prev_action = self._rl2s[:, :1], self._rl2s[:, 1:]
+        self._reward, self._prev_action = split_rl2(self._rl2s)
         self._actions = buffers.actions[rows]
+        self.env.attach_extras({name: array[rows] for name, array in buffers.extras.items()})
 
     def reset(self) -> None:
         """Begin a new rollout; the first call seeds the environment."""

@@ -63,7 +63,9 @@ class ActorSet:
         if self._writer is None and recorder.get("save_trajs_to") is not None:
             name = recorder.get("writer_name")
             name = f"{name}-{plan.worker}-{plan.generation}" if name else None
-            self._writer = open_writer(env, recorder["save_trajs_to"], recorder.get("save_trajs_as", "npz"), name)
+            self._writer = open_writer(
+                env, recorder["save_trajs_to"], recorder.get("save_trajs_as", "npz"), name, self.plan.extra_fields
+            )
         return self._writer
 
     def attach(self, buffers: Buffers) -> None:

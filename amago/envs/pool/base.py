@@ -31,6 +31,7 @@ class ActorPool(ABC):
         obs: {key: (N, ...)}.
         rl2s: (N, 1 + A) float32, reward and previous action.
         time_idxs: (N, 1) int64.
+        extras: {name: (N, ...)}, the extra fields with ``source="policy"``: write them before the `send` of their actions.
         resets: (N,) bool, True where the observation opens a new rollout: clear the actor's memory before it acts.
     """
 
@@ -40,6 +41,7 @@ class ActorPool(ABC):
     rl2_space: gym.spaces.Box
     groups: list[slice]
     obs: dict[str, Array]
+    extras: dict[str, Array]
     rl2s: NDArray[np.float32]
     time_idxs: NDArray[np.int64]
     resets: NDArray[np.bool_]
@@ -59,7 +61,7 @@ class ActorPool(ABC):
         self._in_flight = [False] * len(groups)
 
     def _use_buffers(self, buffers: Buffers) -> None:
-        self._buffers = buffers
+        self._buffers, self.extras = buffers, buffers.extras
         self.obs, self.rl2s, self.time_idxs, self.resets = buffers.obs, buffers.rl2s, buffers.time_idxs, buffers.resets
 
     # ------------------------------------------------------------------ stepping

@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +18,13 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from amago.data.extras import ExtraField
 from amago.envs.pool.memory import available_memory
 from amago.spaces import ActionSpec
 
 Array = NDArray[Any]
 _ALIGN = 64  # bytes: a cache line, so that no two arrays share one
-_OBS = "obs/"
+_OBS, _EXTRAS = "obs/", "extras/"
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,14 @@ class Layout:
     size: int
 
     @classmethod
-    def of(cls, num_actors: int, observation_space: gym.spaces.Dict, spec: ActionSpec, workers: int) -> Layout:
+    def of(
+        cls,
+        num_actors: int,
+        observation_space: gym.spaces.Dict,
+        spec: ActionSpec,
+        workers: int,
+        extra_fields: Iterable[ExtraField] = (),
+    ) -> Layout:
         """The layout of the `Buffers` of one pool."""
         n = num_actors
         arrays: list[tuple[str, tuple[int, ...], np.dtype[Any]]] = [
@@ -52,6 +61,7 @@ class Layout:
             ("actions", (n, spec.stored_dim), spec.stored_dtype),
             ("unsaved", (workers,), np.dtype(np.int64)),
         ]
+        arrays += [(_EXTRAS + x.name, (n, *x.shape), np.dtype(x.dtype)) for x in extra_fields if x.source == "policy"]
         fields, offset = [], 0
         for name, shape, dtype in arrays:
             fields.append((name, shape, dtype.str, offset))
@@ -69,6 +79,7 @@ class Buffers:
         time_idxs: (N, 1) int64.
         resets: (N,) bool.
         actions: (N, S), in stored form.
+        extras: {name: (N, ...)}, extra fields that the policy computes with the actions.
         unsaved: (W,) int64, finished trajectories of each worker that are in no file yet.
     """
 
@@ -78,6 +89,7 @@ class Buffers:
             count = int(np.prod(shape, dtype=np.int64))
             arrays[name] = np.frombuffer(block, dtype=np.dtype(dtype), count=count, offset=offset).reshape(shape)
         self.obs = {name.removeprefix(_OBS): a for name, a in arrays.items() if name.startswith(_OBS)}
+        self.extras = {name.removeprefix(_EXTRAS): a for name, a in arrays.items() if name.startswith(_EXTRAS)}
         self.rl2s, self.time_idxs, self.resets = arrays["rl2s"], arrays["time_idxs"], arrays["resets"]
         self.actions, self.unsaved = arrays["actions"], arrays["unsaved"]
 

@@ -9,10 +9,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from amago.data.extras import ExtraField
 from amago.envs.exploration import ExplorationWrapper
 
 EnvMaker = Callable[[], Any]
-RECORDER_OPTIONS = ("save_trajs_to", "save_every", "save_trajs_as", "stagger", "writer_name")
+RECORDER_OPTIONS = ("save_trajs_to", "save_every", "save_trajs_as", "stagger", "writer_name", "extra_fields")
 _PROCESS_KEY = 1 << 31  # in spawn keys: larger than any actor's number, so that actors and processes never share a seed
 
 
@@ -42,6 +43,11 @@ class ActorPlan:
     worker: int = 0
     generation: int = 0
     steps: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def extra_fields(self) -> tuple[ExtraField, ...]:
+        """The declared extra fields that are recorded."""
+        return tuple((self.recorder or {}).get("extra_fields", ()))
 
     def actor_seeds(self, actor: int, generation: int) -> list[np.random.SeedSequence]:
         """Seeds of an actor's first reset, its exploration and its recorder; they do not depend on the process that hosts it."""

@@ -53,7 +53,7 @@ class AsyncPool(ActorPool):
         try:
             spaces = self._supervisor.start(_divide(plan, groups, w))
             super().__init__(n, spaces.observation_space, spaces.action_space, groups, budget)
-            self._layout = Layout.of(n, self.observation_space, self.action_spec, w)
+            self._layout = Layout.of(n, self.observation_space, self.action_spec, w, plan.extra_fields)
             self._use_buffers(self._supervisor.share_buffers(self._layout))
             self.resets[:] = True
         except WorkerLost as err:

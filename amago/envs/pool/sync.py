@@ -25,7 +25,7 @@ class InProcessPool(ActorPool):
             num_actors, actors.spaces.observation_space, actors.spaces.action_space, [slice(0, num_actors)], budget
         )
         self._finalizer = weakref.finalize(self, actors.close)
-        self._use_buffers(Buffers.local(Layout.of(num_actors, self.observation_space, self.action_spec, workers=1)))
+        self._use_buffers(Buffers.local(Layout.of(num_actors, self.observation_space, self.action_spec, 1, plan.extra_fields)))
         actors.attach(self._buffers)
         self.resets[:] = True
 

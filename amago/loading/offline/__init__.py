@@ -1,4 +1,4 @@
-"""Recorded data from elsewhere as data sets: Minari, D4RL, arrays."""
+"""Data sets of transitions recorded by other programs: Minari, D4RL, arrays."""
 
 from amago.loading.offline.arrays import ArrayDataset
 from amago.loading.offline.base import OfflineDataset

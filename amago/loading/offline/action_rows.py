@@ -1,4 +1,4 @@
-"""Recorded actions of several parts: from arrays by name, or rows of numbers, to what the environment takes."""
+"""Recorded actions, as arrays or as an array for each part, in the form of an action space."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-_EXACT = 2.0**53  # from here on, floats skip whole numbers
+_EXACT = 2.0**53  # float64 holds all whole numbers below this one
 
 
 def action_rows(space: gym.Space[Any], actions: Array | Mapping[str, Array]) -> Any:
     """N recorded actions in the form of the space: an array, or a dict or tuple of arrays of N rows.
 
     Args:
-        space: of the environment's actions.
-        actions: (N, ...); of a Tuple or Dict either {name: (N, ...)} with an array for each part, where parts of parts are named
-            "arm/grip" and those of a tuple "0", "1", .., or (N, W): the numbers of the parts side by side, in the order of the space.
+        space: the environment's action space.
+        actions: (N, ...); of a Tuple or Dict either {name: (N, ...)} with an array for each part, where parts of parts are
+            named "arm/grip" and those of a tuple "0", "1", .., or (N, W): the numbers of the parts side by side, in the order
+            of the space.
 
     Raises:
         ValueError: names or widths that do not fit, or numbers that are not whole where the space has choices or bits.
@@ -42,7 +43,7 @@ def action_rows(space: gym.Space[Any], actions: Array | Mapping[str, Array]) -> 
 
 
 def slice_rows(rows: Any, start: int, stop: int) -> Any:
-    """Rows [start, stop) of what `action_rows` returned."""
+    """Rows [start, stop) of the result of `action_rows`."""
     if isinstance(rows, dict):
         return {name: slice_rows(part, start, stop) for name, part in rows.items()}
     if isinstance(rows, tuple):
@@ -80,7 +81,7 @@ def _by_column(leaves: dict[str, gym.Space[Any]], actions: Array, space: gym.Spa
 
 
 def _whole(label: str, values: Array, space: gym.Space[Any]) -> Array:
-    """Indices and bits as whole numbers, whatever their dtype in the record; nothing else is changed."""
+    """Indices and bits with an integer dtype; values of boxes unchanged."""
     if not isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary):
         return values
     if values.dtype.kind not in "iubf":

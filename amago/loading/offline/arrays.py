@@ -1,4 +1,4 @@
-"""Plain arrays of transitions, and where the episodes in them begin and end."""
+"""Transitions in plain arrays as a data set."""
 
 from __future__ import annotations
 
@@ -24,23 +24,24 @@ Rows = Array | Mapping[str, Array]
 class ArrayDataset(OfflineDataset):
     """Transitions in arrays of N rows, in the order in which they happened, one episode after the other.
 
-    Row i is the observation before a step, the action taken there, and what came of it. An episode ends after a row with
-    ``terminations`` or ``truncations``, and with the last row; nothing is ever learned across that boundary.
+    Row i holds an observation, the action taken there, and the reward and end flags that followed. An episode ends after a row
+    with ``terminations`` or ``truncations``, and with the last row; no sequence crosses the end of an episode.
 
-    With ``next_observations`` every row is a transition. Without, an episode that ends by truncation (or with the last row)
-    lacks the observation that its last row led to, whose value the target needs: that row then only serves as the last
-    observation. After a termination that value is zero, so the row is kept and the last observation is repeated in place of the unknown one.
+    With ``next_observations`` every row is a transition. Without, the observation after the last row of an episode is unknown.
+    If the episode was truncated (or ends with the data), that observation would be bootstrapped from, so the last row serves as
+    the final observation only. If it terminated, the value there is zero, so the last observation is repeated instead.
 
     Args:
         observations: (N, ...), or {key: (N, ...)}.
         actions: (N, ...), as the environment takes them. Of a Tuple or Dict {part: (N, ...)}, where parts of parts are named
-            "arm/grip" and those of a tuple "0", "1", .., or (N, W): the numbers of the parts side by side, in the order of the space.
+            "arm/grip" and those of a tuple "0", "1", .., or (N, W): the numbers of the parts side by side, in the order of the
+            space.
         rewards, terminations: (N,).
-        action_space: of the environment.
+        action_space: the environment's.
         truncations: (N,); default: none.
         next_observations: like ``observations``.
-        observation_space: of the environment; default: boxes as wide as the dtypes.
-        env_name: for the statistics by environment.
+        observation_space: the environment's; default: boxes bounded by their dtypes only.
+        env_name: name in the statistics by environment.
         relabeler: rewrites each trajectory before a training sequence is cut from it.
 
     Raises:
@@ -109,7 +110,7 @@ class ArrayDataset(OfflineDataset):
 
 
 def episodes(ends: Array) -> Iterator[tuple[int, int]]:
-    """Rows [start, stop) of each episode; ``ends`` (N,) is True in its last row (which the very last row is anyway)."""
+    """Rows [start, stop) of each episode; ``ends`` (N,) is True in last rows. The last row of all ends an episode in any case."""
     start = 0
     for stop in np.flatnonzero(ends) + 1:
         yield start, int(stop)
@@ -119,14 +120,14 @@ def episodes(ends: Array) -> Iterator[tuple[int, int]]:
 
 
 def _with_last(rows: Rows, start: int, stop: int, last: Any, at: int) -> Any:
-    """Rows [start, stop) and row ``at`` of ``last`` after them."""
+    """Rows [start, stop), followed by row ``at`` of ``last``."""
     if isinstance(rows, Mapping):
         return {k: _with_last(v, start, stop, last[k], at) for k, v in rows.items()}
     return np.concatenate((rows[start:stop], np.asarray(last[at : at + 1])))
 
 
 def infer_space(rows: Rows) -> gym.Space[Any]:
-    """Boxes with the shapes of these rows: uint8 stays what it is, everything else becomes float32."""
+    """Boxes with the shapes of these rows: uint8 if the rows are, else float32."""
     if isinstance(rows, Mapping):
         return gym.spaces.Dict({k: infer_space(v) for k, v in rows.items()})
     shape, dtype = rows.shape[1:], rows.dtype
@@ -135,7 +136,7 @@ def infer_space(rows: Rows) -> gym.Space[Any]:
     return gym.spaces.Box(-np.inf, np.inf, shape=shape, dtype=np.float32)
 
 
-# what other collections call the same arrays
+# names of the same arrays in other collections
 ALIASES = {"terminations": ("terminations", "terminals", "dones"), "truncations": ("truncations", "timeouts")}
 
 
@@ -143,10 +144,10 @@ def read_npz(path: str) -> dict[str, Any]:
     """The arrays of an ``.npz`` file by the names of `ArrayDataset`'s arguments.
 
     ``observations`` may be one array or several named ``observations/KEY``, and so may ``next_observations`` and ``actions``;
-    ``terminals`` or ``dones`` and ``timeouts`` are taken for ``terminations`` and ``truncations``.
+    ``terminals`` or ``dones`` are read as ``terminations``, ``timeouts`` as ``truncations``.
 
     Raises:
-        ValueError: it is no such file, or lacks an array; the message names what it has.
+        ValueError: the file cannot be read or lacks an array; the message lists the arrays that it has.
     """
     try:
         with np.load(path, allow_pickle=False) as archive:

@@ -1,4 +1,4 @@
-"""Data sets that were recorded elsewhere, as a source of training sequences."""
+"""The base class of data sets recorded by other programs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from amago.loading.sources import TrajectorySource, copy_to
 
 
 class OfflineDataset(RLDataset):
-    """Recorded trajectories that never change, sampled like a `DiskTrajDataset`: a trajectory uniformly, then a window of it.
+    """Recorded trajectories that never change, sampled as from a `DiskTrajDataset`: a trajectory uniformly, then a window of it.
 
     Subclass, and override `load`.
 
@@ -42,12 +42,12 @@ class OfflineDataset(RLDataset):
 
     @property
     def name(self) -> str:
-        """What messages call this data set."""
+        """The data set in messages."""
         return type(self).__name__
 
     @property
     def source(self) -> TrajectorySource:
-        """The trajectories; opened when first asked for.
+        """The trajectories, opened at first use.
 
         Raises:
             ValueError: the recording cannot be read, or has no trajectories.

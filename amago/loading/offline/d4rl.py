@@ -18,31 +18,32 @@ from amago.loading.sources import SLACK, InMemory
 
 Array = NDArray[Any]
 
-_MAX_RATIO = 1000  # of compression
+_MAX_RATIO = 1000  # of declared to stored bytes
 _FIELDS = ("observations", "actions", "rewards", "terminals", "timeouts", "next_observations")
 
 
 @gin.configurable(module="amago.loading")
 class D4RLDataset(OfflineDataset):
-    """A D4RL file: N rows of ``observations``, ``actions``, ``rewards``, ``terminals``, and as a rule ``timeouts``.
+    """A D4RL file: N rows of ``observations``, ``actions``, ``rewards``, ``terminals``, and usually ``timeouts``.
 
-    Episodes end at ``terminals`` (nothing to bootstrap from) and at ``timeouts`` (bootstrapped). As files rarely have
-    ``next_observations``, the last row of an episode that timed out only serves as its last observation; see `ArrayDataset`.
+    Episodes end at ``terminals`` (termination) and at ``timeouts`` (truncation, bootstrapped). If a file has no
+    ``next_observations``, as most, the last row of a truncated episode serves as its final observation only; see
+    `ArrayDataset`.
 
-    A file without ``timeouts`` does not say where the environment was reset by its time limit. Then episodes are cut after
-    ``max_episode_steps`` rows, and wherever ``next_observations`` is not the observation of the next row.
+    A file without ``timeouts`` does not record resets by the time limit. Its episodes are cut after ``max_episode_steps``
+    rows, and wherever ``next_observations`` differs from the observation of the next row.
 
     Args:
         path: the ``.hdf5`` file.
         max_episode_steps: the environment's time limit; needed if the file has neither ``timeouts`` nor
             ``next_observations`` (``float("inf")``: every episode ends by termination).
-        action_space: default: a Box from -1 to 1, which D4RL's environments have.
+        action_space: default: a Box from -1 to 1, as in D4RL's environments.
         observation_space: default: an unlimited Box.
-        env_name: for the statistics by environment; default: the file's name.
+        env_name: name in the statistics by environment; default: the file's name.
         relabeler: rewrites each trajectory before a training sequence is cut from it.
 
     Raises:
-        ValueError: (when opened) it is no such file, or what is above cannot be told from it.
+        ValueError: (when opened) the file cannot be read, or the ends of its episodes or its action space are unknown.
         ImportError: h5py is not installed.
     """
 
@@ -92,7 +93,7 @@ class D4RLDataset(OfflineDataset):
         limit, after = self.max_episode_steps, rows.get("next_observations")
         if limit is None and after is None:
             raise ValueError(
-                f"{self.path} has neither timeouts nor next_observations, so that resets by a time limit cannot be seen in it: pass "
+                f"{self.path} has neither timeouts nor next_observations, so resets by the time limit are unknown: pass "
                 "max_episode_steps, the environment's limit (or float('inf') if every episode ends by termination)"
             )
         ends = rows["terminals"].astype(bool).reshape(-1)
@@ -117,7 +118,7 @@ def read_hdf5(path: Path) -> dict[str, Array]:
     """The arrays of a D4RL file, by their names in it.
 
     Raises:
-        ValueError: no such file, no HDF5, or an array is missing or of another length.
+        ValueError: there is no such file, it is not HDF5, or an array is missing or of another length.
         ImportError: h5py is not installed.
     """
     try:
@@ -129,10 +130,10 @@ def read_hdf5(path: Path) -> dict[str, Array]:
     try:
         with h5py.File(path, "r") as file:
             found = sorted(file)
-            own = [n for n in _FIELDS if isinstance(file.get(n, getlink=True), h5py.HardLink)]  # a link may leave the file
+            own = [n for n in _FIELDS if isinstance(file.get(n, getlink=True), h5py.HardLink)]  # links may point to other files
             sets = {name: file[name] for name in own if isinstance(file[name], h5py.Dataset)}
             declared, size = sum(d.nbytes for d in sets.values()), path.stat().st_size
-            if declared > _MAX_RATIO * size:  # before anything of that size is allocated
+            if declared > _MAX_RATIO * size:  # checked before memory is allocated
                 raise ValueError(f"{path} declares {declared} bytes of data, but has only {size}")
             rows = {name: d[()] for name, d in sets.items()}
     except OSError as err:

@@ -1,4 +1,4 @@
-"""Minari data sets: as a source of training sequences, and written from a replay buffer."""
+"""Minari data sets: reading them as a data set, and exporting trajectories to a new one."""
 
 from __future__ import annotations
 
@@ -14,31 +14,33 @@ import gin
 import gymnasium as gym
 import numpy as np
 
+from amago.data.extras import ExtraField
 from amago.data.relabel import Relabeler
-from amago.data.trajectory import StoredTraj
+from amago.data.trajectory import StoredTraj, rows_of_extra
 from amago.loading.offline.base import OfflineDataset
 from amago.loading.sources import Converter, InMemory, TrajectorySource
 from amago.spaces import ActionSpec
 
 EXTRA = "pip install 'amago[offline]'"
 _CHUNK_BYTES = 64 << 20
+_EXTRAS = "extras"  # entry of an episode's infos that holds the extra fields
 
 
 @gin.configurable(module="amago.loading")
 class MinariDataset(OfflineDataset):
     """A local Minari data set; nothing is ever downloaded.
 
-    ``terminations`` alone end an episode for good; after truncation, and where an episode just stops, its last observation
-    is bootstrapped from. ``infos`` are not read.
+    Episodes that do not end with ``terminations`` count as truncated: their last observation is bootstrapped from. ``infos``
+    are not read.
 
     Args:
         dataset: id, such as "D4RL/pointmaze/umaze-v2" (looked up in ``$MINARI_DATASETS_PATH`` or ``~/.minari/datasets``), or
             the directory of a data set.
         relabeler: rewrites each trajectory before a training sequence is cut from it.
-        in_memory: read all of it when training starts; else each episode is read whenever one of its steps is drawn,
-            which is slower.
+        in_memory: read the whole data set when training starts. If False, an episode is read each time that a sequence is
+            drawn from it, which is slower.
         obs_keys: of a Dict observation space, the keys to keep (text cannot be kept); default: all.
-        env_name: for the statistics by environment; default: the recorded environment's id.
+        env_name: name in the statistics by environment; default: the recorded environment's id.
 
     Raises:
         ValueError: (when opened) there is no such data set here, its spaces are not supported, or an episode does not fit.
@@ -69,10 +71,10 @@ class MinariDataset(OfflineDataset):
 
 
 def find(dataset: str) -> Path:
-    """The ``data`` directory of a data set, from its id or path.
+    """The ``data`` directory of a data set with this id or path.
 
     Raises:
-        ValueError: there is none; says where it was looked for.
+        ValueError: there is none; the message has the places that were searched.
     """
     base = os.environ.get("MINARI_DATASETS_PATH") or os.path.join(os.path.expanduser("~"), ".minari", "datasets")
     places = [Path(dataset).expanduser(), Path(base) / dataset]
@@ -87,7 +89,7 @@ def find(dataset: str) -> Path:
 
 
 class _MinariSource(TrajectorySource):
-    """Reads an episode whenever it is asked for one of its steps."""
+    """Reads an episode from disk each time that a part of it is requested."""
 
     def __init__(self, name: str, directory: Path, obs_keys: list[str] | None, env_name: str | None):
         try:
@@ -113,6 +115,16 @@ class _MinariSource(TrajectorySource):
         found = self._data.storage.get_episode_metadata(ids)
         lengths = np.array([int(m["total_steps"]) for m in found], dtype=np.int64)
         self._ids, self.lengths = [int(i) for i in ids[lengths > 0]], lengths[lengths > 0]
+        self.extra_fields = self._find_extras()
+
+    def _find_extras(self) -> tuple[ExtraField, ...]:
+        """The extra fields that `export` has written, as the longest episode has them."""
+        if not self._ids:
+            return ()
+        longest = int(self.lengths.argmax())
+        (episode,) = self._data.storage.get_episodes([self._ids[longest]])
+        steps, found = int(self.lengths[longest]), _extras_of(episode)
+        return tuple(ExtraField(k, rows_of_extra(k, len(a), steps), a.shape[1:], a.dtype.name) for k, a in found.items())
 
     def read(self, index: int, start: int = 0, stop: int | None = None) -> StoredTraj:
         whole = next(self._read_all([self._ids[index]]))
@@ -128,9 +140,16 @@ class _MinariSource(TrajectorySource):
             if self._keys is not None:
                 obs = {k: obs[k] for k in self._keys}
             where = f"{self._name}, episode {episode['id']}"
-            yield self._converter.convert(
+            traj = self._converter.convert(
                 where, obs, episode["actions"], episode["rewards"], episode["terminations"], self._env_name
             )
+            traj.extras = _extras_of(episode)
+            yield traj
+
+
+def _extras_of(episode: Mapping[str, Any]) -> dict[str, Any]:
+    found = (episode.get("infos") or {}).get(_EXTRAS)
+    return {k: np.ascontiguousarray(found[k]) for k in sorted(found)} if isinstance(found, Mapping) else {}
 
 
 def _metadata(name: str, directory: Path) -> dict[str, Any]:
@@ -161,8 +180,8 @@ def export(
 ) -> int:
     """Write trajectories as a new Minari data set, in ``$MINARI_DATASETS_PATH`` or ``~/.minari/datasets``.
 
-    Observations are as stored (one-hot where they were discrete), a space that was no dict as the array that it was. Actions
-    are the environment's own. The last step of a trajectory that does not terminate is marked as truncated.
+    Observations are written as stored (discrete ones one-hot); those of a space that was not a Dict as plain arrays. Actions
+    are in the environment's form, extra fields in ``infos["extras"]``. The last step of a trajectory that does not terminate is marked as truncated.
 
     Args:
         dataset_id: "name-v0", or "namespace/name-v0".
@@ -192,6 +211,7 @@ def export(
             rewards=traj.rews[:, 0].astype(np.float64),
             terminations=traj.dones[:, 0],
             truncations=ends,
+            infos={_EXTRAS: traj.extras} if traj.extras else {},
         )
 
     written, out = 0, None
@@ -217,7 +237,7 @@ def export(
 
 @contextlib.contextmanager
 def _absolute_root() -> Iterator[None]:
-    """Minari joins a relative directory to itself while it creates a data set."""
+    """Makes ``MINARI_DATASETS_PATH`` absolute: Minari would join a relative path to itself when it creates a data set."""
     name = "MINARI_DATASETS_PATH"
     given = os.environ.get(name)
     if given is None:
@@ -231,7 +251,7 @@ def _absolute_root() -> Iterator[None]:
 
 
 def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """{"a/b": x} -> {"a": {"b": x}}: HDF5 would make groups of such keys."""
+    """{"a/b": x} -> {"a": {"b": x}}, because HDF5 reads "/" in a name as a group."""
     out: dict[str, Any] = {}
     for key, value in flat.items():
         *groups, name = key.split("/")
@@ -249,7 +269,7 @@ def _as_space(tree: Any) -> gym.Space[Any]:
 
 
 def _batched(spec: ActionSpec, stored: Any) -> Any:
-    """T of the environment's own actions: an array, or a dict or tuple of arrays."""
+    """T actions in the environment's form: an array, or a dict or tuple of arrays."""
     if spec.kind in ("discrete", "continuous", "multibinary"):
         return spec.to_env(stored)
     return _stack([spec.to_env(a) for a in stored])

@@ -2,7 +2,7 @@
 
 A matrix library rearranges both factors before it multiplies. With few rows, as in a step of a few actors, that takes as long
 as the product itself; a policy's weights stay the same between two updates, so they are packed once. docs/notes/performance.md
-has figures.
+has figures. Without AVX-512 the packed product is slower than the plain one, and nothing is packed.
 """
 
 from __future__ import annotations
@@ -51,10 +51,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @functools.cache
 def _onednn() -> tuple[Any, Any] | None:
-    """The functions that pack and multiply, or None if this PyTorch lacks them or they fail on a small example.
+    """The functions that pack and multiply, or None without AVX-512, or if this PyTorch lacks them or they fail on a small example.
 
     PyTorch's compiler uses them for frozen weights; they are not part of its public interface.
     """
+    if "AVX512" not in torch.backends.cpu.get_cpu_capability():
+        return None
     try:
         ops = torch.ops.mkldnn
         arrange, multiply = ops._reorder_linear_weight.default, ops._linear_pointwise.default

@@ -5,10 +5,23 @@ from collections import defaultdict
 import gymnasium as gym
 import numpy as np
 import pytest
-from counting_env import ACTIONS, check_traj, is_terminated, length_of, make_counting, make_vector, reward_of
+from counting_env import (
+    ACTIONS,
+    EXTRAS,
+    check_extras,
+    check_traj,
+    is_terminated,
+    length_of,
+    make_counting,
+    make_vector,
+    policy_value,
+    reward_of,
+)
 
-from amago import config
-from amago.envs import EpsilonGreedy, make_pool
+from amago import ExtraField, config
+from amago.envs import ActorError, EpsilonGreedy, make_pool
+from amago.hindsight import Relabeler
+from amago.loading import DatasetSettings, DiskTrajDataset, MixtureOfDatasets
 from amago.spaces import action_spec
 from amago.store import TrajectoryStore
 
@@ -24,13 +37,20 @@ MODES = {
 }
 
 
-def start(mode, kind, root, **recorder):
+def start(mode, kind, root, bad=None, max_env_restarts=100, **recorder):
     env_mode, how = MODES[mode]
     options = {"save_trajs_to": str(root / "fifo"), "save_trajs_as": "segments"} | recorder
-    common = {"parallel_actors": N, "exploration": EpsilonGreedy, "recorder": options, "seed": 5}
+    common = {
+        "parallel_actors": N,
+        "exploration": EpsilonGreedy,
+        "recorder": options,
+        "seed": 5,
+        "max_env_restarts": max_env_restarts,
+    }
+    env = {"kind": kind, "extras": "extra_fields" in recorder, "bad": bad}
     if env_mode == "already_vectorized":
-        return make_pool([make_vector(N, how, kind=kind)], env_mode, **common)
-    return make_pool([make_counting(i, kind=kind) for i in range(N)], env_mode, **common, **how)
+        return make_pool([make_vector(N, how, **env)], env_mode, **common)
+    return make_pool([make_counting(i, **env) for i in range(N)], env_mode, **common, **how)
 
 
 def random_actions(kind, n, rng):
@@ -72,6 +92,9 @@ def play(pool, kind, steps, seed=0):
             if step:
                 pool.wait(g)
                 check_arrays(pool, rows, kind, previous)
+            for i in range(rows.start, rows.stop) if pool.extras else ():
+                t, actor, episode, _ = (int(x) for x in pool.obs["count"][i])
+                pool.extras["from_policy"][i] = policy_value(actor, episode, t)
             if not together:
                 pool.send(g, actions[rows])
         if together:
@@ -237,3 +260,107 @@ def test_async_equals_sync_bit_for_bit(kind, tmp_path):
             (a.dones, b.dones),
         ):
             np.testing.assert_array_equal(x, y)
+
+
+def check_batch(batch, kind):
+    """Every number of a batch, extra fields included, is where it belongs; padding is not looked at."""
+    assert list(batch.extras) == sorted(x.name for x in EXTRAS)
+    for i in range(len(batch.rews)):
+        n = int(batch.mask[i].sum())
+        t, actor, episode = (int(x) for x in batch.obs["count"][i, 0, :3])
+        times = t + np.arange(n)
+        np.testing.assert_array_equal(batch.obs["count"][i, :n, 0], times)
+        rows = {"task": 1, "privileged": n, "label": n - 1, "from_policy": n - 1}
+        check_extras({k: v[i, : rows[k]] for k, v in batch.extras.items()}, actor, episode, times)
+
+
+@pytest.mark.parametrize(
+    ("mode", "save_as"), [*((mode, "segments") for mode in MODES), ("sync", "npz"), ("same_step", "npz-compressed")]
+)
+def test_extra_fields_of_each_kind_of_rows_reach_the_batch(mode, save_as, tmp_path):
+    fields = tuple(sorted(EXTRAS, key=lambda x: x.name))
+    root = tmp_path / "counting" / "buffer"
+    pool = start(mode, "discrete", root, extra_fields=fields, save_trajs_as=save_as, save_every=4)
+    try:
+        play(pool, "discrete", 40)
+    finally:
+        pool.close()
+    pieces = read(root, "discrete")
+    assert len(pieces) > N
+    assert any(len(found) > 1 for found in pieces.values())
+
+    def opened(cls=DiskTrajDataset, padded="both", **options):
+        dataset = cls(tmp_path, "counting", **options)
+        dataset.configure(DatasetSettings(3, padded, extra_fields=fields))
+        return dataset
+
+    class OneByOne(DiskTrajDataset):
+        pass
+
+    class Shorter(Relabeler):
+        def relabel(self, traj):
+            return traj.slice(len(traj) // 3, len(traj))
+
+    rng = np.random.default_rng(0)
+    for dataset in (opened(), opened(padded="left"), opened(OneByOne), opened(relabeler=Shorter())):
+        check_batch(dataset.sample_batch(rng, 50), "discrete")
+
+
+def test_defaults_fill_what_files_lack(tmp_path):
+    root = tmp_path / "old" / "buffer"
+    pool = start("sync", "discrete", root)
+    try:
+        play(pool, "discrete", 30)
+    finally:
+        pool.close()
+    fields = [
+        ExtraField("a", "T+1", (2,), default=3.0),
+        ExtraField("b", "T", (), "bool", default=True),
+        ExtraField("c", "1", (1,), "int8"),
+    ]
+    for padded in ("none", "both"):
+        dataset, again = DiskTrajDataset(tmp_path, "old"), MixtureOfDatasets([DiskTrajDataset(tmp_path, "old")], [1.0])
+        for each in (dataset, again):
+            each.configure(DatasetSettings(3, padded, extra_fields=fields))
+            batch = each.sample_batch(np.random.default_rng(0), 16)
+            (b, length), mask = batch.rews.shape[:2], batch.mask[..., 0]
+            assert {k: tuple(v.shape) for k, v in batch.extras.items()} == {
+                "a": (b, length + 1, 2),
+                "b": (b, length),
+                "c": (b, 1, 1),
+            }
+            assert (batch.extras["a"][mask] == 3).all()
+            assert batch.extras["b"][mask[:, 1:]].all()
+            assert not batch.extras["c"].any()
+
+
+def without(name, at):
+    return lambda t, info: {k: v for k, v in info.items() if k != name or t != at}
+
+
+@pytest.mark.parametrize("mode", ["sync", "same_step", "next_step"])
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (without("label", 2), ["'label'", "step 2", "found none"]),
+        (without("task", 0), ["'task'", "step 0", "found none"]),
+        (
+            lambda t, info: info | {"privileged": np.full((1, 3), np.nan if t == 1 else 1.0)},
+            ["'privileged'", "step 1", "finite", "nan"],
+        ),
+        (lambda t, info: info | {"privileged": np.zeros((1, 4))}, ["'privileged'", "(1, 3)", "(1, 4)"]),
+        (lambda t, info: info | ({"label": 1.5} if t else {}), ["'label'", "int32", "1.5"]),
+    ],
+    ids=["missing", "missing at reset", "not finite", "shape", "dtype"],
+)
+def test_a_wrong_extra_is_a_fault_of_its_environment(mode, bad, words, tmp_path):
+    pool = start(mode, "discrete", tmp_path, bad=bad, max_env_restarts=2, extra_fields=EXTRAS)
+    try:
+        with pytest.raises(ActorError) as raised:
+            pool.reset()
+            for _ in range(9):
+                pool.step(np.zeros((N, 1), np.int64))
+        text = str(raised.value)
+        assert all(word in text for word in [*words, "counting"]), text
+    finally:
+        pool.close()

@@ -1,0 +1,151 @@
+"""Extra fields: what a user's script adds to the stored fields of a trajectory (numpy only)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from amago.data.trajectory import EXTRA, FIELDS, OBS, ROWS, Field, rows_in
+from amago.spaces import ActionSpec
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class ExtraField:
+    """A stored field of a user's own, such as a privileged state, a teacher's label or a task's embedding.
+
+    It is recorded with each trajectory and arrives as ``batch.extras[name]`` of shape ``(B, rows, *shape)``: L + 1
+    rows for "T+1", L for "T", one for "1". The policy never sees it.
+
+    Args:
+        name: letters, digits, "_", "-" and "."; with ``source="info"`` also the key in the environment's ``info``.
+        rows: "T+1" (the ``info`` of the reset and of each step), "T" (of each step) or "1" (of the reset).
+        shape: of one row; () for a number.
+        dtype: bool, or an integer or floating-point type of numpy.
+        source: "info", or "policy" for what the agent computes with each action
+            (`amago.agent.BaseAgent.act_with_extras`); then ``rows`` is "T".
+        default: fills all rows in training sequences from a data set that lacks the field.
+
+    Raises:
+        ValueError: naming the argument, its value and what is right.
+    """
+
+    name: str
+    rows: str = "T+1"
+    shape: tuple[int, ...] = ()
+    dtype: str = "float32"
+    source: str = "info"
+    default: float = 0.0
+
+    def __post_init__(self) -> None:
+        def problem(argument: str, right: str) -> ValueError:
+            return ValueError(f"ExtraField {self.name!r}: {argument} is {getattr(self, argument)!r}, but must be {right}")
+
+        if not isinstance(self.name, str) or not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}", self.name):
+            raise problem("name", "1 to 100 letters, digits, '_', '-' or '.', the first of them no '.'")
+        if self.rows not in ROWS:
+            raise problem("rows", f"one of {', '.join(map(repr, ROWS))}")
+        if self.source not in ("info", "policy"):
+            raise problem("source", "'info' or 'policy'")
+        if self.source == "policy" and self.rows != "T":
+            raise problem("rows", "'T' with source='policy', which gives one value for each action")
+        try:
+            shape = tuple(int(n) for n in self.shape)
+            right = shape == tuple(self.shape) and all(n >= 1 for n in shape) and len(shape) <= 16
+        except (TypeError, ValueError):
+            right = False
+        if not right:
+            raise problem("shape", "a tuple of positive integers, () for a number")
+        try:
+            dtype = np.dtype(self.dtype)
+        except TypeError:
+            dtype = np.dtype(object)
+        if dtype.kind not in "biuf" or dtype.itemsize > 8:
+            raise problem("dtype", "bool, an integer type or a floating-point type of at most 8 bytes")
+        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "dtype", dtype.name)
+        try:
+            as_array(self.default, dtype, ())
+        except ValueError as err:
+            raise problem("default", f"one number of dtype {dtype.name}: {err}") from None
+
+    @property
+    def field(self) -> Field:
+        """The row of the table of stored fields that this declares."""
+        return Field(EXTRA + self.name, self.rows, "extra", np.dtype(self.dtype), self.shape, default=self.default)
+
+    def default_rows(self, steps: int) -> Array:
+        """The default for a sequence of so many transitions, of shape ``(rows, *shape)``."""
+        return np.full((rows_in(self.rows, 1, steps), *self.shape), self.default, dtype=self.dtype)
+
+
+def check_extra_fields(extra_fields: Iterable[ExtraField]) -> tuple[ExtraField, ...]:
+    """The declared fields as a tuple.
+
+    Raises:
+        ValueError: no list, an element is no `ExtraField`, or two have one name.
+    """
+    if not isinstance(extra_fields, Iterable) or isinstance(extra_fields, str):
+        raise ValueError(f"extra_fields is {extra_fields!r}, but must be a list of amago.ExtraField")
+    fields = tuple(extra_fields)
+    for i, x in enumerate(fields):
+        if not isinstance(x, ExtraField):
+            raise ValueError(f"extra_fields[{i}] is {x!r}, but must be an amago.ExtraField")
+        if x.name in {other.name for other in fields[:i]}:
+            raise ValueError(f"extra_fields has two fields of the name {x.name!r}; every name must differ")
+    return fields
+
+
+def as_array(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    """``value`` as an array.
+
+    Raises:
+        ValueError: it has another shape, does not fit the dtype, or is not finite; says what was expected and found.
+    """
+    try:
+        found = np.asarray(value)
+        if found.dtype == object:
+            found = np.asarray(found.tolist())
+    except (TypeError, ValueError):
+        found = np.empty(0, object)
+    wanted, shown = f"shape {shape} and dtype {dtype.name}", repr(found.tolist() if found.size else value)[:100]
+    if found.dtype.kind not in "biuf":
+        raise ValueError(f"expected numbers of {wanted}, found {value!r:.100}")
+    if found.shape != shape:
+        raise ValueError(f"expected {wanted}, found shape {found.shape}: {shown}")
+    with np.errstate(all="ignore"):
+        out = found.astype(dtype, copy=False)
+    if dtype.kind != "f" and not np.array_equal(out, found):
+        raise ValueError(f"expected {wanted}, found {shown}")
+    if dtype.kind == "f" and not np.isfinite(out).all():
+        raise ValueError(f"expected finite numbers of {wanted}, found {shown}")
+    return out
+
+
+def trajectory_fields(
+    obs_space: gym.spaces.Dict, spec: ActionSpec, extra_fields: Iterable[ExtraField] = ()
+) -> tuple[Field, ...]:
+    """All stored fields of an environment's trajectories, with dtype and shape of a row.
+
+    Args:
+        obs_space: flat, boxes only (`amago.spaces.obs_spec`).
+    """
+    observations = [
+        Field(OBS + key, "T+1", "obs", np.dtype(s.dtype), tuple(s.shape or ())) for key, s in obs_space.spaces.items()
+    ]
+    fields: list[Field] = []
+    for x in FIELDS:
+        if x.role == "obs":
+            fields += observations
+        elif x.dtype is None:
+            fields.append(Field(x.name, x.rows, x.role, spec.stored_dtype, (spec.stored_dim,), x.before, x.default))
+        else:
+            fields.append(x)
+    return (*fields, *(x.field for x in extra_fields))

@@ -1,0 +1,163 @@
+"""Declared extra fields: what is refused, and what slicing, relabelling and collating keep."""
+
+import dataclasses
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import tiny
+import torch
+
+import amago
+from amago.data.extras import check_extra_fields
+from amago.data.relabel import Relabeler
+from amago.data.trajectory import FrozenTraj, StoredTraj
+from amago.loading import DatasetSettings, RLData, RLDataset, collate
+from amago.loading.dataset import sample_window
+from amago.run.checks import SettingsError
+from amago.spaces import action_spec
+
+SPEC = action_spec(gym.spaces.Discrete(3))
+FIELDS = (
+    amago.ExtraField("each", "T+1", (2,)),
+    amago.ExtraField("step", "T", dtype="int64"),
+    amago.ExtraField("once", "1", (1,)),
+)
+
+
+def stored(steps: int = 5) -> StoredTraj:
+    t = np.arange(steps + 1)
+    return StoredTraj(
+        obs={"t": t[:, None].astype(np.float32)},
+        actions=(t[:-1, None] % 3),
+        rews=t[1:, None].astype(np.float32),
+        dones=np.zeros((steps, 1), bool),
+        extras={"each": np.stack([t, -t], 1).astype(np.float32), "step": t[:-1], "once": np.full((1, 1), 9, np.float32)},
+    )
+
+
+def check(traj, start, stop):
+    t = np.arange(start, stop + 1)
+    np.testing.assert_array_equal(traj.extras["each"], np.stack([t, -t], 1))
+    np.testing.assert_array_equal(traj.extras["step"], t[:-1])
+    np.testing.assert_array_equal(traj.extras["once"], [[9]])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"name": "a/b"}, ["name", "'a/b'"]),
+        ({"name": ".hidden"}, ["name"]),
+        ({"rows": "L"}, ["rows", "'L'", "'T+1'"]),
+        ({"shape": (2, 0)}, ["shape", "(2, 0)"]),
+        ({"shape": 3}, ["shape", "3"]),
+        ({"dtype": "complex64"}, ["dtype", "complex64"]),
+        ({"dtype": "nonsense"}, ["dtype", "nonsense"]),
+        ({"source": "agent"}, ["source", "'agent'", "'policy'"]),
+        ({"source": "policy", "rows": "T+1"}, ["rows", "'T'"]),
+        ({"dtype": "int8", "default": 1000}, ["default", "1000"]),
+        ({"default": float("nan")}, ["default", "nan"]),
+    ],
+)
+def test_a_wrong_declaration_is_refused(wrong, words):
+    with pytest.raises(ValueError, match="ExtraField") as err:
+        amago.ExtraField(**{"name": "x"} | wrong)
+    assert all(word in str(err.value) for word in words)
+
+
+def test_wrong_lists_are_refused():
+    with pytest.raises(ValueError, match="'x'"):
+        check_extra_fields([amago.ExtraField("x"), amago.ExtraField("x", rows="1")])
+    with pytest.raises(ValueError, match=r"extra_fields\[0\] is 'x'"):
+        DatasetSettings(4, extra_fields=["x"])
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 5), (0, 1), (2, 4), (4, 5)])
+def test_slices(start, stop):
+    whole = stored()
+    check(whole.slice(start, stop), start, stop)
+    check(whole.derive(SPEC).slice(start, stop).validate(), start, stop)
+    check(whole.derive(SPEC).slice(start, stop).slice(0, stop - start), start, stop)
+    check(whole.derive(SPEC).to_stored(SPEC), 0, 5)
+
+
+def test_a_field_of_the_wrong_length_is_refused():
+    frozen = stored().derive(SPEC)
+    frozen.extras["step"] = np.zeros(3)
+    with pytest.raises(ValueError, match=r"extras\['step'\] has 3 rows"):
+        frozen.validate()
+
+
+class Rebuilt(Relabeler):
+    """Returns a trajectory that was built by hand, without extras."""
+
+    def __init__(self, steps):
+        self.steps = steps
+
+    def relabel(self, traj):
+        piece = traj.slice(0, self.steps)
+        return FrozenTraj(piece.obs, piece.rl2s, piece.time_idxs, piece.rews, piece.dones, piece.actions)
+
+
+def test_relabelling_keeps_them_or_is_refused():
+    def window(relabeler):
+        settings = DatasetSettings(10, extra_fields=FIELDS)
+        return sample_window(5, SPEC, lambda *_: stored(), relabeler, settings, np.random.default_rng(0))
+
+    check(window(Rebuilt(5)), 0, 5)
+    with pytest.raises(ValueError, match=r"from 5 to 3 transitions.*'each', 'step'"):
+        window(Rebuilt(3))
+
+
+class Ready(RLDataset):
+    """Hands out given sequences, one after the other."""
+
+    def __init__(self, *samples):
+        self.samples = list(samples)
+
+    def sample_random_trajectory(self, rng):
+        return self.samples.pop(0)
+
+
+def sequence(steps):
+    return RLData.from_traj(stored(steps).derive(SPEC))
+
+
+def test_batches_have_exactly_the_declared_fields():
+    plain = dataclasses.replace(sequence(2), extras={})
+    dataset = Ready(sequence(4), plain, sequence(1))
+    fields = (dataclasses.replace(FIELDS[0], default=7.0), dataclasses.replace(FIELDS[1], default=5))
+    dataset.configure(DatasetSettings(10, extra_fields=fields))
+    batch = dataset.sample_batch(np.random.default_rng(0), 3)
+    assert {k: tuple(v.shape) for k, v in batch.extras.items()} == {"each": (3, 5, 2), "step": (3, 4)}
+    assert batch.extras["step"].tolist() == [[0, 1, 2, 3], [5, 5, 0, 0], [0, 0, 0, 0]]
+    assert (batch.extras["each"][1, :3] == 7).all()
+    moved = batch.to("cpu")
+    assert all(torch.equal(moved.extras[k], batch.extras[k]) for k in batch.extras)
+
+
+def test_sequences_that_do_not_fit_the_declaration_are_refused():
+    with pytest.raises(ValueError, match=r"extras\['each'\].*\(3, 2\).*\(3, 1\)"):
+        collate([sequence(2)], [amago.ExtraField("each", "T+1", (1,))])
+    with pytest.raises(ValueError, match="different extras"):
+        collate([sequence(2), dataclasses.replace(sequence(2), extras={})])
+
+
+def test_an_experiment_checks_its_extra_fields_before_it_starts(tmp_path):
+    unknown = amago.ExtraField("value", rows="T", source="policy")
+    with pytest.raises(
+        SettingsError, match="extra_fields has 'value' with source='policy', but agent_type Agent computes only"
+    ):
+        tiny.started(tmp_path, extra_fields=[unknown])
+    with pytest.raises(SettingsError, match=r"extra_fields has two fields of the name 'once'"):
+        tiny.started(tmp_path, extra_fields=[FIELDS[2], FIELDS[2]])
+
+
+@pytest.mark.parametrize("make_env", [tiny.tmaze, tiny.bits])
+def test_log_probabilities_are_recorded_in_training(tmp_path, make_env):
+    e = tiny.started(tmp_path, make_env, extra_fields=[amago.ExtraField("log_prob", rows="T", source="policy")])
+    e.learn()
+    batch = e.dataset.sample_batch(np.random.default_rng(0), 8)
+    real = batch.extras["log_prob"][batch.transition_mask[..., 0]]
+    assert (real < 0).all()
+    assert len(real.unique()) > 2
