@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -61,8 +60,9 @@ class RunningMoments(nn.Module):
     @torch.no_grad()
     def _move(self, first: Tensor, second: Tensor, use: Tensor, counts: Tensor) -> None:
         """Move ``mu`` towards ``first`` and ``nu`` towards ``second`` where ``use`` is True; add to t where ``counts`` is True."""
-        t = self._t.to(self.nu.dtype) + 1
-        rate = self.beta / -torch.expm1(t * math.log1p(-self.beta))  # 1 at t = 1, to the last digit
+        t = self._t + 1
+        rate = self.beta / (1 - (1 - self.beta) ** t)
+        rate = torch.where(t == 1, 1.0, rate).to(self.nu.dtype)  # rounding would leave 0.02% of what was there before any data
         self._t.copy_(torch.where(counts, t, self._t))
         self.mu.copy_(torch.where(use, (1 - rate) * self.mu + rate * first, self.mu))
         self.nu.copy_(torch.where(use, (1 - rate) * self.nu + rate * second, self.nu))
