@@ -1,1 +1,2 @@
-"""How fast each part is, as a share of what the machine could do: ``python -m benchmarks NAME``; see docs/performance.md."""
+"""Speed of each part of the library relative to a lower bound on its work: ``python -m benchmarks NAME``; see
+docs/performance.md."""

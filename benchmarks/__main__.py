@@ -1,4 +1,4 @@
-"""``python -m benchmarks NAME [options]``, or ``all``."""
+"""Runs a benchmark, or all of them: ``python -m benchmarks NAME [options]``."""
 
 from __future__ import annotations
 
@@ -9,24 +9,30 @@ from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser
 
 NAMES = ("startup", "policy_step", "rollout", "learner", "learner_memory", "replay", "context")
 ONLY_BY_NAME = ("scaling", "solve", "compiled", "fast_paths")
-"""Take minutes each, and are not part of ``all``."""
+"""Benchmarks that take several minutes each and are not part of ``all``."""
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = ArgumentParser(prog="python -m benchmarks", description=__doc__, formatter_class=ArgumentDefaultsHelpFormatter)
     parser.add_argument("name", choices=(*NAMES, *ONLY_BY_NAME, "all"), help="what to measure")
     parser.add_argument("--only", default="", metavar="TEXT", help="only the cases whose name contains this")
-    parser.add_argument("--threads", type=int, default=1, help="torch threads, where a benchmark does not say otherwise")
-    parser.add_argument("--rounds", type=int, default=None, help="turns of each contender; default: of the benchmark")
-    parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that it runs, not how fast")
-    parser.add_argument("--out", default=None, metavar="DIR", help="where NAME.json goes; default: benchmarks/results")
-    parser.add_argument("--peer", default=None, metavar="PATH", help="folder of another implementation with the same interface")
-    parser.add_argument("--peer-python", default=sys.executable, metavar="PYTHON", help="the interpreter that it runs in")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads, unless a benchmark sets its own number")
+    parser.add_argument(
+        "--rounds", type=int, default=None, help="measurements of each contender; the default depends on the case"
+    )
+    parser.add_argument(
+        "--smoke", action="store_true", help="tiny sizes, to check that the benchmark runs; figures mean nothing"
+    )
+    parser.add_argument("--out", default=None, metavar="DIR", help="directory of NAME.json; default: benchmarks/results")
+    parser.add_argument("--peer", default=None, metavar="PATH", help="folder of another implementation of the same interface")
+    parser.add_argument(
+        "--peer-python", default=sys.executable, metavar="PYTHON", help="Python interpreter of that implementation"
+    )
     options = parser.parse_args(argv)
     if options.threads < 1:
         parser.error(f"--threads must be at least 1, got {options.threads}")
     if options.peer is not None and not os.path.isdir(options.peer):
-        parser.error(f"--peer {options.peer} is no folder")
+        parser.error(f"--peer must be a folder, got {options.peer}")
 
     import torch
 

@@ -1,10 +1,10 @@
-"""What `torch.compile` would bring: an update and a policy's step as they are, against the same agent compiled by PyTorch's defaults.
+"""The effect of `torch.compile` with its default options on an update and on a step of the policy.
 
-The compiled agent stands where other benchmarks have a ceiling: a ratio above 1 says that the agent is faster as it is. The note says
-how long the first call took, which a run would wait for at its start (and again for each new shape). Needs a C++ compiler on a CPU.
+The compiled agent takes the place of the ceiling: a ratio above 1 means that the agent is faster without compilation. The note
+is the time of the first calls, which a run spends at its start and for each new shape. On a CPU a C++ compiler is necessary.
 
-Steps are those of the agent without memory: memories change in place under `torch.inference_mode`, which PyTorch 2.13 refuses to
-compile ("dispatch key set mismatch").
+Steps are those of an agent without memory: PyTorch 2.13 does not compile models with hidden states that change in place under
+`torch.inference_mode` ("dispatch key set mismatch").
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.policy_step import Acting, make_agent, milliseconds
 
 
 def first_call(work: Callable[[], Any]) -> float:
-    """Seconds of the call that compiles, and of one more that may compile for another shape."""
+    """Seconds of the first call, which compiles, and of the second, which may compile for another shape."""
     start = time.perf_counter()
     work()
     work()
@@ -65,7 +65,7 @@ def _steps(options: Namespace) -> Iterator[Row]:
 
 
 def rows(options: Namespace) -> Iterator[Row]:
-    """Updates of length 128, then steps of 16 actors."""
+    """Updates on sequences of 128 steps, then steps of the policy for 16 and 64 actors."""
     torch.manual_seed(0)
     yield from _updates(options)
     yield from _steps(options)

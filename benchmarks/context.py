@@ -1,11 +1,12 @@
-"""What a long memory costs: one step of 16 actors with a Transformer 256 wide, 3 layers, for contexts of 512 to 10,000 timesteps.
+"""The cost of long contexts: one step of 16 actors with a Transformer of width 256 and 3 layers, for contexts of 512 to 10,000
+steps.
 
-The ceiling is reading the valid part of the cache of keys and values once (a sum over it, as float32 numbers, whatever it holds), because
-every step has to see all of it. It leaves out everything else, the products with weights included, which alone take longer than a
-cache that is empty or short: see "products" in the details. So only long caches come near it.
+The ceiling reads the valid part of the cache of keys and values once (as a float32 sum), which every step has to do. It leaves
+out all other work. The products with weights alone take longer than reading a short cache (see "products" in the details), so
+that only long caches approach the ceiling.
 
-"float32" and "bfloat16" are the kinds of numbers in the cache; weights are float32. The last row compares the cost of a step far beyond the
-context with that of the first step with a full cache: the cache is a ring, and nothing in it moves.
+"float32" and "bfloat16" are the dtypes of the cache; weights are float32. The last row compares a step far beyond the context
+with the first step with a full cache, which should cost the same, because the cache is a ring buffer.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Remembering:
-    """Actors in the middle of long rollouts.
+    """Actors with partly filled caches.
 
     Args:
-        length: timesteps that each remembers, a few more or less.
+        length: number of cached timesteps of each actor, minus 0 to 7.
     """
 
     def __init__(self, agent: Agent, actors: int, length: int, dtype: torch.dtype):
@@ -43,7 +44,7 @@ class Remembering:
         self.restart()
 
     def restart(self) -> None:
-        """Back to ``length``: steps make the memory longer."""
+        """Reset the cache to ``length`` timesteps."""
         self.cache.lengths.copy_((self.length - self.apart).clamp(min=0))
         self.cache.host_lengths[:] = self.cache.lengths.numpy()
 
@@ -52,7 +53,7 @@ class Remembering:
             self.agent.get_actions(self.obs, self.rl2s, self.cache.lengths[:, None].clone(), self.cache)
 
     def read(self) -> None:
-        """The ceiling."""
+        """Read the valid part of the cache: the ceiling."""
         tokens = max(1, min(self.length, self.cache.capacity))
         with torch.inference_mode():
             for numbers in (*self.cache.keys, *self.cache.values):
@@ -68,7 +69,7 @@ def _timed(steps: Remembering, seconds: float) -> Callable[[], float]:
 
 
 def rows(options: Namespace) -> Iterator[Row]:
-    """Every context, empty, half full and full, with both kinds of cache; then a step far beyond the context."""
+    """Empty, half full and full caches of both dtypes for each context; then a step far beyond the context."""
     torch.manual_seed(0)
     actors, seconds, rounds = (2, 0.0, 1) if options.smoke else (16, 0.2, options.rounds or 5)
     contexts = (8, 16) if options.smoke else (512, 2_048, 10_000)

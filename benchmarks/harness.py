@@ -1,8 +1,8 @@
-"""What all benchmarks share: rows, taking turns, the table and the file.
+"""Common parts of the benchmarks: measurement in turns, result rows, tables and files.
 
-A benchmark compares *ours* with a *ceiling*, the simplest code that does only the unavoidable work, in one run and in turns, so that whatever
-else the machine does meanwhile meets both. Its ratio is the median over rounds of the ratio within a round, and says which share of the ceiling's
-speed is reached: 1 is perfect, whether the unit is a rate (more is better) or a cost (less is better).
+A benchmark compares *ours*, the library, with a *ceiling*, the simplest code that does only the unavoidable work. Both are
+measured in turns within one run, so that other load on the machine affects both. The ratio is the speed of ours divided by that
+of the ceiling, the median over rounds: 1 is perfect, for rates as well as for costs.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 COSTS = ("s", "ms", "us", "MiB", "KiB")
-"""Units of which less is better; of all others more is."""
+"""Units of costs, of which less is better; all other units are rates."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a benchmark's table.
+    """A row of a benchmark's table.
 
-    Args:
-        case: what was measured.
-        ours, ceiling: in ``unit``, medians over rounds.
+    Attributes:
+        case: name of the case.
+        ours, ceiling: medians over rounds, in ``unit``.
         unit: one of `COSTS`, or a rate such as "steps/s".
-        ratio: share of the ceiling's speed, see this module.
-        target: the least ratio that is asked for; None for none.
-        peer, ratio_to_peer: the same of another implementation, if one was given.
-        note: what a reader must know about this line.
+        ratio: speed relative to the ceiling, see this module.
+        target: the minimum ratio required; None if there is none.
+        peer, ratio_to_peer: figure of another implementation, and speed relative to it; None without one.
+        note: a remark for the reader of the table.
+        details: further figures by name.
     """
 
     case: str
@@ -51,15 +52,19 @@ class Row:
 
 
 def share(ours: float, other: float, unit: str) -> float:
-    """How fast ``ours`` is in units of ``other``."""
+    """The speed of ``ours`` relative to ``other``, given their figures in ``unit``."""
     return other / ours if unit in COSTS else ours / other
 
 
 def in_turns(contenders: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Measure each contender once a round; the order turns round every time, so that none always follows the same one.
+    """Measure each contender once per round, in alternating order.
 
     Args:
-        contenders: by name, functions that do the work and return the figure.
+        contenders: functions that do the work and return the figure, by name.
+        rounds: number of measurements per contender.
+
+    Returns:
+        the figures of each contender, by round.
     """
     figures: dict[str, list[float]] = {name: [] for name in contenders}
     names = list(contenders)
@@ -78,11 +83,13 @@ def compare(
     ceiling: Callable[[Mapping[str, float]], float] | None = None,
     note: str = "",
 ) -> Row:
-    """A row from contenders that take turns.
+    """Measure contenders in turns; returns their row.
 
     Args:
-        contenders: "ours", "ceiling" and perhaps "peer"; others are kept as details.
-        ceiling: instead of a contender of that name: makes it from one round's figures.
+        case, unit, target, note: see `Row`.
+        contenders: "ours", "ceiling" and optionally "peer"; figures of others become details.
+        rounds: number of measurements per contender.
+        ceiling: computes the ceiling from the figures of a round, instead of a contender of that name.
     """
     figures = in_turns(contenders, rounds)
     by_round = [{name: values[i] for name, values in figures.items()} for i in range(rounds)]
@@ -103,7 +110,7 @@ def compare(
 
 
 def seconds_per_call(work: Callable[[], Any], at_least: float = 0.2, calls: int = 1) -> float:
-    """Mean seconds of a call, over ``at_least`` seconds and at least ``calls`` calls."""
+    """Mean seconds per call of ``work``, over at least ``at_least`` seconds and ``calls`` calls."""
     done, start = 0, time.perf_counter()
     while True:
         work()
@@ -114,7 +121,7 @@ def seconds_per_call(work: Callable[[], Any], at_least: float = 0.2, calls: int 
 
 
 def machine() -> str:
-    """This machine in a few words."""
+    """A short description of this machine: processor and number of cores."""
     model = platform.processor() or platform.machine()
     if os.path.exists("/proc/cpuinfo"):
         with open("/proc/cpuinfo") as f:
@@ -123,7 +130,7 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """The commit that is checked out, with + if files differ from it."""
+    """The commit that is checked out, followed by + if the working tree differs from it."""
     try:
         git = ["git", "-C", str(RESULTS.parent), "describe", "--always", "--dirty=+", "--exclude=*"]
         return subprocess.run(git, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
@@ -132,7 +139,7 @@ def commit() -> str:
 
 
 def report(name: str, rows: Iterable[Row], options: Namespace) -> list[Row]:
-    """Print rows as they come, and write them to ``RESULTS/name.json`` (with ``--out DIR`` there)."""
+    """Print each row as it arrives, and write all of them to ``name.json`` in ``--out`` or `RESULTS`."""
     import torch
 
     done: list[Row] = []

@@ -1,12 +1,13 @@
-"""One update (losses, backward, clipping, AdamW, targets that follow) against the matrix products that its formulas need.
+"""One update (losses, backward pass, gradient clipping, AdamW, target networks) against the matrix products that it requires.
 
-Sizes are the library's defaults: batch 24, Transformer 256x3, heads of 256, 4 critics, 7 discounts; observations are 20 floats.
+Sizes are the library's defaults: batch 24, a Transformer of width 256 with 3 layers, actor and critics of width 256, 4 critics,
+7 discounts; observations are 20 floats.
 
-The ceiling does every product of an update once, at its shape and type, from operands and into results that are already there: forward
-2mnk operations, and as much again for each of the two gradients where one is needed (see `products`). It leaves out whatever is no
-product: activations, norms, softmax, dropout, losses, and the optimizer and the targets (8 reads and 5 writes of each of some 4
-million parameters, 1 to 4% of an update at length 128). Causal attention counts half of its products. Each shape is timed on its own,
-the fastest of three ways to ask for it (one matrix, a batch of them, in pieces of 2,048 rows), and counted as often as it occurs.
+The ceiling computes every matrix product of an update once, with its shape and dtype and with preallocated operands and
+results: the forward product and those of the gradients that are needed (see `products`). It leaves out activations, norms,
+softmax, dropout, losses, the optimizer and the target networks. Of causal attention half of the products are counted. Each
+shape is timed separately by the fastest of three methods (matrix by matrix, batched, in pieces of 2,048 rows), times the number
+of its occurrences.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ TARGET_LENGTHS = (128, 512)
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained, and on how much.
+    """An agent and the size of its batches.
 
-    Args:
-        agent_type, action_space, length, bf16: what differs between cases.
-        batch, width, d_obs, d_timestep, heads, layers, bins: sizes that stay, but for a smoke test.
+    Attributes:
+        agent_type, action_space, length, bf16: these vary between cases.
+        batch, width, d_obs, d_timestep, heads, layers, bins: these vary in smoke tests only.
     """
 
     agent_type: type[BaseAgent]
@@ -81,7 +82,7 @@ SMOKE = {"batch": 2, "width": 16, "d_timestep": 32, "heads": 2, "layers": 1, "bi
 
 
 def cases(smoke: bool) -> Iterator[Case]:
-    """All of them, the shortest first; float32 and bf16 of one kind follow each other."""
+    """All cases by increasing length; float32 and bf16 alternate."""
     one, six = gym.spaces.Box(-1, 1, (1,)), gym.spaces.Box(-1, 1, (6,))
     discrete: gym.Space[Any] = gym.spaces.Discrete(5)
     kinds: tuple[tuple[type[BaseAgent], gym.Space[Any]], ...] = (
@@ -94,7 +95,7 @@ def cases(smoke: bool) -> Iterator[Case]:
     for length in (4,) if smoke else (32, 128, 512):
         for agent_type, space in kinds:
             if length == 512 and space is one:
-                continue  # as fast as six dimensions, and the run has half an hour
+                continue  # as fast as six dimensions, which is measured too
             for bf16 in (False, True):
                 case = Case(agent_type, space, length, bf16)
                 yield replace(case, **SMOKE) if smoke else case  # type: ignore[arg-type]
@@ -111,7 +112,7 @@ def make_agent(case: Case) -> BaseAgent:
 
 
 def make_batch(case: Case) -> Batch:
-    """Full-length sequences of noise."""
+    """Random sequences without padding."""
     b, length, width = case.batch, case.length, action_spec(case.action_space).dim
     if isinstance(case.action_space, gym.spaces.Discrete):
         actions = torch.nn.functional.one_hot(torch.randint(width, (b, length)), width).float()
@@ -129,7 +130,7 @@ def make_batch(case: Case) -> Batch:
 
 
 class Learner:
-    """An agent, its optimizer and a batch; `update` does what a step of `amago.Experiment` does."""
+    """An agent, its optimizer and a batch; `update` does the work of an update of `amago.Experiment`."""
 
     def __init__(self, case: Case) -> None:
         torch.manual_seed(0)
@@ -160,7 +161,7 @@ class Learner:
 
 
 class Product(NamedTuple):
-    """``n`` products of (m, k) and (k, n)."""
+    """``copies`` matrix products of shapes (m, k) and (k, n)."""
 
     copies: int
     m: int
@@ -171,7 +172,7 @@ class Product(NamedTuple):
 def linear(
     rows: int, d_in: int, d_out: int, copies: int = 1, input_grad: bool = True, weight_grad: bool = True
 ) -> list[Product]:
-    """A linear layer: forward, and the gradients that are asked for."""
+    """The products of a linear layer: the forward pass, and the gradients of its input and its weight if requested."""
     out = [Product(copies, rows, d_in, d_out)]
     if input_grad:
         out.append(Product(copies, rows, d_out, d_in))
@@ -184,7 +185,7 @@ forward = partial(linear, input_grad=False, weight_grad=False)
 
 
 def encoders(case: Case, rl2: int) -> list[Product]:
-    """Timestep encoder and Transformer over length + 1 states, with all gradients."""
+    """The products of the timestep encoder and the Transformer over length + 1 states, with all gradients."""
     w, rows = case.width, case.batch * (case.length + 1)
     out = linear(rows, case.d_obs + rl2, case.d_timestep, input_grad=False)  # observations need no gradient
     out += linear(rows, case.d_timestep, case.d_timestep) + linear(rows, case.d_timestep, w)
@@ -196,7 +197,7 @@ def encoders(case: Case, rl2: int) -> list[Product]:
 
 
 def attention(case: Case) -> list[Product]:
-    """Of all tokens by all: scores and the weighted sum, and two gradients of each."""
+    """The products of attention without a causal mask: scores, weighted sums, and two gradients of each."""
     copies, length, head = case.batch * case.heads, case.length + 1, case.width // case.heads
     to_scores, from_scores = Product(copies, length, head, length), Product(copies, length, length, head)
     of_layer = [to_scores, from_scores] + [to_scores] + 3 * [from_scores]  # gradients: of weights; of values, queries, keys
@@ -208,32 +209,33 @@ def actor(rows: int, w: int, out: int, layer: Callable[..., list[Product]]) -> l
 
 
 def critics(case: Case, agent: Any, rows: int) -> list[Product]:
-    """The stored actions with all gradients, the policy's with one to the action at most, and targets.
+    """The products of the critics: stored actions with all gradients, the policy's actions with the action's gradient only,
+    targets.
 
-    A target takes the critics that were drawn, of which ``distinct`` differ on average.
+    Targets draw ``num_critics_td`` critics with replacement; ``distinct`` is the expected number of different ones.
     """
     C, G, w = agent.critics.num_critics, len(agent.gammas), case.width
     distinct = C * (1.0 - (1.0 - 1.0 / C) ** agent.num_critics_td)
     drawn = max(1, round(distinct))
-    if agent.exact:  # a value for each discount and action from one pass, which serves both losses
+    if agent.exact:  # one pass gives the values of all discounts and actions, for both losses
         out = G * agent.action_spec.dim
         learned = linear(rows, w, w, C) + linear(rows, w, w, C) + linear(rows, w, out, C)
         return learned + forward(rows, w, w, drawn) + forward(rows, w, w, drawn) + forward(rows, w, out, drawn)
     width, out = agent.action_spec.dim, getattr(case, "bins", 1) if hasattr(agent.critics, "bins") else 1
-    found = linear(rows, w, w, C)  # W_s s: once for all discounts and samples, stored or chosen
-    found += linear(rows, width, w, C, input_grad=False)  # W_a a of stored actions, shared by the discounts
-    found += linear(rows * G, w, w, C) + linear(rows * G, w, out, C)  # the other layers judge each discount apart
-    judged = rows * G * agent.k_actor
-    found += forward(judged, width, w, C) + forward(judged, w, w, C) + forward(judged, w, out, C)
-    if agent.online_coeff > 0:  # to the action alone, and from the least of the critics alone
-        found += [Product(1, judged, out, w), Product(1, judged, w, w), Product(1, judged, w, width)]
-    judged = rows * G * agent.k_critic
-    found += forward(rows, w, w, drawn) + forward(judged, width, w, drawn)
-    return found + forward(judged, w, w, drawn) + forward(judged, w, out, drawn)
+    found = linear(rows, w, w, C)  # W_s s: once for all discounts and actions
+    found += linear(rows, width, w, C, input_grad=False)  # W_a a of stored actions: once for all discounts
+    found += linear(rows * G, w, w, C) + linear(rows * G, w, out, C)  # all other layers: once per discount
+    samples = rows * G * agent.k_actor
+    found += forward(samples, width, w, C) + forward(samples, w, w, C) + forward(samples, w, out, C)
+    if agent.online_coeff > 0:  # the gradient of the action, through the smallest critic only
+        found += [Product(1, samples, out, w), Product(1, samples, w, w), Product(1, samples, w, width)]
+    samples = rows * G * agent.k_critic
+    found += forward(rows, w, w, drawn) + forward(samples, width, w, drawn)
+    return found + forward(samples, w, w, drawn) + forward(samples, w, out, drawn)
 
 
 def products(case: Case, agent: Any) -> Counter[Product]:
-    """All products of an update, but those of attention."""
+    """All products of an update except those of attention, with their numbers of occurrences."""
     spec, w, rows = agent.action_spec, case.width, case.batch * case.length
     policy = agent.actor.d_output
     found = encoders(case, 1 + spec.dim)
@@ -242,7 +244,7 @@ def products(case: Case, agent: Any) -> Counter[Product]:
 
 
 class Ceiling:
-    """Times each product of an update alone, and adds up."""
+    """Times each product of an update separately, and adds the times up."""
 
     def __init__(self, case: Case, agent: Any) -> None:
         self.dtype = torch.bfloat16 if case.bf16 else torch.float32
@@ -256,7 +258,7 @@ class Ceiling:
         return sum(2.0 * p.copies * p.m * p.k * p.n * times for p, times in self.counts.items())
 
     def _ways(self, p: Product) -> Iterator[Callable[[], Any]]:
-        """The same product in several ways, all in one place."""
+        """Several methods for the same product, with preallocated memory."""
         a, b, out = (torch.rand(p.copies, *shape).to(self.dtype) for shape in ((p.m, p.k), (p.k, p.n), (p.m, p.n)))
         yield lambda: torch.bmm(a, b, out=out)
         if p.copies <= 8:
@@ -306,7 +308,7 @@ def _peer_case(case: Case) -> dict[str, Any]:
 
 
 def rows(options: Namespace) -> Iterator[Row]:
-    """A row for each case."""
+    """One row per case."""
     for case in cases(options.smoke):
         if options.only not in case.name:
             continue

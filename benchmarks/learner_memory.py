@@ -1,11 +1,11 @@
-"""Peak resident memory of an update against what has to be there at once; cases are those of `benchmarks.learner`.
+"""Peak resident memory of an update against the memory that it requires, for the cases of `benchmarks.learner`.
 
-Each case runs in a process of its own, after a tiny case has loaded what is loaded once. *Ours* is the highest resident size within
-three updates less the size before the agent was built.
+Each case runs in a process of its own, after a tiny case that loads libraries. *Ours* is the peak resident size during three
+updates, minus the size before the agent is built.
 
-The ceiling counts bytes: parameters, their gradients, two moments of the optimizer, targets; the batch; and of every layer what its
-backward cannot do without (see `activations`), in half precision where autocast computes in it. It leaves out whatever lives only within
-a layer: results that are not kept, gradients on their way, scratch space.
+The ceiling counts bytes of parameters, gradients, two moments of the optimizer, target networks, the batch, and the values that
+each layer saves for the backward pass (see `activations`), in half precision under autocast. It leaves out temporary memory
+within layers.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ MIB = 2.0**20
 
 
 def activations(case: Case, agent: Any) -> float:
-    """Numbers that backward must find: the inputs of linear layers and norms, and what activations and attention gave.
+    """How many numbers the backward pass requires: inputs of linear layers and norms, outputs of activations and of attention.
 
-    An activation needs its own output alone, which is the next layer's input.
+    The output of an activation is the input of the next layer, and is counted once.
     """
     w, states, steps = case.width, case.batch * (case.length + 1), case.batch * case.length
     spec, G, C = agent.action_spec, len(agent.gammas), agent.critics.num_critics
@@ -40,7 +40,7 @@ def activations(case: Case, agent: Any) -> float:
     layer = 2.0 * w  # the first norm's input and output
     layer += 3 * w + w + case.heads + w  # queries, keys, values; result and normalisers; the same scaled by head
     layer += w + 2 * w  # the second norm's input; the third's input and output
-    layer += 4 * w + 4 * w + w / 4  # the feed-forward's activation and its norm; which outputs dropout has left, a byte each
+    layer += 4 * w + 4 * w + w / 4  # the feed-forward's activation and its norm; the mask of dropout, a byte per number
     encoders = states * (tstep + w + case.layers * layer + 2 * w)  # the input layer's, and the last norm's input and output
     actor = steps * (2 * w + 3 * agent.actor.d_output)  # hidden layers; parameters of the policies, samples, log-densities
     if agent.exact:
@@ -50,7 +50,7 @@ def activations(case: Case, agent: Any) -> float:
 
 
 def unavoidable(case: Case, learner: Learner) -> float:
-    """Bytes."""
+    """The bytes that an update requires, see this module."""
     agent = learner.updater.agent
     trained = sum(p.numel() for p in agent.trainable_params)  # type: ignore[attr-defined]
     others = sum(p.numel() for p in agent.parameters()) - trained
@@ -61,13 +61,13 @@ def unavoidable(case: Case, learner: Learner) -> float:
 
 
 def _status(name: str) -> float:
-    """A line of /proc/self/status, in bytes."""
+    """An entry of /proc/self/status, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
 def measure(index: int, smoke: bool, threads: int) -> dict[str, float]:
-    """Of case number ``index``, in this process: bytes used and bytes that are unavoidable."""
+    """The peak memory of case number ``index`` in this process, and its ceiling, in bytes."""
     torch.set_num_threads(threads)
     every = list(cases(smoke))
     tiny = next(c for c in cases(True) if (c.agent_type, c.bf16) == (every[index].agent_type, every[index].bf16))
@@ -76,7 +76,7 @@ def measure(index: int, smoke: bool, threads: int) -> dict[str, float]:
         warm.update()
     del warm
     before = _status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the highest size begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM, the peak
     learner = Learner(every[index])
     for _ in range(3):
         learner.update()
@@ -84,7 +84,7 @@ def measure(index: int, smoke: bool, threads: int) -> dict[str, float]:
 
 
 def rows(options: Namespace) -> Iterator[Row]:
-    """A row for each case; one measurement, as sizes hardly vary."""
+    """One row per case, from a single measurement, because sizes hardly vary."""
     for index, case in enumerate(cases(options.smoke)):
         if options.only not in case.name:
             continue

@@ -1,4 +1,4 @@
-"""The four long runs of docs/long_runs.md, and how each is built without its environment's package."""
+"""The four long runs of docs/long_runs.md, built without the packages of their environments."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ def _box(shape: tuple[int, ...], high: float = np.inf, dtype: Any = np.uint8) ->
 class Run:
     """A long run.
 
-    Args:
-        name: of its settings in the zoo.
+    Attributes:
+        name: name of its settings in the zoo.
+        title: name in tables.
         script, arguments: its command.
-        obs, actions: spaces of its environment.
-        rollout: steps of a rollout, at most.
-        env_rate: steps a second of one environment on one core.
+        obs, actions: the spaces of its environment.
+        rollout: maximum steps per rollout.
+        env_rate: steps per second of one environment on one core.
     """
 
     name: str
@@ -53,7 +54,7 @@ class Run:
 
     @property
     def command(self) -> str:
-        """Without the name of the run and of its directory."""
+        """The command of the run, without ``--run_name`` and ``--buffer_dir``."""
         return f"python examples/{self.script} --configs zoo/{self.name} {self.arguments}"
 
 
@@ -92,7 +93,7 @@ RUNS = (
 
 
 def build(run: Run, *more: str) -> tuple[Experiment, BaseAgent]:
-    """The experiment of a run, not started, and its agent; ``more`` arguments for the script count last."""
+    """The experiment of a run, not started, and its agent. Arguments in ``more`` override those of the run."""
     spec = importlib.util.spec_from_file_location(f"long_run_{run.name}", EXAMPLES / run.script)
     assert spec is not None
     assert spec.loader is not None
@@ -101,7 +102,7 @@ def build(run: Run, *more: str) -> tuple[Experiment, BaseAgent]:
     parser = cli_utils.add_common_cli(ArgumentParser())
     module.add_cli(parser)
     make: Callable[..., Experiment] = module.make_experiment
-    if hasattr(module, "MakeMetaWorld"):  # needs no more of its tasks than a name, until a rollout begins
+    if hasattr(module, "MakeMetaWorld"):  # only names of tasks are necessary before the first rollout
         make = partial(make, tasks=MetaWorldTasks("ML45", {}, {"train": {"reach-v3": []}}))
     with tempfile.TemporaryDirectory() as folder, config.temporary({}):
         where = ["--run_name", run.name, "--buffer_dir", folder]
@@ -115,12 +116,12 @@ def build(run: Run, *more: str) -> tuple[Experiment, BaseAgent]:
 
 
 def observations(run: Run, *shape: int) -> dict[str, Tensor]:
-    """Noise; tokens and pixels are 0 or 1."""
+    """Random observations of 0 and 1."""
     return {k: torch.rand(*shape, *s.shape).round().to(torch.from_numpy(s.low).dtype) for k, s in run.obs.items()}
 
 
 def make_batch(run: Run, batch: int, length: int) -> Batch:
-    """Sequences without padding."""
+    """Random sequences without padding."""
     width = action_spec(run.actions).dim
     actions = torch.rand(batch, length, width) * 2.0 - 1.0
     if isinstance(run.actions, gym.spaces.Discrete):

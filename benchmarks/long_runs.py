@@ -1,12 +1,12 @@
-"""What the runs of docs/long_runs.md cost: ``python -m benchmarks.long_runs`` prints its tables.
+"""The cost of the runs of docs/long_runs.md: ``python -m benchmarks.long_runs`` prints its tables.
 
-Each run is built as its command builds it (`benchmarks.long_run_cases`). Then
+Each run is built by its command (`benchmarks.long_run_cases`). Then
 
 - the operations of an update are counted (`benchmarks.operations`);
-- an update is timed at the real length with fewer sequences, and taken as many times as the real batch is larger;
-- a step of the policy is timed with the real number of actors, each remembering as much as it does in the mean step of a rollout.
+- an update is timed with sequences of the real length but a smaller batch, and scaled to the real batch;
+- a step of the policy is timed with the real number of actors, whose memories have the mean length over a rollout.
 
-Seconds are processor time of one thread, in float32. Steps a second of the environments are figures of `Run.env_rate`, measured apart.
+Seconds are processor time of one thread, in float32. The speeds of environments, `Run.env_rate`, were measured separately.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from benchmarks.operations import BatchLearner, of_update
 
 
 def cpu_seconds(work: Callable[[], Any], rounds: int = 2) -> float:
-    """Processor time, the least of a few rounds after one to warm up."""
+    """The minimum processor time of ``work`` over ``rounds`` calls, after one call to warm up."""
     taken = []
     for _ in range(rounds + 1):
         start = time.process_time()
@@ -40,12 +40,12 @@ def cpu_seconds(work: Callable[[], Any], rounds: int = 2) -> float:
 
 
 def mean_memory(rollout: int, context: int) -> int:
-    """Steps that an actor remembers in the mean step of a rollout, which is step 0, 1, ... ``rollout`` - 1."""
+    """The mean number of remembered steps over steps 0 to ``rollout`` - 1 of a rollout."""
     return sum(min(t, context) for t in range(rollout)) // rollout
 
 
 def acting_seconds(run: Run, agent: Any, actors: int, remembered: int) -> float:
-    """A step of the policy for all actors."""
+    """Processor seconds of a step of the policy for all actors, each of which remembers ``remembered`` steps."""
     memory = agent.eval().init_hidden_state(actors, "cpu")
     obs, rl2s = observations(run, actors), torch.zeros(actors, agent.rl2_space.shape[0])
 
@@ -63,13 +63,17 @@ def acting_seconds(run: Run, agent: Any, actors: int, remembered: int) -> float:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a run: ``vector_steps`` of all ``actors`` at once and ``updates``, and what one of each takes.
+    """The amount of work of a run, and the cost of its parts.
 
-    Args:
-        operations, activations, parameters: of an update; bytes that its backward pass finds in float32; numbers that are trained.
+    Attributes:
+        title: name of the run.
+        actors, vector_steps, updates: number of actors, of steps that all of them take together, and of updates.
+        operations: floating-point operations of an update.
+        activations: bytes that an update saves for its backward pass, in float32.
+        parameters: number of trained parameters.
         update, policy: processor seconds of an update, and of a step of the policy for all actors.
-        env_rate: steps a second of one environment.
-        batch_bytes, disk: observations of a batch, and the whole replay buffer at most.
+        env_rate: steps per second of one environment.
+        batch_bytes, disk: bytes of the observations of a batch, and maximum bytes of the replay buffer.
     """
 
     title: str
@@ -90,18 +94,18 @@ class Cost:
         return self.actors * self.vector_steps
 
     def hours_here(self) -> tuple[float, float, float]:
-        """One core: updates, policy, environments."""
+        """Hours of updates, policy and environments on one core of this machine."""
         updates, policy = self.updates * self.update, self.vector_steps * self.policy
         return updates / 3600, policy / 3600, self.env_steps / self.env_rate / 3600
 
     def hours_on_gpu(self, tflops: float, policy_ms: float, cores: int) -> tuple[float, float, float]:
-        """The same under assumptions: operations a second, a step of the policy, and cores that share the environments."""
+        """The same on a GPU with assumed speeds, see ``--tflops``, ``--policy_ms`` and ``--cores``."""
         updates, policy = self.updates * self.operations / (tflops * 1e12), self.vector_steps * policy_ms / 1e3
         return updates / 3600, policy / 3600, self.env_steps / (self.env_rate * cores) / 3600
 
 
 def workload(experiment: Experiment) -> tuple[int, int]:
-    """Steps of each actor (training and evaluation), and updates."""
+    """The number of steps of each actor, in training and evaluation, and of updates."""
     e, every = experiment, experiment.val_interval
     evaluations = 0 if every is None else -(-e.epochs // every)
     steps = e.epochs * int(e.train_timesteps_per_epoch or 0) + evaluations * e.val_timesteps_per_epoch
@@ -109,7 +113,7 @@ def workload(experiment: Experiment) -> tuple[int, int]:
 
 
 def measure(run: Run, timesteps: int, *more: str) -> Cost:
-    """What a run costs; about ``timesteps`` are in the batch that is timed, ``more`` arguments of its script win."""
+    """The cost of a run, from a batch of about ``timesteps``. Arguments in ``more`` override those of the run."""
     experiment, agent = build(run, *more)
     length, batch, actors = experiment.max_seq_len, experiment.batch_size, experiment.parallel_actors
     spec, dataset = action_spec(run.actions), experiment.dataset
@@ -127,7 +131,7 @@ def measure(run: Run, timesteps: int, *more: str) -> Cost:
 
 
 def hours(*parts: float) -> str:
-    """Terms and sum."""
+    """The parts and their sum as text."""
     shown = [f"{x:,.0f}" if x >= 100 else f"{x:.1f}" for x in (*parts, sum(parts))]
     return f"{' + '.join(shown[:-1])} = **{shown[-1]}**"
 
@@ -154,10 +158,14 @@ def table(costs: list[Cost], tflops: float, policy_ms: float, cores: int) -> str
 def main() -> None:
     parser = ArgumentParser(prog="python -m benchmarks.long_runs", formatter_class=ArgumentDefaultsHelpFormatter)
     parser.add_argument("--only", default="", metavar="TEXT", help="only the runs whose name contains this")
-    parser.add_argument("--timesteps", type=int, default=1024, help="in the batch that is timed, about")
-    parser.add_argument("--tflops", type=float, default=20.0, help="assumed of a GPU: tera operations a second, sustained")
-    parser.add_argument("--policy_ms", type=float, default=5.0, help="assumed of a GPU: a step of the policy for all actors")
-    parser.add_argument("--cores", type=int, default=8, help="assumed beside a GPU: cores that step environments")
+    parser.add_argument("--timesteps", type=int, default=1024, help="approximate timesteps of the batch that is timed")
+    parser.add_argument(
+        "--tflops", type=float, default=20.0, help="assumed sustained speed of a GPU, 10^12 operations per second"
+    )
+    parser.add_argument(
+        "--policy_ms", type=float, default=5.0, help="assumed milliseconds of a policy step for all actors on a GPU"
+    )
+    parser.add_argument("--cores", type=int, default=8, help="assumed number of cores that step environments beside a GPU")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{machine()}, one thread, torch {torch.__version__}", flush=True)

@@ -1,9 +1,10 @@
-"""Counts operations of an update, and the bytes that its backward pass has to find, as a GPU would do it.
+"""Counts the floating-point operations of an update on a GPU, and the bytes that it saves for the backward pass.
 
-Two operations for a multiplication and an addition. Causal attention counts by half, and its scores once more in the backward pass, which finds none.
+A multiplication and an addition are two operations. Of causal attention half of the operations are counted; its backward pass
+computes the scores again instead of saving them.
 
-Few short sequences are counted. Both numbers are polynomials of second degree in the length of the sequences, and of first degree in how many there
-are, so that those of any batch follow.
+Counts are made with few short sequences and extrapolated exactly: they are quadratic in the length of sequences and linear in
+their number.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from amago.run.update import Updater, adamw, lr_schedule
 from benchmarks.learner import Learner
 
 FEW, LENGTHS = (2, 3), (2, 4, 8)
-"""How many sequences are counted, and of which lengths; a single one is a special case to some operations."""
+"""The numbers and lengths of sequences that are counted. A single sequence is a special case of some operations."""
 
 
 class BatchLearner(Learner):
@@ -60,7 +61,7 @@ _ATTENTION = {
 
 @contextmanager
 def as_on_a_gpu(agent: BaseAgent) -> Iterator[None]:
-    """Without the fast paths for CPUs: critics evaluate all rows at once."""
+    """Switch off the agent's fast paths for CPUs, so that critics compute all rows at once."""
     fast = [m for m in agent.modules() if getattr(m, "fast", False)]
     for module in fast:
         module.fast = False  # type: ignore[assignment]
@@ -72,7 +73,7 @@ def as_on_a_gpu(agent: BaseAgent) -> Iterator[None]:
 
 
 def count(agent: BaseAgent, batch: Batch) -> tuple[int, int]:
-    """Operations of an update, and bytes that its backward pass finds."""
+    """Operations of an update, and bytes that it saves for the backward pass."""
     learner, kept = BatchLearner(agent, batch), dict[int, int]()
     own = {p.untyped_storage().data_ptr() for p in agent.parameters()}
 
@@ -88,7 +89,7 @@ def count(agent: BaseAgent, batch: Batch) -> tuple[int, int]:
 
 
 def at_length(counts: Mapping[int, float], length: int) -> float:
-    """The polynomial through ``{length: count}``, elsewhere."""
+    """The value at ``length`` of the polynomial through the points ``{length: count}``."""
     total = Fraction(0)
     for x, y in counts.items():
         term = Fraction(y)
@@ -99,13 +100,13 @@ def at_length(counts: Mapping[int, float], length: int) -> float:
 
 
 def in_batch(counts: Mapping[tuple[int, int], float], batch: int, length: int) -> float:
-    """From ``{(2 or 3 sequences, length): count}`` to any number of sequences of any length."""
+    """Extrapolate counts ``{(number of sequences, length): count}`` to a batch of ``batch`` sequences of ``length`` steps."""
     two, three = (at_length({n: c for (b, n), c in counts.items() if b == few}, length) for few in FEW)
     return two + (batch - 2) * (three - two)
 
 
 def of_update(agent: BaseAgent, make_batch: Callable[[int, int], Batch], batch: int, length: int) -> tuple[float, float]:
-    """Operations and bytes of an update; ``make_batch(batch, length)`` makes sequences without padding."""
+    """Operations and saved bytes of an update; ``make_batch(batch, length)`` must return sequences without padding."""
     found = {(b, n): count(agent, make_batch(b, n)) for b in FEW for n in LENGTHS}
     operations, kept = (in_batch({size: c[i] for size, c in found.items()}, batch, length) for i in range(2))
     return operations, kept

@@ -1,7 +1,8 @@
-"""Another implementation of the same interface, measured in turns with ours.
+"""Measurement of another implementation of the same interface, in turns with this library.
 
-``--peer PATH`` is a folder from which ``import amago`` gives that implementation, ``--peer-python`` the interpreter that has what it needs.
-It runs `benchmarks/peer_side.py` there, one process a case; cases and figures travel as JSON lines over its standard input and output.
+``--peer PATH`` is the folder from which ``import amago`` imports that implementation, ``--peer-python`` an interpreter with its
+dependencies, which runs `benchmarks/peer_side.py` in one process per case. Cases and figures are exchanged as JSON lines over
+its standard input and output.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ _END_SECONDS = 20.0
 
 
 class PeerError(RuntimeError):
-    """The peer could not do what was asked; the message holds its traceback, or what it wrote last."""
+    """The peer failed; the message contains its traceback, or the end of its output."""
 
 
 class Peer:
     """A process that measures one case on another implementation.
 
     Args:
-        path: the folder of its package.
+        path: folder of the implementation's package.
         python: its interpreter.
-        case: of `benchmarks.peer_side`, JSON-able: "benchmark", "threads", "seconds" and what that benchmark needs.
+        case: the case as JSON values: "benchmark", "threads" and the keys that `peer_contenders` lists.
 
     Raises:
-        PeerError: it could not be set up.
+        PeerError: the case could not be set up.
     """
 
     def __init__(self, path: str, python: str, case: Mapping[str, Any]):
@@ -51,17 +52,17 @@ class Peer:
             raise
 
     def __call__(self) -> float:
-        """One figure.
+        """Measure once, and return the figure.
 
         Raises:
-            PeerError: it failed.
+            PeerError: the measurement failed.
         """
         self._tell({})
         return float(self._answer("figure"))
 
     def _tell(self, message: Mapping[str, Any]) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # why is said when the answer is read
+        with contextlib.suppress(BrokenPipeError):  # `_answer` reports the reason
             self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
 
@@ -74,7 +75,7 @@ class Peer:
             if key in message:
                 return message[key]
         self._written.seek(0)
-        raise PeerError(f"the peer's process has ended; it wrote last:\n{self._written.read()[-3000:]}")
+        raise PeerError(f"the peer's process has ended; its last output was:\n{self._written.read()[-3000:]}")
 
     def close(self) -> None:
         """End the process."""
@@ -93,13 +94,14 @@ class Peer:
 
 @contextlib.contextmanager
 def peer_contenders(options: Namespace, benchmark: str, **case: Any) -> Iterator[dict[str, Callable[[], float]]]:
-    """{"peer": a contender that measures this case}, or nothing where no peer was given.
+    """Yields {"peer": a contender that measures this case}, or {} without ``--peer``.
 
     Args:
+        options: the options of the command.
         benchmark: "policy_step", "rollout" or "learner".
-        case: "traj" ("FF", "GRU" or "Transformer"), "context", "actors", "seconds", "bindings" (gin), "env" ("CartPole" or "noise"),
-            "obs_shape", "episode" (steps of a rollout), "choices" or "action_width" of the actions of "noise"; "mode" of environments; for
-            the learner "agent" (class), "batch" and "bf16".
+        case: "traj" ("FF", "GRU" or "Transformer"), "context", "actors", "seconds" (of a measurement), "bindings" (gin), "env"
+            ("CartPole" or "noise"), "obs_shape", "episode" (steps per rollout); for "noise" "choices" or "action_width";
+            optionally "mode" of the environments; for "learner" also "agent" (name of the class), "batch" and "bf16".
     """
     if options.peer is None:
         yield {}

@@ -1,8 +1,8 @@
-"""The peer's side of `benchmarks.peer`: a script that runs in another interpreter, on another implementation of the interface.
+"""The script that `benchmarks.peer` runs in another interpreter, on another implementation of the interface.
 
-It imports nothing of this repository: ``import amago`` gives whatever lies first on PYTHONPATH. It drives it through what its users have:
-`Experiment` and its documented fields and methods, gin bindings, `AMAGOEnv`, and the policy's `get_actions`. Standard input and output
-carry JSON lines: first a case, then one line for every figure that is wanted; end of file ends the process.
+It imports nothing from this repository: ``import amago`` imports the first such package on PYTHONPATH. It uses public
+interfaces only: `Experiment`, gin bindings, `AMAGOEnv`, and the policy's `get_actions`. It reads JSON lines from standard
+input: first the case, then one line per requested figure. It exits at the end of its input.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 def main() -> int:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever a library prints goes to standard error
+    os.dup2(2, 1)  # what libraries print must not mix with the answers
     sys.path[:] = [p for p in sys.path if os.path.abspath(p) != os.path.dirname(os.path.abspath(__file__))]
 
     def answer(**message: Any) -> None:
@@ -40,8 +40,8 @@ def main() -> int:
 
 
 def serve(answer: Callable[..., None], measure: Callable[[], float]) -> None:
-    """Answer every line with a figure until there are no more."""
-    measure()  # to warm up
+    """Answer every line of standard input with a figure."""
+    measure()  # warm-up
     answer(ready=True)
     for _ in iter(sys.stdin.readline, ""):
         answer(figure=measure())
@@ -51,14 +51,14 @@ def serve(answer: Callable[..., None], measure: Callable[[], float]) -> None:
 
 
 def make_env(case: dict[str, Any]) -> Any:
-    """An `AMAGOEnv` of the case."""
+    """The environment of the case, as an `AMAGOEnv`."""
     import gymnasium as gym
     import numpy as np
 
     from amago.envs import AMAGOEnv
 
     class Noise(gym.Env):  # type: ignore[type-arg]
-        """Observations that exist already; rollouts of one length."""
+        """Returns stored random observations; all rollouts have the same length."""
 
         def __init__(self, shape: tuple[int, ...], action_space: Any, episode: int) -> None:
             image = len(shape) == 3
@@ -88,7 +88,7 @@ def make_env(case: dict[str, Any]) -> Any:
 
 
 def start(case: dict[str, Any], folder: str, experiment_type: Any = None, **fields: Any) -> Any:
-    """An `Experiment` of the case that has started."""
+    """The `Experiment` of the case, started."""
     from functools import partial
 
     import amago
@@ -117,7 +117,7 @@ def start(case: dict[str, Any], folder: str, experiment_type: Any = None, **fiel
 
 
 def policy_step(case: dict[str, Any], folder: str, answer: Callable[..., None]) -> None:
-    """Milliseconds of `get_actions` for actors whose rollouts last ``episode`` steps and began at different ones."""
+    """Milliseconds of `get_actions` for actors whose rollouts last ``episode`` steps and began at different times."""
     import numpy as np
     import torch
 
@@ -129,7 +129,7 @@ def policy_step(case: dict[str, Any], folder: str, answer: Callable[..., None]) 
     width = make_env(case).rl2_space.shape[0] if "rl2_width" not in case else case["rl2_width"]
     flat = {"observation": torch.randn(actors, *case["obs_shape"], device=device)}, torch.zeros(actors, width, device=device)
     times = np.arange(actors) % episode
-    nested = False  # whether arguments have a dimension of length
+    nested = False  # whether this implementation's arguments have a dimension of time
 
     def step() -> None:
         nonlocal memory
@@ -158,7 +158,7 @@ def policy_step(case: dict[str, Any], folder: str, answer: Callable[..., None]) 
 
 
 def rollout(case: dict[str, Any], folder: str, answer: Callable[..., None]) -> None:
-    """Environment steps a second of collecting training data, exploration and recording included, from within `learn`."""
+    """Environment steps per second while `learn` collects training data, including exploration and recording."""
     import amago
 
     class Collecting(amago.Experiment):  # type: ignore[misc]
@@ -170,7 +170,7 @@ def rollout(case: dict[str, Any], folder: str, answer: Callable[..., None]) -> N
             speed = steps["a phase"] * case["actors"] / taken
             steps["phases"] += 1
             steps["a phase"] = max(4, round(speed * case["seconds"] / case["actors"]))
-            if steps["phases"] == 1:  # that was to warm up, and to learn how many steps the next should have
+            if steps["phases"] == 1:  # the warm-up, which determines the number of steps of later phases
                 return
             answer(**({"ready": True} if steps["phases"] == 2 else {"figure": speed}))
             if not sys.stdin.readline():
@@ -178,11 +178,11 @@ def rollout(case: dict[str, Any], folder: str, answer: Callable[..., None]) -> N
 
     steps = {"a phase": 4, "phases": 0}
     experiment = start(case, folder, Collecting, start_learning_at_epoch=1_000_000, train_timesteps_per_epoch=4)
-    _until_told(experiment)
+    _learn_until_exit(experiment)
 
 
 def learner(case: dict[str, Any], folder: str, answer: Callable[..., None]) -> None:
-    """Seconds of an update, from within `learn`."""
+    """Seconds of an update, measured within `learn`."""
     import amago
 
     class Learning(amago.Experiment):  # type: ignore[misc]
@@ -200,10 +200,10 @@ def learner(case: dict[str, Any], folder: str, answer: Callable[..., None]) -> N
     steps = (2 * case["batch"] // case["actors"] + 2) * case["episode"]
     fields = {"batch_size": case["batch"], "train_timesteps_per_epoch": steps, "train_batches_per_epoch": 1_000}
     experiment = start(case, folder, Learning, mixed_precision="bf16" if case.get("bf16") else "no", **fields)
-    _until_told(experiment)
+    _learn_until_exit(experiment)
 
 
-def _until_told(experiment: Any) -> None:
+def _learn_until_exit(experiment: Any) -> None:
     try:
         experiment.learn()
     except SystemExit as err:

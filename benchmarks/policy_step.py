@@ -1,11 +1,11 @@
-"""How fast a policy answers: `get_actions` for 16 and 64 actors, 256 wide, 3 layers, nearly empty memories, on one thread.
+"""Time of a policy's step: `get_actions` for 16 and 64 actors, width 256, 3 layers, short memories, one thread.
 
-Every actor's rollout lasts 16 steps, and they began at different steps, as in an asynchronous pool; the memory's resets are in the figure.
+Every actor's rollouts last 16 steps and begin at different times, as in an asynchronous pool. Resets of memories are included.
 
-The ceiling is the matrix products of that step and nothing else, of the very shapes: one for every weight matrix of encoders and actor,
-by whichever is faster there of `torch.mm` with an output that exists already and oneDNN's product with a weight that is packed already;
-and for a Transformer the two batched products of attention over the 16 tokens of a rollout, by `torch.bmm`. It leaves out biases, norms,
-activations, softmax, positions, the memory's writes, the choice of an action, and Python.
+The ceiling is the matrix products of the step: one per weight matrix of the encoders and the actor, by the faster of `torch.mm`
+with a preallocated output and oneDNN's product with a prepacked weight; for a Transformer also the two batched products of
+attention over 16 tokens, by `torch.bmm`. It leaves out biases, norms, activations, softmax, positions, writes to memories,
+sampling, and Python.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ TARGET = 0.4
 
 
 def sizes(smoke: bool) -> dict[str, Any]:
-    """Bindings of the networks that all benchmarks of acting use."""
+    """The gin bindings of networks in the benchmarks of acting."""
     return SIZES | (TINY if smoke else {})
 
 
 def make_agent(traj: str, context: int, smoke: bool, obs_space: gym.spaces.Dict = CARTPOLE_OBS, actions: int = 2) -> Agent:
-    """An untrained agent in evaluation mode, its sequence model one of `TRAJ`."""
+    """An untrained agent in evaluation mode; ``traj`` is a key of `TRAJ`."""
     space: gym.Space[Any] = gym.spaces.Discrete(actions)
     image = any(len(s.shape or ()) == 3 for s in obs_space.spaces.values())
     encoder = CNNTstepEncoder if image else FFTstepEncoder
@@ -56,13 +56,13 @@ def make_agent(traj: str, context: int, smoke: bool, obs_space: gym.spaces.Dict 
 
 
 def step_matrices(agent: Agent) -> list[Tensor]:
-    """The weight matrices by which one step multiplies."""
+    """The weight matrices that a step of the policy uses."""
     parts: tuple[nn.Module, ...] = (agent.tstep_encoder, agent.traj_encoder, agent.actor)
     return [p.detach() for part in parts for p in part.parameters() if p.ndim == 2]
 
 
 def products_alone(agent: Agent, actors: int, tokens: int) -> Callable[[], None]:
-    """The ceiling: see this module."""
+    """The ceiling, see this module."""
     products = [_fastest_product(weight, actors) for weight in step_matrices(agent)]
     attention = []
     if isinstance(agent.traj_encoder, TformerTrajEncoder):
@@ -95,7 +95,7 @@ def _fastest_product(weight: Tensor, actors: int) -> Callable[[], Any]:
 
 
 class Acting:
-    """Actors that begin at different steps and whose rollouts last ``episode`` steps; `step` is one step of the policy."""
+    """Actors whose rollouts last ``episode`` steps and begin at different times; `step` is one step of the policy."""
 
     def __init__(self, agent: Agent, actors: int, episode: int = EPISODE):
         self.agent, self.actors, self.episode = agent, actors, episode
@@ -121,7 +121,7 @@ class Acting:
 
 
 def milliseconds(work: Callable[[], Any], at_least: float) -> Callable[[], float]:
-    """A contender: mean milliseconds of a call."""
+    """A contender that measures mean milliseconds per call of ``work``."""
     return lambda: 1e3 * seconds_per_call(work, at_least)
 
 
@@ -131,7 +131,7 @@ def _peer_case(traj: str, actors: int, seconds: float, smoke: bool) -> dict[str,
 
 
 def rows(options: Namespace) -> Iterator[Row]:
-    """Acting without environments, per sequence model and number of actors."""
+    """One row per sequence model and number of actors."""
     torch.manual_seed(0)
     at_least, rounds = (0.0, 1) if options.smoke else (0.25, options.rounds or 9)
     for traj in TRAJ:

@@ -12,15 +12,22 @@ SUITS, DECK = 4, 52
 
 
 class RepeatPrevious(gym.Env[NDArray[np.float32], np.int64]):
-    """A deck of 52 cards is dealt one by one; the action names the suit seen ``k`` cards before the one on the table.
+    """Name the suit of the card dealt ``k`` cards before the present one, from a deck of 52 cards.
 
-    After POPGym's game of that name (Morad et al. 2023, arXiv:2303.01859): each of the DECK - k answers that count pays
-    1 / (DECK - k) if it is right and costs as much if it is wrong, so that perfect play returns 1 and guessing -0.5.
+    After POPGym's game of that name (Morad et al. 2023, arXiv:2303.01859).
 
-    Observation: the suit one-hot and the share of the deck that is dealt, float32 (5,). Actions: Discrete(4).
+    Reward: 1 / (DECK - k) for a correct answer and minus that for a wrong one, from the first due answer on. The maximum return
+    is 1, and the expected return of guessing -0.5.
+
+    Observation, float32 ``(5,)``: the suit of the present card (one-hot) and the fraction of the deck dealt so far.
+
+    Actions, ``Discrete(4)``: the suits.
 
     Args:
-        k: cards to remember.
+        k: distance in cards.
+
+    Raises:
+        ValueError: ``k`` is out of range.
     """
 
     def __init__(self, k: int = 4) -> None:

@@ -1,21 +1,20 @@
-"""The replay store against the bytes that it must move.
+"""Reading, writing and indexing of the trajectory store against plain file operations on the same bytes.
 
-Reading: a slice is 128 transitions of one random trajectory. Its bytes lie in one range of the file for each field (observations,
-actions, rewards, terminations), and the ceiling reads exactly these ranges, in the same order, with one ``pread`` each into one buffer
-that is used again and again. It knows every offset beforehand and opens no file. It leaves out: finding the slice, memory of its own for every
-array, and looking whether the file is still the one that was checked. ``one_pread`` in the details is as many bytes in a single call, as if
-the fields of a step lay side by side.
+Reading: a slice is 128 transitions of a random trajectory. The ceiling reads the same byte ranges, one per field, in the same
+order, with one ``pread`` each into a reused buffer. All offsets are known in advance and all files are open. It leaves out
+finding the slice, allocating arrays, and checking that the file has not changed. ``one_pread`` in the details reads as many
+bytes in a single call.
 
-"batches" go on to what training gets: `SequenceLoader.draw`, which draws the slices, makes actions one-hot and joins 24 of them. The ceiling is
-the same reading.
+"batches" measures `SequenceLoader.draw`, which draws 24 slices, encodes actions and stacks the slices into a batch. The ceiling
+is the same.
 
-"cold" drops the files from the page cache before each pass (``posix_fadvise``), for both.
+"cold" drops the files from the page cache before each pass (``posix_fadvise``), for both contenders.
 
-Writing: the ceiling writes the same bytes, made beforehand, into one file, and calls fsync as often as ours, after as many bytes. Ours writes a
-file for each segment, and syncs it and its directory.
+Writing: ours writes a file per segment, and syncs it and its directory. The ceiling writes the same number of bytes to one
+file, and calls fsync as often.
 
-The index: the ceiling opens each file and reads what `TrajectoryStore.refresh` must look at: the header and the three index fields where the
-file is known from before, everything, with its crc32, where it is not. It leaves out making sense of it.
+Index: the ceiling opens each file and reads what `TrajectoryStore.refresh` needs: for known files the header and three index
+fields, for others all bytes, with their crc32. It leaves out parsing.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ ACTIONS: gym.spaces.Discrete = gym.spaces.Discrete(4)
 
 @dataclass(frozen=True)
 class Data:
-    """A kind of trajectories."""
+    """The shape and number of trajectories in a buffer."""
 
     name: str
     shape: tuple[int, ...]
@@ -71,11 +70,11 @@ IMAGES = Data("64x64x3 images, 128 of 500 steps", (64, 64, 3), np.uint8, 500, 60
 TINY = (Data(VECTORS.name, (20,), np.float32, 300, 30), Data(IMAGES.name, (8, 8, 3), np.uint8, 200, 10))
 
 Range = tuple[int, int, int]
-"""A file's descriptor, the first byte and the number of bytes."""
+"""A file descriptor, an offset, and a number of bytes."""
 
 
 def write(data: Data, folder: Path, save_as: str) -> None:
-    """Fill a buffer."""
+    """Write a buffer of random trajectories."""
     rng = np.random.default_rng(0)
     with writer_of(data, folder, save_as) as writer:
         for _ in range(data.trajectories):
@@ -87,7 +86,7 @@ def writer_of(data: Data, folder: Path, save_as: str) -> TrajectoryWriter:
 
 
 class Slices:
-    """Random slices of a store, and where their bytes lie."""
+    """Random slices of a store, and their byte ranges."""
 
     def __init__(self, store: TrajectoryStore, count: int) -> None:
         self.view, rng = store.view(), np.random.default_rng(1)
@@ -115,14 +114,14 @@ class Slices:
         return out
 
     def ours(self) -> float:
-        """Slices a second through the store."""
+        """Slices per second through the store."""
         read, began = self.view.read, time.perf_counter()
         for index, start in self.asked:
             read(index, start, start + SLICE)
         return len(self.asked) / (time.perf_counter() - began)
 
     def ceiling(self) -> float:
-        """The same bytes by pread."""
+        """Slices per second by reading the same byte ranges."""
         plan = [(fd, [self._buffer[:n]], at) for ranges in self.ranges for fd, at, n in ranges]
         preadv, began = os.preadv, time.perf_counter()
         for fd, where, at in plan:
@@ -130,7 +129,7 @@ class Slices:
         return len(self.asked) / (time.perf_counter() - began)
 
     def one_pread(self) -> float:
-        """As many bytes, in one call a slice, from where the largest range lies."""
+        """Slices per second by reading as many bytes in one call per slice, at the place of the largest range."""
         plan = []
         for ranges in self.ranges:
             fd, at, _ = max(ranges, key=lambda r: r[2])
@@ -142,7 +141,7 @@ class Slices:
         return len(self.asked) / (time.perf_counter() - began)
 
     def drop_cache(self) -> bool:
-        """Make the next reading come from the disk; returns whether that worked."""
+        """Drop the files from the page cache; returns whether that worked."""
         for fd in self._open.values():
             os.fsync(fd)
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -160,7 +159,7 @@ class Slices:
 
 
 def reading(data: Data, save_as: str, folder: Path, options: Namespace) -> Iterator[Row]:
-    """Slices and batches, warm and cold, of one buffer."""
+    """Rows of slices, warm and cold, and of batches, from one buffer."""
     write(data, folder, save_as)
     store = TrajectoryStore(folder)
     store.refresh()
@@ -193,7 +192,7 @@ def reading(data: Data, save_as: str, folder: Path, options: Namespace) -> Itera
 
 
 def batches(folder: Path, count: int) -> Callable[[], float]:
-    """Slices a second, as part of batches for training."""
+    """A contender that measures slices per second in training batches."""
     dataset = DiskTrajDataset(folder.parent.parent, folder.parent.name)
     dataset.configure(DatasetSettings(SLICE))
     loader, n = SequenceLoader(dataset, BATCH), max(1, count // BATCH)
@@ -208,7 +207,7 @@ def batches(folder: Path, count: int) -> Callable[[], float]:
 
 
 def writing(data: Data, save_as: str, folder: Path, options: Namespace) -> Row:
-    """Trajectories to disk."""
+    """The row of writing trajectories to disk."""
     rng = np.random.default_rng(0)
     trajs = [data.make(rng) for _ in range(min(data.trajectories, 300 if save_as == "segments" else 100))]
     megabytes: list[float] = []
@@ -248,7 +247,7 @@ def writing(data: Data, save_as: str, folder: Path, options: Namespace) -> Row:
 
 
 def fill_index(folder: Path, files: int, trajectories: int) -> None:
-    """Segments of short trajectories (10 steps, 4 floats), written without the syncs that would take minutes."""
+    """Write segments of short trajectories (10 steps, 4 floats), without fsync, which would take minutes."""
     data, rng = Data("", (4,), np.float32, 10, 0), np.random.default_rng(0)
     trajs, spaces = [data.make(rng) for _ in range(trajectories)], sc.spaces_text(data.space, ACTIONS)
     (folder / "fifo").mkdir(parents=True)
@@ -262,7 +261,7 @@ def fill_index(folder: Path, files: int, trajectories: int) -> None:
 
 
 def index(folder: Path, options: Namespace) -> Iterator[Row]:
-    """How long until a buffer of a million trajectories can be sampled."""
+    """Rows of the time until a buffer of a million trajectories can be sampled."""
     files, trajectories = (20, 5) if options.smoke else (20_000, 50)
     if not any(options.only in case for case in INDEX_CASES):
         return
@@ -283,7 +282,7 @@ INDEX_CASES = ("index of 1M trajectories, first seen", "index of 1M trajectories
 
 
 def rebuild(folder: Path, known: bool) -> float:
-    """Seconds to open the store."""
+    """Seconds to open the store, with or without its index from before."""
     if not known:
         for name in ("order.journal", "index.cache"):
             (folder / name).unlink(missing_ok=True)
@@ -303,7 +302,7 @@ def _header_bytes(path: Path, trajectories: int) -> list[tuple[int, int]]:
 
 
 def look_at(folder: Path, names: list[str], places: list[tuple[int, int]], known: bool) -> float:
-    """Seconds to open each file and read what must be read."""
+    """Seconds to open each file and read the bytes that `TrajectoryStore.refresh` needs."""
     began = time.perf_counter()
     for name in names:
         fd = os.open(f"{folder}/{name}", os.O_RDONLY)

@@ -1,14 +1,14 @@
-"""How fast a policy and its environments go together: environment steps a second in a `Rollout` over a pool of actors.
+"""Environment steps per second of a policy in a pool of actors (`Rollout`).
 
-Ceilings: "async" may be as fast as the slower of its two halves, the environments alone (the same pool, stepped with actions that are known)
-and the policy alone (all actors in one call, nothing stepped); "sync" does one after the other. No ceiling includes the loop between the
-two, the hand-over of arrays, or that both halves share the cores: where the workers use every core, the policy takes time from them, and
-the ceiling of "async" cannot be reached. Rows of "async" note how they compare with "sync".
+The ceiling of "async" is the slower of its two parts: the environments alone (the same pool with given actions) and the policy
+alone (all actors in one call). The ceiling of "sync" is one after the other. Ceilings leave out the loop that joins the parts,
+and the transfer of arrays. The ceiling of "async" cannot be reached if workers use every core, because the policy then competes
+with them. Rows of "async" note their speed relative to "sync".
 
-"environments alone" compares the pool with as many processes as it has workers, each stepping its share of bare environments without
-telling anybody (the ceiling), and with Gymnasium's `AsyncVectorEnv` (the peer), which should be at least four times slower. "recorded" is a
-phase of training, with exploration and every trajectory in a file of its own ("npz", the default), against the ceiling of a rollout
-without these; it is what a ``--peer`` does, too.
+"environments alone" compares the pool with the same number of processes that step bare environments without communication (the
+ceiling), and with Gymnasium's `AsyncVectorEnv` (the peer), which should be at least four times slower. "recorded" is the
+collection of training data, with exploration and one "npz" file per trajectory (the default), against the ceiling of a rollout
+without them; a ``--peer`` does the same work.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MODELS = {"FF": ("FF", 32), "GRU": ("GRU", 32), "Transformer 32": ("Transformer"
 
 
 class Images(gym.Env[Any, Any]):
-    """64x64x3 images that cost next to nothing: they exist already. Rollouts last 64 steps."""
+    """Returns stored random images, uint8 (64, 64, 3), so that a step costs almost nothing. Rollouts last 64 steps."""
 
     observation_space = gym.spaces.Box(0, 255, (64, 64, 3), np.uint8)
     action_space = gym.spaces.Discrete(2)
@@ -65,7 +65,7 @@ def _cartpole() -> gym.Env[Any, Any]:
 
 
 ENVS: dict[str, tuple[Callable[[], Any], int]] = {"CartPole": (_cartpole, 22), "images": (Images, Images.episode)}
-"""A maker, and how long a rollout of an untrained policy lasts."""
+"""A function that makes the environment, and the mean length of rollouts of an untrained policy, by name."""
 
 
 def _wrapped(env: str) -> AMAGOEnv:
@@ -73,14 +73,14 @@ def _wrapped(env: str) -> AMAGOEnv:
 
 
 def rollout_speed(pool: ActorPool, rollout: Rollout, agent: Any, seconds: float) -> float:
-    """Environment steps a second of the policy in the pool."""
+    """Environment steps per second of the policy in the pool."""
     start = time.perf_counter()
     taken = rollout.run(agent, 1 << 40, should_stop=lambda: time.perf_counter() - start >= seconds)
     return taken * pool.num_actors / (time.perf_counter() - start)
 
 
 def environments_speed(pool: ActorPool, seconds: float) -> float:
-    """Environment steps a second of the pool with actions that are known."""
+    """Environment steps per second of the pool with given actions."""
     actions = np.zeros((pool.num_actors, pool.action_spec.stored_dim), pool.action_spec.stored_dtype)
     actions[::2] = 1
     steps, start = 0, time.perf_counter()
@@ -91,7 +91,7 @@ def environments_speed(pool: ActorPool, seconds: float) -> float:
 
 
 def policy_speed(acting: Acting, seconds: float) -> float:
-    """Environment steps a second of a policy whose environments take no time."""
+    """Environment steps per second of a policy whose environments take no time."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a `Rollout`
     steps, start = 0, time.perf_counter()
@@ -124,7 +124,7 @@ def _open(env: str, mode: str, actors: int, **options: Any) -> Iterator[ActorPoo
 def _loops(
     options: Namespace, env: str, actors: int, seconds: float, rounds: int, wanted: Callable[[str], bool]
 ) -> Iterator[Row]:
-    """All rows of one environment and number of actors."""
+    """The rows of all policies and modes for one environment and number of actors."""
     cases = {(model, mode): f"{env}, {model}, {mode}, {actors} actors" for model in MODELS for mode in ("sync", "async")}
     cases = {key: case for key, case in cases.items() if wanted(case)}
     if not cases:
@@ -142,7 +142,7 @@ def _loops(
                 "policy": partial(policy_speed, acting, seconds),
             }
             for speed in speeds.values():
-                speed()  # to warm up
+                speed()  # warm-up
             if mode == "async":
                 contenders["sync"] = speeds["sync"]
             row = compare(case, "steps/s", contenders, rounds, TARGET, _slower if mode == "async" else _both)
@@ -153,7 +153,7 @@ def _loops(
 
 
 def _step_bare(conn: Connection, env: str, number: int) -> None:
-    """In a process of its own: step bare environments for as long as is asked, and tell how many steps that were."""
+    """The body of a worker process: for each number of seconds received, step bare environments and send steps per second."""
     envs = [ENVS[env][0]() for _ in range(number)]
     for each in envs:
         each.reset()
@@ -174,7 +174,7 @@ def _step_bare(conn: Connection, env: str, number: int) -> None:
 
 
 class Bare:
-    """The ceiling of environments alone: processes that step their share of them and do nothing else."""
+    """The ceiling of environments alone: processes that each step a part of the environments and do nothing else."""
 
     def __init__(self, env: str, actors: int, workers: int):
         context = mp.get_context("forkserver")
@@ -234,7 +234,7 @@ def _recorded(options: Namespace, plain: ActorPool, env: str, traj: str, seconds
         agent, rollout = make_agent(traj, 32, options.smoke, pool.observation_space), Rollout(pool)
 
         def collect() -> float:
-            """A phase of a training run, to the last file."""
+            """Environment steps per second of collecting training data, until all files are written."""
             start = time.perf_counter()
             taken = rollout.run(agent, 1 << 40, should_stop=lambda: time.perf_counter() - start >= seconds)
             pool.flush()

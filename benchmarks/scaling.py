@@ -1,9 +1,10 @@
-"""How cost grows: actors 1 to 256, sequences of 32 to 2,048 steps, models 64 to 1,024 wide, 10^3 to 10^6 trajectories.
+"""Growth of costs with size: 1 to 256 actors, sequences of 32 to 2,048 steps, widths 64 to 1,024, 10^3 to 10^6 trajectories.
 
-Nothing here has a ceiling of its own. The "ceiling" of a line is its axis' first line times the growth that the work itself has: so many actors, steps
-or trajectories more; a width's square. A ratio of 1 is cost in proportion, more is better: what is paid once is shared by more.
+The "ceiling" of a row is the figure of the smallest size, scaled by the growth of the work: linear in actors, steps and
+trajectories, quadratic in width. A ratio of 1 is proportional growth; a higher ratio means that fixed costs are shared.
 
-``python -m benchmarks scaling`` also draws the results (docs/images/scaling.png; with ``--out DIR``, DIR/scaling.png).
+``python -m benchmarks scaling`` also plots the results into docs/images/scaling.png, or into DIR/scaling.png with
+``--out DIR``.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ PICTURE = Path(__file__).parent.parent / "docs" / "images" / "scaling.png"
 
 
 def make_agent(width: int, layers: int, context: int) -> Agent:
-    """For CartPole; heads as wide as the model."""
+    """An agent for CartPole whose networks all have the given width."""
     sizes = {"TformerTrajEncoder.d_model": width, "TformerTrajEncoder.d_ff": 4 * width, "TformerTrajEncoder.n_layers": layers}
     sizes |= {"FFTstepEncoder.d_output": width, "FFTstepEncoder.d_hidden": width, "FFTstepEncoder.n_layers": 1}
     sizes |= {"TformerTrajEncoder.n_heads": max(1, width // 32), "Actor.d_hidden": width, "NCritics.d_hidden": width}
@@ -50,7 +51,7 @@ def make_agent(width: int, layers: int, context: int) -> Agent:
 
 
 class Update:
-    """A whole update: loss, gradients, optimizer, targets."""
+    """An update of `make_agent` on random sequences: losses, gradients, optimizer, target networks."""
 
     def __init__(self, width: int, layers: int, batch: int, length: int) -> None:
         self.agent = make_agent(width, layers, length)
@@ -78,19 +79,20 @@ def best_of(update: Update, rounds: int) -> float:
 
 
 def by_length(sizes: Sequence[int], rounds: int) -> Iterator[tuple[int, float]]:
-    """Milliseconds of an update with sequences of so many steps, 4 of them."""
+    """(length, milliseconds of an update on 4 sequences of that length)."""
     for length in sizes:
         yield length, best_of(Update(64, 2, 4, length), rounds)
 
 
 def by_width(sizes: Sequence[int], rounds: int) -> Iterator[tuple[int, float]]:
-    """Milliseconds of an update of models so wide, on 8 sequences of 64 steps."""
+    """(width, milliseconds of an update of models of that width on 8 sequences of 64 steps)."""
     for width in sizes:
         yield width, best_of(Update(width, 2, 8, 64), rounds)
 
 
 def by_actors(sizes: Sequence[int], rounds: int) -> Iterator[tuple[int, float]]:
-    """Milliseconds of a step of all actors at once, policy (Transformer 256x3) and CartPoles, in one process."""
+    """(actors, milliseconds of a step of all actors: a Transformer of width 256 with 3 layers, and CartPole, in one
+    process)."""
     agent = make_agent(256, 3, 64).eval()
     for actors in sizes:
         pool = make_pool(lambda: AMAGOEnv(gym.make("CartPole-v1"), env_name="c"), "sync", parallel_actors=actors, seed=0)
@@ -111,7 +113,7 @@ def _seconds(work: Any) -> float:
 
 
 def by_trajectories(sizes: Sequence[int], rounds: int) -> Iterator[tuple[int, float, float]]:
-    """(trajectories, ms to open a store that is known from before, microseconds of a slice of it); 50 in a file, 10 steps each."""
+    """(trajectories, milliseconds to open a store with an index, microseconds to read a slice); 50 per file, 10 steps each."""
     for trajectories in sizes:
         root = Path(tempfile.mkdtemp())
         try:
@@ -133,7 +135,7 @@ def by_trajectories(sizes: Sequence[int], rounds: int) -> Iterator[tuple[int, fl
 
 
 def lines(case: str, unit: str, figures: Sequence[tuple[int, float]], power: float = 1.0) -> Iterator[Row]:
-    """Rows of one axis."""
+    """The rows of one axis, whose work grows with the power ``power`` of the size."""
     first, cost = figures[0]
     for size, ours in figures:
         expected = cost * (size / first) ** power
@@ -150,7 +152,7 @@ CASES = (
 
 
 def rows(options: Namespace) -> Iterator[Row]:
-    """All axes; then the picture."""
+    """The rows of all axes; plots them at the end."""
     small, rounds, found = options.smoke, options.rounds or (1 if options.smoke else 3), []
     axes = {
         CASES[0]: lambda: [("ms", list(by_actors((1, 4) if small else (1, 4, 16, 64, 128, 256), rounds)), 1.0)],
@@ -174,7 +176,7 @@ def _store_axes(sizes: Sequence[int], rounds: int) -> list[tuple[str, list[tuple
 
 
 def draw(found: Sequence[Row], picture: Path) -> None:
-    """Five curves on doubly logarithmic axes, each beside its proportional cost."""
+    """Plot each axis beside proportional growth, on logarithmic scales."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(15, 3.4), layout="constrained")

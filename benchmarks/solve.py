@@ -1,11 +1,11 @@
-"""Wall time from nothing to a fixed score, with the settings of ``amago/zoo/solve_*.gin``.
+"""Wall time until a task is solved, from scratch, with the settings of ``amago/zoo/solve_*.gin``.
 
-A task counts as solved when an evaluation without exploration, of at least `Task.rollouts` rollouts, reaches its score, and another one
-right after it does, too: a policy whose score swings must not be caught at its best. The clock runs from building the experiment to the end of the second: collection, updates and all evaluations are in it.
+A task is solved when two consecutive evaluations without exploration, each of at least `Task.rollouts` rollouts, reach its
+score on average and the first of them reaches it alone. The second guards against scores that fluctuate. The time starts with
+the construction of the experiment and includes collection, updates and all evaluations.
 
-There is no code that does only the unavoidable work of learning. The "ceiling" is the time that is allowed, 120 s, and the ratio
-is 120 s over the time taken. A run that has not reached the score by then goes on for as long again, and then counts with
-all the time that it took and the note "not reached".
+The "ceiling" is the time limit, 120 s, and the ratio is 120 s divided by the time taken. A run that has not reached the score
+after 240 s ends with the note "not reached".
 """
 
 from __future__ import annotations
@@ -42,15 +42,17 @@ RETURN = "Average Total Return (Across All Env Names)"
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be solved.
+    """A task and the score that solves it.
 
-    Args:
-        make: the environment.
-        score: mean return per rollout to be reached.
-        horizon: the most steps of a rollout.
-        rollouts: in an evaluation, at least.
-        memory: steps of a training sequence, and of memory when acting.
-        buffer: rollouts kept.
+    Attributes:
+        name: name of the settings in the zoo.
+        make: function that makes the environment.
+        score: mean return per rollout that solves the task.
+        horizon: maximum steps per rollout.
+        rollouts: minimum number of rollouts per evaluation.
+        memory: maximum length of training sequences, and of the policy's context.
+        buffer: maximum number of rollouts in the replay buffer.
+        traj_encoder, exploration: classes of the sequence model and of the exploration wrapper.
     """
 
     name: str
@@ -81,7 +83,7 @@ TITLES = {
 
 
 class Point(NamedTuple):
-    """An evaluation: wall time and processor time since the beginning, and what was done by then."""
+    """An evaluation: its wall time and processor time, the numbers of updates and steps until then, and its score."""
 
     seconds: float
     cpu: float
@@ -91,11 +93,11 @@ class Point(NamedTuple):
 
 
 class Solved(Exception):
-    """An evaluation has reached the score."""
+    """Raised to end a run that is solved or out of time."""
 
 
 class TimedExperiment(Experiment):
-    """Notes each evaluation, and leaves when two in a row reach ``score`` or the time is up."""
+    """Records each evaluation in ``curve``, and raises `Solved` when the task is solved or ``limit`` seconds have passed."""
 
     score: float = float("inf")
     began: tuple[float, float] = (0.0, 0.0)
@@ -119,7 +121,7 @@ class TimedExperiment(Experiment):
             self._confirm(now)
 
     def _confirm(self, now: Point) -> None:
-        """A score that was reached must be reached once more, on average, by rollouts of their own."""
+        """After an evaluation that reaches the score, evaluate again at once; raise `Solved` if their mean reaches it, too."""
         last, self._last = self._last, now.score if now.score >= self.score else None
         if last is not None and (last + now.score) / 2 >= self.score:
             raise Solved
@@ -128,7 +130,7 @@ class TimedExperiment(Experiment):
 
 
 def build(task: Task, folder: Path, seed: int) -> TimedExperiment:
-    """The experiment of a task, as gin has it now."""
+    """The experiment of a task, with the present gin bindings."""
 
     def make_env() -> AMAGOEnv:
         return AMAGOEnv(task.make(), env_name=task.name)
@@ -147,7 +149,7 @@ def build(task: Task, folder: Path, seed: int) -> TimedExperiment:
 def attempt(
     task: Task, limit: float, seed: int = 0, settings: dict[str, Any] | None = None, aloud: bool = False
 ) -> list[Point]:
-    """Train until the score or the time limit; the evaluations on the way."""
+    """Train until the task is solved or ``limit`` seconds have passed; returns all evaluations."""
     folder, began = Path(tempfile.mkdtemp()), (time.monotonic(), time.process_time())
     try:
         with config.temporary({}):
@@ -170,7 +172,7 @@ def attempt(
 
 
 def rows(options: Namespace) -> Iterator[Row]:
-    """A row for each task, one run each."""
+    """One row per task, from a single run."""
     for task in TASKS:
         if options.only in TITLES[task.name] or options.only == task.name:
             yield _row(task, options)

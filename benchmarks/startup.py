@@ -1,14 +1,15 @@
-"""What comes before the first step: imports, processes, memory. The ceiling of all is a fresh interpreter that imports torch.
+"""Time and memory of a start: imports, worker processes. The ceiling of each case is a new interpreter that imports torch.
 
-Every figure is of a process of its own, from before it is started until it reports: the interpreter's own start is in both sides. ``seconds over
-torch`` in the details is what the targets speak of: an import may take 1 s more than torch's, the first step of an environment 3 s more. The
-target ratios follow from these.
+Every figure is from a new process and includes the start of its interpreter. Targets limit ``seconds over torch`` in the
+details: 1 s for an import of the library, 3 s for the first step of an environment. Target ratios are derived from these
+limits.
 
-"first step" is the README's program (8 CartPoles) until an environment takes its first step, wherever that environment lives. Models are those
-of its defaults, 256 wide.
+"first step" is the README's program (8 CartPoles, default models of width 256) until the first step of an environment in any
+process.
 
-"idle pool" is the proportional set size (what is shared counts in parts) of this process and all below it, once a pool of CartPoles has been reset and
-the policy's process has torch and `Experiment` imported. Its ceiling is the same of a process that has imported torch.
+"idle pool" is the proportional set size of a process and its descendants after a pool of CartPoles has been reset, with torch
+and `Experiment` imported in the main process. Proportional means that shared pages are divided among the processes that share
+them.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ ROOT = str(Path(__file__).parent.parent)
 
 
 def run(code: str, *arguments: str) -> list[str]:
-    """What a fresh interpreter prints."""
+    """The words that a new interpreter prints when it runs ``code``."""
     process = [sys.executable, "-c", code, *arguments]
     done = subprocess.run(
         process, capture_output=True, text=True, cwd=ROOT, timeout=300, env=os.environ | {"OMP_NUM_THREADS": "1"}
@@ -45,7 +46,7 @@ def run(code: str, *arguments: str) -> list[str]:
 
 
 def until_imported(statement: str) -> Callable[[], float]:
-    """Seconds from before the interpreter is started until the statement is done."""
+    """A contender that measures the seconds from the start of an interpreter to the end of ``statement``."""
 
     def measure() -> float:
         began = time.time()
@@ -55,7 +56,7 @@ def until_imported(statement: str) -> Callable[[], float]:
 
 
 def until_first_step(mode: str, encoder: str) -> Callable[[], float]:
-    """The same until an environment steps for the first time."""
+    """A contender that measures the seconds from the start of an interpreter to the first step of an environment."""
 
     def measure() -> float:
         began = time.time()
@@ -65,7 +66,7 @@ def until_first_step(mode: str, encoder: str) -> Callable[[], float]:
 
 
 def first_step() -> None:
-    """Run by the child: the README's program as far as its first step; prints when that was."""
+    """Run in a new interpreter: the README's program; prints the time of the first step of an environment."""
     import gymnasium
 
     import amago
@@ -102,7 +103,7 @@ def first_step() -> None:
 
 
 def resident(pid: int | None = None) -> float:
-    """MiB of a process and of all below it (this one by default), shared pages in parts."""
+    """Proportional set size in MiB of a process (this one by default) and its descendants."""
     total = 0.0
     for process in family(os.getpid() if pid is None else pid):
         try:
@@ -114,7 +115,7 @@ def resident(pid: int | None = None) -> float:
 
 
 def family(pid: int) -> list[int]:
-    """A process and all below it."""
+    """The process ids of a process and its descendants."""
     found = [pid]
     for parent in found:
         for task in Path(f"/proc/{parent}/task").glob("*/children"):
@@ -126,7 +127,8 @@ def family(pid: int) -> list[int]:
 
 
 def idle_pool() -> None:
-    """Run by the child: prints the memory of a pool, and of its processes alone."""
+    """Run in a new interpreter: prints the memory with an idle pool, the memory of its workers alone, and the number of
+    processes."""
     import gymnasium
 
     import amago
@@ -152,7 +154,7 @@ def memory_of_torch() -> float:
 
 
 def with_limit(row: Row, seconds: float) -> Row:
-    """The row with the target ratio that so many seconds more than torch come to."""
+    """The row with the target ratio that corresponds to a limit of ``seconds`` over torch."""
     over = {"seconds over torch": row.ours - row.ceiling, "seconds allowed over torch": seconds}
     return replace(row, target=row.ceiling / (row.ceiling + seconds), details={**row.details, **over})
 
@@ -162,7 +164,7 @@ def rows(options: Namespace) -> Iterator[Row]:
     rounds = options.rounds or (1 if options.smoke else 5)
     torch = until_imported("import torch")
     if not options.smoke:
-        torch()  # from the disk
+        torch()  # loads the files into the page cache
     for case, statement in IMPORTS.items():
         if options.only in case and not (options.smoke and "Agent" not in case):
             yield with_limit(compare(case, "s", {"ours": until_imported(statement), "ceiling": torch}, rounds), 1.0)

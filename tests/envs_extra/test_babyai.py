@@ -201,9 +201,9 @@ def test_every_sentence_of_the_language_fits() -> None:
             for place in ("in front of you", "behind you", "on your left", "on your right"):
                 text = f"open pick up go to put next to a the {color} {kind} {place} and, then after you"
                 assert np.count_nonzero(view.tokens(text, 30)) == len(text.split())
-    with pytest.raises(ValueError, match="no word 'sofa'"):
+    with pytest.raises(ValueError, match="word 'sofa'"):
         view.tokens("go to the sofa", 9)
-    with pytest.raises(ValueError, match="mission_length must be at least 5, the words of 'go to the red ball'; got 4"):
+    with pytest.raises(ValueError, match=r"mission_length must be at least 5.*'go to the red ball'.*got 4"):
         view.tokens("go to the red ball", 4)
 
 
@@ -365,7 +365,7 @@ def test_the_library_takes_it() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"split": "valid"}, 'split must be "train" or "test", got \'valid\''),
+        ({"split": "valid"}, "split must be one of train, test, got 'valid'"),
         ({"obs_kind": "pixels"}, "obs_kind must be one of partial-grid, .*got 'pixels'"),
         ({"levels": "GoToMars"}, "levels has 'GoToMars'"),
         ({"k_episodes": 0}, "k_episodes must be at least 1, got 0"),
@@ -391,7 +391,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     env = MultitaskMetaBabyAI("OneRoomS20", obs_kind="full-grid", grid_size=19, mission_length=9)
-    with pytest.raises(ValueError, match="grid_size must be at least 20, which OneRoomS20 has; got 19"):
+    with pytest.raises(ValueError, match=r"grid_size must be at least 20.*OneRoomS20.*got 19"):
         env.reset(seed=0)
     short = MultitaskMetaBabyAI("GoToLocal", mission_length=4)
     with pytest.raises(ValueError, match="mission_length must be at least 5"):

@@ -17,7 +17,7 @@ from run_inside import run_script
 from amago.data.relabel import completion_times
 from amago.data.trajectory import FrozenTraj
 from amago.envs import AMAGOEnv
-from amago.envs.builtin._crafter_world import FastLocalView, InOrder, around, generate_world, simplex_noise
+from amago.envs.builtin._crafter_world import FastLocalView, OrderedSet, around, generate_world, simplex_noise
 from amago.envs.builtin.crafter import (
     ACHIEVEMENTS,
     CHANNELS,
@@ -122,7 +122,7 @@ def test_rollouts_are_those_of_upstream(kind: str) -> None:
     """Its own environment with the same seed and, so that it is the same each time, ordered sets of creatures."""
     theirs = crafter.Env(seed=7, length=None)
     theirs.reset()
-    chunks: dict[Any, InOrder] = defaultdict(InOrder)
+    chunks: dict[Any, OrderedSet] = defaultdict(OrderedSet)
     for thing in theirs._world.objects:
         chunks[theirs._world.chunk_key(thing.pos)].add(thing)
     theirs._world._chunks = chunks
@@ -209,7 +209,7 @@ def test_local_cells_are_the_world() -> None:
         if isinstance(thing, crafter.objects.Plant):
             thing.grown = 301
     assert obs["observation"][..., CHANNELS.index("ripe Plant")].sum() == 0
-    assert env._look()[..., CHANNELS.index("ripe Plant")].sum() == (env._look() != obs["observation"]).sum() / 2
+    assert env._view()[..., CHANNELS.index("ripe Plant")].sum() == (env._view() != obs["observation"]).sum() / 2
 
 
 def test_status_tells_what_it_says() -> None:
@@ -434,7 +434,7 @@ def test_nothing_done_is_nothing_to_relabel() -> None:
         ({"obs_kind": "pixels"}, "obs_kind must be one of render, crop, local, got 'pixels'"),
         ({"instructions": ["collect_wod"]}, "instructions has 'collect_wod', but Crafter has collect_wood"),
         ({"instructions": []}, "at least one"),
-        ({"instructions": ["travel", "travel"]}, "each once"),
+        ({"instructions": ["travel", "travel"]}, "none twice"),
         ({"min_goals": 0}, "min_goals must be at least 1, got 0"),
         ({"min_goals": 3, "max_goals": 2}, "min_goals must be at most max_goals=2, got 3"),
         ({"goals": ["fly"]}, "goals has 'fly', but Crafter has"),

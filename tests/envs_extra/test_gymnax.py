@@ -132,7 +132,7 @@ def test_random_catch_is_won_as_often_as_chance_says() -> None:
 @pytest.mark.parametrize(("arguments", "error", "said"), [
     (lambda env: (gymnax.make("Catch-bsuite"), 2), TypeError, "gymnax.make returns a pair"),
     (lambda env: (env, 0), ValueError, "num_envs must be at least 1, got 0"),
-    (lambda env: (env, 2, None, "gpu"), ValueError, "device is 'gpu', but jax says"),
+    (lambda env: (env, 2, None, "gpu"), ValueError, "device='gpu' is not available"),
 ], ids=["pair", "rows", "device"])  # fmt: skip
 def test_wrong_arguments_are_named(arguments: Any, error: type[Exception], said: str) -> None:
     if "gpu" in said and any(d.platform != "cpu" for d in jax.devices()):
@@ -146,7 +146,7 @@ def test_wrong_calls_are_refused() -> None:
     with pytest.raises(gym.error.ResetNeeded, match="call reset"):
         env.step(np.zeros(2, dtype=np.int64))
     env.reset(seed=0)
-    with pytest.raises(ValueError, match=r"shape \(3,\), but must have \(2,\)"):
+    with pytest.raises(ValueError, match=r"shape \(2,\).*got \(3,\)"):
         env.step(np.zeros(3, dtype=np.int64))
 
 

@@ -148,7 +148,7 @@ def test_wrong_actions_are_refused() -> None:
         env.step(np.zeros(6))
     env.reset(seed=0)
     for action in (np.zeros(5), np.full(6, 1.1), np.full(6, np.nan)):
-        with pytest.raises(ValueError, match=r"action must be six numbers in \[-1, 1\], got"):
+        with pytest.raises(ValueError, match=r"action must be 6 numbers in \[-1, 1\], got"):
             env.step(action)
 
 

@@ -351,8 +351,8 @@ def test_a_pickled_environment_goes_on_where_it_was() -> None:
     (lambda: POPGymGame(timer=1), TypeError, "timer must be True or False, got 1"),
     (lambda: POPGymGame(truncated_is_done="no"), TypeError, "truncated_is_done must be True or False, got 'no'"),
     (lambda: MultiDomainPOPGym("RepeatFirstEasy"), TypeError, "games must be a list of names, got 'RepeatFirstEasy'"),
-    (lambda: MultiDomainPOPGym([]), ValueError, "games must name at least one game, and each once"),
-    (lambda: MultiDomainPOPGym(["RepeatFirstEasy"] * 2), ValueError, "each once"),
+    (lambda: MultiDomainPOPGym([]), ValueError, r"games .*got \[\]"),
+    (lambda: MultiDomainPOPGym(["RepeatFirstEasy"] * 2), ValueError, "none twice"),
     (lambda: MultiDomainPOPGym(["PositionOnlyCartPoleEasy"]), ValueError, "discrete observations, but those of PositionOnlyCart"),
     (lambda: MultiDomainPOPGym(warmup_episodes=-1), ValueError, "warmup_episodes must be at least 0, got -1"),
 ], ids=lambda x: x if isinstance(x, str) else "")  # fmt: skip

@@ -246,16 +246,16 @@ def test_spaces_and_names_through_the_library() -> None:
 
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"games": "maze"}, TypeError, "games must be a list of names, got 'maze'"),
-    ({"games": []}, ValueError, "games must name at least one game, and each once, got []"),
-    ({"games": ["maze", "Maze"]}, ValueError, "games must name at least one game, and each once, got ['maze', 'Maze']"),
+    ({"games": []}, ValueError, "none twice, got []"),
+    ({"games": ["maze", "Maze"]}, ValueError, "none twice, got ['maze', 'Maze']"),
     ({"games": ["maize"]}, ValueError, "game is 'maize', but Procgen has maze"),
     ({"mode": "memory"}, ValueError, "mode must be one of easy, hard, memory-hard, got 'memory'"),
     ({"split": "val"}, ValueError, "split must be one of train, test, got 'val'"),
     ({"num_levels": 0}, ValueError, "num_levels must be at least 1, got 0"),
-    ({"num_levels": 2**31 - 1}, ValueError, "num_levels must be below 2147483647, to leave some for tests, got 2147483647"),
+    ({"num_levels": 2**31 - 1}, ValueError, "num_levels must be below 2147483647"),
     ({"k_episodes": 0}, ValueError, "k_episodes must be at least 1, got 0"),
     ({"time_limit": 0}, ValueError, "time_limit must be at least 1, got 0"),
-    ({"border": 17}, ValueError, "border must be at most 16, or there is little left to see, got 17"),
+    ({"border": 17}, ValueError, "border must be at most 16"),
 ]
 
 

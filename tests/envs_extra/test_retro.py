@@ -308,23 +308,23 @@ def test_what_goes_wrong_there_is_told_here(arcade: Any) -> None:
     with pytest.raises(RuntimeError, match="the emulator failed: FileNotFoundError: No romfiles found for game: Nothing"):
         env._emulator.ask(do="play", game="Nothing", state=None, directory=None, size=[8, 8])
     os.kill(env._emulator._process.pid, signal.SIGKILL)
-    with pytest.raises(RuntimeError, match="the emulator has ended with exit code -9 while it was asked to step"):
+    with pytest.raises(RuntimeError, match=r"exit code -9.*step"):
         env.step(press(env))
 
 
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"levels": AIRSTRIKER}, TypeError, "levels must be a list of names"),
     ({"levels": ["Airstrike-Genesis"]}, ValueError, "levels has the game 'Airstrike-Genesis', but stable-retro knows Airstriker-Genesis"),
-    ({"levels": ["1942-Nes"]}, ValueError, "levels has the game '1942-Nes', whose ROM has not been imported: python -m stable_retro"),
+    ({"levels": ["1942-Nes"]}, ValueError, "levels has the game '1942-Nes', whose ROM has not been imported"),
     ({"levels": ["Airstriker-Genesis:Level2"]}, ValueError, "levels has 'Airstriker-Genesis:Level2', but Airstriker-Genesis-v0 has Level1"),
     ({"levels": [AIRSTRIKER, "Airstriker-Genesis:Level1"]}, ValueError, "levels must name each level once"),
-    ({"buttons": ["A", "A"]}, ValueError, "buttons must name at least one button, and each once, got ['A', 'A']"),
+    ({"buttons": ["A", "A"]}, ValueError, "none twice, got ['A', 'A']"),
     ({"resolution": (4, 84)}, ValueError, "resolution must be at least 5, got 4"),
     ({"border": -1}, ValueError, "border must be at least 0, got -1"),
     ({"frame_skip": 0}, ValueError, "frame_skip must be at least 1, got 0"),
     ({"sticky_actions": -0.1}, ValueError, "sticky_actions must be in [0, 1), got -0.1"),
     ({"time_limit": 0}, ValueError, "time_limit must be at least 1, got 0"),
-    ({"directory": "/nowhere"}, ValueError, "directory must be one with games of yours, got '/nowhere', which is none"),
+    ({"directory": "/nowhere"}, ValueError, "directory must be a directory with games, got '/nowhere'"),
 ]  # fmt: skip
 
 

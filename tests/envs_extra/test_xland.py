@@ -88,7 +88,7 @@ def test_files_come_back_and_pickles_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "less.npz", goals=both.goals)
     np.savez(tmp_path / "wide.npz", goals=both.goals.astype(int), rules=both.rules, init_tiles=both.init_tiles)
     for name, said in (("evil", "allow_pickle"), ("less", "rules"), ("wide", "goals is int64 of shape")):
-        with pytest.raises(ValueError, match=rf"{name}\.npz holds no tasks: .*{said}"):
+        with pytest.raises(ValueError, match=rf"{name}\.npz contains no tasks: .*{said}"):
             load_rulesets(tmp_path / f"{name}.npz")
 
 
@@ -103,7 +103,7 @@ def test_wrong_arguments_of_tasks(arguments: tuple[Any, ...], said: str) -> None
 
 
 def test_a_file_without_test_tasks_says_so() -> None:
-    with pytest.raises(ValueError, match="none of the 5 tasks is for test"):
+    with pytest.raises(ValueError, match="none of the 5 tasks is in the split 'test'"):
         generate_rulesets("trivial", 5, "train").split("test")
 
 

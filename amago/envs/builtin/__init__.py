@@ -1,4 +1,5 @@
-"""Built-in environments: small tasks that cannot be solved without memory."""
+"""Built-in environments, most of which cannot be solved without memory. Those that need an extra package are imported by their
+module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a rollout of several attempts stands."""
+"""Bookkeeping for environments whose rollouts consist of several attempts."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 
 
 class Attempts:
-    """Counts the steps of a rollout of ``k`` attempts of ``length`` steps each, and sums up the rewards of each attempt.
+    """Counts the attempts of a rollout and the steps of the current attempt, and sums the rewards of the current attempt.
 
-    `begin_rollout`, then for each attempt `begin`, `length` times `step`, and `end`.
+    Call `begin_rollout` once a rollout; for each attempt call `begin`, `step` after every step, and `end`.
+
+    Args:
+        k: attempts per rollout.
+        length: maximum number of steps per attempt.
 
     Attributes:
-        over: attempts that are over; k if no rollout is under way, as at first.
-        steps: of this attempt.
+        over: number of finished attempts; ``k`` while no rollout is under way, including before the first.
+        steps: number of steps taken in the current attempt.
     """
 
     def __init__(self, k: int, length: int) -> None:
@@ -27,7 +31,7 @@ class Attempts:
 
     @property
     def progress(self) -> tuple[float, float]:
-        """Steps of this attempt divided by its length, and attempts that are over divided by k: the end of an observation."""
+        """``steps / length`` and ``over / k``, which environments append to their observations."""
         return self.steps / self.length, self.over / self.k
 
     def begin_rollout(self) -> None:
@@ -37,13 +41,14 @@ class Attempts:
         self.steps, self._return = 0, 0.0
 
     def step(self, reward: float) -> bool:
-        """Count a step; whether it was the last of its attempt."""
+        """Count a step; returns whether the attempt has reached its maximum length."""
         self.steps += 1
         self._return += reward
         return self.steps == self.length
 
     def end(self, metrics: dict[str, float]) -> dict[str, float]:
-        """Count the attempt as over; returns what is logged of it as attempt i (from 0): ``metrics`` and its return."""
+        """Count the attempt as finished; returns its ``metrics`` and its return, under names that contain its index (from
+        0)."""
         prefix = f"{AMAGO_ENV_LOG_PREFIX} Attempt {self.over}"
         self.over += 1
         return {f"{prefix} {name}": value for name, value in {**metrics, "Return": self._return}.items()}

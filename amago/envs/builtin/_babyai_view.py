@@ -1,4 +1,4 @@
-"""What a BabyAI level shows, as numbers: the grid one-hot, and the mission word by word."""
+"""Observations of BabyAI levels as arrays: the grid as one-hot cells, the mission as word indices."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 VIEW = 7
-"""Cells along a side of what the agent sees."""
+"""Side length of the agent's square field of view, in cells."""
 
 WORDS = (
     "", "a", "after", "and", "ball", "behind", "blue", "box", "door", "front", "go", "green", "grey", "in", "key", "left", "next",
     "object", "of", "on", "open", "pick", "purple", "put", "red", "right", "the", "then", "to", "up", "yellow", "you", "your",
 )  # fmt: skip
-"""The vocabulary of missions; the empty word fills them up."""
+"""The vocabulary of missions; the empty word is padding."""
 _INDEX = {word: i for i, word in enumerate(WORDS)}
 
 TYPES = ("unseen", "empty", "wall", "door", "key", "ball", "box", "agent")
 COLORS = ("red", "green", "blue", "purple", "yellow", "grey")
 STATES = ("open", "closed", "locked")
 CHANNELS = (*TYPES, *COLORS, *STATES)
-"""What the bits of a cell mean: one type; one colour where there is a thing; one state where that is a door."""
+"""The channels of a cell: its type, the colour of its object, and the state of a door, each one-hot."""
 
 _UNSEEN, _EMPTY, _WALL, _AGENT, _FIRST_THING = range(5)
 _THINGS: list[tuple[str, str, str | None]] = [("door", color, state) for color in COLORS for state in STATES]
@@ -37,7 +37,7 @@ def _bits_of_codes() -> NDArray[np.uint8]:
 
 _BITS = _bits_of_codes()
 
-# by direction: where the cells of the view lie, seen from the agent, in the order of MiniGrid's image[x, y]; (0, 6) is its far left
+# For each direction, the offsets (dx, dy) from the agent of the cells of its view, in the order of MiniGrid's image[x, y].
 _FORWARD = ((1, 0), (0, 1), (-1, 0), (0, -1))
 _PLACES = [
     [
@@ -51,19 +51,19 @@ _OWN_PLACE = (VIEW // 2) * VIEW + VIEW - 1
 
 
 def tokens(mission: str, length: int) -> NDArray[np.uint8]:
-    """Indices into `WORDS`, (length,), 0 behind the end. Commas are left out.
+    """A mission as indices into `WORDS`, uint8 (length,), padded with 0. Commas are ignored.
 
     Raises:
-        ValueError: a word is unknown, or there are too many.
+        ValueError: a word is unknown, or the mission has more than ``length`` words.
     """
     words = mission.replace(",", " ").split()
     if len(words) > length:
-        raise ValueError(f"mission_length must be at least {len(words)}, the words of {mission!r}; got {length}")
+        raise ValueError(f"mission_length must be at least {len(words)}, the number of words in {mission!r}; got {length}")
     out = np.zeros(length, dtype=np.uint8)
     try:
         out[: len(words)] = [_INDEX[word] for word in words]
     except KeyError as err:
-        raise ValueError(f"BabyAI's missions have no word {err.args[0]!r}, which is in {mission!r}") from None
+        raise ValueError(f"the mission {mission!r} contains the unknown word {err.args[0]!r}") from None
     return out
 
 
@@ -78,14 +78,14 @@ def _code(thing: Any) -> int:
 
 @functools.cache
 def _spread(seen: int, clear: int) -> tuple[int, int]:
-    """How sight spreads along a row and into the next one: MiniGrid's rule, with a bit for each cell.
+    """Propagate visibility along a row of the view and into the next row, by MiniGrid's rule. Rows are bit masks.
 
     Args:
-        seen: cells of this row that are seen from the rows before.
-        clear: those that can be seen through.
+        seen: cells of this row that are visible from the previous row.
+        clear: transparent cells of this row.
 
     Returns:
-        cells that are seen in this row, and in the next one.
+        the visible cells of this row and those of the next.
     """
     ahead = 0
     for i in range(VIEW - 1):
@@ -100,9 +100,10 @@ def _spread(seen: int, clear: int) -> tuple[int, int]:
 
 
 def partial_grid(level: Any) -> NDArray[np.uint8]:
-    """(7, 7, 17): what the agent sees, as MiniGrid's `gen_obs` works it out, several times as fast.
+    """The agent's field of view, uint8 (7, 7, 17) indexed [x, y, channel of `CHANNELS`]; the same cells as MiniGrid's
+    `gen_obs`.
 
-    The agent stands at [3, 6] and looks towards [3, 0]; its own cell shows what it carries.
+    The agent stands at [3, 6] and faces [3, 0]; its own cell shows the object that it carries.
     """
     grid, width, height = level.grid.grid, level.grid.width, level.grid.height
     x, y = int(level.agent_pos[0]), int(level.agent_pos[1])
@@ -134,7 +135,10 @@ _OUTSIDE = object()
 
 
 def full_grid(level: Any, size: int) -> NDArray[np.uint8]:
-    """(size, size, 17): all of the grid, [x, y], "unseen" outside it. What the agent carries lies over its own cell."""
+    """The whole grid, uint8 (size, size, 17) indexed [x, y, channel]; cells outside it are "unseen".
+
+    The agent's cell has the channels of the agent and of the object that it carries.
+    """
     width, height = level.grid.width, level.grid.height
     codes = np.full((size, size), _UNSEEN)
     cells = [_EMPTY if thing is None else _code(thing) for thing in level.grid.grid]
@@ -148,12 +152,12 @@ def full_grid(level: Any, size: int) -> NDArray[np.uint8]:
 
 
 def partial_image(level: Any, tile: int) -> NDArray[np.uint8]:
-    """(7 * tile, 7 * tile, 3): the agent's view, drawn by MiniGrid."""
+    """The agent's field of view drawn by MiniGrid, uint8 (7 * tile, 7 * tile, 3)."""
     return level.get_frame(tile_size=tile, agent_pov=True)  # type: ignore[no-any-return]
 
 
 def full_image(level: Any, size: int, tile: int) -> NDArray[np.uint8]:
-    """(size * tile, size * tile, 3): the whole grid, drawn by MiniGrid, black below and to the right of it."""
+    """The whole grid drawn by MiniGrid, uint8 (size * tile, size * tile, 3), padded with black below and to the right."""
     out = np.zeros((size * tile, size * tile, 3), dtype=np.uint8)
     frame = level.get_frame(highlight=False, tile_size=tile)
     out[: frame.shape[0], : frame.shape[1]] = frame

@@ -1,9 +1,11 @@
-"""What the built-in environments share: argument checks, the refusal of a misplaced step, and drawing cells."""
+"""Helpers of the built-in environments: checks of arguments and actions, and drawing of grid cells."""
 
 from __future__ import annotations
 
+import difflib
 import numbers
 import operator
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -14,7 +16,7 @@ Cell = tuple[int, int]
 Color = tuple[int, int, int]
 
 RENDER_CELL = 24
-"""Pixels along one side of a drawn cell."""
+"""Side length of a drawn cell, in pixels."""
 
 WHITE: Color = (245, 248, 250)
 GRID: Color = (205, 213, 220)
@@ -27,10 +29,11 @@ GREY: Color = (140, 150, 160)
 
 
 def check_int(name: str, value: Any, low: int) -> int:
-    """``value`` as an int if it is a whole number (never a bool) of at least ``low``.
+    """``value`` as an int.
 
     Raises:
-        TypeError, ValueError: quoting the name and the value.
+        TypeError: it is not an integer; a bool is not.
+        ValueError: it is less than ``low``.
     """
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name} must be an integer, got {value!r}")
@@ -40,23 +43,67 @@ def check_int(name: str, value: Any, low: int) -> int:
 
 
 def check_bool(name: str, value: Any) -> bool:
-    """``value`` as a bool; raises TypeError for anything else, which would be taken for True by accident."""
+    """``value`` as a bool; raises TypeError for every other type, because most of their values count as True."""
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return bool(value)
 
 
 def check_real(name: str, value: Any) -> float:
-    """``value`` as a finite float.
+    """``value`` as a float.
 
     Raises:
-        TypeError, ValueError: quoting the name and the value.
+        TypeError: it is not a number; a bool is not.
+        ValueError: it is infinite or NaN.
     """
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
     if not np.isfinite(float(value)):
         raise ValueError(f"{name} must be finite, got {value!r}")
     return float(value)
+
+
+def check_fraction(name: str, value: Any, below_one: bool = False) -> float:
+    """``value`` as a float in [0, 1], or in [0, 1) with ``below_one``.
+
+    Raises:
+        TypeError: it is not a number.
+        ValueError: it is out of range.
+    """
+    number = check_real(name, value)
+    if not 0.0 <= number <= 1.0 or (below_one and number == 1.0):
+        raise ValueError(f"{name} must be in {'[0, 1)' if below_one else '[0, 1]'}, got {value!r}")
+    return number
+
+
+def check_choice(name: str, value: Any, choices: Iterable[str]) -> str:
+    """``value`` if it is one of ``choices``; raises ValueError otherwise."""
+    known = tuple(choices)
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+    return value  # type: ignore[no-any-return]
+
+
+def check_names(name: str, values: Any, resolve: Callable[[str], str] = str) -> tuple[str, ...]:
+    """``values`` as a tuple, each element passed through ``resolve``.
+
+    Raises:
+        TypeError: ``values`` is a single string.
+        ValueError: it is empty, or names one thing twice.
+    """
+    if isinstance(values, str):
+        raise TypeError(f"{name} must be a list of names, got {values!r}")
+    names = tuple(map(resolve, values))
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"{name} must contain at least one name, and none twice, got {values!r}")
+    return names
+
+
+def similar(word: str, known: Sequence[str], otherwise: Sequence[str] | None = None) -> str:
+    """Up to three elements of ``known`` that are spelled like ``word``, for messages; if none is, ``otherwise`` or all of
+    them."""
+    near = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
+    return ", ".join(near or (known if otherwise is None else otherwise))
 
 
 def check_render_mode(value: Any, modes: list[str]) -> str | None:
@@ -67,16 +114,16 @@ def check_render_mode(value: Any, modes: list[str]) -> str | None:
 
 
 def refuse_step(env: str) -> NoReturn:
-    """Raise `gymnasium.error.ResetNeeded`: `step` came before `reset`, or after the end of a rollout."""
+    """Raise `gymnasium.error.ResetNeeded`, for a `step` before the first `reset` or after the end of a rollout."""
     raise ResetNeeded(f"{env}.step() was called with no rollout under way: call reset() first")
 
 
 def check_action(action: Any, n: int) -> int:
-    """``action`` as an index below ``n``.
+    """``action`` as an int in 0..n-1.
 
     Raises:
-        TypeError: it is no whole number.
-        ValueError: it is out of range (a negative number too, which Python would take for an index).
+        TypeError: it is not an integer.
+        ValueError: it is out of range.
     """
     try:
         index = operator.index(action)
@@ -87,8 +134,23 @@ def check_action(action: Any, n: int) -> int:
     return index
 
 
+def check_continuous_action(action: Any, n: int) -> NDArray[np.float64]:
+    """``action`` as a float64 array of shape (n,); raises ValueError for another shape, and for values outside [-1, 1]."""
+    array = np.asarray(action, dtype=np.float64)
+    if array.shape != (n,):
+        raise ValueError(f"action must be {n} numbers in [-1, 1], got shape {array.shape}")
+    if not np.abs(array).max() <= 1.0:  # also true for NaN
+        raise ValueError(f"action must be {n} numbers in [-1, 1], got {action!r}")
+    return array
+
+
+def render(mode: str | None, text: Callable[[], str], image: Callable[[], NDArray[np.uint8]]) -> Any:
+    """The result of ``text`` for the render mode "ansi", of ``image`` for "rgb_array", and None for None."""
+    return None if mode is None else {"ansi": text, "rgb_array": image}[mode]()
+
+
 def blank_grid(size: int, color: Color) -> NDArray[np.uint8]:
-    """A (size * cell, size * cell, 3) picture of empty cells with lines between them."""
+    """An image of size x size empty cells with lines between them, uint8 (size * RENDER_CELL, size * RENDER_CELL, 3)."""
     side = size * RENDER_CELL
     frame = np.empty((side, side, 3), dtype=np.uint8)
     frame[:] = color
@@ -98,7 +160,7 @@ def blank_grid(size: int, color: Color) -> NDArray[np.uint8]:
 
 
 def paint(frame: NDArray[np.uint8], cell: Cell, color: Color, inset: int = 1, round_: bool = False) -> None:
-    """Fill the cell (x, y), x to the right and y downwards, ``inset`` pixels away from its edges; as a disc if ``round_``."""
+    """Draw a square, or a disc if ``round_``, into the cell (x, y), ``inset`` pixels from its edges; y points down."""
     left, top = cell[0] * RENDER_CELL, cell[1] * RENDER_CELL
     patch = frame[top + inset : top + RENDER_CELL - inset + 1, left + inset : left + RENDER_CELL - inset + 1]
     if not round_:

@@ -1,4 +1,4 @@
-"""Packages that single environments need, imported when one of those is made."""
+"""Import of optional packages at the time an environment needs them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from types import ModuleType
 
 
 def require(module: str, extra: str) -> ModuleType:
-    """Import ``module``, which ``pip install 'amago[extra]'`` brings.
+    """Import ``module``, which ``pip install 'amago[extra]'`` installs.
 
     Raises:
-        ImportError: it, or something that it imports, is not installed.
+        ImportError: the module or one of its dependencies is missing; the message names the command that installs it.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # they warn of what is old in their own code
+            warnings.simplefilter("ignore")  # deprecation warnings about the packages' own code
             return importlib.import_module(module)
     except ImportError as err:
         package = module.partition(".")[0]

@@ -1,4 +1,4 @@
-"""Environments written in jax as one vectorised Gymnasium environment: numpy in, numpy out, all rows in one compiled call."""
+"""Adapter from environments written in JAX to a vectorised Gymnasium environment: NumPy arrays, one compiled call per step."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ from amago.envs.builtin._extras import require
 Array = NDArray[Any]
 Info = dict[str, Any]
 
-Opened = tuple[Any, Any]
-"""State and observation of a row whose rollout opens."""
-Advanced = tuple[Any, Any, Any, Any, Any, Any, dict[str, Any]]
-"""State, observation, reward, terminated, truncated, the observation that the step led to, and numbers to be logged. Where the
-rollout ended, the first two are those of the next."""
+RowReset = tuple[Any, Any]
+"""State and first observation of a row's new rollout."""
+RowStep = tuple[Any, Any, Any, Any, Any, Any, dict[str, Any]]
+"""State, observation, reward, terminated, truncated, final observation and metrics after a step of a row. At the end of a
+rollout, the state and the observation are the first of the next rollout, and the final observation is the last of this one."""
 
 
 class JaxVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
-    """B rows of one environment that resets itself in the step that ends a rollout (`AutoresetMode.SAME_STEP`).
+    """B copies (rows) of a JAX environment. A row resets in the step that ends its rollout (`AutoresetMode.SAME_STEP`).
 
-    ``info["final_obs"]`` holds the last observations where rows ended, ``info["final_info"]`` what those rows log.
+    After the end of a rollout ``info["final_obs"]`` holds the last observations and ``info["final_info"]`` the metrics; the
+    entries of rows that have not ended are undefined (``info["_final_obs"]`` is the mask).
 
     Args:
         num_envs: B.
-        observation_space, action_space: of one row.
-        open_row: tables, key -> `Opened`, traceable by jax.
-        advance_row: tables, key, state, action -> `Advanced`, likewise. Both are compiled once for all environments that are given
-            the same two functions, and as many rows.
-        extra: what brings jax, for the message where it is missing.
-        device: where jax computes: "cpu", "gpu", "tpu"; None takes its own choice.
-        tables: arrays that differ between environments.
+        observation_space, action_space: the spaces of one row.
+        reset_row: function ``(tables, key) -> RowReset`` that JAX can trace.
+        step_row: function ``(tables, key, state, action) -> RowStep`` that JAX can trace. Environments that share both
+            functions and ``num_envs`` share one compilation.
+        extra: the extra of this library that installs JAX, for error messages.
+        device: "cpu", "gpu" or "tpu"; None leaves the choice to JAX.
+        tables: arrays that are passed to both functions.
 
     Raises:
-        ValueError: jax knows no such device.
+        ValueError: JAX has no such device.
     """
 
     metadata = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP, "render_modes": []}
@@ -50,8 +51,8 @@ class JaxVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         num_envs: int,
         observation_space: gym.Space[Any],
         action_space: gym.Space[Any],
-        open_row: Callable[[Any, Any], Opened],
-        advance_row: Callable[[Any, Any, Any, Any], Advanced],
+        reset_row: Callable[[Any, Any], RowReset],
+        step_row: Callable[[Any, Any, Any, Any], RowStep],
         extra: str,
         device: str | None = None,
         tables: Any = (),
@@ -64,19 +65,19 @@ class JaxVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         try:
             self._device = None if device is None else jax.devices(device)[0]
         except RuntimeError as err:
-            raise ValueError(f"device is {device!r}, but jax says: {err}") from err
+            raise ValueError(f"device={device!r} is not available in jax: {err}") from err
 
         self._tables = jax.tree.map(jax.numpy.asarray, tables)
-        self._open_all, self._advance_all = _compiled(jax, open_row, advance_row, self.num_envs)
+        self._reset_all, self._step_all = _compiled(jax, reset_row, step_row, self.num_envs)
         self._key: Any = None
         self._state: Any = None
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:  # type: ignore[override]
-        """Open a new rollout in every row; ``seed`` decides all that follows."""
+        """Begin a new rollout in every row. All randomness from here on depends on ``seed`` alone."""
         if seed is not None or self._key is None:
             start = np.random.SeedSequence(seed).generate_state(1)[0]
             self._key = self._jax.device_put(self._jax.random.key(start), self._device)
-        self._key, self._state, obs = self._open_all(self._tables, self._key)
+        self._key, self._state, obs = self._reset_all(self._tables, self._key)
         return self._numpy(obs), {}
 
     def step(self, actions: Any) -> tuple[Any, Array, Array, Array, Info]:
@@ -84,12 +85,12 @@ class JaxVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
             common.refuse_step(type(self).__name__)
         actions = np.asarray(actions)
         if actions.shape != self.action_space.shape:
-            raise ValueError(f"actions have shape {actions.shape}, but must have {self.action_space.shape}, a row each")
-        out = self._advance_all(self._tables, self._key, self._state, actions)
+            raise ValueError(f"actions must have shape {self.action_space.shape}, one row per environment, got {actions.shape}")
+        out = self._step_all(self._tables, self._key, self._state, actions)
         self._key, self._state, obs, reward, terminated, truncated, last_obs, logged = out
         obs, reward, terminated, truncated = self._numpy((obs, reward, terminated, truncated))
         info: Info = {}
-        if (terminated | truncated).any():  # fetched only where they are needed
+        if (terminated | truncated).any():  # copying them from the device every step would be wasted
             info["final_obs"], info["final_info"] = self._numpy((last_obs, logged))
             info["_final_obs"] = info["_final_info"] = terminated | truncated
         return obs, reward, terminated, truncated, info
@@ -99,33 +100,34 @@ class JaxVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
 
 
 def use_after(jax: Any, ended: Any, new: Any, old: Any) -> Any:
-    """The tree ``new`` where the rollout ended, else ``old``."""
+    """The tree ``new`` where ``ended`` is true, else ``old``."""
     return jax.tree.map(lambda n, o: jax.numpy.where(ended, n, o), new, old)
 
 
-def _settled(jax: Any, tree: Any) -> Any:
-    """Every leaf with a type of its own: Python's numbers have weak ones, for which a step would be compiled once more."""
+def _strongly_typed(jax: Any, tree: Any) -> Any:
+    """The tree without weakly typed leaves (those made from Python numbers), for which JAX would compile the step a second
+    time."""
 
-    def settle(leaf: Any) -> Any:
+    def convert(leaf: Any) -> Any:
         is_key = jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
         return leaf if is_key else jax.lax.convert_element_type(leaf, leaf.dtype)
 
-    return jax.tree.map(settle, tree)
+    return jax.tree.map(convert, tree)
 
 
 @lru_cache(maxsize=8)
 def _compiled(
-    jax: Any, open_row: Callable[[Any, Any], Opened], advance_row: Callable[[Any, Any, Any, Any], Advanced], num_envs: int
+    jax: Any, reset_row: Callable[[Any, Any], RowReset], step_row: Callable[[Any, Any, Any, Any], RowStep], num_envs: int
 ) -> tuple[Any, Any]:
-    """Both functions for all rows at once."""
+    """Both functions, vectorised over rows and compiled."""
 
-    def open_all(tables: Any, key: Any) -> Any:
+    def reset_all(tables: Any, key: Any) -> Any:
         key, own = jax.random.split(key)
-        return key, *_settled(jax, jax.vmap(open_row, (None, 0))(tables, jax.random.split(own, num_envs)))
+        return key, *_strongly_typed(jax, jax.vmap(reset_row, (None, 0))(tables, jax.random.split(own, num_envs)))
 
-    def advance_all(tables: Any, key: Any, state: Any, action: Any) -> Any:
+    def step_all(tables: Any, key: Any, state: Any, action: Any) -> Any:
         key, own = jax.random.split(key)
         keys = jax.random.split(own, num_envs)
-        return key, *_settled(jax, jax.vmap(advance_row, (None, 0, 0, 0))(tables, keys, state, action))
+        return key, *_strongly_typed(jax, jax.vmap(step_row, (None, 0, 0, 0))(tables, keys, state, action))
 
-    return jax.jit(open_all), jax.jit(advance_all)
+    return jax.jit(reset_all), jax.jit(step_all)

@@ -1,4 +1,4 @@
-"""Random mazes on a grid, and what can be seen from their cells."""
+"""Random mazes on a grid, and the distances to walls that depth sensors would measure in them."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from numpy.typing import NDArray
 
 Grid = NDArray[np.bool_]
 DIRECTIONS = ((-1, 0), (0, -1), (1, 0), (0, 1))
-"""West, north, east, south as (dx, dy); y runs downwards."""
+"""West, north, east, south as (dx, dy); y points down."""
 
 
 def random_maze(rng: np.random.Generator, size: int, loop_chance: float = 0.0) -> Grid:
-    """A maze of rooms on the cells with odd coordinates, and doors between rooms next to each other.
+    """A random maze: rooms at the cells with odd coordinates, doors between some neighbouring rooms.
 
-    Without loops there is one way between any two cells, and every maze of that kind is as likely as any other (a uniform
-    spanning tree: Wilson 1996, by walks whose circles are erased).
+    The doors form a uniform spanning tree (Wilson 1996, loop-erased random walks), so that exactly one path joins any two
+    cells.
 
     Args:
-        rng: the only randomness.
-        size: cells along a side, walls around it included; odd, at least 5.
-        loop_chance: probability, for each pair of neighbouring rooms that the tree leaves apart, of a door all the same.
+        rng: source of all randomness.
+        size: side length in cells, outer walls included; odd, at least 5.
+        loop_chance: probability of a further door between each pair of neighbouring rooms that the tree does not join.
 
     Returns:
-        (size, size) bool, indexed [x, y]: True where free.
+        (size, size) bool indexed [x, y], True for free cells.
     """
     n = size // 2
     free = np.zeros((size, size), dtype=bool)
@@ -37,7 +37,7 @@ def random_maze(rng: np.random.Generator, size: int, loop_chance: float = 0.0) -
 
 
 def spanning_tree(rng: np.random.Generator, n: int) -> list[tuple[int, int]]:
-    """A uniform spanning tree of the n x n grid: n^2 - 1 edges between cells x * n + y."""
+    """A uniform spanning tree of the n x n grid, as n^2 - 1 pairs of cells; cell (x, y) has the index x * n + y."""
     neighbours = [
         [(x + dx) * n + y + dy for dx, dy in DIRECTIONS if 0 <= x + dx < n and 0 <= y + dy < n]
         for x in range(n)
@@ -53,7 +53,7 @@ def spanning_tree(rng: np.random.Generator, n: int) -> list[tuple[int, int]]:
             if not draws:
                 draws = rng.random(4 * n * n).tolist()
             around = neighbours[cell]
-            follows[cell] = around[int(draws.pop() * len(around))]  # a later visit overwrites: that erases the circle
+            follows[cell] = around[int(draws.pop() * len(around))]  # overwriting at a later visit erases the loop
             cell = follows[cell]
         cell = start
         while not in_tree[cell]:
@@ -64,9 +64,9 @@ def spanning_tree(rng: np.random.Generator, n: int) -> list[tuple[int, int]]:
 
 
 def depths(free: Grid) -> NDArray[np.int64]:
-    """(size, size, 4): from each cell, how many free cells in a row lie to its west, north, east and south.
+    """For each cell, the number of consecutive free cells to its west, north, east and south, int64 (size, size, 4).
 
-    Counted from free cells only; the outermost cells must be walls.
+    Values at walls are undefined. The outermost cells must be walls.
     """
     size = free.shape[0]
     out = np.zeros((size, size, 4), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""What the environments that show pictures share."""
+"""Argument checks of environments with image observations."""
 
 from __future__ import annotations
 
@@ -11,24 +11,13 @@ from amago.envs.builtin import _common as common
 
 
 def check_resolution(value: Any, low: int = 1) -> tuple[int, int]:
-    """``value`` as (height, width), each at least ``low``.
+    """``value`` as (height, width).
 
     Raises:
-        TypeError, ValueError: quoting the value.
+        TypeError: it is not a pair of integers.
+        ValueError: one of them is less than ``low``.
     """
     if isinstance(value, str) or not isinstance(value, Sequence | np.ndarray) or len(value) != 2:
         raise TypeError(f"resolution must be (height, width), got {value!r}")
     height, width = value
     return common.check_int("resolution", height, low), common.check_int("resolution", width, low)
-
-
-def check_chance(name: str, value: Any) -> float:
-    """``value`` as a probability below 1.
-
-    Raises:
-        TypeError, ValueError: quoting the name and the value.
-    """
-    chance = common.check_real(name, value)
-    if not 0.0 <= chance < 1.0:
-        raise ValueError(f"{name} must be in [0, 1), got {value!r}")
-    return chance

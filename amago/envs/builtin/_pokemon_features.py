@@ -1,6 +1,6 @@
-"""What a player of a single battle knows, as numbers in [-1, 1].
+"""Encoding of a player's information about a single battle as numbers in [-1, 1].
 
-Imports poke-env: only `PokemonBattle` imports this, when it is made.
+This module imports poke-env, so `PokemonBattle` imports it when it is instantiated.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SIDE = {
     SideCondition.TAILWIND: 1, SideCondition.MIST: 1,
 }  # fmt: skip
 _LAYERS = {SideCondition.SPIKES, SideCondition.TOXIC_SPIKES}
-_STRONGEST = 4.0  # a weakness of both types
+_STRONGEST = 4.0  # the damage multiplier if both types of the target are weak to a move
 
 SHAPES = {
     "own_team": (SWITCHES, 9 + len(STATUSES) + len(TYPES) + len(STATS)),
@@ -43,15 +43,15 @@ SHAPES = {
     "opponent_moves": (MOVES, 20 + len(TYPES)),
     "field": (12 + len(WEATHERS) + len(FIELDS) + 2 * len(SIDE),),
 }
-"""Key -> shape of each array that `encode` returns."""
+"""The shapes of the arrays that `encode` returns, by key."""
 
 
 def encode(battle: Battle, progress: float) -> dict[str, NDArray[np.float32]]:
-    """The arrays of `SHAPES`. Rows of ``own_team`` and ``own_moves`` are in the order of the actions, empty ones are 0.
+    """The arrays of `SHAPES`, float32. Rows of "own_team" and "own_moves" are in the order of the actions; empty rows are 0.
 
     Args:
-        battle: as its player sees it.
-        progress: how much of the time limit is over, 0 to 1.
+        battle: the battle from the player's point of view.
+        progress: steps divided by the step limit.
     """
     me, foe = battle.active_pokemon, battle.opponent_active_pokemon
     own, theirs = list(battle.team.values())[:SWITCHES], list(battle.opponent_team.values())[:SWITCHES]
@@ -105,7 +105,7 @@ def _active(mon: Any) -> list[float]:
 
 
 def _moves(user: Any, target: Any, choices: dict[int, Any]) -> list[list[float]]:
-    """A row for each known move of ``user``; a choice that is none of these stands in the place of its action."""
+    """A row for each known move of ``user``. A choice outside its known moves (such as Struggle) has the row of its action."""
     known = dict(enumerate(list(user.moves.values())[:MOVES])) if user else {}
     both = {**known, **choices}
     empty = [0.0] * SHAPES["own_moves"][1]
@@ -122,7 +122,7 @@ _natures: dict[tuple[str, int, int], list[float]] = {}
 
 
 def _nature(move: Any) -> list[float]:
-    """What is always so of this move."""
+    """The features of a move that do not depend on the battle."""
     key = (move.id, move.gen, move.base_power)
     if key not in _natures:
         entry, category = move.entry, move.category
@@ -142,7 +142,7 @@ def _nature(move: Any) -> list[float]:
 
 
 def _chance(move: Any, what: str) -> float:
-    """How likely the move brings a "status" or "volatileStatus", if it hits."""
+    """The probability that a hit causes ``what``: "status" or "volatileStatus"."""
     return max([float(what in move.entry), *(e.get("chance", 100) / 100 for e in move.secondary if what in e)])
 
 
@@ -162,13 +162,13 @@ def _field(battle: Battle, progress: float, own: list[Any], theirs: list[Any]) -
 
 
 def opponents_left(battle: Battle) -> int:
-    """Of the opponent's team, those not seen yet included."""
+    """The number of the opponent's Pokemon that have not fainted, including those not seen yet."""
     size = battle._team_size.get(battle.opponent_role or "", SWITCHES)
     return size - sum(bool(mon.fainted) for mon in battle.opponent_team.values())
 
 
 def advantage(battle: Battle) -> float:
-    """In [-1, 1]: half of it the share of hit points that is left, half the share of the team that stands, ours less theirs."""
+    """The mean of the fraction of hit points left and of the team not fainted, own minus opponent's; in [-1, 1]."""
     size = max(1, len(battle.team))
     ours = sum((float(mon.current_hp_fraction) + (not mon.fainted)) / 2 for mon in battle.team.values()) / size
     size = max(1, battle._team_size.get(battle.opponent_role or "", SWITCHES))

@@ -1,6 +1,6 @@
-"""The two sides of a battle, as clients of a Showdown server.
+"""The two players of a battle as clients of a Showdown server.
 
-Imports poke-env: only `PokemonBattle` imports this, when it is made.
+This module imports poke-env, so `PokemonBattle` imports it when it is instantiated.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from poke_env.player.battle_order import BattleOrder, DefaultBattleOrder, Forfei
 from amago.envs.builtin.showdown import BattleError
 
 SWITCHES, MOVES = 6, 4
-_loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process: a thread does not survive a fork
-logging.getLogger("poke-env").setLevel(logging.ERROR)  # it warns of each effect that it does not know
+_loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process id: the thread of a loop does not survive a fork
+logging.getLogger("poke-env").setLevel(logging.ERROR)  # it warns of every effect that it does not know
 
 
 def _loop() -> asyncio.AbstractEventLoop:
     """The event loop of this process, in a thread of its own."""
     if os.getpid() not in _loops:
         _loops[os.getpid()] = loop = asyncio.new_event_loop()
-        loop.set_exception_handler(lambda loop, context: None)  # poke-env has logged what it lets fail, see `_Reporter`
+        loop.set_exception_handler(lambda loop, context: None)  # poke-env logs these exceptions, and `_Reporter` forwards them
         threading.Thread(target=loop.run_forever, name="amago-pokemon", daemon=True).start()
     return _loops[os.getpid()]
 
 
-# ---- what may be done ------------------------------------------------------------------------------------------------------
+# ---- legal choices ---------------------------------------------------------------------------------------------------------
 
 
 def gimmicks(gen: int) -> list[str]:
-    """What moves may be combined with, by the generation of the game; the order is that of poke-env's actions."""
+    """The modifiers of moves in a generation of the game, in the order of poke-env's actions."""
     return ["", "mega", "z_move", "dynamax", "terastallize"][: max(1, min(gen, 9) - 4)]
 
 
 def legal_orders(battle: Battle, gen: int) -> dict[int, str]:
-    """Action -> message to the server, of every choice that the server offers now; none once the battle is over."""
+    """The message to the server for each action that is legal now; empty after the end of the battle."""
     if battle.finished:
         return {}
     team = list(battle.team.values())
@@ -76,7 +76,7 @@ def legal_orders(battle: Battle, gen: int) -> dict[int, str]:
 
 
 def move_slots(battle: Battle) -> list[tuple[int, Any]]:
-    """The moves that may be chosen, each with its place among the four; one that is none of them, such as Struggle, takes 0."""
+    """The available moves with their slots (0 to 3). A move outside the four known ones, such as Struggle, has slot 0."""
     known = [move.id for move in list(battle.active_pokemon.moves.values())[:MOVES]] if battle.active_pokemon else []
     return [(known.index(move.id) if move.id in known else 0, move) for move in battle.available_moves]
 
@@ -89,7 +89,7 @@ def _first(i: int, n: int) -> list[int]:
 
 
 def scripted_order(kind: str, battle: Battle, gen: int, rng: np.random.Generator) -> str:
-    """What the scripted player ``kind`` does: "random", "max_power" or "heuristic"."""
+    """The choice of the scripted player ``kind`` ("random", "max_power" or "heuristic"), as a message to the server."""
     orders = legal_orders(battle, gen)
     if not orders:
         return str(DefaultBattleOrder().message)
@@ -104,7 +104,7 @@ def scripted_order(kind: str, battle: Battle, gen: int, rng: np.random.Generator
 
 
 class _Text(BattleOrder):
-    """An order that is written already."""
+    """An order with a given message."""
 
     def __init__(self, message: str):
         self._message = message
@@ -118,7 +118,7 @@ class _Text(BattleOrder):
 
 
 class _Reporter(logging.Handler):
-    """Hands on what poke-env only logs: exceptions of its tasks, and refusals."""
+    """Forwards the exceptions of tasks and the rejections of the server, which poke-env only logs, to ``inbox``."""
 
     def __init__(self, inbox: queue.SimpleQueue[Any]):
         super().__init__(logging.WARNING)
@@ -135,7 +135,7 @@ class _Reporter(logging.Handler):
 class _Client(Player):
     def __init__(self, url: str, battle_format: str, gen: int, inbox: queue.SimpleQueue[Any]):
         self.gen, self.inbox = gen, inbox
-        # a name of its own even where others have the same seed
+        # account names must be unique on the server, even among environments with the same seed
         account = AccountConfiguration(f"amago {secrets.token_hex(6)}", None)
         super().__init__(
             account, battle_format=battle_format, server_configuration=ServerConfiguration(url, ""), loop=_loop(),
@@ -147,12 +147,12 @@ class _Client(Player):
         self.listening.add_done_callback(lambda _: inbox.put(BattleError("the connection to the server has ended")))
 
     async def _handle_battle_request(self, battle: Any, maybe_default_order: bool = False) -> None:
-        self.stuck = maybe_default_order  # the server has called the last choice invalid, and asks again
+        self.stuck = maybe_default_order  # the server has rejected the last choice and repeats the request
         if not battle.finished:
             await super()._handle_battle_request(battle)
 
     async def _handle_battle_message(self, split_messages: list[list[str]]) -> None:
-        """Drop what comes after a battle is over: poke-env would wait for ever for that battle to begin."""
+        """Ignore messages about finished battles: poke-env would wait for those battles to begin, for ever."""
         opens = len(split_messages) > 1 and split_messages[1][1:2] == ["init"]
         if opens or split_messages[0][0][1:] in self.battles:
             self.refused += sum(message[1:2] == ["error"] for message in split_messages)
@@ -171,7 +171,7 @@ class _Client(Player):
 
 
 class Agent(_Client):
-    """Puts the battle into ``inbox`` where it has to choose, or where the battle is over, and waits for `answer`."""
+    """Puts the battle into ``inbox`` at each choice and at the end; at a choice it waits for `answer`."""
 
     _waiting_for: asyncio.Future[str] | None = None
 
@@ -199,7 +199,7 @@ class Agent(_Client):
 
 
 class Scripted(_Client):
-    """Plays by itself, as ``kind`` does."""
+    """A player that chooses by `scripted_order`."""
 
     kind = "random"
     rng = np.random.default_rng(0)
@@ -214,13 +214,13 @@ class Scripted(_Client):
 
 
 class Table:
-    """Where an agent plays a scripted player, battle after battle. Used from one thread.
+    """Battles between an agent and a scripted player, one after the other. Not thread-safe.
 
     Args:
-        url: of the server.
-        battle_format: name of the format.
-        gen: its generation.
-        timeout: seconds for which the server may be silent.
+        url: url of the server.
+        battle_format: id of the format.
+        gen: generation of the format.
+        timeout: maximum seconds to wait for the server.
     """
 
     def __init__(self, url: str, battle_format: str, gen: int, timeout: float):
@@ -232,7 +232,8 @@ class Table:
         self._finished = True
 
     def begin(self, kind: str, seed: str, rng: np.random.Generator, teams: Sequence[str] = ()) -> Battle:
-        """Give up the battle under way, if there is one, and begin another; ``teams``, both, unless the server draws them."""
+        """Forfeit the present battle, if any, and begin another. ``teams`` are those of both sides, empty if the server draws
+        them."""
         while not self._finished:
             self.play(ForfeitBattleOrder().message)
         if self._over is not None:
@@ -252,7 +253,7 @@ class Table:
         await self.agent.battle_against(self.rival, n_battles=1)
 
     def play(self, message: str) -> Battle:
-        """Make a choice; the battle where the next one is to be made, or as it ended."""
+        """Send a choice; returns the battle at the next choice or at its end."""
         self.agent.answer(message)
         return self._next()
 
@@ -262,12 +263,12 @@ class Table:
         except queue.Empty:
             raise BattleError(f"the server at {self.url} has not answered for {self.timeout} s") from None
         if isinstance(got, BaseException):
-            raise BattleError(f"the battle on {self.url} cannot go on: {got}") from got
+            raise BattleError(f"the battle on {self.url} failed: {got}") from got
         self._finished = got.finished
         return got
 
     def close(self) -> None:
-        """Leave the server, and with it the battle."""
+        """Disconnect both players, which ends the battle."""
         if self._over is not None:
             self._over.cancel()
         for player in (self.agent, self.rival):

@@ -1,7 +1,7 @@
-"""The other side of `amago.envs.builtin.retro`: one emulator, in a process of its own, because no process can hold two.
+"""The emulator's process of `amago.envs.builtin.retro`. stable-retro supports only one emulator per process.
 
-Asked by lines of JSON on standard input, it answers each with a line of JSON and the bytes of a picture on standard output. It ends when
-its input does.
+It reads requests from standard input, one line of JSON each, and answers on standard output with a line of JSON followed by the
+bytes of an image. It exits at the end of its input.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Picture = NDArray[np.uint8]
 
 
 def integrations(retro: Any, directory: str | None) -> Any:
-    """Where stable-retro looks for games: wherever its import puts ROMs, and in a directory of yours."""
+    """Set stable-retro's search paths to its own and ``directory``; returns the value of `Integrations` that searches them."""
     kinds = retro.data.Integrations
     kinds.clear_custom_paths()
     if directory is not None:
@@ -30,7 +30,7 @@ def integrations(retro: Any, directory: str | None) -> Any:
 
 
 def fitted(cv2: Any, screen: Picture, height: int, width: int) -> Picture:
-    """A console's picture as large as fits into (height, width), its proportions kept."""
+    """The image scaled to fit into (height, width), with its proportions kept."""
     scale = min(height / screen.shape[0], width / screen.shape[1])
     size = max(1, round(screen.shape[0] * scale)), max(1, round(screen.shape[1] * scale))
     if size == screen.shape[:2]:
@@ -40,7 +40,7 @@ def fitted(cv2: Any, screen: Picture, height: int, width: int) -> Picture:
 
 
 class Emulator:
-    """What the requests act on; their names are those of the methods."""
+    """Handles requests: the value of "do" names the method, all other keys are its arguments."""
 
     def __init__(self) -> None:
         self.retro, self.cv2 = require("stable_retro", "retro"), require("cv2", "retro")
@@ -50,7 +50,7 @@ class Emulator:
         self.size = (84, 84)
 
     def play(self, game: str, state: str | None, directory: str | None, size: list[int]) -> tuple[dict[str, Any], Picture]:
-        """From the beginning of a level; ``state`` None is the moment when the console is switched on."""
+        """Begin a level; ``state`` None starts the console."""
         kind = integrations(self.retro, directory)
         self.size = (size[0], size[1])
         if self.game != (game, directory):
@@ -67,10 +67,11 @@ class Emulator:
         return {}, self._look()
 
     def step(self, buttons: list[int], before: list[int], late: int, frames: int) -> tuple[dict[str, Any], Picture]:
-        """Hold ``before`` for the first ``late`` of ``frames``, then ``buttons``, until the level is over."""
+        """Hold the buttons ``before`` for ``late`` frames, then ``buttons``; stops after ``frames`` or at the end of the
+        level."""
         env, reward, over, frame = self.env, 0.0, False, 0
         masks = [env.action_to_array(np.array(pressed, dtype=np.int8))[0] for pressed in (before, buttons)]
-        while frame < frames and not over:  # what `RetroEnv.step` does, but for the pictures in between
+        while frame < frames and not over:  # like `RetroEnv.step`, without the images of intermediate frames
             env.em.set_button_mask(masks[frame >= late], 0)
             env.em.step()
             env.data.update_ram()
@@ -85,14 +86,14 @@ class Emulator:
 
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
-    """Answer requests until there are no more. What goes wrong is an answer, too."""
+    """Answer requests until the end of the input. Exceptions are answered as {"error": message}."""
     emulator: Emulator | None = None
     for line in requests:
         try:
             emulator = emulator or Emulator()
             arguments = json.loads(line)
-            told, picture = getattr(emulator, arguments.pop("do"))(**arguments)
-            head, body = told | {"shape": picture.shape}, picture.tobytes()
+            result, picture = getattr(emulator, arguments.pop("do"))(**arguments)
+            head, body = result | {"shape": picture.shape}, picture.tobytes()
         except Exception as err:
             head, body = {"error": f"{type(err).__name__}: {err}"}, b""
         answers.write(json.dumps(head).encode() + b"\n" + body)
@@ -100,7 +101,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; this one ends with its owner
-    own = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # emulators print
-    serve(sys.stdin.buffer, own)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches this process too, but its parent decides when it ends
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what emulators print must not mix with the answers
+    serve(sys.stdin.buffer, answers)

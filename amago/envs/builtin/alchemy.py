@@ -1,4 +1,4 @@
-"""Symbolic Alchemy: find out by experiment what potions do to stones, then use it (Wang et al. 2021, arXiv:2102.02926)."""
+"""Symbolic Alchemy: learn by experiment how potions change stones, then exploit it (Wang et al. 2021, arXiv:2102.02926)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 Observation = NDArray[np.float32]
 
 CAULDRON = 0
-"""The target of an action that puts a stone into the cauldron; targets 1 to 12 are the potions."""
+"""The target of an action that puts a stone into the cauldron; targets 1 to 12 are potions."""
 _TARGETS = 1 + POTIONS
 _ACTIONS = 1 + STONES * _TARGETS
 _STONE_SIZE, _POTION_SIZE = 5, 2
@@ -31,44 +31,45 @@ _GAINS = tuple(float(value) for value in VALUES)
 
 
 def action_for(stone: int, target: int) -> int:
-    """The action that puts ``stone`` (0 to 2) into the cauldron (`CAULDRON`) or into potion ``target - 1``."""
+    """The action that puts ``stone`` (0 to 2) into the cauldron (target `CAULDRON`) or into potion ``target - 1``."""
     return 1 + stone * _TARGETS + target
 
 
 @gin.configurable(module="amago.envs.builtin")
 class SymbolicAlchemy(gym.Env[Observation, np.int64]):
-    """Ten trials with one chemistry: dip stones into potions to make them worth more, then put them into the cauldron.
+    """Trials with one hidden chemistry: dip stones into potions to raise their value, then put them into the cauldron.
 
-    Each trial brings 3 stones and 12 potions. A stone is a corner of a hidden cube, worth -3, -1, 1 or 15 by how many of its
-    three bits are set. A potion moves it along one edge; six colours in three pairs set and clear the bits, opposite
-    colours in opposite directions. Which pair changes which bit, which way, which edges exist (0 to 3 bottlenecks), and how
-    the corners look is the chemistry (`alchemy_chemistry`): hidden, drawn for each rollout, and the same in all its trials.
-    Stones and potions are drawn for each trial, uniformly and independently.
+    A trial has 3 stones and 12 potions, drawn uniformly and independently. A stone is a corner of a hidden cube, with the value
+    -3, -1, 1 or 15 if 0, 1, 2 or 3 of its bits are set. A potion moves it along one edge: six colours form three pairs, each of
+    which sets and clears one bit. The chemistry (`alchemy_chemistry`) determines the bit and direction of each colour, which
+    edges of the cube exist (0 to 3 bottlenecks), and the appearance of the corners. It is drawn for each rollout and is the
+    same in all of its trials.
 
     Actions, ``Discrete(40)``: 0 does nothing; ``1 + 13 * stone + target`` puts a stone into the cauldron (target 0) or into
-    potion ``target - 1``. A potion is used up even where it has no effect, and a stone in the cauldron is gone. Actions on
-    what is used up do nothing. Every trial lasts ``steps_per_trial`` steps; the step that ends one returns the first
-    observation of the next. The rollout terminates (never truncates) with the last trial.
+    potion ``target - 1``. A potion is used up even if it has no effect, and a stone is used up by the cauldron. Actions on a
+    used stone or potion do nothing. Every trial lasts ``steps_per_trial`` steps; its last step returns the first observation of
+    the next trial. The rollout terminates (never truncates) with the last trial.
 
-    Observation, float32 ``(39,)`` in [-1, 1]. For each stone: three looks (size, colour, roundness, in {-1, 0, 1}), its worth
-    (-1, -1/3, 1/3 or 1 for -3, -1, 1 or 15), and 0, or ``0, 0, 0, 0, 1`` once it is used. For each potion: its colour
-    (-1, -0.6, -0.2, 0.2, 0.6 or 1; pairs of opposites are neighbours from below) and 0, or ``0, 1`` once it is used.
+    Observation, float32 ``(39,)`` in [-1, 1]. Five numbers for each stone: size, colour and roundness (-1, 0 or 1), the value
+    (-1, -1/3, 1/3 or 1 for -3, -1, 1 or 15), and 0; or ``0, 0, 0, 0, 1`` if it is used. Two numbers for each potion: its colour
+    (-1, -0.6, -0.2, 0.2, 0.6 or 1, of which the first two, the next two and the last two are opposites) and 0; or ``0, 1`` if
+    it is used.
 
-    Reward: the worth of a stone when it goes into the cauldron.
+    Reward: the value of a stone put into the cauldron.
 
-    Logged: ``Trial {i} Return`` (i from 0) when a trial ends, and with the rollout ``Best Stones`` (worth 15),
-    ``Stones In Cauldron`` and ``Potions Used``, counted over all trials.
+    Metrics: ``Trial {i} Return`` (i from 0) at the end of a trial; ``Best Stones`` (of value 15), ``Stones In Cauldron`` and
+    ``Potions Used``, counted over all trials, at the end of the rollout.
 
     Args:
-        num_trials: trials in a rollout.
-        steps_per_trial: steps in each of them.
+        num_trials: trials per rollout.
+        steps_per_trial: steps per trial.
         render_mode: None or "ansi".
 
     Attributes:
-        horizon: the length of a rollout.
+        horizon: steps per rollout.
 
     Raises:
-        TypeError, ValueError: an argument is out of range; the message quotes it.
+        TypeError, ValueError: an argument has the wrong type or is out of range.
     """
 
     metadata = {"render_modes": ["ansi"], "render_fps": 4}
@@ -91,17 +92,17 @@ class SymbolicAlchemy(gym.Env[Observation, np.int64]):
 
     @property
     def chemistry(self) -> Chemistry:
-        """The hidden rules of this rollout."""
+        """The hidden chemistry of this rollout."""
         return self._chemistry
 
     @property
     def stones(self) -> tuple[int | None, ...]:
-        """The corner of each stone of this trial; None where it is used."""
+        """The corner of each stone of this trial, None if it is used."""
         return tuple(None if corner < 0 else corner for corner in self._stones)
 
     @property
     def potions(self) -> tuple[int | None, ...]:
-        """The colour of each potion of this trial, 0 to 5; None where it is used."""
+        """The colour of each potion of this trial, 0 to 5, or None if it is used."""
         return tuple(None if colour < 0 else colour for colour in self._potions)
 
     @property
@@ -111,7 +112,7 @@ class SymbolicAlchemy(gym.Env[Observation, np.int64]):
 
     @property
     def steps_left(self) -> int:
-        """Steps that are left of this trial; 0 after the end."""
+        """Remaining steps of this trial; 0 after the end of the rollout."""
         return 0 if self._clock >= self.horizon else self.steps_per_trial - self._clock % self.steps_per_trial
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
@@ -181,7 +182,7 @@ class SymbolicAlchemy(gym.Env[Observation, np.int64]):
             self._obs[stone * _STONE_SIZE : (stone + 1) * _STONE_SIZE] = self._rows[after]
 
     def render(self) -> Any:
-        """With ``render_mode="ansi"``: stones as their three looks and worth, potions as colours a to f; "-" where used."""
+        """With ``render_mode="ansi"``: each stone's appearance and value, each potion's colour (a to f); "-" if used."""
         if self.render_mode != "ansi":
             return None
         looks = appearances()[self._chemistry.appearance].astype(int)

@@ -1,4 +1,4 @@
-"""Symbolic Alchemy as a player would note it down: potions by colour, stones in words, and what the last dip did."""
+"""A wrapper of symbolic Alchemy with one-hot observations, and actions that choose potions by colour."""
 
 from __future__ import annotations
 
@@ -20,37 +20,43 @@ Row = NDArray[np.float32]
 
 _TARGETS = 1 + COLOURS
 _ACTIONS = 1 + STONES * _TARGETS
-_STONE = 3 * 3 + 4 + 1  # three looks of three kinds, four worths, used
-_STOCK = 2 * COLOURS  # is there one, and how many
-_WORTHS = slice(9, 13)  # of a stone
-_OUTCOMES = 3  # worth less, as much, more
-_DIP = 1 + COLOURS * _OUTCOMES + 2 * (_STONE - 1)  # was there one, into what and with what outcome, the stone before and after
-_ROW, _FIRST_POTION = 5, 5 * STONES  # of what SymbolicAlchemy shows
+_STONE = 3 * 3 + 4 + 1  # three features with three values each, four values of the stone, used
+_STOCK = 2 * COLOURS  # whether a colour is available, and how many potions of it
+_VALUES = slice(9, 13)  # the one-hot value of a stone
+_OUTCOMES = 3  # the value of the stone fell, stayed, rose
+_DIP = 1 + COLOURS * _OUTCOMES + 2 * (_STONE - 1)  # whether there was a dip, its colour and outcome, the stone before and after
+_ROW, _FIRST_POTION = 5, 5 * STONES  # layout of SymbolicAlchemy's observation
 
 
 @gin.configurable(module="amago.envs.builtin")
 class AlchemyByColour(gym.Wrapper[Any, Any, Any, Any]):
-    """`SymbolicAlchemy` with potions of one colour as one heap, and everything one-hot.
+    """`SymbolicAlchemy` with one-hot observations, and one action for all potions of a colour.
 
-    Nothing is shown that the environment hides, and nothing lost: potions of one colour do the same, so that which of them is taken
-    never matters. What 36 actions did, 18 do, and what they do need not be learned again for each place of the table.
+    The information is the same, because potions of one colour are interchangeable. The 36 actions that dip a stone become 18,
+    and their effects need not be learned again for each position of a potion.
 
-    Actions, ``Discrete(22)``: 0 does nothing; ``1 + 7 * stone`` puts a stone into the cauldron, ``2 + 7 * stone + colour`` into the
-    first unused potion of a colour, 0 to 5.
+    Actions, ``Discrete(22)``: 0 does nothing; ``1 + 7 * stone`` puts a stone into the cauldron, ``2 + 7 * stone + colour`` into
+    the first unused potion of a colour (0 to 5).
 
-    Observations are a dict. "action_mask", ``MultiBinary(22)``, has 1 where an action uses something that is there (and for 0): the
-    others do nothing. An agent that has made up its mind about one of those repeats it to the end of the trial, so bind
-    ``ActionMask.key = "action_mask"``. "observation" is float32 in [0, 1], ``(99 + steps_per_trial,)``. For each stone 14: three
-    looks of three kinds each, its worth (-3, -1, 1, 15), and whether it is used (the rest is 0 then). For each colour 2: whether there
-    is an unused potion, and how many there are as a share of 12. How many steps of the trial are left, one-hot from 1. The last step,
-    if it dipped a stone into a potion and the trial goes on, in 45 (else 0): a 1; one-hot which colour made the stone worth less, as
-    much, or more; and 13 each for the stone before and after.
+    Observation, a dict:
+
+    - "action_mask", ``MultiBinary(22)``: 1 for action 0 and for actions whose stone and potion are unused; the others do
+      nothing. Bind ``ActionMask.key = "action_mask"``: an agent that prefers an action without effect repeats it until the
+      trial ends;
+    - "observation", float32 ``(99 + steps_per_trial,)`` in [0, 1], the concatenation of
+        - 14 numbers for each stone: size, colour and roundness (one-hot, 3 each), value (one-hot of -3, -1, 1, 15), and whether
+          it is used (all others are then 0);
+        - 2 numbers for each colour: whether there is an unused potion, and the number of unused potions divided by 12, all of
+          the former before all of the latter;
+        - the number of remaining steps of the trial, one-hot from 1;
+        - 45 numbers on the last step, 0 unless it dipped a stone into a potion within this trial: 1; the colour combined with
+          whether the stone's value fell, stayed or rose (one-hot, 18); the stone before and after (13 each).
 
     Args:
-        env: a `SymbolicAlchemy`, itself without wrappers.
+        env: a `SymbolicAlchemy` without wrappers.
 
     Raises:
-        TypeError: ``env`` is something else.
+        TypeError: ``env`` is not a `SymbolicAlchemy`.
     """
 
     def __init__(self, env: SymbolicAlchemy) -> None:
@@ -68,7 +74,7 @@ class AlchemyByColour(gym.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
         self._raw, info = self.alchemy.reset(seed=seed, options=options)
-        return self._noted(np.zeros(_DIP, dtype=np.float32)), info
+        return self._observe(np.zeros(_DIP, dtype=np.float32)), info
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         before, dip = self._raw, np.zeros(_DIP, dtype=np.float32)
@@ -82,12 +88,12 @@ class AlchemyByColour(gym.Wrapper[Any, Any, Any, Any]):
         self._raw, reward, terminated, truncated, info = self.alchemy.step(raw_action)
         if potion is not None and not _used(before, stone) and 0 < self.alchemy.steps_left < self.alchemy.steps_per_trial:
             was, now = _stone(before, stone)[:-1], _stone(self._raw, stone)[:-1]
-            outcome = 1 + np.sign(now[_WORTHS].argmax() - was[_WORTHS].argmax())
+            outcome = 1 + np.sign(now[_VALUES].argmax() - was[_VALUES].argmax())
             dip[0] = dip[1 + _OUTCOMES * (target - 1) + outcome] = 1.0
             dip[1 + _OUTCOMES * COLOURS :] = np.concatenate((was, now))
-        return self._noted(dip), float(reward), terminated, truncated, info
+        return self._observe(dip), float(reward), terminated, truncated, info
 
-    def _noted(self, dip: Row) -> Observation:
+    def _observe(self, dip: Row) -> Observation:
         have = np.bincount(1 + _colours(self._raw), minlength=1 + COLOURS)[1:]
         clock = np.zeros(self.alchemy.steps_per_trial)
         if left := self.alchemy.steps_left:
@@ -96,12 +102,12 @@ class AlchemyByColour(gym.Wrapper[Any, Any, Any, Any]):
         mask = np.ones(_ACTIONS, dtype=np.int8)
         for i in range(STONES):
             mask[1 + i * _TARGETS : 1 + (i + 1) * _TARGETS] = 0 if _used(self._raw, i) else (True, *(have > 0))
-        noted = np.concatenate((*stones, have > 0, have / POTIONS, clock, dip)).astype(np.float32)
-        return {"action_mask": mask, "observation": noted}
+        observation = np.concatenate((*stones, have > 0, have / POTIONS, clock, dip)).astype(np.float32)
+        return {"action_mask": mask, "observation": observation}
 
 
 def _colours(raw: Row) -> NDArray[np.int64]:
-    """The colour of each potion, -1 where it is used."""
+    """The colour of each potion, -1 if it is used."""
     value, used = raw[_FIRST_POTION::2], raw[_FIRST_POTION + 1 :: 2]
     return np.where(used > 0, -1, np.rint((value + 1) * (COLOURS - 1) / 2)).astype(np.int64)
 
@@ -111,16 +117,16 @@ def _used(raw: Row, stone: int) -> bool:
 
 
 def _stone(raw: Row, stone: int) -> Row:
-    return _in_words(*raw[stone * _ROW : (stone + 1) * _ROW].tolist())
+    return _one_hot_stone(*raw[stone * _ROW : (stone + 1) * _ROW].tolist())
 
 
 @cache
-def _in_words(size: float, colour: float, roundness: float, worth: float, used: float) -> Row:
+def _one_hot_stone(size: float, colour: float, roundness: float, value: float, used: float) -> Row:
     row = np.zeros(_STONE, dtype=np.float32)
     if used:
         row[-1] = 1.0
     else:
         for i, look in enumerate((size, colour, roundness)):
             row[3 * i + 1 + round(look)] = 1.0
-        row[9 + round((worth + 1) * 1.5)] = 1.0
+        row[9 + round((value + 1) * 1.5)] = 1.0
     return row

@@ -1,8 +1,8 @@
-"""The hidden rules of symbolic Alchemy: which potion changes which stone, and how both look (arXiv:2102.02926).
+"""The hidden rules of symbolic Alchemy: the effects of potions, and the appearance of stones and potions (arXiv:2102.02926).
 
-A stone is a corner of a cube, three bits. Its index is ``bit0 + 2 * bit1 + 4 * bit2``, and index 7, all bits set, is worth most.
-A potion sets or clears one bit, if the graph has that edge of the cube. Everything is drawn from finite sets, so all of them
-are listed here once: 109 graphs, 48 meanings of the colours, 32 ways to look at a cube, 167,424 chemistries in all.
+A stone is a corner of a cube, given by three bits. Its index is ``bit0 + 2 * bit1 + 4 * bit2``; index 7 has the highest value.
+A potion sets or clears one bit if the graph contains that edge of the cube. There are 109 graphs, 48 assignments of colours to
+potions and 32 appearances of the corners: 167,424 chemistries.
 """
 
 from __future__ import annotations
@@ -20,21 +20,20 @@ COLOURS = 6
 """Colours 0 and 1 are opposites, and so are 2 and 3, and 4 and 5, in every chemistry."""
 CORNERS = 8
 VALUES: tuple[int, ...] = tuple((-3, -1, 1, 15)[corner.bit_count()] for corner in range(CORNERS))
-"""What the cauldron pays for the stone at each corner."""
+"""The value of the stone at each corner."""
 GOAL = CORNERS - 1
 
-# potion 2 * i clears bit i of a stone, potion 2 * i + 1 sets it
 Table = tuple[tuple[int, ...], ...]
-"""``table[corner][potion]``: the corner that follows; a potion without effect leaves it."""
+"""``table[corner][potion]`` is the corner after the potion. Potion 2 * i clears bit i, potion 2 * i + 1 sets it."""
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A cube some of whose edges are missing.
+    """A cube without some of its edges.
 
     Attributes:
-        constraints: for each bit, the (other bit, value) pairs that a stone must have for that bit to change.
-        table: what each potion does to a stone at each corner.
+        constraints: for each bit, the (other bit, value) pairs that are necessary for that bit to change.
+        table: the effect of each potion on a stone at each corner.
     """
 
     constraints: tuple[tuple[tuple[int, int], ...], ...]
@@ -42,13 +41,13 @@ class Graph:
 
     @property
     def bottlenecks(self) -> int:
-        """How many constraints there are, 0 to 3."""
+        """The number of constraints, 0 to 3."""
         return sum(map(len, self.constraints))
 
 
 @cache
 def graphs() -> tuple[Graph, ...]:
-    """All 109 graphs: each bit's change may ask for values of the other bits, and every corner can be reached from every other."""
+    """All 109 graphs in which every corner can be reached from every other."""
     choices = []
     for bit in range(3):
         a, b = (other for other in range(3) if other != bit)
@@ -77,7 +76,7 @@ def _table(constraints: tuple[tuple[tuple[int, int], ...], ...]) -> Table:
 def _reachable(table: Table, start: int) -> set[int]:
     seen, todo = {start}, [start]
     while todo:
-        new = set(table[todo.pop()]) - seen  # edges work both ways, so reaching all from one corner is enough
+        new = set(table[todo.pop()]) - seen
         seen |= new
         todo += new
     return seen
@@ -91,7 +90,8 @@ def graphs_by_bottlenecks() -> tuple[tuple[int, ...], ...]:
 
 @cache
 def colour_meanings() -> tuple[tuple[int, ...], ...]:
-    """All 48 ways from colour to potion: which bit each pair of opposite colours changes, and which of the two sets it."""
+    """All 48 assignments of colours to potions: ``colour_meanings()[i][colour]`` is a potion; opposite colours change the same
+    bit."""
     out = []
     for bits in itertools.permutations(range(3)):
         for flips in itertools.product((0, 1), repeat=3):
@@ -101,10 +101,10 @@ def colour_meanings() -> tuple[tuple[int, ...], ...]:
 
 @cache
 def appearances() -> tuple[NDArray[np.float32], ...]:
-    """All 32 looks of the eight corners, (8, 3) float32 each: size, colour and roundness, in {-1, 0, 1}.
+    """All 32 appearances of the eight corners, float32 (8, 3) each: size, colour and roundness in {-1, 0, 1}.
 
-    Eight reflections of the cube, times no rotation or one of 45 degrees around one of the three axes. In a rotated cube two
-    of the features take three values, and neither of them stands for one bit.
+    They are the eight reflections of the cube, each without rotation or rotated by 45 degrees around one of three axes. In a
+    rotated cube two of the features have three values and do not correspond to single bits.
     """
     corners = np.array([[1 if corner >> bit & 1 else -1 for bit in range(3)] for corner in range(CORNERS)])
     out = []
@@ -122,7 +122,7 @@ def appearances() -> tuple[NDArray[np.float32], ...]:
 
 @dataclass(frozen=True)
 class Chemistry:
-    """What stays the same over the trials of one rollout.
+    """The rules that all trials of a rollout share.
 
     Attributes:
         graph: index into `graphs`.
@@ -145,7 +145,7 @@ class Chemistry:
 
     @staticmethod
     def random(rng: np.random.Generator) -> Chemistry:
-        """The number of bottlenecks uniform in 0 to 3, then the graph among those with so many; the rest uniform."""
+        """A number of bottlenecks uniform in 0 to 3, then a uniform graph with that number; the rest is uniform."""
         alike = graphs_by_bottlenecks()[int(rng.integers(4))]
         graph = alike[int(rng.integers(len(alike)))]
         return Chemistry.of(graph, int(rng.integers(len(colour_meanings()))), int(rng.integers(len(appearances()))))

@@ -1,4 +1,4 @@
-"""Two yardsticks for symbolic Alchemy: one that knows everything, one that learns nothing (arXiv:2102.02926)."""
+"""Two reference policies for symbolic Alchemy: an oracle, and a random heuristic without memory (arXiv:2102.02926)."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from amago.envs.builtin.alchemy import CAULDRON, SymbolicAlchemy, action_for
 from amago.envs.builtin.alchemy_chemistry import CORNERS, GOAL, VALUES, Table, colour_meanings, graphs
 
 Path = tuple[int, ...]
-"""Potions (2 * bit + set), in the order in which a stone is dipped into them."""
+"""Potions in the order in which a stone is dipped into them, numbered as in `alchemy_chemistry.Table`."""
 
 
 class AlchemyOracle:
-    """Earns the most that the stones and potions of each trial allow. It sees the chemistry, and needs no experiments."""
+    """Knows the chemistry, and earns the highest possible return in each trial."""
 
     def __init__(self) -> None:
         self._plan: list[int] = []
 
     def act(self, env: SymbolicAlchemy) -> int:
-        """The next action; call it for every step of a rollout. A plan is made at the first step of each trial."""
+        """The next action. Call it before every step of a rollout: it plans a whole trial at its first step."""
         if env.steps_left == env.steps_per_trial:
             self._plan = best_plan(env)[1]
         return self._plan.pop(0) if self._plan else 0
 
 
 class AlchemyRandomHeuristic:
-    """Dips random stones into random potions, and pays in what is worth 15; what is worth 1 when the potions are used up.
+    """Dips random stones into random potions. Stones of value 15 go into the cauldron at once, those of value 1 at the end.
 
-    It needs no memory and no knowledge of the chemistry, only the worth of the stones in front of it.
+    It uses the values of the stones of this trial alone: no memory, and no knowledge of the chemistry.
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -53,9 +53,9 @@ class AlchemyRandomHeuristic:
 
 
 def best_plan(env: SymbolicAlchemy) -> tuple[int, list[int]]:
-    """The highest return that is left in this trial, and actions that earn it (exact: every useful way is tried)."""
+    """The highest possible return of the rest of this trial, and actions that earn it, by exhaustive search."""
     meaning = colour_meanings()[env.chemistry.meaning]
-    have: list[list[int]] = [[] for _ in range(6)]  # places of the unused potions, by what they do
+    have: list[list[int]] = [[] for _ in range(6)]  # positions of the unused potions, by their effect
     for place, colour in enumerate(env.potions):
         if colour is not None:
             have[meaning[colour]].append(place)
@@ -70,7 +70,13 @@ def best_plan(env: SymbolicAlchemy) -> tuple[int, list[int]]:
 
 
 def _best(ways: Sequence[Sequence[tuple[int, Path]]], have: Sequence[int], steps: int) -> tuple[int, tuple[Path | None, ...]]:
-    """The best choice of one way for each stone (None: leave it), with so many potions of each kind and so many steps."""
+    """The highest total value, and the path of each stone that earns it (None: the stone stays on the table).
+
+    Args:
+        ways: for each stone, its `useful_ways`.
+        have: number of unused potions by effect.
+        steps: remaining steps of the trial.
+    """
     if not ways:
         return 0, ()
     rest = ways[1:]
@@ -79,7 +85,7 @@ def _best(ways: Sequence[Sequence[tuple[int, Path]]], have: Sequence[int], steps
     most = sum(way[0][0] if way else 0 for way in rest)
     for value, path in ways[0]:
         if value + most <= best:
-            break  # the ways are sorted by what they earn
+            break  # ways are sorted by value
         left = list(have)
         for potion in path:
             left[potion] -= 1
@@ -93,9 +99,10 @@ def _best(ways: Sequence[Sequence[tuple[int, Path]]], have: Sequence[int], steps
 
 @cache
 def useful_ways(graph: int, start: int) -> tuple[tuple[int, Path], ...]:
-    """``(value, path)`` of every way for a stone to become worth something, without those that need more to earn no more.
+    """All paths from the corner ``start`` to a positive value, as ``(value, path)``, sorted by decreasing value, then by
+    length.
 
-    Sorted by value, highest first, then by length.
+    Paths that need more potions than another path of at least the same value are left out.
     """
     found: dict[tuple[int, ...], tuple[int, Path]] = {}
     _walk(graphs()[graph].table, start, {start}, (), found)
@@ -108,7 +115,7 @@ def useful_ways(graph: int, start: int) -> tuple[tuple[int, Path], ...]:
 
 
 def _walk(table: Table, corner: int, seen: set[int], path: Path, found: dict[tuple[int, ...], tuple[int, Path]]) -> None:
-    """Note every path without a circle that ends where a stone is worth something, by the potions it takes."""
+    """Add to ``found`` every path without loops that ends at a positive value; keys are the numbers of potions by effect."""
     if VALUES[corner] > 0:
         found.setdefault(tuple(path.count(potion) for potion in range(6)), (VALUES[corner], path))
     if len(seen) == CORNERS:

@@ -1,11 +1,10 @@
-"""Atari 2600 games with the rewards that they show (Bellemare et al. 2013, arXiv:1207.4708).
+"""Atari 2600 games with unclipped rewards (Bellemare et al. 2013, arXiv:1207.4708).
 
 Needs ``pip install 'amago[atari]'``.
 """
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 import gin
@@ -15,39 +14,38 @@ from numpy.typing import NDArray
 
 from amago.envs.builtin import _common as common
 from amago.envs.builtin._extras import require
-from amago.envs.builtin._pixels import check_chance, check_resolution
+from amago.envs.builtin._pixels import check_resolution
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 
 Observation = NDArray[np.uint8]
 
 ACTION_SPACES = ("discrete", "minimal", "multibinary", "continuous")
 BITS = ("UP", "RIGHT", "LEFT", "DOWN", "FIRE")
-"""What the five bits of a multi-binary action press."""
-_THRESHOLD = 0.5  # of the joystick and the button, as in the continuous learning environment (Farebrother and Castro 2024)
+"""The joystick directions and the button that the five bits of a multi-binary action press."""
+_THRESHOLD = 0.5  # of the joystick and the button, as in the Continuous ALE (Farebrother and Castro 2024, arXiv:2410.23810)
 
 
 def atari_games() -> list[str]:
-    """The names of all games, "AirRaid" to "Zaxxon"; raises ImportError where ale-py is missing."""
+    """The names of all games, "AirRaid" to "Zaxxon"; raises ImportError if ale-py is missing."""
     return sorted(_games())
 
 
 def game_name(game: str) -> str:
-    """``game`` as it is listed in `atari_games`. "pong", "space_invaders" and "ALE/Pong-v5" are understood, too.
+    """``game`` as listed in `atari_games`; also accepts "pong", "space_invaders" and "ALE/Pong-v5".
 
     Raises:
         ImportError: ale-py is missing.
-        ValueError: there is no such game; the message names those that are spelled alike.
+        ValueError: there is no such game; the message suggests similar names.
     """
     known = {name.lower(): name for name in _games()}
     short = str(game).removeprefix("ALE/").removesuffix("-v5").replace("_", "").lower()
     if short in known:
         return known[short]
-    near = [known[name] for name in difflib.get_close_matches(short, known, n=3, cutoff=0.5)]
-    raise ValueError(f"game is {game!r}, but Atari has {', '.join(near or known.values())}")
+    raise ValueError(f"game is {game!r}, but Atari has {common.similar(short.title(), list(known.values()))}")
 
 
 def _games() -> dict[str, str]:
-    """Name -> what ale-py calls its file."""
+    """Name of a game -> ale-py's name of its ROM."""
     require("ale_py", "atari")
     roms = require("ale_py.roms", "atari")
     return {rom.title().replace("_", ""): rom for rom in roms.get_all_rom_ids()}
@@ -55,27 +53,31 @@ def _games() -> dict[str, str]:
 
 @gin.configurable(module="amago.envs.builtin")
 class AtariGame(gym.Env[Observation, Any]):
-    """One game of the Arcade Learning Environment; rewards are points, neither clipped nor scaled.
+    """One game of the Arcade Learning Environment. Rewards are the game's points, neither clipped nor scaled.
 
-    Observation, uint8 ``(H, W, 3)``, or ``(H, W, 1)`` with ``grayscale``: the maximum over the last two frames of a step, because the
-    console draws some objects in every other frame only, made smaller by averaging areas. There is no stack of frames: what
-    moves where is for memory to tell.
+    Observation, uint8 ``(H, W, 3)``, or ``(H, W, 1)`` with ``grayscale``: the pixelwise maximum over the last two frames of a
+    step, because the console draws some objects in alternate frames only, resized by area averaging. Frames are not stacked:
+    velocities must be remembered.
 
-    A rollout terminates when the game is over, and truncates at ``time_limit``. With ``terminal_on_life_loss`` it terminates with
-    each life, too, and `reset` goes on with the next one (unless it is given a seed); ``Game Return`` is then logged at the game's end.
+    Actions: see ``action_space``.
+
+    A rollout terminates when the game is over, and truncates at ``time_limit``. With ``terminal_on_life_loss`` it also
+    terminates when a life is lost; `reset` without a seed then continues the game, whose total return is logged as
+    ``Game Return`` when it is over.
 
     Args:
         game: one of `atari_games`.
-        action_space: "discrete", all 18 actions of the console; "minimal", those that mean something in this game; "multibinary", a bit
-            each for `BITS`, of which up and down, as left and right, undo each other; "continuous", the joystick's distance
-            from its centre (0 to 1), its angle (-pi to pi, 0 is right), and the button (pressed above 0.5).
-        resolution: height and width of the picture; None takes the game's own, (210, 160) for nearly all.
-        grayscale: one channel of brightness.
-        sticky_actions: the chance, at each frame, that the console keeps to the action before (Machado et al. 2018).
-        frame_skip: frames that an action is held for; the console has 60 a second.
+        action_space: "discrete", all 18 actions of the console; "minimal", the actions with an effect in this game;
+            "multibinary", one bit for each of `BITS`, where opposite directions cancel; "continuous", a Box (3,) of the
+            joystick's distance from its centre (0 to 1), its angle (-pi to pi, 0 is right), and the button (pressed above 0.5).
+        resolution: (height, width) of the observation; None is the game's own, (210, 160) for most games.
+        grayscale: whether observations have one channel of luminance instead of three colours.
+        sticky_actions: probability, at each frame, that the console repeats its previous action (Machado et al. 2018,
+            arXiv:1709.06009).
+        frame_skip: frames per step; the console has 60 frames per second.
         terminal_on_life_loss: see above; for training only.
-        time_limit: steps of a game; by default half an hour.
-        render_mode: None or "rgb_array", the console's picture.
+        time_limit: maximum steps of a game; the default is 30 minutes.
+        render_mode: None or "rgb_array".
 
     Attributes:
         horizon: ``time_limit``.
@@ -83,7 +85,7 @@ class AtariGame(gym.Env[Observation, Any]):
 
     Raises:
         ImportError: ale-py or opencv is missing.
-        TypeError, ValueError: an argument or an action is wrong; the message quotes it.
+        TypeError, ValueError: an argument or an action has the wrong type or is out of range.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 15}
@@ -101,20 +103,18 @@ class AtariGame(gym.Env[Observation, Any]):
         render_mode: str | None = None,
     ) -> None:
         self.game = game_name(game)
-        if action_space not in ACTION_SPACES:
-            raise ValueError(f"action_space must be one of {', '.join(ACTION_SPACES)}, got {action_space!r}")
+        self._kind = common.check_choice("action_space", action_space, ACTION_SPACES)
         size = None if resolution is None else check_resolution(resolution)
         self.grayscale = common.check_bool("grayscale", grayscale)
-        self.sticky_actions = check_chance("sticky_actions", sticky_actions)
+        self.sticky_actions = common.check_fraction("sticky_actions", sticky_actions, below_one=True)
         self.frame_skip = common.check_int("frame_skip", frame_skip, 1)
         self.terminal_on_life_loss = common.check_bool("terminal_on_life_loss", terminal_on_life_loss)
         self.horizon = common.check_int("time_limit", time_limit, 1)
         self.render_mode = common.check_render_mode(render_mode, self.metadata["render_modes"])  # type: ignore[arg-type]
         self.env_name = f"atari_{self.game}"
-        self._kind = action_space
         self._cv2 = require("cv2", "atari")
         self._ale_py = require("ale_py", "atari")
-        self._ale_py.ALEInterface.setLoggerMode(self._ale_py.LoggerMode.Error)  # before it can greet
+        self._ale_py.ALEInterface.setLoggerMode(self._ale_py.LoggerMode.Error)  # the constructor would print a banner
         self._console = console = self._ale_py.ALEInterface()
         console.setFloat("repeat_action_probability", self.sticky_actions)
         self._load()
@@ -126,20 +126,20 @@ class AtariGame(gym.Env[Observation, Any]):
         self._frame = np.zeros(self._screen if grayscale else (*self._screen, 3), dtype=np.uint8)
         self._frame_before = self._frame.copy()
         self._steps, self._lives, self._return = 0, 0, 0.0
-        self._seeded = self._playing = self._goes_on = False
+        self._seeded = self._playing = self._continues = False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
         super().reset(seed=seed)
         if seed is not None or not self._seeded:
             self._console.setInt("random_seed", int(self.np_random.integers(2**31 - 1)))
-            self._load()  # the console looks at its seed only here
+            self._load()  # the console reads its seed only when it loads a game
             self._seeded = True
-        if seed is not None or not self._goes_on:
+        if seed is not None or not self._continues:
             self._console.reset_game()
             self._steps, self._return = 0, 0.0
-        self._playing, self._goes_on, self._lives = True, False, self._console.lives()
-        self._look(self._frame)
-        return self._picture(), {}
+        self._playing, self._continues, self._lives = True, False, self._console.lives()
+        self._read_screen(self._frame)
+        return self._observe(), {}
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         if not self._playing:
@@ -155,33 +155,34 @@ class AtariGame(gym.Env[Observation, Any]):
             info[f"{AMAGO_ENV_LOG_PREFIX} Game Return"] = self._return
         terminated, truncated = over or (lost and not timed_out), timed_out
         self._playing = not (terminated or truncated)
-        self._goes_on = not (self._playing or over or timed_out)
-        return self._picture(), reward, terminated, truncated, info
+        self._continues = not (self._playing or over or timed_out)
+        return self._observe(), reward, terminated, truncated, info
 
     def _load(self) -> None:
         self._console.loadROM(self._ale_py.roms.get_rom_path(_games()[self.game]))
 
     def _hold(self, action: Any, strength: float) -> tuple[float, bool]:
-        """Hold an action for ``frame_skip`` frames, or until the game is over; reward, and whether it is."""
+        """Hold an action for ``frame_skip`` frames or until the game is over; returns the reward and whether the game is
+        over."""
         console, reward, left, over = self._console, 0.0, self.frame_skip, False
         while left and not over:
             left -= 1
             reward += console.act(action, strength)
             over = bool(console.game_over(with_truncation=False))
             if left == 1 and not over:
-                self._look(self._frame_before)
-        self._look(self._frame)
+                self._read_screen(self._frame_before)
+        self._read_screen(self._frame)
         if self.frame_skip > 1 and left == 0:
             np.maximum(self._frame, self._frame_before, out=self._frame)
         return float(reward), over
 
-    def _look(self, frame: NDArray[np.uint8]) -> None:
+    def _read_screen(self, frame: NDArray[np.uint8]) -> None:
         if self.grayscale:
             self._console.getScreenGrayscale(frame)
         else:
             self._console.getScreenRGB(frame)
 
-    def _picture(self) -> Observation:
+    def _observe(self) -> Observation:
         height, width = self.resolution
         if self.resolution == self._screen:
             picture = self._frame.copy()
@@ -190,7 +191,7 @@ class AtariGame(gym.Env[Observation, Any]):
         return picture[..., None] if self.grayscale else picture
 
     def _joystick(self, action: Any) -> tuple[Any, float]:
-        """An action of ale-py, and how far a paddle is turned."""
+        """The action of ale-py, and the strength with which it moves a paddle."""
         if self._kind in ("discrete", "minimal"):
             return self._actions[common.check_action(action, len(self._actions))], 1.0
         given = np.asarray(action)
@@ -220,7 +221,7 @@ def _action_space(kind: str, n: int) -> gym.Space[Any]:
     return gym.spaces.Discrete(n)
 
 
-_ORDER = (  # of all 18, as ALE numbers them: x to the right, y upwards
+_ORDER = (  # (x, y, button) of ALE's actions 0 to 17; x points right, y up
     (0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0), (-1, 0, 0), (0, -1, 0), (1, 1, 0), (-1, 1, 0), (1, -1, 0), (-1, -1, 0),
     (0, 1, 1), (1, 0, 1), (-1, 0, 1), (0, -1, 1), (1, 1, 1), (-1, 1, 1), (1, -1, 1), (-1, -1, 1),
 )  # fmt: skip

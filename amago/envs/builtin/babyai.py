@@ -1,4 +1,4 @@
-"""BabyAI: instructions in simple English for an agent in rooms of things (Chevalier-Boisvert et al. 2018, arXiv:1810.08272).
+"""BabyAI: missions in simple English in rooms with objects (Chevalier-Boisvert et al. 2018, arXiv:1810.08272).
 
 Needs ``pip install 'amago[minigrid]'``.
 """
@@ -6,7 +6,6 @@ Needs ``pip install 'amago[minigrid]'``.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import io
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from amago.envs.builtin import _babyai_view as view
 from amago.envs.builtin import _common as common
+from amago.envs.builtin._attempts import Attempts
 from amago.envs.builtin._extras import require
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 
@@ -58,28 +58,29 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "Synth", "SynthS5R2", "SynthLoc", "SynthSeq", "MiniBossLevel", "BossLevel", "BossLevelNoUnlock",
     ),
 }  # fmt: skip
-"""BabyAI's levels by what they ask for (those for debugging left out)."""
+"""The levels of BabyAI by the kind of their missions; levels for debugging are left out."""
 LEVELS = tuple(level for levels in FAMILIES.values() for level in levels)
 TEST_LEVELS = (
     "GoToRedBlueBall", "GoToLocalS8N7", "GoToObjMazeS5", "GoToSeqS5R2", "OpenDoorsOrderN4", "PickupAbove", "OneRoomS12",
     "PutNextS6N3", "UnlockPickupDist", "KeyCorridorS4R3", "SynthLoc",
 )  # fmt: skip
-"""Levels that are kept for tests unless you choose otherwise: each resembles some of the others."""
+"""The levels of the test split by default; each resembles some training levels."""
 TRAIN_LEVELS = tuple(level for level in LEVELS if level not in TEST_LEVELS)
 
 MOST_WORDS = 72
-"""Of any mission: four clauses, "put the grey box in front of you next to ..." in full, and the words between them."""
+"""Words of the longest mission: four clauses like "put the grey box in front of you next to ...", and the words that join
+them."""
 _WORDS = {"goto-local": 5, "goto": 24, "open": 10, "pickup": 9, "putnext": 19, "unlock": 9, "synth": MOST_WORDS}
 LARGEST = 22
-"""Cells along a side of the largest levels."""
+"""Side length of the largest levels, in cells."""
 _FIRST_TEST_SEED = 2**30
 
 
 def level_names(levels: str | Iterable[str]) -> tuple[str, ...]:
-    """The levels that are meant: names of levels, their ids ("BabyAI-GoToLocal-v0"), or of `FAMILIES`, each level once.
+    """Resolve names of levels, their ids ("BabyAI-GoToLocal-v0") and keys of `FAMILIES` to names of levels, without duplicates.
 
     Raises:
-        ValueError: there is none, or no such level; the message names those that are spelled alike.
+        ValueError: there is no such level, and the message suggests similar names; or ``levels`` is empty.
     """
     wanted = [levels] if isinstance(levels, str) else list(levels)
     known = {name.lower(): name for name in LEVELS}
@@ -92,15 +93,16 @@ def level_names(levels: str | Iterable[str]) -> tuple[str, ...]:
         elif short.lower() in known:
             out.append(known[short.lower()])
         else:
-            near = difflib.get_close_matches(short, (*LEVELS, *FAMILIES), n=3, cutoff=0.5) or list(FAMILIES)
-            raise ValueError(f"levels has {name!r}, but BabyAI has {', '.join(near)}")
+            raise ValueError(
+                f"levels has {name!r}, but BabyAI has {common.similar(short, (*LEVELS, *FAMILIES), list(FAMILIES))}"
+            )
     if not out:
         raise ValueError(f"levels must name at least one level, got {levels!r}")
     return tuple(dict.fromkeys(out))
 
 
 def longest_mission(levels: str | Iterable[str]) -> int:
-    """The most words that a mission of these levels can have, commas not counted."""
+    """The maximum number of words in a mission of these levels."""
     names = level_names(levels)
     return max(_WORDS[family] for family, members in FAMILIES.items() if set(members) & set(names))
 
@@ -118,54 +120,55 @@ def _nothing() -> None:
 
 def _make(level: str) -> Any:
     made: Any = gym.make(_ids()[level], disable_env_checker=True).unwrapped
-    made.gen_obs = _nothing  # seven eighths of the time of a step, for an observation that is worked out here
+    made.gen_obs = _nothing  # MiniGrid's observation would be computed in vain: this module computes its own
     return made
 
 
 @gin.configurable(module="amago.envs.builtin")
 class MultitaskMetaBabyAI(gym.Env[Observation, np.int64]):
-    """k attempts at one BabyAI mission in one world; another level, world and mission in every rollout.
+    """k attempts at one BabyAI mission in one world; each rollout draws another level, world and mission.
 
-    A rollout draws a level (uniformly) and a seed. Each attempt begins with that seed, so that the rooms, the things in them, where the
-    agent stands and what it is asked for are the same. An attempt ends with success, with failure (some levels know one), or after
-    ``episode_length`` steps or the level's own limit, whichever comes first; the step that ends it returns the first observation of
-    the next. The rollout terminates (never truncates: the clock is observed) with the last. Reward, in the step that
-    succeeds: ``1 - 0.9 * steps / limit``.
+    A rollout draws a level (uniformly) and a seed. Each attempt begins with that seed, so that rooms, objects, the agent's
+    position and the mission are the same. An attempt ends with success, with failure (in some levels), or at its step limit,
+    the smaller of ``episode_length`` and the level's own; its last step returns the first observation of the next attempt. The
+    rollout terminates (never truncates, because the clock is observed) with the last attempt.
 
-    Actions, ``Discrete(7)``, MiniGrid's: left, right, forward, pick up, drop, toggle, and "done", which does nothing.
+    Reward: ``1 - 0.9 * steps / limit`` in the step that succeeds, else 0.
+
+    Actions, ``Discrete(7)``: MiniGrid's turn left, turn right, forward, pick up, drop, toggle, and "done", which does nothing.
 
     Observation, a Dict:
 
-    - "observation": by ``obs_kind``, uint8, "partial-grid" ``(7, 7, 17)`` and "full-grid" ``(grid_size, grid_size, 17)``: the bits of
-      each cell as `_babyai_view.CHANNELS` lists them, of what the agent sees or of all there is; "partial-image" and "full-image":
-      the same, drawn with ``tile_size`` pixels a cell, (H, W, 3);
-    - "mission", uint8 ``(mission_length,)``: the words, as indices into `_babyai_view.WORDS`, 0 behind the end;
-    - "status", float32 ``(7,)``: direction (4, one-hot), 1 where an attempt opens, the share of the attempts that is over, and that
-      of this attempt's steps.
+    - "observation", uint8, according to ``obs_kind``: "partial-grid" ``(7, 7, 17)``, the agent's field of view, and "full-grid"
+      ``(grid_size, grid_size, 17)``, the whole grid, each cell as the one-hot channels `_babyai_view.CHANNELS`; "partial-image"
+      and "full-image" ``(H, W, 3)``, the same drawn with ``tile_size`` pixels per cell;
+    - "mission", uint8 ``(mission_length,)``: the words as indices into `_babyai_view.WORDS`, padded with 0;
+    - "status", float32 ``(7,)``: the agent's direction (4, one-hot), 1 at the first observation of an attempt, the fraction of
+      attempts that are over, and steps of this attempt divided by its limit.
 
-    Logged when attempt i (from 0) ends: ``Attempt {i} Success`` and ``Attempt {i} Return``; with the rollout ``Success Rate``, the
-    mean over its attempts. They are logged for each level by `env_name`.
+    Metrics at the end of attempt i (from 0): ``Attempt {i} Success`` and ``Attempt {i} Return``; at the end of the rollout
+    ``Success Rate``, the mean over attempts. `env_name` separates them by level.
 
     Args:
-        levels: names of levels or of `FAMILIES`; None: `TRAIN_LEVELS` or `TEST_LEVELS`, by the split.
-        split: "train" or "test"; their seeds are different.
-        k_episodes: attempts in a rollout.
-        obs_kind: one of `OBS_KINDS`.
-        episode_length: steps of an attempt, at most.
-        mission_length: words of a mission, at most; `longest_mission` tells what some levels need. All need `MOST_WORDS`.
-        grid_size: cells along a side of full views; smaller levels are filled up. All levels fit into `LARGEST`.
-        tile_size: pixels of a cell in images.
-        num_seeds: the split "train" has seeds below this number. Of a small number, agents learn the worlds by heart.
-        render_mode: None or "rgb_array", 24 pixels a cell.
+        levels: names of levels or keys of `FAMILIES`; None means `TRAIN_LEVELS` or `TEST_LEVELS`, according to ``split``.
+        split: "train" or "test"; their seeds are disjoint.
+        k_episodes: attempts per rollout.
+        obs_kind: "partial-grid", "full-grid", "partial-image" or "full-image".
+        episode_length: maximum steps per attempt.
+        mission_length: maximum words per mission; see `longest_mission`. `MOST_WORDS` suffices for all levels.
+        grid_size: side length of full views in cells; smaller levels are padded. `LARGEST` suffices for all levels.
+        tile_size: pixels per cell in images.
+        num_seeds: seeds of the training split are below this number. With few seeds, agents memorise the worlds.
+        render_mode: None or "rgb_array", 24 pixels per cell.
 
     Attributes:
-        horizon: the longest a rollout can be, ``k_episodes * episode_length``.
-        level, seed, mission: of this rollout.
-        env_name: "babyai_" and the name of this rollout's level, with "-test" behind it in the test split.
+        horizon: maximum steps per rollout, ``k_episodes * episode_length``.
+        level, seed, mission: those of this rollout.
+        env_name: "babyai_" and the level of this rollout, followed by "-test" in the test split.
 
     Raises:
         ImportError: minigrid is missing.
-        TypeError, ValueError: an argument is wrong; the message quotes it.
+        TypeError, ValueError: an argument has the wrong type or is out of range.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 8}
@@ -183,13 +186,10 @@ class MultitaskMetaBabyAI(gym.Env[Observation, np.int64]):
         num_seeds: int = 1_000_000,
         render_mode: str | None = None,
     ) -> None:
-        if split not in SPLITS:
-            raise ValueError(f'split must be "train" or "test", got {split!r}')
-        if obs_kind not in OBS_KINDS:
-            raise ValueError(f"obs_kind must be one of {', '.join(OBS_KINDS)}, got {obs_kind!r}")
+        self.split = common.check_choice("split", split, SPLITS)
+        self.obs_kind = common.check_choice("obs_kind", obs_kind, OBS_KINDS)
         default = TRAIN_LEVELS if split == "train" else TEST_LEVELS
         self.levels = default if levels is None else level_names(levels)
-        self.split, self.obs_kind = split, obs_kind
         self.k_episodes = common.check_int("k_episodes", k_episodes, 1)
         self.episode_length = common.check_int("episode_length", episode_length, 1)
         self.mission_length = common.check_int("mission_length", mission_length, 1)
@@ -197,12 +197,14 @@ class MultitaskMetaBabyAI(gym.Env[Observation, np.int64]):
         self.tile_size = common.check_int("tile_size", tile_size, 1)
         self.num_seeds = common.check_int("num_seeds", num_seeds, 1)
         if self.num_seeds > _FIRST_TEST_SEED:
-            raise ValueError(f"num_seeds must be at most {_FIRST_TEST_SEED}, where the seeds of tests begin, got {num_seeds!r}")
+            raise ValueError(
+                f"num_seeds must be at most {_FIRST_TEST_SEED}, the first seed of the test split, got {num_seeds!r}"
+            )
         self.render_mode = common.check_render_mode(render_mode, self.metadata["render_modes"])
         self.horizon = self.k_episodes * self.episode_length
         _ids()
         self._made: dict[str, Any] = {}
-        self._look, box = self._eye()
+        self._view, box = self._choose_view()
         self.observation_space = gym.spaces.Dict(
             {
                 "observation": box,
@@ -214,10 +216,10 @@ class MultitaskMetaBabyAI(gym.Env[Observation, np.int64]):
         self.level, self.seed, self.mission = self.levels[0], 0, ""
         self._tokens = np.zeros(self.mission_length, dtype=np.uint8)
         self._env: Any = None
-        self._attempt, self._steps, self._successes = self.k_episodes, 0, 0  # no rollout is under way
+        self._attempts, self._successes = Attempts(self.k_episodes, self.episode_length), 0
 
-    def _eye(self) -> tuple[Callable[[], NDArray[np.uint8]], gym.spaces.Box]:
-        """How the world is looked at, and the space of what that gives."""
+    def _choose_view(self) -> tuple[Callable[[], NDArray[np.uint8]], gym.spaces.Box]:
+        """The function that makes "observation" for this ``obs_kind``, and its space."""
         size, tile, bits = self.grid_size, self.tile_size, len(view.CHANNELS)
         if self.obs_kind == "partial-grid":
             return lambda: view.partial_grid(self._env), gym.spaces.Box(0, 1, (view.VIEW, view.VIEW, bits), np.uint8)
@@ -241,35 +243,34 @@ class MultitaskMetaBabyAI(gym.Env[Observation, np.int64]):
         if self.level not in self._made:
             self._made[self.level] = _make(self.level)
         self._env = self._made[self.level]
-        self._attempt = self._successes = 0
+        self._attempts.begin_rollout()
+        self._successes = 0
         self._begin_attempt()
         if self.obs_kind.startswith("full") and max(self._env.width, self._env.height) > self.grid_size:
             raise ValueError(
-                f"grid_size must be at least {max(self._env.width, self._env.height)}, which {self.level} has; got {self.grid_size}"
+                f"grid_size must be at least {max(self._env.width, self._env.height)}, the size of {self.level}; got {self.grid_size}"
             )
         self.mission = self._env.mission
         self._tokens = view.tokens(self.mission, self.mission_length)
         return self._observe(), {}
 
     def _begin_attempt(self) -> None:
-        with contextlib.redirect_stdout(io.StringIO()):  # it prints whenever it draws a mission again
+        with contextlib.redirect_stdout(io.StringIO()):  # BabyAI prints a line whenever it rejects a mission
             self._env.reset(seed=self.seed)
         self._env.max_steps = min(self._env.max_steps, self.episode_length)
-        self._steps = 0
+        self._attempts.begin()
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        if self._attempt >= self.k_episodes:
+        if not self._attempts.under_way:
             common.refuse_step("MultitaskMetaBabyAI")
-        _, paid, terminated, truncated, _ = self._env.step(common.check_action(action, 7))
-        self._steps += 1
-        reward = float(paid)
+        _, level_reward, terminated, truncated, _ = self._env.step(common.check_action(action, 7))
+        reward = float(level_reward)
+        self._attempts.step(reward)
         if not (terminated or truncated):
             return self._observe(), reward, False, False, {}
-        prefix = f"{AMAGO_ENV_LOG_PREFIX} Attempt {self._attempt}"
-        info: dict[str, Any] = {f"{prefix} Success": float(reward > 0), f"{prefix} Return": reward}
-        self._attempt += 1
+        info = self._attempts.end({"Success": float(reward > 0)})
         self._successes += reward > 0
-        if self._attempt < self.k_episodes:
+        if self._attempts.under_way:
             self._begin_attempt()
             return self._observe(), reward, False, False, info
         info[f"{AMAGO_ENV_LOG_PREFIX} Success Rate"] = self._successes / self.k_episodes
@@ -278,15 +279,12 @@ class MultitaskMetaBabyAI(gym.Env[Observation, np.int64]):
     def _observe(self) -> Observation:
         status = np.zeros(7, dtype=np.float32)
         status[self._env.agent_dir] = 1.0
-        status[4:] = (
-            self._steps == 0,
-            self._attempt / self.k_episodes,
-            self._steps / self._env.max_steps,
-        )
-        return {"observation": self._look(), "mission": self._tokens.copy(), "status": status}
+        steps, attempts = self._attempts.steps, self._attempts.over
+        status[4:] = steps == 0, attempts / self.k_episodes, steps / self._env.max_steps
+        return {"observation": self._view(), "mission": self._tokens.copy(), "status": status}
 
     def render(self) -> Any:
-        """The world as it is now, what the agent sees lit up: uint8 (H, W, 3)."""
+        """The current grid with the agent's field of view highlighted, uint8 (H, W, 3)."""
         if self.render_mode is None or self._env is None:
             return None
         return self._env.get_frame(tile_size=common.RENDER_CELL)

@@ -1,11 +1,11 @@
-"""Crafter with instructions: do a sequence of things in an open world (Hafner 2021, arXiv:2109.06780; after AMAGO, arXiv:2310.09971).
+"""Crafter with instructions: reach a sequence of goals in an open world (Hafner 2021, arXiv:2109.06780; AMAGO,
+arXiv:2310.09971).
 
 Needs ``pip install 'amago[crafter]'``.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from amago.data.relabel import GoalSequenceRelabeler
 from amago.envs.builtin import _common as common
-from amago.envs.builtin._crafter_world import FastLocalView, InOrder, around, generate_world
+from amago.envs.builtin._crafter_world import FastLocalView, OrderedSet, around, generate_world
 from amago.envs.builtin._extras import require
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 
@@ -33,10 +33,10 @@ ACHIEVEMENTS = (
 )  # fmt: skip
 TRAVEL = "travel"
 INSTRUCTIONS = (*ACHIEVEMENTS, TRAVEL)
-"""What can be asked for; "travel" stands for 64 goals, "travel_0_0" to "travel_7_7"."""
+"""The kinds of goals; "travel" stands for the 64 goals "travel_0_0" to "travel_7_7"."""
 
 AREA = 8
-"""Cells along a side of the areas to travel to; the world has 8 x 8 of them."""
+"""Side length in cells of the areas to travel to; the world has 8 x 8 of them."""
 WORLD = 64
 _ROW = WORLD // AREA
 
@@ -44,33 +44,34 @@ GOAL_WORDS = (
     "", *sorted({word for name in ACHIEVEMENTS for word in name.split("_")}), TRAVEL,
     *(f"x{i}" for i in range(_ROW)), *(f"y{i}" for i in range(_ROW)),
 )  # fmt: skip
-"""The vocabulary of goals; the empty word fills them up, and is all of a goal that is reached."""
+"""The vocabulary of goals. The empty word is padding; a goal that has been reached consists of it alone."""
 _WORD = {word: i for i, word in enumerate(GOAL_WORDS)}
 GOAL_LENGTH = 3
 
 MATERIALS = ("water", "grass", "stone", "path", "sand", "tree", "lava", "coal", "iron", "diamond", "table", "furnace")
 CREATURES = ("Cow", "Zombie", "Skeleton", "Arrow", "Plant", "ripe Plant")
 CHANNELS = ("outside", *MATERIALS, *CREATURES)
-"""What the bits of a cell mean with ``obs_kind="local"``."""
+"""The one-hot channels of a cell with ``obs_kind="local"``."""
 _VIEW = (9, 7)
-_UNIT = 7  # pixels of a cell in a picture of 64 x 64
+_UNIT = 7  # pixels per cell in an image of 64 x 64
 _FACING = ((-1, 0), (1, 0), (0, -1), (0, 1))
 
 
 def goal_tokens(goal: str) -> NDArray[np.uint8]:
-    """(3,), the words of a goal such as "collect_wood" or "travel_3_5" (column and row of an area), as indices into `GOAL_WORDS`.
+    """The words of a goal such as "collect_wood" or "travel_3_5" (column and row of an area) as indices into `GOAL_WORDS`,
+    uint8 (3,).
 
     Raises:
-        ValueError: there is no such goal; the message names those that are spelled alike.
+        ValueError: there is no such goal; the message suggests similar names.
     """
     words = str(goal).split("_")
     if words[0] == TRAVEL and len(words) == 3:
         words = [TRAVEL, f"x{words[1]}", f"y{words[2]}"]
     if (goal not in ACHIEVEMENTS and words[0] != TRAVEL) or len(words) > GOAL_LENGTH or any(w not in _WORD for w in words):
-        near = difflib.get_close_matches(str(goal), ACHIEVEMENTS, n=3, cutoff=0.5) or ACHIEVEMENTS
-        raise ValueError(f"goals has {goal!r}, but Crafter has travel_X_Y (X and Y from 0 to {_ROW - 1}), {', '.join(near)}")
+        near = common.similar(str(goal), ACHIEVEMENTS)
+        raise ValueError(f"goals has {goal!r}, but Crafter has travel_X_Y (X and Y from 0 to {_ROW - 1}), {near}")
     if goal == TRAVEL:
-        raise ValueError(f"goals has {goal!r}: say where to, travel_X_Y with X and Y from 0 to {_ROW - 1}")
+        raise ValueError(f"goals has {goal!r} without an area: write travel_X_Y with X and Y from 0 to {_ROW - 1}")
     out = np.zeros(GOAL_LENGTH, dtype=np.uint8)
     out[: len(words)] = [_WORD[w] for w in words]
     return out
@@ -85,50 +86,52 @@ def _nothing() -> None:
 
 @gin.configurable(module="amago.envs.builtin")
 class CrafterInstructions(gym.Env[Observation, np.int64]):
-    """Crafter, where what counts is to do what one is told, in the order in which one is told.
+    """Crafter with a sequence of goals to reach in order.
 
-    Each `reset` draws a world and k goals, k uniform in ``min_goals`` to ``max_goals``: elements of ``instructions``, each uniform, with
-    an area uniform for "travel". After each step, and at most once a step, the goal that is due is compared with what was done in
-    it: an achievement of Crafter's (every time counts, not only the first; where the player wakes up, nothing else does), else the area
-    where the player stands. The rollout terminates (never truncates: the clock is observed) with the last goal, with
-    the death of the player, or after ``time_limit`` steps. Reward: 1 in the step that reaches a goal; Crafter's own are not paid.
+    Each `reset` draws a world and k goals, k uniform in ``min_goals`` to ``max_goals``: each goal is uniform in
+    ``instructions``, and the area of "travel" is uniform, too. After each step the current goal is compared with what was
+    achieved in that step: an achievement of Crafter (each repetition counts; waking up takes precedence over others), or else
+    the area in which the player stands. A step reaches at most one goal. The rollout terminates (never truncates, because the
+    clock is observed) with the last goal, with the player's death, or after ``time_limit`` steps.
 
-    Actions, ``Discrete(17)``, are Crafter's.
+    Reward: 1 in a step that reaches a goal, else 0; Crafter's own rewards are dropped.
+
+    Actions, ``Discrete(17)``: Crafter's.
 
     Observation, a Dict:
 
-    - "observation", uint8, by ``obs_kind``: "render" ``(64, 64, 3)``, Crafter's picture; "crop" ``(49, 63, 3)``, of that the world without the
-      inventory; "local" ``(9, 7, 19)``, the cells of that part, [x, y], as the bits that `CHANNELS` lists. Pictures get dark at
-      night, cells do not;
-    - "status", float32 ``(25,)``: inventory / 9 (16), whether the player sleeps, daylight, where it looks (4, one-hot), x and y / 64,
-      the share of the rollout that is over;
-    - "goals", uint8 ``(max_goals, 3)``: each goal in order, as indices into `GOAL_WORDS`, 0 once it is reached. A rollout of fewer than
-      ``max_goals`` has 0 in the first rows;
-    - "achieved", uint8 ``(3,)``: what was done in this step, in the form of a goal, for `InstructionRelabeler`; 0 where that is
-      none of ``instructions`` or of ``goals``.
+    - "observation", uint8, according to ``obs_kind``: "render" ``(64, 64, 3)``, Crafter's image; "crop" ``(49, 63, 3)``, that
+      image without the inventory; "local" ``(9, 7, 19)``, the cells of "crop" indexed [x, y, channel of `CHANNELS`]. Images are
+      dark at night, cells are not;
+    - "status", float32 ``(25,)``: inventory / 9 (16), whether the player sleeps, daylight, the player's direction (4, one-hot),
+      x / 64, y / 64, and steps / ``time_limit``;
+    - "goals", uint8 ``(max_goals, 3)``: the goals in order as indices into `GOAL_WORDS`, 0 once reached. With fewer than
+      ``max_goals`` goals the first rows are 0;
+    - "achieved", uint8 ``(3,)``: what this step achieved, in the form of a goal, for `InstructionRelabeler`; 0 for what is in
+      neither ``instructions`` nor ``goals``.
 
-    Logged with the rollout: ``Goals Reached`` (a share of k), ``Success`` (1 if that is all of them), ``Achievements`` (how many of
-    Crafter's 22 were unlocked) and ``Died``.
+    Metrics at the end of a rollout: ``Goals Reached`` (a fraction of k), ``Success`` (1 if all were reached), ``Achievements``
+    (the number of Crafter's 22 that were unlocked) and ``Died``.
 
-    A seed and the same actions give the same rollout; upstream's do not, as creatures are chosen from sets. At night, pictures use
-    up random numbers of the world, so that it goes another way than with ``obs_kind="local"``.
+    A seed and the same actions give the same rollout, unlike in Crafter itself. Images at night contain noise from the world's
+    random generator, so that worlds evolve differently from those with ``obs_kind="local"``.
 
     Args:
-        instructions: what goals are drawn from; None: all of `INSTRUCTIONS`.
-        min_goals, max_goals: how many goals a rollout has.
-        goals: the goals of every rollout, such as ["collect_wood", "place_table"], instead of drawn ones. ``max_goals``
-            is then as long at least, and only sets the space.
-        obs_kind: one of `OBS_KINDS`.
-        time_limit: steps.
+        instructions: the kinds of goals to draw from; None means all of `INSTRUCTIONS`.
+        min_goals, max_goals: bounds of the number of goals per rollout.
+        goals: fixed goals of every rollout, such as ["collect_wood", "place_table"], at most ``max_goals``. ``max_goals`` then
+            only determines the observation space.
+        obs_kind: "render", "crop" or "local".
+        time_limit: maximum steps per rollout.
         render_mode: None or "rgb_array", 288 x 288 pixels.
 
     Attributes:
-        horizon: the longest a rollout can be.
-        env_name: "crafter", and the ``goals`` where those are given.
+        horizon: ``time_limit``.
+        env_name: "crafter", followed by ``goals`` if they are given.
 
     Raises:
         ImportError: crafter is missing.
-        TypeError, ValueError: an argument is wrong; the message quotes it.
+        TypeError, ValueError: an argument has the wrong type or is out of range.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
@@ -143,10 +146,9 @@ class CrafterInstructions(gym.Env[Observation, np.int64]):
         time_limit: int = 2000,
         render_mode: str | None = None,
     ) -> None:
-        if obs_kind not in OBS_KINDS:
-            raise ValueError(f"obs_kind must be one of {', '.join(OBS_KINDS)}, got {obs_kind!r}")
-        self.obs_kind = obs_kind
-        self.instructions = _check_instructions(instructions)
+        self.obs_kind = common.check_choice("obs_kind", obs_kind, OBS_KINDS)
+        names = INSTRUCTIONS if instructions is None else instructions
+        self.instructions = common.check_names("instructions", names, _check_instruction)
         self.min_goals = common.check_int("min_goals", min_goals, 1)
         self.max_goals = common.check_int("max_goals", max_goals, 1)
         if self.min_goals > self.max_goals:
@@ -159,7 +161,7 @@ class CrafterInstructions(gym.Env[Observation, np.int64]):
         crafter = require("crafter", "crafter")
         self._objects = require("crafter.objects", "crafter")
         self._env: Any = crafter.Env(size=(64, 64), length=None, seed=0)
-        self._env._sem_view = self._env._obs = _nothing  # a picture takes longer than the rest of a step
+        self._env._sem_view = self._env._obs = _nothing  # drawing takes longer than the rest of a step
         self._env._local_view = FastLocalView(self._env._local_view)
         creatures = [getattr(self._objects, name) for name in CREATURES[:-1]]
         self._kind = {cls: 1 + len(MATERIALS) + i for i, cls in enumerate(creatures)}
@@ -177,34 +179,34 @@ class CrafterInstructions(gym.Env[Observation, np.int64]):
             }
         )
         self.action_space = gym.spaces.Discrete(17)
-        self._asked: list[str] = []
+        self._rollout_goals: list[str] = []
         self._goal_rows = np.zeros((self.max_goals, GOAL_LENGTH), dtype=np.uint8)
         self._counted: dict[str, int] = {}
         self._clock, self._over, self._reached = 0, True, 0
 
     @property
     def asked(self) -> list[str]:
-        """All goals of this rollout in order, those that are reached too."""
-        return list(self._asked)
+        """All goals of this rollout in order, including those already reached."""
+        return list(self._rollout_goals)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
         super().reset(seed=seed)
         self._begin(int(self.np_random.integers(2**31 - 1)))
-        self._asked = self._draw() if self.goals is None else list(self.goals)
+        goals = self._rollout_goals = self._draw() if self.goals is None else list(self.goals)
         self._goal_rows = np.zeros((self.max_goals, GOAL_LENGTH), dtype=np.uint8)
-        self._goal_rows[self.max_goals - len(self._asked) :] = [goal_tokens(goal) for goal in self._asked]
-        wanted = {*self.instructions, *(TRAVEL if g.startswith(TRAVEL) else g for g in self._asked)}
-        self._told, self._travels = [name for name in ACHIEVEMENTS if name in wanted], TRAVEL in wanted
+        self._goal_rows[self.max_goals - len(goals) :] = [goal_tokens(goal) for goal in goals]
+        wanted = {*self.instructions, *(TRAVEL if goal.startswith(TRAVEL) else goal for goal in goals)}
+        self._watched, self._travels = [name for name in ACHIEVEMENTS if name in wanted], TRAVEL in wanted
         self._counted = dict(self._env._player.achievements)
         self._clock, self._over, self._reached = 0, False, 0
         return self._observe(self._achieved()), {}
 
     def _begin(self, seed: int) -> None:
-        """`crafter.Env.reset`, with a seed for this world alone."""
+        """Reset Crafter as `crafter.Env.reset` does, but with the given seed for the world."""
         env = self._env
         env._episode, env._step, env._unlocked = env._episode + 1, 0, set()
         env._world.reset(seed=seed)
-        env._world._chunks = defaultdict(InOrder)
+        env._world._chunks = defaultdict(OrderedSet)
         env._update_time()
         env._player = self._objects.Player(env._world, (WORLD // 2, WORLD // 2))
         env._last_health = env._player.health
@@ -226,7 +228,7 @@ class CrafterInstructions(gym.Env[Observation, np.int64]):
         dead = self._env._player.health <= 0
         self._clock += 1
         achieved = self._achieved()
-        reward, k = 0.0, len(self._asked)
+        reward, k = 0.0, len(self._rollout_goals)
         due = self._goal_rows[self.max_goals - k + self._reached]
         if (achieved == due).all():
             due[:] = 0
@@ -243,17 +245,15 @@ class CrafterInstructions(gym.Env[Observation, np.int64]):
 
     def _achieved(self) -> NDArray[np.uint8]:
         counts, before = self._env._player.achievements, self._counted
-        done = [name for name in self._told if counts[name] > before[name]]
+        done = [name for name in self._watched if counts[name] > before[name]]
         if counts != before:
             self._counted = dict(counts)
         if done:
-            return _TOKENS[done[-1]].copy()  # waking up is last in the list, and the only one that can come with another
+            return _TOKENS[done[-1]].copy()  # only waking up can coincide with another, and it is the last in the list
         if not self._travels:
             return np.zeros(GOAL_LENGTH, dtype=np.uint8)
         x, y = self._env._player.pos
         return np.array([_WORD[TRAVEL], _WORD[f"x{x // AREA}"], _WORD[f"y{y // AREA}"]], dtype=np.uint8)
-
-    # ------------------------------------------------------------------ what is seen
 
     def _observe(self, achieved: NDArray[np.uint8]) -> Observation:
         player, status = self._env._player, np.zeros(25, dtype=np.float32)
@@ -261,9 +261,9 @@ class CrafterInstructions(gym.Env[Observation, np.int64]):
         status[16:18] = player.sleeping, self._env._world.daylight
         status[18 + _FACING.index(tuple(player.facing))] = 1.0
         status[22:] = player.pos[0] / WORLD, player.pos[1] / WORLD, self._clock / self.time_limit
-        return {"observation": self._look(), "status": status, "goals": self._goal_rows.copy(), "achieved": achieved}
+        return {"observation": self._view(), "status": status, "goals": self._goal_rows.copy(), "achieved": achieved}
 
-    def _look(self) -> NDArray[np.uint8]:
+    def _view(self) -> NDArray[np.uint8]:
         env = self._env
         if self.obs_kind == "render":
             return env.render()  # type: ignore[no-any-return]
@@ -283,27 +283,20 @@ class CrafterInstructions(gym.Env[Observation, np.int64]):
         return out
 
     def render(self) -> Any:
-        """Crafter's picture, uint8 (288, 288, 3). Looking changes nothing, though the noise of night is drawn from the world's generator."""
+        """Crafter's image, uint8 (288, 288, 3). Rendering does not affect the rollout."""
         if self.render_mode is None or self._env._player is None:
             return None
         random = self._env._world.random
-        state = random.get_state()
+        state = random.get_state()  # the noise of night is drawn from the world's generator
         frame = self._env.render((288, 288))
         random.set_state(state)
         return frame
 
 
-def _check_instructions(instructions: Sequence[str] | None) -> tuple[str, ...]:
-    if isinstance(instructions, str):
-        raise TypeError(f"instructions must be a list of names, got {instructions!r}")
-    names = INSTRUCTIONS if instructions is None else tuple(instructions)
-    for name in names:
-        if name not in INSTRUCTIONS:
-            near = difflib.get_close_matches(str(name), INSTRUCTIONS, n=3, cutoff=0.5) or INSTRUCTIONS
-            raise ValueError(f"instructions has {name!r}, but Crafter has {', '.join(near)}")
-    if not names or len(set(names)) < len(names):
-        raise ValueError(f"instructions must name at least one, and each once, got {instructions!r}")
-    return names
+def _check_instruction(name: str) -> str:
+    if name not in INSTRUCTIONS:
+        raise ValueError(f"instructions has {name!r}, but Crafter has {common.similar(str(name), INSTRUCTIONS)}")
+    return name
 
 
 def _check_goals(goals: Sequence[str], most: int) -> tuple[str, ...]:
@@ -318,13 +311,13 @@ def _check_goals(goals: Sequence[str], most: int) -> tuple[str, ...]:
 
 @gin.configurable(module="amago.envs.builtin")
 class InstructionRelabeler(GoalSequenceRelabeler):
-    """`GoalSequenceRelabeler` for what a player does in Crafter: rare things are as likely to become goals as frequent ones.
+    """`GoalSequenceRelabeler` for Crafter, in which rare achievements are as likely to become goals as frequent ones.
 
-    A new goal is drawn with equal chances for each of the things that were done in the rollout (all travels are one thing), whatever the
-    number of times; steps in which nothing was done are left out.
+    New goals are drawn uniformly over the distinct achievements of the rollout, whatever their frequency. All travel goals
+    count as one achievement; steps without an achievement are left out.
 
     Args:
-        strategy: "none", "some" or "all" of the goals that were missed are replaced.
+        strategy: "none", "some" or "all" of the missed goals are replaced.
     """
 
     def __init__(self, strategy: str = "some") -> None:
@@ -334,19 +327,22 @@ class InstructionRelabeler(GoalSequenceRelabeler):
         free = free[achieved[free].any(axis=-1)]
         if n == 0 or not free.size:
             return free[:0]
-        things = achieved[free].copy()
-        things[things[:, 0] == _WORD[TRAVEL], 1:] = 0
-        _, which, counts = np.unique(things, axis=0, return_inverse=True, return_counts=True)
+        kinds = achieved[free].copy()
+        kinds[kinds[:, 0] == _WORD[TRAVEL], 1:] = 0
+        _, which, counts = np.unique(kinds, axis=0, return_inverse=True, return_counts=True)
         weights = 1 / counts[which.reshape(-1)]
         return rng.choice(free, size=min(n, len(free)), replace=False, p=weights / weights.sum())
 
 
 class VideoRecorder(gym.Wrapper[Any, Any, Any, Any]):
-    """Writes the first rollout of an environment that draws itself (``render_mode="rgb_array"``) as an animated GIF.
+    """Writes the first complete rollout of an environment as an animated GIF, without further packages than Pillow.
 
     Args:
-        env: what to watch.
-        path: of the file; its directory is made.
+        env: an environment with ``render_mode="rgb_array"``.
+        path: path of the file. Missing directories are created.
+
+    Raises:
+        ValueError: the environment has another render mode.
     """
 
     def __init__(self, env: gym.Env[Any, Any], path: str | Path) -> None:
@@ -363,18 +359,18 @@ class VideoRecorder(gym.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         out = self.env.reset(**kwargs)
-        self._frames = [] if self._written else [self._drawn()]
+        self._frames = [] if self._written else [self._frame()]
         return out
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         out = self.env.step(action)
         if not self._written:
-            self._frames.append(self._drawn())
+            self._frames.append(self._frame())
             if out[2] or out[3]:
                 self._write()
         return out
 
-    def _drawn(self) -> NDArray[np.uint8]:
+    def _frame(self) -> NDArray[np.uint8]:
         return self.env.render()  # type: ignore[return-value]
 
     def _write(self) -> None:

@@ -1,4 +1,4 @@
-"""Scores as the D4RL benchmark reports them: 0 is its random policy, 100 its expert (Fu et al. 2020, arXiv:2004.07219)."""
+"""Normalized scores of the D4RL benchmark: 0 for its random policy, 100 for its expert (Fu et al. 2020, arXiv:2004.07219)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ REFERENCE_RETURNS: dict[str, tuple[float, float]] = {
     "door": (-56.512833, 2880.569306),
     "relocate": (-6.425911, 4233.877797),
 }
-"""Returns of the random policy and of the expert, published with the data sets."""
+"""Returns of the random policy and of the expert in each environment, as published with the data sets."""
 
 
 def reference_returns(dataset: str) -> tuple[float, float] | None:
-    """Of the environment that a data set's name begins with ("halfcheetah_medium-v2", "D4RL/pen/human-v2"); None: unknown."""
+    """The `REFERENCE_RETURNS` for the name of a data set ("halfcheetah_medium-v2", "D4RL/pen/human-v2"), None if it is
+    unknown."""
     words = re.split(r"[^a-z0-9]+", dataset.lower())
     return next((REFERENCE_RETURNS[word] for word in words if word in REFERENCE_RETURNS), None)
 
@@ -35,15 +36,15 @@ def normalized_score(episode_return: float, low: float, high: float) -> float:
 
 
 class NormalizedScore(gym.Wrapper[Any, Any, Any, Any]):
-    """Logs ``Normalized Score`` when an episode ends.
+    """Adds the metric ``Normalized Score`` at the end of an episode.
 
     Args:
         env: any environment.
-        low: the return that counts as 0.
-        high: the return that counts as 100; another number.
+        low: the return with score 0.
+        high: the return with score 100.
 
     Raises:
-        TypeError, ValueError: these are no finite numbers, or equal.
+        TypeError, ValueError: ``low`` or ``high`` is not a finite number, or they are equal.
     """
 
     def __init__(self, env: gym.Env[Any, Any], low: float, high: float):

@@ -1,4 +1,4 @@
-"""DeepMind Control through shimmy, with one flat vector for an observation (Tassa et al. 2018, arXiv:1801.00690)."""
+"""The DeepMind Control Suite, with observations as one vector, through shimmy (Tassa et al. 2018, arXiv:1801.00690)."""
 
 from __future__ import annotations
 
@@ -21,23 +21,26 @@ PREFIX = "dm_control/"
 
 @gin.configurable(module="amago.envs.builtin")
 class DeepMindControl(gym.Env[Observation, NDArray[np.floating[Any]]]):
-    """A task of the DeepMind Control Suite. Rewards are in [0, 1] a step; an episode has 1000 steps, fewer for some tasks.
+    """A task of the DeepMind Control Suite.
 
-    Observation, float32 ``(n,)``: all that the task shows, flattened in the order of its observation space. Actions: as the task has
-    them, a Box from -1 to 1. The end of the time is a truncation, as upstream has it: the value of what follows counts.
+    Observation, float32 ``(n,)``: the task's observations, flattened and concatenated in the order of its observation space.
+
+    Actions: the task's own, a Box in [-1, 1].
+
+    Reward: the task's own, in [0, 1]. An episode truncates at its step limit, which is 1000 for most tasks.
 
     Args:
         name: "cartpole-balance", or its Gymnasium id "dm_control/cartpole-balance-v0".
-        max_episode_steps: truncate after so many steps; None: where the task ends.
-        render_mode: of shimmy (pictures need ``MUJOCO_GL=osmesa`` or ``egl``, set before the start, where there is no display).
+        max_episode_steps: truncate after this many steps; None means the task's own limit.
+        render_mode: a render mode of shimmy. Without a display, set ``MUJOCO_GL=osmesa`` or ``egl`` before the process starts.
 
     Attributes:
-        horizon: the longest an episode can be.
-        env_name: its Gymnasium id.
+        horizon: maximum steps per episode, None if there is no limit.
+        env_name: the Gymnasium id.
 
     Raises:
         ImportError: shimmy or dm_control is not installed (``pip install 'amago[dmc]'``).
-        TypeError, ValueError: there is no such task, or a number is out of range; the message quotes it.
+        TypeError, ValueError: there is no such task, or ``max_episode_steps`` has the wrong type or is out of range.
     """
 
     def __init__(self, name: str, max_episode_steps: int | None = None, render_mode: str | None = None) -> None:
@@ -53,25 +56,25 @@ class DeepMindControl(gym.Env[Observation, NDArray[np.floating[Any]]]):
                 f"there is no task {name!r} in DeepMind Control" + (f"; there is {', '.join(near)}" if near else "")
             )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a missing display
+            warnings.simplefilter("ignore")  # that there is no display
             self._env: gym.Env[Any, Any] = gym.make(self.env_name, disable_env_checker=True, render_mode=render_mode)
         self.render_mode, self.metadata = render_mode, self._env.metadata
         limit = float(getattr(self._env.unwrapped._env, "_step_limit", np.inf))  # type: ignore[attr-defined]
         own = int(limit) if np.isfinite(limit) else None
         limits = [n for n in (own, max_episode_steps) if n is not None]
         self.horizon = min(limits) if limits else None
-        shown = self._env.observation_space
-        if not isinstance(shown, gym.spaces.Dict):
-            raise ValueError(f"the task {name!r} does not show a dict of arrays, but {shown}")
-        self._keys = list(shown.spaces)
-        size = sum(int(np.prod(space.shape or ())) for space in shown.spaces.values())
+        observed = self._env.observation_space
+        if not isinstance(observed, gym.spaces.Dict):
+            raise ValueError(f"the observations of the task {name!r} must be a dict of arrays, got {observed}")
+        self._keys = list(observed.spaces)
+        size = sum(int(np.prod(space.shape or ())) for space in observed.spaces.values())
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, shape=(size,), dtype=np.float32)
         self.action_space = self._env.action_space
         self._steps: int | None = None  # None: no episode is under way
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
         super().reset(seed=seed)
-        # seeded each time, so that an episode depends on the generator of this environment alone
+        # a new seed each time, so that an episode depends on this environment's generator alone
         obs, _ = self._env.reset(seed=int(self.np_random.integers(2**31)))
         self._steps = 0
         return self._flat(obs), {}

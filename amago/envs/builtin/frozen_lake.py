@@ -1,4 +1,4 @@
-"""A frozen lake, k times over: learn from the holes that were found in earlier attempts."""
+"""A meta-learning version of FrozenLake: k attempts at the same unknown lake."""
 
 from __future__ import annotations
 
@@ -27,39 +27,39 @@ RECOVER_PENALTY = -0.1
 
 @gin.configurable(module="amago.envs.builtin")
 class MetaFrozenLake(gym.Env[Observation, np.int64]):
-    """Cross an unknown frozen lake, with k attempts at the same lake to find the way.
+    """Cross an unknown frozen lake, with k attempts at the same lake.
 
     Each `reset` draws a solvable lake of ``size`` x ``size`` cells with Gymnasium's map generator. Attempts start in cell
     (0, 0); the goal is (size - 1, size - 1). An attempt ends at the goal (reward 1), in a hole (reward 0), or after
-    ``max_episode_steps`` steps; the step that ends one returns the first observation of the next. The rollout terminates
-    with the k-th attempt (never truncates), and its last observation is where that attempt ended.
+    ``max_episode_steps`` steps; its last step returns the first observation of the next attempt. The rollout terminates
+    (never truncates) with the k-th attempt, and its last observation is that attempt's.
 
     Actions, ``Discrete(5)``: 0 stay, 1 x + 1, 2 x - 1, 3 y + 1, 4 y - 1. Moves off the lake stay in place.
 
-    Observation, float32 ``(4,)``: ``x / size``, ``y / size``, 1 on the first step of an attempt (else 0), and attempts
-    finished so far divided by k; the last is left out, and the shape ``(3,)``, with ``show_k_progress=False``.
+    Observation, float32 ``(4,)``: ``x / size``, ``y / size``, 1 at the first observation of an attempt (else 0), and the number
+    of finished attempts divided by k. With ``show_k_progress=False`` the last number is left out: ``(3,)``.
 
-    Logged: ``Attempt {i} Success`` (i from 0) when an attempt ends, 1 if it reached the goal; and with the last one
-    ``Success Rate``, the mean over the k attempts.
+    Metrics: ``Attempt {i} Success`` (i from 0) at the end of an attempt, 1 if it reached the goal; ``Success Rate``, the mean
+    over attempts, at the end of the rollout.
 
     Args:
-        size: cells along a side, at least 2.
-        k_episodes: k, attempts in a rollout.
-        hard_mode: for each lake, with probability 1/2, actions 1 and 3 trade places; a quarter of the observations give one of
-            the eight neighbouring cells (which may lie outside the lake) instead of the agent's own; a cell that the agent
-            moved off becomes a hole for the rest of the attempt with probability 1/3.
-        recover_mode: a step into a hole gives reward -0.1 and leaves the agent where it was; the attempt goes on.
-        max_episode_steps: limit of one attempt; by default size^2, twice that in hard mode, divided by
+        size: side length of the lake in cells, at least 2.
+        k_episodes: k, attempts per rollout.
+        hard_mode: with probability 1/2 per lake, actions 1 and 3 are exchanged; with probability 1/4 per step, the observed
+            position is one of the eight neighbouring cells, which may lie outside the lake; with probability 1/3, a cell that
+            the agent leaves becomes a hole until the attempt ends.
+        recover_mode: a step into a hole gives reward -0.1 and has no other effect.
+        max_episode_steps: maximum steps per attempt; the default is size^2, doubled in hard mode, divided by
             ``1 - slip_chance`` and rounded.
-        show_k_progress: whether the observation ends with the attempts finished so far.
-        slip_chance: the probability, in [0, 1), that a move becomes a stay.
-        render_mode: None, "ansi" (text) or "rgb_array" (uint8, 24 pixels a cell); x runs to the right, y downwards.
+        show_k_progress: whether the observation contains the number of finished attempts.
+        slip_chance: probability, in [0, 1), that a move is replaced by a stay.
+        render_mode: None, "ansi" (text) or "rgb_array" (uint8, 24 pixels per cell); x points right, y down.
 
     Attributes:
-        horizon: the longest a rollout can be, k times the limit of an attempt.
+        horizon: maximum steps per rollout, ``k_episodes * max_episode_steps``.
 
     Raises:
-        TypeError, ValueError: an argument is out of range; the message quotes it.
+        TypeError, ValueError: an argument has the wrong type or is out of range.
     """
 
     metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 4}
@@ -80,9 +80,7 @@ class MetaFrozenLake(gym.Env[Observation, np.int64]):
         self.hard_mode = common.check_bool("hard_mode", hard_mode)
         self.recover_mode = common.check_bool("recover_mode", recover_mode)
         self.show_k_progress = common.check_bool("show_k_progress", show_k_progress)
-        self.slip_chance = common.check_real("slip_chance", slip_chance)
-        if not 0.0 <= self.slip_chance < 1.0:
-            raise ValueError(f"slip_chance must be in [0, 1), got {slip_chance!r}")
+        self.slip_chance = common.check_fraction("slip_chance", slip_chance, below_one=True)
         if max_episode_steps is None:
             limit = self.size**2 * (2 if self.hard_mode else 1)
             self.max_episode_steps = round(limit / (1.0 - self.slip_chance))
@@ -91,7 +89,7 @@ class MetaFrozenLake(gym.Env[Observation, np.int64]):
         self.horizon = self.k_episodes * self.max_episode_steps
         self.render_mode = common.check_render_mode(render_mode, self.metadata["render_modes"])
 
-        margin = -1.0 / self.size if self.hard_mode else 0.0  # a noisy reading can lie one cell off the lake
+        margin = -1.0 / self.size if self.hard_mode else 0.0  # a noisy position can lie one cell outside the lake
         low = np.array([margin, margin, 0.0, 0.0], dtype=np.float32)[: 4 if self.show_k_progress else 3]
         self.observation_space = gym.spaces.Box(low, np.ones_like(low), dtype=np.float32)
         self.action_space = gym.spaces.Discrete(5)
@@ -105,12 +103,12 @@ class MetaFrozenLake(gym.Env[Observation, np.int64]):
 
     @property
     def holes(self) -> NDArray[np.bool_]:
-        """(size, size) indexed ``[x, y]``: the holes there are now, those of `hard_mode` included."""
+        """The present holes, including those of `hard_mode`, bool (size, size) indexed ``[x, y]``."""
         return np.array(self._lake, dtype=np.bool_).reshape(-1, self.size)
 
     @property
     def actions_swapped(self) -> bool:
-        """Whether actions 1 (x + 1) and 3 (y + 1) have traded places on this lake."""
+        """Whether actions 1 (x + 1) and 3 (y + 1) are exchanged on this lake."""
         return self._moves is _SWAPPED
 
     @property
@@ -182,12 +180,8 @@ class MetaFrozenLake(gym.Env[Observation, np.int64]):
         return np.array((x / size, y / size, first), dtype=np.float32)
 
     def render(self) -> Any:
-        """The lake as it is now, in the form of ``render_mode``: A agent, G goal, O hole, and "." ice."""
-        if self.render_mode == "rgb_array":
-            return self._draw()
-        if self.render_mode == "ansi":
-            return self._text()
-        return None
+        """The lake as an image or as text, according to ``render_mode``: A agent, G goal, O hole, "." ice."""
+        return common.render(self.render_mode, self._text, self._draw)
 
     def _text(self) -> str:
         last = self.size - 1

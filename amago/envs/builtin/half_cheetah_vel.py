@@ -1,4 +1,4 @@
-"""HalfCheetah, asked to run at a speed that it must find out from its rewards."""
+"""HalfCheetah with a hidden target velocity that must be inferred from rewards."""
 
 from __future__ import annotations
 
@@ -19,34 +19,39 @@ Observation = NDArray[np.float32]
 
 @gin.configurable(module="amago.envs.builtin")
 class HalfCheetahVel(gym.Env[Observation, NDArray[np.float32]]):
-    """HalfCheetah-v5 with a hidden target velocity: the same in k attempts, a new one in every rollout.
+    """HalfCheetah-v5 with a hidden target velocity, drawn for each rollout and the same in its k attempts.
 
-    After the benchmark of *Model-Agnostic Meta-Learning* (arXiv:1703.03400), on current MuJoCo. The reward is
-    ``-|velocity - target| - ctrl_cost_weight * sum(action^2)``; the velocity is that of the body along x, in m/s, over the step.
-    The step that ends an attempt returns the first observation of the next. The rollout is truncated (never terminated) at the end
-    of the last attempt, as HalfCheetah-v5 is at its limit: where all rewards are negative, an end that counted would be worth more
-    than any gait, and the time until then all that values tell.
+    The benchmark of *Model-Agnostic Meta-Learning* (Finn et al. 2017, arXiv:1703.03400) on current MuJoCo.
 
-    Actions, ``Box(-1, 1, (6,))``: torques. Observation, float32 ``(19,)``: the 17 of HalfCheetah-v5, steps of this attempt divided by
-    ``episode_length``, attempts before this one divided by ``k_episodes``.
+    Reward: ``-|velocity - target| - ctrl_cost_weight * sum(action^2)``, where the velocity is the mean along x over the step,
+    in m/s.
 
-    Logged when attempt i (from 0) ends: ``Attempt {i} Velocity Error``, the mean of ``|velocity - target|`` over its steps, and
-    ``Attempt {i} Return``.
+    An attempt lasts ``episode_length`` steps; its last step returns the first observation of the next attempt. The rollout
+    truncates (never terminates) with the last attempt, like HalfCheetah-v5 at its limit: all rewards are negative, so that
+    termination would be worth more than any gait.
+
+    Actions, ``Box(-1, 1, (6,))``: torques.
+
+    Observation, float32 ``(19,)``: the 17 numbers of HalfCheetah-v5, steps of this attempt divided by ``episode_length``,
+    finished attempts divided by ``k_episodes``.
+
+    Metrics at the end of attempt i (from 0): ``Attempt {i} Velocity Error``, the mean of ``|velocity - target|`` over its
+    steps, and ``Attempt {i} Return``.
 
     Args:
-        target_range: (low, high) in m/s; targets are uniform in it.
-        k_episodes: attempts in a rollout.
-        episode_length: steps of each (0.05 s a step).
-        ctrl_cost_weight: cost of torques, at least 0.
-        render_mode: of HalfCheetah-v5.
+        target_range: (low, high) in m/s of the uniform distribution of targets.
+        k_episodes: attempts per rollout.
+        episode_length: steps per attempt, of 0.05 s each.
+        ctrl_cost_weight: weight of the squared torques in the reward, at least 0.
+        render_mode: a render mode of HalfCheetah-v5.
 
     Attributes:
-        horizon: the length of a rollout, ``k_episodes * episode_length``.
-        target: the velocity wanted in this rollout.
+        horizon: steps per rollout, ``k_episodes * episode_length``.
+        target: the target velocity of this rollout, in m/s.
 
     Raises:
         ImportError: MuJoCo is not installed (``pip install 'amago[mujoco]'``).
-        TypeError, ValueError: an argument or an action is out of range; the message quotes it.
+        TypeError, ValueError: an argument or an action has the wrong type or is out of range.
     """
 
     def __init__(
@@ -84,30 +89,29 @@ class HalfCheetahVel(gym.Env[Observation, NDArray[np.float32]]):
     def _begin_attempt(self) -> Observation:
         self._attempts.begin()
         self._error = 0.0
-        # seeded each time, so that a rollout depends on the generator of this environment alone
+        # a new seed each time, so that a rollout depends on this environment's generator alone
         obs, _ = self._env.reset(seed=int(self.np_random.integers(2**31)))
         return self._observe(obs)
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         if not self._attempts.under_way:
             common.refuse_step("HalfCheetahVel")
-        torques = _check_action(action)
-        raw, _, _, _, told = self._env.step(torques)
-        error = abs(float(told["x_velocity"]) - self.target)
+        torques = common.check_continuous_action(action, 6)
+        raw, _, _, _, cheetah_info = self._env.step(torques)
+        error = abs(float(cheetah_info["x_velocity"]) - self.target)
         reward = -error - self.ctrl_cost_weight * float(torques @ torques)
         self._error += error
         if not self._attempts.step(reward):
             return self._observe(raw), reward, False, False, {}
-        last = self._observe(raw)  # before the attempt counts as over: values look beyond it from what they know
+        last = self._observe(
+            raw
+        )  # made before `end`: values are bootstrapped from it, so it must not count the attempt as finished
         info = self._attempts.end({"Velocity Error": self._error / self.episode_length})
         over = not self._attempts.under_way
         return last if over else self._begin_attempt(), reward, False, over, info
 
     def _observe(self, raw: NDArray[np.float64]) -> Observation:
-        obs = np.empty(19, dtype=np.float32)
-        obs[:17] = raw
-        obs[17:] = self._attempts.progress
-        return obs
+        return np.concatenate((raw, self._attempts.progress), dtype=np.float32)
 
     def render(self) -> Any:
         return self._env.render()
@@ -125,12 +129,3 @@ def _check_range(value: Any) -> tuple[float, float]:
     if low > high:
         raise ValueError(f"target_range must be (low, high) with low <= high, got {value!r}")
     return low, high
-
-
-def _check_action(action: Any) -> NDArray[np.float64]:
-    torques = np.asarray(action, dtype=np.float64)
-    if torques.shape != (6,):
-        raise ValueError(f"action must be six numbers in [-1, 1], got shape {torques.shape}")
-    if not np.abs(torques).max() <= 1.0:  # NaN too
-        raise ValueError(f"action must be six numbers in [-1, 1], got {action!r}")
-    return torques

@@ -1,4 +1,4 @@
-"""Find a key, then a door, in a dark room, as often as a fixed number of steps allows."""
+"""Dark Key-To-Door: find a key, then a door, repeatedly in the same room."""
 
 from __future__ import annotations
 
@@ -21,37 +21,38 @@ _MOVES = ((1, 0), (-1, 0), (0, 1), (0, -1), (0, 0))
 
 @gin.configurable(module="amago.envs.builtin")
 class RoomKeyDoor(gym.Env[Observation, np.int64]):
-    """Dark Key-To-Door: the same empty room over and over until a horizon, with a key and a door to be found.
+    """Dark Key-To-Door: repeated trials in the same room with a hidden key and a hidden door, until a fixed horizon.
 
-    After the problem in *In-context Reinforcement Learning with Algorithm Distillation* (arXiv:2210.14215). A trial gives
-    reward 1 for the first step that ends on the key and 1 for the first that ends on the door with the key in hand, which also
-    ends the trial; so does ``max_episode_steps``. The step after that ignores its action and puts the agent back at the start
-    of the same room, without the key: this costs one step of the horizon. The rollout terminates (never truncates) after
-    ``meta_rollout_horizon`` steps.
+    The task of *In-context Reinforcement Learning with Algorithm Distillation* (Laskin et al. 2022, arXiv:2210.14215). A trial
+    ends when the agent reaches the door with the key, or after ``max_episode_steps`` steps. The following step ignores its
+    action and returns the agent to the start, without the key; it counts towards the horizon. The rollout terminates (never
+    truncates) after ``meta_rollout_horizon`` steps.
+
+    Reward: 1 for reaching the key and 1 for reaching the door with the key, each once per trial.
 
     Actions, ``Discrete(5)``: 0 x + 1, 1 x - 1, 2 y + 1, 3 y - 1, 4 stay. Moves into a wall stay in place.
 
     Observation, float32 ``(4,)``: ``x / size``, ``y / size``, 1 if the agent holds the key, and steps of this trial divided by
     ``max_episode_steps``; with ``dark=False`` also ``x / size``, ``y / size`` of the door and then of the key, ``(8,)``.
 
-    Logged: ``Trial {i} Return`` (i from 0) when a trial ends by its own rules, and at the horizon ``Doors Opened`` and
-    ``Keys Found``, counted over the rollout.
+    Metrics: ``Trial {i} Return`` (i from 0) at the end of a trial, unless the horizon cuts it short; ``Doors Opened`` and
+    ``Keys Found``, counted over all trials, at the end of the rollout.
 
     Args:
-        dark: whether the key and the door are hidden.
-        size: cells along a side of the room, at least 2.
-        max_episode_steps: limit of one trial.
-        meta_rollout_horizon: steps of a rollout, reset steps included.
-        start_location, key_location, goal_location: a cell ``(x, y)``, or "random" to draw one for each rollout. The
-            three cells always differ: a random one is uniform over the cells that are still free.
-        randomize_actions: draw the meaning of the five actions anew for each rollout (a uniform permutation).
-        render_mode: None, "ansi" (text) or "rgb_array" (uint8, 24 pixels a cell); x runs to the right, y downwards.
+        dark: whether the positions of the key and the door are hidden.
+        size: side length of the room in cells, at least 2.
+        max_episode_steps: maximum steps per trial.
+        meta_rollout_horizon: steps per rollout, including those that return the agent to the start.
+        start_location, key_location, goal_location: a cell ``(x, y)``, or "random" for a new cell in each rollout, uniform over
+            the free cells. The three cells are always different.
+        randomize_actions: whether a uniform permutation of the five actions is drawn for each rollout.
+        render_mode: None, "ansi" (text) or "rgb_array" (uint8, 24 pixels per cell); x points right, y down.
 
     Attributes:
-        horizon: the length of a rollout.
+        horizon: steps per rollout.
 
     Raises:
-        TypeError, ValueError: an argument is out of range; the message quotes it.
+        TypeError, ValueError: an argument has the wrong type or is out of range.
     """
 
     metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 4}
@@ -96,12 +97,12 @@ class RoomKeyDoor(gym.Env[Observation, np.int64]):
 
     @property
     def locations(self) -> dict[str, tuple[int, int]]:
-        """This rollout's cells, ``{"start": (x, y), "key": ..., "goal": ...}``."""
+        """The cells of this rollout, ``{"start": (x, y), "key": (x, y), "goal": (x, y)}``."""
         return {"start": self._start, "key": self._key, "goal": self._goal}
 
     @property
     def action_order(self) -> tuple[int, ...]:
-        """What each action does in this rollout: ``action_order[a]`` is its index without `randomize_actions`."""
+        """For each action of this rollout, the action with the same effect without ``randomize_actions``."""
         return tuple(_MOVES.index(move) for move in self._moves)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
@@ -154,7 +155,7 @@ class RoomKeyDoor(gym.Env[Observation, np.int64]):
         return self._observe(), reward, terminated, False, info
 
     def _collect(self, info: dict[str, Any]) -> float:
-        """The reward of standing where the agent stands now; notes the end of a trial in ``info``."""
+        """The reward at the agent's present cell; adds the metric of a finished trial to ``info``."""
         here, reward, opened = (self._x, self._y), 0.0, False
         if self._has_key:
             if here == self._goal:
@@ -177,12 +178,8 @@ class RoomKeyDoor(gym.Env[Observation, np.int64]):
         return np.array(own + self._shown, dtype=np.float32)
 
     def render(self) -> Any:
-        """The room as it is now, in the form of ``render_mode``: A agent (a once it has the key), K key, D door."""
-        if self.render_mode == "rgb_array":
-            return self._draw()
-        if self.render_mode == "ansi":
-            return self._text()
-        return None
+        """The room as an image or as text, according to ``render_mode``: A agent (a with the key), K key, D door."""
+        return common.render(self.render_mode, self._text, self._draw)
 
     def _text(self) -> str:
         rows = [["."] * self.size for _ in range(self.size)]

@@ -1,4 +1,4 @@
-"""MazeRunner: reach places in an unknown maze in the order that they are asked for (after AMAGO, arXiv:2310.09971)."""
+"""MazeRunner: reach a sequence of goals in an unknown maze (after AMAGO, Grigsby et al. 2023, arXiv:2310.09971)."""
 
 from __future__ import annotations
 
@@ -17,47 +17,46 @@ Cell = tuple[int, int]
 Observation = dict[str, NDArray[np.float32]]
 
 DONE = -1.0
-"""What the numbers of a goal are once it is reached, and of goals that this rollout does not have."""
+"""The value of goals that have been reached, and of unused rows of goals."""
 _MOVES: tuple[Cell, ...] = (*DIRECTIONS, (0, 0))
 
 
 @gin.configurable(module="amago.envs.builtin")
 class MazeRunner(gym.Env[Observation, np.int64]):
-    """Find a sequence of places in a maze that is new in every rollout and seen only from inside, by depth sensors.
+    """Reach goals in order in a maze that is new in each rollout and observed through depth sensors only.
 
-    Each `reset` draws a maze (`_mazes.random_maze`), a start and k goals, k uniform in ``min_goals`` to ``max_goals``: different
-    free cells. After each step the goal that is due, and only that, is compared with where the agent stands. The rollout
-    terminates (never truncates: the clock is observed) with the last goal, or after ``time_limit`` steps.
+    Each `reset` draws a maze, and k + 1 different free cells for the start and k goals, k uniform in ``min_goals`` to
+    ``max_goals``. Only the next goal of the sequence can be reached. The rollout terminates (never truncates, because the clock
+    is observed) with the last goal, or after ``time_limit`` steps.
 
-    Actions, ``Discrete(5)``: 0 west, 1 north, 2 east, 3 south, 4 stay; walls stop the agent. With ``randomize_actions`` their
-    meanings are shuffled in each rollout, and have to be found out too.
+    Actions, ``Discrete(5)``: 0 west, 1 north, 2 east, 3 south, 4 stay; walls stop the agent. With ``randomize_actions`` they
+    are permuted.
 
-    Observation, a dict of float32, positions divided by ``size``:
+    Observation, a dict of float32 arrays; positions and distances are divided by ``size``:
 
-    - "observation" ``(7,)``: x and y of the agent; free cells in a row to its west, north, east and south, divided by
-      ``size``; steps taken divided by ``time_limit``;
-    - "goals" ``(max_goals, 2)``: x and y of each goal in order, -1 once it is reached. A rollout of fewer than ``max_goals``
-      has -1 in the first rows;
+    - "observation" ``(7,)``: x and y of the agent; the number of consecutive free cells to its west, north, east and south;
+      steps divided by ``time_limit``;
+    - "goals" ``(max_goals, 2)``: x and y of each goal in order, -1 once reached. With fewer than ``max_goals`` goals the first
+      rows are -1;
     - "achieved" ``(2,)``: x and y of the agent, in the form of a goal, for `amago.data.relabel.GoalSequenceRelabeler`.
 
-    Reward: 1 for each goal, in the step that reaches it.
+    Reward: 1 in a step that reaches a goal, else 0.
 
-    Logged with the rollout: ``Goals Reached`` (a share of k) and ``Success`` (1 if that is all of them).
+    Metrics at the end of a rollout: ``Goals Reached`` (a fraction of k) and ``Success`` (1 if all were reached).
 
     Args:
-        size: cells along a side, the outer walls included; odd, at least 5.
-        min_goals, max_goals: how many goals a rollout has, at least 1. There must be free cells for them and the start.
-        time_limit: steps; by default ``2 * size**2``.
-        randomize_actions: draw the meaning of the five actions anew for each rollout (a uniform permutation).
-        loop_chance: probability of a door where the maze would have one only to make a loop; with 0 there is one way
-            between any two cells.
-        render_mode: None, "ansi" (text) or "rgb_array" (uint8, 24 pixels a cell); x runs to the right, y downwards.
+        size: side length in cells, outer walls included; odd, at least 5.
+        min_goals, max_goals: bounds of the number of goals per rollout.
+        time_limit: maximum steps per rollout; the default is ``2 * size**2``.
+        randomize_actions: whether a uniform permutation of the five actions is drawn for each rollout.
+        loop_chance: probability of each further door that would create a loop. With 0 exactly one path joins any two cells.
+        render_mode: None, "ansi" (text) or "rgb_array" (uint8, 24 pixels per cell); x points right, y down.
 
     Attributes:
-        horizon: the longest a rollout can be.
+        horizon: ``time_limit``.
 
     Raises:
-        TypeError, ValueError: an argument is out of range; the message quotes it.
+        TypeError, ValueError: an argument has the wrong type or is out of range.
     """
 
     metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 8}
@@ -79,15 +78,13 @@ class MazeRunner(gym.Env[Observation, np.int64]):
         self.max_goals = common.check_int("max_goals", max_goals, 1)
         if self.min_goals > self.max_goals:
             raise ValueError(f"min_goals must be at most max_goals={max_goals!r}, got {min_goals!r}")
-        cells = 2 * (self.size // 2) ** 2 - 1  # rooms, and a door for each but one
+        cells = 2 * (self.size // 2) ** 2 - 1  # n rooms, joined by n - 1 doors
         if self.max_goals > cells - 1:
-            raise ValueError(f"a maze of size {self.size} has room for {cells - 1} goals at most, got max_goals={max_goals!r}")
+            raise ValueError(f"max_goals must be at most {cells - 1} in a maze of size {self.size}, got {max_goals!r}")
         self.time_limit = 2 * self.size**2 if time_limit is None else common.check_int("time_limit", time_limit, 1)
         self.horizon = self.time_limit
         self.randomize_actions = common.check_bool("randomize_actions", randomize_actions)
-        self.loop_chance = common.check_real("loop_chance", loop_chance)
-        if not 0.0 <= self.loop_chance <= 1.0:
-            raise ValueError(f"loop_chance is a probability, so it must lie in [0, 1], got {loop_chance!r}")
+        self.loop_chance = common.check_fraction("loop_chance", loop_chance)
         self.render_mode = common.check_render_mode(render_mode, self.metadata["render_modes"])
 
         box = gym.spaces.Box
@@ -115,7 +112,7 @@ class MazeRunner(gym.Env[Observation, np.int64]):
 
     @property
     def goals(self) -> list[Cell]:
-        """All goals of this rollout in order, those that are reached too."""
+        """All goals of this rollout in order, including those already reached."""
         return list(self._goals)
 
     @property
@@ -125,7 +122,7 @@ class MazeRunner(gym.Env[Observation, np.int64]):
 
     @property
     def action_order(self) -> tuple[int, ...]:
-        """What each action does in this rollout: ``action_order[a]`` is its index without `randomize_actions`."""
+        """For each action of this rollout, the action with the same effect without ``randomize_actions``."""
         return tuple(_MOVES.index(move) for move in self._moves)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
@@ -171,12 +168,8 @@ class MazeRunner(gym.Env[Observation, np.int64]):
         return {"observation": own, "goals": self._goal_rows.copy(), "achieved": own[:2].copy()}
 
     def render(self) -> Any:
-        """The maze as it is now, in the form of ``render_mode``: # wall, A agent, and the goals still to come from 1 on."""
-        if self.render_mode == "rgb_array":
-            return self._draw()
-        if self.render_mode == "ansi":
-            return self._text()
-        return None
+        """The maze as an image or as text, according to ``render_mode``: # wall, A agent, remaining goals numbered from 1."""
+        return common.render(self.render_mode, self._text, self._draw)
 
     def _text(self) -> str:
         rows = [["." if free else "#" for free in column] for column in self._free.T]

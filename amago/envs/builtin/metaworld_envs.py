@@ -1,4 +1,4 @@
-"""Meta-World: robotic manipulation with hidden goals, k attempts at each task (Yu et al. 2019, arXiv:1910.10897)."""
+"""Meta-World: robotic manipulation with hidden goals, and k attempts per task (Yu et al. 2019, arXiv:1910.10897)."""
 
 from __future__ import annotations
 
@@ -21,32 +21,36 @@ Observation = NDArray[np.float32]
 SPLITS = ("train", "test")
 SUITES = ("ML10", "ML25", "ML45")
 LONGEST = 500
-"""Steps after which Meta-World itself ends an episode."""
+"""Maximum steps of an episode in Meta-World."""
 
-_idle: dict[type, list[Any]] = {}  # simulators of this process that no rollout uses; each takes some 20 MB and 0.2 s to make
+_idle: dict[type, list[Any]] = {}  # simulators that no rollout of this process uses, by class; they are slow to make
 
 
 @dataclass(frozen=True)
 class MetaWorldTasks:
-    """The tasks of a benchmark, both splits. Picklable; make it once (`metaworld_tasks`) and give it to all environments."""
+    """The tasks of a benchmark in both splits, made by `metaworld_tasks`. Picklable; all environments can share one.
+
+    Attributes:
+        benchmark: name of the benchmark or of its only task.
+        classes: split -> name of a task -> Meta-World's class of its simulator.
+        tasks: split -> name of a task -> 50 tasks of Meta-World, which differ in their goals.
+    """
 
     benchmark: str
     classes: dict[str, dict[str, type]] = field(repr=False)
-    """split -> name -> upstream's class"""
     tasks: dict[str, dict[str, list[Any]]] = field(repr=False)
-    """split -> name -> upstream's tasks, 50 each"""
 
     def names(self, split: str) -> list[str]:
         return sorted(self.tasks[split])
 
 
 def metaworld_tasks(benchmark: str, seed: int | None = 0) -> MetaWorldTasks:
-    """Draw the goals of a benchmark: 50 for each of its tasks. Takes 2 s for one task, half a minute for ML45.
+    """Draw 50 goals for each task of a benchmark. This takes seconds for one task, and much longer for ML45.
 
     Args:
-        benchmark: "ML10", "ML25" or "ML45" (in any case), or the name of one task, such as "reach-v3" (which is ML1: other goals in
-            the test split). Of names that end in -v1 or -v2, version 3 is taken, with a warning.
-        seed: of the goals; processes that draw them with the same seed have the same. None: others each time.
+        benchmark: "ML10", "ML25" or "ML45" (in any case), or the name of one task such as "reach-v3", which is ML1: the splits
+            differ in goals. Names that end in -v1 or -v2 mean version 3, with a warning.
+        seed: determines the goals; None draws different goals at each call.
 
     Raises:
         ImportError: Meta-World is not installed (``pip install 'amago[metaworld]'``).
@@ -61,7 +65,7 @@ def metaworld_tasks(benchmark: str, seed: int | None = 0) -> MetaWorldTasks:
     else:
         base, _, version = name.rpartition("-")
         if version in ("v1", "v2") and f"{base}-v3" in known:
-            warnings.warn(f"Meta-World has no {name} any more: taking {base}-v3, whose returns differ", stacklevel=2)
+            warnings.warn(f"Meta-World has no {name} any more: using {base}-v3, whose returns differ", stacklevel=2)
             name = f"{base}-v3"
         if name not in known:
             raise ValueError(f"benchmark must be one of {', '.join(SUITES)} or of {', '.join(known)}; got {benchmark!r}")
@@ -76,35 +80,37 @@ def metaworld_tasks(benchmark: str, seed: int | None = 0) -> MetaWorldTasks:
 
 @gin.configurable(module="amago.envs.builtin")
 class MetaWorld(gym.Env[Observation, NDArray[np.float32]]):
-    """k attempts at one task of Meta-World with one hidden goal; another task and goal in every rollout.
+    """k attempts at one task of Meta-World with a hidden goal; each rollout draws another task and goal.
 
-    A rollout draws a task of the split (uniformly), then one of its 50 goals. An attempt lasts ``episode_length`` steps whether
-    it succeeds or not; the step that ends it returns the first observation of the next. The rollout terminates (never
-    truncates) with the last. Rewards are Meta-World's, 0 to 10 a step.
+    A rollout draws a task of the split (uniformly), then one of its 50 goals. An attempt lasts ``episode_length`` steps,
+    whether or not it succeeds; its last step returns the first observation of the next attempt. The rollout terminates (never
+    truncates) with the last attempt. The environments of a process share idle simulators.
 
-    Actions, ``Box(-1, 1, (4,))``: motion of the hand along x, y, z, and the gripper. Observation, float32 ``(41,)``: Meta-World's 39 with
-    the goal zeroed, steps of this attempt divided by ``episode_length``, attempts that are over divided by ``k_episodes``.
-    It is not bounded: upstream's observations leave the space that upstream declares.
+    Reward: Meta-World's, 0 to 10 per step.
 
-    Logged when attempt i (from 0) ends: ``Attempt {i} Success``, 1 if the task was solved in any of its steps, and
-    ``Attempt {i} Return``; with the rollout ``Success Rate``, the mean over its attempts. They are logged for each task by `env_name`.
+    Actions, ``Box(-1, 1, (4,))``: motion of the hand along x, y and z, and the gripper.
+
+    Observation, float32 ``(41,)``: Meta-World's 39 numbers with the goal replaced by zeros, steps of this attempt divided by
+    ``episode_length``, finished attempts divided by ``k_episodes``. The space is unbounded, because Meta-World's observations
+    leave the bounds that it declares.
+
+    Metrics at the end of attempt i (from 0): ``Attempt {i} Success``, 1 if any of its steps solved the task, and
+    ``Attempt {i} Return``; at the end of the rollout ``Success Rate``, the mean over attempts. `env_name` separates them by
+    task.
 
     Args:
-        tasks: of `metaworld_tasks`.
+        tasks: the result of `metaworld_tasks`.
         split: "train" or "test".
-        k_episodes: attempts in a rollout.
-        episode_length: steps of each, at most 500.
-        task: the name of the only task to draw; None: all of the split.
+        k_episodes: attempts per rollout.
+        episode_length: steps per attempt, at most 500.
+        task: name of the only task to draw; None means all tasks of the split.
 
     Attributes:
-        horizon: the length of a rollout, ``k_episodes * episode_length``.
-        env_name: name of this rollout's task, with "-test" behind it in the test split.
-
-    Simulators are shared by the environments of a process: a rollout takes an idle one of its task, or makes one. So a process has no
-    more of them for a task than rollouts that ever played it at once.
+        horizon: steps per rollout, ``k_episodes * episode_length``.
+        env_name: name of this rollout's task, followed by "-test" in the test split.
 
     Raises:
-        TypeError, ValueError: an argument or an action is out of range; the message quotes it.
+        TypeError, ValueError: an argument or an action has the wrong type or is out of range.
     """
 
     def __init__(
@@ -117,14 +123,12 @@ class MetaWorld(gym.Env[Observation, NDArray[np.float32]]):
     ) -> None:
         if not isinstance(tasks, MetaWorldTasks):
             raise TypeError(f"tasks must come from metaworld_tasks(), got {tasks!r}")
-        if split not in SPLITS:
-            raise ValueError(f'split must be "train" or "test", got {split!r}')
-        self.tasks, self.split = tasks, split
+        self.tasks, self.split = tasks, common.check_choice("split", split, SPLITS)
         self.k_episodes = common.check_int("k_episodes", k_episodes, 1)
         self.episode_length = common.check_int("episode_length", episode_length, 1)
         if self.episode_length > LONGEST:
             raise ValueError(
-                f"episode_length must be at most {LONGEST}, where Meta-World ends an episode, got {episode_length!r}"
+                f"episode_length must be at most {LONGEST}, the longest episode of Meta-World, got {episode_length!r}"
             )
         if task is not None and task not in tasks.tasks[split]:
             raise ValueError(f"task must be None or one of {', '.join(tasks.names(split))}, got {task!r}")
@@ -162,9 +166,10 @@ class MetaWorld(gym.Env[Observation, NDArray[np.float32]]):
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         if not self._attempts.under_way or self._simulator is None:
             common.refuse_step("MetaWorld")
-        raw, paid, _, _, told = self._simulator.step(_check_action(action))
-        reward = float(paid)
-        self._success = max(self._success, float(told["success"]))
+        motion = common.check_continuous_action(action, 4).astype(np.float32)
+        raw, raw_reward, _, _, raw_info = self._simulator.step(motion)
+        reward = float(raw_reward)
+        self._success = max(self._success, float(raw_info["success"]))
         if not self._attempts.step(reward):
             return self._observe(raw), reward, False, False, {}
         info = self._attempts.end({"Success": self._success})
@@ -175,13 +180,10 @@ class MetaWorld(gym.Env[Observation, NDArray[np.float32]]):
         return self._observe(raw) if terminated else self._begin_attempt(), reward, terminated, False, info
 
     def _observe(self, raw: NDArray[np.float64]) -> Observation:
-        obs = np.empty(41, dtype=np.float32)
-        obs[:39] = raw
-        obs[39:] = self._attempts.progress
-        return obs
+        return np.concatenate((raw, self._attempts.progress), dtype=np.float32)
 
     def close(self) -> None:
-        """Hand the simulator back; `reset` takes one again."""
+        """Release the simulator; `reset` acquires one again."""
         simulator, self._simulator = self._simulator, None
         if simulator is not None:
             _idle.setdefault(type(simulator), []).append(simulator)
@@ -190,12 +192,3 @@ class MetaWorld(gym.Env[Observation, NDArray[np.float32]]):
 def _take(cls: type) -> Any:
     idle = _idle.get(cls)
     return idle.pop() if idle else cls()
-
-
-def _check_action(action: Any) -> NDArray[np.float32]:
-    motion = np.asarray(action, dtype=np.float32)
-    if motion.shape != (4,):
-        raise ValueError(f"action must be four numbers in [-1, 1], got shape {motion.shape}")
-    if not np.abs(motion).max() <= 1.0:  # NaN too
-        raise ValueError(f"action must be four numbers in [-1, 1], got {action!r}")
-    return motion

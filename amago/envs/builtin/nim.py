@@ -1,4 +1,4 @@
-"""Nim: a game whose legal moves change with every move."""
+"""Nim, a game in which the set of legal actions changes with every move."""
 
 from __future__ import annotations
 
@@ -18,32 +18,36 @@ Observation = dict[str, NDArray[Any]]
 
 @gin.configurable(module="amago.envs.builtin")
 class Nim(gym.Env[Observation, np.int64]):
-    """Take objects from heaps, in turns with an opponent; who takes the last one wins.
+    """Take objects from heaps in turns with an opponent. The player that takes the last object wins.
 
-    A move takes 1 to ``max_take`` objects from one heap, and is legal if the heap has as many. The agent moves first. With best play
-    (Bouton 1901) a side wins whenever the sizes modulo ``max_take + 1`` do not cancel out (XOR is not 0) when it moves.
+    A move takes 1 to ``max_take`` objects from one heap, and is legal if the heap has that many. The agent moves first. With
+    optimal play (Bouton 1901) the player to move wins unless the XOR of the heap sizes modulo ``max_take + 1`` is 0. A rollout
+    is one game; it terminates (never truncates) at the end of the game.
 
-    Actions, ``Discrete(heaps * max_take)``: action ``i * max_take + k`` takes k + 1 objects from heap i.
+    Actions, ``Discrete(len(heaps) * max_take)``: action ``i * max_take + k`` takes k + 1 objects from heap i.
 
-    Observations: "heaps", float32 ``(heaps,)``, what is left divided by the greatest size; and "action_mask", the legal actions as bits.
-    Bind ``ActionMask.key = "action_mask"`` for an agent that never makes another move.
+    Observation, a dict: "heaps", float32 ``(len(heaps),)``, the remaining objects divided by the largest initial size; and
+    "action_mask", ``MultiBinary``, the legal actions. Bind ``ActionMask.key = "action_mask"`` for an agent that makes legal
+    moves only.
 
-    Reward: 1 for taking the last object, -1 if the opponent takes it, -1 for an illegal move, which ends the game.
+    Reward: 1 for taking the last object, -1 if the opponent takes it, -1 for an illegal move, which ends the game; else 0.
 
-    Logged at the end of a game: ``Won``, and ``Illegal Move`` (1 if there was one).
+    Metrics at the end of a game: ``Won``, and ``Illegal Move`` (1 if there was one).
 
     Args:
-        heaps: the greatest size of each heap; a game begins with sizes drawn uniformly from 1 to that.
-        max_take: objects in a move, at most.
-        opponent_skill: how often the opponent makes a winning move where there is one; else any legal one.
-        raise_if_illegal: raise ValueError instead of ending the game.
+        heaps: the maximum size of each heap; initial sizes are uniform from 1 to the maximum.
+        max_take: maximum number of objects per move.
+        opponent_skill: probability that the opponent makes a winning move if there is one; otherwise it makes a random legal
+            move.
+        raise_if_illegal: raise ValueError for an illegal move instead of ending the game.
+        render_mode: None or "ansi".
 
     Attributes:
-        left: (heaps,) objects in each heap.
-        illegal_moves: made since the environment was.
+        left: remaining objects in each heap, int64 ``(len(heaps),)``.
+        illegal_moves: number of illegal moves since the environment was made.
 
     Raises:
-        TypeError, ValueError: an argument is out of range, or an action is no action at all; the message quotes it.
+        TypeError, ValueError: an argument or an action has the wrong type or is out of range.
     """
 
     metadata = {"render_modes": ["ansi"], "render_fps": 1}
@@ -58,11 +62,9 @@ class Nim(gym.Env[Observation, np.int64]):
     ) -> None:
         sizes = [common.check_int(f"heaps[{i}]", size, 1) for i, size in enumerate(heaps)]
         if not sizes:
-            raise ValueError(f"heaps must name the size of at least one heap, got {heaps!r}")
+            raise ValueError(f"heaps must contain the size of at least one heap, got {heaps!r}")
         self.max_take = common.check_int("max_take", max_take, 1)
-        self.opponent_skill = common.check_real("opponent_skill", opponent_skill)
-        if not 0.0 <= self.opponent_skill <= 1.0:
-            raise ValueError(f"opponent_skill must be in [0, 1], got {opponent_skill!r}")
+        self.opponent_skill = common.check_fraction("opponent_skill", opponent_skill)
         self.raise_if_illegal = common.check_bool("raise_if_illegal", raise_if_illegal)
         self.render_mode = common.check_render_mode(render_mode, self.metadata["render_modes"])
         self._sizes = np.array(sizes, dtype=np.int64)
@@ -76,11 +78,11 @@ class Nim(gym.Env[Observation, np.int64]):
         self.illegal_moves = 0
 
     def legal(self) -> NDArray[np.int8]:
-        """The mask of the position as it is."""
+        """The mask of legal actions, int8 ``(len(heaps) * max_take,)``."""
         return (self.left[:, None] > np.arange(self.max_take)).astype(np.int8).reshape(-1)
 
     def winning(self) -> NDArray[np.int64]:
-        """The moves after which the other side cannot win, by best play; none in a lost position."""
+        """The moves that win with optimal play; empty in a lost position."""
         values = self.left % (self.max_take + 1)
         total = np.bitwise_xor.reduce(values)
         after = (self.left[:, None] - np.arange(1, self.max_take + 1)) % (self.max_take + 1)
@@ -93,7 +95,7 @@ class Nim(gym.Env[Observation, np.int64]):
         return self._observe(), {}
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """The agent's move and the opponent's answer."""
+        """Make the agent's move, then the opponent's."""
         index = common.check_action(action, int(self.action_space.n))  # type: ignore[attr-defined]
         if not self.left.any():
             common.refuse_step("Nim")
@@ -127,5 +129,5 @@ class Nim(gym.Env[Observation, np.int64]):
         return {"action_mask": self.legal(), "heaps": (self.left / self._sizes.max()).astype(np.float32)}
 
     def render(self) -> Any:
-        """With ``render_mode="ansi"``, a line for each heap."""
+        """With ``render_mode="ansi"``, one line of text per heap."""
         return "\n".join("| " * int(n) or "." for n in self.left) if self.render_mode == "ansi" else None

@@ -1,4 +1,4 @@
-"""A point on a plane that must find out where it is wanted, from rewards alone, in k attempts."""
+"""A point robot that must infer the position of a hidden goal from rewards."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ REWARDS = ("dense", "final")
 
 @gin.configurable(module="amago.envs.builtin")
 class PointRobot(gym.Env[Observation, NDArray[np.float32]]):
-    """A point robot with a hidden goal: the same goal in k attempts, a new one in every rollout.
+    """A point robot with a hidden goal, drawn for each rollout and the same in its k attempts.
 
-    After the point robots of *Efficient Off-Policy Meta-Reinforcement Learning via Probabilistic Context Variables*
-    (arXiv:1903.08254). An attempt begins at (0, 0) and lasts ``episode_length`` steps, each of which moves the robot by
-    ``step_size`` times the action. The reward is minus the distance to the goal after the move. The step that ends an attempt
-    returns the first observation of the next. The rollout terminates (never truncates) with the last attempt.
+    After the point robots of *Efficient Off-Policy Meta-Reinforcement Learning via Probabilistic Context Variables* (Rakelly et
+    al. 2019, arXiv:1903.08254). An attempt begins at (0, 0) and lasts ``episode_length`` steps, each of which moves the robot
+    by ``step_size`` times the action. Its last step returns the first observation of the next attempt. The rollout terminates
+    (never truncates) with the last attempt.
 
-    With ``rewards="final"`` only the last step of an attempt is rewarded, and shows where the attempt has ended; one more step then
-    ignores its action and puts the robot back at the start. Dense rewards lead even an agent without memory to the goal, and a reward seen
-    at the start could still turn its first step, whose outcome it sees in the next; here it knows nothing of earlier attempts.
+    Reward: minus the distance to the goal after the step. With ``rewards="final"``, only the last step of an attempt is
+    rewarded, and it returns the robot's final position; a further step, whose action is ignored, returns the robot to the
+    start. Final rewards make memory necessary: an agent that sees the last reward alone can follow dense rewards to the goal.
 
     Actions, ``Box(-1, 1, (2,))``: along x and along y.
 
-    Observation, float32 ``(4,)``: x, y, steps of this attempt divided by ``episode_length``, attempts that are over divided by
-    ``k_episodes``. After the last step it is where the robot then stands.
+    Observation, float32 ``(4,)``: x, y, steps of this attempt divided by ``episode_length``, finished attempts divided by
+    ``k_episodes``. The last observation of the rollout has the robot's final position.
 
-    Logged when attempt i (from 0) ends: ``Attempt {i} Final Distance`` to the goal, and ``Attempt {i} Return``.
+    Metrics at the end of attempt i (from 0): ``Attempt {i} Final Distance`` (to the goal) and ``Attempt {i} Return``.
 
     Args:
-        k_episodes: attempts in a rollout.
-        episode_length: steps of each.
-        goal_region: where goals are drawn from, uniformly: "semicircle" (distance 1 from the start, y >= 0), "circle"
-            (distance 1), or "square" (both coordinates in [-1, 1]).
-        step_size: the longest move along each axis, above 0.
-        rewards: "dense" (of every step) or "final" (of the last step of an attempt).
+        k_episodes: attempts per rollout.
+        episode_length: steps per attempt.
+        goal_region: the support of the uniform distribution of goals: "semicircle" (distance 1 from the start, y >= 0),
+            "circle" (distance 1), or "square" (both coordinates in [-1, 1]).
+        step_size: maximum distance per step along each axis, greater than 0.
+        rewards: "dense" (in every step) or "final" (in the last step of an attempt).
         render_mode: None or "ansi" (text).
 
     Attributes:
-        horizon: the length of a rollout, ``k_episodes * episode_length``; with final rewards ``k_episodes - 1`` more.
-        goal: (x, y) of this rollout.
+        horizon: steps per rollout, ``k_episodes * episode_length``; with final rewards ``k_episodes - 1`` more.
+        goal: (x, y) of this rollout's goal.
 
     Raises:
-        TypeError, ValueError: an argument or an action is out of range; the message quotes it.
+        TypeError, ValueError: an argument or an action has the wrong type or is out of range.
     """
 
     metadata = {"render_modes": ["ansi"], "render_fps": 4}
@@ -69,19 +69,15 @@ class PointRobot(gym.Env[Observation, NDArray[np.float32]]):
     ) -> None:
         self.k_episodes = common.check_int("k_episodes", k_episodes, 1)
         self.episode_length = common.check_int("episode_length", episode_length, 1)
-        if goal_region not in GOAL_REGIONS:
-            raise ValueError(f"goal_region must be one of {', '.join(GOAL_REGIONS)}, got {goal_region!r}")
-        self.goal_region = goal_region
+        self.goal_region = common.check_choice("goal_region", goal_region, GOAL_REGIONS)
         self.step_size = common.check_real("step_size", step_size)
         if self.step_size <= 0.0:
             raise ValueError(f"step_size must be positive, got {step_size!r}")
-        if rewards not in REWARDS:
-            raise ValueError(f"rewards must be one of {', '.join(REWARDS)}, got {rewards!r}")
-        self.final_only = rewards == "final"
+        self.final_only = common.check_choice("rewards", rewards, REWARDS) == "final"
         self.render_mode = common.check_render_mode(render_mode, self.metadata["render_modes"])
         self.horizon = self.k_episodes * self.episode_length + (self.k_episodes - 1) * self.final_only
 
-        reach = self.step_size * self.episode_length * (1.0 + 1e-6)  # sums of steps are rounded
+        reach = self.step_size * self.episode_length * (1.0 + 1e-6)  # a margin for rounding errors
         high = np.array([reach, reach, 1.0, 1.0], dtype=np.float32)
         self.observation_space = gym.spaces.Box(high * np.array([-1, -1, 0, 0], dtype=np.float32), high, dtype=np.float32)
         self.action_space = gym.spaces.Box(-1.0, 1.0, shape=(2,), dtype=np.float32)
@@ -137,7 +133,7 @@ class PointRobot(gym.Env[Observation, NDArray[np.float32]]):
         return np.array((self._x, self._y, self._steps / self.episode_length, over), dtype=np.float32)
 
     def render(self) -> str | None:
-        """Where robot and goal are, as a line of text."""
+        """With ``render_mode="ansi"``, the positions of the robot and of the goal as a line of text."""
         if self.render_mode is None:
             return None
         distance = math.hypot(self._x - self.goal[0], self._y - self.goal[1])
@@ -152,6 +148,6 @@ def _check_action(action: Any) -> tuple[float, float]:
         dx, dy = (float(a) for a in action)
     except (TypeError, ValueError):
         raise TypeError(f"action must be two numbers in [-1, 1], got {action!r}") from None
-    if not (-1.0 <= dx <= 1.0 and -1.0 <= dy <= 1.0):  # NaN too
+    if not (-1.0 <= dx <= 1.0 and -1.0 <= dy <= 1.0):  # also true for NaN
         raise ValueError(f"action must be two numbers in [-1, 1], got {action!r}")
     return dx, dy

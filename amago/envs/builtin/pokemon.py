@@ -1,4 +1,4 @@
-"""Pokemon battles, one against one, on a Showdown server of one's own.
+"""Pokemon single battles on a local Showdown server.
 
 Needs ``pip install 'amago[pokemon]'``, Node.js, and the server's package (``make showdown``).
 """
@@ -22,7 +22,7 @@ from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 Observation = dict[str, NDArray[Any]]
 
 OPPONENTS = ("random", "max_power", "heuristic")
-"""The scripted players: any legal choice; the move with the most base power; and poke-env's SimpleHeuristicsPlayer."""
+"""The scripted players: a random legal choice; the move with the highest base power; poke-env's SimpleHeuristicsPlayer."""
 _SEVERAL = ("doubles", "vgc", "triples", "multi", "freeforall", "2v2", "rotation", "bo3", "metronome")
 
 
@@ -30,7 +30,7 @@ def generation(battle_format: str) -> int:
     """The generation of a format of single battles, such as "gen1randombattle".
 
     Raises:
-        ValueError: it names none, or several Pokemon fight at a time.
+        ValueError: it is not the id of a format, or not of single battles.
     """
     match = re.match(r"gen([1-9])[a-z0-9]+$", str(battle_format))
     if match is None:
@@ -43,46 +43,48 @@ def generation(battle_format: str) -> int:
 
 @gin.configurable(module="amago.envs.builtin")
 class PokemonBattle(gym.Env[Observation, np.int64]):
-    """Battles against scripted players. Each rollout is one battle, with an opponent drawn from ``opponents``.
+    """Battles against scripted players. Each rollout is one battle against an opponent drawn from ``opponents``.
 
-    With a seed, the teams, the chances of battle and what the opponent does follow from it and from the actions.
+    Teams, random events and the opponent's choices depend on the seed and on the actions alone.
 
-    Actions, ``Discrete(n)``, are numbered as poke-env does: 0 to 5 send in that member of the team (or lead with it, in a team
-    preview), 6 to 9 make that move. From generation 6 on, four more for moves with a mega evolution; from 7 on, with a Z-move;
-    8, dynamaxed; 9, terastallized. n is 10 up to generation 5, and 26 in generation 9.
+    Actions, ``Discrete(n)``, numbered as in poke-env: 0 to 5 switch to a member of the team (or choose the lead in a team
+    preview), 6 to 9 use a move. Further groups of four use a move with mega evolution (from generation 6), as a Z-move (7),
+    dynamaxed (8) or terastallized (9). n is 10 up to generation 5, and grows by 4 per generation to 26 in generation 9.
 
-    Observations, numbers in [-1, 1] of what the player knows: "own_team" and "opponent_team", a row for each member (unseen
-    opponents are 0); "active", boosts and conditions of the two that fight; "own_moves" and "opponent_moves" of these; "field",
-    weather, hazards and what is left. And "action_mask", the legal actions as bits: bind ``ActionMask.key = "action_mask"``.
+    Observation, a dict of the player's information, float32 in [-1, 1] with the shapes of `_pokemon_features.SHAPES`:
+    "own_team" and "opponent_team", a row per member (0 for opponents not seen yet); "active", boosts and conditions of both
+    active Pokemon; "own_moves" and "opponent_moves", the moves of the active Pokemon; "field", weather, hazards and remaining
+    team sizes. In addition "action_mask", ``MultiBinary(n)``, the legal actions: bind ``ActionMask.key = "action_mask"``.
 
-    Reward: 1 for a victory and -1 for a defeat, plus ``shaping`` times the change of the advantage, which is the share of hit
-    points that is left and the share of the team that stands, averaged, ours less theirs. The rollout terminates as the battle
-    does. After ``max_steps`` choices it is truncated, and the battle given up.
+    Reward: 1 for a win and -1 for a loss, plus ``shaping`` times the change of the advantage. The advantage is the mean of the
+    fraction of hit points left and the fraction of the team not fainted, own minus opponent's. The rollout terminates with the
+    battle. It truncates after ``max_steps`` choices, and the battle is forfeited.
 
-    Logged at the end: ``Won`` (a draw is 0.5, and so is a battle given up), ``Turns``, ``Illegal Choices``, and
-    ``Refused Choices``, for which the server asks again: legal ones too, where what forbids them was hidden until then, such as
-    an ability of the opponent that lets nobody leave.
+    Metrics at the end of a rollout: ``Won`` (0.5 for a draw or a truncated battle), ``Turns``, ``Illegal Choices``, and
+    ``Refused Choices``, the choices that the server rejected. The latter includes legal actions that turn out to be impossible,
+    because the opponent has a hidden ability that prevents switching, for example.
 
     Args:
-        server: url of a `ShowdownServer`, or the server itself.
-        battle_format: id of a format of single battles. Those named random draw teams; for others give ``teams``.
-        opponents: of `OPPONENTS`; may repeat, to be drawn more often.
-        shaping: weight of the change of advantage.
-        max_steps: choices in a rollout, at most.
-        teams: as Showdown exports or packs them; each side draws one of these for each battle.
-        raise_if_illegal: raise ValueError for an illegal action, where else the server chooses.
-        timeout: seconds that the server may be silent.
+        server: a `ShowdownServer` or its url.
+        battle_format: id of a format of single battles, such as "gen1randombattle". Formats without "random" need ``teams``.
+        opponents: names from `OPPONENTS`; a name that occurs several times is drawn more often.
+        shaping: weight of the change of the advantage in the reward.
+        max_steps: maximum choices per rollout.
+        teams: teams in Showdown's export format or packed format; each side draws one per battle.
+        raise_if_illegal: raise ValueError for an illegal action; otherwise the server chooses instead.
+        timeout: maximum seconds to wait for the server.
+        render_mode: None or "ansi".
 
     Attributes:
-        env_name: the format and the opponent of this rollout, so that results are kept apart.
-        opponent: of this rollout.
+        env_name: the format and the opponent of this rollout, which separates metrics by opponent.
+        opponent: the opponent of this rollout.
         horizon: ``max_steps``.
-        battle: poke-env's view of it, or None before the first `reset`.
+        battle: the battle as a poke-env object, None before the first `reset`.
 
     Raises:
         ImportError: poke-env is missing.
-        TypeError, ValueError: an argument is wrong; the message quotes it.
-        BattleError: a RuntimeError, by `reset` or `step`: the server is gone, or refuses the format or the team.
+        TypeError, ValueError: an argument has the wrong type or is out of range.
+        BattleError: `reset` or `step` failed, because the server has ended, or rejects the format or a team.
     """
 
     metadata = {"render_modes": ["ansi"], "render_fps": 1}
@@ -107,10 +109,10 @@ class PokemonBattle(gym.Env[Observation, np.int64]):
         self.shaping = common.check_real("shaping", shaping)
         self.horizon = common.check_int("max_steps", max_steps, 1)
         if isinstance(teams, str) or not all(isinstance(team, str) for team in teams):
-            raise TypeError(f"teams must be a list of texts, got {teams!r}")
+            raise TypeError(f"teams must be a list of strings, got {teams!r}")
         if bool(teams) == ("random" in battle_format):
             raise ValueError(
-                f"teams must be given if and only if the format does not draw them; {battle_format}, got {teams!r}"
+                f"teams must be given for formats without random teams, and only for those; got {teams!r} with {battle_format}"
             )
         self.teams = tuple(teams)
         self.raise_if_illegal = common.check_bool("raise_if_illegal", raise_if_illegal)
@@ -182,19 +184,19 @@ class PokemonBattle(gym.Env[Observation, np.int64]):
         if terminated:
             reward += float(bool(self.battle.won)) - float(bool(self.battle.lost))
         self._under_way = not (terminated or truncated)
-        return self._observe(), reward, terminated, truncated, {} if self._under_way else self._told()
+        return self._observe(), reward, terminated, truncated, {} if self._under_way else self._metrics()
 
     def _or_leave(self, do: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return do(*arguments)
-        except BaseException:  # Ctrl-C too: nobody knows where the battle stands
+        except BaseException:  # including KeyboardInterrupt: the state of the battle is unknown
             self.close()
             raise
 
     def _orders(self) -> dict[int, str]:
         return self._players.legal_orders(self.battle, self.gen) if self.battle is not None else {}
 
-    def _told(self) -> dict[str, float]:
+    def _metrics(self) -> dict[str, float]:
         won = 0.5 + (float(bool(self.battle.won)) - float(bool(self.battle.lost))) / 2
         numbers = {
             "Won": won, "Turns": float(self.battle.turn), "Illegal Choices": float(self._illegal),
@@ -206,7 +208,7 @@ class PokemonBattle(gym.Env[Observation, np.int64]):
         return {"action_mask": self.legal(), **self._features.encode(self.battle, self._steps / self.horizon)}
 
     def render(self) -> Any:
-        """With ``render_mode="ansi"``, both teams and their hit points."""
+        """With ``render_mode="ansi"``, both teams with their hit points."""
         if self.render_mode != "ansi" or self.battle is None:
             return None
         lines = [f"turn {self.battle.turn} of {self.env_name}"]
@@ -216,7 +218,7 @@ class PokemonBattle(gym.Env[Observation, np.int64]):
         return "\n".join(lines)
 
     def close(self) -> None:
-        """Leave the server; `reset` comes back."""
+        """Disconnect from the server; `reset` connects again."""
         table, self._table, self._under_way = self._table, None, False
         if table is not None:
             table.close()
@@ -227,7 +229,7 @@ def _check_opponents(opponents: Sequence[str]) -> tuple[str, ...]:
         raise TypeError(f"opponents must be a list of names, got {opponents!r}")
     unknown = [name for name in opponents if name not in OPPONENTS]
     if unknown or not opponents:
-        raise ValueError(f"opponents must name some of {', '.join(OPPONENTS)}, got {list(opponents)!r}")
+        raise ValueError(f"opponents must be names from {', '.join(OPPONENTS)}, got {list(opponents)!r}")
     return tuple(opponents)
 
 

@@ -1,4 +1,4 @@
-"""POPGym: 16 families of small games that need memory, each in three sizes (Morad et al. 2023, arXiv:2303.01859).
+"""POPGym: 16 families of partially observed games, each in three sizes (Morad et al. 2023, arXiv:2303.01859).
 
 Needs ``pip install 'amago[popgym]'``.
 """
@@ -6,7 +6,6 @@ Needs ``pip install 'amago[popgym]'``.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import random
 import warnings
 from collections.abc import Iterator, Sequence
@@ -33,30 +32,29 @@ GAMES = tuple(family + size for family in FAMILIES for size in SIZES)
 """The names of all 48 games."""
 _PHYSICS = ("CartPole", "Pendulum", "Labyrinth")
 MULTI_DOMAIN_GAMES = tuple(game for game in GAMES if not any(word in game for word in _PHYSICS))
-"""The 27 games of cards, boards and bandits: everything that they show and take is discrete."""
+"""The 27 games of cards, boards and bandits, whose observations and actions are discrete."""
 
 
 def game_name(game: str) -> str:
-    """``game`` as it is listed in `GAMES`; the id of POPGym ("popgym-AutoencodeEasy-v0") is understood, too.
+    """``game`` as listed in `GAMES`, in any case; also accepts the ids of POPGym ("popgym-AutoencodeEasy-v0").
 
     Raises:
-        ValueError: there is no such game; the message names those that are spelled alike.
+        ValueError: there is no such game; the message suggests similar names.
     """
     short = str(game).removeprefix("popgym-").removesuffix("-v0")
     for known in GAMES:
         if known.lower() == short.lower():
             return known
-    near = difflib.get_close_matches(short, GAMES, n=3, cutoff=0.5)
-    raise ValueError(f"game is {game!r}, but POPGym has " + (f"{', '.join(near)}" if near else f"{', '.join(GAMES)}"))
+    raise ValueError(f"game is {game!r}, but POPGym has {common.similar(short, GAMES)}")
 
 
 def _make(game: str) -> tuple[gym.Env[Any, Any], int]:
-    """The bare environment and the most steps that an episode takes."""
+    """The environment of POPGym, and the maximum number of steps of its episodes."""
     envs = require("popgym.envs", "popgym")
-    if not hasattr(envs, game):  # mazes are left out where mazelib is missing
+    if not hasattr(envs, game):  # popgym omits mazes if mazelib is missing
         require("mazelib", "popgym")
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Maze environments", DeprecationWarning)  # advice on benchmarking, given for each
+        warnings.filterwarnings("ignore", "Maze environments", DeprecationWarning)  # advice against them as benchmarks
         env = getattr(envs, game)()
     if game.startswith("Concentration"):
         return env, int(env.episode_length)
@@ -66,8 +64,8 @@ def _make(game: str) -> tuple[gym.Env[Any, Any], int]:
 
 
 @contextlib.contextmanager
-def _global_generators_kept() -> Iterator[None]:
-    """Undo what the block does to the generators that all of the process shares: mazes are drawn from those."""
+def _preserve_global_generators() -> Iterator[None]:
+    """Restore the global random generators of Python and NumPy after the block: POPGym draws mazes from them."""
     python, numpy = random.getstate(), np.random.get_state()
     try:
         yield
@@ -78,24 +76,24 @@ def _global_generators_kept() -> Iterator[None]:
 
 @gin.configurable(module="amago.envs.builtin")
 class POPGymGame(gym.Env[Observation, Any]):
-    """One game of POPGym, with a clock, an end at its time limit, and mazes that depend on the seed alone.
+    """One game of POPGym, with an observed clock, and with mazes that depend on the seed alone.
 
-    Spaces and rewards are POPGym's own; the most that can be reached in a rollout is 1, or nearly.
+    Observations, actions and rewards are POPGym's own; the maximum return is about 1.
 
     Args:
         game: one of `GAMES`, or its id.
-        timer: the observation is a Dict of "observation" and "timer", float32 ``(1,)``: the share of the longest possible
-            episode that is over.
-        truncated_is_done: the time limit terminates. It is part of these games, which pay by its length; POPGym itself
-            truncates in some and terminates in others.
+        timer: whether observations are a Dict of POPGym's "observation" and a "timer", float32 ``(1,)``: steps divided by
+            ``horizon``.
+        truncated_is_done: whether the time limit terminates instead of truncating. It belongs to these games, because rewards
+            are scaled by its length; POPGym truncates in some games and terminates in others.
 
     Attributes:
-        horizon: the most steps in an episode.
+        horizon: maximum steps per episode.
         env_name: "popgym_" and the name of the game.
 
     Raises:
         ImportError: popgym is missing.
-        TypeError, ValueError: an argument is wrong; the message quotes it.
+        TypeError, ValueError: an argument has the wrong type or is out of range.
     """
 
     def __init__(self, game: str = "RepeatPreviousEasy", timer: bool = True, truncated_is_done: bool = True) -> None:
@@ -115,7 +113,7 @@ class POPGymGame(gym.Env[Observation, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
         super().reset(seed=seed)
         if self._own_maze:
-            with _global_generators_kept():
+            with _preserve_global_generators():
                 obs, _ = self._env.reset(seed=int(self.np_random.integers(2**31)))
         else:
             obs, _ = self._env.reset(seed=seed)
@@ -143,41 +141,38 @@ class POPGymGame(gym.Env[Observation, Any]):
 
 @gin.configurable(module="amago.envs.builtin")
 class MultiDomainPOPGym(gym.Env[Observation, np.int64]):
-    """Many games behind one interface: find out in a first episode, which does not pay, what is played; then play for real.
+    """Many games behind one interface. The game must be identified in a warm-up episode, whose rewards do not count.
 
-    Each rollout draws one of ``games`` and plays ``warmup_episodes`` + 1 episodes of it, each with new cards or boards. The
-    rewards of the warm-up are shown, never paid: the return of a rollout is that of its last episode.
+    Each rollout draws one of ``games`` and consists of ``warmup_episodes`` + 1 episodes of it, each with new cards or boards.
+    Rewards of the warm-up are observed but not paid: the return of a rollout is that of its last episode. The rollout
+    terminates (never truncates) with the last episode.
 
-    Observation, a Dict: "observation", uint8 ``(W,)``, what the game shows as one-hot numbers, padded with 0 to the widest of
-    the games; and "status", float32 ``(4,)``: the reward that the game gave for the last action, 1 where an episode opens, 1
-    during the warm-up, and the share of the longest possible episode that is over. Where an episode of the warm-up ends,
-    its last observation gives way to the first of the next.
+    Observation, a Dict: "observation", uint8 ``(W,)``, the game's observation as concatenated one-hot vectors, padded with 0 to
+    the widest game; "status", float32 ``(4,)``: the game's reward for the last action, 1 at the first observation of an
+    episode, 1 during the warm-up, and steps of the episode divided by its maximum. The first observation of an episode replaces
+    the last of the one before.
 
-    Actions, ``Discrete(n)`` with n of the game that has most. A game with fewer takes a number modulo its own; rows and
-    columns of a board are counted row by row.
+    Actions, ``Discrete(n)``, where n is the largest number of actions of the games. Games with fewer take the action modulo
+    their own number; actions on a board are numbered row by row.
 
-    Logged: ``Warm-up Return`` with the last step.
+    Metrics: ``Warm-up Return`` at the end of the rollout.
 
     Args:
-        games: names of games whose spaces are discrete; by default the 27 of `MULTI_DOMAIN_GAMES`.
-        warmup_episodes: how many episodes are played before the one that pays.
+        games: names of games with discrete spaces; the default is `MULTI_DOMAIN_GAMES`.
+        warmup_episodes: number of episodes before the last.
 
     Attributes:
-        env_name: "popgym_" and the game of this rollout, so that results are kept apart.
-        game: that game.
-        horizon: the most steps in a rollout.
+        env_name: "popgym_" and the game of this rollout, which separates metrics by game.
+        game: the game of this rollout.
+        horizon: maximum steps per rollout.
 
     Raises:
         ImportError: popgym is missing.
-        TypeError, ValueError: an argument is wrong; the message quotes it.
+        TypeError, ValueError: an argument has the wrong type or is out of range.
     """
 
     def __init__(self, games: Sequence[str] | None = None, warmup_episodes: int = 1) -> None:
-        if isinstance(games, str):
-            raise TypeError(f"games must be a list of names, got {games!r}")
-        self.games = tuple(game_name(game) for game in (MULTI_DOMAIN_GAMES if games is None else games))
-        if not self.games or len(set(self.games)) < len(self.games):
-            raise ValueError(f"games must name at least one game, and each once, got {games!r}")
+        self.games = common.check_names("games", MULTI_DOMAIN_GAMES if games is None else games, game_name)
         self.warmup_episodes = common.check_int("warmup_episodes", warmup_episodes, 0)
         self._all = [POPGymGame(game, timer=False, truncated_is_done=True) for game in self.games]
         components = [_components(env.game, env.observation_space) for env in self._all]
@@ -246,7 +241,7 @@ class MultiDomainPOPGym(gym.Env[Observation, np.int64]):
 
 
 def _components(game: str, space: gym.Space[Any]) -> NDArray[np.int64]:
-    """How many values each number of a discrete observation may take."""
+    """The number of values of each component of a discrete space."""
     parts = list(space.spaces) if isinstance(space, gym.spaces.Tuple) else [space]
     sizes: list[int] = []
     for part in parts:

@@ -1,11 +1,10 @@
-"""Procgen: games whose levels are drawn by a generator, and two attempts at each level (Cobbe et al. 2019, arXiv:1912.01588).
+"""Procgen: games with procedurally generated levels, and several attempts per level (Cobbe et al. 2019, arXiv:1912.01588).
 
-Needs ``pip install 'amago[procgen]'``, which brings Procgen as part of EnvPool, and Qt 5 from the system.
+Needs ``pip install 'amago[procgen]'``, which installs Procgen as part of EnvPool, and Qt 5 from the system.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amago.envs.builtin import _common as common
+from amago.envs.builtin._attempts import Attempts
 from amago.envs.builtin._extras import require
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 
@@ -25,7 +25,7 @@ GAMES = (
     "miner", "ninja", "plunder", "starpilot",
 )  # fmt: skip
 MEMORY_GAMES = ("caveflyer", "dodgeball", "heist", "jumper", "maze", "miner")
-"""Those that have levels in which less is seen at once than must be remembered."""
+"""The games with larger, partially visible levels in the mode "memory-hard"."""
 MODES = ("easy", "hard", "memory-hard")
 SPLITS = ("train", "test")
 _LEVELS = 2**31 - 1  # level numbers, from 0
@@ -33,16 +33,15 @@ _QT = "Procgen draws with Qt 5: apt-get install -y --no-install-recommends libqt
 
 
 def game_name(game: str) -> str:
-    """``game`` as it is listed in `GAMES`, in any case.
+    """``game`` as listed in `GAMES`; accepts upper case.
 
     Raises:
-        ValueError: there is no such game; the message names those that are spelled alike.
+        ValueError: there is no such game; the message suggests similar names.
     """
     short = str(game).lower()
     if short in GAMES:
         return short
-    near = difflib.get_close_matches(short, GAMES, n=3, cutoff=0.5)
-    raise ValueError(f"game is {game!r}, but Procgen has {', '.join(near or GAMES)}")
+    raise ValueError(f"game is {game!r}, but Procgen has {common.similar(short, GAMES)}")
 
 
 def _envpool() -> Any:
@@ -58,39 +57,41 @@ def _envpool() -> Any:
 
 @gin.configurable(module="amago.envs.builtin")
 class TwoAttemptMTProcgen(gym.Env[Observation, np.int64]):
-    """Many games, two attempts at each level: what the first finds out pays in the second.
+    """k attempts (two by default) at one level of a Procgen game; each rollout draws another game and level.
 
-    A rollout draws a game, then one of its levels (uniformly), and plays it ``k_episodes`` times from its beginning. A level is
-    the same each time, to the last enemy, as far as the actions are. The step that ends an attempt returns the first picture of the
-    next. The rollout terminates (never truncates) with the last. Rewards are Procgen's, neither clipped nor scaled.
+    A rollout draws a game and one of its levels, both uniformly. All attempts begin with the same level, whose random events
+    repeat as long as the actions do. The last step of an attempt returns the first observation of the next. The rollout
+    terminates (never truncates) with the last attempt.
 
-    Observation, uint8 ``(64, 64, 3)``: Procgen's picture, whose outermost pixels (``border``) tell what it does not: red is 255 where an
-    attempt opens and else 0, green the share of the attempts that are over, blue the share of this one's time.
+    Reward: Procgen's, neither clipped nor scaled.
 
-    Actions, ``Discrete(15)``: Procgen's own: nine directions, of which staying is one, and six keys.
+    Observation, uint8 ``(64, 64, 3)``: Procgen's image with a coloured border. Its red is 255 at the first observation of an
+    attempt and else 0; green is the fraction of attempts that are over, and blue that of the attempt's steps, both times 255.
 
-    Logged when attempt i (from 0) ends: ``Attempt {i} Return``, and ``Attempt {i} Level Complete``, 1 if it reached the level's end; with the
-    rollout ``Level Complete``, the mean over its attempts. They are logged for each game by `env_name`.
+    Actions, ``Discrete(15)``: Procgen's eight directions, no movement, and six keys.
+
+    Metrics at the end of attempt i (from 0): ``Attempt {i} Return``, and ``Attempt {i} Level Complete``, 1 if it completed the
+    level; at the end of the rollout ``Level Complete``, the mean over attempts. `env_name` separates them by game.
 
     Args:
-        games: names from `GAMES`; None takes all 16.
-        mode: "easy"; "hard"; or "memory-hard", in which the games of `MEMORY_GAMES` hide more of their (larger) levels, and all others
-            are hard.
-        split: "train": levels 0 to ``num_levels - 1``; "test": all others. No level is in both.
-        num_levels: levels to train on, of each game.
-        k_episodes: attempts at a level.
-        time_limit: steps of an attempt; some games end sooner by themselves (500 steps in maze and leaper).
-        border: width in pixels; 0 leaves the picture as it is.
+        games: names from `GAMES`; None means all 16.
+        mode: "easy", "hard", or "memory-hard", in which `MEMORY_GAMES` have larger, partially visible levels and the others are
+            hard.
+        split: "train" has levels 0 to ``num_levels - 1``, "test" all others.
+        num_levels: number of training levels per game.
+        k_episodes: attempts per rollout.
+        time_limit: maximum steps per attempt; some games have a lower limit of their own (maze and leaper: 500).
+        border: width of the border in pixels; 0 leaves Procgen's image unchanged.
 
     Attributes:
-        env_name: "procgen_" and the game of this rollout, with "-test" behind it in the test split.
-        game: that game.
-        level: its number.
-        horizon: the most steps in a rollout.
+        env_name: "procgen_" and the game of this rollout, followed by "-test" in the test split.
+        game: the game of this rollout.
+        level: the number of its level.
+        horizon: maximum steps per rollout, ``k_episodes * time_limit``.
 
     Raises:
-        ImportError: EnvPool is missing, or Qt 5.
-        TypeError, ValueError: an argument or an action is wrong; the message quotes it.
+        ImportError: EnvPool or Qt 5 is missing.
+        TypeError, ValueError: an argument or an action has the wrong type or is out of range.
     """
 
     def __init__(
@@ -103,31 +104,23 @@ class TwoAttemptMTProcgen(gym.Env[Observation, np.int64]):
         time_limit: int = 1000,
         border: int = 1,
     ) -> None:
-        if isinstance(games, str):
-            raise TypeError(f"games must be a list of names, got {games!r}")
-        self.games = tuple(game_name(game) for game in (GAMES if games is None else games))
-        if not self.games or len(set(self.games)) < len(self.games):
-            raise ValueError(f"games must name at least one game, and each once, got {games!r}")
-        for name, value, known in (("mode", mode, MODES), ("split", split, SPLITS)):
-            if value not in known:
-                raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
-        self.mode, self.split = mode, split
+        self.games = common.check_names("games", GAMES if games is None else games, game_name)
+        self.mode, self.split = common.check_choice("mode", mode, MODES), common.check_choice("split", split, SPLITS)
         self.num_levels = common.check_int("num_levels", num_levels, 1)
         if self.num_levels >= _LEVELS:
-            raise ValueError(f"num_levels must be below {_LEVELS}, to leave some for tests, got {num_levels!r}")
+            raise ValueError(f"num_levels must be below {_LEVELS}, so that test levels remain, got {num_levels!r}")
         self.k_episodes = common.check_int("k_episodes", k_episodes, 1)
         self.time_limit = common.check_int("time_limit", time_limit, 1)
         self.border = common.check_int("border", border, 0)
         if self.border > 16:
-            raise ValueError(f"border must be at most 16, or there is little left to see, got {border!r}")
+            raise ValueError(f"border must be at most 16 of the image's 64 pixels, got {border!r}")
         self._envpool = _envpool()
         self.horizon = self.k_episodes * self.time_limit
         self.observation_space = gym.spaces.Box(0, 255, shape=(64, 64, 3), dtype=np.uint8)
         self.action_space = gym.spaces.Discrete(15)
         self.game, self.level = self.games[0], 0
         self._play: Any = None
-        self._attempt, self._steps = self.k_episodes, 0  # no rollout is under way
-        self._return, self._completed = 0.0, 0.0
+        self._attempts, self._completed = Attempts(self.k_episodes, self.time_limit), 0.0
 
     @property
     def env_name(self) -> str:
@@ -138,56 +131,53 @@ class TwoAttemptMTProcgen(gym.Env[Observation, np.int64]):
         self.game = self.games[int(self.np_random.integers(len(self.games)))]
         first, end = (0, self.num_levels) if self.split == "train" else (self.num_levels, _LEVELS)
         self.level = int(self.np_random.integers(first, end))
-        self._attempt, self._completed = 0, 0.0
+        self._attempts.begin_rollout()
+        self._completed = 0.0
         return self._begin_attempt(), {}
 
     def _begin_attempt(self) -> Observation:
-        """With a game that is made anew, in a millisecond: in dodgeball, a reset leaves something of the episode before."""
-        self._steps, self._return = 0, 0.0
+        self._attempts.begin()
+        # A new environment for each attempt: a reset of dodgeball keeps some state of the previous episode.
         self._play = self._envpool.make(
             f"{self.game.capitalize()}{_suffix(self.game, self.mode)}-v0",
             env_type="gymnasium", num_envs=1, num_threads=1, seed=0, channel_first=False, num_levels=1, start_level=self.level,
         )  # fmt: skip
-        return self._shown(self._play.reset()[0])
+        return self._observe(self._play.reset()[0])
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        if self._attempt >= self.k_episodes:
+        if not self._attempts.under_way:
             common.refuse_step("TwoAttemptMTProcgen")
         index = common.check_action(action, 15)
-        picture, paid, terminated, truncated, told = self._play.step(np.array([index], dtype=np.int32))
-        reward = float(paid[0])
-        self._steps += 1
-        self._return += reward
-        over = bool(terminated[0] or truncated[0])
-        if not over and self._steps < self.time_limit:
-            return self._shown(picture), reward, False, False, {}
-        complete = float(over and bool(told["prev_level_complete"][0]))
-        prefix = f"{AMAGO_ENV_LOG_PREFIX} Attempt {self._attempt}"
-        info = {f"{prefix} Return": self._return, f"{prefix} Level Complete": complete}
-        self._attempt += 1
+        images, rewards, terminated, truncated, game_info = self._play.step(np.array([index], dtype=np.int32))
+        reward = float(rewards[0])
+        timed_out, over = self._attempts.step(reward), bool(terminated[0] or truncated[0])
+        if not (over or timed_out):
+            return self._observe(images), reward, False, False, {}
+        complete = float(over and bool(game_info["prev_level_complete"][0]))
+        info = self._attempts.end({"Level Complete": complete})
         self._completed += complete
-        if self._attempt < self.k_episodes:
+        if self._attempts.under_way:
             return self._begin_attempt(), reward, False, False, info
         info[f"{AMAGO_ENV_LOG_PREFIX} Level Complete"] = self._completed / self.k_episodes
-        self._play, last = None, self._shown(picture)
-        return last, reward, True, False, info
+        self._play = None
+        return self._observe(images), reward, True, False, info
 
-    def _shown(self, picture: NDArray[np.uint8]) -> Observation:
-        shown = np.array(picture[0])
+    def _observe(self, images: NDArray[np.uint8]) -> Observation:
+        image = np.array(images[0])
         if self.border:
-            told = (self._steps == 0, self._attempt / self.k_episodes, self._steps / self.time_limit)
-            colour = np.array([round(255 * share) for share in told], dtype=np.uint8)
-            for side in (shown, shown.swapaxes(0, 1)):
+            time, attempts = self._attempts.progress
+            colour = np.array([round(255 * part) for part in (time == 0, attempts, time)], dtype=np.uint8)
+            for side in (image, image.swapaxes(0, 1)):
                 side[: self.border] = side[-self.border :] = colour
-        return shown
+        return image
 
     def close(self) -> None:
-        """Give the game back; `reset` takes one again."""
-        self._play, self._attempt = None, self.k_episodes
+        """Release the game and end the rollout; `reset` makes another game."""
+        self._play, self._attempts.over = None, self.k_episodes
 
 
 TwoShotMTProcgen = TwoAttemptMTProcgen
-"""The name in some scripts."""
+"""An alternative name."""
 
 
 def _suffix(game: str, mode: str) -> str:

@@ -1,7 +1,7 @@
-"""Console games of many makes through emulators (stable-retro): several games and levels as one environment.
+"""Console games through the emulators of stable-retro, with several games and levels in one environment.
 
-Needs ``pip install 'amago[retro]'``. One game comes with stable-retro (Airstriker); ``python -m stable_retro.import DIRECTORY`` adds
-those that you own.
+Needs ``pip install 'amago[retro]'``. stable-retro contains one game (Airstriker); ``python -m stable_retro.import DIRECTORY``
+imports the ROMs that you own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from amago.envs.builtin import _common as common
 from amago.envs.builtin._extras import require
-from amago.envs.builtin._pixels import check_chance, check_resolution
+from amago.envs.builtin._pixels import check_resolution
 from amago.envs.builtin._retro_emulator import integrations
 
 Observation = NDArray[np.uint8]
@@ -33,14 +33,17 @@ Observation = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class RetroLevel:
-    """One level: where a game begins."""
+    """One level of a game.
+
+    Attributes:
+        game: stable-retro's name of the game, with console and version.
+        state: name of the saved state with which the level begins; None starts the console.
+        buttons: the console's buttons in its order; None for unused positions.
+    """
 
     game: str
-    """as stable-retro calls it, with the console and a version"""
     state: str | None
-    """name of the saved state that it begins with; None: the console is switched on"""
     buttons: tuple[str | None, ...]
-    """those of the console, in its order; None where a place is empty"""
 
     @property
     def name(self) -> str:
@@ -48,17 +51,18 @@ class RetroLevel:
 
 
 def retro_levels(names: Sequence[str], directory: str | None = None) -> list[RetroLevel]:
-    """The levels that names stand for.
+    """Resolve names of levels.
 
     Args:
-        names: "GAME" is the game's first level, "GAME:LEVEL" another, "GAME:*" all of them. The version may be left out:
-            "Airstriker-Genesis" is "Airstriker-Genesis-v0".
-        directory: of games of your own, as stable-retro keeps them: each a directory with rom, data.json, scenario.json and levels.
+        names: "GAME" means the game's first level, "GAME:LEVEL" the named one, "GAME:*" all. The version "-v0" may be left out.
+        directory: a directory with your own games in stable-retro's format: a folder per game with rom, data.json,
+            scenario.json and saved states.
 
     Raises:
         ImportError: stable-retro is missing.
-        TypeError: ``names`` is no list.
-        ValueError: there is no such game, its ROM has not been imported, it has no such level, one is named twice, or ``directory`` is none.
+        TypeError: ``names`` is not a list of names.
+        ValueError: a game or level does not exist, a ROM has not been imported, a level is named twice, or ``directory`` is not
+            a directory.
     """
     if isinstance(names, str) or not names:
         raise TypeError(f'levels must be a list of names, such as ["Airstriker-Genesis-v0:Level1"], got {names!r}')
@@ -72,7 +76,7 @@ def retro_levels(names: Sequence[str], directory: str | None = None) -> list[Ret
 
 @contextlib.contextmanager
 def _looking_in(retro: Any, directory: str | None) -> Iterator[Any]:
-    """Where to look for games; directories that were registered with stable-retro before are so afterwards."""
+    """Let stable-retro search ``directory``, and restore its search paths after the block."""
     kinds = retro.data.Integrations
     before = list(kinds.CUSTOM_ONLY.paths)
     try:
@@ -99,7 +103,7 @@ def _resolved(directory: str | None) -> str | None:
         return None
     path = Path(directory).resolve()
     if not path.is_dir():
-        raise ValueError(f"directory must be one with games of yours, got {directory!r}, which is none")
+        raise ValueError(f"directory must be a directory with games, got {directory!r}")
     return str(path)
 
 
@@ -109,13 +113,13 @@ def _game(retro: Any, kind: Any, game: str) -> str:
     if full is None:
         near = difflib.get_close_matches(game, known, n=3, cutoff=0.5)
         raise ValueError(
-            f"levels has the game {game!r}, but stable-retro knows {', '.join(near) or 'none that is spelled alike'}"
+            f"levels has the game {game!r}, but stable-retro knows {', '.join(near) or 'no game with a similar name'}"
         )
     try:
         retro.data.get_original_romfile_path(full, kind)
     except FileNotFoundError:
         raise ValueError(
-            f"levels has the game {game!r}, whose ROM has not been imported: python -m stable_retro.import DIRECTORY"
+            f"levels has the game {game!r}, whose ROM has not been imported. Import it: python -m stable_retro.import DIRECTORY"
         ) from None
     return full
 
@@ -129,36 +133,37 @@ def _first(retro: Any, kind: Any, game: str) -> str | None:
 
 @gin.configurable(module="amago.envs.builtin")
 class RetroArcade(gym.Env[Observation, NDArray[np.int8]]):
-    """Levels of console games, one drawn for each rollout; rewards are those that stable-retro defines for the game.
+    """Levels of console games, one drawn uniformly for each rollout.
 
-    Observation, uint8 ``(H, W, 3)``: the last frame of a step, as large as fits, its proportions kept, in the middle of a border whose
-    colour belongs to the game. So pictures of all consoles have one shape, and show what is played.
+    The emulator runs in a separate process, which starts at the first `reset` and ends at `close`.
 
-    Actions, ``MultiBinary(len(buttons))``: a bit for each button that any of the consoles has, the same for the same name. What
-    the console at hand lacks does nothing, and neither do combinations that the game's integration leaves out.
+    Observation, uint8 ``(H, W, 3)``: the last frame of a step, scaled to fit while keeping its proportions, and centred within
+    a border in a colour that identifies the game. All consoles have the same observation shape.
 
-    A rollout terminates when the game is over, and truncates at ``time_limit``. Results are logged for each level by `env_name`.
+    Actions, ``MultiBinary(len(buttons))``: one bit per button of any of the consoles; buttons with the same name share a bit.
+    Buttons that the present console lacks, and combinations that the game's integration excludes, have no effect.
+
+    Reward: stable-retro's for the game. A rollout terminates when the game is over, and truncates at ``time_limit``.
 
     Args:
-        levels: names as `retro_levels` takes them.
-        buttons: the bits of an action; None takes those of the levels' consoles. Environments of one agent must have the same.
-        resolution: height and width of the picture, border included.
-        border: width of the border where the picture touches it, in pixels.
-        frame_skip: frames that an action is held for; most consoles have 60 a second.
-        sticky_actions: the chance that the buttons of the step before are held for one frame more.
-        time_limit: steps of a rollout.
-        directory: of games of your own, see `retro_levels`.
+        levels: names of levels, see `retro_levels`.
+        buttons: the buttons of an action in order; None means all buttons of the levels' consoles. All environments of an agent
+            need the same buttons.
+        resolution: (height, width) of the observation, including the border.
+        border: minimum width of the border in pixels.
+        frame_skip: frames per step; most consoles have 60 frames per second.
+        sticky_actions: probability that the buttons of the previous step are held for one more frame.
+        time_limit: maximum steps per rollout.
+        directory: a directory with your own games, see `retro_levels`.
 
     Attributes:
-        env_name: "retro_", the game, and the level of this rollout.
-        level: that `RetroLevel`.
+        env_name: "retro_", the game and the level of this rollout, which separates metrics by level.
+        level: the `RetroLevel` of this rollout.
         horizon: ``time_limit``.
-
-    Each environment has an emulator in a process of its own, which starts with the first `reset` and ends with `close`.
 
     Raises:
         ImportError: stable-retro or opencv is missing.
-        TypeError, ValueError: an argument or an action is wrong; the message quotes it.
+        TypeError, ValueError: an argument or an action has the wrong type or is out of range.
         RuntimeError: the emulator failed.
     """
 
@@ -181,7 +186,7 @@ class RetroArcade(gym.Env[Observation, NDArray[np.int8]]):
         self.border = common.check_int("border", border, 0)
         self.resolution = check_resolution(resolution, low=2 * self.border + 1)
         self.frame_skip = common.check_int("frame_skip", frame_skip, 1)
-        self.sticky_actions = check_chance("sticky_actions", sticky_actions)
+        self.sticky_actions = common.check_fraction("sticky_actions", sticky_actions, below_one=True)
         self.horizon = common.check_int("time_limit", time_limit, 1)
         require("cv2", "retro")
         self.render_mode = "rgb_array"
@@ -217,13 +222,13 @@ class RetroArcade(gym.Env[Observation, NDArray[np.int8]]):
         pressed = {name for name, bit in zip(self.buttons, bits.tolist(), strict=True) if bit}
         buttons = [int(name in pressed) for name in self.level.buttons]
         late = int(self.np_random.random() < self.sticky_actions)
-        told, picture = self._emulator.ask(do="step", buttons=buttons, before=self._before, late=late, frames=self.frame_skip)
+        result, picture = self._emulator.ask(do="step", buttons=buttons, before=self._before, late=late, frames=self.frame_skip)
         self._before = buttons
         self._steps += 1
-        terminated = bool(told["over"])
+        terminated = bool(result["over"])
         truncated = self._steps >= self.horizon and not terminated
         self._playing = not (terminated or truncated)
-        return self._framed(picture), float(told["reward"]), terminated, truncated, {}
+        return self._framed(picture), float(result["reward"]), terminated, truncated, {}
 
     def _framed(self, picture: Observation) -> Observation:
         shown = np.empty((*self.resolution, 3), dtype=np.uint8)
@@ -233,37 +238,37 @@ class RetroArcade(gym.Env[Observation, NDArray[np.int8]]):
         return shown
 
     def render(self) -> Any:
-        """The console's picture, uint8 ``(H, W, 3)``, as large as it makes it."""
+        """The console's image in its own resolution, uint8 ``(H, W, 3)``."""
         if self._emulator is None:
             common.refuse_step("RetroArcade")
         return self._emulator.ask(do="screen")[1]
 
     def close(self) -> None:
-        """End the emulator; `reset` starts one again."""
+        """End the emulator's process; `reset` starts another."""
         emulator, self._emulator, self._playing = self._emulator, None, False
         if emulator is not None:
             emulator.close()
 
 
 def buttons_of(levels: Sequence[RetroLevel]) -> tuple[str, ...]:
-    """The names of all buttons of the levels' consoles, in the order in which they come."""
+    """The names of all buttons of the levels' consoles, in order of first occurrence."""
     return tuple(dict.fromkeys(name for level in levels for name in level.buttons if name is not None))
 
 
 def _named_once(buttons: Sequence[str]) -> tuple[str, ...]:
     if isinstance(buttons, str) or not buttons or len(set(buttons)) < len(buttons):
-        raise ValueError(f"buttons must name at least one button, and each once, got {buttons!r}")
+        raise ValueError(f"buttons must contain at least one name, and none twice, got {buttons!r}")
     return tuple(str(name) for name in buttons)
 
 
 def game_colour(game: str) -> tuple[int, int, int]:
-    """The colour (red, green, blue) of a game's border; it depends on the game's name alone."""
+    """The colour (red, green, blue) of a game's border, a function of its name."""
     mixed = zlib.crc32(game.encode())
     return mixed & 255, mixed >> 8 & 255, mixed >> 16 & 255
 
 
 class _Process:
-    """An emulator in its own process, see `amago.envs.builtin._retro_emulator`."""
+    """A client of `amago.envs.builtin._retro_emulator` in a process of its own."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-m", "amago.envs.builtin._retro_emulator"]
@@ -273,20 +278,20 @@ class _Process:
     def ask(self, **request: Any) -> tuple[dict[str, Any], Observation]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # the missing answer says it
+        with contextlib.suppress(BrokenPipeError):  # reported below, because there will be no answer
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError(
-                f"the emulator has ended with exit code {self._process.wait()} while it was asked to {request['do']}"
+                f"the emulator's process ended with exit code {self._process.wait()} during the request {request['do']!r}"
             )
-        told = json.loads(line)
-        if "error" in told:
-            raise RuntimeError(f"the emulator failed: {told['error']}")
-        shape = tuple(told["shape"])
+        result = json.loads(line)
+        if "error" in result:
+            raise RuntimeError(f"the emulator failed: {result['error']}")
+        shape = tuple(result["shape"])
         picture = np.frombuffer(self._process.stdout.read(int(np.prod(shape))), dtype=np.uint8)
-        return told, picture.reshape(shape)
+        return result, picture.reshape(shape)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""A Pokemon Showdown server of one's own, on this machine only, that ends with the process that started it."""
+"""A local Pokemon Showdown server that ends with the process that started it."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _CHECKOUT = Path(__file__).parents[3] / "tools" / "showdown"
 
 
 class BattleError(RuntimeError):
-    """The battle cannot go on: the server is gone, refuses, or sent what could not be understood."""
+    """A battle failed: the server has ended, rejected a request, or sent an invalid message."""
 
 
 def find_showdown(package: str | Path | None = None) -> Path:
     """The folder of the npm package pokemon-showdown.
 
-    Looked for in ``package`` if it is given, else where the variable AMAGO_SHOWDOWN points to, else in ``node_modules`` of the
-    working directory and of ``tools/showdown`` in a checkout of this library, where ``make showdown`` installs it.
+    It is ``package`` if given, else the value of the environment variable AMAGO_SHOWDOWN if set, else in ``node_modules`` of
+    the working directory or of ``tools/showdown`` in a checkout of this library, where ``make showdown`` installs it.
 
     Raises:
-        ImportError: it is not there; the message says how to install it.
+        ImportError: the package is not there; the message names the command that installs it.
     """
     named = package if package is not None else os.environ.get(VARIABLE)
     if named is not None:
@@ -46,7 +46,7 @@ def find_showdown(package: str | Path | None = None) -> Path:
             return place.resolve()
     raise ImportError(
         f"{PACKAGE} is not in {' or '.join(str(p) for p in places)}. Install it: `make showdown` in a checkout of amago, or "
-        f"`{_NPM}` in the working directory; or let {VARIABLE} name its folder"
+        f"`{_NPM}` in the working directory; or set the environment variable {VARIABLE} to its folder"
     )
 
 
@@ -66,29 +66,29 @@ def _find_node() -> str:
 
 
 class ShowdownServer:
-    """A Showdown server that listens on 127.0.0.1 alone, on a port that the system chooses, and writes no files.
+    """A Showdown server that listens on a free port of 127.0.0.1 and writes no files.
 
-    Use it as a context manager, or call `close`. Its standard input is a pipe that this process holds: when this process ends,
-    however that comes about, the server ends too. Stopping it stops the battles on it.
+    Use it as a context manager, or call `close`. The server also ends when this process ends for any reason, because its
+    standard input is a pipe from this process.
 
     Args:
         package: folder of the npm package; see `find_showdown`.
-        timeout: seconds that it may take to start.
+        timeout: maximum seconds until the server is ready.
 
     Attributes:
-        port: where it listens.
-        url: what a `PokemonBattle` is given.
-        pid: of its only process.
+        port: the server's port.
+        url: the server's url, an argument of `PokemonBattle`.
+        pid: process id of the server.
 
     Raises:
-        ImportError: Node.js or the package is missing; the message says how to install it.
-        RuntimeError, TimeoutError: it did not start; the message ends with what it printed.
+        ImportError: Node.js or the package is missing; the message names the command that installs it.
+        RuntimeError, TimeoutError: the server did not start; the message ends with its output.
     """
 
     def __init__(self, package: str | Path | None = None, timeout: float = 60.0) -> None:
         command = [_find_node(), str(_LAUNCHER), str(find_showdown(package))]
         self._log: IO[bytes] = tempfile.TemporaryFile()
-        # a session of its own: Ctrl-C in a terminal asks the learner to stop, which then goes on to use the server for a while
+        # in a session of its own, so that Ctrl-C does not end the server before the learner has finished its epoch
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -107,7 +107,7 @@ class ShowdownServer:
             port = re.search(r"^amago: port (\d+)$", text, flags=re.MULTILINE)
             if over:
                 raise RuntimeError(
-                    f"the Showdown server ended as it started, with exit code {self._process.returncode}:\n{text}"
+                    f"the Showdown server ended while it started, with exit code {self._process.returncode}:\n{text}"
                 )
             if port and re.search(r"^amago: ready$", text, flags=re.MULTILINE):
                 return int(port[1])
@@ -116,7 +116,7 @@ class ShowdownServer:
             time.sleep(0.02)
 
     def output(self, most: int = 20_000) -> str:
-        """The last of what the server printed."""
+        """The last ``most`` bytes of the server's output."""
         size = os.fstat(self._log.fileno()).st_size
         return os.pread(self._log.fileno(), most, max(0, size - most)).decode(errors="replace")
 
@@ -125,13 +125,13 @@ class ShowdownServer:
         return self._process.poll() is None
 
     def close(self) -> None:
-        """Stop the server and wait until it is gone. Calling it again does nothing."""
+        """Stop the server and wait for its end. A second call has no effect."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         try:
             self._process.wait(2.0)
-        except subprocess.TimeoutExpired:  # a fork of this process holds the pipe as well
+        except subprocess.TimeoutExpired:  # a fork of this process still holds the pipe
             self._process.kill()
             self._process.wait()
         self._log.close()

@@ -1,4 +1,4 @@
-"""T-Maze: recall at the end of a corridor what was seen at its beginning (Ni et al. 2023, arXiv:2307.03864)."""
+"""T-Maze: recall, at the end of a corridor, a cue seen at its beginning (Ni et al. 2023, arXiv:2307.03864)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ RIGHT, UP, LEFT, DOWN = range(4)
 
 
 class _TMaze(gym.Env[Observation, np.int64]):
-    """The maze that both versions share: a corridor along x that starts at ``x = oracle`` and ends in the junction.
-
-    The cells of the corridor have y = 0; at the junction y may be -1, 0 or 1, and from an arm the only way is back.
-    """
+    """The common maze: a corridor along x (y = 0) from ``x = oracle`` to the junction, whose two arms are at y = -1 and y =
+    1."""
 
     metadata = {"render_modes": ["ansi"], "render_fps": 8}
     _oracle = 0
@@ -32,7 +30,7 @@ class _TMaze(gym.Env[Observation, np.int64]):
         self.episode_length = self.horizon = self.corridor_length + self._extra_steps
         self.penalty = -1.0 / self.episode_length if penalty is None else common.check_real("penalty", penalty)
         if self.penalty > 0.0:
-            raise ValueError(f"penalty is added to the reward, so it must be at most 0, got {penalty!r}")
+            raise ValueError(f"penalty must be at most 0, because it is added to the reward, got {penalty!r}")
         self.render_mode = common.check_render_mode(render_mode, self.metadata["render_modes"])
         low = np.array([0.0, -1.0], dtype=np.float32)
         self.observation_space = gym.spaces.Box(low, np.ones_like(low), dtype=np.float32)
@@ -43,12 +41,12 @@ class _TMaze(gym.Env[Observation, np.int64]):
 
     @property
     def goal(self) -> int:
-        """Where this episode's goal lies: 1 up, -1 down."""
+        """The arm of this episode's goal: 1 up, -1 down."""
         return self._goal
 
     @property
     def position(self) -> tuple[int, int]:
-        """The agent's cell ``(x, y)``; it starts at (0, 0), and the junction is ``(corridor_length, 0)``."""
+        """The agent's cell ``(x, y)``. The start is (0, 0), the junction ``(corridor_length, 0)``."""
         return self._x, self._y
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
@@ -86,7 +84,7 @@ class _TMaze(gym.Env[Observation, np.int64]):
         raise NotImplementedError
 
     def render(self) -> Any:
-        """With ``render_mode="ansi"`` the maze as text: A agent, G goal, S the cell of the sign, and "." free cells."""
+        """With ``render_mode="ansi"``, the maze as text: A agent, G goal, S the cell that shows the goal, "." free cells."""
         if self.render_mode != "ansi":
             return None
         width = self.corridor_length - self._oracle + 1
@@ -101,21 +99,21 @@ class _TMaze(gym.Env[Observation, np.int64]):
 
 @gin.configurable(module="amago.envs.builtin")
 class TMazePassive(_TMaze):
-    """Walk a corridor and turn, at its end, to where the very first observation said. A test of memory alone.
+    """A T-Maze that shows the goal in the first observation only: a test of memory without exploration.
 
-    The goal, up or down with equal chance, is shown once: in the first observation. The episode always lasts
-    ``corridor_length + 1`` steps, just enough for the way to the junction and one turn, and terminates (never truncates).
+    The goal is the upper or the lower arm, with equal probability. An episode always lasts ``corridor_length + 1`` steps, the
+    minimum to walk to the junction and turn, and terminates (never truncates).
 
-    Actions, ``Discrete(4)``: 0 right (forward), 1 up, 2 left, 3 down; walls stop the agent, and up and down exist at the
-    junction only.
+    Actions, ``Discrete(4)``: 0 right (forward), 1 up, 2 left, 3 down. Walls stop the agent; up and down have an effect at the
+    junction and in its arms only.
 
-    Observation, float32 ``(2,)``: 1 at the junction and its arms, else 0; then the agent's y there (-1, 0, 1), elsewhere the
-    sign (1 up, -1 down) while it shows, else 0.
+    Observation, float32 ``(2,)``. At the junction and in its arms: 1 and the agent's y (-1, 0, 1). Elsewhere: 0 and the goal (1
+    up, -1 down) if it is shown, else 0.
 
-    Reward: the last step gives 1 if the agent then stands in the goal's arm, else 0. Of the others, every step but the first
-    gives ``penalty`` unless its action is 0.
+    Reward: 1 in the last step if the agent is then in the goal's arm. All other steps except the first give ``penalty`` unless
+    the action is 0.
 
-    Logged: ``Success`` with the last step.
+    Metrics at the end of an episode: ``Success``.
 
     Args:
         corridor_length: steps from the start to the junction, at least 1.
@@ -126,7 +124,7 @@ class TMazePassive(_TMaze):
         episode_length, horizon: steps of an episode.
 
     Raises:
-        TypeError, ValueError: an argument is out of range; the message quotes it.
+        TypeError, ValueError: an argument has the wrong type or is out of range.
     """
 
     def __init__(self, corridor_length: int = 10, penalty: float | None = None, render_mode: str | None = None) -> None:
@@ -138,11 +136,10 @@ class TMazePassive(_TMaze):
 
 @gin.configurable(module="amago.envs.builtin")
 class TMazeActive(_TMaze):
-    """T-Maze with a sign that must be looked for: it shows only in the cell behind the start. Memory and exploration.
+    """A T-Maze that shows the goal only in the cell to the left of the start: a test of memory and exploration.
 
-    The agent starts one cell to the right of the sign and sees it whenever it stands there. The episode always lasts
-    ``corridor_length + 3`` steps, just enough for one step back, the way to the junction and one turn. All else is as in
-    `TMazePassive`: actions, observation, reward (no step back is penalised if it is the first), logging and arguments.
+    An episode always lasts ``corridor_length + 3`` steps, the minimum to step back, walk to the junction and turn. Actions,
+    observations, rewards and metrics are those of `TMazePassive`; a first step back is therefore not penalised.
 
     Args:
         corridor_length: steps from the start to the junction, at least 1.
@@ -153,7 +150,7 @@ class TMazeActive(_TMaze):
         episode_length, horizon: steps of an episode.
 
     Raises:
-        TypeError, ValueError: an argument is out of range; the message quotes it.
+        TypeError, ValueError: an argument has the wrong type or is out of range.
     """
 
     _oracle = -1

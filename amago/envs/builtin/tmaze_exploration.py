@@ -1,4 +1,4 @@
-"""Exploration for long T-Mazes, where a random step in the corridor would spoil nearly every episode."""
+"""Exploration for long T-Mazes, in which a single random action in the corridor makes an episode fail."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from amago.envs.exploration import EpsilonGreedy
 
 @gin.configurable(module="amago.envs.builtin")
 class TMazeExploration(EpsilonGreedy):
-    """`EpsilonGreedy` where a T-Maze has something to explore, and next to nothing in the corridor.
+    """`EpsilonGreedy` with a much smaller epsilon in the corridor of a T-Maze.
 
-    In the first step of an episode and in its last three, the chance of a random action is that of `EpsilonGreedy` (and
-    so are its options, ``EpsilonGreedy.eps_start`` and the like). In every step between it is ``0.5 / horizon``: half a random
-    action an episode, however long the corridor.
+    In the first step of an episode and in its last three, epsilon is that of `EpsilonGreedy` (configured by
+    ``EpsilonGreedy.eps_start`` and so on). In all other steps it is ``0.5 / horizon``, an expected half random action per
+    episode.
 
     Args:
         amago_env: the environment to wrap.
-        horizon: steps of an episode, ``TMazePassive.episode_length``. An `Experiment` gives it no value: bind
-            ``TMazeExploration.horizon`` with gin.
+        horizon: steps per episode, ``TMazePassive.episode_length``. Bind ``TMazeExploration.horizon`` with gin: an `Experiment`
+            does not pass it.
 
     Raises:
         RuntimeError: ``horizon`` was neither given nor bound.
@@ -35,7 +35,7 @@ class TMazeExploration(EpsilonGreedy):
         self.horizon = common.check_int("horizon", horizon, 1)
 
     def current_eps(self, local_step: NDArray[np.int64], horizon: int | None = None) -> NDArray[np.float64]:
-        """(B,) chances for actors whose next action has index ``local_step`` (B,) in their episode."""
+        """Epsilon (B,) of actors whose next action has the index ``local_step`` (B,) in its episode."""
         usual = super().current_eps(local_step, horizon)
         corridor = (local_step > 0) & (local_step < self.horizon - 3)
         return np.where(corridor, 0.5 / self.horizon, usual)

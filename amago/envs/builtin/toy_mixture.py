@@ -1,4 +1,4 @@
-"""Three toy tasks behind one interface, whose returns differ by a factor of 2,000."""
+"""A mixture of three toy tasks whose maximum returns differ by a factor of up to 2,000."""
 
 from __future__ import annotations
 
@@ -24,35 +24,34 @@ _WIDTH, _ACTIONS = 8, 5
 
 @gin.configurable(module="amago.envs.builtin")
 class ToyMixture(gym.Env[Observation, np.int64]):
-    """One of three small tasks, with rewards multiplied by 1, 30 or 1,000: a test of learning at every scale at once.
+    """One of three small tasks per rollout, with rewards of different scales: a test of scale-invariant learning.
 
-    ``recall`` is `TMazePassive` with a corridor of 2; ``lake`` is `MetaFrozenLake` of 2x2 cells with 3 attempts of 4 steps; ``room`` is
-    `RoomKeyDoor` of 2x2 cells, not dark, from one corner with the key in the opposite one, one trial of 6 steps. A rollout ends with the
-    best return there is: 1, 90 and 2,000. An agent whose losses are in units of the return sees nothing of the first.
+    "recall" is `TMazePassive` with a corridor of 2, "lake" is `MetaFrozenLake` of 2x2 cells with 3 attempts of 4 steps, and
+    "room" is `RoomKeyDoor` of 2x2 cells with one trial of 6 steps, visible locations, and the key in the corner opposite the
+    start. Their rewards are multiplied by 1, 30 and 1,000. A rollout ends with the task, or when it reaches the maximum return:
+    1, 90 and 2,000.
 
-    Actions, ``Discrete(5)``: those of the task; an action that it does not have is its last.
+    Actions, ``Discrete(5)``: those of the task; actions that it lacks have the effect of its last.
 
-    Observation, float32 ``(11,)``: which task, one-hot; then the task's observation, zeros to the right.
+    Observation, float32 ``(11,)``: the task (3, one-hot), then the task's observation, padded with 0.
 
-    Logged: what the task logs, and with the last step ``Score``, the return divided by the task's best.
+    Metrics: those of the task; ``Score``, the return divided by the task's maximum, at the end of the rollout.
 
     Args:
-        task: "recall", "lake", "room", or "random" to draw one for each rollout.
+        task: "recall", "lake", "room", or "random" to draw one uniformly for each rollout.
 
     Attributes:
-        horizon: the longest a rollout can be.
-        env_name: the current task.
+        horizon: maximum steps per rollout.
+        env_name: the present task.
 
     Raises:
-        ValueError: another ``task``.
+        ValueError: ``task`` is none of these.
     """
 
     metadata = {"render_modes": []}
 
     def __init__(self, task: str = "random") -> None:
-        if task not in (*TASKS, "random"):
-            raise ValueError(f"task must be one of {', '.join(TASKS)} or random, got {task!r}")
-        self.task = task
+        self.task = common.check_choice("task", task, (*TASKS, "random"))
         self._envs: tuple[gym.Env[Any, Any], ...] = (
             TMazePassive(corridor_length=2),
             MetaFrozenLake(size=2, k_episodes=3, max_episode_steps=4),

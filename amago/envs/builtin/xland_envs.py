@@ -1,4 +1,4 @@
-"""XLand-MiniGrid: find out in k shots how a small world works (Nikulin et al. 2023, arXiv:2312.12044).
+"""XLand-MiniGrid: k attempts at tasks with hidden goals and hidden rules (Nikulin et al. 2023, arXiv:2312.12044).
 
 Needs ``pip install 'amago[xland]'``.
 """
@@ -16,7 +16,7 @@ import numpy as np
 
 from amago.envs.builtin import _common as common
 from amago.envs.builtin._extras import require
-from amago.envs.builtin._jax_vector import Advanced, JaxVectorEnv, Opened, use_after
+from amago.envs.builtin._jax_vector import JaxVectorEnv, RowReset, RowStep, use_after
 from amago.envs.builtin.xland_rulesets import Rulesets, generate_rulesets, load_rulesets
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 
@@ -25,39 +25,43 @@ _TILES, _COLOURS, _ACTIONS = 13, 12, 6
 
 @gin.configurable(module="amago.envs.builtin")
 class XLandMiniGrid(JaxVectorEnv):
-    """``num_envs`` worlds, for ``AMAGOEnv(..., batched_envs=num_envs)``; a rollout is ``k_shots`` attempts at one hidden task.
+    """``num_envs`` worlds (rows), for ``AMAGOEnv(..., batched_envs=num_envs)``; a rollout is k attempts (shots) at one task.
 
-    Each rollout draws a goal and the rules by which objects become others (`xland_rulesets`); neither is shown. Each shot
-    scatters the objects anew. A shot ends when the goal is reached, with ``1 - 0.9 * steps / shot_length`` as its reward, or
-    after ``shot_length`` steps; the step that ends a rollout opens the next, and terminates.
+    Each rollout draws a task: a goal, and rules by which objects turn into others (`xland_rulesets`), both hidden. Each shot
+    places the objects at random. A shot ends at the goal or after ``shot_length`` steps. The rollout terminates (never
+    truncates) with the last shot, and the same step begins the next rollout of that row.
 
-    Observation, a Dict: "image", uint8 ``(V, V, 25)``, what the agent sees of the grid, one-hot tile (13) and colour (12);
-    "pocket", uint8 ``(25,)``, what it carries, likewise; "status", float32 ``(7,)``: its direction, one-hot (4), 1 where a shot
-    opens, the share of the shots that are over, and the share of this shot's steps.
+    Reward: ``1 - 0.9 * steps / shot_length`` in the step that reaches the goal, else 0.
+
+    Observation, a Dict: "image", uint8 ``(V, V, 25)``, the agent's field of view as one-hot tiles (13) and colours (12);
+    "pocket", uint8 ``(25,)``, the object it carries, in the same encoding; "status", float32 ``(7,)``: its direction (4,
+    one-hot), 1 at the first observation of a shot, the fraction of shots that are over, and steps of this shot divided by
+    ``shot_length``.
 
     Actions, ``Discrete(6)``: forward, turn right, turn left, pick up, put down, toggle (a door).
 
-    Logged when a rollout ends: ``Success in Shot {i}`` from 0, and ``Success``, their mean.
+    Metrics at the end of a rollout: ``Success in Shot {i}`` (i from 0), and ``Success``, their mean.
 
     Args:
-        num_envs: B, the rows.
-        rulesets: "trivial", "small", "medium" or "high", to be drawn here; an ``.npz`` of your own; or `Rulesets`.
-        split: "train" or "test": no task is in both.
-        k_shots: attempts at a task.
-        grid: name of the world in XLand-MiniGrid: R1 to R9 rooms, 9x9 to 25x25.
-        shot_length: steps of an attempt; None takes XLand-MiniGrid's, three times the number of cells.
-        num_rulesets: how many tasks to draw.
-        ruleset_seed: of that draw.
-        device: where jax computes: "cpu", "gpu", "tpu"; None takes its own choice.
+        num_envs: B, the number of rows.
+        rulesets: "trivial", "small", "medium" or "high", see `xland_rulesets.generate_rulesets`; the path of an ``.npz`` file,
+            see `xland_rulesets.load_rulesets`; or `Rulesets`.
+        split: "train" or "test"; their tasks are disjoint.
+        k_shots: attempts per rollout.
+        grid: name of a world of XLand-MiniGrid, with 1 to 9 rooms (R1 to R9) and 9x9 to 25x25 cells.
+        shot_length: maximum steps per shot; None means XLand-MiniGrid's, three times the number of cells.
+        num_rulesets: number of tasks to generate.
+        ruleset_seed: seed of their generation.
+        device: "cpu", "gpu" or "tpu"; None leaves the choice to JAX.
 
     Attributes:
         env_name: "xland_" and the name of the rulesets.
-        horizon: the most steps in a rollout.
-        tasks: the `Rulesets` in use.
+        horizon: maximum steps per rollout.
+        tasks: the `Rulesets` of this environment.
 
     Raises:
-        ImportError: jax or xminigrid is missing.
-        TypeError, ValueError: an argument is wrong; the message quotes it.
+        ImportError: JAX or xminigrid is missing.
+        TypeError, ValueError: an argument has the wrong type or is out of range.
     """
 
     def __init__(
@@ -77,15 +81,15 @@ class XLandMiniGrid(JaxVectorEnv):
         self.k_shots = k = common.check_int("k_shots", k_shots, 1)
         self.tasks, name = _tasks(rulesets, split, num_rulesets, ruleset_seed)
         known = [world for world in xminigrid.registered_environments() if world.startswith("XLand")]
-        if grid not in known:
-            raise ValueError(f"grid must be one of {', '.join(known)}, got {grid!r}")
-        params = xminigrid.make(grid)[1]
+        params = xminigrid.make(common.check_choice("grid", grid, known))[1]
         if shot_length is not None:
             params = params.replace(max_steps=common.check_int("shot_length", shot_length, 1))
         self.shot_length = int(params.max_steps)
-        free = (params.height - 2) * (params.width - 2)  # walls between rooms take more
+        free = (params.height - 2) * (params.width - 2)  # an upper bound: walls between rooms are not subtracted
         if self.tasks.init_tiles.shape[1] + 1 > free * 2 // 3:
-            raise ValueError(f"grid {grid!r} has too few cells for {self.tasks.init_tiles.shape[1]} objects; take a larger one")
+            raise ValueError(
+                f"grid={grid!r} has too few cells for {self.tasks.init_tiles.shape[1]} objects; choose a larger one"
+            )
         self.env_name, self.horizon = f"xland_{name}", k * self.shot_length
         view = params.view_size
         spaces: dict[str, gym.Space[Any]] = {
@@ -94,14 +98,14 @@ class XLandMiniGrid(JaxVectorEnv):
             "status": gym.spaces.Box(0.0, 1.0, shape=(7,), dtype=np.float32),
         }
         action_space: gym.Space[Any] = gym.spaces.Discrete(_ACTIONS)
-        rows = _rows(grid, self.shot_length, k)
+        row_functions = _row_functions(grid, self.shot_length, k)
         tables = (self.tasks.goals, self.tasks.rules, self.tasks.init_tiles)
-        super().__init__(num_envs, gym.spaces.Dict(spaces), action_space, *rows, "xland", device, tables)
+        super().__init__(num_envs, gym.spaces.Dict(spaces), action_space, *row_functions, "xland", device, tables)
 
 
 @lru_cache(maxsize=8)
-def _rows(grid: str, shot_length: int, k: int) -> tuple[Callable[..., Opened], Callable[..., Advanced]]:
-    """What opens one row and what advances it; the tables are those of `Rulesets`."""
+def _row_functions(grid: str, shot_length: int, k: int) -> tuple[Callable[..., RowReset], Callable[..., RowStep]]:
+    """The functions that reset and step a row; their tables are the arrays of `Rulesets`."""
     jax = require("jax", "xland")
     jnp, make_ruleset = jax.numpy, require("xminigrid.types", "xland").RuleSet
     env, params = require("xminigrid", "xland").make(grid)
@@ -121,17 +125,17 @@ def _rows(grid: str, shot_length: int, k: int) -> tuple[Callable[..., Opened], C
         status = jnp.concatenate([jax.nn.one_hot(agent.direction, 4), flags])
         return {"image": one_hot(step.observation), "pocket": one_hot(agent.pocket), "status": status}
 
-    def open_row(tables: Any, key: Any) -> Opened:
+    def reset_row(tables: Any, key: Any) -> RowReset:
         task_key, layout_key = jax.random.split(key)
         task = jax.random.randint(task_key, (), 0, len(tables[0]))
         step, shot = env.reset(of_task(tables, task), layout_key), jnp.int32(0)
         return (step, task, shot, jnp.zeros(k, dtype=bool)), shown(step, shot)
 
-    def advance_row(tables: Any, key: Any, state: Any, action: Any) -> Advanced:
+    def step_row(tables: Any, key: Any, state: Any, action: Any) -> RowStep:
         before, task, shot, wins = state
         step = env.step(of_task(tables, task), before, action)
         over, won = step.last(), step.last() & (step.discount == 0)
-        wins = wins.at[shot].set(won)  # of a shot that goes on, written over later
+        wins = wins.at[shot].set(won)  # while a shot goes on, its value is False
         done = over & (shot == k - 1)
         task_key, layout_key = jax.random.split(key)
         new_task = jnp.where(done, jax.random.randint(task_key, (), 0, len(tables[0])), task)
@@ -142,7 +146,7 @@ def _rows(grid: str, shot_length: int, k: int) -> tuple[Callable[..., Opened], C
         new_state = (new, new_task, new_shot, wins & ~done)
         return new_state, shown(new, new_shot), step.reward, done, jnp.zeros_like(done), shown(step, shot), logged
 
-    return open_row, advance_row
+    return reset_row, step_row
 
 
 def _tasks(rulesets: str | Path | Rulesets, split: str, num: int, seed: int) -> tuple[Rulesets, str]:

@@ -1,4 +1,4 @@
-"""Tasks for XLand-MiniGrid, drawn here: a hidden goal, and hidden rules that say how the objects for it are made."""
+"""Generation of tasks for XLand-MiniGrid: a goal, and rules by which the objects of the goal can be made from others."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Bytes = NDArray[np.uint8]
 Tile = tuple[int, int]
 
 HOLD, NEAR, TILES_NEAR = 1, 3, 4
-"""Goals of XLand-MiniGrid: hold an object, stand beside one, put two side by side."""
+"""Goals of XLand-MiniGrid: hold an object, stand beside an object, place two objects side by side."""
 HOLD_RULE, NEAR_RULE, TILES_NEAR_RULE = 1, 2, 3
-"""What makes an object of others: to pick one up, to stand beside one, to put two side by side."""
+"""Triggers of rules, which turn objects into another: picking an object up, standing beside one, placing two side by side."""
 _GOAL_SIZE, _RULE_SIZE = 5, 7
 
 OBJECTS: tuple[Tile, ...] = tuple((shape, colour) for shape in (3, 4, 5, 11, 12) for colour in (1, 2, 3, 4, 5, 6, 8, 9, 10, 11))
@@ -26,12 +26,12 @@ OBJECTS: tuple[Tile, ...] = tuple((shape, colour) for shape in (3, 4, 5, 11, 12)
 
 
 class Size(NamedTuple):
-    """How hard the tasks of a set are.
+    """The difficulty of tasks.
 
     Attributes:
-        depth: at most so many rules must be used one after another for an object of the goal.
-        decoys: rules that make what nobody needs.
-        others: objects that no rule speaks of.
+        depth: maximum number of rules in the chain that makes an object of the goal.
+        decoys: number of rules whose products are useless.
+        others: number of objects that occur in no rule.
     """
 
     depth: int
@@ -51,7 +51,7 @@ class Rulesets:
     Attributes:
         goals: (N, 5) uint8.
         rules: (N, R, 7) uint8.
-        init_tiles: (N, T, 2) uint8, the objects that lie around at the start.
+        init_tiles: (N, T, 2) uint8, the objects at the start of a shot.
     """
 
     goals: Bytes
@@ -66,68 +66,71 @@ class Rulesets:
         ):  # fmt: skip
             right = len(value.shape) == len(shape) and all(s is None or s == v for s, v in zip(shape, value.shape))
             if value.dtype != np.uint8 or not right or 0 in value.shape:
-                raise ValueError(f"{name} is {value.dtype} of shape {value.shape}, but must be uint8 of shape {shape}")
+                raise ValueError(f"{name} must be uint8 of shape {shape}, got {value.dtype} of shape {value.shape}")
 
     def __len__(self) -> int:
         return len(self.goals)
 
     def split(self, which: str) -> Rulesets:
-        """Those for "train" or for "test". Where a task belongs depends on its goal and rules alone: no seed, no number and no
-        file puts one into both."""
-        if which not in SPLITS:
-            raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {which!r}")
+        """The tasks of the split ``which``, "train" or "test".
+
+        The split of a task depends on its goal and rules alone, so that no task is in both splits, whatever the seed or the
+        file.
+
+        Raises:
+            ValueError: there is no such split, or it contains none of these tasks.
+        """
+        common.check_choice("split", which, SPLITS)
         tests = np.array([in_test(goal, rules) for goal, rules in zip(self.goals, self.rules)], dtype=bool)
         chosen = tests == (which == "test")
         if not chosen.any():
-            raise ValueError(f"none of the {len(self)} tasks is for {which}")
+            raise ValueError(f"none of the {len(self)} tasks is in the split {which!r}")
         return Rulesets(self.goals[chosen], self.rules[chosen], self.init_tiles[chosen])
 
     def save(self, path: str | Path) -> None:
-        """Write an ``.npz`` that `load_rulesets` reads."""
+        """Write an ``.npz`` file for `load_rulesets`."""
         np.savez_compressed(path, goals=self.goals, rules=self.rules, init_tiles=self.init_tiles)
 
 
 def in_test(goal: Bytes, rules: Bytes) -> bool:
-    """Whether a task is kept for tests: one in five."""
+    """Whether a task belongs to the test split, to which one task in five belongs."""
     used = sorted(bytes(rule) for rule in rules if rule.any())
     return zlib.crc32(bytes(goal) + b"".join(used)) % _TEST_SHARE == 0
 
 
 def load_rulesets(path: str | Path) -> Rulesets:
-    """Tasks from an ``.npz`` with the arrays ``goals``, ``rules`` and ``init_tiles``, such as `Rulesets.save` writes.
+    """Read tasks from an ``.npz`` file with the arrays ``goals``, ``rules`` and ``init_tiles``, as written by `Rulesets.save`.
 
-    The benchmark files of XLand-MiniGrid are pickles, which may run any code when read; convert one that you trust with
+    The benchmark files of XLand-MiniGrid are pickles, which can run arbitrary code. Convert those that you trust with
     ``numpy.savez(path, goals=..., rules=..., init_tiles=...)``.
 
     Raises:
-        ValueError: the file holds something else.
+        ValueError: the file has other contents.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
             return Rulesets(*(np.asarray(file[name]) for name in ("goals", "rules", "init_tiles")))
     except (KeyError, ValueError, AttributeError, TypeError) as err:
-        raise ValueError(f"{path} holds no tasks: {err}. It must be an .npz with goals, rules and init_tiles") from err
+        raise ValueError(f"{path} contains no tasks: {err}. It must be an .npz file with goals, rules and init_tiles") from err
 
 
 def generate_rulesets(size: str = "trivial", num: int = 1000, split: str = "train", seed: int = 0) -> Rulesets:
-    """Draw ``num`` different tasks that can be solved.
+    """Generate ``num`` different solvable tasks.
 
-    Each object occurs in one place of a task only. An object of the goal lies there from the start, or is made by a rule of
-    others, which are there or made likewise. Other rules and objects lead nowhere and harm nothing.
+    Each object of the goal is present from the start, or is the product of a rule whose inputs are present or products
+    themselves. No object occurs twice in a task, so that decoy rules and unused objects do not make it unsolvable.
 
     Args:
-        size: "trivial" (no rules), "small", "medium" or "high" (`SIZES`).
-        num: how many.
-        split: "train" or "test"; see `Rulesets.split`.
-        seed: the same gives the same tasks, everywhere.
+        size: "trivial" (no rules), "small", "medium" or "high", see `SIZES`.
+        num: number of tasks.
+        split: "train" or "test", see `Rulesets.split`.
+        seed: determines the tasks.
 
     Raises:
-        TypeError, ValueError: an argument is wrong; the message quotes it.
+        TypeError, ValueError: an argument has the wrong type or is out of range.
     """
-    if size not in SIZES:
-        raise ValueError(f"size must be one of {', '.join(SIZES)}, got {size!r}")
-    if split not in SPLITS:
-        raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+    common.check_choice("size", size, SIZES)
+    common.check_choice("split", split, SPLITS)
     num, seed = common.check_int("num", num, 1), common.check_int("seed", seed, 0)
     rng, how = np.random.default_rng(seed), SIZES[size]
     most_rules, most_tiles = _most(how)
@@ -153,13 +156,13 @@ def generate_rulesets(size: str = "trivial", num: int = 1000, split: str = "trai
 
 
 def _most(how: Size) -> tuple[int, int]:
-    """The most rules (at least 1, for the padding) and objects that a task can have."""
+    """The maximum number of rules (at least 1, so that arrays are not empty) and of objects of a task."""
     made = 2 * (2**how.depth - 1)
     return max(1, made + how.decoys), 2 * 2**how.depth + 2 * how.decoys + how.others
 
 
 def _draw(how: Size, rng: np.random.Generator) -> tuple[list[int], list[list[int]], list[Tile]]:
-    """A goal, rules, and what lies there at the start, in random order."""
+    """A random goal, its rules, and the objects at the start."""
     fresh = [OBJECTS[i] for i in rng.permutation(len(OBJECTS))]
     kind = (HOLD, NEAR, TILES_NEAR)[rng.integers(3)]
     wanted = [fresh.pop() for _ in range(2 if kind == TILES_NEAR else 1)]
@@ -178,7 +181,7 @@ def _draw(how: Size, rng: np.random.Generator) -> tuple[list[int], list[list[int
 
 
 def _rule(rules: list[list[int]], product: Tile, fresh: list[Tile], rng: np.random.Generator) -> list[Tile]:
-    """Add a rule that makes ``product``; returns what it takes."""
+    """Add a rule with the product ``product`` to ``rules``; returns its inputs."""
     kind = (HOLD_RULE, NEAR_RULE, TILES_NEAR_RULE)[rng.integers(3)]
     inputs = [fresh.pop() for _ in range(2 if kind == TILES_NEAR_RULE else 1)]
     rules.append(_padded([kind, *(number for tile in (*inputs, product) for number in tile)], _RULE_SIZE))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
+import re
 import runpy
 import time
 from collections import Counter
@@ -239,17 +240,18 @@ def test_a_pickled_rollout_goes_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "said"),
+    ("arguments", "error"),
     [
-        ({"num_trials": 0}, ValueError, "num_trials must be at least 1, got 0"),
-        ({"num_trials": 2.5}, TypeError, "num_trials must be an integer, got 2.5"),
-        ({"steps_per_trial": -1}, ValueError, "steps_per_trial must be at least 1, got -1"),
-        ({"steps_per_trial": True}, TypeError, "steps_per_trial must be an integer, got True"),
-        ({"render_mode": "human"}, ValueError, "got 'human'"),
+        ({"num_trials": 0}, ValueError),
+        ({"num_trials": 2.5}, TypeError),
+        ({"steps_per_trial": -1}, ValueError),
+        ({"steps_per_trial": True}, TypeError),
+        ({"render_mode": "human"}, ValueError),
     ],
 )
-def test_wrong_arguments_are_named(arguments: dict[str, Any], error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said):
+def test_wrong_arguments_are_named(arguments: dict[str, Any], error: type[Exception]) -> None:
+    name, value = list(arguments.items())[-1]
+    with pytest.raises(error, match=f"{name}.*got {re.escape(repr(value))}"):
         SymbolicAlchemy(**arguments)
 
 
@@ -497,8 +499,8 @@ def test_shaping_pays_for_a_dip_at_once() -> None:
 @pytest.mark.parametrize(
     ("inner", "discount", "error", "said"),
     [
-        (SymbolicAlchemy, 1.1, ValueError, r"discount must lie in \[0, 1\], got 1.1"),
-        (SymbolicAlchemy, -0.5, ValueError, r"discount must lie in \[0, 1\], got -0.5"),
+        (SymbolicAlchemy, 1.1, ValueError, r"discount .*got 1.1"),
+        (SymbolicAlchemy, -0.5, ValueError, r"discount .*got -0.5"),
         (SymbolicAlchemy, "much", TypeError, "discount must be a number, got 'much'"),
         (lambda: gym.make("CartPole-v1"), 0.9, TypeError, "env must be a SymbolicAlchemy or wrap one, got <"),
     ],

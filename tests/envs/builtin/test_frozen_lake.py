@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -439,29 +440,25 @@ def test_render() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "error", "message"),
+    ("arguments", "error"),
     [
-        ({"size": 1}, ValueError, "size must be at least 2, got 1"),
-        ({"size": 4.0}, TypeError, "size must be an integer, got 4.0"),
-        ({"size": True}, TypeError, "size must be an integer, got True"),
-        ({"size": 4, "k_episodes": 0}, ValueError, "k_episodes must be at least 1, got 0"),
-        ({"size": 4, "max_episode_steps": 0}, ValueError, "max_episode_steps must be at least 1, got 0"),
-        ({"size": 4, "slip_chance": 1.0}, ValueError, r"slip_chance must be in [0, 1), got 1.0"),
-        ({"size": 4, "slip_chance": -0.1}, ValueError, r"slip_chance must be in [0, 1), got -0.1"),
-        ({"size": 4, "slip_chance": float("nan")}, ValueError, "slip_chance must be finite, got nan"),
-        ({"size": 4, "slip_chance": "0.1"}, TypeError, "slip_chance must be a number, got '0.1'"),
-        ({"size": 4, "hard_mode": 1}, TypeError, "hard_mode must be True or False, got 1"),
-        (
-            {"size": 4, "render_mode": "human"},
-            ValueError,
-            "render_mode must be None or one of ['ansi', 'rgb_array'], got 'human'",
-        ),
+        ({"size": 1}, ValueError),
+        ({"size": 4.0}, TypeError),
+        ({"size": True}, TypeError),
+        ({"size": 4, "k_episodes": 0}, ValueError),
+        ({"size": 4, "max_episode_steps": 0}, ValueError),
+        ({"size": 4, "slip_chance": 1.0}, ValueError),
+        ({"size": 4, "slip_chance": -0.1}, ValueError),
+        ({"size": 4, "slip_chance": float("nan")}, ValueError),
+        ({"size": 4, "slip_chance": "0.1"}, TypeError),
+        ({"size": 4, "hard_mode": 1}, TypeError),
+        ({"size": 4, "render_mode": "human"}, ValueError),
     ],
 )
-def test_bad_arguments(kwargs: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error) as caught:
-        MetaFrozenLake(**kwargs)
-    assert str(caught.value).splitlines()[0] == message
+def test_wrong_arguments_are_named(arguments: dict[str, Any], error: type[Exception]) -> None:
+    name, value = list(arguments.items())[-1]
+    with pytest.raises(error, match=f"{name}.*got {re.escape(repr(value))}"):
+        MetaFrozenLake(**arguments)
 
 
 def test_bad_actions_and_steps_out_of_turn() -> None:

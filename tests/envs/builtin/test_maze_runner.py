@@ -289,23 +289,24 @@ def test_one_seed_one_rollout_and_a_pickled_one_goes_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "said"),
+    ("arguments", "error"),
     [
-        ({"size": 3}, ValueError, "size must be at least 5, got 3"),
-        ({"size": 8}, ValueError, "size must be odd, so that walls lie between rooms, got 8"),
-        ({"size": 7.0}, TypeError, "size must be an integer, got 7.0"),
-        ({"min_goals": 0}, ValueError, "min_goals must be at least 1, got 0"),
-        ({"min_goals": 4}, ValueError, "min_goals must be at most max_goals=3, got 4"),
-        ({"size": 5, "max_goals": 7}, ValueError, "a maze of size 5 has room for 6 goals at most, got max_goals=7"),
-        ({"time_limit": 0}, ValueError, "time_limit must be at least 1, got 0"),
-        ({"randomize_actions": 1}, TypeError, "randomize_actions must be True or False, got 1"),
-        ({"loop_chance": 1.5}, ValueError, "loop_chance is a probability, so it must lie in [0, 1], got 1.5"),
-        ({"loop_chance": "0"}, TypeError, "loop_chance must be a number, got '0'"),
-        ({"render_mode": "human"}, ValueError, "got 'human'"),
+        ({"size": 3}, ValueError),
+        ({"size": 8}, ValueError),
+        ({"size": 7.0}, TypeError),
+        ({"min_goals": 0}, ValueError),
+        ({"min_goals": 4}, ValueError),
+        ({"size": 5, "max_goals": 7}, ValueError),
+        ({"time_limit": 0}, ValueError),
+        ({"randomize_actions": 1}, TypeError),
+        ({"loop_chance": 1.5}, ValueError),
+        ({"loop_chance": "0"}, TypeError),
+        ({"render_mode": "human"}, ValueError),
     ],
 )
-def test_wrong_arguments_are_named(arguments: dict[str, Any], error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=re.escape(said)):
+def test_wrong_arguments_are_named(arguments: dict[str, Any], error: type[Exception]) -> None:
+    name, value = list(arguments.items())[-1]
+    with pytest.raises(error, match=f"{name}.*got {re.escape(repr(value))}"):
         MazeRunner(**arguments)
 
 

@@ -218,21 +218,22 @@ def test_text() -> None:
     assert PointRobot().render() is None
 
 
-WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"k_episodes": 0}, ValueError, "k_episodes must be at least 1, got 0"),
-    ({"k_episodes": 1.5}, TypeError, "k_episodes must be an integer, got 1.5"),
-    ({"episode_length": 0}, ValueError, "episode_length must be at least 1, got 0"),
-    ({"goal_region": "disc"}, ValueError, "goal_region must be one of semicircle, circle, square, got 'disc'"),
-    ({"rewards": "sparse"}, ValueError, "rewards must be one of dense, final, got 'sparse'"),
-    ({"step_size": 0.0}, ValueError, "step_size must be positive, got 0.0"),
-    ({"step_size": float("nan")}, ValueError, "step_size must be finite, got nan"),
-    ({"render_mode": "human"}, ValueError, "render_mode must be None or one of ['ansi'], got 'human'"),
+WRONG: list[tuple[dict[str, Any], type[Exception]]] = [
+    ({"k_episodes": 0}, ValueError),
+    ({"k_episodes": 1.5}, TypeError),
+    ({"episode_length": 0}, ValueError),
+    ({"goal_region": "disc"}, ValueError),
+    ({"rewards": "sparse"}, ValueError),
+    ({"step_size": 0.0}, ValueError),
+    ({"step_size": float("nan")}, ValueError),
+    ({"render_mode": "human"}, ValueError),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "error", "said"), WRONG, ids=[w[2].split(",")[0] for w in WRONG])
-def test_wrong_arguments_are_named(arguments: dict[str, Any], error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=re.escape(said)):
+@pytest.mark.parametrize(("arguments", "error"), WRONG)
+def test_wrong_arguments_are_named(arguments: dict[str, Any], error: type[Exception]) -> None:
+    name, value = list(arguments.items())[-1]
+    with pytest.raises(error, match=f"{name}.*got {re.escape(repr(value))}"):
         PointRobot(**arguments)
 
 

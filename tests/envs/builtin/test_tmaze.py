@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -216,19 +217,19 @@ def test_render() -> None:
 
 @pytest.mark.parametrize("cls", [TMazePassive, TMazeActive])
 @pytest.mark.parametrize(
-    ("kwargs", "error", "message"),
+    ("arguments", "error"),
     [
-        ({"corridor_length": 0}, ValueError, "corridor_length must be at least 1, got 0"),
-        ({"corridor_length": 2.5}, TypeError, "corridor_length must be an integer, got 2.5"),
-        ({"penalty": 0.1}, ValueError, "penalty is added to the reward, so it must be at most 0, got 0.1"),
-        ({"penalty": -np.inf}, ValueError, "penalty must be finite, got -inf"),
-        ({"render_mode": "rgb_array"}, ValueError, "render_mode must be None or one of ['ansi'], got 'rgb_array'"),
+        ({"corridor_length": 0}, ValueError),
+        ({"corridor_length": 2.5}, TypeError),
+        ({"penalty": 0.1}, ValueError),
+        ({"penalty": -np.inf}, ValueError),
+        ({"render_mode": "rgb_array"}, ValueError),
     ],
 )
-def test_bad_arguments(cls: type[Maze], kwargs: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error) as caught:
-        cls(**kwargs)
-    assert str(caught.value).splitlines()[0] == message
+def test_wrong_arguments_are_named(cls: type[Maze], arguments: dict[str, Any], error: type[Exception]) -> None:
+    name, value = list(arguments.items())[-1]
+    with pytest.raises(error, match=f"{name}.*got {re.escape(repr(value))}"):
+        cls(**arguments)
 
 
 def test_bad_actions_and_steps_out_of_turn() -> None:

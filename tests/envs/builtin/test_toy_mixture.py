@@ -112,5 +112,5 @@ def test_an_action_that_a_task_lacks_is_its_last():
 
 
 def test_an_unknown_task_is_named():
-    with pytest.raises(ValueError, match="task must be one of recall, lake, room or random, got 'walk'"):
+    with pytest.raises(ValueError, match=r"task must be one of .*got 'walk'"):
         ToyMixture("walk")
