@@ -25,7 +25,8 @@ from amago.nets.transformer import (
     VanillaAttention,
 )
 
-D, MAX_LEN, SLOTS = 6, 5, 6
+D, MAX_LEN = 6, 6
+SLOTS = MAX_LEN
 here = torch.get_default_device  # tests/gpu runs these tests with another one
 SMALL = {"d_model": 16, "n_heads": 4, "d_ff": 32, "n_layers": 3}
 
@@ -218,8 +219,8 @@ def oracle(weights, seq, times, n_heads, pos_emb, window, sinks=0):
     return norm(x, "tformer.norm")
 
 
-# (window, sinks) of those that see less than everything
-WINDOWS = {"window 3": (3, 0), "window 2, sink 1": (2, 1), "window 3, sinks 2, rope": (3, 2)}
+# (tokens seen, sinks) of those that see less than everything
+WINDOWS = {"window 3": (4, 0), "window 2, sink 1": (3, 1), "window 3, sinks 2, rope": (4, 2)}
 
 
 @pytest.mark.parametrize("name", ["fixed", "rope", "plain", *WINDOWS])
