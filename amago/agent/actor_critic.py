@@ -21,6 +21,7 @@ from amago.data.batch import Batch
 from amago.nets.popart import PopArtLayer
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
+from amago.nets.utils import has_argument
 from amago.spaces import check_mask
 
 
@@ -151,9 +152,10 @@ class ActorCriticAgent(BaseAgent):
         rews = batch.rews.float() * self.reward_multiplier
         action = self._action_vectors(batch.actions)  # (B, L, A)
 
+        counted = {"mask": real} if log_step and has_argument(self.actor.forward, "mask") else {}
         states = self.encode(batch, log)
         state, next_state = states[:, :-1], states[:, 1:].detach()
-        pi = self.actor(state, log_dict=log, straight_from_obs=self._straight(batch, slice(None, -1)), mask=real)
+        pi = self.actor(state, log_dict=log, straight_from_obs=self._straight(batch, slice(None, -1)), **counted)
         actor_loss = states.new_zeros((*rews.shape[:2], len(self.gammas), 1), dtype=torch.float32)
         critic_loss, advantage = None, None
 
