@@ -92,9 +92,7 @@ class SelfAttention(nn.Module):
         sinks_are_past = self.causal or not self.sink_size
         return "causal" if sinks_are_past and seen.equal(distance >= 0) else "masked"
 
-    def mask(
-        self, length: int, slots: CacheSlots | None, device: torch.device, real: Tensor | None = None
-    ) -> Tensor:
+    def mask(self, length: int, slots: CacheSlots | None, device: torch.device, real: Tensor | None = None) -> Tensor:
         """True where a query sees a key: (L, L) for whole sequences, (B, 1, L, L) if ``real`` is given; (B, 1, 1, P) in step mode."""
         if slots is not None:
             seen = self.visible(slots.ages)
@@ -105,9 +103,7 @@ class SelfAttention(nn.Module):
         seen = self.sees(idx.unsqueeze(1), idx)
         return seen if real is None else seen & real[:, None, None]
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, slots: CacheSlots | None = None, real: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, slots: CacheSlots | None = None, real: Tensor | None = None) -> Tensor:
         """Attend.
 
         Args:
@@ -144,9 +140,7 @@ class VanillaAttention(SelfAttention):
     def __init__(self, causal: bool = True, dropout: float = 0.0) -> None:
         super().__init__(causal, dropout)
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, slots: CacheSlots | None = None, real: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, slots: CacheSlots | None = None, real: Tensor | None = None) -> Tensor:
         scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
         hidden = ~self.mask(q.shape[2], slots, q.device, real)
         weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1)
@@ -185,9 +179,7 @@ class FlashAttention(SelfAttention):
         except ImportError as err:
             warn_fallback("FlashAttention", f"flash-attn is not usable ({err})")
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, slots: CacheSlots | None = None, real: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, slots: CacheSlots | None = None, real: Tensor | None = None) -> Tensor:
         if self._kernel is None or real is not None:
             return super().forward(q, k, v, slots, real)
         if not (q.is_cuda and q.dtype in (torch.float16, torch.bfloat16)):

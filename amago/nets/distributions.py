@@ -121,9 +121,7 @@ class DistributionType(ABC):
     def make(self, vec: Tensor) -> PolicyOutput:
         """(..., P) -> distributions with batch shape (...)."""
 
-    def __call__(
-        self, vec: Tensor, log_dict: dict[str, Any] | None = None, mask: Tensor | None = None
-    ) -> PolicyOutput:
+    def __call__(self, vec: Tensor, log_dict: dict[str, Any] | None = None, mask: Tensor | None = None) -> PolicyOutput:
         """Distributions with batch shape (...), never in half precision.
 
         Args:

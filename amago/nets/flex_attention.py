@@ -88,9 +88,7 @@ class FlexAttention(SelfAttention):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_block_masks": {}}  # they hold a closure over this module, which cannot be pickled
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, slots: CacheSlots | None = None, real: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, slots: CacheSlots | None = None, real: Tensor | None = None) -> Tensor:
         if slots is not None or real is not None:
             return super().forward(q, k, v, slots, real)
         reason = _refusal(q.device.type, self.dropout if self.training else 0.0)

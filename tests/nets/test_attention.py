@@ -16,8 +16,8 @@ from amago.nets import attention, flex_attention
 from amago.nets.kv_cache import KVCache
 from amago.nets.traj_encoders import TformerTrajEncoder
 from amago.nets.transformer import (
-    FlexAttention,
     FlashAttention,
+    FlexAttention,
     ScaledDotProductAttention,
     SelfAttention,
     SlidingWindowFlexAttention,

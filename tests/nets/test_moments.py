@@ -64,7 +64,9 @@ def test_the_original_system_counts_the_initial_value():
 def test_statistics_in_float32_load():
     """Those of the original system, and of agents that were saved before."""
     net = InputNorm(2)
-    net.load_state_dict({"mu": torch.tensor([1.0, 2.0]), "nu": torch.tensor([5.0, 8.0]), "_t": torch.tensor([7.0])}, strict=True)
+    net.load_state_dict(
+        {"mu": torch.tensor([1.0, 2.0]), "nu": torch.tensor([5.0, 8.0]), "_t": torch.tensor([7.0])}, strict=True
+    )
     assert net.nu.dtype == torch.float64
     assert net.sigma.tolist() == pytest.approx([2.0, 2.0], rel=1e-5)
     again = InputNorm(2)
@@ -79,7 +81,9 @@ def test_results_keep_the_dtype_of_the_inputs():
     assert norm(x.double()).dtype == torch.float64
     values = x[:, :, None, :, None]
     popart.update_stats(values, EVERYTHING)
-    assert popart(values).dtype == popart(values, normalized=False).dtype == popart.normalize_values(values).dtype == torch.float32
+    assert (
+        popart(values).dtype == popart(values, normalized=False).dtype == popart.normalize_values(values).dtype == torch.float32
+    )
 
 
 class NoFloat64:
@@ -104,7 +108,7 @@ def test_devices_without_float64_have_float32():
 def test_refusals():
     with pytest.raises(ValueError, match=r"beta must be in \(0, 1\), got beta=1.0"):
         RunningMoments((1,), (1,), 1.0, 1.0, 0)
-    with pytest.raises(ValueError, match="init_nu must be positive, got init_nu=-1.0"):
+    with pytest.raises(ValueError, match=r"init_nu must be positive, got init_nu=-1\.0"):
         InputNorm(1, init_nu=-1.0)
     with pytest.raises(ValueError, match="initial_samples must not be negative, got initial_samples=-1"):
         PopArtLayer(1, initial_samples=-1)
