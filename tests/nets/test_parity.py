@@ -413,6 +413,22 @@ def test_half_precision_cache():
     assert (exact - rough).abs().max() < 0.2
 
 
+@pytest.mark.parametrize("pos_emb", ["fixed", "learned"])
+@torch.no_grad()
+def test_positions_are_added_in_float32(pos_emb):
+    """Rounded to bf16, a position and its neighbours differ by less than the sum does."""
+    net, seen = TformerTrajEncoder(D, MAX_LEN, **SMALL, pos_emb=pos_emb).eval(), []
+    net.tformer.layers[0].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    seq, times = torch.randn(2, SLOTS, D), 4000 + torch.arange(SLOTS)[None, :, None].expand(2, -1, 1)
+    with torch.autocast(here().type, dtype=torch.bfloat16):
+        net(seq, times)
+        embedded = net.tformer.inp(seq)
+    assert embedded.dtype == torch.bfloat16
+    assert seen[0].equal(embedded + net.tformer.pos_emb(times.squeeze(-1)))
+    half = copy.deepcopy(net).bfloat16()
+    assert half(seq.bfloat16(), times)[0].dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize("name", ["gru", "mamba", "fixed", "window 2, sink 1"])
 def test_acting_with_gradients_on_changes_nothing(name):
     """A hidden state is written in place; the graph of a step must survive it."""
