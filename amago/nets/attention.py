@@ -77,12 +77,12 @@ class SelfAttention(nn.Module):
             length: L.
             slots: as of `forward`.
         """
+        if slots is not None and (not slots.full or slots.sinks != self.sink_size):
+            return "masked"
         # without tensors of its own, a kernel is asked on the CPU: the answer is needed on the host, and a GPU need not be waited for
         own = next(itertools.chain(self.parameters(), self.buffers()), None)
         device = torch.device("cpu") if own is None else own.device
         if slots is not None:
-            if not slots.full or slots.sinks != self.sink_size:
-                return "masked"
             ages = torch.arange(min(slots.prefix, slots.capacity - slots.sinks), device=device)
             return "full" if self.visible(ages).all() else "masked"
         distance = torch.arange(1 - length, length, device=device)

@@ -13,7 +13,9 @@ import gin
 import torch
 from torch import Tensor, nn
 
+from amago.config import fast_paths
 from amago.nets import transformer
+from amago.nets.cpu.gru import GRUStep
 from amago.nets.cpu.packed import Linear
 from amago.nets.ff import FFBlock, Normalization
 from amago.nets.kv_cache import KVCache
@@ -100,9 +102,14 @@ class GRUTrajEncoder(TrajEncoder):
         super().__init__(tstep_dim, max_seq_len)
         check_positive(d_hidden=d_hidden, n_layers=n_layers, d_output=d_output)
         self.rnn = nn.GRU(tstep_dim, d_hidden, num_layers=n_layers, batch_first=True)
+        self.fast, self._fast_step = fast_paths(), GRUStep(self.rnn)
         self.out = Linear(d_hidden, d_output)
         self.out_norm = Normalization(norm, d_output)
         self._emb_dim = d_output
+
+    def train(self, mode: bool = True) -> GRUTrajEncoder:
+        self._fast_step.clear()
+        return super().train(mode)
 
     @property
     def emb_dim(self) -> int:
@@ -132,10 +139,12 @@ class GRUTrajEncoder(TrajEncoder):
             x, _ = self.rnn(seq)
         else:
             check_batch(seq.shape[0], hidden_state.shape[1])
-            x, new = self.rnn(
-                seq, hidden_state.clone()
-            )  # a graph of this call must not contain the tensor that is written next
-            hidden_state.detach().copy_(new.detach())
+            if self.fast and not self.training and self._fast_step.suits(seq, hidden_state):
+                x = self._fast_step(self.rnn, seq[:, 0], hidden_state).unsqueeze(1)
+            else:
+                # a graph of this call must not contain the tensor that is written next
+                x, new = self.rnn(seq, hidden_state.clone())
+                hidden_state.detach().copy_(new.detach())
         return self.out_norm(self.out(x)), hidden_state
 
 
