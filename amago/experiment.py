@@ -23,7 +23,7 @@ from amago.run.collect import RunActors, interact
 from amago.run.evaluate import histories, merge_returns, merge_specials, merge_values, summarise, warn_if_nothing_ended
 from amago.run.persistence import PersistentRun
 from amago.run.rng import draw_seed, seed_process
-from amago.run.rollout import Rollout
+from amago.run.rollout import Rollout, shares
 from amago.run.settings import EnvMakers
 from amago.run.signals import GracefulStop, Stopped
 
@@ -248,7 +248,8 @@ class Experiment(PersistentRun):
             hidden_state: a list with the initial memory of each of ``envs.groups``; None: empty memory.
             render: draw each step.
             save_on_done: save trajectories as soon as a rollout ends.
-            episodes: stop once so many rollouts have ended.
+            episodes: count exactly so many rollouts, divided equally among the actors (`Rollout.run_phase`), or fewer if
+                ``timesteps`` are over first.
 
         Returns:
             returns, and the environments' own metrics, of the rollouts that ended.
@@ -304,7 +305,8 @@ class Experiment(PersistentRun):
             timesteps: steps of each actor.
             render: draw each step ("async" environments run in this process then).
             save_trajs_to: directory for the trajectories, for example as demonstrations for another run.
-            episodes: stop once so many rollouts have ended.
+            episodes: count exactly so many rollouts, over all processes, divided equally among the actors (`Rollout.run_phase`), or
+                fewer if ``timesteps`` are over first. All that end are saved.
             gamma: the discount whose policy acts; None: the one that acts in training (``Agent.rollout_gamma_idx``).
 
         Returns:
@@ -319,6 +321,8 @@ class Experiment(PersistentRun):
             rollout = self._actors.start("test", make_test_env, None, save_trajs_to, mode)
             try:
                 rollout.reset()
+                if episodes is not None:
+                    episodes = shares(episodes, self.accelerator.num_processes)[self.accelerator.process_index]
                 _, stats = self._interact(rollout, timesteps, "test", self.sample_actions, episodes=episodes, render=render)
                 self._log_faults(stats, "test")
                 rollout.pool.flush()

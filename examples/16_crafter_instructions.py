@@ -89,7 +89,9 @@ def evaluate_tasks(args: Namespace) -> None:
             env_mode="sync", seed=args.seed,
         )  # fmt: skip
         try:
-            metrics = evaluate(agent, pool, args.time_limit, seed=args.seed, progress=not args.quiet)
+            metrics = evaluate(
+                agent, pool, args.time_limit, episodes=args.eval_rollouts, seed=args.seed, progress=not args.quiet
+            )
         finally:
             pool.close()
         print(metrics_table(metrics, title=f"{task} ({video})"))

@@ -38,6 +38,9 @@ def test_the_page_is_what_the_table_says():
 
 
 def test_messages_name_the_value_and_fit_on_a_screen():
-    """No message is a bare complaint: it is a sentence of some length, and short enough to be read."""
+    """No message is a bare complaint: it is a sentence of some length, and short enough to be read.
+
+    The list of the files of the zoo, which grows, does not count.
+    """
     for case in CASES:
-        assert 30 < len(case.message) < 500, case.what
+        assert 30 < len(re.sub(r"(, zoo/\w+)+", "", case.message)) < 500, case.what

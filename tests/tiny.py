@@ -6,6 +6,7 @@ from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
+import torch
 
 import amago
 from amago import config
@@ -21,6 +22,8 @@ SMALL = {
     "TformerTrajEncoder.n_heads": 2, "TformerTrajEncoder.d_ff": 32, "TformerTrajEncoder.n_layers": 1, "Actor.d_hidden": 16,
     "NCritics.d_hidden": 16, "Multigammas.discrete": [0.9], "Multigammas.continuous": [0.9],
 }  # fmt: skip
+MAMBA = {"MambaTrajEncoder.d_model": 16, "MambaTrajEncoder.d_state": 4, "MambaTrajEncoder.n_layers": 2}
+TWO_HOT = {"NCriticsTwoHot.d_hidden": 16, "NCriticsTwoHot.output_bins": 8}
 TRAJ = {"ff": FFTrajEncoder, "gru": GRUTrajEncoder, "transformer": TformerTrajEncoder}
 CORRIDOR = 5
 EPISODE = CORRIDOR + 1
@@ -66,6 +69,15 @@ def bits():
 def cartpoles(num=2):
     """A batch of CartPoles that resets itself."""
     return AMAGOEnv(gym.make_vec("CartPole-v1", num_envs=num, max_episode_steps=30), env_name="CartPole", batched_envs=num)
+
+
+def agent(env, traj="ff", agent_type=amago.Agent, max_seq_len=EPISODE, bindings=None, **options):
+    """An untrained agent for the spaces of ``env``: an `AMAGOEnv` or whatever else has them. ``traj``: a class, or a key of `TRAJ`."""
+    config.bind(SMALL | MAMBA | TWO_HOT | (bindings or {}))
+    torch.manual_seed(0)
+    return agent_type(
+        env.observation_space, env.rl2_space, env.action_space, max_seq_len, FFTstepEncoder, TRAJ.get(traj, traj), **options
+    )
 
 
 def experiment(root, make_env=tmaze, traj="ff", experiment_type=amago.Experiment, name="run", **fields):

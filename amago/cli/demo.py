@@ -90,7 +90,8 @@ def train_and_test(out: Path, traj_encoder: str, args: Namespace) -> tuple[dict[
             experiment.deadline = time.monotonic() + 60.0 * args.minutes
             with running():
                 experiment.learn()
-                metrics = experiment.evaluate_test(make_env, timesteps=40 * HORIZON + 1)
+                rollouts = 40 * experiment.parallel_actors
+                metrics = experiment.evaluate_test(make_env, timesteps=40 * HORIZON + 1, episodes=rollouts)
         finally:
             experiment.close()
     rows = [r for r in read_metrics(out / traj_encoder) if r["section"] == "rollout" and AVERAGE_RETURN in r["values"]]

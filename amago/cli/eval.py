@@ -17,7 +17,7 @@ from amago.envs.pool import make_pool
 from amago.policy import Policy, find_run, load_policy
 from amago.run.checkpoint import CheckpointError
 from amago.run.console import metrics_table
-from amago.run.evaluate import evaluate
+from amago.run.evaluate import NUMBER_OF_ROLLOUTS, evaluate
 from amago.spaces import space_differences
 
 
@@ -25,7 +25,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.description = "Evaluate an agent that 'amago train' trained. Example: amago eval runs/demo --episodes 100"
     parser.add_argument("run", help="run directory (its latest policy), or one of its checkpoints")
     parser.add_argument("--env", default=None, help="id of the environment; None: the one that it was trained on")
-    parser.add_argument("--episodes", type=whole_number, default=40, help="rollouts to evaluate, at least")
+    parser.add_argument("--episodes", type=whole_number, default=40, help="rollouts to evaluate")
     parser.add_argument("--actors", type=whole_number, default=8, help="number of environments that run in parallel")
     parser.add_argument("--greedy", action="store_true", help="take the mode of the policy instead of sampling from it")
     parser.add_argument(
@@ -47,19 +47,22 @@ def run(args: Namespace) -> int:
     policy = load_policy(args.run, device=args.device, gamma=args.gamma)
     env = make_env()
     _check_fits(make_env.env_id, env, policy)
-    steps = make_env.horizon(env) * -(-args.episodes // args.actors) + 1
+    actors = 1 if args.render else min(args.actors, args.episodes)
+    steps = make_env.horizon(env) * -(-args.episodes // actors) + 1
     env.close()
-    actors = 1 if args.render else args.actors
     makers = [(lambda: make_env(render_mode="human"))] if args.render else [make_env] * actors
     pool = make_pool(makers, env_mode="sync", parallel_actors=actors, seed=args.seed)
     try:
         with running():
             metrics = evaluate(
-                policy.agent, pool, steps * (args.actors if args.render else 1), sample=not args.greedy,
-                device=args.device, seed=args.seed, progress=True,
+                policy.agent, pool, steps, sample=not args.greedy, episodes=args.episodes, device=args.device, seed=args.seed,
+                progress=True,
             )  # fmt: skip
     finally:
         pool.close()
+    ended = int(metrics.get(NUMBER_OF_ROLLOUTS, 0))
+    if ended < args.episodes:  # only possible where the environment has no time limit
+        print(f"only {ended} of {args.episodes} rollouts ended within {steps} steps of each actor, so short ones are favoured")
     print(metrics_table(metrics, title=f"{make_env.env_id}: {weights}"))
     return 0
 

@@ -71,7 +71,9 @@ def run(args: Namespace) -> int:
         env = make_env()
         steps = 2 * make_env.horizon(env) + 1
         env.close()
-        print(metrics_table(experiment.evaluate_test(make_env, timesteps=steps), title=f"{args.env} after training"))
+        rollouts = 2 * experiment.parallel_actors * experiment.accelerator.num_processes
+        metrics = experiment.evaluate_test(make_env, timesteps=steps, episodes=rollouts)
+        print(metrics_table(metrics, title=f"{args.env} after training"))
         print(f"\nto evaluate it again: amago eval {experiment.run_dir}")
 
     cli_utils.run_trials(args, make_experiment, test)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +54,28 @@ class PhaseStatistics:
         self.episodes += episodes
         for name, n in frames.items():
             self.frames[name] = self.frames.get(name, 0) + n
+
+    def merge(self, later: PhaseStatistics) -> None:
+        """Add the statistics of a later part of the phase."""
+        self.add(later.episodes, later.frames)
+        self.episodes.sort(key=lambda e: e.actor)  # stable: in order of time for each actor
+        self.restarts += later.restarts
+        self.dropped += later.dropped
+
+    def episodes_by_actor(self, num_actors: int) -> list[int]:
+        """The number of finished rollouts of each actor."""
+        counts = Counter(e.actor for e in self.episodes)
+        return [counts[actor] for actor in range(num_actors)]
+
+    def keep_first(self, quotas: Sequence[int]) -> None:
+        """Drop the rollouts of each actor after its first ``quotas[actor]``."""
+        seen: Counter[int] = Counter()
+        kept = []
+        for episode in self.episodes:
+            seen[episode.actor] += 1
+            if seen[episode.actor] <= quotas[episode.actor]:
+                kept.append(episode)
+        self.episodes = kept
 
 
 class ReturnHistory:

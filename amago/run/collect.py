@@ -183,7 +183,7 @@ def interact(
     render: bool = False,
     save_on_done: bool = False,
 ) -> tuple[int, PhaseStatistics]:
-    """Let a policy act in a pool; see `Rollout.run`.
+    """Let a policy act in a pool; see `Rollout.run_phase`.
 
     Args:
         on_step: called after each step with the number of environment steps taken in it.
@@ -201,5 +201,4 @@ def interact(
         if save_on_done and rollout.pool.resets.any():
             rollout.pool.flush()
 
-    taken = rollout.run(policy, timesteps, sample, episodes, after_step, should_stop)
-    return taken, rollout.pool.drain()
+    return rollout.run_phase(policy, timesteps, sample, episodes, after_step, should_stop)

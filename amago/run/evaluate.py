@@ -15,10 +15,11 @@ from amago.envs.statistics import PhaseStatistics, ReturnHistory, SpecialMetricH
 from amago.run.rollout import Rollout
 
 AVERAGE_RETURN = "Average Total Return (Across All Env Names)"
+AVERAGE_RETURN_OF_ROLLOUTS = "Average Total Return (Across All Rollouts)"
 NUMBER_OF_ROLLOUTS = "Number of Rollouts"
 
 
-def bottom_quintile(values: Sequence[float]) -> float:
+def mean_of_bottom_quintile(values: Sequence[float]) -> float:
     """Mean of the lowest fifth (at least one value)."""
     ordered = np.sort(np.asarray(values, dtype=np.float64))
     return float(ordered[: max(1, len(ordered) // 5)].mean())
@@ -56,14 +57,23 @@ def summarise(returns: Mapping[str, Sequence[float]], specials: Mapping[str, Seq
         specials: the environments' own metrics, as from `merge_specials`.
 
     Returns:
-        means over all rollouts, means and means of the lowest fifth for each environment; {} if no rollout ended.
+        the mean return over environment names (each counts the same, however many rollouts it has), the mean over rollouts, and the
+        number of rollouts; for each environment name mean, 20th percentile (interpolated linearly) and mean of the lowest fifth of
+        its returns, and means of its own metrics. {} if no rollout ended.
     """
     if not returns:
         return {}
-    everything = [x for values in returns.values() for x in values]
-    out = {AVERAGE_RETURN: float(np.mean(everything)), NUMBER_OF_ROLLOUTS: float(len(everything))}
-    out |= {f"Average Total Return in {name}": float(np.mean(v)) for name, v in returns.items()}
-    out |= {f"Bottom Quintile Total Return in {name}": bottom_quintile(v) for name, v in returns.items()}
+    means = {name: float(np.mean(values)) for name, values in returns.items()}
+    rollouts = [x for values in returns.values() for x in values]
+    out = {
+        AVERAGE_RETURN: float(np.mean(list(means.values()))),
+        AVERAGE_RETURN_OF_ROLLOUTS: float(np.mean(rollouts)),
+        NUMBER_OF_ROLLOUTS: float(len(rollouts)),
+    }
+    for name, values in returns.items():
+        out[f"Average Total Return in {name}"] = means[name]
+        out[f"Bottom Quintile Total Return in {name}"] = float(np.percentile(values, 20))
+        out[f"Mean of Bottom Quintile Total Return in {name}"] = mean_of_bottom_quintile(values)
     return out | {f"Average {name}": float(np.mean(v)) for name, v in specials.items()}
 
 
@@ -104,7 +114,8 @@ def evaluate(
         pool: is reset first, and stays open.
         timesteps: steps of each actor at most.
         sample: sample actions from the policy; otherwise take its mode.
-        episodes: stop once so many rollouts have ended in all.
+        episodes: count exactly so many rollouts, divided equally among the actors beforehand, so that short rollouts are not
+            favoured (`Rollout.run_phase`); fewer if ``timesteps`` are over first. None: count those that end within ``timesteps``.
         device: of the agent.
         seed: of the policy's samples; None continues PyTorch's random stream.
         progress: show a progress bar.
@@ -117,6 +128,6 @@ def evaluate(
     rollout = Rollout(pool, device)
     rollout.reset()
     with tqdm(total=timesteps * pool.num_actors, desc="evaluate", unit="step", disable=not progress, leave=False) as bar:
-        rollout.run(agent, timesteps, sample, episodes, on_step=bar.update)
-    returns, specials = histories(pool.drain())
+        _, stats = rollout.run_phase(agent, timesteps, sample, episodes, on_step=bar.update)
+    returns, specials = histories(stats)
     return summarise(merge_returns([returns]), merge_specials([specials]))

@@ -6,17 +6,25 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import gin
 import numpy as np
 import torch
 from torch import Tensor
 
 from amago.agent import BaseAgent
 from amago.envs.pool import ActorPool
+from amago.envs.statistics import PhaseStatistics
 from amago.run.group_timing import GroupTiming
 
 Array = np.ndarray[Any, Any]
 
 
+def shares(total: int, parts: int) -> list[int]:
+    """Divide a number into parts that differ by one at most, the larger ones first."""
+    return [total // parts + (i < total % parts) for i in range(parts)]
+
+
+@gin.configurable
 class Rollout:
     """The loop between a policy and a pool of actors, and the policy's memory (hidden state) of every actor.
 
@@ -31,6 +39,9 @@ class Rollout:
         device: the policy's device.
         autocast: returns the context of mixed precision; default: none.
         repeatable: only step alternately. Other batch sizes draw other random actions, so a choice by the clock does not repeat.
+        equal_shares: divide the ``episodes`` of `run_phase` equally among the actors. False: stop when so many rollouts have
+            ended in all, and count all that have ended by then, as the original system does. The rollouts that end first are the
+            short ones, which biases every mean.
 
     Attributes:
         memory: hidden state of each group; None before the first step. If it is set from outside, steps are alternate.
@@ -43,12 +54,14 @@ class Rollout:
         device: torch.device | str = "cpu",
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
         repeatable: bool = False,
+        equal_shares: bool = True,
     ):
-        self.repeatable = repeatable
+        self.repeatable, self.equal_shares = repeatable, equal_shares
         self.pool, self.device, self.autocast = pool, torch.device(device), autocast
         self.timing = GroupTiming()
         self._all = slice(0, pool.num_actors)
         self._in_flight: set[int] = set()  # groups whose environments step
+        self._ended = np.zeros(pool.num_actors, dtype=np.int64)  # rollouts of each actor that have ended in this run
         self._pinned: dict[tuple[int, int, str], Tensor] = {}
         self.memory = None
 
@@ -67,12 +80,60 @@ class Rollout:
         self.pool.reset()
         self.memory = None
 
-    def run(
+    def run_phase(
         self,
         agent: BaseAgent,
         timesteps: int,
         sample: bool = True,
         episodes: int | None = None,
+        on_step: Callable[[int], None] | None = None,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> tuple[int, PhaseStatistics]:
+        """Act for some steps or some rollouts, and return the statistics of them.
+
+        Args:
+            agent: as for `run`.
+            timesteps: most steps of each actor.
+            sample: as for `run`.
+            episodes: count exactly so many rollouts, or fewer if ``timesteps`` are over first. Each actor has its share, decided in
+                advance: the first ``episodes % num_actors`` actors have one more than the others. An actor with all of its share
+                goes on stepping until the others have theirs, but its further rollouts do not count.
+            on_step: as for `run`.
+            should_stop: as for `run`.
+
+        Returns:
+            steps taken by each actor, and the statistics.
+        """
+        taken, stats = 0, PhaseStatistics()
+        if episodes is None:
+            taken = self.run(agent, timesteps, sample, None, on_step, should_stop)
+            return taken, self.pool.drain()
+        quotas = shares(episodes, self.pool.num_actors)
+        # Rollouts that a fault has dropped end without a record: continue until enough records have arrived.
+        while taken < timesteps and not (should_stop is not None and should_stop()):
+            enough = self._enough(quotas, stats.episodes_by_actor(self.pool.num_actors))
+            steps = self.run(agent, timesteps - taken, sample, enough, on_step, should_stop)
+            if steps == 0:
+                break
+            taken += steps
+            stats.merge(self.pool.drain())
+        if self.equal_shares:
+            stats.keep_first(quotas)
+        return taken, stats
+
+    def _enough(self, quotas: list[int], counted: list[int]) -> Callable[[Array], bool]:
+        """Whether enough rollouts have ended, as a function of the number that each actor has ended besides ``counted``."""
+        missing = np.asarray(quotas) - np.asarray(counted)
+        if self.equal_shares:
+            return lambda ended: bool((ended >= missing).all())
+        return lambda ended: bool(ended.sum() >= missing.sum())
+
+    def run(
+        self,
+        agent: BaseAgent,
+        timesteps: int,
+        sample: bool = True,
+        enough: Callable[[Array], bool] | None = None,
         on_step: Callable[[int], None] | None = None,
         should_stop: Callable[[], bool] | None = None,
     ) -> int:
@@ -82,7 +143,7 @@ class Rollout:
             agent: acts in evaluation mode; its mode is restored afterwards.
             timesteps: most steps of each actor.
             sample: draw actions from the policy; else take its mode.
-            episodes: stop once this many rollouts have ended, over all actors.
+            enough: called before each step with the number of rollouts that each actor has ended, (num_actors,); True stops.
             on_step: called after each step with the number of environment steps taken.
             should_stop: called after each step; True stops.
 
@@ -93,7 +154,7 @@ class Rollout:
         agent.eval()
         try:
             with torch.inference_mode(), self.autocast(), _one_thread(self.device):
-                return self._loop(agent, timesteps, sample, episodes, on_step, should_stop)
+                return self._loop(agent, timesteps, sample, enough, on_step, should_stop)
         finally:
             agent.train(was_training)
 
@@ -102,22 +163,25 @@ class Rollout:
         agent: BaseAgent,
         timesteps: int,
         sample: bool,
-        episodes: int | None,
+        enough: Callable[[Array], bool] | None,
         on_step: Callable[[int], None] | None,
         should_stop: Callable[[], bool] | None,
     ) -> int:
         if self._memory is None:
             self._init_memory(agent)
-        ended, taken = 0, 0
+        taken = 0
+        self._ended[:] = 0
         self.timing.begin_run()
         try:
-            while taken < timesteps:
+            while taken < timesteps and not (enough is not None and enough(self._ended)):
                 taken += 1
-                joint = self._can_step_jointly and self.timing.joint()
-                ended += self._step_jointly(agent, sample) if joint else self._step_alternately(agent, sample)
+                if self._can_step_jointly and self.timing.joint():
+                    self._step_jointly(agent, sample)
+                else:
+                    self._step_alternately(agent, sample)
                 if on_step is not None:
                     on_step(self.pool.num_actors)
-                if (episodes is not None and ended >= episodes) or (should_stop is not None and should_stop()):
+                if should_stop is not None and should_stop():
                     break
         finally:
             in_flight, self._in_flight = self._in_flight, set()
@@ -127,41 +191,36 @@ class Rollout:
 
     # ------------------------------------------------------------------ the two ways to take a step
 
-    def _step_alternately(self, agent: BaseAgent, sample: bool) -> int:
-        """Begin a step of each group, the policy computing for one while the others' environments step.
-
-        Returns:
-            how many rollouts the steps before have ended.
-        """
+    def _step_alternately(self, agent: BaseAgent, sample: bool) -> None:
+        """Begin a step of each group, the policy computing for one while the others' environments step."""
         assert self._memory is not None
-        ended = 0
         for g, rows in enumerate(self.pool.groups):
-            ended += self._wait(g)
+            self._wait(g)
             actions, memory = self._act(agent, rows, self._memory[g], sample)
             if memory is not self._memory[g]:  # a new object is no slice of the joint memory, which is now out of date
                 self._memory[g], self._joint_memory, self._can_step_jointly = memory, None, False
             self.pool.send(g, actions)
             self._in_flight.add(g)
-        return ended
 
-    def _step_jointly(self, agent: BaseAgent, sample: bool) -> int:
-        """Begin a step of all groups, the policy computing for all of them at once; returns as `_step_alternately`."""
+    def _step_jointly(self, agent: BaseAgent, sample: bool) -> None:
+        """Begin a step of all groups, the policy computing for all of them at once."""
         groups = self.pool.groups
-        ended = sum(self._wait(g) for g in range(len(groups)))
+        for g in range(len(groups)):
+            self._wait(g)
         actions, memory = self._act(agent, self._all, self._joint_memory, sample)
         if memory is not self._joint_memory:
             self._set_joint_memory(agent, memory)
         self.pool.send_all(actions)
         self._in_flight.update(range(len(groups)))
-        return ended
 
-    def _wait(self, g: int) -> int:
-        """Finish the step of a group if one is in flight; returns how many rollouts it ended."""
+    def _wait(self, g: int) -> None:
+        """Finish the step of a group if one is in flight, and count the rollouts that it ended."""
         if g not in self._in_flight:
-            return 0
+            return
         self._in_flight.discard(g)  # first: a step that fails is not waited for again
         self.pool.wait(g)
-        return int(self.pool.resets[self.pool.groups[g]].sum())
+        rows = self.pool.groups[g]
+        self._ended[rows] += self.pool.resets[rows]
 
     # ------------------------------------------------------------------ the policy
 

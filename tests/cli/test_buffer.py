@@ -7,6 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import recordings as rec
+from messages import names
 
 from amago import ExtraField
 from amago.cli import main
@@ -37,7 +38,12 @@ def refused(capsys, *argv):
     err = capsys.readouterr().err
     assert code == 2
     assert "Traceback" not in err
-    return err
+    return err.partition("error: ")[2] if err.startswith("usage: ") else err
+
+
+def reports(out, *parts):
+    """Whether one line of a command's output names all of these."""
+    return any(names(line, *parts) for line in out.splitlines())
 
 
 def lengths(run="run"):
@@ -92,7 +98,7 @@ def test_a_second_import_is_refused_or_replaces_the_first(capsys):
     source = make_source("d4rl")
     assert buffer("import", source, "run", "--limit", "2") == 0
     assert lengths() == [3, 5]
-    assert "has been imported into run/buffer/protected before (1 files import-d-" in refused(capsys, "import", source, "run")
+    assert names(refused(capsys, "import", source, "run"), "run/buffer/protected", 1, "import-d-")
     assert buffer("import", source, "run", "--replace") == 0
     assert lengths() == WITHOUT_LAST
     rec.write_hdf5("e.hdf5", rec.record(1))
@@ -104,12 +110,11 @@ def test_what_is_imported_is_checked_against_what_is_there(capsys):
     assert buffer("import", make_source("d4rl"), "run") == 0
     rows = rec.rows(rec.record())
     np.savez("wide.npz", **(rows | {"observations": np.ones((31, 3), np.float32)}))
-    assert "has observations {'observation': (3,)}, but the buffer run/buffer has {'observation': (2,)}" in refused(
-        capsys, "import", "wide.npz", "run"
-    )
+    message = refused(capsys, "import", "wide.npz", "run")
+    assert names(message, {"observation": (3,)}, "run/buffer", {"observation": (2,)})
     np.savez("b.npz", **rows)
     message = refused(capsys, "import", "b.npz", "run", "--action-space", "box:-2,2")
-    assert "the same number would mean two different actions" in message
+    assert names(message, "Box(-2.0, 2.0, (1,), float32)", str(rec.ACT))
     assert lengths() == WITHOUT_LAST
 
 
@@ -117,7 +122,7 @@ def test_spaces_of_bare_arrays(capsys):
     rows = rec.rows(rec.record())
     np.savez("d.npz", **(rows | {"actions": np.arange(31) % 3}))
     message = refused(capsys, "import", "d.npz", "r")
-    assert "say what they are with --action-space (discrete:N, multidiscrete:N,N,.., box:LOW,HIGH, bits, tuple(" in message
+    assert names(message, "d.npz", "int64", (31,), "--action-space", "discrete:N", "tuple(")
     assert buffer("import", "d.npz", "one", "--action-space", "discrete:3") == 0
     np.savez("c.npz", **(rows | {"actions": np.arange(31) % 2, "observations": np.ones((31, 4))}))
     assert buffer("import", "c.npz", "two", "--env", "CartPole-v1", "--env-name", "poles") == 0
@@ -193,19 +198,18 @@ def test_what_info_prints_can_be_given_to_an_import(capsys):
 def test_actions_of_several_parts_that_do_not_fit_are_refused(capsys):
     source = write_robot("npz by name")
     message = refused(capsys, "import", source, "run")
-    assert "robot.npz has actions/grip, actions/move, actions/turn; say what they are with --action-space 'dict(" in message
+    assert names(message, "robot.npz", "actions/grip, actions/move, actions/turn", "--action-space 'dict(")
     message = refused(capsys, "import", source, "run", "--action-space", "dict(move=discrete:4;turn=box:-1,1)")
-    assert "actions has parts ['grip', 'move', 'turn'], but the space has ['move', 'turn']" in message
+    assert names(message, "actions", ["grip", "move", "turn"], ["move", "turn"])
     message = refused(capsys, "import", source, "run", "--action-space", "dict(move=discrete:4;turn=box:-1)")
-    assert "--action-space: 'box:-1' in 'dict(move=discrete:4;turn=box:-1)' is no action space: write box:LOW,HIGH" in message
+    assert names(message, "--action-space", "'box:-1'", "'dict(move=discrete:4;turn=box:-1)'", "box:LOW,HIGH")
     source = write_robot("npz")
     message = refused(capsys, "import", source, "run", "--action-space", "multidiscrete:4,4")
-    assert "are needed, but" in message
+    assert names(message, "actions", "MultiDiscrete([4 4])")
     message = refused(capsys, "import", source, "run", "--action-space", "tuple(discrete:4;box:-30,30)")
-    assert "actions has shape (31, 4), but Tuple(" in message
-    assert "needs 2 numbers in each row: 1 of 0, 1 of 1" in message
+    assert names(message, "actions", (31, 4), "Tuple(", 2, "1 of 0", "1 of 1")
     message = refused(capsys, "import", source, "run", "--action-space", "tuple(discrete:4;discrete:9;bits:2)")
-    assert "(1) is -30, but the stored form holds whole numbers from 0 to 8" in message
+    assert names(message, "(1)", -30, 0, 8)
     assert not os.path.exists("run/buffer/protected") or not os.listdir("run/buffer/protected")
 
 
@@ -220,38 +224,38 @@ def test_choices_side_by_side(capsys):
 
 
 @pytest.mark.parametrize(
-    ("argv", "message"),
+    ("argv", "named"),
     [
-        (["import"], "the following arguments are required: SOURCE, RUN"),
-        (["import", "missing.hdf5", "run"], "SOURCE: there is no file missing.hdf5"),
-        (["import", "a/b-v0", "run"], "there is no Minari data set 'a/b-v0'"),
-        (["import", "a.npz", "run", "--limit", "0"], "--limit must be at least 1, got 0"),
-        (["import", "a.npz", "run", "--format", "zip"], "argument --format: invalid choice: 'zip'"),
-        (["import", "a.npz", "run", "--obs-keys", "x"], "--obs-keys means nothing for a.npz, which is read as npz (--format)"),
-        (["import", "x-v0", "run", "--env", "CartPole-v1"], "--env means nothing for x-v0, which is read as minari"),
+        (["import"], ("SOURCE", "RUN")),
+        (["import", "missing.hdf5", "run"], ("SOURCE", "missing.hdf5")),
+        (["import", "a/b-v0", "run"], ("Minari", "'a/b-v0'")),
+        (["import", "a.npz", "run", "--limit", "0"], ("--limit", 1, 0)),
+        (["import", "a.npz", "run", "--format", "zip"], ("--format", "'zip'")),
+        (["import", "a.npz", "run", "--obs-keys", "x"], ("--obs-keys", "a.npz", "npz (--format)")),
+        (["import", "x-v0", "run", "--env", "CartPole-v1"], ("--env", "x-v0", "minari")),
         (
             ["import", "a.npz", "run", "--action-space", "box:2,1"],
-            "argument --action-space: 'box:2,1' is no action space: write box:LOW,HIGH with numbers LOW below HIGH",
+            ("--action-space", "'box:2,1'", "box:LOW,HIGH"),
         ),
-        (["import", "a.npz", "run", "--env", "Nothing-v0"], "--env Nothing-v0: "),
+        (["import", "a.npz", "run", "--env", "Nothing-v0"], ("--env Nothing-v0",)),
         (
             ["info", "nowhere"],
-            "RUN: nowhere holds no replay buffer (neither nowhere/buffer nor nowhere has protected or fifo/)",
+            ("RUN", "nowhere", "nowhere/buffer", "protected", "fifo"),
         ),
-        (["export", "nowhere", "a-v0"], "RUN: nowhere holds no replay buffer"),
-        (["dance", "run"], "argument ACTION: invalid choice: 'dance'"),
+        (["export", "nowhere", "a-v0"], ("RUN", "nowhere")),
+        (["dance", "run"], ("ACTION", "'dance'")),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",
 )
-def test_wrong_arguments_name_themselves(capsys, argv, message):
+def test_wrong_arguments_name_themselves(capsys, argv, named):
     np.savez("a.npz", **rec.rows(rec.record()))
-    assert message in refused(capsys, *argv)
+    assert names(refused(capsys, *argv), *named)
     assert not os.path.exists("nowhere")
 
 
 def test_a_file_without_timeouts_asks_for_the_time_limit(capsys):
     rec.write_hdf5("d.hdf5", rec.record(), timeouts=False)
-    assert "pass max_episode_steps" in refused(capsys, "import", "d.hdf5", "run")
+    assert "max_episode_steps" in refused(capsys, "import", "d.hdf5", "run")
     assert buffer("import", "d.hdf5", "run", "--max-episode-steps", "6") == 0
     assert lengths() == WITHOUT_LAST
 
@@ -260,7 +264,7 @@ def test_an_import_that_fails_or_is_stopped_leaves_nothing(capsys, monkeypatch):
     rows = rec.rows(rec.record())
     rows["rewards"][20] = np.nan
     np.savez("a.npz", **rows)
-    assert "rewards is not finite at step 4" in refused(capsys, "import", "a.npz", "run")
+    assert names(refused(capsys, "import", "a.npz", "run"), "rewards", "step 4")
     source = make_source("minari")
     from amago.loading.sources import Converter
 
@@ -273,7 +277,7 @@ def test_an_import_that_fails_or_is_stopped_leaves_nothing(capsys, monkeypatch):
 
     monkeypatch.setattr(Converter, "convert", stop)
     assert buffer("import", source, "run", "--save-as", "npz") == 130
-    assert "amago buffer import: stopped" in capsys.readouterr().err
+    assert "stopped" in capsys.readouterr().err
     assert os.listdir("run/buffer/protected") == []
 
 
@@ -297,13 +301,13 @@ def test_export_gives_back_what_was_imported(capsys):
     assert ours.observation_space == rec.OBS
     assert ours.action_space == rec.ACT
     assert len(MinariDataset("test/again-v0")) == 7
-    assert "already exists" in refused(capsys, "export", "run", "test/again-v0")
-    assert "Malformed dataset ID" in refused(capsys, "export", "run", "no version")
+    assert "test/again-v0" in refused(capsys, "export", "run", "test/again-v0")
+    assert "no version" in refused(capsys, "export", "run", "no version")
 
 
 def test_export_of_a_part(capsys):
     assert buffer("import", make_source("minari"), "run") == 0
-    assert "run/buffer holds no trajectories in fifo" in refused(capsys, "export", "run", "test/x-v0", "--part", "fifo")
+    assert names(refused(capsys, "export", "run", "test/x-v0", "--part", "fifo"), "run/buffer", "fifo")
     assert buffer("export", "run", "test/x-v0", "--part", "protected", "--limit", "3") == 0
     assert len(MinariDataset("test/x-v0")) == 3
 
@@ -358,7 +362,7 @@ def test_head_prints_rollouts_and_their_first_steps(capsys):
 def test_verify_names_what_is_wrong_and_changes_nothing(capsys):
     buffer("import", make_source("minari"), "run", "--save-as", "npz")
     assert buffer("verify", "run") == 0
-    assert "7 files, 7 trajectories: all as it was written" in capsys.readouterr().out
+    assert reports(capsys.readouterr().out, "7 files", "7 trajectories")
     directory = Path("run/buffer/protected")
     first, second = sorted(directory.iterdir())[:2]
     data = bytearray(first.read_bytes())
@@ -369,10 +373,10 @@ def test_verify_names_what_is_wrong_and_changes_nothing(capsys):
     before = {p.name: p.read_bytes() for p in directory.iterdir()}
     assert buffer("verify", "run") == 1
     out = capsys.readouterr().out
-    assert f"protected/{first.name}: " in out
-    assert f"protected/{second.name}: " in out
-    assert "protected/notes.txt: neither .safetensors nor .npz" in out
-    assert "8 files, 5 trajectories: 3 problems" in out
+    assert reports(out, f"protected/{first.name}")
+    assert reports(out, f"protected/{second.name}")
+    assert reports(out, "protected/notes.txt", ".safetensors", ".npz")
+    assert reports(out, "8 files", "5 trajectories", "3 problems")
     assert {p.name: p.read_bytes() for p in directory.iterdir()} == before
     assert not os.path.exists("run/buffer/quarantine")
 
@@ -398,11 +402,11 @@ def test_verify_finds_what_no_checksum_can(capsys):
     writer.close()
     assert buffer("verify", "run") == 1
     out = capsys.readouterr().out
-    assert "trajectory 0: reward is not finite at step 1" in out
-    assert "trajectory 0: terminates at step 0 and goes on" in out
-    assert "trajectory 0: action[1, 0] is 2" in out
-    assert "(actions Discrete(2))" in out
-    assert "4 files, 4 trajectories: 3 problems" in out
+    assert reports(out, "trajectory 0", "reward", "finite", "step 1")
+    assert reports(out, "trajectory 0", "terminates", "step 0")
+    assert reports(out, "trajectory 0", "action[1, 0]", 2)
+    assert reports(out, "actions Discrete(2)")
+    assert reports(out, "4 files", "4 trajectories", "3 problems")
 
 
 # ---- help ------------------------------------------------------------------------------------------------------------------------
@@ -417,7 +421,7 @@ def test_help_has_an_example_and_says_what_arguments_mean(capsys, action, monkey
     printed = capsys.readouterr().out
     out = " ".join(printed.split())
     assert max(map(len, printed.splitlines())) <= 80
-    assert ("multidiscrete:N,N,.. several of these" in out) == (action == "import")
+    assert ("multidiscrete:N,N,.." in out) == (action == "import")
     assert f"Example: amago buffer {action}" in out
     assert "run directory" in out
 
@@ -453,7 +457,7 @@ def test_extra_fields_survive_export_and_import(capsys):
     assert "extra field   'state': (1, 2) float64, rows T+1" in capsys.readouterr().out
     assert buffer("verify", "run") == 0
     assert buffer("verify", "bad") == 1
-    assert "extra field 'state' is not finite at step 4" in capsys.readouterr().out
+    assert reports(capsys.readouterr().out, "extra field", "'state'", "finite", "step 4")
     assert buffer("export", "run", "demo/extras-v0") == 0
     assert buffer("import", "demo/extras-v0", "again") == 0
     stores = []

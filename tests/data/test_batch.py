@@ -3,6 +3,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from messages import naming
 
 from amago.loading import Batch, RLData, collate
 from amago.loading.dataset import PADDED_SAMPLING, subsequence
@@ -36,13 +37,13 @@ def test_collate_refuses_nothing_and_mixtures():
         collate([])
     other = sequence(3)
     other.obs.pop("img")
-    with pytest.raises(ValueError, match="different observations"):
+    with pytest.raises(ValueError, match=naming("observations", ["a"], ["a", "img"])):
         collate([sequence(3), other])
 
 
 def test_a_batch_by_hand_is_checked():
     parts = vars(collate([sequence(3)]))
-    with pytest.raises(ValueError, match=r"Batch.dones has shape \(1, 2, 1\).*asks for \(1, 3"):
+    with pytest.raises(ValueError, match=naming("Batch.dones", (1, 2, 1), (1, 3, 1))):
         Batch(**(parts | {"dones": torch.zeros(1, 2, 1, dtype=torch.bool)}))
     assert Batch(**(parts | {"mask": torch.ones(1, 4, 1)})).mask.dtype == torch.bool
 

@@ -6,6 +6,7 @@ import pytest
 from counting_env import CountingEnv, make_counting, make_vector
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from messages import naming
 
 from amago import config
 from amago.envs import AMAGOEnv, BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper, SequenceWrapper
@@ -187,7 +188,7 @@ def test_state_goes_on_where_it_stopped():
     assert fresh.multiplier[0] == state["multiplier"][0]
     assert play(fresh, 10) == expected
     assert len(set(expected)) > 10
-    with pytest.raises(ValueError, match="multiplier has 2 rows"):
+    with pytest.raises(ValueError, match=naming("multiplier", 2, 1)):
         fresh.load_state_dict(state | {"multiplier": [1.0, 0.5]})
 
 
@@ -200,7 +201,7 @@ def test_wrong_settings_are_refused():
         (BilevelEpsilonGreedy, "rollout_horizon", 0),
     ):
         bound = {"rollout_horizon": 5, name: value} if cls is BilevelEpsilonGreedy else {name: value}
-        with pytest.raises(ValueError, match=f"{name} is {value}"):
+        with pytest.raises(ValueError, match=naming(name, value)):
             make(cls, **bound)
     config.clear()
     with pytest.raises(RuntimeError, match="rollout_horizon"):

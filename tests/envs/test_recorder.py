@@ -5,6 +5,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from counting_env import CountingEnv, check_traj, is_terminated, length_of, make_counting, make_vector
+from messages import naming
 
 from amago.envs import AMAGO_ENV_LOG_PREFIX, AMAGOEnv, ReturnHistory, SequenceWrapper, SpecialMetricHistory
 from amago.envs.recorder import RecordingError
@@ -163,7 +164,7 @@ def test_metric_must_be_one_number():
             *out, info = super().step(action)
             return *out, info | {f"{AMAGO_ENV_LOG_PREFIX} grid": np.zeros(3)}
 
-    with pytest.raises(ValueError, match=r"grid.*one number"):
+    with pytest.raises(ValueError, match=naming("grid", "one number")):
         run(SequenceWrapper(AMAGOEnv(Bad(0))), 1)
 
 
@@ -178,13 +179,13 @@ def test_history_keeps_order_and_kinds():
 
 
 def test_errors_name_the_argument(tmp_path):
-    with pytest.raises(TypeError, match=r"SequenceWrapper needs an AMAGOEnv, but got CountingEnv"):
+    with pytest.raises(TypeError, match=naming("SequenceWrapper", "AMAGOEnv", "CountingEnv")):
         SequenceWrapper(CountingEnv(0))
-    with pytest.raises(ValueError, match=r"save_every is 0"):
+    with pytest.raises(ValueError, match=naming("save_every", 0)):
         SequenceWrapper(make_counting(0)(), save_every=0)
-    with pytest.raises(ValueError, match=r"save_as is 'csv'"):
+    with pytest.raises(ValueError, match=naming("save_as", "'csv'")):
         SequenceWrapper(make_counting(0)(), save_trajs_to=tmp_path, save_trajs_as="csv")
-    with pytest.raises(RecordingError, match=r"could not be written: no room"):
+    with pytest.raises(RecordingError, match="no room"):
         run(SequenceWrapper(make_counting(0)(), writer=Sink(OSError("no room"))), 20)
 
 

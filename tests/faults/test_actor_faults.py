@@ -36,6 +36,8 @@ from fault_helpers import (
     say,
     seeds,
 )  # fmt: skip
+from messages import naming
+from workers import actors_of, pids
 
 from amago.envs import ActorError, AMAGOEnv, make_pool
 from amago.envs.pool import protocol
@@ -72,10 +74,6 @@ def events():
     logger.addHandler(handler)
     yield handler
     logger.removeHandler(handler)
-
-
-def pids(pool):
-    return [worker.process.pid for worker in pool._workers]
 
 
 def alive(pid):
@@ -123,7 +121,7 @@ def test_killed_workers_are_noticed_and_replaced(tmp_path, events):
         rare = [pool.drain, pool.flush, pool.state_dict]
         for _ in range(kills):
             victim, killed = int(random.integers(W)), []
-            mates, breaks, known = list(pool._workers[victim].plan.make_envs), follow.breaks.copy(), len(events.at)
+            mates, breaks, known = actors_of(pool)[victim], follow.breaks.copy(), len(events.at)
             pid = pids(pool)[victim]
 
             def kill(pid=pid, killed=killed):
@@ -333,6 +331,7 @@ FAILING = """
     import gymnasium as gym
     from amago.envs import AMAGOEnv
     from counting_env import CountingEnv
+    from workers import pids
 
     flag = sys.argv[1]
 
@@ -365,7 +364,7 @@ FAILING = """
         from amago.envs import make_pool
         pool = make_pool(make_env, "async", parallel_actors=1)
         pool.reset()
-        print("begins", pool._workers[0].process.pid, flush=True)
+        print("begins", pids(pool)[0], flush=True)
         while True:
             pool.step(np.zeros((1, 1), int))
 """
@@ -419,7 +418,7 @@ def test_an_experiment_reports_a_failing_constructor(tmp_path):
     with leaves_nothing(within=10):
         e = tiny.experiment(tmp_path, env_mode="async", env_workers=2, make_train_env=make_failing)
         begin = time.monotonic()
-        with pytest.raises(ActorError, match=r"(?s)Traceback.*OSError: no such game"):
+        with pytest.raises(ActorError, match=naming("Traceback", "OSError: no such game")):
             e.start()
         e.close()
         assert time.monotonic() - begin < 30
@@ -589,6 +588,7 @@ ORPHAN = """
     from amago.envs import AMAGOEnv, make_pool
     from amago.envs.pool import worker
     from counting_env import CountingEnv
+    from workers import pids
 
     class Hangs(CountingEnv):
         def step(self, action):
@@ -598,7 +598,7 @@ ORPHAN = """
     pool = make_pool([lambda: AMAGOEnv(Hangs(0))], "async", mp_context="fork")
     pool.reset()
     pool.send(0, np.zeros((1, 1), int))
-    print(pool._workers[0].process.pid, flush=True)
+    print(pids(pool)[0], flush=True)
     time.sleep(3600)
 """
 
@@ -615,16 +615,17 @@ def test_a_hung_worker_does_not_outlive_a_killed_program(tmp_path):
 
 
 FORKED = """
-    import os, signal, time
+    import time
     import numpy as np
     from amago.envs import make_pool
     from counting_env import make_counting
+    from workers import kill, pids
 
     pools = [make_pool([make_counting(0), make_counting(1)], "async", workers=2, mp_context="fork") for _ in range(2)]
     for pool in pools:
-        os.kill(pool._workers[0].process.pid, signal.SIGKILL)
+        kill(pool, 0)
         pool.reset()
-    print("pids", *[worker.process.pid for pool in pools for worker in pool._workers], flush=True)
+    print("pids", *[pid for pool in pools for pid in pids(pool)], flush=True)
     time.sleep(3600)
 """
 
@@ -701,7 +702,7 @@ def test_more_than_there_is_is_refused_without_taking_it():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with leaves_nothing():
         for size in (2**46, 2**62, 2**70):
-            with pytest.raises(MemoryError, match=r"MiB of shared memory are needed.*are left"):
+            with pytest.raises(MemoryError, match=naming("MiB", "shared memory")):
                 shared_block(size)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 * 1024
 

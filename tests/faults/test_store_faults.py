@@ -427,9 +427,7 @@ def test_a_worker_s_full_disk_ends_the_run_with_the_path_and_the_bytes(tmp_path)
     pool = make_pool([make_on_a_full_disk(fifo)], "async", workers=1, recorder=recorder, seed=0)
     try:
         pool.reset()
-        with pytest.raises(
-            (ActorError, RecordingError), match=rf"no space is left in {fifo}: \d+ bytes are needed for \d+ trajectories"
-        ):
+        with pytest.raises((ActorError, RecordingError), match=rf"{fifo}.*\d+ bytes.*\d+ trajectories"):
             for steps in range(2000):
                 pool.step(np.array([[0]]))
                 if steps % 10 == 9:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from messages import naming
 from run_inside import run_amago
 from tiny import learned
 
@@ -130,7 +131,7 @@ def test_without_latest_weights_the_newest_training_state_is_taken(tmp_path):
     data = bytearray(state.read_bytes())
     data[-1] ^= 1
     state.write_bytes(data)
-    with pytest.raises(CheckpointError, match=r"run_epoch_1/model.safetensors is damaged"):
+    with pytest.raises(CheckpointError, match=naming("run_epoch_1/model.safetensors")):
         amago.load_policy(state.parent)
 
 
@@ -157,7 +158,7 @@ def test_memory_matters_and_can_be_forgotten(run):
     run_dir, _ = run
     policy = amago.load_policy(run_dir, sample=False)
     states = []
-    policy.agent.act, act = lambda state, *rest: states.append(state.clone()) or act(state, *rest), policy.agent.act
+    policy.agent.actor.register_forward_hook(lambda _, args, out: states.append(args[0].clone()))
     obs = np.linspace(-1, 1, 4, dtype=np.float32)
     for again in (policy.reset, lambda: None, policy.reset):
         again()
@@ -184,43 +185,43 @@ def test_sampling_follows_the_seed_of_torch(run):
 
 
 @pytest.mark.parametrize(
-    ("num_envs", "obs", "message"),
+    ("num_envs", "obs", "named"),
     [
-        (None, {"position": np.zeros(4)}, r"obs has keys \['position'\].*trained with \['observation'\]"),
-        (None, {"observation": np.zeros(4), "x": 1}, r"obs has keys \['observation', 'x'\]"),
-        (None, np.zeros(3), r"obs\['observation'\] has shape \(3,\), it must be \(4,\)"),
-        (None, np.zeros((1, 4)), r"has shape \(1, 4\), it must be \(4,\)"),
-        (2, np.zeros((3, 4)), r"has shape \(3, 4\), it must be \(2, 4\)"),
-        (2, np.zeros(4), r"has shape \(4,\), it must be \(2, 4\)"),
+        (None, {"position": np.zeros(4)}, ("obs", ["position"], ["observation"])),
+        (None, {"observation": np.zeros(4), "x": 1}, ("obs", ["observation", "x"], ["observation"])),
+        (None, np.zeros(3), ("obs['observation']", (3,), (4,))),
+        (None, np.zeros((1, 4)), ("obs['observation']", (1, 4), (4,))),
+        (2, np.zeros((3, 4)), ("obs['observation']", (3, 4), (2, 4))),
+        (2, np.zeros(4), ("obs['observation']", (4,), (2, 4))),
     ],
 )
-def test_observations_that_do_not_fit(run, num_envs, obs, message):
+def test_observations_that_do_not_fit(run, num_envs, obs, named):
     policy = amago.load_policy(run[0], num_envs=num_envs)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=naming(*named)):
         policy.act(obs)
 
 
 def test_what_is_no_run(tmp_path, run):
-    with pytest.raises(CheckpointError, match="neither a run directory nor inside one"):
+    with pytest.raises(CheckpointError, match=naming(str(tmp_path), "policy.json")):
         amago.load_policy(tmp_path)
-    with pytest.raises(CheckpointError, match=r"nowhere.*neither a run directory"):
+    with pytest.raises(CheckpointError, match=naming(str(tmp_path / "nowhere"), "policy.json")):
         amago.load_policy(tmp_path / "nowhere")
-    with pytest.raises(CheckpointError, match=r"policy_epoch_77\.pt does not exist"):
+    with pytest.raises(CheckpointError, match=naming(str(run[0] / "ckpts" / "policy_weights" / "policy_epoch_77.pt"))):
         amago.load_policy(run[0] / "ckpts" / "policy_weights" / "policy_epoch_77.pt")
-    with pytest.raises(CheckpointError, match="training_states is not a training state"):
+    with pytest.raises(CheckpointError, match=naming(str(run[0] / "ckpts" / "training_states"), "model.safetensors")):
         amago.load_policy(run[0] / "ckpts" / "training_states")
 
 
 def test_a_run_without_weights(tmp_path):
     e = tiny.started(tmp_path)
-    with pytest.raises(CheckpointError, match="holds no weights yet"):
+    with pytest.raises(CheckpointError, match=naming(str(e.run_dir), "latest/policy.pt")):
         amago.load_policy(e.run_dir)
 
 
 def test_weights_that_do_not_fit(tmp_path, runs):
     e = learned(tmp_path, tiny.cartpole, "transformer", max_seq_len=10)
     torch.save(runs(tiny.cartpole, "gru")[1].state_dict(), e.run_dir / "other.pt")
-    with pytest.raises(CheckpointError, match=r"other.pt does not fit"):
+    with pytest.raises(CheckpointError, match=naming(str(e.run_dir / "other.pt"), "traj_encoder.rnn.weight_ih_l0")):
         amago.load_policy(e.run_dir / "other.pt")
 
 
@@ -379,7 +380,7 @@ def test_the_discount_of_rollouts_is_part_of_what_is_loaded(tmp_path, idx, gamma
 
 @pytest.mark.parametrize("gamma", [0.95, 1.0, -1])
 def test_a_discount_that_the_agent_does_not_have(decided, gamma):
-    message = rf"gamma={gamma} is none of the discounts of the Agent: 0\.9, 0\.999"
+    message = naming(f"gamma={gamma}", "Agent", "0.9, 0.999")
     with pytest.raises(ValueError, match=message):
         amago.load_policy(decided.run_dir, gamma=gamma)
     made = []
@@ -388,34 +389,55 @@ def test_a_discount_that_the_agent_does_not_have(decided, gamma):
     assert not made, "it is refused before any actor starts"
     done = run_amago(["eval", str(decided.run_dir), "--env", "CartPole-v1", "--gamma", str(gamma)], decided.run_dir)
     assert done.code == 2
-    assert f"gamma={float(gamma)} is none of the discounts" in done.text
+    assert f"gamma={float(gamma)}" in done.text
 
 
-def test_an_evaluation_by_another_discount(decided, monkeypatch):
-    taken = []
-    act = decided.policy.act
-    monkeypatch.setattr(decided.policy, "act", lambda *args: taken.append(act(*args)) or taken[-1])
+TAKEN = []
+"""The actions that instances of `Witness` have taken in this process."""
+
+
+class Witness(gym.Wrapper):
+    """Notes the actions."""
+
+    def step(self, action):
+        TAKEN.append(int(action))
+        return super().step(action)
+
+
+def witnessed_cartpole():
+    return amago.envs.AMAGOEnv(Witness(gym.make("CartPole-v1", max_episode_steps=30)), env_name="CartPole")
+
+
+@pytest.fixture
+def taken():
+    TAKEN.clear()
+    return TAKEN
+
+
+def test_an_evaluation_by_another_discount(decided, taken):
     for gamma, action in ((0.9, 0), (0.999, 1), (None, 1)):
         taken.clear()
-        assert decided.evaluate_test(tiny.cartpole, timesteps=40, gamma=gamma)["Number of Rollouts"] > 1
-        assert torch.cat(taken).unique().tolist() == [action]
+        assert decided.evaluate_test(witnessed_cartpole, timesteps=40, gamma=gamma)["Number of Rollouts"] > 1
+        assert set(taken) == {action}
         assert decided.policy.rollout_gamma_idx == -1, "rollouts go on as before"
 
 
 @pytest.mark.parametrize(("arguments", "action"), [([], 1), (["--gamma", "0.9"], 0)])
-def test_eval_by_another_discount(decided, arguments, action, monkeypatch):
-    taken = []
-    monkeypatch.setattr("amago.agent.Agent.act", lambda *args, act=amago.Agent.act: taken.append(act(*args)) or taken[-1])
-    common = ["eval", str(decided.run_dir), "--env", "CartPole-v1", "--episodes", "2", "--actors", "2", "--greedy"]
-    assert run_amago([*common, *arguments], decided.run_dir).code == 0
-    assert torch.cat(taken).unique().tolist() == [action]
+def test_eval_by_another_discount(decided, arguments, action, taken):
+    gym.register("Witness-v0", entry_point=lambda **_: Witness(gym.make("CartPole-v1")), max_episode_steps=30)
+    try:
+        common = ["eval", str(decided.run_dir), "--env", "Witness-v0", "--episodes", "2", "--actors", "2", "--greedy"]
+        assert run_amago([*common, *arguments], decided.run_dir).code == 0
+    finally:
+        del gym.registry["Witness-v0"]
+    assert set(taken) == {action}
 
 
 def test_an_agent_without_discounts(decided):
     policy = amago.load_policy(decided.run_dir)
     del policy.agent.gammas
     assert (policy.gammas, policy.gamma) == ((), None)
-    with pytest.raises(ValueError, match=r"gamma=0\.9 is none of the discounts of the Agent: none"):
+    with pytest.raises(ValueError, match=naming("gamma=0.9", "Agent")):
         choose_discount(policy.agent, 0.9)
 
 
@@ -464,9 +486,7 @@ def own_module(tmp_path, monkeypatch):
 
 def test_a_class_of_ones_own_is_refused_unless_allowed(own_module):
     run_dir, imported = own_module
-    with pytest.raises(
-        ValueError, match=r"own_encoder:OwnEncoder; import that module first, or allow it.*modules=\['own_encoder'\]"
-    ):
+    with pytest.raises(ValueError, match=naming("own_encoder:OwnEncoder", "modules=['own_encoder']")):
         amago.load_policy(run_dir)
     assert not imported.exists()
     policy = amago.load_policy(run_dir, modules=["own_encoder"])
@@ -484,21 +504,21 @@ def test_a_class_of_ones_own_that_is_imported(own_module):
 
 
 @pytest.mark.parametrize(
-    ("part", "name", "message"),
+    ("part", "name", "named"),
     [
-        ("agent", "os:system", "BaseAgent"),
-        ("tstep_encoder", "subprocess:Popen", "TstepEncoder"),
-        ("traj_encoder", "builtins:exec", "TrajEncoder"),
-        ("traj_encoder", "amago.nets.traj_encoders:Gone", "Gone"),
-        ("tstep_encoder", "__main__:Mine", "Mine"),
-        ("agent", "antigravity:geohash", "modules="),
+        ("agent", "os:system", ("agent", "BaseAgent")),
+        ("tstep_encoder", "subprocess:Popen", ("tstep_encoder", "TstepEncoder")),
+        ("traj_encoder", "builtins:exec", ("traj_encoder", "TrajEncoder")),
+        ("traj_encoder", "amago.nets.traj_encoders:Gone", ()),
+        ("tstep_encoder", "__main__:Mine", ()),
+        ("agent", "antigravity:geohash", ("modules=",)),
     ],
 )
-def test_a_description_can_name_nothing_but_parts_of_a_policy(run, tmp_path, part, name, message):
+def test_a_description_can_name_nothing_but_parts_of_a_policy(run, tmp_path, part, name, named):
     spec = json.loads((run[0] / "policy.json").read_text())
     (tmp_path / "policy.json").write_text(json.dumps(spec | {part: name}))
     torch.save({}, tmp_path / "w.pt")
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=naming(name, *named)):
         amago.load_policy(tmp_path / "w.pt")
     assert "antigravity" not in sys.modules
 
@@ -506,7 +526,7 @@ def test_a_description_can_name_nothing_but_parts_of_a_policy(run, tmp_path, par
 def test_a_damaged_description(tmp_path):
     (tmp_path / "policy.json").write_text('{"schema": 1, "age')
     torch.save({}, tmp_path / "w.pt")
-    with pytest.raises(CheckpointError, match=r"policy.json is damaged"):
+    with pytest.raises(CheckpointError, match=naming(str(tmp_path / "policy.json"))):
         amago.load_policy(tmp_path / "w.pt")
 
 
@@ -541,5 +561,5 @@ def test_a_setting_that_cannot_be_written_is_named(tmp_path):
     config.bind({"Agent.fbc_filter_func": lambda adv: adv.sign()})
     e = learned(tmp_path, always_save_latest=True)
     config.clear()
-    with pytest.raises(ValueError, match=r"Agent.fbc_filter_func: .*lambda"):
+    with pytest.raises(ValueError, match=naming("Agent.fbc_filter_func", "<lambda>")):
         amago.load_policy(e.run_dir)

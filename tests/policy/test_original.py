@@ -4,6 +4,7 @@ import pytest
 import torch
 from golden import load
 from golden_agents import CASES, golden_agent
+from messages import naming
 
 from amago.policy.original import adapt_weights
 from amago.run import checkpoint
@@ -69,10 +70,12 @@ def test_whatever_does_not_fit_is_named():
     with pytest.raises(checkpoint.CheckpointError) as err:
         adapt_weights(weights, agent)
     for part in (
-        r"the agent has no world_model.weight (2, 3)",
-        "the weights lack popart.mu (3, 1)",
-        "the weights lack critics.net.inp_layer.bias (1, 1, 1, 16)",
-        "actor.base.in_layer.bias has shape (99,), the agent's has (16,)",
+        "world_model.weight (2, 3)",
+        "popart.mu (3, 1)",
+        "critics.net.inp_layer.bias (1, 1, 1, 16)",
+        "actor.base.in_layer.bias",
+        "(99,)",
+        "(16,)",
     ):
         assert part in str(err.value)
     assert "maximized" not in str(err.value)
@@ -82,5 +85,5 @@ def test_names_that_collide_once_unwrapped_are_refused():
     agent, _, _ = golden_agent("agent_discrete")
     weights = agent.state_dict()
     weights["module.popart.mu"] = torch.ones(3, 1)
-    with pytest.raises(checkpoint.CheckpointError, match="some names occur twice"):
+    with pytest.raises(checkpoint.CheckpointError, match=naming("twice", "module.")):
         adapt_weights(weights, agent)

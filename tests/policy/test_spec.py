@@ -6,6 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import tiny
+from messages import naming
 
 import amago
 from amago import cli_utils, config
@@ -60,7 +61,7 @@ def test_a_description_from_before_builds_the_same_agent(tmp_path):
 @pytest.mark.parametrize("name", ["agent", "bindings", "max_seq_len"])
 def test_a_description_without_one_of_its_fields(tmp_path, name):
     (tmp_path / "policy.json").write_text(json.dumps({k: v for k, v in SPEC.items() if k != name}))
-    with pytest.raises(CheckpointError, match=f"policy.json is damaged: it lacks {name}"):
+    with pytest.raises(CheckpointError, match=naming(str(tmp_path / "policy.json"), name)):
         build_agent(tmp_path)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from messages import names, naming
 from tiny import EPISODE, experiment, learned, rows, started
 
 import amago
@@ -151,8 +152,8 @@ def test_starting_afresh_over_checkpoints_is_mentioned(tmp_path, capsys):
     e = started(tmp_path, verbose=True)
     assert e.epoch == 0
     out = capsys.readouterr().out
-    assert "holds checkpoints of an earlier run" in out
-    assert "resume='never' starts afresh" in out
+    assert "checkpoints" in out
+    assert "resume='never'" in out
     e.close()
 
 
@@ -165,12 +166,12 @@ def test_an_epoch_can_be_chosen(tmp_path):
 
 def test_an_epoch_that_is_not_there(tmp_path):
     learned(tmp_path, ckpt_interval=1, epochs=2).close()
-    with pytest.raises(CheckpointError, match=r"no training state of epoch 7; there are: 0, 1"):
+    with pytest.raises(CheckpointError, match=naming("'run'", 7, "0, 1")):
         started(tmp_path, resume=7)
     e = started(tmp_path)
-    with pytest.raises(CheckpointError, match=r"epoch 5; there are: 0, 1"):
+    with pytest.raises(CheckpointError, match=naming("'run'", 5, "0, 1")):
         e.load_checkpoint(5)
-    with pytest.raises(CheckpointError, match=r"no weights at .*policy_epoch_5.pt"):
+    with pytest.raises(CheckpointError, match=naming(str(e.ckpt_dir / "policy_weights" / "policy_epoch_5.pt"))):
         e.load_checkpoint(5, resume_training_state=False)
     e.close()
 
@@ -232,7 +233,7 @@ def test_a_damaged_newest_falls_back_to_the_one_before(tmp_path, caplog, name, d
     blamed = "" if name == "manifest.json" else f"/{name}"  # a wrong checksum names the file
     assert f"run_epoch_20{blamed}" in caplog.text
     damage(states / "run_epoch_3" / name)
-    with pytest.raises(CheckpointError, match=rf"no complete checkpoint.*run_epoch_20{blamed}.*run_epoch_3{blamed}"):
+    with pytest.raises(CheckpointError, match=naming(f"run_epoch_20{blamed}", f"run_epoch_3{blamed}")):
         checkpoint.newest_complete(states)
 
 
@@ -259,7 +260,7 @@ def test_a_manifest_of_the_first_format_is_read(tmp_path):
     manifest.write_text(json.dumps({"schema": 1, "files": files}))
     assert checkpoint.load_training_state(directory)[2] == {"epoch": 3}
     manifest.write_text(json.dumps({"schema": 3, "files": files}))
-    with pytest.raises(CheckpointError, match=r"manifest.json is damaged"):
+    with pytest.raises(CheckpointError, match=naming(str(manifest))):
         checkpoint.verify(directory)
 
 
@@ -341,7 +342,7 @@ def test_a_state_without_something_names_it(tmp_path):
     weights, tensors, state = checkpoint.load_training_state(directory)
     del state["next_batch"]
     checkpoint.save_training_state(directory, weights, tensors, state)
-    with pytest.raises(CheckpointError, match=r"run_epoch_0 lacks 'next_batch'"):
+    with pytest.raises(CheckpointError, match=naming("run_epoch_0", "'next_batch'")):
         e.load_checkpoint(0)
     e.close()
 
@@ -353,10 +354,10 @@ def test_resume_skips_a_damaged_state_and_refuses_to_start_afresh(tmp_path, capl
     with caplog.at_level(logging.WARNING):
         again = started(tmp_path, resume="auto")
     assert again.epoch == 1
-    assert "run_epoch_1/model.safetensors is damaged" in caplog.text
+    assert "run_epoch_1/model.safetensors" in caplog.text
     again.close()
     flip_a_bit(e.ckpt_dir / "training_states" / "run_epoch_0" / "state.json")
-    with pytest.raises(CheckpointError, match=r"run_epoch_0/state.json is damaged"):
+    with pytest.raises(CheckpointError, match=naming("run_epoch_0/state.json")):
         started(tmp_path, resume="auto")
 
 
@@ -482,7 +483,7 @@ def test_another_number_of_processes_is_refused(tmp_path):
     directory = e.ckpt_dir / "training_states" / "run_epoch_0"
     weights, tensors, state = checkpoint.load_training_state(directory)
     checkpoint.save_training_state(directory, weights, tensors, state | {"processes": 4})
-    with pytest.raises(CheckpointError, match=r"saved by 4 processes and this run has 1.*resume_training_state=False"):
+    with pytest.raises(CheckpointError, match=naming(4, "processes", 1, "resume_training_state=False")):
         e.load_checkpoint(0)
     e.load_checkpoint(0, resume_training_state=False)
     e.close()
@@ -490,7 +491,7 @@ def test_another_number_of_processes_is_refused(tmp_path):
 
 def test_another_number_of_actors_is_refused(tmp_path):
     learned(tmp_path, ckpt_interval=1).close()
-    with pytest.raises(ValueError, match="2 actors, but this pool has 3"):
+    with pytest.raises(ValueError, match=naming(2, "actors", 3)):
         started(tmp_path, resume="auto", parallel_actors=3)
 
 
@@ -524,7 +525,7 @@ def test_a_pickle_is_never_executed(tmp_path, write):
     e = started(tmp_path)
     bad, sprung = tmp_path / "bad.pt", tmp_path / "sprung"
     write({"w": Trap(sprung)}, bad)
-    with pytest.raises(CheckpointError, match=r"bad.pt is not a readable file of weights"):
+    with pytest.raises(CheckpointError, match=naming(str(bad))):
         e.load_checkpoint_from_path(str(bad), is_accelerate_state=False)
     assert not sprung.exists()
     e.close()
@@ -535,7 +536,7 @@ def test_a_pickle_inside_a_training_state_is_never_executed(tmp_path):
     directory, sprung = e.ckpt_dir / "training_states" / "run_epoch_0", tmp_path / "sprung"
     weights, _, state = checkpoint.load_training_state(directory)
     checkpoint.save_training_state(directory, weights, {"optimizer": Trap(sprung)}, state)  # its checksums are right
-    with pytest.raises(CheckpointError, match=r"optimizer.pt"):
+    with pytest.raises(CheckpointError, match=naming(str(directory / "optimizer.pt"))):
         e.load_checkpoint(0)
     assert not sprung.exists()
     e.close()
@@ -544,7 +545,7 @@ def test_a_pickle_inside_a_training_state_is_never_executed(tmp_path):
 @pytest.mark.parametrize("content", [torch.ones(3), [torch.ones(3)], {"a": 1}], ids=["tensor", "list", "number"])
 def test_files_that_hold_no_weights(tmp_path, content):
     torch.save(content, tmp_path / "x.pt")
-    with pytest.raises(CheckpointError, match=r"x.pt does not hold a state dict"):
+    with pytest.raises(CheckpointError, match=naming(str(tmp_path / "x.pt"), "state dict")):
         load_weights(tmp_path / "x.pt")
 
 
@@ -554,7 +555,7 @@ def test_weights_of_another_architecture_are_refused(tmp_path):
     path = str(e.ckpt_dir / "policy_weights" / "policy_epoch_0.pt")
     other = started(tmp_path, traj="gru", name="other")
     before = tiny.weights(other)
-    with pytest.raises(CheckpointError, match=r"policy_epoch_0.pt does not fit"):
+    with pytest.raises(CheckpointError, match=naming(path, "traj_encoder.rnn.weight_ih_l0")):
         other.load_checkpoint_from_path(path, is_accelerate_state=False)
     assert not tiny.differing(before, tiny.weights(other))
     other.close()
@@ -682,7 +683,7 @@ def test_a_collector_refuses_to_go_back(tmp_path, caplog):
     for _ in range(2):
         actor.read_latest_policy()
         assert not tiny.differing(tiny.weights(actor), tiny.weights(learner))
-    assert "version 1 of the policy, older than version 2" in caplog.text
+    assert names(caplog.text, "version 1", "version 2")
     save_weights(theirs, path)  # this file has no version
     actor.read_latest_policy()
     assert tiny.differing(tiny.weights(actor), theirs)
@@ -705,7 +706,7 @@ def test_weights_of_old_files_and_of_others_are_read_and_ours_are_checked(tmp_pa
     assert weights["w"].equal(torch.ones(1000))
     assert type(torch.load(ours, weights_only=True)["w"]) is torch.Tensor
     flip_a_bit(ours)
-    with pytest.raises(CheckpointError, match=r"ours.pt is (damaged|not a readable)"):
+    with pytest.raises(CheckpointError, match=naming(str(ours))):
         load_weights(ours)
 
 
@@ -750,5 +751,5 @@ def test_a_learner_waits_for_data(tmp_path):
 
 
 def test_an_unknown_mode(tmp_path):
-    with pytest.raises(ValueError, match="'collect', 'learn' or 'both', got 'train'"):
+    with pytest.raises(ValueError, match=naming("mode", "'train'", "'collect'", "'learn'", "'both'")):
         switch_async_mode(experiment(tmp_path), "train")

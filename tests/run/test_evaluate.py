@@ -8,15 +8,22 @@ from tiny import EPISODE, started
 
 from amago.envs import EpisodeRecord, ReturnHistory, SpecialMetricHistory, make_pool
 from amago.run.evaluate import AVERAGE_RETURN as TOTAL
-from amago.run.evaluate import bottom_quintile, evaluate, merge_returns, merge_specials, summarise
+from amago.run.evaluate import (
+    AVERAGE_RETURN_OF_ROLLOUTS,
+    evaluate,
+    mean_of_bottom_quintile,
+    merge_returns,
+    merge_specials,
+    summarise,
+)
 
 
 @pytest.mark.parametrize(
     ("values", "mean"),
     [([7.0], 7.0), ([5, 1, 3], 1.0), (range(10), 0.5), (range(11), 0.5), ([2] * 100, 2.0), (range(100), 9.5)],
 )
-def test_the_worst_fifth(values, mean):
-    assert bottom_quintile(list(reversed(list(values)))) == mean
+def test_mean_of_the_worst_fifth(values, mean):
+    assert mean_of_bottom_quintile(list(reversed(list(values)))) == mean
 
 
 def episodes():
@@ -38,9 +45,11 @@ def test_histories_of_several_pools_are_merged():
 def test_a_summary():
     returns, specials = merge_returns([ReturnHistory(episodes())]), merge_specials([SpecialMetricHistory(episodes())])
     assert summarise(returns, specials) == {
-        TOTAL: 3.0, "Number of Rollouts": 3.0, "Average Total Return in a": 3.0, "Average Total Return in b": 3.0,
-        "Bottom Quintile Total Return in a": 3.0, "Bottom Quintile Total Return in b": 1.0, "Average Success in a": 0.0,
-        "Average Success in b": 0.5, "Average Steps in a": 7.0,
+        TOTAL: 3.0, AVERAGE_RETURN_OF_ROLLOUTS: 3.0, "Number of Rollouts": 3.0,
+        "Average Total Return in a": 3.0, "Average Total Return in b": 3.0,
+        "Bottom Quintile Total Return in a": 3.0, "Bottom Quintile Total Return in b": pytest.approx(1.8),
+        "Mean of Bottom Quintile Total Return in a": 3.0, "Mean of Bottom Quintile Total Return in b": 1.0,
+        "Average Success in a": 0.0, "Average Success in b": 0.5, "Average Steps in a": 7.0,
     }  # fmt: skip
 
 
@@ -48,8 +57,17 @@ def test_nothing_ended_nothing_measured():
     assert summarise({}, {}) == {}
 
 
-def test_the_mean_is_over_rollouts_not_over_environments():
-    assert summarise({"a": [0.0], "b": [3.0, 3.0, 3.0]}, {})[TOTAL] == 2.25
+def test_two_means_one_over_environment_names_and_one_over_rollouts():
+    """Short rollouts end more often than long ones, so they dominate the second mean, but not the first."""
+    metrics = summarise({"long": [10.0], "short": [0.0, 0.0, 0.0]}, {})
+    assert metrics["Average Total Return (Across All Env Names)"] == 5.0
+    assert metrics["Average Total Return (Across All Rollouts)"] == 2.5
+
+
+@pytest.mark.parametrize(("values", "quintile"), [([7.0], 7.0), (range(6), 1.0), (range(101), 20.0), ([1.0, 2.0], 1.2)])
+def test_the_bottom_quintile_is_the_20th_percentile(values, quintile):
+    metrics = summarise({"a": list(reversed(list(values)))}, {})
+    assert metrics["Bottom Quintile Total Return in a"] == pytest.approx(quintile)
 
 
 def run(agent, **kwargs):
@@ -68,7 +86,7 @@ def test_evaluate_needs_no_experiment(tmp_path):
     assert metrics["Number of Rollouts"] == 9
     assert -1.0 <= metrics[TOTAL] <= 1.0
     assert agent.training, "its mode is put back"
-    assert run(agent, timesteps=100 * EPISODE, episodes=5)["Number of Rollouts"] == 6
+    assert run(agent, timesteps=100 * EPISODE, episodes=5)["Number of Rollouts"] == 5
     assert run(agent, timesteps=EPISODE - 1) == {}
 
 

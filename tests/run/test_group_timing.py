@@ -1,28 +1,21 @@
 """Groups of actors that are stepped jointly or alternately: whichever is faster, and with the same actions."""
 
 import itertools
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import tiny
 import torch
 
-from amago import config
-from amago.agent import Agent
 from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, MambaTrajEncoder, TformerTrajEncoder
-from amago.nets.tstep_encoders import FFTstepEncoder
 from amago.run.group_timing import GroupTiming
 from amago.run.rollout import Rollout
 from amago.spaces import action_spec, rl2_space
 
 SPACE = gym.spaces.Box(-1.0, 1.0, (2,))
 OBS = gym.spaces.Dict({"observation": gym.spaces.Box(-np.inf, np.inf, (3,))})
-TINY = {
-    "FFTstepEncoder.d_hidden": 12, "FFTstepEncoder.d_output": 12, "FFTrajEncoder.d_model": 12, "GRUTrajEncoder.d_hidden": 12,
-    "GRUTrajEncoder.d_output": 12, "TformerTrajEncoder.d_model": 16, "TformerTrajEncoder.d_ff": 16, "TformerTrajEncoder.n_heads": 2,
-    "TformerTrajEncoder.n_layers": 2, "MambaTrajEncoder.d_model": 8, "MambaTrajEncoder.d_state": 4, "MambaTrajEncoder.n_layers": 2,
-    "Actor.d_hidden": 12, "NCritics.d_hidden": 12,
-}  # fmt: skip
 
 
 class Fresh(GRUTrajEncoder):
@@ -65,7 +58,7 @@ class Numbers:
         self.obs = {"observation": np.arange(15, dtype=np.float32).reshape(5, 3) / 15}
         self.rl2s, self.time_idxs = np.zeros((5, 3), np.float32), np.zeros((5, 1), np.int64)
         self.resets, self.busy, self.sizes = np.ones(5, bool), [False, False], []
-        self.actions = np.zeros((5, 2), np.float32)
+        self.actions, self.extras = np.zeros((5, 2), np.float32), {}
         self.log = []
 
     def send(self, group, actions):
@@ -97,9 +90,8 @@ class Numbers:
 
 
 def agent(model):
-    config.bind(TINY)
-    torch.manual_seed(0)
-    made = Agent(OBS, rl2_space(action_spec(SPACE)), SPACE, 6, FFTstepEncoder, MODELS[model])
+    spaces = SimpleNamespace(observation_space=OBS, rl2_space=rl2_space(action_spec(SPACE)), action_space=SPACE)
+    made = tiny.agent(spaces, MODELS[model], bindings={"TformerTrajEncoder.n_layers": 2})
     with torch.no_grad():
         for p in made.parameters():
             p.add_(0.2 * torch.randn_like(p))

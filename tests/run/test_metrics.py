@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from messages import naming
 from tiny import EPISODE, learned, rows
 
 from amago.run.metrics import MetricsLogger, RunningMeans, to_floats
@@ -77,7 +78,7 @@ def test_a_torn_last_line_does_not_swallow_the_next(tmp_path, torn):
     found = (tmp_path / "metrics.jsonl").read_bytes().split(b"\n")
     assert len(found) == 5
     assert [json.loads(found[i])["values"]["a"] for i in (0, 2, 3)] == [1.0, 2.0, 3.0]
-    with pytest.warns(UserWarning, match="metrics.jsonl:2: unreadable"):
+    with pytest.warns(UserWarning, match="metrics.jsonl:2"):
         assert [r["values"]["a"] for r in rows(tmp_path)] == [1.0, 2.0, 3.0]
 
 
@@ -171,5 +172,5 @@ def test_weights_and_biases_offline(tmp_path):
 @pytest.mark.parametrize(("field", "module", "extra"), [("log_to_tensorboard", "torch.utils.tensorboard", "tensorboard"), ("log_to_wandb", "wandb", "wandb")])  # fmt: skip
 def test_what_is_not_installed_is_named(tmp_path, monkeypatch, field, module, extra):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=rf"{field}=True needs.*pip install 'amago\[{extra}\]'"):
+    with pytest.raises(ImportError, match=naming(f"{field}=True", f"pip install 'amago[{extra}]'")):
         tiny.started(tmp_path, **{field: True})

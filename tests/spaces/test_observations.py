@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from messages import naming
 
 from amago.spaces import action_spec, describe, from_description, obs_spec, rl2_space
 
@@ -51,9 +52,9 @@ def test_batches_of_actions():
 
 
 def test_unbounded_boxes_and_other_spaces_are_refused():
-    with pytest.raises(ValueError, match=r"unbounded.*RescaleAction"):
+    with pytest.raises(ValueError, match=naming("unbounded", "RescaleAction")):
         action_spec(gym.spaces.Box(-np.inf, np.inf, (2,)))
-    with pytest.raises(TypeError, match="use Discrete, MultiDiscrete, Box or MultiBinary, or a Tuple or Dict of these"):
+    with pytest.raises(TypeError, match=naming("Text", "Discrete", "MultiDiscrete", "Box", "MultiBinary", "Tuple", "Dict")):
         action_spec(gym.spaces.Text(4))
 
 
@@ -113,21 +114,21 @@ def test_batched_observations_convert_row_by_row(batch, n, seed):
 
 
 @pytest.mark.parametrize(
-    ("space", "obs", "message"),
+    ("space", "obs", "named"),
     [
-        (gym.spaces.Box(0, 1, (2,)), np.zeros(3, np.float32), r"'observation' has shape \(3,\), but its space says \(2,\)"),
-        (gym.spaces.Box(0, 255, (2,), np.uint8), np.zeros(2), "'observation' has dtype float64, but its space says uint8"),
-        (gym.spaces.Dict(a=gym.spaces.Discrete(2)), {"b": 0}, r"missing \['a'\]; not in the space: \['b'\]"),
-        (gym.spaces.Dict(a=gym.spaces.Discrete(2)), np.zeros(2), r"keys \['a'\], but the environment returned ndarray"),
-        (gym.spaces.Discrete(2), 2, r"'observation' is 2, outside Discrete\(2\)"),
-        (gym.spaces.MultiDiscrete([2, 2]), np.array([0, 2]), "outside MultiDiscrete"),
+        (gym.spaces.Box(0, 1, (2,)), np.zeros(3, np.float32), ("'observation'", "shape", (3,), (2,))),
+        (gym.spaces.Box(0, 255, (2,), np.uint8), np.zeros(2), ("'observation'", "dtype", "float64", "uint8")),
+        (gym.spaces.Dict(a=gym.spaces.Discrete(2)), {"b": 0}, ("missing ['a']", "['b']")),
+        (gym.spaces.Dict(a=gym.spaces.Discrete(2)), np.zeros(2), ("['a']", "ndarray")),
+        (gym.spaces.Discrete(2), 2, ("'observation'", "2", "Discrete(2)")),
+        (gym.spaces.MultiDiscrete([2, 2]), np.array([0, 2]), ("'observation'", "[0 2]", "MultiDiscrete([2 2])")),
     ],
 )
-def test_wrong_observations_say_which_key_and_what_is_right(space, obs, message):
-    with pytest.raises(ValueError, match=message):
+def test_wrong_observations_say_which_key_and_what_is_right(space, obs, named):
+    with pytest.raises(ValueError, match=naming(*named)):
         obs_spec(space).convert(obs)
 
 
 def test_spaces_without_an_array_form_are_refused_by_key():
-    with pytest.raises(TypeError, match=r"'mission' has space Text.*FilterObservation"):
+    with pytest.raises(TypeError, match=naming("'mission'", "Text", "FilterObservation")):
         obs_spec(gym.spaces.Dict(mission=gym.spaces.Text(10)))

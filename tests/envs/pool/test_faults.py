@@ -2,7 +2,6 @@
 
 import logging
 import os
-import signal
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -10,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from counting_env import CountingEnv, check_traj, length_of, make_counting
+from messages import naming
+from workers import actors_of, faults_of, kill
 
 from amago.envs import ActorError, AMAGOEnv, EpsilonGreedy, RecordingError, make_pool
 from amago.envs.pool.faults import Fault, RestartBudget
@@ -102,10 +103,10 @@ def test_a_worker_killed_between_phases_is_replaced(tmp_path):
         pool.reset()
         play(pool, 10)
         under_way = pool.time_idxs[[0, 2], 0] > 0
-        assert list(pool._workers[0].plan.make_envs) == [0, 2]
+        assert actors_of(pool)[0] == [0, 2]
         unsaved = int(pool._buffers.unsaved[0])
         assert unsaved > 0
-        os.kill(pool._workers[0].process.pid, signal.SIGKILL)
+        kill(pool, 0)
         stats = pool.drain()
         assert stats.restarts == 1
         assert stats.dropped == under_way.sum()
@@ -136,7 +137,7 @@ def test_both_groups_in_flight_when_a_worker_dies(together, tmp_path):
             if together:
                 pool.send_all(np.concatenate((actions, actions)))
             if i % 2:
-                os.kill(pool._workers[i % 4 // 2].process.pid, signal.SIGKILL)
+                kill(pool, i % 4 // 2)
         for g in range(2):
             pool.wait(g)
         assert pool.drain().restarts == 3
@@ -156,7 +157,7 @@ def test_a_death_that_something_else_notices_while_groups_step(together, tmp_pat
         else:
             for g, rows in enumerate(pool.groups):
                 pool.send(g, actions[rows])
-        os.kill(pool._workers[0].process.pid, signal.SIGKILL)
+        kill(pool, 0)
         assert pool.drain().restarts == 1
         for g in range(2):
             pool.wait(g)
@@ -183,7 +184,7 @@ def test_too_many_faults_end_the_run_with_the_traceback(mode, tmp_path):
         pool.reset()
         play(pool, 20)
         Path(broken).touch()
-        with pytest.raises(ActorError, match=r"(?s)7 environments.*max_env_restarts is 6.*always broken"):
+        with pytest.raises(ActorError, match=naming(7, "max_env_restarts", 6, "always broken")):
             for _ in range(10):
                 pool.step(np.zeros((N, 1), int))
     finally:
@@ -206,7 +207,7 @@ def test_an_environment_that_cannot_be_made_again_is_tried_until_the_limit(mode,
     pool = make_pool([make], mode, max_env_restarts=2, workers=1 if mode == "async" else None)
     try:
         pool.reset()
-        with pytest.raises(ActorError, match=r"(?s)3 environments.*licence server"):
+        with pytest.raises(ActorError, match=naming(3, "licence server")):
             pool.step(np.zeros((1, 1), int))
     finally:
         pool.close()
@@ -218,7 +219,7 @@ def test_a_constructor_that_fails_is_reported_at_once(context):
         raise OSError("no such game")
 
     begin = time.monotonic()
-    with pytest.raises(ActorError, match=r"(?s)could not be started.*OSError: no such game"):
+    with pytest.raises(ActorError, match="OSError: no such game"):
         make_pool([make_counting(0), make], "async", workers=2, mp_context=context)
     assert time.monotonic() - begin < 10
     with pytest.raises(OSError, match="no such game"):
@@ -229,7 +230,7 @@ def test_a_constructor_that_hangs_is_given_up():
     def make():
         time.sleep(3600)
 
-    with pytest.raises(ActorError, match="no answer in time"):
+    with pytest.raises(ActorError, match="hung"):
         make_pool([make], "async", start_timeout=0.5)
 
 
@@ -241,10 +242,10 @@ def test_what_cannot_be_recorded_is_no_fault_of_the_environment(mode, tmp_path):
         pool.reset()
         (tmp_path / "d").rmdir()
         (tmp_path / "d").write_text("a file where the directory was")
-        with pytest.raises((RecordingError, ActorError), match=r"(could not be written|could not record)"):
+        with pytest.raises((RecordingError, ActorError), match=naming(str(tmp_path / "d"))):
             for _ in range(30):
                 pool.step(np.zeros((1, 1), int))
-        assert pool._budget.drain() == (0, 0)
+        assert faults_of(pool) == (0, 0)
     finally:
         begin = time.monotonic()
         if mode == "sync":

@@ -15,6 +15,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from counting_env import CountingEnv, make_counting, make_vector
+from messages import naming
+from workers import actors_of, kill, pids
 
 from amago import config
 from amago.envs import AMAGOEnv, BilevelEpsilonGreedy, EpsilonGreedy, make_pool
@@ -180,12 +182,13 @@ def test_workers_end_when_the_program_is_killed(tmp_path):
         import numpy as np, time
         from amago.envs import make_pool
         from counting_env import make_counting
+        from workers import pids
         pool = make_pool([make_counting(i) for i in range(2)], "async", workers=2,
                          recorder={"save_trajs_to": "DIR", "save_trajs_as": "segments"})
         pool.reset()
         for _ in range(30):
             pool.step(np.zeros((2, 1), int))
-        print(*[w.process.pid for w in pool._workers], flush=True)
+        print(*pids(pool), flush=True)
         time.sleep(60)
         """.replace("DIR", str(tmp_path / "fifo")),
     )
@@ -207,7 +210,7 @@ def test_signals_to_the_group_leave_workers_alone():
     try:
         pool.reset()
         for number in (signal.SIGINT, signal.SIGTERM):
-            os.kill(pool._workers[0].process.pid, number)
+            kill(pool, 0, number)
         pool.step(np.zeros((1, 1), int))
         assert pool.drain().restarts == 0
     finally:
@@ -221,7 +224,7 @@ def test_what_cannot_be_pickled_is_named():
         with lock:
             return AMAGOEnv(CountingEnv(0))
 
-    with pytest.raises(ValueError, match=r"make_envs\[1\] = .*make_locked.* cannot be sent to a worker"):
+    with pytest.raises(ValueError, match=naming("make_envs[1]", "make_locked", "worker")):
         make_pool([make_counting(0), make_locked], "async", workers=1)
     make_pool([make_locked], "async", mp_context="fork").close()
 
@@ -238,34 +241,34 @@ def test_only_bindings_of_what_a_worker_has_are_carried():
 
 
 @pytest.mark.parametrize(
-    ("error", "match", "arguments"),
+    ("error", "named", "arguments"),
     [
-        (ValueError, "env_mode is 'threads'", {"env_mode": "threads"}),
-        (ValueError, r"parallel_actors is 3, but make_envs has 2", {"parallel_actors": 3}),
-        (ValueError, "workers is 0", {"workers": 0}),
-        (ValueError, "step_timeout is -1", {"step_timeout": -1}),
-        (ValueError, "mp_context is 'thread'", {"mp_context": "thread"}),
-        (TypeError, "exploration is 'egreedy'", {"exploration": "egreedy"}),
-        (ValueError, r"unknown options \['dir'\]", {"recorder": {"dir": "x"}}),
-        (ValueError, "max_env_restarts is -1", {"max_env_restarts": -1}),
-        (ValueError, "takes one function, but make_envs has 2", {"env_mode": "already_vectorized"}),
+        (ValueError, ("env_mode", "'threads'"), {"env_mode": "threads"}),
+        (ValueError, ("parallel_actors", 3, "make_envs", 2), {"parallel_actors": 3}),
+        (ValueError, ("workers", 0), {"workers": 0}),
+        (ValueError, ("step_timeout", -1), {"step_timeout": -1}),
+        (ValueError, ("mp_context", "'thread'"), {"mp_context": "thread"}),
+        (TypeError, ("exploration", "'egreedy'"), {"exploration": "egreedy"}),
+        (ValueError, ("recorder", ["dir"]), {"recorder": {"dir": "x"}}),
+        (ValueError, ("max_env_restarts", -1), {"max_env_restarts": -1}),
+        (ValueError, ("env_mode='already_vectorized'", "make_envs", 2), {"env_mode": "already_vectorized"}),
     ],
 )
-def test_wrong_arguments_are_refused(error, match, arguments):
-    with pytest.raises(error, match=match):
+def test_wrong_arguments_are_refused(error, named, arguments):
+    with pytest.raises(error, match=naming(*named)):
         make_pool([make_counting(0), make_counting(1)], **arguments)
 
 
 def test_wrong_environments_are_refused():
-    with pytest.raises(ValueError, match=r"make_envs is empty"):
+    with pytest.raises(ValueError, match=naming("make_envs", "empty")):
         make_pool([], "sync")
-    with pytest.raises(TypeError, match=r"make_envs\[0\] is .*CountingEnv.* must be a function"):
+    with pytest.raises(TypeError, match=naming("make_envs[0]", "CountingEnv", "function")):
         make_pool([CountingEnv(0)], "sync")
-    with pytest.raises(TypeError, match=r"must return an AMAGOEnv, but returned CountingEnv"):
+    with pytest.raises(TypeError, match=naming("AMAGOEnv", "CountingEnv")):
         make_pool([lambda: CountingEnv(0)], "sync")
-    with pytest.raises(ValueError, match=r"batched_envs=3, but here it must be 5.*parallel_actors"):
+    with pytest.raises(ValueError, match=naming("batched_envs=3", 5, "parallel_actors")):
         make_pool([make_vector(3, SAME_STEP)], "already_vectorized", parallel_actors=5)
-    with pytest.raises(ValueError, match=r"batched_envs=3, but here it must be 1.*already_vectorized"):
+    with pytest.raises(ValueError, match=naming("batched_envs=3", 1, "already_vectorized")):
         make_pool([make_vector(3, SAME_STEP)], "sync")
     for mode in ("sync", "async"):
         with pytest.raises(ValueError, match="must have the same spaces"):
@@ -277,21 +280,21 @@ def test_wrong_calls_are_refused():
         pool = make_pool(make_counting(0), mode, parallel_actors=2, workers=1)
         try:
             pool.reset()
-            with pytest.raises(ValueError, match=r"shape \(2,\).*\(2, 1\)"):
+            with pytest.raises(ValueError, match=naming("actions", (2,), (2, 1))):
                 pool.send(0, np.zeros(2, int))
-            with pytest.raises(ValueError, match=r"actions of all actors have shape \(3, 1\), but must have \(2, 1\)"):
+            with pytest.raises(ValueError, match=naming("actions", (3, 1), (2, 1))):
                 pool.send_all(np.zeros((3, 1), int))
-            with pytest.raises(ValueError, match="not stepping"):
+            with pytest.raises(ValueError, match=naming("group 0", "send(0, actions)")):
                 pool.wait(0)
             pool.send(0, np.zeros((2, 1), int))
-            with pytest.raises(ValueError, match="stepping already"):
+            with pytest.raises(ValueError, match=naming("group 0", "wait(0)")):
                 pool.send(0, np.zeros((2, 1), int))
             pool.wait(0)
-            with pytest.raises(ValueError, match="of 9 actors, but this pool has 2"):
+            with pytest.raises(ValueError, match=naming(9, "actors", 2)):
                 pool.load_state_dict({"num_actors": 9, "actors": {}})
         finally:
             pool.close()
-    with pytest.raises(ValueError, match="cannot render"):
+    with pytest.raises(ValueError, match=naming("env_mode='async'", "env_mode='sync'")):
         pool.render()
 
 
@@ -300,13 +303,13 @@ def test_groups_and_workers():
         pool = make_pool([make_counting(i) for i in range(n)], "async", workers=workers)
         try:
             assert pool.groups == expected
-            held = [list(w.plan.make_envs) for w in pool._workers]
+            held = actors_of(pool)
             assert sorted(a for actors in held for a in actors) == list(range(n))
             assert max(map(len, held)) - min(map(len, held)) <= 1
         finally:
             pool.close()
     pool = make_pool([make_counting(i) for i in range(3)], "async", workers=3)
-    assert len(pool._workers) == 3
+    assert len(pids(pool)) == 3
     pool.close()
     vector = make_pool([make_vector(3, SAME_STEP)], "already_vectorized")
     assert vector.num_actors == 3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from functools import cache
 from typing import Any
 
 import gymnasium as gym
@@ -12,7 +11,7 @@ import pytest
 import tiny
 import torch
 from composite_envs import SPACES, Rules, illegal_choices
-from gymnasium.utils.env_checker import check_env
+from messages import naming
 
 import amago
 from amago import config
@@ -81,7 +80,7 @@ def test_bits_that_may_not_be_one() -> None:
 
 @pytest.mark.parametrize("kind", [TanhGaussian, Beta, GMM])
 def test_continuous_actions_have_nothing_to_mask(kind: type[Any]) -> None:
-    with pytest.raises(ValueError, match=f"{kind.__name__} cannot be masked"):
+    with pytest.raises(ValueError, match=naming(kind.__name__, "masked")):
         kind(2).masked(torch.zeros(1, 4), torch.ones(1, 2, dtype=torch.bool))
 
 
@@ -109,13 +108,8 @@ def test_a_product_masks_its_parts() -> None:
 
 
 def build(space: gym.Space[Any], agent_type: type[Any], **options: Any) -> Any:
-    config.bind(tiny.SMALL | {"NCriticsTwoHot.d_hidden": 16, "NCriticsTwoHot.output_bins": 8, "ResidualActor.feature_dim": 16})
-    config.bind({"ActionMask.key": "mask", "ResidualActor.residual_ff_dim": 16})
-    env = AMAGOEnv(Rules(space))
-    torch.manual_seed(0)
-    return agent_type(
-        env.observation_space, env.rl2_space, env.action_space, 6, tiny.FFTstepEncoder, tiny.FFTrajEncoder, **options
-    )
+    bindings = {"ActionMask.key": "mask", "ResidualActor.feature_dim": 16, "ResidualActor.residual_ff_dim": 16}
+    return tiny.agent(AMAGOEnv(Rules(space)), agent_type=agent_type, bindings=bindings, **options)
 
 
 def batch_of(space: gym.Space[Any], legal_data: bool = True) -> Batch:
@@ -203,20 +197,20 @@ def test_every_actor_obeys(actor_type: type[Any]) -> None:
 def test_masks_that_cannot_be() -> None:
     obs = G.Dict(mask=G.MultiBinary(5), clue=G.Box(0, 1, (2,)))
     check_mask("mask", obs, action_spec(G.Discrete(5)))
-    with pytest.raises(ValueError, match=r"ActionMask.key='maks' is none of the observations \['clue', 'mask'\]"):
+    with pytest.raises(ValueError, match=naming("ActionMask.key='maks'", ["clue", "mask"])):
         check_mask("maks", obs, action_spec(G.Discrete(5)))
-    with pytest.raises(ValueError, match=r"has shape \(5,\), but must have 4 numbers for actions MultiDiscrete"):
+    with pytest.raises(ValueError, match=naming("ActionMask.key='mask'", (5,), 4, "MultiDiscrete([2 2])")):
         check_mask("mask", obs, action_spec(G.MultiDiscrete([2, 2])))
-    with pytest.raises(ValueError, match=r"no part of Box.* can be masked"):
+    with pytest.raises(ValueError, match=naming("ActionMask.key='mask'", "Box(-1.0, 1.0, (5,), float32)")):
         check_mask("mask", obs, action_spec(G.Box(-1, 1, (5,))))
     config.bind({"ActionMask.key": "nowhere"})
     assert ActionMask() == "nowhere"
     for wrap in (EpsilonGreedy, lambda env: BilevelEpsilonGreedy(env, 10)):
-        with pytest.raises(ValueError, match=r"ActionMask.key=.nowhere. is none of"):
+        with pytest.raises(ValueError, match=naming("ActionMask.key='nowhere'", ["action_mask", "heaps"])):
             wrap(AMAGOEnv(Nim()))
-    with pytest.raises(ValueError, match=r"ActionMask.key='nowhere', but straight_from_obs has \[\]"):
+    with pytest.raises(ValueError, match=naming("ActionMask.key='nowhere'", "straight_from_obs", [])):
         Actor(3, "discrete", 2, torch.tensor([0.9]))(torch.zeros(1, 3))
-    with pytest.raises(ValueError, match="ActionMask has no parameter 'keys'"):
+    with pytest.raises(ValueError, match=naming("ActionMask", "'keys'")):
         config.bind({"ActionMask.keys": "mask"})
 
 
@@ -301,7 +295,7 @@ def illegal_in(e: Any, key: str = "action_mask") -> tuple[int, int]:
 )
 def test_no_illegal_action_in_a_whole_run(mode: str, agent_type: type[Any], tmp_path: Any) -> None:
     config.bind({"EpsilonGreedy.eps_start": 0.6, "EpsilonGreedy.eps_end": 0.5, "ActionMask.key": "action_mask"})
-    config.bind({"NCriticsTwoHot.d_hidden": 16, "NCriticsTwoHot.output_bins": 8})
+    config.bind(tiny.TWO_HOT)
     make = nims if mode == "already_vectorized" else nim
     fields = {
         "env_mode": mode,
@@ -342,95 +336,3 @@ def test_masks_of_several_parts_in_a_run(name: str, tmp_path: Any) -> None:
     illegal, steps = illegal_in(e, "mask")
     assert illegal == 0
     assert steps >= 100
-
-
-# ---- Nim -----------------------------------------------------------------------------------------------------------------------
-
-
-def test_nim_is_an_environment() -> None:
-    gym.register("NimCheck-v0", entry_point=Nim, disable_env_checker=True, order_enforce=False)
-    try:
-        check_env(gym.make("NimCheck-v0", render_mode="ansi").unwrapped, skip_render_check=False)
-    finally:
-        del gym.registry["NimCheck-v0"]
-
-
-@cache
-def can_win(left: tuple[int, ...], max_take: int) -> bool:
-    return any(not can_win(after, max_take) for after in moves(left, max_take))
-
-
-def moves(left: tuple[int, ...], max_take: int) -> list[tuple[int, ...]]:
-    return [(*left[:i], left[i] - k, *left[i + 1 :]) for i in range(len(left)) for k in range(1, max_take + 1) if left[i] >= k]
-
-
-@pytest.mark.parametrize("max_take", [1, 2, 3, 5])
-def test_nim_knows_its_winning_moves(max_take: int) -> None:
-    game = Nim(heaps=(3, 4, 5), max_take=max_take)
-    for left in itertools.product(range(4), range(5), range(6)):
-        game.left = np.array(left)
-        legal = np.flatnonzero(game.legal())
-        assert len(legal) == len(moves(left, max_take))
-        after = {}
-        for action in legal:
-            heap, take = divmod(int(action), max_take)
-            after[int(action)] = (*left[:heap], left[heap] - take - 1, *left[heap + 1 :])
-        assert game.winning().tolist() == [a for a, rest in after.items() if not can_win(rest, max_take)]
-
-
-def test_nim_rewards_and_ends() -> None:
-    game = Nim(heaps=(2,), max_take=2, opponent_skill=1.0)
-    results = set()
-    for seed in range(20):
-        obs, _ = game.reset(seed=seed)
-        assert obs["action_mask"].tolist() == [1, int(game.left[0] == 2)]
-        assert obs["heaps"].tolist() == [game.left[0] / 2]
-        last = int(game.left[0]) == 1
-        obs, reward, terminated, truncated, info = game.step(0)
-        assert (reward, terminated, truncated) == (1.0 if last else -1.0, True, False)
-        assert info == {"AMAGO_LOG_METRIC Won": float(last), "AMAGO_LOG_METRIC Illegal Move": 0.0}
-        assert not obs["action_mask"].any()
-        results.add(reward)
-    assert results == {1.0, -1.0}
-    game.left = np.array([1])
-    *_, reward, terminated, _, info = game.step(1)
-    assert (reward, terminated, info["AMAGO_LOG_METRIC Illegal Move"], game.illegal_moves) == (-1.0, True, 1.0, 1)
-    with pytest.raises(gym.error.ResetNeeded, match=r"Nim\.step"):
-        game.step(0)
-    strict = Nim(heaps=(1,), raise_if_illegal=True, render_mode="ansi")
-    strict.reset(seed=0)
-    assert strict.render() == "| "
-    with pytest.raises(ValueError, match="action 2 takes 3 objects from a heap of 1"):
-        strict.step(2)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"heaps": ()}, "at least one heap"),
-        ({"heaps": (3, 0)}, r"heaps\[1\] must be at least 1, got 0"),
-        ({"max_take": 0}, "max_take must be at least 1, got 0"),
-        ({"opponent_skill": 1.5}, r"opponent_skill must be in \[0, 1\], got 1.5"),
-    ],
-)
-def test_nim_refuses(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Nim(**arguments)
-
-
-def short_nim() -> AMAGOEnv:
-    return AMAGOEnv(Nim(heaps=(6,), opponent_skill=0.5), env_name="Nim")
-
-
-def test_nim_is_learned(tmp_path: Any) -> None:
-    """Of random legal play 47% of the games are won, by best play 89%."""
-    config.bind(
-        {"ActionMask.key": "action_mask", "EpsilonGreedy.steps_anneal": 200, "Agent.tau": 0.02, "Agent.use_multigamma": False}
-    )
-    e = tiny.learned(
-        tmp_path, short_nim, parallel_actors=16, epochs=12, train_timesteps_per_epoch=16, max_seq_len=3, train_batches_per_epoch=25,
-        batch_size=32, learning_rate=5e-3, sample_actions=False,
-    )  # fmt: skip
-    result = e.evaluate_test(short_nim, timesteps=100)
-    assert result["Average Illegal Move in Nim"] == 0
-    assert result["Average Won in Nim"] > 0.65, result

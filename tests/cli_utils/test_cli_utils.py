@@ -1,0 +1,231 @@
+"""Helpers of scripts: arguments, parts by name, settings, trials, tables."""
+
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+
+import pytest
+import tiny
+from messages import naming
+
+from amago import cli_utils
+from amago.agent import Agent
+from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy
+from amago.nets.cnn import DrQCNN, IMPALAishCNN
+from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder
+from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder
+from amago.run.console import metrics_table
+
+# ---- tables --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_table_begins_with_the_headline_and_counts_like_people():
+    metrics = {f"Attempt {i} Success": i / 10 for i in (9, 10, 1)} | {"Average Total Return (Across All Env Names)": 2.5}
+    lines = metrics_table(metrics, "title").splitlines()
+    assert lines[0] == "title"
+    assert [line.rsplit(maxsplit=1) for line in lines[2:]] == [
+        ["Average Total Return (Across All Env Names)", "2.5"],
+        ["Attempt 1 Success", "0.1"],
+        ["Attempt 9 Success", "0.9"],
+        ["Attempt 10 Success", "1"],
+    ]
+    assert "no rollout ended" in metrics_table({}, "title")
+
+
+# ---- helpers of scripts --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("80000", 80_000), ("80_000", 80_000), ("8e4", 80_000), ("-3", -3), ("9007199254740993", 2**53 + 1)]
+)
+def test_whole_numbers(text, number):
+    value = cli_utils.whole_number(text)
+    assert value == number
+    assert isinstance(value, int)
+
+
+@pytest.mark.parametrize("text", ["x", "", "1.5", "1e-3", "inf", "nan"])
+def test_what_is_no_whole_number(text):
+    with pytest.raises(ArgumentTypeError, match=r"whole number|not a number"):
+        cli_utils.whole_number(text)
+
+
+@pytest.mark.parametrize(
+    ("arch", "cls", "bound"),
+    [
+        ("ff", FFTrajEncoder, {"d_model": 32, "n_layers": 2}),
+        ("gru", GRUTrajEncoder, {"d_hidden": 32, "d_output": 32, "n_layers": 2}),
+        ("rnn", GRUTrajEncoder, {"d_hidden": 32, "d_output": 32, "n_layers": 2}),
+        ("transformer", TformerTrajEncoder, {"d_model": 32, "d_ff": 128, "n_layers": 2}),
+        (TformerTrajEncoder, TformerTrajEncoder, {"d_model": 32, "d_ff": 128, "n_layers": 2}),
+    ],
+)
+def test_switching_the_sequence_model(arch, cls, bound):
+    settings = {}
+    assert cli_utils.switch_traj_encoder(settings, arch, memory_size=32, layers=2) is cls
+    assert {k.rpartition(".")[2]: v for k, v in settings.items()} == bound
+    cli_utils.use_config(settings)
+    assert cls(tstep_dim=4, max_seq_len=3).emb_dim == 32
+
+
+def test_switching_other_parts():
+    settings = {}
+    assert cli_utils.switch_tstep_encoder(settings, "ff", d_hidden=8) is FFTstepEncoder
+    assert cli_utils.switch_step_encoder(settings, "cnn") is CNNTstepEncoder
+    assert cli_utils.switch_agent(settings, "agent", tau=0.5) is Agent
+    assert cli_utils.switch_exploration(settings, "egreedy", eps_start=0.5) is EpsilonGreedy
+    assert cli_utils.switch_exploration(settings, "bilevel", rollout_horizon=3) is BilevelEpsilonGreedy
+    cli_utils.use_config(settings)
+    assert EpsilonGreedy(tiny.tmaze()).eps_start == 0.5
+    assert BilevelEpsilonGreedy(tiny.tmaze()).rollout_horizon == 3
+
+
+def test_arguments_given_to_a_switch_win():
+    settings = {}
+    cli_utils.switch_traj_encoder(settings, "transformer", memory_size=32, d_ff=7)
+    assert settings["amago.nets.traj_encoders.TformerTrajEncoder.d_ff"] == 7
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: cli_utils.switch_traj_encoder({}, "lstm"), ("traj_encoder", "'lstm'", "ff", "gru")),
+        (lambda: cli_utils.switch_agent({}, "agent", taux=1), ("Agent", "'taux'", "tau")),
+        (lambda: cli_utils.switch_agent({}, dict), ("builtins.dict", "@gin.configurable")),
+        (lambda: cli_utils.use_config({"Agent.taux": 1}), ("'Agent.taux' = 1", "tau")),
+        (lambda: cli_utils.use_config({"Agnt.tau": 1}), ("'Agnt.tau' = 1", "Agent")),
+    ],
+)
+def test_switches_refuse_what_does_not_exist(call, named):
+    with pytest.raises(ValueError, match=naming(*named)):
+        call()
+
+
+def parse(root, *argv):
+    parser = cli_utils.add_common_cli(ArgumentParser())
+    return parser.parse_args(["--run_name", "run", "--buffer_dir", str(root), *argv])
+
+
+def test_both_spellings(tmp_path):
+    assert parse(tmp_path, "--max_seq_len", "9").max_seq_len == parse(tmp_path, "--max-seq-len", "9").max_seq_len == 9
+
+
+def test_an_experiment_from_the_command_line(tmp_path):
+    args = parse(
+        tmp_path, "--epochs", "3", "--batch_size", "5", "--no_async", "--parallel_actors", "2", "--timesteps_per_epoch", "1e2",
+        "--resume", "4", "--learning_rate", "0.5", "--mixed_precision", "bf16", "--seed", "9", "--dset_max_size", "77", "--tensorboard",
+    )  # fmt: skip
+    e = cli_utils.create_experiment_from_cli(args, tiny.tmaze, tiny.tmaze, 20, 30, group_name="g", verbose=False)
+    wanted = {
+        "run_name": "run", "ckpt_base_dir": str(tmp_path), "epochs": 3, "batch_size": 5, "env_mode": "sync", "parallel_actors": 2,
+        "train_timesteps_per_epoch": 100, "resume": 4, "learning_rate": 0.5, "mixed_precision": "bf16", "seed": 9, "max_seq_len": 20,
+        "val_timesteps_per_epoch": 30, "log_to_tensorboard": True, "log_to_wandb": False, "wandb_group_name": "g", "verbose": False,
+    }  # fmt: skip
+    assert {k: getattr(e, k) for k in wanted} == wanted
+    assert e.dataset.dset_max_size == 77
+    assert e.dataset.buffer_dir == tmp_path / "run" / "buffer"
+    shorter = parse(tmp_path, "--max_seq_len", "7", "--eval_timesteps", "8", "--mode", "collect")
+    e = cli_utils.create_experiment_from_cli(shorter, tiny.tmaze, tiny.tmaze, 20, 30)
+    assert (e.max_seq_len, e.val_timesteps_per_epoch, e.env_mode) == (7, 8, "async")
+    assert (e.start_learning_at_epoch, e.always_load_latest, e.has_dset_edit_rights) == (float("inf"), True, False)
+
+
+def tiny_script(root, name="run"):
+    """What a script hands to `main`: its own arguments and how to make an experiment; and what it was asked for."""
+    seen = []
+
+    def add_cli(parser):
+        parser.add_argument("--corridor", type=int, default=7, help="steps of the corridor")
+        parser.set_defaults(epochs=1, parallel_actors=2)
+
+    def make_experiment(args):
+        seen.append(args)
+        return tiny.experiment(root, name=args.run_name, seed=args.seed, epochs=args.epochs)
+
+    return add_cli, make_experiment, seen
+
+
+def test_a_script_has_the_common_arguments_and_its_own(tmp_path, capsys):
+    add_cli, _, _ = tiny_script(tmp_path)
+    common = ["--run_name", "run", "--buffer_dir", str(tmp_path)]
+    args = cli_utils.parse_args("What it does.", add_cli, [*common, "--corridor", "3"])
+    assert (args.corridor, args.epochs, args.parallel_actors, args.grads_per_epoch) == (3, 1, 2, 700)
+    with pytest.raises(SystemExit) as stop:
+        cli_utils.parse_args("What it does.", add_cli, ["--help"])
+    assert stop.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "What it does." in text
+    assert "steps of the corridor (default: 7)" in text
+    assert "epochs of collection and training (default: 1)" in text
+
+
+def test_a_script_trains_then_evaluates_and_prints_a_table(tmp_path, capsys):
+    add_cli, make_experiment, seen = tiny_script(tmp_path)
+    argv = ["--run_name", "run", "--buffer_dir", str(tmp_path), "--seed", "3", "--trials", "2"]
+    cli_utils.main("What it does.", add_cli, make_experiment, argv=argv)
+    out = capsys.readouterr().out
+    assert [(args.run_name, args.seed, args.corridor) for args in seen] == [("run_trial_0", 3, 7), ("run_trial_1", 4, 7)]
+    assert out.count("after training\n----") == 2
+    assert out.count("Average Total Return (Across All Env Names)") == 2
+    assert all(tiny.rows(tmp_path / args.run_name, "test") for args in seen)
+    tested = []
+    cli_utils.main(None, add_cli, make_experiment, lambda e: tested.append((e.run_name, e.epoch)), argv[:4])
+    assert [name for name, _ in tested] == ["run"]
+    assert "after training" not in capsys.readouterr().out
+
+
+def test_what_an_evaluation_after_training_is_asked_for(capsys):
+    class Recorded:
+        """With an even number of steps, where rounding shows."""
+
+        val_timesteps_per_epoch, make_val_env = 26, "validation"
+
+        def __init__(self):
+            self.asked = []
+
+        def evaluate_test(self, make_env, timesteps):
+            self.asked.append((make_env, timesteps))
+            return {"Average Total Return (Across All Env Names)": 2.5}
+
+    e = Recorded()
+    cli_utils.evaluate_after_training(e)
+    cli_utils.evaluate_after_training(e, 9)
+    cli_utils.evaluate_after_training(e, 10, "other", "in other mazes")
+    assert e.asked == [("validation", 66), ("validation", 9), ("other", 10)]
+    out = capsys.readouterr().out
+    assert [line for line in out.splitlines() if "-" not in line and "Average" not in line] == [
+        "after training", "after training", "in other mazes",
+    ]  # fmt: skip
+
+
+def test_picture_encoders_by_name():
+    parser = ArgumentParser()
+    cli_utils.add_pixel_cli(parser)
+    args = parser.parse_args(["--cnn", "drq", "--no_augmentation"])
+    settings = {}
+    cli_utils.switch_tstep_encoder(settings, "cnn", cnn_type=args.cnn, drqv2_aug=not args.no_augmentation)
+    assert {k.rpartition(".")[2]: v for k, v in settings.items()} == {"cnn_type": DrQCNN, "drqv2_aug": False}
+    default = parser.parse_args([])
+    cli_utils.switch_tstep_encoder(settings, "cnn", cnn_type=default.cnn, drqv2_aug=not default.no_augmentation)
+    assert {k.rpartition(".")[2]: v for k, v in settings.items()} == {"cnn_type": IMPALAishCNN, "drqv2_aug": True}
+    with pytest.raises(ValueError, match=naming("cnn", "'resnet'", "drq, impala, nature")):
+        cli_utils.switch_tstep_encoder(settings, "cnn", cnn_type="resnet")
+
+
+def test_trials_are_closed_even_if_one_fails(tmp_path):
+    made = []
+
+    def make(args: Namespace):
+        made.append(tiny.experiment(tmp_path, name=args.run_name, seed=args.seed))
+        return made[-1]
+
+    def test(experiment):
+        if len(made) == 2:
+            raise OSError("the disk is full")
+
+    args = parse(tmp_path, "--trials", "3", "--seed", "5")
+    with pytest.raises(OSError, match="disk is full"):
+        cli_utils.run_trials(args, make, test)
+    assert [(e.run_name, e.seed) for e in made] == [("run_trial_0", 5), ("run_trial_1", 6)]
+    for e in made:
+        with pytest.raises(RuntimeError):  # it is closed
+            e.learn()
+    assert (args.run_name, args.seed) == ("run", 5)

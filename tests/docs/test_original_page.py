@@ -1,0 +1,72 @@
+"""docs/original.md, ``zoo/original`` and the golden vectors tell one story: the behaviour of the original system."""
+
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import gin
+import golden
+import pytest
+import tiny
+
+from amago import config
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "original.md"
+COLUMNS = ["subject", "original system", "amago", "reason", "switch"]
+SETTINGS = [
+    " ".join(line.split())
+    for line in (ROOT / "amago" / "zoo" / "original.gin").read_text().splitlines()
+    if line.strip() and not line.startswith(("#", "import "))
+]
+GOLDEN_TESTS = ["tests/nets/test_golden_nets.py", "tests/agent/test_golden_agent.py", "tests/test_ops.py"]
+
+
+def rows():
+    """All rows of the page's tables, each a list of cells."""
+    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in (x.replace("| |", "|  |") for x in lines)]
+    return [row for row in cells if row != COLUMNS and not set("".join(row)) <= set("-| ")]
+
+
+def switches():
+    return [" ".join(code.split()) for row in rows() for code in re.findall(r"`([^`]+)`", row[-1])]
+
+
+def test_every_row_is_complete():
+    assert len(rows()) >= 9
+    for row in rows():
+        assert len(row) == len(COLUMNS), row
+        assert all(row[:-1]), row
+
+
+def test_the_settings_are_those_of_the_page():
+    assert SETTINGS, "zoo/original binds nothing"
+    assert sorted(SETTINGS) == sorted(switches())
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_setting_exists_and_is_not_the_default(setting):
+    config.parse_files(["zoo/original"])
+    selector, _, parameter = setting.partition(" = ")[0].rpartition(".")
+    bound = gin.query_parameter(f"{selector}.{parameter}")
+    full = next(name for name in config.bindings() if name.endswith(f"{selector}.{parameter}")).rpartition(".")[0]
+    configurable = config._registry()[full].wrapped
+    signature = inspect.signature(configurable.__init__ if inspect.isclass(configurable) else configurable)
+    assert bound != signature.parameters[parameter].default, "amago does this anyway: delete the row and the setting"
+
+
+def test_every_group_of_settings_has_a_comment():
+    for group in (ROOT / "amago" / "zoo" / "original.gin").read_text().split("\n\n"):
+        assert group.startswith("#"), group
+
+
+@pytest.mark.skipif(not golden.directory().is_dir(), reason="no golden vectors")
+def test_golden_vectors_hold_with_the_settings():
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "original_defaults", *GOLDEN_TESTS]
+    environment = tiny.environment() | {"AMAGO_GOLDEN": str(golden.directory())}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert " skipped" not in done.stdout.splitlines()[-1]

@@ -1,0 +1,214 @@
+"""How many rollouts an evaluation counts, and which: neither fast nor slow ones are favoured."""
+
+import json
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import tiny
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from amago import config
+from amago.cli import main
+from amago.cli.train import ARGS_FILE
+from amago.envs import AMAGOEnv, make_pool
+from amago.run.evaluate import AVERAGE_RETURN, NUMBER_OF_ROLLOUTS, evaluate
+from amago.run.rollout import Rollout, shares
+
+FOR_EVER = 1 << 40
+
+
+class Numbered(gym.Env):
+    """Rollouts of given lengths, over and over; the last reward of the n-th one is n."""
+
+    observation_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, lengths):
+        self.lengths, self.n = lengths, -1
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.n, self.t = self.n + 1, 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        done = self.t == self.lengths[self.n % len(self.lengths)]
+        return np.zeros(1, np.float32), float(self.n * done), done, False, {}
+
+
+class FailsOnce(Numbered):
+    """Raises in its second rollout, the first time that there is one."""
+
+    failed = False
+
+    def step(self, action):
+        if self.n == 1 and not FailsOnce.failed:
+            FailsOnce.failed = True
+            raise RuntimeError("a fault of the environment")
+        return super().step(action)
+
+
+class GoodIsLong(gym.Env):
+    """A coin decides: 10 steps and a return of 0, or 100 steps and a return of 1."""
+
+    observation_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.good, self.t = bool(self.np_random.integers(2)), 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        done = self.t == (100 if self.good else 10)
+        return np.zeros(1, np.float32), float(self.good and done), done, False, {}
+
+
+class Idle(torch.nn.Module):
+    """An agent that does nothing and has no memory."""
+
+    def init_hidden_state(self, batch_size, device):
+        return ()
+
+    def reset_hidden_state(self, memory, resets):
+        return memory
+
+    def can_slice_hidden_state(self, memory):
+        return False
+
+    def get_actions(self, obs, rl2s, time_idxs, memory, sample):
+        return torch.zeros(len(rl2s), 1, dtype=torch.int64), memory
+
+
+def numbered(lengths, env_type=Numbered):
+    return AMAGOEnv(env_type(lengths), env_name="Numbered")
+
+
+def pool_of(lengths, **options):
+    makers = [partial(numbered, each) for each in lengths]
+    return make_pool(makers, parallel_actors=len(makers), **({"env_mode": "sync"} | options))
+
+
+def counted(pool, episodes, timesteps=FOR_EVER, **options):
+    """Steps of each actor, and {actor: returns of the rollouts that count}."""
+    try:
+        rollout = Rollout(pool, **options)
+        rollout.reset()
+        taken, stats = rollout.run_phase(Idle(), timesteps, episodes=episodes)
+    finally:
+        pool.close()
+    out = {actor: [] for actor in range(pool.num_actors)}
+    for episode in stats.episodes:
+        out[episode.actor].append(int(episode.ret))
+    return taken, out
+
+
+@given(total=st.integers(0, 200), parts=st.integers(1, 50))
+def test_shares_differ_by_one_at_most(total, parts):
+    divided = shares(total, parts)
+    assert (sum(divided), len(divided)) == (total, parts)
+    assert max(divided) - min(divided) <= 1
+    assert divided == sorted(divided, reverse=True)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    lengths=st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=4), min_size=1, max_size=5),
+    episodes=st.integers(0, 20),
+)
+def test_exactly_as_many_rollouts_count_as_asked_the_first_of_each_actor(lengths, episodes):
+    taken, by_actor = counted(pool_of(lengths), episodes)
+    wanted = shares(episodes, len(lengths))
+    assert by_actor == {actor: list(range(n)) for actor, n in enumerate(wanted)}
+    needed = max(sum(own[k % len(own)] for k in range(n)) for own, n in zip(lengths, wanted))
+    assert needed <= taken <= needed + 1, "an end is known one step later"
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    lengths=st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=4), min_size=1, max_size=5),
+    episodes=st.integers(0, 20),
+    timesteps=st.integers(1, 40),
+)
+def test_timesteps_remain_the_limit(lengths, episodes, timesteps):
+    taken, by_actor = counted(pool_of(lengths), episodes, timesteps)
+    assert taken <= timesteps
+    for own, wanted, found in zip(lengths, shares(episodes, len(lengths)), by_actor.values()):
+        ends = np.cumsum([own[k % len(own)] for k in range(wanted)])
+        assert found == list(range(int((ends <= timesteps).sum())))
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_workers_count_alike(workers):
+    lengths = [[1, 5], [9], [2, 2, 7], [3], [30]]
+    assert counted(pool_of(lengths, env_mode="async", workers=workers), 13)[1] == counted(pool_of(lengths), 13)[1]
+
+
+def test_rows_of_a_vectorised_environment_are_actors():
+    def make():
+        envs = gym.vector.SyncVectorEnv(
+            [partial(Numbered, [n]) for n in (1, 4, 9)], autoreset_mode=gym.vector.AutoresetMode.SAME_STEP
+        )
+        return AMAGOEnv(envs, env_name="Numbered", batched_envs=3)
+
+    _, by_actor = counted(make_pool([make], env_mode="already_vectorized", parallel_actors=3), 7)
+    assert by_actor == {0: [0, 1, 2], 1: [0, 1], 2: [0, 1]}
+
+
+def test_a_rollout_that_a_fault_has_dropped_is_made_up_for(monkeypatch):
+    monkeypatch.setattr(FailsOnce, "failed", False)
+    makers = [partial(numbered, [3]), partial(numbered, [3], FailsOnce)]
+    _, by_actor = counted(make_pool(makers, env_mode="sync", parallel_actors=2), 6)
+    assert FailsOnce.failed
+    assert by_actor == {0: [0, 1, 2], 1: [0, 0, 1]}, "the environment that was replaced begins to count again"
+
+
+def mean_of_many(episodes, times):
+    """Mean return of many short evaluations with 16 actors, and the number of rollouts."""
+    pool = make_pool([partial(AMAGOEnv, GoodIsLong(), env_name="E") for _ in range(16)], env_mode="sync", seed=0)
+    try:
+        metrics = [evaluate(Idle(), pool, FOR_EVER, episodes=episodes) for _ in range(times)]
+    finally:
+        pool.close()
+    rollouts = sum(m[NUMBER_OF_ROLLOUTS] for m in metrics)
+    return sum(m[AVERAGE_RETURN] * m[NUMBER_OF_ROLLOUTS] for m in metrics) / rollouts, rollouts
+
+
+def test_the_mean_is_unbiased_where_good_rollouts_are_long():
+    mean, rollouts = mean_of_many(episodes=16, times=30)
+    assert rollouts == 480
+    assert abs(mean - 0.5) < 3 * 0.5 / np.sqrt(rollouts)
+
+
+def test_the_rule_of_the_original_system_favours_short_rollouts():
+    config.parse_files(["zoo/original"])
+    mean, rollouts = mean_of_many(episodes=16, times=30)
+    assert rollouts >= 480
+    assert mean < 0.3
+
+
+def test_an_experiment_counts_exactly(tmp_path):
+    e = tiny.started(tmp_path, tiny.cartpole)
+    try:
+        for episodes in (1, 3, 8):
+            assert e.evaluate_test(tiny.cartpole, FOR_EVER, episodes=episodes)[NUMBER_OF_ROLLOUTS] == episodes
+    finally:
+        e.close()
+
+
+@pytest.mark.parametrize(("episodes", "actors"), [(1, 8), (3, 8), (7, 2)])
+def test_the_command_counts_exactly(tmp_path, capsys, episodes, actors):
+
+    e = tiny.learned(tmp_path, tiny.cartpole, always_save_latest=True)
+    e.close()
+    (e.run_dir / ARGS_FILE).write_text(json.dumps({"env": "CartPole-v1", "horizon": 30}))
+    config.clear()
+    assert main(["eval", str(e.run_dir), "--episodes", str(episodes), "--actors", str(actors)]) == 0
+    line = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("Number of Rollouts"))
+    assert line.split()[-1] == str(episodes)
