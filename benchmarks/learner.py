@@ -32,6 +32,7 @@ from amago.agent import Agent, BaseAgent, MultiTaskAgent
 from amago.loading import Batch
 from amago.nets.traj_encoders import TformerTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
+from amago.run.allocator import FreedMemory
 from amago.run.update import Updater, adamw, lr_schedule, weighted_losses
 from amago.spaces import action_spec, rl2_space
 from benchmarks.harness import Row, compare
@@ -136,6 +137,7 @@ class Learner:
         torch.manual_seed(0)
         AcceleratorState._reset_state()
         self.accelerator = Accelerator(cpu=True, mixed_precision="bf16" if case.bf16 else "no")
+        FreedMemory().keep()  # as a run does
         agent = make_agent(case)
         self.agent, optimizer = self.accelerator.prepare(agent, adamw(agent.trainable_params, 1e-4, 1e-3))
         self.updater = Updater(self.accelerator, agent, optimizer, lr_schedule(optimizer, 10, 1000, 0.0), grad_clip=1.0)
