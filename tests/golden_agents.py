@@ -51,6 +51,7 @@ CASES = {
 def golden_agent(name):
     arrays, weights, _ = load(name)
     agent_type, options, bindings = CASES[name]
+    config.parse_files(["zoo/original"])
     config.bind(TINY | bindings)
     agent = agent_type(
         obs_space=gym.spaces.Dict({"observation": gym.spaces.Box(-np.inf, np.inf, (5,), np.float32)}),

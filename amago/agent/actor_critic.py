@@ -21,6 +21,7 @@ from amago.data.batch import Batch
 from amago.nets.popart import PopArtLayer
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
+from amago.nets.utils import has_argument
 from amago.spaces import check_mask
 
 
@@ -103,6 +104,27 @@ class ActorCriticAgent(BaseAgent):
                 f"{type(self.actor.policy_dist).__name__} carry none (they are not reparametrised): set "
                 f"{type(self).__name__}.online_coeff = 0 to train by filtered behaviour cloning alone, or choose another distribution"
             )
+        if options.online_coeff > 0 and not self.exact:
+            self._check_critics_detach()
+
+    def _check_critics_detach(self) -> None:
+        """Raise ValueError if critics receive a gradient from the values of the policy's actions, which they must not follow."""
+        training, param = self.critics.training, next(self.critics.parameters(), None)
+        if param is None:
+            return
+        shape = (1, 1, 1, len(self.gammas), self.action_spec.dim)
+        state = param.new_zeros((1, 1, self.traj_encoder.emb_dim))
+        chosen = param.new_zeros(shape).requires_grad_()
+        with torch.enable_grad():
+            _, values = self.critics.eval().evaluate(state, chosen.detach()[0], chosen, self.values.value)
+            self.critics.train(training)
+            params = [p for p in self.critics.parameters() if p.requires_grad]
+            grads = torch.autograd.grad(values.sum(), params, allow_unused=True) if values.requires_grad and params else ()
+        if any(g is not None for g in grads):
+            raise ValueError(
+                f"critic_type={type(self.critics).__name__} ignores detach_params=True: the actor's loss would train the critics, "
+                "towards high values. In its forward, detach every parameter where detach_params is True"
+            )
 
     # ---- acting -------------------------------------------------------------------------------------------------------
 
@@ -130,9 +152,10 @@ class ActorCriticAgent(BaseAgent):
         rews = batch.rews.float() * self.reward_multiplier
         action = self._action_vectors(batch.actions)  # (B, L, A)
 
+        counted = {"mask": real} if log_step and has_argument(self.actor.forward, "mask") else {}
         states = self.encode(batch, log)
         state, next_state = states[:, :-1], states[:, 1:].detach()
-        pi = self.actor(state, log_dict=log, straight_from_obs=self._straight(batch, slice(None, -1)))
+        pi = self.actor(state, log_dict=log, straight_from_obs=self._straight(batch, slice(None, -1)), **counted)
         actor_loss = states.new_zeros((*rews.shape[:2], len(self.gammas), 1), dtype=torch.float32)
         critic_loss, advantage = None, None
 

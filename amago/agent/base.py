@@ -125,7 +125,8 @@ class BaseAgent(nn.Module, ABC):
     def encode(self, batch: Batch, log: dict[str, Any] | None = None) -> Tensor:
         """States s_0..s_L of a batch, (B, L + 1, E)."""
         emb = self.tstep_encoder(obs=batch.obs, rl2s=batch.rl2s, log_dict=log, mask=batch.mask)
-        states, _ = self.traj_encoder(seq=emb, time_idxs=batch.time_idxs, hidden_state=None, log_dict=log)
+        mask = {"mask": batch.mask} if self.traj_encoder.takes_mask else {}
+        states, _ = self.traj_encoder(seq=emb, time_idxs=batch.time_idxs, hidden_state=None, log_dict=log, **mask)
         return states
 
     def init_hidden_state(self, batch_size: int, device: torch.device | str) -> Any:

@@ -92,17 +92,18 @@ class SelfAttention(nn.Module):
         sinks_are_past = self.causal or not self.sink_size
         return "causal" if sinks_are_past and seen.equal(distance >= 0) else "masked"
 
-    def mask(self, length: int, slots: CacheSlots | None, device: torch.device) -> Tensor:
-        """True where a query sees a key: (L, L) for whole sequences; (B, 1, 1, P) in step mode."""
+    def mask(self, length: int, slots: CacheSlots | None, device: torch.device, real: Tensor | None = None) -> Tensor:
+        """True where a query sees a key: (L, L) for whole sequences, (B, 1, L, L) if ``real`` is given; (B, 1, 1, P) in step mode."""
         if slots is not None:
             seen = self.visible(slots.ages)
             if self.sink_size:
                 seen = seen | (slots.places < self.sink_size)
             return (seen & (slots.ages >= 0))[:, None, None]
         idx = torch.arange(length, device=device)
-        return self.sees(idx.unsqueeze(1), idx)
+        seen = self.sees(idx.unsqueeze(1), idx)
+        return seen if real is None else seen & real[:, None, None]
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, slots: CacheSlots | None = None) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, slots: CacheSlots | None = None, real: Tensor | None = None) -> Tensor:
         """Attend.
 
         Args:
@@ -110,13 +111,15 @@ class SelfAttention(nn.Module):
             k, v: (B, H, S, D).
             slots: None for whole sequences, where L == S and token i is row i. In step mode L == 1, the keys are the slots of a
                 ring buffer in any order, and ``slots.ages`` (B, S) is the number of steps since each was written (-1: empty).
+            real: (B, S) bool, False at keys that are padding. It is given for padded sequences if ``causal`` is False; a kernel
+                that is always causal needs no such argument.
 
         Returns:
-            (B, H, L, D).
+            (B, H, L, D); 0 where a query sees no key, which happens at padding only.
         """
         length = q.shape[2]
-        pattern = self.pattern(length, slots)
-        mask = self.mask(length, slots, q.device) if pattern == "masked" else None
+        pattern = self.pattern(length, slots) if real is None else "masked"
+        mask = self.mask(length, slots, q.device, real) if pattern == "masked" else None
         dropout = self.dropout if self.training else 0.0
         attend = attend_in_float32 if self.fast and suits(q) else F.scaled_dot_product_attention
         return attend(q, k, v, mask, dropout_p=dropout, is_causal=pattern == "causal")
@@ -137,10 +140,13 @@ class VanillaAttention(SelfAttention):
     def __init__(self, causal: bool = True, dropout: float = 0.0) -> None:
         super().__init__(causal, dropout)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, slots: CacheSlots | None = None) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, slots: CacheSlots | None = None, real: Tensor | None = None) -> Tensor:
         scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
-        scores = scores.masked_fill(~self.mask(q.shape[2], slots, q.device), -torch.inf)
-        weights = F.dropout(scores.softmax(dim=-1), self.dropout, self.training)
+        hidden = ~self.mask(q.shape[2], slots, q.device, real)
+        weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1)
+        if real is not None:  # a window at padding may contain no real key, and softmax then gives NaN
+            weights = weights.masked_fill(hidden, 0.0)
+        weights = F.dropout(weights, self.dropout, self.training)
         return weights.to(v.dtype) @ v
 
 
@@ -173,9 +179,9 @@ class FlashAttention(SelfAttention):
         except ImportError as err:
             warn_fallback("FlashAttention", f"flash-attn is not usable ({err})")
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, slots: CacheSlots | None = None) -> Tensor:
-        if self._kernel is None:
-            return super().forward(q, k, v, slots)
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, slots: CacheSlots | None = None, real: Tensor | None = None) -> Tensor:
+        if self._kernel is None or real is not None:
+            return super().forward(q, k, v, slots, real)
         if not (q.is_cuda and q.dtype in (torch.float16, torch.bfloat16)):
             warn_fallback("FlashAttention", f"tensors are {q.dtype} on {q.device.type}, not half precision on a GPU")
             return super().forward(q, k, v, slots)

@@ -121,17 +121,26 @@ class DistributionType(ABC):
     def make(self, vec: Tensor) -> PolicyOutput:
         """(..., P) -> distributions with batch shape (...)."""
 
-    def __call__(self, vec: Tensor, log_dict: dict[str, Any] | None = None) -> PolicyOutput:
-        """(..., P) -> distributions with batch shape (...), never in half precision; their metrics go into ``log_dict`` if given."""
+    def __call__(self, vec: Tensor, log_dict: dict[str, Any] | None = None, mask: Tensor | None = None) -> PolicyOutput:
+        """Distributions with batch shape (...), never in half precision.
+
+        Args:
+            vec: (..., P).
+            log_dict: takes their metrics by name, if given.
+            mask: bool, the first dimensions of ``vec``, followed by 1; metrics are those of distributions where it is True. None: of all.
+        """
         if vec.shape[-1] != self.input_dimension:
             raise ValueError(f"{type(self).__name__} takes (..., {self.input_dimension}), got shape {tuple(vec.shape)}")
         if autocast_dtype(vec.device) is None:
-            return self._made(vec, log_dict)
+            return self._made(vec, log_dict, mask)
         with torch.autocast(vec.device.type, enabled=False):
-            return self._made(vec, log_dict)
+            return self._made(vec, log_dict, mask)
 
-    def _made(self, vec: Tensor, log_dict: dict[str, Any] | None) -> PolicyOutput:
-        dist = self.make(at_least_float32(vec))
-        if log_dict is not None:
+    def _made(self, vec: Tensor, log_dict: dict[str, Any] | None, mask: Tensor | None) -> PolicyOutput:
+        vec = at_least_float32(vec)
+        dist = self.make(vec)
+        if log_dict is not None and mask is None:
             log_dict.update(dist.metrics())
+        elif log_dict is not None and mask is not None and mask.any():
+            log_dict.update(self.make(vec.detach()[mask.squeeze(-1)]).metrics())
         return dist

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gin
 import torch
 from torch import Tensor, nn
 
 from amago.nets.cpu.packed import Linear
-from amago.nets.utils import activation_switch, check_dropout, check_positive
+from amago.nets.moments import RunningMoments
+from amago.nets.utils import activation_switch, at_least_float32, check_dropout, check_positive
 
 
 class Normalization(nn.Module):
@@ -87,37 +89,33 @@ class FFBlock(nn.Module):
         return x + (self.dropout(h) if self.training else h)
 
 
-class InputNorm(nn.Module):
+@gin.configurable
+class InputNorm(RunningMoments):
     """Centre and scale each feature by running statistics of the inputs in training mode.
 
-    Mean and second moment move with rate beta / (1 - (1 - beta)^t). Features whose sigma is at most ``skip_below`` are only
-    centred; the output is clamped to [-1e4, 1e4]. Always computed in float32.
+    Features whose sigma is at most ``skip_below`` are only centred; the output is clamped to [-1e4, 1e4]. It is in float32, or in
+    float64 for inputs in float64.
 
     Args:
         d_inp: number of features.
-        beta: rate of the statistics for large t.
+        beta: rate of the statistics after many updates, see `amago.nets.moments.RunningMoments`.
         init_nu: second moment before any data.
         skip_below: sigma below which a feature is not scaled.
+        initial_samples: number of updates that the statistics before any data count as. With 1, as in the original system, they fade
+            slowly: a feature of mean 1,000 and standard deviation 1 has a sigma of 99 after 100 updates.
     """
 
-    mu: Tensor
-    nu: Tensor
-    _t: Tensor
-
-    def __init__(self, d_inp: int, beta: float = 1e-4, init_nu: float = 1.0, skip_below: float = 0.01) -> None:
-        super().__init__()
+    def __init__(
+        self, d_inp: int, beta: float = 1e-4, init_nu: float = 1.0, skip_below: float = 0.01, initial_samples: int = 0
+    ) -> None:
         check_positive(d_inp=d_inp)
-        if not 0.0 < beta < 1.0:
-            raise ValueError(f"beta must be in (0, 1), got beta={beta}")
-        self.beta, self.skip_below = beta, skip_below
-        self.register_buffer("mu", torch.zeros(d_inp))
-        self.register_buffer("nu", torch.full((d_inp,), float(init_nu)))
-        self.register_buffer("_t", torch.ones(1))
+        super().__init__((d_inp,), (1,), beta, init_nu, initial_samples)
+        self.skip_below = skip_below
 
     @property
     def sigma(self) -> Tensor:
         """(d_inp,), in [1e-3, 1e6]."""
-        return torch.sqrt(self.nu - self.mu.square() + 1e-5).nan_to_num(nan=1e-3).clamp(1e-3, 1e6)
+        return torch.sqrt(self.variance + 1e-5).nan_to_num(nan=1e-3).clamp(1e-3, 1e6)
 
     @torch.no_grad()
     def update(self, x: Tensor, mask: Tensor | None = None) -> None:
@@ -125,7 +123,7 @@ class InputNorm(nn.Module):
 
         A batch without a real timestep changes nothing; a feature with a non-finite value keeps its statistics.
         """
-        x = x.float()
+        x = x.to(self.nu.dtype)
         if mask is None:
             first, second, real = x.mean((0, 1)), x.square().mean((0, 1)), torch.ones((), dtype=torch.bool, device=x.device)
         else:
@@ -133,17 +131,12 @@ class InputNorm(nn.Module):
             count = mask.sum()
             first, second = (k.sum((0, 1)) / count.clamp(min=1) for k in (kept, kept.square()))
             real = count > 0
-        t = self._t + 1
-        rate = self.beta / (1 - (1 - self.beta) ** t)
-        use = real & torch.isfinite(first) & torch.isfinite(second)
-        self._t.copy_(torch.where(real, t, self._t))
-        self.mu.copy_(torch.where(use, (1 - rate) * self.mu + rate * first, self.mu))
-        self.nu.copy_(torch.where(use, (1 - rate) * self.nu + rate * second, self.nu))
+        self._move(first, second, real & torch.isfinite(first) & torch.isfinite(second), real)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, L, d_inp) -> the same, normalised; in training mode the statistics are updated first."""
         if self.training:
             self.update(x, mask)
-        sigma = self.sigma
+        x, sigma = at_least_float32(x), self.sigma
         divisor = torch.where(sigma > self.skip_below, sigma, torch.ones_like(sigma))
-        return ((x.float() - self.mu) / divisor).clamp(-1e4, 1e4)
+        return ((x - self.mu.to(x.dtype)) / divisor).clamp(-1e4, 1e4)

@@ -88,9 +88,9 @@ class FlexAttention(SelfAttention):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_block_masks": {}}  # they hold a closure over this module, which cannot be pickled
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, slots: CacheSlots | None = None) -> Tensor:
-        if slots is not None:
-            return super().forward(q, k, v, slots)
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, slots: CacheSlots | None = None, real: Tensor | None = None) -> Tensor:
+        if slots is not None or real is not None:
+            return super().forward(q, k, v, slots, real)
         reason = _refusal(q.device.type, self.dropout if self.training else 0.0)
         if reason is None:
             block_mask = self._block_mask(q.shape[2], q.device)
@@ -103,9 +103,9 @@ class FlexAttention(SelfAttention):
 
 @gin.configurable(module="amago.nets.transformer")
 class SlidingWindowFlexAttention(FlexAttention):
-    """Each token sees the last ``window_size`` tokens, itself included. An actor remembers no more than these.
+    """Each token sees itself and the ``window_size`` tokens before it. An actor remembers no more than these.
 
-    With n layers, the output depends on the last n x (window_size - 1) + 1 tokens.
+    With n layers, the output depends on the last n x window_size + 1 tokens.
 
     Args:
         causal: False extends the window to as many later tokens.
@@ -122,13 +122,13 @@ class SlidingWindowFlexAttention(FlexAttention):
         self.window_size = window_size
 
     def visible(self, distance: Tensor) -> Tensor:
-        near = distance < self.window_size
-        return near & (distance >= 0) if self.causal else near & (distance > -self.window_size)
+        near = distance <= self.window_size
+        return near & (distance >= 0) if self.causal else near & (distance >= -self.window_size)
 
     def cache_slots(self, context: int) -> int:
         if self.sink_size >= context:
-            raise ValueError(f"sink_size={self.sink_size} leaves no room in a memory of {context} timesteps (max_seq_len + 1)")
-        return min(self.window_size + self.sink_size, context)
+            raise ValueError(f"sink_size={self.sink_size} leaves no room in a memory of {context} timesteps (max_seq_len)")
+        return min(self.window_size + 1 + self.sink_size, context)
 
 
 @gin.configurable(module="amago.nets.transformer")

@@ -115,10 +115,11 @@ class BaseActorHead(nn.Module, ABC):
         state: Tensor,
         straight_from_obs: Mapping[str, Tensor] | None = None,
         log_dict: dict[str, Any] | None = None,
+        mask: Tensor | None = None,
     ) -> PolicyOutput:
-        """(..., D) -> distributions with batch shape (..., G)."""
+        """(..., D) -> distributions with batch shape (..., G). ``mask`` (..., 1) is False at padding, which metrics leave out."""
         vec = self.policy_parameters(state, straight_from_obs=straight_from_obs, log_dict=log_dict)
-        return self.policy_dist(vec, log_dict=log_dict)
+        return self.policy_dist(vec, log_dict=log_dict, mask=mask)
 
 
 class BaseCriticHead(nn.Module, ABC):

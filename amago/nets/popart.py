@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gin
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from amago.nets.moments import RunningMoments
 from amago.nets.utils import check_positive
 
 
 @gin.configurable
-class PopArtLayer(nn.Module):
+class PopArtLayer(RunningMoments):
     """Running mean and second moment of value targets for each discount, and the affine map that compensates their changes.
 
     Raw critic outputs Q become w Q + b on the normalised scale, sigma (w Q + b) + mu on that of returns; an update of the
@@ -23,37 +24,30 @@ class PopArtLayer(nn.Module):
 
     Args:
         gammas: G, number of discounts; all statistics are buffers (G, 1).
-        beta: rate of the running statistics, divided by 1 - (1 - beta)^t.
+        beta: rate of the running statistics after many updates, see `amago.nets.moments.RunningMoments`.
         init_nu: second moment before any data, and the square of returns / raw outputs.
         enabled: if False, every method is the identity and `update_stats` does nothing.
+        initial_samples: number of updates that the statistics before any data count as; 1 in the original system.
     """
 
-    mu: Tensor
-    nu: Tensor
     w: Tensor
     b: Tensor
-    _t: Tensor
 
-    def __init__(self, gammas: int, beta: float = 5e-4, init_nu: float = 100.0, enabled: bool = True) -> None:
-        super().__init__()
+    def __init__(
+        self, gammas: int, beta: float = 5e-4, init_nu: float = 100.0, enabled: bool = True, initial_samples: int = 0
+    ) -> None:
         check_positive(gammas=gammas)
-        if not 0.0 < beta < 1.0:
-            raise ValueError(f"beta must be in (0, 1), got beta={beta}")
-        if not init_nu > 0.0:
-            raise ValueError(f"init_nu must be positive, got init_nu={init_nu}")
-        self.beta, self.enabled = beta, enabled
-        self.register_buffer("mu", torch.zeros(gammas, 1))
-        self.register_buffer("nu", torch.full((gammas, 1), float(init_nu)))
+        super().__init__((gammas, 1), (gammas, 1), beta, init_nu, initial_samples)
+        self.enabled = enabled
         self.register_buffer("w", torch.ones(gammas, 1))
         self.register_buffer("b", torch.zeros(gammas, 1))
-        self.register_buffer("_t", torch.ones(gammas, 1))
 
     @property
     def sigma(self) -> Tensor:
         """(G, 1); 1 where disabled."""
         if not self.enabled:
-            return torch.ones_like(self.mu)
-        return torch.sqrt((self.nu - self.mu.square()).clamp(1e-4, 1e8)).clamp(1e-4, 1e6)
+            return torch.ones_like(self.w)
+        return torch.sqrt(self.variance.clamp(1e-4, 1e8)).clamp(1e-4, 1e6)
 
     @torch.no_grad()
     def update_stats(self, val: Tensor, mask: Tensor) -> None:
@@ -68,26 +62,22 @@ class PopArtLayer(nn.Module):
             return
         mask = (mask != 0).expand_as(val)
         dims = tuple(range(val.ndim - 2))
-        kept, count = torch.where(mask, val.float(), 0.0), mask.sum(dims)
+        kept, count = torch.where(mask, val.to(self.nu.dtype), 0.0), mask.sum(dims)
         first, second = (k.sum(dims) / count.clamp(min=1) for k in (kept, kept.square()))
         use = (count > 0) & torch.isfinite(first) & torch.isfinite(second)
-        t = self._t + 1
-        rate = self.beta / (1 - (1 - self.beta) ** t)
         old_mu, old_sigma = self.mu.clone(), self.sigma
-        self._t.copy_(torch.where(use, t, self._t))
-        self.mu.copy_(torch.where(use, (1 - rate) * self.mu + rate * first, self.mu))
-        self.nu.copy_(torch.where(use, (1 - rate) * self.nu + rate * second, self.nu))
+        self._move(first, second, use, use)
         sigma = self.sigma
         self.w.mul_(old_sigma / sigma)
         self.b.copy_((old_sigma * self.b + old_mu - self.mu) / sigma)
 
     def normalize_values(self, target: Tensor) -> Tensor:
         """(..., G, 1) on the scale of returns -> (target - mu) / sigma."""
-        return (target - self.mu) / self.sigma if self.enabled else target
+        return ((target - self.mu) / self.sigma).to(target.dtype) if self.enabled else target
 
     def forward(self, x: Tensor, normalized: bool = True) -> Tensor:
         """Raw critic outputs (..., G, 1), on the normalised scale or, if not ``normalized``, on the scale of returns."""
         if not self.enabled:
             return x
         x = self.w * x + self.b
-        return x if normalized else self.sigma * x + self.mu
+        return x if normalized else self.sigma * x + self.mu.to(x.dtype)

@@ -6,14 +6,14 @@ Shapes: B sequences or actors, L timesteps, D numbers of a timestep's input, E o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from amago.nets.utils import check_positive
+from amago.nets.utils import check_positive, has_argument
 
 Dones = NDArray[np.bool_] | Tensor
 
@@ -24,13 +24,25 @@ class TrajEncoder(nn.Module, ABC):
     A subclass defines `emb_dim` and `forward`. A model with memory also defines `init_hidden_state` and `reset_hidden_state`;
     `slice_hidden_state`, `export_hidden_state` and `import_hidden_state` are optional.
 
+    A model that is not causal adds an argument ``mask`` to `forward`: (B, L, 1) bool, False at padding, which comes after the real steps;
+    or None where there is no padding.
+
     Args:
         tstep_dim: D.
         max_seq_len: length of the context in transitions; training sequences have one observation more.
 
+    Attributes:
+        takes_mask: `forward` has an argument ``mask``. Its signature says so when the class is defined.
+
     Raises:
         ValueError: an argument is below 1.
     """
+
+    takes_mask: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.takes_mask = has_argument(cls.forward, "mask")
 
     def __init__(self, tstep_dim: int, max_seq_len: int) -> None:
         super().__init__()

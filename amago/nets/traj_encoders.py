@@ -233,8 +233,10 @@ class MambaTrajEncoder(TrajEncoder):
 class TformerTrajEncoder(TrajEncoder):
     """A causal transformer, see `amago.nets.transformer`.
 
-    The hidden state is a `amago.nets.kv_cache.KVCache` of max_seq_len + 1 slots, or of fewer if its kind of attention needs fewer. In
-    an episode longer than the cache, each layer attends to the last tokens that fit, and to the sinks of attention that has them.
+    The hidden state is a `amago.nets.kv_cache.KVCache` of max_seq_len slots, or of fewer if its kind of attention needs fewer. In an
+    episode longer than the cache, each layer attends to the last tokens that fit, and to the sinks of attention that has them. Losses
+    are computed at the first max_seq_len of a sequence's max_seq_len + 1 tokens, so an actor sees no more than a trained token did. (The
+    last token, which sees all, only gives the value from which the last target is bootstrapped.)
 
     Args:
         d_model: E, a multiple of ``n_heads``.
@@ -248,7 +250,7 @@ class TformerTrajEncoder(TrajEncoder):
         activation: name, as of `amago.nets.utils.activation_switch`.
         norm: "layer", "rmsnorm" or "none".
         pos_emb: position embedding of the time index: "fixed", "learned" or "rope".
-        causal: False lets tokens see later ones; such a model cannot act step by step.
+        causal: False lets tokens see later ones, but no padding; such a model cannot act step by step.
         sigma_reparam: reparametrise linear layers by their spectral norm.
         normformer_norms: use the extra norms of NormFormer.
         head_scaling: learn a scale for each head.
@@ -307,7 +309,7 @@ class TformerTrajEncoder(TrajEncoder):
         layers = [make_layer() for _ in range(n_layers)]
         self.tformer = transformer.Transformer(tstep_dim, d_model, layers, dropout_emb=dropout_emb, norm=norm, pos_emb=pos_emb)
         self._emb_dim = d_model
-        self._kernel.cache_slots(max_seq_len + 1)  # raises if the sinks do not fit
+        self._kernel.cache_slots(max_seq_len)  # raises if the sinks do not fit
 
     @property
     def emb_dim(self) -> int:
@@ -335,7 +337,7 @@ class TformerTrajEncoder(TrajEncoder):
         if dtype is None:
             dtype = autocast_dtype(torch.device(device)) or self.tformer.inp.weight.dtype
         tformer, kernel = self.tformer, self._kernel
-        slots = kernel.cache_slots(self.max_seq_len + 1)
+        slots = kernel.cache_slots(self.max_seq_len)
         sizes = (len(tformer.layers), batch_size, tformer.n_heads, slots, tformer.head_dim)
         return KVCache(*sizes, device=device, dtype=dtype, sinks=kernel.sink_size)
 
@@ -356,12 +358,17 @@ class TformerTrajEncoder(TrajEncoder):
         return TensorCache(tensors["keys"], tensors["values"], lengths, self._kernel.sink_size)
 
     def forward(
-        self, seq: Tensor, time_idxs: Tensor, hidden_state: Any = None, log_dict: dict[str, Any] | None = None
+        self,
+        seq: Tensor,
+        time_idxs: Tensor,
+        hidden_state: Any = None,
+        log_dict: dict[str, Any] | None = None,
+        mask: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
         self._check_input(seq, time_idxs)
         times = time_idxs.squeeze(-1)
-        if hidden_state is None:
-            return self.tformer(seq, times), None
+        if hidden_state is None:  # padding comes last, where a causal model does not look
+            return self.tformer(seq, times, real=None if self.causal or mask is None else mask.squeeze(-1)), None
         check_batch(seq.shape[0], hidden_state.batch_size)
         steps = [self.tformer(seq[:, i : i + 1], times[:, i : i + 1], hidden_state) for i in range(seq.shape[1])]
         return (steps[0] if len(steps) == 1 else torch.cat(steps, dim=1)), hidden_state

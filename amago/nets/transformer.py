@@ -24,7 +24,7 @@ from amago.nets.ff import Normalization
 from amago.nets.flex_attention import FlexAttention, SlidingWindowFlexAttention, SlidingWindowSinkFlexAttention
 from amago.nets.kv_cache import CacheSlots, KVCache
 from amago.nets.tensor_cache import TensorCache
-from amago.nets.utils import activation_switch, check_dropout, check_positive
+from amago.nets.utils import activation_switch, autocast_dtype, check_dropout, check_positive
 
 __all__ = [
     "AttentionLayer",
@@ -257,6 +257,7 @@ class AttentionLayer(_CachedLinears):
         x: Tensor,
         rope: tuple[Tensor, Tensor] | None = None,
         cache: CacheStep | None = None,
+        real: Tensor | None = None,
     ) -> Tensor:
         """Attend over the sequence or, with a ``cache``, from one token (L == 1) to those in the cache and itself.
 
@@ -264,6 +265,7 @@ class AttentionLayer(_CachedLinears):
             x: (B, L, d_model).
             rope: result of `rope_angles`, to rotate queries and keys.
             cache: is updated with the token.
+            real: (B, L) bool, False at tokens that none may see; None: no such token.
         """
         B, L, _ = x.shape
         qkv = self.dropout_qkv(self._linear("qkv_projection", x))
@@ -271,7 +273,7 @@ class AttentionLayer(_CachedLinears):
         if rope is not None:
             q, k = rotate(q, *rope), rotate(k, *rope)
         if cache is None:
-            out = self.self_attention(q, k, v)
+            out = self.self_attention(q, k, v) if real is None else self.self_attention(q, k, v, real=real)
         else:
             store, layer, slots = cache
             k, v = store.write(layer, k, v, slots)
@@ -321,9 +323,15 @@ class TransformerLayer(_CachedLinears):
         self.dropout_ff = nn.Dropout(dropout_ff)
         self.activation = activation_switch(activation, inplace=True)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None = None, cache: CacheStep | None = None) -> Tensor:
-        """(B, L, d_model) -> (B, L, d_model); ``rope`` and ``cache`` as of `AttentionLayer.forward`."""
-        x = x + self.norm2(self.attention_layer(self.norm1(x), rope, cache))
+    def forward(
+        self,
+        x: Tensor,
+        rope: tuple[Tensor, Tensor] | None = None,
+        cache: CacheStep | None = None,
+        real: Tensor | None = None,
+    ) -> Tensor:
+        """(B, L, d_model) -> (B, L, d_model); ``rope``, ``cache`` and ``real`` as of `AttentionLayer.forward`."""
+        x = x + self.norm2(self.attention_layer(self.norm1(x), rope, cache, real))
         h = self.norm4(self.activation(self._linear("ff1", self.norm3(x))))
         return x + self.dropout_ff(self._linear("ff2", h))
 
@@ -373,20 +381,28 @@ class Transformer(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.norm = Normalization(norm, d_model)
 
-    def forward(self, seq: Tensor, time_idxs: Tensor, cache: KVCache | TensorCache | None = None) -> Tensor:
+    def forward(
+        self,
+        seq: Tensor,
+        time_idxs: Tensor,
+        cache: KVCache | TensorCache | None = None,
+        real: Tensor | None = None,
+    ) -> Tensor:
         """Map whole sequences or, with a ``cache``, one step (L == 1).
 
         Args:
             seq: (B, L, d_inp).
             time_idxs: (B, L) int64, index of each step in its episode.
             cache: keys and values of earlier steps; it is updated.
+            real: (B, L) bool, False at tokens that none may see; None: no such token.
         """
         x = self.inp(seq)
         if self.pos_emb is not None:
-            x = x + self.pos_emb(time_idxs).to(x.dtype)
+            summed = x + self.pos_emb(time_idxs)  # float32 under autocast too, and with it what the layers add to
+            x = summed if autocast_dtype(x.device) else summed.to(x.dtype)
         x = self.dropout_emb(x)
         rope = rope_angles(time_idxs, self.head_dim) if self.pos_emb is None else None
         slots = None if cache is None else cache.advance()
         for i, layer in enumerate(self.layers):
-            x = layer(x, rope, None if cache is None or slots is None else (cache, i, slots))
+            x = layer(x, rope, None if cache is None or slots is None else (cache, i, slots), real)
         return self.norm(x)

@@ -5,9 +5,8 @@ Shapes: B sequences or actors, L timesteps, D numbers of output, A numbers of an
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import gin
@@ -20,7 +19,7 @@ from amago.nets import cnn
 from amago.nets.cpu.packed import Linear
 from amago.nets.ff import MLP, InputNorm, Normalization
 from amago.nets.goal_embedders import FFGoalEmb, GoalEmb
-from amago.nets.utils import activation_switch, check_positive
+from amago.nets.utils import activation_switch, check_positive, has_argument
 from amago.ops import symlog
 
 
@@ -39,7 +38,7 @@ class TstepEncoder(nn.Module, ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.takes_mask = _has_argument(cls.inner_forward, "mask")
+        cls.takes_mask = has_argument(cls.inner_forward, "mask")
 
     def __init__(self, obs_space: gym.spaces.Dict, rl2_space: gym.spaces.Box) -> None:
         super().__init__()
@@ -66,11 +65,6 @@ class TstepEncoder(nn.Module, ABC):
         if self.takes_mask:
             return self.inner_forward(obs, rl2s, log_dict=log_dict, mask=mask)  # type: ignore[call-arg]
         return self.inner_forward(obs, rl2s, log_dict=log_dict)
-
-
-def _has_argument(function: Callable[..., Any], name: str) -> bool:
-    parameters = inspect.signature(function).parameters.values()
-    return any(p.name == name or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
 
 
 def space_shape(space: gym.Space[Any]) -> tuple[int, ...]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +41,12 @@ def activation_switch(name: str, inplace: bool = False) -> Activation:
     if name not in _ACTIVATIONS:
         raise ValueError(f"activation={name!r} is unknown: use one of {', '.join(sorted(_ACTIVATIONS))}")
     return partial(F.leaky_relu, inplace=True) if inplace and name == "leaky_relu" else _ACTIVATIONS[name]
+
+
+def has_argument(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function can be called with a keyword argument of that name."""
+    parameters = inspect.signature(function).parameters.values()
+    return any(p.name == name or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
 
 
 def check_positive(**values: int) -> None:

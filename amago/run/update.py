@@ -144,11 +144,13 @@ class Updater:
 
     def _gradient_norms(self) -> dict[str, Tensor]:
         parts = {"TstepEncoder": "tstep_encoder", "TrajEncoder": "traj_encoder", "Actor": "actor", "Critics": "critics"}
-        out = {}
+        scaler, out = self.accelerator.scaler, {}
+        scale = 1.0 if scaler is None else scaler.get_scale()  # float16: gradients are still multiplied by it
         for label, name in parts.items():
             module = getattr(self.agent, name, None)
             if module is not None:
-                out[f"{label} Grad Norm"] = ops.global_norm([p.grad for p in module.parameters() if p.grad is not None])
+                norm = ops.global_norm([p.grad for p in module.parameters() if p.grad is not None])
+                out[f"{label} Grad Norm"] = norm / scale
         return out
 
     def state_dict(self) -> dict[str, int]:

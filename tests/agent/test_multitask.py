@@ -253,14 +253,15 @@ def test_values_are_in_units_of_the_environments_return():
     agent.popart.mu.copy_(torch.arange(7.0)[:, None])
     agent.popart.nu.copy_(agent.popart.mu**2 + 25.0)
     state = agent.encode(batch)[:, :-1]
-    returns = (5.0 * agent.critics.all_values(state) + agent.popart.mu) / agent.reward_multiplier
+    mu = agent.popart.mu.float()
+    returns = (5.0 * agent.critics.all_values(state) + mu) / agent.reward_multiplier
     index = batch.actions.argmax(-1)[:, :, None, None, None].expand(3, 6, 3, 7, 1)
     stored = agent.actor.policy_dist.clip_like_policy(batch.actions)[:, :, None, None]
     probs = agent.actor(state).probs[:, :, None]
     values = agent.get_values(batch)
     q = returns.gather(-1, index)
     torch.testing.assert_close(values.q, ((5.0 * agent.critics.all_values(state) * stored).sum(-1, keepdim=True)
-                                          + agent.popart.mu).mean(2) / 10.0, rtol=1e-4, atol=1e-4)  # fmt: skip
+                                          + mu).mean(2) / 10.0, rtol=1e-4, atol=1e-4)  # fmt: skip
     torch.testing.assert_close(values.q, q.mean(2), rtol=0.02, atol=0.02)  # but for the clip of the one-hot
     torch.testing.assert_close(values.v, (returns * probs).sum(-1, keepdim=True).mean(2), rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(values.ensemble_spread, q.std(2, correction=0), rtol=0.02, atol=0.02)

@@ -16,6 +16,7 @@ from amago.nets import attention, flex_attention
 from amago.nets.kv_cache import KVCache
 from amago.nets.traj_encoders import TformerTrajEncoder
 from amago.nets.transformer import (
+    FlashAttention,
     FlexAttention,
     ScaledDotProductAttention,
     SelfAttention,
@@ -28,9 +29,9 @@ SMALL = {"d_model": 8, "n_heads": 2, "d_ff": 8, "n_layers": 2}
 KERNELS = {
     "flex": lambda: FlexAttention(),
     "flex, both ways": lambda: FlexAttention(causal=False),
-    "window": lambda: SlidingWindowFlexAttention(window_size=3),
-    "window, both ways": lambda: SlidingWindowFlexAttention(causal=False, window_size=2),
-    "sinks": lambda: SlidingWindowSinkFlexAttention(window_size=2, sink_size=2),
+    "window": lambda: SlidingWindowFlexAttention(window_size=2),
+    "window, both ways": lambda: SlidingWindowFlexAttention(causal=False, window_size=1),
+    "sinks": lambda: SlidingWindowSinkFlexAttention(window_size=1, sink_size=2),
 }
 
 
@@ -56,6 +57,46 @@ PATTERNS = {
 def test_what_each_kernel_sees(name):
     mask = KERNELS[name]().mask(5, None, torch.device("cpu"))
     assert ["".join("1" if seen else "." for seen in row) for row in mask.tolist()] == PATTERNS[name]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_window_is_as_published(causal):
+    """Query q sees key k where q - k <= window_size, so a token sees window_size tokens and itself."""
+    for window in (1, 3):
+        mask = SlidingWindowFlexAttention(causal=causal, window_size=window).mask(9, None, torch.device("cpu"))
+        for q in range(9):
+            for k in range(9):
+                assert mask[q, k] == (0 <= q - k <= window if causal else abs(q - k) <= window)
+
+
+@pytest.mark.parametrize("name", ["flex, both ways", "window, both ways", "default", "vanilla", "flash"])
+def test_padding_is_not_seen(name, monkeypatch):
+    monkeypatch.setattr(attention, "_warned", {"FlexAttention", "FlashAttention"})
+    torch.manual_seed(0)
+    others = {"default": ScaledDotProductAttention, "vanilla": VanillaAttention, "flash": FlashAttention}
+    net = others[name](causal=False) if name in others else KERNELS[name]()
+    qkv = torch.randn(3, 2, 2, 5, 4, requires_grad=True)
+    real = torch.tensor([[True] * 5, [True] * 2 + [False] * 3])
+    out = net(*qkv, real=real)
+    torch.testing.assert_close(out[1, :, :2], net(*qkv[:, 1:, :, :2])[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(out[0], net(*qkv[:, :1])[0], rtol=1e-5, atol=1e-5)
+    out.square().sum().backward()
+    assert out.isfinite().all()
+    assert not qkv.grad[1:, 1, :, 2:].any()
+    assert qkv.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("kernel", [ScaledDotProductAttention, VanillaAttention, FlexAttention])
+@pytest.mark.usefixtures("quiet")
+def test_a_model_that_sees_the_future_sees_no_padding(kernel):
+    torch.manual_seed(0)
+    net = TformerTrajEncoder(4, 8, **SMALL, causal=False, attention_type=kernel).eval()
+    seq, mask = torch.randn(2, 6, 4), torch.ones(2, 6, 1, dtype=torch.bool)
+    mask[1, 4:] = False
+    out, _ = net(seq, times(2, 6), mask=mask)
+    alone, _ = net(seq[1:, :4], times(1, 4))
+    torch.testing.assert_close(out[1:, :4], alone, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(net(seq, times(2, 6))[0][0], out[0], rtol=1e-5, atol=1e-5)
 
 
 def written_out(pattern, q, k, v):
@@ -174,9 +215,9 @@ def test_the_window_has_to_be_bound(kernel):
 
 def test_sinks_must_leave_room():
     config.bind({"SlidingWindowSinkFlexAttention.window_size": 3, "SlidingWindowSinkFlexAttention.sink_size": 9})
-    with pytest.raises(ValueError, match=r"sink_size=9 leaves no room in a memory of 9 timesteps \(max_seq_len \+ 1\)"):
+    with pytest.raises(ValueError, match=r"sink_size=9 leaves no room in a memory of 8 timesteps \(max_seq_len\)"):
         TformerTrajEncoder(4, 8, **SMALL, attention_type=SlidingWindowSinkFlexAttention)
-    assert TformerTrajEncoder(4, 9, **SMALL, attention_type=SlidingWindowSinkFlexAttention)._kernel.sink_size == 9
+    assert TformerTrajEncoder(4, 10, **SMALL, attention_type=SlidingWindowSinkFlexAttention)._kernel.sink_size == 9
     with pytest.raises(ValueError, match=r"sinks must be in \[0, slots\), got sinks=3, slots=3"):
         KVCache(1, 1, 1, 3, 1, "cpu", sinks=3)
 
@@ -194,7 +235,7 @@ def test_other_errors_of_a_kernel_are_its_own():
 
 
 @pytest.mark.parametrize(
-    ("window", "sinks", "slots"), [(3, 0, 3), (3, 2, 5), (99, 0, 9), (99, 2, 9), (8, 1, 9), (1, 0, 1)], ids=str
+    ("window", "sinks", "slots"), [(3, 0, 4), (3, 2, 6), (99, 0, 8), (99, 2, 8), (7, 1, 8), (1, 0, 2)], ids=str
 )
 def test_caches_hold_no_more_than_is_seen(window, sinks, slots):
     kernel = SlidingWindowSinkFlexAttention if sinks else SlidingWindowFlexAttention
@@ -342,8 +383,8 @@ def test_patterns_that_need_no_mask():
         "window, both ways": "masked",
         "sinks": "masked",
     }
-    assert SlidingWindowFlexAttention(window_size=5).pattern(5) == "causal"
-    assert SlidingWindowFlexAttention(window_size=4).pattern(5) == "masked"
+    assert SlidingWindowFlexAttention(window_size=4).pattern(5) == "causal"
+    assert SlidingWindowFlexAttention(window_size=3).pattern(5) == "masked"
     assert CausalInOtherWords().pattern(5) == "causal"
 
 

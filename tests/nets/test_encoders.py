@@ -68,7 +68,7 @@ def test_normaliser_changes_in_training_mode_only():
     norm(torch.randn(3, 4, 2))
     assert all(v.equal(before[k]) for k, v in norm.state_dict().items())
     norm.train()(torch.randn(3, 4, 2))
-    assert float(norm._t) == 2.0
+    assert float(norm._t) == 1.0
     assert not norm.mu.equal(before["mu"])
 
 
@@ -168,7 +168,7 @@ def test_the_signature_says_whether_the_mask_is_taken():
     for cls, counted in ((Deaf, True), (Inherits, True), (Everything, False), (FFTstepEncoder, False)):
         net = cls(VECTORS, RL2)
         net(obs, rl2s, mask=mask)
-        assert (float(net.in_norm._t) > 1.0) == counted
+        assert (float(net.in_norm._t) > 0.0) == counted
 
 
 # images

@@ -6,6 +6,7 @@ import pytest
 import torch
 from golden import load
 
+from amago import config
 from amago.nets import cnn
 from amago.nets.actor_critic import Actor, NCritics, NCriticsTwoHot, ResidualActor
 from amago.nets.policy_dists import GMM, Beta, Discrete, Multibinary, TanhGaussian
@@ -23,7 +24,7 @@ def tensors(name):
 def close(got, expected, rtol=1e-5):
     """Relative to the largest number of the output."""
     assert got.shape == expected.shape
-    torch.testing.assert_close(got, expected, rtol=rtol, atol=rtol * float(expected.abs().max()))
+    torch.testing.assert_close(got.to(expected.dtype), expected, rtol=rtol, atol=rtol * float(expected.abs().max()))
 
 
 RL2 = gym.spaces.Box(-np.inf, np.inf, (5,), np.float32)
@@ -64,6 +65,7 @@ def test_ff_tstep_encoder_eval():
 
 
 def test_ff_tstep_encoder_updates_statistics_before_use():
+    config.parse_files(["zoo/original"])
     a, weights = tensors("tstep_ff")
     fresh = {k: v for k, v in ff_encoder().state_dict().items() if k.startswith("in_norm.")}
     net = ff_encoder(weights | fresh).train()
@@ -176,6 +178,7 @@ def test_multibinary_critics_take_the_continuous_layout():
 
 
 def test_popart():
+    config.parse_files(["zoo/original"])
     a, _ = tensors("popart")
     net = PopArtLayer(3)
     for i in range(6):

@@ -25,7 +25,8 @@ from amago.nets.transformer import (
     VanillaAttention,
 )
 
-D, MAX_LEN, SLOTS = 6, 5, 6
+D, MAX_LEN = 6, 6
+SLOTS = MAX_LEN
 here = torch.get_default_device  # tests/gpu runs these tests with another one
 SMALL = {"d_model": 16, "n_heads": 4, "d_ff": 32, "n_layers": 3}
 
@@ -218,8 +219,8 @@ def oracle(weights, seq, times, n_heads, pos_emb, window, sinks=0):
     return norm(x, "tformer.norm")
 
 
-# (window, sinks) of those that see less than everything
-WINDOWS = {"window 3": (3, 0), "window 2, sink 1": (2, 1), "window 3, sinks 2, rope": (3, 2)}
+# (tokens seen, sinks) of those that see less than everything
+WINDOWS = {"window 3": (4, 0), "window 2, sink 1": (3, 1), "window 3, sinks 2, rope": (4, 2)}
 
 
 @pytest.mark.parametrize("name", ["fixed", "rope", "plain", *WINDOWS])
@@ -410,6 +411,22 @@ def test_half_precision_cache():
     assert half.init_hidden_state(2, here()).keys.dtype == torch.bfloat16
     rough, _ = rollout(half, seq.bfloat16(), [[3], []])
     assert (exact - rough).abs().max() < 0.2
+
+
+@pytest.mark.parametrize("pos_emb", ["fixed", "learned"])
+@torch.no_grad()
+def test_positions_are_added_in_float32(pos_emb):
+    """Rounded to bf16, a position and its neighbours differ by less than the sum does."""
+    net, seen = TformerTrajEncoder(D, MAX_LEN, **SMALL, pos_emb=pos_emb).eval(), []
+    net.tformer.layers[0].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    seq, times = torch.randn(2, SLOTS, D), 4000 + torch.arange(SLOTS)[None, :, None].expand(2, -1, 1)
+    with torch.autocast(here().type, dtype=torch.bfloat16):
+        net(seq, times)
+        embedded = net.tformer.inp(seq)
+    assert embedded.dtype == torch.bfloat16
+    assert seen[0].equal(embedded + net.tformer.pos_emb(times.squeeze(-1)))
+    half = copy.deepcopy(net).bfloat16()
+    assert half(seq.bfloat16(), times)[0].dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("name", ["gru", "mamba", "fixed", "window 2, sink 1"])

@@ -84,6 +84,16 @@ def test_clipping_sees_trained_parameters_only():
     assert seen == [pytest.approx((0.6, 0.8), rel=1e-5)]
 
 
+def test_the_norms_of_parts_do_not_contain_the_scale_of_float16():
+    line, updater = make_updater()
+    line.actor = nn.ParameterList([line.a, line.b])
+    set_grads(line, 3, 4)
+    assert float(updater.step(True)["Actor Grad Norm"]) == pytest.approx(5.0)
+    updater.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    set_grads(line, 3, 4)
+    assert float(updater.step(True)["Actor Grad Norm"]) == pytest.approx(5.0 / 1024.0)
+
+
 def test_small_gradients_are_left_alone():
     line, updater = make_updater(grad_clip=10.0)
     seen = watch_grads(line, updater)

@@ -159,6 +159,32 @@ def test_critics_that_are_drawn_are_those(cls, kind):
     torch.testing.assert_close(net(state, action), every)  # all of them again
 
 
+@pytest.mark.parametrize("case", ["inputs beside the state", "one action for all discounts", "action alone"])
+@pytest.mark.parametrize("slope", [0.0, 0.01])
+def test_the_gradient_of_every_argument_against_finite_differences(case, slope, monkeypatch):
+    """Several blocks; the minimum over critics leaves most rows without a gradient, which are then left out."""
+    monkeypatch.setattr(blocked, "ROWS", 8)
+    monkeypatch.setattr(blocked, "GRAIN", 1)
+    torch.manual_seed(0)
+    critics, samples, steps, discounts, inputs, hidden, outputs = 3, 2, 7, 2, 3, 4, 2
+    shared = case == "one action for all discounts"
+    base = torch.randn(critics, steps, hidden, dtype=torch.float64)
+    extra = torch.randn(*((critics, discounts, hidden) if shared else (samples, steps, discounts, inputs)), dtype=torch.float64)
+    w_extra = None if shared else torch.randn(critics, inputs, hidden, dtype=torch.float64)
+    shapes = [(hidden, hidden), (1, hidden), (hidden, outputs), (1, outputs)]
+    params = [torch.randn(critics, *shape, dtype=torch.float64) for shape in shapes]
+    held = case == "action alone"
+    for x in (base, w_extra, *params):
+        if x is not None:
+            x.requires_grad_(not held)
+    args = (base, extra.requires_grad_(), w_extra, *params)
+
+    def smallest(base, extra, w_extra, *params):
+        return blocked.evaluate(slope, base, extra, w_extra, params).amin(dim=0)
+
+    assert torch.autograd.gradcheck(smallest, args)
+
+
 def test_a_forward_of_ones_own_is_called_by_every_method():
     class Doubled(NCritics):
         def forward(self, state, action, log_dict=None, detach_params=False):
