@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from amago import config
-from amago.nets.cpu.attention import attend_in_float32, suits
+from amago.nets.cpu.attention import attend_in_bf16, suits
 from amago.nets.kv_cache import CacheSlots
 from amago.nets.utils import check_dropout
 
@@ -121,7 +121,7 @@ class SelfAttention(nn.Module):
         pattern = self.pattern(length, slots) if real is None else "masked"
         mask = self.mask(length, slots, q.device, real) if pattern == "masked" else None
         dropout = self.dropout if self.training else 0.0
-        attend = attend_in_float32 if self.fast and suits(q) else F.scaled_dot_product_attention
+        attend = attend_in_bf16 if self.fast and suits(q) else F.scaled_dot_product_attention
         return attend(q, k, v, mask, dropout_p=dropout, is_causal=pattern == "causal")
 
 
