@@ -381,28 +381,6 @@ class Experiment(PersistentRun):
             return
         self._restore(Path(path))
 
-    def delete_buffer_from_disk(self, delete_protected: bool = False, delete_quarantine: bool = False) -> None:
-        """Delete the collected trajectories, those in ``buffer/fifo``, in the main process (``dataset.delete()``).
-
-        Args:
-            delete_protected: also those in ``buffer/protected``: imported recordings, demonstrations.
-            delete_quarantine: also damaged files in ``buffer/quarantine``.
-        """
-        self._require_start("delete_buffer_from_disk()")
-        options = {"delete_protected": delete_protected, "delete_quarantine": delete_quarantine}
-        if self.accelerator.is_main_process:
-            self._data.delete(**{k: v for k, v in options.items() if v})  # a data set of the user's own may lack the options
-
-    # ---- state and log --------------------------------------------------------------------------------------------------
-
-    def _bar(self, total: int | None, title: str, unit: str) -> tqdm:  # type: ignore[type-arg]
-        hidden = not (self.verbose and self.accelerator.is_main_process)
-        return console.progress_bar(f"epoch {self.epoch} {title}", total, unit, hidden)
-
-    def _print(self, text: str) -> None:
-        if text and self.verbose and self.accelerator.is_main_process:
-            tqdm.write(text)
-
     def close(self) -> None:
         """Stop actors and threads, close loggers and the data set; twice is fine. The experiment cannot be used afterwards."""
         for name in ("_actors", "train_dloader", "logger"):

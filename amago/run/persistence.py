@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from accelerate.utils import gather_object
+from tqdm import tqdm
 
 from amago.envs.statistics import PhaseStatistics
 from amago.loading import RLDataset, SequenceLoader
+from amago.run import console
 from amago.run.collect import RunActors
 from amago.run.learner import Learner
 from amago.run.metrics import MetricsLogger, RunningMeans, wandb_options
@@ -57,6 +59,14 @@ class PersistentRun(Learner):
         return gather_object(items) if self.accelerator.num_processes > 1 else items  # type: ignore[no-any-return]
 
     # ---- log ------------------------------------------------------------------------------------------------------------
+
+    def _bar(self, total: int | None, title: str, unit: str) -> tqdm:  # type: ignore[type-arg]
+        hidden = not (self.verbose and self.accelerator.is_main_process)
+        return console.progress_bar(f"epoch {self.epoch} {title}", total, unit, hidden)
+
+    def _print(self, text: str) -> None:
+        if text and self.verbose and self.accelerator.is_main_process:
+            tqdm.write(text)
 
     def init_logger(self) -> None:
         """Open the log files; only the main process writes."""
@@ -146,3 +156,15 @@ class PersistentRun(Learner):
                 f"note: {self.run_dir} holds checkpoints of an earlier run, and resume='never' starts afresh; 'auto' continues"
             )
         return ""
+
+    def delete_buffer_from_disk(self, delete_protected: bool = False, delete_quarantine: bool = False) -> None:
+        """Delete the collected trajectories, those in ``buffer/fifo``, in the main process (``dataset.delete()``).
+
+        Args:
+            delete_protected: also those in ``buffer/protected``: imported recordings, demonstrations.
+            delete_quarantine: also damaged files in ``buffer/quarantine``.
+        """
+        self._require_start("delete_buffer_from_disk()")
+        options = {"delete_protected": delete_protected, "delete_quarantine": delete_quarantine}
+        if self.accelerator.is_main_process:
+            self._data.delete(**{k: v for k, v in options.items() if v})  # a data set of the user's own may lack the options
