@@ -54,8 +54,9 @@ def unavoidable(case: Case, learner: Learner) -> float:
     agent = learner.updater.agent
     trained = sum(p.numel() for p in agent.trainable_params)  # type: ignore[attr-defined]
     others = sum(p.numel() for p in agent.parameters()) - trained
-    batch = (getattr(learner.batch, f.name) for f in fields(Batch) if f.name != "obs")
-    data = sum(x.numel() * x.element_size() for x in (*batch, *learner.batch.obs.values()))
+    values = (getattr(learner.batch, f.name) for f in fields(Batch))
+    tensors = [x for value in values for x in (value.values() if isinstance(value, dict) else [value])]
+    data = sum(x.numel() * x.element_size() for x in tensors)
     size = 2 if case.bf16 else 4
     return 4.0 * (4 * trained + others) + data + size * activations(case, agent)
 

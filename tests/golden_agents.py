@@ -57,7 +57,7 @@ def golden_agent(name):
         obs_space=gym.spaces.Dict({"observation": gym.spaces.Box(-np.inf, np.inf, (5,), np.float32)}),
         rl2_space=gym.spaces.Box(-np.inf, np.inf, (5,), np.float32),
         action_space=gym.spaces.Discrete(4),
-        max_seq_len=8,
+        max_seq_len=9,  # an actor remembers all observations of the vectors
         tstep_encoder_type=FFTstepEncoder,
         traj_encoder_type=TformerTrajEncoder,
         num_critics=1,

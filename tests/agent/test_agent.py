@@ -25,7 +25,6 @@ SMALL = {
     "GRUTrajEncoder.d_hidden": 16, "GRUTrajEncoder.d_output": 16, "GRUTrajEncoder.n_layers": 1, "TformerTrajEncoder.d_model": 16,
     "TformerTrajEncoder.n_heads": 2, "TformerTrajEncoder.d_ff": 32, "TformerTrajEncoder.n_layers": 1, "Actor.d_hidden": 16,
     "NCritics.d_hidden": 16, "NCriticsTwoHot.d_hidden": 16, "NCriticsTwoHot.output_bins": 16,
-    "NCriticsTwoHot.min_return": -100.0, "NCriticsTwoHot.max_return": 100.0,
 }  # fmt: skip
 AGENTS = {"agent": Agent, "multitask": MultiTaskAgent}
 
@@ -33,12 +32,7 @@ AGENTS = {"agent": Agent, "multitask": MultiTaskAgent}
 def build(kind, traj=FFTrajEncoder, agent_type=Agent, **options):
     config.bind(SMALL)
     space = SPACES[kind]
-    agent = agent_type(OBS, rl2_space(action_spec(space)), space, 8, FFTstepEncoder, traj, **options)
-    if agent_type is MultiTaskAgent:  # before training its critics value every action at 0
-        for name, p in agent.critics.net.output_layer.named_parameters():
-            torch.nn.init.normal_(p, std=0.3)
-            agent.target_critics.net.output_layer.get_parameter(name).data.copy_(p.data)
-    return agent
+    return agent_type(OBS, rl2_space(action_spec(space)), space, 8, FFTstepEncoder, traj, **options)
 
 
 def make_batch(kind, b=3, length=6, seed=0):

@@ -127,7 +127,7 @@ def test_targets_beyond_the_bins_are_counted():
 
 def test_hl_gauss_labels_train_too():
     config.bind({"NCriticsTwoHot.labels": "hl_gauss"})
-    agent, batch = multitask("continuous", use_multigamma=False, gamma=0.1), make_batch("continuous")
+    agent, batch = multitask("continuous"), make_batch("continuous")
     optimizer = torch.optim.Adam(agent.trainable_params, lr=1e-2)
     losses = []
     for _ in range(30):

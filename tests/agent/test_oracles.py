@@ -19,7 +19,10 @@ C, K, N_STEP, LENGTHS = 3, 2, 2, [6, 4, 1]
 LOW, HIGH, BINS = -200.0, 500.0, 16
 TINY = 1e-9
 """Where every sampled action is the stored one, the advantage is 0 but for rounding."""
-FILTERS = {"binary": (lambda a: binary_filter(a, TINY), lambda a: float(a > TINY)), "exp": (exp_filter, torch.exp)}
+FILTERS = {
+    "binary": (lambda a: binary_filter(a, TINY), lambda a: float(a > TINY)),
+    "exp": (exp_filter, lambda a: torch.exp(a).clamp(max=100.0)),
+}
 DECODINGS = ["mean_bin", "mean_return"] if "decoding" in inspect.signature(NCriticsTwoHot).parameters else ["mean_bin"]
 
 

@@ -87,7 +87,7 @@ def test_files_come_back_and_pickles_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "evil.npz", goals=np.array([{}], dtype=object), rules=both.rules, init_tiles=both.init_tiles)
     np.savez(tmp_path / "less.npz", goals=both.goals)
     np.savez(tmp_path / "wide.npz", goals=both.goals.astype(int), rules=both.rules, init_tiles=both.init_tiles)
-    for name, said in (("evil", "allow_pickle"), ("less", "rules"), ("wide", "goals is int64 of shape")):
+    for name, said in (("evil", "allow_pickle"), ("less", "rules"), ("wide", "goals .*int64")):
         with pytest.raises(ValueError, match=rf"{name}\.npz contains no tasks: .*{said}"):
             load_rulesets(tmp_path / f"{name}.npz")
 

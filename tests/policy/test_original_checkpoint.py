@@ -215,7 +215,7 @@ def make_env():
 
 def experiment(root, name):
     agent_type, bindings, _ = AGENTS[name]
-    e = tiny.experiment(root, make_env, "transformer", max_seq_len=8, agent_type=agent_type, train_timesteps_per_epoch=17)
+    e = tiny.experiment(root, make_env, "transformer", max_seq_len=9, agent_type=agent_type, train_timesteps_per_epoch=17)
     config.bind(SIZES | bindings)
     e.start()
     return e

@@ -574,4 +574,4 @@ def test_the_example_shapes_for_the_discount_of_its_agent(agent: str, gamma: flo
 def test_the_example_explains_itself(tmp_path: Path) -> None:
     outcome = run_script(EXAMPLE, ["--help"], tmp_path)
     assert outcome.code == 0
-    assert "trials in a rollout, all with one chemistry" in " ".join(outcome.text.split())
+    assert "trials of a rollout, which share a chemistry" in " ".join(outcome.text.split())
