@@ -134,7 +134,7 @@ def describe_run(root, name):
     """A run directory that says what the agent of the golden vectors is made of, without weights."""
     agent_type, bindings, _ = AGENTS[name]
     config.bind(SIZES | bindings)
-    write_policy_spec(root, agent_type(OBS, rl2_space(action_spec(ACTION)), ACTION, 8, FFTstepEncoder, TformerTrajEncoder))
+    write_policy_spec(root, agent_type(OBS, rl2_space(action_spec(ACTION)), ACTION, 9, FFTstepEncoder, TformerTrajEncoder))
     config.clear()
     return root
 
