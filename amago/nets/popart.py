@@ -27,14 +27,16 @@ class PopArtLayer(RunningMoments):
         beta: rate of the running statistics after many updates, see `amago.nets.moments.RunningMoments`.
         init_nu: second moment before any data, and the square of returns / raw outputs.
         enabled: if False, every method is the identity and `update_stats` does nothing.
-        initial_samples: number of updates that the statistics before any data count as; 1 in the original system.
+        initial_samples: number of updates that the statistics before any data count as. With 1 their weight falls as 1 / t. With 0
+            the first batch alone sets sigma: where its returns hardly differ, the critics' loss is then very large, and
+            the T-Maze of 100 steps is learned less often (docs/notes/learning.md).
     """
 
     w: Tensor
     b: Tensor
 
     def __init__(
-        self, gammas: int, beta: float = 5e-4, init_nu: float = 100.0, enabled: bool = True, initial_samples: int = 0
+        self, gammas: int, beta: float = 5e-4, init_nu: float = 100.0, enabled: bool = True, initial_samples: int = 1
     ) -> None:
         check_positive(gammas=gammas)
         super().__init__((gammas, 1), (gammas, 1), beta, init_nu, initial_samples)
