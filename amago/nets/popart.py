@@ -28,8 +28,8 @@ class PopArtLayer(RunningMoments):
         init_nu: second moment before any data, and the square of returns / raw outputs.
         enabled: if False, every method is the identity and `update_stats` does nothing.
         initial_samples: number of updates that the statistics before any data count as. With 1 their weight falls as 1 / t. With 0
-            the first batch alone sets sigma: where its returns hardly differ, the critics' loss is then very large, and
-            the T-Maze of 100 steps is learned less often (docs/notes/learning.md).
+            the first batch alone sets sigma: where its returns hardly differ, the critics' loss is then very large; docs/notes/learning.md
+            compares both.
     """
 
     w: Tensor
