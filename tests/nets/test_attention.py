@@ -399,4 +399,4 @@ def test_the_fast_path_for_bf16_computes_what_the_plain_one_does(length, causal)
     qkv = torch.randn(3, 2, 2, length, 8, dtype=torch.bfloat16, requires_grad=True)
     exact = VanillaAttention(causal)(*qkv.detach().float())
     errors = [float((net(*qkv).detach().float() - exact).norm() / exact.norm()) for net in (fast, plain)]
-    assert errors[0] <= errors[1] < 0.02
+    assert max(errors) < 0.01
