@@ -761,14 +761,14 @@ CASES = [
         FIELDS,
         "an empty buffer",
         ValueError,
-        "dset_max_size counts trajectories and must be at least 1, got 0\n  In call to configurable 'DiskTrajDataset' (<class 'amago.loading.dataset.DiskTrajDataset'>)",
+        "dset_max_size counts trajectories and must be at least 1, got 0\n  In call to configurable 'DiskTrajDataset' (<class 'amago.loading.disk.DiskTrajDataset'>)",
         lambda root: DiskTrajDataset(root, "run", dset_max_size=0),
     ),
     Case(
         FIELDS,
         "a class for a relabeler",
         ValueError,
-        "relabeler must be an instance, got the class Relabeler; write Relabeler()\n  In call to configurable 'DiskTrajDataset' (<class 'amago.loading.dataset.DiskTrajDataset'>)",
+        "relabeler must be an instance, got the class Relabeler; write Relabeler()\n  In call to configurable 'DiskTrajDataset' (<class 'amago.loading.disk.DiskTrajDataset'>)",
         lambda root: DiskTrajDataset(root, "run", relabeler=Relabeler),
     ),
     Case(

@@ -26,7 +26,7 @@ from amago.loading.offline.minari import MinariDataset, export
 from amago.loading.sources import copy_to, files_of
 from amago.store import StoreError, StoreView, TrajectoryStore
 from amago.store import index as store_index
-from amago.store.files import FileCache
+from amago.store.file_cache import FileCache
 from amago.store.store import FIFO, PARTITIONS, PROTECTED
 
 FORMATS = ("auto", "minari", "d4rl", "npz")

@@ -2,7 +2,8 @@
 
 from amago.data.batch import Batch, RLData, collate
 from amago.data.relabel import GoalSequenceRelabeler
-from amago.loading.dataset import DatasetSettings, DiskTrajDataset, DoNothingDataset, RLDataset
+from amago.loading.dataset import DatasetSettings, DoNothingDataset, RLDataset
+from amago.loading.disk import DiskTrajDataset
 from amago.loading.loader import SequenceLoader
 from amago.loading.mixture import MixtureOfDatasets
 from amago.loading.offline import OfflineDataset

@@ -22,7 +22,8 @@ from amago.spaces import ActionSpec
 from amago.store import index as ix
 from amago.store import index_cache, legacy
 from amago.store.errors import EvictedError
-from amago.store.files import TEMPORARY, FileCache, is_stale
+from amago.store.file_cache import FileCache
+from amago.store.files import TEMPORARY, is_stale
 from amago.store.index import Entry
 from amago.store.quarantine import Quarantine, reason_of
 from amago.store.view import Lost, StoreView

@@ -18,7 +18,8 @@ from amago.store import index as ix
 from amago.store import npz
 from amago.store import schema as sc
 from amago.store.errors import BadFileError, DamagedError, EvictedError
-from amago.store.files import FileCache, open_regular
+from amago.store.file_cache import FileCache
+from amago.store.files import open_regular
 from amago.store.index import Entry
 
 _empty = np.empty

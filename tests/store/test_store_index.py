@@ -16,7 +16,7 @@ from store_helpers import KINDS, assert_numbered, episodes, numbered, opened, pu
 
 from amago.store import EvictedError, TrajectoryStore, files
 from amago.store import store as store_module
-from amago.store.files import FileCache
+from amago.store.file_cache import FileCache
 
 
 def names(root, part="fifo"):

@@ -20,7 +20,7 @@ from tiny import EPISODE
 import amago
 from amago import config
 from amago.loading import DiskTrajDataset, SequenceLoader
-from amago.loading import dataset as dataset_module
+from amago.loading import disk as disk_module
 from amago.loading.batching import BatchBuffers
 from amago.run import checkpoint
 from amago.run.weights import load_weights_and_version
@@ -115,7 +115,7 @@ def stops_when_asked(root, report, env_mode):
 # ---- bit by bit ----------------------------------------------------------------------------------------------------------
 
 
-class NotingRoom(BatchBuffers):
+class NotingBuffers(BatchBuffers):
     """Records which trajectory was drawn, and begin and length of the window."""
 
     here = threading.local()
@@ -131,9 +131,9 @@ class Noted(SequenceLoader):
     log = None
 
     def draw(self, number):
-        NotingRoom.here.drawn = []
+        NotingBuffers.here.drawn = []
         batch = super().draw(number)
-        os.write(self.log, f"{number} {' '.join(NotingRoom.here.drawn)}\n".encode())
+        os.write(self.log, f"{number} {' '.join(NotingBuffers.here.drawn)}\n".encode())
         return batch
 
 
@@ -157,7 +157,7 @@ def fill(root, name):
 
 def trains_on_what_is_there(root, name, samples, updates, traj, **fields):
     """Run two epochs, from the beginning or from the newest checkpoint."""
-    dataset_module.BatchBuffers = NotingRoom
+    disk_module.BatchBuffers = NotingBuffers
     dataset = DiskTrajDataset(root, name)
     settings = {
         "start_collecting_at_epoch": INF, "epochs": 2, "train_batches_per_epoch": updates // 2, "ckpt_interval": 1,
