@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, MutableMapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from amago.nets.registry import TRAJ_ENCODERS, size_arguments
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder, GoalTstepEncoder, TstepEncoder
 
+log = logging.getLogger(__name__)
 Config = MutableMapping[str, Any]
 
 TSTEP_ENCODERS: dict[str, type[TstepEncoder]] = {"ff": FFTstepEncoder, "cnn": CNNTstepEncoder, "goal": GoalTstepEncoder}
@@ -38,6 +40,9 @@ _NAMED = {"actor_type": "actor", "critic_type": "critic", "cnn_type": "cnn", "co
 def use_config(custom_params: Config | None = None, gin_configs: Iterable[str] | None = None) -> None:
     """Change default arguments: first by ``custom_params``, then by ``.gin`` files from left to right. The last change wins.
 
+    Changes apply to the whole process until `reset_config`. The log (``amago.cli_utils.parts``, a warning) says which values of earlier
+    calls are replaced, and which are still in force from an experiment that was started before. If an entry is wrong, nothing changes.
+
     Args:
         custom_params: {"Class.argument": value}.
         gin_configs: paths; "zoo/NAME" for settings that come with the library.
@@ -45,8 +50,8 @@ def use_config(custom_params: Config | None = None, gin_configs: Iterable[str] |
     Raises:
         ValueError: a file cannot be read, or a class or argument does not exist; the message names the nearest that do.
     """
-    gin_config.bind(custom_params or {})
-    gin_config.parse_files(gin_configs or ())
+    for line in gin_config.change(custom_params or {}, gin_configs or ()):
+        log.warning("use_config: %s", line)
 
 
 def register(kind: str, name: str, cls: type) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from amago.agent import BaseAgent
@@ -55,6 +56,22 @@ def find_run(path: str | Path) -> tuple[Path, Path]:
     if newest is None:
         raise CheckpointError(f"{run_dir} holds no weights yet: neither {latest} nor a training state")
     return run_dir, newest / "model.safetensors"
+
+
+def find_weights(path: str | os.PathLike[str]) -> Path:
+    """The file of weights that a path means: a file itself, that of a training state, or the one that `find_run` finds.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    path = Path(path).expanduser()
+    if path.is_file():
+        return path
+    inside = path / "model.safetensors"
+    if inside.is_file():
+        checkpoint.verify(path)
+        return inside
+    return find_run(path)[1]
 
 
 def load_agent_weights(agent: BaseAgent, path: str | Path) -> int:
