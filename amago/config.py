@@ -240,15 +240,37 @@ def _shown(value: Any) -> str:
     return f"@{value.__module__}.{value.__qualname__}" if isinstance(value, type) else repr(value)
 
 
-def parameters_in_force(parts: Iterable[Any]) -> dict[str, Any]:
+Calls = dict[str, dict[str, Any]]
+"""{selector: {parameter: value}} of configurables that were called, without the arguments that the caller gave."""
+
+
+@contextmanager
+def recording() -> Iterator[Calls]:
+    """Within the block, record which configurables are called. The result is complete when the block has ended."""
+    calls: Calls = {}
+    operative = gin.config._OPERATIVE_CONFIG
+    before = {key: dict(values) for key, values in operative.items()}
+    operative.clear()
+    try:
+        yield calls
+    finally:
+        for (_, selector), values in operative.items():
+            calls.setdefault(selector, {}).update(values)
+        for key, values in before.items():
+            operative[key] = {**values, **operative.get(key, {})}
+
+
+def parameters_in_force(parts: Iterable[Any], calls: Calls | None = None) -> dict[str, Any]:
     """The parameters of configurables with their values, {"selector.parameter": value}, defaults included.
 
     Args:
         parts: classes or functions, configurable or not. Base classes count, for the parameters that a class has not named anew, and
             so do configurables that are the value of a parameter, such as ``Agent.critic_type``.
+        calls: of `recording`; these configurables count, too, and parameters that their callers gave do not.
     """
     bound, found = bindings(), {}
-    waiting, seen = list(parts), set()
+    waiting = [*parts, *(_registry()[selector].wrapped for selector in calls or ())]
+    seen = set()
     while waiting:
         part = waiting.pop()
         if id(part) in seen:
@@ -259,6 +281,9 @@ def parameters_in_force(parts: Iterable[Any]) -> dict[str, Any]:
             new = {k: v for k, v in defaults_of(selector).items() if k not in names}
             names |= new.keys()
             for name, default in new.items():
+                called = None if calls is None else calls.get(selector)
+                if called is not None and name not in called and gin.config._is_literally_representable(default):
+                    continue  # gin records all such defaults: the caller gave another value
                 value = found[f"{selector}.{name}"] = bound.get(f"{selector}.{name}", default)
                 waiting += [value] if callable(value) else []
     return found

@@ -14,6 +14,7 @@ COMMANDS = {
     "train": "train an agent on a Gymnasium environment",
     "eval": "evaluate a trained agent",
     "buffer": "import, export, inspect or verify recorded trajectories",
+    "diff": "show in which settings two runs differ",
     "demo": "train a small memory agent in a few minutes and draw how it adapts",
 }
 

@@ -18,7 +18,7 @@ ARGS_FILE = "train_args.json"
 def add_arguments(parser: ArgumentParser) -> None:
     parser.description = (
         "Train an agent with memory on a Gymnasium environment, then evaluate it. Checkpoints, logs and the replay buffer are in "
-        "BUFFER_DIR/RUN_NAME. Ctrl-C and SIGTERM save a training state before the program ends; --resume auto continues from it. "
+        "BUFFER_DIR/RUN_NAME. Ctrl-C and SIGTERM save a training state before the program ends; --resume auto continues from it, and --overwrite begins anew. "
         "Example: amago train CartPole-v1 --run-name demo --buffer-dir runs"
     )
     parser.add_argument("env", help="id of a registered environment, such as CartPole-v1 or Pendulum-v1")
@@ -54,15 +54,11 @@ def make_experiment(args: Namespace) -> Experiment:
     steps = args.epochs * args.timesteps_per_epoch
     exploration = cli_utils.switch_exploration(settings, "egreedy", steps_anneal=max(1, steps // 2))
     cli_utils.use_config(settings, args.configs)
-    experiment = cli_utils.create_experiment_from_cli(
+    return cli_utils.create_experiment_from_cli(
         args, make_env, make_env, max_seq_len=args.max_seq_len, val_timesteps_per_epoch=2 * horizon + 1,
         tstep_encoder_type=tstep, traj_encoder_type=traj, agent_type=agent, exploration_wrapper_type=exploration,
         padded_sampling="both",  # sequences are shorter than rollouts: without padding the first and last steps are rarely sampled
     )  # fmt: skip
-    experiment.run_dir.mkdir(parents=True, exist_ok=True)
-    recorded = {"env": args.env, "horizon": args.horizon}
-    (experiment.run_dir / ARGS_FILE).write_text(json.dumps(recorded))
-    return experiment
 
 
 def run(args: Namespace) -> int:
@@ -76,5 +72,9 @@ def run(args: Namespace) -> int:
         print(metrics_table(metrics, title=f"{args.env} after training"))
         print(f"\nto evaluate it again: amago eval {experiment.run_dir}")
 
-    cli_utils.run_trials(args, make_experiment, test)
+    def record(experiment: Experiment) -> None:
+        recorded = {"env": args.env, "horizon": args.horizon}
+        (experiment.run_dir / ARGS_FILE).write_text(json.dumps(recorded))
+
+    cli_utils.run_trials(args, make_experiment, test, started=record)
     return 0

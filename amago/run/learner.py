@@ -11,6 +11,7 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor
 
+from amago import config
 from amago.agent import BaseAgent
 from amago.data.batch import Batch
 from amago.run.collect import Spaces
@@ -32,6 +33,7 @@ class Learner(ExperimentSettings):
     optimizer: Any
     lr_schedule: torch.optim.lr_scheduler.LambdaLR
     updater: Updater
+    _calls: config.Calls | None = None  # of configurables, when the agent was built
 
     def _build_accelerator(self) -> None:
         AcceleratorState._reset_state()  # otherwise an earlier experiment of this process decides the precision
@@ -43,14 +45,15 @@ class Learner(ExperimentSettings):
 
     def _build_model(self, spaces: Spaces) -> None:
         """Build the agent, its optimizer and schedule."""
-        agent = self.agent_type(
-            obs_space=spaces.observation,
-            rl2_space=spaces.rl2,
-            action_space=spaces.action,
-            max_seq_len=self.max_seq_len,
-            tstep_encoder_type=self.tstep_encoder_type,
-            traj_encoder_type=self.traj_encoder_type,
-        ).to(self.DEVICE)
+        with config.recording() as self._calls:
+            agent = self.agent_type(
+                obs_space=spaces.observation,
+                rl2_space=spaces.rl2,
+                action_space=spaces.action,
+                max_seq_len=self.max_seq_len,
+                tstep_encoder_type=self.tstep_encoder_type,
+                traj_encoder_type=self.traj_encoder_type,
+            ).to(self.DEVICE)
         self.policy_aclr, self.optimizer = self.accelerator.prepare(agent, self.init_optimizer(agent))
         learning_epochs = max(0, self.epochs - int(min(self.start_learning_at_epoch, self.epochs)))
         updates = learning_epochs * self.train_batches_per_epoch // self.batches_per_update

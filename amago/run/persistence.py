@@ -19,7 +19,7 @@ from amago.run.collect import RunActors
 from amago.run.learner import Learner
 from amago.run.metrics import MetricsLogger, RunningMeans, wandb_options
 from amago.run.ownership import Ownership
-from amago.run.record import flat, has_learned, note_start, read_record, role_of, settings_of
+from amago.run.record import fields_of, flat, has_learned, note_start, read_record, role_of, settings_of
 from amago.run.rng import draw_seed, seed_process
 from amago.run.run_checkpoints import RunCheckpoints
 from amago.run.state import Progress, StateChange, TrainingParts
@@ -109,7 +109,7 @@ class PersistentRun(Learner):
 
     def _record_start(self, resumed: Path | None) -> None:
         """Write ``settings.json``, ``config.txt``, and remember the settings for training states."""
-        self._settings = {**settings_of(self, self.policy), "fields": self._settings["fields"]}
+        self._settings = {**settings_of(self, self.policy, self._calls), "fields": self._settings["fields"]}
         config.mark_as_used()
         if not self.accelerator.is_main_process:
             return
@@ -122,7 +122,7 @@ class PersistentRun(Learner):
 
     def _settings_now(self) -> dict[str, Any]:
         """The settings with the fields that were changed since the start."""
-        now = settings_of(self, self.policy)["fields"]
+        now = fields_of(self)
         return {**self._settings, "fields": {**now, "dataset": self._settings["fields"]["dataset"]}}
 
     def _changes(self, path: Path) -> list[Change]:

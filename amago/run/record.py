@@ -24,11 +24,14 @@ SETTINGS_FILE = "settings.json"
 SCHEMA = 1
 
 
-def settings_of(experiment: ExperimentSettings, agent: nn.Module | None = None) -> dict[str, Any]:
+def settings_of(
+    experiment: ExperimentSettings, agent: nn.Module | None = None, calls: config.Calls | None = None
+) -> dict[str, Any]:
     """The settings of an experiment, as JSON types.
 
     Args:
         agent: the agent that was built; None: not yet.
+        calls: the configurables that were called to build it (`amago.config.recording`).
 
     Returns:
         {"experiment": its class, "fields": all fields by name, "parameters": {"selector.parameter": value} of the configurables that
@@ -37,17 +40,24 @@ def settings_of(experiment: ExperimentSettings, agent: nn.Module | None = None) 
     """
     parts = {type(m) for m in agent.modules()} if agent is not None else set()
     parts |= {getattr(experiment, k) for k in ("tstep_encoder_type", "traj_encoder_type", "agent_type") if agent is None}
-    used = config.parameters_in_force([*sorted(parts, key=name_of), experiment.exploration_wrapper_type, config.fast_paths])
+    used = config.parameters_in_force(
+        [*sorted(parts, key=name_of), experiment.exploration_wrapper_type, config.fast_paths], calls
+    )
     bound = config.bindings()
     return {
         "experiment": name_of(type(experiment)),
-        "fields": {f.name: described(getattr(experiment, f.name)) for f in dataclasses.fields(experiment)},
+        "fields": fields_of(experiment),
         "parameters": {k: described(v) for k, v in sorted({**used, **bound}.items())},
         "bound": sorted(bound),
         "unused": sorted(
             k for k in bound if k.rpartition("/")[2] not in used and k.rpartition("/")[2].startswith(_FOUND_IN_AGENTS)
         ),
     }
+
+
+def fields_of(experiment: ExperimentSettings) -> dict[str, Any]:
+    """All fields of an experiment by name, as JSON types."""
+    return {f.name: described(getattr(experiment, f.name)) for f in dataclasses.fields(experiment)}
 
 
 _FOUND_IN_AGENTS = ("amago.agent.", "amago.nets.", "amago.envs.exploration.")
