@@ -142,6 +142,12 @@ def bindings() -> dict[str, Any]:
     return out
 
 
+def resolved_bindings() -> dict[str, Any]:
+    """`bindings`, with the classes and functions that ``@Name`` in a gin file refers to."""
+    reference = gin.config.ConfigurableReference
+    return {k: v.configurable.wrapped if isinstance(v, reference) else v for k, v in bindings().items()}
+
+
 def export_bindings() -> list[Binding]:
     """All bindings in force, each pickled separately, for `import_bindings` in a child process."""
     out = []
@@ -268,7 +274,7 @@ def parameters_in_force(parts: Iterable[Any], calls: Calls | None = None) -> dic
             so do configurables that are the value of a parameter, such as ``Agent.critic_type``.
         calls: of `recording`; these configurables count, too, and parameters that their callers gave do not.
     """
-    bound, found = bindings(), {}
+    bound, found = resolved_bindings(), {}
     waiting = [*parts, *(_registry()[selector].wrapped for selector in calls or ())]
     seen = set()
     while waiting:
@@ -314,7 +320,11 @@ def defaults_of(selector: str) -> dict[str, Any]:
     """The parameters of a configurable that have a default value, which is not necessarily in force."""
     wrapped = _registry()[selector].wrapped
     signature = inspect.signature(wrapped.__init__ if inspect.isclass(wrapped) else wrapped)
-    return {name: p.default for name, p in signature.parameters.items() if p.default is not p.empty}
+    return {
+        name: p.default
+        for name, p in signature.parameters.items()
+        if p.default is not p.empty and p.default is not gin.REQUIRED
+    }
 
 
 @contextmanager

@@ -229,4 +229,3 @@ def _is_field(parameter: str) -> bool:
     selector, _, name = parameter.rpartition("/")[2].rpartition(".")
     cls = config.configurable(selector)
     return isinstance(cls, type) and issubclass(cls, ExperimentSettings) and name in cls.__dataclass_fields__
-

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import types
 from collections.abc import Iterable, Mapping
@@ -13,9 +14,10 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from amago.loading import RLDataset
+
 _DEPTH = 4
 _ITEMS = 200
-_NOT_OF_A_DATASET = {"settings"}  # is set by `RLDataset.configure`
 
 
 def described(value: Any, depth: int = _DEPTH) -> Any:
@@ -32,7 +34,8 @@ def described(value: Any, depth: int = _DEPTH) -> Any:
         return str(value)
     if isinstance(value, functools.partial):
         keywords = {k: described(v, depth - 1) for k, v in value.keywords.items()}
-        return {"type": name_of(value.func), "args": [described(v, depth - 1) for v in value.args], **keywords}
+        positional = [described(v, depth - 1) for v in value.args]
+        return {"type": name_of(value.func), **({"args": positional} if positional else {}), **keywords}
     if isinstance(
         value, type | types.FunctionType | types.BuiltinFunctionType | types.MethodType | functools._lru_cache_wrapper
     ):
@@ -68,7 +71,10 @@ def _large(array: Any) -> dict[str, Any]:
 def _attributes(value: Any, depth: int) -> dict[str, Any]:
     found = getattr(value, "__dict__", None)
     names: Iterable[str] = found if isinstance(found, dict) else getattr(type(value), "__dataclass_fields__", ())
-    public = [k for k in names if not k.startswith("_") and k not in _NOT_OF_A_DATASET]
+    public = [k for k in names if not k.startswith("_")]
+    if isinstance(value, RLDataset):  # others are what it has found in its files
+        arguments = inspect.signature(type(value).__init__).parameters
+        public = [k for k in public if k in arguments] or [k for k in public if k != "settings"]
     return {k: described(getattr(value, k, None), depth - 1) for k in public}
 
 
@@ -81,6 +87,8 @@ def name_of(value: Any) -> str:
 
 def flattened(description: Any, name: str) -> dict[str, Any]:
     """A description as {"name": ...}; the attributes of an object are {"name": its type, "name.attribute": ...}."""
+    if isinstance(description, list) and any(isinstance(d, dict) for d in description):
+        description = {str(i): d for i, d in enumerate(description)}
     if not isinstance(description, dict):
         return {name: description}
     out: dict[str, Any] = {}

@@ -43,7 +43,7 @@ def settings_of(
     used = config.parameters_in_force(
         [*sorted(parts, key=name_of), experiment.exploration_wrapper_type, config.fast_paths], calls
     )
-    bound = config.bindings()
+    bound = config.resolved_bindings()
     return {
         "experiment": name_of(type(experiment)),
         "fields": fields_of(experiment),
