@@ -99,7 +99,7 @@ class Ownership:
         owner = owner_of(buffer)
         if owner is not None and owner["id"] == known:
             return
-        if owner is None and (not begins or (s.overwrite and self._is_own(buffer))):
+        if owner is None and (not begins or not s.collects or (s.overwrite and self._is_own(buffer))):
             return  # an earlier version of the library recorded no owner
         whose = (
             "trajectories of an unknown run"
@@ -107,7 +107,7 @@ class Ownership:
             else f"the trajectories of run {owner['run']!r} ({owner['directory']})"
         )
         raise RunExistsError(
-            f"the buffer {buffer / 'fifo'} holds {whose}, and run {s.run_name!r} would add to them, train on them, and delete the oldest. "
+            f"the buffer {buffer / 'fifo'} holds {whose}, and run {s.run_name!r} would train on them, add its own, and delete the oldest. "
             "Choose another dset_name, or share_buffer=True (--share_buffer) if that is what you want; to train on data that is never "
             "deleted, move the files to buffer/protected"
         )
@@ -166,8 +166,6 @@ def files_of_a_run(run_dir: Path) -> list[str]:
     record = read_record(run_dir)
     if metrics.is_file() and metrics.stat().st_size and (record is None or has_learned(record)):
         found.append("metrics.jsonl")
-    if not found and record is not None and has_learned(record):
-        found.append(SETTINGS_FILE)
     return found
 
 
