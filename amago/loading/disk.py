@@ -40,6 +40,8 @@ class DiskTrajDataset(RLDataset):
         dset_max_size: trajectories kept in ``fifo``.
         relabeler: rewrites each trajectory before the window is cut; default: none.
         allow_pickle: load ``.traj`` pickles. They run code: only for files that you wrote yourself.
+        dset_max_steps, dset_max_bytes: transitions, and bytes, kept in ``fifo``. All three limits hold at the same time. The oldest
+            files are deleted, each as a whole, so up to one file more may remain.
 
     Attributes:
         reads_batches: `sample_batch` reads its sequences directly into the batch, which is faster, instead of calling
@@ -60,11 +62,19 @@ class DiskTrajDataset(RLDataset):
         dset_max_size: float = float("inf"),
         relabeler: Relabeler | None = None,
         allow_pickle: bool = False,
+        dset_max_steps: float = float("inf"),
+        dset_max_bytes: float = float("inf"),
     ):
-        if not dset_max_size >= 1:
-            raise ValueError(f"dset_max_size counts trajectories and must be at least 1, got {dset_max_size}")
+        limits = {
+            "size": (dset_max_size, "trajectories"),
+            "steps": (dset_max_steps, "transitions"),
+            "bytes": (dset_max_bytes, "bytes"),
+        }
+        for what, (limit, counted) in limits.items():
+            if not limit >= 1:
+                raise ValueError(f"dset_max_{what} counts {counted} and must be at least 1, got {limit}")
         self.dset_root, self.dset_name = Path(dset_root).expanduser(), dset_name
-        self.dset_max_size = dset_max_size
+        self.dset_max_size, self.dset_max_steps, self.dset_max_bytes = dset_max_size, dset_max_steps, dset_max_bytes
         self.relabeler = checked_relabeler(relabeler)
         self.allow_pickle = allow_pickle
         self._store: TrajectoryStore | None = None
@@ -96,7 +106,12 @@ class DiskTrajDataset(RLDataset):
         if self._store is not None:
             self._store.close()
         self._store = TrajectoryStore(
-            self.buffer_dir, self.dset_max_size, edit=settings.has_edit_rights, allow_pickle=self.allow_pickle
+            self.buffer_dir,
+            self.dset_max_size,
+            max_steps=self.dset_max_steps,
+            max_bytes=self.dset_max_bytes,
+            edit=settings.has_edit_rights,
+            allow_pickle=self.allow_pickle,
         )
         if self._pending_state is not None:
             self._store.load_state_dict(self._pending_state)

@@ -175,10 +175,21 @@ def _contradictions(s: ExperimentSettings) -> Iterable[str]:
         yield (
             f"dataset is given, and dset_root={s.dset_root!r}, dset_name={s.dset_name!r} would build another: give one of the two"
         )
+    yield from _ignored_limits(s)
     if s.mixed_precision == "fp16" and not torch.cuda.is_available():
         yield "mixed_precision='fp16' needs a GPU, and there is none: use 'bf16', or 'no'"
     if all(_is_number(v) for v in (s.epochs, s.start_learning_at_epoch, s.start_collecting_at_epoch)) and s.epochs >= 1:
         yield from _nothing_to_do(s)
+
+
+def _ignored_limits(s: ExperimentSettings) -> Iterable[str]:
+    """Limits of the buffer that the data set does not have: they only count for the one that ``dset_root`` and ``dset_name`` build."""
+    if not isinstance(s.dataset, RLDataset):
+        return
+    for name in ("dset_max_size", "dset_max_steps", "dset_max_bytes"):
+        value = getattr(s, name)
+        if value != math.inf and getattr(s.dataset, name, None) != value:
+            yield f"{name}={value} does not change the dataset that is given: give it to {type(s.dataset).__name__} instead"
 
 
 def _is_of_shorthand(dataset: RLDataset, root: str | None, name: str | None) -> bool:

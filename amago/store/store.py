@@ -25,6 +25,7 @@ from amago.store.errors import EvictedError
 from amago.store.file_cache import FileCache
 from amago.store.files import TEMPORARY, is_stale
 from amago.store.index import Entry
+from amago.store.limits import Limits
 from amago.store.quarantine import Quarantine, reason_of
 from amago.store.view import Lost, StoreView
 
@@ -83,17 +84,25 @@ class TrajectoryStore:
 
     Args:
         root: the buffer's directory, ``{dset_root}/{dset_name}/buffer``; created if it does not exist.
-        max_trajectories: limit of ``fifo``. Whole files are deleted, so up to one file's trajectories more may remain.
+        max_trajectories, max_steps, max_bytes: limits of ``fifo`` (`amago.store.limits.Limits`). Whole files are deleted, so up to
+            one file more may remain.
         edit: whether to delete files, move damaged ones to quarantine, and record the order.
         allow_pickle: also read ``.traj`` pickles; otherwise the first `refresh` refuses a buffer that has any.
     """
 
     def __init__(
-        self, root: str | Path, max_trajectories: float = inf, *, edit: bool = True, allow_pickle: bool = False
+        self,
+        root: str | Path,
+        max_trajectories: float = inf,
+        *,
+        max_steps: float = inf,
+        max_bytes: float = inf,
+        edit: bool = True,
+        allow_pickle: bool = False,
     ) -> None:
-        if not max_trajectories >= 0:
-            raise ValueError(f"max_trajectories is {max_trajectories}, but must be at least 0")
-        self.root, self.max_trajectories, self.edit, self.allow_pickle = Path(root), max_trajectories, edit, allow_pickle
+        Limits(max_trajectories, max_steps, max_bytes)  # refuses what is not a limit
+        self.max_trajectories, self.max_steps, self.max_bytes = max_trajectories, max_steps, max_bytes
+        self.root, self.edit, self.allow_pickle = Path(root), edit, allow_pickle
         for partition in PARTITIONS:
             (self.root / partition).mkdir(parents=True, exist_ok=True)
         self._cache = FileCache()
@@ -359,13 +368,7 @@ class TrajectoryStore:
 
     def _evict(self, report: RefreshReport) -> None:
         files = self._files[FIFO]
-        count = sum(e.n for e in files.values())
-        doomed = []
-        for entry in files.values():
-            if not self.edit or count <= self.max_trajectories or count - entry.n < self.max_trajectories:
-                break
-            doomed.append(entry)
-            count -= entry.n
+        doomed = Limits(self.max_trajectories, self.max_steps, self.max_bytes).excess(files.values()) if self.edit else []
         for entry in doomed:
             del files[entry.name]
         if doomed:
