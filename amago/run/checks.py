@@ -19,7 +19,8 @@ from amago.agent import BaseAgent
 from amago.data.extras import check_extra_fields
 from amago.envs.exploration import ExplorationWrapper
 from amago.envs.pool import ENV_MODES
-from amago.loading.dataset import PADDED_SAMPLING, RLDataset
+from amago.data.windows import PADDED_SAMPLING
+from amago.loading.dataset import RLDataset
 from amago.loading.disk import DiskTrajDataset
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder

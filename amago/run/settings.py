@@ -58,7 +58,7 @@ class ExperimentSettings:
         save_trajs_as: "npz", "npz-compressed" (a file for each trajectory) or "segments" (many trajectories in a file:
             faster, and far fewer files).
         padded_sampling: which parts of rollouts longer than ``max_seq_len`` are trained on: "none", "left", "right" or "both"; see
-            `amago.loading.dataset.subsequence`. Shorter ones are always trained on as a whole.
+            `amago.data.windows.subsequence`. Shorter ones are always trained on as a whole.
         refused_data_timeout: a process that never collects waits for data of others as long as nothing was found. If files were
             found and all were refused, it waits so many seconds for others, and then fails with the reasons.
         cut_short_trajectories: ``padded_sampling`` also cuts rollouts that fit into ``max_seq_len``, as the original does.

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amago.data.extras import ExtraField
-from amago.data.trajectory import EXTRA, FIELDS, OBS, Field, StoredTraj, rows_in
+from amago.data.trajectory import EXTRA, FIELDS, OBS, Field, StoredTraj, pad_value, rows_in
 from amago.spaces import ActionSpec, action_spec, describe, from_description, stored_width
 from amago.store.errors import BadFileError
 
@@ -68,6 +68,8 @@ _OFFSETS = "n+1"
 _INDEX = (Field("ep_offsets", _OFFSETS, "index", CODES["I64"], ()), Field("env_id", "1", "index", CODES["I32"], ()))
 _KNOWN = {x.name: x for x in (*FIELDS, *_INDEX) if x.role != "obs"}
 """Every field of a file, beside observations and extra fields; a dtype of None is that of ``actions``."""
+ONE_ROW = {x.name: x for x in (*FIELDS, *_INDEX) if x.rows == "1"}
+"""The fields that have one row for each trajectory."""
 
 
 class Part(NamedTuple):
@@ -200,6 +202,20 @@ class Schema:
             )
         return Slot.of(x, i, -1 if x.before is None else self.at[x.before], part.dtype, part.row)
 
+    def padding(self, slots: tuple[Slot, ...]) -> list[Any]:
+        """What the padding of a batch holds in each slot (`amago.data.trajectory.pad_value`); 0 in extra fields, and in actions,
+        which are padded when they are vectors."""
+        return [self._pad[slot.key] if slot.group == "obs" else self._pad_of(slot) for slot in slots]
+
+    @staticmethod
+    def _pad_of(slot: Slot) -> Any:
+        return 0 if slot.group or slot.key == "actions" else pad_value(slot.dtype)
+
+    @cached_property
+    def _pad(self) -> dict[str, Any]:
+        boxes = self.obs_space.spaces
+        return {key: pad_value(boxes[key].dtype, boxes[key].low, boxes[key].high) for key in self.obs}  # type: ignore[attr-defined]
+
     @cached_property
     def action_spec(self) -> ActionSpec:
         """How the recorded action space is stored."""
@@ -221,6 +237,17 @@ def spaces_text(obs_space: gym.spaces.Dict, action_space: gym.Space[Any], extras
     if declared:
         about["extras"] = declared
     return json.dumps(about, separators=(",", ":"), sort_keys=True)
+
+
+def widest_box(dtype: DType, shape: tuple[int, ...]) -> gym.spaces.Box:
+    """The space of an observation of which nothing else is known."""
+    if dtype.kind == "f":
+        low, high = -np.inf, np.inf
+    elif dtype.kind == "b":
+        low, high = 0, 1
+    else:  # descriptions of spaces have their bounds as float64
+        low, high = max(np.iinfo(dtype).min, -(2**53)), min(np.iinfo(dtype).max, 2**53)
+    return gym.spaces.Box(low, high, shape=shape, dtype=dtype.type)
 
 
 def key_problem(key: str) -> str | None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from messages import naming
 
 from amago.loading import Batch, RLData, collate
-from amago.loading.dataset import PADDED_SAMPLING, subsequence
+from amago.data.windows import PADDED_SAMPLING, subsequence
 
 
 def sequence(length, fill=1.0):
