@@ -1,9 +1,14 @@
 """From trajectories to training batches."""
 
+from torch.utils.data import Dataset as Dataset
+
 from amago.data.batch import Batch, RLData, collate
+from amago.data.batch import collate as RLData_pad_collate
 from amago.data.relabel import GoalSequenceRelabeler
+from amago.data.trajectory import MAGIC_PAD_VAL
 from amago.loading.dataset import DatasetSettings, DoNothingDataset, RLDataset
 from amago.loading.disk import DiskTrajDataset
+from amago.loading.files import get_path_to_trajs, load_traj_from_disk
 from amago.loading.loader import SequenceLoader
 from amago.loading.mixture import MixtureOfDatasets
 from amago.loading.offline import OfflineDataset
@@ -12,6 +17,7 @@ from amago.loading.offline.d4rl import D4RLDataset
 from amago.loading.offline.minari import MinariDataset
 
 __all__ = [
+    "MAGIC_PAD_VAL",
     "ArrayDataset",
     "Batch",
     "D4RLDataset",
@@ -23,7 +29,10 @@ __all__ = [
     "MixtureOfDatasets",
     "OfflineDataset",
     "RLData",
+    "RLData_pad_collate",
     "RLDataset",
     "SequenceLoader",
     "collate",
+    "get_path_to_trajs",
+    "load_traj_from_disk",
 ]

@@ -111,7 +111,7 @@ class RLDataset(Dataset[RLData], ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.form = compat.form_of(cls, RLDataset)
+        cls.form = compat.form_of(cls, RLDataset)  # type: ignore[type-abstract]
 
     def __init__(self, dset_name: str | None = None):
         self.dset_name = dset_name

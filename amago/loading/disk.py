@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +83,7 @@ class DiskTrajDataset(RLDataset):
         for what, (limit, counted) in limits.items():
             if not limit >= 1:
                 raise ValueError(f"dset_max_{what} counts {counted} and must be at least 1, got {limit}")
-        if not isinstance(dset_min_size, Real) or not dset_min_size >= 0:
+        if not isinstance(dset_min_size, int | float | np.number) or not dset_min_size >= 0:
             raise ValueError(
                 f"dset_min_size counts trajectories and must be at least 0, got {dset_min_size!r}; a relabeler is given by name, "
                 "relabeler=..."

@@ -17,9 +17,9 @@ import torch
 
 from amago.agent import BaseAgent
 from amago.data.extras import check_extra_fields
+from amago.data.windows import PADDED_SAMPLING
 from amago.envs.exploration import ExplorationWrapper
 from amago.envs.pool import ENV_MODES
-from amago.data.windows import PADDED_SAMPLING
 from amago.loading.dataset import RLDataset
 from amago.loading.disk import DiskTrajDataset
 from amago.nets.traj_encoders import TrajEncoder
@@ -224,6 +224,10 @@ def check_buffer(dataset: RLDataset, obs_space: gym.spaces.Dict, action_space: g
     """
     if not isinstance(dataset, DiskTrajDataset):
         return
+    try:
+        dataset.store.set_spaces(obs_space, action_space)
+    except ValueError as err:
+        raise SettingsError(f"{err}: choose another run_name or dset_name, or move the file away") from err
     view = dataset.store.view()
     for index, schema in view.kinds():
         recorded, spec = schema.obs_space, schema.action_spec

@@ -205,7 +205,7 @@ def _load_traj(entry: Entry, path: str, schemas: Schemas, allow_pickle: bool) ->
     fields, names = sc.pack([traj])
     parts, n, total = sc.fit({k: (a.dtype, a.shape) for k, a in fields.items()})
     _fill(entry, TRAJ, n, total, (fields["ep_offsets"], fields["start_time"], fields["env_id"]), names, schemas)
-    spaces = gym.spaces.Dict({k: sc.widest_box(a.dtype, a.shape[1:]) for k, a in traj.obs.items()})
+    spaces = gym.spaces.Dict({k: original.widest_box(a.dtype, a.shape[1:]) for k, a in traj.obs.items()})
     entry.schema = schemas.get(parts, sc.spaces_text(spaces, spec.space))
     entry.places, entry.writer, entry.sequence = (), "", 0
 

@@ -13,8 +13,10 @@ class Sized(Protocol):
     """A file: its trajectories, their transitions in all, and its bytes."""
 
     n: int
-    total: int
     size: int
+
+    @property
+    def total(self) -> int: ...
 
 
 F = TypeVar("F", bound=Sized)

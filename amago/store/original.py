@@ -132,8 +132,8 @@ class Spaces:
     @classmethod
     def unknown(cls, found: dict[str, npz.Member], schemas: Schemas) -> Spaces:
         """The widest spaces that the arrays of a file may be of: actions are vectors."""
-        boxes = {
-            name[len(KEY) :]: sc.widest_box(m.dtype, m.shape[1:]) for name, m in sorted(found.items()) if name.startswith(KEY)
+        boxes: dict[str, gym.Space[Any]] = {
+            name[len(KEY) :]: widest_box(m.dtype, m.shape[1:]) for name, m in sorted(found.items()) if name.startswith(KEY)
         }
         width = found["actions"].shape[1]
         return cls(gym.spaces.Dict(boxes), gym.spaces.Box(-1.0, 1.0, (width,), np.float32), schemas)
@@ -170,14 +170,14 @@ class Spaces:
 
     def _check_observations(self, found: dict[str, npz.Member]) -> None:
         have = {name[len(KEY) :]: m for name, m in found.items() if name.startswith(KEY)}
-        boxes = self.obs_space.spaces
+        boxes = {key: (np.dtype(x.dtype), x.shape or ()) for key, x in self.obs_space.spaces.items()}
         _require(have.keys() == boxes.keys(), f"observations {sorted(have)}, not {sorted(boxes)}")
         for key, m in have.items():
-            box, shape = boxes[key], m.shape[1:]
-            same = shape == box.shape or (m.shape[0] and np.prod(shape) == np.prod(box.shape) and len(shape) <= 1)
-            exact = m.dtype.kind == "f" or np.dtype(box.dtype).kind == "f" or np.can_cast(m.dtype, box.dtype)
-            if not (same and exact and np.can_cast(m.dtype, box.dtype, "same_kind")):
-                raise OriginalFileError(f"observation {key!r:.100} is {m.dtype} {shape}, not {box.dtype} {box.shape}")
+            (dtype, wanted), shape = boxes[key], m.shape[1:]
+            same = shape == wanted or {shape, wanted} == {(), (1,)}
+            exact = "f" in (m.dtype.kind, dtype.kind) or np.can_cast(m.dtype, dtype)
+            if not (same and exact and np.can_cast(m.dtype, dtype, "same_kind")):
+                raise OriginalFileError(f"observation {key!r:.100} is {m.dtype} {shape}, not {dtype} {wanted}")
 
     def _check_actions(self, root: Path, entry: Entry, member: npz.Member) -> None:
         fd, _ = open_regular(os.path.join(root, entry.partition, entry.name))
@@ -204,6 +204,17 @@ def read(fd: int, entry: Entry, start: int, buffers: SliceBuffers) -> None:
             out[0], out[1:] = before[0, :1], rows(fd, found["rews"], start, stop)
         else:
             out[...] = rows(fd, found[slot.key], start, stop)
+
+
+def widest_box(dtype: sc.DType, shape: tuple[int, ...]) -> gym.spaces.Box:
+    """The space of an observation of which nothing else is known."""
+    if dtype.kind == "f":
+        low, high = -np.inf, np.inf
+    elif dtype.kind == "b":
+        low, high = 0, 1
+    else:  # descriptions of spaces have their bounds as float64
+        low, high = max(np.iinfo(dtype).min, -(2**53)), min(np.iinfo(dtype).max, 2**53)
+    return gym.spaces.Box(low, high, shape=shape, dtype=dtype.type)
 
 
 def _stored(spec: ActionSpec, vectors: sc.Array) -> sc.Array:

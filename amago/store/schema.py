@@ -239,17 +239,6 @@ def spaces_text(obs_space: gym.spaces.Dict, action_space: gym.Space[Any], extras
     return json.dumps(about, separators=(",", ":"), sort_keys=True)
 
 
-def widest_box(dtype: DType, shape: tuple[int, ...]) -> gym.spaces.Box:
-    """The space of an observation of which nothing else is known."""
-    if dtype.kind == "f":
-        low, high = -np.inf, np.inf
-    elif dtype.kind == "b":
-        low, high = 0, 1
-    else:  # descriptions of spaces have their bounds as float64
-        low, high = max(np.iinfo(dtype).min, -(2**53)), min(np.iinfo(dtype).max, 2**53)
-    return gym.spaces.Box(low, high, shape=shape, dtype=dtype.type)
-
-
 def key_problem(key: str) -> str | None:
     """Why an observation key cannot be stored, or None."""
     if not key or "\0" in key or "\\" in key or len(key) > 1000:
