@@ -15,6 +15,7 @@ from amago.loading.offline import OfflineDataset
 from amago.loading.offline.arrays import ArrayDataset
 from amago.loading.offline.d4rl import D4RLDataset
 from amago.loading.offline.minari import MinariDataset
+from amago.loading.offline.original import OriginalDataset
 
 __all__ = [
     "MAGIC_PAD_VAL",
@@ -28,6 +29,7 @@ __all__ = [
     "MinariDataset",
     "MixtureOfDatasets",
     "OfflineDataset",
+    "OriginalDataset",
     "RLData",
     "RLData_pad_collate",
     "RLDataset",

@@ -12,6 +12,8 @@ They do not say what the spaces are. Until those are given (`Spaces`), actions a
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import re
 from collections.abc import Mapping
@@ -31,6 +33,8 @@ from amago.store.files import open_regular
 if TYPE_CHECKING:
     from amago.store.index import Entry, Schemas
     from amago.store.view import SliceBuffers
+
+logger = logging.getLogger(__name__)
 
 NAME = re.compile(r"(?P<env>.*)_(?P<id>[0-9a-f]{8})_(?P<time>[0-9]+(\.[0-9]+)?)\.(npz|traj)", re.DOTALL)
 """``{env_name}_{8 hexadecimal digits}_{time.time()}.npz``."""
@@ -96,12 +100,20 @@ def check(fd: int, found: dict[str, npz.Member], trusted: bool) -> tuple[int, in
 
 
 def _check_values(fd: int, found: dict[str, npz.Member], start: int) -> None:
-    """Refuse a file whose ``time_idxs`` or ``rl2s`` could not be made again from the rest, which is what batches do."""
+    """Compare ``time_idxs`` and ``rl2s`` with what batches make of the rest in their place."""
     rl2s, times, rews, actions = (npz.load_field(fd, found[name]) for name in ("rl2s", "time_idxs", "rews", "actions"))
     _require((times[:, 0] == start + np.arange(len(times))).all(), "time_idxs do not count steps")
-    if not np.array_equal(rl2s[1:].astype(np.float32), rl2(rews, actions), equal_nan=True):
-        raise OriginalFileError("rl2s are not the rewards and actions of the step before")
-    _require(start > 0 or not rl2s[0].any(), "rl2s of the first observation are not zero")
+    same = np.array_equal(rl2s[1:].astype(np.float32), rl2(rews, actions), equal_nan=True) and (start > 0 or not rl2s[0].any())
+    if not same:
+        _warn_of_rl2s()
+
+
+@functools.cache
+def _warn_of_rl2s() -> None:
+    logger.warning(
+        "a file of the original system has rl2s other than the rewards and actions of the step before: those are read in their "
+        "place, here and in other files, zeros at time 0"
+    )
 
 
 def _require(right: Any, problem: str) -> None:
@@ -148,13 +160,14 @@ class Spaces:
             OriginalFileError: the file has other observations or actions.
         """
         (found,) = entry.places
-        self._check_observations(found)
-        width = found["actions"].shape[1]
-        _require(
-            width == self.spec.dim, f"actions are {width} wide, but {self.spec.space} has vectors of {self.spec.dim} numbers"
-        )
+        self.check_observations({n[len(KEY) :]: (m.dtype, m.shape[1:]) for n, m in found.items() if n.startswith(KEY)})
+        self._check_width(found["actions"].shape[1])
         if root is not None and self.spec.kind != "continuous":
-            self._check_actions(root, entry, found["actions"])
+            fd, _ = open_regular(os.path.join(root, entry.partition, entry.name))
+            try:
+                self.check_actions(npz.load_field(fd, found["actions"]))
+            finally:
+                os.close(fd)
         stored, total = (self.spec.stored_dim,), entry.total
         shapes: dict[str, tuple[sc.DType, tuple[int, ...]]] = {
             OBS + key: (np.dtype(x.dtype), (total + 1, *(x.shape or ()))) for key, x in self.obs_space.spaces.items()
@@ -168,25 +181,32 @@ class Spaces:
         )
         entry.schema = self._schemas.get(sc.fit(shapes)[0], self._text)
 
-    def _check_observations(self, found: dict[str, npz.Member]) -> None:
-        have = {name[len(KEY) :]: m for name, m in found.items() if name.startswith(KEY)}
-        boxes = {key: (np.dtype(x.dtype), x.shape or ()) for key, x in self.obs_space.spaces.items()}
-        _require(have.keys() == boxes.keys(), f"observations {sorted(have)}, not {sorted(boxes)}")
-        for key, m in have.items():
-            (dtype, wanted), shape = boxes[key], m.shape[1:]
-            same = shape == wanted or {shape, wanted} == {(), (1,)}
-            exact = "f" in (m.dtype.kind, dtype.kind) or np.can_cast(m.dtype, dtype)
-            if not (same and exact and np.can_cast(m.dtype, dtype, "same_kind")):
-                raise OriginalFileError(f"observation {key!r:.100} is {m.dtype} {shape}, not {dtype} {wanted}")
+    def check_observations(self, found: Mapping[str, tuple[sc.DType, tuple[int, ...]]]) -> None:
+        """Raise OriginalFileError if observations have other keys or shapes, or dtypes that would lose something.
 
-    def _check_actions(self, root: Path, entry: Entry, member: npz.Member) -> None:
-        fd, _ = open_regular(os.path.join(root, entry.partition, entry.name))
-        try:
-            vectors = npz.load_field(fd, member)
-        finally:
-            os.close(fd)
+        Args:
+            found: dtype and shape of a row, by key.
+        """
+        boxes = {key: (np.dtype(x.dtype), x.shape or ()) for key, x in self.obs_space.spaces.items()}
+        _require(found.keys() == boxes.keys(), f"observations {sorted(found)}, not {sorted(boxes)}")
+        for key, (dtype, shape) in found.items():
+            wanted, right = boxes[key]
+            same = shape == right or {shape, right} == {(), (1,)}
+            exact = "f" in (dtype.kind, wanted.kind) or np.can_cast(dtype, wanted)
+            if not (same and exact and np.can_cast(dtype, wanted, "same_kind")):
+                raise OriginalFileError(f"observation {key!r:.100} is {dtype} {shape}, not {wanted} {right}")
+
+    def _check_width(self, width: int) -> None:
+        if width != self.spec.dim:
+            raise OriginalFileError(f"actions are {width} wide, but those of {self.spec.space} are {self.spec.dim} wide")
+
+    def check_actions(self, vectors: sc.Array) -> None:
+        """Raise OriginalFileError if vectors (T, A) are no actions of the space, such as rows that are not one-hot."""
+        self._check_width(vectors.shape[1])
+        if self.spec.kind == "continuous":
+            return
         if not np.array_equal(self.spec.to_vector(self.spec.from_vector(vectors)), vectors.astype(np.float32)):
-            raise OriginalFileError(f"actions are not those of {self.spec.space}: rows of {vectors[0].tolist()!r:.100}")
+            raise OriginalFileError(f"actions are not those of {self.spec.space}: rows such as {vectors[0].tolist()!r:.100}")
 
 
 def read(fd: int, entry: Entry, start: int, buffers: SliceBuffers) -> None:
