@@ -56,10 +56,10 @@ class BatchBuffers:
         steps = np.arange(longest + 1)
         mask = steps <= self._lengths  # (B, L + 1)
         groups: dict[str, dict[str, NDArray]] = {"obs": {}, "extras": {}, "": {}}
-        for slot, a, pad in zip(self._slots, self._arrays, self.schema.padding(self._slots)):
+        for slot, a in zip(self._slots, self._arrays):
             rows = slot.take(longest)
             real = np.ones_like(mask[:, :1]) if slot.rows == "1" else mask[:, longest + 1 - rows :]
-            groups[slot.group][slot.key] = _cut(a, rows, real, pad)
+            groups[slot.group][slot.key] = _cut(a, rows, real, slot.pad)
         found = groups[""]
         actions, rews = found.pop("actions"), found.pop("rews")  # with what came before the first observation
         vectors = self.schema.action_spec.to_vector(actions)

@@ -192,22 +192,23 @@ class DiskTrajDataset(RLDataset):
 
     # ---- sampling --------------------------------------------------------------------------------------------------------
 
-    def _drawable(self) -> tuple[StoreView, NDArray[np.int64] | None]:
-        """The trajectories, and the indices of those to sample if these are not all."""
-        view = self.store.view()  # does not change when another thread adds or deletes files
-        indices = None
-        if self._only is not None:
-            of, paths, indices = self._only
-            if of is not view:
-                indices = view.indices_in(paths)
-                self._only = view, paths, indices
-        if (len(view) if indices is None else len(indices)) == 0:
-            raise RuntimeError(f"the replay buffer {self.buffer_dir} is empty: collect first, or check dset_root and dset_name")
-        return view, indices
-
     def _drawn(self, rng: np.random.Generator) -> tuple[StoreView, int]:
-        view, indices = self._drawable()
-        return view, int(rng.integers(len(view))) if indices is None else int(indices[rng.integers(len(indices))])
+        """A random trajectory of those to sample."""
+        view = self.store.view()  # does not change when another thread adds or deletes files
+        if self._only is not None:
+            indices = self._indices(view, *self._only)
+            if len(indices):
+                return view, int(indices[rng.integers(len(indices))])
+        elif len(view):
+            return view, int(rng.integers(len(view)))
+        raise RuntimeError(f"the replay buffer {self.buffer_dir} is empty: collect first, or check dset_root and dset_name")
+
+    def _indices(self, view: StoreView, of: StoreView | None, paths: set[str], indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The trajectories in the files to sample: those known of a view, or those of another."""
+        if of is not view:
+            indices = view.indices_in(paths)
+            self._only = view, paths, indices
+        return indices
 
     def sample_random_trajectory(self, rng: np.random.Generator | None = None) -> RLData:
         (settings, rng), whole = self.settings.drawing(rng), rng is None
@@ -287,7 +288,8 @@ class DiskTrajDataset(RLDataset):
 
     @property
     def ready_for_training(self) -> bool:
-        have = len(self.store) if self._only is None else len(self.store.view().indices_in(self._only[1]))
+        view = self.store.view()
+        have = len(view) if self._only is None else len(self._indices(view, *self._only))
         return have > self.dset_min_size
 
     def on_end_of_collection(self, experiment: Any = None) -> dict[str, float]:

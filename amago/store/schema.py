@@ -104,6 +104,8 @@ class Slot(NamedTuple):
         part: position in `Schema.parts`; -1 where the files lack the field.
         before: position of the field that holds the row before a trajectory's first (then slices have that row, too); or -1.
         default: of all rows, where the files lack the field.
+        pad: what padding in a batch holds (`amago.data.trajectory.pad_value`); 0 in extra fields, and in actions, which are
+            padded when they are vectors.
     """
 
     group: str
@@ -116,12 +118,17 @@ class Slot(NamedTuple):
     each: int
     more: int
     default: float
+    pad: Any
 
     @classmethod
-    def of(cls, x: Field, part: int, before: int, dtype: DType, row: tuple[int, ...]) -> Slot:
+    def of(
+        cls, x: Field, part: int, before: int, dtype: DType, row: tuple[int, ...], box: gym.spaces.Box | None = None
+    ) -> Slot:
         group, start = {"obs": ("obs", len(OBS)), "extra": ("extras", len(EXTRA))}.get(x.role, ("", 0))
         each, more = int(x.rows != "1"), int(x.rows != "T" or before >= 0)
-        return cls(group, x.name[start:], x.rows, part, before, dtype, row, each, more, x.default or 0.0)
+        bounds = () if box is None else (box.low, box.high)
+        pad = 0 if x.role in ("extra", "action") else pad_value(dtype, *bounds)
+        return cls(group, x.name[start:], x.rows, part, before, dtype, row, each, more, x.default or 0.0, pad)
 
     def take(self, steps: int) -> int:
         """Rows of a slice of so many transitions."""
@@ -200,21 +207,8 @@ class Schema:
                 f"extra field {x.name[len(EXTRA) :]!r} was recorded with rows {part.rows!r}, shape {part.row} and dtype {part.dtype}, "
                 f"but is declared with rows {x.rows!r}, shape {x.shape} and dtype {x.dtype}; declare it as recorded, or rename it"
             )
-        return Slot.of(x, i, -1 if x.before is None else self.at[x.before], part.dtype, part.row)
-
-    def padding(self, slots: tuple[Slot, ...]) -> list[Any]:
-        """What the padding of a batch holds in each slot (`amago.data.trajectory.pad_value`); 0 in extra fields, and in actions,
-        which are padded when they are vectors."""
-        return [self._pad[slot.key] if slot.group == "obs" else self._pad_of(slot) for slot in slots]
-
-    @staticmethod
-    def _pad_of(slot: Slot) -> Any:
-        return 0 if slot.group or slot.key == "actions" else pad_value(slot.dtype)
-
-    @cached_property
-    def _pad(self) -> dict[str, Any]:
-        boxes = self.obs_space.spaces
-        return {key: pad_value(boxes[key].dtype, boxes[key].low, boxes[key].high) for key in self.obs}  # type: ignore[attr-defined]
+        box: Any = self.obs_space.spaces.get(x.name[len(OBS) :]) if x.role == "obs" else None
+        return Slot.of(x, i, -1 if x.before is None else self.at[x.before], part.dtype, part.row, box)
 
     @cached_property
     def action_spec(self) -> ActionSpec:

@@ -253,7 +253,7 @@ class StoreView:
 def _read(fd: int, entry: Entry, j: int, start: int, buffers: SliceBuffers) -> None:
     fetch = _fetch_packed if entry.kind == ix.PACKED else _fetch
     first, count = entry.ep_offsets.item(j) + start, buffers.steps
-    for (_, _, rows, i, before, _, _, _, _, default), out in zip(buffers.slots, buffers.arrays):
+    for (_, _, rows, i, before, _, _, _, _, default, _), out in zip(buffers.slots, buffers.arrays):
         if i < 0:
             out[...] = default
         elif rows == "T+1":
