@@ -16,6 +16,7 @@ import numpy as np
 from tqdm import tqdm
 
 from amago.cli import space_syntax
+from amago.cli.original_source import open_original
 from amago.cli_utils import whole_number
 from amago.data.trajectory import StoredTraj
 from amago.loading.dataset import check_same_box, check_same_spaces
@@ -23,7 +24,7 @@ from amago.loading.offline import OfflineDataset
 from amago.loading.offline.arrays import ArrayDataset, read_npz
 from amago.loading.offline.d4rl import D4RLDataset, read_hdf5
 from amago.loading.offline.minari import MinariDataset, export
-from amago.loading.offline.original import OriginalDataset, action_width, files_of_original
+from amago.loading.offline.original import OriginalDataset, files_of_original
 from amago.loading.sources import copy_to, files_of
 from amago.store import StoreError, StoreView, TrajectoryStore
 from amago.store import index as store_index
@@ -223,7 +224,10 @@ def _open_source(args: Namespace) -> tuple[OfflineDataset, str]:
     if kind == "minari":
         return MinariDataset(args.source, in_memory=False, obs_keys=args.obs_keys, env_name=args.env_name), identity
     if kind == "original":
-        return _open_original(args, path), identity
+        obs_space, action_space = _spaces_of(args.env)
+        given = args.action_space if args.action_space is not None else action_space
+        root = args.run if _is_buffer(args.run) else args.run / "buffer"
+        return open_original(path, root, obs_space, given, args.env_name, args.allow_pickle), identity
     if not path.is_file():
         raise ValueError(f"SOURCE: there is no file {path}")
     obs_space, action_space = _spaces_of(args.env)
@@ -237,25 +241,6 @@ def _open_source(args: Namespace) -> tuple[OfflineDataset, str]:
     return ArrayDataset(
         **rows, action_space=action_space, observation_space=obs_space, env_name=args.env_name or path.stem
     ), identity  # fmt: skip
-
-
-def _open_original(args: Namespace, path: Path) -> OriginalDataset:
-    obs_space, action_space = _spaces_of(args.env)
-    action_space = args.action_space if args.action_space is not None else action_space
-    if action_space is None:
-        raise ValueError(
-            f"the files in {path} do not say what their actions are: give the environment's id (--env ID), or its action space "
-            f"(--action-space SPACE; {space_syntax.KINDS})"
-        )
-    root = args.run if _is_buffer(args.run) else args.run / "buffer"
-    inside = [f for f in files_of_original(path) if f.suffix == ".npz" and f.resolve().is_relative_to(root.resolve())]
-    if inside:
-        raise ValueError(
-            f"{inside[0]} lies in the buffer {root}, where it is sampled already; after an import it would be there twice"
-        )
-    if not isinstance(action_space, gym.Space):
-        action_space = space_syntax.fitted(action_space, np.zeros((1, action_width(path, args.allow_pickle))), path)
-    return OriginalDataset(path, action_space, obs_space, args.env_name, args.allow_pickle)
 
 
 def _spaces_of(env_id: str | None) -> tuple[gym.Space[Any] | None, Any]:
