@@ -134,6 +134,9 @@ class Experiment(PersistentRun):
 
         SIGINT, SIGTERM and SIGUSR1 finish the current step, save a training state and exit with code 128 + signal
         (130, 143, 138); ``resume="auto"`` continues from there. Further signals change nothing.
+
+        Raises:
+            NothingTrainedError: the run was to train, and is over without an update.
         """
         self._require_start("learn()")
         with self._stop:
@@ -143,6 +146,7 @@ class Experiment(PersistentRun):
                 self._leave()
         if self._stop:  # a signal between the last check and the removal of the handlers
             self._leave()
+        self._check_trained()
 
     def _learn_epoch(self) -> None:
         """Evaluate, collect, train, save and publish; after a signal, return as soon as possible."""
@@ -162,6 +166,7 @@ class Experiment(PersistentRun):
             warn_if_nothing_saved(self._data, phases, self.train_timesteps_per_epoch or 0, self.max_seq_len)
         if not self._stop and self.epoch >= self.start_learning_at_epoch and self._wait_for_data():
             self.train_epoch()
+            self._ever_trained = True
         if self._stop:
             return
         if self._trained:
@@ -338,6 +343,7 @@ class Experiment(PersistentRun):
             finally:
                 rollout.pool.close()
         metrics = self._metrics(stats)
+        warn_if_nothing_ended(metrics, timesteps, "timesteps")
         self.log(metrics, "test")
         return metrics
 

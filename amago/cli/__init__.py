@@ -25,7 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the words after ``amago``; None: ``sys.argv[1:]``.
 
     Returns:
-        the exit code: 0, or 2 after a mistake in the arguments, which is printed without a traceback.
+        the exit code: 0; 2 after a mistake in the arguments; 1 if the environment cannot be used, or if there was nothing to train on.
+        Of these, the message is printed without a traceback.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     # OpenMP threads that spin while they wait take cores from the environments; it must be set before torch is imported
@@ -47,10 +48,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             sub.set_defaults(subcommand=module.run)  # "run" is an argument of eval
     args = parser.parse_args(argv)
     from amago.cli_utils.errors import raised_while_running  # these import torch, which --help does without
+    from amago.envs.pool import ActorError
     from amago.run.checkpoint import CheckpointError
+    from amago.run.waiting import NoReadableDataError, NothingTrainedError
 
     try:
         return int(args.subcommand(args) or 0)
+    except (ActorError, NoReadableDataError, NothingTrainedError) as err:
+        print(f"amago {args.command}: {err}", file=sys.stderr)
+        return 1
     except (CheckpointError, ValueError, TypeError, ImportError) as err:
         if raised_while_running(err):
             raise

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
@@ -19,6 +21,9 @@ from amago.run.checkpoint import CheckpointError
 from amago.run.console import metrics_table
 from amago.run.evaluate import NUMBER_OF_ROLLOUTS, evaluate
 from amago.spaces import space_differences
+
+
+_DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")  # the last: somebody has chosen how to draw
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -42,6 +47,8 @@ def run(args: Namespace) -> int:
     for name in ("episodes", "actors"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name} must be at least 1, got {getattr(args, name)}")
+    if args.render:
+        _check_display()
     run_dir, weights = find_run(args.run)
     make_env = _environment(run_dir, args.env)
     policy = load_policy(args.run, device=args.device, gamma=args.gamma)
@@ -65,6 +72,15 @@ def run(args: Namespace) -> int:
         print(f"only {ended} of {args.episodes} rollouts ended within {steps} steps of each actor, so short ones are favoured")
     print(metrics_table(metrics, title=f"{make_env.env_id}: {weights}"))
     return 0
+
+
+def _check_display() -> None:
+    """Refuse a window where there is no display: Pygame would draw it into memory, and MuJoCo end in an error about OpenGL."""
+    if sys.platform.startswith("linux") and not any(os.environ.get(name) for name in _DISPLAYS):
+        raise ValueError(
+            "--render opens a window, but this machine has no display (DISPLAY and WAYLAND_DISPLAY are not set): run it on a desktop, "
+            "connect with 'ssh -X', or record a video instead (amago.envs.builtin.crafter.VideoRecorder, gymnasium.wrappers.RecordVideo)"
+        )
 
 
 def _check_fits(env_id: str, env: AMAGOEnv, policy: Policy) -> None:

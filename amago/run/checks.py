@@ -31,7 +31,7 @@ PRECISIONS = ("no", "fp16", "bf16")
 
 _FROM_ONE = ("max_seq_len", "batch_size", "batches_per_update", "parallel_actors", "epochs", "log_interval")
 _FROM_ZERO = (
-    "dloader_workers", "train_batches_per_epoch", "val_timesteps_per_epoch", "lr_warmup_steps", "max_env_restarts",
+    "dloader_workers", "train_batches_per_epoch", "val_timesteps_per_epoch", "lr_warmup_steps", "max_env_restarts", "env_trial_steps",
 )  # fmt: skip
 _NOT_NEGATIVE = ("start_learning_at_epoch", "start_collecting_at_epoch", "refused_data_timeout")
 _WEIGHTS = ("l2_coeff", "critic_loss_weight")

@@ -44,6 +44,8 @@ class ExperimentSettings:
         force_reset_train_envs_every: reset all training environments every so many epochs; None: never.
         env_workers: worker processes of "async"; None: one for each core. 1 gives exactly the results of "sync".
         env_step_timeout: seconds after which a step counts as hung and its worker is replaced.
+        env_trial_steps: ``start()`` makes one more environment and takes so many random steps in it, a second's worth at most, to find
+            mistakes in its code at once; 0: it does not. Never with "already_vectorized".
         max_env_restarts: environments that may be replaced within an hour before the run fails.
 
         log_to_wandb, wandb_project, wandb_entity, wandb_group_name: Weights & Biases. Project and entity default to the
@@ -152,6 +154,7 @@ class ExperimentSettings:
     dset_max_size: float = float("inf")
     dset_max_steps: float = float("inf")
     dset_max_bytes: float = float("inf")
+    env_trial_steps: int = 20
     extra_fields: Sequence[ExtraField] = ()
     cut_short_trajectories: bool = False
     refused_data_timeout: float = 60.0

@@ -204,8 +204,7 @@ def test_an_experiment_counts_exactly(tmp_path):
 
 @pytest.mark.parametrize(("episodes", "actors"), [(1, 8), (3, 8), (7, 2)])
 def test_the_command_counts_exactly(tmp_path, capsys, episodes, actors):
-
-    e = tiny.learned(tmp_path, tiny.cartpole, always_save_latest=True)
+    e = tiny.learned(tmp_path, tiny.cartpole, always_save_latest=True, train_batches_per_epoch=0)
     e.close()
     (e.run_dir / ARGS_FILE).write_text(json.dumps({"env": "CartPole-v1", "horizon": 30}))
     config.clear()

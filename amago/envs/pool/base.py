@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amago.envs.pool.buffers import Buffers
-from amago.envs.pool.faults import RestartBudget
+from amago.envs.pool.faults import PROVEN_STEPS, RestartBudget
 from amago.envs.statistics import PhaseStatistics
 from amago.spaces import ActionSpec, action_spec, rl2_space
 
@@ -62,6 +62,7 @@ class ActorPool(ABC):
 
     def _use_buffers(self, buffers: Buffers) -> None:
         self._buffers, self.extras = buffers, buffers.extras
+        self._budget.proven = lambda: bool(buffers.any_ended.any() or (buffers.time_idxs >= PROVEN_STEPS).any())
         self.obs, self.rl2s, self.time_idxs, self.resets = buffers.obs, buffers.rl2s, buffers.time_idxs, buffers.resets
 
     # ------------------------------------------------------------------ stepping
