@@ -23,7 +23,7 @@ from amago.run.collect import RunActors, interact
 from amago.run.evaluate import histories, merge_returns, merge_specials, merge_values, summarise, warn_if_nothing_ended
 from amago.run.persistence import PersistentRun
 from amago.run.rng import draw_seed, seed_process
-from amago.run.rollout import Rollout, shares
+from amago.run.rollout import Rollout
 from amago.run.settings import EnvMakers
 from amago.run.signals import GracefulStop, Stopped
 from amago.run.waiting import wait_for_data
@@ -262,7 +262,7 @@ class Experiment(PersistentRun):
             hidden_state: a list with the initial memory of each of ``envs.groups``; None: empty memory.
             render: draw each step.
             save_on_done: save trajectories as soon as a rollout ends.
-            episodes: count exactly so many rollouts, divided equally among the actors (`Rollout.run_phase`), or fewer if
+            episodes: take exactly so many rollouts, divided equally among the actors (`Rollout.run_phase`), or fewer if
                 ``timesteps`` are over first.
 
         Returns:
@@ -294,7 +294,8 @@ class Experiment(PersistentRun):
         self._require_start("evaluate_val()")
         rollout = self._actors.val
         rollout.reset()
-        _, stats = self._interact(rollout, self.val_timesteps_per_epoch, "evaluate", self.sample_actions, stoppable=True)
+        steps, episodes = self.val_timesteps_per_epoch, self._own_share(self.val_episodes)
+        _, stats = self._interact(rollout, steps, "evaluate", self.sample_actions, stoppable=True, episodes=episodes)
         self._log_faults(stats, "val")
         if self._stop:
             return  # the evaluation runs again after a resume
@@ -319,8 +320,8 @@ class Experiment(PersistentRun):
             timesteps: steps of each actor.
             render: draw each step ("async" environments run in this process then).
             save_trajs_to: directory for the trajectories, for example as demonstrations for another run.
-            episodes: count exactly so many rollouts, over all processes, divided equally among the actors (`Rollout.run_phase`), or
-                fewer if ``timesteps`` are over first. All that end are saved.
+            episodes: take exactly so many rollouts, over all processes, divided equally among the actors (`Rollout.run_phase`), or
+                fewer if ``timesteps`` are over first.
             gamma: the discount whose policy acts; None: the one that acts in training (``Agent.rollout_gamma_idx``).
 
         Returns:
@@ -335,9 +336,8 @@ class Experiment(PersistentRun):
             rollout = self._actors.start("test", make_test_env, None, save_trajs_to, mode)
             try:
                 rollout.reset()
-                if episodes is not None:
-                    episodes = shares(episodes, self.accelerator.num_processes)[self.accelerator.process_index]
-                _, stats = self._interact(rollout, timesteps, "test", self.sample_actions, episodes=episodes, render=render)
+                options: dict[str, Any] = {"episodes": self._own_share(episodes), "render": render}
+                _, stats = self._interact(rollout, timesteps, "test", self.sample_actions, **options)
                 self._log_faults(stats, "test")
                 rollout.pool.flush()
             finally:

@@ -22,7 +22,6 @@ from amago.run.console import metrics_table
 from amago.run.evaluate import NUMBER_OF_ROLLOUTS, evaluate
 from amago.spaces import space_differences
 
-
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")  # the last: somebody has chosen how to draw
 
 

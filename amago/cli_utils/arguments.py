@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from math import inf
 from typing import Any
 
 from amago.cli_utils.parts import AGENTS, CNNS, TRAJ_ENCODERS
+
+BUFFER_STEPS = 1_000_000
+"""Steps in the replay buffer, unless a script or its user says something else. Trajectories differ too much in length to count them."""
 
 
 def whole_number(text: str) -> int:
@@ -59,7 +63,10 @@ def _add_files(group: Any) -> None:
         default="never",
         help="never, auto (continue from the newest training state, if there is one), or the epoch to continue from",
     )
-    _add(group, "dset_max_size", type=whole_number, default=20_000, help="most trajectories in the replay buffer")
+    steps = f"most steps in the replay buffer; {BUFFER_STEPS:,} if it has no other limit"
+    _add(group, "dset_max_steps", type=whole_number, default=inf, help=steps)
+    _add(group, "dset_max_size", type=whole_number, default=inf, help="most trajectories in the replay buffer")
+    _add(group, "dset_max_bytes", type=whole_number, default=inf, help="most bytes in the replay buffer")
 
 
 def _add_agent(group: Any) -> None:
@@ -90,6 +97,13 @@ def _add_collection(group: Any) -> None:
         type=whole_number,
         default=None,
         help="environment steps of each actor in an evaluation; None: the script's",
+    )
+    _add(
+        group,
+        "val_episodes",
+        type=whole_number,
+        default=None,
+        help="rollouts in an evaluation, over all actors; None: those that end within its steps",
     )
 
 
@@ -140,6 +154,12 @@ def add_pixel_cli(parser: ArgumentParser) -> None:
     parser.add_argument("--no_augmentation", action="store_true", help="do not shift images randomly during training")
 
 
+def dataset_limits_from_cli(args: Namespace) -> dict[str, float]:
+    """The limits of a `DiskTrajDataset` that the arguments of `add_common_cli` set, by name; 1,000,000 steps if they set none."""
+    limits: dict[str, float] = {name: getattr(args, name) for name in ("dset_max_size", "dset_max_steps", "dset_max_bytes")}
+    return limits if min(limits.values()) < inf else limits | {"dset_max_steps": BUFFER_STEPS}
+
+
 def experiment_fields_from_cli(args: Namespace) -> dict[str, Any]:
     """The fields of `amago.Experiment` that the arguments of `add_common_cli` set, all but those of `create_experiment_from_cli`."""
     cooldown = {} if args.lr_cooldown is None else {"lr_cooldown": args.lr_cooldown}
@@ -147,7 +167,7 @@ def experiment_fields_from_cli(args: Namespace) -> dict[str, Any]:
         "run_name": args.run_name, "ckpt_base_dir": args.buffer_dir, "parallel_actors": args.parallel_actors,
         "train_timesteps_per_epoch": args.timesteps_per_epoch, "env_mode": "sync" if args.no_async else "async",
         "env_workers": args.env_workers, "start_learning_at_epoch": args.start_learning_at_epoch,
-        "val_interval": args.val_interval, "epochs": args.epochs, "train_batches_per_epoch": args.grads_per_epoch,
+        "val_interval": args.val_interval, "val_episodes": args.val_episodes, "epochs": args.epochs, "train_batches_per_epoch": args.grads_per_epoch,
         "batch_size": args.batch_size, "learning_rate": args.learning_rate, "mixed_precision": args.mixed_precision,
         "ckpt_interval": args.ckpt_interval, "seed": args.seed, "resume": args.resume,
         "log_to_wandb": args.log, "log_to_tensorboard": args.tensorboard, "verbose": not args.quiet,

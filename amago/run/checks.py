@@ -36,7 +36,14 @@ _FROM_ZERO = (
 _NOT_NEGATIVE = ("start_learning_at_epoch", "start_collecting_at_epoch", "refused_data_timeout")
 _WEIGHTS = ("l2_coeff", "critic_loss_weight")
 _POSITIVE = ("grad_clip", "env_step_timeout")
-_INTERVALS = ("val_interval", "ckpt_interval", "force_reset_train_envs_every", "keep_training_states", "env_workers")
+_INTERVALS = (
+    "val_interval",
+    "ckpt_interval",
+    "force_reset_train_envs_every",
+    "keep_training_states",
+    "env_workers",
+    "val_episodes",
+)
 _OPTIONAL = ("train_timesteps_per_epoch", "seed")
 _SWITCHES = (
     "sample_actions", "sample_actions_train", "log_to_wandb", "log_to_tensorboard", "verbose", "has_dset_edit_rights",

@@ -115,7 +115,7 @@ def evaluate(
         pool: is reset first, and stays open.
         timesteps: steps of each actor at most.
         sample: sample actions from the policy; otherwise take its mode.
-        episodes: count exactly so many rollouts, divided equally among the actors beforehand, so that short rollouts are not
+        episodes: take exactly so many rollouts, divided equally among the actors beforehand, so that short rollouts are not
             favoured (`Rollout.run_phase`); fewer if ``timesteps`` are over first. None: count those that end within ``timesteps``.
         device: of the agent.
         seed: of the policy's samples; None continues PyTorch's random stream.

@@ -15,6 +15,7 @@ from amago.run import console
 from amago.run.collect import RunActors
 from amago.run.learner import Learner
 from amago.run.metrics import MetricsLogger, RunningMeans, wandb_options
+from amago.run.rollout import shares
 from amago.run.run_checkpoints import RunCheckpoints
 from amago.run.state import Progress, TrainingParts
 from amago.run.waiting import check_trained
@@ -55,6 +56,12 @@ class PersistentRun(Learner):
     def _data(self) -> RLDataset:
         assert self.dataset is not None, "check_settings() refuses this"
         return self.dataset
+
+    def _own_share(self, episodes: int | None) -> int | None:
+        """This process's share of a number of rollouts."""
+        if episodes is None:
+            return None
+        return shares(episodes, self.accelerator.num_processes)[self.accelerator.process_index]
 
     def _gather(self, items: list[Any]) -> list[Any]:
         """The items of all processes."""

@@ -32,7 +32,9 @@ class ExperimentSettings:
         dataset: source of the training sequences. Alternatively ``dset_root`` and ``dset_name`` build a `DiskTrajDataset`
             that keeps at most ``dset_max_size`` trajectories, ``dset_max_steps`` transitions and ``dset_max_bytes`` bytes.
         tstep_encoder_type, traj_encoder_type, agent_type: classes, built with their (gin) defaults.
-        val_timesteps_per_epoch: steps of each actor in an evaluation; enough for at least one rollout to end.
+        val_timesteps_per_epoch: steps of each actor in an evaluation, at most; enough for at least one rollout to end.
+        val_episodes: rollouts in an evaluation, over all actors and processes, each of which takes its share and then waits. None: as many
+            as end within ``val_timesteps_per_epoch``.
         make_train_env, make_val_env: a function that returns an `AMAGOEnv`, or a list with one function for each actor.
 
         parallel_actors: environments stepped in parallel.
@@ -155,6 +157,7 @@ class ExperimentSettings:
     dset_max_steps: float = float("inf")
     dset_max_bytes: float = float("inf")
     env_trial_steps: int = 20
+    val_episodes: int | None = None
     extra_fields: Sequence[ExtraField] = ()
     cut_short_trajectories: bool = False
     refused_data_timeout: float = 60.0

@@ -95,8 +95,12 @@ class ActorSet:
                 self._replace(actor, err)
 
     def step(self, group: int) -> None:
-        """Take one step of each actor of a group."""
+        """Take one step of each actor of a group that is not idle."""
+        assert self._buffers is not None
+        idle = self._buffers.idle
         for actor in self._groups[group]:
+            if idle[actor.number]:
+                continue
             try:
                 actor.step()
             except _ENV_FAULTS as err:

@@ -123,9 +123,7 @@ class RestartBudget:
         if times & (times - 1) and not fault.lost:
             return  # of many, only the 2nd, 4th, 8th, ...
         lost = f"; {fault.lost} finished trajectories not yet in a file are lost" if fault.lost else ""
-        reason = (
-            fault.reason if times == 1 else f"{last_line} ({times:,} times so far, not all of them shown)"
-        )
+        reason = fault.reason if times == 1 else f"{last_line} ({times:,} times so far, not all of them shown)"
         logger.warning("%s is replaced, %d unfinished rollouts dropped%s: %s", fault.who, fault.dropped, lost, reason)
 
     def drain(self) -> tuple[int, int]:

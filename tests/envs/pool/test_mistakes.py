@@ -239,8 +239,7 @@ def test_the_trial_takes_legal_actions_only(tmp_path):
 @pytest.mark.parametrize("more", [[], ["--no-async"]])
 def test_the_command_ends_within_one_screen(tmp_path, more):
     (tmp_path / "mine.py").write_text(
-        "import gymnasium as gym\nfrom test_mistakes import Mistaken\n"
-        "gym.register('Mistaken-v0', lambda: Mistaken('reward'))\n"
+        "import gymnasium as gym\nfrom test_mistakes import Mistaken\ngym.register('Mistaken-v0', lambda: Mistaken('reward'))\n"
     )
     argv = ["train", "mine:Mistaken-v0", "--run-name", "demo", "--buffer-dir", str(tmp_path), "--epochs", "1", *more]
     env = tiny.environment()
@@ -266,7 +265,9 @@ def test_a_command_that_trained_on_nothing_fails(tmp_path, capsys):
         "5",
     ]
     try:
-        assert main([*argv, "--no-async", "--quiet", "--val-interval", "2", "--horizon", "9", "--timesteps-per-epoch", "5"]) == 1
+        assert (
+            main([*argv, "--no-async", "--quiet", "--val-interval", "2", "--horizon", "9", "--timesteps-per-epoch", "5"]) == 1
+        )
     finally:
         gym.registry.pop("Endless-v0")
     assert "has trained on nothing" in capsys.readouterr().err
