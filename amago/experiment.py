@@ -17,6 +17,7 @@ from amago.loading import DatasetSettings, RLDataset, SequenceLoader
 from amago.policy import acting_by, load_agent_weights, write_policy_spec
 from amago.run import console
 from amago.run.allocator import FreedMemory
+from amago.run.batch_memory import check_batch_memory
 from amago.run.checkpoint import identity
 from amago.run.checks import check_buffer, check_settings, warn_if_nothing_saved
 from amago.run.collect import RunActors, interact
@@ -134,9 +135,7 @@ class Experiment(PersistentRun):
 
         SIGINT, SIGTERM and SIGUSR1 finish the current step, save a training state and exit with code 128 + signal
         (130, 143, 138); ``resume="auto"`` continues from there. Further signals change nothing.
-
-        Raises:
-            NothingTrainedError: the run was to train, and is over without an update.
+        A run that was to train and has made no update raises `amago.run.waiting.NothingTrainedError`.
         """
         self._require_start("learn()")
         with self._stop:
@@ -230,6 +229,7 @@ class Experiment(PersistentRun):
     def train_epoch(self) -> None:
         """Train on ``train_batches_per_epoch`` batches, less the batches of a resumed epoch."""
         self._require_start("train_epoch()")
+        check_batch_memory(self.policy, self.train_dloader, self.max_seq_len)
         self.policy_aclr.train()
         with self._bar(self.train_batches_per_epoch - self._trained, "train", "batch") as bar:
             for batch in self.train_dloader.batches(self.train_batches_per_epoch - self._trained):

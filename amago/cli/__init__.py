@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         return int(args.subcommand(args) or 0)
-    except (ActorError, NoReadableDataError, NothingTrainedError) as err:
+    except (ActorError, MemoryError, NoReadableDataError, NothingTrainedError) as err:
         print(f"amago {args.command}: {err}", file=sys.stderr)
         return 1
     except (CheckpointError, ValueError, TypeError, ImportError) as err:
