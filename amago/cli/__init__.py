@@ -39,11 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"amago {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
-        sub = commands.add_parser(
-            name, help=summary, description=summary, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-        )
+        sub = commands.add_parser(name, help=summary, description=summary)
         if argv[:1] == [name]:
             module = importlib.import_module(f"amago.cli.{name}")
+            sub.formatter_class = importlib.import_module("amago.cli_utils.arguments").DefaultsHelpFormatter
             module.add_arguments(sub)
             sub.set_defaults(subcommand=module.run)  # "run" is an argument of eval
     args = parser.parse_args(argv)

@@ -28,16 +28,19 @@ _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")  # the last: someb
 def add_arguments(parser: ArgumentParser) -> None:
     parser.description = "Evaluate an agent that 'amago train' trained. Example: amago eval runs/demo --episodes 100"
     parser.add_argument("run", help="run directory (its latest policy), or one of its checkpoints")
-    parser.add_argument("--env", default=None, help="id of the environment; None: the one that it was trained on")
+    parser.add_argument("--env", default=None, help="id of the environment; if not given, the one that it was trained on")
     parser.add_argument("--episodes", type=whole_number, default=40, help="rollouts to evaluate")
     parser.add_argument("--actors", type=whole_number, default=8, help="number of environments that run in parallel")
     parser.add_argument("--greedy", action="store_true", help="take the mode of the policy instead of sampling from it")
     parser.add_argument(
-        "--gamma", type=float, default=None, help="discount whose policy acts, such as 0.9; None: that of rollouts"
+        "--gamma", type=float, default=None, help="discount whose policy acts, such as 0.9; if not given, that of rollouts"
     )
     parser.add_argument("--device", default="cpu", help="where the networks compute, such as cuda:0")
     parser.add_argument(
-        "--seed", type=whole_number, default=None, help="seed of the environments and the policy; None: not fixed"
+        "--seed",
+        type=whole_number,
+        default=None,
+        help="seed of the environments and the policy; if not given, a new one is drawn",
     )
     parser.add_argument("--render", action="store_true", help="show one environment in a window")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import gymnasium as gym
 
@@ -22,7 +23,9 @@ class GymEnv:
     max_steps: int | None = None
 
     def __call__(self, render_mode: str | None = None) -> AMAGOEnv:
-        options = {} if render_mode is None else {"render_mode": render_mode}  # not every environment takes the argument
+        options: dict[str, Any] = (
+            {} if render_mode is None else {"render_mode": render_mode}
+        )  # not every environment takes the argument
         try:
             env = gym.make(self.env_id, max_episode_steps=self.max_steps, **options)
         except gym.error.Error as err:

@@ -28,7 +28,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--horizon",
         type=cli_utils.whole_number,
         default=None,
-        help="truncate rollouts after this many steps; None: the environment's limit",
+        help="truncate rollouts after this many steps; if not given, at the environment's limit",
     )
     parser.set_defaults(
         parallel_actors=8, timesteps_per_epoch=500, grads_per_epoch=250, epochs=40, memory_size=64, memory_layers=2,

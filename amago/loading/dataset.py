@@ -11,6 +11,7 @@ import gin
 import gymnasium as gym
 import numpy as np
 
+from amago.config import NamedArguments
 from amago.data.batch import Batch, RLData, collate
 from amago.data.extras import ExtraField, check_extra_fields
 from amago.data.relabel import NoOpRelabeler, Relabeler, with_extras_of
@@ -49,7 +50,7 @@ class DatasetSettings:
         return subsequence(length, self.max_seq_len, self.padded_sampling, rng, self.cut_short_trajectories)
 
 
-class RLDataset(ABC):
+class RLDataset(NamedArguments, ABC):
     """A source of training sequences. Subclass, and override at least `sample_random_trajectory`.
 
     ``Experiment`` calls `configure` and then `check_spaces` before training. In each epoch it calls `on_end_of_collection`,

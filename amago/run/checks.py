@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 import re
@@ -23,6 +24,7 @@ from amago.loading.dataset import PADDED_SAMPLING, RLDataset
 from amago.loading.disk import DiskTrajDataset
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
+from amago.run.parts import NAMED_FIELDS
 from amago.run.settings import ExperimentSettings
 from amago.spaces import action_spec, space_differences
 
@@ -132,8 +134,12 @@ def _names_and_classes(s: ExperimentSettings) -> Iterable[str]:
         value = getattr(s, name)
         if value is None and name == "exploration_wrapper_type":
             continue
-        if not callable(value) or (isinstance(value, type) and not issubclass(value, base)):
-            yield f"{name} must be a subclass of {base.__name__}, got {value!r}"
+        if isinstance(value, str):
+            near = difflib.get_close_matches(value, NAMED_FIELDS[name], n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            yield f"{name} must be {', '.join(map(repr, NAMED_FIELDS[name]))} or a subclass of {base.__name__}, got {value!r}{hint}"
+        elif not callable(value) or (isinstance(value, type) and not issubclass(value, base)):
+            yield f"{name} must be a subclass of {base.__name__}, or its name, got {value!r}"
 
 
 def _env_makers(s: ExperimentSettings) -> Iterable[str]:

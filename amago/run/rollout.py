@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from amago.agent import BaseAgent
+from amago.config import NamedArguments
 from amago.envs.pool import ActorPool
 from amago.envs.statistics import PhaseStatistics
 from amago.run.group_timing import GroupTiming
@@ -25,7 +26,7 @@ def shares(total: int, parts: int) -> list[int]:
 
 
 @gin.configurable
-class Rollout:
+class Rollout(NamedArguments):
     """The loop between a policy and a pool of actors, and the policy's memory (hidden state) of every actor.
 
     A pool has one or more groups of actors that step independently. They are stepped either *alternately*: while the environments

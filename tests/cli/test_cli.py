@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from argparse import ArgumentParser
@@ -56,6 +57,20 @@ def test_help_of_each_command_gives_defaults_and_an_example(command, capsys):
     out = capsys.readouterr().out
     assert f"usage: amago {command}" in out
     assert "(default: " in out
+
+
+def test_help_gives_real_defaults_only(capsys):
+    for argv in (["train"], ["eval"], ["demo"], ["buffer", "import"]):
+        with pytest.raises(SystemExit):
+            main([*argv, "--help"])
+        out = " ".join(capsys.readouterr().out.split())
+        assert not re.search(r"default: (None|False|inf|\(\))\)", out)
+        assert "script's (default" not in out
+        assert "None:" not in out
+    parser = ArgumentParser()
+    train_command.add_arguments(parser)
+    wanted = ["CartPole-v1", "--run-name", "a", "--buffer-dir", "b", "--lr", "0.5"]
+    assert (parser.parse_args(wanted).learning_rate, parser.parse_args(wanted).lr_cooldown) == (0.5, None)
 
 
 def test_version(capsys):

@@ -7,6 +7,7 @@ from messages import naming
 from tiny import experiment
 
 import amago
+from amago import config
 from amago.loading import DiskTrajDataset
 from amago.nets.traj_encoders import TformerTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
@@ -75,7 +76,7 @@ def never():
         ("dataset", "runs/demo", "an amago.loading.RLDataset"),
         ("tstep_encoder_type", TformerTrajEncoder, "a subclass of TstepEncoder"),
         ("traj_encoder_type", FFTstepEncoder, "a subclass of TrajEncoder"),
-        ("agent_type", "agent", "a subclass of BaseAgent"),
+        ("agent_type", "agnet", "a subclass of BaseAgent"),
         ("exploration_wrapper_type", amago.Agent, "a subclass of ExplorationWrapper"),
         ("make_train_env", "CartPole-v1", "a function that returns an AMAGOEnv, or a list"),
         ("make_val_env", 3, "a function that returns an AMAGOEnv, or a list"),
@@ -128,6 +129,23 @@ def test_everything_wrong_is_listed_at_once(tmp_path):
     lines = str(err.value).splitlines()[1:]
     assert sorted(line.split()[1] for line in lines) == sorted(wrong)
     assert isinstance(err.value, ValueError)
+
+
+def test_parts_may_be_named_as_on_the_command_line(tmp_path):
+    names = {
+        "tstep_encoder_type": "ff", "traj_encoder_type": "gru", "agent_type": "multitask", "exploration_wrapper_type": "bilevel",
+    }  # fmt: skip
+    config.bind(tiny.TWO_HOT | {"BilevelEpsilonGreedy.rollout_horizon": 6})
+    e = tiny.learned(tmp_path, **names)
+    assert e.updater.grad_steps == 2
+    assert type(e.policy).__name__ == "MultiTaskAgent"
+    assert type(e.policy.traj_encoder).__name__ == "GRUTrajEncoder"
+
+
+def test_an_unknown_part_names_the_nearest(tmp_path):
+    e = experiment(tmp_path, never, traj_encoder_type="gruu", agent_type="ppo")
+    with pytest.raises(SettingsError, match=naming("traj_encoder_type", "'gruu'", "did you mean 'gru'", "agent_type", "'ppo'")):
+        e.start()
 
 
 def test_checks_change_nothing(tmp_path):
