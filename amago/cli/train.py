@@ -62,9 +62,14 @@ def make_experiment(args: Namespace) -> Experiment:
         tstep_encoder_type=tstep, traj_encoder_type=traj, agent_type=agent, exploration_wrapper_type=exploration,
         padded_sampling="both",  # sequences are shorter than rollouts: without padding the first and last steps are rarely sampled
     )  # fmt: skip
-    experiment.run_dir.mkdir(parents=True, exist_ok=True)
     recorded = {"env": args.env, "horizon": args.horizon}
-    (experiment.run_dir / ARGS_FILE).write_text(json.dumps(recorded))
+    try:
+        experiment.run_dir.mkdir(parents=True, exist_ok=True)
+        (experiment.run_dir / ARGS_FILE).write_text(json.dumps(recorded))
+    except OSError as err:
+        raise ValueError(
+            f"--buffer_dir is for checkpoints, logs and the replay buffer, but it cannot be written to: {err}"
+        ) from err
     return experiment
 
 

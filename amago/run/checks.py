@@ -164,16 +164,28 @@ def _env_makers(s: ExperimentSettings) -> Iterable[str]:
 
 
 def _directory(s: ExperimentSettings) -> Iterable[str]:
-    """``ckpt_base_dir`` or its nearest existing parent must be a directory that can be written to."""
-    if not isinstance(s.ckpt_base_dir, str | os.PathLike) or not os.fspath(s.ckpt_base_dir):
-        yield f"ckpt_base_dir must be the path of a directory, got {s.ckpt_base_dir!r}"
+    """The directories that the run writes to."""
+    yield from unwritable("ckpt_base_dir", s.ckpt_base_dir, "checkpoints and logs")
+    if isinstance(s.dataset, DiskTrajDataset) and (s.collects or not s.dataset.buffer_dir.exists()):
+        yield from unwritable("dset_root", s.dataset.buffer_dir, "the replay buffer")
+
+
+def unwritable(name: str, path: Any, purpose: str) -> Iterable[str]:
+    """Why a directory, or its nearest existing parent, cannot be written to; nothing if it can.
+
+    Args:
+        name: of the setting.
+        purpose: what is written there.
+    """
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        yield f"{name} must be the path of a directory, got {path!r}"
         return
-    base = Path(s.ckpt_base_dir).expanduser()
-    existing = next((p for p in (base, *base.absolute().parents) if os.path.lexists(p)), base)
+    directory = Path(path).expanduser()
+    existing = next((p for p in (directory, *directory.absolute().parents) if os.path.lexists(p)), directory)
     if not existing.is_dir():
-        yield f"ckpt_base_dir is {os.fspath(s.ckpt_base_dir)!r}, but {str(existing)!r} is a file: name a directory"
+        yield f"{name} is {os.fspath(path)!r}, for {purpose}, but {str(existing)!r} is a file: name a directory"
     elif not os.access(existing, os.W_OK | os.X_OK):
-        yield f"ckpt_base_dir is {os.fspath(s.ckpt_base_dir)!r}, but {str(existing)!r} cannot be written to"
+        yield f"{name} is {os.fspath(path)!r}, for {purpose}, but {str(existing)!r} cannot be written to: name another directory"
 
 
 def _contradictions(s: ExperimentSettings) -> Iterable[str]:

@@ -16,7 +16,7 @@ from amago.envs.exploration import ExplorationWrapper
 from amago.envs.pool import make_pool
 from amago.envs.pool.trial import random_state_kept, try_environment
 from amago.envs.statistics import PhaseStatistics
-from amago.run.checks import check_evaluation_spaces
+from amago.run.checks import SettingsError, check_evaluation_spaces, unwritable
 from amago.run.rollout import Rollout
 from amago.run.settings import EnvMakers, ExperimentSettings
 
@@ -109,9 +109,12 @@ class RunActors:
             env_mode: instead of that of the settings.
 
         Raises:
-            SettingsError: environments for evaluation have other spaces than the agent.
+            SettingsError: environments for evaluation have other spaces than the agent, or ``save_trajs_to`` cannot be written to.
         """
         s, mode = self.settings, env_mode or self.settings.env_mode
+        if save_trajs_to is not None:
+            for problem in unwritable("save_trajs_to" if kind == "test" else "dset_root", save_trajs_to, "trajectories"):
+                raise SettingsError(problem)
         copies = 1 if mode == "already_vectorized" else s.parallel_actors
         pool = make_pool(
             [makers] * copies if callable(makers) else list(makers),

@@ -73,6 +73,21 @@ def test_help_gives_real_defaults_only(capsys):
     assert (parser.parse_args(wanted).learning_rate, parser.parse_args(wanted).lr_cooldown) == (0.5, None)
 
 
+@pytest.mark.parametrize(
+    ("argv", "purpose"),
+    [
+        (["train", "CartPole-v1", "--run-name", "a", "--buffer-dir", "FILE/runs"], "checkpoints, logs and the replay buffer"),
+        (["demo", "--out", "FILE/demo"], "its picture"),
+    ],
+)
+def test_directories_that_cannot_be_made_say_what_they_are_for(tmp_path, capsys, argv, purpose):
+    (tmp_path / "file").write_text("")
+    code, message = failure(capsys, *(word.replace("FILE", str(tmp_path / "file")) for word in argv))
+    assert code == 2
+    assert purpose in message
+    assert str(tmp_path / "file") in message
+
+
 def test_version(capsys):
     with pytest.raises(SystemExit) as stop:
         main(["--version"])

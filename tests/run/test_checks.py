@@ -1,5 +1,8 @@
 """start() refuses wrong settings, all at once, before it creates anything."""
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 import tiny
@@ -146,6 +149,24 @@ def test_an_unknown_part_names_the_nearest(tmp_path):
     e = experiment(tmp_path, never, traj_encoder_type="gruu", agent_type="ppo")
     with pytest.raises(SettingsError, match=naming("traj_encoder_type", "'gruu'", "did you mean 'gru'", "agent_type", "'ppo'")):
         e.start()
+
+
+def test_directories_that_cannot_be_written_to_say_what_they_are_for(tmp_path, monkeypatch):
+    e = tiny.started(tmp_path, name="a")
+    for name in ("runs", "data", "saved"):
+        (tmp_path / name).mkdir()
+    access = os.access
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: Path(path).name not in ("runs", "data", "saved") and access(path, mode)
+    )
+    wrong = experiment(tmp_path / "runs", never, dataset=DiskTrajDataset(tmp_path / "data", "d"))
+    with pytest.raises(
+        SettingsError, match=naming("ckpt_base_dir", "checkpoints and logs", "dset_root", "the replay buffer")
+    ) as err:
+        wrong.start()
+    assert len(str(err.value).splitlines()) == 3
+    with pytest.raises(SettingsError, match=naming("save_trajs_to", str(tmp_path / "saved"), "trajectories")):
+        e.evaluate_test(tiny.tmaze, 10, save_trajs_to=str(tmp_path / "saved"))
 
 
 def test_checks_change_nothing(tmp_path):
