@@ -240,17 +240,21 @@ class NamedArguments:
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if args and cls.__init__ is object.__init__:
             raise TypeError(f"{cls.__name__} takes no arguments")
-        known = _argument_names(cls) if kwargs else None
-        for name in kwargs if known is not None else ():
-            if name not in known:
-                raise TypeError(
-                    f"{cls.__name__} has no argument {name!r}; {suggestion(name, (k for k in known if k not in kwargs))}"
-                )
+        if kwargs:
+            _check_names(cls, kwargs)
         return super().__new__(cls)
 
 
+def _check_names(cls: Any, given: Mapping[str, Any]) -> None:
+    known = _argument_names(cls)
+    unknown = [] if known is None else [name for name in given if name not in known]
+    if known is not None and unknown:
+        free = [name for name in known if name not in given]
+        raise TypeError(f"{cls.__name__} has no argument {unknown[0]!r}; {suggestion(unknown[0], free)}")
+
+
 @cache
-def _argument_names(cls: type) -> tuple[str, ...] | None:
+def _argument_names(cls: Any) -> tuple[str, ...] | None:
     """The names of a constructor's arguments, in order, with those of its bases if it passes ``**kwargs`` on; None: it takes any."""
     names: dict[str, None] = {}
     constructors = [base for base in cls.__mro__ if "__init__" in base.__dict__ and base is not object]

@@ -79,7 +79,8 @@ class RunActors:
         """The training actors, with exploration; they save their trajectories."""
         if "train" not in self.pools:
             s = self.settings
-            self.pools["train"] = self.start("train", s.make_train_env, s.exploration_wrapper_type, self.save_trajs_to)
+            exploration: Any = s.exploration_wrapper_type  # `resolve` has replaced a name by its class
+            self.pools["train"] = self.start("train", s.make_train_env, exploration, self.save_trajs_to)
             self.pools["train"].reset()
         return self.pools["train"]
 
