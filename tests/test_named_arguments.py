@@ -50,7 +50,9 @@ def _configurable_classes():
     for module in pkgutil.walk_packages(amago.__path__, "amago."):
         if "__main__" not in module.name and "builtin" not in module.name:
             importlib.import_module(module.name)
-    entries = [e.wrapped for name, e in config._registry().items() if name.startswith("amago.")]
+    # relabelers are data, which knows nothing of settings
+    named = {k: e.wrapped for k, e in config._registry().items() if k.startswith("amago.") and "relabeling" not in k}
+    entries = list(named.values())
     return [c for c in entries if isinstance(c, type)]
 
 

@@ -14,13 +14,12 @@ import gin
 import numpy as np
 from numpy.typing import NDArray
 
-from amago.config import NamedArguments
 from amago.data.trajectory import FrozenTraj, rl2, split_rl2
 
 Array = NDArray[Any]
 
 
-class Relabeler(NamedArguments):
+class Relabeler:
     """Rewrites a whole trajectory each time before a training sequence is cut from it (hindsight relabelling).
 
     Subclass and override `relabel`, or `relabel_with` where the rewriting is random. The arrays may be changed in place: every

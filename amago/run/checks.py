@@ -139,7 +139,7 @@ def _names_and_classes(s: ExperimentSettings) -> Iterable[str]:
             hint = f"; did you mean {near[0]!r}?" if near else ""
             yield f"{name} must be {', '.join(map(repr, NAMED_FIELDS[name]))} or a subclass of {base.__name__}, got {value!r}{hint}"
         elif not callable(value) or (isinstance(value, type) and not issubclass(value, base)):
-            yield f"{name} must be a subclass of {base.__name__}, or its name, got {value!r}"
+            yield f"{name} must be a subclass of {base.__name__}, got {value!r}"
 
 
 def _env_makers(s: ExperimentSettings) -> Iterable[str]:
