@@ -21,8 +21,10 @@ from amago.run.metrics import MetricsLogger, RunningMeans, wandb_options
 from amago.run.ownership import Ownership
 from amago.run.record import fields_of, flat, has_learned, note_start, read_record, role_of, settings_of
 from amago.run.rng import draw_seed, seed_process
+from amago.run.rollout import shares
 from amago.run.run_checkpoints import RunCheckpoints
 from amago.run.state import Progress, StateChange, TrainingParts
+from amago.run.waiting import check_trained
 from amago.run.weights import load_into
 
 
@@ -49,7 +51,8 @@ class PersistentRun(Learner):
         self.epoch = 0
         self.frames_by_env: dict[str, int] = {}
         self._collected = self._trained = 0  # in the current epoch: steps of each actor, and batches
-        self._started = self._saved = False
+        self._started = self._saved = self._ever_trained = False
+        self._restarts = 0  # of environments, in this process
         self._ownership: Ownership | None = None
         self._settings: dict[str, Any] = {}  # as they were at the start
 
@@ -61,6 +64,12 @@ class PersistentRun(Learner):
     def _data(self) -> RLDataset:
         assert self.dataset is not None, "check_settings() refuses this"
         return self.dataset
+
+    def _own_share(self, episodes: int | None) -> int | None:
+        """This process's share of a number of rollouts."""
+        if episodes is None:
+            return None
+        return shares(episodes, self.accelerator.num_processes)[self.accelerator.process_index]
 
     def _gather(self, items: list[Any]) -> list[Any]:
         """The items of all processes."""
@@ -166,8 +175,13 @@ class PersistentRun(Learner):
             self.logger.log(metrics_dict, key, x, self.x_axis_metrics())
 
     def _log_faults(self, stats: PhaseStatistics, key: str) -> None:
+        self._restarts += stats.restarts
         if stats.restarts:
             self.log({"Restarted Environments": stats.restarts, "Dropped Rollouts": stats.dropped}, key)
+
+    def _check_trained(self) -> None:
+        if not self.updater.grad_steps and (self.updater.skipped or not self._ever_trained):
+            check_trained(self, self._data, self.updater.skipped, self._restarts)
 
     # ---- checkpoints ----------------------------------------------------------------------------------------------------
 
