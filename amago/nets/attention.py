@@ -123,7 +123,8 @@ class SelfAttention(nn.Module):
             (B, H, L, D); 0 where a query sees no key, which happens at padding only.
         """
         if slots is not None and self._sees_past:  # the mask of a step is that of every layer
-            return F.scaled_dot_product_attention(q, k, v, None if slots.full else slots.used.to(q.dtype))
+            mask = None if slots.full else slots.used.to(q.dtype)
+            return F.scaled_dot_product_attention(q, k, v, mask, dropout_p=self.dropout if self.training else 0.0)
         length = q.shape[2]
         pattern = self.pattern(length, slots) if real is None else "masked"
         mask = self.mask(length, slots, q.device, real) if pattern == "masked" else None
