@@ -186,6 +186,9 @@ class DiskTrajDataset(RLDataset):
         self._check_new_kinds()
         return self.store.info()
 
+    def describe(self) -> str:
+        return f"{self.buffer_dir}: {len(self.store):,} trajectories"
+
     def delete(self, *, delete_protected: bool = False, delete_quarantine: bool = False) -> None:
         """Delete the trajectories in ``fifo``; ``protected`` and ``quarantine`` only on request. Other files stay.
 
