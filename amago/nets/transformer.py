@@ -97,7 +97,10 @@ class SigmaReparam(nn.Module):
     @property
     def weight_sources(self) -> tuple[Tensor, ...]:
         """The tensors that `effective_weight` depends on."""
-        params, buffers = self._parameters, self._buffers  # asked of every layer in every step: attributes take five times as long
+        params, buffers = (
+            self._parameters,
+            self._buffers,
+        )  # asked of every layer in every step: attributes take five times as long
         return (params["weight"], params["gamma"], buffers["u"], buffers["v"])  # type: ignore[return-value]
 
 

@@ -31,7 +31,8 @@ MIXED = gym.spaces.Dict(
 
 def observations(space, batch, length):
     return {
-        k: torch.from_numpy(np.stack([[s.sample() for _ in range(length)] for _ in range(batch)])) for k, s in space.spaces.items()
+        k: torch.from_numpy(np.stack([[s.sample() for _ in range(length)] for _ in range(batch)]))
+        for k, s in space.spaces.items()
     }
 
 
@@ -80,7 +81,9 @@ def test_padding_does_not_move_the_statistics():
 def test_what_it_refuses():
     with pytest.raises(ValueError, match=r"specify_obs_keys=\['z'\]: \['z'\] not among the observations"):
         DictTstepEncoder(MIXED, RL2, specify_obs_keys="z")
-    with pytest.raises(ValueError, match=r"NatureishCNN: img_shape=\(1, 8, 8\) is too small .* from 36x36 pixels on; use GridworldCNN"):
+    with pytest.raises(
+        ValueError, match=r"NatureishCNN: img_shape=\(1, 8, 8\) is too small .* from 36x36 pixels on; use GridworldCNN"
+    ):
         DictTstepEncoder(MIXED, RL2, cnn_type=NatureishCNN)
 
 
@@ -93,7 +96,9 @@ def test_cnns_name_their_smallest_image(kind):
 
 
 def test_cnns_name_the_networks_that_take_a_small_image():
-    with pytest.raises(ValueError, match=r"use DrQCNN \(from 15x15\) or IMPALAishCNN \(from 15x15\) or GridworldCNN \(from 4x4\)"):
+    with pytest.raises(
+        ValueError, match=r"use DrQCNN \(from 15x15\) or IMPALAishCNN \(from 15x15\) or GridworldCNN \(from 4x4\)"
+    ):
         NatureishCNN(img_shape=(3, 20, 20), channels_first=True)
     with pytest.raises(ValueError, match="use an encoder of vectors, such as FFTstepEncoder"):
         GridworldCNN(img_shape=(3, 3, 1))
@@ -101,7 +106,9 @@ def test_cnns_name_the_networks_that_take_a_small_image():
 
 def test_the_cnn_encoder_says_once_what_it_does_not_read(monkeypatch):
     monkeypatch.setattr(tstep_encoders, "_warned", set())
-    with pytest.warns(UserWarning, match=r"reads the observation 'far.away' alone: .* not contain 'arm', 'near', 'strip'.*DictTstepEncoder"):
+    with pytest.warns(
+        UserWarning, match=r"reads the observation 'far.away' alone: .* not contain 'arm', 'near', 'strip'.*DictTstepEncoder"
+    ):
         CNNTstepEncoder(MIXED, RL2, obs_key="far.away")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -157,14 +164,14 @@ def test_learning_from_an_image_and_a_number_at_once(tmp_path):
         {
             "DictTstepEncoder.d_hidden": 32, "DictTstepEncoder.d_output": 32, "DictTstepEncoder.img_features": 16,
             "DictTstepEncoder.vector_features": 16, "FFTrajEncoder.d_model": 32, "Actor.d_hidden": 32, "NCritics.d_hidden": 32,
-            "Agent.tau": 0.02, "Multigammas.discrete": [0.5], "Agent.gamma": 0.5, "EpsilonGreedy.steps_anneal": 100,
+            "Agent.tau": 0.05, "Agent.num_critics": 2, "Multigammas.discrete": [0.5], "Agent.gamma": 0.5, "EpsilonGreedy.steps_anneal": 100,
         }
     )  # fmt: skip
     experiment = Experiment(
         run_name="parity", ckpt_base_dir=str(tmp_path), dataset=DiskTrajDataset(tmp_path, "parity", 2000), max_seq_len=4,
         tstep_encoder_type=DictTstepEncoder, traj_encoder_type=FFTrajEncoder, agent_type=Agent, make_train_env=parity,
         make_val_env=parity, env_mode="sync", parallel_actors=16, val_timesteps_per_epoch=4, train_timesteps_per_epoch=12,
-        train_batches_per_epoch=40, batch_size=24, learning_rate=1e-3, lr_warmup_steps=50, epochs=12, val_interval=None,
+        train_batches_per_epoch=25, batch_size=24, learning_rate=2e-3, lr_warmup_steps=20, epochs=12, val_interval=None,
         ckpt_interval=None, always_save_latest=False, dloader_workers=0, sample_actions=False, verbose=False, seed=0,
     )  # fmt: skip
     experiment.start()

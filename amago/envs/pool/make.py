@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from amago.envs.exploration import ExplorationWrapper
-from amago.envs.pool.auto import choose_mode
 from amago.envs.pool.actor import env_of
+from amago.envs.pool.auto import choose_mode
 from amago.envs.pool.base import ActorPool
 from amago.envs.pool.plan import ActorPlan, EnvMaker, check_recorder
 from amago.envs.pool.subprocess import AsyncPool

@@ -22,7 +22,6 @@ from amago.loading.dataset import (
 )
 from amago.loading.sources import TrajectorySource, copy_to
 
-
 _RETURNS_READ = 200
 
 

@@ -517,7 +517,11 @@ def test_the_summary_of_an_offline_run_names_its_data_and_no_exploration(tmp_pat
     data = arrays(tmp_path, rec.record())
     mean = np.mean([np.sum(x.rews) for x in data.source])
     run = experiment(
-        tmp_path, lambda: AMAGOEnv(Recorded(), env_name="recorded"), dataset=data, start_collecting_at_epoch=float("inf"), verbose=True
+        tmp_path,
+        lambda: AMAGOEnv(Recorded(), env_name="recorded"),
+        dataset=data,
+        start_collecting_at_epoch=float("inf"),
+        verbose=True,
     )
     run.start()
     run.close()
