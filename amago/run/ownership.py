@@ -15,6 +15,7 @@ from amago.run.checks import SettingsError
 from amago.run.locks import HeldError, RunLock
 from amago.run.record import SETTINGS_FILE, has_learned, read_record, run_id
 from amago.run.settings import ExperimentSettings
+from amago.store.original import NAME as ORIGINAL_NAME
 
 LOCK_FILE = ".lock"
 OWNER_FILE = "owner.json"
@@ -179,10 +180,10 @@ def buffer_of(data: RLDataset) -> Path | None:
 
 
 def has_trajectories(buffer: Path) -> bool:
-    """Whether ``buffer/fifo`` holds finished files."""
+    """Whether ``buffer/fifo`` holds finished files. Those of the original system, which are never changed or deleted, do not count."""
     try:
         with os.scandir(buffer / "fifo") as entries:
-            return any(not e.name.startswith(".") for e in entries)
+            return any(not e.name.startswith(".") and not ORIGINAL_NAME.fullmatch(e.name) for e in entries)
     except (FileNotFoundError, NotADirectoryError):
         return False
 

@@ -7,10 +7,13 @@ from typing import Any
 
 from amago.agent import Agent, BaseAgent, MultiTaskAgent
 from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper
+from amago.nets.dict_encoder import DictTstepEncoder
 from amago.nets.registry import TRAJ_ENCODERS
 from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder, GoalTstepEncoder, TstepEncoder
 
-TSTEP_ENCODERS: dict[str, type[TstepEncoder]] = {"ff": FFTstepEncoder, "cnn": CNNTstepEncoder, "goal": GoalTstepEncoder}
+TSTEP_ENCODERS: dict[str, type[TstepEncoder]] = {
+    "ff": FFTstepEncoder, "cnn": CNNTstepEncoder, "dict": DictTstepEncoder, "goal": GoalTstepEncoder,
+}  # fmt: skip
 AGENTS: dict[str, type[BaseAgent]] = {"agent": Agent, "multitask": MultiTaskAgent}
 EXPLORATION: dict[str, type[ExplorationWrapper]] = {"egreedy": EpsilonGreedy, "bilevel": BilevelEpsilonGreedy}
 

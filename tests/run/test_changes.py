@@ -65,7 +65,7 @@ OTHER = {
     "learning_rate": 0.5, "critic_loss_weight": 2.0, "lr_warmup_steps": 9, "grad_clip": 0.5, "l2_coeff": 0.25,
     "sample_actions_train": False, "lr_cooldown": 0.5, "log_to_tensorboard": True, "env_workers": 1, "env_step_timeout": 5.0,
     "max_env_restarts": 3, "keep_training_states": 4, "dset_max_size": 9, "extra_fields": None, "cut_short_trajectories": True,
-    "refused_data_timeout": 1.0, "share_buffer": True,
+    "dset_max_steps": 90, "dset_max_bytes": 10**6, "env_trial_steps": 0, "val_episodes": 2, "refused_data_timeout": 1.0, "share_buffer": True,
 }  # fmt: skip
 
 
