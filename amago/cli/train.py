@@ -9,6 +9,7 @@ from typing import Any
 from amago import cli_utils
 from amago.cli.gym_env import GymEnv
 from amago.experiment import Experiment
+from amago.run.checks import unwritable
 from amago.run.console import metrics_table
 
 ARGS_FILE = "train_args.json"
@@ -37,6 +38,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def make_experiment(args: Namespace) -> Experiment:
     """The experiment that the arguments describe, not started."""
+    for problem in unwritable("--buffer_dir", args.buffer_dir, "checkpoints, logs and the replay buffer"):
+        raise ValueError(problem)
     make_env = GymEnv(args.env, args.horizon)
     env = make_env()
     observations = env.observation_space

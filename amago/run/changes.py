@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from amago import config
+from amago.run import parameters
 from amago.run.checks import SettingsError
 from amago.run.describe import described, flattened, shown
 from amago.run.settings import ExperimentSettings
@@ -223,7 +223,7 @@ def kind_of(parameter: str) -> str:
 
 def _default(parameter: str) -> Any:
     try:
-        return described(config.default_of(parameter))
+        return described(parameters.default_of(parameter))
     except KeyError:
         return None
 
@@ -231,5 +231,5 @@ def _default(parameter: str) -> Any:
 def _is_field(parameter: str) -> bool:
     """Whether this is the default of a field of an experiment, which `FIELDS` treats."""
     selector, _, name = parameter.rpartition("/")[2].rpartition(".")
-    cls = config.configurable(selector)
+    cls = parameters.configurable(selector)
     return isinstance(cls, type) and issubclass(cls, ExperimentSettings) and name in cls.__dataclass_fields__

@@ -72,9 +72,8 @@ def _attributes(value: Any, depth: int) -> dict[str, Any]:
     found = getattr(value, "__dict__", None)
     names: Iterable[str] = found if isinstance(found, dict) else getattr(type(value), "__dataclass_fields__", ())
     public = [k for k in names if not k.startswith("_")]
-    if isinstance(value, RLDataset):  # others are what it has found in its files
-        arguments = inspect.signature(type(value).__init__).parameters
-        public = [k for k in public if k in arguments] or [k for k in public if k != "settings"]
+    if isinstance(value, RLDataset):  # its arguments; other attributes are what it has found in its files
+        public = [k for k in inspect.signature(type(value).__init__).parameters if k != "self" and hasattr(value, k)]
     return {k: described(getattr(value, k, None), depth - 1) for k in public}
 
 

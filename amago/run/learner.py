@@ -11,9 +11,9 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor
 
-from amago import config
 from amago.agent import BaseAgent
 from amago.data.batch import Batch
+from amago.run import parameters
 from amago.run.collect import Spaces
 from amago.run.settings import ExperimentSettings
 from amago.run.update import Updater, adamw, lr_schedule, weighted_losses
@@ -33,7 +33,7 @@ class Learner(ExperimentSettings):
     optimizer: Any
     lr_schedule: torch.optim.lr_scheduler.LambdaLR
     updater: Updater
-    _calls: config.Calls | None = None  # of configurables, when the agent was built
+    _calls: parameters.Calls | None = None  # of configurables, when the agent was built
 
     def _build_accelerator(self) -> None:
         AcceleratorState._reset_state()  # otherwise an earlier experiment of this process decides the precision
@@ -47,7 +47,7 @@ class Learner(ExperimentSettings):
         """Build the agent, its optimizer and schedule."""
         agent_type: Any = self.agent_type  # `resolve` has replaced names by classes
         parts: dict[str, Any] = {"tstep_encoder_type": self.tstep_encoder_type, "traj_encoder_type": self.traj_encoder_type}
-        with config.recording() as self._calls:
+        with parameters.recording() as self._calls:
             agent = agent_type(
                 obs_space=spaces.observation,
                 rl2_space=spaces.rl2,

@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from amago import config
+from amago.run import parameters
 from amago.run.checkpoint import CheckpointError, write_json
 from amago.run.describe import described, name_of
 from amago.run.locks import exclusive
@@ -25,13 +26,13 @@ SCHEMA = 1
 
 
 def settings_of(
-    experiment: ExperimentSettings, agent: nn.Module | None = None, calls: config.Calls | None = None
+    experiment: ExperimentSettings, agent: nn.Module | None = None, calls: parameters.Calls | None = None
 ) -> dict[str, Any]:
     """The settings of an experiment, as JSON types.
 
     Args:
         agent: the agent that was built; None: not yet.
-        calls: the configurables that were called to build it (`amago.config.recording`).
+        calls: the configurables that were called to build it (`amago.run.parameters.recording`).
 
     Returns:
         {"experiment": its class, "fields": all fields by name, "parameters": {"selector.parameter": value} of the configurables that
@@ -40,10 +41,10 @@ def settings_of(
     """
     parts = {type(m) for m in agent.modules()} if agent is not None else set()
     parts |= {getattr(experiment, k) for k in ("tstep_encoder_type", "traj_encoder_type", "agent_type") if agent is None}
-    used = config.parameters_in_force(
+    used = parameters.parameters_in_force(
         [*sorted(parts, key=name_of), experiment.exploration_wrapper_type, config.fast_paths], calls
     )
-    bound = config.resolved_bindings()
+    bound = parameters.resolved_bindings()
     return {
         "experiment": name_of(type(experiment)),
         "fields": fields_of(experiment),
