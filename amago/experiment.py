@@ -119,7 +119,7 @@ class Experiment(PersistentRun):
         self._data.check_spaces(spaces.observation, spaces.action)
         self._build_model(spaces)
         if self.accelerator.is_main_process:
-            write_policy_spec(self.run_dir, self.policy)
+            self.checkpoints.description = write_policy_spec(self.run_dir, self.policy, spaces.raw_observation)
             (self.run_dir / "config.txt").write_text(config.operative_config())
 
     def summary(self, env_summary: str) -> None:
