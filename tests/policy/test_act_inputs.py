@@ -162,7 +162,7 @@ def test_a_vector_environment(tmp_path):
     obs, _ = envs.reset(seed=0)
     reward = None
     for _ in range(5):
-        obs, reward, terminated, truncated, _ = envs.step(policy.act(obs, reward))
+        obs, reward, *_ = envs.step(policy.act(obs, reward))
 
 
 def test_a_file_of_before_takes_what_it_took(tmp_path):

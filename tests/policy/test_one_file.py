@@ -160,7 +160,7 @@ def test_a_description_in_the_file_comes_before_that_of_a_directory(run_dir, tmp
     config.clear()
     shutil.copy(run_dir / "policy.pt", e.run_dir / "theirs.pt")
     check_same(e.run_dir / "theirs.pt", run_dir)
-    with pytest.raises(CheckpointError, match="theirs.pt"):
+    with pytest.raises(CheckpointError, match=naming("theirs.pt")):
         amago.load_policy(e.run_dir, weights=e.run_dir / "theirs.pt")
 
 
