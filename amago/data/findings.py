@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_LIBRARY = str(Path(__file__).parents[1])
+_LIBRARIES = str(Path(__file__).parents[1]), str(Path(traceback.__file__).parent), "<"
+"""Where frames of this library, of Python's own and of generated code come from."""
 
 
 class CheckError(ValueError):
@@ -23,6 +24,10 @@ class CheckError(ValueError):
 
     def __reduce__(self) -> tuple[type[CheckError], tuple[str, tuple[str, ...]]]:
         return type(self), (self.what, self.problems)
+
+
+class StopChecking(Exception):
+    """Nothing more can be checked; the reason is among the findings."""
 
 
 class Findings:
@@ -48,6 +53,8 @@ class Findings:
         """Note an exception in the block as a fault: ``doing`` ("forward with ...") raised it."""
         try:
             yield
+        except StopChecking:
+            raise
         except Exception as err:
             self.add(f"{doing} raised {of_exception(err)}")
 
@@ -59,7 +66,8 @@ class Findings:
 
 def of_exception(err: BaseException) -> str:
     """An exception in one line, with the line of the user's program that raised it, if there is one."""
-    frames = [f for f in traceback.extract_tb(err.__traceback__) if not f.filename.startswith(_LIBRARY)]
-    inner = traceback.extract_tb(err.__traceback__)[-1:]
-    where = next((f" ({f.filename}, line {f.lineno})" for f in reversed(frames) if f.filename == inner[0].filename), "")
+    frames = traceback.extract_tb(err.__traceback__)
+    of_user = [f for f in frames if not f.filename.startswith(_LIBRARIES) and "site-packages" not in f.filename]
+    inner = of_user or [f for f in frames[-1:] if not f.filename.startswith(_LIBRARIES)]
+    where = f" ({inner[-1].filename}, line {inner[-1].lineno})" if inner else ""
     return f"{type(err).__name__}: {' '.join(str(err).split()) or 'no message'}{where}"

@@ -12,16 +12,12 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from amago.data.findings import Findings, of_exception
+from amago.data.findings import Findings, StopChecking, of_exception
 from amago.envs.amago_env import AMAGOEnv, AMAGOWrapper, innermost
 from amago.envs.introspect import reset_arguments
 from amago.envs.statistics import metric_name, metric_value
 
 Array = NDArray[Any]
-
-
-class _Broken(Exception):
-    """A rollout cannot go on; the reason is among the findings."""
 
 
 def check_env(make_env: Callable[[], Any], *, steps: int = 200, seed: int = 0, seeded: bool = True) -> None:
@@ -50,12 +46,12 @@ def check_env(make_env: Callable[[], Any], *, steps: int = 200, seed: int = 0, s
     with _random_numbers_kept():
         try:
             made.extend(_make_two(make_env, findings))
-            with suppress(_Broken):
+            with suppress(StopChecking):
                 _check_name(made[0], findings)
                 trials = [_trial(env, steps, seed, findings) for env in made]
                 if seeded and not findings:
                     _check_repeats(made[0], trials, lambda: _trial(made[0], steps, seed, findings), findings)
-        except _Broken:
+        except StopChecking:
             pass
         finally:
             for env in made:
@@ -82,7 +78,7 @@ def _make_two(make_env: Callable[[], Any], findings: Findings) -> Iterator[AMAGO
     second = _made(make_env, findings)
     if second is first or getattr(second, "unwrapped", 1) is getattr(first, "unwrapped", 2):
         findings.add("make_env() returned the same environment twice; every call must make a new one, one for each actor")
-        raise _Broken
+        raise StopChecking
     yield second
     one, two = innermost(first, ""), innermost(second, "")
     for what in ("raw_observation_space", "action_space"):
@@ -90,7 +86,7 @@ def _make_two(make_env: Callable[[], Any], findings: Findings) -> Iterator[AMAGO
         if a != b:
             name = what.removeprefix("raw_")
             findings.add(f"{name} differs between two environments that make_env() made: {a} and {b}; all actors need the same")
-            raise _Broken
+            raise StopChecking
 
 
 def _made(make_env: Callable[[], Any], findings: Findings) -> AMAGOEnv | AMAGOWrapper:
@@ -98,14 +94,14 @@ def _made(make_env: Callable[[], Any], findings: Findings) -> AMAGOEnv | AMAGOWr
         env = make_env()
     except Exception as err:
         findings.add(f"make_env() raised {of_exception(err)}")
-        raise _Broken from None
+        raise StopChecking from None
     if isinstance(env, AMAGOEnv | AMAGOWrapper):
         return env
     try:
         return AMAGOEnv(env, batched_envs=getattr(env, "num_envs", 1))
     except (TypeError, ValueError, AttributeError) as err:
         findings.add(f"make_env() returned what cannot be wrapped in an AMAGOEnv: {err}")
-        raise _Broken from None
+        raise StopChecking from None
 
 
 def _check_name(env: AMAGOEnv | AMAGOWrapper, findings: Findings) -> None:
@@ -128,7 +124,8 @@ def _trial(env: AMAGOEnv | AMAGOWrapper, steps: int, seed: int, findings: Findin
         log.append(dict(step.obs))
         while taken < steps:
             action = np.stack([base.action_spec.from_env(action_space.sample()) for _ in range(base.batched_envs)])
-            step, reward, terminated, truncated, _ = _attempt(f"step({_shown(base, action)})", findings, lambda: env.step(action))  # noqa: B023
+            doing = f"step({_shown(base, action)})"
+            step, reward, terminated, truncated, _ = _attempt(doing, findings, env.step, action)
             _check_bounds(base, step.obs, findings)
             log.append({**step.obs, "the reward": reward, "terminated": terminated, "truncated": truncated})
             taken += 1
@@ -146,20 +143,20 @@ def _shown(base: AMAGOEnv, action: Array) -> str:
     return " ".join(repr(base.action_spec.to_env(action if base.vectorized else action[0])).split())
 
 
-def _attempt(doing: str, findings: Findings, call: Callable[[], Any]) -> Any:
+def _attempt(doing: str, findings: Findings, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The result of a call; an exception is a finding, after which the trial cannot go on."""
     try:
-        return call()
-    except _Broken:
+        return call(*args, **kwargs)
+    except StopChecking:
         raise
     except Exception as err:
         findings.add(f"{doing} raised {of_exception(err)}")
-        raise _Broken from None
+        raise StopChecking from None
 
 
 def _reset(env: AMAGOEnv | AMAGOWrapper, base: AMAGOEnv, seed: int | None, findings: Findings) -> Any:
     given = "" if seed is None else f"seed={seed}"
-    step, _ = _attempt(f"reset({given})", findings, lambda: env.reset(seed=seed))
+    step, _ = _attempt(f"reset({given})", findings, env.reset, seed=seed)
     _check_bounds(base, step.obs, findings)
     return step
 
@@ -226,7 +223,7 @@ def _check_flag(name: str, value: Any, base: AMAGOEnv, findings: Findings) -> No
 def _check_info(of: str, info: Any, base: AMAGOEnv, findings: Findings) -> None:
     if not isinstance(info, dict):
         findings.add(f"{of} returned {info!r} as info, which must be a dict")
-        raise _Broken
+        raise StopChecking
     for key, value in info.items():
         if metric_name(key) is None or base.vectorized:
             continue

@@ -2,6 +2,7 @@
 
 from amago.data.batch import Batch, RLData, collate
 from amago.data.relabel import GoalSequenceRelabeler
+from amago.loading.checking import check_dataset
 from amago.loading.dataset import DatasetSettings, DoNothingDataset, RLDataset
 from amago.loading.disk import DiskTrajDataset
 from amago.loading.loader import SequenceLoader
@@ -25,5 +26,6 @@ __all__ = [
     "RLData",
     "RLDataset",
     "SequenceLoader",
+    "check_dataset",
     "collate",
 ]

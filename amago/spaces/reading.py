@@ -93,6 +93,30 @@ def converts_to(raw: gym.Space[Any], flat: gym.spaces.Dict) -> bool:
     )
 
 
+def spaces_of(source: Any) -> tuple[gym.spaces.Dict, gym.Space[Any]]:
+    """The flat observation space and the action space of an environment.
+
+    Args:
+        source: an environment, vectorised or not; a function that makes one, which is closed; or (observation space, action space).
+
+    Raises:
+        TypeError: none of these, or a space that is not supported.
+    """
+    if isinstance(source, (tuple, list)) and len(source) == 2 and all(isinstance(s, gym.Space) for s in source):
+        return obs_spec(source[0]).space, source[1]
+    env = source() if callable(source) and not hasattr(source, "observation_space") else source
+    try:
+        spaces = [
+            getattr(env, f"single_{name}", None) or getattr(env, name, None) for name in ("observation_space", "action_space")
+        ]
+    finally:
+        if env is not source and callable(getattr(env, "close", None)):
+            env.close()
+    if not all(isinstance(s, gym.Space) for s in spaces):
+        raise TypeError(f"{source!r} must be an environment, a function that makes one, or (observation space, action space)")
+    return obs_spec(spaces[0]).space, spaces[1]
+
+
 class _Leaf:
     """One key: the two shapes in which its value may come."""
 

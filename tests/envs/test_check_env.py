@@ -22,7 +22,9 @@ class Good(gym.Env):
     """Ten steps towards a random number; every fault below is one change of it."""
 
     observation_space = gym.spaces.Dict(
-        at=gym.spaces.Box(-1.0, 1.0, (2,), np.float32), card=gym.spaces.Discrete(4), pixels=gym.spaces.Box(0, 9, (2, 2), np.uint8)
+        at=gym.spaces.Box(-1.0, 1.0, (2,), np.float32),
+        card=gym.spaces.Discrete(4),
+        pixels=gym.spaces.Box(0, 9, (2, 2), np.uint8),
     )
     action_space = gym.spaces.Discrete(3)
 
