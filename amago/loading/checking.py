@@ -120,7 +120,8 @@ class _SequenceCheck:
 
     def __init__(self, max_seq_len: int, wanted: tuple[gym.spaces.Dict, gym.Space[Any]] | None, findings: Findings):
         self.max_seq_len, self.findings = max_seq_len, findings
-        self.obs_space, self.spec = (None, None) if wanted is None else (wanted[0], action_spec(wanted[1]))
+        self.obs_space = None if wanted is None else wanted[0]
+        self.spec = None if wanted is None else action_spec(wanted[1])
 
     def __call__(self, data: RLData) -> None:
         self._check_shapes(data)

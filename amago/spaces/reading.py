@@ -106,7 +106,7 @@ def spaces_of(source: Any) -> tuple[gym.spaces.Dict, gym.Space[Any]]:
         return obs_spec(source[0]).space, source[1]
     env = source() if callable(source) and not hasattr(source, "observation_space") else source
     try:
-        spaces = [
+        spaces: list[Any] = [
             getattr(env, f"single_{name}", None) or getattr(env, name, None) for name in ("observation_space", "action_space")
         ]
     finally:
