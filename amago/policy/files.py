@@ -73,12 +73,12 @@ def _weights_in(directory: Path, is_run: bool) -> Path:
 def read_policy_file(path: str | Path, weights: str | Path | None = None) -> tuple[dict[str, Any], WeightFile, Path]:
     """Read what a policy is made of.
 
-    The description in the file of weights is taken, or, where it has none, the ``policy.json`` of its run.
+    The description is that of the ``policy.json`` if ``path`` is a directory that has one. Otherwise it is the one in the file of weights,
+    or, where it has none, the ``policy.json`` of its run.
 
     Args:
         path: as of `find_run`.
-        weights: a file of weights to read instead of those of ``path``, which then only gives the description: a directory its
-            ``policy.json``.
+        weights: a file of weights to read instead of those of ``path``, which then only gives the description.
 
     Returns:
         the description, the weights, and the file that they come from.
@@ -87,13 +87,14 @@ def read_policy_file(path: str | Path, weights: str | Path | None = None) -> tup
         CheckpointError: there are no weights or no description, or they are damaged.
     """
     path = Path(path).expanduser()
+    file = find_run(path)[1] if weights is None else Path(weights).expanduser()
+    loaded = load_weight_file(file)
+    if (path / SPEC_FILE).is_file():
+        return read_policy_spec(path), loaded, file
     if weights is None:
-        _, file = find_run(path)
-        loaded = load_weight_file(file)
         return _description(file, loaded.description), loaded, file
-    own = load_weight_file(path).description if path.is_file() else None
-    file = Path(weights).expanduser()
-    return _description(path, own), load_weight_file(file), file
+    described = find_run(path)[1] if path.is_dir() else path
+    return _description(described, load_weight_file(described).description), loaded, file
 
 
 def _description(path: Path, own: dict[str, Any] | None) -> dict[str, Any]:

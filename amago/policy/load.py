@@ -27,7 +27,8 @@ def load_policy(
     Args:
         path: a file of weights, such as a ``policy.pt`` or ``policy.safetensors`` that was copied from elsewhere or one of a run's
             ``ckpts/policy_weights``; a run directory (its latest weights), a training state, or a directory that holds one such file. What
-            the policy is made of is read from the file itself, or, if it holds weights alone, from the ``policy.json`` of its run.
+            the policy is made of is read from the ``policy.json`` of a run directory; of a file, from the file itself, or, if it holds
+            weights alone, from the ``policy.json`` of its run.
         device: where the networks compute.
         num_envs: number of environments side by side; None: one, without a batch dimension.
         sample: whether to draw actions from the policy; False takes its mode.

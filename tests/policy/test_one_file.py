@@ -154,7 +154,7 @@ def test_a_directory_of_runs_names_them(run_dir):
 
 
 def test_a_description_in_the_file_comes_before_that_of_a_directory(run_dir, tmp_path):
-    """Another run's file in the directory of a run loads as what it is."""
+    """Another run's file in the directory of a run loads as what it is, unless the directory is asked for."""
     e = tiny.learned(tmp_path, lake, "ff", train_timesteps_per_epoch=150)
     e.close()
     config.clear()
@@ -212,6 +212,14 @@ def test_a_description_without_a_field(run_dir, tmp_path):
     path = policy.save(tmp_path / "policy.pt")
     with pytest.raises(CheckpointError, match=naming(str(path), "agent")):
         amago.load_policy(path)
+
+
+@pytest.mark.parametrize("name", ["policy.pt", "policy.safetensors"])
+def test_a_file_that_declares_terabytes(run_dir, tmp_path, name):
+    policy = amago.load_policy(run_dir)
+    policy.description["observation_space"]["spaces"]["observation"]["shape"] = [1 << 40]
+    with pytest.raises(ValueError, match=naming((1 << 40,), 268435456)):
+        amago.load_policy(policy.save(tmp_path / name))
 
 
 def test_a_file_can_name_nothing_but_parts_of_a_policy(run_dir, tmp_path):
