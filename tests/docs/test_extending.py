@@ -249,11 +249,10 @@ class _Echo(gym.Env):
         return np.zeros(1, np.float32), 0.0, False, False, {}
 
 
-def test_the_program_of_checks_names_its_faults(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run("Checks", tmp_path, monkeypatch)
-    lines = capsys.readouterr().out.splitlines()
+def test_the_program_of_checks_names_its_faults(tmp_path: Path) -> None:
+    with program(tmp_path, ["program.py"]) as text:
+        exec(compile(PROGRAMS["Checks"], f"{PAGE.name}: Checks", "exec"), {"__name__": "__main__"})
+    lines = text.getvalue().splitlines()
     assert len(lines) == 2
     assert "truncated" in lines[0] + lines[1]
     assert "outside of its space" in lines[0] + lines[1]
