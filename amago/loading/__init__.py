@@ -5,8 +5,8 @@ from torch.utils.data import Dataset as Dataset
 from amago.data.batch import Batch, RLData, collate
 from amago.data.batch import collate as RLData_pad_collate
 from amago.data.relabel import GoalSequenceRelabeler
-from amago.loading.checking import check_dataset
 from amago.data.trajectory import MAGIC_PAD_VAL
+from amago.loading.checking import check_dataset
 from amago.loading.dataset import DatasetSettings, DoNothingDataset, RLDataset
 from amago.loading.disk import DiskTrajDataset
 from amago.loading.files import get_path_to_trajs, load_traj_from_disk

@@ -105,7 +105,7 @@ FAULTS = {
     "not ready": (changed(ready_for_training=False), ("nothing to train on", "ready_for_training", False)),
     "an exception": (sample(lambda d: d.nothing), ("sample_random_trajectory(rng)", "AttributeError", "nothing")),
     "no RLData": (sample(lambda d: vars(d)), ("sample_random_trajectory(rng)", "dict", "RLData")),
-    "no tensors": (with_(rews=lambda d: d.rews.tolist()), ("rews", "tensor")),
+    "no tensors": (sample(lambda d: (setattr(d, "rews", d.rews.tolist()), d)[1]), ("rews", "tensor")),
     "too long": (changed(sample_random_trajectory=lambda self, rng: long(rng)), (40, "max_seq_len=32")),
     "one observation too few": (with_(obs=lambda d: {k: v[1:] for k, v in d.obs.items()}), ("obs['at']", "transitions")),
     "a missing dimension": (with_(rews=lambda d: d.rews[:, 0]), ("rews", "shape")),
