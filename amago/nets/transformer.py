@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from amago.config import NamedArguments
 from amago.nets.attention import FlashAttention, ScaledDotProductAttention, SelfAttention, VanillaAttention
 from amago.nets.cpu.packed import Linear, linear, pack
 from amago.nets.cpu.weight_cache import WeightCache
@@ -174,7 +175,7 @@ class FixedPosEmb(nn.Module):
 
 
 @gin.configurable
-class LearnedPosEmb(nn.Module):
+class LearnedPosEmb(NamedArguments, nn.Module):
     """A learned vector for each time index.
 
     Args:

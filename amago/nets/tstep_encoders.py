@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from amago.config import NamedArguments
 from amago.nets import cnn
 from amago.nets.cpu.packed import Linear
 from amago.nets.ff import MLP, InputNorm, Normalization
@@ -23,7 +24,7 @@ from amago.nets.utils import activation_switch, check_positive, has_argument
 from amago.ops import symlog
 
 
-class TstepEncoder(nn.Module, ABC):
+class TstepEncoder(NamedArguments, nn.Module, ABC):
     """Base of all timestep encoders. A subclass defines `emb_dim` and `inner_forward`.
 
     Args:
