@@ -14,13 +14,14 @@ from amago.compat.datasets import collection_ended
 from amago.envs.pool import ActorPool
 from amago.envs.statistics import PhaseStatistics, ReturnHistory, SpecialMetricHistory
 from amago.loading import RLDataset, SequenceLoader
-from amago.policy import acting_by, find_weights, load_agent_weights, write_policy_spec
+from amago.policy import acting_by, find_run, load_agent_weights, write_policy_spec
 from amago.run import console
 from amago.run.allocator import FreedMemory
 from amago.run.batch_memory import check_batch_memory
 from amago.run.checks import check_buffer, check_settings, warn_if_nothing_saved
 from amago.run.collect import RunActors, interact
 from amago.run.evaluate import histories, merge_returns, merge_specials, merge_values, summarise, warn_if_nothing_ended
+from amago.run.own_parts import warn_of_faulty_parts
 from amago.run.persistence import PersistentRun
 from amago.run.rollout import Rollout
 from amago.run.settings import EnvMakers
@@ -68,7 +69,7 @@ class Experiment(PersistentRun):
             self.init_dloaders()
             self.init_model()
             if self.init_from is not None and resumed is None:
-                load_agent_weights(self.policy, find_weights(self.init_from))
+                load_agent_weights(self.policy, find_run(str(self.init_from))[1])
             self._record_start(resumed)
             if self.DEVICE.type == "cpu" and self.train_batches_per_epoch:
                 self._freed_memory.keep()
@@ -113,7 +114,8 @@ class Experiment(PersistentRun):
         self._data.check_spaces(spaces.observation, spaces.action)
         self._build_model(spaces)
         if self.accelerator.is_main_process:
-            write_policy_spec(self.run_dir, self.policy)
+            self.checkpoints.description = write_policy_spec(self.run_dir, self.policy, spaces.raw_observation)
+            warn_of_faulty_parts(self.policy)
 
     def summary(self, env_summary: str) -> None:
         """Print the most important settings."""
