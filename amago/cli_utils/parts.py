@@ -6,20 +6,17 @@ from collections.abc import Iterable, MutableMapping
 from typing import Any
 
 from amago import config as gin_config
-from amago.agent import Agent, BaseAgent, MultiTaskAgent
-from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper
+from amago.agent import BaseAgent
+from amago.agent.registry import AGENTS
+from amago.envs.exploration import EXPLORATION, ExplorationWrapper
 from amago.nets.actor_critic import Actor, NCritics, NCriticsTwoHot, ResidualActor
 from amago.nets.cnn import CNN, DrQCNN, IMPALAishCNN, NatureishCNN
 from amago.nets.policy_dists import GMM, Beta, TanhGaussian
 from amago.nets.registry import TRAJ_ENCODERS, size_arguments
 from amago.nets.traj_encoders import TrajEncoder
-from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder, GoalTstepEncoder, TstepEncoder
+from amago.nets.tstep_encoders import TSTEP_ENCODERS, TstepEncoder
 
 Config = MutableMapping[str, Any]
-
-TSTEP_ENCODERS: dict[str, type[TstepEncoder]] = {"ff": FFTstepEncoder, "cnn": CNNTstepEncoder, "goal": GoalTstepEncoder}
-AGENTS: dict[str, type[BaseAgent]] = {"agent": Agent, "multitask": MultiTaskAgent}
-EXPLORATION: dict[str, type[ExplorationWrapper]] = {"egreedy": EpsilonGreedy, "bilevel": BilevelEpsilonGreedy}
 
 ACTORS: dict[str, type] = {"ff": Actor, "residual": ResidualActor}
 CRITICS: dict[str, type] = {"scalar": NCritics, "two_hot": NCriticsTwoHot}

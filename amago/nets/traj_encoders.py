@@ -20,10 +20,14 @@ from amago.nets.cpu.packed import Linear
 from amago.nets.ff import FFBlock, Normalization
 from amago.nets.kv_cache import KVCache
 from amago.nets.mamba import Mamba, MambaBlock, MambaState
-from amago.nets.registry import named_traj_encoder
+from amago.nets.registry import TRAJ_ENCODERS, named_traj_encoder
 from amago.nets.tensor_cache import TensorCache
 from amago.nets.traj_base import Dones, TrajEncoder, check_batch
 from amago.nets.utils import activation_switch, at_least_float32, autocast_dtype, check_dropout, check_positive
+
+register_traj_encoder = TRAJ_ENCODERS.register
+get_traj_encoder_cls = TRAJ_ENCODERS.find
+list_registered_traj_encoders = TRAJ_ENCODERS.names
 
 
 @named_traj_encoder("ff")

@@ -21,6 +21,13 @@ from amago.nets.ff import MLP, InputNorm, Normalization
 from amago.nets.goal_embedders import FFGoalEmb, GoalEmb
 from amago.nets.utils import activation_switch, check_positive, has_argument
 from amago.ops import symlog
+from amago.registry import Registry
+
+TSTEP_ENCODERS: Registry[type[TstepEncoder]] = Registry("tstep_encoder")
+"""The timestep encoder of each name."""
+register_tstep_encoder = TSTEP_ENCODERS.register
+get_tstep_encoder_cls = TSTEP_ENCODERS.find
+list_registered_tstep_encoders = TSTEP_ENCODERS.names
 
 
 class TstepEncoder(nn.Module, ABC):
@@ -92,6 +99,7 @@ def flat_inputs(
     return x if norm is None else norm(x, mask)
 
 
+@register_tstep_encoder("ff")
 @gin.configurable
 class FFTstepEncoder(TstepEncoder):
     """Observations, flattened in alphabetical order of their keys, and rl2: normalised by running statistics, then an MLP.
@@ -151,6 +159,7 @@ class FFTstepEncoder(TstepEncoder):
         return self.out_norm(self.base(x.to(self.base.in_layer.weight.dtype)))
 
 
+@register_tstep_encoder("goal")
 @gin.configurable
 class GoalTstepEncoder(TstepEncoder):
     """Goals or instructions through an embedder, merged by an MLP with the inputs of `FFTstepEncoder`.
@@ -210,6 +219,7 @@ class GoalTstepEncoder(TstepEncoder):
         return self.out_norm(self.base(torch.cat((x.to(goals.dtype), goals), dim=-1)))
 
 
+@register_tstep_encoder("cnn")
 @gin.configurable
 class CNNTstepEncoder(TstepEncoder):
     """One image through a CNN, merged with symlog([reward, previous action]).
