@@ -87,6 +87,16 @@ def _registry() -> Mapping[str, Any]:
     return gin.config._REGISTRY._selector_map  # gin offers no public listing
 
 
+def also_known_as(cls: Any, *selectors: str) -> None:
+    """Let bindings name a configurable by other full names too, such as that of the module where it used to be.
+
+    Parts of these names are not recognised: a name such as "InputNorm" must go on being unambiguous.
+    """
+    entry = _registry()[selector_of(cls)]
+    for selector in selectors:
+        gin.config._REGISTRY._selector_map.setdefault(selector, entry)
+
+
 def is_registered(selector: str) -> bool:
     """Whether a configurable with this name, in full or a suffix of it, has been imported. A scope is ignored."""
     plain = selector.rpartition("/")[2]
