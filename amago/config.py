@@ -90,7 +90,7 @@ def _registry() -> Mapping[str, Any]:
 def also_known_as(cls: Any, *selectors: str) -> None:
     """Let bindings name a configurable by other full names too, such as that of the module where it used to be.
 
-    Parts of these names are not recognised: a name such as "InputNorm" must go on being unambiguous.
+    Give each spelling that shall be recognised: no parts of it are, so that names such as "InputNorm" stay unambiguous.
     """
     entry = _registry()[selector_of(cls)]
     for selector in selectors:

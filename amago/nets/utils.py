@@ -174,4 +174,4 @@ class InputNorm(RunningMoments):
         return ((x - self.mu.to(x.dtype)) / divisor).clamp(-1e4, 1e4)
 
 
-config.also_known_as(InputNorm, "amago.nets.ff.InputNorm")
+config.also_known_as(InputNorm, "amago.nets.ff.InputNorm", "nets.ff.InputNorm", "ff.InputNorm")
