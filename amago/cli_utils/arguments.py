@@ -9,7 +9,6 @@ from typing import Any
 from amago.cli_utils.parts import AGENTS, CNNS, TRAJ_ENCODERS
 from amago.envs.pool.make import ENV_MODES
 
-
 _DLOADER_WORKERS = 6
 _BATCHES_PER_EPOCH = 700
 
@@ -75,7 +74,8 @@ def add_common_cli(parser: ArgumentParser) -> ArgumentParser:
 
     An argument of the same name that the script adds afterwards replaces the common one.
     """
-    parser.conflict_handler = "resolve"
+    for container in (parser, *parser._action_groups):  # argparse makes groups with the parser's choice at that time
+        container.conflict_handler = "resolve"
     _add_files(parser.add_argument_group("files"))
     _add_agent(parser.add_argument_group("agent"))
     _add_collection(parser.add_argument_group("data collection"))
@@ -124,7 +124,14 @@ def _add_collection(group: Any) -> None:
         choices=ENV_MODES,
         help="worker processes (async), this process (sync), or one environment with a batch dimension",
     )
-    _add(group, "no_async", action=_NoAsync, nargs=0, default=False, help="step all environments in this process, without workers")
+    _add(
+        group,
+        "no_async",
+        action=_NoAsync,
+        nargs=0,
+        default=False,
+        help="step all environments in this process, without workers",
+    )
     _add(group, "env_workers", type=whole_number, default=None, help="worker processes; None: one a core")
     _add(
         group,

@@ -41,7 +41,7 @@ def use_config(custom_params: Config | None = None, gin_configs: Iterable[str] |
     Args:
         custom_params: {"Class.argument": value}.
         gin_configs: paths; "zoo/NAME" for settings that come with the library.
-        finalize: run gin's finalize hooks, which a script has registered by ``gin.register_finalize_hook``. The config is not locked.
+        finalize: run gin's finalize hooks, which a script has registered by ``gin.config.register_finalize_hook``. The config is not locked.
 
     Raises:
         ValueError: a file cannot be read, or a class or argument does not exist; the message names the nearest that do.

@@ -101,7 +101,9 @@ def create_experiment_from_cli(
         ValueError: nothing says how many steps an evaluation has.
     """
     args = command_line_args
-    val_timesteps = getattr(args, "common_eval_timesteps", None) or val_timesteps_per_epoch or getattr(args, "eval_timesteps", None)
+    val_timesteps = (
+        getattr(args, "common_eval_timesteps", None) or val_timesteps_per_epoch or getattr(args, "eval_timesteps", None)
+    )
     if val_timesteps is None:
         raise ValueError("val_timesteps_per_epoch is None: pass the steps of an evaluation, or --eval_timesteps")
     optional = {"run_name": run_name, "traj_save_len": traj_save_len, "dataset": dataset}

@@ -51,7 +51,9 @@ def _call_ours(
         raise ValueError(f"with key_cache, qkv holds one token for each row, got {q.shape[2]}")
     prefix = int(past.max()) + 1
     if prefix > capacity:
-        raise ValueError(f"cache_seqlens has {prefix - 1}, and the caches have {capacity} slots: there is no room for the token")
+        raise ValueError(
+            f"cache_seqlens has {prefix - 1}, and the caches have {capacity} slots: there is no room for the token"
+        )
     used = (torch.arange(prefix, device=past.device) <= past.unsqueeze(1))[:, None, :, None]
     row = torch.arange(rows, device=past.device)
     kept = []

@@ -32,7 +32,9 @@ class Shown:
         ages = cache.ages()
         order = ages.argsort(dim=1, descending=True, stable=True)
         if slots > 1:  # a full ring: the oldest token that is no sink goes to the end
-            without = torch.cat((order[:, : cache.sinks], order[:, cache.sinks + 1 :], order[:, cache.sinks : cache.sinks + 1]), dim=1)
+            without = torch.cat(
+                (order[:, : cache.sinks], order[:, cache.sinks + 1 :], order[:, cache.sinks : cache.sinks + 1]), dim=1
+            )
             order = torch.where((lengths >= slots).unsqueeze(1), without, order)
         self.seq_lens = lengths.clamp(max=slots - 1).int()
         rows = torch.arange(len(lengths), device=device).unsqueeze(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import gin
 import torch
@@ -14,7 +15,7 @@ from amago.nets.utils import InputNorm, activation_switch, check_dropout, check_
 
 __all__ = ["MLP", "FFBlock", "InputNorm", "Normalization", "SimNorm"]
 
-LayerType = Callable[[int, int], nn.Module]
+LayerType = Callable[[int, int], Any]
 """A linear layer, made from the widths of its input and output."""
 
 

@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 
 import gin
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from amago import config

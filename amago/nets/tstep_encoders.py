@@ -106,9 +106,7 @@ def scaled_width(d_inp: int, d_hidden: int) -> int:
     return max(d_hidden, min(1 << (d_inp - 1).bit_length(), 8 * d_hidden))
 
 
-def flat_inputs(
-    obs: dict[str, Tensor], keys: Sequence[str], rl2s: Tensor, norm: InputNorm, mask: Tensor | None
-) -> Tensor:
+def flat_inputs(obs: dict[str, Tensor], keys: Sequence[str], rl2s: Tensor, norm: InputNorm, mask: Tensor | None) -> Tensor:
     """The observations ``keys`` and rl2 as one float32 vector a timestep, (B, L, `flat_width`), normalised by ``norm``."""
     return norm(torch.cat([*(obs[k].flatten(2).float() for k in keys), rl2s.float()], dim=-1), mask)
 

@@ -66,7 +66,9 @@ def add_activation_log(key: str, tensor: Tensor, log_dict: dict[str, Any] | None
         return
     x = at_least_float32(tensor.detach())
     spread = x.std() if x.numel() > 1 else torch.zeros_like(x.sum())
-    log_dict |= {f"activation-{key}-{name}": v for name, v in (("max", x.max()), ("min", x.min()), ("std", spread), ("mean", x.mean()))}
+    log_dict |= {
+        f"activation-{key}-{name}": v for name, v in (("max", x.max()), ("min", x.min()), ("std", spread), ("mean", x.mean()))
+    }
 
 
 def has_argument(function: Callable[..., Any], name: str) -> bool:

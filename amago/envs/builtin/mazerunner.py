@@ -29,7 +29,8 @@ class MazeRunnerGymEnv(gym.ObservationWrapper[Any, Any, Any]):
             maze_dim, min_goals=num_goals, max_goals=num_goals, time_limit=time_limit, randomize_actions=randomized_action_space
         )
         super().__init__(maze)
-        self.observation_space = gym.spaces.Dict({_shown(key): space for key, space in maze.observation_space.spaces.items()})
+        spaces: dict[str, gym.Space[Any]] = dict(maze.observation_space.items())  # type: ignore[attr-defined]
+        self.observation_space = gym.spaces.Dict({_shown(key): space for key, space in spaces.items()})
 
     def observation(self, observation: Any) -> Any:
         return {_shown(key): value for key, value in observation.items()}

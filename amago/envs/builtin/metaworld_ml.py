@@ -19,7 +19,12 @@ class Metaworld(MetaWorld):
     """
 
     def __init__(
-        self, benchmark_name: str, split: str = "train", k_episodes: int = 1, episode_length: int = LONGEST, seed: int | None = 0
+        self,
+        benchmark_name: str,
+        split: str = "train",
+        k_episodes: int = 1,
+        episode_length: int = LONGEST,
+        seed: int | None = 0,
     ) -> None:
         name = benchmark_name.upper() if benchmark_name.lower().startswith("ml") else benchmark_name
         super().__init__(metaworld_tasks(name, seed), split, k_episodes, episode_length)
