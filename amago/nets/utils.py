@@ -14,12 +14,8 @@ from torch import Tensor
 
 from amago import config
 from amago.nets.moments import RunningMoments
-from amago.ops import symexp, symlog
-
-__all__ = [
-    "InputNorm", "activation_switch", "add_activation_log", "at_least_float32", "autocast_dtype", "check_dropout", "check_positive",
-    "has_argument", "symexp", "symlog",
-]  # fmt: skip
+from amago.ops import symexp as symexp
+from amago.ops import symlog as symlog
 
 Activation = Callable[[Tensor], Tensor]
 
