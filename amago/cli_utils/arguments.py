@@ -36,18 +36,25 @@ def resume_point(text: str) -> str | int:
         raise ArgumentTypeError(f"{text!r} is neither never, nor auto, nor the number of an epoch") from None
 
 
-def _add(parser: Any, name: str, **kwargs: Any) -> None:
-    """Add an argument with both spellings, ``--run_name`` and ``--run-name``.
+class _Spellings(list[str]):
+    """The spellings of an argument. When a script replaces one, argparse takes it away, and the argument that keeps the other
+    one must neither set a default, nor be required, nor be shown."""
 
-    The second is an argument of its own, without a default: where a script replaces the first, its default must count.
-    """
-    other = f"--{name.replace('_', '-')}"
-    if kwargs.get("required"):
-        parser.add_argument(f"--{name}", other, dest=name, **kwargs)
-        return
-    parser.add_argument(f"--{name}", dest=name, **kwargs)
-    if "_" in name:
-        parser.add_argument(other, dest=name, **kwargs | {"default": SUPPRESS, "help": SUPPRESS})
+    def __init__(self, action: Action) -> None:
+        super().__init__(action.option_strings)
+        self.action = action
+
+    def remove(self, spelling: str) -> None:
+        super().remove(spelling)
+        self.action.default = self.action.help = SUPPRESS
+        self.action.required = False
+
+
+def _add(parser: Any, name: str, **kwargs: Any) -> None:
+    """Add an argument with both spellings, ``--run_name`` and ``--run-name``."""
+    spellings = [f"--{name}"] + ([f"--{name.replace('_', '-')}"] if "_" in name else [])
+    action = parser.add_argument(*spellings, dest=name, **kwargs)
+    action.option_strings = _Spellings(action)
 
 
 class _Together(Action):

@@ -72,11 +72,13 @@ def own_flags(parser):
     group = parser.add_argument_group("own")
     group.add_argument("--eval_timesteps", type=int, default=2000)
     group.add_argument("--batch_size", type=int, default=18)
+    group.add_argument("--seed", "--random_seed", type=int, default=3)
 
 
 def test_a_scripts_own_flags_win(tmp_path, capsys):
     args = parse(tmp_path, add=own_flags)
-    assert (args.max_seq_len, args.eval_timesteps, args.batch_size) == (128, 2000, 18)
+    assert (args.max_seq_len, args.eval_timesteps, args.batch_size, args.seed) == (128, 2000, 18, 3)
+    assert parse(tmp_path, "--batch-size", "5", add=own_flags).batch_size == 5
     args = parse(tmp_path, "--max_seq_len", "64", "--eval_timesteps", "50", add=own_flags)
     e = cli_utils.create_experiment_from_cli(
         args,
@@ -89,7 +91,20 @@ def test_a_scripts_own_flags_win(tmp_path, capsys):
     assert (e.max_seq_len, e.val_timesteps_per_epoch, e.batch_size) == (32, 50, 18)
     with pytest.raises(SystemExit):
         parse(tmp_path, "--help", add=own_flags)
-    assert capsys.readouterr().out.count("--max_seq_len ") == 2  # in the usage and in the list
+    text = capsys.readouterr().out
+    assert text.count("--max_seq_len ") == 2  # in the usage and in the list
+    assert "--max-seq-len" not in text
+
+
+def test_a_script_may_replace_required_arguments(tmp_path):
+    def add(parser):
+        parser.add_argument("--run_name", default="mine")
+        parser.add_argument("--buffer_dir", "--buffer-dir", default="runs")
+
+    parser = cli_utils.add_common_cli(ArgumentParser())
+    add(parser)
+    args = parser.parse_args([])
+    assert (args.run_name, args.buffer_dir) == ("mine", "runs")
 
 
 def test_what_a_script_hands_over(tmp_path):
