@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from argparse import SUPPRESS, Action, ArgumentParser, ArgumentTypeError, Namespace
+from argparse import SUPPRESS, Action, ArgumentDefaultsHelpFormatter, ArgumentParser, ArgumentTypeError, Namespace
+from math import inf
 from typing import Any
 
 from amago.cli_utils.parts import AGENTS, CNNS, TRAJ_ENCODERS
@@ -11,6 +12,9 @@ from amago.envs.pool.make import ENV_MODES
 
 _DLOADER_WORKERS = 6
 _BATCHES_PER_EPOCH = 700
+
+BUFFER_STEPS = 1_000_000
+"""Steps in the replay buffer, unless a script or its user says something else. Trajectories differ too much in length to count them."""
 
 
 def whole_number(text: str) -> int:
@@ -24,6 +28,17 @@ def whole_number(text: str) -> int:
     if not value.is_integer():
         raise ArgumentTypeError(f"{text!r} is not a whole number")
     return int(value)
+
+
+class DefaultsHelpFormatter(ArgumentDefaultsHelpFormatter):
+    """Names the default of each argument that has one; texts of several lines stay as they are."""
+
+    def _get_help_string(self, action: Action) -> str | None:
+        absent = action.default is None or action.default is False or action.default in (inf, ())
+        return action.help if absent else super()._get_help_string(action)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if "\n" in text else super()._fill_text(text, width, indent)
 
 
 def resume_point(text: str) -> str | int:
@@ -50,10 +65,10 @@ class _Spellings(list[str]):
         self.action.required = False
 
 
-def _add(parser: Any, name: str, **kwargs: Any) -> None:
-    """Add an argument with both spellings, ``--run_name`` and ``--run-name``."""
+def _add(parser: Any, name: str, *others: str, **kwargs: Any) -> None:
+    """Add an argument with both spellings, ``--run_name`` and ``--run-name``, and other names."""
     spellings = [f"--{name}"] + ([f"--{name.replace('_', '-')}"] if "_" in name else [])
-    action = parser.add_argument(*spellings, dest=name, **kwargs)
+    action = parser.add_argument(*spellings, *others, dest=name, **kwargs)
     action.option_strings = _Spellings(action)
 
 
@@ -102,7 +117,10 @@ def _add_files(group: Any) -> None:
         default="never",
         help="never, auto (continue from the newest training state, if there is one), or the epoch to continue from",
     )
-    _add(group, "dset_max_size", type=whole_number, default=20_000, help="most trajectories in the replay buffer")
+    steps = f"most steps in the replay buffer; {BUFFER_STEPS:,} if it has no other limit"
+    _add(group, "dset_max_steps", type=whole_number, default=inf, help=steps)
+    _add(group, "dset_max_size", type=whole_number, default=inf, help="most trajectories in the replay buffer")
+    _add(group, "dset_max_bytes", type=whole_number, default=inf, help="most bytes in the replay buffer")
 
 
 def _add_agent(group: Any) -> None:
@@ -117,7 +135,7 @@ def _add_agent(group: Any) -> None:
         default=None,
         action=_Together,
         dests=("common_max_seq_len",),
-        help="context length in timesteps; None: the script's",
+        help="context length in timesteps; if not given, the script chooses",
     )
 
 
@@ -139,7 +157,7 @@ def _add_collection(group: Any) -> None:
         default=False,
         help="step all environments in this process, without workers",
     )
-    _add(group, "env_workers", type=whole_number, default=None, help="worker processes; None: one a core")
+    _add(group, "env_workers", type=whole_number, default=None, help="worker processes; if not given, one for each core")
     _add(
         group,
         "mode",
@@ -156,7 +174,14 @@ def _add_collection(group: Any) -> None:
         default=None,
         action=_Together,
         dests=("common_eval_timesteps",),
-        help="environment steps of each actor in an evaluation; None: the script's",
+        help="environment steps of each actor in an evaluation, at most; if not given, the script chooses",
+    )
+    _add(
+        group,
+        "val_episodes",
+        type=whole_number,
+        default=None,
+        help="rollouts in an evaluation, over all actors; if not given, as many as end within its steps",
     )
 
 
@@ -174,7 +199,7 @@ def _add_learning(group: Any) -> None:
         )
     _add(group, "dloader_workers", type=whole_number, default=_DLOADER_WORKERS, help="threads that read batches ahead")
     _add(group, "batch_size", type=whole_number, default=24, help="sequences in a batch")
-    _add(group, "learning_rate", type=float, default=1e-4, help="learning rate of AdamW")
+    _add(group, "learning_rate", "--lr", type=float, default=1e-4, help="learning rate of AdamW")
     _add(
         group,
         "lr_cooldown",
@@ -184,7 +209,7 @@ def _add_learning(group: Any) -> None:
     )
     _add(group, "mixed_precision", default="no", choices=("no", "bf16", "fp16"), help="precision of the networks")
     _add(group, "ckpt_interval", type=whole_number, default=20, help="epochs between training states")
-    _add(group, "seed", type=whole_number, default=None, help="seed of all random numbers; None: not fixed")
+    _add(group, "seed", type=whole_number, default=None, help="seed of all random numbers; if not given, a new one is drawn")
     _add(
         group,
         "trials",
@@ -218,6 +243,12 @@ def add_pixel_cli(parser: ArgumentParser) -> None:
     parser.add_argument("--no_augmentation", action="store_true", help="do not shift images randomly during training")
 
 
+def dataset_limits_from_cli(args: Namespace) -> dict[str, Any]:
+    """The limits of a `DiskTrajDataset` that the arguments of `add_common_cli` set, by name; 1,000,000 steps if they set none."""
+    limits: dict[str, Any] = {name: getattr(args, name) for name in ("dset_max_size", "dset_max_steps", "dset_max_bytes")}
+    return limits if min(limits.values()) < inf else limits | {"dset_max_steps": BUFFER_STEPS}
+
+
 def experiment_fields_from_cli(args: Namespace) -> dict[str, Any]:
     """The fields of `amago.Experiment` that the arguments of `add_common_cli` set, all but those of `create_experiment_from_cli`."""
     optional: dict[str, Any] = {} if args.lr_cooldown is None else {"lr_cooldown": args.lr_cooldown}
@@ -227,7 +258,8 @@ def experiment_fields_from_cli(args: Namespace) -> dict[str, Any]:
         "run_name": args.run_name, "ckpt_base_dir": args.buffer_dir, "parallel_actors": args.parallel_actors,
         "train_timesteps_per_epoch": args.timesteps_per_epoch, "env_mode": "sync" if args.no_async else args.env_mode,
         "env_workers": args.env_workers, "start_learning_at_epoch": args.start_learning_at_epoch,
-        "val_interval": args.val_interval, "epochs": args.epochs, "train_batches_per_epoch": _batches_per_epoch(args),
+        "val_interval": args.val_interval, "val_episodes": args.val_episodes, "epochs": args.epochs,
+        "train_batches_per_epoch": _batches_per_epoch(args),
         "batch_size": args.batch_size, "learning_rate": args.learning_rate, "mixed_precision": args.mixed_precision,
         "ckpt_interval": args.ckpt_interval, "seed": args.seed, "resume": args.resume,
         "log_to_wandb": args.log and not args.no_log, "log_to_tensorboard": args.tensorboard, "verbose": not args.quiet,

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, MutableMapping
 from typing import Any
 
 from amago import config as gin_config
 from amago.agent import BaseAgent
-from amago.agent.registry import AGENTS
 from amago.compat import training as training  # its configurables get their names here
-from amago.envs.exploration import EXPLORATION, ExplorationWrapper
+from amago.envs.exploration import ExplorationWrapper
 from amago.nets.actor_critic import Actor, NCritics, NCriticsTwoHot, ResidualActor
 from amago.nets.cnn import CNN, DrQCNN, IMPALAishCNN, NatureishCNN
 from amago.nets.policy_dists import GMM, Beta, TanhGaussian
 from amago.nets.registry import TRAJ_ENCODERS, size_arguments
 from amago.nets.traj_encoders import TrajEncoder
-from amago.nets.tstep_encoders import TSTEP_ENCODERS, TstepEncoder
+from amago.nets.tstep_encoders import TstepEncoder
+from amago.run.parts import AGENTS, EXPLORATION, TSTEP_ENCODERS
 
 Config = MutableMapping[str, Any]
 
@@ -77,7 +78,9 @@ def _chosen(kind: str, arch: Any) -> Any:
     if isinstance(arch, type):
         return arch
     if arch not in known:
-        raise ValueError(f"{kind} must be one of {', '.join(sorted(known))} or a class, got {arch!r}")
+        near = difflib.get_close_matches(str(arch), known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{kind} must be one of {', '.join(sorted(known))} or a class, got {arch!r}{hint}")
     return known[arch]
 
 
@@ -85,10 +88,9 @@ def _switch(kind: str, arch: Any, config: Config, options: dict[str, Any]) -> An
     chosen = _chosen(kind, arch)
     selector = gin_config.selector_of(chosen)
     for name, value in options.items():
-        if name not in gin_config.parameters_of(selector):
-            raise ValueError(
-                f"{chosen.__name__} has no argument {name!r}; it has {', '.join(gin_config.parameters_of(selector))}"
-            )
+        if name not in gin_config.settable_parameters(selector):
+            known = gin_config.settable_parameters(selector)
+            raise ValueError(f"{chosen.__name__} has no argument {name!r}; {gin_config.suggestion(name, known)}")
         config[f"{selector}.{name}"] = _chosen(_NAMED[name], value) if name in _NAMED else value
     return chosen
 
@@ -112,9 +114,21 @@ def switch_traj_encoder(
         ValueError: there is no such name or argument.
     """
     chosen = _chosen("traj_encoder", arch)
-    sizes = {} if memory_size is None else size_arguments(chosen, memory_size)
+    sizes = {} if memory_size is None else _sizes(chosen, memory_size)
     depth = {} if layers is None else {"n_layers": layers}
     return _switch("traj_encoder", chosen, config, sizes | depth | kwargs)  # type: ignore[no-any-return]
+
+
+def _sizes(chosen: type[TrajEncoder], memory_size: int) -> dict[str, int]:
+    """The arguments that set the width of a sequence model."""
+    sizes, known = size_arguments(chosen, memory_size), gin_config.settable_parameters(gin_config.selector_of(chosen))
+    missing = [name for name in sizes if name not in known]
+    if missing:
+        raise ValueError(
+            f"memory_size sets {', '.join(sizes)}, which {chosen.__name__} does not have (it has {', '.join(known)}): set its own arguments "
+            "by name and leave out memory_size, or declare what sets the width with amago.nets.registry.named_traj_encoder"
+        )
+    return sizes
 
 
 def switch_tstep_encoder(config: Config, arch: str | type[TstepEncoder], **kwargs: Any) -> type[TstepEncoder]:

@@ -125,7 +125,7 @@ def _reduced(data: Mapping[str, Any], how: str) -> dict[str, float]:
 
 
 @gin.configurable(module="amago.utils")
-class AdamWRel(torch.optim.AdamW):
+class AdamWRel(config.NamedArguments, torch.optim.AdamW):
     """AdamW whose step count, on which the bias correction depends, returns to 0 at regular intervals.
 
     That suits targets that change: the first steps after each change are larger (Adam-Rel, Ellis et al. 2024, arXiv 2412.17113).

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from amago import config
 from amago.compat.attention import both_forms
+from amago.config import NamedArguments
 from amago.nets.cpu.attention import attend_in_bf16, suits
 from amago.nets.kv_cache import CacheSlots
 from amago.nets.utils import check_dropout
@@ -33,7 +34,7 @@ Pattern = Literal["full", "causal", "masked"]
 """What the queries see: every key, every key up to their own, or what `SelfAttention.mask` says."""
 
 
-class SelfAttention(nn.Module):
+class SelfAttention(NamedArguments, nn.Module):
     """Base of all kernels: PyTorch's ``scaled_dot_product_attention`` over the tokens that `visible` names.
 
     Args:

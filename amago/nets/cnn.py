@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from amago.config import NamedArguments
 from amago.nets.utils import activation_switch
 
 
-class CNN(nn.Module, ABC):
+class CNN(NamedArguments, nn.Module, ABC):
     """Base of all image networks: (B, L, H, W, C), or (B, L, C, H, W) with ``channels_first``, to features (B, L, D).
 
     Pixels range from 0 to 255 and are mapped to image / 128 - 1. A subclass defines `conv_forward`.

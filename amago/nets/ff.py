@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from amago.config import NamedArguments
 from amago.nets.cpu.packed import Linear
 from amago.nets.utils import InputNorm, activation_switch, check_dropout, check_positive
 
@@ -20,7 +21,7 @@ LayerType = Callable[[int, int], Any]
 
 
 @gin.configurable
-class SimNorm(nn.Module):
+class SimNorm(NamedArguments, nn.Module):
     """Softmax over groups of ``dim`` numbers of the last dimension (Hansen et al. 2024, arXiv 2310.16828).
 
     Args:

@@ -9,13 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from amago.config import NamedArguments
 from amago.nets.cpu.packed import linear, pack
 from amago.nets.cpu.weight_cache import WeightCache
 from amago.nets.utils import check_positive
 
 
 @gin.configurable(module="amago.nets.transformer")
-class SigmaReparam(nn.Module):
+class SigmaReparam(NamedArguments, nn.Module):
     """A linear layer of given spectral norm: x (gamma / sigma(W) W)^T + b, where sigma(W) is the spectral norm of W.
 
     sigma = u W v. In training mode, each forward pass first improves u and v by one power iteration; evaluation mode does not.

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from amago import config
 from amago.compat.hidden_state import Cache
+from amago.config import NamedArguments
 from amago.nets.attention import FlashAttention, ScaledDotProductAttention, SelfAttention, VanillaAttention, flash_attn_module
 from amago.nets.cpu.packed import Linear
 from amago.nets.ff import Normalization
@@ -98,7 +99,7 @@ class FixedPosEmb(nn.Module):
 
 
 @gin.configurable
-class LearnablePosEmb(nn.Module):
+class LearnablePosEmb(NamedArguments, nn.Module):
     """A learned vector for each time index.
 
     Args:

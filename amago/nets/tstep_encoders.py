@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from amago.config import NamedArguments
 from amago.nets import cnn
 from amago.nets.cpu.packed import Linear
 from amago.nets.ff import MLP, InputNorm, Normalization
@@ -30,7 +31,7 @@ get_tstep_encoder_cls = TSTEP_ENCODERS.find
 list_registered_tstep_encoders = TSTEP_ENCODERS.names
 
 
-class TstepEncoder(nn.Module, ABC):
+class TstepEncoder(NamedArguments, nn.Module, ABC):
     """Base of all timestep encoders. A subclass defines `emb_dim` and `inner_forward`.
 
     Args:

@@ -178,14 +178,19 @@ NAMES = [
 ]  # fmt: skip
 
 
+VALUES = {name: "True" for name in ("add_binary", "fast_init", "auto_scale", "skip")} | {
+    name: "'rope'" for name in ("norm", "out_norm", "pos_emb")
+}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_names_of_bindings(name, tmp_path):
-    cli_utils.use_config({name: 1})
+    gin.bind_parameter(name, 1)
     assert len(config.bindings()) == 1
     config.clear()
     (tmp_path / "a.gin").write_text(
         "import amago.nets.actor_critic\nimport amago.nets.traj_encoders\nimport amago.nets.transformer\nimport amago.agent\n"
-        f"import amago.experiment\n{name} = 1\n"
+        f"import amago.experiment\n{name} = {VALUES.get(name.rpartition('.')[2], 1)}\n"
     )
     cli_utils.use_config({}, [str(tmp_path / "a.gin")])
     assert len(config.bindings()) == 1

@@ -30,6 +30,7 @@ def make_pool(
     recorder: dict[str, Any] | None = None,
     seed: int | np.random.SeedSequence | None = None,
     mp_context: str | None = None,
+    trial_steps: int = 0,
 ) -> ActorPool:
     """Start the actors of a run.
 
@@ -48,6 +49,8 @@ def make_pool(
             ``writer_name`` (must be unique in the directory; default: random). None records only returns and metrics.
         seed: of the environments' first resets and of exploration; the same in every mode. None: random.
         mp_context: how workers start: "forkserver" (default), "spawn" or "fork".
+        trial_steps: first make one more environment, take so many random steps in it, and close it, so that a mistake in its code
+            is found at once. 0: do not.
 
     Returns:
         the pool; call its `reset` first and its `close` last.
@@ -55,6 +58,7 @@ def make_pool(
     Raises:
         TypeError: an entry of ``make_envs`` or ``exploration`` has the wrong type.
         ValueError: an argument is wrong or contradicts another.
+        EnvironmentMistake: the environment that was tried raised an error of type or shape.
         ActorError: an environment of a worker could not be made; the message contains its traceback. (In this process, the
             environment's own exception is raised.)
     """
@@ -79,6 +83,7 @@ def make_pool(
         recorder=check_recorder(recorder),
         entropy=root.entropy,
         spawn_key=tuple(root.spawn_key),
+        trial_steps=trial_steps,
     )
     if env_mode != "async":
         return InProcessPool(plan, max_env_restarts)
