@@ -178,9 +178,9 @@ NAMES = [
 ]  # fmt: skip
 
 
-VALUES = {name: "True" for name in ("add_binary", "fast_init", "auto_scale", "skip")} | {
-    name: "'rope'" for name in ("norm", "out_norm", "pos_emb")
-}
+VALUES = dict.fromkeys(("add_binary", "fast_init", "auto_scale", "skip"), "True") | dict.fromkeys(
+    ("norm", "out_norm", "pos_emb"), "'rope'"
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
