@@ -104,7 +104,7 @@ class Experiment(PersistentRun):
         self._actors = RunActors(self, self._data.save_new_trajs_to, self._env_seed, self.DEVICE, self.caster)
         spaces = self._actors.find_spaces()
         shapes = ", ".join(f"{k} {v.shape}" for k, v in spaces.observation.spaces.items())
-        return f"{self.parallel_actors} actors ({self.env_mode}); observations: {shapes}; actions: {spaces.action}"
+        return f"{self.parallel_actors} actors ({self._actors.mode_text}); observations: {shapes}; actions: {spaces.action}"
 
     def init_dloaders(self) -> SequenceLoader:
         """Create the loader of training batches."""
@@ -330,7 +330,7 @@ class Experiment(PersistentRun):
             ValueError: the agent has no such discount.
         """
         self._require_start("evaluate_test()")
-        mode = "sync" if render and self.env_mode == "async" else None
+        mode = "sync" if render and self.env_mode in ("async", "auto") else None
         with acting_by(self.policy, gamma):  # refuses an unknown discount before any actor starts
             rollout = self._actors.start("test", make_test_env, None, save_trajs_to, mode)
             try:

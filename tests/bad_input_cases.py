@@ -640,7 +640,7 @@ CASES = [
         FIELDS,
         "an unknown way to step",
         SettingsError,
-        CANNOT + "env_mode must be one of 'async', 'sync', 'already_vectorized', got 'vectorized'",
+        CANNOT + "env_mode must be one of 'async', 'sync', 'already_vectorized', 'auto', got 'vectorized'",
         starting(env_mode="vectorized"),
     ),
     Case(

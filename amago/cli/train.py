@@ -9,7 +9,6 @@ from typing import Any
 from amago import cli_utils
 from amago.cli.gym_env import GymEnv
 from amago.experiment import Experiment
-from amago.nets.tstep_encoders import TstepEncoder
 from amago.run.console import metrics_table
 
 ARGS_FILE = "train_args.json"
@@ -40,15 +39,11 @@ def make_experiment(args: Namespace) -> Experiment:
     """The experiment that the arguments describe, not started."""
     make_env = GymEnv(args.env, args.horizon)
     env = make_env()
-    image = [k for k, s in env.observation_space.spaces.items() if len(s.shape or ()) == 3]
+    observations = env.observation_space
     horizon = make_env.horizon(env)
     env.close()
     settings: dict[str, Any] = {}
-    tstep: type[TstepEncoder]
-    if image:
-        tstep = cli_utils.switch_tstep_encoder(settings, "cnn", obs_key=image[0])
-    else:
-        tstep = cli_utils.switch_tstep_encoder(settings, "ff", d_hidden=128, d_output=64)
+    tstep = cli_utils.default_tstep_encoder(settings, observations, d_hidden=128, d_output=64)
     traj = cli_utils.switch_traj_encoder(settings, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
     agent = cli_utils.switch_agent(settings, args.agent_type)
     settings |= {"Actor.d_hidden": 128, "NCritics.d_hidden": 128}

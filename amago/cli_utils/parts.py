@@ -6,12 +6,15 @@ import difflib
 from collections.abc import Iterable, MutableMapping
 from typing import Any
 
+import gymnasium as gym
+
 from amago import config as gin_config
 from amago.agent import BaseAgent
 from amago.compat import training as training  # its configurables get their names here
 from amago.envs.exploration import ExplorationWrapper
 from amago.nets.actor_critic import Actor, NCritics, NCriticsTwoHot, ResidualActor
-from amago.nets.cnn import CNN, DrQCNN, IMPALAishCNN, NatureishCNN
+from amago.nets.cnn import CNN, SMALLEST, DrQCNN, GridworldCNN, IMPALAishCNN, NatureishCNN
+from amago.nets.dict_encoder import is_image
 from amago.nets.policy_dists import GMM, Beta, TanhGaussian
 from amago.nets.registry import TRAJ_ENCODERS, size_arguments
 from amago.nets.traj_encoders import TrajEncoder
@@ -22,7 +25,7 @@ Config = MutableMapping[str, Any]
 
 ACTORS: dict[str, type] = {"ff": Actor, "residual": ResidualActor}
 CRITICS: dict[str, type] = {"scalar": NCritics, "two_hot": NCriticsTwoHot}
-CNNS: dict[str, type[CNN]] = {"drq": DrQCNN, "impala": IMPALAishCNN, "nature": NatureishCNN}
+CNNS: dict[str, type[CNN]] = {"drq": DrQCNN, "gridworld": GridworldCNN, "impala": IMPALAishCNN, "nature": NatureishCNN}
 DISTRIBUTIONS: dict[str, type] = {"tanh_gaussian": TanhGaussian, "beta": Beta, "gmm": GMM}
 
 REGISTRIES: dict[str, MutableMapping[str, Any]] = {
@@ -132,14 +135,28 @@ def _sizes(chosen: type[TrajEncoder], memory_size: int) -> dict[str, int]:
 
 
 def switch_tstep_encoder(config: Config, arch: str | type[TstepEncoder], **kwargs: Any) -> type[TstepEncoder]:
-    """Choose the timestep encoder ("ff", "cnn", "goal" or a class) and write its arguments into ``config``; see `switch_traj_encoder`.
+    """Choose the timestep encoder ("ff", "cnn", "dict", "goal" or a class) and write its arguments into ``config``; see `switch_traj_encoder`.
 
-    The argument ``cnn_type`` may be "drq", "impala", "nature" or a class.
+    The argument ``cnn_type`` may be "drq", "gridworld", "impala", "nature" or a class.
     """
     return _switch("tstep_encoder", arch, config, kwargs)  # type: ignore[no-any-return]
 
 
 switch_step_encoder = switch_tstep_encoder
+
+
+def default_tstep_encoder(config: Config, obs_space: gym.spaces.Dict, **kwargs: Any) -> type[TstepEncoder]:
+    """Choose a timestep encoder for these observations, as `switch_tstep_encoder` does.
+
+    "cnn" for one image of 36x36 pixels or more, (H, W, C), and nothing else; "dict" for any other observations with images;
+    otherwise "ff" with the arguments ``kwargs``.
+    """
+    images = [k for k, space in obs_space.spaces.items() if is_image(space)]
+    if not images:
+        return switch_tstep_encoder(config, "ff", **kwargs)
+    if len(obs_space.spaces) == 1 and min((obs_space[images[0]].shape or ())[:2]) >= SMALLEST["NatureishCNN"]:
+        return switch_tstep_encoder(config, "cnn", obs_key=images[0])
+    return switch_tstep_encoder(config, "dict")
 
 
 def switch_agent(config: Config, agent: str | type[BaseAgent], **kwargs: Any) -> type[BaseAgent]:

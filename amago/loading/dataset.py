@@ -240,6 +240,10 @@ class RLDataset(NamedArguments, Dataset[RLData], ABC):
         """Called after each training phase; returns metrics of section ``buffer``."""
         return {}
 
+    def describe(self) -> str:
+        """The data set in the summary of a run that collects nothing, after `configure`. Default: the name of the class."""
+        return type(self).__name__
+
     def delete(self, *, delete_protected: bool = False, delete_quarantine: bool = False) -> None:
         """Delete the data that was collected from disk. Default: does nothing.
 

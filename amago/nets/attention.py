@@ -50,9 +50,11 @@ class SelfAttention(NamedArguments, nn.Module):
     """
 
     sink_size: int = 0
+    _sees_past: bool = True  # `visible`, `mask` and `pattern` are those of this class
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        cls._sees_past = all(getattr(cls, x) is getattr(SelfAttention, x) for x in ("visible", "mask", "pattern"))
         if "forward" in cls.__dict__:
             cls.forward = both_forms(cls.forward)  # type: ignore[method-assign]
 
@@ -126,6 +128,9 @@ class SelfAttention(NamedArguments, nn.Module):
         Returns:
             (B, H, L, D); 0 where a query sees no key, which happens at padding only.
         """
+        if slots is not None and self._sees_past:  # the mask of a step is that of every layer
+            mask = None if slots.full else slots.used.to(q.dtype)
+            return F.scaled_dot_product_attention(q, k, v, mask, dropout_p=self.dropout if self.training else 0.0)
         length = q.shape[2]
         pattern = self.pattern(length, slots) if real is None else "masked"
         mask = self.mask(length, slots, q.device, real) if pattern == "masked" else None

@@ -74,7 +74,11 @@ class SigmaReparam(NamedArguments, nn.Module):
     @property
     def weight_sources(self) -> tuple[Tensor, ...]:
         """The tensors that `effective_weight` depends on."""
-        return (self.weight, self.gamma, self.u, self.v)
+        params, buffers = (
+            self._parameters,
+            self._buffers,
+        )  # asked of every layer in every step: attributes take five times as long
+        return (params["weight"], params["gamma"], buffers["u"], buffers["v"])  # type: ignore[return-value]
 
 
 class PlainLinear(nn.Linear):

@@ -197,7 +197,9 @@ class AttentionLayer(CachedLinears):
             real: (B, L) bool, False at tokens that none may see; None: no such token.
         """
         B, L, _ = x.shape
-        qkv = self.dropout_qkv(self._linear("qkv_projection", x))
+        qkv = self._linear("qkv_projection", x)
+        if self.training:  # in evaluation mode the module's call would do nothing
+            qkv = self.dropout_qkv(qkv)
         q, k, v = qkv.view(B, L, 3, self.n_heads, self.head_dim).permute(2, 0, 3, 1, 4)
         if rope is not None:
             q, k = rotate(q, *rope), rotate(k, *rope)
@@ -262,7 +264,8 @@ class TransformerLayer(CachedLinears):
         """(B, L, d_model) -> (B, L, d_model); ``rope``, ``cache`` and ``real`` as of `AttentionLayer.forward`."""
         x = x + self.norm2(self.attention_layer(self.norm1(x), rope, cache, real))
         h = self.norm4(self.activation(self._linear("ff1", self.norm3(x))))
-        return x + self.dropout_ff(self._linear("ff2", h))
+        h = self._linear("ff2", h)
+        return x + (self.dropout_ff(h) if self.training else h)
 
 
 _POS_EMBS = ("fixed", "learned", "learnable", "rope")
@@ -329,7 +332,8 @@ class Transformer(nn.Module):
         if self.pos_emb is not None:
             summed = x + self.pos_emb(time_idxs)  # float32 under autocast too, and with it what the layers add to
             x = summed if autocast_dtype(x.device) else summed.to(x.dtype)
-        x = self.dropout_emb(x)
+        if self.training:
+            x = self.dropout_emb(x)
         rope = rope_angles(time_idxs, self.head_dim) if self.pos_emb is None else None
         slots = None if cache is None else cache.advance()
         for i, layer in enumerate(self.layers):

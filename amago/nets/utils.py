@@ -13,6 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from amago import config
+from amago.nets.cpu.weight_cache import WeightCache
+from amago.nets.dtypes import at_least_float32 as at_least_float32
+from amago.nets.dtypes import autocast_dtype as autocast_dtype
 from amago.nets.moments import RunningMoments
 from amago.ops import symexp as symexp
 from amago.ops import symlog as symlog
@@ -87,21 +90,6 @@ def check_dropout(**values: float) -> None:
             raise ValueError(f"{name} must be in [0, 1), got {name}={value}")
 
 
-def autocast_dtype(device: torch.device) -> torch.dtype | None:
-    """The dtype autocast would compute in on ``device``, or None where it is off."""
-    kind = device.type
-    if kind in ("cpu", "cuda") and not torch.is_autocast_enabled(kind):  # shortcut: asked about thirty times a step
-        return None
-    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
-        return None
-    return torch.get_autocast_dtype(kind)
-
-
-def at_least_float32(x: Tensor) -> Tensor:
-    """Half precision to float32; anything else as it is."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
 @gin.configurable
 class InputNorm(RunningMoments):
     """Centre and scale each feature by running statistics of the inputs in training mode.
@@ -133,6 +121,11 @@ class InputNorm(RunningMoments):
         self.skip, self.skip_below = skip, skip_below
         if skip:
             self._non_persistent_buffers_set.update(self._buffers)
+        self._divisor = WeightCache()  # nine operations on a few numbers, which a policy's step need not repeat
+
+    def train(self, mode: bool = True) -> InputNorm:
+        self._divisor.clear()
+        return super().train(mode)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         if self.skip:  # the original system stores them all the same
@@ -167,9 +160,14 @@ class InputNorm(RunningMoments):
             return x
         if self.training:
             self.update(x, mask)
-        x, sigma = at_least_float32(x), self.sigma
-        divisor = torch.where(sigma > self.skip_below, sigma, torch.ones_like(sigma))
+        divisor = self._scale() if self.training else self._divisor.get((self.mu, self.nu), self._scale, exact=True)
+        x = at_least_float32(x)
         return ((x - self.mu.to(x.dtype)) / divisor).clamp(-1e4, 1e4)
+
+    def _scale(self) -> Tensor:
+        """(dim,), sigma, or 1 for features that are only centred."""
+        sigma = self.sigma
+        return torch.where(sigma > self.skip_below, sigma, torch.ones_like(sigma))
 
 
 config.also_known_as(InputNorm, "amago.nets.ff.InputNorm", "nets.ff.InputNorm", "ff.InputNorm")

@@ -14,6 +14,7 @@ from amago.agent import BaseAgent
 from amago.envs import AMAGOEnv
 from amago.envs.exploration import ExplorationWrapper
 from amago.envs.pool import make_pool
+from amago.envs.pool.auto import ModeChoice, choose_mode
 from amago.envs.pool.trial import random_state_kept, try_environment
 from amago.envs.statistics import PhaseStatistics
 from amago.run.checks import SettingsError, check_evaluation_spaces, unwritable
@@ -60,6 +61,7 @@ class RunActors:
         self.device, self.autocast = device, autocast
         self.pools: dict[str, Rollout] = {}
         self.spaces: Spaces
+        self._choice: ModeChoice | None = None
 
     def find_spaces(self) -> Spaces:
         """The spaces of the training actors, or, in a run that never collects, of one validation environment.
@@ -73,6 +75,26 @@ class RunActors:
         else:
             self.spaces = spaces_of(self.settings.make_val_env, self.settings.env_trial_steps)
         return self.spaces
+
+    @property
+    def mode(self) -> str:
+        """The ``env_mode`` of the pools; that of "auto" is chosen once a run, so that it never changes in it."""
+        if self.settings.env_mode != "auto":
+            return self.settings.env_mode
+        if self._choice is None:
+            s = self.settings
+            makers = s.make_train_env if s.collects else s.make_val_env
+            maker = makers if callable(makers) else next(iter(makers))
+            self._choice = choose_mode(maker, s.parallel_actors, s.env_workers, repeatable=s.seed is not None)
+        return self._choice.mode
+
+    @property
+    def mode_text(self) -> str:
+        """The mode for the summary, with the reason if it was chosen."""
+        if self.settings.env_mode != "auto":
+            return self.settings.env_mode
+        mode = self.mode
+        return f"auto: {mode}, {self._choice.reason}" if self._choice is not None else mode
 
     @property
     def train(self) -> Rollout:
@@ -107,12 +129,12 @@ class RunActors:
             makers: as ``make_train_env`` of `ExperimentSettings`.
             exploration: wraps the environments.
             save_trajs_to: directory for trajectories; None saves none.
-            env_mode: instead of that of the settings.
+            env_mode: instead of `mode`.
 
         Raises:
             SettingsError: environments for evaluation have other spaces than the agent, or ``save_trajs_to`` cannot be written to.
         """
-        s, mode = self.settings, env_mode or self.settings.env_mode
+        s, mode = self.settings, env_mode or self.mode
         if save_trajs_to is not None:
             for problem in unwritable("save_trajs_to" if kind == "test" else "dset_root", save_trajs_to, "trajectories"):
                 raise SettingsError(problem)

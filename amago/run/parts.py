@@ -7,6 +7,7 @@ from typing import Any
 
 from amago.agent.registry import AGENTS as AGENTS
 from amago.envs.exploration import EXPLORATION as EXPLORATION
+from amago.nets import dict_encoder as dict_encoder  # it gives itself a name
 from amago.nets.registry import TRAJ_ENCODERS as TRAJ_ENCODERS
 from amago.nets.tstep_encoders import TSTEP_ENCODERS as TSTEP_ENCODERS
 

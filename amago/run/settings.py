@@ -41,7 +41,8 @@ class ExperimentSettings(NamedArguments):
         make_train_env, make_val_env: a function that returns an `AMAGOEnv`, or a list with one function for each actor.
 
         parallel_actors: environments stepped in parallel.
-        env_mode: "async" (worker processes), "sync" (this process), or "already_vectorized" (one batched environment).
+        env_mode: "async" (worker processes), "sync" (this process), "already_vectorized" (one batched environment), or "auto": "sync"
+            in a run with a ``seed``, else "sync" or "async" by the measured speed of one environment.
         async_env_mp_context: start method of the worker processes: "fork", "spawn" or "forkserver"; None means "forkserver".
         exploration_wrapper_type: wraps training environments: a class, "egreedy" or "bilevel"; with None only the policy's samples explore.
         sample_actions: evaluation samples from the policy; otherwise it takes the policy's mode.
@@ -62,8 +63,8 @@ class ExperimentSettings(NamedArguments):
         traj_save_len: save a rollout in pieces of so many steps; the last piece ends with the rollout.
         has_dset_edit_rights: this process deletes the oldest trajectories.
         stagger_traj_file_lengths: the first piece of each rollout has a random length, so that actors do not all save at once.
-        save_trajs_as: "npz", "npz-compressed" (a file for each trajectory) or "segments" (many trajectories in a file:
-            faster, and far fewer files).
+        save_trajs_as: "segments" (many trajectories in a file, written at the end of each collection phase or when 8 MB are full), "npz" or
+            "npz-compressed" (a file for each trajectory, written when it ends: slower, but `numpy.load` reads it).
         padded_sampling: which parts of rollouts longer than ``max_seq_len`` are trained on: "none", "left", "right" or "both"; see
             `amago.data.windows.subsequence`. Shorter ones are always trained on as a whole.
         refused_data_timeout: a process that never collects waits for data of others as long as nothing was found. If files were
@@ -122,7 +123,7 @@ class ExperimentSettings(NamedArguments):
     traj_save_len: float = 1e10
     has_dset_edit_rights: bool = True
     stagger_traj_file_lengths: bool = True
-    save_trajs_as: str = "npz"
+    save_trajs_as: str = "segments"
     padded_sampling: str = "none"
     dloader_workers: int = 6
 

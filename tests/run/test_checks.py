@@ -64,7 +64,7 @@ def never():
         ("force_reset_train_envs_every", 0, "None or a whole number of at least 1"),
         ("keep_training_states", 0, "None or a whole number of at least 1"),
         ("env_workers", 0, "None or a whole number of at least 1"),
-        ("env_mode", "vectorized", "one of 'async', 'sync', 'already_vectorized'"),
+        ("env_mode", "vectorized", "one of 'async', 'sync', 'already_vectorized', 'auto'"),
         ("save_trajs_as", "hdf5", "one of 'segments', 'npz', 'npz-compressed'"),
         ("save_trajs_as", "traj", "pickled .traj files are never written"),
         ("padded_sampling", "middle", "one of 'none', 'both', 'left', 'right'"),

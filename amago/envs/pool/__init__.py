@@ -3,6 +3,7 @@
 | module | content |
 | --- | --- |
 | `make` | `make_pool`, the way to start a pool |
+| `auto` | the choice between "sync" and "async" by measuring |
 | `base` | `ActorPool`, the interface of every pool |
 | `sync` | actors in this process |
 | `subprocess` | actors in worker processes; `supervisor` starts and replaces these |

@@ -9,12 +9,13 @@ import numpy as np
 
 from amago.envs.exploration import ExplorationWrapper
 from amago.envs.pool.actor import env_of
+from amago.envs.pool.auto import choose_mode
 from amago.envs.pool.base import ActorPool
 from amago.envs.pool.plan import ActorPlan, EnvMaker, check_recorder
 from amago.envs.pool.subprocess import AsyncPool
 from amago.envs.pool.sync import InProcessPool
 
-ENV_MODES = ("async", "sync", "already_vectorized")
+ENV_MODES = ("async", "sync", "already_vectorized", "auto")
 
 
 def make_pool(
@@ -37,7 +38,9 @@ def make_pool(
     Args:
         make_envs: one function an actor, each returning an `AMAGOEnv`; a single function is used for all of them. With
             "already_vectorized" it is one function, whose environment has ``batched_envs == parallel_actors``.
-        env_mode: "async" (in worker processes), "sync" (in this process) or "already_vectorized" (one environment with a batch).
+        env_mode: "async" (in worker processes), "sync" (in this process), "already_vectorized" (one environment with a batch), or
+            "auto": "sync" with a ``seed``, else whichever of "async" and "sync" one environment's speed speaks for
+            (`amago.envs.pool.auto.choose_mode`).
         parallel_actors: N; default: the number of functions (or of the vectorised environment's rows).
         workers: processes of "async"; default: the usable cores, at most N. An explicit 1 steps all actors as one group, and
             gives the same results as "sync", bit for bit.
@@ -68,6 +71,8 @@ def make_pool(
     if exploration is not None and not (isinstance(exploration, type) and issubclass(exploration, ExplorationWrapper)):
         raise TypeError(f"exploration is {exploration!r}, but must be a subclass of ExplorationWrapper, or None")
     makers = _makers(make_envs, env_mode, parallel_actors)
+    if env_mode == "auto":
+        env_mode = choose_mode(makers[0], len(makers), workers, repeatable=seed is not None).mode
     batch = 1
     if env_mode == "already_vectorized":
         if parallel_actors is None:
