@@ -45,7 +45,7 @@ class Actor(BaseActorHead):
         continuous_dist_type: type[DistributionType] = TanhGaussian,
     ) -> None:
         super().__init__(state_dim, action_kind, action_dim, gammas, continuous_dist_type)
-        self.base = MLP(state_dim, d_hidden, n_layers, self.d_output, dropout_p=dropout_p, activation=activation)
+        self.base = MLP(state_dim, d_hidden, n_layers, self.d_output, activation=activation, dropout_p=dropout_p)
 
     def actor_network_forward(
         self,
@@ -109,7 +109,7 @@ class ResidualActor(BaseActorHead):
     ) -> None:
         super().__init__(state_dim, action_kind, action_dim, gammas, continuous_dist_type)
         check_positive(feature_dim=feature_dim, residual_ff_dim=residual_ff_dim, residual_blocks=residual_blocks)
-        self.inp = MLP(state_dim, feature_dim, 1, feature_dim, dropout_p=dropout_p, activation=activation)
+        self.inp = MLP(state_dim, feature_dim, 1, feature_dim, activation=activation, dropout_p=dropout_p)
         self.residual_blocks = nn.ModuleList(
             _residual_block(feature_dim, residual_ff_dim, normalization, activation, dropout_p) for _ in range(residual_blocks)
         )
