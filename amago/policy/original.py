@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from amago.run.checkpoint import CheckpointError
+from amago.run.weights import without_aliases
 
 WRAPPERS = ("module.", "_orig_mod.")
 """Prefixes that distributed training and torch.compile put before every name."""
 DERIVED = ("maximized_critics.",)
-"""Copies of ``critics`` without gradients. Here the critics' own parameters are detached instead, so there are no copies."""
+"""Copies of ``critics`` without gradients. Here they are second names of the critics' own parameters."""
 
 
 def adapt_weights(weights: Mapping[str, Tensor], agent: nn.Module) -> dict[str, Tensor]:
@@ -30,7 +31,7 @@ def adapt_weights(weights: Mapping[str, Tensor], agent: nn.Module) -> dict[str, 
     plain = {_unwrapped(name): w for name, w in weights.items()}
     if len(plain) != len(weights):
         raise CheckpointError(f"some names occur twice, with and without one of the prefixes {', '.join(WRAPPERS)}")
-    own = agent.state_dict()
+    own = without_aliases(agent.state_dict())
     adapted = {name: w for name, w in plain.items() if name in own or not name.startswith(DERIVED)}
     if adapted.keys() == weights.keys():
         return adapted

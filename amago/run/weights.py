@@ -7,6 +7,7 @@ import zipfile
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -24,9 +25,28 @@ def save_weights(state_dict: Mapping[str, Tensor], path: Path, version: int = 0)
     Args:
         version: number of the publication, for `load_weights_and_version`.
     """
-    cpu = OrderedDict((k, v.detach().cpu().clone()) for k, v in state_dict.items())
+    cpu = OrderedDict((k, v.detach().cpu().clone()) for k, v in without_aliases(state_dict).items())
+    first = {_place(state_dict[k]): v for k, v in cpu.items()}
+    cpu |= {k: first[_place(v)] for k, v in state_dict.items() if k not in cpu}  # which the file holds once
     cpu._metadata = {_METADATA: {"version": version}}  # type: ignore[attr-defined]
     atomic_write(path, lambda tmp: save_tensors(cpu, tmp))
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
+def without_aliases(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The entries of a state dict that do not repeat an earlier one, memory and all. The others are second names, such as
+    ``maximized_critics``."""
+    seen: set[tuple[Any, ...]] = set()
+    kept = {}
+    for name, tensor in state_dict.items():
+        place = _place(tensor)
+        if not tensor.numel() or place not in seen:
+            kept[name] = tensor
+        seen.add(place)
+    return kept
 
 
 def load_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
@@ -61,7 +81,7 @@ def load_weights_and_version(path: str | os.PathLike[str]) -> tuple[dict[str, Te
 
 
 def load_into(module: nn.Module, weights: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
-    """Copy weights into a module: all of them or none.
+    """Copy weights into a module: all of them or none. Second names of one tensor may be missing.
 
     Args:
         path: the file of the weights, for the message.
@@ -70,7 +90,7 @@ def load_into(module: nn.Module, weights: Mapping[str, Tensor], path: str | os.P
         CheckpointError: lists all names that are missing or unknown, and all shapes that differ.
     """
     own = module.state_dict()
-    missing = [name for name in own if name not in weights]
+    missing = [name for name in without_aliases(own) if name not in weights]
     unknown = [name for name in weights if name not in own]
     problems = [f"it lacks {', '.join(missing)}"] if missing else []
     problems += [f"the agent has no {', '.join(unknown)}"] if unknown else []
