@@ -42,7 +42,9 @@ def _check_positive_range(name: str, low: float, high: float | None, activation:
         raise ValueError(f"std_activation={activation!r} is unknown: use tanh or softplus")
     if activation == "tanh" and high is None:
         raise ValueError(f"std_activation='tanh' needs an upper bound: set {name}_high")
-    if not 0.0 < low < (math.inf if high is None else high):
+    if high is None and not low > 0.0:
+        raise ValueError(f"{name}_low must be positive, got {name}_low={low}")
+    if high is not None and not 0.0 < low < high:
         raise ValueError(f"0 < {name}_low < {name}_high must hold, got {name}_low={low}, {name}_high={high}")
 
 

@@ -24,20 +24,20 @@ def test_metrics_of_the_policy_are_those_of_real_steps(kind):
     everywhere = of(agent.actor(agent.encode(batch)[:, :-1]))
     expected = everywhere[batch.transition_mask.squeeze(-1)].mean()
     assert not torch.isclose(expected, everywhere.mean(), rtol=1e-3), "padding makes no difference here"
-    torch.testing.assert_close(agent(batch, log_step=True).metrics[name], expected)
+    torch.testing.assert_close(agent.losses(batch, log_step=True).metrics[name], expected)
 
 
 def test_a_batch_without_a_real_step_has_no_metrics_of_the_policy():
     agent, batch = build("discrete"), make_batch("discrete")
     batch.mask[:] = False
-    assert "Policy Entropy" not in agent(batch, log_step=True).metrics
+    assert "Policy Entropy" not in agent.losses(batch, log_step=True).metrics
 
 
 class OwnForward(Actor):
     """A user's actor whose `forward` has no mask."""
 
-    def forward(self, state, straight_from_obs=None, log_dict=None):
-        return super().forward(state, straight_from_obs, log_dict)
+    def forward(self, state, log_dict=None, straight_from_obs=None):
+        return super().forward(state, log_dict, straight_from_obs)
 
 
 def test_an_actor_that_takes_no_mask_logs_all_steps():

@@ -298,7 +298,7 @@ def test_what_is_illegal_is_never_taken(tmp_path):
 class MaskedActor(Actor):
     """Never takes an action whose entry of the observation "b" is negative."""
 
-    def actor_network_forward(self, state, straight_from_obs=None, log_dict=None):
+    def actor_network_forward(self, state, log_dict=None, straight_from_obs=None):
         logits = super().actor_network_forward(state)
         return logits.masked_fill((straight_from_obs["b"] < 0).unsqueeze(-2), -1e9)
 

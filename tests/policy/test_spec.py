@@ -54,7 +54,7 @@ def test_a_description_from_before_builds_the_same_agent(tmp_path):
     assert (agent.max_seq_len, agent.traj_encoder.emb_dim, agent.traj_encoder.tformer.n_heads) == (7, 16, 2)
     assert type(agent.traj_encoder.tformer.layers[0].attention_layer.self_attention) is VanillaAttention
     assert type(agent.actor) is amago.nets.actor_critic.ResidualActor
-    assert agent.filter is amago.agent.exp_filter
+    assert agent.fbc_filter_func is amago.agent.exp_filter
     assert config.bindings() == {}
 
 
