@@ -61,11 +61,6 @@ class ActorCriticAgent(AgentWithTargets):
     """The filter is called with (B, L + 1, G, 1) advantages. The last row repeats the one before it: no action was taken there."""
 
     gammas: Tensor
-    actor: Any  # the user's classes, which share no type that mypy could check beyond the two heads'
-    critics: Any
-    target_actor: Any
-    target_critics: Any
-    maximized_critics: Any
     popart: Any
 
     @abstractmethod

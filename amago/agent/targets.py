@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +18,11 @@ class AgentWithTargets(BaseAgent):
     A network that a subclass has not built is left out.
     """
 
+    actor: Any  # the user's classes, which share no type that mypy could check beyond the two heads'
+    critics: Any
+    target_actor: Any
+    target_critics: Any
+    maximized_critics: Any
     tau: float
     online_coeff: float
     num_critics_td: int
@@ -38,7 +45,10 @@ class AgentWithTargets(BaseAgent):
         if isinstance(target, DetachedCritics):
             target.follow(online)
             return
-        pairs = [*zip(target.parameters(), online.parameters(), strict=True), *zip(target.buffers(), online.buffers(), strict=True)]
+        pairs = [
+            *zip(target.parameters(), online.parameters(), strict=True),
+            *zip(target.buffers(), online.buffers(), strict=True),
+        ]
         for t, source in pairs:
             if t is not source:
                 t.copy_(source)

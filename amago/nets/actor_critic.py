@@ -259,7 +259,10 @@ class NCriticsTwoHot(EnsembleCritics):
     ) -> None:
         super().__init__(state_dim, action_dim, discrete, gammas, num_critics)
         self.reads_action = True
-        low, high = (-LARGEST_RETURN if min_return is None else min_return), (LARGEST_RETURN if max_return is None else max_return)
+        low, high = (
+            (-LARGEST_RETURN if min_return is None else min_return),
+            (LARGEST_RETURN if max_return is None else max_return),
+        )
         self.bins = Bins(low, high, output_bins, use_symlog, label_type, sigma, decoding, clamp_labels)
         self.net = EnsembleMLP(num_critics, state_dim + 1 + action_dim, d_hidden, n_layers, output_bins, dropout_p, activation)
         # A random layer would value actions at +-100, because the largest bins, at 100,000, are as likely as any other.

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import Categorical, Distribution
 
-from amago.nets.distributions import ONE, ActionDistribution, PolicyOutput
+from amago.nets.distributions import ONE, ActionDistribution, PolicyOutput, Shape
 
 
 class DiscreteOutput(ActionDistribution, Categorical):
@@ -31,12 +31,12 @@ class DiscreteOutput(ActionDistribution, Categorical):
         self.probs, self.kind, self.illegal = probs, kind, illegal
         self._param, self._num_events = probs, probs.shape[-1]  # what methods of Categorical read
 
-    def expand(self, batch_shape: torch.Size, _instance: Any = None) -> DiscreteOutput:
+    def expand(self, batch_shape: Shape, _instance: Any = None) -> DiscreteOutput:
         shape = torch.Size((*batch_shape, self._num_events))
         illegal = None if self.illegal is None else self.illegal.expand(shape)
         return DiscreteOutput(self.probs.expand(shape), self.kind, illegal)
 
-    def sample(self, sample_shape: torch.Size = ONE) -> Tensor:
+    def sample(self, sample_shape: Shape = ONE) -> Tensor:
         """Indices, ``sample_shape`` + (..., 1)."""
         flat = self.probs.detach().reshape(-1, self._num_events)
         num = torch.Size(sample_shape).numel()
@@ -231,16 +231,16 @@ class DiscreteLikeContinuous(Distribution):
         """(...) log-probabilities of one-hot actions or their softened form (..., A): that of the largest entry."""
         return self.categorical.log_prob(value.argmax(dim=-1))
 
-    def _drawn(self, sample_shape: torch.Size, grad: bool) -> Tensor:
+    def _drawn(self, sample_shape: Shape, grad: bool) -> Tensor:
         shape = torch.Size((*sample_shape, *self.batch_shape))
         of = self.categorical if not len(sample_shape) else self.categorical.expand(shape)
         return of.gumbel_softmax(grad, self.temperature)
 
-    def sample(self, sample_shape: torch.Size = ONE) -> Tensor:
+    def sample(self, sample_shape: Shape = ONE) -> Tensor:
         """One-hot actions, ``sample_shape`` + (..., A), clipped as probabilities are."""
         return self._drawn(sample_shape, grad=False)
 
-    def rsample(self, sample_shape: torch.Size = ONE) -> Tensor:
+    def rsample(self, sample_shape: Shape = ONE) -> Tensor:
         """Like `sample`, with gradient."""
         return self._drawn(sample_shape, grad=True)
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
+from torch.types import _size as Shape  # what PyTorch's own signatures use
 
 from amago.nets.utils import at_least_float32, autocast_dtype, check_positive
 
@@ -34,12 +35,12 @@ class ActionDistribution(Distribution):
     def __init__(self, batch_shape: torch.Size = ONE) -> None:
         Distribution.__init__(self, batch_shape, validate_args=False)  # not that of a second base class
 
-    def sample(self, sample_shape: torch.Size = ONE) -> Tensor:
+    def sample(self, sample_shape: Shape = ONE) -> Tensor:
         """Actions without gradient: ``sample_shape`` + (..., 1) indices for discrete actions, else ``sample_shape`` + (..., A)."""
         with torch.no_grad():
             return self.rsample(sample_shape)
 
-    def rsample(self, sample_shape: torch.Size = ONE) -> Tensor:
+    def rsample(self, sample_shape: Shape = ONE) -> Tensor:
         """Like `sample`, with gradient.
 
         Raises:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributions import Bernoulli
 
 from amago.nets.categorical import Discrete, DiscreteLikeContinuous, DiscreteOutput
-from amago.nets.distributions import ONE, ActionDistribution, PolicyOutput
+from amago.nets.distributions import ONE, ActionDistribution, PolicyOutput, Shape
 from amago.nets.utils import check_positive
 
 __all__ = [
@@ -48,7 +48,7 @@ def _check_positive_range(name: str, low: float, high: float | None, activation:
         raise ValueError(f"0 < {name}_low < {name}_high must hold, got {name}_low={low}, {name}_high={high}")
 
 
-def _repeated(x: Tensor, sample_shape: torch.Size) -> Tensor:
+def _repeated(x: Tensor, sample_shape: Shape) -> Tensor:
     """``x`` with ``sample_shape`` before its own."""
     return x.expand(*sample_shape, *x.shape) if len(sample_shape) else x
 
@@ -74,7 +74,7 @@ class TanhGaussianOutput(ActionDistribution):
         super().__init__(loc.shape)
         self.loc, self.scale, self.clip = loc, scale, clip
 
-    def rsample(self, sample_shape: torch.Size = ONE) -> Tensor:
+    def rsample(self, sample_shape: Shape = ONE) -> Tensor:
         loc = _repeated(self.loc, sample_shape)
         return torch.tanh(loc + self.scale * torch.randn_like(loc))
 
@@ -148,7 +148,7 @@ class BetaOutput(ActionDistribution):
         self.alpha, self.beta, self.clip = alpha, beta, clip
         self._unit = torch.distributions.Beta(alpha, beta, validate_args=False)
 
-    def rsample(self, sample_shape: torch.Size = ONE) -> Tensor:
+    def rsample(self, sample_shape: Shape = ONE) -> Tensor:
         return 2.0 * self._unit.rsample(sample_shape) - 1.0
 
     @property
@@ -225,7 +225,7 @@ class GMMOutput(ActionDistribution):
         super().__init__(torch.Size((*log_weights.shape[:-1], 1)))
         self.loc, self.scale, self.log_weights = loc, scale, log_weights
 
-    def sample(self, sample_shape: torch.Size = ONE) -> Tensor:
+    def sample(self, sample_shape: Shape = ONE) -> Tensor:
         with torch.no_grad():
             weights, loc, scale = (_repeated(x, sample_shape) for x in (self.log_weights, self.loc, self.scale))
             mode = (weights - torch.empty_like(weights).exponential_().log()).argmax(dim=-1)
@@ -310,7 +310,7 @@ class MultibinaryOutput(ActionDistribution, Bernoulli):
         super().__init__(logits.shape)
         self.logits = self._param = logits
 
-    def expand(self, batch_shape: torch.Size, _instance: Any = None) -> MultibinaryOutput:
+    def expand(self, batch_shape: Shape, _instance: Any = None) -> MultibinaryOutput:
         return MultibinaryOutput(self.logits.expand(batch_shape))
 
     @property
@@ -318,10 +318,10 @@ class MultibinaryOutput(ActionDistribution, Bernoulli):
         """(..., A), of each bit being 1."""
         return self.logits.sigmoid()
 
-    def sample(self, sample_shape: torch.Size = ONE) -> Tensor:
+    def sample(self, sample_shape: Shape = ONE) -> Tensor:
         return torch.bernoulli(_repeated(self.probs.detach(), sample_shape))
 
-    def rsample(self, sample_shape: torch.Size = ONE) -> Tensor:
+    def rsample(self, sample_shape: Shape = ONE) -> Tensor:
         """Sampled bits whose gradient is that of the probabilities (straight-through, Bengio et al. 2013, arXiv 1308.3432)."""
         probs = _repeated(self.probs, sample_shape)
         drawn = torch.bernoulli(probs.detach().nan_to_num(0.0))  # which refuses NaN, on a GPU by ending the process

@@ -38,7 +38,12 @@ class PopArtLayer(RunningMoments):
     b: Tensor
 
     def __init__(
-        self, gammas: int | Sequence[float] | Tensor, beta: float = 5e-4, init_nu: float = 100.0, enabled: bool = True, initial_samples: int = 1
+        self,
+        gammas: int | Sequence[float] | Tensor,
+        beta: float = 5e-4,
+        init_nu: float = 100.0,
+        enabled: bool = True,
+        initial_samples: int = 1,
     ) -> None:
         gammas = gammas if isinstance(gammas, int) else len(gammas)
         check_positive(gammas=gammas)

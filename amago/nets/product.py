@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from amago.nets.distributions import ONE, ActionDistribution, PolicyOutput
+from amago.nets.distributions import ONE, ActionDistribution, PolicyOutput, Shape
 from amago.nets.policy_dists import Discrete, Multibinary
 from amago.nets.torch_distributions import action_distribution
 from amago.spaces import ActionPart, parts_of, stored_dtype_of
@@ -57,7 +57,7 @@ class ProductOutput(ActionDistribution):
     def _of_vector(self, vector: Tensor) -> list[tuple[ActionDistribution, Tensor]]:
         return [(factor, vector[..., part.vector]) for factor, part in zip(self.factors, self.parts)]
 
-    def sample(self, sample_shape: torch.Size = ONE) -> Tensor:
+    def sample(self, sample_shape: Shape = ONE) -> Tensor:
         drawn = zip(self.parts, (factor.sample(sample_shape) for factor in self.factors))
         return self._vector([x.squeeze(-1) if part.kind == "discrete" else x for part, x in drawn])
 
@@ -123,8 +123,13 @@ class Product(PolicyOutput):
 
     def __init__(self, d_action: int, parts: tuple[ActionPart, ...], types: list[PolicyOutput]) -> None:
         super().__init__(d_action)
-        self.parts, self.types = parts, nn.ModuleList(types)
+        self.parts, self._types = parts, nn.ModuleList(types)
         self.actions_differentiable = all(t.actions_differentiable for t in types)
+
+    @property
+    def types(self) -> list[PolicyOutput]:
+        """The distribution of each part."""
+        return list(self._types)  # type: ignore[arg-type]
 
     @property
     def input_dimension(self) -> int:

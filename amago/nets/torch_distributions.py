@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution, TransformedDistribution
 
 from amago.nets.categorical import DiscreteLikeContinuous, categorical_output
-from amago.nets.distributions import ONE, ActionDistribution, PolicyOutput
+from amago.nets.distributions import ONE, ActionDistribution, PolicyOutput, Shape
 from amago.nets.policy_dists import MultibinaryOutput
 
 
@@ -24,10 +24,10 @@ class ContinuousOutput(ActionDistribution):
         self.dist = dist
         self.has_rsample = dist.has_rsample
 
-    def sample(self, sample_shape: torch.Size = ONE) -> Tensor:
+    def sample(self, sample_shape: Shape = ONE) -> Tensor:
         return self.dist.sample(sample_shape)  # type: ignore[no-any-return]
 
-    def rsample(self, sample_shape: torch.Size = ONE) -> Tensor:
+    def rsample(self, sample_shape: Shape = ONE) -> Tensor:
         if not self.has_rsample:
             raise NotImplementedError(f"{type(self.dist).__name__} has no reparametrised sample")
         return self.dist.rsample(sample_shape)  # type: ignore[no-any-return]

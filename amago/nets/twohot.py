@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution
+from torch.types import _size as Shape
 
 from amago.config import fast_paths
 from amago.ops import symexp, symlog
@@ -123,7 +124,7 @@ class ReturnDistribution(Categorical):
         """(..., O)."""
         return self.raw_logits.softmax(dim=-1)
 
-    def expand(self, batch_shape: torch.Size, _instance: Any = None) -> ReturnDistribution:
+    def expand(self, batch_shape: Shape, _instance: Any = None) -> ReturnDistribution:
         return ReturnDistribution(self.raw_logits.expand(*batch_shape, self._num_events))
 
 

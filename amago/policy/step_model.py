@@ -20,7 +20,14 @@ from torch import Tensor, nn
 from amago.agent import ActorCriticAgent, BaseAgent
 from amago.data.batch import rl2_tensor
 from amago.nets.actor_critic import BaseActorHead
-from amago.nets.policy_dists import ActionDistribution, BetaOutput, DiscreteOutput, GMMOutput, MultibinaryOutput, TanhGaussianOutput
+from amago.nets.policy_dists import (
+    ActionDistribution,
+    BetaOutput,
+    DiscreteOutput,
+    GMMOutput,
+    MultibinaryOutput,
+    TanhGaussianOutput,
+)
 from amago.nets.product import ProductOutput
 from amago.nets.torch_distributions import action_distribution
 from amago.nets.transformer import SigmaReparam

@@ -77,7 +77,9 @@ def test_losses_by_hand(kind):
     pi = agent.actor(state)
     vector = agent.actor.policy_dist.action_from_buffer(action)[None, :, :, None].expand(1, -1, -1, 7, -1)
     logits = agent.critics(state, vector).logits[0]
-    sampled = torch.stack([agent.critics.bin_dist_to_raw_vals(agent.critics(state, pi.sample_vector()[None]))[0] for _ in range(3)])
+    sampled = torch.stack(
+        [agent.critics.bin_dist_to_raw_vals(agent.critics(state, pi.sample_vector()[None]))[0] for _ in range(3)]
+    )
     advantage = agent.critics.bins.value(logits).mean(2) - sampled.mean(0).mean(2)
     clear = advantage.abs() > 1e-3  # it is 0 where all samples are the stored action
     assert clear.float().mean() > 0.8
@@ -122,7 +124,7 @@ def test_targets_beyond_the_bins_are_counted():
     assert agent.losses(batch, log_step=True).metrics[name] == 0.0
     batch.rews = torch.full_like(batch.rews, 1e6)
     assert agent.losses(batch, log_step=True).metrics[name] == 100.0
-    assert name not in build("continuous")(batch, log_step=True).metrics
+    assert name not in build("continuous").losses(batch, log_step=True).metrics
 
 
 def test_hl_gauss_labels_train_too():
