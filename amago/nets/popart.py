@@ -78,8 +78,9 @@ class PopArtLayer(RunningMoments):
         old_mu, old_sigma = self.mu.clone(), self.sigma
         self._move(first, second, use, use)
         sigma = self.sigma
-        self.w.mul_(old_sigma / sigma)
-        self.b.copy_((old_sigma * self.b + old_mu - self.mu) / sigma)
+        # new tensors, because a graph may hold the old ones
+        self.w = self.w * (old_sigma / sigma)
+        self.b = ((old_sigma * self.b + old_mu - self.mu) / sigma).to(self.b.dtype)
 
     def normalize_values(self, target: Tensor) -> Tensor:
         """(..., G, 1) on the scale of returns -> (target - mu) / sigma."""

@@ -17,11 +17,12 @@ class ContinuousOutput(ActionDistribution):
     Args:
         dist: its samples are (..., A): batch shape (..., A), as `torch.distributions.Normal` has it, or batch shape (...) and one dimension
             of an event, as `torch.distributions.Independent` has it.
+        kind: what made it. Its ``action_from_buffer`` changes every action whose density is asked for.
     """
 
-    def __init__(self, dist: Distribution) -> None:
+    def __init__(self, dist: Distribution, kind: PolicyOutput) -> None:
         super().__init__(dist.batch_shape)
-        self.dist = dist
+        self.dist, self.kind = dist, kind
         self.has_rsample = dist.has_rsample
 
     def sample(self, sample_shape: Shape = ONE) -> Tensor:
@@ -49,8 +50,11 @@ class ContinuousOutput(ActionDistribution):
 
     def log_prob(self, action: Tensor) -> Tensor:
         """(..., A), or (..., 1) where the dimensions of an action are one event."""
-        log_prob: Tensor = self.dist.log_prob(action)  # type: ignore[no-untyped-call]
+        log_prob: Tensor = self.dist.log_prob(self.kind.action_from_buffer(action))  # type: ignore[no-untyped-call]
         return log_prob.unsqueeze(-1) if self.dist.event_shape else log_prob
+
+    def clip_like_policy(self, vector: Tensor) -> Tensor:
+        return self.kind.action_from_buffer(vector)
 
     def entropy(self) -> Tensor:
         entropy: Tensor = self.dist.entropy()  # type: ignore[no-untyped-call]
@@ -83,5 +87,5 @@ def action_distribution(dist: Distribution, kind: PolicyOutput) -> ActionDistrib
     if isinstance(dist, Bernoulli):
         return MultibinaryOutput(dist.logits)
     if isinstance(dist, Distribution):
-        return ContinuousOutput(dist)
+        return ContinuousOutput(dist, kind)
     raise TypeError(f"{type(kind).__name__} must return a torch.distributions.Distribution, got {type(dist).__name__}")

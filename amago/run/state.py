@@ -19,7 +19,7 @@ from amago.run.metrics import MetricsLogger
 from amago.run.rng import rng_state, set_rng_state
 from amago.run.rollout import Rollout
 from amago.run.update import Updater
-from amago.run.weights import load_into, without_aliases
+from amago.run.weights import load_into
 
 Snapshot = tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]
 """(weights, tensors, state), the arguments of `amago.run.checkpoint.save_training_state`."""
@@ -90,7 +90,7 @@ class TrainingParts:
         tensors = {"optimizer": self.optimizer.state_dict(), "gradients": self._unused_gradients()}
         if self.accelerator.scaler is not None:
             tensors["scaler"] = self.accelerator.scaler.state_dict()
-        return without_aliases(self.policy.state_dict()), tensors, state
+        return self.policy.state_dict(), tensors, state
 
     def _unused_gradients(self) -> dict[str, Tensor]:
         """Gradients accumulated so far in an update of several batches."""
