@@ -417,7 +417,11 @@ def test_actions_with_a_dimension_of_timesteps(agent_type, kind):
     agent, batch = build(kind, agent_type=agent_type).eval(), padded_batch(kind)
     memory = theirs = None
     for t in range(3):
-        obs, rl2s, times = {k: v[:, t : t + 1] for k, v in batch.obs.items()}, batch.rl2s[:, t : t + 1], batch.time_idxs[:, t : t + 1]
+        obs, rl2s, times = (
+            {k: v[:, t : t + 1] for k, v in batch.obs.items()},
+            batch.rl2s[:, t : t + 1],
+            batch.time_idxs[:, t : t + 1],
+        )
         if t == 0:
             memory, theirs = (agent.init_hidden_state(B, "cpu") for _ in range(2))
         actions, theirs = agent.get_actions(obs=obs, rl2s=rl2s, time_idxs=times, hidden_state=theirs, sample=False)
@@ -511,7 +515,9 @@ def test_key_sets_agree_and_load_strictly(agent_type):
     for name, value in other.state_dict().items():
         torch.testing.assert_close(value, theirs[name], msg=name)
     # those of earlier versions, without copies
-    other.load_state_dict({k: v for k, v in agent.state_dict().items() if k in keys - set(map("maximized_".__add__, copies))}, strict=True)
+    other.load_state_dict(
+        {k: v for k, v in agent.state_dict().items() if k in keys - set(map("maximized_".__add__, copies))}, strict=True
+    )
     with pytest.raises(RuntimeError, match="unexpected_part"):
         other.load_state_dict(theirs | {"unexpected_part.weight": torch.zeros(1)}, strict=True)
 

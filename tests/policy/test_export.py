@@ -246,7 +246,7 @@ def check_parameters():
             for key, value in parameters.items():
                 of = seen[-1].factors[int(key[-1])] if "." in key else seen[-1]
                 np.testing.assert_allclose(
-                    value, getattr(of, key.partition(".")[0])[:, -1].numpy(), rtol=1e-3, atol=1e-4, err_msg=key
+                    value, getattr(of, key.partition(".")[0])[:, 0, -1].numpy(), rtol=1e-3, atol=1e-4, err_msg=key
                 )
         assert exported.description["parameters"] == sorted(shapes)
 
