@@ -336,7 +336,8 @@ class MultibinaryOutput(ActionDistribution, Bernoulli):
         return (self.logits.detach() > 0).to(self.logits.dtype)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        return -F.binary_cross_entropy_with_logits(self.logits, action.to(self.logits.dtype), reduction="none")
+        logits, action = torch.broadcast_tensors(self.logits, action.to(self.logits.dtype))
+        return -F.binary_cross_entropy_with_logits(logits, action, reduction="none")
 
     def log_prob_of_vector(self, vector: Tensor) -> Tensor:
         return self.log_prob(vector.expand_as(self.logits)).mean(dim=-1, keepdim=True)

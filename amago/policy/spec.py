@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,15 @@ from amago.spaces import action_spec, describe, from_description, rl2_space
 SPEC_FILE = "policy.json"
 _FIELDS = ("agent", "tstep_encoder", "traj_encoder", "max_seq_len", "observation_space", "action_space", "bindings")
 _BASES: dict[str, type] = {"agent": BaseAgent, "tstep_encoder": TstepEncoder, "traj_encoder": TrajEncoder}
+_RENAMED = {
+    "amago.nets.popart.PopArtLayer.": ("amago.nets.actor_critic.PopArtLayer.",),
+    "amago.nets.policy_dists.Beta.offset": ("amago.nets.policy_dists.Beta.alpha_low", "amago.nets.policy_dists.Beta.beta_low"),
+    "amago.nets.policy_dists.GMM.min_std": ("amago.nets.policy_dists.GMM.std_low",),
+    "amago.nets.actor_critic.NCriticsTwoHot.hl_gauss_sigma": ("amago.nets.actor_critic.NCriticsTwoHot.sigma",),
+    "amago.nets.actor_critic.NCriticsTwoHot.labels": ("amago.nets.actor_critic.NCriticsTwoHot.label_type",),
+}
+"""What parameters were called in files from before version 4, and their names now."""
+_RENAMED_VALUES = {"two_hot": "twohot", "hl_gauss": "hlgauss"}
 _NOT_OF_A_POLICY = ("amago.experiment.", "amago.envs.", "amago.loading.", "amago.relabeling.")
 
 
@@ -85,7 +94,7 @@ def _read(run_dir: Path) -> dict[str, Any]:
 
 def _bindings_of_a_policy(spec: dict[str, Any], modules: Sequence[str]) -> dict[str, Any]:
     found = {}
-    for name, encoded in spec["bindings"].items():
+    for name, encoded in _renamed(spec["bindings"]):
         if name.rpartition("/")[2].startswith(_NOT_OF_A_POLICY):
             continue
         selector = name.rpartition(".")[0]
@@ -97,6 +106,19 @@ def _bindings_of_a_policy(spec: dict[str, Any], modules: Sequence[str]) -> dict[
             continue
         found[name] = value
     return {name: value for name, value in found.items() if config.is_registered(name.rpartition(".")[0])}
+
+
+def _renamed(bindings: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Bindings by the names that their parameters have now."""
+    for name, value in bindings.items():
+        old = next((old for old in _RENAMED if name.rpartition("/")[2].startswith(old)), None)
+        if old is None:
+            yield name, value
+            continue
+        if old.endswith(".labels"):
+            value = _RENAMED_VALUES.get(value, value)
+        for new in _RENAMED[old]:
+            yield name.replace(old, new, 1), value
 
 
 # ---- values as JSON --------------------------------------------------------------------------------------------------------
