@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from test_original_agents import build, padded_batch
 from torch import nn
 from torch.distributions import Categorical, Distribution, Independent, Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
@@ -20,7 +21,6 @@ from amago.nets.actor_critic import (
     gammas_as_input_seq,
 )
 from amago.nets.policy_dists import GMM, Beta, Discrete, DiscreteLikeContinuous, Multibinary, PolicyOutput, TanhGaussian
-from test_original_agents import build, padded_batch
 
 GAMMAS = torch.tensor([0.5, 0.9, 0.999])
 B, L, G, A, D, C = 2, 5, 3, 4, 8, 3

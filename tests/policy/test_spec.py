@@ -14,6 +14,7 @@ from amago.nets.attention import VanillaAttention
 from amago.nets.traj_encoders import GRUTrajEncoder, TformerTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
 from amago.policy import build_agent
+from amago.policy.spec import _bindings_of_a_policy
 from amago.run.checkpoint import CheckpointError
 from amago.spaces import describe
 
