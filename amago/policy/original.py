@@ -19,7 +19,7 @@ def adapt_weights(weights: Mapping[str, Tensor], agent: nn.Module) -> dict[str, 
     """Rename the entries of a state dict of the original system, for `amago.run.weights.load_into`.
 
     Parameters have the same names and layouts in both systems. The original adds prefixes of wrappers, and copies of the critics,
-    which are dropped. Weights of this library are returned unchanged.
+    which are dropped where the agent has no names for them. Weights of this library are returned unchanged.
 
     Args:
         weights: {name of the parameter: tensor}.
@@ -31,12 +31,12 @@ def adapt_weights(weights: Mapping[str, Tensor], agent: nn.Module) -> dict[str, 
     plain = {_unwrapped(name): w for name, w in weights.items()}
     if len(plain) != len(weights):
         raise CheckpointError(f"some names occur twice, with and without one of the prefixes {', '.join(WRAPPERS)}")
-    own = without_aliases(agent.state_dict())
+    own = agent.state_dict()
     adapted = {name: w for name, w in plain.items() if name in own or not name.startswith(DERIVED)}
     if adapted.keys() == weights.keys():
         return adapted
     problems = [f"the agent has no {name} {tuple(w.shape)}" for name, w in adapted.items() if name not in own]
-    problems += [f"the weights lack {name} {tuple(w.shape)}" for name, w in own.items() if name not in adapted]
+    problems += [f"the weights lack {name} {tuple(w.shape)}" for name, w in without_aliases(own).items() if name not in adapted]
     problems += [
         f"{name} has shape {tuple(w.shape)}, the agent's has {tuple(own[name].shape)}"
         for name, w in adapted.items()
