@@ -3,6 +3,7 @@
 import pytest
 import torch
 from test_agent import AGENTS, SPACES, build, make_batch
+from torch.distributions import Categorical
 
 from amago import Agent
 from amago.nets.actor_critic import Actor, NCritics, NCriticsTwoHot
@@ -41,7 +42,8 @@ class OwnForward(Actor):
 
 
 def test_an_actor_that_takes_no_mask_logs_all_steps():
-    assert "Policy Entropy" in build("discrete", actor_type=OwnForward)(make_batch("discrete"), log_step=True).metrics
+    agent = build("discrete", actor_type=OwnForward)
+    assert "Policy Entropy" in agent.losses(make_batch("discrete"), log_step=True).metrics
 
 
 class Deaf(NCritics):
@@ -59,7 +61,7 @@ class HalfDeaf(NCriticsTwoHot):
         self.scale = torch.nn.Parameter(torch.ones(()))
 
     def forward(self, state, action, log_dict=None, detach_params=False):
-        return self.scale * super().forward(state, action, log_dict, detach_params)
+        return Categorical(logits=self.scale * super().forward(state, action, log_dict, detach_params).logits)
 
 
 CRITICS = {"agent": Deaf, "multitask": HalfDeaf}
