@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from amago import ops
+from amago.config import NamedArguments
 from amago.data.batch import Batch
+from amago.data.trajectory import MAGIC_PAD_VAL
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
 from amago.spaces import action_spec
@@ -45,7 +47,7 @@ def get_action_dim_and_type(space: gym.Space[Any]) -> tuple[int, bool, bool]:
     return spec.dim, spec.kind == "discrete", spec.kind == "multibinary"
 
 
-class BaseAgent(nn.Module):
+class BaseAgent(NamedArguments, nn.Module):
     """Timestep encoder and sequence model, on which a subclass trains its own networks.
 
     The constructor calls `init_options`, `init_encoders`, `init_actor_critic`, `init_extra_networks` and `hard_sync_targets`, in this
@@ -68,7 +70,7 @@ class BaseAgent(nn.Module):
     """
 
     critic_loss_weight: float = 10.0
-    pad_val: float = 4.0
+    pad_val: float = MAGIC_PAD_VAL
     tstep_encoder: Any
     traj_encoder: Any
 

@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from amago.config import NamedArguments
 from amago.data.trajectory import Timestep
 from amago.envs import introspect
 from amago.envs.autoreset import AutoReset, AutoResetter
@@ -29,7 +30,7 @@ _TRUE.flags.writeable = _FALSE.flags.writeable = False
 _LARGEST = float(np.finfo(np.float32).max)  # rewards are stored in float32
 
 
-class AMAGOEnv(gym.Env[Any, Any]):
+class AMAGOEnv(NamedArguments, gym.Env[Any, Any]):
     """A Gymnasium environment, or one that is vectorised already, with observations and actions as the rest of the library uses them.
 
     A rollout of an ordinary environment ends with ``terminated`` or ``truncated``; then call `reset`. A vectorised environment begins
@@ -359,7 +360,7 @@ def _misfit(err: Exception) -> ValueError:
     return ValueError(f"the observation does not have the structure of the observation space: {err!r}")
 
 
-class AMAGOWrapper(gym.Wrapper[Any, Any, Any, Any]):
+class AMAGOWrapper(NamedArguments, gym.Wrapper[Any, Any, Any, Any]):
     """Base of wrappers around an `AMAGOEnv`, or around another such wrapper.
 
     Attributes:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.types import _size as Shape  # what PyTorch's own signatures use
 
+from amago.config import NamedArguments
 from amago.nets.utils import at_least_float32, autocast_dtype, check_positive
 
 ONE: torch.Size = torch.Size()
@@ -88,7 +89,7 @@ class ActionDistribution(Distribution):
         return {}
 
 
-class PolicyOutput(nn.Module):
+class PolicyOutput(NamedArguments, nn.Module):
     """Maps network outputs to distributions over actions. It has no parameters.
 
     A subclass sets `is_discrete` and `actions_differentiable`, implements `input_dimension`, and either `forward`, which may return

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution
 
+from amago.config import NamedArguments
 from amago.nets.ensemble import EnsembleMLP, evaluate_action, state_part
 from amago.nets.policy_dists import Discrete, PolicyOutput, TanhGaussian
 from amago.nets.product import distribution_of
@@ -35,7 +36,7 @@ def _check_head(state_dim: int, action_dim: int, discrete: bool, gammas: Tensor)
         raise ValueError(f"gammas must be a vector of at least one discount, got shape {tuple(gammas.shape)}")
 
 
-class BaseActorHead(nn.Module, ABC):
+class BaseActorHead(NamedArguments, nn.Module, ABC):
     """Base of all actors. A subclass implements `actor_network_forward`; an `amago.spaces.ActionMask` is applied to its result.
 
     All methods take the state, the log, and the observations that bypass the sequence model, in this order.
@@ -136,7 +137,7 @@ class BaseActorHead(nn.Module, ABC):
         return self.policy_dist(vec, log_dict=log_dict, **options)  # type: ignore[no-any-return]
 
 
-class BaseCriticHead(nn.Module):
+class BaseCriticHead(NamedArguments, nn.Module):
     """Base of critic ensembles. A subclass implements `critic_network_forward`; `evaluate` and `evaluate_subset` call it through
     `forward`.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 import re
@@ -17,12 +18,14 @@ import torch
 
 from amago.agent import BaseAgent
 from amago.data.extras import check_extra_fields
+from amago.data.windows import PADDED_SAMPLING
 from amago.envs.exploration import ExplorationWrapper
 from amago.envs.pool import ENV_MODES
-from amago.loading.dataset import PADDED_SAMPLING, RLDataset
+from amago.loading.dataset import RLDataset
 from amago.loading.disk import DiskTrajDataset
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
+from amago.run.parts import NAMED_FIELDS
 from amago.run.settings import ExperimentSettings
 from amago.spaces import action_spec, space_differences
 
@@ -31,11 +34,18 @@ PRECISIONS = ("no", "fp16", "bf16")
 
 _FROM_ONE = ("max_seq_len", "batch_size", "batches_per_update", "parallel_actors", "epochs", "log_interval")
 _FROM_ZERO = (
-    "dloader_workers", "train_batches_per_epoch", "val_timesteps_per_epoch", "lr_warmup_steps", "max_env_restarts",
+    "dloader_workers", "train_batches_per_epoch", "val_timesteps_per_epoch", "lr_warmup_steps", "max_env_restarts", "env_trial_steps",
 )  # fmt: skip
 _NOT_NEGATIVE = ("start_learning_at_epoch", "start_collecting_at_epoch", "refused_data_timeout")
 _POSITIVE = ("grad_clip", "env_step_timeout")
-_INTERVALS = ("val_interval", "ckpt_interval", "force_reset_train_envs_every", "keep_training_states", "env_workers")
+_INTERVALS = (
+    "val_interval",
+    "ckpt_interval",
+    "force_reset_train_envs_every",
+    "keep_training_states",
+    "env_workers",
+    "val_episodes",
+)
 _OPTIONAL = ("train_timesteps_per_epoch", "seed")
 _SWITCHES = (
     "sample_actions", "sample_actions_train", "log_to_wandb", "log_to_tensorboard", "verbose", "has_dset_edit_rights",
@@ -129,7 +139,11 @@ def _names_and_classes(s: ExperimentSettings) -> Iterable[str]:
         value = getattr(s, name)
         if value is None and name == "exploration_wrapper_type":
             continue
-        if not callable(value) or (isinstance(value, type) and not issubclass(value, base)):
+        if isinstance(value, str):
+            near = difflib.get_close_matches(value, NAMED_FIELDS[name], n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            yield f"{name} must be {', '.join(map(repr, NAMED_FIELDS[name]))} or a subclass of {base.__name__}, got {value!r}{hint}"
+        elif not callable(value) or (isinstance(value, type) and not issubclass(value, base)):
             yield f"{name} must be a subclass of {base.__name__}, got {value!r}"
 
 
@@ -155,16 +169,28 @@ def _env_makers(s: ExperimentSettings) -> Iterable[str]:
 
 
 def _directory(s: ExperimentSettings) -> Iterable[str]:
-    """``ckpt_base_dir`` or its nearest existing parent must be a directory that can be written to."""
-    if not isinstance(s.ckpt_base_dir, str | os.PathLike) or not os.fspath(s.ckpt_base_dir):
-        yield f"ckpt_base_dir must be the path of a directory, got {s.ckpt_base_dir!r}"
+    """The directories that the run writes to."""
+    yield from unwritable("ckpt_base_dir", s.ckpt_base_dir, "checkpoints and logs")
+    if isinstance(s.dataset, DiskTrajDataset) and (s.collects or not s.dataset.buffer_dir.exists()):
+        yield from unwritable("dset_root", s.dataset.buffer_dir, "the replay buffer")
+
+
+def unwritable(name: str, path: Any, purpose: str) -> Iterable[str]:
+    """Why a directory, or its nearest existing parent, cannot be written to; nothing if it can.
+
+    Args:
+        name: of the setting.
+        purpose: what is written there.
+    """
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        yield f"{name} must be the path of a directory, got {path!r}"
         return
-    base = Path(s.ckpt_base_dir).expanduser()
-    existing = next((p for p in (base, *base.absolute().parents) if os.path.lexists(p)), base)
+    directory = Path(path).expanduser()
+    existing = next((p for p in (directory, *directory.absolute().parents) if os.path.lexists(p)), directory)
     if not existing.is_dir():
-        yield f"ckpt_base_dir is {os.fspath(s.ckpt_base_dir)!r}, but {str(existing)!r} is a file: name a directory"
+        yield f"{name} is {os.fspath(path)!r}, for {purpose}, but {str(existing)!r} is a file: name a directory"
     elif not os.access(existing, os.W_OK | os.X_OK):
-        yield f"ckpt_base_dir is {os.fspath(s.ckpt_base_dir)!r}, but {str(existing)!r} cannot be written to"
+        yield f"{name} is {os.fspath(path)!r}, for {purpose}, but {str(existing)!r} cannot be written to: name another directory"
 
 
 def _contradictions(s: ExperimentSettings) -> Iterable[str]:
@@ -179,10 +205,21 @@ def _contradictions(s: ExperimentSettings) -> Iterable[str]:
         yield (
             f"dataset is given, and dset_root={s.dset_root!r}, dset_name={s.dset_name!r} would build another: give one of the two"
         )
+    yield from _ignored_limits(s)
     if s.mixed_precision == "fp16" and not torch.cuda.is_available():
         yield "mixed_precision='fp16' needs a GPU, and there is none: use 'bf16', or 'no'"
     if all(_is_number(v) for v in (s.epochs, s.start_learning_at_epoch, s.start_collecting_at_epoch)) and s.epochs >= 1:
         yield from _nothing_to_do(s)
+
+
+def _ignored_limits(s: ExperimentSettings) -> Iterable[str]:
+    """Limits of the buffer that the data set does not have: they only count for the one that ``dset_root`` and ``dset_name`` build."""
+    if not isinstance(s.dataset, RLDataset):
+        return
+    for name in ("dset_max_size", "dset_max_steps", "dset_max_bytes"):
+        value = getattr(s, name)
+        if value != math.inf and getattr(s.dataset, name, None) != value:
+            yield f"{name}={value} does not change the dataset that is given: give it to {type(s.dataset).__name__} instead"
 
 
 def _is_of_shorthand(dataset: RLDataset, root: str | None, name: str | None) -> bool:
@@ -216,6 +253,10 @@ def check_buffer(dataset: RLDataset, obs_space: gym.spaces.Dict, action_space: g
     """
     if not isinstance(dataset, DiskTrajDataset):
         return
+    try:
+        dataset.store.set_spaces(obs_space, action_space)
+    except ValueError as err:
+        raise SettingsError(f"{err}: choose another run_name or dset_name, or move the file away") from err
     view = dataset.store.view()
     for index, schema in view.kinds():
         recorded, spec = schema.obs_space, schema.action_spec

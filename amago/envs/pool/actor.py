@@ -43,8 +43,8 @@ class Actor:
     def __init__(
         self, plan: ActorPlan, number: int, generation: int, writer_for: Callable[[AMAGOEnv], TrajectoryWriter | None]
     ) -> None:
-        self.number, self.generation = number, generation
-        made, self.base = _make_env(plan.make_envs[number], plan.batch)
+        self.number, self.generation, self._worker = number, generation, plan.worker
+        made, self.base = make_env(plan.make_envs[number], plan.batch)
         self._reset_seed, exploration_seed, recorder_seed = plan.actor_seeds(number, generation)
         self._seeded = False
         self.exploration: ExplorationWrapper | None = None
@@ -67,6 +67,7 @@ class Actor:
         self._rl2s, self._time, self._resets = buffers.rl2s[rows], buffers.time_idxs[rows], buffers.resets[rows]
         self._reward, self._prev_action = split_rl2(self._rl2s)
         self._actions = buffers.actions[rows]
+        self._any_ended = buffers.any_ended[self._worker : self._worker + 1]
         self.env.attach_extras({name: array[rows] for name, array in buffers.extras.items()})
 
     def reset(self) -> None:
@@ -84,7 +85,10 @@ class Actor:
         auto = self.base.auto
         if auto is not None:
             self._resets[...] = auto.opened
+            if not self._any_ended[0] and (terminated.any() or truncated.any()):
+                self._any_ended[0] = True
         elif terminated.item() or truncated.item():
+            self._any_ended[0] = True
             self.reset()
             return
         else:
@@ -107,7 +111,7 @@ class Actor:
             self.exploration.load_state_dict(state["exploration"])
 
 
-def _make_env(maker: EnvMaker, batch: int) -> tuple[Any, AMAGOEnv]:
+def make_env(maker: EnvMaker, batch: int) -> tuple[Any, AMAGOEnv]:
     """The environment that a user's function makes, and the `AMAGOEnv` inside it."""
     made = maker()
     base = env_of(made, maker)
