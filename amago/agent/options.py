@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from amago import ops
+from amago.config import NamedArguments
 from amago.nets.actor_critic import Actor, NCritics, NCriticsTwoHot
 
 
 @gin.configurable(module="amago.agent")
-class Multigammas:
+class Multigammas(NamedArguments):
     """Discounts trained beside the main one, for discrete and for other action spaces (arXiv 2310.09971, appendix A).
 
     Attributes:

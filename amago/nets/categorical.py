@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import Categorical, Distribution
 
+from amago.config import NamedArguments
 from amago.nets.distributions import ONE, ActionDistribution, PolicyOutput, Shape
 
 
@@ -180,7 +181,7 @@ class Discrete(PolicyOutput):
 
 
 @gin.configurable(module="amago.nets.policy_dists")
-class DiscreteLikeContinuous(Distribution):
+class DiscreteLikeContinuous(NamedArguments, Distribution):
     """One-hot actions of a categorical distribution, with a gradient: straight-through Gumbel-softmax.
 
     Critics that take the vector of an action then serve discrete actions as they serve continuous ones.
