@@ -17,6 +17,11 @@ _LAZY = {
     "TstepEncoder": "amago.nets.tstep_encoders",
     "TrajEncoder": "amago.nets.traj_encoders",
     "load_policy": "amago.policy",
+    "check_env": "amago.envs",
+    "check_tstep_encoder": "amago.agent",
+    "check_traj_encoder": "amago.agent",
+    "check_dataset": "amago.loading",
+    "CheckError": "amago.data.findings",
 }
 _SUBMODULES = (
     "agent", "cli_utils", "config", "envs", "experiment", "hindsight", "loading", "nets", "ops", "policy", "spaces", "store",
@@ -26,9 +31,12 @@ __all__ = [*_LAZY, *_SUBMODULES, "__version__"]
 
 if TYPE_CHECKING:
     from amago import agent, config, envs, experiment, hindsight, loading, nets, ops, policy, spaces, store
-    from amago.agent import Agent
+    from amago.agent import Agent, check_traj_encoder, check_tstep_encoder
     from amago.data.extras import ExtraField
+    from amago.data.findings import CheckError
+    from amago.envs import check_env
     from amago.experiment import Experiment
+    from amago.loading import check_dataset
     from amago.nets.traj_encoders import TrajEncoder
     from amago.nets.tstep_encoders import TstepEncoder
     from amago.policy import load_policy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from amago.envs.amago_env import AMAGOEnv
+from amago.envs.checking import check_env
 from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 from amago.envs.pool import ActorPool, make_pool
@@ -24,5 +25,6 @@ __all__ = [
     "ReturnHistory",
     "SequenceWrapper",
     "SpecialMetricHistory",
+    "check_env",
     "make_pool",
 ]

@@ -52,6 +52,7 @@ class AMAGOEnv(NamedArguments, gym.Env[Any, Any]):
 
     Attributes:
         observation_space: a flat Dict of boxes (`amago.spaces.obs_spec`), of one row.
+        raw_observation_space: the environment's own observation space, of one row.
         action_space: of one row.
         action_spec: the stored form of its actions.
         rl2_space: Box of a row's reward and previous action.
@@ -81,6 +82,7 @@ class AMAGOEnv(NamedArguments, gym.Env[Any, Any]):
         self.rl2_space = rl2_space(self.action_spec)
         spec = obs_spec(obs_space, batched=self.vectorized)
         self.observation_space: gym.spaces.Dict = spec.space
+        self.raw_observation_space: gym.Space[Any] = obs_space
         self._convert, self._real_keys = spec.convert, spec.real_keys
         self.metadata = dict(getattr(env, "metadata", None) or {})
         self.render_mode = getattr(env, "render_mode", None)

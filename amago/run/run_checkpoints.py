@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -32,7 +33,10 @@ class RunCheckpoints:
         latest: file of the policy published for other processes.
         version: of the published policy that this process wrote or read last, from 1; 0 if there is none. Versions rise by one with
             each publication, also after a resume.
+        description: of the policy, as JSON types; every file of weights holds it, so that one can be loaded without the run's directory.
     """
+
+    description: Mapping[str, Any] | None = None
 
     def __init__(self, run_dir: Path, run_name: str):
         self.run_dir, self.run_name = run_dir, run_name
@@ -93,7 +97,7 @@ class RunCheckpoints:
             weights, tensors, state = snapshot
             path = self.states / f"{self.run_name}_epoch_{epoch}"
             checkpoint.save_training_state(path, without_aliases(weights), tensors, state)
-            save_weights(weights, self.weights_of_epoch(epoch))
+            save_weights(weights, self.weights_of_epoch(epoch), description=self.description)
             checkpoint.prune(self.states, keep)
         except OSError as err:
             self._warn(f"the checkpoint of epoch {epoch} could not be saved", err, snapshot[0])
@@ -104,7 +108,7 @@ class RunCheckpoints:
         """Publish weights for other processes; returns whether that succeeded."""
         try:
             version = max(self.version, self._published()) + 1
-            save_weights(weights, self.latest, version)
+            save_weights(weights, self.latest, version, self.description)
             self.version = version
             link = self.run_dir / "policy.pt"
             if not link.is_symlink():

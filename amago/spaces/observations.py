@@ -78,6 +78,11 @@ def obs_spec(space: gym.Space[Any], batched: bool = False) -> ObsSpec:
     return ObsSpec(flat, convert_nested, real)
 
 
+def leaf_spaces(space: gym.Space[Any]) -> dict[str, gym.Space[Any]]:
+    """The spaces in ``space`` that are neither Dict nor Tuple, by their keys in the flat dict, sorted."""
+    return {name: sub for name, (_, sub) in sorted(_leaves(space), key=lambda leaf: leaf[0])}
+
+
 def _leaves(
     space: gym.Space[Any], name: str = "", path: tuple[Any, ...] = ()
 ) -> Iterator[tuple[str, tuple[tuple[Any, ...], gym.Space[Any]]]]:

@@ -162,7 +162,7 @@ def test_memory_matters_and_can_be_forgotten(run):
     obs = np.linspace(-1, 1, 4, dtype=np.float32)
     for again in (policy.reset, lambda: None, policy.reset):
         again()
-        policy.act(obs)
+        policy.act(obs, 0.0)
         policy.act(-obs, 1.0)
         policy.act(obs, 0.0)
     first, second, fresh = states[:3], states[3:6], states[6:]

@@ -58,7 +58,7 @@ class Actor:
 
     @property
     def spaces(self) -> Spaces:
-        return Spaces(self.base.observation_space, self.base.action_space)
+        return Spaces(self.base.observation_space, self.base.action_space, self.base.raw_observation_space)
 
     def attach(self, buffers: Buffers) -> None:
         """Use these arrays from now on."""
