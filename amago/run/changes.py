@@ -86,38 +86,44 @@ FIELDS: dict[str, tuple[str, str]] = {
 
 APPLIED_PARAMETERS = {
     "amago.agent.": {
-        "Agent": "num_critics_td online_coeff offline_coeff reward_multiplier tau n_step use_target_actor fake_filter fbc_filter_func "
+        "Agent": "critic_loss_weight num_critics_td online_coeff offline_coeff reward_multiplier tau n_step use_target_actor fake_filter fbc_filter_func "
         "num_actions_for_value_in_critic_loss num_actions_for_value_in_actor_loss rollout_gamma_idx",
         "binary_filter": "threshold",
-        "exp_filter": "beta clip_weights_low clip_weights_high",
-        "leaky_relu_filter": "beta neg_slope clip_weights_low clip_weights_high",
+        "exp_filter": "beta clip_adv_low clip_adv_high clip_weights_low clip_weights_high",
+        "leaky_relu_filter": "beta tau neg_slope target_f0 add_binary clip_weights_low clip_weights_high",
     },
     "amago.nets.": {
         "actor_critic.Actor": "dropout_p",
         "actor_critic.ResidualActor": "dropout_p",
         "actor_critic.NCritics": "dropout_p",
-        "actor_critic.NCriticsTwoHot": "dropout_p labels hl_gauss_sigma decoding clamp_labels",
+        "actor_critic.NCriticsTwoHot": "dropout_p label_type sigma decoding clamp_labels",
+        "actor_critic.PopArtLayer": "beta",
+        "dict_encoder.DictTstepEncoder": "drqv2_aug",
         "ff.InputNorm": "beta skip_below",
+        "utils.InputNorm": "beta skip_below",
         "policy_dists.Beta": "clip_actions_on_log_prob",
         "policy_dists.Discrete": "clip_prob_low clip_prob_high gumbel_temperature clip_gradient",
         "policy_dists.TanhGaussian": "clip_actions_on_log_prob",
-        "popart.PopArtLayer": "beta",
         "traj_encoders.FFTrajEncoder": "dropout",
         "traj_encoders.TformerTrajEncoder": "dropout_ff dropout_emb dropout_attn dropout_qkv attention_type",
-        "transformer.FlashAttention": "dropout",
+        "transformer.ClippedSlidingSinkAttention": "dropout window_size sink_size",
+        "transformer.FlashAttention": "dropout window_size",
         "transformer.FlexAttention": "dropout",
         "transformer.ScaledDotProductAttention": "dropout",
         "transformer.SlidingWindowFlexAttention": "dropout window_size",
         "transformer.SlidingWindowSinkFlexAttention": "dropout window_size sink_size",
         "transformer.VanillaAttention": "dropout",
-        "tstep_encoders.CNNTstepEncoder": "drqv2_aug",
+        "transformer.VanillaFlexAttention": "dropout",
+        "tstep_encoders.CNNTstepEncoder": "drqv2_aug aug_pct_of_batch",
     },
 }
 """Parameters of agents and networks that may change. All others would make the weights not fit, or mean something else."""
 APPLIED_PARAMETERS["amago.agent."]["MultiTaskAgent"] = APPLIED_PARAMETERS["amago.agent."]["Agent"]
 INITIAL_PARAMETERS = {
     "amago.nets.actor_critic.NCriticsTwoHot.init_value", "amago.nets.ff.InputNorm.init_nu", "amago.nets.ff.InputNorm.initial_samples",
-    "amago.nets.popart.PopArtLayer.init_nu", "amago.nets.popart.PopArtLayer.initial_samples", "amago.nets.traj_encoders.MambaTrajEncoder.dt_min",
+    "amago.nets.utils.InputNorm.init_nu",
+    "amago.nets.utils.InputNorm.initial_samples", "amago.nets.transformer.SigmaReparam.fast_init",
+    "amago.nets.actor_critic.PopArtLayer.init_nu", "amago.nets.actor_critic.PopArtLayer.initial_samples", "amago.nets.traj_encoders.MambaTrajEncoder.dt_min",
     "amago.nets.traj_encoders.MambaTrajEncoder.dt_max", "amago.nets.traj_encoders.MambaTrajEncoder.A_scale",
 }  # fmt: skip
 """Parameters that only count when an agent is built: what they were is in the training state."""

@@ -47,23 +47,25 @@ def parameters_in_force(parts: Iterable[Any], calls: Calls | None = None) -> dic
         if id(part) in seen:
             continue
         seen.add(id(part))
-        names: set[str] = set()
-        for selector in _selectors_of(part):
-            new = {k: v for k, v in defaults_of(selector).items() if k not in names}
-            names |= new.keys()
-            for name, default in new.items():
+        names: set[str] = set()  # that a class nearer to the part has
+        for selectors in _selectors_of(part):
+            new = {f"{selector}.{k}": v for selector in selectors for k, v in defaults_of(selector).items() if k not in names}
+            names |= {full.rpartition(".")[2] for full in new}
+            for full, default in new.items():
+                selector, _, name = full.rpartition(".")
                 called = None if calls is None else calls.get(selector)
                 if called is not None and name not in called and gin.config._is_literally_representable(default):
                     continue  # gin records all such defaults: the caller gave another value
-                value = found[f"{selector}.{name}"] = bound.get(f"{selector}.{name}", default)
+                value = found[full] = bound.get(full, default)
                 waiting += [value] if callable(value) else []
     return found
 
 
-def _selectors_of(part: Any) -> list[str]:
-    """The full names of a function, or of a class and then its base classes, as far as they are configurable."""
+def _selectors_of(part: Any) -> list[list[str]]:
+    """The full names of a function, or of a class and then of each of its base classes; [] for one that is not configurable."""
     family = part.__mro__ if isinstance(part, type) else (part,)
-    return [full for p in family for full, entry in config._registry().items() if entry.wrapped is p or entry.wrapper is p]
+    entries = config._registry().items()
+    return [[full for full, entry in entries if entry.wrapped is p or entry.wrapper is p] for p in family]
 
 
 def default_of(parameter: str) -> Any:
