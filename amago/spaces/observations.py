@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium as gym
@@ -26,11 +26,13 @@ class ObsSpec:
         convert: environment observation -> {key: array}; raises ValueError, with the key, on a missing or extra key, a wrong
             shape or dtype, or a value that the space does not have.
         real_keys: the keys that can hold NaN or infinity, which ``convert`` accepts.
+        leaves: {key: (the keys and indices that lead to it in the environment's observation, its box, its conversion)}.
     """
 
     space: gym.spaces.Dict
     convert: Callable[[Any], dict[str, Array]]
     real_keys: tuple[str, ...] = ()
+    leaves: dict[str, tuple[tuple[Any, ...], gym.spaces.Box, Callable[[Any], Array]]] = field(default_factory=dict)
 
 
 def obs_spec(space: gym.Space[Any], batched: bool = False) -> ObsSpec:
@@ -53,13 +55,14 @@ def obs_spec(space: gym.Space[Any], batched: bool = False) -> ObsSpec:
     real = tuple(
         name for name, (_, sub) in paths.items() if isinstance(sub, gym.spaces.Box) and np.dtype(sub.dtype).kind == "f"
     )
+    whole = {name: (paths[name][0], box, convert) for name, (box, convert) in leaves.items()}
     if not isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
         only = leaves["observation"][1]
 
         def convert_plain(obs: Any) -> dict[str, Array]:
             return {"observation": only(obs)}
 
-        return ObsSpec(flat, convert_plain, real)
+        return ObsSpec(flat, convert_plain, real, whole)
 
     items = [(name, convert, paths[name][0]) for name, (_, convert) in leaves.items()]
     keys = set(space.spaces) if isinstance(space, gym.spaces.Dict) else None
@@ -75,7 +78,42 @@ def obs_spec(space: gym.Space[Any], batched: bool = False) -> ObsSpec:
             out[name] = convert(value)
         return out
 
-    return ObsSpec(flat, convert_nested, real)
+    return ObsSpec(flat, convert_nested, real, whole)
+
+
+def changed_spec(spec: ObsSpec, wanted: dict[str, gym.Space[Any]], batched: bool = False) -> ObsSpec:
+    """The conversion to a flat dict from which keys were removed, or to which keys were added.
+
+    Args:
+        spec: of the environment's own observations, or what this function returned for them before.
+        wanted: the spaces by key. Those that are boxes of ``spec`` itself are converted as before; the observation must be a
+            dict that has the others, where "observation" stands for an observation that is no dict.
+        batched: as in `obs_spec`.
+
+    Raises:
+        TypeError: as `obs_spec`.
+    """
+    kept = {k: leaf for k, leaf in spec.leaves.items() if wanted.get(k) is leaf[1]}
+    new = obs_spec(gym.spaces.Dict({k: sub for k, sub in wanted.items() if k not in kept}), batched)
+    leaves = dict(sorted({**{k: (path or (k,), box, f) for k, (path, box, f) in kept.items()}, **new.leaves}.items()))
+    needed = {path[0] for path, _, _ in leaves.values()}
+    allowed = needed | {path[0] if path else k for k, (path, _, _) in spec.leaves.items()}
+
+    def convert(obs: Any) -> dict[str, Array]:
+        given = obs if isinstance(obs, dict) else dict(enumerate(obs)) if isinstance(obs, tuple) else {"observation": obs}
+        if not needed <= given.keys() <= allowed:
+            raise ValueError(_key_error(given, needed | (allowed & given.keys())))
+        out = {}
+        for name, (path, _, leaf) in leaves.items():
+            value = given
+            for step in path:
+                value = value[step]
+            out[name] = leaf(value)
+        return out
+
+    real = (*(k for k in spec.real_keys if k in kept), *new.real_keys)
+    flat = gym.spaces.Dict({name: box for name, (_, box, _) in leaves.items()})
+    return ObsSpec(flat, convert, real, leaves)
 
 
 def _leaves(
@@ -94,7 +132,7 @@ def _key_error(obs: Any, expected: set[str]) -> str:
         return (
             f"the observation space is a Dict with keys {sorted(expected)}, but the environment returned {type(obs).__name__}"
         )
-    missing, extra = sorted(expected - obs.keys()), sorted(obs.keys() - expected)
+    missing, extra = sorted(expected - obs.keys(), key=str), sorted(obs.keys() - expected, key=str)
     parts = ([f"missing {missing}"] if missing else []) + ([f"not in the space: {extra}"] if extra else [])
     return f"observation keys differ from the observation space: {'; '.join(parts)}"
 
