@@ -56,7 +56,9 @@ class Timestep:
         """
         opened = np.asarray(reset_idxs, dtype=bool)
         if opened.shape != (self.batched_envs,):
-            raise ValueError(f"reset_idxs has shape {opened.shape}, but must have one value for each of {self.batched_envs} rows")
+            raise ValueError(
+                f"reset_idxs has shape {opened.shape}, but must have one value for each of {self.batched_envs} rows"
+            )
         fields = (self.prev_action, self.reward, self.time_idx, self.terminal)
         action, reward, time_idx, terminal = (np.array(x) for x in fields)
         action[opened], reward[opened], time_idx[opened], terminal[opened] = 0, 0.0, 0, False
@@ -166,7 +168,9 @@ class Trajectory:
         """
         savers = {"npz": np.savez, "npz-compressed": np.savez_compressed}
         if save_as not in savers:
-            pickled = ": pickles run code when they are loaded, and amago writes none" if save_as in ("trajectory", "traj") else ""
+            pickled = (
+                ": pickles run code when they are loaded, and amago writes none" if save_as in ("trajectory", "traj") else ""
+            )
             raise ValueError(f"save_as is {save_as!r}, but must be one of {', '.join(map(repr, savers))}{pickled}")
         arrays: Any = self.freeze().to_dict()
         savers[save_as](path, **arrays)

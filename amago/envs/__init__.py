@@ -6,9 +6,9 @@ from amago.envs.creator import EnvCreator
 from amago.envs.environment import AMAGOEnv
 from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
+from amago.envs.pieces import RecordingError
 from amago.envs.pool import ActorPool, make_pool
 from amago.envs.pool.faults import ActorError
-from amago.envs.pieces import RecordingError
 from amago.envs.sequence_wrapper import SequenceWrapper
 from amago.envs.statistics import EpisodeRecord, PhaseStatistics, ReturnHistory, SpecialMetricHistory
 

@@ -108,7 +108,9 @@ class AutoResetter:
         if self.mode == DISABLED:
             last = {k: v.copy() for k, v in obs.items()}
             raw, opening = self.env.inner_reset(seed=None, options={"reset_mask": ended})
-            return self._observations.convert(raw), AutoReset(everywhere, ended, last, everywhere, [(info, everywhere)], [(opening, ended)])
+            return self._observations.convert(raw), AutoReset(
+                everywhere, ended, last, everywhere, [(info, everywhere)], [(opening, ended)]
+            )
         last_obs, known = self._last_observations(obs, ended, info)
         step_infos = [(info, ~ended), *_final_infos(info, ended)]
         return obs, AutoReset(everywhere, ended, last_obs, known, step_infos, [(info, ended)])

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from amago.envs.environment import innermost
 from amago.envs.sequence_wrapper import SequenceWrapper
+from amago.envs.wrapper import innermost
 
 
 class EnvCreator:

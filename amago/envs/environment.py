@@ -18,13 +18,16 @@ from amago.envs import introspect
 from amago.envs.autoreset import AutoReset, AutoResetter
 from amago.envs.forwarding import Forwarding, assignable
 from amago.envs.observed import Observations
-from amago.envs.policy_actions import PolicyActions, policy_dtype, policy_space
+from amago.envs.policy_actions import ActionForm, PolicyActions, policy_dtype, policy_space
 from amago.spaces import ActionSpec, NonFiniteError, action_spec, all_finite, rl2_space
 
 Array = NDArray[Any]
 Step = tuple[Timestep, NDArray[np.float32], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
 
-_TRUE, _FALSE = np.ones(1, dtype=bool), np.zeros(1, dtype=bool)  # shared: a cheap environment steps in the time of few allocations
+_TRUE, _FALSE = (
+    np.ones(1, dtype=bool),
+    np.zeros(1, dtype=bool),
+)  # shared: a cheap environment steps in the time of few allocations
 _TRUE.flags.writeable = _FALSE.flags.writeable = False
 _LARGEST = float(np.finfo(np.float32).max)  # rewards are stored in float32
 
@@ -73,6 +76,8 @@ class AMAGOEnv(Forwarding, gym.Wrapper[Any, Any, Any, Any]):
         ValueError: ``batched_envs`` is not positive or differs from ``env.num_envs``, or the action space is unbounded.
     """
 
+    env: Any
+
     def __init__(self, env: Any, env_name: Any = None, batched_envs: int = 1):
         _check_env(env, batched_envs)
         if isinstance(env, PolicyActions):  # the `env` of another AMAGOEnv
@@ -88,7 +93,11 @@ class AMAGOEnv(Forwarding, gym.Wrapper[Any, Any, Any, Any]):
             act_space = getattr(env, "single_action_space", act_space)
         self.action_spec: ActionSpec = action_spec(act_space)
         super().__init__(PolicyActions(env, self.action_spec, self.vectorized))
-        self._describe_actions(self.action_spec)
+        spec = self.action_spec
+        self.action_space, self.action_dtype, self.action_size = policy_space(spec), policy_dtype(spec), spec.dim
+        self.discrete, self.multibinary, self.rl2_space = spec.kind == "discrete", spec.kind == "multibinary", rl2_space(spec)
+        self._form = ActionForm(spec, self.batched_envs, self.vectorized)
+        self._one_index = self._form.one_index
         self._observations = Observations(obs_space, self.vectorized)
         self._resetter = AutoResetter(self, self._observations, obs_space) if self.vectorized else None
         self.auto: AutoReset | None = None
@@ -97,16 +106,6 @@ class AMAGOEnv(Forwarding, gym.Wrapper[Any, Any, Any, Any]):
         # what the policy will see of an action: a subclass's own form of it is checked
         own_rep = type(self).make_action_rep is not AMAGOEnv.make_action_rep
         self._action_rep = self._checked_rep if own_rep else self.make_action_rep
-
-    def _describe_actions(self, spec: ActionSpec) -> None:
-        self.action_space, self.action_dtype, self.action_size = policy_space(spec), policy_dtype(spec), spec.dim
-        self.discrete, self.multibinary = spec.kind == "discrete", spec.kind == "multibinary"
-        self.rl2_space = rl2_space(spec)
-        self._shape = (self.batched_envs, spec.stored_dim)
-        self._action_shape = self._shape if self.vectorized else self._shape[1:]
-        self._rows = np.arange(self.batched_envs)
-        self._one_index = not self.vectorized and self.discrete
-        self._rep_dtype = np.dtype(np.uint8 if self.discrete else np.float32)
 
     @property
     def observation_space(self) -> gym.spaces.Dict:
@@ -150,7 +149,7 @@ class AMAGOEnv(Forwarding, gym.Wrapper[Any, Any, Any, Any]):
         return [str(n).replace("/", "_") for n in name]
 
     @property
-    def spec(self) -> Any:
+    def spec(self) -> Any:  # type: ignore[override]  # Gymnasium's own wrappers override it so
         return self.env.spec
 
     @assignable
@@ -161,7 +160,7 @@ class AMAGOEnv(Forwarding, gym.Wrapper[Any, Any, Any, Any]):
     @assignable
     def last_action(self) -> Array:
         """(B, S) the actions of the latest step, as the environment took them."""
-        return np.asarray(self._taken).reshape(self._shape)
+        return np.asarray(self._taken).reshape(self._form.shape)
 
     # ------------------------------------------------------------------ what a subclass may override
 
@@ -198,14 +197,7 @@ class AMAGOEnv(Forwarding, gym.Wrapper[Any, Any, Any, Any]):
             (B, A): one-hot uint8 of an index, and a float32 copy of numbers and bits. An override must return the vector of an
             action of the space (`amago.spaces.ActionSpec.to_vector`), because the action is recorded.
         """
-        if self.discrete:
-            rep = np.zeros((self.batched_envs, self.action_size), dtype=np.uint8)
-            if self._one_index:
-                rep[0, action if action.__class__ is int else action.item()] = 1
-            else:
-                rep[self._rows, np.asarray(action).reshape(self.batched_envs)] = 1
-            return rep
-        return self.action_spec.to_vector(np.asarray(action).reshape(self._shape))
+        return self._form.vectors(action)
 
     def _checked_rep(self, action: Array) -> Array:
         """A subclass's form of an action, which is then the one that is recorded.
@@ -213,18 +205,9 @@ class AMAGOEnv(Forwarding, gym.Wrapper[Any, Any, Any, Any]):
         Raises:
             ValueError: it is not the vector of an action.
         """
-        spec, b = self.action_spec, self.batched_envs
-        rep = np.asarray(self.make_action_rep(np.asarray(action).reshape(self._shape)))
-        if rep.size == b * spec.dim and all_finite(rep):
-            vector = rep.reshape(b, spec.dim).astype(np.float32)
-            self._taken = spec.from_vector(vector)
-            if np.array_equal(spec.to_vector(self._taken), vector):
-                spec.check(self._taken)
-                return vector.astype(self._rep_dtype)
-        raise ValueError(
-            f"make_action_rep returned {rep!r} for {self.env_name}, but must return ({b}, {spec.dim}) numbers that are the vector of an "
-            f"action of {spec.space}, such as {spec.to_vector(spec.zeros(b)).tolist()}: what is recorded is an action"
-        )
+        rep = self.make_action_rep(np.asarray(action).reshape(self._form.shape))
+        self._taken, vectors = self._form.recordable(rep, self.env_name)
+        return vectors
 
     # ------------------------------------------------------------------ resets and steps
 
@@ -249,17 +232,15 @@ class AMAGOEnv(Forwarding, gym.Wrapper[Any, Any, Any, Any]):
             raise self._at(0, TypeError(_OLD_RESET.format(_shape_of(out))))
         raw, info = out
         obs = self._converted(raw)
-        if self._resetter is None:
-            obs = {k: v[None] for k, v in obs.items()}
-        else:
+        if self._resetter is not None:
             self._resetter.begin()
             self.auto = None
         self._check_obs(obs)
         self._taken = self.action_spec.zeros(b)
-        zeros = np.zeros((b, self.action_size), dtype=self._rep_dtype)
+        zeros = np.zeros((b, self.action_size), dtype=self._form.vector_dtype)
         return Timestep(obs, zeros, np.zeros(b, np.float32), self.step_count, np.zeros(b, dtype=bool), b), info
 
-    def step(self, action: Any) -> Step:
+    def step(self, action: Any) -> Step:  # type: ignore[override]  # arrays: rows side by side
         """Take one step in every row.
 
         Args:
@@ -288,7 +269,7 @@ class AMAGOEnv(Forwarding, gym.Wrapper[Any, Any, Any, Any]):
             raise self._at(int(count[0]), NonFiniteError(f"the reward is {r}; rewards must be finite in float32"))
         reward = np.array([r], dtype=np.float32)
         terminated, truncated = _TRUE if term else _FALSE, _TRUE if trunc else _FALSE
-        obs = {k: v[None] for k, v in self._converted(raw).items()}
+        obs = self._converted(raw)
         self._check_obs(obs)
         if term or trunc:
             self.step_count = np.zeros(1, dtype=np.int64)
@@ -332,28 +313,16 @@ class AMAGOEnv(Forwarding, gym.Wrapper[Any, Any, Any, Any]):
                 pass
             if isinstance(action, (int, np.integer)) and not isinstance(action, bool):
                 action = np.array([action])
-        if not isinstance(action, np.ndarray):
-            raise TypeError(f"action is {action!r}, but must be an array in stored form, {self._expected()}")
-        if action.shape != self._shape and (self.batched_envs > 1 or action.shape != self._shape[1:]):
-            raise ValueError(f"action has shape {action.shape}, but must have the stored form, {self._expected()}")
-        if self.multibinary and action.dtype.kind == "f" and np.isin(action, (0.0, 1.0)).all():
-            action = action.astype(np.int8)  # policies of the original hand bits over as float32
-        self._check_values(action.reshape(self._shape))
-        return action.reshape(self._action_shape)
-
-    def _check_values(self, action: Array) -> None:
+        action = self._form.shaped(action)
         try:
             self.action_spec.check(action)
         except ValueError:
-            for row, stored in enumerate(action):
+            for row, stored in enumerate(action.reshape(self._form.shape)):
                 try:
                     self.action_spec.check(stored)
                 except ValueError as err:
                     raise self._at(int(self.step_count[row]) + 1, err, row) from None
-
-    def _expected(self) -> str:
-        spec = self.action_spec
-        return f"(B, S) = {self._shape} of {spec.stored_dtype}; ActionSpec.from_env turns an action of {spec.space} into it"
+        return action
 
     # ------------------------------------------------------------------ checks of what the environment returns
 
@@ -425,7 +394,7 @@ _OLD_STEP = (
 
 
 def _check_env(env: Any, batched_envs: Any) -> None:
-    if isinstance(env, (AMAGOEnv, AMAGOWrapper)):
+    if isinstance(env, AMAGOEnv) or isinstance(getattr(env, "amago_env", None), AMAGOEnv):
         raise TypeError(f"env is {type(env).__name__}, which is an AMAGOEnv already; wrap the Gymnasium environment once")
     for method in ("reset", "step"):
         if not callable(getattr(env, method, None)):
@@ -444,38 +413,3 @@ def _shape_of(out: Any) -> str:
 
 def _misfit(err: Exception) -> ValueError:
     return ValueError(f"the observation does not have the structure of the observation space: {err!r}")
-
-
-class AMAGOWrapper(Forwarding, gym.Wrapper[Any, Any, Any, Any]):
-    """Base of wrappers around an `AMAGOEnv`, or around another such wrapper, whose other attributes it has too.
-
-    Attributes:
-        amago_env: the `AMAGOEnv` inside all wrappers.
-
-    Raises:
-        TypeError: there is no `AMAGOEnv` inside.
-    """
-
-    def __init__(self, env: Any):
-        self.amago_env = innermost(env, f"{type(self).__name__} needs an AMAGOEnv, but got")
-        super().__init__(env)
-        self.action_spec, self.rl2_space = self.amago_env.action_spec, self.amago_env.rl2_space
-        self.batched_envs = self.amago_env.batched_envs
-
-    @assignable
-    def env_name(self) -> str:
-        return self.amago_env.env_name
-
-
-def innermost(env: Any, complaint: str) -> AMAGOEnv:
-    """The `AMAGOEnv` inside any wrappers.
-
-    Raises:
-        TypeError: there is none; the message begins with ``complaint``, such as "EpsilonGreedy needs an AMAGOEnv, but got".
-    """
-    inner = env
-    while not isinstance(inner, AMAGOEnv):
-        if not isinstance(inner, gym.Wrapper):
-            raise TypeError(f'{complaint} {type(env).__name__}: {env!r}. Wrap it: amago.envs.AMAGOEnv(env, env_name="...")')
-        inner = inner.env
-    return inner

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amago.data.timesteps import Timestep
-from amago.envs.environment import AMAGOWrapper, Step
+from amago.envs.environment import Step
+from amago.envs.wrapper import AMAGOWrapper
 from amago.spaces import ActionSpec, action_mask_key
 
 Array = NDArray[Any]
@@ -86,13 +87,16 @@ class ExplorationWrapper(AMAGOWrapper, gym.ActionWrapper[Any, Any, Any]):
         Returns:
             the same shape.
         """
-        batch = action[None] if action.ndim == 1 else action
+        if action.ndim == 2:
+            noisy = self._noise(action, self.local_step)
+            return noisy if self._mask is None else made_legal(self.action_spec, noisy, self._mask, self.rng)
+        batch = action[None]
         noisy = self._noise(batch, self.local_step)
         if self._mask is not None:
             noisy = made_legal(self.action_spec, noisy, self._mask, self.rng)
-        return action if noisy is batch else noisy[0] if action.ndim == 1 else noisy
+        return action if noisy is batch else noisy[0]
 
-    def step(self, action: Any) -> Step:
+    def step(self, action: Any) -> Step:  # type: ignore[override]  # arrays: rows side by side
         action = self.amago_env.check_action(action)  # before the noise, whose clipping would hide an action out of bounds
         action = self.action(action)
         self.global_step += 1
@@ -205,15 +209,18 @@ class _AnnealedNoise(ExplorationWrapper):
         progress = self.global_step / self.steps_anneal
         return end if progress >= 1.0 else start + (end - start) * progress
 
-    def current_eps(self, local_step: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Epsilon (B,) of the next action, whose index in its rollout is ``local_step`` (B,), as a new array."""
+    def current_eps(self, local_step: NDArray[np.int64], horizon: int | None = None) -> NDArray[np.float64]:
+        """Epsilon (B,) of the next action, whose index in its rollout is ``local_step`` (B,), as a new array.
+
+        It is called without ``horizon``, which is not used: code written for amago 0.1 passes it.
+        """
         return self.global_multiplier * self.schedule(local_step)
 
     def on_rollout_start(self, opened: NDArray[np.bool_]) -> None:
         if self.randomize_eps:
             self.global_multiplier = np.where(opened, self.rng.random(self.batched_envs), self.global_multiplier)
 
-    def add_exploration_noise(self, action: Array, local_step: NDArray[np.int64]) -> Array:
+    def add_exploration_noise(self, action: Array, local_step: NDArray[np.int64], horizon: int | None = None) -> Array:
         eps = self.current_eps(local_step)
         spec, rng, b = self.action_spec, self.rng, self.batched_envs
         if spec.kind == "discrete":
@@ -256,7 +263,7 @@ def _noisy(
         flip = rng.random(action.shape) < eps[:, None]
         return np.where(flip, 1 - action, action).astype(action.dtype)
     noisy = action + eps[:, None] * rng.standard_normal(action.shape)
-    return np.clip(noisy, -1.0, 1.0).astype(np.float32)
+    return np.minimum(np.maximum(noisy, -1.0), 1.0).astype(np.float32)
 
 
 @gin.configurable

@@ -19,7 +19,7 @@ class Forwarding:
         return getattr(self.env, name)
 
 
-class assignable(Generic[T]):  # noqa: N801  (a decorator, like property)
+class assignable(Generic[T]):
     """A property in whose place an object may be given a value of its own, so that subclasses are free to use the name."""
 
     def __init__(self, getter: Callable[[Any], T]):

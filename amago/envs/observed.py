@@ -23,7 +23,7 @@ class Observations:
         batched: whether observations have a batch dimension.
 
     Attributes:
-        convert: maps an observation to {key: array}.
+        convert: maps an observation to {key: (B, ...)}.
         real_keys: the keys that can hold NaN or infinity.
         changed: whether keys were added or removed.
 
@@ -33,7 +33,7 @@ class Observations:
 
     def __init__(self, raw_space: gym.Space[Any], batched: bool):
         self._batched, self.changed = batched, False
-        spec = obs_spec(raw_space, batched)
+        spec = obs_spec(raw_space, batched, lead=not batched)
         self._space = spec.space
         self._take(spec)
 
@@ -48,7 +48,7 @@ class Observations:
             TypeError: a space that was added is not supported.
         """
         if self._space.spaces != self._known:
-            self._take(changed_spec(self._spec, dict(self._space.spaces), self._batched))
+            self._take(changed_spec(self._spec, dict(self._space.spaces), self._batched, not self._batched))
             self._space.spaces.clear()  # in place: a subclass may go on adding keys to the object that it was given
             self._space.spaces.update(self._known)
             self.changed = True

@@ -69,7 +69,8 @@ class Pieces:
     ):
         self._env, self._writer, self._rng = env, writer, rng
         self._drawn = (int(save_every[0]), int(save_every[1])) if isinstance(save_every, (tuple, list)) else None
-        self._save_every = NEVER if save_every is None else int(min(self._drawn[1] + 1 if self._drawn else save_every, NEVER))
+        longest = save_every if not isinstance(save_every, (tuple, list)) else save_every[1] + 1
+        self._save_every = NEVER if longest is None else int(min(longest, NEVER))
         self._stagger = stagger and save_every is not None and self._drawn is None
         b = env.batched_envs
         fields = trajectory_fields(env.observation_space, env.action_spec, extra_fields)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from amago.envs import introspect
 from amago.envs.forwarding import Forwarding
-from amago.spaces import ActionSpec
+from amago.spaces import ActionSpec, all_finite
 
 Array = NDArray[Any]
 
@@ -40,6 +40,76 @@ def policy_dtype(spec: ActionSpec) -> np.dtype[Any]:
     return np.dtype(np.float32) if spec.kind in ("continuous", "multibinary") else spec.stored_dtype
 
 
+class ActionForm:
+    """The actions of B rows: their shape, their vectors, and what is refused.
+
+    Args:
+        spec: of the action space.
+        rows: B.
+        vectorized: whether an action has a batch dimension, (B, S), or is that of one environment, (S,).
+
+    Attributes:
+        shape: (B, S).
+        one_index: whether an action is a single index.
+        vector_dtype: of `vectors`.
+    """
+
+    def __init__(self, spec: ActionSpec, rows: int, vectorized: bool):
+        self.spec, self.rows, self.shape = spec, rows, (rows, spec.stored_dim)
+        self._own_shape = self.shape if vectorized else self.shape[1:]
+        self._discrete, self._every_row = spec.kind == "discrete", np.arange(rows)
+        self.one_index = self._discrete and not vectorized
+        self.vector_dtype = np.dtype(np.uint8 if self._discrete else np.float32)
+
+    def shaped(self, action: Any) -> Array:
+        """An action of the right shape, whose values are not checked.
+
+        Raises:
+            TypeError: it is no array.
+            ValueError: it has another shape.
+        """
+        spec = self.spec
+        expected = f"(B, S) = {self.shape} of {spec.stored_dtype}; ActionSpec.from_env turns an action of {spec.space} into it"
+        if not isinstance(action, np.ndarray):
+            raise TypeError(f"action is {action!r}, but must be an array in stored form, {expected}")
+        if action.shape != self._own_shape:
+            if action.shape != self.shape and (self.rows > 1 or action.shape != self.shape[1:]):
+                raise ValueError(f"action has shape {action.shape}, but must have the stored form, {expected}")
+            action = action.reshape(self._own_shape)
+        if spec.kind == "multibinary" and action.dtype.kind == "f" and np.isin(action, (0.0, 1.0)).all():
+            action = action.astype(np.int8)  # policies of the original hand bits over as float32
+        return action
+
+    def vectors(self, action: Any) -> Array:
+        """(B, A): one-hot uint8 of an index, and float32 of numbers and bits."""
+        if not self._discrete:
+            return self.spec.to_vector(np.asarray(action).reshape(self.shape))
+        out = np.zeros((self.rows, self.spec.dim), dtype=np.uint8)
+        if self.one_index:
+            out[0, action if action.__class__ is int else action.item()] = 1
+        else:
+            out[self._every_row, np.asarray(action).reshape(self.rows)] = 1
+        return out
+
+    def recordable(self, rep: Any, env_name: str) -> tuple[Array, Array]:
+        """The stored form (B, S) of vectors that a subclass has made, and these vectors (B, A).
+
+        Raises:
+            ValueError: they are not the vectors of actions.
+        """
+        spec, given = self.spec, np.asarray(rep)
+        if given.size == self.rows * spec.dim and all_finite(given):
+            vectors = given.reshape(self.rows, spec.dim).astype(np.float32)
+            stored = spec.from_vector(vectors)
+            if np.array_equal(spec.to_vector(stored), vectors):
+                spec.check(stored)
+                return stored, vectors.astype(self.vector_dtype)
+        raise ValueError(
+            f"make_action_rep returned {rep!r} for {env_name}, but must return ({self.rows}, {spec.dim}) numbers that are the vector of "
+            f"an action of {spec.space}, such as {spec.to_vector(spec.zeros(self.rows)).tolist()}: what is recorded is an action"
+        )
+
+
 class PolicyActions(Forwarding, gym.Wrapper[Any, Any, Any, Any]):
     """An environment whose ``step`` takes the action that a policy chose, (S,) in stored form, or (B, S) if it is vectorised.
 
@@ -50,6 +120,8 @@ class PolicyActions(Forwarding, gym.Wrapper[Any, Any, Any, Any]):
         spec: of its actions.
         vectorized: whether it takes batches.
     """
+
+    env: Any
 
     def __init__(self, env: Any, spec: ActionSpec, vectorized: bool):
         # without `gym.Wrapper.__init__`, which refuses vectorised environments and those that are no subclass of gym.Env
@@ -63,7 +135,7 @@ class PolicyActions(Forwarding, gym.Wrapper[Any, Any, Any, Any]):
         self._reset_takes = introspect.reset_arguments(env)
 
     def _index(self, action: Any) -> int:
-        return (action if action.__class__ is int else int(action.item())) + self._first
+        return (action if action.__class__ is int else action.item()) + self._first
 
     def _row(self, action: Any) -> Any:
         return self._spec.to_env(np.asarray(action).reshape(self._stored))
@@ -81,11 +153,11 @@ class PolicyActions(Forwarding, gym.Wrapper[Any, Any, Any, Any]):
         return getattr(self.env, "unwrapped", self.env)
 
     @property
-    def spec(self) -> Any:
+    def spec(self) -> Any:  # type: ignore[override]  # Gymnasium's own wrappers override it so
         return getattr(self.env, "spec", None)
 
     @property
-    def render_mode(self) -> Any:
+    def render_mode(self) -> Any:  # type: ignore[override]
         return getattr(self.env, "render_mode", None)
 
     def close(self) -> None:

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from amago.data.extras import ExtraField, check_extra_fields
 from amago.data.timesteps import PolicyInput, Timestep, Trajectory, row_of
-from amago.envs.environment import AMAGOWrapper
 from amago.envs.pieces import SaveEvery, check_save_every
 from amago.envs.recorder import Recorder, open_writer
 from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX, EpisodeRecord, ReturnHistory, SpecialMetricHistory
+from amago.envs.wrapper import AMAGOWrapper
 
 if TYPE_CHECKING:
     from amago.store import TrajectoryWriter
@@ -60,6 +60,8 @@ class SequenceWrapper(AMAGOWrapper):
         ValueError: an option is wrong.
     """
 
+    rl2_space: Any
+
     def __init__(
         self,
         env: Any,
@@ -90,9 +92,7 @@ class SequenceWrapper(AMAGOWrapper):
         """Record the extra fields of the policy from these arrays {name: (B, ...)}, as they are at each step."""
         self._recorder.attach_extras(extras)
 
-    def reset(
-        self, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, Array], dict[str, Any]]:
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Array], dict[str, Any]]:
         """Open new rollouts in all rows and drop the unfinished ones; returns observations {key: (B, ...)} and the info."""
         ts, info = self.env.reset(seed=seed, options=options)
         self._recorder.opened(ts, info)

@@ -178,7 +178,9 @@ def metric_values(key: str, value: Any) -> list[float]:
     try:
         return np.asarray(value, dtype=np.float64).ravel().tolist()  # type: ignore[no-any-return]
     except (TypeError, ValueError):
-        raise ValueError(f"info[{key!r}] is {value!r}, but what an environment logs must be a number or an array of numbers") from None
+        raise ValueError(
+            f"info[{key!r}] is {value!r}, but what an environment logs must be a number or an array of numbers"
+        ) from None
 
 
 def collect_row(info: dict[Any, Any], sums: MetricSums) -> None:

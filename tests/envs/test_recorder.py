@@ -7,8 +7,7 @@ import pytest
 from counting_env import CountingEnv, check_traj, is_terminated, length_of, make_counting, make_vector
 from messages import naming
 
-from amago.envs import AMAGO_ENV_LOG_PREFIX, AMAGOEnv, ReturnHistory, SequenceWrapper, SpecialMetricHistory
-from amago.envs import RecordingError
+from amago.envs import AMAGO_ENV_LOG_PREFIX, AMAGOEnv, RecordingError, ReturnHistory, SequenceWrapper, SpecialMetricHistory
 from amago.envs.statistics import EpisodeRecord
 
 

@@ -34,7 +34,7 @@ class TMazeExploration(EpsilonGreedy):
         super().__init__(amago_env)
         self.horizon = common.check_int("horizon", horizon, 1)
 
-    def current_eps(self, local_step: NDArray[np.int64]) -> NDArray[np.float64]:
+    def current_eps(self, local_step: NDArray[np.int64], horizon: int | None = None) -> NDArray[np.float64]:
         """Epsilon (B,) of actors whose next action has the index ``local_step`` (B,) in its episode."""
         usual = super().current_eps(local_step)
         corridor = (local_step > 0) & (local_step < self.horizon - 3)

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from amago.data.trajectory import split_rl2
-from amago.envs.environment import AMAGOEnv, innermost
+from amago.envs.environment import AMAGOEnv
 from amago.envs.exploration import ExplorationWrapper
 from amago.envs.pool.buffers import Buffers
 from amago.envs.pool.plan import ActorPlan, EnvMaker, Spaces
 from amago.envs.recorder import Recorder
+from amago.envs.wrapper import innermost
 
 if TYPE_CHECKING:
     from amago.store import TrajectoryWriter
