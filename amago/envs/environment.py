@@ -29,6 +29,7 @@ _TRUE, _FALSE = (
     np.zeros(1, dtype=bool),
 )  # shared: a cheap environment steps in the time of few allocations
 _TRUE.flags.writeable = _FALSE.flags.writeable = False
+_FIVE = "step() returned {}, but must return (observation, reward, terminated, truncated, info)"
 _LARGEST = float(np.finfo(np.float32).max)  # rewards are stored in float32
 
 
@@ -76,7 +77,7 @@ class AMAGOEnv(Forwarding, gym.Wrapper[Any, Any, Any, Any]):
         ValueError: ``batched_envs`` is not positive or differs from ``env.num_envs``, or the action space is unbounded.
     """
 
-    env: Any
+    env: Any  # PolicyActions
 
     def __init__(self, env: Any, env_name: Any = None, batched_envs: int = 1):
         _check_env(env, batched_envs)
@@ -97,7 +98,6 @@ class AMAGOEnv(Forwarding, gym.Wrapper[Any, Any, Any, Any]):
         self.action_space, self.action_dtype, self.action_size = policy_space(spec), policy_dtype(spec), spec.dim
         self.discrete, self.multibinary, self.rl2_space = spec.kind == "discrete", spec.kind == "multibinary", rl2_space(spec)
         self._form = ActionForm(spec, self.batched_envs, self.vectorized)
-        self._one_index = self._form.one_index
         self._observations = Observations(obs_space, self.vectorized)
         self._resetter = AutoResetter(self, self._observations, obs_space) if self.vectorized else None
         self.auto: AutoReset | None = None
@@ -229,7 +229,7 @@ class AMAGOEnv(Forwarding, gym.Wrapper[Any, Any, Any, Any]):
         self._observations.space()  # takes in the keys that a subclass has added since
         out = self.inner_reset(seed=seed, options=options)
         if not isinstance(out, (tuple, list)) or len(out) != 2:
-            raise self._at(0, TypeError(_OLD_RESET.format(_shape_of(out))))
+            raise self._at(0, introspect.not_gymnasium(out, "reset() returned {}, but must return (observation, info)"))
         raw, info = out
         obs = self._converted(raw)
         if self._resetter is not None:
@@ -305,7 +305,7 @@ class AMAGOEnv(Forwarding, gym.Wrapper[Any, Any, Any, Any]):
         Raises:
             TypeError, ValueError: it is not an action, as in `step`.
         """
-        if self._one_index:
+        if self._form.one_index:
             try:  # the common case: an index for one environment
                 if action.dtype.kind in "iu" and action.ndim == 1 and 0 <= action.item() < self.action_size:
                     return action  # type: ignore[no-any-return]
@@ -334,14 +334,14 @@ class AMAGOEnv(Forwarding, gym.Wrapper[Any, Any, Any, Any]):
 
     def _check_five(self, out: Any) -> None:
         if not isinstance(out, (tuple, list)) or len(out) != 5:
-            raise self._at(int(self.step_count[0]) + 1, TypeError(_OLD_STEP.format(_shape_of(out))))
+            raise self._at(int(self.step_count[0]) + 1, introspect.not_gymnasium(out, _FIVE))
 
     def _converted(self, raw: Any) -> dict[str, Array]:
         """The environment's observation as a flat dict of arrays."""
         try:
             obs = self._observations.convert(raw)
         except (ValueError, TypeError, KeyError, IndexError) as err:
-            raise self._at(int(self.step_count[0]), err if isinstance(err, ValueError) else _misfit(err)) from err
+            raise self._at(int(self.step_count[0]), err if isinstance(err, ValueError) else introspect.misfit(err)) from err
         if self._resetter is not None:
             for key, value in obs.items():
                 if len(value) != self.batched_envs:
@@ -386,13 +386,6 @@ class AMAGOEnv(Forwarding, gym.Wrapper[Any, Any, Any, Any]):
     __str__ = __repr__
 
 
-_OLD_RESET = "reset() returned {}, but must return (observation, info): does the environment follow Gymnasium's interface?"
-_OLD_STEP = (
-    "step() returned {}, but must return (observation, reward, terminated, truncated, info): does the environment follow "
-    "Gymnasium's interface?"
-)
-
-
 def _check_env(env: Any, batched_envs: Any) -> None:
     if isinstance(env, AMAGOEnv) or isinstance(getattr(env, "amago_env", None), AMAGOEnv):
         raise TypeError(f"env is {type(env).__name__}, which is an AMAGOEnv already; wrap the Gymnasium environment once")
@@ -405,11 +398,3 @@ def _check_env(env: Any, batched_envs: Any) -> None:
 
 def _joined(names: list[str]) -> str:
     return "+".join(sorted(set(names)))
-
-
-def _shape_of(out: Any) -> str:
-    return f"{len(out)} values" if isinstance(out, (tuple, list)) else type(out).__name__
-
-
-def _misfit(err: Exception) -> ValueError:
-    return ValueError(f"the observation does not have the structure of the observation space: {err!r}")

@@ -35,6 +35,7 @@ class Observations:
         self._batched, self.changed = batched, False
         spec = obs_spec(raw_space, batched, lead=not batched)
         self._space = spec.space
+        self._own_keys = {path[0] if path else key for key, (path, _, _) in spec.leaves.items()}
         self._take(spec)
 
     def _take(self, spec: ObsSpec) -> None:
@@ -48,7 +49,8 @@ class Observations:
             TypeError: a space that was added is not supported.
         """
         if self._space.spaces != self._known:
-            self._take(changed_spec(self._spec, dict(self._space.spaces), self._batched, not self._batched))
+            wanted = dict(self._space.spaces)
+            self._take(changed_spec(self._spec, wanted, self._batched, not self._batched, self._own_keys))
             self._space.spaces.clear()  # in place: a subclass may go on adding keys to the object that it was given
             self._space.spaces.update(self._known)
             self.changed = True

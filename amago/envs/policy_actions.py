@@ -73,7 +73,8 @@ class ActionForm:
         if not isinstance(action, np.ndarray):
             raise TypeError(f"action is {action!r}, but must be an array in stored form, {expected}")
         if action.shape != self._own_shape:
-            if action.shape != self.shape and (self.rows > 1 or action.shape != self.shape[1:]):
+            single = action.shape == self.shape[1:] or (self.one_index and action.ndim == 0)
+            if action.shape != self.shape and (self.rows > 1 or not single):
                 raise ValueError(f"action has shape {action.shape}, but must have the stored form, {expected}")
             action = action.reshape(self._own_shape)
         if spec.kind == "multibinary" and action.dtype.kind == "f" and np.isin(action, (0.0, 1.0)).all():

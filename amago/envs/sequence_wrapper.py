@@ -133,6 +133,8 @@ class SequenceWrapper(AMAGOWrapper):
     def _log(self, info: dict[str, Any] | None) -> None:
         for key, value in (info or {}).items():
             if isinstance(key, str) and key.startswith(AMAGO_ENV_LOG_PREFIX):
+                if self.amago_env.vectorized and f"_{key}" in (info or {}):  # Gymnasium's mask of the rows that have a value
+                    value = np.asarray(value)[np.asarray((info or {})[f"_{key}"], dtype=bool)]
                 self.special_history.add_score(self.env_name, key, value)
 
     def _first(self, row: int) -> int:

@@ -175,6 +175,8 @@ def metric_values(key: str, value: Any) -> list[float]:
     """
     if value.__class__ is float:
         return [value]
+    if isinstance(value, np.ndarray) and value.dtype == object:  # rows of a vectorised environment, which may differ in length
+        return [number for one in value.ravel() if one is not None for number in metric_values(key, one)]
     try:
         return np.asarray(value, dtype=np.float64).ravel().tolist()  # type: ignore[no-any-return]
     except (TypeError, ValueError):

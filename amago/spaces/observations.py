@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -83,7 +83,13 @@ def obs_spec(space: gym.Space[Any], batched: bool = False, lead: bool = False) -
     return ObsSpec(flat, convert_nested, real, whole)
 
 
-def changed_spec(spec: ObsSpec, wanted: dict[str, gym.Space[Any]], batched: bool = False, lead: bool = False) -> ObsSpec:
+def changed_spec(
+    spec: ObsSpec,
+    wanted: dict[str, gym.Space[Any]],
+    batched: bool = False,
+    lead: bool = False,
+    ignored: Iterable[Any] = (),
+) -> ObsSpec:
     """The conversion to a flat dict from which keys were removed, or to which keys were added.
 
     Args:
@@ -91,6 +97,7 @@ def changed_spec(spec: ObsSpec, wanted: dict[str, gym.Space[Any]], batched: bool
         wanted: the spaces by key. Those that are boxes of ``spec`` itself are converted as before; the observation must be a
             dict that has the others, where "observation" stands for an observation that is no dict.
         batched, lead: as in `obs_spec`.
+        ignored: keys that observations may have beside these.
 
     Raises:
         TypeError: as `obs_spec`.
@@ -99,7 +106,7 @@ def changed_spec(spec: ObsSpec, wanted: dict[str, gym.Space[Any]], batched: bool
     new = obs_spec(gym.spaces.Dict({k: sub for k, sub in wanted.items() if k not in kept}), batched, lead)
     leaves = dict(sorted({**{k: (path or (k,), box, f) for k, (path, box, f) in kept.items()}, **new.leaves}.items()))
     needed = {path[0] for path, _, _ in leaves.values()}
-    allowed = needed | {path[0] if path else k for k, (path, _, _) in spec.leaves.items()}
+    allowed = needed | set(ignored)
 
     def convert(obs: Any) -> dict[str, Array]:
         given = obs if isinstance(obs, dict) else dict(enumerate(obs)) if isinstance(obs, tuple) else {"observation": obs}
