@@ -11,9 +11,10 @@ import gin
 from tqdm import tqdm
 
 from amago import config
+from amago.compat.datasets import collection_ended
 from amago.envs.pool import ActorPool
 from amago.envs.statistics import PhaseStatistics, ReturnHistory, SpecialMetricHistory
-from amago.loading import DatasetSettings, RLDataset, SequenceLoader
+from amago.loading import RLDataset, SequenceLoader
 from amago.policy import acting_by, load_agent_weights, write_policy_spec
 from amago.run import console
 from amago.run.allocator import FreedMemory
@@ -90,9 +91,7 @@ class Experiment(PersistentRun):
     def init_dsets(self) -> RLDataset:
         """Configure the data set."""
         assert self.dataset is not None
-        edits = self.has_dset_edit_rights and self.accelerator.is_main_process
-        extra_fields, cut_short = tuple(self.extra_fields), self.cut_short_trajectories
-        self.dataset.configure(DatasetSettings(self.max_seq_len, self.padded_sampling, edits, extra_fields, cut_short))
+        self.dataset.configure_from_experiment(self)
         return self.dataset
 
     def init_envs(self) -> str:
@@ -156,7 +155,7 @@ class Experiment(PersistentRun):
         collects = bool(self.train_timesteps_per_epoch) and self.epoch >= self.start_collecting_at_epoch
         if collects:
             self.collect_new_training_data()
-        self.log(self._data.on_end_of_collection(), "buffer")
+        self.log(collection_ended(self._data), "buffer")
         if collects and not self._stop:
             phases = self.epoch + 1 - max(0, self.start_collecting_at_epoch)
             warn_if_nothing_saved(self._data, phases, self.train_timesteps_per_epoch or 0, self.max_seq_len)

@@ -319,9 +319,17 @@ def test_fields_have_gin_defaults(tmp_path):
 
 
 def test_root_and_name_make_the_data_set(tmp_path):
-    e = learned(tmp_path, dataset=None, dset_root=str(tmp_path / "data"), dset_name="mine", dset_max_size=3)
+    e = learned(
+        tmp_path,
+        dataset=None,
+        dset_root=str(tmp_path / "data"),
+        dset_name="mine",
+        dset_max_size=3,
+        dset_max_steps=50,
+        dset_max_bytes=1e9,
+    )
     assert isinstance(e.dataset, DiskTrajDataset)
-    assert e.dataset.dset_max_size == 3
+    assert (e.dataset.dset_max_size, e.dataset.dset_max_steps, e.dataset.dset_max_bytes) == (3, 50, 1e9)
     assert list((tmp_path / "data" / "mine" / "buffer" / "fifo").iterdir())
     e.close()
 

@@ -13,6 +13,7 @@ from amago import __version__
 COMMANDS = {
     "train": "train an agent on a Gymnasium environment",
     "eval": "evaluate a trained agent",
+    "report": "write a page about training runs: curves, adaptation, faults, settings",
     "buffer": "import, export, inspect or verify recorded trajectories",
     "demo": "train a small memory agent in a few minutes and draw how it adapts",
 }

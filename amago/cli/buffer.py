@@ -16,6 +16,7 @@ import numpy as np
 from tqdm import tqdm
 
 from amago.cli import space_syntax
+from amago.cli.original_source import open_original
 from amago.cli_utils import whole_number
 from amago.data.trajectory import StoredTraj
 from amago.loading.dataset import check_same_box, check_same_spaces
@@ -23,13 +24,14 @@ from amago.loading.offline import OfflineDataset
 from amago.loading.offline.arrays import ArrayDataset, read_npz
 from amago.loading.offline.d4rl import D4RLDataset, read_hdf5
 from amago.loading.offline.minari import MinariDataset, export
+from amago.loading.offline.original import OriginalDataset, files_of_original
 from amago.loading.sources import copy_to, files_of
 from amago.store import StoreError, StoreView, TrajectoryStore
 from amago.store import index as store_index
 from amago.store.file_cache import FileCache
 from amago.store.store import FIFO, PARTITIONS, PROTECTED
 
-FORMATS = ("auto", "minari", "d4rl", "npz")
+FORMATS = ("auto", "minari", "d4rl", "npz", "original")
 _MANY = 20_000  # trajectories that `info` reads at most
 
 
@@ -80,21 +82,29 @@ def _add_import(add: Any) -> None:
     sub.add_argument(
         "source", metavar="SOURCE",
         help="id or directory of a local Minari data set, a D4RL .hdf5 file, or an .npz file with the arrays observations, actions, "
-        "rewards, terminations (rows of transitions) and, if known, truncations, next_observations",
+        "rewards, terminations (rows of transitions) and, if known, truncations, next_observations; or a directory with files of "
+        "the original system",
     )  # fmt: skip
     sub.epilog = space_syntax.DETAILS
     sub.add_argument("run", metavar="RUN", type=Path, help="run directory; made if it does not exist")
     sub.add_argument("--format", choices=FORMATS, default="auto", help="of SOURCE; auto looks at its name")
-    sub.add_argument("--env", default=None, help="id of a Gymnasium environment whose spaces the data has (d4rl, npz)")
+    sub.add_argument(
+        "--env", default=None, help="id of a Gymnasium environment whose spaces the data has (d4rl, npz, original)"
+    )
     sub.add_argument(
         "--action-space", type=space_syntax.space_argument, default=None, metavar="SPACE",
-        help=f"{space_syntax.KINDS}, as explained below (d4rl, npz); default: that of --env, else box:-1,1",
+        help=f"{space_syntax.KINDS}, as explained below (d4rl, npz, original); default: that of --env, else box:-1,1 (original: none)",
     )  # fmt: skip
     sub.add_argument(
         "--max-episode-steps", type=whole_number, default=None, help="time limit of episodes (d4rl without timeouts)"
     )
     sub.add_argument("--obs-keys", nargs="+", default=None, metavar="KEY", help="observations to keep (minari); default: all")
     sub.add_argument("--env-name", default=None, help="name for statistics; default: the recorded one, or the file's")
+    sub.add_argument(
+        "--allow-pickle", action="store_true",
+        help="also read the .traj files of the original system. They are pickles, which could run any code of their author: only for "
+        "files that you trust. Whatever is not an array or a trajectory is refused",
+    )  # fmt: skip
     sub.add_argument("--limit", type=whole_number, default=None, help="the first so many trajectories only")
     sub.add_argument("--save-as", choices=("segments", "npz", "npz-compressed"), default="segments", help="kind of file")
     sub.add_argument("--replace", action="store_true", help="delete what an earlier import of SOURCE has left")
@@ -152,6 +162,9 @@ def import_(args: Namespace) -> int:
         )
     for path in earlier:
         path.unlink(missing_ok=True)
+    skipped = dataset.skipped if isinstance(dataset, OriginalDataset) else {}
+    for name, reason in skipped.items():
+        print(f"skipped {name}: {reason}", file=sys.stderr)
     seconds = time.perf_counter() - began
     print(
         f"imported {count:,} trajectories, {steps:,} steps, into {root / PROTECTED} in {seconds:.1f} s "
@@ -196,10 +209,13 @@ def export_(args: Namespace) -> int:
 def _open_source(args: Namespace) -> tuple[OfflineDataset, str]:
     """The data set, and a text that identifies its source."""
     path = Path(args.source).expanduser()
-    suffixes = {".hdf5": "d4rl", ".h5": "d4rl", ".npz": "npz"}
-    kind = args.format if args.format != "auto" else suffixes.get(path.suffix.lower(), "minari")
+    suffixes = {".hdf5": "d4rl", ".h5": "d4rl", ".npz": "npz", ".traj": "original"}
+    kind = args.format
+    if kind == "auto":
+        kind = "original" if files_of_original(path) else suffixes.get(path.suffix.lower(), "minari")
     unused = {
         "minari": ("env", "action_space", "max_episode_steps"), "d4rl": ("obs_keys",), "npz": ("obs_keys", "max_episode_steps"),
+        "original": ("obs_keys", "max_episode_steps"),
     }[kind]  # fmt: skip
     for name in unused:
         if getattr(args, name) is not None:
@@ -207,6 +223,11 @@ def _open_source(args: Namespace) -> tuple[OfflineDataset, str]:
     identity = str(path.resolve()) if path.exists() else args.source
     if kind == "minari":
         return MinariDataset(args.source, in_memory=False, obs_keys=args.obs_keys, env_name=args.env_name), identity
+    if kind == "original":
+        obs_space, action_space = _spaces_of(args.env)
+        given = args.action_space if args.action_space is not None else action_space
+        root = args.run if _is_buffer(args.run) else args.run / "buffer"
+        return open_original(path, root, obs_space, given, args.env_name, args.allow_pickle), identity
     if not path.is_file():
         raise ValueError(f"SOURCE: there is no file {path}")
     obs_space, action_space = _spaces_of(args.env)

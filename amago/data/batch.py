@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from amago.data.extras import ExtraField
-from amago.data.trajectory import SEQUENCE_ROWS, FrozenTraj, rows_in, rows_of_extra
+from amago.data.trajectory import MAGIC_PAD_VAL, SEQUENCE_ROWS, FrozenTraj, cut, cut_extras, pad_value, rows_in, rows_of_extra
+from amago.data.windows import check_padded_sampling, subsequence
 
 
 def rl2_tensor(reward: Tensor, prev_action: Tensor) -> Tensor:
     """(..., 1) rewards and (..., A) vectors of the actions before them -> the policy's input (..., 1 + A)."""
     return torch.cat((reward, prev_action), dim=-1)
+
+
+def global_rng() -> np.random.Generator:
+    """A random stream that begins where torch's global one is: seeded by ``torch.manual_seed``, and in each worker of a DataLoader."""
+    return np.random.default_rng(int(torch.randint(2**63 - 1, ())))
 
 
 @dataclass
@@ -25,24 +32,57 @@ class RLData:
 
     Attributes:
         obs: {key: (L + 1, ...)}.
-        rl2s: (L + 1, 1 + A) float32: reward, then previous action.
-        time_idxs: (L + 1, 1) int64.
         rews: (L, 1) float32.
         dones: (L, 1) bool, terminated only.
         actions: (L, A) float32, vector form (one-hot, [-1, 1], bits).
+        time_idxs: (L + 1, 1) int64. Of L rows the last is added.
+        rl2s: (L + 1, 1 + A) float32: reward, then previous action. Default: rewards and actions one step later, after a row of
+            zeros, as at the start of a rollout.
         extras: {name: (rows, ...)} of declared extra fields (`amago.data.extras.ExtraField`): L + 1, L or 1 rows.
     """
 
     obs: dict[str, Tensor]
-    rl2s: Tensor
-    time_idxs: Tensor
     rews: Tensor
     dones: Tensor
     actions: Tensor
+    time_idxs: Tensor
+    rl2s: Tensor = None  # type: ignore[assignment]  # None is replaced
     extras: dict[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.rl2s is None:
+            later = rl2_tensor(self.rews.float(), self.actions.float())
+            self.rl2s = torch.cat((torch.zeros_like(later[:1]), later))
+        if len(self.time_idxs) == len(self):
+            self.time_idxs = torch.cat((self.time_idxs, self.time_idxs[-1:] + 1))
 
     def __len__(self) -> int:
         return self.rews.shape[0]
+
+    def random_slice(
+        self,
+        length: int,
+        padded_sampling: str = "none",
+        rng: np.random.Generator | None = None,
+        cut_short: bool = True,
+    ) -> RLData:
+        """Keep a random window of at most ``length`` transitions (`amago.data.windows.subsequence`); returns self.
+
+        Args:
+            padded_sampling: "none", "left", "right" or "both".
+            rng: default: a stream seeded by torch's global one.
+            cut_short: also cut sequences that fit into ``length``, unless ``padded_sampling`` is "none".
+        """
+        check_padded_sampling(padded_sampling)
+        total = len(self)
+        if total <= length and (padded_sampling == "none" or not cut_short):
+            return self
+        start, stop = subsequence(total, length, padded_sampling, global_rng() if rng is None else rng, cut_short)
+        self.obs = {k: cut(v, "T+1", start, stop) for k, v in self.obs.items()}
+        self.extras = cut_extras(self.extras, total, start, stop)
+        for name, rows in SEQUENCE_ROWS.items():
+            setattr(self, name, cut(getattr(self, name), rows, start, stop))
+        return self
 
     @classmethod
     def from_traj(cls, traj: FrozenTraj) -> RLData:
@@ -58,7 +98,8 @@ class RLData:
 class Batch:
     """B sequences padded on the right to the longest, L transitions.
 
-    Values at padded steps are undefined; only ``mask`` says which steps are real.
+    ``mask`` says which steps are real. Padding holds `MAGIC_PAD_VAL`, 4.0, in every field (bool: True; integers: 4, or the nearest
+    that the observation's space contains), except extra fields, where it is 0.
 
     Attributes:
         obs: {key: (B, L + 1, ...)}.
@@ -68,7 +109,7 @@ class Batch:
         actions: (B, L, A) vectors; for discrete actions also int64 indices (B, L, 1).
         time_idxs: (B, L + 1, 1) int64.
         mask: (B, L + 1, 1) bool (0/1 of any dtype is taken), True where the *observation* is real. Transition t is real where
-            observation t + 1 is.
+            observation t + 1 is. Default: False where the whole rl2 is 4.0.
         extras: {name: (B, rows, ...)} of the declared extra fields (`amago.data.extras.ExtraField`): L + 1, L or 1 rows.
     """
 
@@ -78,10 +119,12 @@ class Batch:
     dones: Tensor
     actions: Tensor
     time_idxs: Tensor
-    mask: Tensor
+    mask: Tensor = None  # type: ignore[assignment]  # None is replaced
     extras: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.mask is None:
+            self.mask = ~(self.rl2s == MAGIC_PAD_VAL).all(dim=-1, keepdim=True)
         self.mask = self.mask.to(torch.bool)
         b, length = self.rews.shape[:2]
         found = {name: (getattr(self, name), rows) for name, rows in SEQUENCE_ROWS.items()}
@@ -104,26 +147,28 @@ class Batch:
         return self.mask[:, 1:]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
-        """A copy on ``device``."""
+        """Move every tensor to ``device``; returns self."""
         return self._map(lambda x: x.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Batch:
-        """A copy in page-locked memory, from which copies to a GPU do not block."""
+        """Move every tensor to page-locked memory, from which copies to a GPU do not block; returns self."""
         return self._map(lambda x: x.pin_memory())
 
     def _map(self, f: Callable[[Tensor], Tensor]) -> Batch:
-        def mapped(value: Any) -> Any:
-            return {k: f(v) for k, v in value.items()} if isinstance(value, dict) else f(value)
+        for name, value in vars(self).items():
+            setattr(self, name, {k: f(v) for k, v in value.items()} if isinstance(value, dict) else f(value))
+        return self
 
-        return Batch(**{name: mapped(value) for name, value in vars(self).items()})
 
-
-def collate(samples: Sequence[RLData], extra_fields: Sequence[ExtraField] = ()) -> Batch:
-    """Pad on the right to the longest sequence, with zeros.
+def collate(
+    samples: Sequence[RLData], extra_fields: Sequence[ExtraField] = (), obs_space: gym.spaces.Dict | None = None
+) -> Batch:
+    """Pad on the right to the longest sequence, with `MAGIC_PAD_VAL` (`Batch` says what that is in each field).
 
     Args:
         extra_fields: the batch has exactly these extras, with their defaults in sequences that lack them. By default it has
             the extras of the sequences.
+        obs_space: of the observations; within its bounds padded integers stay. Default: they are 4.
 
     Raises:
         ValueError: no samples, or samples that differ in keys, in shapes or in dtypes, which are not converted.
@@ -139,11 +184,16 @@ def collate(samples: Sequence[RLData], extra_fields: Sequence[ExtraField] = ()) 
     longest = max(lengths)
     mask = torch.arange(longest + 1)[None, :, None] <= torch.tensor(lengths)[:, None, None]
     return Batch(
-        obs={k: _padded([x[k] for x in obs]) for k in obs[0]},
-        extras={k: _padded([x[k] for x in extras]) for k in extras[0]},
+        obs={k: _padded([x[k] for x in obs], _bounds(obs_space, k)) for k in obs[0]},
+        extras={k: _padded([x[k] for x in extras], value=0.0) for k in extras[0]},
         mask=mask,
         **{name: _padded([getattr(s, name) for s in samples]) for name in SEQUENCE_ROWS},
     )
+
+
+def _bounds(obs_space: gym.spaces.Dict | None, key: str) -> gym.spaces.Box | None:
+    space = None if obs_space is None else obs_space.spaces.get(key)
+    return space if isinstance(space, gym.spaces.Box) else None
 
 
 def _with_defaults(sample: RLData, extra_fields: Sequence[ExtraField]) -> dict[str, Tensor]:
@@ -177,7 +227,15 @@ def _check_alike(what: str, parts: Sequence[dict[str, Tensor]]) -> None:
                     raise ValueError(f"sequences of one batch have {name} of different {of}: {x} and {y}")
 
 
-def _padded(parts: list[Tensor]) -> Tensor:
-    """(B, most rows, ...), with zeros after the rows of the shorter ones."""
+def _padded(parts: list[Tensor], within: gym.spaces.Box | None = None, value: float = MAGIC_PAD_VAL) -> Tensor:
+    """(B, most rows, ...), with ``value`` after the rows of the shorter ones; integers stay in the box ``within``."""
     rows = [len(p) for p in parts]
-    return torch.stack(parts) if min(rows) == max(rows) else pad_sequence(parts, batch_first=True)
+    if min(rows) == max(rows):
+        return torch.stack(parts)
+    if within is None or parts[0].is_floating_point() or parts[0].dtype == torch.bool:
+        return pad_sequence(parts, batch_first=True, padding_value=value)
+    out = pad_sequence(parts, batch_first=True)
+    fill = torch.as_tensor(pad_value(np.dtype(str(out.dtype).removeprefix("torch.")), within.low, within.high))
+    for row, n in zip(out, rows):
+        row[n:] = fill
+    return out

@@ -67,6 +67,25 @@ def rows_in(rows: str, n: Any, total: Any) -> Any:
     return n if rows == "1" else total + n if rows == "T+1" else total
 
 
+MAGIC_PAD_VAL = 4.0
+"""Fills the steps after the end of a sequence in a batch, in every field but extra fields; see `pad_value`."""
+
+
+def pad_value(dtype: Any, low: Any = None, high: Any = None) -> Any:
+    """What padding holds in a field: 4.0, the integer 4, or True.
+
+    Args:
+        dtype: of the field, of numpy.
+        low, high: the bounds of an observation, arrays of its shape. Integers stay within them, since encoders look integers up in
+            tables: a vocabulary of three words has no fifth.
+    """
+    dtype = np.dtype(dtype)
+    if dtype.kind not in "iu" or low is None:
+        return dtype.type(MAGIC_PAD_VAL)
+    value = np.clip(MAGIC_PAD_VAL, np.asarray(low, np.float64), np.asarray(high, np.float64)).astype(dtype)
+    return value.reshape(-1)[0] if value.size and (value == value.reshape(-1)[0]).all() else value
+
+
 def rl2(reward: Array, prev_action: Array) -> NDArray[np.float32]:
     """(..., 1) rewards and (..., A) vectors of the actions before them -> the policy's input (..., 1 + A)."""
     return np.concatenate((reward, prev_action), axis=-1, dtype=np.float32)

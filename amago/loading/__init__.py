@@ -1,17 +1,24 @@
 """From trajectories to training batches."""
 
+from torch.utils.data import Dataset as Dataset
+
 from amago.data.batch import Batch, RLData, collate
+from amago.data.batch import collate as RLData_pad_collate
 from amago.data.relabel import GoalSequenceRelabeler
+from amago.data.trajectory import MAGIC_PAD_VAL
 from amago.loading.dataset import DatasetSettings, DoNothingDataset, RLDataset
 from amago.loading.disk import DiskTrajDataset
+from amago.loading.files import get_path_to_trajs, load_traj_from_disk
 from amago.loading.loader import SequenceLoader
 from amago.loading.mixture import MixtureOfDatasets
 from amago.loading.offline import OfflineDataset
 from amago.loading.offline.arrays import ArrayDataset
 from amago.loading.offline.d4rl import D4RLDataset
 from amago.loading.offline.minari import MinariDataset
+from amago.loading.offline.original import OriginalDataset
 
 __all__ = [
+    "MAGIC_PAD_VAL",
     "ArrayDataset",
     "Batch",
     "D4RLDataset",
@@ -22,8 +29,12 @@ __all__ = [
     "MinariDataset",
     "MixtureOfDatasets",
     "OfflineDataset",
+    "OriginalDataset",
     "RLData",
+    "RLData_pad_collate",
     "RLDataset",
     "SequenceLoader",
     "collate",
+    "get_path_to_trajs",
+    "load_traj_from_disk",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from amago import config
 from amago.data.batch import Batch
 from amago.data.extras import ExtraField
-from amago.data.trajectory import rl2
+from amago.data.trajectory import MAGIC_PAD_VAL, rl2
 from amago.loading.recycler import Recycler
 from amago.store.schema import Schema
 from amago.store.view import SliceBuffers, StoreView
@@ -50,7 +51,7 @@ class BatchBuffers:
         self._times[i], self._lengths[i] = view.read_into(index, start, SliceBuffers(self._slots, parts, n)), n
 
     def batch(self) -> Batch:
-        """What was read, padded with zeros to the longest sequence."""
+        """What was read, padded to the longest sequence as `amago.data.batch.collate` does."""
         longest = int(self._lengths.max())
         steps = np.arange(longest + 1)
         mask = steps <= self._lengths  # (B, L + 1)
@@ -58,18 +59,18 @@ class BatchBuffers:
         for slot, a in zip(self._slots, self._arrays):
             rows = slot.take(longest)
             real = np.ones_like(mask[:, :1]) if slot.rows == "1" else mask[:, longest + 1 - rows :]
-            groups[slot.group][slot.key] = _cut(a, rows, real)
+            groups[slot.group][slot.key] = _cut(a, rows, real, slot.pad)
         found = groups[""]
         actions, rews = found.pop("actions"), found.pop("rews")  # with what came before the first observation
         vectors = self.schema.action_spec.to_vector(actions)
-        vectors[~mask] = 0.0
+        vectors[~mask] = MAGIC_PAD_VAL
         rl2s = rl2(rews, vectors)
         rl2s[self._times[:, 0] == 0, 0] = 0.0  # nothing comes before the first observation of a rollout
         found |= {
             "rl2s": rl2s,
             "rews": np.ascontiguousarray(rews[:, 1:]),
             "actions": np.ascontiguousarray(vectors[:, 1:]),
-            "time_idxs": np.where(mask, self._times + steps, 0)[..., None],
+            "time_idxs": np.where(mask, self._times + steps, int(MAGIC_PAD_VAL))[..., None],
             "mask": mask[..., None],
         }
         tensors = {name: torch.from_numpy(a) for name, a in found.items()}
@@ -78,9 +79,9 @@ class BatchBuffers:
         return Batch(obs=obs, extras=extras, **tensors)
 
 
-def _cut(a: NDArray, rows: int, mask: NDArray[np.bool_]) -> NDArray:
-    """The first ``rows`` of each sequence, zeros where ``mask`` is False."""
+def _cut(a: NDArray, rows: int, mask: NDArray[np.bool_], pad: Any) -> NDArray:
+    """The first ``rows`` of each sequence, with ``pad`` where ``mask`` is False."""
     out = np.ascontiguousarray(a[:, :rows])
     if not mask.all():
-        out[~mask] = 0
+        out[~mask] = pad
     return out

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import gin
 import gymnasium as gym
 import numpy as np
+from torch.utils.data import Dataset
 
-from amago.data.batch import Batch, RLData, collate
+from amago.compat import datasets as compat
+from amago.data.batch import Batch, RLData, collate, global_rng
 from amago.data.extras import ExtraField, check_extra_fields
 from amago.data.relabel import NoOpRelabeler, Relabeler, with_extras_of
 from amago.data.trajectory import FrozenTraj, StoredTraj
+from amago.data.windows import check_padded_sampling, subsequence
 from amago.spaces import ActionSpec, space_differences
-
-PADDED_SAMPLING = ("none", "both", "left", "right")
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,11 @@ class DatasetSettings:
         has_edit_rights: this process may delete old trajectories.
         extra_fields: the declared extra fields; batches have these extras and no others.
         cut_short_trajectories: ``padded_sampling`` also cuts trajectories that fit into ``max_seq_len``.
+        items_per_epoch: training sequences in an epoch, of all processes.
+        experiment: that the settings are of, if any; not copied to other processes.
 
     Raises:
-        ValueError: an extra field is wrong, or two have one name.
+        ValueError: ``padded_sampling`` is unknown, an extra field is wrong, or two have one name.
     """
 
     max_seq_len: int
@@ -40,35 +44,131 @@ class DatasetSettings:
     has_edit_rights: bool = True
     extra_fields: tuple[ExtraField, ...] = ()
     cut_short_trajectories: bool = False
+    items_per_epoch: int = 0
+    experiment: Any = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        check_padded_sampling(self.padded_sampling)
         object.__setattr__(self, "extra_fields", check_extra_fields(self.extra_fields))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"experiment": None}
+
+    @classmethod
+    def of(cls, experiment: Any) -> DatasetSettings:
+        """The settings of an `Experiment`, or of an object with its fields."""
+        accelerator = experiment.accelerator
+        items = experiment.train_batches_per_epoch * experiment.batch_size * accelerator.num_processes
+        return cls(
+            experiment.max_seq_len,
+            experiment.padded_sampling,
+            experiment.has_dset_edit_rights and getattr(accelerator, "is_main_process", True),
+            tuple(getattr(experiment, "extra_fields", ())),
+            getattr(experiment, "cut_short_trajectories", False),
+            items,
+            experiment,
+        )
 
     def window(self, length: int, rng: np.random.Generator) -> tuple[int, int]:
         """The transitions to train on, of a trajectory of ``length``: `subsequence` with these settings."""
         return subsequence(length, self.max_seq_len, self.padded_sampling, rng, self.cut_short_trajectories)
 
+    def drawing(self, rng: np.random.Generator | None) -> tuple[DatasetSettings, np.random.Generator]:
+        """The settings and the random stream of `RLDataset.sample_random_trajectory`; without ``rng``, for whole trajectories."""
+        if rng is not None:
+            return self, rng
+        return replace(self, max_seq_len=sys.maxsize, cut_short_trajectories=False), global_rng()
 
-class RLDataset(ABC):
+
+class RLDataset(Dataset[RLData], ABC):
     """A source of training sequences. Subclass, and override at least `sample_random_trajectory`.
 
-    ``Experiment`` calls `configure` and then `check_spaces` before training. In each epoch it calls `on_end_of_collection`,
-    asks `ready_for_training`, draws batches by `sample_random_trajectory` (from several threads at once), and calls
-    `on_end_of_training`. Nothing else may change what is sampled: then batch n depends on (seed, process, n) alone, and a run
-    that is resumed goes on with the batches that it would have drawn.
+    ``Experiment`` calls `configure_from_experiment` and then `check_spaces` before training. In each epoch it calls
+    `on_end_of_collection`, asks `ready_for_training`, draws batches by `sample_random_trajectory` (from several threads at
+    once), and calls `on_end_of_training`. Nothing else may change what is sampled: then batch n depends on (seed, process, n)
+    alone, and a run that is resumed goes on with the batches that it would have drawn.
+
+    It also is a data set of torch, of ``items_per_epoch`` random sequences, for a
+    ``torch.utils.data.DataLoader(dataset, batch_size, collate_fn=RLData_pad_collate, num_workers=2)``.
+
+    Args:
+        dset_name: in metrics; default: the name of the class. A subclass need not call this constructor.
+
+    Attributes:
+        settings: since `configure`.
+        max_seq_len, padded_sampling, has_edit_rights, items_per_epoch: of ``settings``; None, "none", False and 0 before.
+        form: how methods are called that have another signature in code written for the original system.
     """
 
     settings: DatasetSettings
+    max_seq_len: int | None = None
+    padded_sampling: str = "none"
+    has_edit_rights: bool = False
+    items_per_epoch: int = 0
+    form: ClassVar[compat.DatasetForm] = compat.DatasetForm()
+    _dset_name: str | None = None
+    _obs_space: gym.spaces.Dict | None = None  # of the policy
 
-    def configure(self, settings: DatasetSettings) -> None:
-        """Called once by ``Experiment.start()``; override to open files (and call ``super().configure``)."""
-        if settings.padded_sampling not in PADDED_SAMPLING:
-            raise ValueError(f"padded_sampling must be one of {', '.join(PADDED_SAMPLING)}; got {settings.padded_sampling!r}")
-        self.settings = settings
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.form = compat.form_of(cls, RLDataset)  # type: ignore[type-abstract]
+
+    def __init__(self, dset_name: str | None = None):
+        self.dset_name = dset_name
+
+    @property
+    def dset_name(self) -> str:
+        """The name of the data set in metrics."""
+        return type(self).__name__ if self._dset_name is None else self._dset_name
+
+    @dset_name.setter
+    def dset_name(self, name: str | None) -> None:
+        self._dset_name = name
+
+    def get_description(self) -> str:
+        """The data set in a few words, for summaries. Default: its name."""
+        return self.dset_name
+
+    def configure(self, settings: DatasetSettings | None = None, **values: Any) -> None:
+        """Called once before training; override to open files (and call ``super().configure``).
+
+        Args:
+            settings: or, in its place, its attributes as keywords: ``configure(max_seq_len=64, items_per_epoch=1000)``.
+        """
+        self.settings = settings = DatasetSettings(**values) if settings is None else settings
+        self.max_seq_len, self.padded_sampling = settings.max_seq_len, settings.padded_sampling
+        self.has_edit_rights, self.items_per_epoch = settings.has_edit_rights, settings.items_per_epoch
+        compat.warn_of_inexact_resume(self)
+
+    def configure_from_experiment(self, experiment: Any) -> None:
+        """`configure` with the fields of an `Experiment`, which calls this in ``start()``.
+
+        Args:
+            experiment: its ``accelerator`` must exist.
+        """
+        self.configure(DatasetSettings.of(experiment))
+
+    @property
+    def configured(self) -> bool:
+        """Whether `configure` was called."""
+        return self.max_seq_len is not None
+
+    def check_configured(self) -> None:
+        """Raise ValueError before `configure`."""
+        if not self.configured:
+            raise ValueError(
+                f"the data set {self.dset_name!r} is not configured: Experiment.start() does it, or call "
+                "configure(DatasetSettings(...)) or configure_from_experiment(experiment)"
+            )
 
     @abstractmethod
-    def sample_random_trajectory(self, rng: np.random.Generator) -> RLData:
-        """Draw one training sequence of at most ``settings.max_seq_len`` transitions, with ``rng`` as the only randomness."""
+    def sample_random_trajectory(self, rng: np.random.Generator | None = None) -> RLData:
+        """Draw one training sequence of at most ``settings.max_seq_len`` transitions, with ``rng`` as the only randomness.
+
+        Without ``rng`` a data set of amago draws a whole trajectory, from a stream seeded by torch's global one. A subclass whose
+        method takes no ``rng`` may return whole trajectories of any length, which are cut afterwards; its draws cannot be repeated
+        when a run is resumed.
+        """
 
     def sample_batch(self, rng: np.random.Generator, batch_size: int) -> Batch:
         """Draw a batch. Default: `sample_random_trajectory` for each sequence, padded to the longest.
@@ -77,12 +177,35 @@ class RLDataset(ABC):
         """
         settings = getattr(self, "settings", None)
         extra_fields = settings.extra_fields if settings is not None else ()
-        return collate([self.sample_random_trajectory(rng) for _ in range(batch_size)], extra_fields)
+        return collate([compat.draw(self, rng) for _ in range(batch_size)], extra_fields, self._obs_space)
+
+    def __len__(self) -> int:
+        """``items_per_epoch``.
+
+        Raises:
+            ValueError: before `configure`.
+        """
+        self.check_configured()
+        return self.items_per_epoch
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __getitem__(self, i: int) -> RLData:
+        """A random training sequence, whatever ``i``, drawn from a stream seeded by torch's global one.
+
+        Raises:
+            ValueError: before `configure`.
+        """
+        self.check_configured()
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"index {i} of {len(self)} sequences")
+        return compat.draw(self, global_rng())
 
     @property
     def ready_for_training(self) -> bool:
-        """Whether there are sequences to sample. Default: True."""
-        return True
+        """Whether there are sequences to sample. Default: since `configure`."""
+        return self.configured
 
     @property
     def can_become_ready(self) -> bool:
@@ -98,10 +221,18 @@ class RLDataset(ABC):
         return None
 
     def check_spaces(self, obs_space: gym.spaces.Dict, action_space: gym.Space[Any]) -> None:
-        """Raise ValueError if sequences from here do not fit a policy for these spaces. Default: no check."""
+        """Raise ValueError if sequences from here do not fit a policy for these spaces. Default: no check.
 
-    def on_end_of_collection(self) -> dict[str, float]:
-        """Called after each collection phase (and before the first training phase); returns metrics of section ``buffer``."""
+        Override it, and call ``super().check_spaces``.
+        """
+        self._obs_space = obs_space
+
+    def on_end_of_collection(self, experiment: Any = None) -> dict[str, float]:
+        """Called after each collection phase (and before the first training phase); returns metrics of section ``buffer``.
+
+        Args:
+            experiment: that collected, if known. An override may leave the argument out.
+        """
         return {}
 
     def on_end_of_training(self) -> dict[str, float]:
@@ -130,29 +261,6 @@ class RLDataset(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that `state_dict` returned."""
-
-
-def subsequence(
-    length: int, max_len: int, padded_sampling: str, rng: np.random.Generator, cut_short: bool = False
-) -> tuple[int, int]:
-    """Choose the transitions [start, stop) of a trajectory to train on.
-
-    All of a trajectory with T <= L. Of a longer one, the window of ``max_len`` transitions starts uniformly in [0, T - L]
-    ("none"), [-L + 1, T - 2] ("both"), [-L + 1, T - L] ("left") or [0, T - 2] ("right"), and is then cut to what exists. "left"
-    and "both" make the first steps of a trajectory, "right" and "both" its last, as likely to be in the window as any other.
-
-    Args:
-        length: T, transitions in the trajectory.
-        max_len: L.
-        cut_short: draw a window of a trajectory with T <= L in the same way. With "both", half of the trajectory is then missing
-            on average where T = L: what an agent has to remember and what it is for are hardly ever in one sequence.
-    """
-    if length <= max_len and not cut_short:
-        return 0, length
-    low = 1 - max_len if padded_sampling in ("both", "left") else 0
-    high = length - 2 if padded_sampling in ("both", "right") else length - max_len
-    start = int(rng.integers(low, max(high, low) + 1))
-    return max(start, 0), min(start + max_len, length)
 
 
 def check_same_spaces(
@@ -253,7 +361,7 @@ class DoNothingDataset(RLDataset):
     def can_become_ready(self) -> bool:
         return False
 
-    def sample_random_trajectory(self, rng: np.random.Generator) -> RLData:
+    def sample_random_trajectory(self, rng: np.random.Generator | None = None) -> RLData:
         """Never called by training.
 
         Raises:

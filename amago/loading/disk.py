@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import gin
 import gymnasium as gym
 import numpy as np
+from numpy.typing import NDArray
 
 from amago.data.batch import Batch, RLData
 from amago.data.relabel import NoOpRelabeler, Relabeler
@@ -25,6 +28,9 @@ from amago.loading.dataset import (
 from amago.spaces import action_spec
 from amago.store import EvictedError, StoreView, TrajectoryStore
 from amago.store.schema import Schema
+from amago.store.store import FIFO, PROTECTED
+
+logger = logging.getLogger(__name__)
 
 
 @gin.configurable(module="amago.loading")
@@ -38,13 +44,18 @@ class DiskTrajDataset(RLDataset):
         dset_root: directory of all data sets ("~" is expanded).
         dset_name: name of this one.
         dset_max_size: trajectories kept in ``fifo``.
+        dset_min_size: training waits until there are more trajectories than this.
         relabeler: rewrites each trajectory before the window is cut; default: none.
         allow_pickle: load ``.traj`` pickles. They run code: only for files that you wrote yourself.
+        dset_max_steps, dset_max_bytes: transitions, and bytes, kept in ``fifo``. All three limits hold at the same time. The oldest
+            files are deleted, each as a whole, so up to one file more may remain.
 
     Attributes:
         reads_batches: `sample_batch` reads its sequences directly into the batch, which is faster, instead of calling
             `sample_random_trajectory`. A subclass that does not change which sequences are drawn, or how they are read, keeps
             this by ``class Mine(DiskTrajDataset, reads_batches=True)``.
+        fifo_filenames, all_filenames: absolute paths of the files in ``fifo`` (a set), and of all files (a list), since the last
+            `on_end_of_collection`. Paths that a subclass's `_refresh_files` removes from ``all_filenames`` are not sampled.
     """
 
     reads_batches = True
@@ -58,27 +69,59 @@ class DiskTrajDataset(RLDataset):
         dset_root: str | os.PathLike[str],
         dset_name: str,
         dset_max_size: float = float("inf"),
+        dset_min_size: float = 0,
         relabeler: Relabeler | None = None,
         allow_pickle: bool = False,
+        dset_max_steps: float = float("inf"),
+        dset_max_bytes: float = float("inf"),
     ):
-        if not dset_max_size >= 1:
-            raise ValueError(f"dset_max_size counts trajectories and must be at least 1, got {dset_max_size}")
-        self.dset_root, self.dset_name = Path(dset_root).expanduser(), dset_name
-        self.dset_max_size = dset_max_size
+        limits = {
+            "size": (dset_max_size, "trajectories"),
+            "steps": (dset_max_steps, "transitions"),
+            "bytes": (dset_max_bytes, "bytes"),
+        }
+        for what, (limit, counted) in limits.items():
+            if not limit >= 1:
+                raise ValueError(f"dset_max_{what} counts {counted} and must be at least 1, got {limit}")
+        if not isinstance(dset_min_size, int | float | np.number) or not dset_min_size >= 0:
+            raise ValueError(
+                f"dset_min_size counts trajectories and must be at least 0, got {dset_min_size!r}; a relabeler is given by name, "
+                "relabeler=..."
+            )
+        super().__init__(dset_name)
+        self.dset_root, self.dset_min_size = Path(dset_root).expanduser(), dset_min_size
+        self.dset_max_size, self.dset_max_steps, self.dset_max_bytes = dset_max_size, dset_max_steps, dset_max_bytes
         self.relabeler = checked_relabeler(relabeler)
         self.allow_pickle = allow_pickle
         self._store: TrajectoryStore | None = None
         self._pending_state: dict[str, Any] | None = None
         self._spaces: tuple[gym.spaces.Dict, gym.Space[Any]] | None = None  # of the policy
         self._checked: set[Schema] = set()  # that agree with them
+        self.fifo_filenames: set[str] = set()
+        self.all_filenames: list[str] = []
+        self._only: tuple[StoreView | None, set[str], NDArray[np.int64]] | None = None  # the files to sample, if not all
+        self._deleted = 0  # files
 
     @property
     def buffer_dir(self) -> Path:
         return self.dset_root / self.dset_name / "buffer"
 
     @property
+    def fifo_path(self) -> str:
+        """The directory that actors write."""
+        return str(self.buffer_dir / FIFO)
+
+    @property
+    def protected_path(self) -> str:
+        """The directory whose files are never deleted."""
+        return str(self.buffer_dir / PROTECTED)
+
+    @property
     def save_new_trajs_to(self) -> str:
-        return str(self.buffer_dir / "fifo")
+        return self.fifo_path
+
+    def get_description(self) -> str:
+        return f"{self.dset_name}: trajectories in {self.buffer_dir}"
 
     @property
     def store(self) -> TrajectoryStore:
@@ -91,35 +134,99 @@ class DiskTrajDataset(RLDataset):
             raise RuntimeError("the data set is opened by Experiment.start(), or by configure(DatasetSettings(...))")
         return self._store
 
-    def configure(self, settings: DatasetSettings) -> None:
-        super().configure(settings)
+    def configure(self, settings: DatasetSettings | None = None, **values: Any) -> None:
+        super().configure(settings, **values)
         if self._store is not None:
             self._store.close()
         self._store = TrajectoryStore(
-            self.buffer_dir, self.dset_max_size, edit=settings.has_edit_rights, allow_pickle=self.allow_pickle
+            self.buffer_dir,
+            self.dset_max_size,
+            max_steps=self.dset_max_steps,
+            max_bytes=self.dset_max_bytes,
+            edit=self.has_edit_rights,
+            allow_pickle=self.allow_pickle,
         )
         if self._pending_state is not None:
             self._store.load_state_dict(self._pending_state)
             self._pending_state = None
-        self._store.refresh()
+        self._find_files()
 
     def close(self) -> None:
         if self._store is not None:
             self._store.close()
 
-    def _drawable(self) -> StoreView:
-        view = self.store.view()  # does not change when another thread adds or deletes files
-        if len(view) == 0:
-            raise RuntimeError(f"the replay buffer {self.buffer_dir} is empty: collect first, or check dset_root and dset_name")
-        return view
+    # ---- files -----------------------------------------------------------------------------------------------------------
 
-    def sample_random_trajectory(self, rng: np.random.Generator) -> RLData:
+    def _find_files(self) -> None:
+        """Find new files, delete the oldest beyond the limits, and choose those to sample."""
+        self._refresh_files()
+        self._filter()
+        known, chosen = self.store.paths(), set(self.all_filenames)
+        if strangers := chosen - known:
+            logger.warning(
+                "all_filenames of %s has %d files that are no trajectory files in %s, such as %s: they are not sampled",
+                self.dset_name, len(strangers), self.buffer_dir, min(strangers),
+            )  # fmt: skip
+        self._only = None if known <= chosen else (None, chosen, np.zeros(0, np.int64))
+
+    def _refresh_files(self) -> None:
+        """Find files that were added or deleted. Override, call super, and change ``all_filenames`` to sample only some of them."""
+        self.store.refresh(evict=False)
+        fifo = self._list_abs_path_to_files(self.fifo_path)
+        self.fifo_filenames, self.all_filenames = set(fifo), [*self._list_abs_path_to_files(self.protected_path), *fifo]
+
+    def _list_abs_path_to_files(self, directory: str) -> list[str]:
+        """The trajectory files in a directory, the oldest first. Override to sample only some of them."""
+        for partition, path in ((FIFO, self.fifo_path), (PROTECTED, self.protected_path)):
+            if os.path.abspath(directory) == os.path.abspath(path):
+                return self.store.paths_in(partition)
+        return sorted(os.path.join(directory, name) for name in os.listdir(directory) if not name.startswith("."))
+
+    def _filter(self) -> None:
+        """Delete the oldest files in ``fifo`` beyond the limits. Override to delete others, or none."""
+        self._deleted = self.store.evict().evicted_files
+        if self._deleted:
+            known = self.store.paths()
+            self.fifo_filenames &= known
+            self.all_filenames = [path for path in self.all_filenames if path in known]
+
+    # ---- sampling --------------------------------------------------------------------------------------------------------
+
+    def _drawn(self, rng: np.random.Generator) -> tuple[StoreView, int]:
+        """A random trajectory of those to sample."""
+        view = self.store.view()  # does not change when another thread adds or deletes files
+        if self._only is not None:
+            indices = self._indices(view, *self._only)
+            if len(indices):
+                return view, int(indices[rng.integers(len(indices))])
+        elif len(view):
+            return view, int(rng.integers(len(view)))
+        raise RuntimeError(f"the replay buffer {self.buffer_dir} is empty: collect first, or check dset_root and dset_name")
+
+    def _indices(self, view: StoreView, of: StoreView | None, paths: set[str], indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The trajectories in the files to sample: those known of a view, or those of another."""
+        if of is not view:
+            indices = view.indices_in(paths)
+            self._only = view, paths, indices
+        return indices
+
+    def sample_random_trajectory(self, rng: np.random.Generator | None = None) -> RLData:
+        (settings, rng), whole = self.settings.drawing(rng), rng is None
         while True:
-            view = self._drawable()
+            view, index = self._drawn(rng)
             try:
-                return RLData.from_traj(self._window(view, int(rng.integers(len(view))), rng))
+                if not self.form.converts_whole:
+                    return RLData.from_traj(self._window(view, index, settings, rng))
+                data = self._traj_to_rl_data(self._stored(view, index).derive(view.action_spec(index)))
             except EvictedError:  # deleted since the view was made: draw another
                 continue
+            return data if whole else data.random_slice(
+                settings.max_seq_len, settings.padded_sampling, rng, settings.cut_short_trajectories
+            )  # fmt: skip
+
+    def _traj_to_rl_data(self, traj: FrozenTraj) -> RLData:
+        """A whole trajectory, relabelled, as tensors. An override is given all of each trajectory, which is cut afterwards."""
+        return RLData.from_traj(self.relabeler(traj))
 
     def sample_batch(self, rng: np.random.Generator, batch_size: int) -> Batch:
         """Draw a batch: the sequences that `sample_random_trajectory` would draw with the same ``rng``.
@@ -139,8 +246,7 @@ class DiskTrajDataset(RLDataset):
         extra_fields = self.settings.extra_fields
         buffers, row = None, 0
         while row < batch_size:
-            view = self._drawable()
-            index = int(rng.integers(len(view)))
+            view, index = self._drawn(rng)
             start, stop = self.settings.window(int(view.lengths[index]), rng)
             schema = view.schema(index)
             if buffers is None:
@@ -154,13 +260,16 @@ class DiskTrajDataset(RLDataset):
                 continue
         return buffers
 
-    def _window(self, view: StoreView, index: int, rng: np.random.Generator) -> FrozenTraj:
-        def read(start: int = 0, stop: int | None = None) -> StoredTraj:
-            return view.read(index, start, stop, extras=self.settings.extra_fields)
+    def _stored(self, view: StoreView, index: int, start: int = 0, stop: int | None = None) -> StoredTraj:
+        return view.read(index, start, stop, extras=self.settings.extra_fields)
 
-        return sample_window(int(view.lengths[index]), view.action_spec(index), read, self.relabeler, self.settings, rng)
+    def _window(self, view: StoreView, index: int, settings: DatasetSettings, rng: np.random.Generator) -> FrozenTraj:
+        read = functools.partial(self._stored, view, index)
+        return sample_window(int(view.lengths[index]), view.action_spec(index), read, self.relabeler, settings, rng)
 
     def check_spaces(self, obs_space: gym.spaces.Dict, action_space: gym.Space[Any]) -> None:
+        super().check_spaces(obs_space, action_space)
+        self.store.set_spaces(obs_space, action_space)
         self._spaces, self._checked = (obs_space, action_space), set()
         self._check_new_kinds()
 
@@ -179,12 +288,20 @@ class DiskTrajDataset(RLDataset):
 
     @property
     def ready_for_training(self) -> bool:
-        return len(self.store) > 0
+        view = self.store.view()
+        have = len(view) if self._only is None else len(self._indices(view, *self._only))
+        return have > self.dset_min_size
 
-    def on_end_of_collection(self) -> dict[str, float]:
-        self.store.refresh()
+    def on_end_of_collection(self, experiment: Any = None) -> dict[str, float]:
+        self._find_files()
         self._check_new_kinds()
-        return self.store.info()
+        sizes = self.store.info()
+        return sizes | {
+            "Trajectory Files Saved in FIFO Replay Buffer": float(len(self.fifo_filenames)),
+            "Total Trajectory Files in Replay Buffer": float(len(self.all_filenames)),
+            "Trajectory Files Deleted": float(self._deleted),
+            "Buffer Disk Space (GB)": sizes["bytes"] / 1e9,
+        }
 
     def delete(self, *, delete_protected: bool = False, delete_quarantine: bool = False) -> None:
         """Delete the trajectories in ``fifo``; ``protected`` and ``quarantine`` only on request. Other files stay.
@@ -206,4 +323,4 @@ class DiskTrajDataset(RLDataset):
             self._pending_state = state["store"]
         else:
             self._store.load_state_dict(state["store"])
-            self._store.refresh()
+            self._find_files()

@@ -5,18 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import gin
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from amago.data.batch import RLData
+from amago.compat import datasets as compat
+from amago.data.batch import RLData, global_rng
 from amago.loading.dataset import DatasetSettings, RLDataset
 
 _OPENED = -1
 """In the place of a training phase: a data set was ready when it was opened, before any collection."""
+
+
+class _DatasetStatus(NamedTuple):
+    """A data set of a mixture: its weights, and the training phase in which it became ready (None: it is not)."""
+
+    dataset: RLDataset
+    initial_weight: float
+    final_weight: float
+    epoch_ready: int | None
 
 
 @gin.configurable(module="amago.loading")
@@ -38,6 +48,7 @@ class MixtureOfDatasets(RLDataset):
         sampling_weights: one number of 0 or more for each.
         initial_sampling_weights: weights at the start; requires ``smooth_sudden_starts``.
         smooth_sudden_starts: S, at least 1; default: sampling weights at once.
+        dset_name: of the mixture.
         collect_into: index of the data set that stores new trajectories. Default: the only one that can. Only this data set
             may be edited, and `delete` deletes only its data.
 
@@ -51,8 +62,10 @@ class MixtureOfDatasets(RLDataset):
         sampling_weights: Sequence[float],
         initial_sampling_weights: Sequence[float] | None = None,
         smooth_sudden_starts: int | None = None,
+        dset_name: str | None = None,
         collect_into: int | None = None,
     ):
+        super().__init__(dset_name)
         self.datasets = list(datasets)
         if not self.datasets:
             raise ValueError("datasets must hold at least one data set, got none")
@@ -116,14 +129,15 @@ class MixtureOfDatasets(RLDataset):
 
     # ---- preparation -------------------------------------------------------------------------------------------------
 
-    def configure(self, settings: DatasetSettings) -> None:
-        super().configure(settings)
+    def configure(self, settings: DatasetSettings | None = None, **values: Any) -> None:
+        super().configure(settings, **values)
         collecting = self.collecting
         for i, dataset in enumerate(self.datasets):
-            dataset.configure(replace(settings, has_edit_rights=settings.has_edit_rights and i == collecting))
+            compat.configure(dataset, replace(self.settings, has_edit_rights=self.has_edit_rights and i == collecting))
         self._update_weights(_OPENED if self._phase == 0 else self._phase)
 
     def check_spaces(self, obs_space: gym.spaces.Dict, action_space: gym.Space[Any]) -> None:
+        super().check_spaces(obs_space, action_space)
         for dataset in self.datasets:
             dataset.check_spaces(obs_space, action_space)
 
@@ -158,6 +172,31 @@ class MixtureOfDatasets(RLDataset):
         done = min(1.0, (self._phase - max(0, since)) / self.smooth_sudden_starts)
         return first + (final - first) * done
 
+    def update_dset_weights(self, epoch: int) -> None:
+        """Check which data sets are ready, and set the proportions of a training phase.
+
+        Args:
+            epoch: number of the phase, from 0.
+        """
+        self._phase = int(epoch)
+        self._update_weights(self._phase)
+
+    @property
+    def all_datasets(self) -> list[RLDataset]:
+        """All data sets, ready or not."""
+        return self.datasets
+
+    @property
+    def _dsets_status(self) -> list[_DatasetStatus]:
+        initial = self.initial_sampling_weights if self.initial_sampling_weights is not None else self.sampling_weights
+        ready = [None if since is None else max(0, since) for since in self._ready_since]
+        return [_DatasetStatus(*x) for x in zip(self.datasets, initial.tolist(), self.sampling_weights.tolist(), ready)]
+
+    @property
+    def _available_datasets(self) -> list[tuple[RLDataset, float]]:
+        """The data sets that are drawn from, with their probabilities."""
+        return [(d, w) for d, w in zip(self.datasets, self.current_weights) if w > 0]
+
     @property
     def current_weights(self) -> list[float]:
         """The probability of each data set in this epoch; all 0 if none is ready."""
@@ -171,20 +210,22 @@ class MixtureOfDatasets(RLDataset):
     def can_become_ready(self) -> bool:
         return any(d.can_become_ready for d in self.datasets)
 
-    def sample_random_trajectory(self, rng: np.random.Generator) -> RLData:
+    def sample_random_trajectory(self, rng: np.random.Generator | None = None) -> RLData:
         chances = self._chances
         if chances is None:
             raise RuntimeError("none of the datasets in this mixture is ready for training; collect first, or wait")
         possible = np.flatnonzero(chances)
-        i = np.searchsorted(np.cumsum(chances[possible])[:-1], rng.random(), side="right")
-        return self.datasets[possible[i]].sample_random_trajectory(rng)
+        stream = global_rng() if rng is None else rng
+        i = np.searchsorted(np.cumsum(chances[possible])[:-1], stream.random(), side="right")
+        dataset = self.datasets[possible[i]]
+        return dataset.sample_random_trajectory() if rng is None else compat.draw(dataset, rng)
 
     # ---- epochs ------------------------------------------------------------------------------------------------------
 
-    def on_end_of_collection(self) -> dict[str, float]:
-        metrics = self._gathered([d.on_end_of_collection() for d in self.datasets])
+    def on_end_of_collection(self, experiment: Any = None) -> dict[str, float]:
+        metrics = self._gathered([compat.collection_ended(d) for d in self.datasets])
         self._update_weights(self._phase)
-        return metrics | {f"{self._label(i)}/weight": w for i, w in enumerate(self.current_weights)}
+        return metrics | self._sampling_metrics
 
     def on_end_of_training(self) -> dict[str, float]:
         self._phase += 1
@@ -195,10 +236,17 @@ class MixtureOfDatasets(RLDataset):
             data.close()
 
     def _gathered(self, metrics: list[dict[str, float]]) -> dict[str, float]:
-        return {f"{self._label(i)}/{name}": value for i, m in enumerate(metrics) for name, value in m.items()}
+        return {f"{label} {name}": value for label, m in zip(self._labels, metrics) for name, value in m.items()}
 
-    def _label(self, i: int) -> str:
-        return f"{i}_{type(self.datasets[i]).__name__}"
+    @property
+    def _labels(self) -> list[str]:
+        """The names of the data sets; those that have the same are numbered."""
+        names = [d.dset_name for d in self.datasets]
+        return [f"{name} {names[:i].count(name) + 1}" if names.count(name) > 1 else name for i, name in enumerate(names)]
+
+    @property
+    def _sampling_metrics(self) -> dict[str, float]:
+        return {f"{label} Current Sample Weight": w for label, w in zip(self._labels, self.current_weights)}
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -17,9 +17,10 @@ import torch
 
 from amago.agent import BaseAgent
 from amago.data.extras import check_extra_fields
+from amago.data.windows import PADDED_SAMPLING
 from amago.envs.exploration import ExplorationWrapper
 from amago.envs.pool import ENV_MODES
-from amago.loading.dataset import PADDED_SAMPLING, RLDataset
+from amago.loading.dataset import RLDataset
 from amago.loading.disk import DiskTrajDataset
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
@@ -175,10 +176,21 @@ def _contradictions(s: ExperimentSettings) -> Iterable[str]:
         yield (
             f"dataset is given, and dset_root={s.dset_root!r}, dset_name={s.dset_name!r} would build another: give one of the two"
         )
+    yield from _ignored_limits(s)
     if s.mixed_precision == "fp16" and not torch.cuda.is_available():
         yield "mixed_precision='fp16' needs a GPU, and there is none: use 'bf16', or 'no'"
     if all(_is_number(v) for v in (s.epochs, s.start_learning_at_epoch, s.start_collecting_at_epoch)) and s.epochs >= 1:
         yield from _nothing_to_do(s)
+
+
+def _ignored_limits(s: ExperimentSettings) -> Iterable[str]:
+    """Limits of the buffer that the data set does not have: they only count for the one that ``dset_root`` and ``dset_name`` build."""
+    if not isinstance(s.dataset, RLDataset):
+        return
+    for name in ("dset_max_size", "dset_max_steps", "dset_max_bytes"):
+        value = getattr(s, name)
+        if value != math.inf and getattr(s.dataset, name, None) != value:
+            yield f"{name}={value} does not change the dataset that is given: give it to {type(s.dataset).__name__} instead"
 
 
 def _is_of_shorthand(dataset: RLDataset, root: str | None, name: str | None) -> bool:
@@ -212,6 +224,10 @@ def check_buffer(dataset: RLDataset, obs_space: gym.spaces.Dict, action_space: g
     """
     if not isinstance(dataset, DiskTrajDataset):
         return
+    try:
+        dataset.store.set_spaces(obs_space, action_space)
+    except ValueError as err:
+        raise SettingsError(f"{err}: choose another run_name or dset_name, or move the file away") from err
     view = dataset.store.view()
     for index, schema in view.kinds():
         recorded, spec = schema.obs_space, schema.action_spec

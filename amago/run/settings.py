@@ -29,8 +29,8 @@ class ExperimentSettings:
         run_name: name of the run; its files are written to ``ckpt_base_dir/run_name``.
         ckpt_base_dir: directory of all runs.
         max_seq_len: transitions in a training sequence, and steps of memory when acting.
-        dataset: source of the training sequences. Alternatively ``dset_root`` and ``dset_name`` (and ``dset_max_size``)
-            build a `DiskTrajDataset`.
+        dataset: source of the training sequences. Alternatively ``dset_root`` and ``dset_name`` build a `DiskTrajDataset`
+            that keeps at most ``dset_max_size`` trajectories, ``dset_max_steps`` transitions and ``dset_max_bytes`` bytes.
         tstep_encoder_type, traj_encoder_type, agent_type: classes, built with their (gin) defaults.
         val_timesteps_per_epoch: steps of each actor in an evaluation; enough for at least one rollout to end.
         make_train_env, make_val_env: a function that returns an `AMAGOEnv`, or a list with one function for each actor.
@@ -58,7 +58,7 @@ class ExperimentSettings:
         save_trajs_as: "npz", "npz-compressed" (a file for each trajectory) or "segments" (many trajectories in a file:
             faster, and far fewer files).
         padded_sampling: which parts of rollouts longer than ``max_seq_len`` are trained on: "none", "left", "right" or "both"; see
-            `amago.loading.dataset.subsequence`. Shorter ones are always trained on as a whole.
+            `amago.data.windows.subsequence`. Shorter ones are always trained on as a whole.
         refused_data_timeout: a process that never collects waits for data of others as long as nothing was found. If files were
             found and all were refused, it waits so many seconds for others, and then fails with the reasons.
         cut_short_trajectories: ``padded_sampling`` also cuts rollouts that fit into ``max_seq_len``, as the original does.
@@ -150,6 +150,8 @@ class ExperimentSettings:
     dset_root: str | None = None
     dset_name: str | None = None
     dset_max_size: float = float("inf")
+    dset_max_steps: float = float("inf")
+    dset_max_bytes: float = float("inf")
     extra_fields: Sequence[ExtraField] = ()
     cut_short_trajectories: bool = False
     refused_data_timeout: float = 60.0
@@ -162,7 +164,13 @@ class ExperimentSettings:
     def resolve(self) -> None:
         """Replace shorthands: build the data set from ``dset_root`` and ``dset_name``; make lists of iterables of functions."""
         if self.dataset is None and self.dset_root is not None and self.dset_name is not None:
-            self.dataset = DiskTrajDataset(self.dset_root, self.dset_name, self.dset_max_size)
+            self.dataset = DiskTrajDataset(
+                self.dset_root,
+                self.dset_name,
+                self.dset_max_size,
+                dset_max_steps=self.dset_max_steps,
+                dset_max_bytes=self.dset_max_bytes,
+            )
         for name in ("make_train_env", "make_val_env"):
             value = getattr(self, name)
             if isinstance(value, Iterable) and not callable(value) and not isinstance(value, str | bytes):

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 
+from amago.compat.datasets import collection_ended
 from amago.loading import RLDataset
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ def wait_for_data(dataset: RLDataset, refused_timeout: float, pause: Callable[[]
             )
         if not pause():
             return
-        dataset.on_end_of_collection()
+        collection_ended(dataset)
 
 
 def _listed(refused: Mapping[str, str]) -> str:

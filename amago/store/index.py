@@ -16,7 +16,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from amago.store import legacy, npz, segment
+from amago.store import legacy, npz, original, segment
 from amago.store import schema as sc
 from amago.store.errors import BadFileError, EvictedError
 from amago.store.files import open_regular, replace_file, write_all
@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 TICK_NS = 12_000_000
 """Longer than the resolution of file time stamps, 10 ms at worst."""
 
-SEGMENT, NPZ, PACKED, TRAJ = range(4)
+SEGMENT, NPZ, PACKED, TRAJ, ORIGINAL = range(5)
+"""Kinds of files; those after `PACKED` are of other systems, and are read by `read_foreign`."""
 _INDEX = ("ep_offsets", "start_time", "env_id")
 
 
@@ -124,7 +125,7 @@ def load(
     return entry
 
 
-_SAME = ("kind", "n", "total", "places", "schema", "env_names")
+_SAME = ("kind", "n", "total", "places", "env_names")
 
 
 def recheck(root: str, entry: Entry) -> None:
@@ -145,6 +146,9 @@ def recheck(root: str, entry: Entry) -> None:
     except OSError as err:
         raise EvictedError(f"{where} cannot be read now: {err}") from err
     same = all(getattr(now, name) == getattr(entry, name) for name in _SAME)
+    same = same and (
+        entry.kind == ORIGINAL or now.schema == entry.schema
+    )  # that of the original's files is given, not recorded
     if not (same and all(np.array_equal(getattr(now, name), getattr(entry, name)) for name in _INDEX)):
         raise EvictedError(f"{where} has been replaced by another file; draw another index")
     entry.size, entry.mtime_ns = now.size, now.mtime_ns
@@ -165,6 +169,9 @@ def _load_segment(entry: Entry, fd: int, schemas: Schemas, trusted: bool) -> Non
 
 def _load_npz(entry: Entry, fd: int, schemas: Schemas, trusted: bool) -> None:
     found = npz.members(fd, entry.size)
+    if original.is_original(found):
+        _load_original(entry, fd, found, schemas, trusted)
+        return
     metadata = npz.read_metadata(fd, found)
     del found["metadata"]
     parts, n, total = sc.fit({name: (m.dtype, m.shape) for name, m in found.items()}, metadata["spaces"])
@@ -184,24 +191,23 @@ def _load_npz(entry: Entry, fd: int, schemas: Schemas, trusted: bool) -> None:
     entry.writer, entry.sequence = metadata["writer"], metadata["sequence"]
 
 
+def _load_original(entry: Entry, fd: int, found: dict[str, npz.Member], schemas: Schemas, trusted: bool) -> None:
+    total, start_time = original.check(fd, found, trusted)
+    env_name, entry.writer, entry.sequence = original.of_name(entry.name)
+    index = np.array([0, total]), np.array([start_time]), np.zeros(1, np.int32)
+    _fill(entry, ORIGINAL, 1, total, index, [env_name], schemas)
+    entry.places = (found,)
+    original.Spaces.unknown(found, schemas).give(entry)
+
+
 def _load_traj(entry: Entry, path: str, schemas: Schemas, allow_pickle: bool) -> None:
     traj, spec = legacy.read_traj(path, allow_pickle=allow_pickle)
     fields, names = sc.pack([traj])
     parts, n, total = sc.fit({k: (a.dtype, a.shape) for k, a in fields.items()})
     _fill(entry, TRAJ, n, total, (fields["ep_offsets"], fields["start_time"], fields["env_id"]), names, schemas)
-    spaces = gym.spaces.Dict({k: _widest_box(a) for k, a in traj.obs.items()})
+    spaces = gym.spaces.Dict({k: original.widest_box(a.dtype, a.shape[1:]) for k, a in traj.obs.items()})
     entry.schema = schemas.get(parts, sc.spaces_text(spaces, spec.space))
     entry.places, entry.writer, entry.sequence = (), "", 0
-
-
-def _widest_box(a: sc.Array) -> gym.spaces.Box:
-    if a.dtype.kind == "f":
-        low, high = -np.inf, np.inf
-    elif a.dtype.kind == "b":
-        low, high = 0, 1
-    else:  # descriptions of spaces have their bounds as float64
-        low, high = max(np.iinfo(a.dtype).min, -(2**53)), min(np.iinfo(a.dtype).max, 2**53)
-    return gym.spaces.Box(low, high, shape=a.shape[1:], dtype=a.dtype.type)
 
 
 def _fill(
@@ -212,8 +218,16 @@ def _fill(
     entry.env_names = schemas.share(sc.check_index(index[0], index[1], index[2], total, env_names))
 
 
-def read_legacy(fd: int, entry: Entry, start: int, buffers: Any) -> None:
-    """Fill `amago.store.view.SliceBuffers` from a ``.traj`` file; the whole file is unpickled each time."""
+def read_foreign(fd: int, entry: Entry, start: int, buffers: Any) -> None:
+    """Fill `amago.store.view.SliceBuffers` from a file of another system."""
+    if entry.kind == ORIGINAL:
+        original.read(fd, entry, start, buffers)
+    else:
+        _read_traj(fd, entry, start, buffers)
+
+
+def _read_traj(fd: int, entry: Entry, start: int, buffers: Any) -> None:
+    """From a ``.traj`` file; the whole file is unpickled each time."""
     whole, _ = legacy.read_open_traj(fd)
     if len(whole) != entry.total:
         raise BadFileError(f"{entry.name} has changed: {len(whole)} transitions instead of {entry.total}")

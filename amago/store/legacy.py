@@ -32,8 +32,8 @@ def refuse(path: str | os.PathLike[str], count: int = 1) -> PickleRefusedError:
     more = f" (and {count - 1} more)" if count > 1 else ""
     return PickleRefusedError(
         f"{os.fspath(path)}{more} is a .traj pickle: reading one could run any code that its author put into it. If you "
-        "trust where it comes from, pass allow_pickle=True; to convert it for good, write what "
-        "amago.store.legacy.read_traj(path, allow_pickle=True) returns with a TrajectoryWriter; otherwise move it away."
+        "trust where it comes from, convert it for good ('amago buffer import DIRECTORY RUN --allow-pickle') and move it away, or "
+        "pass allow_pickle=True; otherwise move it away."
     )
 
 
@@ -45,8 +45,18 @@ _NUMPY = {
 }
 
 
+class _Trajectory:
+    """Stands for the original's ``amago.hindsight.Trajectory``: an attribute ``timesteps``, a list of `_Timestep`."""
+
+
+class _Timestep:
+    """Stands for the original's ``Timestep``: obs, prev_action, reward, time_idx and terminal, each with a leading axis of one."""
+
+
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        if module == "amago.hindsight" and name in ("Trajectory", "Timestep"):
+            return _Trajectory if name == "Trajectory" else _Timestep
         if module in ("amago.hindsight", "amago.data.trajectory") and name == "FrozenTraj":
             return FrozenTraj
         if module in ("numpy", "numpy.core.multiarray", "numpy._core.multiarray", "numpy.core.numeric", "numpy._core.numeric"):
@@ -66,7 +76,7 @@ def _latin1(text: str, encoding: str = "latin1") -> bytes:
 
 
 def read_traj(path: str | Path, *, allow_pickle: bool = False) -> tuple[StoredTraj, ActionSpec]:
-    """Read a pickled `amago.data.trajectory.FrozenTraj`, or a dict of its six fields.
+    """Read a pickled `amago.data.trajectory.FrozenTraj`, a dict of its six fields, or a trajectory of the original system.
 
     Such a file has actions in vector form and does not record the spaces. Its actions are returned as vectors, with the spec of a
     box of their width; `StoredTraj.derive` restores the arrays that were pickled.
@@ -96,11 +106,31 @@ def read_open_traj(fd: int) -> tuple[StoredTraj, ActionSpec]:
         raise
     except Exception as err:  # a damaged pickle raises almost anything
         raise BadFileError(f"the pickle cannot be read: {err!r:.200}") from err
+    if isinstance(content, _Trajectory):
+        content = _from_timesteps(content)
     fields = content if isinstance(content, dict) else getattr(content, "__dict__", {})
     missing = [name for name in FIELDS if name not in fields]
     if missing or not isinstance(fields["obs"], dict):
         raise BadFileError(f"the pickle holds {type(content).__name__}, which lacks {missing or 'a dict of observations'}")
     return _convert(fields)
+
+
+def _from_timesteps(traj: _Trajectory) -> dict[str, Any]:
+    """The six fields of a trajectory that was pickled step by step."""
+    try:
+        steps: list[Any] = vars(traj)["timesteps"]
+        obs = {k: np.stack([np.asarray(s.obs[k])[0] for s in steps]) for k in steps[0].obs}
+        columns = {name: np.stack([np.asarray(getattr(s, name)).reshape(-1) for s in steps]) for name in _STEP}
+    except (KeyError, IndexError, AttributeError, TypeError, ValueError) as err:
+        raise BadFileError(f"the pickled timesteps do not fit together: {err!r:.200}") from err
+    rewards, actions = columns["reward"], columns["prev_action"]
+    return {
+        "obs": obs, "rl2s": np.concatenate((rewards, actions), axis=1), "time_idxs": columns["time_idx"], "rews": rewards[1:],
+        "dones": columns["terminal"][1:], "actions": actions[1:],
+    }  # fmt: skip
+
+
+_STEP = ("prev_action", "reward", "time_idx", "terminal")
 
 
 def _convert(fields: dict[str, Any]) -> tuple[StoredTraj, ActionSpec]:

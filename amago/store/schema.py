@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amago.data.extras import ExtraField
-from amago.data.trajectory import EXTRA, FIELDS, OBS, Field, StoredTraj, rows_in
+from amago.data.trajectory import EXTRA, FIELDS, OBS, Field, StoredTraj, pad_value, rows_in
 from amago.spaces import ActionSpec, action_spec, describe, from_description, stored_width
 from amago.store.errors import BadFileError
 
@@ -68,6 +68,8 @@ _OFFSETS = "n+1"
 _INDEX = (Field("ep_offsets", _OFFSETS, "index", CODES["I64"], ()), Field("env_id", "1", "index", CODES["I32"], ()))
 _KNOWN = {x.name: x for x in (*FIELDS, *_INDEX) if x.role != "obs"}
 """Every field of a file, beside observations and extra fields; a dtype of None is that of ``actions``."""
+ONE_ROW = {x.name: x for x in (*FIELDS, *_INDEX) if x.rows == "1"}
+"""The fields that have one row for each trajectory."""
 
 
 class Part(NamedTuple):
@@ -102,6 +104,8 @@ class Slot(NamedTuple):
         part: position in `Schema.parts`; -1 where the files lack the field.
         before: position of the field that holds the row before a trajectory's first (then slices have that row, too); or -1.
         default: of all rows, where the files lack the field.
+        pad: what padding in a batch holds (`amago.data.trajectory.pad_value`); 0 in extra fields, and in actions, which are
+            padded when they are vectors.
     """
 
     group: str
@@ -114,12 +118,17 @@ class Slot(NamedTuple):
     each: int
     more: int
     default: float
+    pad: Any
 
     @classmethod
-    def of(cls, x: Field, part: int, before: int, dtype: DType, row: tuple[int, ...]) -> Slot:
+    def of(
+        cls, x: Field, part: int, before: int, dtype: DType, row: tuple[int, ...], box: gym.spaces.Box | None = None
+    ) -> Slot:
         group, start = {"obs": ("obs", len(OBS)), "extra": ("extras", len(EXTRA))}.get(x.role, ("", 0))
         each, more = int(x.rows != "1"), int(x.rows != "T" or before >= 0)
-        return cls(group, x.name[start:], x.rows, part, before, dtype, row, each, more, x.default or 0.0)
+        bounds = () if box is None else (box.low, box.high)
+        pad = 0 if x.role in ("extra", "action") else pad_value(dtype, *bounds)
+        return cls(group, x.name[start:], x.rows, part, before, dtype, row, each, more, x.default or 0.0, pad)
 
     def take(self, steps: int) -> int:
         """Rows of a slice of so many transitions."""
@@ -198,7 +207,8 @@ class Schema:
                 f"extra field {x.name[len(EXTRA) :]!r} was recorded with rows {part.rows!r}, shape {part.row} and dtype {part.dtype}, "
                 f"but is declared with rows {x.rows!r}, shape {x.shape} and dtype {x.dtype}; declare it as recorded, or rename it"
             )
-        return Slot.of(x, i, -1 if x.before is None else self.at[x.before], part.dtype, part.row)
+        box: Any = self.obs_space.spaces.get(x.name[len(OBS) :]) if x.role == "obs" else None
+        return Slot.of(x, i, -1 if x.before is None else self.at[x.before], part.dtype, part.row, box)
 
     @cached_property
     def action_spec(self) -> ActionSpec:

@@ -20,11 +20,12 @@ from amago.data.extras import ExtraField
 from amago.data.trajectory import StoredTraj
 from amago.spaces import ActionSpec
 from amago.store import index as ix
-from amago.store import index_cache, legacy
-from amago.store.errors import EvictedError
+from amago.store import index_cache, legacy, original
+from amago.store.errors import BadFileError, EvictedError
 from amago.store.file_cache import FileCache
 from amago.store.files import TEMPORARY, is_stale
 from amago.store.index import Entry
+from amago.store.limits import Limits
 from amago.store.quarantine import Quarantine, reason_of
 from amago.store.view import Lost, StoreView
 
@@ -83,17 +84,25 @@ class TrajectoryStore:
 
     Args:
         root: the buffer's directory, ``{dset_root}/{dset_name}/buffer``; created if it does not exist.
-        max_trajectories: limit of ``fifo``. Whole files are deleted, so up to one file's trajectories more may remain.
+        max_trajectories, max_steps, max_bytes: limits of ``fifo`` (`amago.store.limits.Limits`). Whole files are deleted, so up to
+            one file more may remain.
         edit: whether to delete files, move damaged ones to quarantine, and record the order.
         allow_pickle: also read ``.traj`` pickles; otherwise the first `refresh` refuses a buffer that has any.
     """
 
     def __init__(
-        self, root: str | Path, max_trajectories: float = inf, *, edit: bool = True, allow_pickle: bool = False
+        self,
+        root: str | Path,
+        max_trajectories: float = inf,
+        *,
+        max_steps: float = inf,
+        max_bytes: float = inf,
+        edit: bool = True,
+        allow_pickle: bool = False,
     ) -> None:
-        if not max_trajectories >= 0:
-            raise ValueError(f"max_trajectories is {max_trajectories}, but must be at least 0")
-        self.root, self.max_trajectories, self.edit, self.allow_pickle = Path(root), max_trajectories, edit, allow_pickle
+        Limits(max_trajectories, max_steps, max_bytes)  # refuses what is not a limit
+        self.max_trajectories, self.max_steps, self.max_bytes = max_trajectories, max_steps, max_bytes
+        self.root, self.edit, self.allow_pickle = Path(root), edit, allow_pickle
         for partition in PARTITIONS:
             (self.root / partition).mkdir(parents=True, exist_ok=True)
         self._cache = FileCache()
@@ -105,6 +114,7 @@ class TrajectoryStore:
         self._bad: dict[str, dict[str, str]] = {p: {} for p in PARTITIONS}  # files that are skipped: name -> reason
         self._unreadable: dict[str, str] = {}  # path -> reason, as of the last refresh
         self._recorded: dict[tuple[str, str], tuple[int, int]] | None = None  # the journal, until the first refresh has used it
+        self._given: original.Spaces | None = None  # of files that record none
         self._shortcut: index_cache.IndexCache | None = None  # in use during the first refresh only
         self._looked_into = 0  # files that the saved index lacks
         self._ingested = self._evicted = self._quarantined = 0
@@ -186,6 +196,16 @@ class TrajectoryStore:
         """The environment's name during a trajectory."""
         return self._view.env_name(index)
 
+    def paths_in(self, partition: str) -> list[str]:
+        """Absolute paths of the files in ``fifo`` or ``protected`` that are sampled, the oldest first."""
+        directory = os.path.abspath(self.root / partition)
+        with self._lock:
+            return [f"{directory}/{name}" for name in self._files[partition]]
+
+    def paths(self) -> set[str]:
+        """Absolute paths of all files that are sampled."""
+        return {path for p in PARTITIONS for path in self.paths_in(p)}
+
     def info(self) -> dict[str, float]:
         """Sizes and counters, for logging. `load_state_dict` restores the counters."""
         with self._lock:
@@ -211,11 +231,31 @@ class TrajectoryStore:
 
     # Changing
 
-    def refresh(self) -> RefreshReport:
+    def set_spaces(self, obs_space: gym.spaces.Dict, action_space: gym.Space[Any]) -> None:
+        """The spaces of the files that do not record any (`amago.store.original`), now and in later refreshes.
+
+        Raises:
+            ValueError: such a file does not fit them.
+        """
+        with self._lock:
+            self._given = original.Spaces(obs_space, action_space, self._schemas)
+            found = [e for p in PARTITIONS for e in self._files[p].values() if e.kind == ix.ORIGINAL]
+            for entry in found:
+                try:
+                    self._given.give(entry, self.root)
+                except BadFileError as err:
+                    raise ValueError(f"{self.root / entry.partition / entry.name} does not fit the environment: {err}") from err
+            if found:
+                self._publish()
+
+    def refresh(self, *, evict: bool = True) -> RefreshReport:
         """Check and add new files, remove missing ones from the index, and delete the oldest beyond the limit.
 
         A file that is damaged or not a trajectory file is moved to ``{root}/quarantine`` (skipped if ``edit`` is False), counted,
-        and logged with the reason.
+        and logged with the reason. Files of the original system are never moved nor deleted.
+
+        Args:
+            evict: False: delete nothing; see `evict`.
 
         Raises:
             PickleRefusedError: the buffer has ``.traj`` files when it is first read, and ``allow_pickle`` is False. (Later
@@ -245,11 +285,19 @@ class TrajectoryStore:
             self._ingested += report.added
             if self.edit:
                 self._record(new, recorded)
-            self._evict(report)
+            if evict:
+                self._evict(report)
             if self.edit:
                 self._save_shortcut()
             if new or report.evicted_files or report.vanished_files or self._taken_out:
                 self._publish()
+            return report
+
+    def evict(self) -> RefreshReport:
+        """Delete the oldest files beyond the limits, as of the last `refresh`."""
+        with self._lock:
+            report = RefreshReport()
+            self._evict(report)
             return report
 
     def _refuse_pickles(self, listed: dict[str, list[str]], first: bool) -> None:
@@ -292,6 +340,8 @@ class TrajectoryStore:
                         directory, partition, name, self._schemas, lambda *now, was=checked: now == was, self.allow_pickle
                     )
                     self._looked_into += 1
+                if entry.kind == ix.ORIGINAL and self._given is not None:
+                    self._given.give(entry, self.root)
             except FileNotFoundError:
                 continue  # deleted since it was listed
             except OSError as err:
@@ -321,7 +371,8 @@ class TrajectoryStore:
         reason = reason_of(err)
         self._quarantined += 1
         self._bad[partition][name] = reason
-        if not self.edit or (source.is_dir() and not source.is_symlink()):
+        others = isinstance(err, original.OriginalFileError) or original.NAME.fullmatch(name)
+        if not self.edit or others or (source.is_dir() and not source.is_symlink()):
             logger.warning("%s is skipped: %s", source, reason)
             return
         try:
@@ -359,13 +410,8 @@ class TrajectoryStore:
 
     def _evict(self, report: RefreshReport) -> None:
         files = self._files[FIFO]
-        count = sum(e.n for e in files.values())
-        doomed = []
-        for entry in files.values():
-            if not self.edit or count <= self.max_trajectories or count - entry.n < self.max_trajectories:
-                break
-            doomed.append(entry)
-            count -= entry.n
+        own = [e for e in files.values() if e.kind != ix.ORIGINAL]
+        doomed = Limits(self.max_trajectories, self.max_steps, self.max_bytes).excess(own) if self.edit else []
         for entry in doomed:
             del files[entry.name]
         if doomed:
@@ -409,8 +455,9 @@ class TrajectoryStore:
             self.refresh()
             doomed: list[Entry] = []
             for partition in PARTITIONS if delete_protected else (FIFO,):
-                doomed += self._files[partition].values()
-                self._files[partition] = {}
+                files = self._files[partition]
+                doomed += [e for e in files.values() if e.kind != ix.ORIGINAL]
+                self._files[partition] = {name: e for name, e in files.items() if e.kind == ix.ORIGINAL}
             self._publish()  # first, so that readers do not draw files that will be deleted
             self._unlink(doomed)
             if delete_quarantine:
@@ -458,7 +505,7 @@ class TrajectoryStore:
         except (KeyError, TypeError) as err:
             raise ValueError(f"not the state of a TrajectoryStore: {err!r}") from err
         with self._lock:
-            self.refresh()
+            self.refresh(evict=False)  # the oldest of the saved order are the first to go
             for partition in PARTITIONS:
                 files = self._files[partition]
                 known = {name: files[name] for name in order[partition] if name in files}

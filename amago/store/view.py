@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -164,6 +164,16 @@ class StoreView:
         """The fields of a trajectory; one object for all that have the same."""
         return self._find(index)[0].schema
 
+    def indices_in(self, paths: Collection[str]) -> np.ndarray:
+        """The indices, (n,) int64, of the trajectories in these files, given by their absolute paths."""
+        root = os.path.abspath(self._root)
+        found = [
+            np.arange(first, first + e.n)
+            for first, e in zip(self._first, self._entries)
+            if os.path.join(root, e.partition, e.name) in paths
+        ]
+        return np.concatenate([np.zeros(0, np.int64), *found])
+
     def kinds(self) -> list[tuple[int, sc.Schema]]:
         """The different schemas of the files, and the index of the first trajectory of each."""
         found: dict[int, tuple[int, sc.Schema]] = {}
@@ -190,10 +200,10 @@ class StoreView:
         except FileNotFoundError as err:
             raise self._give_up(entry, self._evicted(entry)) from err
         try:
-            if entry.kind == ix.TRAJ:
-                ix.read_legacy(file.fd, entry, start, buffers)
-            else:
+            if entry.kind <= ix.PACKED:
                 _read(file.fd, entry, j, start, buffers)
+            else:
+                ix.read_foreign(file.fd, entry, start, buffers)
             info = _fstat(file.fd)  # last: a write before or during the reading is seen
             if (info.st_size, info.st_mtime_ns) != checked:
                 raise BadFileError("it was written to")
@@ -243,7 +253,7 @@ class StoreView:
 def _read(fd: int, entry: Entry, j: int, start: int, buffers: SliceBuffers) -> None:
     fetch = _fetch_packed if entry.kind == ix.PACKED else _fetch
     first, count = entry.ep_offsets.item(j) + start, buffers.steps
-    for (_, _, rows, i, before, _, _, _, _, default), out in zip(buffers.slots, buffers.arrays):
+    for (_, _, rows, i, before, _, _, _, _, default, _), out in zip(buffers.slots, buffers.arrays):
         if i < 0:
             out[...] = default
         elif rows == "T+1":

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from messages import naming
 
+from amago.data.windows import PADDED_SAMPLING, subsequence
 from amago.loading import Batch, RLData, collate
-from amago.loading.dataset import PADDED_SAMPLING, subsequence
 
 
 def sequence(length, fill=1.0):
@@ -26,7 +26,7 @@ def test_the_mask_says_what_is_real(lengths):
     for i, n in enumerate(lengths):
         assert batch.mask[i, :, 0].tolist() == [True] * (n + 1) + [False] * (longest - n)
         assert batch.transition_mask[i].sum() == n
-        assert batch.rews[i].sum() == n
+        assert batch.rews[i, :n].sum() == n
         assert batch.obs["a"][i, : n + 1].eq(1).all()
     assert batch.obs["img"].dtype == torch.uint8
     assert batch.dones.dtype == torch.bool

@@ -115,7 +115,7 @@ def test_offline_to_online(tmp_path: Path) -> None:
     assert steps == {0: 0, 1: 2 * 201, 2: 4 * 201}
     weights = [
         value for row in rows(tmp_path) if row["section"] == "buffer" for key, value in row["values"].items()
-        if key.endswith("DiskTrajDataset/weight")
+        if key.endswith("Current Sample Weight") and not key.startswith("D4RL")
     ]  # fmt: skip
     assert weights[0] == 0.0
     assert weights[-1] > 0.0

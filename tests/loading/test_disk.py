@@ -2,6 +2,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import tiny
+from messages import naming
 
 from amago import config
 from amago.data.relabel import Relabeler
@@ -151,6 +152,20 @@ def test_the_buffer_forgets_the_oldest_and_metrics_say_so(tmp_path):
     assert all(isinstance(v, int | float) for v in metrics.values())
     dataset.delete()
     assert not dataset.ready_for_training
+
+
+def test_the_buffer_may_be_limited_in_steps_and_in_bytes(tmp_path):
+    fill(tmp_path / "a", [10, 20, 30, 40], "npz")
+    assert [int(n) for n in opened(tmp_path / "a", dset_max_steps=70).store.lengths] == [30, 40]
+    assert [int(n) for n in opened(tmp_path / "a", dset_max_size=5, dset_max_steps=40).store.lengths] == [40]
+    fill(tmp_path / "b", [10] * 8, "npz")
+    whole = opened(tmp_path / "b").store.info()
+    half = opened(tmp_path / "b", dset_max_bytes=whole["bytes"] / 2).store.info()
+    assert half["trajectories"] == 4
+    assert half["bytes"] <= whole["bytes"] / 2
+    for name in ("dset_max_steps", "dset_max_bytes"):
+        with pytest.raises(ValueError, match=naming(name, 0)):
+            DiskTrajDataset(tmp_path, "d", **{name: 0})
 
 
 def files_in(buffer):

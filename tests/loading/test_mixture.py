@@ -214,10 +214,10 @@ def test_metrics_carry_the_data_sets_name_and_every_one_is_told():
     later = Later(1)
     mixture = configured([recorded(0), later], [0.5, 0.5])
     metrics = mixture.on_end_of_collection()
-    assert metrics["0_ArrayDataset/trajectories"] == 1.0
-    assert metrics["1_Later/size"] == 3.0
-    assert (metrics["0_ArrayDataset/weight"], metrics["1_Later/weight"]) == (1.0, 0.0)
-    assert mixture.on_end_of_training() == {"1_Later/loss": 1.0}
+    assert metrics["ArrayDataset trajectories"] == 1.0
+    assert metrics["Later size"] == 3.0
+    assert (metrics["ArrayDataset Current Sample Weight"], metrics["Later Current Sample Weight"]) == (1.0, 0.0)
+    assert mixture.on_end_of_training() == {"Later loss": 1.0}
     assert later.calls == ["collected", "trained"]
 
 
@@ -343,9 +343,9 @@ def test_offline_training_needs_no_collection(tmp_path):
 def test_from_offline_to_online_in_one_run(tmp_path):
     mixture = MixtureOfDatasets([record_tmaze(tmp_path), DiskTrajDataset(tmp_path, "run")], [0.5, 0.5], smooth_sudden_starts=2)
     e = tiny.learned(tmp_path, dataset=mixture, start_collecting_at_epoch=2, epochs=6)
-    rows = [r["values"] for r in tiny.rows(e.run_dir, "buffer") if "1_DiskTrajDataset/weight" in r["values"]]
-    np.testing.assert_allclose([r["1_DiskTrajDataset/weight"] for r in rows], [0, 0, 0, 1 / 3, 0.5, 0.5])
-    assert [r["1_DiskTrajDataset/trajectories"] for r in rows] == [0, 0, 4, 8, 12, 16]
+    rows = [r["values"] for r in tiny.rows(e.run_dir, "buffer") if "run Current Sample Weight" in r["values"]]
+    np.testing.assert_allclose([r["run Current Sample Weight"] for r in rows], [0, 0, 0, 1 / 3, 0.5, 0.5])
+    assert [r["run trajectories"] for r in rows] == [0, 0, 4, 8, 12, 16]
     assert len(tiny.rows(e.run_dir, "train")) >= 6
     assert len(tiny.rows(e.run_dir, "rollout")) == 4
 
@@ -353,9 +353,9 @@ def test_from_offline_to_online_in_one_run(tmp_path):
 def test_a_buffer_that_is_empty_at_the_start_of_a_run_starts_slowly(tmp_path):
     mixture = MixtureOfDatasets([record_tmaze(tmp_path), DiskTrajDataset(tmp_path, "run")], [0.5, 0.5], smooth_sudden_starts=2)
     e = tiny.learned(tmp_path, dataset=mixture, epochs=4)
-    rows = [r["values"] for r in tiny.rows(e.run_dir, "buffer") if "1_DiskTrajDataset/weight" in r["values"]]
-    np.testing.assert_allclose([r["1_DiskTrajDataset/weight"] for r in rows], [0, 1 / 3, 0.5, 0.5])
-    assert rows[0]["1_DiskTrajDataset/trajectories"] == 4
+    rows = [r["values"] for r in tiny.rows(e.run_dir, "buffer") if "run Current Sample Weight" in r["values"]]
+    np.testing.assert_allclose([r["run Current Sample Weight"] for r in rows], [0, 1 / 3, 0.5, 0.5])
+    assert rows[0]["run trajectories"] == 4
 
 
 def test_the_mixture_is_part_of_a_checkpoint(tmp_path):

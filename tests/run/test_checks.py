@@ -101,6 +101,7 @@ def test_a_wrong_field_is_named_with_its_value_and_what_is_right(tmp_path, field
         ({"make_val_env": (never, never, never)}, "make_val_env lists 3 functions, but parallel_actors=2"),
         ({"make_val_env": iter([never, "x"])}, "make_val_env must list functions that return an AMAGOEnv, but holds 'x'"),
         ({"dataset": None}, "dataset must be given, or dset_root and dset_name"),
+        ({"dset_max_steps": 500}, "dset_max_steps=500 does not change the dataset that is given"),
         ({"dataset": None, "dset_root": "x"}, "dataset must be given, or dset_root and dset_name"),
     ],
 )

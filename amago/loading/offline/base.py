@@ -60,31 +60,34 @@ class OfflineDataset(RLDataset):
         return self._source
 
     def __len__(self) -> int:
+        """Trajectories."""
         return len(self.source)
 
-    def configure(self, settings: DatasetSettings) -> None:
-        super().configure(settings)
+    def configure(self, settings: DatasetSettings | None = None, **values: Any) -> None:
+        super().configure(settings, **values)
         _ = self.source
 
     def check_spaces(self, obs_space: gym.spaces.Dict, action_space: gym.Space[Any]) -> None:
+        super().check_spaces(obs_space, action_space)
         spec = self.source.action_spec
         check_same_spaces(self.name, self.source.obs_space, spec, obs_space, action_space)
         check_same_box(self.name, spec.space, action_space)
 
-    def sample_random_trajectory(self, rng: np.random.Generator) -> RLData:
-        source = self.source
+    def sample_random_trajectory(self, rng: np.random.Generator | None = None) -> RLData:
+        self.check_configured()
+        (settings, rng), source = self.settings.drawing(rng), self.source
         index = int(rng.integers(len(source)))
-        return RLData.from_traj(self._window(source, index, rng))
+        return RLData.from_traj(self._window(source, index, settings, rng))
 
-    def _window(self, source: TrajectorySource, index: int, rng: np.random.Generator) -> FrozenTraj:
+    def _window(self, source: TrajectorySource, index: int, settings: DatasetSettings, rng: np.random.Generator) -> FrozenTraj:
         def read(start: int = 0, stop: int | None = None) -> StoredTraj:
             return source.read(index, start, stop)
 
-        return sample_window(int(source.lengths[index]), source.action_spec, read, self.relabeler, self.settings, rng)
+        return sample_window(int(source.lengths[index]), source.action_spec, read, self.relabeler, settings, rng)
 
     def copy_to(self, directory: str | Path, writer: str = "import", **options: Any) -> int:
         """Write all trajectories into a directory of a replay buffer; see `amago.loading.sources.copy_to`."""
         return copy_to(self.source, directory, writer, **options)
 
-    def on_end_of_collection(self) -> dict[str, float]:
+    def on_end_of_collection(self, experiment: Any = None) -> dict[str, float]:
         return {"trajectories": float(len(self.source)), "timesteps": float(self.source.lengths.sum())}

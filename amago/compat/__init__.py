@@ -1,0 +1,1 @@
+"""Adapters for code written for the original system, each naming the fact it serves."""

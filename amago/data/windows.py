@@ -1,0 +1,36 @@
+"""Which transitions of a trajectory a training sequence has (numpy only)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+PADDED_SAMPLING = ("none", "both", "left", "right")
+
+
+def subsequence(
+    length: int, max_len: int, padded_sampling: str, rng: np.random.Generator, cut_short: bool = False
+) -> tuple[int, int]:
+    """Choose the transitions [start, stop) of a trajectory to train on.
+
+    All of a trajectory with T <= L. Of a longer one, the window of ``max_len`` transitions starts uniformly in [0, T - L]
+    ("none"), [-L + 1, T - 2] ("both"), [-L + 1, T - L] ("left") or [0, T - 2] ("right"), and is then cut to what exists. "left"
+    and "both" make the first steps of a trajectory, "right" and "both" its last, as likely to be in the window as any other.
+
+    Args:
+        length: T, transitions in the trajectory.
+        max_len: L.
+        cut_short: draw a window of a trajectory with T <= L in the same way. With "both", half of the trajectory is then missing
+            on average where T = L: what an agent has to remember and what it is for are hardly ever in one sequence.
+    """
+    if length <= max_len and not cut_short:
+        return 0, length
+    low = 1 - max_len if padded_sampling in ("both", "left") else 0
+    high = length - 2 if padded_sampling in ("both", "right") else length - max_len
+    start = int(rng.integers(low, max(high, low) + 1))
+    return max(start, 0), min(start + max_len, length)
+
+
+def check_padded_sampling(value: str) -> None:
+    """Raise ValueError, naming the value, unless it is one of `PADDED_SAMPLING`."""
+    if value not in PADDED_SAMPLING:
+        raise ValueError(f"padded_sampling must be one of {', '.join(PADDED_SAMPLING)}; got {value!r}")

@@ -1,0 +1,1 @@
+"""A page about training runs, made from what they have written to disk: no agent is loaded."""

@@ -1,0 +1,123 @@
+"""Trains the reference tasks with a configuration, and compares configurations.
+
+    python -m benchmarks.suite run --config tuned --seeds 3 --jobs 2
+    python -m benchmarks.suite run --config retrace --files my/retrace.gin --tasks lake3 tmaze100
+    python -m benchmarks.suite table --config tuned --against retrace
+
+Each run is a process of one thread and ends when its budget of processor time is spent. Runs that are done are not repeated, and
+interrupted ones continue.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from benchmarks.suite.runs import Config, is_done, result_path, train
+from benchmarks.suite.tables import comparison, draw, read, summary
+from benchmarks.suite.tasks import NAMES, TASKS
+
+RESULTS = Path(__file__).parents[2] / "results" / "suite"
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="python -m benchmarks.suite", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, what in (
+        ("run", "train"),
+        ("table", "print tables of finished runs, and draw them"),
+        ("one", "a single run, in this process"),
+    ):
+        command = commands.add_parser(name, help=what)
+        command.add_argument("--config", required=True, help="name of the configuration: the folder of its results")
+        command.add_argument("--tasks", nargs="+", choices=NAMES, default=list(NAMES), metavar="TASK", help=", ".join(NAMES))
+        command.add_argument("--results", type=Path, default=RESULTS, help="folder of results (default: results/suite)")
+        if name != "table":
+            command.add_argument(
+                "--base", choices=("tuned", "default"), default=None, help="settings below --files; default: tuned"
+            )
+            command.add_argument("--files", nargs="*", default=(), metavar="FILE.gin", help="settings on top of the base")
+            command.add_argument(
+                "--work", type=Path, required=name == "one", default=None, help="folder for buffers and states"
+            )
+            command.add_argument(
+                "--budget", type=float, default=None, help="processor seconds of each run, instead of the tasks'"
+            )
+        if name == "run":
+            command.add_argument("--seeds", type=int, default=3, help="seeds 0 to N - 1")
+            command.add_argument("--jobs", type=int, default=1, help="runs side by side")
+        if name == "one":
+            command.add_argument("--seed", type=int, default=0)
+        if name == "table":
+            command.add_argument("--against", default=None, help="another configuration")
+            command.add_argument("--picture", type=Path, default=None, metavar="FILE.png", help="draw the curves")
+            command.add_argument("--axis", choices=("cpu", "steps", "updates"), default="cpu", help="of the picture")
+    return parser
+
+
+def _config(args: Namespace) -> Config:
+    base = args.base or ("default" if args.config == "default" else "tuned")
+    return Config(args.config, base, tuple(args.files))
+
+
+def _run_all(args: Namespace) -> int:
+    """Start a process for each run that is not done, first all tasks with seed 0; print one line for each."""
+    work = args.work or args.results.parent / "work"
+    todo = [(t, s) for s in range(args.seeds) for t in args.tasks if not is_done(result_path(args.results, args.config, t, s))]
+    print(f"{len(todo)} runs to do, {len(args.tasks) * args.seeds - len(todo)} done before", flush=True)
+
+    def one(job: tuple[str, int]) -> bool:
+        task, seed = job
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.suite",
+            "one",
+            "--config",
+            args.config,
+            "--tasks",
+            task,
+            "--seed",
+            str(seed),
+        ]
+        command += ["--results", str(args.results), "--work", str(work / args.config / f"{task}_{seed}")]
+        command += ["--base", args.base] if args.base else []
+        command += ["--files", *args.files] if args.files else []
+        command += ["--budget", str(args.budget)] if args.budget is not None else []
+        done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+        print(f"{task}, seed {seed}: " + ("done" if done.returncode == 0 else f"failed\n{done.stderr[-2000:]}"), flush=True)
+        return done.returncode == 0
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        return 0 if all(list(pool.map(one, todo))) else 1
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    tasks = [t for t in TASKS if t.name in args.tasks]
+    if args.command == "run":
+        return _run_all(args)
+    if args.command == "one":
+        import torch
+
+        torch.set_num_threads(1)
+        for task in tasks:
+            train(task, _config(args), args.seed, args.results, args.work, args.budget)
+        return 0
+    names = [args.config] + ([args.against] if args.against else [])
+    found = {name: read(args.results, name, tasks) for name in names}
+    for name in names:
+        print(f"{name}\n\n{summary(found[name])}\n")
+    if args.against:
+        print(comparison(found[args.config], found[args.against], (args.config, args.against)))
+    if args.picture is not None:
+        draw(found, args.picture, args.axis)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

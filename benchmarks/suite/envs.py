@@ -1,0 +1,74 @@
+"""Two tasks of the suite that no other part of the project has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+SUITS = 4
+
+
+class Autoencode(gym.Env[NDArray[np.float32], np.int64]):
+    """Watch n cards, then name their suits in reverse order.
+
+    After POPGym's game of that name (Morad et al. 2023, arXiv:2303.01859), with fewer cards. The cards are dealt evenly from the
+    suits in random order.
+
+    Reward: 1 / n for a correct suit and minus that for a wrong one, in the second half; guessing returns -0.5.
+
+    Observation, float32 ``(6,)``: the suit of the present card (one-hot; zeros in the second half), 1 in the second half, and the
+    share of the rollout that is over. Actions, ``Discrete(4)``: the suits.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.observation_space = gym.spaces.Box(0.0, 1.0, (SUITS + 2,), np.float32)
+        self.action_space = gym.spaces.Discrete(SUITS)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._suits = self.np_random.permutation(self.n) % SUITS
+        self._t = 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        reward, asked = 0.0, self._t - self.n
+        if asked >= 0:
+            reward = (1.0 if int(action) == self._suits[self.n - 1 - asked] else -1.0) / self.n
+        self._t += 1
+        return self._observe(), reward, self._t == 2 * self.n, False, {}
+
+    def _observe(self) -> NDArray[np.float32]:
+        out = np.zeros(SUITS + 2, np.float32)
+        if self._t < self.n:
+            out[self._suits[self._t]] = 1.0
+        else:
+            out[SUITS] = 1.0
+        out[SUITS + 1] = self._t / (2 * self.n)
+        return out
+
+
+class BernoulliBandit(gym.Env[NDArray[np.float32], np.int64]):
+    """Arms that pay 1 with probabilities drawn uniformly from [0, 1] for each rollout: the task whose rewards are random.
+
+    Observation, float32 ``(1,)``: the share of the pulls that are over; what an arm has paid is in the previous reward and action.
+    """
+
+    def __init__(self, arms: int, pulls: int) -> None:
+        self.pulls = pulls
+        self.observation_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32)
+        self.action_space = gym.spaces.Discrete(arms)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._pays = self.np_random.random(int(self.action_space.n))  # type: ignore[attr-defined]
+        self._t = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._t += 1
+        reward = float(self.np_random.random() < self._pays[int(action)])
+        return np.full(1, self._t / self.pulls, np.float32), reward, self._t == self.pulls, False, {}

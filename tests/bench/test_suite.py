@@ -1,0 +1,201 @@
+"""The suite of learning tasks: its environments, its statistics, and runs that end with their budget and continue."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.suite import runs, statistics
+from benchmarks.suite.__main__ import main
+from benchmarks.suite.envs import Autoencode, BernoulliBandit
+from benchmarks.suite.runs import Config, Point
+from benchmarks.suite.tasks import TASKS
+
+LAKE = TASKS[0]
+
+
+def curve(*scores: float) -> list[Point]:
+    return [Point(10.0 * i, 100 * i, 5 * i, s) for i, s in enumerate(scores)]
+
+
+# ---- tasks -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", TASKS, ids=[t.name for t in TASKS])
+def test_random_actions_score_as_the_task_says(task):
+    env = task.make()
+    env.action_space.seed(0)
+    returns, longest = [], 0
+    for seed in range(60):
+        env.reset(seed=seed)
+        total, steps, over = 0.0, 0, False
+        while not over:
+            _, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+            total, steps, over = total + float(reward), steps + 1, terminated or truncated
+        returns.append(total)
+        longest = max(longest, steps)
+    error = np.std(returns) / np.sqrt(len(returns))
+    assert abs(np.mean(returns) - task.low) < 5 * error + 0.05 * (task.high - task.low)
+    assert longest <= task.horizon
+    assert task.low < task.threshold < task.high
+    assert task.scaled(task.low) == 0
+    assert task.scaled(task.high) == 1
+
+
+def test_perfect_memory_repeats_all_cards():
+    env, seen, total = Autoencode(7), [], 0.0
+    obs, _ = env.reset(seed=3)
+    for _ in range(7):
+        seen.append(int(obs[:4].argmax()))
+        obs, reward, *_ = env.step(0)
+        assert reward == 0
+    for suit in reversed(seen):
+        assert obs[4] == 1
+        obs, reward, over, *_ = env.step(suit)
+        total += reward
+    assert over
+    assert total == pytest.approx(1.0)
+
+
+def test_an_arm_pays_with_its_probability():
+    env = BernoulliBandit(2, 4_000)
+    env.reset(seed=0)
+    paid = np.mean([env.step(1)[1] for _ in range(4_000)])
+    assert abs(paid - env._pays[1]) < 0.04
+    gym.utils.passive_env_checker.check_observation_space(env.observation_space)
+
+
+# ---- statistics ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [
+        ((0, 1, 1), 10.0),
+        ((0, 1.2, 0.9), 10.0),  # both together reach it
+        ((0, 1, 0, 1, 1), 30.0),
+        ((0, 0.9, 1.5, 0), math.inf),
+        ((2,), math.inf),  # one evaluation may be luck
+    ],
+)
+def test_time_to_threshold(scores, expected):
+    assert statistics.time_to_threshold(curve(*scores), 1.0) == expected
+
+
+def test_final_score_is_that_of_the_last_fifth():
+    assert statistics.final_score(curve(0, 0, 0, 0, 1, 3)) == 2.0
+
+
+@given(st.lists(st.floats(-5, 5), min_size=1, max_size=6), st.lists(st.floats(-5, 5), min_size=1, max_size=6))
+def test_the_probability_of_improvement_is_antisymmetric(a, b):
+    assert statistics.better(a, b) + statistics.better(b, a) == pytest.approx(1.0)
+    assert statistics.better(a, a) == pytest.approx(0.5)
+
+
+def test_the_probability_of_improvement_and_its_interval():
+    better, worse = {"x": [3, 4, 5], "y": [3, 4, 5]}, {"x": [0, 1, 2], "y": [3, 4, 5], "z": [9]}
+    p, low, high = statistics.probability_of_improvement(better, worse)
+    assert p == pytest.approx(0.75)
+    assert low < p < high
+    assert low >= 0.5
+    with pytest.raises(ValueError, match="no task in common"):
+        statistics.probability_of_improvement({"x": [1]}, {"y": [1]})
+
+
+def test_an_interval_covers_the_mean():
+    values = list(np.random.default_rng(1).normal(3.0, 1.0, 40))
+    low, high = statistics.interval(values)
+    assert low < np.mean(values) < high
+    assert 0.4 < high - low < 0.9  # 2 x 1.96 / sqrt(40)
+    assert statistics.interval([2.0]) == (2.0, 2.0)
+
+
+# ---- runs ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def task(monkeypatch):
+    tiny = {
+        "Experiment.parallel_actors": 2, "Experiment.train_batches_per_epoch": 2, "Experiment.val_interval": 1,
+        "Experiment.train_timesteps_per_epoch": 54,
+    }  # fmt: skip
+    monkeypatch.setattr(runs, "bindings", lambda task, base: (tiny, ["zoo/solve_lake"]))
+    return replace(LAKE, rollouts=2)
+
+
+def test_a_run_ends_with_its_budget_and_is_not_repeated(tmp_path, task):
+    runs.train(task, Config("c"), 0, tmp_path, tmp_path / "work", budget=0.0)
+    path = runs.result_path(tmp_path, "c", task.name, 0)
+    head, *points, last = runs.rows(path)
+    assert (head["task"], head["seed"], head["config"]["base"]) == ("lake3", 0, "tuned")
+    assert len(points) == 1
+    assert last == {"done": True}
+    before = path.read_bytes()
+    runs.train(task, Config("c"), 0, tmp_path, tmp_path / "other", budget=100.0)
+    assert path.read_bytes() == before
+    assert not (tmp_path / "other").exists()
+
+
+def test_an_interrupted_run_continues_with_the_time_it_has_spent(tmp_path, task, monkeypatch):
+    class Killed(Exception):
+        pass
+
+    ended = runs.SuiteRun.log
+
+    def log(self, metrics_dict, key):
+        ended(self, metrics_dict, key)
+        if key == "val" and self.epoch == 3:
+            raise Killed
+
+    path = runs.result_path(tmp_path, "c", task.name, 1)
+    monkeypatch.setattr(runs.SuiteRun, "log", log)
+    built = runs.build
+    monkeypatch.setattr(runs, "build", lambda *a: _every_epoch(built(*a)))
+    with pytest.raises(Killed):
+        runs.train(task, Config("c"), 1, tmp_path, tmp_path / "work", budget=1e9)
+    assert not runs.is_done(path)
+    path.write_text(path.read_text() + '{"cpu": 1')  # killed while writing
+    before = [r for r in runs.rows(path) if "score" in r]
+    monkeypatch.setattr(runs.SuiteRun, "log", ended)
+    runs.train(task, Config("c"), 1, tmp_path, tmp_path / "work", budget=0.0)
+    after = [r for r in runs.rows(path) if "score" in r]
+    assert runs.is_done(path)
+    assert len(after) >= 2
+    kept = [r for r in before if r["updates"] <= after[-2]["updates"]]
+    assert after[: len(kept)] == kept
+    assert all(x["cpu"] <= y["cpu"] for x, y in zip(after, after[1:]))
+    assert after[-1]["updates"] >= kept[-1]["updates"] > 0
+
+
+def _every_epoch(run):
+    run.ckpt_interval = 1
+    return run
+
+
+def test_the_command_trains_compares_and_draws(tmp_path, capsys):
+    results = tmp_path / "r"
+    for name, shift in (("a", 0.0), ("b", 1.0)):
+        for seed in range(2):
+            path = runs.result_path(results, name, "lake3", seed)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            points = [{"cpu": 10 * i, "steps": i, "updates": i, "score": 1.0 * i + shift} for i in range(6)]
+            path.write_text("".join(json.dumps(r) + "\n" for r in [{"task": "lake3"}, *points, {"done": True}]))
+    unfinished = runs.result_path(results, "a", "lake3", 2)
+    unfinished.write_text('{"task": "lake3"}\n{"cpu": 1, "steps": 1, "updates": 1, "score": 99.0}\n')
+    picture = tmp_path / "p.png"
+    assert main(["table", "--config", "b", "--against", "a", "--results", str(results), "--picture", str(picture)]) == 0
+    out = capsys.readouterr().out
+    assert "P(b beats a) by final score: 1.00" in out
+    assert "40 s (2 of 2)" in out  # b reaches 5.0 at 40 s and stays
+    assert "> 50 s (0 of 2)" in out
+    assert "99" not in out
+    assert picture.stat().st_size > 5_000
+    with pytest.raises(SystemExit):
+        main(["run", "--config", "a", "--tasks", "lake4"])

@@ -1,0 +1,541 @@
+"""`RLData`, padding, and data sets, used as code written for the original system uses them."""
+
+import random
+from types import SimpleNamespace
+
+import gymnasium as gym
+import numpy as np
+import original_files as of
+import pytest
+import tiny
+import torch
+from messages import naming
+from torch.utils.data import DataLoader
+
+import amago
+from amago.loading import (
+    MAGIC_PAD_VAL,
+    Batch,
+    DatasetSettings,
+    DiskTrajDataset,
+    DoNothingDataset,
+    MixtureOfDatasets,
+    RLData,
+    RLData_pad_collate,
+    RLDataset,
+    SequenceLoader,
+    collate,
+)
+from amago.nets.goal_embedders import TokenGoalEmb
+from amago.store import TrajectoryWriter
+
+OBS = gym.spaces.Dict({"observation": gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)})
+
+
+def sequence(t, start=0, **more):
+    """Rewards and actions that say when they were, as a client makes them: without rl2s."""
+    times = torch.arange(start, start + t + 1)[:, None]
+    return RLData(
+        obs={"observation": times.float().expand(-1, 2).clone()} | more, rews=times[1:].float(), time_idxs=times,
+        actions=torch.nn.functional.one_hot(times[1:, 0] % 3, 3).float(), dones=times[1:] == start + t,
+    )  # fmt: skip
+
+
+# ---- RLData -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_rl2s_are_rewards_and_actions_one_step_later():
+    data = sequence(5)
+    assert len(data) == 5
+    assert data.rl2s.shape == (6, 4)
+    assert data.rl2s.dtype == torch.float32
+    assert not data.rl2s[0].any()
+    torch.testing.assert_close(data.rl2s[1:, :1], data.rews)
+    torch.testing.assert_close(data.rl2s[1:, 1:], data.actions)
+
+
+def test_a_missing_last_time_is_added():
+    data = sequence(5, start=3)
+    short = RLData(obs=data.obs, rews=data.rews, dones=data.dones, actions=data.actions, time_idxs=data.time_idxs[:-1])
+    assert short.time_idxs[:, 0].tolist() == [3, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("padded", ["none", "left", "right", "both"])
+def test_random_slices(padded):
+    lengths = set()
+    for _ in range(200):
+        data = sequence(20)
+        assert data.random_slice(8, padded_sampling=padded) is data
+        n = len(data)
+        assert 1 <= n <= 8
+        t = data.time_idxs[:, 0]
+        assert t.diff().eq(1).all()
+        assert data.obs["observation"].shape == (n + 1, 2)
+        for column in (data.obs["observation"][:, 0], data.rl2s[:, 0]):
+            assert column.tolist() == t.tolist()
+        assert data.rews[:, 0].tolist() == t[1:].tolist()
+        lengths.add(n)
+    assert lengths == {8} if padded == "none" else len(lengths) > 4
+
+
+def test_slices_follow_torchs_seed():
+    def starts():
+        torch.manual_seed(3)
+        return [int(sequence(50).random_slice(4).time_idxs[0]) for _ in range(10)]
+
+    assert starts() == starts()
+    assert len(set(starts())) > 3
+    assert len(sequence(5).random_slice(100)) == 5
+    with pytest.raises(ValueError, match=naming("padded_sampling", "middle")):
+        sequence(5).random_slice(3, "middle")
+
+
+# ---- padding ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_padding_is_four_and_says_where_it_is():
+    more = {"tokens": torch.ones(3, 5, dtype=torch.int32), "on": torch.zeros(3, 2, dtype=torch.bool)}
+    longer = {k: torch.zeros(7, *v.shape[1:], dtype=v.dtype) for k, v in more.items()}
+    batch = RLData_pad_collate([sequence(2, **more), sequence(6, **longer)])
+    assert MAGIC_PAD_VAL == 4.0
+    for name, rows in (("rl2s", 3), ("rews", 2), ("actions", 2), ("time_idxs", 3)):
+        assert (getattr(batch, name)[0, rows:] == 4).all(), name
+        assert not (getattr(batch, name)[0, :rows] == 4).all()
+    assert batch.dones[0, 2:].all()
+    assert (batch.obs["observation"][0, 3:] == 4.0).all()
+    assert (batch.obs["tokens"][0, 3:] == 4).all()
+    assert batch.obs["on"][0, 3:].all()
+    assert (batch.obs["tokens"].dtype, batch.obs["on"].dtype, batch.time_idxs.dtype) == (torch.int32, torch.bool, torch.int64)
+    valid = ~(batch.rl2s == MAGIC_PAD_VAL).all(-1)
+    assert torch.equal(valid, batch.mask[..., 0])
+    assert valid.sum(-1).tolist() == [3, 7]
+
+
+def test_a_batch_without_a_mask_finds_it_in_the_padding():
+    whole = collate([sequence(2), sequence(6)])
+    names = ("obs", "rl2s", "rews", "dones", "actions", "time_idxs")
+    batch = Batch(**{name: getattr(whole, name) for name in names})
+    assert torch.equal(batch.mask, whole.mask)
+    assert batch.to("cpu") is batch
+    moved = batch.to("meta")
+    assert moved is batch
+    assert batch.rl2s.device.type == batch.obs["observation"].device.type == batch.mask.device.type == "meta"
+
+
+def test_training_batches_have_the_same_padding(tmp_path):
+    e = tiny.started(tmp_path)
+    e.collect_new_training_data()
+    e.dataset.on_end_of_collection()
+    e.close()
+    dataset = DiskTrajDataset(tmp_path, "run")
+    dataset.configure(DatasetSettings(6, "both", cut_short_trajectories=True))
+    batch = dataset.sample_batch(np.random.default_rng(0), 16)
+    assert torch.equal(~(batch.rl2s == 4).all(-1, keepdim=True), batch.mask)
+    pad = ~batch.mask[..., 0]
+    assert pad.any()
+    assert all((v[pad] == 4).all() for v in [*batch.obs.values(), batch.time_idxs])
+    assert (batch.actions[pad[:, 1:]] == 4).all()
+    assert batch.dones[pad[:, 1:]].all()
+
+
+WORDS = gym.spaces.Dict({"words": gym.spaces.Box(0, 2, (3,), np.int64), "pixels": gym.spaces.Box(0, 255, (2,), np.uint8)})
+
+
+class Words(RLDataset):
+    """Sequences of different lengths over a vocabulary of three words."""
+
+    def sample_random_trajectory(self, rng):
+        t = int(rng.integers(1, 5))
+        words = torch.from_numpy(rng.integers(0, 3, (t + 1, 3)))
+        data = sequence(t)
+        data.obs = {"words": words, "pixels": torch.zeros(t + 1, 2, dtype=torch.uint8)}
+        return data
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_padded_integers_stay_in_a_small_vocabulary(tmp_path, on_disk):
+    """4 would be looked up beyond the end of a table of three words: an IndexError, and an aborted process on a GPU."""
+    dataset = DiskTrajDataset(tmp_path, "d") if on_disk else Words()
+    if on_disk:
+        with TrajectoryWriter(
+            tmp_path / "d" / "buffer" / "fifo", writer="w", action_space=gym.spaces.Discrete(3), obs_space=WORDS
+        ) as writer:
+            for t in (1, 4, 9):
+                writer.write(of_words(t))
+    dataset.configure(DatasetSettings(4))
+    dataset.check_spaces(WORDS, gym.spaces.Discrete(3))
+    batch = dataset.sample_batch(np.random.default_rng(0), 8)
+    pad = ~batch.mask[..., 0]
+    assert pad.any()
+    assert (batch.obs["words"][pad] == 2).all()
+    assert (batch.obs["pixels"][pad] == 4).all()
+    assert TokenGoalEmb(WORDS["words"])(batch.obs["words"]).isfinite().all()
+    with pytest.raises(IndexError):
+        TokenGoalEmb(WORDS["words"])(torch.full_like(batch.obs["words"], 4))
+
+
+def of_words(t):
+    from amago.data.trajectory import StoredTraj
+
+    obs = {"words": np.zeros((t + 1, 3), np.int64), "pixels": np.zeros((t + 1, 2), np.uint8)}
+    return StoredTraj(obs, np.zeros((t, 1), np.int64), np.zeros((t, 1), np.float32), np.zeros((t, 1), bool))
+
+
+@pytest.mark.parametrize("traj", ["ff", "gru", "transformer"])
+def test_what_padding_holds_changes_no_loss(traj):
+    env = tiny.tmaze()
+    losses = {}
+    for value in (0.0, MAGIC_PAD_VAL):
+        agent = tiny.agent(env, traj)
+        width, actions = agent.obs_space["observation"].shape[0], agent.action_spec.dim
+        rng = torch.Generator().manual_seed(0)
+        mask = (torch.arange(7) <= torch.tensor([[2], [6], [4]]))[..., None]
+        real = mask[:, 1:]
+
+        def padded(x, keep, value=value):
+            return torch.where(keep, x, torch.full_like(x, value))
+
+        shown = torch.randn(3, 7, width, generator=rng)
+        rews = torch.randn(3, 6, 1, generator=rng)
+        acts = torch.nn.functional.one_hot(torch.randint(actions, (3, 6), generator=rng), actions).float()
+        rl2s = torch.nn.functional.pad(torch.cat((rews, acts), -1), (0, 0, 1, 0))
+        batch = Batch(
+            {"observation": padded(shown, mask)}, padded(rl2s, mask), padded(rews, real), padded(torch.zeros(3, 6, 1), real) > 0,
+            padded(acts, real), padded(torch.arange(7)[None, :, None].expand(3, -1, -1), mask), mask,
+        )  # fmt: skip
+        torch.manual_seed(1)
+        out = agent.train()(batch)
+        loss = out.actor_loss[real[:, :, None].expand_as(out.actor_loss)].mean()
+        loss = loss + out.critic_loss[real[:, :, None, None].expand_as(out.critic_loss)].mean()
+        loss.backward()
+        losses[value] = loss.item(), [p.grad.clone() for p in agent.parameters() if p.grad is not None]
+    assert losses[0.0][0] == losses[4.0][0]
+    assert all(torch.equal(a, b) for a, b in zip(losses[0.0][1], losses[4.0][1]))
+
+
+# ---- RLDataset ----------------------------------------------------------------------------------------------------------------------
+
+
+class Client(RLDataset):
+    """As code for the original writes one: whole trajectories, from a random stream of its own."""
+
+    def __init__(self, dset_name=None):
+        super().__init__(dset_name=dset_name)
+        self.heard, self.drawn = [], 0
+
+    @property
+    def save_new_trajs_to(self):
+        return None
+
+    def get_description(self):
+        return "made up"
+
+    def sample_random_trajectory(self):
+        self.drawn += 1
+        return sequence(random.choice([3, 20, 30]))
+
+    def on_end_of_collection(self, experiment):
+        self.heard.append(experiment)
+        return {"Heard": len(self.heard)}
+
+
+def like_an_experiment(**changes):
+    fields = {
+        "train_batches_per_epoch": 5, "batch_size": 4, "accelerator": SimpleNamespace(num_processes=2), "max_seq_len": 8,
+        "padded_sampling": "none", "has_dset_edit_rights": True,
+    }  # fmt: skip
+    return SimpleNamespace(**(fields | changes))
+
+
+def test_a_dataset_is_configured_by_the_experiment():
+    dataset = Client()
+    assert isinstance(dataset, torch.utils.data.Dataset)
+    assert isinstance(dataset, amago.loading.Dataset)
+    assert (dataset.dset_name, dataset.configured, dataset.ready_for_training) == ("Client", False, False)
+    with pytest.raises(ValueError, match=naming("Client", "configure_from_experiment(experiment)")):
+        dataset.check_configured()
+    for use in (len, lambda d: d[0]):
+        with pytest.raises(ValueError, match="is not configured"):
+            use(dataset)
+    assert dataset
+    dataset.configure_from_experiment(like_an_experiment())
+    dataset.check_configured()
+    assert (dataset.items_per_epoch, len(dataset)) == (40, 40)
+    assert (dataset.max_seq_len, dataset.padded_sampling, dataset.has_edit_rights) == (8, "none", True)
+    assert dataset.configured
+    assert dataset.ready_for_training
+    assert Client(dset_name="mine").dset_name == "mine"
+    dataset.configure(max_seq_len=3, items_per_epoch=7, padded_sampling="left", has_edit_rights=False)
+    assert (len(dataset), dataset.max_seq_len, dataset.padded_sampling, dataset.has_edit_rights) == (7, 3, "left", False)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_torch_dataloader_draws_from_it(workers):
+    dataset = Client()
+    dataset.configure_from_experiment(like_an_experiment())
+    context = "fork" if workers else None
+    loader = DataLoader(
+        dataset, batch_size=8, num_workers=workers, collate_fn=RLData_pad_collate, multiprocessing_context=context
+    )
+    batches = list(loader)
+    assert len(batches) == len(loader) == 5
+    for batch in batches:
+        assert isinstance(batch, Batch)
+        assert batch.rews.shape[0] == 8
+        assert batch.rews.shape[1] <= 8
+        assert torch.equal(~(batch.rl2s == MAGIC_PAD_VAL).all(-1, keepdim=True), batch.mask)
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_so_it_does_from_the_replay_buffer(tmp_path, context):
+    e = tiny.learned(tmp_path, epochs=1)
+    dataset = e.dataset
+    loader = DataLoader(dataset, batch_size=4, num_workers=2, collate_fn=RLData_pad_collate, multiprocessing_context=context)
+    assert len(dataset) == e.train_batches_per_epoch * e.batch_size
+    torch.manual_seed(0)
+    first = [b.rews for b in loader]
+    torch.manual_seed(0)
+    assert all(torch.equal(a, b.rews) for a, b in zip(first, loader, strict=True))
+
+
+def test_what_is_drawn_in_training_is_cut_and_said_to_be_unrepeatable_once(caplog):
+    for _ in range(2):
+        dataset = Client()
+        dataset.configure_from_experiment(like_an_experiment())
+    assert caplog.text.count("takes no rng") <= 1  # an earlier test may have been told
+    loader = SequenceLoader(dataset, 16, workers=2)
+    for batch in loader.batches(4):
+        assert batch.rews.shape[1] == 8
+        assert set(batch.transition_mask.sum((1, 2)).tolist()) <= {3, 8}
+    loader.close()
+
+
+def test_the_warning_names_the_class_and_what_to_write(caplog):
+    class Unrepeatable(Client):
+        pass
+
+    for _ in range(2):
+        Unrepeatable().configure(DatasetSettings(4))
+    assert caplog.text.count("Unrepeatable.sample_random_trajectory takes no rng") == 1
+    caplog.clear()
+
+    class Repeatable(Client):
+        def sample_random_trajectory(self, rng):
+            return sequence(int(rng.integers(1, 4)))
+
+    Repeatable().configure(DatasetSettings(4))
+    DoNothingDataset().configure(DatasetSettings(4))
+    assert not caplog.text
+
+
+def test_a_run_trains_on_a_dataset_of_a_client(tmp_path):
+    class TMazes(Client):
+        def sample_random_trajectory(self):
+            data = sequence(random.choice([3, 20]))
+            width, actions = tiny.tmaze().observation_space["observation"].shape[0], 4
+            data.obs = {"observation": torch.randn(len(data) + 1, width)}
+            acts = torch.nn.functional.one_hot(torch.randint(actions, (len(data),)), actions).float()
+            return RLData(obs=data.obs, rews=data.rews, dones=data.dones, actions=acts, time_idxs=data.time_idxs)
+
+    dataset = TMazes()
+    e = tiny.learned(tmp_path, dataset=dataset, epochs=2)
+    assert dataset.heard == [e, e]
+    assert dataset.items_per_epoch == e.train_batches_per_epoch * e.batch_size
+    assert [r["values"]["Heard"] for r in tiny.rows(e.run_dir, "buffer")] == [1, 2]
+    assert tiny.rows(e.run_dir, "train")
+
+
+def test_a_client_may_read_the_experiment_itself(tmp_path):
+    class Reader(Client):
+        def configure_from_experiment(self, experiment):
+            super().configure_from_experiment(experiment)
+            self.read = experiment.run_name
+
+    reader = Reader()
+    mixture = MixtureOfDatasets([reader, DoNothingDataset()], [0.5, 0.5])
+    e = tiny.experiment(tmp_path, dataset=mixture)
+    e.start()
+    assert reader.read == "run"
+    assert reader.max_seq_len == e.max_seq_len
+    mixture.on_end_of_collection()
+    assert reader.heard == [e]
+    e.close()
+
+
+# ---- MixtureOfDatasets --------------------------------------------------------------------------------------------------------------
+
+
+class Named(Client):
+    def __init__(self, name, ready=True):
+        super().__init__(name)
+        self.ready = ready
+
+    @property
+    def ready_for_training(self):
+        return self.ready
+
+
+def test_a_mixture_says_what_it_samples():
+    parts = [Named("old"), Named("new", ready=False)]
+    mixture = MixtureOfDatasets(parts, [0.75, 0.25], smooth_sudden_starts=4, dset_name="both")
+    mixture.configure_from_experiment(like_an_experiment())
+    assert (mixture.dset_name, mixture.all_datasets, mixture.smooth_sudden_starts) == ("both", parts, 4)
+    assert mixture._available_datasets == [(parts[0], 1.0)]
+    [old, new] = mixture._dsets_status
+    assert (old.dataset, old.final_weight, old.epoch_ready) == (parts[0], 0.75, 0)
+    assert (new.dataset, new.final_weight, new.epoch_ready) == (parts[1], 0.25, None)
+    parts[1].ready = True
+    mixture.update_dset_weights(epoch=3)
+    assert mixture._dsets_status[1].epoch_ready == 3
+    mixture.update_dset_weights(epoch=7)
+    assert dict(zip(["old", "new"], [w for _, w in mixture._available_datasets])) == {"old": 0.75, "new": 0.25}
+    metrics = mixture.on_end_of_collection(experiment=None)
+    assert metrics["old Heard"] == metrics["new Heard"] == 1
+    assert metrics["old Current Sample Weight"] == 0.75
+    assert mixture._sampling_metrics == {"old Current Sample Weight": 0.75, "new Current Sample Weight": 0.25}
+
+
+def test_parts_of_one_name_are_numbered():
+    mixture = MixtureOfDatasets([Client(), Client()], [0.5, 0.5])
+    mixture.configure(DatasetSettings(4))
+    assert set(mixture._sampling_metrics) == {"Client 1 Current Sample Weight", "Client 2 Current Sample Weight"}
+
+
+def test_a_mixture_draws_whole_trajectories_when_asked_without_a_stream():
+    mixture = MixtureOfDatasets([Client()], [1.0])
+    mixture.configure(DatasetSettings(4))
+    assert {len(mixture.sample_random_trajectory()) for _ in range(40)} == {3, 20, 30}
+    assert {len(mixture.sample_random_trajectory(np.random.default_rng(i))) for i in range(40)} == {3, 4}
+    assert {len(mixture.sample_batch(np.random.default_rng(0), 4).rews) for _ in range(4)} == {4}
+
+
+# ---- DiskTrajDataset ----------------------------------------------------------------------------------------------------------------
+
+
+def buffer(root, lengths, part="fifo"):
+    return [
+        of.write(root / "d" / "buffer" / part, of.arrays(of.one_hot(np.arange(t) % 4, 4), seed=i), i, env=part)
+        for i, t in enumerate(lengths)
+    ]
+
+
+def configured(cls, root, max_seq_len=100, **options):
+    dataset = cls(dset_root=str(root), dset_name="d", **options)
+    dataset.configure(DatasetSettings(max_seq_len))
+    return dataset
+
+
+def test_file_lists_and_metrics(tmp_path):
+    fifo, protected = buffer(tmp_path, [3, 4, 5]), buffer(tmp_path, [6], "protected")
+    dataset = configured(DiskTrajDataset, tmp_path)
+    assert dataset.fifo_path == str(fifo[0].parent) == dataset.save_new_trajs_to
+    assert dataset.protected_path == str(protected[0].parent)
+    assert dataset.fifo_filenames == {str(p) for p in fifo}
+    assert dataset.all_filenames == [str(p) for p in [*protected, *fifo]]
+    metrics = dataset.on_end_of_collection(experiment=None)
+    assert metrics["Trajectory Files Saved in FIFO Replay Buffer"] == 3
+    assert metrics["Total Trajectory Files in Replay Buffer"] == 4
+    assert metrics["Trajectory Files Deleted"] == 0
+    assert metrics["Buffer Disk Space (GB)"] == pytest.approx(sum(p.stat().st_size for p in [*fifo, *protected]) / 1e9)
+
+
+def test_deleted_files_are_counted_and_no_longer_listed(tmp_path):
+    e = tiny.learned(tmp_path, save_trajs_as="npz", epochs=2, dataset=DiskTrajDataset(tmp_path, "d", dset_max_size=3))
+    dataset = e.dataset
+    assert len(dataset.fifo_filenames) == len(dataset.all_filenames) == 3
+    deleted = [r["values"]["Trajectory Files Deleted"] for r in tiny.rows(e.run_dir, "buffer")]
+    assert sum(deleted) == 5  # of two actors, two episodes each, in two epochs
+
+
+def test_ready_beyond_the_least_size(tmp_path):
+    buffer(tmp_path, [3, 4])
+    assert not configured(DiskTrajDataset, tmp_path, dset_min_size=2).ready_for_training
+    assert configured(DiskTrajDataset, tmp_path, dset_min_size=1).ready_for_training
+    assert configured(DiskTrajDataset, tmp_path).ready_for_training
+    with pytest.raises(ValueError, match=naming("dset_min_size", -1)):
+        DiskTrajDataset(tmp_path, "d", dset_min_size=-1)
+    with pytest.raises(ValueError, match=naming("dset_min_size", "relabeler=")):
+        DiskTrajDataset(tmp_path, "d", 10, lambda traj: traj)
+
+
+def lengths_of(dataset, draws=40):
+    return {len(dataset.sample_random_trajectory(np.random.default_rng(i))) for i in range(draws)}
+
+
+def test_a_subclass_chooses_its_files(tmp_path):
+    buffer(tmp_path, [3, 4, 5])
+    buffer(tmp_path, [6], "protected")
+
+    class Listed(DiskTrajDataset):
+        def _list_abs_path_to_files(self, dir):
+            return [path for path in super()._list_abs_path_to_files(dir) if "00000001" not in path]
+
+    class Refreshed(DiskTrajDataset):
+        def _refresh_files(self):
+            super()._refresh_files()
+            self.all_filenames = [path for path in self.all_filenames if path in self.fifo_filenames]
+
+    assert lengths_of(configured(Listed, tmp_path)) == {3, 5, 6}
+    dataset = configured(Refreshed, tmp_path)
+    assert lengths_of(dataset) == {3, 4, 5}
+    assert set(dataset.sample_batch(np.random.default_rng(0), 32).transition_mask.sum((1, 2)).tolist()) == {3, 4, 5}
+    buffer(tmp_path, [3, 4, 5, 9])
+    dataset.on_end_of_collection()
+    assert lengths_of(dataset) == {3, 4, 5, 9}
+
+
+def test_a_subclass_decides_what_is_deleted(tmp_path):
+    class Keeps(DiskTrajDataset):
+        def _filter(self):
+            self.asked = True
+
+    e = tiny.learned(tmp_path, save_trajs_as="npz", epochs=2, dataset=Keeps(tmp_path, "d", dset_max_size=3))
+    assert e.dataset.asked
+    assert len(e.dataset.fifo_filenames) == 8
+
+
+def test_files_elsewhere_are_named_as_not_sampled(tmp_path, caplog):
+    buffer(tmp_path, [3])
+
+    class Elsewhere(DiskTrajDataset):
+        def _refresh_files(self):
+            super()._refresh_files()
+            self.all_filenames.append("/somewhere/else_00000000_1.5.npz")
+
+    assert lengths_of(configured(Elsewhere, tmp_path)) == {3}
+    assert "/somewhere/else_00000000_1.5.npz" in caplog.text
+
+
+def test_a_subclass_converts_whole_trajectories(tmp_path):
+    buffer(tmp_path, [20])
+
+    class Converted(DiskTrajDataset):
+        def _traj_to_rl_data(self, traj):
+            assert len(traj) == 20
+            data = super()._traj_to_rl_data(traj)
+            data.rews = data.rews * 0 + 7
+            return data
+
+    dataset = configured(Converted, tmp_path, max_seq_len=6)
+    assert lengths_of(dataset) == {6}
+    assert (dataset.sample_batch(np.random.default_rng(0), 4).rews == 7).all()
+    assert len(dataset.sample_random_trajectory()) == 20
+
+
+def test_a_subclass_draws_as_the_original_does(tmp_path):
+    buffer(tmp_path, [20, 3])
+
+    class Drawn(DiskTrajDataset):
+        def sample_random_trajectory(self):
+            path = random.choice(self.all_filenames)
+            return self._traj_to_rl_data(amago.loading.load_traj_from_disk(path))
+
+    dataset = configured(Drawn, tmp_path, max_seq_len=6)
+    assert set(dataset.sample_batch(np.random.default_rng(0), 32).transition_mask.sum((1, 2)).tolist()) == {3, 6}
+
+
+def test_without_a_stream_ours_give_whole_trajectories(tmp_path):
+    buffer(tmp_path, [20])
+    dataset = configured(DiskTrajDataset, tmp_path, max_seq_len=6)
+    assert len(dataset.sample_random_trajectory()) == 20
+    assert len(dataset.sample_random_trajectory(np.random.default_rng(0))) == 6
