@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from amago.data.timesteps import Timestep
 from amago.envs.environment import Step
+from amago.envs.forwarding import assignable
 from amago.envs.wrapper import AMAGOWrapper
 from amago.spaces import ActionSpec, action_mask_key
 
@@ -35,7 +36,6 @@ class ExplorationWrapper(AMAGOWrapper, gym.ActionWrapper[Any, Any, Any]):
     Attributes:
         rng: the generator from which to draw all randomness; each actor's has its own seed.
         global_step: steps that this actor has taken over all rollouts.
-        local_step: (B,) index of the next action in its rollout.
 
     Raises:
         TypeError: ``amago_env`` is not an `AMAGOEnv`.
@@ -48,8 +48,12 @@ class ExplorationWrapper(AMAGOWrapper, gym.ActionWrapper[Any, Any, Any]):
         self._mask: Array | None = None  # of the next action, (B, ...)
         self.rng = np.random.default_rng()
         self.global_step = 0
-        self.local_step = np.zeros(self.batched_envs, dtype=np.int64)
         self._noise = _noise_of(self)
+
+    @assignable
+    def local_step(self) -> NDArray[np.int64]:
+        """(B,) index of the next action in its rollout."""
+        return self.amago_env.step_count
 
     def add_exploration_noise(self, action: Array, local_step: NDArray[np.int64]) -> Array:
         """Return the actions to take instead of the policy's.
@@ -74,7 +78,6 @@ class ExplorationWrapper(AMAGOWrapper, gym.ActionWrapper[Any, Any, Any]):
         out = self.env.reset(seed=seed, options=options)
         if self._mask_key is not None:
             self._mask = out[0].obs[self._mask_key]
-        self.local_step = np.zeros(self.batched_envs, dtype=np.int64)
         self.on_rollout_start(np.ones(self.batched_envs, dtype=bool))
         return out
 
@@ -88,10 +91,10 @@ class ExplorationWrapper(AMAGOWrapper, gym.ActionWrapper[Any, Any, Any]):
             the same shape.
         """
         if action.ndim == 2:
-            noisy = self._noise(action, self.local_step)
+            noisy = self._noise(action, self.amago_env.step_count)
             return noisy if self._mask is None else made_legal(self.action_spec, noisy, self._mask, self.rng)
         batch = action[None]
-        noisy = self._noise(batch, self.local_step)
+        noisy = self._noise(batch, self.amago_env.step_count)
         if self._mask is not None:
             noisy = made_legal(self.action_spec, noisy, self._mask, self.rng)
         return action if noisy is batch else noisy[0]
@@ -100,13 +103,11 @@ class ExplorationWrapper(AMAGOWrapper, gym.ActionWrapper[Any, Any, Any]):
         action = self.amago_env.check_action(action)  # before the noise, whose clipping would hide an action out of bounds
         action = self.action(action)
         self.global_step += 1
-        self.local_step += 1
         out: Any = self.env.step(action)
         if self._mask_key is not None:
             self._mask = out[0].obs[self._mask_key]
         auto = self.amago_env.auto
         if auto is not None and auto.opened.any():
-            self.local_step[auto.opened] = 0
             self.on_rollout_start(auto.opened)
         return out  # type: ignore[no-any-return]
 

@@ -57,7 +57,8 @@ class ActionForm:
     def __init__(self, spec: ActionSpec, rows: int, vectorized: bool):
         self.spec, self.rows, self.shape = spec, rows, (rows, spec.stored_dim)
         self._own_shape = self.shape if vectorized else self.shape[1:]
-        self._discrete, self._every_row = spec.kind == "discrete", np.arange(rows)
+        self._discrete, self._bits = spec.kind == "discrete", spec.kind == "multibinary"
+        self._every_row = np.arange(rows)
         self.one_index = self._discrete and not vectorized
         self.vector_dtype = np.dtype(np.uint8 if self._discrete else np.float32)
 
@@ -68,18 +69,20 @@ class ActionForm:
             TypeError: it is no array.
             ValueError: it has another shape.
         """
-        spec = self.spec
-        expected = f"(B, S) = {self.shape} of {spec.stored_dtype}; ActionSpec.from_env turns an action of {spec.space} into it"
         if not isinstance(action, np.ndarray):
-            raise TypeError(f"action is {action!r}, but must be an array in stored form, {expected}")
+            raise TypeError(f"action is {action!r}, but must be an array in stored form, {self._expected()}")
         if action.shape != self._own_shape:
             single = action.shape == self.shape[1:] or (self.one_index and action.ndim == 0)
             if action.shape != self.shape and (self.rows > 1 or not single):
-                raise ValueError(f"action has shape {action.shape}, but must have the stored form, {expected}")
+                raise ValueError(f"action has shape {action.shape}, but must have the stored form, {self._expected()}")
             action = action.reshape(self._own_shape)
-        if spec.kind == "multibinary" and action.dtype.kind == "f" and np.isin(action, (0.0, 1.0)).all():
+        if self._bits and action.dtype.kind == "f" and np.isin(action, (0.0, 1.0)).all():
             action = action.astype(np.int8)  # policies of the original hand bits over as float32
         return action
+
+    def _expected(self) -> str:
+        spec = self.spec
+        return f"(B, S) = {self.shape} of {spec.stored_dtype}; ActionSpec.from_env turns an action of {spec.space} into it"
 
     def vectors(self, action: Any) -> Array:
         """(B, A): one-hot uint8 of an index, and float32 of numbers and bits."""
