@@ -10,6 +10,7 @@ import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
+from amago.config import NamedArguments
 from amago.data.batch import Batch
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
@@ -48,7 +49,7 @@ class AgentValues(NamedTuple):
     ensemble_spread: Tensor
 
 
-class BaseAgent(nn.Module, ABC):
+class BaseAgent(NamedArguments, nn.Module, ABC):
     """Timestep encoder and sequence model, on which a subclass trains its own networks.
 
     Args:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import Action, ArgumentDefaultsHelpFormatter, ArgumentParser, ArgumentTypeError, Namespace
+from math import inf
 from typing import Any
 
 from amago.cli_utils.parts import AGENTS, CNNS, TRAJ_ENCODERS
+
+BUFFER_STEPS = 1_000_000
+"""Steps in the replay buffer, unless a script or its user says something else. Trajectories differ too much in length to count them."""
 
 
 def whole_number(text: str) -> int:
@@ -22,6 +26,17 @@ def whole_number(text: str) -> int:
     return int(value)
 
 
+class DefaultsHelpFormatter(ArgumentDefaultsHelpFormatter):
+    """Names the default of each argument that has one; texts of several lines stay as they are."""
+
+    def _get_help_string(self, action: Action) -> str | None:
+        absent = action.default is None or action.default is False or action.default in (inf, ())
+        return action.help if absent else super()._get_help_string(action)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if "\n" in text else super()._fill_text(text, width, indent)
+
+
 def resume_point(text: str) -> str | int:
     """The type of ``--resume``: "never", "auto" or the number of an epoch."""
     if text in ("never", "auto"):
@@ -32,10 +47,10 @@ def resume_point(text: str) -> str | int:
         raise ArgumentTypeError(f"{text!r} is neither never, nor auto, nor the number of an epoch") from None
 
 
-def _add(parser: Any, name: str, **kwargs: Any) -> None:
-    """Add an argument with both spellings, ``--run_name`` and ``--run-name``."""
+def _add(parser: Any, name: str, *others: str, **kwargs: Any) -> None:
+    """Add an argument with both spellings, ``--run_name`` and ``--run-name``, and other names."""
     spellings = [f"--{name}"] + ([f"--{name.replace('_', '-')}"] if "_" in name else [])
-    parser.add_argument(*spellings, dest=name, **kwargs)
+    parser.add_argument(*spellings, *others, dest=name, **kwargs)
 
 
 def add_common_cli(parser: ArgumentParser) -> ArgumentParser:
@@ -59,7 +74,10 @@ def _add_files(group: Any) -> None:
         default="never",
         help="never, auto (continue from the newest training state, if there is one), or the epoch to continue from",
     )
-    _add(group, "dset_max_size", type=whole_number, default=20_000, help="most trajectories in the replay buffer")
+    steps = f"most steps in the replay buffer; {BUFFER_STEPS:,} if it has no other limit"
+    _add(group, "dset_max_steps", type=whole_number, default=inf, help=steps)
+    _add(group, "dset_max_size", type=whole_number, default=inf, help="most trajectories in the replay buffer")
+    _add(group, "dset_max_bytes", type=whole_number, default=inf, help="most bytes in the replay buffer")
 
 
 def _add_agent(group: Any) -> None:
@@ -67,14 +85,20 @@ def _add_agent(group: Any) -> None:
     _add(group, "traj_encoder", default="transformer", choices=sorted(TRAJ_ENCODERS), help="sequence model")
     _add(group, "memory_size", type=whole_number, default=256, help="width of the sequence model")
     _add(group, "memory_layers", type=whole_number, default=3, help="layers of the sequence model")
-    _add(group, "max_seq_len", type=whole_number, default=None, help="context length in timesteps; None: the script's")
+    _add(
+        group,
+        "max_seq_len",
+        type=whole_number,
+        default=None,
+        help="context length in timesteps; if not given, the script chooses",
+    )
 
 
 def _add_collection(group: Any) -> None:
     _add(group, "parallel_actors", type=whole_number, default=24, help="number of environments that run in parallel")
     _add(group, "timesteps_per_epoch", type=whole_number, default=1000, help="environment steps of each actor in an epoch")
     _add(group, "no_async", action="store_true", help="step all environments in this process, without workers")
-    _add(group, "env_workers", type=whole_number, default=None, help="worker processes; None: one a core")
+    _add(group, "env_workers", type=whole_number, default=None, help="worker processes; if not given, one for each core")
     _add(
         group,
         "mode",
@@ -89,7 +113,14 @@ def _add_collection(group: Any) -> None:
         "eval_timesteps",
         type=whole_number,
         default=None,
-        help="environment steps of each actor in an evaluation; None: the script's",
+        help="environment steps of each actor in an evaluation, at most; if not given, the script chooses",
+    )
+    _add(
+        group,
+        "val_episodes",
+        type=whole_number,
+        default=None,
+        help="rollouts in an evaluation, over all actors; if not given, as many as end within its steps",
     )
 
 
@@ -97,7 +128,7 @@ def _add_learning(group: Any) -> None:
     _add(group, "epochs", type=whole_number, default=500, help="epochs of collection and training")
     _add(group, "grads_per_epoch", type=whole_number, default=700, help="batches in an epoch")
     _add(group, "batch_size", type=whole_number, default=24, help="sequences in a batch")
-    _add(group, "learning_rate", type=float, default=1e-4, help="learning rate of AdamW")
+    _add(group, "learning_rate", "--lr", type=float, default=1e-4, help="learning rate of AdamW")
     _add(
         group,
         "lr_cooldown",
@@ -107,7 +138,7 @@ def _add_learning(group: Any) -> None:
     )
     _add(group, "mixed_precision", default="no", choices=("no", "bf16", "fp16"), help="precision of the networks")
     _add(group, "ckpt_interval", type=whole_number, default=20, help="epochs between training states")
-    _add(group, "seed", type=whole_number, default=None, help="seed of all random numbers; None: not fixed")
+    _add(group, "seed", type=whole_number, default=None, help="seed of all random numbers; if not given, a new one is drawn")
     _add(
         group,
         "trials",
@@ -140,6 +171,12 @@ def add_pixel_cli(parser: ArgumentParser) -> None:
     parser.add_argument("--no_augmentation", action="store_true", help="do not shift images randomly during training")
 
 
+def dataset_limits_from_cli(args: Namespace) -> dict[str, Any]:
+    """The limits of a `DiskTrajDataset` that the arguments of `add_common_cli` set, by name; 1,000,000 steps if they set none."""
+    limits: dict[str, Any] = {name: getattr(args, name) for name in ("dset_max_size", "dset_max_steps", "dset_max_bytes")}
+    return limits if min(limits.values()) < inf else limits | {"dset_max_steps": BUFFER_STEPS}
+
+
 def experiment_fields_from_cli(args: Namespace) -> dict[str, Any]:
     """The fields of `amago.Experiment` that the arguments of `add_common_cli` set, all but those of `create_experiment_from_cli`."""
     cooldown = {} if args.lr_cooldown is None else {"lr_cooldown": args.lr_cooldown}
@@ -147,7 +184,7 @@ def experiment_fields_from_cli(args: Namespace) -> dict[str, Any]:
         "run_name": args.run_name, "ckpt_base_dir": args.buffer_dir, "parallel_actors": args.parallel_actors,
         "train_timesteps_per_epoch": args.timesteps_per_epoch, "env_mode": "sync" if args.no_async else "async",
         "env_workers": args.env_workers, "start_learning_at_epoch": args.start_learning_at_epoch,
-        "val_interval": args.val_interval, "epochs": args.epochs, "train_batches_per_epoch": args.grads_per_epoch,
+        "val_interval": args.val_interval, "val_episodes": args.val_episodes, "epochs": args.epochs, "train_batches_per_epoch": args.grads_per_epoch,
         "batch_size": args.batch_size, "learning_rate": args.learning_rate, "mixed_precision": args.mixed_precision,
         "ckpt_interval": args.ckpt_interval, "seed": args.seed, "resume": args.resume,
         "log_to_wandb": args.log, "log_to_tensorboard": args.tensorboard, "verbose": not args.quiet,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from amago.agent import Agent, BaseAgent
-from amago.cli_utils.arguments import add_common_cli, experiment_fields_from_cli
+from amago.cli_utils.arguments import DefaultsHelpFormatter, add_common_cli, dataset_limits_from_cli, experiment_fields_from_cli
 from amago.cli_utils.errors import running
 from amago.experiment import Experiment
 from amago.loading import DiskTrajDataset
@@ -83,7 +83,7 @@ def create_experiment_from_cli(
     }
     settings |= fields
     if "dataset" not in settings:
-        settings["dataset"] = DiskTrajDataset(args.buffer_dir, settings["run_name"], args.dset_max_size)
+        settings["dataset"] = DiskTrajDataset(args.buffer_dir, settings["run_name"], **dataset_limits_from_cli(args))
     experiment = experiment_type(
         make_train_env=make_train_env, make_val_env=make_val_env, tstep_encoder_type=tstep_encoder_type,
         traj_encoder_type=traj_encoder_type, agent_type=agent_type, **settings,
@@ -146,7 +146,7 @@ def parse_args(
         add_cli: adds the script's own arguments to the parser; it may change defaults of the common ones.
         argv: the words of the command line; None: ``sys.argv[1:]``.
     """
-    parser = ArgumentParser(description=description, formatter_class=ArgumentDefaultsHelpFormatter)
+    parser = ArgumentParser(description=description, formatter_class=DefaultsHelpFormatter)
     add_common_cli(parser)
     add_cli(parser)
     return parser.parse_args(argv)

@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from amago.config import NamedArguments
 from amago.data.timesteps import Timestep
 from amago.envs import introspect
 from amago.envs.autoreset import AutoReset, AutoResetter
@@ -33,7 +34,7 @@ _FIVE = "step() returned {}, but must return (observation, reward, terminated, t
 _LARGEST = float(np.finfo(np.float32).max)  # rewards are stored in float32
 
 
-class AMAGOEnv(Forwarding, gym.Wrapper[Any, Any, Any, Any]):
+class AMAGOEnv(NamedArguments, Forwarding, gym.Wrapper[Any, Any, Any, Any]):
     """A Gymnasium environment, or one that is vectorised already, with observations and actions as the rest of the library uses them.
 
     A rollout of an ordinary environment ends with ``terminated`` or ``truncated``; then call `reset`. A vectorised environment begins
@@ -79,6 +80,10 @@ class AMAGOEnv(Forwarding, gym.Wrapper[Any, Any, Any, Any]):
 
     env: Any  # PolicyActions
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        named = cls.__init__ is AMAGOEnv.__init__  # a subclass may hand its **kwargs to the environment that it makes
+        return super().__new__(cls, *args, **kwargs) if named else object.__new__(cls)
+
     def __init__(self, env: Any, env_name: Any = None, batched_envs: int = 1):
         _check_env(env, batched_envs)
         if isinstance(env, PolicyActions):  # the `env` of another AMAGOEnv
@@ -104,8 +109,7 @@ class AMAGOEnv(Forwarding, gym.Wrapper[Any, Any, Any, Any]):
         self.step_count = np.zeros(self.batched_envs, dtype=np.int64)
         self._taken: Array = self.action_spec.zeros(self.batched_envs)
         # what the policy will see of an action: a subclass's own form of it is checked
-        own_rep = type(self).make_action_rep is not AMAGOEnv.make_action_rep
-        self._action_rep = self._checked_rep if own_rep else self.make_action_rep
+        self._action_rep = self.make_action_rep if type(self).make_action_rep is AMAGOEnv.make_action_rep else self._checked_rep
 
     @property
     def observation_space(self) -> gym.spaces.Dict:
@@ -127,7 +131,7 @@ class AMAGOEnv(Forwarding, gym.Wrapper[Any, Any, Any, Any]):
         """
         name, rows = self._name(), self._row_names()
         if rows is not None:
-            return _joined(rows)
+            return introspect.joined(rows)
         if not isinstance(name, str):
             raise TypeError(f"env_name is {name!r}, but must be a str" + (" or a list of one a row" if self.vectorized else ""))
         return name.replace("/", "_")
@@ -136,7 +140,7 @@ class AMAGOEnv(Forwarding, gym.Wrapper[Any, Any, Any, Any]):
     def env_names(self) -> list[str]:
         """The name of each of the B rows now: those that the environment gives, unless `env_name` is overridden to differ."""
         name, rows = self.env_name, self._row_names()
-        return rows if rows is not None and name == _joined(rows) else [name] * self.batched_envs
+        return rows if rows is not None and name == introspect.joined(rows) else [name] * self.batched_envs
 
     def _name(self) -> Any:
         return self._env_name if self._env_name is not None else introspect.own_name(self.env.env)
@@ -394,7 +398,3 @@ def _check_env(env: Any, batched_envs: Any) -> None:
             raise TypeError(f"env is {env!r}, which has no {method}() method; AMAGOEnv wraps a gymnasium.Env")
     if isinstance(batched_envs, bool) or int(batched_envs) != batched_envs or batched_envs < 1:
         raise ValueError(f"batched_envs is {batched_envs!r}, but must be an integer of at least 1")
-
-
-def _joined(names: list[str]) -> str:
-    return "+".join(sorted(set(names)))

@@ -27,6 +27,11 @@ def own_name(env: Any) -> Any:
     return spec.id if spec is not None else type(getattr(env, "unwrapped", env)).__name__
 
 
+def joined(names: list[str]) -> str:
+    """One name for rows that have several."""
+    return "+".join(sorted(set(names)))
+
+
 def horizon(env: Any) -> int | None:
     """``env.horizon``, else the time limit in its Gymnasium spec, else None."""
     found = attribute(env, "horizon")

@@ -39,7 +39,8 @@ class SequenceWrapper(AMAGOWrapper):
         save_trajs_to: directory of the store; None records returns and metrics only.
         save_every: longest piece, in transitions; the first observation of a piece is the last of the piece before. With a pair (low,
             high) each piece ends after more than a number of steps drawn from [low, high). None: whole rollouts.
-        save_trajs_as: "npz", "npz-compressed" (one trajectory a file) or "segments" (many).
+        save_trajs_as: "npz" or "npz-compressed" (one trajectory a file, written when it ends), or "segments" (many a file, written at
+            `flush`, at `close` and when a file is full: faster).
         stagger: with a number for ``save_every``, draw the length of each rollout's first piece from [save_every / 2, save_every], so
             that actors that started together do not write together, and pieces are not cut at the same places.
         writer: share one writer among recorders of a process; by default each has its own.

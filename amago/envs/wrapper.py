@@ -6,11 +6,12 @@ from typing import Any
 
 import gymnasium as gym
 
+from amago.config import NamedArguments
 from amago.envs.environment import AMAGOEnv
 from amago.envs.forwarding import Forwarding, assignable
 
 
-class AMAGOWrapper(Forwarding, gym.Wrapper[Any, Any, Any, Any]):
+class AMAGOWrapper(NamedArguments, Forwarding, gym.Wrapper[Any, Any, Any, Any]):
     """Base of wrappers around an `AMAGOEnv`, or around another such wrapper, whose other attributes it has too.
 
     Attributes:

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from amago import config
+from amago.config import NamedArguments
 from amago.nets.cpu.attention import attend_in_bf16, suits
 from amago.nets.kv_cache import CacheSlots
 from amago.nets.utils import check_dropout
@@ -31,7 +32,7 @@ Pattern = Literal["full", "causal", "masked"]
 """What the queries see: every key, every key up to their own, or what `SelfAttention.mask` says."""
 
 
-class SelfAttention(nn.Module):
+class SelfAttention(NamedArguments, nn.Module):
     """Base of all kernels: PyTorch's ``scaled_dot_product_attention`` over the tokens that `visible` names.
 
     Args:
@@ -47,6 +48,11 @@ class SelfAttention(nn.Module):
     """
 
     sink_size: int = 0
+    _sees_past: bool = True  # `visible`, `mask` and `pattern` are those of this class
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._sees_past = all(getattr(cls, x) is getattr(SelfAttention, x) for x in ("visible", "mask", "pattern"))
 
     def __init__(self, causal: bool = True, dropout: float = 0.0) -> None:
         super().__init__()
@@ -117,6 +123,9 @@ class SelfAttention(nn.Module):
         Returns:
             (B, H, L, D); 0 where a query sees no key, which happens at padding only.
         """
+        if slots is not None and self._sees_past:  # the mask of a step is that of every layer
+            mask = None if slots.full else slots.used.to(q.dtype)
+            return F.scaled_dot_product_attention(q, k, v, mask, dropout_p=self.dropout if self.training else 0.0)
         length = q.shape[2]
         pattern = self.pattern(length, slots) if real is None else "masked"
         mask = self.mask(length, slots, q.device, real) if pattern == "masked" else None

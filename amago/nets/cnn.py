@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from amago.config import NamedArguments
 from amago.nets.utils import activation_switch
 
 
-class CNN(nn.Module, ABC):
+class CNN(NamedArguments, nn.Module, ABC):
     """Base of all image networks: (B, L, H, W, C), or (B, L, C, H, W) with ``channels_first``, to features (B, L, D).
 
     Pixels range from 0 to 255 and are mapped to image / 128 - 1. A subclass defines `conv_forward`.
@@ -73,7 +74,42 @@ class CNN(nn.Module, ABC):
             with torch.no_grad():
                 self(self.blank_img)
         except RuntimeError as err:
-            raise ValueError(f"{type(self).__name__}: img_shape={self.img_shape} is too small for its convolutions") from err
+            raise ValueError(self._too_small()) from err
+
+    def _too_small(self) -> str:
+        """The message for an image that the convolutions cannot read: their smallest image, and the networks that take this one."""
+        text = f"{type(self).__name__}: img_shape={self.img_shape} is too small for its convolutions"
+        smallest = next((n for n in range(1, _LARGEST_TRIED + 1) if self._takes(n)), None)
+        text += "" if smallest is None else f", which take images from {smallest}x{smallest} pixels on"
+        side = min(_height_and_width(self.img_shape, self.channels_first))
+        fitting = [f"{name} (from {n}x{n})" for name, n in SMALLEST.items() if n <= side and name != type(self).__name__]
+        return text + (f"; use {' or '.join(fitting)}" if fitting else "; use an encoder of vectors, such as FFTstepEncoder")
+
+    def _takes(self, side: int) -> bool:
+        """Whether the convolutions can read a square image."""
+        weight = next(self.parameters())
+        try:
+            with torch.no_grad():
+                return self.conv_forward(weight.new_zeros((1, self.in_channels, side, side))).numel() > 0
+        except RuntimeError:
+            return False
+
+
+SMALLEST = {"NatureishCNN": 36, "DrQCNN": 15, "IMPALAishCNN": 15, "GridworldCNN": 4}
+"""Height and width of the smallest image of each network with its default arguments."""
+_LARGEST_TRIED = 128
+
+
+def _height_and_width(shape: Sequence[int], channels_first: bool) -> tuple[int, int]:
+    return (shape[1], shape[2]) if channels_first else (shape[0], shape[1])
+
+
+def cnn_for(img_shape: Sequence[int], channels_first: bool = False) -> type[CNN]:
+    """The network for images of a size: `NatureishCNN` from 36x36 pixels on, `DrQCNN` from 15x15, `GridworldCNN` below."""
+    side = min(_height_and_width(img_shape, channels_first))
+    if side >= SMALLEST["NatureishCNN"]:
+        return NatureishCNN
+    return DrQCNN if side >= SMALLEST["DrQCNN"] else GridworldCNN
 
 
 class _ConvStack(CNN):

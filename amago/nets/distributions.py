@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from amago.config import NamedArguments
 from amago.nets.utils import at_least_float32, autocast_dtype, check_positive
 
 
@@ -79,7 +80,7 @@ class PolicyOutput(ABC):
         return {}
 
 
-class DistributionType(ABC):
+class DistributionType(NamedArguments, ABC):
     """Maps network outputs to a `PolicyOutput`.
 
     Args:

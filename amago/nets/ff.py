@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from amago.nets.cpu.packed import Linear
+from amago.nets.cpu.weight_cache import WeightCache
 from amago.nets.moments import RunningMoments
 from amago.nets.utils import activation_switch, at_least_float32, check_dropout, check_positive
 
@@ -111,6 +112,11 @@ class InputNorm(RunningMoments):
         check_positive(d_inp=d_inp)
         super().__init__((d_inp,), (1,), beta, init_nu, initial_samples)
         self.skip_below = skip_below
+        self._divisor = WeightCache()  # nine operations on a few numbers, which a policy's step need not repeat
+
+    def train(self, mode: bool = True) -> InputNorm:
+        self._divisor.clear()
+        return super().train(mode)
 
     @property
     def sigma(self) -> Tensor:
@@ -137,6 +143,11 @@ class InputNorm(RunningMoments):
         """(B, L, d_inp) -> the same, normalised; in training mode the statistics are updated first."""
         if self.training:
             self.update(x, mask)
-        x, sigma = at_least_float32(x), self.sigma
-        divisor = torch.where(sigma > self.skip_below, sigma, torch.ones_like(sigma))
+        divisor = self._scale() if self.training else self._divisor.get((self.mu, self.nu), self._scale, exact=True)
+        x = at_least_float32(x)
         return ((x - self.mu.to(x.dtype)) / divisor).clamp(-1e4, 1e4)
+
+    def _scale(self) -> Tensor:
+        """(d_inp,), sigma, or 1 for features that are only centred."""
+        sigma = self.sigma
+        return torch.where(sigma > self.skip_below, sigma, torch.ones_like(sigma))

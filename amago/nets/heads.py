@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from amago.config import NamedArguments
 from amago.nets.ensemble import EnsembleMLP, evaluate_action, state_part
 from amago.nets.policy_dists import DistributionType, PolicyOutput, TanhGaussian
 from amago.nets.product import distribution_of
@@ -28,7 +29,7 @@ def _check_head(state_dim: int, action_kind: str, action_dim: int, gammas: Tenso
         raise ValueError(f"gammas must be a vector of at least one discount, got shape {tuple(gammas.shape)}")
 
 
-class BaseActorHead(nn.Module, ABC):
+class BaseActorHead(NamedArguments, nn.Module, ABC):
     """Base of all actors. A subclass implements `actor_network_forward`; an `amago.spaces.ActionMask` is applied to its result.
 
     All methods take the state, the observations that bypass the sequence model, and the log, in this order.
@@ -122,7 +123,7 @@ class BaseActorHead(nn.Module, ABC):
         return self.policy_dist(vec, log_dict=log_dict, mask=mask)
 
 
-class BaseCriticHead(nn.Module, ABC):
+class BaseCriticHead(NamedArguments, nn.Module, ABC):
     """Base of critic ensembles. A subclass implements `forward`; `evaluate` and `evaluate_subset` call it.
 
     Args:

@@ -61,6 +61,12 @@ class CacheSlots:
         return self.lengths.unsqueeze(1) - 1 - self.ages
 
     @cached_property
+    def used(self) -> Tensor:
+        """(B, 1, 1, P) float32, to be added to scores: 0 where a slot holds a token, -inf where it is empty."""
+        empty = torch.arange(self.prefix, device=self.lengths.device) >= self.lengths.unsqueeze(1)
+        return torch.zeros(empty.shape, device=empty.device).masked_fill_(empty, -torch.inf)[:, None, None]
+
+    @cached_property
     def rows(self) -> Tensor:
         """(B,) 0, 1, ..."""
         return torch.arange(len(self.lengths), device=self.lengths.device)

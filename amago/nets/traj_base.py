@@ -13,12 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from amago.config import NamedArguments
 from amago.nets.utils import check_positive, has_argument
 
 Dones = NDArray[np.bool_] | Tensor
 
 
-class TrajEncoder(nn.Module, ABC):
+class TrajEncoder(NamedArguments, nn.Module, ABC):
     """Base of all sequence models.
 
     A subclass defines `emb_dim` and `forward`. A model with memory also defines `init_hidden_state` and `reset_hidden_state`;

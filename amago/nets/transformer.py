@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from amago.config import NamedArguments
 from amago.nets.attention import FlashAttention, ScaledDotProductAttention, SelfAttention, VanillaAttention
 from amago.nets.cpu.packed import Linear, linear, pack
 from amago.nets.cpu.weight_cache import WeightCache
@@ -97,7 +98,11 @@ class SigmaReparam(nn.Module):
     @property
     def weight_sources(self) -> tuple[Tensor, ...]:
         """The tensors that `effective_weight` depends on."""
-        return (self.weight, self.gamma, self.u, self.v)
+        params, buffers = (
+            self._parameters,
+            self._buffers,
+        )  # asked of every layer in every step: attributes take five times as long
+        return (params["weight"], params["gamma"], buffers["u"], buffers["v"])  # type: ignore[return-value]
 
 
 class _PlainLinear(nn.Linear):
@@ -174,7 +179,7 @@ class FixedPosEmb(nn.Module):
 
 
 @gin.configurable
-class LearnedPosEmb(nn.Module):
+class LearnedPosEmb(NamedArguments, nn.Module):
     """A learned vector for each time index.
 
     Args:
@@ -268,7 +273,9 @@ class AttentionLayer(_CachedLinears):
             real: (B, L) bool, False at tokens that none may see; None: no such token.
         """
         B, L, _ = x.shape
-        qkv = self.dropout_qkv(self._linear("qkv_projection", x))
+        qkv = self._linear("qkv_projection", x)
+        if self.training:  # in evaluation mode the module's call would do nothing
+            qkv = self.dropout_qkv(qkv)
         q, k, v = qkv.view(B, L, 3, self.n_heads, self.head_dim).permute(2, 0, 3, 1, 4)
         if rope is not None:
             q, k = rotate(q, *rope), rotate(k, *rope)
@@ -333,7 +340,8 @@ class TransformerLayer(_CachedLinears):
         """(B, L, d_model) -> (B, L, d_model); ``rope``, ``cache`` and ``real`` as of `AttentionLayer.forward`."""
         x = x + self.norm2(self.attention_layer(self.norm1(x), rope, cache, real))
         h = self.norm4(self.activation(self._linear("ff1", self.norm3(x))))
-        return x + self.dropout_ff(self._linear("ff2", h))
+        h = self._linear("ff2", h)
+        return x + (self.dropout_ff(h) if self.training else h)
 
 
 _POS_EMBS = ("fixed", "learned", "learnable", "rope")
@@ -400,7 +408,8 @@ class Transformer(nn.Module):
         if self.pos_emb is not None:
             summed = x + self.pos_emb(time_idxs)  # float32 under autocast too, and with it what the layers add to
             x = summed if autocast_dtype(x.device) else summed.to(x.dtype)
-        x = self.dropout_emb(x)
+        if self.training:
+            x = self.dropout_emb(x)
         rope = rope_angles(time_idxs, self.head_dim) if self.pos_emb is None else None
         slots = None if cache is None else cache.advance()
         for i, layer in enumerate(self.layers):

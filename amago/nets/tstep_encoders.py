@@ -5,6 +5,7 @@ Shapes: B sequences or actors, L timesteps, D numbers of output, A numbers of an
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from amago.config import NamedArguments
 from amago.nets import cnn
 from amago.nets.cpu.packed import Linear
 from amago.nets.ff import MLP, InputNorm, Normalization
@@ -23,7 +25,7 @@ from amago.nets.utils import activation_switch, check_positive, has_argument
 from amago.ops import symlog
 
 
-class TstepEncoder(nn.Module, ABC):
+class TstepEncoder(NamedArguments, nn.Module, ABC):
     """Base of all timestep encoders. A subclass defines `emb_dim` and `inner_forward`.
 
     Args:
@@ -210,9 +212,25 @@ class GoalTstepEncoder(TstepEncoder):
         return self.out_norm(self.base(torch.cat((x.to(goals.dtype), goals), dim=-1)))
 
 
+_warned: set[tuple[str, ...]] = set()
+
+
+def _warn_of_unread_keys(obs_key: str, unread: list[str]) -> None:
+    """Warn, once a process and list of keys, that `CNNTstepEncoder` does not read them."""
+    if unread and (obs_key, *unread) not in _warned:
+        _warned.add((obs_key, *unread))
+        warnings.warn(
+            f"CNNTstepEncoder reads the observation {obs_key!r} alone: the agent's memory will not contain {', '.join(map(repr, unread))}. "
+            "To read all observations, use DictTstepEncoder (amago.nets.dict_encoder; 'dict' for switch_tstep_encoder)",
+            stacklevel=3,
+        )
+
+
 @gin.configurable
 class CNNTstepEncoder(TstepEncoder):
-    """One image through a CNN, merged with symlog([reward, previous action]).
+    """One image through a CNN, merged with symlog([reward, previous action]). It reads no other observation, and warns if there are any.
+
+    `amago.nets.dict_encoder.DictTstepEncoder` reads all.
 
     Args:
         cnn_type: a `amago.nets.cnn.CNN`.
@@ -256,6 +274,7 @@ class CNNTstepEncoder(TstepEncoder):
         shape = space_shape(space)
         if len(shape) != 3:
             raise ValueError(f"obs_key={obs_key!r} has shape {shape}: an image has three dimensions")
+        _warn_of_unread_keys(obs_key, sorted(set(obs_space.spaces) - {obs_key}))
         unit = isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating) and float(space.high.max()) <= 1.0
         self._pixel_scale = 255.0 if unit else 1.0
         self.obs_key, self.skip_rl2_norm, self.hide_rl2s = obs_key, skip_rl2_norm, hide_rl2s

@@ -43,13 +43,14 @@ class Learner(ExperimentSettings):
 
     def _build_model(self, spaces: Spaces) -> None:
         """Build the agent, its optimizer and schedule."""
-        agent = self.agent_type(
+        agent_type: Any = self.agent_type  # `resolve` has replaced names by classes
+        parts: dict[str, Any] = {"tstep_encoder_type": self.tstep_encoder_type, "traj_encoder_type": self.traj_encoder_type}
+        agent = agent_type(
             obs_space=spaces.observation,
             rl2_space=spaces.rl2,
             action_space=spaces.action,
             max_seq_len=self.max_seq_len,
-            tstep_encoder_type=self.tstep_encoder_type,
-            traj_encoder_type=self.traj_encoder_type,
+            **parts,
         ).to(self.DEVICE)
         self.policy_aclr, self.optimizer = self.accelerator.prepare(agent, self.init_optimizer(agent))
         learning_epochs = max(0, self.epochs - int(min(self.start_learning_at_epoch, self.epochs)))

@@ -206,7 +206,7 @@ def test_picture_encoders_by_name():
     default = parser.parse_args([])
     cli_utils.switch_tstep_encoder(settings, "cnn", cnn_type=default.cnn, drqv2_aug=not default.no_augmentation)
     assert {k.rpartition(".")[2]: v for k, v in settings.items()} == {"cnn_type": IMPALAishCNN, "drqv2_aug": True}
-    with pytest.raises(ValueError, match=naming("cnn", "'resnet'", "drq, impala, nature")):
+    with pytest.raises(ValueError, match=naming("cnn", "'resnet'", "drq, gridworld, impala, nature")):
         cli_utils.switch_tstep_encoder(settings, "cnn", cnn_type="resnet")
 
 

@@ -219,7 +219,7 @@ def test_a_run_without_weights(tmp_path):
 
 
 def test_weights_that_do_not_fit(tmp_path, runs):
-    e = learned(tmp_path, tiny.cartpole, "transformer", max_seq_len=10)
+    e = learned(tmp_path, tiny.cartpole, "transformer", max_seq_len=10, train_timesteps_per_epoch=35)
     torch.save(runs(tiny.cartpole, "gru")[1].state_dict(), e.run_dir / "other.pt")
     with pytest.raises(CheckpointError, match=naming(str(e.run_dir / "other.pt"), "traj_encoder.rnn.weight_ih_l0")):
         amago.load_policy(e.run_dir / "other.pt")

@@ -70,6 +70,8 @@ def test_every_class_that_has_a_name_on_the_command_line_can_be_described(tmp_pa
     assert {f"{cls.__module__}:{cls.__qualname__}" for cls in cli_utils.TRAJ_ENCODERS.values()} == {
         f"amago.nets.traj_encoders:{name}TrajEncoder" for name in ("FF", "GRU", "Mamba", "Tformer")
     }
-    run = tiny.learned(tmp_path, tiny.cartpole, traj_encoder_type=GRUTrajEncoder, max_seq_len=4).run_dir
+    run = tiny.learned(
+        tmp_path, tiny.cartpole, traj_encoder_type=GRUTrajEncoder, max_seq_len=4, train_batches_per_epoch=0
+    ).run_dir
     config.clear()
     assert type(build_agent(run).traj_encoder) is GRUTrajEncoder

@@ -16,6 +16,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from amago.config import NamedArguments
 from amago.envs.builtin import _babyai_view as view
 from amago.envs.builtin import _common as common
 from amago.envs.builtin._attempts import Attempts
@@ -125,7 +126,7 @@ def _make(level: str) -> Any:
 
 
 @gin.configurable(module="amago.envs.builtin")
-class MultitaskMetaBabyAI(gym.Env[Observation, np.int64]):
+class MultitaskMetaBabyAI(NamedArguments, gym.Env[Observation, np.int64]):
     """k attempts at one BabyAI mission in one world; each rollout draws another level, world and mission.
 
     A rollout draws a level (uniformly) and a seed. Each attempt begins with that seed, so that rooms, objects, the agent's

@@ -16,6 +16,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from amago.config import NamedArguments
 from amago.envs.builtin import _common as common
 from amago.envs.builtin._extras import require
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
@@ -75,7 +76,7 @@ def _preserve_global_generators() -> Iterator[None]:
 
 
 @gin.configurable(module="amago.envs.builtin")
-class POPGymGame(gym.Env[Observation, Any]):
+class POPGymGame(NamedArguments, gym.Env[Observation, Any]):
     """One game of POPGym, with an observed clock, and with mazes that depend on the seed alone.
 
     Observations, actions and rewards are POPGym's own; the maximum return is about 1.
@@ -140,7 +141,7 @@ class POPGymGame(gym.Env[Observation, Any]):
 
 
 @gin.configurable(module="amago.envs.builtin")
-class MultiDomainPOPGym(gym.Env[Observation, np.int64]):
+class MultiDomainPOPGym(NamedArguments, gym.Env[Observation, np.int64]):
     """Many games behind one interface. The game must be identified in a warm-up episode, whose rewards do not count.
 
     Each rollout draws one of ``games`` and consists of ``warmup_episodes`` + 1 episodes of it, each with new cards or boards.

@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from amago.config import NamedArguments
 from amago.envs.builtin import _common as common
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 
@@ -17,7 +18,7 @@ Observation = NDArray[np.float32]
 RIGHT, UP, LEFT, DOWN = range(4)
 
 
-class _TMaze(gym.Env[Observation, np.int64]):
+class _TMaze(NamedArguments, gym.Env[Observation, np.int64]):
     """The common maze: a corridor along x (y = 0) from ``x = oracle`` to the junction, whose two arms are at y = -1 and y =
     1."""
 

@@ -45,8 +45,8 @@ class Actor:
     def __init__(
         self, plan: ActorPlan, number: int, generation: int, writer_for: Callable[[AMAGOEnv], TrajectoryWriter | None]
     ) -> None:
-        self.number, self.generation = number, generation
-        made, self.base = _make_env(plan.make_envs[number], plan.batch)
+        self.number, self.generation, self._worker = number, generation, plan.worker
+        made, self.base = make_env(plan.make_envs[number], plan.batch)
         self._reset_seed, exploration_seed, recorder_seed = plan.actor_seeds(number, generation)
         self._seeded = False
         self.exploration: ExplorationWrapper | None = None
@@ -71,6 +71,7 @@ class Actor:
         reward, self._prev_action = split_rl2(self._rl2s)
         self._reward = reward[:, 0]
         self._action = buffers.actions[rows] if self.base.vectorized else buffers.actions[rows][0]
+        self._any_ended = buffers.any_ended[self._worker : self._worker + 1]
         self.recorder.attach_extras({name: array[rows] for name, array in buffers.extras.items()})
 
     def reset(self) -> None:
@@ -87,10 +88,17 @@ class Actor:
         """Take one step with the actions in the arrays; a rollout that ends is followed by a new one at once."""
         out = self.env.step(self._action)
         if self.recorder.stepped(*out):
+            self._any_ended[0] = True
             self.reset()
             return
-        ts, auto = out[0], self.base.auto
-        self._resets[...] = False if auto is None else auto.opened
+        ts, _, terminated, truncated, _ = out
+        auto = self.base.auto
+        if auto is None:
+            self._resets[0] = False
+        else:
+            self._resets[...] = auto.opened
+            if not self._any_ended[0] and (terminated.any() or truncated.any()):
+                self._any_ended[0] = True
         for key, array in self._obs:
             array[...] = ts.obs[key]
         self._reward[...], self._prev_action[...], self._time[...] = ts.reward, ts.prev_action, ts.time_idx
@@ -114,7 +122,7 @@ class Actor:
             self.exploration.load_state_dict(state["exploration"])
 
 
-def _make_env(maker: EnvMaker, batch: int) -> tuple[Any, AMAGOEnv]:
+def make_env(maker: EnvMaker, batch: int) -> tuple[Any, AMAGOEnv]:
     """The environment that a user's function makes, and the `AMAGOEnv` inside it."""
     made = maker()
     base = env_of(made, maker)

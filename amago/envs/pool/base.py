@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amago.envs.pool.buffers import Buffers
-from amago.envs.pool.faults import RestartBudget
+from amago.envs.pool.faults import PROVEN_STEPS, RestartBudget
 from amago.envs.statistics import PhaseStatistics
 from amago.spaces import ActionSpec, action_spec, rl2_space
 
@@ -33,6 +33,9 @@ class ActorPool(ABC):
         time_idxs: (N, 1) int64.
         extras: {name: (N, ...)}, the extra fields with ``source="policy"``: write them before the `send` of their actions.
         resets: (N,) bool, True where the observation opens a new rollout: clear the actor's memory before it acts.
+        idle: (N,) bool: actors whose rows you set to True, while their group is not stepping, skip their steps until you set them to
+            False. Only where `can_idle`.
+        can_idle: whether single actors can skip steps: not where they are the rows of one vectorised environment.
     """
 
     num_actors: int
@@ -45,6 +48,8 @@ class ActorPool(ABC):
     rl2s: NDArray[np.float32]
     time_idxs: NDArray[np.int64]
     resets: NDArray[np.bool_]
+    idle: NDArray[np.bool_]
+    can_idle = True
 
     def __init__(
         self,
@@ -61,7 +66,8 @@ class ActorPool(ABC):
         self._in_flight = [False] * len(groups)
 
     def _use_buffers(self, buffers: Buffers) -> None:
-        self._buffers, self.extras = buffers, buffers.extras
+        self._buffers, self.extras, self.idle = buffers, buffers.extras, buffers.idle
+        self._budget.proven = lambda: bool(buffers.any_ended.any() or (buffers.time_idxs >= PROVEN_STEPS).any())
         self.obs, self.rl2s, self.time_idxs, self.resets = buffers.obs, buffers.rl2s, buffers.time_idxs, buffers.resets
 
     # ------------------------------------------------------------------ stepping

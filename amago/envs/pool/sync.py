@@ -24,6 +24,7 @@ class InProcessPool(ActorPool):
         super().__init__(
             num_actors, actors.spaces.observation_space, actors.spaces.action_space, [slice(0, num_actors)], budget
         )
+        self.can_idle = plan.batch == 1
         self._finalizer = weakref.finalize(self, actors.close)
         self._use_buffers(Buffers.local(Layout.of(num_actors, self.observation_space, self.action_spec, 1, plan.extra_fields)))
         actors.attach(self._buffers)
