@@ -103,6 +103,11 @@ class Actor:
             array[...] = ts.obs[key]
         self._reward[...], self._prev_action[...], self._time[...] = ts.reward, ts.prev_action, ts.time_idx
 
+    @property
+    def lasted(self) -> int:
+        """Steps that the longest rollout in progress has lasted."""
+        return int(self._time.max())
+
     def close(self) -> None:
         """Close the environment; trajectories that are not finished are lost."""
         self.recorder.close()

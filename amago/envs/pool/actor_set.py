@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from amago.envs.environment import AMAGOEnv
 from amago.envs.pool.actor import Actor, make_env
 from amago.envs.pool.buffers import Buffers
-from amago.envs.pool.faults import MAX_RETRY_PAUSE, MIN_RETRY_PAUSE, ActorError, Fault, mistake_in
+from amago.envs.pool.faults import MAX_RETRY_PAUSE, MIN_RETRY_PAUSE, PROVEN_STEPS, ActorError, Fault, mistake_in
 from amago.envs.pool.plan import ActorPlan, Spaces
 from amago.envs.pool.trial import random_state_kept, try_environment
 from amago.envs.recorder import RecordingError, open_writer
@@ -113,6 +113,8 @@ class ActorSet:
         if isinstance(error, RecordingError):  # not the environment's fault
             raise error
         state = broken.state_dict()
+        if self._buffers is not None and broken.lasted >= PROVEN_STEPS:  # before the reset of the new one hides it
+            self._buffers.any_ended[self.plan.worker] = True
         fault = Fault(f"actor {broken.number}", traceback.format_exc(), broken.recorder.in_progress, mistake=mistake_in(error))
         self._replaced.add(*broken.recorder.drain())
         with contextlib.suppress(*_ENV_FAULTS):
