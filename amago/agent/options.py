@@ -62,34 +62,62 @@ def binary_filter(adv: Tensor, threshold: float = 0.0) -> Tensor:
 
 @gin.configurable(module="amago.agent")
 def exp_filter(
-    adv: Tensor, beta: float = 1.0, clip_weights_low: float | None = None, clip_weights_high: float | None = 100.0
+    adv: Tensor,
+    beta: float = 1.0,
+    clip_adv_low: float | None = None,
+    clip_adv_high: float | None = None,
+    clip_weights_low: float | None = 1e-7,
+    clip_weights_high: float | None = 100.0,
 ) -> Tensor:
-    """Imitate with weight exp(beta x advantage), kept in [clip_weights_low, clip_weights_high]; None: no bound.
+    """Imitate with weight exp(beta x advantage).
+
+    Advantages are kept in [clip_adv_low, clip_adv_high], and weights in [clip_weights_low, clip_weights_high]; None: no bound.
 
     Without an upper bound one action outweighs a batch, and the weight overflows where beta x advantage exceeds 88.7. The
     default is that of Kostrikov et al. 2021 (arXiv 2110.06169).
     """
-    return ops.exp_filter(adv, beta, clip_weights_low, clip_weights_high)
+    return ops.exp_filter(clipped(adv, clip_adv_low, clip_adv_high), beta, clip_weights_low, clip_weights_high)
 
 
 @gin.configurable(module="amago.agent")
 def leaky_relu_filter(
     adv: Tensor,
-    beta: float = 1.0,
+    beta: float = 2.0,
+    tau: float = 1e-2,
     neg_slope: float = 0.05,
-    clip_weights_low: float | None = None,
-    clip_weights_high: float | None = None,
+    target_f0: float = 1e-2,
+    clip_weights_low: float | None = 1e-7,
+    clip_weights_high: float | None = 10.0,
+    add_binary: bool = True,
 ) -> Tensor:
-    """Imitate with weight beta x advantage, times ``neg_slope`` where that is negative; kept in [clip_weights_low,
-    clip_weights_high] where those are given.
+    """Imitate with a weight that rises in proportion to the advantage.
 
-    A negative weight makes the action less likely, without a lower bound for continuous policies; ``clip_weights_low=0`` rules
-    negative weights out.
+    The weight is target_f0 + neg_slope tau / beta + leaky_relu((advantage - tau) / beta), kept in [clip_weights_low,
+    clip_weights_high], plus 1 where the advantage is positive. At an advantage of 0 it is ``target_f0``.
+
+    Args:
+        adv: advantages.
+        beta: advantages are *divided* by it.
+        tau: advantage at which the slope changes.
+        neg_slope: slope below ``tau``, relative to that above.
+        target_f0: weight at an advantage of 0.
+        clip_weights_low, clip_weights_high: bounds of the weight before 1 is added; None: no bound. A negative weight makes the action
+            less likely, without a lower bound for continuous policies.
+        add_binary: add 1 where the advantage is positive.
+
+    Raises:
+        ValueError: ``beta`` is not positive.
     """
-    weights = torch.nn.functional.leaky_relu(beta * adv, negative_slope=neg_slope)
-    if clip_weights_low is not None or clip_weights_high is not None:
-        weights = weights.clamp(clip_weights_low, clip_weights_high)
-    return weights
+    if not beta > 0.0:
+        raise ValueError(f"leaky_relu_filter divides advantages by beta, which must be positive, got beta={beta}")
+    linear = torch.nn.functional.leaky_relu((adv - tau) / beta, negative_slope=neg_slope)
+    weights = clipped(target_f0 + neg_slope * tau / beta + linear, clip_weights_low, clip_weights_high)
+    return weights + ops.binary_filter(adv) if add_binary else weights
+
+
+def clipped(x: Tensor, low: float | None, high: float | None) -> Tensor:
+    """``x``, kept in [low, high]; None: no bound."""
+    return x if low is None and high is None else x.clamp(low, high)
 
 
 def check_gamma_idx(name: str, gamma_idx: int, gammas: Tensor) -> None:

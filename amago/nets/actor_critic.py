@@ -64,7 +64,7 @@ class Actor(BaseActorHead):
         super().__init__(
             state_dim, action_dim, discrete, gammas, continuous_dist_type, discrete_dist_type, action_kind
         )  # fmt: skip
-        self.base = MLP(state_dim, d_hidden, n_layers, self.d_output, dropout_p=dropout_p, activation=activation)
+        self.base = MLP(state_dim, d_hidden, n_layers, self.d_output, activation=activation, dropout_p=dropout_p)
 
     def actor_network_forward(
         self,
@@ -132,7 +132,7 @@ class ResidualActor(BaseActorHead):
             state_dim, action_dim, discrete, gammas, continuous_dist_type, discrete_dist_type, action_kind
         )  # fmt: skip
         check_positive(feature_dim=feature_dim, residual_ff_dim=residual_ff_dim, residual_blocks=residual_blocks)
-        self.inp = MLP(state_dim, feature_dim, 1, feature_dim, dropout_p=dropout_p, activation=activation)
+        self.inp = MLP(state_dim, feature_dim, 1, feature_dim, activation=activation, dropout_p=dropout_p)
         self.residual_blocks = nn.ModuleList(
             _residual_block(feature_dim, residual_ff_dim, normalization, activation, dropout_p) for _ in range(residual_blocks)
         )

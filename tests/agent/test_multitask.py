@@ -152,14 +152,14 @@ def test_critics_of_the_other_kind_are_refused(agent_type, critic_type, message)
 
 def test_filters():
     adv = torch.tensor([-2.0, 0.0, 3.0])
-    torch.testing.assert_close(leaky_relu_filter(adv), torch.tensor([-0.1, 0.0, 3.0]))
-    torch.testing.assert_close(leaky_relu_filter(adv, beta=2.0, neg_slope=0.5), torch.tensor([-2.0, 0.0, 6.0]))
+    line = {"tau": 0.0, "target_f0": 0.0, "clip_weights_low": None, "clip_weights_high": None, "add_binary": False}
+    torch.testing.assert_close(leaky_relu_filter(adv, **line), torch.tensor([-0.05, 0.0, 1.5]))
+    torch.testing.assert_close(leaky_relu_filter(adv, **line | {"beta": 0.5, "neg_slope": 0.5}), torch.tensor([-2.0, 0.0, 6.0]))
     torch.testing.assert_close(
-        leaky_relu_filter(adv, clip_weights_low=0.0, clip_weights_high=1.0), torch.tensor([0.0, 0.0, 1.0])
+        leaky_relu_filter(adv, **line | {"clip_weights_low": 0.0, "clip_weights_high": 1.0}), torch.tensor([0.0, 0.0, 1.0])
     )
-    config.bind({"leaky_relu_filter.neg_slope": 0.0, "MultiTaskAgent.fbc_filter_func": leaky_relu_filter})
-    assert leaky_relu_filter(adv)[0] == 0.0
-    assert multitask("discrete").fbc_filter_func(adv).tolist() == [0.0, 0.0, 3.0]
+    config.bind({"leaky_relu_filter.add_binary": False, "MultiTaskAgent.fbc_filter_func": leaky_relu_filter})
+    assert multitask("discrete").fbc_filter_func(adv).tolist() == pytest.approx([1e-7, 0.01, 0.01 + 0.05 * 0.01 / 2 + 2.99 / 2])
 
 
 def test_exponential_weights_have_a_ceiling():
