@@ -14,6 +14,7 @@ COMMANDS = {
     "train": "train an agent on a Gymnasium environment",
     "eval": "evaluate a trained agent",
     "report": "write a page about training runs: curves, adaptation, faults, settings",
+    "watch": "serve a live page about all runs below a directory",
     "buffer": "import, export, inspect or verify recorded trajectories",
     "demo": "train a small memory agent in a few minutes and draw how it adapts",
 }
