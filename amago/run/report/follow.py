@@ -12,12 +12,13 @@ from amago.run.report.log import LIMIT, PHASES, Log
 METRICS_FILE = "metrics.jsonl"
 SMALL = 256 << 10
 """Files up to this size are read as a whole when they are first seen; of larger ones, a sample."""
-_PLACES = 48
-_BLOCK = 96 << 10
-_END = 64 << 10
+_PLACES = 40
+_BLOCK = 64 << 10
+_END = 24 << 10
 _BACK = 1 << 20
 _CHUNK = 1 << 20
 _HEAD = 256
+_decode = json.JSONDecoder().decode
 _SECTIONS = (*PHASES, "buffer")
 
 
@@ -52,7 +53,7 @@ class Tail:
         if not line.strip():
             return
         try:
-            self.log.add(json.loads(line))
+            self.log.add(_decode(line.decode()))
         except (ValueError, RecursionError) as err:
             self.damaged += 1
             self.first_damage = self.first_damage or f"{line[:60]!r} ({err})"[:200]

@@ -155,11 +155,14 @@ class Log:
             ValueError: it is no row of a log.
         """
         try:
-            position = tuple(row[key] + 0 for key in POSITION)
+            position = row["epoch"], row["env_steps"], row["grad_steps"], row["wall_time"]
+            sum(position)  # numbers
             section, values = row["section"], row["values"]
             if not isinstance(values, dict) or not isinstance(section, str):
                 raise TypeError("section must be a string, and values an object")
             for value in values.values():
+                if value.__class__ is float:
+                    continue
                 if value is None:
                     self.not_finite += 1
                 elif not isinstance(value, int | float):
