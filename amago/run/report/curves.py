@@ -177,7 +177,7 @@ def recent_rate(run: Run, what: str, share: float = 0.1) -> float | None:
     # at least some rows, so that the rate is not that of one phase alone
     begin = min(end - share * (end - seconds[0]), seconds[max(0, len(seconds) - 16)])
     moved = value - float(np.interp(begin, seconds, values))
-    return moved / (end - begin) if moved > 0 else None
+    return float(moved / (end - begin)) if moved > 0 else None
 
 
 def rate_curve(run: Run, what: str, points: int = 40) -> Curve | None:

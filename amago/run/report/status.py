@@ -15,6 +15,7 @@ from amago.run.report.runs import Run
 LOCK_FILE = ".lock"
 PATIENCE = 120.0
 """Seconds without a row after which a run of unknown process no longer counts as running, if its rows come faster than that."""
+_MANY = 20
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,12 @@ def status_of(run: Run, now: float | None = None) -> Status:
         state = "running" if run.log.rows else "starting"
     else:
         state = "finished" if finished else "stopped"
-    rate = recent_rate(run, "epoch", share=0.25) if state == "running" and epochs is not None else None
-    left = max(0.0, (epochs - done) / rate) if rate and epochs is not None else None
+    left = None
+    if state == "running" and epochs is not None:
+        seconds = run.log.highest[3]
+        # of a few epochs, the share of the newest one that is over would decide
+        rate = recent_rate(run, "epoch", share=0.25) if done >= _MANY else done / seconds if seconds > 0 else None
+        left = max(0.0, (epochs - done) / rate) if rate else None
     return Status(state, f"{process}newest row {ago(silent)}", epochs, done, left)
 
 

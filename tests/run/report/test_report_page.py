@@ -2,54 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 
 import pytest
+from report_pages import cells_of, data_of, figures_of, lines, shown, text_of
 from runs_on_disk import append, phases, row, write_run, write_settings
 
 from amago.cli import main
 from amago.run.report.page import write_report
 
 RETURN_OF = "Average Total Return in "
-
-
-def data_of(page):
-    """What the page's script is given."""
-    return json.loads(re.search(r"const data = (.*);\n", page.read_text())[1])
-
-
-def figures_of(page):
-    """The figures of a page, by title."""
-    return {f["layout"]["title"]["text"]: f for part in data_of(page)["figures"].values() for f in part}
-
-
-def shown(figure, axis="env_steps", statistic="mean"):
-    """The traces that a reader sees for a choice."""
-    return figure["variants"].get(f"{axis} {statistic}") or figure["variants"][""]
-
-
-def lines(figure, **choice):
-    """{name in the legend: (x, y)} of the lines, bands left out."""
-    return {t["name"]: (t["x"], t["y"]) for t in shown(figure, **choice) if "name" in t}
-
-
-def text_of(page):
-    """What a reader sees, scripts left out."""
-    return re.sub(r"<script>.*?</script>|<style>.*?</style>", "", page.read_text(), flags=re.S)
-
-
-def cells_of(page, section, first):
-    """{head: cell} of the row of a table that begins with a word."""
-    part = re.search(rf'<section id="{section}">.*?</section>', page.read_text(), re.S)[0]
-    for table in re.findall(r"<table>.*?</table>", part, re.S):
-        heads = re.findall(r"<th>(.*?)</th>", table)
-        for line in re.findall(r"<tr[^>]*>(.*?)</tr>", table):
-            cells = re.findall(r"<td>(.*?)</td>", line)
-            if cells[:1] == [first]:
-                return dict(zip(heads, cells))
-    raise AssertionError(f"no row {first!r} in {part}")
 
 
 @pytest.fixture
@@ -70,7 +33,7 @@ def test_runs_of_different_seeds_are_one_line_with_an_interval(tmp_path, report)
     figure = figures_of(report())["Mean return, evaluation"]
     assert lines(figure) == {"fast": ([0, 100, 200], [0, 1, 1]), "lake (3 seeds)": ([0, 100, 200], [0, 4, 8])}
     (band,) = [t for t in shown(figure) if t.get("fill")]
-    assert 0 <= min(band["y"])
+    assert min(band["y"]) >= 0
     assert 8 < max(band["y"]) <= 12
 
 
@@ -145,7 +108,10 @@ def test_faults_are_counted_as_they_are_logged(tmp_path, report):
     # skipped updates are counted from the start of the run on, and averaged over the rows' updates; restarts are of one phase
     for epoch, skipped in enumerate((0.0, 2.6, 3.0)):
         append(path, *phases(epoch, 1, train={"Skipped Updates": skipped, "Critic Loss": None if epoch == 1 else 1.0}))
-        append(path, row("rollout", {"Restarted Environments": 2, "Dropped Rollouts": 1}, epoch, 100 * epoch + 100, 10 * epoch + 10, 99))
+        append(
+            path,
+            row("rollout", {"Restarted Environments": 2, "Dropped Rollouts": 1}, epoch, 100 * epoch + 100, 10 * epoch + 10, 99),
+        )
     cells = cells_of(report(), "faults", "r")
     assert cells["skipped updates"] == "3"
     assert (cells["restarted environments"], cells["dropped rollouts"]) == ("6", "3")
@@ -160,7 +126,9 @@ def test_what_differs_between_runs_and_where_they_ran(tmp_path, report):
     ]  # fmt: skip
     for i in range(2):
         write_run(tmp_path / f"r{i}", (1,), settings=False)
-        write_settings(tmp_path / f"r{i}", starts, {"amago.x.Other.width": i}, ["amago.x.Other.width"], learning_rate=0.1 * (i + 1), seed=i)
+        write_settings(
+            tmp_path / f"r{i}", starts, {"amago.x.Other.width": i}, ["amago.x.Other.width"], learning_rate=0.1 * (i + 1), seed=i
+        )
     page = report()
     assert cells_of(page, "settings", "learning_rate") == {"setting": "learning_rate", "r0": "0.1", "r1": "0.2"}
     assert "Other.width" not in text_of(page)  # of a part that the run does not use

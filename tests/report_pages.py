@@ -1,0 +1,41 @@
+"""What a reader sees on a page of `amago report`."""
+
+import json
+import re
+
+
+def data_of(page):
+    """What the page's script is given."""
+    return json.loads(re.search(r"const data = (.*);\n", page.read_text())[1])
+
+
+def figures_of(page):
+    """The figures of a page, by title."""
+    return {f["layout"]["title"]["text"]: f for part in data_of(page)["figures"].values() for f in part}
+
+
+def shown(figure, axis="env_steps", statistic="mean"):
+    """The traces that a reader sees for a choice."""
+    return figure["variants"].get(f"{axis} {statistic}") or figure["variants"][""]
+
+
+def lines(figure, **choice):
+    """{name in the legend: (x, y)} of the lines, bands left out."""
+    return {t["name"]: (t["x"], t["y"]) for t in shown(figure, **choice) if "name" in t}
+
+
+def text_of(page):
+    """What a reader sees, scripts left out."""
+    return re.sub(r"<script>.*?</script>|<style>.*?</style>", "", page.read_text(), flags=re.S)
+
+
+def cells_of(page, section, first):
+    """{head: cell} of the row of a table that begins with a word."""
+    part = re.search(rf'<section id="{section}">.*?</section>', page.read_text(), re.S)[0]
+    for table in re.findall(r"<table>.*?</table>", part, re.S):
+        heads = re.findall(r"<th>(.*?)</th>", table)
+        for line in re.findall(r"<tr[^>]*>(.*?)</tr>", table):
+            cells = re.findall(r"<td>(.*?)</td>", line)
+            if cells[:1] == [first]:
+                return dict(zip(heads, cells))
+    raise AssertionError(f"no row {first!r} in {part}")
