@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from amago.run.natural import natural
 from amago.run.report.follow import METRICS_FILE, Follower
 from amago.run.report.log import LIMIT, Log
 
@@ -70,13 +71,13 @@ class Group:
 
 
 def walk(root: Path) -> Iterator[Path]:
-    """The directories of runs at and below a directory, in alphabetical order; links are not followed. What a run itself has
+    """The directories of runs at and below a directory, "r9" before "r10"; links are not followed. What a run itself has
     written (checkpoints, buffer) is not searched, nor what cannot be read."""
     for path, directories, files in os.walk(root):
         is_run = METRICS_FILE in files
         if is_run or "config.txt" in files or "settings.json" in files:
             directories[:] = [d for d in directories if d not in _PARTS]
-        directories.sort()
+        directories.sort(key=natural)
         if is_run:
             yield Path(path)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,8 @@ _PAUSE = 0.005
 class Watcher:
     """Follows the runs at and below some directories, in a thread of its own.
 
-    Runs may appear, grow, be killed, resumed, renamed or deleted meanwhile. Nothing is written, and only one process at a time
-    needs to read a file: long logs are first sampled, then read as a whole while nothing else is to do.
+    Runs may appear, grow, be killed, resumed, renamed or deleted meanwhile. Nothing is written. Long logs are first sampled, then read
+    as a whole, at a low priority.
 
     Args:
         roots: directories.
@@ -70,6 +71,7 @@ class Watcher:
                 log.exception("looking for runs failed")
                 self._trouble = f"; looking for runs failed: {err!r}"
             self._first.set()
+            _yield_to_training()
             while time.monotonic() - began < self.seconds and not self._stop.is_set():
                 if self._asking or not self._read_on():
                     self._stop.wait(0.05)
@@ -152,7 +154,7 @@ class Watcher:
             sizes = [(f.size, f.share) for f in self._followers.values()]
             read = sum(size * share for size, share in sizes) / max(1, sum(size for size, _ in sizes))
             words = [f"{n} {state}" for state, n in counts.items()] or ["no run yet"]
-            if read < 1.0:
+            if any(f.sampled for f in self._followers.values()):
                 words.append(f"{100 * read:.0f}% of the logs read, the rest sampled")
             running = counts.get("running", 0)
             title = f"{running} of {len(self._states)} runs running"
@@ -174,6 +176,12 @@ class Watcher:
             if key == "runs":
                 section.missing += self._unreadable
             return section
+
+
+def _yield_to_training() -> None:
+    """Lower the priority of this thread alone: runs on the same machine have more to do with its cores."""
+    with suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 15)
 
 
 def _shape(run: Run) -> Any:
