@@ -9,8 +9,10 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +40,12 @@ def bind(params: Mapping[str, Any]) -> None:
         params: {"Class.parameter": value}. The class may be named in full (``amago.agent.Agent``) or by a unique suffix (``Agent``).
 
     Raises:
-        ValueError: the class or the parameter does not exist; the message names the entry and the nearest known names.
+        ValueError: the class or the parameter does not exist; the message names the entry and the nearest known names. Or the value has
+            another type than the parameter.
     """
     for name, value in params.items():
         try:
+            _check_type(name, value)
             with gin.unlock_config():
                 gin.bind_parameter(name, value)
         except ValueError as err:
@@ -65,6 +69,11 @@ def parse_files(paths: Iterable[str]) -> None:
             raise ValueError(f"cannot read the gin file {str(path)!r}: {err}") from err
         except ValueError as err:
             raise ValueError(_explain_file(str(path), err)) from err
+        for name, value in bindings().items():
+            try:
+                _check_type(name, value)
+            except ValueError as err:
+                raise ValueError(f"{path}: cannot bind {name!r} = {value!r}: {err}") from err
 
 
 def _explain_file(path: str, err: ValueError) -> str:
@@ -79,12 +88,36 @@ def _zoo_file(name: str) -> Path:
     zoo = Path(__file__).parent / "zoo"
     known = {f"zoo/{p.stem}": p for p in sorted(zoo.glob("*.gin"))}
     if name not in known:
-        raise ValueError(f"the zoo has no settings called {name!r}; it has {', '.join(known)}")
+        near = difflib.get_close_matches(name.removeprefix("zoo/"), [k.removeprefix("zoo/") for k in known], n=3, cutoff=0.6)
+        hint = (
+            f"did you mean {' or '.join(f'zoo/{n}' for n in near)}?"
+            if near
+            else f"its {len(known)} settings are the .gin files in {zoo}"
+        )
+        raise ValueError(f"the zoo has no settings called {name!r}; {hint}")
     return known[name]
 
 
 def _registry() -> Mapping[str, Any]:
     return gin.config._REGISTRY._selector_map  # gin offers no public listing
+
+
+def run_finalize_hooks() -> None:
+    """Do what ``gin.finalize`` does, without locking the config: parts that are imported later must still get their names."""
+    was_locked = gin.config_is_locked()
+    with gin.unlock_config():
+        gin.finalize()
+    gin.config._set_config_is_locked(was_locked)
+
+
+def also_known_as(cls: Any, *selectors: str) -> None:
+    """Let bindings name a configurable by other full names too, such as that of the module where it used to be.
+
+    Give each spelling that shall be recognised: no parts of it are, so that names such as "InputNorm" stay unambiguous.
+    """
+    entry = _registry()[selector_of(cls)]
+    for selector in selectors:
+        gin.config._REGISTRY._selector_map.setdefault(selector, entry)
 
 
 def is_registered(selector: str) -> bool:
@@ -103,11 +136,8 @@ def _explain(name: str, err: Exception) -> str:
         return f"no configurable is called {scopeless!r}" + (f"; did you mean {' or '.join(near)}?" if near else "")
     if len(matches) > 1:
         return f"{scopeless!r} is ambiguous: it may be {' or '.join(sorted(matches))}; use the full name"
-    parameters = parameters_of(matches[0])
-    near = difflib.get_close_matches(parameter, parameters, n=3, cutoff=0.4)
-    if parameter not in parameters:
-        hint = f"; did you mean {' or '.join(near)}?" if near else f"; it has {', '.join(parameters)}"
-        return f"{matches[0]} has no parameter {parameter!r}{hint}"
+    if parameter not in parameters_of(matches[0]):
+        return f"{matches[0]} has no parameter {parameter!r}; {suggestion(parameter, settable_parameters(matches[0]))}"
     return str(err)
 
 
@@ -185,3 +215,96 @@ def temporary(params: Mapping[str, Any]) -> Iterator[None]:
     finally:
         gin.config._CONFIG.clear()
         gin.config._CONFIG.update(saved)
+
+
+# ---- mistakes in names and types of arguments ---------------------------------------------------------------------------------
+
+_SYNONYMS = {
+    "lr": "learning_rate", "discount": "gamma", "discount_factor": "gamma", "polyak": "tau", "hidden_size": "d_hidden",
+    "hidden_dim": "d_hidden", "num_layers": "n_layers", "layers": "n_layers", "num_heads": "n_heads", "dim": "d_model",
+    "context_length": "max_seq_len", "seq_len": "max_seq_len", "num_envs": "parallel_actors", "n_envs": "parallel_actors",
+    "weight_decay": "l2_coeff", "max_grad_norm": "grad_clip", "num_epochs": "epochs", "buffer_size": "dset_max_size",
+    "warmup_steps": "lr_warmup_steps", "name": "env_name",
+}  # fmt: skip
+"""What other libraries call an argument, in lower case."""
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """What to write instead of a name that does not exist: "did you mean X?", or the list of what exists."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    synonym = _SYNONYMS.get(name.lower())
+    if synonym in known and synonym not in near:
+        near.insert(0, synonym)
+    near = near or difflib.get_close_matches(name, known, n=2, cutoff=0.45)
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    return f"it has {', '.join(known)}" if known else "it has none"
+
+
+def settable_parameters(selector: str) -> list[str]:
+    """The parameters of a configurable that have a default, or wait for a binding: others are given by the code that calls it."""
+    wrapped = _registry()[selector].wrapped
+    signature = inspect.signature(wrapped.__init__ if inspect.isclass(wrapped) else wrapped)
+    return [p.name for p in signature.parameters.values() if p.default is not p.empty]
+
+
+class NamedArguments:
+    """Base of classes whose constructor says, of an argument that it does not have, which one may have been meant.
+
+    Subclasses inherit this for constructors of their own.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        if args and cls.__init__ is object.__init__:
+            raise TypeError(f"{cls.__name__} takes no arguments")
+        if kwargs:
+            _check_names(cls, kwargs)
+        return super().__new__(cls)
+
+
+def _check_names(cls: Any, given: Mapping[str, Any]) -> None:
+    known = _argument_names(cls)
+    unknown = [] if known is None else [name for name in given if name not in known]
+    if known is not None and unknown:
+        free = [name for name in known if name not in given]
+        raise TypeError(f"{cls.__name__} has no argument {unknown[0]!r}; {suggestion(unknown[0], free)}")
+
+
+@cache
+def _argument_names(cls: Any) -> tuple[str, ...] | None:
+    """The names of a constructor's arguments, in order, with those of its bases if it passes ``**kwargs`` on; None: it takes any."""
+    names: dict[str, None] = {}
+    constructors = [base for base in cls.__mro__ if "__init__" in base.__dict__ and base is not object]
+    for base in constructors:
+        parameters = list(inspect.signature(base.__dict__["__init__"]).parameters.values())[1:]
+        names |= {p.name: None for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        if all(p.kind is not p.VAR_KEYWORD for p in parameters):
+            return tuple(names)
+    return None if constructors else ()
+
+
+_PLAIN: dict[str, Callable[[Any], bool]] = {
+    "int": lambda v: isinstance(v, Real) and not isinstance(v, bool) and float(v).is_integer(),
+    "float": lambda v: isinstance(v, Real) and not isinstance(v, bool),
+    "bool": lambda v: isinstance(v, bool) or type(v).__name__ in ("bool_", "bool"),
+    "str": lambda v: isinstance(v, str),
+    "None": lambda v: v is None,
+}
+
+
+def _check_type(name: str, value: Any) -> None:
+    """Refuse a value for a parameter that is annotated with another plain type (int, float, bool, str, None).
+
+    Names that do not exist are left to gin, and so are references (``@Class``, ``%MACRO``).
+    """
+    selector, _, parameter = name.rpartition(".")
+    scopeless = selector.rpartition("/")[2]
+    matches = [full for full in _registry() if full == scopeless or full.endswith("." + scopeless)]
+    if len(matches) != 1 or type(value).__module__.startswith("gin"):
+        return
+    wrapped = _registry()[matches[0]].wrapped
+    found = inspect.signature(wrapped.__init__ if inspect.isclass(wrapped) else wrapped).parameters.get(parameter)
+    kinds = found.annotation.replace(" ", "").split("|") if found is not None and isinstance(found.annotation, str) else []
+    if kinds and all(kind in _PLAIN for kind in kinds) and not any(_PLAIN[kind](value) for kind in kinds):
+        raise ValueError(f"{matches[0]}.{parameter} must be {' or '.join(kinds)}, got {value!r} ({type(value).__name__})")

@@ -18,13 +18,15 @@ from amago.loading import RLDataset, SequenceLoader
 from amago.policy import acting_by, load_agent_weights, write_policy_spec
 from amago.run import console
 from amago.run.allocator import FreedMemory
+from amago.run.batch_memory import check_batch_memory
 from amago.run.checkpoint import identity
 from amago.run.checks import check_buffer, check_settings, warn_if_nothing_saved
 from amago.run.collect import RunActors, interact
 from amago.run.evaluate import histories, merge_returns, merge_specials, merge_values, summarise, warn_if_nothing_ended
+from amago.run.own_parts import warn_of_faulty_parts
 from amago.run.persistence import PersistentRun
 from amago.run.rng import draw_seed, seed_process
-from amago.run.rollout import Rollout, shares
+from amago.run.rollout import Rollout
 from amago.run.settings import EnvMakers
 from amago.run.signals import GracefulStop, Stopped
 from amago.run.waiting import wait_for_data
@@ -103,7 +105,7 @@ class Experiment(PersistentRun):
         self._actors = RunActors(self, self._data.save_new_trajs_to, self._env_seed, self.DEVICE, self.caster)
         spaces = self._actors.find_spaces()
         shapes = ", ".join(f"{k} {v.shape}" for k, v in spaces.observation.spaces.items())
-        return f"{self.parallel_actors} actors ({self.env_mode}); observations: {shapes}; actions: {spaces.action}"
+        return f"{self.parallel_actors} actors ({self._actors.mode_text}); observations: {shapes}; actions: {spaces.action}"
 
     def init_dloaders(self) -> SequenceLoader:
         """Create the loader of training batches."""
@@ -118,7 +120,8 @@ class Experiment(PersistentRun):
         self._data.check_spaces(spaces.observation, spaces.action)
         self._build_model(spaces)
         if self.accelerator.is_main_process:
-            write_policy_spec(self.run_dir, self.policy)
+            self.checkpoints.description = write_policy_spec(self.run_dir, self.policy, spaces.raw_observation)
+            warn_of_faulty_parts(self.policy)
             (self.run_dir / "config.txt").write_text(config.operative_config())
 
     def summary(self, env_summary: str) -> None:
@@ -133,6 +136,7 @@ class Experiment(PersistentRun):
 
         SIGINT, SIGTERM and SIGUSR1 finish the current step, save a training state and exit with code 128 + signal
         (130, 143, 138); ``resume="auto"`` continues from there. Further signals change nothing.
+        A run that was to train and has made no update raises `amago.run.waiting.NothingTrainedError`.
         """
         self._require_start("learn()")
         with self._stop:
@@ -142,6 +146,7 @@ class Experiment(PersistentRun):
                 self._leave()
         if self._stop:  # a signal between the last check and the removal of the handlers
             self._leave()
+        self._check_trained()
 
     def _learn_epoch(self) -> None:
         """Evaluate, collect, train, save and publish; after a signal, return as soon as possible."""
@@ -161,6 +166,7 @@ class Experiment(PersistentRun):
             warn_if_nothing_saved(self._data, phases, self.train_timesteps_per_epoch or 0, self.max_seq_len)
         if not self._stop and self.epoch >= self.start_learning_at_epoch and self._wait_for_data():
             self.train_epoch()
+            self._ever_trained = True
         if self._stop:
             return
         if self._trained:
@@ -224,6 +230,7 @@ class Experiment(PersistentRun):
     def train_epoch(self) -> None:
         """Train on ``train_batches_per_epoch`` batches, less the batches of a resumed epoch."""
         self._require_start("train_epoch()")
+        check_batch_memory(self.policy, self.train_dloader, self.max_seq_len)
         self.policy_aclr.train()
         with self._bar(self.train_batches_per_epoch - self._trained, "train", "batch") as bar:
             for batch in self.train_dloader.batches(self.train_batches_per_epoch - self._trained):
@@ -256,7 +263,7 @@ class Experiment(PersistentRun):
             hidden_state: a list with the initial memory of each of ``envs.groups``; None: empty memory.
             render: draw each step.
             save_on_done: save trajectories as soon as a rollout ends.
-            episodes: count exactly so many rollouts, divided equally among the actors (`Rollout.run_phase`), or fewer if
+            episodes: take exactly so many rollouts, divided equally among the actors (`Rollout.run_phase`), or fewer if
                 ``timesteps`` are over first.
 
         Returns:
@@ -288,7 +295,8 @@ class Experiment(PersistentRun):
         self._require_start("evaluate_val()")
         rollout = self._actors.val
         rollout.reset()
-        _, stats = self._interact(rollout, self.val_timesteps_per_epoch, "evaluate", self.sample_actions, stoppable=True)
+        steps, episodes = self.val_timesteps_per_epoch, self._own_share(self.val_episodes)
+        _, stats = self._interact(rollout, steps, "evaluate", self.sample_actions, stoppable=True, episodes=episodes)
         self._log_faults(stats, "val")
         if self._stop:
             return  # the evaluation runs again after a resume
@@ -313,8 +321,8 @@ class Experiment(PersistentRun):
             timesteps: steps of each actor.
             render: draw each step ("async" environments run in this process then).
             save_trajs_to: directory for the trajectories, for example as demonstrations for another run.
-            episodes: count exactly so many rollouts, over all processes, divided equally among the actors (`Rollout.run_phase`), or
-                fewer if ``timesteps`` are over first. All that end are saved.
+            episodes: take exactly so many rollouts, over all processes, divided equally among the actors (`Rollout.run_phase`), or
+                fewer if ``timesteps`` are over first.
             gamma: the discount whose policy acts; None: the one that acts in training (``Agent.rollout_gamma_idx``).
 
         Returns:
@@ -324,19 +332,19 @@ class Experiment(PersistentRun):
             ValueError: the agent has no such discount.
         """
         self._require_start("evaluate_test()")
-        mode = "sync" if render and self.env_mode == "async" else None
+        mode = "sync" if render and self.env_mode in ("async", "auto") else None
         with acting_by(self.policy, gamma):  # refuses an unknown discount before any actor starts
             rollout = self._actors.start("test", make_test_env, None, save_trajs_to, mode)
             try:
                 rollout.reset()
-                if episodes is not None:
-                    episodes = shares(episodes, self.accelerator.num_processes)[self.accelerator.process_index]
-                _, stats = self._interact(rollout, timesteps, "test", self.sample_actions, episodes=episodes, render=render)
+                options: dict[str, Any] = {"episodes": self._own_share(episodes), "render": render}
+                _, stats = self._interact(rollout, timesteps, "test", self.sample_actions, **options)
                 self._log_faults(stats, "test")
                 rollout.pool.flush()
             finally:
                 rollout.pool.close()
         metrics = self._metrics(stats)
+        warn_if_nothing_ended(metrics, timesteps, "timesteps")
         self.log(metrics, "test")
         return metrics
 
@@ -375,10 +383,11 @@ class Experiment(PersistentRun):
             CheckpointError: no such file, damaged, or it does not fit; lists every name without counterpart.
         """
         self._require_start("load_checkpoint_from_path()")
-        if not is_accelerate_state:
+        if is_accelerate_state:
+            self._restore(Path(path))
+        else:
             load_agent_weights(self.policy, path)
-            return
-        self._restore(Path(path))
+        self.policy.on_checkpoint_loaded(is_resume=is_accelerate_state)
 
     def close(self) -> None:
         """Stop actors and threads, close loggers and the data set; twice is fine. The experiment cannot be used afterwards."""

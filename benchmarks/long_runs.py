@@ -123,7 +123,8 @@ def measure(run: Run, timesteps: int, *more: str) -> Cost:
     learner = BatchLearner(agent, make_batch(run, sequences, length))
     observed = sum(int(s.low.nbytes) for s in run.obs.values())
     step_bytes = observed + spec.stored_dim * spec.stored_dtype.itemsize + 5  # reward and done
-    kept = dataset.dset_max_size * min(run.rollout, experiment.traj_save_len)  # type: ignore[union-attr]
+    longest = min(run.rollout, experiment.traj_save_len)
+    kept = min(dataset.dset_max_size * longest, dataset.dset_max_steps)  # type: ignore[union-attr]
     return Cost(
         run.title, actors, *workload(experiment), operations, activations, sum(p.numel() for p in agent.trainable_params),
         cpu_seconds(learner.update) * batch / sequences, policy, run.env_rate, batch * (length + 1) * observed, kept * step_bytes,

@@ -7,7 +7,7 @@ with them. Rows of "async" note their speed relative to "sync".
 
 "environments alone" compares the pool with the same number of processes that step bare environments without communication (the
 ceiling), and with Gymnasium's `AsyncVectorEnv` (the peer), which should be at least four times slower. "recorded" is the
-collection of training data, with exploration and one "npz" file per trajectory (the default), against the ceiling of a rollout
+collection of training data, with exploration and "segments" (the default), against the ceiling of a rollout
 without them; a ``--peer`` does the same work.
 """
 
@@ -229,7 +229,7 @@ def _recorded(options: Namespace, plain: ActorPool, env: str, traj: str, seconds
     actors = plain.num_actors
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        recorder = {"save_trajs_to": folder, "save_trajs_as": "npz"}
+        recorder = {"save_trajs_to": folder, "save_trajs_as": "segments"}
         pool = stack.enter_context(_open(env, "async", actors, exploration=EpsilonGreedy, recorder=recorder))
         agent, rollout = make_agent(traj, 32, options.smoke, pool.observation_space), Rollout(pool)
 

@@ -35,14 +35,11 @@ def make_experiment(args: Namespace) -> Experiment:
     make_env = (DMCEnv if args.env.startswith(PREFIX) else GymEnv)(args.env, args.horizon)
     env = make_env()
     horizon = env.horizon or 1000
-    image = [key for key, space in env.observation_space.spaces.items() if len(space.shape) == 3]
+    observations = env.observation_space
     env.close()
 
     config: dict = {}
-    if image:
-        tstep = cli_utils.switch_tstep_encoder(config, "cnn", obs_key=image[0])
-    else:
-        tstep = cli_utils.switch_tstep_encoder(config, "ff", n_layers=2, d_hidden=128, d_output=64)
+    tstep = cli_utils.default_tstep_encoder(config, observations, n_layers=2, d_hidden=128, d_output=64)
     traj = cli_utils.switch_traj_encoder(config, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
     agent = cli_utils.switch_agent(config, args.agent_type)
     anneal = max(1, args.epochs * args.timesteps_per_epoch // 2)

@@ -72,12 +72,12 @@ def make_experiment(args: Namespace) -> Experiment:
         return AMAGOEnv(NormalizedScore(env, *scores) if scores else env, env_name=args.env)
 
     env = make_env()
-    horizon, space = env.horizon or 1000, env.action_space
+    horizon, space = env.horizon or 1000, env.action_spec.space
     env.close()
     dataset: RLDataset = D4RLDataset(args.dataset, horizon, space) if is_file else MinariDataset(args.dataset)
     online = args.online_after is not None
     if online:
-        buffer = DiskTrajDataset(args.buffer_dir, args.run_name, args.dset_max_size)
+        buffer = DiskTrajDataset(args.buffer_dir, args.run_name, **cli_utils.dataset_limits_from_cli(args))
         dataset = MixtureOfDatasets(
             [dataset, buffer], [1 - args.online_share, args.online_share], smooth_sudden_starts=max(1, args.epochs // 10)
         )

@@ -16,17 +16,17 @@ import amago
 from amago import config
 from amago.data.relabel import Relabeler
 from amago.envs import AMAGOEnv, EpsilonGreedy, SequenceWrapper, make_pool
+from amago.envs.pool import EnvironmentMistake
 from amago.loading import ArrayDataset, DiskTrajDataset
 from amago.nets.traj_encoders import TformerTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
 from amago.run.checkpoint import CheckpointError
 from amago.run.checks import SettingsError
 from amago.run.settings import REQUIRED
-from amago.run.waiting import NoReadableDataError
+from amago.run.waiting import NoReadableDataError, NothingTrainedError
 from amago.spaces import NonFiniteError
 
 NAN, INF = float("nan"), float("inf")
-ZOO = sorted(p.stem for p in (Path(config.__file__).parent / "zoo").glob("*.gin"))
 Cause = Callable[[Path], Any]
 
 
@@ -153,7 +153,7 @@ def recorded_as_bytes(root: Path) -> None:
         observations=np.full((n, 6), 200, np.uint8), actions=np.zeros(n, np.int64), rewards=np.zeros(n), terminations=np.arange(n) == n - 1,
         action_space=TWO,
     )  # fmt: skip
-    tiny.started(root, lambda: AMAGOEnv(Lights(), "Lights"), dataset=dataset)
+    tiny.started(root, lambda: AMAGOEnv(Lights(), "Lights"), dataset=dataset, env_trial_steps=0)
 
 
 def files_of_another_program(root: Path) -> None:
@@ -198,7 +198,7 @@ def other_val_env(root: Path) -> None:
 
 
 def nothing_ends(root: Path) -> None:
-    tiny.learned(root, endless, train_timesteps_per_epoch=1_000)
+    tiny.learned(root, endless, train_timesteps_per_epoch=1_000, train_batches_per_epoch=0)
 
 
 def too_short(root: Path) -> None:
@@ -283,7 +283,7 @@ CASES = [
         "another number of rows than the vectorised environment has",
         ValueError,
         "batched_envs is 5, but the vectorised environment has num_envs=3",
-        wrapping(lambda: tiny.cartpoles(3).env, batched_envs=5),
+        wrapping(lambda: tiny.cartpoles(3).unwrapped, batched_envs=5),
     ),
     Case(
         ENV,
@@ -422,15 +422,15 @@ CASES = [
         ACT,
         "the environment's own form",
         TypeError,
-        "action is 1, but must be an array in stored form, (B, S) = (1, 1) of int64; ActionSpec.from_env turns an action of Discrete(2) into it",
-        acting(TWO, 1),
+        "action is {'a': 1}, but must be an array in stored form, (B, S) = (1, 1) of int64; ActionSpec.from_env turns an action of Dict('a': Discrete(2)) into it",
+        acting(gym.spaces.Dict(a=TWO), {"a": 1}),
     ),
     Case(
         ACT,
         "wrong shape",
         ValueError,
-        "action has shape (1,), but must have the stored form, (B, S) = (1, 1) of int64; ActionSpec.from_env turns an action of Discrete(2) into it",
-        acting(TWO, np.array([1])),
+        "action has shape (2,), but must have the stored form, (B, S) = (1, 1) of int64; ActionSpec.from_env turns an action of Discrete(2) into it",
+        acting(TWO, np.array([1, 0])),
     ),
     Case(
         ACT,
@@ -485,14 +485,14 @@ CASES = [
         GIN,
         "a parameter that does not exist",
         ValueError,
-        "cannot bind 'Agent.taau' = 0.1: amago.agent.Agent has no parameter 'taau'; did you mean tau or gamma?",
+        "cannot bind 'Agent.taau' = 0.1: amago.agent.Agent has no parameter 'taau'; did you mean tau?",
         binding(Agent__taau=0.1),
     ),
     Case(
         GIN,
         "a parameter that does not exist, in a file",
         ValueError,
-        "runs/mine.gin, line 1: cannot bind 'Agent.taau': amago.agent.Agent has no parameter 'taau'; did you mean tau or gamma?",
+        "runs/mine.gin, line 1: cannot bind 'Agent.taau': amago.agent.Agent has no parameter 'taau'; did you mean tau?",
         gin_file("Agent.taau = 0.1\n"),
     ),
     Case(
@@ -513,8 +513,8 @@ CASES = [
         GIN,
         "settings that are not in the zoo",
         ValueError,
-        "zoo/nothing: the zoo has no settings called 'zoo/nothing'; it has " + ", ".join(f"zoo/{name}" for name in ZOO),
-        lambda _: config.parse_files(["zoo/nothing"]),
+        "zoo/cartpol: the zoo has no settings called 'zoo/cartpol'; did you mean zoo/cartpole or zoo/solve_cartpole or zoo/popgym_cartpole?",
+        lambda _: config.parse_files(["zoo/cartpol"]),
     ),
     Case(
         FIELDS,
@@ -598,7 +598,7 @@ CASES = [
         FIELDS,
         "a negative weight",
         SettingsError,
-        CANNOT + "critic_loss_weight must be a finite number of 0 or more, got -1",
+        CANNOT + "critic_loss_weight must be None or a finite number of 0 or more, got -1",
         starting(critic_loss_weight=-1),
     ),
     Case(
@@ -640,7 +640,7 @@ CASES = [
         FIELDS,
         "an unknown way to step",
         SettingsError,
-        CANNOT + "env_mode must be one of 'async', 'sync', 'already_vectorized', got 'vectorized'",
+        CANNOT + "env_mode must be one of 'async', 'sync', 'already_vectorized', 'auto', got 'vectorized'",
         starting(env_mode="vectorized"),
     ),
     Case(
@@ -704,7 +704,7 @@ CASES = [
         FIELDS,
         "a file for a directory",
         SettingsError,
-        CANNOT + "ckpt_base_dir is 'runs/file/deeper', but 'runs/file' is a file: name a directory",
+        CANNOT + "ckpt_base_dir is 'runs/file/deeper', for checkpoints and logs, but 'runs/file' is a file: name a directory",
         file_instead_of_directory,
     ),
     Case(
@@ -740,8 +740,8 @@ CASES = [
         FIELDS,
         "no agent",
         SettingsError,
-        CANNOT + "agent_type must be a subclass of BaseAgent, got 'agent'",
-        starting(agent_type="agent"),
+        CANNOT + "agent_type must be 'agent', 'multitask' or a subclass of BaseAgent, got 'ppo'",
+        starting(agent_type="ppo"),
     ),
     Case(
         FIELDS,
@@ -884,7 +884,7 @@ CASES = [
         AROUND,
         "an evaluation too short for one rollout",
         UserWarning,
-        "no rollout ended within val_timesteps_per_epoch=5 steps, so nothing was measured; make it longer than a rollout",
+        "no rollout ended within val_timesteps_per_epoch=5 steps of each actor, so nothing was measured; make it longer than a rollout, or give the environment a time limit",
         too_short,
     ),
     Case(
@@ -893,6 +893,22 @@ CASES = [
         UserWarning,
         "no rollout ended within train_timesteps_per_epoch=1000 steps of each actor, so nothing was saved and there is nothing to learn from. If rollouts are longer than this, data will appear in later epochs; if they never end, save them in pieces (for example traj_save_len=1000) or give the environment a time limit",
         nothing_ends,
+    ),
+    Case(
+        AROUND,
+        "an environment whose reward is None",
+        EnvironmentMistake,
+        "TypeError: Mine, step 1: the reward is None, but must be one number\nThe environment 'Mine' raised this in its step 1, while it was tried with random actions before the run (Experiment.env_trial_steps).",
+        lambda root: tiny.started(
+            root, lambda: AMAGOEnv(Scripted(BOX, TWO, (GOOD, {}), (GOOD, None, False, False, {})), "Mine")
+        ),
+    ),
+    Case(
+        AROUND,
+        "a run that is over before any rollout has ended",
+        NothingTrainedError,
+        "the run is over and has trained on nothing: no rollout ended and was saved, within train_timesteps_per_epoch=5 steps of each actor in each of epochs=1 epochs: collect for longer, give the environment a time limit, or save rollouts in pieces (traj_save_len)",
+        lambda root: tiny.learned(root, tiny.tmaze, train_timesteps_per_epoch=tiny.EPISODE - 1),
     ),
     Case(ORDER, "`learn()` before `start()`", RuntimeError, "call Experiment.start() before learn()", before_start("learn")),
     Case(

@@ -18,7 +18,8 @@ import amago
 from amago import config
 from amago.envs import make_pool
 from amago.envs.exploration import EpsilonGreedy
-from amago.loading import DatasetSettings, DiskTrajDataset
+from amago.loading import DatasetSettings, DiskTrajDataset, DoNothingDataset
+from amago.run.waiting import NothingTrainedError
 
 ROW = {"epoch", "env_steps", "grad_steps", "wall_time", "section", "values"}
 TOTAL = "Average Total Return (Across All Env Names)"
@@ -381,7 +382,7 @@ def test_training_environments_are_reset_when_asked(tmp_path, every, forced):
 
     e = learned(
         tmp_path, make, epochs=3, parallel_actors=1, force_reset_train_envs_every=every, train_timesteps_per_epoch=4,
-        train_batches_per_epoch=0,
+        train_batches_per_epoch=0, env_trial_steps=0,
     )  # fmt: skip
     assert Own.resets == 1 + forced
     e.close()
@@ -404,12 +405,28 @@ def test_collecting_can_begin_later(tmp_path):
     e.close()
 
 
-def test_no_data_no_training(tmp_path):
-    e = learned(tmp_path, train_timesteps_per_epoch=EPISODE - 1, epochs=1)  # no episode ends
+def test_a_run_that_trained_on_nothing_fails_and_may_go_on(tmp_path):
+    e = started(tmp_path, train_timesteps_per_epoch=EPISODE - 1, epochs=1)  # no episode ends
+    with pytest.raises(NothingTrainedError, match=naming("train_timesteps_per_epoch", EPISODE - 1, "traj_save_len")):
+        e.learn()
     assert (e.env_steps, e.updater.grad_steps) == (2 * (EPISODE - 1), 0)
     e.epochs = 2
     e.learn()  # now one did
     assert e.updater.grad_steps == 2
+    e.close()
+
+
+def test_a_run_that_was_not_to_train_ends_well(tmp_path):
+    nothing = {"train_timesteps_per_epoch": EPISODE - 1}  # no episode ends
+    learned(tmp_path, name="a", train_batches_per_epoch=0, **nothing).close()
+    learned(tmp_path, name="b", start_learning_at_epoch=float("inf"), **nothing).close()
+    learned(tmp_path, name="c", dataset=DoNothingDataset(), **nothing).close()
+
+
+def test_a_test_that_is_too_short_says_so(tmp_path):
+    e = started(tmp_path)
+    with pytest.warns(UserWarning, match=naming("timesteps", EPISODE - 1)):
+        assert e.evaluate_test(tiny.tmaze, EPISODE - 1) == {}
     e.close()
 
 

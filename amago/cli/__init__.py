@@ -27,7 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the words after ``amago``; None: ``sys.argv[1:]``.
 
     Returns:
-        the exit code: 0, or 2 after a mistake in the arguments, which is printed without a traceback.
+        the exit code: 0; 2 after a mistake in the arguments; 1 if the environment cannot be used, or if there was nothing to train on.
+        Of these, the message is printed without a traceback.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     # OpenMP threads that spin while they wait take cores from the environments; it must be set before torch is imported
@@ -40,19 +41,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"amago {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
-        sub = commands.add_parser(
-            name, help=summary, description=summary, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-        )
+        sub = commands.add_parser(name, help=summary, description=summary)
         if argv[:1] == [name]:
             module = importlib.import_module(f"amago.cli.{name}")
+            sub.formatter_class = importlib.import_module("amago.cli_utils.arguments").DefaultsHelpFormatter
             module.add_arguments(sub)
             sub.set_defaults(subcommand=module.run)  # "run" is an argument of eval
     args = parser.parse_args(argv)
     from amago.cli_utils.errors import raised_while_running  # these import torch, which --help does without
+    from amago.envs.pool import ActorError
     from amago.run.checkpoint import CheckpointError
+    from amago.run.waiting import NoReadableDataError, NothingTrainedError
 
     try:
         return int(args.subcommand(args) or 0)
+    except (ActorError, MemoryError, NoReadableDataError, NothingTrainedError) as err:
+        print(f"amago {args.command}: {err}", file=sys.stderr)
+        return 1
     except (CheckpointError, ValueError, TypeError, ImportError) as err:
         if raised_while_running(err):
             raise

@@ -6,7 +6,7 @@ import re
 import sys
 import time
 import zlib
-from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from tqdm import tqdm
 from amago.cli import space_syntax
 from amago.cli.original_source import open_original
 from amago.cli_utils import whole_number
+from amago.cli_utils.arguments import DefaultsHelpFormatter
 from amago.data.trajectory import StoredTraj
 from amago.loading.dataset import check_same_box, check_same_spaces
 from amago.loading.offline import OfflineDataset
@@ -35,16 +36,9 @@ FORMATS = ("auto", "minari", "d4rl", "npz", "original")
 _MANY = 20_000  # trajectories that `info` reads at most
 
 
-class _HelpFormatter(ArgumentDefaultsHelpFormatter):
-    """Leaves texts of several lines as they are."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return text if "\n" in text else super()._fill_text(text, width, indent)
-
-
 def add_arguments(parser: ArgumentParser) -> None:
     parser.description = (
-        "Work with the replay buffer of a run. RUN is the run's directory (or its buffer directory). "
+        "Import, export, inspect or verify the replay buffer of a run. RUN is the run's directory, or the buffer directory in it. "
         "Example: amago buffer import halfcheetah_medium.hdf5 runs/demo"
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
@@ -52,25 +46,29 @@ def add_arguments(parser: ArgumentParser) -> None:
     def add(name: str, summary: str, example: str) -> ArgumentParser:
         return actions.add_parser(
             name, help=summary, description=f"{summary[0].upper()}{summary[1:]}. Example: amago buffer {example}",
-            formatter_class=_HelpFormatter,
+            formatter_class=DefaultsHelpFormatter,
         )  # fmt: skip
 
     _add_import(add)
-    sub = add("export", "write a buffer as a new Minari data set", "export runs/demo demo/cartpole-v0")
+    sub = add("export", "write the trajectories of a buffer as a new Minari data set", "export runs/demo demo/cartpole-v0")
     sub.add_argument("run", metavar="RUN", type=Path, help="run directory")
-    sub.add_argument("dataset", metavar="ID", help="its id, NAME-vN or NAMESPACE/NAME-vN, in $MINARI_DATASETS_PATH")
-    sub.add_argument("--part", choices=("all", FIFO, PROTECTED), default="all", help="which part of the buffer")
-    sub.add_argument("--limit", type=whole_number, default=None, help="the first so many trajectories only")
-    sub.add_argument("--quiet", action="store_true", help="no progress bar")
-    sub = add("info", "print what a buffer holds", "info runs/demo")
+    sub.add_argument(
+        "dataset",
+        metavar="ID",
+        help="id of the new data set, NAME-vN or NAMESPACE/NAME-vN; it is written to $MINARI_DATASETS_PATH",
+    )
+    sub.add_argument("--part", choices=("all", FIFO, PROTECTED), default="all", help="part of the buffer to export")
+    sub.add_argument("--limit", type=whole_number, default=None, help="export only this many trajectories, the first ones")
+    sub.add_argument("--quiet", action="store_true", help="show no progress bar")
+    sub = add("info", "summarise a buffer: files, trajectories, spaces, returns", "info runs/demo")
     sub.add_argument("run", metavar="RUN", type=Path, help="run directory")
-    sub = add("verify", "read all of a buffer and compare it with its checksums; changes nothing", "verify runs/demo")
+    sub = add("verify", "read every file of a buffer and compare it with its checksums; changes nothing", "verify runs/demo")
     sub.add_argument("run", metavar="RUN", type=Path, help="run directory")
-    sub.add_argument("--quiet", action="store_true", help="no progress bar")
+    sub.add_argument("--quiet", action="store_true", help="show no progress bar")
     sub = add("head", "print the first trajectories of a buffer", "head runs/demo -n 3 --steps 5")
     sub.add_argument("run", metavar="RUN", type=Path, help="run directory")
-    sub.add_argument("-n", "--count", type=whole_number, default=10, help="trajectories")
-    sub.add_argument("--steps", type=whole_number, default=0, help="steps to print of each")
+    sub.add_argument("-n", "--count", type=whole_number, default=10, help="number of trajectories to print")
+    sub.add_argument("--steps", type=whole_number, default=0, help="number of steps to print of each trajectory")
 
 
 def _add_import(add: Any) -> None:
@@ -86,29 +84,38 @@ def _add_import(add: Any) -> None:
         "the original system",
     )  # fmt: skip
     sub.epilog = space_syntax.DETAILS
-    sub.add_argument("run", metavar="RUN", type=Path, help="run directory; made if it does not exist")
-    sub.add_argument("--format", choices=FORMATS, default="auto", help="of SOURCE; auto looks at its name")
+    sub.add_argument("run", metavar="RUN", type=Path, help="run directory; created if it does not exist")
+    sub.add_argument("--format", choices=FORMATS, default="auto", help="format of SOURCE; auto decides by the file name")
     sub.add_argument(
-        "--env", default=None, help="id of a Gymnasium environment whose spaces the data has (d4rl, npz, original)"
+        "--env", default=None, help="id of the Gymnasium environment whose spaces the data has (d4rl, npz, original)"
     )
     sub.add_argument(
         "--action-space", type=space_syntax.space_argument, default=None, metavar="SPACE",
         help=f"{space_syntax.KINDS}, as explained below (d4rl, npz, original); default: that of --env, else box:-1,1 (original: none)",
     )  # fmt: skip
     sub.add_argument(
-        "--max-episode-steps", type=whole_number, default=None, help="time limit of episodes (d4rl without timeouts)"
+        "--max-episode-steps",
+        type=whole_number,
+        default=None,
+        help="time limit of episodes in steps (d4rl files without timeouts)",
     )
     sub.add_argument("--obs-keys", nargs="+", default=None, metavar="KEY", help="observations to keep (minari); default: all")
-    sub.add_argument("--env-name", default=None, help="name for statistics; default: the recorded one, or the file's")
+    sub.add_argument(
+        "--env-name",
+        default=None,
+        help="name of the environment in statistics; default: the recorded name, or that of the file",
+    )
     sub.add_argument(
         "--allow-pickle", action="store_true",
         help="also read the .traj files of the original system. They are pickles, which could run any code of their author: only for "
         "files that you trust. Whatever is not an array or a trajectory is refused",
     )  # fmt: skip
-    sub.add_argument("--limit", type=whole_number, default=None, help="the first so many trajectories only")
-    sub.add_argument("--save-as", choices=("segments", "npz", "npz-compressed"), default="segments", help="kind of file")
-    sub.add_argument("--replace", action="store_true", help="delete what an earlier import of SOURCE has left")
-    sub.add_argument("--quiet", action="store_true", help="no progress bar")
+    sub.add_argument("--limit", type=whole_number, default=None, help="import only this many trajectories, the first ones")
+    sub.add_argument(
+        "--save-as", choices=("segments", "npz", "npz-compressed"), default="segments", help="format of the files to write"
+    )
+    sub.add_argument("--replace", action="store_true", help="delete the trajectories of an earlier import of SOURCE")
+    sub.add_argument("--quiet", action="store_true", help="show no progress bar")
 
 
 def run(args: Namespace) -> int:
@@ -146,8 +153,8 @@ def import_(args: Namespace) -> int:
     earlier = files_of(root / PROTECTED, writer)
     if earlier and not args.replace:
         raise ValueError(
-            f"{args.source} has been imported into {root / PROTECTED} before ({len(earlier)} files {earlier[0].name} ...): it would be "
-            "there twice; --replace puts this import in its place"
+            f"{args.source} was imported into {root / PROTECTED} before ({len(earlier)} files, the first is {earlier[0].name}). A second "
+            "import would duplicate its trajectories; add --replace to replace the earlier import"
         )
     count = len(source) if args.limit is None else min(args.limit, len(source))
     steps = int(source.lengths[:count].sum())
@@ -181,7 +188,7 @@ def export_(args: Namespace) -> int:
     view = _view(root)
     chosen = [i for i in range(len(view)) if args.part == "all" or Path(view.path(i)).parent.name == args.part][: args.limit]
     if not chosen:
-        raise ValueError(f"{root} holds no trajectories" + ("" if args.part == "all" else f" in {args.part}"))
+        raise ValueError(f"{root} has no trajectories" + ("" if args.part == "all" else f" in {args.part}"))
     obs_space, spec = view.obs_space(chosen[0]), view.action_spec(chosen[0])
     for i in chosen:
         if view.obs_space(i) is not obs_space:
@@ -202,7 +209,9 @@ def export_(args: Namespace) -> int:
         )  # fmt: skip
     print(f"exported {count:,} episodes as the Minari data set {args.dataset}")
     if pieces:
-        print(f"{pieces:,} of them continue a rollout that was saved in pieces; each piece is an episode of its own there")
+        print(
+            f"{pieces:,} of these episodes continue the one before: the rollout was saved in pieces, and each piece became an episode"
+        )
     return 0
 
 
@@ -219,7 +228,10 @@ def _open_source(args: Namespace) -> tuple[OfflineDataset, str]:
     }[kind]  # fmt: skip
     for name in unused:
         if getattr(args, name) is not None:
-            raise ValueError(f"--{name.replace('_', '-')} means nothing for {args.source}, which is read as {kind} (--format)")
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(
+                f"{option} does not apply to {args.source}, which is read in the format {kind}; --format chooses another"
+            )
     identity = str(path.resolve()) if path.exists() else args.source
     if kind == "minari":
         return MinariDataset(args.source, in_memory=False, obs_keys=args.obs_keys, env_name=args.env_name), identity
@@ -229,7 +241,7 @@ def _open_source(args: Namespace) -> tuple[OfflineDataset, str]:
         root = args.run if _is_buffer(args.run) else args.run / "buffer"
         return open_original(path, root, obs_space, given, args.env_name, args.allow_pickle), identity
     if not path.is_file():
-        raise ValueError(f"SOURCE: there is no file {path}")
+        raise ValueError(f"SOURCE: the file {path} does not exist")
     obs_space, action_space = _spaces_of(args.env)
     if args.action_space is not None:
         action_space = args.action_space
@@ -238,9 +250,22 @@ def _open_source(args: Namespace) -> tuple[OfflineDataset, str]:
         return d4rl, identity
     rows = read_npz(str(path))
     action_space = space_syntax.fitted(action_space, rows["actions"], path)
-    return ArrayDataset(
-        **rows, action_space=action_space, observation_space=obs_space, env_name=args.env_name or path.stem
-    ), identity  # fmt: skip
+    npz = _NpzFile(
+        path, **rows, action_space=action_space, observation_space=obs_space, env_name=args.env_name or path.stem
+    )  # fmt: skip
+    return npz, identity
+
+
+class _NpzFile(ArrayDataset):
+    """The arrays of a file, which messages name."""
+
+    def __init__(self, path: Path, **rows: Any):
+        super().__init__(**rows)
+        self._path = path
+
+    @property
+    def name(self) -> str:
+        return str(self._path)
 
 
 def _spaces_of(env_id: str | None) -> tuple[gym.Space[Any] | None, Any]:
@@ -274,7 +299,7 @@ def info(args: Namespace) -> int:
     parts = ", ".join(f"{sizes[f'trajectories_{p}']:,.0f} in {p}" for p in PARTITIONS)
     print(f"  trajectories  {len(view):,} ({parts})")
     if sizes["quarantined"]:
-        print(f"  damaged       {sizes['quarantined']:,.0f} files ('amago buffer verify' says why)")
+        print(f"  damaged       {sizes['quarantined']:,.0f} files ('amago buffer verify' lists the reasons)")
     if not len(view):
         return 0
     lengths = view.lengths
@@ -293,7 +318,7 @@ def info(args: Namespace) -> int:
         traj = view.read(i, keys=())
         found.setdefault(traj.env_name, []).append((float(traj.rews.sum()), bool(traj.dones[-1, 0])))
     if len(read) < len(view):
-        print(f"  returns are of {len(read):,} trajectories, evenly spread")
+        print(f"  The returns below are those of {len(read):,} trajectories, evenly spaced over the buffer.")
     for name, rows in sorted(found.items()):
         returns = np.array([r for r, _ in rows])
         ended = np.mean([d for _, d in rows])
@@ -351,12 +376,12 @@ def verify(args: Namespace) -> int:
                     problems.append(f"{partition}/{name}: trajectory {i}: {problem}")
             trajectories += len(view)
         except FileNotFoundError:
-            continue  # deleted since it was listed: the buffer is in use
-        except Exception as err:  # whatever a file makes the parser do, the others are still to be read
+            continue  # the run that uses the buffer has deleted it since it was listed
+        except Exception as err:  # one damaged file must not keep the others from being checked
             problems.append(f"{partition}/{name}: {err}")
     for line in problems:
         print(line)
-    verdict = f"{len(problems):,} problems" if problems else "all as it was written"
+    verdict = f"{len(problems):,} problems" if problems else "no damage found"
     print(f"{root}: {files:,} files, {trajectories:,} trajectories: {verdict}")
     return 1 if problems else 0
 
@@ -372,8 +397,8 @@ def _problem(traj: StoredTraj, spec: Any) -> str | None:
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             return f"{name} is not finite at step {int(np.argwhere(~np.isfinite(values))[0, 0])}"
     if traj.dones[:-1].any():
-        return f"terminates at step {int(np.argmax(traj.dones))} and goes on"
-    if spec.kind != "continuous":  # actions of others may exceed their bounds, which agents clamp
+        return f"the episode terminates at step {int(np.argmax(traj.dones))}, but more steps follow"
+    if spec.kind != "continuous":  # recordings of other programs may exceed the bounds, and agents clamp actions
         try:
             spec.check(traj.actions)
         except ValueError as err:
@@ -393,7 +418,7 @@ def _existing(run: Path) -> Path:
     for path in (run / "buffer", run):
         if _is_buffer(path):
             return path
-    raise ValueError(f"RUN: {run} holds no replay buffer (neither {run / 'buffer'} nor {run} has {' or '.join(PARTITIONS)}/)")
+    raise ValueError(f"RUN: {run} has no replay buffer: neither {run / 'buffer'} nor {run} contains {' or '.join(PARTITIONS)}/")
 
 
 def _view(root: Path) -> StoreView:

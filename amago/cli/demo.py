@@ -104,6 +104,10 @@ def success_by_attempt(metrics: dict[str, float]) -> list[float]:
 
 
 def run(args: Namespace) -> int:
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+    except OSError as err:
+        raise ValueError(f"--out is for the runs of the demo and its picture, but it cannot be written to: {err}") from err
     shutil.rmtree(args.out / "transformer", ignore_errors=True)
     shutil.rmtree(args.out / "ff", ignore_errors=True)
     agents = {"Transformer": "transformer"} | ({"no memory (FF)": "ff"} if args.compare else {})

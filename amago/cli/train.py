@@ -9,10 +9,10 @@ from typing import Any
 from amago import cli_utils
 from amago.cli.gym_env import GymEnv
 from amago.experiment import Experiment
-from amago.nets.tstep_encoders import TstepEncoder
 from amago.run.console import metrics_table
 
 ARGS_FILE = "train_args.json"
+VAL_SHARE = 0.1
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -27,11 +27,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--horizon",
         type=cli_utils.whole_number,
         default=None,
-        help="truncate rollouts after this many steps; None: the environment's limit",
+        help="truncate rollouts after this many steps; if not given, at the environment's limit",
     )
     parser.set_defaults(
         parallel_actors=8, timesteps_per_epoch=500, grads_per_epoch=250, epochs=40, memory_size=64, memory_layers=2,
-        max_seq_len=32, val_interval=5, learning_rate=3e-4, dset_max_size=2_000,
+        max_seq_len=32, val_interval=10, learning_rate=3e-4,
     )  # fmt: skip
 
 
@@ -39,30 +39,39 @@ def make_experiment(args: Namespace) -> Experiment:
     """The experiment that the arguments describe, not started."""
     make_env = GymEnv(args.env, args.horizon)
     env = make_env()
-    image = [k for k, s in env.observation_space.spaces.items() if len(s.shape or ()) == 3]
+    observations = env.observation_space
     horizon = make_env.horizon(env)
     env.close()
     settings: dict[str, Any] = {}
-    tstep: type[TstepEncoder]
-    if image:
-        tstep = cli_utils.switch_tstep_encoder(settings, "cnn", obs_key=image[0])
-    else:
-        tstep = cli_utils.switch_tstep_encoder(settings, "ff", d_hidden=128, d_output=64)
+    tstep = cli_utils.default_tstep_encoder(settings, observations, d_hidden=128, d_output=64)
     traj = cli_utils.switch_traj_encoder(settings, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
     agent = cli_utils.switch_agent(settings, args.agent_type)
     settings |= {"Actor.d_hidden": 128, "NCritics.d_hidden": 128}
     steps = args.epochs * args.timesteps_per_epoch
     exploration = cli_utils.switch_exploration(settings, "egreedy", steps_anneal=max(1, steps // 2))
     cli_utils.use_config(settings, args.configs)
+    val_episodes = args.val_episodes or (None if args.eval_timesteps else _val_episodes(args, horizon))
+    val_steps = horizon * -(-(val_episodes or 2) // max(1, args.parallel_actors)) + 1
     experiment = cli_utils.create_experiment_from_cli(
-        args, make_env, make_env, max_seq_len=args.max_seq_len, val_timesteps_per_epoch=2 * horizon + 1,
+        args, make_env, make_env, max_seq_len=args.max_seq_len, val_timesteps_per_epoch=val_steps, val_episodes=val_episodes,
         tstep_encoder_type=tstep, traj_encoder_type=traj, agent_type=agent, exploration_wrapper_type=exploration,
         padded_sampling="both",  # sequences are shorter than rollouts: without padding the first and last steps are rarely sampled
     )  # fmt: skip
-    experiment.run_dir.mkdir(parents=True, exist_ok=True)
     recorded = {"env": args.env, "horizon": args.horizon}
-    (experiment.run_dir / ARGS_FILE).write_text(json.dumps(recorded))
+    try:
+        experiment.run_dir.mkdir(parents=True, exist_ok=True)
+        (experiment.run_dir / ARGS_FILE).write_text(json.dumps(recorded))
+    except OSError as err:
+        raise ValueError(
+            f"--buffer_dir is for checkpoints, logs and the replay buffer, but it cannot be written to: {err}"
+        ) from err
     return experiment
+
+
+def _val_episodes(args: Namespace, horizon: int) -> int:
+    """Rollouts in an evaluation: about a tenth of the steps that are collected between two, but 4 at least, and 2 an actor at most."""
+    collected = args.parallel_actors * args.timesteps_per_epoch * max(1, args.val_interval)
+    return int(min(max(4, VAL_SHARE * collected / horizon), max(4, 2 * args.parallel_actors)))
 
 
 def run(args: Namespace) -> int:

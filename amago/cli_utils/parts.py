@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, MutableMapping
 from typing import Any
 
+import gymnasium as gym
+
 from amago import config as gin_config
-from amago.agent import Agent, BaseAgent, MultiTaskAgent
-from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper
+from amago.agent import BaseAgent
+from amago.compat import training as training  # its configurables get their names here
+from amago.envs.exploration import ExplorationWrapper
 from amago.nets.actor_critic import Actor, NCritics, NCriticsTwoHot, ResidualActor
-from amago.nets.cnn import CNN, DrQCNN, IMPALAishCNN, NatureishCNN
+from amago.nets.cnn import CNN, SMALLEST, DrQCNN, GridworldCNN, IMPALAishCNN, NatureishCNN
+from amago.nets.dict_encoder import is_image
 from amago.nets.policy_dists import GMM, Beta, TanhGaussian
 from amago.nets.registry import TRAJ_ENCODERS, size_arguments
 from amago.nets.traj_encoders import TrajEncoder
-from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder, GoalTstepEncoder, TstepEncoder
+from amago.nets.tstep_encoders import TstepEncoder
+from amago.run.parts import AGENTS, EXPLORATION, TSTEP_ENCODERS
 
 Config = MutableMapping[str, Any]
 
-TSTEP_ENCODERS: dict[str, type[TstepEncoder]] = {"ff": FFTstepEncoder, "cnn": CNNTstepEncoder, "goal": GoalTstepEncoder}
-AGENTS: dict[str, type[BaseAgent]] = {"agent": Agent, "multitask": MultiTaskAgent}
-EXPLORATION: dict[str, type[ExplorationWrapper]] = {"egreedy": EpsilonGreedy, "bilevel": BilevelEpsilonGreedy}
-
 ACTORS: dict[str, type] = {"ff": Actor, "residual": ResidualActor}
 CRITICS: dict[str, type] = {"scalar": NCritics, "two_hot": NCriticsTwoHot}
-CNNS: dict[str, type[CNN]] = {"drq": DrQCNN, "impala": IMPALAishCNN, "nature": NatureishCNN}
+CNNS: dict[str, type[CNN]] = {"drq": DrQCNN, "gridworld": GridworldCNN, "impala": IMPALAishCNN, "nature": NatureishCNN}
 DISTRIBUTIONS: dict[str, type] = {"tanh_gaussian": TanhGaussian, "beta": Beta, "gmm": GMM}
 
 REGISTRIES: dict[str, MutableMapping[str, Any]] = {
@@ -35,18 +37,23 @@ REGISTRIES: dict[str, MutableMapping[str, Any]] = {
 _NAMED = {"actor_type": "actor", "critic_type": "critic", "cnn_type": "cnn", "continuous_dist_type": "distribution"}
 
 
-def use_config(custom_params: Config | None = None, gin_configs: Iterable[str] | None = None) -> None:
+def use_config(custom_params: Config | None = None, gin_configs: Iterable[str] | None = None, finalize: bool = True) -> None:
     """Change default arguments: first by ``custom_params``, then by ``.gin`` files from left to right. The last change wins.
+
+    It may be called again, also where a script has called ``gin.finalize()``.
 
     Args:
         custom_params: {"Class.argument": value}.
         gin_configs: paths; "zoo/NAME" for settings that come with the library.
+        finalize: run gin's finalize hooks, which a script has registered by ``gin.config.register_finalize_hook``. The config is not locked.
 
     Raises:
         ValueError: a file cannot be read, or a class or argument does not exist; the message names the nearest that do.
     """
     gin_config.bind(custom_params or {})
     gin_config.parse_files(gin_configs or ())
+    if finalize:
+        gin_config.run_finalize_hooks()
 
 
 def register(kind: str, name: str, cls: type) -> None:
@@ -74,7 +81,9 @@ def _chosen(kind: str, arch: Any) -> Any:
     if isinstance(arch, type):
         return arch
     if arch not in known:
-        raise ValueError(f"{kind} must be one of {', '.join(sorted(known))} or a class, got {arch!r}")
+        near = difflib.get_close_matches(str(arch), known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{kind} must be one of {', '.join(sorted(known))} or a class, got {arch!r}{hint}")
     return known[arch]
 
 
@@ -82,10 +91,9 @@ def _switch(kind: str, arch: Any, config: Config, options: dict[str, Any]) -> An
     chosen = _chosen(kind, arch)
     selector = gin_config.selector_of(chosen)
     for name, value in options.items():
-        if name not in gin_config.parameters_of(selector):
-            raise ValueError(
-                f"{chosen.__name__} has no argument {name!r}; it has {', '.join(gin_config.parameters_of(selector))}"
-            )
+        if name not in gin_config.settable_parameters(selector):
+            known = gin_config.settable_parameters(selector)
+            raise ValueError(f"{chosen.__name__} has no argument {name!r}; {gin_config.suggestion(name, known)}")
         config[f"{selector}.{name}"] = _chosen(_NAMED[name], value) if name in _NAMED else value
     return chosen
 
@@ -109,20 +117,46 @@ def switch_traj_encoder(
         ValueError: there is no such name or argument.
     """
     chosen = _chosen("traj_encoder", arch)
-    sizes = {} if memory_size is None else size_arguments(chosen, memory_size)
+    sizes = {} if memory_size is None else _sizes(chosen, memory_size)
     depth = {} if layers is None else {"n_layers": layers}
     return _switch("traj_encoder", chosen, config, sizes | depth | kwargs)  # type: ignore[no-any-return]
 
 
-def switch_tstep_encoder(config: Config, arch: str | type[TstepEncoder], **kwargs: Any) -> type[TstepEncoder]:
-    """Choose the timestep encoder ("ff", "cnn", "goal" or a class) and write its arguments into ``config``; see `switch_traj_encoder`.
+def _sizes(chosen: type[TrajEncoder], memory_size: int) -> dict[str, int]:
+    """The arguments that set the width of a sequence model."""
+    sizes, known = size_arguments(chosen, memory_size), gin_config.settable_parameters(gin_config.selector_of(chosen))
+    missing = [name for name in sizes if name not in known]
+    if missing:
+        raise ValueError(
+            f"memory_size sets {', '.join(sizes)}, which {chosen.__name__} does not have (it has {', '.join(known)}): set its own arguments "
+            "by name and leave out memory_size, or declare what sets the width with amago.nets.registry.named_traj_encoder"
+        )
+    return sizes
 
-    The argument ``cnn_type`` may be "drq", "impala", "nature" or a class.
+
+def switch_tstep_encoder(config: Config, arch: str | type[TstepEncoder], **kwargs: Any) -> type[TstepEncoder]:
+    """Choose the timestep encoder ("ff", "cnn", "dict", "goal" or a class) and write its arguments into ``config``; see `switch_traj_encoder`.
+
+    The argument ``cnn_type`` may be "drq", "gridworld", "impala", "nature" or a class.
     """
     return _switch("tstep_encoder", arch, config, kwargs)  # type: ignore[no-any-return]
 
 
 switch_step_encoder = switch_tstep_encoder
+
+
+def default_tstep_encoder(config: Config, obs_space: gym.spaces.Dict, **kwargs: Any) -> type[TstepEncoder]:
+    """Choose a timestep encoder for these observations, as `switch_tstep_encoder` does.
+
+    "cnn" for one image of 36x36 pixels or more, (H, W, C), and nothing else; "dict" for any other observations with images;
+    otherwise "ff" with the arguments ``kwargs``.
+    """
+    images = [k for k, space in obs_space.spaces.items() if is_image(space)]
+    if not images:
+        return switch_tstep_encoder(config, "ff", **kwargs)
+    if len(obs_space.spaces) == 1 and min((obs_space[images[0]].shape or ())[:2]) >= SMALLEST["NatureishCNN"]:
+        return switch_tstep_encoder(config, "cnn", obs_key=images[0])
+    return switch_tstep_encoder(config, "dict")
 
 
 def switch_agent(config: Config, agent: str | type[BaseAgent], **kwargs: Any) -> type[BaseAgent]:

@@ -14,6 +14,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from amago.compat import datasets as compat
+from amago.config import NamedArguments
 from amago.data.batch import Batch, RLData, collate, global_rng
 from amago.data.extras import ExtraField, check_extra_fields
 from amago.data.relabel import NoOpRelabeler, Relabeler, with_extras_of
@@ -80,7 +81,7 @@ class DatasetSettings:
         return replace(self, max_seq_len=sys.maxsize, cut_short_trajectories=False), global_rng()
 
 
-class RLDataset(Dataset[RLData], ABC):
+class RLDataset(NamedArguments, Dataset[RLData], ABC):
     """A source of training sequences. Subclass, and override at least `sample_random_trajectory`.
 
     ``Experiment`` calls `configure_from_experiment` and then `check_spaces` before training. In each epoch it calls
@@ -238,6 +239,10 @@ class RLDataset(Dataset[RLData], ABC):
     def on_end_of_training(self) -> dict[str, float]:
         """Called after each training phase; returns metrics of section ``buffer``."""
         return {}
+
+    def describe(self) -> str:
+        """The data set in the summary of a run that collects nothing, after `configure`. Default: the name of the class."""
+        return type(self).__name__
 
     def delete(self, *, delete_protected: bool = False, delete_quarantine: bool = False) -> None:
         """Delete the data that was collected from disk. Default: does nothing.

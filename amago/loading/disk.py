@@ -303,6 +303,9 @@ class DiskTrajDataset(RLDataset):
             "Buffer Disk Space (GB)": sizes["bytes"] / 1e9,
         }
 
+    def describe(self) -> str:
+        return f"{self.buffer_dir}: {len(self.store):,} trajectories"
+
     def delete(self, *, delete_protected: bool = False, delete_quarantine: bool = False) -> None:
         """Delete the trajectories in ``fifo``; ``protected`` and ``quarantine`` only on request. Other files stay.
 

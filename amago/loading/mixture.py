@@ -231,6 +231,9 @@ class MixtureOfDatasets(RLDataset):
         self._phase += 1
         return self._gathered([d.on_end_of_training() for d in self.datasets])
 
+    def describe(self) -> str:
+        return " + ".join(d.describe() for d in self.datasets)
+
     def close(self) -> None:
         for data in self.datasets:
             data.close()

@@ -17,11 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from amago.config import NamedArguments
 from amago.nets.ff import MLP
 from amago.nets.utils import check_positive
 
 
-class GoalEmb(nn.Module, ABC):
+class GoalEmb(NamedArguments, nn.Module, ABC):
     """Base of all goal embedders. A subclass defines `emb_dim` and `forward`.
 
     Args:

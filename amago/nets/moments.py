@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from amago.config import NamedArguments
 
-class RunningMoments(nn.Module):
+
+class RunningMoments(NamedArguments, nn.Module):
     """Mean ``mu`` and second moment ``nu``, which move with rate beta / (1 - (1 - beta)^t) at the t-th update.
 
     Early in training they are therefore the averages over all updates so far. They are kept in float64: in float32, nu - mu^2 has no

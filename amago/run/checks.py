@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 import re
@@ -24,6 +25,7 @@ from amago.loading.dataset import RLDataset
 from amago.loading.disk import DiskTrajDataset
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
+from amago.run.parts import NAMED_FIELDS
 from amago.run.settings import ExperimentSettings
 from amago.spaces import action_spec, space_differences
 
@@ -32,12 +34,18 @@ PRECISIONS = ("no", "fp16", "bf16")
 
 _FROM_ONE = ("max_seq_len", "batch_size", "batches_per_update", "parallel_actors", "epochs", "log_interval")
 _FROM_ZERO = (
-    "dloader_workers", "train_batches_per_epoch", "val_timesteps_per_epoch", "lr_warmup_steps", "max_env_restarts",
+    "dloader_workers", "train_batches_per_epoch", "val_timesteps_per_epoch", "lr_warmup_steps", "max_env_restarts", "env_trial_steps",
 )  # fmt: skip
 _NOT_NEGATIVE = ("start_learning_at_epoch", "start_collecting_at_epoch", "refused_data_timeout")
-_WEIGHTS = ("l2_coeff", "critic_loss_weight")
 _POSITIVE = ("grad_clip", "env_step_timeout")
-_INTERVALS = ("val_interval", "ckpt_interval", "force_reset_train_envs_every", "keep_training_states", "env_workers")
+_INTERVALS = (
+    "val_interval",
+    "ckpt_interval",
+    "force_reset_train_envs_every",
+    "keep_training_states",
+    "env_workers",
+    "val_episodes",
+)
 _OPTIONAL = ("train_timesteps_per_epoch", "seed")
 _SWITCHES = (
     "sample_actions", "sample_actions_train", "log_to_wandb", "log_to_tensorboard", "verbose", "has_dset_edit_rights",
@@ -75,7 +83,12 @@ def _numbers(s: ExperimentSettings) -> Iterable[str]:
         (_INTERVALS, "None or a whole number of at least 1", lambda v: v is None or (_is_whole(v) and v >= 1)),
         (_OPTIONAL, "None or a whole number of 0 or more", lambda v: v is None or (_is_whole(v) and v >= 0)),
         (_NOT_NEGATIVE, "a number of 0 or more", lambda v: _is_number(v) and v >= 0),
-        (_WEIGHTS, "a finite number of 0 or more", lambda v: _is_number(v) and 0 <= v < math.inf),
+        (("l2_coeff",), "a finite number of 0 or more", lambda v: _is_number(v) and 0 <= v < math.inf),
+        (
+            ("critic_loss_weight",),
+            "None or a finite number of 0 or more",
+            lambda v: v is None or (_is_number(v) and 0 <= v < math.inf),
+        ),
         (_POSITIVE, "a number above 0", lambda v: _is_number(v) and v > 0),
         (("learning_rate",), "a finite number above 0", lambda v: _is_number(v) and 0 < v < math.inf),
         (("lr_cooldown",), "a share between 0 and 1", lambda v: _is_number(v) and 0 <= v <= 1),
@@ -126,7 +139,11 @@ def _names_and_classes(s: ExperimentSettings) -> Iterable[str]:
         value = getattr(s, name)
         if value is None and name == "exploration_wrapper_type":
             continue
-        if not callable(value) or (isinstance(value, type) and not issubclass(value, base)):
+        if isinstance(value, str):
+            near = difflib.get_close_matches(value, NAMED_FIELDS[name], n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            yield f"{name} must be {', '.join(map(repr, NAMED_FIELDS[name]))} or a subclass of {base.__name__}, got {value!r}{hint}"
+        elif not callable(value) or (isinstance(value, type) and not issubclass(value, base)):
             yield f"{name} must be a subclass of {base.__name__}, got {value!r}"
 
 
@@ -152,16 +169,28 @@ def _env_makers(s: ExperimentSettings) -> Iterable[str]:
 
 
 def _directory(s: ExperimentSettings) -> Iterable[str]:
-    """``ckpt_base_dir`` or its nearest existing parent must be a directory that can be written to."""
-    if not isinstance(s.ckpt_base_dir, str | os.PathLike) or not os.fspath(s.ckpt_base_dir):
-        yield f"ckpt_base_dir must be the path of a directory, got {s.ckpt_base_dir!r}"
+    """The directories that the run writes to."""
+    yield from unwritable("ckpt_base_dir", s.ckpt_base_dir, "checkpoints and logs")
+    if isinstance(s.dataset, DiskTrajDataset) and (s.collects or not s.dataset.buffer_dir.exists()):
+        yield from unwritable("dset_root", s.dataset.buffer_dir, "the replay buffer")
+
+
+def unwritable(name: str, path: Any, purpose: str) -> Iterable[str]:
+    """Why a directory, or its nearest existing parent, cannot be written to; nothing if it can.
+
+    Args:
+        name: of the setting.
+        purpose: what is written there.
+    """
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        yield f"{name} must be the path of a directory, got {path!r}"
         return
-    base = Path(s.ckpt_base_dir).expanduser()
-    existing = next((p for p in (base, *base.absolute().parents) if os.path.lexists(p)), base)
+    directory = Path(path).expanduser()
+    existing = next((p for p in (directory, *directory.absolute().parents) if os.path.lexists(p)), directory)
     if not existing.is_dir():
-        yield f"ckpt_base_dir is {os.fspath(s.ckpt_base_dir)!r}, but {str(existing)!r} is a file: name a directory"
+        yield f"{name} is {os.fspath(path)!r}, for {purpose}, but {str(existing)!r} is a file: name a directory"
     elif not os.access(existing, os.W_OK | os.X_OK):
-        yield f"ckpt_base_dir is {os.fspath(s.ckpt_base_dir)!r}, but {str(existing)!r} cannot be written to"
+        yield f"{name} is {os.fspath(path)!r}, for {purpose}, but {str(existing)!r} cannot be written to: name another directory"
 
 
 def _contradictions(s: ExperimentSettings) -> Iterable[str]:

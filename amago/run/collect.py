@@ -14,8 +14,10 @@ from amago.agent import BaseAgent
 from amago.envs import AMAGOEnv
 from amago.envs.exploration import ExplorationWrapper
 from amago.envs.pool import make_pool
+from amago.envs.pool.auto import ModeChoice, choose_mode
+from amago.envs.pool.trial import random_state_kept, try_environment
 from amago.envs.statistics import PhaseStatistics
-from amago.run.checks import check_evaluation_spaces
+from amago.run.checks import SettingsError, check_evaluation_spaces, unwritable
 from amago.run.rollout import Rollout
 from amago.run.settings import EnvMakers, ExperimentSettings
 
@@ -25,11 +27,12 @@ _NEVER_SPLIT = 1e10  # from this traj_save_len on, trajectories are saved whole
 
 
 class Spaces(NamedTuple):
-    """What an agent is built for: flat observations, actions, and (reward, previous action)."""
+    """What an agent is built for: flat observations, actions, and (reward, previous action); and the environments' own observations."""
 
     observation: gym.spaces.Dict
     action: gym.Space[Any]
     rl2: gym.spaces.Box
+    raw_observation: gym.Space[Any]
 
 
 class RunActors:
@@ -59,6 +62,7 @@ class RunActors:
         self.device, self.autocast = device, autocast
         self.pools: dict[str, Rollout] = {}
         self.spaces: Spaces
+        self._choice: ModeChoice | None = None
 
     def find_spaces(self) -> Spaces:
         """The spaces of the training actors, or, in a run that never collects, of one validation environment.
@@ -68,17 +72,38 @@ class RunActors:
         """
         if self.settings.collects:
             pool = self.train.pool
-            self.spaces = Spaces(pool.observation_space, pool.action_spec.space, pool.rl2_space)
+            self.spaces = Spaces(pool.observation_space, pool.action_spec.space, pool.rl2_space, pool.raw_observation_space)
         else:
-            self.spaces = spaces_of(self.settings.make_val_env)
+            self.spaces = spaces_of(self.settings.make_val_env, self.settings.env_trial_steps)
         return self.spaces
+
+    @property
+    def mode(self) -> str:
+        """The ``env_mode`` of the pools; that of "auto" is chosen once a run, so that it never changes in it."""
+        if self.settings.env_mode != "auto":
+            return self.settings.env_mode
+        if self._choice is None:
+            s = self.settings
+            makers = s.make_train_env if s.collects else s.make_val_env
+            maker = makers if callable(makers) else next(iter(makers))
+            self._choice = choose_mode(maker, s.parallel_actors, s.env_workers, repeatable=s.seed is not None)
+        return self._choice.mode
+
+    @property
+    def mode_text(self) -> str:
+        """The mode for the summary, with the reason if it was chosen."""
+        if self.settings.env_mode != "auto":
+            return self.settings.env_mode
+        mode = self.mode
+        return f"auto: {mode}, {self._choice.reason}" if self._choice is not None else mode
 
     @property
     def train(self) -> Rollout:
         """The training actors, with exploration; they save their trajectories."""
         if "train" not in self.pools:
             s = self.settings
-            self.pools["train"] = self.start("train", s.make_train_env, s.exploration_wrapper_type, self.save_trajs_to)
+            exploration: Any = s.exploration_wrapper_type  # `resolve` has replaced a name by its class
+            self.pools["train"] = self.start("train", s.make_train_env, exploration, self.save_trajs_to)
             self.pools["train"].reset()
         return self.pools["train"]
 
@@ -105,12 +130,15 @@ class RunActors:
             makers: as ``make_train_env`` of `ExperimentSettings`.
             exploration: wraps the environments.
             save_trajs_to: directory for trajectories; None saves none.
-            env_mode: instead of that of the settings.
+            env_mode: instead of `mode`.
 
         Raises:
-            SettingsError: environments for evaluation have other spaces than the agent.
+            SettingsError: environments for evaluation have other spaces than the agent, or ``save_trajs_to`` cannot be written to.
         """
-        s, mode = self.settings, env_mode or self.settings.env_mode
+        s, mode = self.settings, env_mode or self.mode
+        if save_trajs_to is not None:
+            for problem in unwritable("save_trajs_to" if kind == "test" else "dset_root", save_trajs_to, "trajectories"):
+                raise SettingsError(problem)
         copies = 1 if mode == "already_vectorized" else s.parallel_actors
         pool = make_pool(
             [makers] * copies if callable(makers) else list(makers),
@@ -123,6 +151,7 @@ class RunActors:
             recorder=None if save_trajs_to is None else recorder_settings(s, save_trajs_to),
             seed=np.random.SeedSequence((*self.seed, _STREAMS[kind])),
             mp_context=s.async_env_mp_context,
+            trial_steps=s.env_trial_steps if kind == "train" and mode != "already_vectorized" else 0,
         )
         try:
             if kind != "train":
@@ -156,18 +185,25 @@ def recorder_settings(settings: ExperimentSettings, directory: str) -> dict[str,
     }
 
 
-def spaces_of(makers: EnvMakers) -> Spaces:
+def spaces_of(makers: EnvMakers, trial_steps: int = 0) -> Spaces:
     """The spaces of the first environment, which is made for this and closed.
+
+    Args:
+        trial_steps: as in `amago.envs.make_pool`.
 
     Raises:
         TypeError: it is not an `AMAGOEnv`.
+        EnvironmentMistake: it was tried, and raised an error of type or shape.
     """
     env = (makers if callable(makers) else next(iter(makers)))()
     if not isinstance(env, AMAGOEnv):
         raise TypeError(
             f"make_val_env must return an AMAGOEnv, but returned {type(env).__name__}: wrap it in amago.envs.AMAGOEnv"
         )
-    spaces = Spaces(env.observation_space, env.action_spec.space, env.rl2_space)
+    spaces = Spaces(env.observation_space, env.action_spec.space, env.rl2_space, env.raw_observation_space)
+    if trial_steps and not env.vectorized:
+        with random_state_kept():
+            try_environment(env, env, trial_steps, np.random.SeedSequence(0))
     env.close()
     return spaces
 

@@ -18,7 +18,7 @@ def progress_bar(title: str, total: int | None, unit: str, hidden: bool) -> tqdm
 
 
 def summary(settings: ExperimentSettings, policy: BaseAgent, env_summary: str, processes: int, epoch: int, seed: int) -> str:
-    """The most important settings of a run, in two columns.
+    """The most important settings of a run, in two columns. A run that never collects has data in place of exploration.
 
     Args:
         env_summary: describes the environments.
@@ -31,16 +31,18 @@ def summary(settings: ExperimentSettings, policy: BaseAgent, env_summary: str, p
     rows = {
         "run": f"{s.run_name} ({s.run_dir})",
         "environments": env_summary,
-        "exploration": getattr(s.exploration_wrapper_type, "__name__", "none"),
+        "exploration": getattr(s.exploration_wrapper_type, "__name__", "none") if s.collects else "",
+        "data": "" if s.collects or s.dataset is None else s.dataset.describe(),
         "agent": f"{type(policy).__name__}: {type(policy.tstep_encoder).__name__} -> "
         f"{type(policy.traj_encoder).__name__}, {count:,} trainable parameters on {device}",
         "sequences": f"{s.batch_size * processes} a batch, up to {s.max_seq_len} steps each",
-        "an epoch": f"{s.train_timesteps_per_epoch or 0} steps of each actor, {s.train_batches_per_epoch} batches",
+        "an epoch": (f"{s.train_timesteps_per_epoch} steps of each actor, " if s.collects else "")
+        + f"{s.train_batches_per_epoch} batches",
         "epochs": f"{epoch} to {s.epochs}; evaluation every {s.val_interval}, checkpoint every {s.ckpt_interval}",
         "seed": f"{seed}",
     }
     width = max(map(len, rows))
-    return "\n".join(f"  {k:<{width}}  {v}" for k, v in rows.items())
+    return "\n".join(f"  {k:<{width}}  {v}" for k, v in rows.items() if v)
 
 
 def headline(metrics: Mapping[str, float]) -> str:

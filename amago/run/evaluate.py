@@ -74,24 +74,25 @@ def summarise(returns: Mapping[str, Sequence[float]], specials: Mapping[str, Seq
     return out | {f"Average {name}": float(np.mean(v)) for name, v in specials.items()}
 
 
-def warn_if_nothing_ended(metrics: Mapping[str, float], timesteps: int) -> None:
+def warn_if_nothing_ended(metrics: Mapping[str, float], timesteps: int, name: str = "val_timesteps_per_epoch") -> None:
     """Warn if an evaluation was too short to measure anything.
 
     Args:
         metrics: of `summarise`.
-        timesteps: ``val_timesteps_per_epoch``.
+        timesteps: of each actor.
+        name: of the argument that set them.
     """
     if not metrics:
         warnings.warn(
-            f"no rollout ended within val_timesteps_per_epoch={timesteps} steps, so nothing was measured; "
-            "make it longer than a rollout",
+            f"no rollout ended within {name}={timesteps} steps of each actor, so nothing was measured; make it longer than a "
+            "rollout, or give the environment a time limit",
             stacklevel=3,
         )
 
 
 def histories(stats: PhaseStatistics) -> tuple[ReturnHistory, SpecialMetricHistory]:
     """Returns, and the environments' own metrics, of the rollouts that ended in a phase."""
-    return ReturnHistory(stats.episodes), SpecialMetricHistory(stats.episodes)
+    return ReturnHistory.of(stats.episodes), SpecialMetricHistory.of(stats.episodes)
 
 
 def evaluate(
@@ -111,7 +112,7 @@ def evaluate(
         pool: is reset first, and stays open.
         timesteps: steps of each actor at most.
         sample: sample actions from the policy; otherwise take its mode.
-        episodes: count exactly so many rollouts, divided equally among the actors beforehand, so that short rollouts are not
+        episodes: take exactly so many rollouts, divided equally among the actors beforehand, so that short rollouts are not
             favoured (`Rollout.run_phase`); fewer if ``timesteps`` are over first. None: count those that end within ``timesteps``.
         device: of the agent.
         seed: of the policy's samples; None continues PyTorch's random stream.

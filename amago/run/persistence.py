@@ -15,8 +15,10 @@ from amago.run import console
 from amago.run.collect import RunActors
 from amago.run.learner import Learner
 from amago.run.metrics import MetricsLogger, RunningMeans, wandb_options
+from amago.run.rollout import shares
 from amago.run.run_checkpoints import RunCheckpoints
 from amago.run.state import Progress, TrainingParts
+from amago.run.waiting import check_trained
 from amago.run.weights import load_into
 
 
@@ -43,7 +45,8 @@ class PersistentRun(Learner):
         self.epoch = 0
         self.frames_by_env: dict[str, int] = {}
         self._collected = self._trained = 0  # in the current epoch: steps of each actor, and batches
-        self._started = self._saved = False
+        self._started = self._saved = self._ever_trained = False
+        self._restarts = 0  # of environments, in this process
 
     def _require_start(self, what: str) -> None:
         if not self._started:
@@ -53,6 +56,12 @@ class PersistentRun(Learner):
     def _data(self) -> RLDataset:
         assert self.dataset is not None, "check_settings() refuses this"
         return self.dataset
+
+    def _own_share(self, episodes: int | None) -> int | None:
+        """This process's share of a number of rollouts."""
+        if episodes is None:
+            return None
+        return shares(episodes, self.accelerator.num_processes)[self.accelerator.process_index]
 
     def _gather(self, items: list[Any]) -> list[Any]:
         """The items of all processes."""
@@ -93,8 +102,13 @@ class PersistentRun(Learner):
             self.logger.log(metrics_dict, key, x, self.x_axis_metrics())
 
     def _log_faults(self, stats: PhaseStatistics, key: str) -> None:
+        self._restarts += stats.restarts
         if stats.restarts:
             self.log({"Restarted Environments": stats.restarts, "Dropped Rollouts": stats.dropped}, key)
+
+    def _check_trained(self) -> None:
+        if not self.updater.grad_steps and (self.updater.skipped or not self._ever_trained):
+            check_trained(self, self._data, self.updater.skipped, self._restarts)
 
     # ---- checkpoints ----------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from amago.agent import BaseAgent
+from amago.config import NamedArguments
 from amago.envs.pool import ActorPool
 from amago.envs.statistics import PhaseStatistics
 from amago.run.group_timing import GroupTiming
@@ -25,7 +26,7 @@ def shares(total: int, parts: int) -> list[int]:
 
 
 @gin.configurable
-class Rollout:
+class Rollout(NamedArguments):
     """The loop between a policy and a pool of actors, and the policy's memory (hidden state) of every actor.
 
     A pool has one or more groups of actors that step independently. They are stepped either *alternately*: while the environments
@@ -62,6 +63,7 @@ class Rollout:
         self._all = slice(0, pool.num_actors)
         self._in_flight: set[int] = set()  # groups whose environments step
         self._ended = np.zeros(pool.num_actors, dtype=np.int64)  # rollouts of each actor that have ended in this run
+        self._quotas: Array | None = None  # of each actor; those that have reached theirs are idle
         self._pinned: dict[tuple[int, int, str], Tensor] = {}
         self.memory = None
 
@@ -95,9 +97,9 @@ class Rollout:
             agent: as for `run`.
             timesteps: most steps of each actor.
             sample: as for `run`.
-            episodes: count exactly so many rollouts, or fewer if ``timesteps`` are over first. Each actor has its share, decided in
+            episodes: take exactly so many rollouts, or fewer if ``timesteps`` are over first. Each actor has its share, decided in
                 advance: the first ``episodes % num_actors`` actors have one more than the others. An actor with all of its share
-                goes on stepping until the others have theirs, but its further rollouts do not count.
+                is idle until the others have theirs; a row of a vectorised environment goes on, and its further rollouts do not count.
             on_step: as for `run`.
             should_stop: as for `run`.
 
@@ -111,8 +113,9 @@ class Rollout:
         quotas = shares(episodes, self.pool.num_actors)
         # Rollouts that a fault has dropped end without a record: continue until enough records have arrived.
         while taken < timesteps and not (should_stop is not None and should_stop()):
-            enough = self._enough(quotas, stats.episodes_by_actor(self.pool.num_actors))
-            steps = self.run(agent, timesteps - taken, sample, enough, on_step, should_stop)
+            missing = np.asarray(quotas) - np.asarray(stats.episodes_by_actor(self.pool.num_actors))
+            with self._idle_after(missing):
+                steps = self.run(agent, timesteps - taken, sample, self._enough(missing), on_step, should_stop)
             if steps == 0:
                 break
             taken += steps
@@ -121,12 +124,23 @@ class Rollout:
             stats.keep_first(quotas)
         return taken, stats
 
-    def _enough(self, quotas: list[int], counted: list[int]) -> Callable[[Array], bool]:
-        """Whether enough rollouts have ended, as a function of the number that each actor has ended besides ``counted``."""
-        missing = np.asarray(quotas) - np.asarray(counted)
+    def _enough(self, missing: Array) -> Callable[[Array], bool]:
+        """Whether enough rollouts have ended, as a function of the number that each actor has ended."""
         if self.equal_shares:
             return lambda ended: bool((ended >= missing).all())
         return lambda ended: bool(ended.sum() >= missing.sum())
+
+    @contextmanager
+    def _idle_after(self, quotas: Array) -> Iterator[None]:
+        """Within the block, actors that have ended so many rollouts skip their steps, where they can and have equal shares."""
+        if not (self.equal_shares and self.pool.can_idle):
+            yield
+            return
+        self._quotas, self.pool.idle[:] = quotas, quotas <= 0
+        try:
+            yield
+        finally:
+            self._quotas, self.pool.idle[:] = None, False
 
     def run(
         self,
@@ -220,7 +234,11 @@ class Rollout:
         self._in_flight.discard(g)  # first: a step that fails is not waited for again
         self.pool.wait(g)
         rows = self.pool.groups[g]
-        self._ended[rows] += self.pool.resets[rows]
+        if self._quotas is None:
+            self._ended[rows] += self.pool.resets[rows]
+        else:
+            self._ended[rows] += self.pool.resets[rows] & ~self.pool.idle[rows]
+            self.pool.idle[rows] = self._ended[rows] >= self._quotas[rows]
 
     # ------------------------------------------------------------------ the policy
 

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from amago.agent import BaseAgent
+from amago.config import NamedArguments
 from amago.data.extras import ExtraField
 from amago.envs import AMAGOEnv
 from amago.envs.exploration import EpsilonGreedy, ExplorationWrapper
 from amago.loading import DiskTrajDataset, RLDataset
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
+from amago.run.parts import NAMED_FIELDS
 
 EnvMaker = Callable[[], AMAGOEnv]
 EnvMakers = EnvMaker | Iterable[EnvMaker]
@@ -22,7 +24,7 @@ REQUIRED: Any = object()
 
 
 @dataclass
-class ExperimentSettings:
+class ExperimentSettings(NamedArguments):
     """The fields of `amago.Experiment`. All may be changed until ``start()``; gin sets their defaults (``Experiment.NAME``).
 
     Args:
@@ -31,19 +33,25 @@ class ExperimentSettings:
         max_seq_len: transitions in a training sequence, and steps of memory when acting.
         dataset: source of the training sequences. Alternatively ``dset_root`` and ``dset_name`` build a `DiskTrajDataset`
             that keeps at most ``dset_max_size`` trajectories, ``dset_max_steps`` transitions and ``dset_max_bytes`` bytes.
-        tstep_encoder_type, traj_encoder_type, agent_type: classes, built with their (gin) defaults.
-        val_timesteps_per_epoch: steps of each actor in an evaluation; enough for at least one rollout to end.
+        tstep_encoder_type, traj_encoder_type, agent_type: classes, built with their (gin) defaults; or their names, as on the command line
+            ("ff", "cnn", "goal"; "ff", "gru", "mamba", "transformer"; "agent", "multitask"; and those of `amago.cli_utils.register`).
+        val_timesteps_per_epoch: steps of each actor in an evaluation, at most; enough for at least one rollout to end.
+        val_episodes: rollouts in an evaluation, over all actors and processes, each of which takes its share and then waits. None: as many
+            as end within ``val_timesteps_per_epoch``.
         make_train_env, make_val_env: a function that returns an `AMAGOEnv`, or a list with one function for each actor.
 
         parallel_actors: environments stepped in parallel.
-        env_mode: "async" (worker processes), "sync" (this process), or "already_vectorized" (one batched environment).
+        env_mode: "async" (worker processes), "sync" (this process), "already_vectorized" (one batched environment), or "auto": "sync"
+            in a run with a ``seed``, else "sync" or "async" by the measured speed of one environment.
         async_env_mp_context: start method of the worker processes: "fork", "spawn" or "forkserver"; None means "forkserver".
-        exploration_wrapper_type: wraps training environments; with None only the policy's samples explore.
+        exploration_wrapper_type: wraps training environments: a class, "egreedy" or "bilevel"; with None only the policy's samples explore.
         sample_actions: evaluation samples from the policy; otherwise it takes the policy's mode.
         sample_actions_train: the same for collection.
         force_reset_train_envs_every: reset all training environments every so many epochs; None: never.
         env_workers: worker processes of "async"; None: one for each core. 1 gives exactly the results of "sync".
         env_step_timeout: seconds after which a step counts as hung and its worker is replaced.
+        env_trial_steps: ``start()`` makes one more environment and takes so many random steps in it, a second's worth at most, to find
+            mistakes in its code at once; 0: it does not. Never with "already_vectorized".
         max_env_restarts: environments that may be replaced within an hour before the run fails.
 
         log_to_wandb, wandb_project, wandb_entity, wandb_group_name: Weights & Biases. Project and entity default to the
@@ -55,8 +63,8 @@ class ExperimentSettings:
         traj_save_len: save a rollout in pieces of so many steps; the last piece ends with the rollout.
         has_dset_edit_rights: this process deletes the oldest trajectories.
         stagger_traj_file_lengths: the first piece of each rollout has a random length, so that actors do not all save at once.
-        save_trajs_as: "npz", "npz-compressed" (a file for each trajectory) or "segments" (many trajectories in a file:
-            faster, and far fewer files).
+        save_trajs_as: "segments" (many trajectories in a file, written at the end of each collection phase or when 8 MB are full), "npz" or
+            "npz-compressed" (a file for each trajectory, written when it ends: slower, but `numpy.load` reads it).
         padded_sampling: which parts of rollouts longer than ``max_seq_len`` are trained on: "none", "left", "right" or "both"; see
             `amago.data.windows.subsequence`. Shorter ones are always trained on as a whole.
         refused_data_timeout: a process that never collects waits for data of others as long as nothing was found. If files were
@@ -83,7 +91,7 @@ class ExperimentSettings:
         learning_rate, lr_warmup_steps, grad_clip, l2_coeff: AdamW's learning rate, updates of linear warm-up, largest norm
             of the gradient, and weight decay.
         lr_cooldown: share of all updates (those of ``epochs`` epochs), at the end, over which the learning rate falls linearly to 0.
-        critic_loss_weight: weight of the critic's loss; the actor's is 1.
+        critic_loss_weight: weight of the critic's loss; the actor's is 1. None: that of the agent (``Agent.critic_loss_weight``, 10).
         mixed_precision: "no", "bf16" or "fp16".
     """
 
@@ -91,9 +99,9 @@ class ExperimentSettings:
     ckpt_base_dir: str = REQUIRED
     max_seq_len: int = REQUIRED
     dataset: RLDataset | None = None
-    tstep_encoder_type: type[TstepEncoder] = REQUIRED
-    traj_encoder_type: type[TrajEncoder] = REQUIRED
-    agent_type: type[BaseAgent] = REQUIRED
+    tstep_encoder_type: type[TstepEncoder] | str = REQUIRED
+    traj_encoder_type: type[TrajEncoder] | str = REQUIRED
+    agent_type: type[BaseAgent] | str = REQUIRED
     val_timesteps_per_epoch: int = REQUIRED
     make_train_env: EnvMakers = REQUIRED
     make_val_env: EnvMakers = REQUIRED
@@ -101,7 +109,7 @@ class ExperimentSettings:
     parallel_actors: int = 12
     env_mode: str = "async"
     async_env_mp_context: str | None = None
-    exploration_wrapper_type: type[ExplorationWrapper] | None = EpsilonGreedy
+    exploration_wrapper_type: type[ExplorationWrapper] | str | None = EpsilonGreedy
     sample_actions: bool = True
     force_reset_train_envs_every: int | None = None
 
@@ -115,7 +123,7 @@ class ExperimentSettings:
     traj_save_len: float = 1e10
     has_dset_edit_rights: bool = True
     stagger_traj_file_lengths: bool = True
-    save_trajs_as: str = "npz"
+    save_trajs_as: str = "segments"
     padded_sampling: str = "none"
     dloader_workers: int = 6
 
@@ -132,7 +140,7 @@ class ExperimentSettings:
     batch_size: int = 24
     batches_per_update: int = 1
     learning_rate: float = 1e-4
-    critic_loss_weight: float = 10.0
+    critic_loss_weight: float | None = None
     lr_warmup_steps: int = 500
     grad_clip: float = 1.0
     l2_coeff: float = 1e-3
@@ -152,6 +160,8 @@ class ExperimentSettings:
     dset_max_size: float = float("inf")
     dset_max_steps: float = float("inf")
     dset_max_bytes: float = float("inf")
+    env_trial_steps: int = 20
+    val_episodes: int | None = None
     extra_fields: Sequence[ExtraField] = ()
     cut_short_trajectories: bool = False
     refused_data_timeout: float = 60.0
@@ -162,7 +172,8 @@ class ExperimentSettings:
             raise TypeError(f"Experiment() needs {', '.join(missing)}")
 
     def resolve(self) -> None:
-        """Replace shorthands: build the data set from ``dset_root`` and ``dset_name``; make lists of iterables of functions."""
+        """Replace shorthands: build the data set from ``dset_root`` and ``dset_name``; make lists of iterables of functions;
+        replace names of parts by their classes."""
         if self.dataset is None and self.dset_root is not None and self.dset_name is not None:
             self.dataset = DiskTrajDataset(
                 self.dset_root,
@@ -171,6 +182,10 @@ class ExperimentSettings:
                 dset_max_steps=self.dset_max_steps,
                 dset_max_bytes=self.dset_max_bytes,
             )
+        for name, classes in NAMED_FIELDS.items():
+            value = getattr(self, name)
+            if isinstance(value, str):
+                setattr(self, name, classes.get(value, value))
         for name in ("make_train_env", "make_val_env"):
             value = getattr(self, name)
             if isinstance(value, Iterable) and not callable(value) and not isinstance(value, str | bytes):

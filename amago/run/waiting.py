@@ -1,4 +1,4 @@
-"""Waiting for the data of other processes."""
+"""Waiting for the data of other processes, and noticing that none ever came."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from amago.compat.datasets import collection_ended
 from amago.loading import RLDataset
+from amago.run.settings import ExperimentSettings
 
 logger = logging.getLogger(__name__)
 
@@ -17,6 +18,35 @@ _SHOWN = 10
 
 class NoReadableDataError(RuntimeError):
     """Files were found, but none that can be sampled; the message says why each was refused."""
+
+
+class NothingTrainedError(RuntimeError):
+    """A run was to train, and is over without a single update; the message says why."""
+
+
+def check_trained(s: ExperimentSettings, dataset: RLDataset, skipped: int, restarts: int) -> None:
+    """Refuse to end, as if all were well, a run without updates that was to train.
+
+    Args:
+        skipped: updates that were skipped because the loss or its gradient was not finite.
+        restarts: environments that were replaced.
+
+    Raises:
+        NothingTrainedError: unless no training was asked for, or the data set never has any data.
+    """
+    if not s.train_batches_per_epoch or s.start_learning_at_epoch >= s.epochs or not dataset.can_become_ready:
+        return
+    if skipped:
+        why = f"all {skipped} updates were skipped, because the loss or its gradient was not finite: look for huge observations or rewards"
+    elif not s.collects:
+        why = "this process does not collect, and there was no data of others"
+    else:
+        why = (
+            f"no rollout ended and was saved, within train_timesteps_per_epoch={s.train_timesteps_per_epoch} steps of each actor in each of "
+            f"epochs={s.epochs} epochs: collect for longer, give the environment a time limit, or save rollouts in pieces (traj_save_len)"
+        )
+        why += f"; {restarts} environments failed and were replaced, see the log" if restarts else ""
+    raise NothingTrainedError(f"the run is over and has trained on nothing: {why}")
 
 
 def wait_for_data(dataset: RLDataset, refused_timeout: float, pause: Callable[[], bool]) -> None:

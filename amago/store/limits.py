@@ -12,11 +12,14 @@ from typing import Protocol, TypeVar
 class Sized(Protocol):
     """A file: its trajectories, their transitions in all, and its bytes."""
 
-    n: int
-    size: int
+    @property
+    def n(self) -> int: ...
 
     @property
     def total(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
 
 
 F = TypeVar("F", bound=Sized)

@@ -112,6 +112,8 @@ def test_what_is_imported_is_checked_against_what_is_there(capsys):
     np.savez("wide.npz", **(rows | {"observations": np.ones((31, 3), np.float32)}))
     message = refused(capsys, "import", "wide.npz", "run")
     assert names(message, {"observation": (3,)}, "run/buffer", {"observation": (2,)})
+    assert "wide.npz" in message
+    assert "ArrayDataset" not in message
     np.savez("b.npz", **rows)
     message = refused(capsys, "import", "b.npz", "run", "--action-space", "box:-2,2")
     assert names(message, "Box(-2.0, 2.0, (1,), float32)", str(rec.ACT))
@@ -231,7 +233,7 @@ def test_choices_side_by_side(capsys):
         (["import", "a/b-v0", "run"], ("Minari", "'a/b-v0'")),
         (["import", "a.npz", "run", "--limit", "0"], ("--limit", 1, 0)),
         (["import", "a.npz", "run", "--format", "zip"], ("--format", "'zip'")),
-        (["import", "a.npz", "run", "--obs-keys", "x"], ("--obs-keys", "a.npz", "npz (--format)")),
+        (["import", "a.npz", "run", "--obs-keys", "x"], ("--obs-keys", "a.npz", "--format")),
         (["import", "x-v0", "run", "--env", "CartPole-v1"], ("--env", "x-v0", "minari")),
         (
             ["import", "a.npz", "run", "--action-space", "box:2,1"],
@@ -321,7 +323,7 @@ def test_export_says_that_pieces_are_episodes_of_their_own(capsys):
     pieces = InMemory([whole.slice(0, 2), whole.slice(2, 6)], source.obs_space, source.action_spec)
     copy_to(pieces, "run/buffer/fifo", "w")
     assert buffer("export", "run", "test/x-v0") == 0
-    assert "1 of them continue a rollout that was saved in pieces" in capsys.readouterr().out
+    assert "1 of these episodes continue the one before" in capsys.readouterr().out
 
 
 # ---- info, head, verify ----------------------------------------------------------------------------------------------------------

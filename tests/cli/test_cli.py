@@ -1,8 +1,13 @@
 """The `amago` command."""
 
 import json
+import math
+import os
+import re
 import subprocess
 import sys
+from argparse import ArgumentParser
+from unittest import mock
 
 import gymnasium as gym
 import pytest
@@ -12,6 +17,7 @@ import amago
 from amago import config
 from amago.agent import Agent
 from amago.cli import main
+from amago.cli import train as train_command
 
 TINY = [
     "--horizon", "20", "--parallel-actors", "2", "--timesteps-per-epoch", "25", "--grads-per-epoch", "2", "--batch-size", "2",
@@ -51,6 +57,35 @@ def test_help_of_each_command_gives_defaults_and_an_example(command, capsys):
     out = capsys.readouterr().out
     assert f"usage: amago {command}" in out
     assert "(default: " in out
+
+
+def test_help_gives_real_defaults_only(capsys):
+    for argv in (["train"], ["eval"], ["demo"], ["buffer", "import"]):
+        with pytest.raises(SystemExit):
+            main([*argv, "--help"])
+        out = " ".join(capsys.readouterr().out.split())
+        assert not re.search(r"default: (None|False|inf|\(\))\)", out)
+        assert "script's (default" not in out
+        assert "None:" not in out
+    parser = ArgumentParser()
+    train_command.add_arguments(parser)
+    wanted = ["CartPole-v1", "--run-name", "a", "--buffer-dir", "b", "--lr", "0.5"]
+    assert (parser.parse_args(wanted).learning_rate, parser.parse_args(wanted).lr_cooldown) == (0.5, None)
+
+
+@pytest.mark.parametrize(
+    ("argv", "purpose"),
+    [
+        (["train", "CartPole-v1", "--run-name", "a", "--buffer-dir", "FILE/runs"], "checkpoints, logs and the replay buffer"),
+        (["demo", "--out", "FILE/demo"], "its picture"),
+    ],
+)
+def test_directories_that_cannot_be_made_say_what_they_are_for(tmp_path, capsys, argv, purpose):
+    (tmp_path / "file").write_text("")
+    code, message = failure(capsys, *(word.replace("FILE", str(tmp_path / "file")) for word in argv))
+    assert code == 2
+    assert purpose in message
+    assert str(tmp_path / "file") in message
 
 
 def test_version(capsys):
@@ -99,6 +134,39 @@ def test_train_then_eval(tmp_path, capsys):
         assert main(["eval", str(run), "--episodes", "4", "--actors", "2", "--seed", "7", "--greedy"]) == 0
         results.append(capsys.readouterr().out)
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize(
+    ("env_id", "horizon"), [("FrozenLake-v1", 100), ("Pendulum-v1", 200), ("MountainCarContinuous-v0", 999)]
+)
+def test_validation_is_a_small_share_of_the_interaction(tmp_path, env_id, horizon):
+    parser = ArgumentParser()
+    train_command.add_arguments(parser)
+    args = parser.parse_args([env_id, "--run-name", "a", "--buffer-dir", str(tmp_path)])
+    e = train_command.make_experiment(args)
+    collected = e.parallel_actors * e.train_timesteps_per_epoch * e.val_interval
+    assert e.val_episodes >= 4
+    assert e.val_episodes * horizon <= 0.1 * collected
+    longest = -(-e.val_episodes // e.parallel_actors) * horizon
+    assert e.val_timesteps_per_epoch > longest, "there is time for every rollout"
+    assert (e.dataset.dset_max_size, e.dataset.dset_max_steps) == (math.inf, 1_000_000)
+
+
+def test_a_registered_environment_without_render_mode(tmp_path, capsys):
+    gym.register("Plain-v0", lambda: tiny.Bits())
+    try:
+        assert train(tmp_path, env="Plain-v0") == 0
+        assert main(["eval", str(tmp_path / "demo"), "--episodes", "2"]) == 0
+        capsys.readouterr()
+        with mock.patch.dict(os.environ, {"DISPLAY": ":0"}):
+            assert failure(capsys, "eval", str(tmp_path / "demo"), "--render")[0] == 2
+        with mock.patch.dict(os.environ, {"DISPLAY": "", "WAYLAND_DISPLAY": "", "SDL_VIDEODRIVER": ""}):
+            code, message = failure(capsys, "eval", str(tmp_path / "demo"), "--render")
+        assert code == 2
+        if sys.platform.startswith("linux"):
+            assert "no display" in message
+    finally:
+        gym.registry.pop("Plain-v0")
 
 
 def test_resume(tmp_path):
@@ -193,14 +261,14 @@ def test_errors_of_a_run_keep_their_traceback(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("argv", [["--actors", "0"], ["--episodes", "0"], ["--actors", "-1"]])
 def test_wrong_numbers_of_eval(tmp_path, capsys, argv):
-    tiny.learned(tmp_path, tiny.cartpole, max_seq_len=4, always_save_latest=True)
+    tiny.learned(tmp_path, tiny.cartpole, max_seq_len=4, train_batches_per_epoch=0, always_save_latest=True)
     code, message = failure(capsys, "eval", str(tmp_path / "run"), "--env", "CartPole-v1", *argv)
     assert code == 2
     assert argv[0] in message
 
 
 def test_a_run_that_train_did_not_make_needs_an_environment(tmp_path, capsys):
-    e = tiny.learned(tmp_path, tiny.cartpole, max_seq_len=4, always_save_latest=True)
+    e = tiny.learned(tmp_path, tiny.cartpole, max_seq_len=4, train_batches_per_epoch=0, always_save_latest=True)
     code, message = failure(capsys, "eval", str(e.run_dir))
     assert code == 2
     assert "--env" in message

@@ -162,7 +162,7 @@ def test_memory_matters_and_can_be_forgotten(run):
     obs = np.linspace(-1, 1, 4, dtype=np.float32)
     for again in (policy.reset, lambda: None, policy.reset):
         again()
-        policy.act(obs)
+        policy.act(obs, 0.0)
         policy.act(-obs, 1.0)
         policy.act(obs, 0.0)
     first, second, fresh = states[:3], states[3:6], states[6:]
@@ -219,7 +219,7 @@ def test_a_run_without_weights(tmp_path):
 
 
 def test_weights_that_do_not_fit(tmp_path, runs):
-    e = learned(tmp_path, tiny.cartpole, "transformer", max_seq_len=10)
+    e = learned(tmp_path, tiny.cartpole, "transformer", max_seq_len=10, train_timesteps_per_epoch=35)
     torch.save(runs(tiny.cartpole, "gru")[1].state_dict(), e.run_dir / "other.pt")
     with pytest.raises(CheckpointError, match=naming(str(e.run_dir / "other.pt"), "traj_encoder.rnn.weight_ih_l0")):
         amago.load_policy(e.run_dir / "other.pt")
@@ -551,7 +551,7 @@ def test_settings_of_every_kind_are_written_and_read(tmp_path):
     e.learn()
     config.clear()
     agent = amago.load_policy(e.run_dir).agent
-    assert agent.filter is exp_filter
+    assert agent.fbc_filter_func is exp_filter
     assert isinstance(agent.actor, NarrowActor)
     assert agent.gammas.tolist() == pytest.approx([0.5, 0.7, 0.999])
     assert isinstance(agent.tstep_encoder, FFTstepEncoder)

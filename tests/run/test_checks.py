@@ -1,5 +1,8 @@
 """start() refuses wrong settings, all at once, before it creates anything."""
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 import tiny
@@ -7,6 +10,7 @@ from messages import naming
 from tiny import experiment
 
 import amago
+from amago import config
 from amago.loading import DiskTrajDataset
 from amago.nets.traj_encoders import TformerTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
@@ -60,7 +64,7 @@ def never():
         ("force_reset_train_envs_every", 0, "None or a whole number of at least 1"),
         ("keep_training_states", 0, "None or a whole number of at least 1"),
         ("env_workers", 0, "None or a whole number of at least 1"),
-        ("env_mode", "vectorized", "one of 'async', 'sync', 'already_vectorized'"),
+        ("env_mode", "vectorized", "one of 'async', 'sync', 'already_vectorized', 'auto'"),
         ("save_trajs_as", "hdf5", "one of 'segments', 'npz', 'npz-compressed'"),
         ("save_trajs_as", "traj", "pickled .traj files are never written"),
         ("padded_sampling", "middle", "one of 'none', 'both', 'left', 'right'"),
@@ -75,7 +79,7 @@ def never():
         ("dataset", "runs/demo", "an amago.loading.RLDataset"),
         ("tstep_encoder_type", TformerTrajEncoder, "a subclass of TstepEncoder"),
         ("traj_encoder_type", FFTstepEncoder, "a subclass of TrajEncoder"),
-        ("agent_type", "agent", "a subclass of BaseAgent"),
+        ("agent_type", "agnet", "a subclass of BaseAgent"),
         ("exploration_wrapper_type", amago.Agent, "a subclass of ExplorationWrapper"),
         ("make_train_env", "CartPole-v1", "a function that returns an AMAGOEnv, or a list"),
         ("make_val_env", 3, "a function that returns an AMAGOEnv, or a list"),
@@ -128,6 +132,41 @@ def test_everything_wrong_is_listed_at_once(tmp_path):
     lines = str(err.value).splitlines()[1:]
     assert sorted(line.split()[1] for line in lines) == sorted(wrong)
     assert isinstance(err.value, ValueError)
+
+
+def test_parts_may_be_named_as_on_the_command_line(tmp_path):
+    names = {
+        "tstep_encoder_type": "ff", "traj_encoder_type": "gru", "agent_type": "multitask", "exploration_wrapper_type": "bilevel",
+    }  # fmt: skip
+    config.bind(tiny.TWO_HOT | {"BilevelEpsilonGreedy.rollout_horizon": 6})
+    e = tiny.learned(tmp_path, **names)
+    assert e.updater.grad_steps == 2
+    assert type(e.policy).__name__ == "MultiTaskAgent"
+    assert type(e.policy.traj_encoder).__name__ == "GRUTrajEncoder"
+
+
+def test_an_unknown_part_names_the_nearest(tmp_path):
+    e = experiment(tmp_path, never, traj_encoder_type="gruu", agent_type="ppo")
+    with pytest.raises(SettingsError, match=naming("traj_encoder_type", "'gruu'", "did you mean 'gru'", "agent_type", "'ppo'")):
+        e.start()
+
+
+def test_directories_that_cannot_be_written_to_say_what_they_are_for(tmp_path, monkeypatch):
+    e = tiny.started(tmp_path, name="a")
+    for name in ("runs", "data", "saved"):
+        (tmp_path / name).mkdir()
+    access = os.access
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: Path(path).name not in ("runs", "data", "saved") and access(path, mode)
+    )
+    wrong = experiment(tmp_path / "runs", never, dataset=DiskTrajDataset(tmp_path / "data", "d"))
+    with pytest.raises(
+        SettingsError, match=naming("ckpt_base_dir", "checkpoints and logs", "dset_root", "the replay buffer")
+    ) as err:
+        wrong.start()
+    assert len(str(err.value).splitlines()) == 3
+    with pytest.raises(SettingsError, match=naming("save_trajs_to", str(tmp_path / "saved"), "trajectories")):
+        e.evaluate_test(tiny.tmaze, 10, save_trajs_to=str(tmp_path / "saved"))
 
 
 def test_checks_change_nothing(tmp_path):

@@ -144,6 +144,41 @@ def test_timesteps_remain_the_limit(lengths, episodes, timesteps):
         assert found == list(range(int((ends <= timesteps).sum())))
 
 
+class Tallied(Numbered):
+    """Appends a letter to a file for each step."""
+
+    def __init__(self, lengths, path):
+        super().__init__(lengths)
+        self.path = path
+
+    def step(self, action):
+        with open(self.path, "a") as file:
+            file.write("x")
+        return super().step(action)
+
+
+@pytest.mark.parametrize(
+    "mode", [{"env_mode": "sync"}, {"env_mode": "async", "workers": 1}, {"env_mode": "async", "workers": 2}]
+)
+def test_no_step_is_taken_beyond_what_was_asked_and_actors_go_on_afterwards(tmp_path, mode):
+    lengths = [[1, 5], [9], [2, 2, 7], [3], [30]]
+    makers = [partial(AMAGOEnv, Tallied(own, str(tmp_path / str(i))), "E") for i, own in enumerate(lengths)]
+    pool = make_pool(makers, parallel_actors=5, **mode)
+    try:
+        rollout = Rollout(pool)
+        rollout.reset()
+        _, stats = rollout.run_phase(Idle(), FOR_EVER, episodes=7)
+        assert len(stats.episodes) == 7
+        taken = [(tmp_path / str(i)).stat().st_size for i in range(5)]
+        assert taken == [1 + 5, 9 + 9, 2, 3, 30]
+        assert not pool.idle.any()
+        rollout.run_phase(Idle(), 4)
+        assert [(tmp_path / str(i)).stat().st_size for i in range(5)] == [n + 4 for n in taken]
+        assert (pool.time_idxs[:, 0] == [3, 4, 2, 1, 4]).all()
+    finally:
+        pool.close()
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_workers_count_alike(workers):
     lengths = [[1, 5], [9], [2, 2, 7], [3], [30]]
@@ -193,6 +228,21 @@ def test_the_rule_of_the_original_system_favours_short_rollouts():
     assert mean < 0.3
 
 
+def test_validation_may_be_sized_by_rollouts(tmp_path):
+    e = tiny.learned(
+        tmp_path, tiny.cartpole, val_episodes=5, val_timesteps_per_epoch=1000, val_interval=1, train_batches_per_epoch=0
+    )
+    e.close()
+    (row,) = tiny.rows(e.run_dir, "val")
+    assert row["values"][NUMBER_OF_ROLLOUTS] == 5
+
+
+def test_only_the_rollouts_that_count_are_saved(tmp_path):
+    e = tiny.started(tmp_path, tiny.cartpole, save_trajs_as="npz")
+    e.evaluate_test(tiny.cartpole, FOR_EVER, episodes=7, save_trajs_to=str(tmp_path / "saved"))
+    assert len(list((tmp_path / "saved").iterdir())) == 7
+
+
 def test_an_experiment_counts_exactly(tmp_path):
     e = tiny.started(tmp_path, tiny.cartpole)
     try:
@@ -204,8 +254,7 @@ def test_an_experiment_counts_exactly(tmp_path):
 
 @pytest.mark.parametrize(("episodes", "actors"), [(1, 8), (3, 8), (7, 2)])
 def test_the_command_counts_exactly(tmp_path, capsys, episodes, actors):
-
-    e = tiny.learned(tmp_path, tiny.cartpole, always_save_latest=True)
+    e = tiny.learned(tmp_path, tiny.cartpole, always_save_latest=True, train_batches_per_epoch=0)
     e.close()
     (e.run_dir / ARGS_FILE).write_text(json.dumps({"env": "CartPole-v1", "horizon": 30}))
     config.clear()

@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
+from amago.config import NamedArguments
 from amago.envs.builtin import _common as common
 from amago.envs.builtin._extras import require
 
@@ -24,7 +25,7 @@ RowStep = tuple[Any, Any, Any, Any, Any, Any, dict[str, Any]]
 rollout, the state and the observation are the first of the next rollout, and the final observation is the last of this one."""
 
 
-class JaxVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
+class JaxVectorEnv(NamedArguments, gym.vector.VectorEnv[Any, Any, Any]):
     """B copies (rows) of a JAX environment. A row resets in the step that ends its rollout (`AutoresetMode.SAME_STEP`).
 
     After the end of a rollout ``info["final_obs"]`` holds the last observations and ``info["final_info"]`` the metrics; the

@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from amago.config import NamedArguments
 from amago.envs.builtin import _common as common
 from amago.envs.builtin.alchemy_chemistry import COLOURS, CORNERS, GOAL, POTIONS, STONES, VALUES, Chemistry, appearances
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
@@ -36,7 +37,7 @@ def action_for(stone: int, target: int) -> int:
 
 
 @gin.configurable(module="amago.envs.builtin")
-class SymbolicAlchemy(gym.Env[Observation, np.int64]):
+class SymbolicAlchemy(NamedArguments, gym.Env[Observation, np.int64]):
     """Trials with one hidden chemistry: dip stones into potions to raise their value, then put them into the cauldron.
 
     A trial has 3 stones and 12 potions, drawn uniformly and independently. A stone is a corner of a hidden cube, with the value

@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from amago.config import NamedArguments
 from amago.envs.builtin import _common as common
 from amago.envs.builtin.alchemy import CAULDRON, SymbolicAlchemy, action_for
 from amago.envs.builtin.alchemy_chemistry import COLOURS, POTIONS, STONES
@@ -29,7 +30,7 @@ _ROW, _FIRST_POTION = 5, 5 * STONES  # layout of SymbolicAlchemy's observation
 
 
 @gin.configurable(module="amago.envs.builtin")
-class AlchemyByColour(gym.Wrapper[Any, Any, Any, Any]):
+class AlchemyByColour(NamedArguments, gym.Wrapper[Any, Any, Any, Any]):
     """`SymbolicAlchemy` with one-hot observations, and one action for all potions of a colour.
 
     The information is the same, because potions of one colour are interchangeable. The 36 actions that dip a stone become 18,

@@ -7,6 +7,7 @@ from typing import Any
 import gin
 import gymnasium as gym
 
+from amago.config import NamedArguments
 from amago.envs.builtin import _common as common
 from amago.envs.builtin.alchemy import SymbolicAlchemy
 
@@ -15,7 +16,7 @@ _POTENTIALS = (1.0, 3.0, 5.0, 15.0)
 
 
 @gin.configurable(module="amago.envs.builtin")
-class AlchemyShaping(gym.Wrapper[Any, Any, Any, Any]):
+class AlchemyShaping(NamedArguments, gym.Wrapper[Any, Any, Any, Any]):
     """Adds ``discount * potential(after) - potential(before)`` to each reward (Ng, Harada and Russell 1999, ICML, pages 278 to
     287).
 

@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from amago.config import NamedArguments
 from amago.envs.builtin import _common as common
 from amago.envs.builtin._extras import require
 from amago.envs.builtin._pixels import check_resolution
@@ -52,7 +53,7 @@ def _games() -> dict[str, str]:
 
 
 @gin.configurable(module="amago.envs.builtin")
-class AtariGame(gym.Env[Observation, Any]):
+class AtariGame(NamedArguments, gym.Env[Observation, Any]):
     """One game of the Arcade Learning Environment. Rewards are the game's points, neither clipped nor scaled.
 
     Observation, uint8 ``(H, W, 3)``, or ``(H, W, 1)`` with ``grayscale``: the pixelwise maximum over the last two frames of a

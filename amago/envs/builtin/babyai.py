@@ -16,6 +16,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from amago.config import NamedArguments
 from amago.envs.builtin import _babyai_view as view
 from amago.envs.builtin import _common as common
 from amago.envs.builtin._attempts import Attempts
@@ -125,7 +126,7 @@ def _make(level: str) -> Any:
 
 
 @gin.configurable(module="amago.envs.builtin")
-class MultitaskMetaBabyAI(gym.Env[Observation, np.int64]):
+class MultitaskMetaBabyAI(NamedArguments, gym.Env[Observation, np.int64]):
     """k attempts at one BabyAI mission in one world; each rollout draws another level, world and mission.
 
     A rollout draws a level (uniformly) and a seed. Each attempt begins with that seed, so that rooms, objects, the agent's
@@ -290,7 +291,10 @@ class MultitaskMetaBabyAI(gym.Env[Observation, np.int64]):
         return self._env.get_frame(tile_size=common.RENDER_CELL)
 
 
+ALL_BABYAI_TASKS = LEVELS
+"""All levels, under the name that scripts for the original system import."""
+
 __all__ = [
-    "FAMILIES", "LEVELS", "MOST_WORDS", "OBS_KINDS", "TEST_LEVELS", "TRAIN_LEVELS", "MultitaskMetaBabyAI", "level_names",
-    "longest_mission",
+    "ALL_BABYAI_TASKS", "FAMILIES", "LEVELS", "MOST_WORDS", "OBS_KINDS", "TEST_LEVELS", "TRAIN_LEVELS", "MultitaskMetaBabyAI",
+    "level_names", "longest_mission",
 ]  # fmt: skip

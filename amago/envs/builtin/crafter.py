@@ -16,6 +16,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from amago.config import NamedArguments
 from amago.data.relabel import GoalSequenceRelabeler
 from amago.envs.builtin import _common as common
 from amago.envs.builtin._crafter_world import FastLocalView, OrderedSet, around, generate_world
@@ -85,7 +86,7 @@ def _nothing() -> None:
 
 
 @gin.configurable(module="amago.envs.builtin")
-class CrafterInstructions(gym.Env[Observation, np.int64]):
+class CrafterInstructions(NamedArguments, gym.Env[Observation, np.int64]):
     """Crafter with a sequence of goals to reach in order.
 
     Each `reset` draws a world and k goals, k uniform in ``min_goals`` to ``max_goals``: each goal is uniform in
@@ -334,7 +335,7 @@ class InstructionRelabeler(GoalSequenceRelabeler):
         return rng.choice(free, size=min(n, len(free)), replace=False, p=weights / weights.sum())
 
 
-class VideoRecorder(gym.Wrapper[Any, Any, Any, Any]):
+class VideoRecorder(NamedArguments, gym.Wrapper[Any, Any, Any, Any]):
     """Writes the first complete rollout of an environment as an animated GIF, without further packages than Pillow.
 
     Args:

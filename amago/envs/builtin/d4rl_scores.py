@@ -7,6 +7,7 @@ from typing import Any
 
 import gymnasium as gym
 
+from amago.config import NamedArguments
 from amago.envs.builtin import _common as common
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 
@@ -35,7 +36,7 @@ def normalized_score(episode_return: float, low: float, high: float) -> float:
     return 100.0 * (episode_return - low) / (high - low)
 
 
-class NormalizedScore(gym.Wrapper[Any, Any, Any, Any]):
+class NormalizedScore(NamedArguments, gym.Wrapper[Any, Any, Any, Any]):
     """Adds the metric ``Normalized Score`` at the end of an episode.
 
     Args:

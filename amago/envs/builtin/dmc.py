@@ -11,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from amago.config import NamedArguments
 from amago.envs.builtin import _common as common
 from amago.envs.builtin._extras import require
 
@@ -20,7 +21,7 @@ PREFIX = "dm_control/"
 
 
 @gin.configurable(module="amago.envs.builtin")
-class DeepMindControl(gym.Env[Observation, NDArray[np.floating[Any]]]):
+class DeepMindControl(NamedArguments, gym.Env[Observation, NDArray[np.floating[Any]]]):
     """A task of the DeepMind Control Suite.
 
     Observation, float32 ``(n,)``: the task's observations, flattened and concatenated in the order of its observation space.

@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium.envs.toy_text.frozen_lake import generate_random_map
 from numpy.typing import NDArray
 
+from amago.config import NamedArguments
 from amago.envs.builtin import _common as common
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 
@@ -26,7 +27,7 @@ RECOVER_PENALTY = -0.1
 
 
 @gin.configurable(module="amago.envs.builtin")
-class MetaFrozenLake(gym.Env[Observation, np.int64]):
+class MetaFrozenLake(NamedArguments, gym.Env[Observation, np.int64]):
     """Cross an unknown frozen lake, with k attempts at the same lake.
 
     Each `reset` draws a solvable lake of ``size`` x ``size`` cells with Gymnasium's map generator. Attempts start in cell

@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from amago.config import NamedArguments
 from amago.envs.builtin import _common as common
 from amago.envs.builtin._attempts import Attempts
 from amago.envs.builtin._extras import require
@@ -18,7 +19,7 @@ Observation = NDArray[np.float32]
 
 
 @gin.configurable(module="amago.envs.builtin")
-class HalfCheetahVel(gym.Env[Observation, NDArray[np.float32]]):
+class HalfCheetahVel(NamedArguments, gym.Env[Observation, NDArray[np.float32]]):
     """HalfCheetah-v5 with a hidden target velocity, drawn for each rollout and the same in its k attempts.
 
     The benchmark of *Model-Agnostic Meta-Learning* (Finn et al. 2017, arXiv:1703.03400) on current MuJoCo.

@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from amago.config import NamedArguments
 from amago.envs.builtin import _common as common
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 
@@ -20,7 +21,7 @@ _MOVES = ((1, 0), (-1, 0), (0, 1), (0, -1), (0, 0))
 
 
 @gin.configurable(module="amago.envs.builtin")
-class RoomKeyDoor(gym.Env[Observation, np.int64]):
+class RoomKeyDoor(NamedArguments, gym.Env[Observation, np.int64]):
     """Dark Key-To-Door: repeated trials in the same room with a hidden key and a hidden door, until a fixed horizon.
 
     The task of *In-context Reinforcement Learning with Algorithm Distillation* (Laskin et al. 2022, arXiv:2210.14215). A trial

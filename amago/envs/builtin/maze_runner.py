@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from amago.config import NamedArguments
 from amago.envs.builtin import _common as common
 from amago.envs.builtin._mazes import DIRECTIONS, Grid, depths, random_maze
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
@@ -22,7 +23,7 @@ _MOVES: tuple[Cell, ...] = (*DIRECTIONS, (0, 0))
 
 
 @gin.configurable(module="amago.envs.builtin")
-class MazeRunner(gym.Env[Observation, np.int64]):
+class MazeRunner(NamedArguments, gym.Env[Observation, np.int64]):
     """Reach goals in order in a maze that is new in each rollout and observed through depth sensors only.
 
     Each `reset` draws a maze, and k + 1 different free cells for the start and k goals, k uniform in ``min_goals`` to

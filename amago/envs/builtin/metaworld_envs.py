@@ -11,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from amago.config import NamedArguments
 from amago.envs.builtin import _common as common
 from amago.envs.builtin._attempts import Attempts
 from amago.envs.builtin._extras import require
@@ -79,7 +80,7 @@ def metaworld_tasks(benchmark: str, seed: int | None = 0) -> MetaWorldTasks:
 
 
 @gin.configurable(module="amago.envs.builtin")
-class MetaWorld(gym.Env[Observation, NDArray[np.float32]]):
+class MetaWorld(NamedArguments, gym.Env[Observation, NDArray[np.float32]]):
     """k attempts at one task of Meta-World with a hidden goal; each rollout draws another task and goal.
 
     A rollout draws a task of the split (uniformly), then one of its 50 goals. An attempt lasts ``episode_length`` steps,

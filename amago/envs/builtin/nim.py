@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from amago.config import NamedArguments
 from amago.envs.builtin import _common as common
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 
@@ -17,7 +18,7 @@ Observation = dict[str, NDArray[Any]]
 
 
 @gin.configurable(module="amago.envs.builtin")
-class Nim(gym.Env[Observation, np.int64]):
+class Nim(NamedArguments, gym.Env[Observation, np.int64]):
     """Take objects from heaps in turns with an opponent. The player that takes the last object wins.
 
     A move takes 1 to ``max_take`` objects from one heap, and is legal if the heap has that many. The agent moves first. With

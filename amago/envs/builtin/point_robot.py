@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from amago.config import NamedArguments
 from amago.envs.builtin import _common as common
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 
@@ -20,7 +21,7 @@ REWARDS = ("dense", "final")
 
 
 @gin.configurable(module="amago.envs.builtin")
-class PointRobot(gym.Env[Observation, NDArray[np.float32]]):
+class PointRobot(NamedArguments, gym.Env[Observation, NDArray[np.float32]]):
     """A point robot with a hidden goal, drawn for each rollout and the same in its k attempts.
 
     After the point robots of *Efficient Off-Policy Meta-Reinforcement Learning via Probabilistic Context Variables* (Rakelly et

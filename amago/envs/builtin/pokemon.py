@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from amago.config import NamedArguments
 from amago.envs.builtin import _common as common
 from amago.envs.builtin._extras import require
 from amago.envs.builtin.showdown import BattleError, ShowdownServer
@@ -42,7 +43,7 @@ def generation(battle_format: str) -> int:
 
 
 @gin.configurable(module="amago.envs.builtin")
-class PokemonBattle(gym.Env[Observation, np.int64]):
+class PokemonBattle(NamedArguments, gym.Env[Observation, np.int64]):
     """Battles against scripted players. Each rollout is one battle against an opponent drawn from ``opponents``.
 
     Teams, random events and the opponent's choices depend on the seed and on the actions alone.

@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from amago.config import NamedArguments
 from amago.envs.builtin import _common as common
 from amago.envs.builtin._attempts import Attempts
 from amago.envs.builtin._extras import require
@@ -56,7 +57,7 @@ def _envpool() -> Any:
 
 
 @gin.configurable(module="amago.envs.builtin")
-class TwoAttemptMTProcgen(gym.Env[Observation, np.int64]):
+class TwoAttemptMTProcgen(NamedArguments, gym.Env[Observation, np.int64]):
     """k attempts (two by default) at one level of a Procgen game; each rollout draws another game and level.
 
     A rollout draws a game and one of its levels, both uniformly. All attempts begin with the same level, whose random events

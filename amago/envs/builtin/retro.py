@@ -23,6 +23,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from amago.config import NamedArguments
 from amago.envs.builtin import _common as common
 from amago.envs.builtin._extras import require
 from amago.envs.builtin._pixels import check_resolution
@@ -132,7 +133,7 @@ def _first(retro: Any, kind: Any, game: str) -> str | None:
 
 
 @gin.configurable(module="amago.envs.builtin")
-class RetroArcade(gym.Env[Observation, NDArray[np.int8]]):
+class RetroArcade(NamedArguments, gym.Env[Observation, NDArray[np.int8]]):
     """Levels of console games, one drawn uniformly for each rollout.
 
     The emulator runs in a separate process, which starts at the first `reset` and ends at `close`.

@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from amago.config import NamedArguments
 from amago.envs.builtin import _common as common
 from amago.envs.builtin.frozen_lake import MetaFrozenLake
 from amago.envs.builtin.key_door import RoomKeyDoor
@@ -23,7 +24,7 @@ _WIDTH, _ACTIONS = 8, 5
 
 
 @gin.configurable(module="amago.envs.builtin")
-class ToyMixture(gym.Env[Observation, np.int64]):
+class ToyMixture(NamedArguments, gym.Env[Observation, np.int64]):
     """One of three small tasks per rollout, with rewards of different scales: a test of scale-invariant learning.
 
     "recall" is `TMazePassive` with a corridor of 2, "lake" is `MetaFrozenLake` of 2x2 cells with 3 attempts of 4 steps, and
@@ -75,6 +76,9 @@ class ToyMixture(gym.Env[Observation, np.int64]):
             self._current = int(self.np_random.integers(len(TASKS)))
         self._return = 0.0
         own_seed = None if seed is None else int(self.np_random.integers(2**31))
+        if own_seed is not None:
+            for env in self._envs:  # the other tasks, too: later rollouts must follow from the seed
+                env.reset(seed=own_seed)
         obs, info = self._envs[self._current].reset(seed=own_seed)
         return self._observe(obs), info
 

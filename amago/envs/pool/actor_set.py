@@ -8,11 +8,12 @@ import traceback
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from amago.envs.amago_env import AMAGOEnv
-from amago.envs.pool.actor import Actor
+from amago.envs.environment import AMAGOEnv
+from amago.envs.pool.actor import Actor, make_env
 from amago.envs.pool.buffers import Buffers
-from amago.envs.pool.faults import MAX_RETRY_PAUSE, MIN_RETRY_PAUSE, ActorError, Fault
+from amago.envs.pool.faults import MAX_RETRY_PAUSE, MIN_RETRY_PAUSE, PROVEN_STEPS, ActorError, Fault, mistake_in
 from amago.envs.pool.plan import ActorPlan, Spaces
+from amago.envs.pool.trial import random_state_kept, try_environment
 from amago.envs.recorder import RecordingError, open_writer
 from amago.envs.statistics import PhaseStatistics
 
@@ -34,6 +35,7 @@ class ActorSet:
 
     Raises:
         ValueError: the environments have different spaces.
+        EnvironmentMistake: one was tried (``plan.trial_steps``), and raised an error of type or shape.
         Exception: whatever an environment's constructor raises.
     """
 
@@ -43,6 +45,7 @@ class ActorSet:
         self._actors: dict[int, Actor] = {}
         self._replaced = PhaseStatistics()  # of actors that were replaced since the last `drain`
         self._buffers: Buffers | None = None
+        self._try_one()
         try:
             for number in plan.make_envs:
                 self._actors[number] = actor = Actor(plan, number, plan.generation, self._writer_for)
@@ -53,6 +56,15 @@ class ActorSet:
             self.close()
             raise
         self._form_groups()
+
+    def _try_one(self) -> None:
+        """Try another instance of the first actor's environment, so that its actor begins as if nothing had happened."""
+        plan = self.plan
+        if not plan.trial_steps or plan.worker or plan.generation:
+            return
+        with random_state_kept():
+            number, maker = next(iter(plan.make_envs.items()))
+            try_environment(*make_env(maker, plan.batch), plan.trial_steps, plan.trial_seed(number))
 
     def _form_groups(self) -> None:
         self._groups = [[self._actors[number] for number in group] for group in self.plan.groups]
@@ -83,8 +95,12 @@ class ActorSet:
                 self._replace(actor, err)
 
     def step(self, group: int) -> None:
-        """Take one step of each actor of a group."""
+        """Take one step of each actor of a group that is not idle."""
+        assert self._buffers is not None
+        idle = self._buffers.idle
         for actor in self._groups[group]:
+            if idle[actor.number]:
+                continue
             try:
                 actor.step()
             except _ENV_FAULTS as err:
@@ -97,10 +113,12 @@ class ActorSet:
         if isinstance(error, RecordingError):  # not the environment's fault
             raise error
         state = broken.state_dict()
-        fault = Fault(f"actor {broken.number}", traceback.format_exc(), broken.env.in_progress)
-        self._replaced.add(*broken.env.drain())
+        if self._buffers is not None and broken.lasted >= PROVEN_STEPS:  # before the reset of the new one hides it
+            self._buffers.any_ended[self.plan.worker] = True
+        fault = Fault(f"actor {broken.number}", traceback.format_exc(), broken.recorder.in_progress, mistake=mistake_in(error))
+        self._replaced.add(*broken.recorder.drain())
         with contextlib.suppress(*_ENV_FAULTS):
-            broken.env.close()
+            broken.close()
         actor = self._remake(broken, state, fault)
         if actor.spaces != self.spaces:
             raise ActorError(
@@ -124,8 +142,8 @@ class ActorSet:
                 return actor
             except RecordingError:
                 raise
-            except _ENV_FAULTS:
-                fault = Fault(f"actor {broken.number}", traceback.format_exc())
+            except _ENV_FAULTS as err:
+                fault = Fault(f"actor {broken.number}", traceback.format_exc(), mistake=mistake_in(err))
                 self.flush()  # the run may be about to end: no finished trajectory should be lost with it
                 time.sleep(pause)
                 pause = min(MAX_RETRY_PAUSE, 2 * pause)
@@ -134,7 +152,7 @@ class ActorSet:
         """Statistics since the last call; restarts are not counted here."""
         out, self._replaced = self._replaced, PhaseStatistics()
         for actor in self._actors.values():
-            out.add(*actor.env.drain())
+            out.add(*actor.recorder.drain())
         return out
 
     def flush(self, partial: bool = False) -> int:
@@ -148,7 +166,7 @@ class ActorSet:
             return 0
         if partial:
             for actor in self._actors.values():
-                actor.env.cut()
+                actor.recorder.cut()
         try:
             n = int(writer.flush())
         except Exception as err:
@@ -183,7 +201,7 @@ class ActorSet:
         finally:
             for actor in self._actors.values():
                 with contextlib.suppress(*_ENV_FAULTS):
-                    actor.env.close()
+                    actor.close()
             self._actors = {}
 
 

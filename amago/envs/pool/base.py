@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amago.envs.pool.buffers import Buffers
-from amago.envs.pool.faults import RestartBudget
+from amago.envs.pool.faults import PROVEN_STEPS, RestartBudget
+from amago.envs.pool.plan import Spaces
 from amago.envs.statistics import PhaseStatistics
 from amago.spaces import ActionSpec, action_spec, rl2_space
 
@@ -27,16 +28,21 @@ class ActorPool(ABC):
     Attributes:
         num_actors: N.
         observation_space, action_spec, rl2_space: of each actor.
+        raw_observation_space: the observation space of the environments themselves.
         groups: slices of actors that step independently: while one group steps, the policy can compute for the next.
         obs: {key: (N, ...)}.
         rl2s: (N, 1 + A) float32, reward and previous action.
         time_idxs: (N, 1) int64.
         extras: {name: (N, ...)}, the extra fields with ``source="policy"``: write them before the `send` of their actions.
         resets: (N,) bool, True where the observation opens a new rollout: clear the actor's memory before it acts.
+        idle: (N,) bool: actors whose rows you set to True, while their group is not stepping, skip their steps until you set them to
+            False. Only where `can_idle`.
+        can_idle: whether single actors can skip steps: not where they are the rows of one vectorised environment.
     """
 
     num_actors: int
     observation_space: gym.spaces.Dict
+    raw_observation_space: gym.Space[Any]
     action_spec: ActionSpec
     rl2_space: gym.spaces.Box
     groups: list[slice]
@@ -45,23 +51,26 @@ class ActorPool(ABC):
     rl2s: NDArray[np.float32]
     time_idxs: NDArray[np.int64]
     resets: NDArray[np.bool_]
+    idle: NDArray[np.bool_]
+    can_idle = True
 
     def __init__(
         self,
         num_actors: int,
-        observation_space: gym.spaces.Dict,
-        action_space: gym.Space[Any],
+        spaces: Spaces,
         groups: list[slice],
         budget: RestartBudget,
     ):
-        self.num_actors, self.observation_space, self.groups = num_actors, observation_space, groups
-        self.action_spec = action_spec(action_space)
+        self.num_actors, self.groups = num_actors, groups
+        self.observation_space, self.raw_observation_space = spaces.observation_space, spaces.raw_observation_space
+        self.action_spec = action_spec(spaces.action_space)
         self.rl2_space = rl2_space(self.action_spec)
         self._budget = budget
         self._in_flight = [False] * len(groups)
 
     def _use_buffers(self, buffers: Buffers) -> None:
-        self._buffers, self.extras = buffers, buffers.extras
+        self._buffers, self.extras, self.idle = buffers, buffers.extras, buffers.idle
+        self._budget.proven = lambda: bool(buffers.any_ended.any() or (buffers.time_idxs >= PROVEN_STEPS).any())
         self.obs, self.rl2s, self.time_idxs, self.resets = buffers.obs, buffers.rl2s, buffers.time_idxs, buffers.resets
 
     # ------------------------------------------------------------------ stepping

@@ -60,6 +60,8 @@ class Layout:
             ("resets", (n,), np.dtype(np.bool_)),
             ("actions", (n, spec.stored_dim), spec.stored_dtype),
             ("unsaved", (workers,), np.dtype(np.int64)),
+            ("any_ended", (workers,), np.dtype(np.bool_)),
+            ("idle", (n,), np.dtype(np.bool_)),
         ]
         arrays += [(_EXTRAS + x.name, (n, *x.shape), np.dtype(x.dtype)) for x in extra_fields if x.source == "policy"]
         fields, offset = [], 0
@@ -81,6 +83,8 @@ class Buffers:
         actions: (N, S), in stored form.
         extras: {name: (N, ...)}, extra fields that the policy computes with the actions.
         unsaved: (W,) int64, finished trajectories of each worker that are in no file yet.
+        idle: (N,) bool, the actors that skip their steps.
+        any_ended: (W,) bool, whether an actor of each worker has finished a rollout, or failed in one that lasted `PROVEN_STEPS`.
     """
 
     def __init__(self, layout: Layout, block: Any):
@@ -92,6 +96,7 @@ class Buffers:
         self.extras = {name.removeprefix(_EXTRAS): a for name, a in arrays.items() if name.startswith(_EXTRAS)}
         self.rl2s, self.time_idxs, self.resets = arrays["rl2s"], arrays["time_idxs"], arrays["resets"]
         self.actions, self.unsaved = arrays["actions"], arrays["unsaved"]
+        self.any_ended, self.idle = arrays["any_ended"], arrays["idle"]
 
     @classmethod
     def local(cls, layout: Layout) -> Buffers:

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from amago.envs.pool import protocol
-from amago.envs.pool.faults import ActorError, RestartBudget
+from amago.envs.pool.faults import ActorError, EnvironmentMistake, RestartBudget
 from amago.envs.pool.plan import ActorPlan
 from amago.envs.pool.worker import pack, worker_main
 
@@ -207,11 +207,13 @@ class WorkerHandle:
         if byte == protocol.FAULT:
             self._budget.record(self._conn.recv())
         elif byte == protocol.FAILED:
-            recording_failed, trace = self._conn.recv()
+            kind, text = self._conn.recv()
             self.serving = False
-            if recording_failed:
-                raise ActorError(f"{self.who} could not record: {trace}")
-            raise WorkerLost(trace)
+            if kind is EnvironmentMistake:
+                raise EnvironmentMistake(text)
+            if kind is not None:
+                raise ActorError(f"{self.who} could not record: {text}")
+            raise WorkerLost(text)
         else:
             self._answers[byte] = self._conn.recv() if byte in protocol.ANSWERED_WITH_MESSAGE else None
             self.serving = byte != protocol.READY

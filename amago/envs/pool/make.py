@@ -9,12 +9,13 @@ import numpy as np
 
 from amago.envs.exploration import ExplorationWrapper
 from amago.envs.pool.actor import env_of
+from amago.envs.pool.auto import choose_mode
 from amago.envs.pool.base import ActorPool
 from amago.envs.pool.plan import ActorPlan, EnvMaker, check_recorder
 from amago.envs.pool.subprocess import AsyncPool
 from amago.envs.pool.sync import InProcessPool
 
-ENV_MODES = ("async", "sync", "already_vectorized")
+ENV_MODES = ("async", "sync", "already_vectorized", "auto")
 
 
 def make_pool(
@@ -30,13 +31,16 @@ def make_pool(
     recorder: dict[str, Any] | None = None,
     seed: int | np.random.SeedSequence | None = None,
     mp_context: str | None = None,
+    trial_steps: int = 0,
 ) -> ActorPool:
     """Start the actors of a run.
 
     Args:
         make_envs: one function an actor, each returning an `AMAGOEnv`; a single function is used for all of them. With
             "already_vectorized" it is one function, whose environment has ``batched_envs == parallel_actors``.
-        env_mode: "async" (in worker processes), "sync" (in this process) or "already_vectorized" (one environment with a batch).
+        env_mode: "async" (in worker processes), "sync" (in this process), "already_vectorized" (one environment with a batch), or
+            "auto": "sync" with a ``seed``, else whichever of "async" and "sync" one environment's speed speaks for
+            (`amago.envs.pool.auto.choose_mode`).
         parallel_actors: N; default: the number of functions (or of the vectorised environment's rows).
         workers: processes of "async"; default: the usable cores, at most N. An explicit 1 steps all actors as one group, and
             gives the same results as "sync", bit for bit.
@@ -48,6 +52,8 @@ def make_pool(
             ``writer_name`` (must be unique in the directory; default: random). None records only returns and metrics.
         seed: of the environments' first resets and of exploration; the same in every mode. None: random.
         mp_context: how workers start: "forkserver" (default), "spawn" or "fork".
+        trial_steps: first make one more environment, take so many random steps in it, and close it, so that a mistake in its code
+            is found at once. 0: do not.
 
     Returns:
         the pool; call its `reset` first and its `close` last.
@@ -55,6 +61,7 @@ def make_pool(
     Raises:
         TypeError: an entry of ``make_envs`` or ``exploration`` has the wrong type.
         ValueError: an argument is wrong or contradicts another.
+        EnvironmentMistake: the environment that was tried raised an error of type or shape.
         ActorError: an environment of a worker could not be made; the message contains its traceback. (In this process, the
             environment's own exception is raised.)
     """
@@ -64,6 +71,8 @@ def make_pool(
     if exploration is not None and not (isinstance(exploration, type) and issubclass(exploration, ExplorationWrapper)):
         raise TypeError(f"exploration is {exploration!r}, but must be a subclass of ExplorationWrapper, or None")
     makers = _makers(make_envs, env_mode, parallel_actors)
+    if env_mode == "auto":
+        env_mode = choose_mode(makers[0], len(makers), workers, repeatable=seed is not None).mode
     batch = 1
     if env_mode == "already_vectorized":
         if parallel_actors is None:
@@ -79,6 +88,7 @@ def make_pool(
         recorder=check_recorder(recorder),
         entropy=root.entropy,
         spawn_key=tuple(root.spawn_key),
+        trial_steps=trial_steps,
     )
     if env_mode != "async":
         return InProcessPool(plan, max_env_restarts)

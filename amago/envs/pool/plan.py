@@ -15,6 +15,7 @@ from amago.envs.exploration import ExplorationWrapper
 EnvMaker = Callable[[], Any]
 RECORDER_OPTIONS = ("save_trajs_to", "save_every", "save_trajs_as", "stagger", "writer_name", "extra_fields")
 _PROCESS_KEY = 1 << 31  # in spawn keys: larger than any actor's number, so that actors and processes never share a seed
+_TRIAL_KEY = _PROCESS_KEY + 1
 
 
 @dataclass
@@ -31,6 +32,7 @@ class ActorPlan:
         worker: number of the worker; 0 in the learner's process.
         generation: how often this worker was replaced before.
         steps: {actor's number: steps that it has taken}, from which the exploration schedules of a replaced worker continue.
+        trial_steps: try an environment for so many steps before the actors are made (`amago.envs.pool.trial`); 0: do not.
     """
 
     make_envs: dict[int, EnvMaker]
@@ -43,6 +45,7 @@ class ActorPlan:
     worker: int = 0
     generation: int = 0
     steps: dict[int, int] = field(default_factory=dict)
+    trial_steps: int = 0
 
     @property
     def extra_fields(self) -> tuple[ExtraField, ...]:
@@ -54,6 +57,10 @@ class ActorPlan:
         root = np.random.SeedSequence(self.entropy, spawn_key=(*self.spawn_key, actor, generation))
         return root.spawn(3)
 
+    def trial_seed(self, actor: int) -> np.random.SeedSequence:
+        """Seed of an environment that is tried before the run."""
+        return np.random.SeedSequence(self.entropy, spawn_key=(*self.spawn_key, _TRIAL_KEY, actor))
+
     def process_seed(self) -> np.random.SeedSequence:
         """Seed of the global random generators of a worker process."""
         return np.random.SeedSequence(self.entropy, spawn_key=(*self.spawn_key, _PROCESS_KEY, self.worker, self.generation))
@@ -61,10 +68,16 @@ class ActorPlan:
 
 @dataclass(frozen=True)
 class Spaces:
-    """Observation and action space of one environment, which must be equal for all actors of a pool."""
+    """Observation and action space of one environment, which must be equal for all actors of a pool.
+
+    Attributes:
+        observation_space: flat.
+        raw_observation_space: as the environment has it.
+    """
 
     observation_space: gym.spaces.Dict
     action_space: gym.Space[Any]
+    raw_observation_space: gym.Space[Any] = field(compare=False)
 
 
 def check_recorder(recorder: dict[str, Any] | None) -> dict[str, Any] | None:

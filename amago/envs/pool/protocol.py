@@ -19,7 +19,7 @@ file descriptor of their memory, and answers `ATTACHED`. From then on it answers
 | `QUIT` | closes everything and ends | | a traceback, or None |
 
 Two messages come without a command: `FAULT`, when an environment was replaced (with a `Fault`), and `FAILED`, when the worker cannot
-go on (with whether recording failed, and a traceback), after which it ends.
+go on (with the class of an error that ends the run, or None, and a text), after which it ends.
 """
 
 from __future__ import annotations

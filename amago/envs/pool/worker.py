@@ -26,7 +26,7 @@ from amago import config
 from amago.envs.pool import protocol
 from amago.envs.pool.actor_set import ActorSet
 from amago.envs.pool.buffers import Buffers
-from amago.envs.pool.faults import Fault
+from amago.envs.pool.faults import EnvironmentMistake, Fault
 from amago.envs.pool.plan import ActorPlan
 from amago.envs.recorder import RecordingError
 
@@ -139,7 +139,8 @@ def worker_main(conn: Connection, payload: dict[str, Any] | ActorPlan, inherited
             _answer(conn, protocol.QUIT, _close(actors))
     except BaseException as err:
         with contextlib.suppress(*_DISCONNECTED):
-            _answer(conn, protocol.FAILED, (isinstance(err, RecordingError), traceback.format_exc()))
+            text = str(err) if isinstance(err, EnvironmentMistake) else traceback.format_exc()
+            _answer(conn, protocol.FAILED, (type(err) if isinstance(err, (RecordingError, EnvironmentMistake)) else None, text))
     finally:
         with contextlib.suppress(Exception):
             if actors is not None:

@@ -22,6 +22,8 @@ from amago.loading.dataset import (
 )
 from amago.loading.sources import TrajectorySource, copy_to
 
+_RETURNS_READ = 200
+
 
 class OfflineDataset(RLDataset):
     """Recorded trajectories that never change, sampled as from a `DiskTrajDataset`: a trajectory uniformly, then a window of it.
@@ -84,6 +86,14 @@ class OfflineDataset(RLDataset):
             return source.read(index, start, stop)
 
         return sample_window(int(source.lengths[index]), source.action_spec, read, self.relabeler, settings, rng)
+
+    def describe(self) -> str:
+        """Name, trajectories, steps, and the mean return of at most `_RETURNS_READ` of them, evenly spaced."""
+        source = self.source
+        indices = np.linspace(0, len(source) - 1, min(len(source), _RETURNS_READ)).astype(int)
+        mean = float(np.mean([source.read(int(i)).rews.sum(dtype=np.float64) for i in indices]))
+        size = f"{len(source):,} trajectories, {int(source.lengths.sum()):,} steps"
+        return f"{self.name}: {size}, mean return {mean:.4g}" + (f" (of {len(indices)})" if len(indices) < len(source) else "")
 
     def copy_to(self, directory: str | Path, writer: str = "import", **options: Any) -> int:
         """Write all trajectories into a directory of a replay buffer; see `amago.loading.sources.copy_to`."""

@@ -18,8 +18,8 @@ from amago.config import fast_paths
 from amago.nets.cpu.weight_cache import WeightCache
 from amago.nets.utils import autocast_dtype
 
-_MIN_NUMEL = 1 << 15
-"""Smaller weights are not packed: the call of oneDNN costs more than it saves."""
+_MIN_NUMEL = (1 << 16) + 1
+"""Smaller weights are not packed: the call of oneDNN costs more than it saves (256 x 256 with 16 rows: 62 us against 34)."""
 
 
 def pack(weight: Tensor) -> Tensor:

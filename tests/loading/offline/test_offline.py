@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import recordings as rec
 import torch
+from tiny import experiment
 
 from amago import ops
 from amago.data.relabel import Relabeler
+from amago.envs import AMAGOEnv
 from amago.loading import (
     ArrayDataset,
     D4RLDataset,
@@ -500,3 +502,30 @@ def test_a_failed_copy_leaves_nothing_behind(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         Broken().copy_to(directory, "second", save_as="npz", progress=stop)
     assert sorted(directory.iterdir()) == before
+
+
+def test_the_summary_of_an_offline_run_names_its_data_and_no_exploration(tmp_path, capsys):
+    class Recorded(gym.Env):
+        observation_space, action_space = rec.OBS, rec.ACT
+
+        def reset(self, *, seed=None, options=None):
+            return self.observation_space.sample(), {}
+
+        def step(self, action):
+            return self.observation_space.sample(), 0.0, False, True, {}
+
+    data = arrays(tmp_path, rec.record())
+    mean = np.mean([np.sum(x.rews) for x in data.source])
+    run = experiment(
+        tmp_path,
+        lambda: AMAGOEnv(Recorded(), env_name="recorded"),
+        dataset=data,
+        start_collecting_at_epoch=float("inf"),
+        verbose=True,
+    )
+    run.start()
+    run.close()
+    shown = capsys.readouterr().out
+    assert f"ArrayDataset: {len(data)} trajectories, {data.source.lengths.sum()} steps, mean return {mean:.4g}" in shown
+    assert "exploration" not in shown
+    assert "steps of each actor" not in shown

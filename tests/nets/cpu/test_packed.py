@@ -14,7 +14,7 @@ from amago.nets.ff import MLP, FFBlock, InputNorm
 from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder
 from amago.ops import ema_update
 
-WIDE = 192  # of weights that are worth packing
+WIDE = 264  # of weights that are worth packing
 needs_onednn = pytest.mark.skipif(packed._onednn() is None, reason="this PyTorch cannot pack weights")
 
 

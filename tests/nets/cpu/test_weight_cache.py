@@ -57,10 +57,10 @@ def test_optimizers_are_watched_while_there_is_something_cached():
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     optimizer.step()  # caches of earlier tests that are gone
     before = hooks()
-    layers = [Linear(192, 200).eval() for _ in range(2)]
+    layers = [Linear(264, 272).eval() for _ in range(2)]
     with torch.inference_mode():
         for layer in layers:
-            layer(torch.randn(3, 192))
+            layer(torch.randn(3, 264))
     assert hooks() <= before + 1
     watched = hooks()
     layers[0].train()

@@ -1,0 +1,273 @@
+"""Mistakes in the code of an environment end a run at once, with their cause first; crashes do not."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import tiny
+from messages import naming
+
+from amago import config
+from amago.cli import main
+from amago.envs import AMAGOEnv, make_pool
+from amago.envs.pool import EnvironmentMistake
+from amago.envs.pool.faults import PROVEN_STEPS, ActorError
+
+SPACE = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+LENGTH = 6
+
+
+class Mistaken(gym.Env):
+    """Six steps an episode; from the given step of the given episode on, what ``wrong`` says is wrong."""
+
+    observation_space = SPACE
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, wrong="", episode=0, step=1, length=LENGTH):
+        self.wrong, self.at, self.length = wrong, (episode, step), length
+        self.episode, self.t = -1, 0
+
+    def _is(self, wrong):
+        return self.wrong == wrong and (self.episode, self.t) >= self.at
+
+    def _obs(self):
+        return np.zeros(3 if self._is("shape") else 2, np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episode, self.t = self.episode + 1, 0
+        return self._obs() if self._is("reset") else (self._obs(), {})
+
+    def step(self, action):
+        self.t += 1
+        if self._is("attribute"):
+            self.forgotten_name += 1
+        if self._is("crash"):
+            raise RuntimeError("the simulator has crashed")
+        if self._is("four"):
+            return self._obs(), 0.0, False, {}
+        return self._obs(), None if self._is("reward") else 0.0, self.t == self.length, False, {}
+
+
+CAUSES = {
+    "reward": "TypeError: Mine, step 1: the reward is None, but must be one number",
+    "four": "TypeError: Mine, step 1: step() returned 4 values",
+    "shape": "ValueError: Mine, step 1: observation",
+    "attribute": "AttributeError: 'Mistaken' object has no attribute 'forgotten_name'",
+}
+
+
+def maker(*args, **kwargs):
+    return lambda: AMAGOEnv(Mistaken(*args, **kwargs), env_name="Mine")
+
+
+def play(pool, steps):
+    for _ in range(steps):
+        pool.step(np.zeros((pool.num_actors, 1), np.int64))
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("wrong", sorted(CAUSES))
+def test_a_mistake_before_any_rollout_has_ended_ends_the_run_with_its_cause_first(wrong, mode, caplog):
+    pool = make_pool(maker(wrong), mode, parallel_actors=2, workers=1)
+    try:
+        pool.reset()
+        with pytest.raises(EnvironmentMistake) as err:
+            play(pool, 2)
+    finally:
+        pool.close()
+    message = str(err.value)
+    assert message.startswith(CAUSES[wrong])
+    assert "actor 0" in message
+    assert len(message.splitlines()) < 10
+    assert caplog.records == []
+    if wrong == "attribute":
+        assert "test_mistakes.py" in message
+        assert "self.forgotten_name += 1" in message
+
+
+def test_a_mistake_in_a_batch_of_environments():
+    def make():
+        envs = gym.vector.SyncVectorEnv([lambda: Mistaken("attribute", step=3) for _ in range(2)])
+        return AMAGOEnv(envs, env_name="Mine", batched_envs=2)
+
+    pool = make_pool([make], "already_vectorized", parallel_actors=2)
+    try:
+        pool.reset()
+        with pytest.raises(EnvironmentMistake, match="forgotten_name"):
+            play(pool, 3)
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_the_same_error_is_a_fault_once_a_rollout_has_ended_or_lasted_long(mode):
+    for where, steps in (
+        ({"episode": 1, "step": 2}, LENGTH + 3),
+        ({"step": PROVEN_STEPS + 1, "length": 10**9}, PROVEN_STEPS + 2),
+    ):
+        pool = make_pool(maker("reward", **where), mode, parallel_actors=2, workers=1)
+        try:
+            pool.reset()
+            play(pool, steps)
+            assert pool.drain().restarts == 2
+        finally:
+            pool.close()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_one_actors_rollouts_count_for_all(mode):
+    makers = [maker(), maker("reward", step=5, length=LENGTH + 30), maker(length=10**9)]
+    makers[1] = maker("reward", step=LENGTH + 3, length=10**9)
+    pool = make_pool(makers, mode, parallel_actors=3, workers=3 if mode == "async" else None)
+    try:
+        pool.reset()
+        play(pool, LENGTH + 4)
+        assert pool.drain().restarts == 1
+    finally:
+        pool.close()
+
+
+def test_a_crash_is_no_mistake_and_is_logged_with_its_traceback_once(caplog):
+    pool = make_pool(maker("crash"), "sync", parallel_actors=1, max_env_restarts=40)
+    try:
+        pool.reset()
+        with pytest.raises(ActorError, match=naming(41, "max_env_restarts", 40, "the simulator has crashed")) as err:
+            play(pool, 41)
+        assert not isinstance(err.value, EnvironmentMistake)
+    finally:
+        pool.close()
+    lines = caplog.text.splitlines()
+    assert sum("Traceback" in line for line in lines) == 1
+    assert len(lines) < 50
+    assert "32 times so far" in caplog.text
+
+
+# ---- a run -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("wrong", ["reset", *sorted(CAUSES)])
+def test_start_finds_a_mistake_by_trying_one_environment(tmp_path, wrong, mode):
+    e = tiny.experiment(tmp_path, maker(wrong, step=0 if wrong == "reset" else 1), env_mode=mode, env_workers=1)
+    with pytest.raises(EnvironmentMistake) as err:
+        e.start()
+    text = str(err.value)
+    assert text.startswith(CAUSES.get(wrong, "TypeError: Mine, step 0: reset() returned ndarray"))
+    assert "env_trial_steps" in text
+    assert len(text.splitlines()) < 10
+
+
+def test_a_process_that_only_learns_tries_the_environment_that_it_makes_for_its_spaces(tmp_path):
+    with pytest.raises(EnvironmentMistake, match="the reward is None"):
+        tiny.started(tmp_path, maker("reward"), train_timesteps_per_epoch=0)
+    tiny.started(tmp_path, maker("reward"), name="b", train_timesteps_per_epoch=0, env_trial_steps=0)
+
+
+def test_without_a_trial_the_run_ends_at_the_first_step(tmp_path):
+    e = tiny.started(tmp_path, maker("reward"), env_trial_steps=0)
+    with pytest.raises(EnvironmentMistake, match="the reward is None"):
+        e.learn()
+
+
+def test_crashes_in_the_trial_are_left_to_the_actors(tmp_path):
+    made = []
+
+    def make():
+        made.append(1)
+        return AMAGOEnv(Mistaken("crash" if len(made) == 1 else ""), env_name="Mine")
+
+    e = tiny.learned(tmp_path, make)
+    assert len(made) == 3
+    assert e.updater.grad_steps == 2
+
+
+class Drawing(Mistaken):
+    """Draws from every global generator, as old environments do."""
+
+    def _obs(self):
+        import random
+
+        import torch
+
+        return np.array([random.random(), np.random.random() * torch.rand(()).item()], np.float32)
+
+
+def test_the_trial_does_not_change_what_a_seed_draws(tmp_path):
+    config.clear()
+
+    def make():
+        return AMAGOEnv(Drawing(), env_name="Mine")
+
+    a = tiny.learned(tmp_path, make, name="a")
+    b = tiny.learned(tmp_path, make, name="b", env_trial_steps=0)
+    assert tiny.differing(tiny.weights(a), tiny.weights(b)) == []
+
+
+class Masked(gym.Env):
+    """Refuses actions that its mask forbids."""
+
+    observation_space = gym.spaces.Dict(mask=gym.spaces.MultiBinary(5), x=SPACE)
+    action_space = gym.spaces.Discrete(5)
+
+    def _obs(self):
+        self.legal = self.np_random.integers(5)
+        return {"mask": np.eye(5, dtype=np.int8)[self.legal], "x": np.zeros(2, np.float32)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self._obs(), {}
+
+    def step(self, action):
+        if action != self.legal:
+            raise ValueError(f"action {action} is illegal")
+        self.t += 1
+        return self._obs(), 1.0, self.t == LENGTH, False, {}
+
+
+def test_the_trial_takes_legal_actions_only(tmp_path):
+    config.bind({"ActionMask.key": "mask"})
+    e = tiny.learned(tmp_path, lambda: AMAGOEnv(Masked(), env_name="Masked"))
+    assert e.updater.grad_steps == 2
+
+
+@pytest.mark.parametrize("more", [[], ["--no-async"]])
+def test_the_command_ends_within_one_screen(tmp_path, more):
+    (tmp_path / "mine.py").write_text(
+        "import gymnasium as gym\nfrom test_mistakes import Mistaken\ngym.register('Mistaken-v0', lambda: Mistaken('reward'))\n"
+    )
+    argv = ["train", "mine:Mistaken-v0", "--run-name", "demo", "--buffer-dir", str(tmp_path), "--epochs", "1", *more]
+    env = tiny.environment()
+    env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), str(Path(__file__).parent), env["PYTHONPATH"]])
+    done = subprocess.run([sys.executable, "-m", "amago.cli", *argv], capture_output=True, text=True, env=env)
+    assert done.returncode == 1
+    assert "amago train: TypeError: mine:Mistaken-v0, step 1: the reward is None, but must be one number" in done.stderr
+    assert len((done.stdout + done.stderr).splitlines()) < 24
+
+
+def test_a_command_that_trained_on_nothing_fails(tmp_path, capsys):
+    gym.register("Endless-v0", lambda **_: Mistaken(length=10**9))
+    argv = [
+        "train",
+        "Endless-v0",
+        "--run-name",
+        "demo",
+        "--buffer-dir",
+        str(tmp_path),
+        "--epochs",
+        "1",
+        "--timesteps-per-epoch",
+        "5",
+    ]
+    try:
+        assert (
+            main([*argv, "--no-async", "--quiet", "--val-interval", "2", "--horizon", "9", "--timesteps-per-epoch", "5"]) == 1
+        )
+    finally:
+        gym.registry.pop("Endless-v0")
+    assert "has trained on nothing" in capsys.readouterr().err
