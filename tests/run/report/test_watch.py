@@ -363,3 +363,17 @@ def test_a_row_of_the_log_that_is_no_row_is_no_end(tmp_path, watcher):
     append(path, [1, 2], row("val", {RETURN: 5}, 1, 100, 10, 60))
     runs_of(watcher)
     assert scores_of(watcher, "r") == [1, 5]
+
+
+def test_pages_about_runs_need_no_torch(tmp_path):
+    write_run(tmp_path / "runs" / "r", (1, 2))
+    program = """
+import sys
+sys.modules["torch"] = None  # an import of it fails
+from amago.cli import main
+import amago.run.report.server
+raise SystemExit(main(["report", sys.argv[1], "--out", sys.argv[2]]))
+"""
+    words = [sys.executable, "-c", program, str(tmp_path / "runs"), str(tmp_path / "page.html")]
+    done = subprocess.run(words, env=tiny.environment(), capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
