@@ -21,6 +21,8 @@ RESAMPLES = 1_000
 """Of a bootstrap interval."""
 LATE = 0.2
 """The share of a run, at its end, whose evaluations make up its final score."""
+VALUES = ("Q(s, a) (gamma=", "TD Target (gamma=")
+"""Beginnings of the names of estimates of returns, which the log has times ``Agent.reward_multiplier``."""
 _ATTEMPT = re.compile(r"\b(Attempt|Trial|Episode|Round|Game|Step|Time) (\d+)\b")
 
 
@@ -35,9 +37,22 @@ class Curve:
     runs: int = 1
 
 
+def reward_multiplier(run: Run) -> float:
+    """``Agent.reward_multiplier`` of a run; 1 if that is not known."""
+    known = [
+        v for k, v in (run.settings or {}).items() if k.endswith(".reward_multiplier") and isinstance(v, int | float) and v
+    ]
+    return float(known[0]) if known else 1.0
+
+
 def series(run: Run, section: str, name: str, axis: str) -> Curve | None:
-    """A metric of a run over an axis (a key of `AXES`); None if the run has no value of it. Values that are not finite are left out."""
+    """A metric of a run over an axis (a key of `AXES`); None if the run has no value of it. Values that are not finite are left out.
+
+    Estimates of the critics are divided by the run's `reward_multiplier`, so that they have the unit of returns.
+    """
     x, y = run.log.column(section, axis, name)
+    if name.startswith(VALUES):
+        y = y / reward_multiplier(run)
     return Curve(x / 3600.0 if axis == "wall_time" else x, y) if len(x) else None
 
 
@@ -185,9 +200,10 @@ def rate_curve(run: Run, what: str, points: int = 40) -> Curve | None:
     position = run.log.track.position
     if len(position) < 8 or run.log.several or not run.log.complete:
         return None
-    seconds, values = position[:, 3], position[:, POSITION.index(what)]
-    edges = np.linspace(seconds[0], seconds[-1], min(points, len(seconds) // 4) + 1)
-    if edges[-1] <= edges[0]:
+    # between starts of epochs: within an epoch, steps and updates come in turns
+    starts = np.flatnonzero(np.diff(np.floor(position[:, 0]), prepend=-1.0) > 0)
+    starts = starts[:: -(-len(starts) // points)]
+    seconds, values = position[starts, 3], position[starts, POSITION.index(what)]
+    if len(starts) < 3 or not (np.diff(seconds) > 0).all():
         return None
-    moved = np.diff(np.interp(edges, seconds, values)) / np.diff(edges)
-    return Curve((edges[1:] + edges[:-1]) / 2 / 3600.0, moved)
+    return Curve((seconds[1:] + seconds[:-1]) / 2 / 3600.0, np.diff(values) / np.diff(seconds))

@@ -185,6 +185,11 @@ def updates(content: Content) -> Section:
     section.add(
         figures.values_and_returns(content.groups, content.choices, content.points), "values: the agent logs no 'Q(s, a)'"
     )
+    unknown = [run.name for run in content.runs if run.settings is None]
+    if unknown:
+        section.parts.append(
+            "<p class=note>Values are those of the critics, times Agent.reward_multiplier where no settings.json names it.</p>"
+        )
     for name in (*_LOSSES, *gradients, *_POLICY):
         made = figures.curves(content.groups, [("train", name)], name, content.choices, content.points)
         if made is not None:

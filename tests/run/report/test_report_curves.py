@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from runs_on_disk import append, phases, row, write_run
+from runs_on_disk import append, phases, row, write_run, write_settings
 
 from amago.run.report import curves
 from amago.run.report.log import Log
@@ -90,7 +90,7 @@ def test_rates_are_those_of_the_newest_part(tmp_path):
     run = read_run(tmp_path / "r")
     assert curves.recent_rate(run, "env_steps") == pytest.approx(100 / 3)
     assert curves.rates(run)["updates/s"] == pytest.approx(790 / (600 + 177))
-    speed = curves.rate_curve(run, "grad_steps")
+    speed = curves.rate_curve(run, "grad_steps", points=100)
     assert speed.y[0] == pytest.approx(1 / 3)
     assert speed.y[-1] == pytest.approx(10 / 3)
 
@@ -109,3 +109,19 @@ def test_the_newest_return_is_that_of_tests_if_there_are_any(tmp_path):
     assert curves.last_return(read_run(tmp_path / "r")) == (5.0, "val")
     append(tmp_path / "r", row("test", {"Average Total Return (Across All Env Names)": 7}))
     assert curves.last_return(read_run(tmp_path / "r")) == (7.0, "test")
+
+
+def test_phases_that_take_turns_make_no_waves_in_rates(tmp_path):
+    append(tmp_path / "r", *(r for epoch in range(30) for r in phases(epoch, 1)))
+    run = read_run(tmp_path / "r")
+    assert curves.rate_curve(run, "env_steps").y == pytest.approx(100 / 30)
+    assert curves.rate_curve(run, "grad_steps", points=7).y == pytest.approx(10 / 30)
+
+
+def test_values_have_the_unit_of_returns(tmp_path):
+    append(tmp_path / "r", *phases(0, 1, train={"Q(s, a) (gamma=0.9)": 50.0, "Critic Loss": 50.0}))
+    assert curves.series(read_run(tmp_path / "r"), "train", "Q(s, a) (gamma=0.9)", "env_steps").y == [50]
+    write_settings(tmp_path / "r", parameters={"amago.agent.Agent.reward_multiplier": 10.0})
+    run = read_run(tmp_path / "r")
+    assert curves.series(run, "train", "Q(s, a) (gamma=0.9)", "env_steps").y == [5]
+    assert curves.series(run, "train", "Critic Loss", "env_steps").y == [50]
