@@ -16,6 +16,7 @@ COMMANDS = {
     "report": "write a page about training runs: curves, adaptation, faults, settings",
     "watch": "serve a live page about all runs below a directory",
     "buffer": "import, export, inspect or verify recorded trajectories",
+    "diff": "show in which settings two runs differ",
     "demo": "train a small memory agent in a few minutes and draw how it adapts",
 }
 
