@@ -1,7 +1,13 @@
-"""What a reader sees on a page of `amago report`."""
+"""What a reader sees on a page of `amago report`, and what a browser gets from `amago watch`."""
 
+import http.client
 import json
 import re
+import threading
+from contextlib import contextmanager
+
+from amago.run.report.server import WatchServer
+from amago.run.report.watch import Watcher
 
 
 def data_of(page):
@@ -39,3 +45,31 @@ def cells_of(page, section, first):
             if cells[:1] == [first]:
                 return dict(zip(heads, cells))
     raise AssertionError(f"no row {first!r} in {part}")
+
+
+@contextmanager
+def serving(*roots, token=None, host="127.0.0.1"):
+    """A function that asks a server: (status, headers, text) of a path."""
+    watcher = Watcher(roots, seconds=0.05)
+    server = WatchServer((host, 0), watcher, token)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    watcher.start()
+
+    def ask(path, method="GET", **headers):
+        connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=60)
+        try:
+            connection.request(method, path, headers={k.replace("_", "-"): v for k, v in headers.items()})
+            answer = connection.getresponse()
+            return answer.status, dict(answer.getheaders()), answer.read().decode()
+        finally:
+            connection.close()
+
+    ask.url = f"http://127.0.0.1:{server.server_address[1]}/"
+    try:
+        yield ask
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+        watcher.stop()

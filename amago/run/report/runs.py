@@ -17,9 +17,17 @@ from amago.run.report.log import LIMIT, Log
 _LAST_NUMBER = re.compile(r"[_\-]?(?:seed|trial|run)?[_\-]?\d+$", re.IGNORECASE)
 NOT_SETTINGS = frozenset(
     {
-        "run_name", "seed", "ckpt_base_dir", "dset_root", "dset_name", "resume", "overwrite", "share_buffer", "verbose",
+        "run_name",
+        "seed",
+        "ckpt_base_dir",
+        "dset_root",
+        "dset_name",
+        "resume",
+        "overwrite",
+        "share_buffer",
+        "verbose",
         "wandb_group_name",
-    }  # fmt: skip
+    }
 )
 """Settings in which two runs of one group may differ: where files are, and what is random."""
 _PARTS = frozenset({"ckpts", "buffer", "tensorboard", "wandb"})

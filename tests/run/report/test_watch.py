@@ -8,13 +8,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
-from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 import pytest
 import tiny
+from report_pages import serving
 from runs_on_disk import RETURN, append, phases, row, write_run, write_settings
 
 from amago.cli import main
@@ -25,33 +24,6 @@ from amago.run.report.server import WatchServer
 from amago.run.report.watch import Watcher
 
 TOKEN = "a-token-that-nobody-guesses"
-
-
-@contextmanager
-def serving(*roots, token=None, host="127.0.0.1"):
-    """A function that asks a server: (status, headers, text) of a path."""
-    watcher = Watcher(roots, seconds=0.05)
-    server = WatchServer((host, 0), watcher, token)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    watcher.start()
-
-    def ask(path, method="GET", **headers):
-        connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=60)
-        try:
-            connection.request(method, path, headers={k.replace("_", "-"): v for k, v in headers.items()})
-            answer = connection.getresponse()
-            return answer.status, dict(answer.getheaders()), answer.read().decode()
-        finally:
-            connection.close()
-
-    try:
-        yield ask
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-        watcher.stop()
 
 
 @pytest.fixture
