@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from amago.run.report.curves import recent_rate
@@ -16,6 +17,7 @@ LOCK_FILE = ".lock"
 PATIENCE = 120.0
 """Seconds without a row after which a run of unknown process no longer counts as running, if its rows come faster than that."""
 _MANY = 20
+_CLOCK = 60.0  # clocks may have been set since
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def status_of(run: Run, now: float | None = None) -> Status:
     silent = max(0.0, now - run.changed)
     quiet = silent > max(PATIENCE, 3.0 * _longest_pause(run))
     holder = _holder(run.path)
-    alive = _exists(holder[0]) if holder is not None else not quiet
+    alive = _exists(*holder) if holder is not None else not quiet
     process = (
         "" if holder is None else f"process {holder[0]} since {holder[1]}, " if alive else f"process {holder[0]} has ended, "
     )
@@ -99,14 +101,21 @@ def _holder(path: Path) -> tuple[int, str] | None:
     return (pid, since) if host == socket.gethostname() and pid > 0 else None
 
 
-def _exists(pid: int) -> bool:
+def _exists(pid: int, since: str) -> bool:
+    """Whether a process lives that has this id since before a time: ids are used again, above all in containers."""
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
-    except (PermissionError, OverflowError):
-        return True
-    return True
+    except PermissionError:
+        pass
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        booted = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
+        began = float(booted.split()[1]) + float(fields[19]) / os.sysconf("SC_CLK_TCK")
+        return fields[0] not in "ZX" and began <= datetime.fromisoformat(since).timestamp() + _CLOCK
+    except (OSError, ValueError, IndexError, StopIteration):
+        return True  # not Linux
 
 
 def duration(seconds: float) -> str:

@@ -5,6 +5,8 @@ import os
 import socket
 import subprocess
 import sys
+import time
+from datetime import datetime
 
 import pytest
 from runs_on_disk import append, phases, row, write_run, write_settings
@@ -20,8 +22,9 @@ def status(path, silent=0.0):
     return status_of(run, run.changed + silent)
 
 
-def lock(path, pid, host=None):
-    (path / ".lock").write_text(json.dumps({"pid": pid, "host": host or socket.gethostname(), "since": "2026-01-01T00:00:00"}))
+def lock(path, pid, host=None, since=None):
+    since = since or datetime.now().astimezone().isoformat(timespec="seconds")
+    (path / ".lock").write_text(json.dumps({"pid": pid, "host": host or socket.gethostname(), "since": since}))
 
 
 @pytest.fixture
@@ -58,6 +61,22 @@ def test_the_process_that_holds_the_lock_decides(half):
     assert "has ended" in found.why
     lock(half, int(ended.stdout), host="elsewhere")  # nothing is known of processes there
     assert status(half, silent=0).state == "running"
+
+
+def test_a_process_that_got_the_id_later_is_another(half):
+    lock(half, os.getpid(), since="2020-01-01T00:00:00+00:00")
+    assert status(half).state == "stopped"
+
+
+def test_a_process_that_ended_and_was_not_collected_by_its_parent_has_ended(half):
+    process = subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE)
+    process.stdout.read()  # until it ends
+    deadline = time.monotonic() + 30
+    lock(half, process.pid)
+    while status(half).state != "stopped":
+        assert time.monotonic() < deadline
+    process.stdout.close()
+    process.wait()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": "x"}', '{"pid": -1, "host": "h", "since": ""}'])
