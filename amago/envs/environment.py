@@ -296,11 +296,11 @@ class AMAGOEnv(NamedArguments, Forwarding, gym.Wrapper[Any, Any, Any, Any]):
             self._check_rows(reward, "the reward", "rewards")
         if auto.last_obs is not None:  # defined only in rows whose rollout ended
             self._check_obs(auto.last_obs, (terminated | truncated) & auto.last_known)
-        self._check_obs(obs)
         vector, shown, terminal = self._action_rep(action), reward, terminated
         if opened.any():
             shown, terminal = reward.copy(), terminated.copy()
             self.step_count[opened], shown[opened], vector[opened], terminal[opened] = 0, 0.0, 0, False
+        self._check_obs(obs)  # now that new rollouts are at step 0
         return Timestep(obs, vector, shown, self.step_count, terminal, b), reward, terminated, truncated, info
 
     # ------------------------------------------------------------------ checks of actions
