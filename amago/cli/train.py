@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from amago import cli_utils
-from amago.cli.gym_env import GymEnv
+from amago.cli.gym_env import GymEnv, write_args_file
 from amago.experiment import Experiment
 from amago.run.console import metrics_table
 
-ARGS_FILE = "train_args.json"
 VAL_SHARE = 0.1
 
 
@@ -57,10 +55,8 @@ def make_experiment(args: Namespace) -> Experiment:
         tstep_encoder_type=tstep, traj_encoder_type=traj, agent_type=agent, exploration_wrapper_type=exploration,
         padded_sampling="both",  # sequences are shorter than rollouts: without padding the first and last steps are rarely sampled
     )  # fmt: skip
-    recorded = {"env": args.env, "horizon": args.horizon}
     try:
-        experiment.run_dir.mkdir(parents=True, exist_ok=True)
-        (experiment.run_dir / ARGS_FILE).write_text(json.dumps(recorded))
+        write_args_file(experiment.run_dir, args.env, args.horizon)
     except OSError as err:
         raise ValueError(
             f"--buffer_dir is for checkpoints, logs and the replay buffer, but it cannot be written to: {err}"
