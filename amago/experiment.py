@@ -23,6 +23,7 @@ from amago.run.checkpoint import identity
 from amago.run.checks import check_buffer, check_settings, warn_if_nothing_saved
 from amago.run.collect import RunActors, interact
 from amago.run.evaluate import histories, merge_returns, merge_specials, merge_values, summarise, warn_if_nothing_ended
+from amago.run.own_parts import warn_of_faulty_parts
 from amago.run.persistence import PersistentRun
 from amago.run.rng import draw_seed, seed_process
 from amago.run.rollout import Rollout
@@ -119,7 +120,8 @@ class Experiment(PersistentRun):
         self._data.check_spaces(spaces.observation, spaces.action)
         self._build_model(spaces)
         if self.accelerator.is_main_process:
-            write_policy_spec(self.run_dir, self.policy)
+            self.checkpoints.description = write_policy_spec(self.run_dir, self.policy, spaces.raw_observation)
+            warn_of_faulty_parts(self.policy)
             (self.run_dir / "config.txt").write_text(config.operative_config())
 
     def summary(self, env_summary: str) -> None:
@@ -381,10 +383,11 @@ class Experiment(PersistentRun):
             CheckpointError: no such file, damaged, or it does not fit; lists every name without counterpart.
         """
         self._require_start("load_checkpoint_from_path()")
-        if not is_accelerate_state:
+        if is_accelerate_state:
+            self._restore(Path(path))
+        else:
             load_agent_weights(self.policy, path)
-            return
-        self._restore(Path(path))
+        self.policy.on_checkpoint_loaded(is_resume=is_accelerate_state)
 
     def close(self) -> None:
         """Stop actors and threads, close loggers and the data set; twice is fine. The experiment cannot be used afterwards."""

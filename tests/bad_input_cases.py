@@ -283,7 +283,7 @@ CASES = [
         "another number of rows than the vectorised environment has",
         ValueError,
         "batched_envs is 5, but the vectorised environment has num_envs=3",
-        wrapping(lambda: tiny.cartpoles(3).env, batched_envs=5),
+        wrapping(lambda: tiny.cartpoles(3).unwrapped, batched_envs=5),
     ),
     Case(
         ENV,
@@ -422,15 +422,15 @@ CASES = [
         ACT,
         "the environment's own form",
         TypeError,
-        "action is 1, but must be an array in stored form, (B, S) = (1, 1) of int64; ActionSpec.from_env turns an action of Discrete(2) into it",
-        acting(TWO, 1),
+        "action is {'a': 1}, but must be an array in stored form, (B, S) = (1, 1) of int64; ActionSpec.from_env turns an action of Dict('a': Discrete(2)) into it",
+        acting(gym.spaces.Dict(a=TWO), {"a": 1}),
     ),
     Case(
         ACT,
         "wrong shape",
         ValueError,
-        "action has shape (1,), but must have the stored form, (B, S) = (1, 1) of int64; ActionSpec.from_env turns an action of Discrete(2) into it",
-        acting(TWO, np.array([1])),
+        "action has shape (2,), but must have the stored form, (B, S) = (1, 1) of int64; ActionSpec.from_env turns an action of Discrete(2) into it",
+        acting(TWO, np.array([1, 0])),
     ),
     Case(
         ACT,
@@ -598,7 +598,7 @@ CASES = [
         FIELDS,
         "a negative weight",
         SettingsError,
-        CANNOT + "critic_loss_weight must be a finite number of 0 or more, got -1",
+        CANNOT + "critic_loss_weight must be None or a finite number of 0 or more, got -1",
         starting(critic_loss_weight=-1),
     ),
     Case(

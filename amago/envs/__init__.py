@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from amago.envs.amago_env import AMAGOEnv
+from amago.envs.checking import check_env
+from amago.envs.creator import EnvCreator
+from amago.envs.environment import AMAGOEnv
 from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
+from amago.envs.pieces import RecordingError
 from amago.envs.pool import ActorPool, make_pool
 from amago.envs.pool.faults import ActorError
-from amago.envs.recorder import RecordingError, SequenceWrapper
+from amago.envs.sequence_wrapper import SequenceWrapper
 from amago.envs.statistics import EpisodeRecord, PhaseStatistics, ReturnHistory, SpecialMetricHistory
 
 __all__ = [
@@ -16,6 +19,7 @@ __all__ = [
     "ActorError",
     "ActorPool",
     "BilevelEpsilonGreedy",
+    "EnvCreator",
     "EpisodeRecord",
     "EpsilonGreedy",
     "ExplorationWrapper",
@@ -24,5 +28,6 @@ __all__ = [
     "ReturnHistory",
     "SequenceWrapper",
     "SpecialMetricHistory",
+    "check_env",
     "make_pool",
 ]

@@ -6,6 +6,7 @@ from amago.data.batch import Batch, RLData, collate
 from amago.data.batch import collate as RLData_pad_collate
 from amago.data.relabel import GoalSequenceRelabeler
 from amago.data.trajectory import MAGIC_PAD_VAL
+from amago.loading.checking import check_dataset
 from amago.loading.dataset import DatasetSettings, DoNothingDataset, RLDataset
 from amago.loading.disk import DiskTrajDataset
 from amago.loading.files import get_path_to_trajs, load_traj_from_disk
@@ -34,6 +35,7 @@ __all__ = [
     "RLData_pad_collate",
     "RLDataset",
     "SequenceLoader",
+    "check_dataset",
     "collate",
     "get_path_to_trajs",
     "load_traj_from_disk",

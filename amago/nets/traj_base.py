@@ -6,6 +6,7 @@ Shapes: B sequences or actors, L timesteps, D numbers of a timestep's input, E o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -108,20 +109,16 @@ class TrajEncoder(NamedArguments, nn.Module, ABC):
     def export_hidden_state(self, hidden_state: Any) -> dict[str, Tensor]:
         """The hidden state as named tensors, for `amago.policy.export`. Each has one dimension of size B.
 
-        Optional. The methods here suit a model without memory, or one whose hidden state is a tensor. Any other model that is to be
-        exported overrides this method and `import_hidden_state`.
+        Optional. The methods here suit a hidden state that is None, a tensor, or tuples, named tuples, lists and dicts of these, in any
+        depth, such as the (h, c) of an LSTM. Any other model that is to be exported overrides this method and `import_hidden_state`.
+
+        Returns:
+            {"hidden": tensor}; of several tensors "hidden.0", "hidden.1", or "hidden.KEY". Empty for None.
 
         Raises:
-            ValueError: the hidden state is neither None nor a tensor.
+            ValueError: the hidden state holds something else.
         """
-        if hidden_state is None:
-            return {}
-        if isinstance(hidden_state, Tensor):
-            return {"hidden": hidden_state}
-        raise ValueError(
-            f"{type(self).__name__} has a {type(hidden_state).__name__} as its hidden state; to export it, override "
-            "export_hidden_state and import_hidden_state"
-        )
+        return dict(_named(hidden_state, "hidden", type(self).__name__))
 
     def import_hidden_state(self, tensors: dict[str, Tensor], dones: Tensor) -> Any:
         """The inverse of `export_hidden_state`, traceable by ``torch.export``. `forward` takes a step from its result.
@@ -130,7 +127,10 @@ class TrajEncoder(NamedArguments, nn.Module, ABC):
             tensors: as `export_hidden_state` names them. They must not be changed: copy what is written in place.
             dones: (B,) bool, True in rows whose memory is cleared first.
         """
-        return self.reset_hidden_state(tensors["hidden"].clone(), dones) if tensors else None
+        if not tensors:
+            return None
+        structure = self.init_hidden_state(1, dones.device)
+        return self.reset_hidden_state(_filled(structure, tensors, "hidden"), dones)
 
     def _check_input(self, seq: Tensor, time_idxs: Tensor) -> None:
         B, L = seq.shape[:2]
@@ -138,6 +138,40 @@ class TrajEncoder(NamedArguments, nn.Module, ABC):
             raise ValueError(f"seq must be (batch, length, {self.tstep_dim}), got shape {tuple(seq.shape)}")
         if time_idxs.shape != (B, L, 1):
             raise ValueError(f"time_idxs must be ({B}, {L}, 1) for this seq, got shape {tuple(time_idxs.shape)}")
+
+
+def _children(state: tuple[Any, ...] | list[Any] | dict[Any, Any]) -> Iterable[tuple[Any, Any]]:
+    """(key, value) of each part of a hidden state that is not a tensor; the names of a named tuple are its keys."""
+    if isinstance(state, dict):
+        return state.items()
+    return zip(getattr(state, "_fields", range(len(state))), state)
+
+
+def _named(state: Any, name: str, owner: str) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor) of each tensor of a hidden state; ``owner`` is for the message."""
+    if isinstance(state, Tensor):
+        yield name, state
+    elif isinstance(state, (tuple, list, dict)):
+        for key, value in _children(state):
+            yield from _named(value, f"{name}.{key}", owner)
+    elif state is not None:
+        where = "" if name == "hidden" else f" ({name.replace('hidden', 'hidden_state', 1)})"
+        raise ValueError(
+            f"{owner} has a {type(state).__name__} in its hidden state{where}, which is none of None, tensors, tuples, lists and dicts; to "
+            "export it, override export_hidden_state and import_hidden_state"
+        )
+
+
+def _filled(structure: Any, tensors: dict[str, Tensor], name: str) -> Any:
+    """A hidden state of the same structure, with copies of named tensors."""
+    if isinstance(structure, Tensor):
+        return tensors[name].clone()
+    if isinstance(structure, dict):
+        return type(structure)((key, _filled(value, tensors, f"{name}.{key}")) for key, value in structure.items())
+    if isinstance(structure, (tuple, list)):
+        parts = [_filled(value, tensors, f"{name}.{key}") for key, value in _children(structure)]
+        return type(structure)(*parts) if hasattr(structure, "_fields") else type(structure)(parts)
+    return structure
 
 
 def check_batch(batch: int, rows: int) -> None:

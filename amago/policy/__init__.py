@@ -4,9 +4,9 @@ from amago.policy.acting import Policy
 from amago.policy.discount import acting_by, choose_discount, discounts
 from amago.policy.files import find_run, load_agent_weights
 from amago.policy.load import load_policy
-from amago.policy.spec import build_agent, write_policy_spec
+from amago.policy.spec import build_agent, describe_agent, write_policy_spec
 
 __all__ = [
-    "Policy", "acting_by", "build_agent", "choose_discount", "discounts", "find_run", "load_agent_weights",
+    "Policy", "acting_by", "build_agent", "choose_discount", "describe_agent", "discounts", "find_run", "load_agent_weights",
     "load_policy", "write_policy_spec",
 ]  # fmt: skip

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
@@ -14,6 +16,9 @@ from amago.agent import BaseAgent
 from amago.data.trajectory import rl2
 from amago.policy.discount import discounts
 from amago.policy.export import export_policy
+from amago.policy.files import save_policy_file
+from amago.policy.spec import describe_agent, raw_space
+from amago.spaces import NonFiniteError, ObsReader
 
 
 class Policy:
@@ -25,18 +30,34 @@ class Policy:
         sample: whether to draw actions from the policy; False takes its mode.
         device: where the networks compute.
         version: number of the published weights; 0 for weights that were never published.
+        description: of the agent (`amago.policy.describe_agent`), from which its class, its settings and the environment's observation
+            space are read; None: of an agent that was built with the gin bindings now in force.
 
     Attributes:
         action_space: the environment's, which actions belong to.
-        observation_space: the Dict of arrays that `act` takes, as `amago.envs.AMAGOEnv` gives them.
+        observation_space: the converted observations, a flat Dict of arrays, as `amago.envs.AMAGOEnv` gives them.
+        raw_observation_space: the environment's own; ``observation_space`` where it is not known (files of earlier versions).
+        hides_rewards: the agent does not see rewards: its timestep encoder has ``hide_rl2s=True``.
         version: see above. A run raises it each time that it publishes its policy.
     """
 
-    def __init__(self, agent: BaseAgent, num_envs: int | None, sample: bool, device: torch.device | str, version: int = 0):
+    def __init__(
+        self,
+        agent: BaseAgent,
+        num_envs: int | None,
+        sample: bool,
+        device: torch.device | str,
+        version: int = 0,
+        description: Mapping[str, Any] | None = None,
+    ):
         self.version = version
+        self.description = dict(describe_agent(agent) if description is None else description)
         self.agent = agent.to(device).eval()
         self.num_envs, self.sample, self.device = num_envs, sample, torch.device(device)
         self.action_space, self.observation_space = agent.action_space, agent.obs_space
+        self.raw_observation_space: gym.Space[Any] = raw_space(self.description, agent.obs_space)
+        self.hides_rewards = bool(getattr(agent.tstep_encoder, "hide_rl2s", False))
+        self._read = ObsReader(agent.obs_space, self.raw_observation_space, num_envs)
         self.reset()
 
     def reset(self) -> None:
@@ -75,27 +96,51 @@ class Policy:
         """
         return export_policy(self.agent, path)
 
+    def save(self, path: str | Path) -> Path:
+        """Write the policy to one file, which `amago.load_policy` loads wherever it is copied.
+
+        Its memory is not part of it. The discount that acts is.
+
+        Args:
+            path: ends in ``.pt`` (a PyTorch state dict, its description among the metadata that PyTorch keeps with it) or
+                ``.safetensors`` (its description in the header).
+
+        Returns:
+            the path.
+
+        Raises:
+            ValueError: the path has another suffix.
+        """
+        chosen = {} if self.gamma is None else {"gamma": self.gamma}
+        return save_policy_file(self.agent, self.description | chosen, path, self.version)
+
     def act(self, obs: Any, reward: ArrayLike | None = None, done: ArrayLike | None = None) -> Any:
         """Choose an action, and remember the observation.
 
         Args:
-            obs: {key: array} of ``observation_space``, each (B, ...) if ``num_envs`` was given; an array alone where there is one key.
-            reward: of the last action, (B,); None at the first step.
-            done: (B,) bool, True where ``obs`` is the first of a new rollout: the memory, time and reward of that row are cleared.
+            obs: what the environment returned, or {key: array} of ``observation_space``. If ``num_envs`` was given, a batch: arrays with
+                B rows in that structure, as Gymnasium's vector environments return them (of a Tuple space, a tuple), or a list of B
+                observations. Where there is only one key, the array alone will do.
+            reward: of the last action, (B,), or one number for all; it is ignored in the first step of a rollout. It may be left out in
+                that step, and always if `hides_rewards`. Pass ``reward=0.0`` where there is no reward to observe.
+            done: (B,) bool, or one for all: True where ``obs`` is the first of a new rollout: the memory, time and reward of that row
+                are cleared. None: nowhere (the first call, and the first after `reset`, begin new rollouts without it).
 
         Returns:
             an action of ``action_space``; (B, ...) if ``num_envs`` was given.
 
         Raises:
-            ValueError: a key of ``obs`` is missing or unknown, or an array has the wrong shape.
+            ValueError: a key of ``obs`` is missing or unknown, an array has the wrong shape or dtype, or the reward of the last action
+                is missing. The memory is as before the call.
+            NonFiniteError: an observation or a reward is NaN or infinite.
         """
-        n = self.num_envs or 1
-        arrays = self._arrays(obs)
-        rewards = np.zeros((n, 1), np.float32) if reward is None else np.asarray(reward, np.float32).reshape(n, 1).copy()
-        dones = np.zeros(n, bool) if done is None else np.asarray(done, bool).reshape(n)
+        arrays = self._read(obs)
+        dones = self._column("done", False if done is None else done, bool)[:, 0]
+        first = dones | (self._time[:, 0] == 0)
+        rewards = self._rewards(reward, first)
         if dones.any():
             self._memory = self.agent.reset_hidden_state(self._memory, dones)
-            self._prev[dones], self._time[dones], rewards[dones] = 0.0, 0, 0.0
+            self._prev[dones], self._time[dones] = 0.0, 0
         rl2s = rl2(rewards, self._prev)
         stored, self._memory = self.agent.get_actions(
             {k: self._tensor(v) for k, v in arrays.items()},
@@ -109,23 +154,35 @@ class Policy:
         self._time += 1
         return self.agent.action_spec.to_env(actions if self.num_envs else actions[0])
 
+    def _rewards(self, reward: ArrayLike | None, first: NDArray[np.bool_]) -> NDArray[np.float32]:
+        """Rewards (B, 1) as networks read them: 0 in rows that are ``first`` (B,), in which a rollout begins."""
+        late = np.flatnonzero(~first)
+        if reward is None:
+            if len(late) and not self.hides_rewards:
+                where = f"step {int(self._time[late[0], 0])} of its rollout" + (f" in row {late[0]}" if self.num_envs else "")
+                raise ValueError(
+                    f"reward is missing: the policy observes the reward of its last action, and this is {where}, counted from 0. Pass "
+                    "what env.step() returned, policy.act(obs, reward), or reward=0.0 if there is none; if obs is the first of a new "
+                    "rollout, pass done=True, or call policy.reset() before"
+                )
+            return np.zeros((len(first), 1), np.float32)
+        rewards = self._column("reward", reward, np.float32)
+        rewards[first] = 0.0
+        if not np.isfinite(rewards).all():
+            raise NonFiniteError(f"reward is {reward!r}; rewards must be finite in float32")
+        return rewards
+
+    def _column(self, name: str, value: Any, dtype: Any) -> NDArray[Any]:
+        """One value a row, (B, 1), of an array (B,), (B, 1) or one number."""
+        n = self.num_envs or 1
+        try:
+            array = np.asarray(value, dtype)
+        except (TypeError, ValueError):
+            array = None
+        if array is None or array.size not in (1, n):
+            what = f"one value for each of {n} environments" if self.num_envs else "one number"
+            raise ValueError(f"{name} is {value!r}, it must be {what}")
+        return np.broadcast_to(array.reshape(-1, 1), (n, 1)).copy()
+
     def _tensor(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array.copy()).to(self.device)
-
-    def _arrays(self, obs: Any) -> dict[str, NDArray[Any]]:
-        """``obs`` as {key: (B, ...)} of the right dtypes and shapes."""
-        spaces = self.observation_space.spaces
-        if not isinstance(obs, dict):
-            if len(spaces) != 1:
-                raise ValueError(f"obs must be a dict with keys {sorted(spaces)}, got {type(obs).__name__}")
-            obs = {next(iter(spaces)): obs}
-        if obs.keys() != spaces.keys():
-            raise ValueError(f"obs has keys {sorted(obs)}, the policy was trained with {sorted(spaces)}")
-        out, batch = {}, (self.num_envs,) if self.num_envs else ()
-        for key, space in spaces.items():
-            array = np.asarray(obs[key], dtype=space.dtype)
-            want = (*batch, *(space.shape or ()))
-            if array.shape != want:
-                raise ValueError(f"obs[{key!r}] has shape {array.shape}, it must be {want}")
-            out[key] = array if batch else array[None]
-        return out

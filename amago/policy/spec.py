@@ -1,13 +1,15 @@
-"""``policy.json``: the description from which an agent is built again, all but its weights."""
+"""The description from which an agent is built again, all but its weights: ``policy.json``, and within files of weights."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import gymnasium as gym
 
 from amago import config
 from amago.agent import BaseAgent
@@ -15,16 +17,29 @@ from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
 from amago.run import checkpoint
 from amago.run.checkpoint import CheckpointError
-from amago.spaces import action_spec, describe, from_description, rl2_space
+from amago.spaces import action_spec, converts_to, describe, from_description, rl2_space
 
 SPEC_FILE = "policy.json"
 _FIELDS = ("agent", "tstep_encoder", "traj_encoder", "max_seq_len", "observation_space", "action_space", "bindings")
 _BASES: dict[str, type] = {"agent": BaseAgent, "tstep_encoder": TstepEncoder, "traj_encoder": TrajEncoder}
+_RENAMED = {
+    "amago.nets.popart.PopArtLayer.": ("amago.nets.actor_critic.PopArtLayer.",),
+    "amago.nets.policy_dists.Beta.offset": ("amago.nets.policy_dists.Beta.alpha_low", "amago.nets.policy_dists.Beta.beta_low"),
+    "amago.nets.policy_dists.GMM.min_std": ("amago.nets.policy_dists.GMM.std_low",),
+    "amago.nets.actor_critic.NCriticsTwoHot.hl_gauss_sigma": ("amago.nets.actor_critic.NCriticsTwoHot.sigma",),
+    "amago.nets.actor_critic.NCriticsTwoHot.labels": ("amago.nets.actor_critic.NCriticsTwoHot.label_type",),
+}
+"""What parameters were called in files from before version 4, and their names now."""
+_RENAMED_VALUES = {"two_hot": "twohot", "hl_gauss": "hlgauss"}
 _NOT_OF_A_POLICY = ("amago.experiment.", "amago.envs.", "amago.loading.", "amago.relabeling.")
 
 
-def write_policy_spec(run_dir: Path, agent: BaseAgent) -> None:
-    """Write ``policy.json``: the agent's classes, spaces and context length, and the gin bindings in force."""
+def describe_agent(agent: BaseAgent, raw_observation_space: gym.Space[Any] | None = None) -> dict[str, Any]:
+    """An agent without its weights, as JSON types: its classes, spaces and context length, and the gin bindings in force.
+
+    Args:
+        raw_observation_space: of the environment, so that a policy takes what it returns; None: not known.
+    """
     spec = {
         "schema": 1,
         "agent": _name(type(agent)),
@@ -35,27 +50,69 @@ def write_policy_spec(run_dir: Path, agent: BaseAgent) -> None:
         "action_space": describe(agent.action_space),
         "bindings": {name: _encode(value) for name, value in config.bindings().items()},
     }
+    if raw_observation_space is not None and converts_to(raw_observation_space, agent.obs_space):
+        spec["raw_observation_space"] = describe(raw_observation_space)
+    return spec
+
+
+def write_policy_spec(run_dir: Path, agent: BaseAgent, raw_observation_space: gym.Space[Any] | None = None) -> dict[str, Any]:
+    """Write ``policy.json``, the result of `describe_agent`, and return it."""
+    spec = describe_agent(agent, raw_observation_space)
 
     def write(tmp: Path) -> None:
         tmp.write_text(json.dumps(spec, indent=1))
 
     checkpoint.atomic_write(run_dir / SPEC_FILE, write)
+    return spec
 
 
-def build_agent(run_dir: Path, modules: Sequence[str] = ()) -> BaseAgent:
-    """Build the agent that ``policy.json`` describes, with untrained weights.
+def read_policy_spec(run_dir: Path) -> dict[str, Any]:
+    """The content of ``policy.json``.
+
+    Raises:
+        CheckpointError: the file is missing or damaged.
+    """
+    path = run_dir / SPEC_FILE
+    if not path.is_file():
+        raise CheckpointError(f"{run_dir} is not a run directory: it has no {SPEC_FILE}")
+    try:
+        return checked_spec(json.loads(path.read_text()), path)
+    except ValueError as err:
+        raise CheckpointError(f"{path} is damaged: {err}") from err
+
+
+def checked_spec(spec: Any, path: Path) -> dict[str, Any]:
+    """A description, unchanged; ``path`` is the file that holds it.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    missing = [k for k in _FIELDS if not isinstance(spec, dict) or k not in spec]
+    if missing:
+        raise CheckpointError(f"{path} is damaged: its description of the policy lacks {', '.join(missing)}")
+    return spec  # type: ignore[no-any-return]
+
+
+def raw_space(spec: Mapping[str, Any], flat: gym.spaces.Dict) -> gym.Space[Any]:
+    """The environment's observation space of a description; ``flat`` if it has none."""
+    described = spec.get("raw_observation_space")
+    return flat if described is None else from_description(described)
+
+
+def build_agent(description: Mapping[str, Any] | Path, modules: Sequence[str] = ()) -> BaseAgent:
+    """Build the agent of a description, with untrained weights.
 
     Bindings of classes that are not part of a policy (environments, exploration, data sets, the experiment) are ignored.
 
     Args:
-        run_dir: the directory that holds ``policy.json``.
+        description: of `describe_agent`; or the directory that holds it as ``policy.json``.
         modules: packages that may be imported, beside amago and those that are imported already.
 
     Raises:
         CheckpointError: the file is missing or damaged.
         ValueError: a class or a binding cannot be found, or may not be imported.
     """
-    spec = _read(run_dir)
+    spec = read_policy_spec(description) if isinstance(description, Path) else description
     types = {part: _resolve_type(spec, part, modules) for part in _BASES}
     obs_space, action_space = (from_description(spec[name]) for name in ("observation_space", "action_space"))
     with config.temporary(_bindings_of_a_policy(spec, modules)):
@@ -69,23 +126,9 @@ def build_agent(run_dir: Path, modules: Sequence[str] = ()) -> BaseAgent:
         )
 
 
-def _read(run_dir: Path) -> dict[str, Any]:
-    path = run_dir / SPEC_FILE
-    if not path.is_file():
-        raise CheckpointError(f"{run_dir} is not a run directory: it has no {SPEC_FILE}")
-    try:
-        spec = json.loads(path.read_text())
-    except ValueError as err:
-        raise CheckpointError(f"{path} is damaged: {err}") from err
-    missing = [k for k in _FIELDS if not isinstance(spec, dict) or k not in spec]
-    if missing:
-        raise CheckpointError(f"{path} is damaged: it lacks {', '.join(missing)}")
-    return spec  # type: ignore[no-any-return]
-
-
-def _bindings_of_a_policy(spec: dict[str, Any], modules: Sequence[str]) -> dict[str, Any]:
+def _bindings_of_a_policy(spec: Mapping[str, Any], modules: Sequence[str]) -> dict[str, Any]:
     found = {}
-    for name, encoded in spec["bindings"].items():
+    for name, encoded in _renamed(spec["bindings"]):
         if name.rpartition("/")[2].startswith(_NOT_OF_A_POLICY):
             continue
         selector = name.rpartition(".")[0]
@@ -97,6 +140,19 @@ def _bindings_of_a_policy(spec: dict[str, Any], modules: Sequence[str]) -> dict[
             continue
         found[name] = value
     return {name: value for name, value in found.items() if config.is_registered(name.rpartition(".")[0])}
+
+
+def _renamed(bindings: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Bindings by the names that their parameters have now."""
+    for name, value in bindings.items():
+        old = next((old for old in _RENAMED if name.rpartition("/")[2].startswith(old)), None)
+        if old is None:
+            yield name, value
+            continue
+        if old.endswith(".labels"):
+            value = _RENAMED_VALUES.get(value, value)
+        for new in _RENAMED[old]:
+            yield name.replace(old, new, 1), value
 
 
 # ---- values as JSON --------------------------------------------------------------------------------------------------------
@@ -147,7 +203,7 @@ def _resolve(name: str, modules: Sequence[str]) -> Any:
     return found
 
 
-def _resolve_type(spec: dict[str, Any], part: str, modules: Sequence[str]) -> Any:
+def _resolve_type(spec: Mapping[str, Any], part: str, modules: Sequence[str]) -> Any:
     found, base = _resolve(spec[part], modules), _BASES[part]
     if not (isinstance(found, type) and issubclass(found, base)):
         raise ValueError(f"the policy names {spec[part]} as its {part}, which is not a subclass of {base.__name__}")

@@ -27,11 +27,12 @@ _NEVER_SPLIT = 1e10  # from this traj_save_len on, trajectories are saved whole
 
 
 class Spaces(NamedTuple):
-    """What an agent is built for: flat observations, actions, and (reward, previous action)."""
+    """What an agent is built for: flat observations, actions, and (reward, previous action); and the environments' own observations."""
 
     observation: gym.spaces.Dict
     action: gym.Space[Any]
     rl2: gym.spaces.Box
+    raw_observation: gym.Space[Any]
 
 
 class RunActors:
@@ -71,7 +72,7 @@ class RunActors:
         """
         if self.settings.collects:
             pool = self.train.pool
-            self.spaces = Spaces(pool.observation_space, pool.action_spec.space, pool.rl2_space)
+            self.spaces = Spaces(pool.observation_space, pool.action_spec.space, pool.rl2_space, pool.raw_observation_space)
         else:
             self.spaces = spaces_of(self.settings.make_val_env, self.settings.env_trial_steps)
         return self.spaces
@@ -199,7 +200,7 @@ def spaces_of(makers: EnvMakers, trial_steps: int = 0) -> Spaces:
         raise TypeError(
             f"make_val_env must return an AMAGOEnv, but returned {type(env).__name__}: wrap it in amago.envs.AMAGOEnv"
         )
-    spaces = Spaces(env.observation_space, env.action_spec.space, env.rl2_space)
+    spaces = Spaces(env.observation_space, env.action_spec.space, env.rl2_space, env.raw_observation_space)
     if trial_steps and not env.vectorized:
         with random_state_kept():
             try_environment(env, env, trial_steps, np.random.SeedSequence(0))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from amago.run import checkpoint
 from amago.run.checkpoint import CheckpointError
 from amago.run.state import Snapshot
-from amago.run.weights import load_weights_and_version, save_weights
+from amago.run.weights import load_weights_and_version, save_weights, without_aliases
 from amago.store.files import free_bytes
 
 log = logging.getLogger(__name__)
@@ -32,7 +33,10 @@ class RunCheckpoints:
         latest: file of the policy published for other processes.
         version: of the published policy that this process wrote or read last, from 1; 0 if there is none. Versions rise by one with
             each publication, also after a resume.
+        description: of the policy, as JSON types; every file of weights holds it, so that one can be loaded without the run's directory.
     """
+
+    description: Mapping[str, Any] | None = None
 
     def __init__(self, run_dir: Path, run_name: str):
         self.run_dir, self.run_name = run_dir, run_name
@@ -90,8 +94,10 @@ class RunCheckpoints:
         """
         try:
             checkpoint.prune(self.states, None)  # the remains of interrupted saves take space
-            checkpoint.save_training_state(self.states / f"{self.run_name}_epoch_{epoch}", *snapshot)
-            save_weights(snapshot[0], self.weights_of_epoch(epoch))
+            weights, tensors, state = snapshot
+            path = self.states / f"{self.run_name}_epoch_{epoch}"
+            checkpoint.save_training_state(path, without_aliases(weights), tensors, state)
+            save_weights(weights, self.weights_of_epoch(epoch), description=self.description)
             checkpoint.prune(self.states, keep)
         except OSError as err:
             self._warn(f"the checkpoint of epoch {epoch} could not be saved", err, snapshot[0])
@@ -102,7 +108,7 @@ class RunCheckpoints:
         """Publish weights for other processes; returns whether that succeeded."""
         try:
             version = max(self.version, self._published()) + 1
-            save_weights(weights, self.latest, version)
+            save_weights(weights, self.latest, version, self.description)
             self.version = version
             link = self.run_dir / "policy.pt"
             if not link.is_symlink():
@@ -135,7 +141,7 @@ class RunCheckpoints:
         return weights
 
     def _warn(self, what: str, err: OSError, weights: Mapping[str, Tensor]) -> None:
-        needed = sum(w.numel() * w.element_size() for w in weights.values())
+        needed = sum(w.numel() * w.element_size() for w in without_aliases(weights).values())
         free = free_bytes(self.directory) or 0
         log.warning(
             "%s: %s; %s has %.1f MB left, and the weights alone take %.1f MB. Earlier checkpoints are intact, and the run continues",

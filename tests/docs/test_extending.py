@@ -148,6 +148,7 @@ EXPECTED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "Timestep encoder": ("MultiModalRobotTstepEncoder", lambda agent: agent.tstep_encoder),
     "Goals and instructions": ("TokenGoalEmb", lambda agent: agent.tstep_encoder.goal_emb),
     "Sequence model": ("FadingMemory", lambda agent: agent.traj_encoder),
+    "Hidden states of several tensors": ("LSTMTrajEncoder", lambda agent: agent.traj_encoder),
     "Attention": ("DilatedAttention", lambda agent: kernels(agent)[-1]),
     "Agent": ("SignAgent", lambda agent: agent),
     "Actor": ("LinearActor", lambda agent: agent.target_actor),
@@ -170,7 +171,7 @@ MORE: dict[str, Callable[[dict[str, Any], Any], bool]] = {
 
 
 def test_every_section_is_tested() -> None:
-    assert set(PROGRAMS) == {*EXPECTED, "Exploration", "Extra fields"}
+    assert set(PROGRAMS) == {*EXPECTED, "Checks", "Exploration", "Extra fields"}
     assert set(FILES) == {"try_out.py"}
 
 
@@ -246,3 +247,12 @@ class _Echo(gym.Env):
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self.last_action = action
         return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+def test_the_program_of_checks_names_its_faults(tmp_path: Path) -> None:
+    with program(tmp_path, ["program.py"]) as text:
+        exec(compile(PROGRAMS["Checks"], f"{PAGE.name}: Checks", "exec"), {"__name__": "__main__"})
+    lines = text.getvalue().splitlines()
+    assert len(lines) == 2
+    assert "truncated" in lines[0] + lines[1]
+    assert "outside of its space" in lines[0] + lines[1]

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -246,7 +247,7 @@ def check_parameters():
             for key, value in parameters.items():
                 of = seen[-1].factors[int(key[-1])] if "." in key else seen[-1]
                 np.testing.assert_allclose(
-                    value, getattr(of, key.partition(".")[0])[:, -1].numpy(), rtol=1e-3, atol=1e-4, err_msg=key
+                    value, getattr(of, key.partition(".")[0])[:, 0, -1].numpy(), rtol=1e-3, atol=1e-4, err_msg=key
                 )
         assert exported.description["parameters"] == sorted(shapes)
 
@@ -298,7 +299,7 @@ def test_what_is_illegal_is_never_taken(tmp_path):
 class MaskedActor(Actor):
     """Never takes an action whose entry of the observation "b" is negative."""
 
-    def actor_network_forward(self, state, straight_from_obs=None, log_dict=None):
+    def actor_network_forward(self, state, log_dict=None, straight_from_obs=None):
         logits = super().actor_network_forward(state)
         return logits.masked_fill((straight_from_obs["b"] < 0).unsqueeze(-2), -1e9)
 
@@ -496,17 +497,97 @@ def test_an_agent_that_acts_in_a_way_of_its_own(tmp_path):
     assert not (tmp_path / "step.pt2").exists()
 
 
+class Ring:
+    """Memory that no one else knows the inside of."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+
 class Pairs(GRUTrajEncoder):
     """Remembers what no one else knows."""
 
     def init_hidden_state(self, batch_size, device):
-        return (super().init_hidden_state(batch_size, device),)
+        return super().init_hidden_state(batch_size, device), Ring(torch.zeros(batch_size))
 
 
 def test_a_memory_that_is_not_known(tmp_path):
     run = make_run(tmp_path, Pairs)
-    with pytest.raises(ValueError, match=naming("Pairs", "tuple", "export_hidden_state")):
+    with pytest.raises(ValueError, match=naming("Pairs", "Ring", "hidden_state.1", "export_hidden_state")):
         amago.load_policy(run).export(tmp_path / "step.pt2")
+
+
+class LSTM(amago.TrajEncoder):
+    """An LSTM as a user writes it, with the memory that PyTorch has: the tuple (h, c)."""
+
+    def __init__(self, tstep_dim, max_seq_len, width=16):
+        super().__init__(tstep_dim, max_seq_len)
+        self.rnn = nn.LSTM(tstep_dim, width, num_layers=2, batch_first=True)
+
+    @property
+    def emb_dim(self):
+        return self.rnn.hidden_size
+
+    def init_hidden_state(self, batch_size, device):
+        shape = self.rnn.num_layers, batch_size, self.rnn.hidden_size
+        return torch.zeros(shape, device=device), torch.zeros(shape, device=device)
+
+    def reset_hidden_state(self, hidden_state, dones):
+        rows = torch.as_tensor(dones, device=hidden_state[0].device)[None, :, None]
+        return tuple(part.masked_fill(rows, 0.0) for part in hidden_state)
+
+    def forward(self, seq, time_idxs, hidden_state=None, log_dict=None):
+        return self.rnn(seq, hidden_state)
+
+
+class InPlace(LSTM):
+    """Clears its memory by assignment to rows."""
+
+    def reset_hidden_state(self, hidden_state, dones):
+        for part in hidden_state:
+            part[:, torch.as_tensor(dones)] = 0.0
+        return hidden_state
+
+
+class State(NamedTuple):
+    h: torch.Tensor
+    more: dict
+
+
+class Nested(LSTM):
+    """The same memory, named and nested, with a part that is empty."""
+
+    def init_hidden_state(self, batch_size, device):
+        h, c = super().init_hidden_state(batch_size, device)
+        return State(h, {"c": [c, None]})
+
+    def reset_hidden_state(self, hidden_state, dones):
+        h, c = super().reset_hidden_state((hidden_state.h, hidden_state.more["c"][0]), dones)
+        return State(h, {"c": [c, None]})
+
+    def forward(self, seq, time_idxs, hidden_state=None, log_dict=None):
+        if hidden_state is None:
+            return self.rnn(seq)
+        out, (h, c) = self.rnn(seq, (hidden_state.h, hidden_state.more["c"][0]))
+        return out, State(h, {"c": [c, None]})
+
+
+NAMES = {LSTM: ["hidden.0", "hidden.1"], InPlace: ["hidden.0", "hidden.1"], Nested: ["hidden.h", "hidden.more.c.0"]}
+
+
+@pytest.mark.parametrize("model", NAMES)
+def test_memory_of_several_tensors(model, tmp_path):
+    run = make_run(tmp_path, model)
+    path = amago.load_policy(run).export(tmp_path / "step.pt2")
+    same_actions(run, path, 60)
+    assert list(Exported(path, 1).description["memory"]) == [*NAMES[model], "prev_action", "time_idx"]
+    assert Exported(path, 1).description["batch_axes"][NAMES[model][0]] == 1
+
+
+@needs_onnx
+def test_memory_of_several_tensors_in_onnxruntime(tmp_path):
+    run = make_run(tmp_path, LSTM)
+    same_actions(run, amago.load_policy(run).export(tmp_path / "step.onnx"), 60)
 
 
 class Twofold(GRUTrajEncoder):

@@ -162,7 +162,7 @@ def test_memory_matters_and_can_be_forgotten(run):
     obs = np.linspace(-1, 1, 4, dtype=np.float32)
     for again in (policy.reset, lambda: None, policy.reset):
         again()
-        policy.act(obs)
+        policy.act(obs, 0.0)
         policy.act(-obs, 1.0)
         policy.act(obs, 0.0)
     first, second, fresh = states[:3], states[3:6], states[6:]
@@ -551,7 +551,7 @@ def test_settings_of_every_kind_are_written_and_read(tmp_path):
     e.learn()
     config.clear()
     agent = amago.load_policy(e.run_dir).agent
-    assert agent.filter is exp_filter
+    assert agent.fbc_filter_func is exp_filter
     assert isinstance(agent.actor, NarrowActor)
     assert agent.gammas.tolist() == pytest.approx([0.5, 0.7, 0.999])
     assert isinstance(agent.tstep_encoder, FFTstepEncoder)

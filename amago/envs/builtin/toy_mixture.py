@@ -76,6 +76,9 @@ class ToyMixture(NamedArguments, gym.Env[Observation, np.int64]):
             self._current = int(self.np_random.integers(len(TASKS)))
         self._return = 0.0
         own_seed = None if seed is None else int(self.np_random.integers(2**31))
+        if own_seed is not None:
+            for env in self._envs:  # the other tasks, too: later rollouts must follow from the seed
+                env.reset(seed=own_seed)
         obs, info = self._envs[self._current].reset(seed=own_seed)
         return self._observe(obs), info
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from amago.envs.pool.buffers import Buffers
 from amago.envs.pool.faults import PROVEN_STEPS, RestartBudget
+from amago.envs.pool.plan import Spaces
 from amago.envs.statistics import PhaseStatistics
 from amago.spaces import ActionSpec, action_spec, rl2_space
 
@@ -27,6 +28,7 @@ class ActorPool(ABC):
     Attributes:
         num_actors: N.
         observation_space, action_spec, rl2_space: of each actor.
+        raw_observation_space: the observation space of the environments themselves.
         groups: slices of actors that step independently: while one group steps, the policy can compute for the next.
         obs: {key: (N, ...)}.
         rl2s: (N, 1 + A) float32, reward and previous action.
@@ -40,6 +42,7 @@ class ActorPool(ABC):
 
     num_actors: int
     observation_space: gym.spaces.Dict
+    raw_observation_space: gym.Space[Any]
     action_spec: ActionSpec
     rl2_space: gym.spaces.Box
     groups: list[slice]
@@ -54,13 +57,13 @@ class ActorPool(ABC):
     def __init__(
         self,
         num_actors: int,
-        observation_space: gym.spaces.Dict,
-        action_space: gym.Space[Any],
+        spaces: Spaces,
         groups: list[slice],
         budget: RestartBudget,
     ):
-        self.num_actors, self.observation_space, self.groups = num_actors, observation_space, groups
-        self.action_spec = action_spec(action_space)
+        self.num_actors, self.groups = num_actors, groups
+        self.observation_space, self.raw_observation_space = spaces.observation_space, spaces.raw_observation_space
+        self.action_spec = action_spec(spaces.action_space)
         self.rl2_space = rl2_space(self.action_spec)
         self._budget = budget
         self._in_flight = [False] * len(groups)

@@ -68,10 +68,16 @@ class ActorPlan:
 
 @dataclass(frozen=True)
 class Spaces:
-    """Observation and action space of one environment, which must be equal for all actors of a pool."""
+    """Observation and action space of one environment, which must be equal for all actors of a pool.
+
+    Attributes:
+        observation_space: flat.
+        raw_observation_space: as the environment has it.
+    """
 
     observation_space: gym.spaces.Dict
     action_space: gym.Space[Any]
+    raw_observation_space: gym.Space[Any] = field(compare=False)
 
 
 def check_recorder(recorder: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -52,7 +52,7 @@ class AsyncPool(ActorPool):
         self._finalizer = util.Finalize(self, self._supervisor.close, exitpriority=100)
         try:
             spaces = self._supervisor.start(_divide(plan, groups, w))
-            super().__init__(n, spaces.observation_space, spaces.action_space, groups, budget)
+            super().__init__(n, spaces, groups, budget)
             self._layout = Layout.of(n, self.observation_space, self.action_spec, w, plan.extra_fields)
             self._use_buffers(self._supervisor.share_buffers(self._layout))
             self.resets[:] = True

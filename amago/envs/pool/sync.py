@@ -21,9 +21,7 @@ class InProcessPool(ActorPool):
         budget = RestartBudget(max_env_restarts)
         self._open_actors: ActorSet | None = ActorSet(plan, budget.record)
         actors, num_actors = self._open_actors, len(plan.make_envs) * plan.batch
-        super().__init__(
-            num_actors, actors.spaces.observation_space, actors.spaces.action_space, [slice(0, num_actors)], budget
-        )
+        super().__init__(num_actors, actors.spaces, [slice(0, num_actors)], budget)
         self.can_idle = plan.batch == 1
         self._finalizer = weakref.finalize(self, actors.close)
         self._use_buffers(Buffers.local(Layout.of(num_actors, self.observation_space, self.action_spec, 1, plan.extra_fields)))

@@ -1,0 +1,174 @@
+"""Observations as an environment returned them, or converted already, to the flat arrays of a policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from amago.spaces.actions import NonFiniteError, all_finite
+from amago.spaces.observations import leaf_spaces, obs_spec
+
+Array = NDArray[Any]
+Nested = gym.spaces.Dict | gym.spaces.Tuple
+
+
+class ObsReader:
+    """Takes observations of an environment's own space, and those that are converted to the flat space already.
+
+    Which of the two an observation is, is decided for each key by its shape. (For a MultiBinary, and a MultiDiscrete of nothing but
+    single values, the shapes are equal; floats are then taken to be converted.)
+
+    Args:
+        flat: the converted observations, a flat Dict of boxes.
+        raw: the environment's observation space, with `obs_spec(raw).space` equal to ``flat``; None: ``flat`` itself.
+        rows: B, if observations come in batches; None: observations of one environment.
+
+    Raises:
+        ValueError: ``raw`` does not convert to ``flat``.
+    """
+
+    def __init__(self, flat: gym.spaces.Dict, raw: gym.Space[Any] | None, rows: int | None):
+        self.flat, self.raw, self.rows = flat, flat if raw is None else raw, rows
+        if not converts_to(self.raw, flat):
+            raise ValueError(f"an environment with observations {raw} does not have the observations {flat}")
+        self._batch: tuple[int, ...] = () if rows is None else (rows,)
+        self._leaves = {name: _Leaf(name, space, flat[name], rows is not None) for name, space in leaf_spaces(self.raw).items()}
+        self._one = None if rows is None else ObsReader(flat, raw, None)
+
+    def __call__(self, obs: Any) -> dict[str, Array]:
+        """Convert an observation or a batch of them.
+
+        Args:
+            obs: an observation of one of the two spaces; with ``rows``, one whose arrays have B rows, as a Gymnasium vector environment
+                returns it, or a list of B observations. Where there is only one key, the array alone will do.
+
+        Returns:
+            {key: (B, ...)}, with the shapes and dtypes of ``flat``; B is 1 without ``rows``.
+
+        Raises:
+            ValueError: a key is missing or unknown, or an array has the wrong shape or dtype, or a value that its space lacks.
+            NonFiniteError: an array holds NaN or infinity.
+        """
+        if self._one is not None and self._is_list_of_rows(obs):
+            if len(obs) != self.rows:
+                raise ValueError(f"obs is a list of {len(obs)} observations, but there are {self.rows} environments")
+            each = [self._one(row) for row in obs]
+            return {key: np.concatenate([row[key] for row in each]) for key in self._leaves}
+        values = dict(self._values(obs))
+        out = {}
+        for key, leaf in self._leaves.items():  # the order in which networks read them
+            array = leaf.read(values[key], self._batch)
+            out[key] = array if self._batch else array[None]
+        return out
+
+    def _is_list_of_rows(self, obs: Any) -> bool:
+        if not isinstance(obs, list) and not (isinstance(obs, np.ndarray) and obs.dtype == object):
+            return False
+        return isinstance(self.raw, gym.spaces.Tuple) or any(isinstance(row, Mapping) for row in obs)
+
+    def _values(self, obs: Any) -> Iterator[tuple[str, Any]]:
+        """(name, value) of each key of an observation, in either form."""
+        names = self._leaves.keys()
+        if isinstance(obs, Mapping) and obs.keys() == names:
+            return iter(obs.items())
+        tuple_wanted = isinstance(self.raw, gym.spaces.Tuple) and isinstance(obs, (tuple, list))
+        if len(names) == 1 and not tuple_wanted and not isinstance(obs, Mapping):
+            return iter([(next(iter(names)), obs)])
+        if isinstance(self.raw, gym.spaces.Dict if isinstance(obs, Mapping) else gym.spaces.Tuple):
+            return _walk(self.raw, obs, "obs", "")
+        if isinstance(obs, Mapping):
+            raise ValueError(f"obs has keys {sorted(map(str, obs))}, the policy was trained with {sorted(names)}")
+        raise ValueError(f"obs must be {_expected(self.raw, sorted(names))}, got {type(obs).__name__}")
+
+
+def converts_to(raw: gym.Space[Any], flat: gym.spaces.Dict) -> bool:
+    """Whether observations of a space convert to those of ``flat``, as far as keys, shapes and dtypes tell."""
+    found = obs_spec(raw).space.spaces
+    return found.keys() == flat.spaces.keys() and all(
+        (a.shape, a.dtype) == (flat[key].shape, flat[key].dtype) for key, a in found.items()
+    )
+
+
+def spaces_of(source: Any) -> tuple[gym.spaces.Dict, gym.Space[Any]]:
+    """The flat observation space and the action space of an environment.
+
+    Args:
+        source: an environment, vectorised or not; a function that makes one, which is closed; or (observation space, action space).
+
+    Raises:
+        TypeError: none of these, or a space that is not supported.
+    """
+    if isinstance(source, (tuple, list)) and len(source) == 2 and all(isinstance(s, gym.Space) for s in source):
+        return obs_spec(source[0]).space, source[1]
+    env = source() if callable(source) and not hasattr(source, "observation_space") else source
+    try:
+        spaces: list[Any] = [
+            getattr(env, f"single_{name}", None) or getattr(env, name, None) for name in ("observation_space", "action_space")
+        ]
+    finally:
+        if env is not source and callable(getattr(env, "close", None)):
+            env.close()
+    if not all(isinstance(s, gym.Space) for s in spaces):
+        raise TypeError(f"{source!r} must be an environment, a function that makes one, or (observation space, action space)")
+    return obs_spec(spaces[0]).space, spaces[1]
+
+
+class _Leaf:
+    """One key: the two shapes in which its value may come."""
+
+    def __init__(self, name: str, raw: gym.Space[Any], flat: gym.Space[Any], batched: bool):
+        self.name, self.raw_shape, self.flat_shape = name, raw.shape or (), flat.shape or ()
+        self._same_values = isinstance(raw, gym.spaces.Box)
+        self._real = flat.dtype is not None and np.dtype(flat.dtype).kind == "f"
+        self._from_raw, self._from_flat = (_converter(name, space, batched) for space in (raw, flat))
+
+    def read(self, value: Any, batch: tuple[int, ...]) -> Array:
+        try:
+            array = np.asarray(value)
+        except ValueError as err:
+            raise ValueError(f"obs[{self.name!r}] is no array: {err}") from None
+        raw, flat = (*batch, *self.raw_shape), (*batch, *self.flat_shape)
+        if array.shape not in (raw, flat):
+            either = f"{raw}" if raw == flat else f"{raw}, as the environment returns it, or {flat}, converted"
+            raise ValueError(f"obs[{self.name!r}] has shape {array.shape}, it must be {either}")
+        is_raw = array.shape == raw and (raw != flat or self._same_values or array.dtype.kind != "f")
+        out = (self._from_raw if is_raw else self._from_flat)(array)
+        if self._real and not all_finite(out):
+            raise NonFiniteError(
+                f"obs[{self.name!r}] holds {out[~np.isfinite(out)][0]}; observations must be finite in float32"
+            )
+        return out
+
+
+def _converter(name: str, space: gym.Space[Any], batched: bool) -> Callable[[Any], Array]:
+    convert = obs_spec(gym.spaces.Dict({name: space}), batched=batched).convert
+    return lambda value: convert({name: value})[name]
+
+
+def _walk(space: gym.Space[Any], value: Any, at: str, name: str) -> Iterator[tuple[str, Any]]:
+    """(name, value) of each leaf of an observation of a nested space."""
+    if isinstance(space, gym.spaces.Dict):
+        if not isinstance(value, Mapping) or value.keys() != space.spaces.keys():
+            found = f"keys {sorted(map(str, value))}" if isinstance(value, Mapping) else f"type {type(value).__name__}"
+            raise ValueError(f"{at} has {found}, the policy was trained with keys {sorted(map(str, space.spaces))}")
+        children: Any = space.spaces.items()
+    elif isinstance(space, gym.spaces.Tuple):
+        if not isinstance(value, (tuple, list)) or len(value) != len(space.spaces):
+            found = f"{len(value)} values" if isinstance(value, (tuple, list)) else f"type {type(value).__name__}"
+            raise ValueError(f"{at} has {found}, the policy was trained with a tuple of {len(space.spaces)}")
+        children = enumerate(space.spaces)
+    else:
+        yield name, value
+        return
+    for key, sub in children:
+        yield from _walk(sub, value[key], f"{at}[{key!r}]", f"{name}/{key}" if name else str(key))
+
+
+def _expected(raw: gym.Space[Any], names: list[str]) -> str:
+    if isinstance(raw, gym.spaces.Tuple):
+        return f"a tuple of {len(raw.spaces)}, as the environment returns it, or a dict with keys {names}"
+    return f"a dict with keys {sorted(map(str, raw.spaces)) if isinstance(raw, gym.spaces.Dict) else names}"

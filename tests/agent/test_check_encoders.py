@@ -1,0 +1,373 @@
+"""`amago.check_tstep_encoder` and `amago.check_traj_encoder` pass what trains and acts, and name each fault of what would not."""
+
+import time
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import tiny
+import torch
+from messages import names, naming
+from torch import nn
+
+import amago
+from amago import config
+from amago.data.findings import CheckError
+from amago.envs import AMAGOEnv
+from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, MambaTrajEncoder, TformerTrajEncoder
+from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder, GoalTstepEncoder
+
+G = gym.spaces
+IMAGE = G.Box(0, 255, (36, 36, 3), np.uint8), G.Discrete(3)
+MIXED = G.Dict(a=G.Box(-1.0, 1.0, (3,)), card=G.Discrete(4), pixels=G.Box(0, 255, (4, 4), np.uint8)), G.Discrete(2)
+
+
+@pytest.fixture(autouse=True)
+def _small():
+    config.bind(tiny.SMALL | tiny.MAMBA)
+
+
+def problems(check, *args, **kwargs):
+    with pytest.raises(CheckError) as found:
+        check(*args, **kwargs)
+    return found.value
+
+
+# ---- timestep encoders ---------------------------------------------------------------------------------------------------
+
+
+class Own(amago.TstepEncoder):
+    """A timestep encoder as a user writes it; every fault below is one change of it."""
+
+    def __init__(self, obs_space, rl2_space, width=6):
+        super().__init__(obs_space, rl2_space)
+        inputs = sum(int(np.prod(s.shape)) for s in obs_space.spaces.values()) + rl2_space.shape[-1]
+        self.layer = nn.Linear(inputs, width)
+        self.register_buffer("mean", torch.zeros(inputs))
+
+    @property
+    def emb_dim(self):
+        return self.layer.out_features
+
+    def flat(self, obs, rl2s):
+        return torch.cat([*(v.flatten(2).float() for v in obs.values()), rl2s], -1)
+
+    def inner_forward(self, obs, rl2s, log_dict=None):
+        return self.layer(self.flat(obs, rl2s))
+
+
+TSTEP_PASS = {
+    "own": (Own, MIXED), "vectors": (FFTstepEncoder, MIXED), "hidden": (lambda **k: FFTstepEncoder(hide_rl2s=True, **k), MIXED),
+    "images": (CNNTstepEncoder, IMAGE), "augmented": (lambda **k: CNNTstepEncoder(drqv2_aug=True, **k), IMAGE),
+    "goals": (GoalTstepEncoder, (G.Dict(goals=G.Box(-1, 1, (2, 3)), x=G.Box(-1, 1, (4,))), G.Box(-1, 1, (2,)))),
+    "environment": (Own, gym.make("CartPole-v1")), "AMAGOEnv": (Own, tiny.cartpole), "vectorised": (Own, tiny.cartpoles),
+    "a maker": (Own, lambda: gym.make("FrozenLake-v1")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TSTEP_PASS)
+def test_timestep_encoders_that_train(name):
+    amago.check_tstep_encoder(*TSTEP_PASS[name])
+
+
+def changed(**methods):
+    return type("Bad", (Own,), methods)
+
+
+def forward(change):
+    """An encoder whose output is ``change(self, obs, rl2s, the right output)``."""
+    return changed(
+        inner_forward=lambda self, obs, rl2s, log_dict=None: change(self, obs, rl2s, Own.inner_forward(self, obs, rl2s))
+    )
+
+
+def in_place(self, obs, rl2s, out):
+    obs["a"] /= 255
+    return out
+
+
+def of_batch(self, obs, rl2s, out):
+    return out - out.mean(0, keepdim=True)
+
+
+def of_sequence(self, obs, rl2s, out):
+    return out.cumsum(1)
+
+
+class Unused(Own):
+    def __init__(self, obs_space, rl2_space):
+        super().__init__(obs_space, rl2_space)
+        self.spare = nn.Linear(2, 2)
+
+
+class Statistics(Own):
+    """Running statistics of all that it gets, padding included."""
+
+    def inner_forward(self, obs, rl2s, log_dict=None, mask=None):
+        flat = self.flat(obs, rl2s)
+        if self.training:
+            self.mean.lerp_(flat.mean((0, 1)).detach(), 0.5)
+        return self.layer(flat)
+
+
+class Centered(Own):
+    def inner_forward(self, obs, rl2s, log_dict=None, mask=None):
+        flat = self.flat(obs, rl2s)
+        return self.layer(flat - flat.mean((0, 1)) if self.training else flat)
+
+
+TSTEP_FAULTS = {
+    "a shape": (forward(lambda self, obs, rl2s, out: out[:, 0]), ("returned shape", (2, 6), (2, 3, 6))),
+    "emb_dim is another": (changed(emb_dim=7), ("returned shape", (2, 3, 6), (2, 3, 7))),
+    "emb_dim is none": (changed(emb_dim=None), ("emb_dim", None)),
+    "emb_dim fails": (changed(emb_dim=property(lambda self: 1 / 0)), ("emb_dim", "ZeroDivisionError")),
+    "no tensor": (forward(lambda self, obs, rl2s, out: (out, None)), ("a tuple", "a tensor")),
+    "integers": (forward(lambda self, obs, rl2s, out: out.long()), ("torch.int64", "real numbers")),
+    "NaN": (forward(lambda self, obs, rl2s, out: out * np.nan), ("nan", "finite input")),
+    "zeros": (
+        forward(lambda self, obs, rl2s, out: out / obs["pixels"].float().norm(dim=(2, 3)).unsqueeze(-1)), ("all 0", "finite input"),
+    ),
+    "an exception": (
+        forward(lambda self, obs, rl2s, out: obs["camera"]), ("forward of obs a (2, 3, 3)", "KeyError", "camera", "test_check_encoders.py"),
+    ),
+    "a fixed length": (forward(lambda self, obs, rl2s, out: out.view(2, 3, 6)), ("forward of obs a (1, 1, 3)", "RuntimeError")),
+    "in place": (forward(in_place), ("obs['a']", "in place")),
+    "random": (forward(lambda self, obs, rl2s, out: out + torch.randn_like(out)), ("evaluation mode", "two different outputs")),
+    "statistics of the batch": (forward(of_batch), ("sequence of a batch", "alone")),
+    "other timesteps": (forward(of_sequence), ("timestep of a sequence", "alone")),
+    "detached": (forward(lambda self, obs, rl2s, out: out.detach() + self.layer.bias), ("no gradient reaches layer.weight",)),
+    "unused": (Unused, ("no gradient reaches spare.weight, spare.bias", "requires_grad_(False)")),
+    "an infinite gradient": (forward(lambda self, obs, rl2s, out: (out - out).abs().sqrt()), ("gradient of", "not finite")),
+    "padding in statistics": (Statistics, ("padding", "running statistics")),
+    "padding in outputs": (Centered, ("padding", "output of real timesteps")),
+    "arguments": (changed(__init__=lambda self, obs_space: None), ("obs_space, rl2_space", "TypeError")),
+    "another class": (lambda obs_space, rl2_space: nn.Linear(2, 2), ("Linear", "amago.TstepEncoder")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", TSTEP_FAULTS)
+def test_each_fault_of_a_timestep_encoder_is_named(fault):
+    encoder, named = TSTEP_FAULTS[fault]
+    error = problems(amago.check_tstep_encoder, encoder, MIXED)
+    assert names(str(error), *named), error
+    assert len(error.problems) == 1, error
+
+
+def test_all_spaces_are_observed_as_the_environment_converts_them():
+    seen = []
+
+    def look(self, obs, rl2s, out):
+        seen.append({k: (tuple(v.shape[2:]), v.dtype) for k, v in obs.items()})
+        return out
+
+    amago.check_tstep_encoder(forward(look), AMAGOEnv(tiny.Bits()))
+    assert seen[0] == {"observation": ((3,), torch.float32)}
+
+
+@pytest.mark.parametrize("spaces", [3, (G.Discrete(2),), object()])
+def test_no_spaces(spaces):
+    with pytest.raises(TypeError, match=naming("environment", "(observation space, action space)")):
+        amago.check_tstep_encoder(Own, spaces)
+
+
+# ---- sequence models -----------------------------------------------------------------------------------------------------
+
+
+class LSTM(amago.TrajEncoder):
+    """A sequence model as a user writes it; every fault below is one change of it."""
+
+    def __init__(self, tstep_dim, max_seq_len, width=7):
+        super().__init__(tstep_dim, max_seq_len)
+        self.lstm = nn.LSTM(tstep_dim, width, num_layers=2, batch_first=True)
+
+    @property
+    def emb_dim(self):
+        return self.lstm.hidden_size
+
+    def init_hidden_state(self, batch_size, device):
+        return tuple(torch.zeros(2, batch_size, self.lstm.hidden_size, device=device) for _ in range(2))
+
+    def reset_hidden_state(self, hidden_state, dones):
+        return tuple(part.masked_fill(torch.as_tensor(dones)[None, :, None], 0.0) for part in hidden_state)
+
+    def forward(self, seq, time_idxs, hidden_state=None, log_dict=None):
+        return self.lstm(seq, hidden_state)
+
+
+TRAJ_PASS = {
+    "own": LSTM, "ff": FFTrajEncoder, "gru": GRUTrajEncoder, "mamba": MambaTrajEncoder, "transformer": TformerTrajEncoder,
+    "rope": lambda **k: TformerTrajEncoder(pos_emb="rope", **k), "one that is made": GRUTrajEncoder(5, 30),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRAJ_PASS)
+def test_sequence_models_that_train(name):
+    amago.check_traj_encoder(TRAJ_PASS[name], export=name in ("own", "gru"))
+
+
+def test_it_is_fast_and_changes_nothing():
+    state, model = torch.get_rng_state(), LSTM(5, 100)
+    weights = {k: v.clone() for k, v in model.state_dict().items()}
+    state = torch.get_rng_state()
+    model.train()
+    begun = time.perf_counter()
+    amago.check_traj_encoder(model, export=False)
+    assert time.perf_counter() - begun < 5.0
+    assert torch.get_rng_state().equal(state)
+    assert model.training
+    assert not tiny.differing(weights, dict(model.state_dict()))
+    assert all(p.grad is None for p in model.parameters())
+
+
+def bad(**methods):
+    return type("Bad", (LSTM,), methods)
+
+
+def result(change):
+    """A model whose result is ``change(self, seq, hidden_state, the right result)``."""
+
+    def forward(self, seq, time_idxs, hidden_state=None, log_dict=None):
+        return change(self, seq, hidden_state, LSTM.forward(self, seq, time_idxs, hidden_state))
+
+    return bad(forward=forward)
+
+
+def reset_all(self, hidden_state, dones):
+    return tuple(torch.zeros_like(part) for part in hidden_state)
+
+
+def reset_one_of_two(self, hidden_state, dones):
+    return LSTM.reset_hidden_state(self, hidden_state, dones)[0], hidden_state[1]
+
+
+def reset_arrays_only(self, hidden_state, dones):
+    return LSTM.reset_hidden_state(self, hidden_state, torch.from_numpy(dones))
+
+
+def reset_tensors_only(self, hidden_state, dones):
+    return LSTM.reset_hidden_state(self, hidden_state, dones.clone())
+
+
+def slice_copies(self, hidden_state, start, stop):
+    return tuple(part[:, start:stop].clone() for part in hidden_state)
+
+
+def slice_first(self, hidden_state, start, stop):
+    return tuple(part[:, : stop - start] for part in hidden_state)
+
+
+class Short(LSTM):
+    """Has room for max_seq_len steps only."""
+
+    def forward(self, seq, time_idxs, hidden_state=None, log_dict=None):
+        if hidden_state is not None and time_idxs.max() >= self.max_seq_len:
+            raise IndexError("no place left")
+        return super().forward(seq, time_idxs, hidden_state)
+
+
+class Branches(LSTM):
+    """A Python branch on data, which cannot be traced."""
+
+    def forward(self, seq, time_idxs, hidden_state=None, log_dict=None):
+        return self.lstm(seq, hidden_state) if hidden_state is None or hidden_state[0].sum() > -1e9 else (seq, hidden_state)
+
+
+class Clears(LSTM):
+    """Writes into the memory that it was given to import."""
+
+    def import_hidden_state(self, tensors, dones):
+        for tensor in tensors.values():
+            tensor[:, dones] = 0.0
+            tensor *= 1.5
+        return tensors["hidden.0"] / 1.5, tensors["hidden.1"] / 1.5
+
+
+class Forgets(LSTM):
+    def import_hidden_state(self, tensors, dones):
+        return tensors["hidden.0"].clone(), tensors["hidden.1"].clone()
+
+
+class Box:
+    def __init__(self, state):
+        self.state = state
+
+
+class Boxed(LSTM):
+    """A hidden state of its own kind, without a way to export it."""
+
+    def init_hidden_state(self, batch_size, device):
+        return Box(super().init_hidden_state(batch_size, device))
+
+    def reset_hidden_state(self, hidden_state, dones):
+        return Box(super().reset_hidden_state(hidden_state.state, dones))
+
+    def forward(self, seq, time_idxs, hidden_state=None, log_dict=None):
+        out, state = super().forward(seq, time_idxs, hidden_state and hidden_state.state)
+        return out, Box(state)
+
+
+class Tally(LSTM):
+    """Part of its memory has no dimension of actors."""
+
+    def export_hidden_state(self, hidden_state):
+        return super().export_hidden_state(hidden_state) | {"tally": torch.zeros(3)}
+
+
+class Clash(LSTM):
+    def export_hidden_state(self, hidden_state):
+        return {"h": hidden_state[0], "time_idx": hidden_state[1]}
+
+    def import_hidden_state(self, tensors, dones):
+        return self.reset_hidden_state((tensors["h"].clone(), tensors["time_idx"].clone()), dones)
+
+
+NO_EXPORT = "export=False"
+TRAJ_FAULTS = {
+    "a shape": (result(lambda self, seq, hidden, out: (out[0][:, -1], out[1])), ("whole sequence", "returned shape", (3, 9, 7))),
+    "emb_dim": (bad(emb_dim=12), ("returned shape", (3, 9, 7), (3, 9, 12))),
+    "the output alone": (result(lambda self, seq, hidden, out: out[0]), ("Tensor", "the output and the next hidden state")),
+    "NaN": (result(lambda self, seq, hidden, out: (out[0] * np.nan, out[1])), ("nan", "finite input")),
+    "an exception": (result(lambda self, seq, hidden, out: self.nothing), ("whole sequence", "nothing", "test_check_encoders.py")),
+    "the future": (
+        result(lambda self, seq, hidden, out: (out[0] + seq.mean((1, 2), keepdim=True), out[1])), ("not causal", "later input"),
+    ),
+    "the batch": (result(lambda self, seq, hidden, out: (out[0] - out[0].mean(0), out[1])), ("sequence", "alone", "batch")),
+    "random": (result(lambda self, seq, hidden, out: (out[0] + torch.rand(()), out[1])), ("evaluation mode", "two different outputs")),
+    "no memory when acting": (
+        result(lambda self, seq, hidden, out: (self.lstm(seq)[0] if hidden else out[0], out[1])), ("step 1 of a rollout", "whole sequence"),
+    ),
+    "an old memory": (result(lambda self, seq, hidden, out: (out[0], hidden)), ("step 1 of a rollout", "whole sequence")),
+    "init_hidden_state": (bad(init_hidden_state=lambda self, n, device: 1 / 0), ("init_hidden_state(3, 'cpu')", "ZeroDivisionError")),
+    "no reset": (bad(reset_hidden_state=lambda self, hidden, dones: hidden), ("reset_hidden_state", "an array", "was reset")),
+    "all are reset": (bad(reset_hidden_state=reset_all), ("reset_hidden_state", "not reset yet", "others must stay")),
+    "half a reset": (bad(reset_hidden_state=reset_one_of_two), ("reset_hidden_state", "was reset", "init_hidden_state")),
+    "arrays only": (bad(reset_hidden_state=reset_arrays_only), ("reset_hidden_state", "Tensor (3,)", "TypeError")),
+    "tensors only": (bad(reset_hidden_state=reset_tensors_only), ("reset_hidden_state", "ndarray (3,)", "AttributeError")),
+    "long rollouts": (Short, ("step 8", "max_seq_len=8", "IndexError", "no place left")),
+    "slices that are copies": (bad(slice_hidden_state=slice_copies), ("slice_hidden_state", "storage")),
+    "another slice": (bad(slice_hidden_state=slice_first), ("slice_hidden_state",)),
+    "no gradient": (result(lambda self, seq, hidden, out: (out[0].detach(), out[1])), ("training", "RuntimeError")),
+    "memory of its own kind": (Boxed, ("export_hidden_state", "Box", NO_EXPORT)),
+    "memory without actors": (Tally, ("export_hidden_state", "'tally'", (3,), NO_EXPORT)),
+    "a name that is taken": (Clash, ("export_hidden_state", "time_idx")),
+    "import without reset": (Forgets, ("import_hidden_state", "all rows were done")),
+    "import in place": (Clears, ("hidden.0", "changed in place", "import_hidden_state")),
+    "not traceable": (Branches, ("torch.export", NO_EXPORT)),
+    "another class": (lambda tstep_dim, max_seq_len: nn.Linear(2, 2), ("Linear", "amago.TrajEncoder")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", TRAJ_FAULTS)
+def test_each_fault_of_a_sequence_model_is_named(fault):
+    encoder, named = TRAJ_FAULTS[fault]
+    error = problems(amago.check_traj_encoder, encoder)
+    assert names(str(error), *named), error
+    assert len(error.problems) == 1, error
+    if NO_EXPORT in named:
+        amago.check_traj_encoder(encoder, export=False)
+
+
+def test_no_encoder():
+    for check, args in ((amago.check_traj_encoder, ()), (amago.check_tstep_encoder, (MIXED,))):
+        with pytest.raises(TypeError, match=naming(3, "subclass")):
+            check(3, *args)

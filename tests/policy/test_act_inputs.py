@@ -1,0 +1,273 @@
+"""What `Policy.act` takes: observations as environments return them, single and in batches; and rewards, which it does not forget."""
+
+from types import SimpleNamespace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import tiny
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from messages import naming
+
+import amago
+from amago.envs import AMAGOEnv
+from amago.policy import Policy, describe_agent
+from amago.spaces import NonFiniteError, action_spec, obs_spec, rl2_space
+
+G = gym.spaces
+B = 3
+
+
+def policy_for(raw, num_envs=None, bindings=None, traj="gru"):
+    """A policy of a new agent for an environment with these observations, as a run would describe it."""
+    action = G.Discrete(7)
+    spaces = SimpleNamespace(
+        observation_space=obs_spec(raw).space, rl2_space=rl2_space(action_spec(action)), action_space=action
+    )
+    agent = tiny.agent(spaces, traj, bindings=bindings)
+    return Policy(agent, num_envs, sample=False, device="cpu", description=describe_agent(agent, raw))
+
+
+def seen_by(policy, *args):
+    """What the networks of a policy observe in one call of `act`: observations, reward and previous action."""
+    seen = []
+    hook = policy.agent.tstep_encoder.register_forward_pre_hook(lambda _, a, k: seen.append(k), with_kwargs=True)
+    try:
+        action = policy.act(*args)
+    finally:
+        hook.remove()
+    return {k: v.numpy() for k, v in seen[0]["obs"].items()}, seen[0]["rl2s"].numpy(), action
+
+
+# ---- any space ----------------------------------------------------------------------------------------------------------
+
+LEAVES = st.one_of(
+    st.builds(G.Discrete, st.integers(1, 5), start=st.integers(-3, 3)),
+    st.builds(G.MultiBinary, st.sampled_from([1, 3, (2, 2)])),
+    st.lists(st.integers(1, 4), min_size=1, max_size=3).map(lambda n: G.MultiDiscrete(n, start=[5] * len(n))),
+    st.just(G.MultiDiscrete([[2, 3], [1, 4]])),
+    st.sampled_from([(), (1,), (4,), (2, 3)]).flatmap(
+        lambda shape: st.sampled_from([np.float32, np.float64, np.int64, np.int8]).map(
+            lambda dtype: G.Box(-9, 9, shape, dtype)  # type: ignore[arg-type]
+        )
+    ),
+    st.just(G.Box(0, 255, (8, 8, 3), np.uint8)),
+)
+SPACES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=3).map(lambda spaces: G.Tuple(spaces)),
+        st.dictionaries(st.sampled_from("abc"), inner, min_size=1, max_size=3).map(G.Dict),
+    ),
+    max_leaves=5,
+)
+PROPERTY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@PROPERTY
+@given(raw=SPACES, seed=st.integers(0, 1000))
+def test_what_the_environment_returned_is_what_training_saw(raw, seed):
+    raw.seed(seed)
+    convert, once, again = obs_spec(raw).convert, policy_for(raw), policy_for(raw)
+    for t in range(3):
+        obs = raw.sample()
+        seen, _, action = seen_by(once, obs, 0.5 * t)
+        expected, _, same = seen_by(again, convert(obs), 0.5 * t)
+        assert action == same
+        assert list(seen) == list(expected)
+        for key, value in convert(obs).items():
+            np.testing.assert_array_equal(seen[key][0, 0], value)
+            np.testing.assert_array_equal(expected[key][0, 0], value)
+            assert seen[key].dtype == value.dtype
+
+
+@PROPERTY
+@given(raw=SPACES, seed=st.integers(0, 1000))
+def test_batches_in_every_form(raw, seed):
+    raw.seed(seed)
+    rows = [raw.sample() for _ in range(B)]
+    together = gym.vector.utils.concatenate(raw, rows, gym.vector.utils.create_empty_array(raw, B))
+    convert = obs_spec(raw).convert
+    each = [convert(row) for row in rows]
+    converted = {key: np.stack([row[key] for row in each]) for key in each[0]}
+    actions = []
+    for form in (together, rows, converted, each):
+        seen, _, action = seen_by(policy_for(raw, B), form)
+        actions.append(action.tolist())
+        for key, value in converted.items():
+            np.testing.assert_array_equal(seen[key][:, 0], value, err_msg=str(type(form)))
+    assert all(a == actions[0] for a in actions)
+
+
+# ---- environments that people know -----------------------------------------------------------------------------------------
+
+
+def lake():
+    return gym.make("FrozenLake-v1", is_slippery=False)
+
+
+def blackjack():
+    return gym.make("Blackjack-v1")
+
+
+class Sorter(gym.Env):
+    """A nested observation, as robots have it."""
+
+    observation_space = G.Dict(
+        camera=G.Box(0, 255, (6, 6, 1), np.uint8),
+        arm=G.Dict(holds=G.Discrete(3), joints=G.Box(-1.0, 1.0, (2,), np.float64)),
+        seen=G.Tuple((G.MultiDiscrete([2, 3]), G.MultiBinary(2))),
+    )
+    action_space = G.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        self._steps = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        self._steps += 1
+        return self.observation_space.sample(), float(action), self._steps == 6, False, {}
+
+
+@pytest.mark.parametrize("make", [lake, blackjack, Sorter])
+def test_a_trained_policy_plays_in_the_environment_itself(tmp_path, make):
+    e = tiny.learned(
+        tmp_path, lambda: AMAGOEnv(make()), "gru", max_seq_len=10, train_timesteps_per_epoch=30, always_save_latest=True
+    )
+    e.close()
+    policy = amago.load_policy(e.run_dir, sample=False)
+    other = amago.load_policy(e.run_dir, sample=False)
+    env, beside = make(), AMAGOEnv(make())
+    obs, _ = env.reset(seed=3)
+    step, _ = beside.reset(seed=3)
+    reward = None
+    for _ in range(6):
+        action = policy.act(obs, reward)
+        assert action == other.act({k: v[0] for k, v in step.obs.items()}, reward)
+        assert env.action_space.contains(action)
+        obs, reward, terminated, truncated, _ = env.step(action)
+        step, *_ = beside.step(beside.action_spec.from_env(action)[None])
+        if terminated or truncated:
+            break
+    assert policy.raw_observation_space == env.observation_space
+
+
+def test_a_vector_environment(tmp_path):
+    e = tiny.learned(tmp_path, lambda: AMAGOEnv(lake()), "gru", train_timesteps_per_epoch=120, always_save_latest=True)
+    e.close()
+    policy, envs = amago.load_policy(e.run_dir, num_envs=2), gym.vector.SyncVectorEnv([lake, lake])
+    obs, _ = envs.reset(seed=0)
+    reward = None
+    for _ in range(5):
+        obs, reward, *_ = envs.step(policy.act(obs, reward))
+
+
+def test_a_file_of_before_takes_what_it_took(tmp_path):
+    description = describe_agent(policy_for(G.Discrete(5)).agent)
+    assert "raw_observation_space" not in description
+    policy = Policy(policy_for(G.Discrete(5)).agent, None, True, "cpu", description=description)
+    policy.act({"observation": np.eye(5, dtype=np.float32)[2]})
+    with pytest.raises(ValueError, match=naming("obs['observation']", (), (5,))):
+        policy.act(2, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("raw", "obs", "named"),
+    [
+        (G.Discrete(5), 7, ("observation", 7, "Discrete(5)")),
+        (G.Discrete(5), 1.5, ("observation", "float64", "Discrete(5)")),
+        (G.Discrete(5), "two", ("observation",)),
+        (G.Tuple((G.Discrete(3), G.Discrete(2))), (1,), ("obs", 1, "tuple of 2")),
+        (G.Tuple((G.Discrete(3), G.Discrete(2))), 1, ("obs", "tuple of 2", "int")),
+        (G.Dict(a=G.Dict(b=G.Discrete(3))), {"a": {"c": 1}}, ("obs['a']", ["c"], ["b"])),
+        (G.Dict(a=G.Dict(b=G.Discrete(3))), {"a": 1}, ("obs['a']", "int", ["b"])),
+        (G.Box(0, 255, (4, 4, 3), np.uint8), np.full((4, 4, 3), 0.5), ("observation", "float64", "uint8")),
+        (G.Box(-1, 1, (2,)), np.array([0.0, np.nan]), ("obs['observation']", "nan", "finite")),
+    ],
+)
+def test_what_is_refused(raw, obs, named):
+    policy = policy_for(raw)
+    with pytest.raises(ValueError, match=naming(*named)):
+        policy.act(obs)
+
+
+def test_a_list_of_another_number_of_observations():
+    policy = policy_for(G.Tuple((G.Discrete(3), G.Discrete(2))), num_envs=3)
+    with pytest.raises(ValueError, match=naming("obs", 2, 3)):
+        policy.act([(0, 0), (1, 1)])
+
+
+# ---- the reward ----------------------------------------------------------------------------------------------------------
+
+LINE = G.Box(-1.0, 1.0, (2,))
+OBS = np.zeros(2, np.float32)
+
+
+def test_a_missing_reward_is_an_error_that_changes_nothing():
+    policy, other = policy_for(LINE), policy_for(LINE)
+    for p in (policy, other):
+        p.act(OBS)
+    with pytest.raises(ValueError, match=naming("reward", "act(obs, reward)", "reward=0.0", "done=True", "step 1")):
+        policy.act(OBS)
+    for t in range(4):
+        mine, theirs = seen_by(policy, OBS + t / 10, 1.0), seen_by(other, OBS + t / 10, 1.0)
+        np.testing.assert_array_equal(mine[1], theirs[1])
+        assert mine[2] == theirs[2]
+    np.testing.assert_array_equal(policy._time, other._time)
+
+
+def test_a_reward_of_zero_must_be_said():
+    policy = policy_for(LINE)
+    policy.act(OBS)
+    assert seen_by(policy, OBS, 0.0)[1][0, 0, 0] == 0.0
+    assert seen_by(policy, OBS, 2.5)[1][0, 0, 0] == 2.5
+
+
+def test_the_first_step_of_every_rollout_needs_none():
+    policy = policy_for(LINE)
+    policy.act(OBS)
+    policy.act(OBS, 1.0)
+    policy.act(OBS, done=True)
+    policy.act(OBS, 1.0)
+    policy.reset()
+    assert seen_by(policy, OBS, 7.0)[1][0, 0, 0] == 0.0, "the reward of the rollout before is none of this one"
+
+
+def test_rows_at_their_first_step():
+    policy = policy_for(LINE, num_envs=3)
+    obs = np.zeros((3, 2), np.float32)
+    policy.act(obs)
+    with pytest.raises(ValueError, match=naming("reward", "row 1", "step 1")):
+        policy.act(obs, done=[True, False, True])
+    _, rl2s, _ = seen_by(policy, obs, [4.0, 5.0, np.nan], [True, False, True])
+    assert rl2s[:, 0, 0].tolist() == [0.0, 5.0, 0.0]
+    policy.act(obs, done=[True, True, True])
+    policy.act(obs, done=True)
+    assert seen_by(policy, obs, 1.5)[1][:, 0, 0].tolist() == [1.5] * 3, "one number for all"
+
+
+@pytest.mark.parametrize(
+    ("reward", "done", "named"),
+    [
+        ([1.0, 2.0], None, ("reward", [1.0, 2.0], 3)),
+        ("one", None, ("reward", "'one'", 3)),
+        ([1.0, np.inf, 0.0], None, ("reward", "inf", "finite")),
+        (0.0, [True, False], ("done", [True, False], 3)),
+    ],
+)
+def test_rewards_that_do_not_fit(reward, done, named):
+    policy = policy_for(LINE, num_envs=3)
+    policy.act(np.zeros((3, 2), np.float32))
+    with pytest.raises(ValueError, match=naming(*named)) as refused:
+        policy.act(np.zeros((3, 2), np.float32), reward, done)
+    assert isinstance(refused.value, NonFiniteError) == ("finite" in named)
+
+
+def test_an_agent_that_hides_rewards_needs_none():
+    policy = policy_for(LINE, bindings={"FFTstepEncoder.hide_rl2s": True})
+    assert policy.hides_rewards
+    for _ in range(3):
+        policy.act(OBS)

@@ -1,0 +1,240 @@
+"""A policy is one file: copied anywhere, it loads and acts as before; older readers read it as before."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import tiny
+import torch
+from messages import naming
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+import amago
+from amago import config
+from amago.envs import AMAGOEnv
+from amago.policy import describe_agent, find_run
+from amago.run.checkpoint import CheckpointError
+
+
+def lake():
+    return AMAGOEnv(gym.make("FrozenLake-v1"), env_name="Lake")
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    config.clear()
+    config.bind({"Agent.rollout_gamma_idx": 0})
+    e = tiny.learned(
+        tmp_path_factory.mktemp("runs"), lake, "gru", train_timesteps_per_epoch=150, always_save_latest=True, ckpt_interval=1
+    )
+    e.close()
+    config.clear()
+    return e.run_dir
+
+
+def actions(policy, steps=30):
+    policy.sample = False
+    policy.reset()
+    rng = np.random.default_rng(0)
+    return [int(policy.act(int(rng.integers(16)), float(rng.random()))) for _ in range(steps)]
+
+
+def check_same(path, run_dir):
+    mine, original = amago.load_policy(path), amago.load_policy(run_dir)
+    assert not tiny.differing(dict(mine.agent.state_dict()), dict(original.agent.state_dict()))
+    assert (mine.gamma, mine.raw_observation_space) == (original.gamma, gym.spaces.Discrete(16))
+    assert actions(mine) == actions(original)
+    return mine
+
+
+@pytest.mark.parametrize("source", ["policy.pt", "ckpts/latest/policy.pt", "ckpts/policy_weights/policy_epoch_0.pt"])
+def test_a_file_of_weights_alone_somewhere_else(run_dir, tmp_path, source):
+    shutil.copy(run_dir / source, tmp_path / "any_name.pt")
+    check_same(tmp_path / "any_name.pt", run_dir)
+    assert find_run(tmp_path / "any_name.pt") == (tmp_path, tmp_path / "any_name.pt")
+
+
+@pytest.mark.parametrize("name", ["policy.pt", "policy.safetensors"])
+def test_saving_a_policy(run_dir, tmp_path, name):
+    assert amago.load_policy(run_dir).save(tmp_path / name) == tmp_path / name
+    mine = check_same(tmp_path / name, run_dir)
+    assert mine.version == amago.load_policy(run_dir).version == 1
+    again = tmp_path / "again" / name
+    mine.save(again)
+    check_same(again, run_dir)
+    assert [p.name for p in again.parent.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("name", ["a.pt", "a.safetensors"])
+def test_the_discount_that_acts_is_saved(run_dir, tmp_path, name):
+    amago.load_policy(run_dir, gamma=0.999).save(tmp_path / name)
+    assert amago.load_policy(run_dir).gamma == 0.9
+    assert amago.load_policy(tmp_path / name).gamma == 0.999
+    assert amago.load_policy(tmp_path / name, gamma=0.9).gamma == 0.9
+
+
+LOAD = """
+import sys, amago
+policy = amago.load_policy(sys.argv[1], sample=False)
+print(int(policy.act(3)), int(policy.act(4, 0.0)))
+"""
+
+
+@pytest.mark.parametrize("name", ["policy.pt", "policy.safetensors"])
+def test_another_process_with_nothing_but_the_file(run_dir, tmp_path, name):
+    policy = amago.load_policy(run_dir, sample=False)
+    policy.save(tmp_path / name)
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, name], cwd=tmp_path, env=tiny.environment(), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(policy.act(3)), str(policy.act(4, 0.0))]
+
+
+# ---- readers that know nothing of this -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", ["policy.pt", "ckpts/policy_weights/policy_epoch_0.pt"])
+def test_the_file_is_a_plain_state_dict_to_others(run_dir, source):
+    state = torch.load(run_dir / source, weights_only=True)
+    agent = amago.load_policy(run_dir).agent
+    assert list(state) == list(agent.state_dict()), "no entry more"
+    assert all(isinstance(v, torch.Tensor) for v in state.values())
+    agent.load_state_dict(state, strict=True)
+    state = {f"module.{k}": v for k, v in state.items()}  # what clients do with it
+    assert len(state) == len(agent.state_dict())
+
+
+def test_the_header_of_safetensors(run_dir, tmp_path):
+    policy = amago.load_policy(run_dir)
+    policy.save(tmp_path / "policy.safetensors")
+    assert not tiny.differing(load_file(tmp_path / "policy.safetensors"), dict(policy.agent.state_dict()))
+    with safe_open(tmp_path / "policy.safetensors", framework="np") as f:
+        header = json.loads(f.metadata()["amago"])
+    assert json.loads(header["description"])["max_seq_len"] == policy.agent.max_seq_len
+
+
+# ---- directories ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["policy.pt", "policy.safetensors", "best.pt", "best.safetensors"])
+def test_a_directory_that_holds_one(run_dir, tmp_path, name):
+    amago.load_policy(run_dir).save(tmp_path / name)
+    (tmp_path / "README.md").write_text("a robot's legs")
+    check_same(tmp_path, run_dir)
+
+
+def test_directories_of_a_run(run_dir, tmp_path):
+    check_same(run_dir / "ckpts" / "latest", run_dir)
+    check_same(run_dir / "ckpts" / "policy_weights", run_dir)
+    shutil.copytree(run_dir / "ckpts", tmp_path / "moved" / "ckpts")
+    check_same(tmp_path / "moved", run_dir)
+    (tmp_path / "small").mkdir()
+    for name in ("policy.json", "policy.pt"):
+        shutil.copy(run_dir / name, tmp_path / "small" / name)
+    check_same(tmp_path / "small", run_dir)
+
+
+def test_a_directory_that_holds_several(run_dir, tmp_path):
+    for name in ("a.pt", "b.safetensors"):
+        amago.load_policy(run_dir).save(tmp_path / name)
+    with pytest.raises(CheckpointError, match=naming(str(tmp_path), "a.pt", "b.safetensors")):
+        amago.load_policy(tmp_path)
+
+
+def test_a_directory_of_runs_names_them(run_dir):
+    with pytest.raises(CheckpointError, match=naming(str(run_dir.parent), "run", "policy.json")):
+        amago.load_policy(run_dir.parent)
+
+
+def test_a_description_in_the_file_comes_before_that_of_a_directory(run_dir, tmp_path):
+    """Another run's file in the directory of a run loads as what it is, unless the directory is asked for."""
+    e = tiny.learned(tmp_path, lake, "ff", train_timesteps_per_epoch=150)
+    e.close()
+    config.clear()
+    shutil.copy(run_dir / "policy.pt", e.run_dir / "theirs.pt")
+    check_same(e.run_dir / "theirs.pt", run_dir)
+    with pytest.raises(CheckpointError, match=naming("theirs.pt")):
+        amago.load_policy(e.run_dir, weights=e.run_dir / "theirs.pt")
+
+
+def test_weights_of_others_for_the_agent_of_a_file(run_dir, tmp_path):
+    other = amago.load_policy(run_dir).agent
+    with torch.no_grad():
+        next(iter(other.parameters())).zero_()
+    torch.save(other.state_dict(), tmp_path / "theirs.pt")
+    shutil.copy(run_dir / "policy.pt", tmp_path / "mine.pt")
+    loaded = amago.load_policy(tmp_path / "mine.pt", weights=tmp_path / "theirs.pt").agent
+    assert not tiny.differing(dict(loaded.state_dict()), dict(other.state_dict()))
+
+
+# ---- what is refused -----------------------------------------------------------------------------------------------------
+
+
+def test_weights_without_a_description(run_dir, tmp_path):
+    torch.save(torch.load(run_dir / "policy.pt", weights_only=True).copy(), tmp_path / "x.pt")
+    plain = dict(torch.load(tmp_path / "x.pt", weights_only=True))
+    torch.save(plain, tmp_path / "x.pt")
+    with pytest.raises(CheckpointError, match=naming(str(tmp_path / "x.pt"), "policy.json", "weights=FILE")):
+        amago.load_policy(tmp_path / "x.pt")
+    assert not tiny.differing(dict(amago.load_policy(run_dir, weights=tmp_path / "x.pt").agent.state_dict()), plain)
+
+
+@pytest.mark.parametrize("name", ["policy.pt", "policy.safetensors"])
+def test_a_damaged_file(run_dir, tmp_path, name):
+    path = amago.load_policy(run_dir).save(tmp_path / name)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=naming(str(path))):
+        amago.load_policy(path)
+    path.write_bytes(data[: len(data) // 2])
+    with pytest.raises(CheckpointError, match=naming(str(path))):
+        amago.load_policy(path)
+
+
+@pytest.mark.parametrize("name", ["policy.onnx", "policy", "policy.pth"])
+def test_another_suffix(run_dir, tmp_path, name):
+    with pytest.raises(ValueError, match=naming(f"path={str(tmp_path / name)!r}", ".pt", ".safetensors")):
+        amago.load_policy(run_dir).save(tmp_path / name)
+    assert not os.listdir(tmp_path)
+
+
+def test_a_description_without_a_field(run_dir, tmp_path):
+    policy = amago.load_policy(run_dir)
+    del policy.description["agent"]
+    path = policy.save(tmp_path / "policy.pt")
+    with pytest.raises(CheckpointError, match=naming(str(path), "agent")):
+        amago.load_policy(path)
+
+
+@pytest.mark.parametrize("name", ["policy.pt", "policy.safetensors"])
+def test_a_file_that_declares_terabytes(run_dir, tmp_path, name):
+    policy = amago.load_policy(run_dir)
+    policy.description["observation_space"]["spaces"]["observation"]["shape"] = [1 << 40]
+    with pytest.raises(ValueError, match=naming((1 << 40,), 268435456)):
+        amago.load_policy(policy.save(tmp_path / name))
+
+
+def test_a_file_can_name_nothing_but_parts_of_a_policy(run_dir, tmp_path):
+    policy = amago.load_policy(run_dir)
+    for name in ("os:system", "antigravity:geohash"):
+        policy.description["agent"] = name
+        path = policy.save(tmp_path / "policy.safetensors")
+        with pytest.raises(ValueError, match=name):
+            amago.load_policy(path)
+    assert "antigravity" not in sys.modules
+
+
+def test_an_agent_of_ones_own_program_is_saved_too(tmp_path):
+    agent = tiny.agent(lake(), "gru")
+    policy = amago.policy.Policy(agent, None, True, "cpu", description=describe_agent(agent, gym.spaces.Discrete(16)))
+    path = policy.save(tmp_path / "mine.pt")
+    config.clear()
+    assert actions(amago.load_policy(path)) == actions(policy)

@@ -1,0 +1,63 @@
+"""`Experiment.start` speaks up about faulty encoders of the user's own."""
+
+import warnings
+
+import pytest
+import tiny
+import torch
+from messages import naming
+from torch import nn
+
+import amago
+from amago.nets.tstep_encoders import FFTstepEncoder
+
+
+class Momentary(amago.TrajEncoder):
+    def __init__(self, tstep_dim, max_seq_len):
+        super().__init__(tstep_dim, max_seq_len)
+        self.layer = nn.Linear(tstep_dim, 8)
+
+    @property
+    def emb_dim(self):
+        return 8
+
+    def forward(self, seq, time_idxs, hidden_state=None, log_dict=None):
+        return torch.tanh(self.layer(seq)), hidden_state
+
+
+class Forgetful(Momentary):
+    """Learns from the past of a sequence, and forgets it when it acts."""
+
+    def forward(self, seq, time_idxs, hidden_state=None, log_dict=None):
+        return torch.tanh(self.layer(seq)).cumsum(1), hidden_state
+
+
+class Noisy(FFTstepEncoder):
+    def inner_forward(self, obs, rl2s, log_dict=None, mask=None):
+        out = super().inner_forward(obs, rl2s, log_dict, mask)
+        return out + torch.rand_like(out)
+
+
+class Uncopied(Momentary):
+    def __deepcopy__(self, memo):
+        raise RuntimeError("only one of these")
+
+
+def test_a_model_that_acts_otherwise_than_it_learned(tmp_path):
+    with pytest.warns(UserWarning, match=naming("test_own_parts.Forgetful", "step 1 of a rollout", "whole sequence")):
+        tiny.started(tmp_path, traj_encoder_type=Forgetful)
+
+
+def test_an_encoder_that_is_random_when_it_acts(tmp_path):
+    with pytest.warns(UserWarning, match=naming("test_own_parts.Noisy", "evaluation mode")):
+        tiny.started(tmp_path, tstep_encoder_type=Noisy)
+
+
+@pytest.mark.parametrize("model", [Momentary, Uncopied])
+def test_others_start_in_silence_and_train_as_before(tmp_path, monkeypatch, model):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        checked = tiny.learned(tmp_path / "a", traj_encoder_type=model)
+    monkeypatch.setattr(amago.experiment, "warn_of_faulty_parts", lambda agent: None)
+    not_checked = tiny.learned(tmp_path / "b", traj_encoder_type=model)
+    assert not tiny.differing(tiny.weights(checked), tiny.weights(not_checked)), "the random numbers of the run are left alone"
