@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from amago.agent import BaseAgent
+from amago.nets.policy_dists import Discrete
 from amago.policy.playing import Steps
 
 Array = NDArray[Any]
@@ -73,7 +76,7 @@ def influence(
     queries = np.unique(np.linspace(0, length - 1, min(length, MOST_QUERIES)).round().astype(np.int64))
     try:
         # cuDNN computes no gradients of recurrent networks in evaluation mode
-        with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
+        with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False), _gradient_through_clips(agent):
             agent.eval()
             with torch.no_grad():
                 embedded = agent.tstep_encoder(obs={k: v[None] for k, v in obs.items()}, rl2s=tensor(steps.rl2s)[None])
@@ -90,3 +93,17 @@ def influence(
     norms = np.stack(rows)
     total = norms.sum(axis=1, keepdims=True)
     return Influence(queries, np.divide(norms, total, out=np.zeros_like(norms), where=total > 0), attempts)
+
+
+@contextmanager
+def _gradient_through_clips(agent: BaseAgent) -> Iterator[None]:
+    """Let gradients pass the clip of probabilities, at which those of a policy that is sure of its actions end."""
+    clips = [m for m in agent.modules() if isinstance(m, Discrete)]
+    before = [clip.clip_gradient for clip in clips]
+    try:
+        for clip in clips:
+            clip.clip_gradient = True
+        yield
+    finally:
+        for clip, value in zip(clips, before):
+            clip.clip_gradient = value

@@ -103,7 +103,9 @@ def _influence(study: MemoryStudy) -> list[str]:
     if study.influence is None:
         return []
     now, attempt, earlier = study.influence.by_distance()
-    if now and not attempt and not earlier:
+    if not now + attempt + earlier:
+        return ["Influence: not measurable; the policy is so sure of its actions that gradients vanish."]
+    if not attempt and not earlier:
         return ["Influence: in one rollout no action depends on any step but the current one."]
     if study.stages.stage == "attempt":
         past = f"{attempt:.0%} on earlier ones of the same attempt, {earlier:.0%} on earlier attempts"
