@@ -90,7 +90,7 @@ def write_video(pictures: Sequence[Any], path: str | Path, fps: float) -> Path:
 
 
 def gif(frames: Sequence[Frame], fps: float) -> bytes:
-    """An animated GIF that repeats. Pictures that follow unchanged are kept, so that time runs evenly."""
+    """An animated GIF that repeats. Pillow merges equal pictures that follow each other into one that is shown for longer."""
     image = _require("PIL.Image", "GIF")
     first, *rest = [image.fromarray(f).quantize() for f in frames]
     out = io.BytesIO()

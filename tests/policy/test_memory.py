@@ -1,5 +1,7 @@
 """Whether a study of memory finds what an agent's memory is for, with agents whose memory is known, and with trained ones."""
 
+import dataclasses
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from amago.loading import DiskTrajDataset
 from amago.nets.traj_base import TrajEncoder
 from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder, TstepEncoder
-from amago.policy.memory import conclusion, default_contexts, influence, plot_memory, study_memory, table
+from amago.policy.memory import Influence, conclusion, default_contexts, influence, plot_memory, study_memory, table
 from amago.policy.memory.study import Estimate, MemoryStudy, Stages
 from amago.policy.playing import FULL, THIS_ATTEMPT, View, play
 
@@ -127,7 +129,13 @@ def test_returns_are_those_of_the_steps_in_sight():
     found = study(Sum, contexts=[3, 6])
     cues = found.returns[View(context=1)] > K * LENGTH / 2  # action 0 is right there
     assert 0 < cues.sum() < 24
-    for view, right in ((FULL, K * LENGTH), (THIS_ATTEMPT, LENGTH), (View(context=6), 6), (View(context=3), 3), (View(context=1), 1)):
+    for view, right in (
+        (FULL, K * LENGTH),
+        (THIS_ATTEMPT, LENGTH),
+        (View(context=6), 6),
+        (View(context=3), 3),
+        (View(context=1), 1),
+    ):
         np.testing.assert_array_equal(found.returns[view], np.where(cues, K * LENGTH, right))
     assert found.contexts == [1, 3, 6]
     np.testing.assert_array_equal(found.stages.values[THIS_ATTEMPT][~cues], [[1.0, 0.0, 0.0]] * int((~cues).sum()))
@@ -252,6 +260,13 @@ def test_a_policy_that_is_sure_of_its_actions_has_influences():
     assert all(p.grad is None for p in agent.parameters())
 
 
+def test_where_gradients_vanish_nothing_is_claimed():
+    found = study(Sum, episodes=2)
+    nothing = Influence(found.influence.queries, np.zeros_like(found.influence.share), found.influence.attempts)
+    assert "not measurable" in text(dataclasses.replace(found, influence=nothing))
+    assert "Influence" not in text(dataclasses.replace(found, influence=None))
+
+
 def kept_probabilities(agent, kept):
     """The policy in each step of a rollout, (T, A)."""
     obs = {"observation": torch.from_numpy(np.stack([o["observation"] for o in kept.steps.obs]))[None]}
@@ -260,11 +275,11 @@ def kept_probabilities(agent, kept):
     return agent.actor(states).probs[0, :, -1]
 
 
-def synthetic(full, none, **more):
-    values = {FULL: np.asarray(full, float), View(context=1): np.asarray(none, float)} | more
+def synthetic(full, none, more=None, broken_off=0):
+    values = {FULL: np.asarray(full, float), View(context=1): np.asarray(none, float)} | (more or {})
     n = len(values[FULL])
     parts = Stages("reward per step", "tenth of the rollout", {v: np.zeros((n, 2)) for v in values})
-    return MemoryStudy("made up", values, dict.fromkeys(values, np.ones(n)), parts, None, more.get("broken_off", 0))
+    return MemoryStudy("made up", values, dict.fromkeys(values, np.ones(n)), parts, None, broken_off)
 
 
 def test_what_is_no_more_than_noise_is_called_so():
@@ -273,6 +288,15 @@ def test_what_is_no_more_than_noise_is_called_so():
     assert text(found).startswith("There is no sign that memory is used: ")
     assert text(synthetic(np.zeros(40), rng.normal(5.0, 1.0, size=40))).startswith("Memory does harm: ")
     assert text(synthetic(rng.normal(5.0, 1.0, size=40), np.zeros(40))).startswith("Memory is used: ")
+
+
+def test_memory_across_attempts_is_found_where_the_whole_gains_nothing():
+    noise = np.random.default_rng(1).normal(size=(2, 40))
+    said = text(synthetic(noise[0], noise[1], {THIS_ATTEMPT: noise[0] - 3.0}, broken_off=2))
+    assert said.startswith("Memory is used, but ")
+    assert "Across attempts: 3 [3, 3] is lost" in said
+    assert "How far back" not in said
+    assert "2 rollouts were broken off" in said
 
 
 def test_tasks_are_compared_one_by_one():

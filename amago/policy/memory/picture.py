@@ -76,9 +76,9 @@ def _plot_contexts(axes: Any, study: MemoryStudy) -> None:
     )
     for view in (FULL, THIS_ATTEMPT):
         if view in study.returns:
-            e, color = study.estimate(view), _STYLE[view]["color"]
-            axes.axhline(e.mean, color=color, linewidth=2, linestyle="--", label=describe(view))
-            axes.axhspan(e.low, e.high, color=color, alpha=0.12, linewidth=0)
+            axes.axhline(
+                study.estimate(view).mean, color=_STYLE[view]["color"], linewidth=2, linestyle="--", label=describe(view)
+            )
     axes.set_xscale("log", base=2)
     axes.set_xticks(study.contexts, [str(n) for n in study.contexts])
     axes.minorticks_off()

@@ -25,9 +25,9 @@ def conclusion(study: MemoryStudy) -> list[str]:
     """Sentences about whether memory is used, across attempts and within them, how far back, and where the gradients point."""
     worth = study.gain(FULL, NONE)
     found = [_verdict(study, worth)]
+    if worth.low > 0 or _across(study):
+        found += _attempts(study)
     if worth.low > 0:
-        if THIS_ATTEMPT in study.returns:
-            found += _attempts(study)
         found.append(_reach(study, worth.mean))
     found += _adaptation(study)
     found += _influence(study)
@@ -36,6 +36,11 @@ def conclusion(study: MemoryStudy) -> list[str]:
             f"{study.broken_off} rollouts were broken off at the limit of steps, and count with their return until then."
         )
     return found
+
+
+def _across(study: MemoryStudy) -> bool:
+    """Whether erasing the memory after each attempt costs something."""
+    return THIS_ATTEMPT in study.returns and study.gain(FULL, THIS_ATTEMPT).low > 0
 
 
 def _verdict(study: MemoryStudy, worth: Estimate) -> str:
@@ -49,10 +54,14 @@ def _verdict(study: MemoryStudy, worth: Estimate) -> str:
         return f"Memory does harm: {scores}; on the same tasks it costs {Estimate(-worth.mean, -worth.high, -worth.low)}."
     if (study.returns[FULL] == study.returns[NONE]).all():
         return f"Memory is not used: without it, each of the {len(study.returns[FULL])} rollouts has the same return ({study.estimate(FULL)})."
+    if _across(study):
+        return f"Memory is used, but there is no sign that it gains anything all in all: {scores}, a difference of {worth} on the same tasks."
     return f"There is no sign that memory is used: {scores}. On the same tasks the difference is {worth}, an interval that contains 0."
 
 
 def _attempts(study: MemoryStudy) -> list[str]:
+    if THIS_ATTEMPT not in study.returns:
+        return []
     across, within = study.gain(FULL, THIS_ATTEMPT), study.gain(THIS_ATTEMPT, NONE)
     out = []
     if across.low > 0:
