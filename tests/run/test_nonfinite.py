@@ -271,7 +271,7 @@ def buffer(tmp_path_factory):
 
 
 def trainer(root, traj="ff", make_env=tiny.pendulum, **fields):
-    e = tiny.started(root, make_env, traj, start_collecting_at_epoch=INF, **fields)
+    e = tiny.started(root, make_env, traj, start_collecting_at_epoch=INF, resume="auto", **fields)
     e.policy.train()
     return e
 
