@@ -10,6 +10,7 @@ from pathlib import Path
 
 import gymnasium as gym
 
+from amago.cli.eval_video import check_draws, record_video
 from amago.cli.gym_env import ARGS_FILE, GymEnv, maker_is_named
 from amago.cli_utils import whole_number
 from amago.cli_utils.errors import running
@@ -84,8 +85,10 @@ def run(args: Namespace) -> int:
     _check_fits(make_env.env_id, env, policy)
     horizon = make_env.horizon(env)
     env.close()
+    if args.video is not None:
+        check_draws(make_env)
     if args.memory:
-        from amago.cli.eval_memory import show_memory  # most evaluations need neither this nor the next
+        from amago.cli.eval_memory import show_memory  # other evaluations do without it
 
         actors = min(args.actors, args.episodes)
         picture = args.picture or run_dir / "memory.png"
@@ -93,8 +96,6 @@ def run(args: Namespace) -> int:
     else:
         _evaluate(args, policy, make_env, horizon, f"{make_env.env_id}: {weights}")
     if args.video is not None:
-        from amago.cli.eval_video import record_video
-
         record_video(policy, make_env, args.greedy, args.seed, args.video, run_dir, args.tensorboard, args.log)
     return 0
 

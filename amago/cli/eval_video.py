@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from amago.cli.gym_env import GymEnv
 from amago.cli_utils.errors import running
 from amago.policy import Policy
@@ -16,20 +18,30 @@ from amago.run.rng import draw_seed
 TAG = "eval/video"
 
 
-def film(policy: Policy, make_env: GymEnv, greedy: bool, seed: int | None) -> tuple[Played, list[Any], float]:
-    """A rollout, its pictures, and how many of them make a second.
+def check_draws(make_env: GymEnv) -> None:
+    """Make an environment and draw it once.
 
     Raises:
-        ValueError: the environment does not draw itself as an array.
+        ValueError: it does not draw itself as an array.
     """
     env = make_env(render_mode="rgb_array")
-    pictures: list[Any] = []
-
-    def draw(_: int) -> None:
+    try:
+        env.reset(seed=0)
         picture = env.render()
-        if picture is None:
-            raise ValueError(f"{make_env.env_id} draws nothing with render_mode='rgb_array', so it cannot be filmed")
-        pictures.append(picture)
+    except NotImplementedError:
+        picture = None
+    finally:
+        env.close()
+    if not isinstance(picture, np.ndarray):
+        raise ValueError(
+            f"{make_env.env_id} does not draw itself with render_mode='rgb_array' (it returns {picture!r}), so it cannot be filmed"
+        )
+
+
+def film(policy: Policy, make_env: GymEnv, greedy: bool, seed: int | None) -> tuple[Played, list[Any], float]:
+    """A rollout, its pictures, and how many of them make a second."""
+    env = make_env(render_mode="rgb_array")
+    pictures: list[Any] = []
 
     drawn = draw_seed() if seed is None else seed
     try:
@@ -42,7 +54,7 @@ def film(policy: Policy, make_env: GymEnv, greedy: bool, seed: int | None) -> tu
                 sample=not greedy,
                 device=policy.device,
                 seed=drawn,
-                on_step=draw,
+                on_step=lambda _: pictures.append(env.render()),
             )
         return played, pictures, float(env.metadata.get("render_fps") or 10)
     finally:
