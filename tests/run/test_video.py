@@ -3,7 +3,9 @@
 import io
 import subprocess
 import sys
+import types
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -47,6 +49,30 @@ def test_an_mp4_shows_the_pictures_in_order(tmp_path):
     at = [np.nonzero(f.max(axis=(0, 2)) > 128)[0].mean() for f in (first, later)]
     assert at[0] < at[1]
     assert [p.name for p in tmp_path.iterdir()] == ["a.mp4"]
+
+
+def test_what_gymnasiums_recorder_is_given(tmp_path, monkeypatch):
+    """With a stand-in for moviepy, as the real one may be missing: the pictures, their rate, and one file at the right place."""
+
+    class Clip:
+        def __init__(self, frames, fps):
+            self.content = f"{len(frames)} pictures, {fps} a second".encode()
+
+        def write_videofile(self, path, logger=None):
+            Path(path).write_bytes(self.content)
+
+    clips = types.ModuleType("moviepy.video.io.ImageSequenceClip")
+    clips.ImageSequenceClip = Clip
+    for name in ("moviepy", "moviepy.video", "moviepy.video.io"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, clips.__name__, clips)
+    monkeypatch.delitem(sys.modules, "gymnasium.utils.save_video", raising=False)
+    try:
+        path = video.write_video(pictures(), tmp_path / "new" / "a.mp4", fps=4)
+    finally:
+        sys.modules.pop("gymnasium.utils.save_video", None)
+    assert path.read_bytes() == b"6 pictures, 4 a second"
+    assert list(path.parent.iterdir()) == [path]
 
 
 def test_pictures_of_several_sizes_and_odd_sides():

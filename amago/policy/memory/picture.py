@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from amago.policy.memory.influence import Influence
+from amago.policy.memory.saliency import Influence
 from amago.policy.memory.study import NONE, MemoryStudy, describe, stage_estimates
 from amago.policy.playing import FULL, THIS_ATTEMPT, View
 from amago.run.plots import COLORS, MARKERS

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from amago.agent import BaseAgent
 from amago.envs import AMAGOEnv
-from amago.policy.memory.influence import Influence, influence
+from amago.policy.memory.saliency import Influence, influence
 from amago.policy.playing import FULL, THIS_ATTEMPT, Played, View, play
 from amago.run.report.curves import interval
 
