@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from amago import cli_utils, config
+from amago.cli.gym_env import write_args_file
 from amago.cli_utils import whole_number
 from amago.cli_utils.errors import running
 from amago.envs import AMAGOEnv
@@ -35,9 +36,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
 
 
-def make_env() -> AMAGOEnv:
+def make_env(render_mode: str | None = None) -> AMAGOEnv:
     """A new random lake in every rollout, with six attempts at it."""
-    lake = MetaFrozenLake(size=SIZE, k_episodes=ATTEMPTS, max_episode_steps=STEPS)
+    lake = MetaFrozenLake(size=SIZE, k_episodes=ATTEMPTS, max_episode_steps=STEPS, render_mode=render_mode)
     return AMAGOEnv(lake, env_name=f"MetaFrozenLake-{SIZE}x{SIZE}")
 
 
@@ -86,6 +87,7 @@ def train_and_test(out: Path, traj_encoder: str, args: Namespace) -> tuple[dict[
     with config.temporary({}):
         experiment = make_experiment(out, traj_encoder, args)
         experiment.start()
+        write_args_file(experiment.run_dir, "amago.cli.demo:make_env", None)
         try:
             experiment.deadline = time.monotonic() + 60.0 * args.minutes
             with running():
@@ -123,4 +125,6 @@ def run(args: Namespace) -> int:
     picture = args.out / "adaptation.png"
     plot_adaptation(curves, attempts, picture, title=f"Meta-FrozenLake {SIZE}x{SIZE}, {ATTEMPTS} attempts")
     print(f"picture: {picture}")
+    for encoder in agents.values():
+        print(f"to see what its memory is for: amago eval {args.out / encoder} --memory")
     return 0

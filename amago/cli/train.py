@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from amago import cli_utils
-from amago.cli.gym_env import GymEnv
+from amago.cli.gym_env import GymEnv, write_args_file
 from amago.experiment import Experiment
 from amago.run.checks import unwritable
 from amago.run.console import metrics_table
 
-ARGS_FILE = "train_args.json"
 VAL_SHARE = 0.1
 
 
@@ -80,8 +78,7 @@ def run(args: Namespace) -> int:
         print(f"\nto evaluate it again: amago eval {experiment.run_dir}")
 
     def record(experiment: Experiment) -> None:
-        recorded = {"env": args.env, "horizon": args.horizon}
-        (experiment.run_dir / ARGS_FILE).write_text(json.dumps(recorded))
+        write_args_file(experiment.run_dir, args.env, args.horizon)
 
     cli_utils.run_trials(args, make_experiment, test, started=record)
     return 0

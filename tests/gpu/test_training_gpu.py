@@ -71,7 +71,7 @@ def test_a_policy_on_another_device_acts_alike(traj, tmp_path, device):
     policies = [amago.load_policy(e.run_dir, device=d, sample=False) for d in ("cpu", device)]
     for _ in range(20):
         obs = {k: rng.normal(size=s.shape).astype(s.dtype) for k, s in policies[0].agent.obs_space.spaces.items()}
-        actions = [policy.act(obs) for policy in policies]
+        actions = [policy.act(obs, reward=0.5) for policy in policies]
         np.testing.assert_allclose(actions[0], actions[1], rtol=1e-3, atol=1e-3)
 
 

@@ -260,6 +260,6 @@ def test_an_experiment_with_mamba_and_its_policy(env_mode, tmp_path):
     policy = amago.load_policy(tmp_path / "run")
     env = tiny.tmaze()
     obs = env.reset()[0].obs
-    actions = [policy.act({k: v[0] for k, v in obs.items()}) for _ in range(3)]
+    actions = [policy.act({k: v[0] for k, v in obs.items()}, reward=0.0) for _ in range(3)]
     assert all(0 <= int(a) < 4 for a in actions)
     assert float(policy._memory.ssm.abs().sum()) > 0

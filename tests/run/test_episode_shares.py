@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from amago import config
 from amago.cli import main
-from amago.cli.train import ARGS_FILE
+from amago.cli.gym_env import ARGS_FILE
 from amago.envs import AMAGOEnv, make_pool
 from amago.run.evaluate import AVERAGE_RETURN, NUMBER_OF_ROLLOUTS, evaluate
 from amago.run.rollout import Rollout, shares

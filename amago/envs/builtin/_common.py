@@ -1,4 +1,4 @@
-"""Helpers of the built-in environments: checks of arguments and actions, and drawing of grid cells."""
+"""Helpers of the built-in environments: checks of arguments and actions."""
 
 from __future__ import annotations
 
@@ -11,21 +11,6 @@ from typing import Any, NoReturn
 import numpy as np
 from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
-
-Cell = tuple[int, int]
-Color = tuple[int, int, int]
-
-RENDER_CELL = 24
-"""Side length of a drawn cell, in pixels."""
-
-WHITE: Color = (245, 248, 250)
-GRID: Color = (205, 213, 220)
-ICE: Color = (214, 234, 248)
-WATER: Color = (40, 70, 110)
-GOLD: Color = (214, 158, 46)
-GREEN: Color = (64, 145, 90)
-RED: Color = (200, 60, 60)
-GREY: Color = (140, 150, 160)
 
 
 def check_int(name: str, value: Any, low: int) -> int:
@@ -142,30 +127,3 @@ def check_continuous_action(action: Any, n: int) -> NDArray[np.float64]:
     if not np.abs(array).max() <= 1.0:  # also true for NaN
         raise ValueError(f"action must be {n} numbers in [-1, 1], got {action!r}")
     return array
-
-
-def render(mode: str | None, text: Callable[[], str], image: Callable[[], NDArray[np.uint8]]) -> Any:
-    """The result of ``text`` for the render mode "ansi", of ``image`` for "rgb_array", and None for None."""
-    return None if mode is None else {"ansi": text, "rgb_array": image}[mode]()
-
-
-def blank_grid(size: int, color: Color) -> NDArray[np.uint8]:
-    """An image of size x size empty cells with lines between them, uint8 (size * RENDER_CELL, size * RENDER_CELL, 3)."""
-    side = size * RENDER_CELL
-    frame = np.empty((side, side, 3), dtype=np.uint8)
-    frame[:] = color
-    frame[::RENDER_CELL] = GRID
-    frame[:, ::RENDER_CELL] = GRID
-    return frame
-
-
-def paint(frame: NDArray[np.uint8], cell: Cell, color: Color, inset: int = 1, round_: bool = False) -> None:
-    """Draw a square, or a disc if ``round_``, into the cell (x, y), ``inset`` pixels from its edges; y points down."""
-    left, top = cell[0] * RENDER_CELL, cell[1] * RENDER_CELL
-    patch = frame[top + inset : top + RENDER_CELL - inset + 1, left + inset : left + RENDER_CELL - inset + 1]
-    if not round_:
-        patch[:] = color
-        return
-    rows, cols = np.ogrid[: patch.shape[0], : patch.shape[1]]
-    radius = (patch.shape[0] - 1) / 2
-    patch[(rows - radius) ** 2 + (cols - radius) ** 2 <= radius**2] = color

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from amago.config import NamedArguments
 from amago.envs.builtin import _common as common
+from amago.envs.builtin import _drawing as drawing
 from amago.envs.builtin.alchemy_chemistry import COLOURS, CORNERS, GOAL, POTIONS, STONES, VALUES, Chemistry, appearances
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 
@@ -29,6 +30,12 @@ _COLOUR_ROWS = np.zeros((COLOURS, _POTION_SIZE), dtype=np.float32)
 _COLOUR_ROWS[:, 0] = np.linspace(-1, 1, COLOURS)
 _SHOWN_VALUE = {-3: -1.0, -1: -1 / 3, 1: 1 / 3, 15: 1.0}
 _GAINS = tuple(float(value) for value in VALUES)
+
+_POTION_COLOURS: tuple[drawing.Color, ...] = (
+    (40, 110, 70), (120, 200, 140), (160, 40, 40), (240, 130, 120), (40, 70, 150), (120, 170, 240),
+)  # fmt: skip
+_STONE_COLOURS: dict[int, drawing.Color] = {-1: (70, 60, 120), 0: (150, 140, 190), 1: (215, 205, 240)}
+_STONE_POWERS = {-1: 8.0, 0: 2.8, 1: 2.0}  # pointed, between, round: a square to a disc
 
 
 def action_for(stone: int, target: int) -> int:
@@ -64,7 +71,7 @@ class SymbolicAlchemy(NamedArguments, gym.Env[Observation, np.int64]):
     Args:
         num_trials: trials per rollout.
         steps_per_trial: steps per trial.
-        render_mode: None or "ansi".
+        render_mode: None, "ansi" (text) or "rgb_array" (uint8 (204, 288, 3)).
 
     Attributes:
         horizon: steps per rollout.
@@ -73,7 +80,7 @@ class SymbolicAlchemy(NamedArguments, gym.Env[Observation, np.int64]):
         TypeError, ValueError: an argument has the wrong type or is out of range.
     """
 
-    metadata = {"render_modes": ["ansi"], "render_fps": 4}
+    metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 4}
 
     def __init__(self, num_trials: int = 10, steps_per_trial: int = 20, render_mode: str | None = None) -> None:
         self.num_trials = common.check_int("num_trials", num_trials, 1)
@@ -183,12 +190,37 @@ class SymbolicAlchemy(NamedArguments, gym.Env[Observation, np.int64]):
             self._obs[stone * _STONE_SIZE : (stone + 1) * _STONE_SIZE] = self._rows[after]
 
     def render(self) -> Any:
-        """With ``render_mode="ansi"``: each stone's appearance and value, each potion's colour (a to f); "-" if used."""
-        if self.render_mode != "ansi":
-            return None
+        """The stones and potions of this trial as an image or as text, according to ``render_mode``.
+
+        Text: each stone's appearance and value, each potion's colour (a to f); "-" if used. Image: each stone in its size, colour
+        and roundness, above one golden mark for each bit of its value (three for the best); each potion in its colour, where
+        opposites are dark and light; used ones are gone. The bars below show the steps of this trial, and the trials.
+        """
+        return drawing.render(self.render_mode, self._text, self._draw)
+
+    def _text(self) -> str:
         looks = appearances()[self._chemistry.appearance].astype(int)
         stones = "  ".join("-" if c < 0 else f"({', '.join(map(str, looks[c]))}) {VALUES[c]:+d}" for c in self._stones)
         potions = " ".join("-" if c < 0 else "abcdef"[c] for c in self._potions)
         done = self._clock >= self.horizon
         place = f"trial {self.trial + 1 - done} of {self.num_trials}, step {self._clock} of {self.horizon}"
         return f"stones   {stones}\npotions  {potions}\n{place}"
+
+    def _draw(self) -> NDArray[np.uint8]:
+        frame = drawing.blank(204, 288, drawing.WHITE)
+        looks = appearances()[self._chemistry.appearance]
+        for i, corner in enumerate(self._stones):
+            middle = 48 + 96 * i
+            if corner < 0:
+                continue
+            size, colour, roundness = looks[corner].tolist()
+            drawing.blob(frame, (middle, 42), 22 + 10 * size, _STONE_COLOURS[int(colour)], _STONE_POWERS[int(roundness)])
+            for mark in range(corner.bit_count()):
+                drawing.blob(frame, (middle + 14 * (mark - 1), 88), 5, drawing.GOLD)
+        for i, colour in enumerate(self._potions):
+            at = 24 + 48 * (i % 6), 120 + 44 * (i // 6)
+            drawing.blob(frame, at, 15, drawing.GRID)
+            drawing.blob(frame, at, 13, drawing.WHITE if colour < 0 else _POTION_COLOURS[colour])
+        drawing.progress(frame, 188, 8, 1.0 - self.steps_left / self.steps_per_trial, drawing.GREY)
+        drawing.progress(frame, 196, 8, min(self.trial + 1, self.num_trials) / self.num_trials, drawing.DARK)
+        return frame

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from amago.config import NamedArguments
 from amago.envs.builtin import _babyai_view as view
 from amago.envs.builtin import _common as common
+from amago.envs.builtin import _drawing as drawing
 from amago.envs.builtin._attempts import Attempts
 from amago.envs.builtin._extras import require
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
@@ -288,7 +289,7 @@ class MultitaskMetaBabyAI(NamedArguments, gym.Env[Observation, np.int64]):
         """The current grid with the agent's field of view highlighted, uint8 (H, W, 3)."""
         if self.render_mode is None or self._env is None:
             return None
-        return self._env.get_frame(tile_size=common.RENDER_CELL)
+        return self._env.get_frame(tile_size=drawing.RENDER_CELL)
 
 
 ALL_BABYAI_TASKS = LEVELS

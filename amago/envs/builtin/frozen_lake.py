@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from amago.config import NamedArguments
 from amago.envs.builtin import _common as common
+from amago.envs.builtin import _drawing as drawing
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 
 Observation = NDArray[np.float32]
@@ -182,7 +183,7 @@ class MetaFrozenLake(NamedArguments, gym.Env[Observation, np.int64]):
 
     def render(self) -> Any:
         """The lake as an image or as text, according to ``render_mode``: A agent, G goal, O hole, "." ice."""
-        return common.render(self.render_mode, self._text, self._draw)
+        return drawing.render(self.render_mode, self._text, self._draw)
 
     def _text(self) -> str:
         last = self.size - 1
@@ -194,11 +195,11 @@ class MetaFrozenLake(NamedArguments, gym.Env[Observation, np.int64]):
         return "\n".join(lines)
 
     def _draw(self) -> NDArray[np.uint8]:
-        frame = common.blank_grid(self.size, common.ICE)
+        frame = drawing.blank_grid(self.size, drawing.ICE)
         for x, column in enumerate(self._lake):
             for y, hole in enumerate(column):
                 if hole:
-                    common.paint(frame, (x, y), common.WATER)
-        common.paint(frame, (self.size - 1, self.size - 1), common.GREEN)
-        common.paint(frame, (self._x, self._y), common.RED, inset=5, round_=True)
+                    drawing.paint(frame, (x, y), drawing.WATER)
+        drawing.paint(frame, (self.size - 1, self.size - 1), drawing.GREEN)
+        drawing.paint(frame, (self._x, self._y), drawing.RED, inset=5, round_=True)
         return frame

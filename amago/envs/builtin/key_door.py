@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from amago.config import NamedArguments
 from amago.envs.builtin import _common as common
+from amago.envs.builtin import _drawing as drawing
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 
 Observation = NDArray[np.float32]
@@ -180,7 +181,7 @@ class RoomKeyDoor(NamedArguments, gym.Env[Observation, np.int64]):
 
     def render(self) -> Any:
         """The room as an image or as text, according to ``render_mode``: A agent (a with the key), K key, D door."""
-        return common.render(self.render_mode, self._text, self._draw)
+        return drawing.render(self.render_mode, self._text, self._draw)
 
     def _text(self) -> str:
         rows = [["."] * self.size for _ in range(self.size)]
@@ -193,13 +194,13 @@ class RoomKeyDoor(NamedArguments, gym.Env[Observation, np.int64]):
         return "\n".join(lines)
 
     def _draw(self) -> NDArray[np.uint8]:
-        frame = common.blank_grid(self.size, common.WHITE)
-        common.paint(frame, self._goal, common.GREEN, inset=3)
+        frame = drawing.blank_grid(self.size, drawing.WHITE)
+        drawing.paint(frame, self._goal, drawing.GREEN, inset=3)
         if not self._has_key:
-            common.paint(frame, self._key, common.GOLD, inset=6)
-        common.paint(frame, (self._x, self._y), common.RED, inset=5, round_=True)
+            drawing.paint(frame, self._key, drawing.GOLD, inset=6)
+        drawing.paint(frame, (self._x, self._y), drawing.RED, inset=5, round_=True)
         if self._has_key:
-            common.paint(frame, (self._x, self._y), common.GOLD, inset=9)
+            drawing.paint(frame, (self._x, self._y), drawing.GOLD, inset=9)
         return frame
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from amago.config import NamedArguments
 from amago.envs.builtin import _common as common
+from amago.envs.builtin import _drawing as drawing
 from amago.envs.builtin._mazes import DIRECTIONS, Grid, depths, random_maze
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 
@@ -170,7 +171,7 @@ class MazeRunner(NamedArguments, gym.Env[Observation, np.int64]):
 
     def render(self) -> Any:
         """The maze as an image or as text, according to ``render_mode``: # wall, A agent, remaining goals numbered from 1."""
-        return common.render(self.render_mode, self._text, self._draw)
+        return drawing.render(self.render_mode, self._text, self._draw)
 
     def _text(self) -> str:
         rows = [["." if free else "#" for free in column] for column in self._free.T]
@@ -181,10 +182,10 @@ class MazeRunner(NamedArguments, gym.Env[Observation, np.int64]):
         return "\n".join([*("".join(row) for row in rows), place])
 
     def _draw(self) -> NDArray[np.uint8]:
-        frame = common.blank_grid(self.size, common.WHITE)
+        frame = drawing.blank_grid(self.size, drawing.WHITE)
         for x, y in np.argwhere(~self._free).tolist():
-            common.paint(frame, (x, y), common.GREY)
+            drawing.paint(frame, (x, y), drawing.GREY)
         for i, goal in reversed(list(enumerate(self._goals[self._reached :]))):
-            common.paint(frame, goal, common.GOLD if i else common.GREEN, inset=3)
-        common.paint(frame, self._at, common.RED, inset=5, round_=True)
+            drawing.paint(frame, goal, drawing.GOLD if i else drawing.GREEN, inset=3)
+        drawing.paint(frame, self._at, drawing.RED, inset=5, round_=True)
         return frame

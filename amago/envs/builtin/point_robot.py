@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 
 from amago.config import NamedArguments
 from amago.envs.builtin import _common as common
+from amago.envs.builtin import _drawing as drawing
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 
 Observation = NDArray[np.float32]
 
 GOAL_REGIONS = ("semicircle", "circle", "square")
 REWARDS = ("dense", "final")
+_PIXELS, _EXTENT = 240, 1.4  # of an image, and of the plane from its middle to its edges
 
 
 @gin.configurable(module="amago.envs.builtin")
@@ -47,7 +49,7 @@ class PointRobot(NamedArguments, gym.Env[Observation, NDArray[np.float32]]):
             "circle" (distance 1), or "square" (both coordinates in [-1, 1]).
         step_size: maximum distance per step along each axis, greater than 0.
         rewards: "dense" (in every step) or "final" (in the last step of an attempt).
-        render_mode: None or "ansi" (text).
+        render_mode: None, "ansi" (text) or "rgb_array" (uint8 (240, 240, 3)); x points right, y up.
 
     Attributes:
         horizon: steps per rollout, ``k_episodes * episode_length``; with final rewards ``k_episodes - 1`` more.
@@ -57,7 +59,7 @@ class PointRobot(NamedArguments, gym.Env[Observation, NDArray[np.float32]]):
         TypeError, ValueError: an argument or an action has the wrong type or is out of range.
     """
 
-    metadata = {"render_modes": ["ansi"], "render_fps": 4}
+    metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 10}
 
     def __init__(
         self,
@@ -86,6 +88,7 @@ class PointRobot(NamedArguments, gym.Env[Observation, NDArray[np.float32]]):
         self.goal = (0.0, 0.0)
         self._x = self._y = self._return = 0.0
         self._steps, self._attempt, self._reset_due = 0, self.k_episodes, False  # no rollout is under way
+        self._path: list[tuple[float, float]] = []  # of this attempt, for pictures
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
         super().reset(seed=seed)
@@ -102,6 +105,7 @@ class PointRobot(NamedArguments, gym.Env[Observation, NDArray[np.float32]]):
     def _begin_attempt(self) -> None:
         self._x = self._y = self._return = 0.0
         self._steps, self._reset_due = 0, False
+        self._path = []
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         if self._attempt >= self.k_episodes:
@@ -112,6 +116,8 @@ class PointRobot(NamedArguments, gym.Env[Observation, NDArray[np.float32]]):
             return self._observe(), 0.0, False, False, {}
         self._x += self.step_size * dx
         self._y += self.step_size * dy
+        if self.render_mode is not None:
+            self._path.append((self._x, self._y))
         self._steps += 1
         distance = math.hypot(self._x - self.goal[0], self._y - self.goal[1])
         over = self._steps == self.episode_length
@@ -133,15 +139,44 @@ class PointRobot(NamedArguments, gym.Env[Observation, NDArray[np.float32]]):
         over = self._attempt / self.k_episodes
         return np.array((self._x, self._y, self._steps / self.episode_length, over), dtype=np.float32)
 
-    def render(self) -> str | None:
-        """With ``render_mode="ansi"``, the positions of the robot and of the goal as a line of text."""
-        if self.render_mode is None:
-            return None
+    def render(self) -> Any:
+        """The robot, the goal and their distance as a line of text, or as an image with the path of this attempt, according to
+        ``render_mode``."""
+        return drawing.render(self.render_mode, self._text, self._draw)
+
+    def _text(self) -> str:
         distance = math.hypot(self._x - self.goal[0], self._y - self.goal[1])
         return (
             f"attempt {min(self._attempt + 1, self.k_episodes)} of {self.k_episodes}, step {self._steps} of {self.episode_length}: "
             f"at ({self._x:+.2f}, {self._y:+.2f}), goal ({self.goal[0]:+.2f}, {self.goal[1]:+.2f}), distance {distance:.2f}"
         )
+
+    def _draw(self) -> NDArray[np.uint8]:
+        frame = drawing.blank(_PIXELS, _PIXELS, drawing.WHITE)
+        for x, y in _outline(self.goal_region):
+            drawing.blob(frame, _pixel(x, y), 1.0, drawing.GREY)
+        drawing.blob(frame, _pixel(0.0, 0.0), 4.0, drawing.DARK, power=1.0)
+        drawing.blob(frame, _pixel(*self.goal), 10.0, drawing.GREEN)
+        for x, y in self._path:
+            drawing.blob(frame, _pixel(x, y), 2.0, drawing.GOLD)
+        drawing.blob(frame, _pixel(self._x, self._y), 7.0, drawing.RED)
+        drawing.progress(frame, 0, 4, min(self._attempt + 1, self.k_episodes) / self.k_episodes, drawing.DARK)
+        return frame
+
+
+def _pixel(x: float, y: float) -> tuple[float, float]:
+    """The pixel (column, row) of a point; points outside of the picture are moved to its edge."""
+    scale, middle = _PIXELS / 2 / _EXTENT, (_PIXELS - 1) / 2
+    return min(max(middle + scale * x, 0.0), _PIXELS - 1.0), min(max(middle - scale * y, 0.0), _PIXELS - 1.0)
+
+
+def _outline(region: str) -> list[tuple[float, float]]:
+    """Points of the region that goals are drawn from, or of its edge."""
+    if region == "square":
+        side = np.linspace(-1.0, 1.0, 21).tolist()
+        return [(x, y) for x in side for y in (-1.0, 1.0)] + [(x, y) for x in (-1.0, 1.0) for y in side]
+    end = math.pi if region == "semicircle" else 2.0 * math.pi
+    return [(math.cos(angle), math.sin(angle)) for angle in np.linspace(0.0, end, 61).tolist()]
 
 
 def _check_action(action: Any) -> tuple[float, float]:

@@ -11,18 +11,20 @@ from numpy.typing import NDArray
 
 from amago.config import NamedArguments
 from amago.envs.builtin import _common as common
+from amago.envs.builtin import _drawing as drawing
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 
 Observation = NDArray[np.float32]
 
 RIGHT, UP, LEFT, DOWN = range(4)
+_MOST_CELLS = 30  # of a drawn corridor: an image of 10,000 cells would be of no use
 
 
 class _TMaze(NamedArguments, gym.Env[Observation, np.int64]):
     """The common maze: a corridor along x (y = 0) from ``x = oracle`` to the junction, whose two arms are at y = -1 and y =
     1."""
 
-    metadata = {"render_modes": ["ansi"], "render_fps": 8}
+    metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 8}
     _oracle = 0
     _extra_steps = 1
 
@@ -85,9 +87,11 @@ class _TMaze(NamedArguments, gym.Env[Observation, np.int64]):
         raise NotImplementedError
 
     def render(self) -> Any:
-        """With ``render_mode="ansi"``, the maze as text: A agent, G goal, S the cell that shows the goal, "." free cells."""
-        if self.render_mode != "ansi":
-            return None
+        """The maze as an image or as text, according to ``render_mode``: A agent, G goal, S the cell that shows the goal, "." free
+        cells. In the image the goal is green, and S is yellow, with a mark on the goal's side while it shows the goal."""
+        return drawing.render(self.render_mode, self._text, self._draw)
+
+    def _text(self) -> str:
         width = self.corridor_length - self._oracle + 1
         rows = [[" "] * width, ["."] * width, [" "] * width]
         rows[0][-1] = rows[2][-1] = "."
@@ -96,6 +100,21 @@ class _TMaze(NamedArguments, gym.Env[Observation, np.int64]):
         rows[1 - self._y][self._x - self._oracle] = "A"
         lines = ["".join(row).rstrip() for row in rows]
         return "\n".join([*lines, f"step {self._clock} of {self.episode_length}"])
+
+    def _draw(self) -> NDArray[np.uint8]:
+        cells = self.corridor_length - self._oracle + 1
+        columns = min(cells, _MOST_CELLS)
+        place = self._x - self._oracle
+        at = place if columns == cells else place * (columns - 1) // (cells - 1)
+        frame = drawing.blank_grid(columns, drawing.DARK, height=3)
+        for cell in (*((x, 1) for x in range(columns)), (columns - 1, 0), (columns - 1, 2)):
+            drawing.paint(frame, cell, drawing.WHITE)
+        drawing.paint(frame, (columns - 1, 1 - self._goal), drawing.GREEN)
+        drawing.paint(frame, (0, 1), drawing.GOLD)
+        drawing.paint(frame, (at, 1 - self._y), drawing.RED, inset=5, round_=True)
+        if self._sign_shows():
+            drawing.paint(frame, (0, 1 - self._goal), drawing.GOLD, inset=6)
+        return frame
 
 
 @gin.configurable(module="amago.envs.builtin")
@@ -119,7 +138,8 @@ class TMazePassive(_TMaze):
     Args:
         corridor_length: steps from the start to the junction, at least 1.
         penalty: at most 0; by default ``-1 / episode_length``.
-        render_mode: None or "ansi".
+        render_mode: None, "ansi" (text) or "rgb_array" (uint8, 24 pixels per cell; a corridor of more than 30 cells is drawn with
+            30); x points right, y up.
 
     Attributes:
         episode_length, horizon: steps of an episode.
@@ -145,7 +165,8 @@ class TMazeActive(_TMaze):
     Args:
         corridor_length: steps from the start to the junction, at least 1.
         penalty: at most 0; by default ``-1 / episode_length``.
-        render_mode: None or "ansi".
+        render_mode: None, "ansi" (text) or "rgb_array" (uint8, 24 pixels per cell; a corridor of more than 30 cells is drawn with
+            30); x points right, y up.
 
     Attributes:
         episode_length, horizon: steps of an episode.

@@ -223,7 +223,7 @@ def test_render() -> None:
         ({"corridor_length": 2.5}, TypeError),
         ({"penalty": 0.1}, ValueError),
         ({"penalty": -np.inf}, ValueError),
-        ({"render_mode": "rgb_array"}, ValueError),
+        ({"render_mode": "human"}, ValueError),
     ],
 )
 def test_wrong_arguments_are_named(cls: type[Maze], arguments: dict[str, Any], error: type[Exception]) -> None:

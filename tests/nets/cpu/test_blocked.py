@@ -132,7 +132,7 @@ def test_bf16_errs_no_more_than_layer_by_layer_and_gradients_come_in_float32():
 @pytest.mark.parametrize("grad", [False, True])
 def test_stored_and_chosen_actions_evaluated_together_are_as_if_apart(cls, shared, grad):
     torch.manual_seed(4)
-    net = cls(D, A, "continuous", GAMMAS, num_critics=C, d_hidden=8)
+    net = cls(D, A, False, GAMMAS, num_critics=C, d_hidden=8)
     torch.nn.init.normal_(net.net.output_layer.weight)
     value = net.bins.value if cls is NCriticsTwoHot else torch.Tensor.float
     state = torch.randn(B, L, D, requires_grad=True)
@@ -151,7 +151,7 @@ def test_stored_and_chosen_actions_evaluated_together_are_as_if_apart(cls, share
 @pytest.mark.parametrize("cls", [NCritics, NCriticsTwoHot])
 @pytest.mark.parametrize("kind", ["discrete", "continuous"])
 def test_critics_that_are_drawn_are_those(cls, kind):
-    net = cls(D, A, kind, GAMMAS, num_critics=C, d_hidden=8)
+    net = cls(D, A, kind == "discrete", GAMMAS, num_critics=C, d_hidden=8)
     torch.nn.init.normal_(net.net.output_layer.weight)
     state, action, drawn = torch.randn(B, L, D), torch.rand(2, B, L, G, A), torch.tensor([2, 0, 2, 2])
     every = net(state, action)
@@ -190,7 +190,7 @@ def test_a_forward_of_ones_own_is_called_by_every_method():
         def forward(self, state, action, log_dict=None, detach_params=False):
             return 2.0 * super().forward(state, action, log_dict, detach_params)
 
-    net = Doubled(D, A, "continuous", GAMMAS, num_critics=C, d_hidden=8)
+    net = Doubled(D, A, False, GAMMAS, num_critics=C, d_hidden=8)
     state, action, drawn = torch.randn(B, L, D), torch.rand(1, B, L, G, A), torch.tensor([1])
     want = net(state, action)
     out, values = net.evaluate(state, action[0], action, torch.Tensor.float)
@@ -210,7 +210,7 @@ def test_critics_that_declare_it_may_be_fused_with_a_forward_of_their_own():
         def forward(self, state, action, log_dict=None, detach_params=False):
             raise AssertionError("evaluate takes the shorter way")
 
-    net = Logged(D, A, "continuous", GAMMAS, num_critics=C, d_hidden=8)
+    net = Logged(D, A, False, GAMMAS, num_critics=C, d_hidden=8)
     state, action = torch.randn(B, L, D), torch.rand(1, B, L, G, A)
     out, _ = net.evaluate(state, action[0], action, torch.Tensor.float)
     torch.testing.assert_close(out, NCritics.forward(net, state, action)[0])

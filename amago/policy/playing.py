@@ -1,0 +1,200 @@
+"""Complete rollouts of an agent, side by side, with as much of the past as a `View` lets it see."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from amago.agent import BaseAgent
+from amago.envs import AMAGOEnv
+from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
+
+Array = NDArray[Any]
+_ATTEMPT = re.compile(r"\b(?:Attempt|Trial) (\d+)\b")
+
+
+@dataclass(frozen=True)
+class View:
+    """How much of a rollout the policy sees when it acts.
+
+    Args:
+        context: the last so many steps, the current one included; 1: no memory. None: all that the agent remembers.
+        this_attempt: the memory is erased at the end of each attempt.
+
+    Raises:
+        ValueError: ``context`` is below 1, or both are given.
+    """
+
+    context: int | None = None
+    this_attempt: bool = False
+
+    def __post_init__(self) -> None:
+        if self.context is not None and (self.context < 1 or self.this_attempt):
+            raise ValueError(f"context must be at least 1, and given without this_attempt; got {self!r}")
+
+
+FULL, THIS_ATTEMPT = View(), View(this_attempt=True)
+
+
+@dataclass
+class Steps:
+    """What the policy saw in one rollout, a row a step: {key: array}, rl2s, time indices."""
+
+    obs: list[dict[str, Array]] = field(default_factory=list)
+    rl2s: list[Array] = field(default_factory=list)
+    time_idxs: list[Array] = field(default_factory=list)
+
+
+@dataclass
+class Played:
+    """One rollout.
+
+    Attributes:
+        name: of its environment.
+        rewards: of each step.
+        attempt_ends: for each finished attempt, the number of steps taken until then.
+        metrics: the environment's own, by name; the latest value of each.
+        ended: False where the rollout was broken off.
+        steps: see `play`.
+    """
+
+    name: str
+    rewards: list[float] = field(default_factory=list)
+    attempt_ends: list[int] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+    ended: bool = False
+    steps: Steps | None = None
+
+    def take(self, reward: float, info: dict[str, Any]) -> bool:
+        """Add a step; returns whether it ended an attempt."""
+        self.rewards.append(reward)
+        numbers = {k: v for k, v in info.items() if isinstance(k, str) and k.startswith(AMAGO_ENV_LOG_PREFIX)}
+        over = False
+        for key, value in numbers.items():
+            name = key.removeprefix(AMAGO_ENV_LOG_PREFIX).strip()
+            self.metrics[name] = float(np.mean(value))
+            over = over or _ATTEMPT.search(name) is not None
+        if over:
+            self.attempt_ends.append(len(self.rewards))
+        return over
+
+
+class _Sighted:
+    """The policy of several rollouts that began together, acting with one `View`."""
+
+    def __init__(self, agent: BaseAgent, rows: int, view: View, sample: bool, device: torch.device):
+        self.agent, self.view, self.sample, self.device = agent, view, sample, device
+        self._memory = agent.init_hidden_state(rows, device) if view.context is None else None
+        self._embedded: list[Tensor] = []  # (rows, 1, D) of the last steps
+        self._times: list[Tensor] = []
+
+    def act(self, obs: dict[str, Array], rl2s: Array, time_idxs: Array, erased: Array) -> Array:
+        """Actions in stored form (rows, S); ``erased`` (rows,): the last step ended an attempt."""
+        tensors = {k: self._tensor(v) for k, v in obs.items()}
+        r, t = self._tensor(rl2s), self._tensor(time_idxs)
+        if self.view.context is None:
+            if self.view.this_attempt and erased.any():
+                self._memory = self.agent.reset_hidden_state(self._memory, erased)
+            actions, self._memory = self.agent.get_actions(tensors, r, t, self._memory, self.sample)
+            return actions.cpu().numpy()
+        n = self.view.context
+        embedded = self.agent.tstep_encoder(obs={k: v.unsqueeze(1) for k, v in tensors.items()}, rl2s=r.unsqueeze(1))
+        self._embedded = [*self._embedded, embedded][-n:]
+        self._times = [*self._times, t.unsqueeze(1)][-n:]
+        states, _ = self.agent.traj_encoder(
+            seq=torch.cat(self._embedded, dim=1), time_idxs=torch.cat(self._times, dim=1), hidden_state=None
+        )
+        return self.agent.act(states[:, -1], tensors, self.sample).cpu().numpy()
+
+    def _tensor(self, array: Array) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
+
+
+def play(
+    agent: BaseAgent,
+    envs: Sequence[AMAGOEnv],
+    seeds: Sequence[int],
+    max_steps: int,
+    view: View = FULL,
+    sample: bool = True,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+    keep_first: bool = False,
+    on_step: Callable[[int], None] | None = None,
+) -> list[Played]:
+    """Play one rollout for each seed, so that two views are compared on the same tasks.
+
+    Args:
+        agent: on ``device``. It acts in evaluation mode; its mode is restored afterwards.
+        envs: of one row each, reset with ``seeds``. As many rollouts as there are environments are played side by side.
+        max_steps: rollouts are broken off after so many steps.
+        sample: draw actions from the policy; else take its mode.
+        seed: of the policy's samples.
+        keep_first: keep what the policy saw in the first rollout (`Played.steps`).
+        on_step: called after each reset and each step with the number of environment steps taken by it.
+
+    Returns:
+        the rollouts, in the order of ``seeds``.
+
+    Raises:
+        ValueError: there are no environments, or one has several rows.
+    """
+    if not envs or any(env.vectorized for env in envs):
+        raise ValueError("rollouts are played in environments of one row each; there are none, or one is vectorised")
+    was_training = agent.training
+    agent.eval()
+    torch.manual_seed(seed)
+    played: list[Played] = []
+    try:
+        with torch.no_grad():
+            for begin in range(0, len(seeds), len(envs)):
+                wave = seeds[begin : begin + len(envs)]
+                policy = _Sighted(agent, len(wave), view, sample, torch.device(device))
+                played += _wave(policy, envs[: len(wave)], wave, max_steps, keep_first and not played, on_step)
+    finally:
+        agent.train(was_training)
+    return played
+
+
+def _wave(
+    policy: _Sighted,
+    envs: Sequence[AMAGOEnv],
+    seeds: Sequence[int],
+    max_steps: int,
+    keep: bool,
+    on_step: Callable[[int], None] | None,
+) -> list[Played]:
+    """Rollouts that begin together; those that have ended wait for the others."""
+    shown = [env.reset(seed=s)[0] for env, s in zip(envs, seeds)]
+    played = [Played(env.env_name) for env in envs]
+    if keep:
+        played[0].steps = Steps()
+    if on_step is not None:
+        on_step(0)
+    for taken in range(max_steps):
+        under_way = [i for i, p in enumerate(played) if not p.ended]
+        if not under_way:
+            break
+        obs = {k: np.concatenate([s.obs[k] for s in shown]) for k in shown[0].obs}
+        rl2s = np.concatenate([s.rl2 for s in shown])
+        times = np.full((len(envs), 1), taken, dtype=np.int64)
+        erased = np.array([bool(p.attempt_ends) and p.attempt_ends[-1] == taken for p in played])
+        if played[0].steps is not None and not played[0].ended:
+            played[0].steps.obs.append({k: v[0] for k, v in obs.items()})
+            played[0].steps.rl2s.append(rl2s[0])
+            played[0].steps.time_idxs.append(times[0])
+        actions = policy.act(obs, rl2s, times, erased)
+        for i in under_way:
+            shown[i], reward, terminated, truncated, info = envs[i].step(actions[i : i + 1])
+            played[i].take(np.asarray(reward).item(), info)
+            played[i].ended = np.asarray(terminated).item() or np.asarray(truncated).item()
+        if on_step is not None:
+            on_step(len(under_way))
+    return played

@@ -1,0 +1,160 @@
+"""Videos of rollouts: MP4 with Gymnasium's recorder, GIF with Pillow; also into TensorBoard and Weights & Biases."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import tempfile
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Frame = NDArray[np.uint8]
+LEAST_SIDE = 256
+"""Smaller pictures are enlarged by a whole number, until their longer side is about so many pixels."""
+SUFFIXES = (".mp4", ".gif")
+_EXTRA = "pip install 'amago[video]'"
+
+
+def check_video_path(path: str | Path) -> Path:
+    """``path`` as a Path, if a video can be written there.
+
+    Raises:
+        ValueError: it has another suffix than .mp4 or .gif.
+        ImportError: the packages that this suffix needs are missing; names the extra.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in SUFFIXES:
+        raise ValueError(f"a video must end in .mp4 or .gif, got {str(path)!r}")
+    _require("moviepy" if path.suffix.lower() == ".mp4" else "PIL.Image", path.suffix)
+    return path
+
+
+def as_frames(pictures: Sequence[Any]) -> list[Frame]:
+    """Pictures of one size for a video: small ones enlarged, and the sides made even, which MP4 needs.
+
+    Args:
+        pictures: (height, width, 3) uint8 each, what ``env.render()`` returns with ``render_mode="rgb_array"``.
+
+    Raises:
+        ValueError: there are none, or one has another type or shape; says which.
+    """
+    if not pictures:
+        raise ValueError("a video needs at least one picture")
+    arrays = [np.asarray(p) for p in pictures]
+    for i, a in enumerate(arrays):
+        if a.dtype != np.uint8 or a.ndim != 3 or a.shape[-1] != 3:
+            raise ValueError(
+                f"picture {i} must be uint8 (height, width, 3), got {a.dtype} {a.shape}; environments draw so with render_mode='rgb_array'"
+            )
+    height, width = max(a.shape[0] for a in arrays), max(a.shape[1] for a in arrays)
+    scale = max(1, round(LEAST_SIDE / max(height, width)))
+    frames = []
+    for a in arrays:
+        frame = np.zeros((height * scale + height * scale % 2, width * scale + width * scale % 2, 3), np.uint8)
+        large = a.repeat(scale, axis=0).repeat(scale, axis=1)
+        frame[: large.shape[0], : large.shape[1]] = large
+        frames.append(frame)
+    return frames
+
+
+def write_video(pictures: Sequence[Any], path: str | Path, fps: float) -> Path:
+    """Write a video; an existing file is replaced only once the new one is complete.
+
+    Args:
+        pictures: see `as_frames`.
+        path: ends in .mp4 (extra ``video``) or .gif (Pillow). Missing directories are created.
+        fps: pictures a second.
+
+    Returns:
+        ``path``.
+
+    Raises:
+        ValueError, ImportError: see `as_frames` and `check_video_path`.
+    """
+    path, frames = check_video_path(path), as_frames(pictures)
+    if not fps > 0:
+        raise ValueError(f"fps must be positive, got {fps!r}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".video-") as scratch:
+        written = _write_mp4(frames, Path(scratch), fps) if path.suffix.lower() == ".mp4" else Path(scratch, "v.gif")
+        if path.suffix.lower() == ".gif":
+            written.write_bytes(gif(frames, fps))
+        os.replace(written, path)
+    return path
+
+
+def gif(frames: Sequence[Frame], fps: float) -> bytes:
+    """An animated GIF that repeats. Pillow merges equal pictures that follow each other into one that is shown for longer."""
+    image = _require("PIL.Image", "GIF")
+    first, *rest = [image.fromarray(f).quantize() for f in frames]
+    out = io.BytesIO()
+    first.save(out, "GIF", save_all=True, append_images=rest, duration=max(20, round(1000 / fps)), loop=0, optimize=False)
+    return out.getvalue()
+
+
+def _write_mp4(frames: list[Frame], directory: Path, fps: float) -> Path:
+    from gymnasium.utils.save_video import save_video
+
+    with warnings.catch_warnings():  # of moviepy, about its own use of ffmpeg
+        warnings.simplefilter("ignore")
+        save_video(frames, str(directory), episode_trigger=lambda _: True, fps=fps, name_prefix="video")
+    (written,) = directory.glob("*.mp4")
+    return written
+
+
+def _require(module: str, what: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as err:
+        raise ImportError(f"writing {what} needs {module.partition('.')[0]}: {_EXTRA}") from err
+
+
+def log_to_tensorboard(directory: Path, tag: str, pictures: Sequence[Any], fps: float, step: int) -> None:
+    """Add a video to TensorBoard's event files in a directory, under its tab of images.
+
+    Raises:
+        ImportError: TensorBoard or Pillow is not installed; names the extra.
+    """
+    frames = as_frames(pictures)
+    data = gif(frames, fps)
+    try:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as err:
+        raise ImportError("--tensorboard needs TensorBoard: pip install 'amago[tensorboard]'") from err
+    height, width, channels = frames[0].shape
+    image = Summary.Image(height=height, width=width, colorspace=channels, encoded_image_string=data)
+    writer = SummaryWriter(str(directory))
+    try:
+        # SummaryWriter.add_video would need moviepy, and encodes a GIF, too
+        writer._get_file_writer().add_summary(Summary(value=[Summary.Value(tag=tag, image=image)]), step)  # type: ignore[no-untyped-call]
+    finally:
+        writer.close()  # type: ignore[no-untyped-call]
+
+
+def log_to_wandb(run_dir: Path, name: str, path: Path) -> None:
+    """Log a video file to Weights & Biases, as a run of its own named RUN-eval, in the group of the run's name.
+
+    Project and entity are those of the environment variables AMAGO_WANDB_PROJECT and AMAGO_WANDB_ENTITY.
+
+    Raises:
+        ImportError: Weights & Biases is not installed; names the extra.
+    """
+    try:
+        import wandb
+    except ImportError as err:
+        raise ImportError("--log needs Weights & Biases: pip install 'amago[wandb]'") from err
+    run = wandb.init(
+        dir=str(run_dir), project=os.environ.get("AMAGO_WANDB_PROJECT"), entity=os.environ.get("AMAGO_WANDB_ENTITY"),
+        name=f"{run_dir.name}-eval", group=run_dir.name, job_type="eval",
+    )  # fmt: skip
+    try:
+        run.log({name: wandb.Video(str(path))})
+    finally:
+        run.finish()

@@ -1,0 +1,160 @@
+"""Videos of rollouts on disk and in the loggers."""
+
+import io
+import subprocess
+import sys
+import types
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+from messages import naming
+
+from amago.run import video
+
+
+def pictures(n=6, height=20, width=30):
+    """A white square that moves to the right."""
+    out = np.zeros((n, height, width, 3), np.uint8)
+    for i in range(n):
+        out[i, 5:10, 4 * i : 4 * i + 5] = 255
+    return list(out)
+
+
+def test_a_gif_shows_the_pictures_in_order(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    path = video.write_video(pictures(), tmp_path / "new" / "a.gif", fps=5)
+    with image.open(path) as film:
+        assert (film.n_frames, film.info["duration"], film.info["loop"]) == (6, 200, 0)
+        scale = film.width // 30
+        assert scale > 1, "small pictures are enlarged"
+        for i in range(6):
+            film.seek(i)
+            columns = np.nonzero(np.asarray(film.convert("L")).max(axis=0) > 128)[0]
+            assert (columns.min(), columns.max()) == (4 * i * scale, (4 * i + 5) * scale - 1)
+    assert [p.name for p in path.parent.iterdir()] == ["a.gif"], "nothing else is left"
+
+
+def test_an_mp4_shows_the_pictures_in_order(tmp_path):
+    pytest.importorskip("moviepy", reason="MP4 needs moviepy (pip install 'amago[video]')")
+    from moviepy import VideoFileClip
+
+    path = video.write_video(pictures(n=12, height=21, width=31), tmp_path / "a.mp4", fps=4)
+    with VideoFileClip(str(path)) as film:
+        assert film.duration == pytest.approx(3.0, abs=0.3)
+        assert film.size[0] % 2 == film.size[1] % 2 == 0
+        first, later = film.get_frame(0.1), film.get_frame(1.1)
+    at = [np.nonzero(f.max(axis=(0, 2)) > 128)[0].mean() for f in (first, later)]
+    assert at[0] < at[1]
+    assert [p.name for p in tmp_path.iterdir()] == ["a.mp4"]
+
+
+def test_what_gymnasiums_recorder_is_given(tmp_path, monkeypatch):
+    """With a stand-in for moviepy, as the real one may be missing: the pictures, their rate, and one file at the right place."""
+
+    class Clip:
+        def __init__(self, frames, fps):
+            self.content = f"{len(frames)} pictures, {fps} a second".encode()
+
+        def write_videofile(self, path, logger=None):
+            Path(path).write_bytes(self.content)
+
+    clips = types.ModuleType("moviepy.video.io.ImageSequenceClip")
+    clips.ImageSequenceClip = Clip
+    for name in ("moviepy", "moviepy.video", "moviepy.video.io"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, clips.__name__, clips)
+    monkeypatch.delitem(sys.modules, "gymnasium.utils.save_video", raising=False)
+    try:
+        path = video.write_video(pictures(), tmp_path / "new" / "a.mp4", fps=4)
+    finally:
+        sys.modules.pop("gymnasium.utils.save_video", None)
+    assert path.read_bytes() == b"6 pictures, 4 a second"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_pictures_of_several_sizes_and_odd_sides():
+    frames = video.as_frames([np.full((301, 7, 3), 9, np.uint8), np.full((300, 9, 3), 9, np.uint8)])
+    assert {f.shape for f in frames} == {(302, 10, 3)}
+    assert [int((f == 9).all(axis=-1).sum()) for f in frames] == [301 * 7, 300 * 9]
+
+
+@pytest.mark.parametrize("bad", [np.zeros((4, 4)), np.zeros((4, 4, 3)), np.zeros((4, 4, 4), np.uint8), "text", None])
+def test_what_is_no_picture_is_named(bad):
+    with pytest.raises(ValueError, match=r"picture 1 must be uint8 \(height, width, 3\)"):
+        video.as_frames([np.zeros((4, 4, 3), np.uint8), bad])
+
+
+def test_wrong_arguments(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match=r"\.mp4 or \.gif"):
+        video.write_video(pictures(), tmp_path / "a.avi", 4)
+    with pytest.raises(ValueError, match="at least one"):
+        video.write_video([], tmp_path / "a.gif", 4)
+    with pytest.raises(ValueError, match=naming("fps", 0)):
+        video.write_video(pictures(), tmp_path / "a.gif", 0)
+    for module, suffix in (("PIL.Image", ".gif"), ("moviepy", ".mp4")):
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(ImportError, match=r"amago\[video\]"):
+            video.check_video_path(tmp_path / f"a{suffix}")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_existing_video_survives_a_failure(tmp_path, monkeypatch):
+    path = video.write_video(pictures(), tmp_path / "a.gif", 4)
+    before = path.read_bytes()
+
+    def fails(*args):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(video, "gif", fails)
+    with pytest.raises(OSError, match="disk full"):
+        video.write_video(pictures(2), path, 4)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["a.gif"]
+
+
+def test_tensorboard_shows_the_film(tmp_path):
+    pytest.importorskip("tensorboard")
+    image = pytest.importorskip("PIL.Image")
+    video.log_to_tensorboard(tmp_path, "eval/video", pictures(), fps=4, step=70)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        events = EventAccumulator(str(tmp_path))
+        events.Reload()
+    (shown,) = events.Images("eval/video")
+    assert shown.step == 70
+    with image.open(io.BytesIO(shown.encoded_image_string)) as film:
+        assert (film.format, film.n_frames, film.size) == ("GIF", 6, (shown.width, shown.height))
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+import numpy as np
+from amago.run import video
+run = Path(sys.argv[1]); run.mkdir()
+path = video.write_video([np.full((8, 8, 3), i, np.uint8) for i in (0, 255)], run / "a.gif", 4)
+video.log_to_wandb(run, "eval/video", path)
+"""
+
+
+def test_weights_and_biases_keep_the_film(tmp_path):
+    """In a separate process, because wandb leaves threads and warnings behind."""
+    pytest.importorskip("wandb")
+    env = {
+        **tiny.environment(), "WANDB_MODE": "offline", "WANDB_SILENT": "true", "HOME": str(tmp_path), "AMAGO_WANDB_ENTITY": "me",
+        "AMAGO_WANDB_PROJECT": "p",
+    }  # fmt: skip
+    run = tmp_path / "demo"
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(run)], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    (kept,) = (run / "wandb").glob("offline-run-*/files/media/videos/eval/*.gif")
+    assert kept.read_bytes() == (run / "a.gif").read_bytes()
+    (log,) = (run / "wandb").glob("offline-run-*/*.wandb")
+    assert b"demo-eval" in log.read_bytes()
