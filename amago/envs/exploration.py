@@ -130,18 +130,62 @@ def made_legal(spec: ActionSpec, action: Array, mask: Array, rng: np.random.Gene
     return out
 
 
+class _HeldNoise:
+    """Noise whose choices last for several steps, geometrically distributed (Dabney et al. 2021, arXiv 2006.01782).
+
+    Args:
+        spec: of the action space.
+        rows: B.
+        mean_steps: mean length of a choice, above 1.
+    """
+
+    def __init__(self, spec: ActionSpec, rows: int, mean_steps: float):
+        self.spec, self.mean_steps = spec, mean_steps
+        shape = (rows, spec.stored_dim)
+        self.new = np.ones(rows, dtype=bool)  # a rollout begins
+        self.on = np.zeros(shape, dtype=bool)  # a random choice is being held
+        self.noise = np.zeros(shape)
+
+    def apply(self, action: Array, eps: NDArray[np.float64], rng: np.random.Generator) -> Array:
+        """The actions (B, S) with noise of strength eps (B,). The share of random choices is eps, whatever their length."""
+        m = self.mean_steps
+        hold = (rng.random(self.on.shape) * m >= 1.0) & ~self.new[:, None]
+        begins = np.where(self.new, eps, eps / (m - eps * (m - 1.0)))[:, None]
+        self.on &= hold
+        begin = ~self.on & (rng.random(self.on.shape) < begins)
+        self.on |= begin
+        self.new[:] = False
+        out = action.copy()
+        for part in self.spec.parts:
+            where = part.stored
+            if part.kind == "discrete":
+                drawn = rng.integers(part.dim, size=self.noise[:, where].shape)
+                self.noise[:, where] = np.where(begin[:, where], drawn, self.noise[:, where])
+                out[:, where] = np.where(self.on[:, where], self.noise[:, where], action[:, where])
+            elif part.kind == "multibinary":
+                out[:, where] = np.where(self.on[:, where], 1 - action[:, where], action[:, where])
+            else:
+                drawn = rng.standard_normal(self.noise[:, where].shape)
+                self.noise[:, where] = np.where(hold[:, where], self.noise[:, where], drawn)
+                out[:, where] = np.clip(action[:, where] + eps[:, None] * self.noise[:, where], -1.0, 1.0)
+        return out
+
+
 class _AnnealedNoise(ExplorationWrapper):
     """Random actions with probability epsilon: a subclass's `schedule`, times a factor drawn for each rollout."""
 
-    def __init__(self, amago_env: Any, steps_anneal: int, randomize_eps: bool, **schedule: float):
+    def __init__(self, amago_env: Any, steps_anneal: int, randomize_eps: bool, repeat: float, **schedule: float):
         super().__init__(amago_env)
         if steps_anneal <= 0:
             raise ValueError(f"steps_anneal is {steps_anneal!r}, but must be positive")
+        if not 1.0 <= repeat < np.inf:
+            raise ValueError(f"repeat is {repeat!r}, but must be a number of steps, 1 or more")
         for name, value in schedule.items():
             if not 0.0 <= value <= 1.0:
                 raise ValueError(f"{name} is {value!r}, but must be in [0, 1]")
         self.steps_anneal, self.randomize_eps = int(steps_anneal), bool(randomize_eps)
         self.multiplier = np.ones(self.batched_envs)
+        self._held = _HeldNoise(self.action_spec, self.batched_envs, repeat) if repeat > 1 else None
 
     def schedule(self, local_step: NDArray[np.int64]) -> Any:
         """Epsilon before the factor: a number, or (B,)."""
@@ -158,10 +202,14 @@ class _AnnealedNoise(ExplorationWrapper):
     def on_rollout_start(self, opened: NDArray[np.bool_]) -> None:
         if self.randomize_eps:
             self.multiplier = np.where(opened, self.rng.random(self.batched_envs), self.multiplier)
+        if self._held is not None:
+            self._held.new |= opened
 
     def add_exploration_noise(self, action: Array, local_step: NDArray[np.int64], horizon: int | None) -> Array:
         eps = self.current_eps(local_step, horizon)
         spec, rng, b = self.action_spec, self.rng, self.batched_envs
+        if self._held is not None:
+            return self._held.apply(action, eps, rng)
         if spec.kind == "discrete":
             if b == 1:  # the common case, without arrays unless it explores
                 if rng.random() >= eps[0]:
@@ -218,9 +266,11 @@ class EpsilonGreedy(_AnnealedNoise):
         eps_end: eps from the actor's step ``steps_anneal`` on.
         steps_anneal: length of the schedule in steps of one actor.
         randomize_eps: multiply eps by u, drawn uniformly from [0, 1) for each rollout of each actor.
+        repeat: mean number of steps that a random choice, or the noise of a continuous action, is held. 1: each step has its own.
+            Longer choices move further, and find goals that independent noise does not reach.
 
     Raises:
-        ValueError: an eps is outside [0, 1], or ``steps_anneal`` is not positive.
+        ValueError: an eps is outside [0, 1], ``steps_anneal`` is not positive, or ``repeat`` is below 1.
     """
 
     def __init__(
@@ -230,8 +280,9 @@ class EpsilonGreedy(_AnnealedNoise):
         eps_end: float = 0.05,
         steps_anneal: int = 1_000_000,
         randomize_eps: bool = True,
+        repeat: float = 1.0,
     ):
-        super().__init__(amago_env, steps_anneal, randomize_eps, eps_start=eps_start, eps_end=eps_end)
+        super().__init__(amago_env, steps_anneal, randomize_eps, repeat, eps_start=eps_start, eps_end=eps_end)
         self.eps_start, self.eps_end = eps_start, eps_end
 
     def schedule(self, local_step: NDArray[np.int64]) -> float:
@@ -253,10 +304,10 @@ class BilevelEpsilonGreedy(_AnnealedNoise):
         eps_start_end: eps at the start of a rollout, from step ``steps_anneal`` on.
         eps_end_start: eps at the end of a rollout, at the start of training.
         eps_end_end: eps at the end of a rollout, from step ``steps_anneal`` on.
-        steps_anneal, randomize_eps: as in `EpsilonGreedy`.
+        steps_anneal, randomize_eps, repeat: as in `EpsilonGreedy`.
 
     Raises:
-        ValueError: an eps is outside [0, 1], or ``steps_anneal`` or ``rollout_horizon`` is not positive.
+        ValueError: an eps is outside [0, 1], ``steps_anneal`` or ``rollout_horizon`` is not positive, or ``repeat`` is below 1.
     """
 
     def __init__(
@@ -269,9 +320,10 @@ class BilevelEpsilonGreedy(_AnnealedNoise):
         eps_end_end: float = 0.01,
         steps_anneal: int = 1_000_000,
         randomize_eps: bool = True,
+        repeat: float = 1.0,
     ):
         super().__init__(
-            amago_env, steps_anneal, randomize_eps,
+            amago_env, steps_anneal, randomize_eps, repeat,
             eps_start_start=eps_start_start, eps_start_end=eps_start_end, eps_end_start=eps_end_start, eps_end_end=eps_end_end,
         )  # fmt: skip
         if rollout_horizon <= 0:
