@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "4.0.0"
 
 _LAZY = {
     "Experiment": "amago.experiment",
@@ -16,7 +16,20 @@ _LAZY = {
     "ExtraField": "amago.data.extras",
     "TstepEncoder": "amago.nets.tstep_encoders",
     "TrajEncoder": "amago.nets.traj_encoders",
+    "ExplorationWrapper": "amago.envs.exploration",
     "load_policy": "amago.policy",
+    "register_agent": "amago.agent",
+    "get_agent_cls": "amago.agent",
+    "list_registered_agents": "amago.agent",
+    "register_tstep_encoder": "amago.nets.tstep_encoders",
+    "get_tstep_encoder_cls": "amago.nets.tstep_encoders",
+    "list_registered_tstep_encoders": "amago.nets.tstep_encoders",
+    "register_traj_encoder": "amago.nets.traj_encoders",
+    "get_traj_encoder_cls": "amago.nets.traj_encoders",
+    "list_registered_traj_encoders": "amago.nets.traj_encoders",
+    "register_exploration": "amago.envs.exploration",
+    "get_exploration_cls": "amago.envs.exploration",
+    "list_registered_explorations": "amago.envs.exploration",
     "check_env": "amago.envs",
     "check_tstep_encoder": "amago.agent",
     "check_traj_encoder": "amago.agent",
@@ -25,12 +38,13 @@ _LAZY = {
 }
 _SUBMODULES = (
     "agent", "cli_utils", "config", "envs", "experiment", "hindsight", "loading", "nets", "ops", "policy", "spaces", "store",
+    "utils",
 )  # fmt: skip
 
 __all__ = [*_LAZY, *_SUBMODULES, "__version__"]
 
 if TYPE_CHECKING:
-    from amago import agent, config, envs, experiment, hindsight, loading, nets, ops, policy, spaces, store
+    from amago import agent, config, envs, experiment, hindsight, loading, nets, ops, policy, spaces, store, utils
     from amago.agent import Agent, check_traj_encoder, check_tstep_encoder
     from amago.data.extras import ExtraField
     from amago.data.findings import CheckError

@@ -102,6 +102,24 @@ def _registry() -> Mapping[str, Any]:
     return gin.config._REGISTRY._selector_map  # gin offers no public listing
 
 
+def run_finalize_hooks() -> None:
+    """Do what ``gin.finalize`` does, without locking the config: parts that are imported later must still get their names."""
+    was_locked = gin.config_is_locked()
+    with gin.unlock_config():
+        gin.finalize()
+    gin.config._set_config_is_locked(was_locked)
+
+
+def also_known_as(cls: Any, *selectors: str) -> None:
+    """Let bindings name a configurable by other full names too, such as that of the module where it used to be.
+
+    Give each spelling that shall be recognised: no parts of it are, so that names such as "InputNorm" stay unambiguous.
+    """
+    entry = _registry()[selector_of(cls)]
+    for selector in selectors:
+        gin.config._REGISTRY._selector_map.setdefault(selector, entry)
+
+
 def is_registered(selector: str) -> bool:
     """Whether a configurable with this name, in full or a suffix of it, has been imported. A scope is ignored."""
     plain = selector.rpartition("/")[2]

@@ -383,10 +383,11 @@ class Experiment(PersistentRun):
             CheckpointError: no such file, damaged, or it does not fit; lists every name without counterpart.
         """
         self._require_start("load_checkpoint_from_path()")
-        if not is_accelerate_state:
+        if is_accelerate_state:
+            self._restore(Path(path))
+        else:
             load_agent_weights(self.policy, path)
-            return
-        self._restore(Path(path))
+        self.policy.on_checkpoint_loaded(is_resume=is_accelerate_state)
 
     def close(self) -> None:
         """Stop actors and threads, close loggers and the data set; twice is fine. The experiment cannot be used afterwards."""

@@ -33,7 +33,7 @@ from amago.loading import Batch
 from amago.nets.traj_encoders import TformerTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
 from amago.run.allocator import FreedMemory
-from amago.run.update import Updater, adamw, lr_schedule, weighted_losses
+from amago.run.update import Updater, adamw, lr_schedule
 from amago.spaces import action_spec, rl2_space
 from benchmarks.harness import Row, compare
 from benchmarks.peer import peer_contenders
@@ -139,17 +139,13 @@ class Learner:
         self.accelerator = Accelerator(cpu=True, mixed_precision="bf16" if case.bf16 else "no")
         FreedMemory().keep()  # as a run does
         agent = make_agent(case)
-        self.agent, optimizer = self.accelerator.prepare(agent, adamw(agent.trainable_params, 1e-4, 1e-3))
+        self.agent, optimizer = self.accelerator.prepare(agent, adamw(list(agent.trainable_params), 1e-4, 1e-3))
         self.updater = Updater(self.accelerator, agent, optimizer, lr_schedule(optimizer, 10, 1000, 0.0), grad_clip=1.0)
         self.batch = make_batch(case)
 
     def update(self) -> None:
         with self.accelerator.autocast():
-            loss = self.agent(self.batch)
-            pad = self.batch.transition_mask[:, :, None]
-            critic_mask = pad[:, :, None].expand_as(loss.critic_loss)
-            means = weighted_losses(loss, self.batch, pad.expand_as(loss.actor_loss), critic_mask)
-        total = torch.as_tensor(means["Actor Loss"] + 10.0 * means["Critic Loss"])
+            total = self.agent(self.batch)
         self.accelerator.backward(total)
         self.updater.step(False, total.detach())
 

@@ -36,7 +36,7 @@ class BatchLearner(Learner):
         torch.manual_seed(0)
         AcceleratorState._reset_state()
         self.accelerator = Accelerator(cpu=True, mixed_precision="no")
-        self.agent, optimizer = self.accelerator.prepare(agent.train(), adamw(agent.trainable_params, 1e-4, 1e-3))
+        self.agent, optimizer = self.accelerator.prepare(agent.train(), adamw(list(agent.trainable_params), 1e-4, 1e-3))
         self.updater = Updater(self.accelerator, agent, optimizer, lr_schedule(optimizer, 10, 1000, 0.0), grad_clip=1.0)
         self.batch = batch
 

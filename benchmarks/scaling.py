@@ -55,7 +55,7 @@ class Update:
 
     def __init__(self, width: int, layers: int, batch: int, length: int) -> None:
         self.agent = make_agent(width, layers, length)
-        self.optimizer = adamw(self.agent.trainable_params, 1e-4, 1e-3)
+        self.optimizer = adamw(list(self.agent.trainable_params), 1e-4, 1e-3)
         actions = torch.nn.functional.one_hot(torch.randint(0, 2, (batch, length)), 2).float()
         self.batch = Batch(
             obs={"observation": torch.randn(batch, length + 1, 4)}, rl2s=torch.randn(batch, length + 1, 3), actions=actions,
@@ -65,8 +65,7 @@ class Update:
         )  # fmt: skip
 
     def __call__(self) -> None:
-        loss = self.agent(self.batch)
-        (loss.actor_loss.mean() + 10.0 * loss.critic_loss.mean()).backward()
+        self.agent(self.batch).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.agent.soft_sync_targets()

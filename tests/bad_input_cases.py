@@ -598,7 +598,7 @@ CASES = [
         FIELDS,
         "a negative weight",
         SettingsError,
-        CANNOT + "critic_loss_weight must be a finite number of 0 or more, got -1",
+        CANNOT + "critic_loss_weight must be None or a finite number of 0 or more, got -1",
         starting(critic_loss_weight=-1),
     ),
     Case(

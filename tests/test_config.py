@@ -84,7 +84,7 @@ def test_switches_write_settings_and_return_classes():
 
 
 def test_switches_refuse_what_does_not_exist():
-    with pytest.raises(ValueError, match=naming("traj_encoder", "'lstm'", "ff, gru, mamba, rnn, transformer")):
+    with pytest.raises(ValueError, match=naming("traj_encoder", "'lstm'", "ff, gru, identity, mamba, rnn, transformer")):
         switch_traj_encoder({}, "lstm")
     with pytest.raises(ValueError, match=naming("TformerTrajEncoder", "'heads'")):
         switch_traj_encoder({}, "transformer", heads=3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -10,22 +11,27 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution
 
 from amago import ops
 from amago.agent import diagnostics
-from amago.agent.base import AgentLoss, AgentValues, BaseAgent
+from amago.agent.base import AgentLoss
 from amago.agent.log_prob import log_prob_of_stored
 from amago.agent.options import ActorCriticOptions, check_gamma_idx, gammas_for
-from amago.agent.values import ValueRepresentation
+from amago.agent.targets import AgentWithTargets
+from amago.agent.values import AgentValues, ValueRepresentation
 from amago.data.batch import Batch
-from amago.nets.popart import PopArtLayer
+from amago.nets.actor_critic import Actor, PopArtLayer, ResidualActor
+from amago.nets.heads import BaseCriticHead, DetachedCritics
+from amago.nets.policy_dists import ActionDistribution, Multibinary
+from amago.nets.torch_distributions import action_distribution
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
 from amago.nets.utils import has_argument
 from amago.spaces import check_mask
 
 
-class ActorCriticAgent(BaseAgent):
+class ActorCriticAgent(AgentWithTargets):
     """Actor and critic ensemble on a shared sequence model, trained for several discounts at once.
 
     A subclass sets what critics output (`values_type`), how discrete actions reach them (`exact_expectation`), and the
@@ -40,6 +46,8 @@ class ActorCriticAgent(BaseAgent):
         gammas: (G,) discounts, the main one last.
         actor, critics, target_actor, target_critics: instances of the chosen `amago.nets.actor_critic.BaseActorHead` and
             `amago.nets.actor_critic.BaseCriticHead`, and their slow copies.
+        maximized_critics: the critics, with their parameters held out of the graph.
+        popart: running statistics of the targets.
 
     Raises:
         ValueError: an option does not fit the spaces, or a policy gradient is asked of a distribution that has none.
@@ -49,12 +57,11 @@ class ActorCriticAgent(BaseAgent):
     """How the outputs of critics represent returns."""
     exact_expectation: ClassVar[bool]
     """Discrete actions: critics give the value of each, weighted by the policy's probabilities; else they evaluate samples."""
+    filters_last_observation: ClassVar[bool] = False
+    """The filter is called with (B, L + 1, G, 1) advantages. The last row repeats the one before it: no action was taken there."""
 
     gammas: Tensor
-    actor: Any  # the user's classes, which share no type that mypy could check beyond the two heads'
-    critics: Any
-    target_actor: Any
-    target_critics: Any
+    popart: Any
 
     @abstractmethod
     def __init__(
@@ -67,44 +74,78 @@ class ActorCriticAgent(BaseAgent):
         traj_encoder_type: type[TrajEncoder],
         options: ActorCriticOptions,
     ):
+        self.options = options  # first: the constructor of the base class builds everything
         super().__init__(obs_space, rl2_space, action_space, max_seq_len, tstep_encoder_type, traj_encoder_type)
-        missing = [k for k in options.pass_obs_keys_to_actor if k not in obs_space.spaces]
+        self.values = self.values_type(self.critics, self.popart)
+        self._check_heads()
+
+    def init_options(self) -> None:
+        """Set an attribute for each option, and the discounts."""
+        options, spec = self.options, self.action_spec
+        keys = options.pass_obs_keys_to_actor or ()
+        missing = [k for k in keys if k not in self.obs_space.spaces]
         if missing:
-            raise ValueError(f"pass_obs_keys_to_actor names {missing}; the observations are {sorted(obs_space.spaces)}")
-        spec = self.action_spec
+            raise ValueError(f"pass_obs_keys_to_actor names {missing}; the observations are {sorted(self.obs_space.spaces)}")
+        self.pass_obs_keys_to_actor = list(dict.fromkeys(keys))
         gammas = gammas_for(spec.kind, options.gamma, options.use_multigamma)
         check_gamma_idx("rollout_gamma_idx", options.rollout_gamma_idx, gammas)
-        self.options, self.rollout_gamma_idx = options, options.rollout_gamma_idx
-        self.num_critics_td = options.num_critics_td
+        self.rollout_gamma_idx = options.rollout_gamma_idx
+        self.num_critics, self.num_critics_td = options.num_critics, options.num_critics_td
         self.online_coeff, self.offline_coeff = options.online_coeff, options.offline_coeff
+        self.critic_loss_weight = options.critic_loss_weight
         self.reward_multiplier, self.tau, self.n_step = options.reward_multiplier, options.tau, options.n_step
         self.use_target_actor = options.use_target_actor
-        self.fake_filter, self.filter = options.fake_filter, options.fbc_filter_func
+        self.fake_filter, self.fbc_filter_func = options.fake_filter, options.fbc_filter_func
         self.k_critic, self.k_actor = options.num_actions_for_value_in_critic_loss, options.num_actions_for_value_in_actor_loss
-        self.discrete = spec.kind == "discrete"
         self.exact = self.discrete and self.exact_expectation
-
         self.register_buffer("gammas", gammas, persistent=False)
-        heads = {"state_dim": self.traj_encoder.emb_dim, "action_dim": spec.dim, "action_kind": spec.kind, "gammas": gammas}
-        self.popart = PopArtLayer(gammas=len(gammas), enabled=options.popart)
+
+    def init_actor_critic(self) -> None:
+        """Build ``popart``, ``critics`` and ``actor``, their targets, and ``maximized_critics``."""
+        options = self.options
+        heads = {"state_dim": self.state_dim, "action_dim": self.action_dim, "discrete": self.discrete, "gammas": self.gammas}
+        self.popart = PopArtLayer(gammas=len(self.gammas), enabled=options.popart)
         self.critics = options.critic_type(**heads, num_critics=options.num_critics)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
-        self.actor = options.actor_type(**heads)
+        self.maximized_critics = DetachedCritics(self.critics)
+        self.actor = options.actor_type(**heads, **self._kind_of_actions(options.actor_type))
         self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
-        self.values = self.values_type(self.critics, self.popart)
-        self.mask_key = self.actor.mask_key
-        straight = [*options.pass_obs_keys_to_actor]
+
+    def _kind_of_actions(self, actor_type: type[nn.Module]) -> dict[str, Any]:
+        """What an actor is told beside ``discrete``: nothing, if an action is one choice or a vector of numbers."""
+        kind = self.action_spec.kind
+        if kind in ("discrete", "continuous"):
+            return {}
+        if has_argument(actor_type, "action_kind"):
+            return {"action_kind": kind}
+        if self.multibinary and has_argument(actor_type, "continuous_dist_type"):
+            return {"continuous_dist_type": Multibinary}
+        raise ValueError(
+            f"actor_type={actor_type.__name__} cannot have actions of kind {kind!r}: give its __init__ an argument action_kind, "
+            "and hand it to super().__init__"
+        )
+
+    def _check_heads(self) -> None:
+        """Add the key of a mask of actions to those of the actor; refuse heads that do not fit the options."""
+        actor, plain = self.actor, (Actor.actor_network_forward, ResidualActor.actor_network_forward)
+        if self.pass_obs_keys_to_actor and getattr(type(actor), "actor_network_forward", None) in plain:
+            warnings.warn(
+                f"pass_obs_keys_to_actor={self.pass_obs_keys_to_actor}, but {type(actor).__name__} ignores observations: override "
+                "actor_network_forward in a subclass",
+                stacklevel=2,
+            )
+        self.mask_key: str | None = getattr(actor, "mask_key", None)
         if self.mask_key is not None:
-            check_mask(self.mask_key, obs_space, spec)
-            straight.append(self.mask_key)
-        self.pass_obs_keys_to_actor = tuple(dict.fromkeys(straight))
-        if options.online_coeff > 0 and not self.actor.policy_dist.actions_differentiable:
+            check_mask(self.mask_key, self.obs_space, self.action_spec)
+            if self.mask_key not in self.pass_obs_keys_to_actor:
+                self.pass_obs_keys_to_actor.append(self.mask_key)
+        if self.online_coeff > 0 and not actor.policy_dist.actions_differentiable:
             raise ValueError(
-                f"online_coeff={options.online_coeff} asks for a policy gradient, but samples of "
-                f"{type(self.actor.policy_dist).__name__} carry none (they are not reparametrised): set "
+                f"online_coeff={self.online_coeff} asks for a policy gradient, but samples of "
+                f"{type(actor.policy_dist).__name__} carry none (they are not reparametrised): set "
                 f"{type(self).__name__}.online_coeff = 0 to train by filtered behaviour cloning alone, or choose another distribution"
             )
-        if options.online_coeff > 0 and not self.exact:
+        if self.online_coeff > 0 and not self.exact and isinstance(self.critics, BaseCriticHead):
             self._check_critics_detach()
 
     def _check_critics_detach(self) -> None:
@@ -138,14 +179,20 @@ class ActorCriticAgent(BaseAgent):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         g = self.rollout_gamma_idx if gamma_idx is None else gamma_idx
         check_gamma_idx("gamma_idx", g, self.gammas)
-        pi = self.actor(state, straight_from_obs={k: obs[k] for k in self.pass_obs_keys_to_actor})
+        straight = {k: obs[k].unsqueeze(1) for k in self.pass_obs_keys_to_actor}
+        pi = self._policy(self.actor, state.unsqueeze(1), straight)
         actions = pi.sample_action(sample)
-        extras = {"log_prob": log_prob_of_stored(pi, actions)[..., g]} if "log_prob" in names else {}
-        return actions[..., g, :], extras
+        extras = {"log_prob": log_prob_of_stored(pi, actions)[:, 0, g]} if "log_prob" in names else {}
+        return actions[:, 0, g], extras
+
+    @staticmethod
+    def _policy(actor: Any, state: Tensor, straight: dict[str, Tensor], **options: Any) -> ActionDistribution:
+        """The policy of an actor for states (B, L, E)."""
+        return action_distribution(actor(state, straight_from_obs=straight, **options), actor.policy_dist)
 
     # ---- learning -----------------------------------------------------------------------------------------------------
 
-    def forward(self, batch: Batch, log_step: bool = False) -> AgentLoss:
+    def losses(self, batch: Batch, log_step: bool = False) -> AgentLoss:
         metrics: dict[str, float | Tensor] = {}
         log = metrics if log_step else None
         real = batch.transition_mask  # (B, L, 1)
@@ -155,7 +202,7 @@ class ActorCriticAgent(BaseAgent):
         counted = {"mask": real} if log_step and has_argument(self.actor.forward, "mask") else {}
         states = self.encode(batch, log)
         state, next_state = states[:, :-1], states[:, 1:].detach()
-        pi = self.actor(state, log_dict=log, straight_from_obs=self._straight(batch, slice(None, -1)), **counted)
+        pi = self._policy(self.actor, state, self._straight(batch, slice(None, -1)), log_dict=log, **counted)
         actor_loss = states.new_zeros((*rews.shape[:2], len(self.gammas), 1), dtype=torch.float32)
         critic_loss, advantage = None, None
 
@@ -189,13 +236,13 @@ class ActorCriticAgent(BaseAgent):
 
     @torch.no_grad()
     def get_values(self, batch: Batch) -> AgentValues:
-        """Values and filter weights of the actions of a batch, computed as `forward` does in evaluation mode. The agent's mode
+        """Values and filter weights of the actions of a batch, computed as `losses` does in evaluation mode. The agent's mode
         and running statistics are left as they are."""
         was_training = self.training
         self.eval()
         try:
             state = self.encode(batch)[:, :-1]
-            pi = self.actor(state, straight_from_obs=self._straight(batch, slice(None, -1)))
+            pi = self._policy(self.actor, state, self._straight(batch, slice(None, -1)))
             chosen = self._policy_actions(pi, self.k_actor)
             stored = self._like_policy(pi, self._action_vectors(batch.actions))
             out_data, q_pi = self._evaluate(state, stored, chosen)
@@ -204,8 +251,11 @@ class ActorCriticAgent(BaseAgent):
         q_data = self.values.value(out_data)
         advantage = self._advantage(q_data, q_pi)
         q, v = (self.values.returns(x) / self.reward_multiplier for x in (q_data, q_pi))
-        spread = q.std(dim=2, correction=0)
-        return AgentValues(q.mean(dim=2), v.mean(dim=2), advantage, self._filter_weight(advantage, advantage), spread)
+        weights, (q_std, v_std) = self._filter_weight(advantage, advantage), (x.std(dim=2, correction=0) for x in (q, v))
+        return AgentValues(
+            q_sa=q.mean(dim=2), v_s=v.mean(dim=2), advantage=advantage, filter_weights=weights, q_sa_std=q_std, v_s_std=v_std,
+            state_mask=batch.transition_mask,
+        )  # fmt: skip
 
     @staticmethod
     def _advantage(q_data: Tensor, q_pi: Tensor) -> Tensor:
@@ -214,27 +264,31 @@ class ActorCriticAgent(BaseAgent):
 
     def _filter_weight(self, like: Tensor, advantage: Tensor | None) -> Tensor:
         """The weights of behaviour cloning (B, L, G, 1); ones where there is no filter."""
-        return torch.ones_like(like) if self.fake_filter or advantage is None else self.filter(advantage)
+        if self.fake_filter or advantage is None:
+            return torch.ones_like(like)
+        if not self.filters_last_observation:
+            return self.fbc_filter_func(advantage)
+        return self.fbc_filter_func(torch.cat((advantage, advantage[:, -1:]), dim=1))[:, :-1]
 
     def _td_target(self, next_state: Tensor, rews: Tensor, dones: Tensor, real: Tensor, straight: dict[str, Tensor]) -> Tensor:
         """n-step targets (B, L, 1, G, 1), bootstrapped with random target critics at actions a' of the target policy."""
-        pi = (self.target_actor if self.use_target_actor else self.actor)(next_state, straight_from_obs=straight)
+        pi = self._policy(self.target_actor if self.use_target_actor else self.actor, next_state, straight)
         actions = self._policy_actions(pi, self.k_critic)
         drawn = torch.randint(self.target_critics.num_critics, (self.num_critics_td,), device=next_state.device)
         out = self.target_critics.evaluate_subset(next_state, actions, drawn)  # (K, B, L, drawn, G, O)
         q = self.values.returns(self.values.value(out).mean(dim=0))
-        value = q.amin(dim=2, keepdim=True) if self.online_coeff > 0 else q.mean(dim=2, keepdim=True)
+        value = self._reduce(q)
         gammas = self.gammas[:, None]
         return ops.n_step_return(
             rews[:, :, None, None], dones[:, :, None, None], value, gammas, real[:, :, None, None], n=self.n_step
         )
 
-    def _like_policy(self, pi: Any, action: Tensor) -> Tensor:
+    def _like_policy(self, pi: ActionDistribution, action: Tensor) -> Tensor:
         """Stored actions (B, L, A) clipped as those of the policy are: (B, L, 1, A). With a mask (B, L, G, A), with 0 at
         illegal choices."""
         if self.mask_key is not None:
-            return pi.clip_like_policy(action[:, :, None])  # type: ignore[no-any-return]
-        return self.actor.policy_dist.clip_like_policy(action)[:, :, None]  # type: ignore[no-any-return]
+            return pi.clip_like_policy(action[:, :, None])
+        return self.actor.policy_dist.action_from_buffer(action)[:, :, None]  # type: ignore[no-any-return]
 
     def _evaluate(self, state: Tensor, stored: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """Evaluate the actions of the data and those of the policy.
@@ -262,6 +316,12 @@ class ActorCriticAgent(BaseAgent):
             return (pi.probs if grad else pi.probs.detach())[None]
         return torch.stack([pi.sample_vector(grad) for _ in range(num)])
 
+    def _sample_k_actions(self, dist: Distribution, k: int) -> Tensor:
+        """``k`` actions of a policy (B, L, G) as vectors (K, B, L, G, A), with gradient where samples can carry one."""
+        policy_dist = self.actor.policy_dist
+        grad = torch.is_grad_enabled() and policy_dist.actions_differentiable
+        return torch.stack([action_distribution(dist, policy_dist).sample_vector(grad) for _ in range(k)])
+
     def _action_vectors(self, actions: Tensor) -> Tensor:
         """The actions of a batch as float vectors (B, L, A), from vectors or from their stored form (B, L, S)."""
         spec = self.action_spec
@@ -285,7 +345,3 @@ class ActorCriticAgent(BaseAgent):
     def trainable_params(self) -> list[nn.Parameter]:
         parts = (self.tstep_encoder, self.traj_encoder, self.critics, self.actor)
         return [p for part in parts for p in part.parameters() if p.requires_grad]
-
-    def soft_sync_targets(self) -> None:
-        ops.ema_update(self.target_critics, self.critics, self.tau)
-        ops.ema_update(self.target_actor, self.actor, self.tau)

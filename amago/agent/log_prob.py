@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from amago.nets.distributions import PolicyOutput
+from amago.nets.distributions import ActionDistribution
 from amago.nets.policy_dists import DiscreteOutput
 from amago.nets.product import ProductOutput
 
 
-def log_prob_of_stored(policy: PolicyOutput, stored: Tensor) -> Tensor:
+def log_prob_of_stored(policy: ActionDistribution, stored: Tensor) -> Tensor:
     """Natural log-probabilities (...,) of whole actions in their stored form (..., S); densities where they are continuous.
 
-    They are sums over all numbers of an action, bits included, whereas `PolicyOutput.log_prob_of_vector` takes the mean over
+    They are sums over all numbers of an action, bits included, whereas `ActionDistribution.log_prob_of_vector` takes the mean over
     bits.
     """
     if isinstance(policy, ProductOutput):

@@ -33,7 +33,7 @@ class MultiTaskAgent(ActorCriticAgent):
         TypeError, ValueError: see `Agent`.
     """
 
-    values_type, exact_expectation = TwoHotValues, False
+    values_type, exact_expectation, filters_last_observation = TwoHotValues, False, True
 
     @with_options(MultiTaskOptions)
     def __init__(

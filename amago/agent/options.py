@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,16 +12,27 @@ import torch
 from torch import Tensor, nn
 
 from amago import ops
+from amago.config import NamedArguments
 from amago.nets.actor_critic import Actor, NCritics, NCriticsTwoHot
 
 
 @gin.configurable(module="amago.agent")
-def Multigammas(
-    discrete: Sequence[float] = (0.1, 0.9, 0.95, 0.97, 0.99, 0.995),
-    continuous: Sequence[float] = (0.1, 0.9, 0.95, 0.97, 0.99, 0.995),
-) -> tuple[list[float], list[float]]:
-    """Discounts trained beside the main one, for discrete and for other action spaces (arXiv 2310.09971, appendix A)."""
-    return list(discrete), list(continuous)
+class Multigammas(NamedArguments):
+    """Discounts trained beside the main one, for discrete and for other action spaces (arXiv 2310.09971, appendix A).
+
+    Attributes:
+        discrete, continuous: as given.
+    """
+
+    def __init__(
+        self,
+        discrete: Sequence[float] = (0.1, 0.9, 0.95, 0.97, 0.99, 0.995),
+        continuous: Sequence[float] = (0.1, 0.9, 0.95, 0.97, 0.99, 0.995),
+    ) -> None:
+        self.discrete, self.continuous = list(discrete), list(continuous)
+
+    def __iter__(self) -> Iterator[list[float]]:
+        return iter((self.discrete, self.continuous))
 
 
 def gammas_for(kind: str, gamma: float, use_multigamma: bool) -> Tensor:
@@ -51,34 +62,62 @@ def binary_filter(adv: Tensor, threshold: float = 0.0) -> Tensor:
 
 @gin.configurable(module="amago.agent")
 def exp_filter(
-    adv: Tensor, beta: float = 1.0, clip_weights_low: float | None = None, clip_weights_high: float | None = 100.0
+    adv: Tensor,
+    beta: float = 1.0,
+    clip_adv_low: float | None = None,
+    clip_adv_high: float | None = None,
+    clip_weights_low: float | None = 1e-7,
+    clip_weights_high: float | None = 100.0,
 ) -> Tensor:
-    """Imitate with weight exp(beta x advantage), kept in [clip_weights_low, clip_weights_high]; None: no bound.
+    """Imitate with weight exp(beta x advantage).
+
+    Advantages are kept in [clip_adv_low, clip_adv_high], and weights in [clip_weights_low, clip_weights_high]; None: no bound.
 
     Without an upper bound one action outweighs a batch, and the weight overflows where beta x advantage exceeds 88.7. The
     default is that of Kostrikov et al. 2021 (arXiv 2110.06169).
     """
-    return ops.exp_filter(adv, beta, clip_weights_low, clip_weights_high)
+    return ops.exp_filter(clipped(adv, clip_adv_low, clip_adv_high), beta, clip_weights_low, clip_weights_high)
 
 
 @gin.configurable(module="amago.agent")
 def leaky_relu_filter(
     adv: Tensor,
-    beta: float = 1.0,
+    beta: float = 2.0,
+    tau: float = 1e-2,
     neg_slope: float = 0.05,
-    clip_weights_low: float | None = None,
-    clip_weights_high: float | None = None,
+    target_f0: float = 1e-2,
+    clip_weights_low: float | None = 1e-7,
+    clip_weights_high: float | None = 10.0,
+    add_binary: bool = True,
 ) -> Tensor:
-    """Imitate with weight beta x advantage, times ``neg_slope`` where that is negative; kept in [clip_weights_low,
-    clip_weights_high] where those are given.
+    """Imitate with a weight that rises in proportion to the advantage.
 
-    A negative weight makes the action less likely, without a lower bound for continuous policies; ``clip_weights_low=0`` rules
-    negative weights out.
+    The weight is target_f0 + neg_slope tau / beta + leaky_relu((advantage - tau) / beta), kept in [clip_weights_low,
+    clip_weights_high], plus 1 where the advantage is positive. At an advantage of 0 it is ``target_f0``.
+
+    Args:
+        adv: advantages.
+        beta: advantages are *divided* by it.
+        tau: advantage at which the slope changes.
+        neg_slope: slope below ``tau``, relative to that above.
+        target_f0: weight at an advantage of 0.
+        clip_weights_low, clip_weights_high: bounds of the weight before 1 is added; None: no bound. A negative weight makes the action
+            less likely, without a lower bound for continuous policies.
+        add_binary: add 1 where the advantage is positive.
+
+    Raises:
+        ValueError: ``beta`` is not positive.
     """
-    weights = torch.nn.functional.leaky_relu(beta * adv, negative_slope=neg_slope)
-    if clip_weights_low is not None or clip_weights_high is not None:
-        weights = weights.clamp(clip_weights_low, clip_weights_high)
-    return weights
+    if not beta > 0.0:
+        raise ValueError(f"leaky_relu_filter divides advantages by beta, which must be positive, got beta={beta}")
+    linear = torch.nn.functional.leaky_relu((adv - tau) / beta, negative_slope=neg_slope)
+    weights = clipped(target_f0 + neg_slope * tau / beta + linear, clip_weights_low, clip_weights_high)
+    return weights + ops.binary_filter(adv) if add_binary else weights
+
+
+def clipped(x: Tensor, low: float | None, high: float | None) -> Tensor:
+    """``x``, kept in [low, high]; None: no bound."""
+    return x if low is None and high is None else x.clamp(low, high)
 
 
 def check_gamma_idx(name: str, gamma_idx: int, gammas: Tensor) -> None:
@@ -99,6 +138,7 @@ class ActorCriticOptions:
             ``online_coeff`` > 0, else their mean (Chen et al. 2021, arXiv 2101.05982).
         online_coeff: weight of the policy-gradient loss -min_C Q(s, a ~ pi).
         offline_coeff: weight of the filtered behaviour cloning loss -f(A) log pi(a | s).
+        critic_loss_weight: weight of the critics' loss; that of the actor is 1. `Experiment.critic_loss_weight` replaces it.
         gamma: main discount, the last of the agent's discounts.
         use_multigamma: train the discounts of `Multigammas` too.
         reward_multiplier: scales rewards in the losses, nowhere else.
@@ -108,13 +148,14 @@ class ActorCriticOptions:
             of the TD targets (`amago.nets.popart.PopArtLayer`). The critics' outputs are not normalised.
         use_target_actor: take the action of a TD target from the target actor instead of the trained one.
         fake_filter: f = 1, plain behaviour cloning.
-        fbc_filter_func: f, from advantages (B, L, G, 1) to weights.
+        fbc_filter_func: f, from advantages (B, L, G, 1) to weights; in `MultiTaskAgent` from (B, L + 1, G, 1), whose last row repeats the one
+            before it.
         num_actions_for_value_in_critic_loss: number of actions sampled from the policy for the value in a TD target. Policies
             over one discrete choice need none in `Agent`: their expectation is exact.
         num_actions_for_value_in_actor_loss: the same for the value in the actor's loss.
         actor_type: a subclass of `amago.nets.actor_critic.BaseActorHead`.
         critic_type: a subclass of `amago.nets.actor_critic.BaseCriticHead`.
-        pass_obs_keys_to_actor: keys of observations that the actor reads beside the state. The key of an
+        pass_obs_keys_to_actor: keys of observations that the actor reads beside the state; None: none. The key of an
             `amago.spaces.ActionMask` is added to them.
         rollout_gamma_idx: index, among the agent's discounts, of the policy that acts in rollouts; -1 is the main discount.
 
@@ -126,6 +167,7 @@ class ActorCriticOptions:
     num_critics_td: int = 2
     online_coeff: float = 1.0
     offline_coeff: float = 0.1
+    critic_loss_weight: float = 10.0
     gamma: float = 0.999
     use_multigamma: bool = True
     reward_multiplier: float = 10.0
@@ -139,7 +181,7 @@ class ActorCriticOptions:
     num_actions_for_value_in_actor_loss: int = 1
     actor_type: type[nn.Module] = Actor
     critic_type: type[nn.Module] = NCritics
-    pass_obs_keys_to_actor: Sequence[str] = ()
+    pass_obs_keys_to_actor: Sequence[str] | None = None
     rollout_gamma_idx: int = -1
 
     def __post_init__(self) -> None:
@@ -153,7 +195,7 @@ class ActorCriticOptions:
             raise ValueError(f"tau must lie in (0, 1], got tau={self.tau}")
         if not self.reward_multiplier > 0.0:
             raise ValueError(f"reward_multiplier must be positive, got reward_multiplier={self.reward_multiplier}")
-        for name in ("online_coeff", "offline_coeff"):
+        for name in ("online_coeff", "offline_coeff", "critic_loss_weight"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {name}={getattr(self, name)}")
         if self.online_coeff == self.offline_coeff == 0:

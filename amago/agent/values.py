@@ -15,6 +15,40 @@ from amago import ops
 from amago.nets.popart import PopArtLayer
 
 
+class AgentValues(dict[str, Tensor]):
+    """Estimates for the actions of a batch and each discount, by name; (B, L, G, 1) where nothing else is said. Values at padded steps
+    are undefined.
+
+    "q_sa" is Q(s, a) of the stored action, in the environment's units of return, mean over critics; "v_s" is Q(s, a ~ pi), likewise;
+    "q_sa_std" and "v_s_std" are standard deviations over critics. "advantage" is the filter's argument, (q_sa - v_s) x
+    ``reward_multiplier``, in `Agent` with PopArt a tenth of that. "filter_weights" are those of the stored action in behaviour cloning.
+    "state_mask" (B, L, 1) is True where a transition is real.
+
+    Attributes:
+        q, v, advantage, filter_weight, ensemble_spread: "q_sa", "v_s", "advantage", "filter_weights" and "q_sa_std".
+    """
+
+    @property
+    def q(self) -> Tensor:
+        return self["q_sa"]
+
+    @property
+    def v(self) -> Tensor:
+        return self["v_s"]
+
+    @property
+    def advantage(self) -> Tensor:
+        return self["advantage"]
+
+    @property
+    def filter_weight(self) -> Tensor:
+        return self["filter_weights"]
+
+    @property
+    def ensemble_spread(self) -> Tensor:
+        return self["q_sa_std"]
+
+
 class ValueRepresentation(ABC):
     """Converts between critics' outputs, values and returns; one for each pair of critics and PopArt statistics.
 

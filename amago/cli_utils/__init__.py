@@ -32,6 +32,8 @@ from amago.cli_utils.scripts import (
     create_experiment_from_cli,
     evaluate_after_training,
     main,
+    make_experiment_collect_only,
+    make_experiment_learn_only,
     parse_args,
     run_trials,
     switch_async_mode,
@@ -40,7 +42,7 @@ from amago.cli_utils.scripts import (
 __all__ = [
     "ACTORS", "AGENTS", "CNNS", "CRITICS", "DISTRIBUTIONS", "EXPLORATION", "TRAJ_ENCODERS", "TSTEP_ENCODERS", "add_common_cli",
     "add_pixel_cli", "create_experiment_from_cli", "dataset_limits_from_cli", "default_tstep_encoder", "evaluate_after_training",
-    "experiment_fields_from_cli", "main",
-    "parse_args", "register", "resume_point", "run_trials", "switch_actor", "switch_agent", "switch_async_mode", "switch_critic",
+    "experiment_fields_from_cli", "main", "make_experiment_collect_only", "make_experiment_learn_only", "parse_args", "register",
+    "resume_point", "run_trials", "switch_actor", "switch_agent", "switch_async_mode", "switch_critic",
     "switch_exploration", "switch_step_encoder", "switch_traj_encoder", "switch_tstep_encoder", "use_config", "whole_number",
 ]  # fmt: skip

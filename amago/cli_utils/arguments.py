@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from argparse import Action, ArgumentDefaultsHelpFormatter, ArgumentParser, ArgumentTypeError, Namespace
+from argparse import SUPPRESS, Action, ArgumentDefaultsHelpFormatter, ArgumentParser, ArgumentTypeError, Namespace
 from math import inf
 from typing import Any
 
 from amago.cli_utils.parts import AGENTS, CNNS, TRAJ_ENCODERS
+from amago.envs.pool.make import ENV_MODES
+
+_DLOADER_WORKERS = 6
+_BATCHES_PER_EPOCH = 700
 
 BUFFER_STEPS = 1_000_000
 """Steps in the replay buffer, unless a script or its user says something else. Trajectories differ too much in length to count them."""
@@ -47,14 +51,53 @@ def resume_point(text: str) -> str | int:
         raise ArgumentTypeError(f"{text!r} is neither never, nor auto, nor the number of an epoch") from None
 
 
+class _Spellings(list[str]):
+    """The spellings of an argument. When a script replaces one, argparse takes it away, and the argument that keeps the other
+    one must neither set a default, nor be required, nor be shown."""
+
+    def __init__(self, action: Action) -> None:
+        super().__init__(action.option_strings)
+        self.action = action
+
+    def remove(self, spelling: str) -> None:
+        super().remove(spelling)
+        self.action.default = self.action.help = SUPPRESS
+        self.action.required = False
+
+
 def _add(parser: Any, name: str, *others: str, **kwargs: Any) -> None:
     """Add an argument with both spellings, ``--run_name`` and ``--run-name``, and other names."""
     spellings = [f"--{name}"] + ([f"--{name.replace('_', '-')}"] if "_" in name else [])
-    parser.add_argument(*spellings, *others, dest=name, **kwargs)
+    action = parser.add_argument(*spellings, *others, dest=name, **kwargs)
+    action.option_strings = _Spellings(action)
+
+
+class _Together(Action):
+    """Sets each of ``dests``: names under which scripts read one argument."""
+
+    def __init__(self, option_strings: list[str], dest: str, dests: tuple[str, ...] = (), **kwargs: Any) -> None:
+        super().__init__(option_strings, dest, **kwargs)
+        self.dests = dests
+
+    def __call__(self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None) -> None:
+        for dest in (self.dest, *self.dests):
+            setattr(namespace, dest, values)
+
+
+class _NoAsync(Action):
+    """``--no_async``: ``--env_mode sync``."""
+
+    def __call__(self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None) -> None:
+        namespace.no_async, namespace.env_mode = True, "sync"
 
 
 def add_common_cli(parser: ArgumentParser) -> ArgumentParser:
-    """Add the arguments that all training scripts share. `create_experiment_from_cli` reads them."""
+    """Add the arguments that all training scripts share. `create_experiment_from_cli` reads them.
+
+    An argument of the same name that the script adds afterwards replaces the common one.
+    """
+    for container in (parser, *parser._action_groups):  # argparse makes groups with the parser's choice at that time
+        container.conflict_handler = "resolve"
     _add_files(parser.add_argument_group("files"))
     _add_agent(parser.add_argument_group("agent"))
     _add_collection(parser.add_argument_group("data collection"))
@@ -90,6 +133,8 @@ def _add_agent(group: Any) -> None:
         "max_seq_len",
         type=whole_number,
         default=None,
+        action=_Together,
+        dests=("common_max_seq_len",),
         help="context length in timesteps; if not given, the script chooses",
     )
 
@@ -97,7 +142,21 @@ def _add_agent(group: Any) -> None:
 def _add_collection(group: Any) -> None:
     _add(group, "parallel_actors", type=whole_number, default=24, help="number of environments that run in parallel")
     _add(group, "timesteps_per_epoch", type=whole_number, default=1000, help="environment steps of each actor in an epoch")
-    _add(group, "no_async", action="store_true", help="step all environments in this process, without workers")
+    _add(
+        group,
+        "env_mode",
+        default="async",
+        choices=ENV_MODES,
+        help="worker processes (async), this process (sync), or one environment with a batch dimension",
+    )
+    _add(
+        group,
+        "no_async",
+        action=_NoAsync,
+        nargs=0,
+        default=False,
+        help="step all environments in this process, without workers",
+    )
     _add(group, "env_workers", type=whole_number, default=None, help="worker processes; if not given, one for each core")
     _add(
         group,
@@ -113,6 +172,8 @@ def _add_collection(group: Any) -> None:
         "eval_timesteps",
         type=whole_number,
         default=None,
+        action=_Together,
+        dests=("common_eval_timesteps",),
         help="environment steps of each actor in an evaluation, at most; if not given, the script chooses",
     )
     _add(
@@ -126,7 +187,17 @@ def _add_collection(group: Any) -> None:
 
 def _add_learning(group: Any) -> None:
     _add(group, "epochs", type=whole_number, default=500, help="epochs of collection and training")
-    _add(group, "grads_per_epoch", type=whole_number, default=700, help="batches in an epoch")
+    for name, other in (("batches_per_epoch", "grads_per_epoch"), ("grads_per_epoch", "batches_per_epoch")):
+        _add(
+            group,
+            name,
+            type=whole_number,
+            default=_BATCHES_PER_EPOCH,
+            action=_Together,
+            dests=(other,),
+            help=f"batches in an epoch; the same as --{other}",
+        )
+    _add(group, "dloader_workers", type=whole_number, default=_DLOADER_WORKERS, help="threads that read batches ahead")
     _add(group, "batch_size", type=whole_number, default=24, help="sequences in a batch")
     _add(group, "learning_rate", "--lr", type=float, default=1e-4, help="learning rate of AdamW")
     _add(
@@ -158,6 +229,7 @@ def _add_learning(group: Any) -> None:
 
 def _add_logging(group: Any) -> None:
     _add(group, "log", action="store_true", help="log to Weights & Biases (AMAGO_WANDB_PROJECT, AMAGO_WANDB_ENTITY)")
+    _add(group, "no_log", action="store_true", help="do not log to Weights & Biases, whatever --log says")
     _add(group, "tensorboard", action="store_true", help="log to TensorBoard")
     _add(group, "quiet", action="store_true", help="no progress bars")
 
@@ -179,14 +251,23 @@ def dataset_limits_from_cli(args: Namespace) -> dict[str, Any]:
 
 def experiment_fields_from_cli(args: Namespace) -> dict[str, Any]:
     """The fields of `amago.Experiment` that the arguments of `add_common_cli` set, all but those of `create_experiment_from_cli`."""
-    cooldown = {} if args.lr_cooldown is None else {"lr_cooldown": args.lr_cooldown}
+    optional: dict[str, Any] = {} if args.lr_cooldown is None else {"lr_cooldown": args.lr_cooldown}
+    if args.dloader_workers != _DLOADER_WORKERS:
+        optional["dloader_workers"] = args.dloader_workers
     return {
         "run_name": args.run_name, "ckpt_base_dir": args.buffer_dir, "parallel_actors": args.parallel_actors,
-        "train_timesteps_per_epoch": args.timesteps_per_epoch, "env_mode": "sync" if args.no_async else "async",
+        "train_timesteps_per_epoch": args.timesteps_per_epoch, "env_mode": "sync" if args.no_async else args.env_mode,
         "env_workers": args.env_workers, "start_learning_at_epoch": args.start_learning_at_epoch,
-        "val_interval": args.val_interval, "val_episodes": args.val_episodes, "epochs": args.epochs, "train_batches_per_epoch": args.grads_per_epoch,
+        "val_interval": args.val_interval, "val_episodes": args.val_episodes, "epochs": args.epochs,
+        "train_batches_per_epoch": _batches_per_epoch(args),
         "batch_size": args.batch_size, "learning_rate": args.learning_rate, "mixed_precision": args.mixed_precision,
         "ckpt_interval": args.ckpt_interval, "seed": args.seed, "resume": args.resume,
-        "log_to_wandb": args.log, "log_to_tensorboard": args.tensorboard, "verbose": not args.quiet,
-        "save_trajs_as": "segments", **cooldown,
+        "log_to_wandb": args.log and not args.no_log, "log_to_tensorboard": args.tensorboard, "verbose": not args.quiet,
+        "save_trajs_as": "segments", **optional,
     }  # fmt: skip
+
+
+def _batches_per_epoch(args: Namespace) -> int:
+    """Whichever of the two names a script has given another default; on the command line both are set."""
+    value: int = args.grads_per_epoch
+    return args.batches_per_epoch if value == _BATCHES_PER_EPOCH else value

@@ -10,6 +10,7 @@ import gymnasium as gym
 
 from amago import config as gin_config
 from amago.agent import BaseAgent
+from amago.compat import training as training  # its configurables get their names here
 from amago.envs.exploration import ExplorationWrapper
 from amago.nets.actor_critic import Actor, NCritics, NCriticsTwoHot, ResidualActor
 from amago.nets.cnn import CNN, SMALLEST, DrQCNN, GridworldCNN, IMPALAishCNN, NatureishCNN
@@ -36,18 +37,23 @@ REGISTRIES: dict[str, MutableMapping[str, Any]] = {
 _NAMED = {"actor_type": "actor", "critic_type": "critic", "cnn_type": "cnn", "continuous_dist_type": "distribution"}
 
 
-def use_config(custom_params: Config | None = None, gin_configs: Iterable[str] | None = None) -> None:
+def use_config(custom_params: Config | None = None, gin_configs: Iterable[str] | None = None, finalize: bool = True) -> None:
     """Change default arguments: first by ``custom_params``, then by ``.gin`` files from left to right. The last change wins.
+
+    It may be called again, also where a script has called ``gin.finalize()``.
 
     Args:
         custom_params: {"Class.argument": value}.
         gin_configs: paths; "zoo/NAME" for settings that come with the library.
+        finalize: run gin's finalize hooks, which a script has registered by ``gin.config.register_finalize_hook``. The config is not locked.
 
     Raises:
         ValueError: a file cannot be read, or a class or argument does not exist; the message names the nearest that do.
     """
     gin_config.bind(custom_params or {})
     gin_config.parse_files(gin_configs or ())
+    if finalize:
+        gin_config.run_finalize_hooks()
 
 
 def register(kind: str, name: str, cls: type) -> None:

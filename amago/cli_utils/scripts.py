@@ -10,7 +10,7 @@ from amago.agent import Agent, BaseAgent
 from amago.cli_utils.arguments import DefaultsHelpFormatter, add_common_cli, dataset_limits_from_cli, experiment_fields_from_cli
 from amago.cli_utils.errors import running
 from amago.experiment import Experiment
-from amago.loading import DiskTrajDataset
+from amago.loading import DiskTrajDataset, RLDataset
 from amago.nets.traj_encoders import TformerTrajEncoder, TrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder, TstepEncoder
 from amago.run.console import metrics_table
@@ -33,18 +33,30 @@ def switch_async_mode(experiment: Experiment, mode: str) -> Experiment:
         ValueError: the mode is none of these.
     """
     if mode == "collect":
-        experiment.start_learning_at_epoch = float("inf")
-        experiment.ckpt_interval = None
-        experiment.always_save_latest, experiment.always_load_latest = False, True
-        experiment.has_dset_edit_rights = False
-    elif mode == "learn":
-        experiment.start_collecting_at_epoch = float("inf")
-        experiment.train_timesteps_per_epoch = 0
-        experiment.val_interval = None
-        experiment.always_save_latest, experiment.always_load_latest = True, False
-        experiment.has_dset_edit_rights = True
-    elif mode != "both":
+        return make_experiment_collect_only(experiment)
+    if mode == "learn":
+        return make_experiment_learn_only(experiment)
+    if mode != "both":
         raise ValueError(f"mode must be 'collect', 'learn' or 'both', got {mode!r}")
+    return experiment
+
+
+def make_experiment_collect_only(experiment: Experiment) -> Experiment:
+    """``switch_async_mode(experiment, "collect")``."""
+    experiment.start_learning_at_epoch = float("inf")
+    experiment.ckpt_interval = None
+    experiment.always_save_latest, experiment.always_load_latest = False, True
+    experiment.has_dset_edit_rights = False
+    return experiment
+
+
+def make_experiment_learn_only(experiment: Experiment) -> Experiment:
+    """``switch_async_mode(experiment, "learn")``."""
+    experiment.start_collecting_at_epoch = float("inf")
+    experiment.train_timesteps_per_epoch = 0
+    experiment.val_interval = None
+    experiment.always_save_latest, experiment.always_load_latest = True, False
+    experiment.has_dset_edit_rights = True
     return experiment
 
 
@@ -53,49 +65,68 @@ def create_experiment_from_cli(
     make_train_env: Callable[[], Any] | Sequence[Callable[[], Any]],
     make_val_env: Callable[[], Any] | Sequence[Callable[[], Any]],
     max_seq_len: int,
-    val_timesteps_per_epoch: int,
+    val_timesteps_per_epoch: int | None = None,
     tstep_encoder_type: type[TstepEncoder] = FFTstepEncoder,
     traj_encoder_type: type[TrajEncoder] = TformerTrajEncoder,
     agent_type: type[BaseAgent] = Agent,
     experiment_type: type[Experiment] = Experiment,
     group_name: str | None = None,
+    run_name: str | None = None,
+    traj_save_len: float | None = None,
+    dataset: RLDataset | None = None,
     **fields: Any,
 ) -> Experiment:
     """Make an `amago.Experiment` from the arguments of `add_common_cli` and the values that depend on the environment.
 
+    ``--mode`` has no effect here: `run_trials` and `switch_async_mode` apply it.
+
     Args:
-        command_line_args: parsed arguments. ``--max_seq_len`` and ``--eval_timesteps``, if given, win over the next values.
+        command_line_args: parsed arguments. ``--max_seq_len`` and ``--eval_timesteps``, if given, win over the next values, unless the
+            script has arguments of these names itself.
         make_train_env, make_val_env: fields of the experiment.
-        max_seq_len, val_timesteps_per_epoch: suitable values for this environment.
+        max_seq_len, val_timesteps_per_epoch: suitable values for this environment. The second may be None where ``--eval_timesteps``
+            is given.
         tstep_encoder_type, traj_encoder_type, agent_type: parts of the agent.
         experiment_type: `amago.Experiment` or a subclass.
         group_name: group of the run on Weights & Biases.
+        run_name: None: ``--run_name``.
+        traj_save_len: see `amago.Experiment`; None: its default.
+        dataset: None: a `amago.loading.DiskTrajDataset` in ``--buffer_dir``, named like the run.
         fields: other fields of the experiment. They win over the command line.
 
     Returns:
         the experiment, not started.
+
+    Raises:
+        ValueError: nothing says how many steps an evaluation has.
     """
     args = command_line_args
+    val_timesteps = (
+        getattr(args, "common_eval_timesteps", None) or val_timesteps_per_epoch or getattr(args, "eval_timesteps", None)
+    )
+    if val_timesteps is None:
+        raise ValueError("val_timesteps_per_epoch is None: pass the steps of an evaluation, or --eval_timesteps")
+    optional = {"run_name": run_name, "traj_save_len": traj_save_len, "dataset": dataset}
     settings = experiment_fields_from_cli(args) | {
-        "max_seq_len": args.max_seq_len or max_seq_len,
-        "val_timesteps_per_epoch": args.eval_timesteps or val_timesteps_per_epoch,
+        "max_seq_len": getattr(args, "common_max_seq_len", None) or max_seq_len,
+        "val_timesteps_per_epoch": val_timesteps,
         "wandb_group_name": group_name,
     }
-    settings |= fields
+    settings |= {name: value for name, value in optional.items() if value is not None} | fields
     if "dataset" not in settings:
         settings["dataset"] = DiskTrajDataset(args.buffer_dir, settings["run_name"], **dataset_limits_from_cli(args))
-    experiment = experiment_type(
+    return experiment_type(
         make_train_env=make_train_env, make_val_env=make_val_env, tstep_encoder_type=tstep_encoder_type,
         traj_encoder_type=traj_encoder_type, agent_type=agent_type, **settings,
     )  # fmt: skip
-    return switch_async_mode(experiment, args.mode)
 
 
 def run_trials(args: Namespace, make_experiment: Callable[[Namespace], Experiment], test: Callable[[Experiment], Any]) -> None:
     """Train and test ``args.trials`` agents one after another.
 
     Args:
-        args: of `add_common_cli`. With several trials, trial i gets a copy with the run name ``NAME_trial_i`` and the seed ``seed + i``.
+        args: of `add_common_cli`; ``--mode`` is applied by `switch_async_mode`. With several trials, trial i gets a copy with the run name
+            ``NAME_trial_i`` and the seed ``seed + i``.
         make_experiment: makes an experiment from these arguments; it must not start it.
         test: evaluates a trained experiment. It is not called with ``--mode learn``.
     """
@@ -104,7 +135,7 @@ def run_trials(args: Namespace, make_experiment: Callable[[Namespace], Experimen
         if args.trials > 1:
             own.run_name = f"{args.run_name}_trial_{trial}"
             own.seed = None if args.seed is None else args.seed + trial
-        experiment = make_experiment(own)
+        experiment = switch_async_mode(make_experiment(own), own.mode)
         experiment.start()
         try:
             if own.ckpt is not None:

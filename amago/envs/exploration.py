@@ -14,9 +14,16 @@ from numpy.typing import NDArray
 
 from amago.data.trajectory import Timestep
 from amago.envs.amago_env import AMAGOWrapper, Step
+from amago.registry import Registry
 from amago.spaces import ActionSpec, action_mask_key
 
 Array = NDArray[Any]
+
+EXPLORATION: Registry[type[ExplorationWrapper]] = Registry("exploration")
+"""The exploration strategy of each name."""
+register_exploration = EXPLORATION.register
+get_exploration_cls = EXPLORATION.find
+list_registered_explorations = EXPLORATION.names
 
 
 class ExplorationWrapper(AMAGOWrapper):
@@ -253,6 +260,7 @@ def _noisy(
     return np.clip(noisy, -1.0, 1.0).astype(np.float32)
 
 
+@register_exploration("egreedy")
 @gin.configurable
 class EpsilonGreedy(_AnnealedNoise):
     """Random actions with probability eps, annealed linearly over the steps of one actor.
@@ -289,6 +297,7 @@ class EpsilonGreedy(_AnnealedNoise):
         return self._anneal(self.eps_start, self.eps_end)
 
 
+@register_exploration("bilevel")
 @gin.configurable
 class BilevelEpsilonGreedy(_AnnealedNoise):
     """`EpsilonGreedy` whose eps also changes over a rollout, for meta-learning with a finite horizon (AMAGO, appendix A).

@@ -4,7 +4,8 @@ Shapes: B sequences, H heads, L queries, S keys, D numbers a head. To write a ke
 
 - to change *which* tokens are seen, override `visible`. Training on whole sequences and acting step by step both follow it. If old
   tokens are never seen again, also override `cache_slots`, so that an actor remembers fewer of them;
-- to change *how* attention is computed, override `forward`, and pass the mode that it does not cover to ``super().forward``.
+- to change *how* attention is computed, override `forward`, and pass the mode that it does not cover to ``super().forward``. A kernel
+  written for the original system, ``forward(qkv, key_cache, val_cache, cache_seqlens)``, works as it is (`amago.compat.attention`).
 
 Then bind ``TformerTrajEncoder.attention_type`` to the subclass.
 """
@@ -23,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from amago import config
+from amago.compat.attention import both_forms
 from amago.config import NamedArguments
 from amago.nets.cpu.attention import attend_in_bf16, suits
 from amago.nets.kv_cache import CacheSlots
@@ -53,6 +55,8 @@ class SelfAttention(NamedArguments, nn.Module):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls._sees_past = all(getattr(cls, x) is getattr(SelfAttention, x) for x in ("visible", "mask", "pattern"))
+        if "forward" in cls.__dict__:
+            cls.forward = both_forms(cls.forward)  # type: ignore[method-assign]
 
     def __init__(self, causal: bool = True, dropout: float = 0.0) -> None:
         super().__init__()
@@ -109,6 +113,7 @@ class SelfAttention(NamedArguments, nn.Module):
         seen = self.sees(idx.unsqueeze(1), idx)
         return seen if real is None else seen & real[:, None, None]
 
+    @both_forms
     def forward(self, q: Tensor, k: Tensor, v: Tensor, slots: CacheSlots | None = None, real: Tensor | None = None) -> Tensor:
         """Attend.
 
@@ -159,6 +164,14 @@ class VanillaAttention(SelfAttention):
         return weights.to(v.dtype) @ v
 
 
+def flash_attn_module() -> Any:
+    """The flash-attn package, or None where it is not usable."""
+    try:
+        return importlib.import_module("flash_attn")
+    except ImportError:
+        return None
+
+
 _warned: set[str] = set()
 
 
@@ -178,15 +191,33 @@ class FlashAttention(SelfAttention):
 
     It is used where the package is installed, tensors are half precision on a GPU, and no mask is needed; elsewhere the default is,
     with one warning a process.
+
+    Args:
+        causal, dropout: as of `SelfAttention`.
+        window_size: (earlier, later) tokens that a token sees beside itself; -1: all.
+
+    Raises:
+        ValueError: ``window_size`` is not two numbers from -1 on.
     """
 
-    def __init__(self, causal: bool = True, dropout: float = 0.0) -> None:
+    def __init__(self, causal: bool = True, dropout: float = 0.0, window_size: tuple[int, int] = (-1, -1)) -> None:
         super().__init__(causal, dropout)
-        self._kernel: Any = None
-        try:
-            self._kernel = importlib.import_module("flash_attn").flash_attn_func
-        except ImportError as err:
-            warn_fallback("FlashAttention", f"flash-attn is not usable ({err})")
+        if len(window_size) != 2 or min(window_size) < -1:
+            raise ValueError(f"window_size must be (earlier, later) with -1 for all, got window_size={window_size}")
+        self.window_size = (int(window_size[0]), int(window_size[1]))
+        package = flash_attn_module()
+        self._kernel: Any = None if package is None else package.flash_attn_func
+        if package is None:
+            warn_fallback("FlashAttention", "flash-attn is not usable (it cannot be imported)")
+
+    def visible(self, distance: Tensor) -> Tensor:
+        earlier, later = self.window_size
+        seen = super().visible(distance)
+        seen = seen if earlier < 0 else seen & (distance <= earlier)
+        return seen if later < 0 else seen & (distance >= -later)
+
+    def cache_slots(self, context: int) -> int:
+        return context if self.window_size[0] < 0 else min(self.window_size[0] + 1, context)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, slots: CacheSlots | None = None, real: Tensor | None = None) -> Tensor:
         if self._kernel is None or real is not None:
@@ -195,9 +226,12 @@ class FlashAttention(SelfAttention):
             warn_fallback("FlashAttention", f"tensors are {q.dtype} on {q.device.type}, not half precision on a GPU")
             return super().forward(q, k, v, slots)
         pattern = self.pattern(q.shape[2], slots)
-        if pattern == "masked":  # the kernel takes no mask
+        windowed = self.window_size != (-1, -1) and slots is None
+        if pattern == "masked" and not windowed:  # the kernel takes no mask
             return super().forward(q, k, v, slots)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         dropout = self.dropout if self.training else 0.0
-        out: Tensor = self._kernel(q, k, v, dropout_p=dropout, causal=pattern == "causal")
+        window = {"window_size": self.window_size} if windowed else {}
+        causal = self.causal if windowed else pattern == "causal"
+        out: Tensor = self._kernel(q, k, v, dropout_p=dropout, causal=causal, **window)
         return out.transpose(1, 2)

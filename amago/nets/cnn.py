@@ -53,8 +53,13 @@ class CNN(NamedArguments, nn.Module, ABC):
     def conv_forward(self, imgs: Tensor) -> Tensor:
         """(N, C, H, W), values from -1 to 1 -> (N, channels, height, width)."""
 
-    def forward(self, imgs: Tensor) -> Tensor:
+    def forward(self, imgs: Tensor, from_float: bool = False, flatten: bool = True) -> Tensor:
         """(B, L, *img_shape) -> (B, L, D).
+
+        Args:
+            imgs: the images.
+            from_float: they are floats that need no mapping, such as values from -1 to 1.
+            flatten: False: the output of `conv_forward`, (B, L, channels, height, width).
 
         Raises:
             ValueError: another shape.
@@ -65,8 +70,9 @@ class CNN(NamedArguments, nn.Module, ABC):
         x = imgs.flatten(0, 1)
         if not self.channels_first:
             x = x.permute(0, 3, 1, 2)
-        dtype = next(self.parameters()).dtype
-        return self.conv_forward(x.to(dtype) / 128.0 - 1.0).reshape(B, L, -1)
+        x = x.to(next(self.parameters()).dtype)
+        features = self.conv_forward(x if from_float else x / 128.0 - 1.0)
+        return features.reshape(B, L, -1) if flatten else features.unflatten(0, (B, L))
 
     def _check_conv_output(self) -> None:
         """Raise ValueError for an image too small for the convolutions; called at the end of constructors."""
@@ -115,14 +121,22 @@ def cnn_for(img_shape: Sequence[int], channels_first: bool = False) -> type[CNN]
 class _ConvStack(CNN):
     """Convolutions ``conv1``, ``conv2``, ..., each followed by the activation."""
 
-    def _build(self, layers: Sequence[tuple[int, int, int]]) -> None:
-        """Make the layers, each given by (channels, kernel, stride)."""
+    def _build(self, channels: Sequence[int], kernels: Sequence[int], strides: Sequence[int]) -> None:
+        """Make the layers.
+
+        Raises:
+            ValueError: the lists are empty or differ in length, or the image is too small.
+        """
+        if not len(channels) == len(kernels) == len(strides) > 0:
+            given = f"channels={list(channels)}, kernels={list(kernels)}, strides={list(strides)}"
+            raise ValueError(f"channels, kernels and strides need one number for each layer, got {given}")
+        layers = list(zip(channels, kernels, strides, strict=True))
         self._n_convs = len(layers)
         self._overwrite = activation_switch(self._activation_name, inplace=True)
-        channels = self.in_channels
+        width = self.in_channels
         for i, (out, kernel, stride) in enumerate(layers, start=1):
-            self.add_module(f"conv{i}", nn.Conv2d(channels, out, kernel, stride))
-            channels = out
+            self.add_module(f"conv{i}", nn.Conv2d(width, out, kernel, stride))
+            width = out
         self._check_conv_output()
 
     def conv_forward(self, imgs: Tensor) -> Tensor:
@@ -133,11 +147,24 @@ class _ConvStack(CNN):
 
 @gin.configurable
 class NatureishCNN(_ConvStack):
-    """Three layers: 8x8 with stride 4, 4x4 with stride 2, 3x3 (Mnih et al. 2015). Images have at least 36x36 pixels."""
+    """Three layers: 8x8 with stride 4, 4x4 with stride 2, 3x3 (Mnih et al. 2015). Images have at least 36x36 pixels.
 
-    def __init__(self, img_shape: Sequence[int], channels_first: bool = False, activation: str = "leaky_relu") -> None:
+    Args:
+        img_shape, channels_first, activation: as of `CNN`.
+        channels, kernels, strides: of each layer.
+    """
+
+    def __init__(
+        self,
+        img_shape: Sequence[int],
+        channels_first: bool = False,
+        activation: str = "leaky_relu",
+        channels: Sequence[int] = (32, 64, 64),
+        kernels: Sequence[int] = (8, 4, 3),
+        strides: Sequence[int] = (4, 2, 1),
+    ) -> None:
         super().__init__(img_shape, channels_first, activation)
-        self._build([(32, 8, 4), (64, 4, 2), (64, 3, 1)])
+        self._build(channels, kernels, strides)
 
 
 @gin.configurable
@@ -146,7 +173,7 @@ class DrQCNN(_ConvStack):
 
     def __init__(self, img_shape: Sequence[int], channels_first: bool = False, activation: str = "leaky_relu") -> None:
         super().__init__(img_shape, channels_first, activation)
-        self._build([(32, 3, 2), (32, 3, 1), (32, 3, 1), (32, 3, 1)])
+        self._build((32, 32, 32, 32), (3, 3, 3, 3), (2, 1, 1, 1))
 
 
 @gin.configurable
@@ -156,6 +183,7 @@ class GridworldCNN(_ConvStack):
     Args:
         img_shape, channels_first, activation: as of `CNN`.
         channels: of each layer.
+        kernels, strides: of each layer; None: 2, and 1.
     """
 
     def __init__(
@@ -164,9 +192,12 @@ class GridworldCNN(_ConvStack):
         channels_first: bool = False,
         activation: str = "leaky_relu",
         channels: Sequence[int] = (16, 32, 48),
+        kernels: Sequence[int] | None = None,
+        strides: Sequence[int] | None = None,
     ) -> None:
         super().__init__(img_shape, channels_first, activation)
-        self._build([(c, 2, 1) for c in channels])
+        n = len(channels)
+        self._build(channels, (2,) * n if kernels is None else kernels, (1,) * n if strides is None else strides)
 
 
 class _Residual(nn.Module):
@@ -235,22 +266,25 @@ class IMPALAishCNN(CNN):
 class DrQv2Aug(nn.Module):
     """Random shifts of images by up to ``pad`` pixels, with repeated edges (Yarats et al. 2021, arXiv 2107.09645).
 
-    They apply in training mode, to all but the first quarter of the batch. All images of a sequence are shifted by the same distance,
+    They apply in training mode, to all sequences but the first ones of the batch. All images of a sequence are shifted by the same distance,
     which preserves motion. Any dtype.
 
     Args:
         pad: largest shift in each direction; 0 turns shifts off.
         channels_first: images are (C, H, W), not (H, W, C).
+        pct_of_batch: share of the sequences that are shifted, the last ones.
 
     Raises:
-        ValueError: ``pad`` is negative.
+        ValueError: ``pad`` is negative, or ``pct_of_batch`` outside [0, 1].
     """
 
-    def __init__(self, pad: int = 4, channels_first: bool = False) -> None:
+    def __init__(self, pad: int = 4, channels_first: bool = False, pct_of_batch: float = 0.75) -> None:
         super().__init__()
         if pad < 0:
             raise ValueError(f"pad must not be negative, got pad={pad}")
-        self.pad, self.channels_first = pad, channels_first
+        if not 0.0 <= pct_of_batch <= 1.0:
+            raise ValueError(f"pct_of_batch is a share, from 0 to 1, got pct_of_batch={pct_of_batch}")
+        self.pad, self.channels_first, self.pct_of_batch = pad, channels_first, pct_of_batch
 
     def forward(self, imgs: Tensor) -> Tensor:
         """(B, L, H, W, C), or (B, L, C, H, W) with ``channels_first``, to the same."""
@@ -260,7 +294,7 @@ class DrQv2Aug(nn.Module):
         x = imgs.permute(0, 1, 3, 4, 2) if self.channels_first else imgs
         H, W = x.shape[2:4]
         dy, dx = torch.randint(-self.pad, self.pad + 1, (2, B, 1), device=dev)
-        unshifted = torch.arange(B, device=dev).unsqueeze(-1) < B // 4
+        unshifted = torch.arange(B, device=dev).unsqueeze(-1) < int(B * (1.0 - self.pct_of_batch) + 1e-9)
         dy, dx = dy.masked_fill(unshifted, 0), dx.masked_fill(unshifted, 0)
         rows = (torch.arange(H, device=dev) + dy).clamp(0, H - 1)
         cols = (torch.arange(W, device=dev) + dx).clamp(0, W - 1)

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from amago.nets import cnn
 from amago.nets.cpu.packed import Linear
 from amago.nets.ff import MLP, InputNorm, Normalization
-from amago.nets.tstep_encoders import TstepEncoder, space_shape
+from amago.nets.tstep_encoders import TstepEncoder, register_tstep_encoder, space_shape
 from amago.nets.utils import activation_switch, check_positive
 
 
+@register_tstep_encoder("dict")
 @gin.configurable
 class DictTstepEncoder(TstepEncoder):
     """Every image through a CNN of its own, all other observations and rl2 through an MLP, and an MLP of the results.
@@ -34,7 +35,7 @@ class DictTstepEncoder(TstepEncoder):
         n_layers, d_hidden, activation: hidden layers of both MLPs, their width and activation, which is also that of CNNs.
         d_output: D.
         out_norm: of the output: "layer", "rmsnorm" or "none".
-        hide_rl2s: replace reward and previous action by zeros.
+        hide_rl2s, hide_rewards: as of `TstepEncoder`.
         normalize_inputs: normalise vectors and rl2 by running statistics.
         drqv2_aug: in training mode, shift the images of three quarters of the batch by up to 4 pixels.
         specify_obs_keys: use these observations only; None uses all.
@@ -63,11 +64,11 @@ class DictTstepEncoder(TstepEncoder):
         normalize_inputs: bool = True,
         drqv2_aug: bool = False,
         specify_obs_keys: Sequence[str] | None = None,
+        hide_rewards: bool = False,
     ) -> None:
-        super().__init__(obs_space, rl2_space)
+        super().__init__(obs_space, rl2_space, hide_rl2s, hide_rewards)
         check_positive(img_features=img_features, vector_features=vector_features, d_output=d_output)
         keys = _chosen_keys(obs_space, specify_obs_keys)
-        self.hide_rl2s = hide_rl2s
         self.image_keys = [k for k in keys if is_image(obs_space[k])]
         self.vector_keys = [k for k in keys if k not in self.image_keys]
         self.cnns, self.img_features, self.data_augs = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
@@ -83,7 +84,7 @@ class DictTstepEncoder(TstepEncoder):
             self.data_augs.append(cnn.DrQv2Aug(4, channels_first=first) if drqv2_aug else nn.Identity())
             self._pixel_scales.append(255.0 if isinstance(space, gym.spaces.Box) and float(space.high.max()) <= 1.0 else 1.0)
         d_vectors = sum(int(np.prod(space_shape(obs_space[k]))) for k in self.vector_keys) + space_shape(rl2_space)[-1]
-        self.in_norm = InputNorm(d_vectors) if normalize_inputs else None
+        self.in_norm = InputNorm(d_vectors, skip=not normalize_inputs)
         self.vectors = MLP(d_vectors, d_hidden, n_layers, vector_features, activation=activation)
         merged = vector_features + img_features * len(self.image_keys)
         self.merge = MLP(merged, d_hidden, n_layers, d_output, activation=activation)
@@ -102,9 +103,8 @@ class DictTstepEncoder(TstepEncoder):
         log_dict: dict[str, Any] | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
-        rl2s = torch.zeros_like(rl2s) if self.hide_rl2s else rl2s
         x = torch.cat([*(obs[k].flatten(2).float() for k in self.vector_keys), rl2s.float()], dim=-1)
-        x = x if self.in_norm is None else self.in_norm(x, mask)
+        x = self.in_norm(x, mask)
         parts = [self.vectors(x.to(self.vectors.in_layer.weight.dtype))]
         for i, key in enumerate(self.image_keys):
             img = self.data_augs[i](obs[key])

@@ -1,33 +1,47 @@
 """The interface of distributions over actions, which `amago.nets.policy_dists` implements.
 
-A `DistributionType`, one for each policy, maps network outputs to a `PolicyOutput`, one for each batch. Shapes: leading
+A `PolicyOutput`, one for each policy, maps network outputs to a distribution of PyTorch, one for each batch. Shapes: leading
 dimensions (...) usually (B, L, G); A the width of an action.
 
 An action has three forms: the *vector* that critics read (one-hot, numbers in [-1, 1] or bits; (..., A) float), the *sample*
-that `log_prob` takes (an index (...) for `Discrete`, else the vector), and the *stored* form that goes to environments and to
+that `log_prob` takes (an index for discrete actions, else the vector), and the *stored* form that goes to environments and to
 disk.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributions import Distribution
+from torch.types import _size as Shape  # what PyTorch's own signatures use
 
 from amago.config import NamedArguments
 from amago.nets.utils import at_least_float32, autocast_dtype, check_positive
 
+ONE: torch.Size = torch.Size()
+"""The default of ``sample_shape``: one action of each distribution."""
 
-class PolicyOutput(ABC):
-    """A batch of distributions over actions."""
 
-    @abstractmethod
-    def sample(self) -> Tensor:
-        """One action of each distribution, without gradient: (...) indices for discrete actions, else (..., A)."""
+class ActionDistribution(Distribution):
+    """A batch of distributions over actions: a distribution of PyTorch, with the forms of actions that agents need.
 
-    def rsample(self) -> Tensor:
+    Its arguments are not validated, so that NaN gives NaN instead of an error: the update is then skipped.
+
+    Args:
+        batch_shape: (...), without the dimension of an action.
+    """
+
+    def __init__(self, batch_shape: torch.Size = ONE) -> None:
+        Distribution.__init__(self, batch_shape, validate_args=False)  # not that of a second base class
+
+    def sample(self, sample_shape: Shape = ONE) -> Tensor:
+        """Actions without gradient: ``sample_shape`` + (..., 1) indices for discrete actions, else ``sample_shape`` + (..., A)."""
+        with torch.no_grad():
+            return self.rsample(sample_shape)
+
+    def rsample(self, sample_shape: Shape = ONE) -> Tensor:
         """Like `sample`, with gradient.
 
         Raises:
@@ -36,14 +50,9 @@ class PolicyOutput(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no reparametrised sample: use sample() or probs")
 
     @property
-    @abstractmethod
     def mode(self) -> Tensor:
-        """The greedy action, in the form of `sample`."""
-
-    @abstractmethod
-    def log_prob(self, action: Tensor) -> Tensor:
-        """Log-density of actions in the form of `sample`: (...) for discrete ones, else (..., A), one number for each
-        dimension."""
+        """The greedy action: (...) indices for discrete actions, else (..., A)."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement mode")
 
     def sample_vector(self, grad: bool = False) -> Tensor:
         """One action of each distribution in vector form (..., A); with ``grad``, gradients reach the policy.
@@ -56,7 +65,7 @@ class PolicyOutput(ABC):
     def log_prob_of_vector(self, vector: Tensor) -> Tensor:
         """Log-density (..., 1) of whole actions in vector form (..., A), broadcast against the distributions; for independent
         bits the mean over them."""
-        return self.log_prob(vector).sum(dim=-1, keepdim=True)
+        return self.log_prob(vector).sum(dim=-1, keepdim=True)  # type: ignore[no-any-return, no-untyped-call]
 
     def entropy(self) -> Tensor:
         """In the shape of `log_prob`.
@@ -66,13 +75,13 @@ class PolicyOutput(ABC):
         """
         raise NotImplementedError(f"the entropy of {type(self).__name__} has no closed form")
 
-    @abstractmethod
     def sample_action(self, sample: bool) -> Tensor:
         """The action in its stored form (..., S), drawn or (``sample`` False) greedy, without gradient."""
+        return (self.sample() if sample else self.mode.detach()).float()
 
     def clip_like_policy(self, vector: Tensor) -> Tensor:
         """Clip actions of the data in vector form (..., A), broadcast against the distributions, as `sample_vector` clips its
-        own, with 0 at masked choices. Unchanged by default. Without a mask, the same as `DistributionType.clip_like_policy`."""
+        own, with 0 at masked choices. Unchanged by default. Without a mask, the same as `PolicyOutput.action_from_buffer`."""
         return vector
 
     def metrics(self) -> dict[str, Tensor]:
@@ -80,8 +89,12 @@ class PolicyOutput(ABC):
         return {}
 
 
-class DistributionType(NamedArguments, ABC):
-    """Maps network outputs to a `PolicyOutput`.
+class PolicyOutput(NamedArguments, nn.Module):
+    """Maps network outputs to distributions over actions. It has no parameters.
+
+    A subclass sets `is_discrete` and `actions_differentiable`, implements `input_dimension`, and either `forward`, which may return
+    any distribution of PyTorch, or `make`, which is called outside of half precision and returns an `ActionDistribution`, whose
+    metrics are logged.
 
     Args:
         d_action: A, the width of the action's vector form.
@@ -90,21 +103,22 @@ class DistributionType(NamedArguments, ABC):
     is_discrete: bool
     """Actions are indices, and the policy has a probability of each."""
     actions_differentiable: bool
-    """`PolicyOutput.sample_vector` can carry a gradient."""
+    """Samples can carry a gradient."""
 
     def __init__(self, d_action: int) -> None:
+        super().__init__()
         check_positive(d_action=d_action)
         self.d_action = d_action
 
     @property
-    @abstractmethod
     def input_dimension(self) -> int:
         """P, the number of parameters of one distribution."""
+        raise NotImplementedError(f"{type(self).__name__} does not say its input_dimension")
 
-    def clip_like_policy(self, vector: Tensor) -> Tensor:
-        """Clip actions of the data in vector form (..., A) as `PolicyOutput.sample_vector` clips its own. Unchanged by
-        default."""
-        return vector
+    def action_from_buffer(self, action: Tensor) -> Tensor:
+        """Change actions of the data in vector form (..., A) as samples of the policy are changed before critics read them.
+        Unchanged by default."""
+        return action
 
     def masked(self, vec: Tensor, legal: Tensor) -> Tensor:
         """Network outputs (..., P) under which illegal actions have probability 0.
@@ -118,11 +132,11 @@ class DistributionType(NamedArguments, ABC):
         """
         raise ValueError(f"{type(self).__name__} cannot be masked: it has no choices that could be illegal")
 
-    @abstractmethod
-    def make(self, vec: Tensor) -> PolicyOutput:
+    def make(self, vec: Tensor) -> ActionDistribution:
         """(..., P) -> distributions with batch shape (...)."""
+        raise NotImplementedError(f"{type(self).__name__} implements neither forward nor make")
 
-    def __call__(self, vec: Tensor, log_dict: dict[str, Any] | None = None, mask: Tensor | None = None) -> PolicyOutput:
+    def forward(self, vec: Tensor, log_dict: dict[str, Any] | None = None, mask: Tensor | None = None) -> Distribution:
         """Distributions with batch shape (...), never in half precision.
 
         Args:
@@ -137,7 +151,7 @@ class DistributionType(NamedArguments, ABC):
         with torch.autocast(vec.device.type, enabled=False):
             return self._made(vec, log_dict, mask)
 
-    def _made(self, vec: Tensor, log_dict: dict[str, Any] | None, mask: Tensor | None) -> PolicyOutput:
+    def _made(self, vec: Tensor, log_dict: dict[str, Any] | None, mask: Tensor | None) -> ActionDistribution:
         vec = at_least_float32(vec)
         dist = self.make(vec)
         if log_dict is not None and mask is None:

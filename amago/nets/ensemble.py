@@ -98,9 +98,19 @@ class EnsembleMLP(nn.Module):
             h = self.dropout(self.activation(layer(h, detach_params)))
         return self.output_layer(h, detach_params).unflatten(1, lead)  # type: ignore[no-any-return]
 
-    def forward(self, x: Tensor, detach_params: bool = False) -> Tensor:
+    def evaluate(self, x: Tensor, detach_params: bool = False) -> Tensor:
         """(N, d_inp) -> (C, N, d_output)."""
         return self.rest(self.first(x, slice(None), bias=True, detach_params=detach_params), detach_params)
+
+    def forward(self, inp: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, L, d_inp) -> outputs (B, L, C, d_output), and the features before the last layer, (B, L, C, d_hidden)."""
+        B, L = inp.shape[:2]
+        h = self.first(inp.flatten(0, 1), slice(None), bias=True)
+        h = self.dropout(self.activation(h))
+        for layer in self.core_layers:
+            h = self.dropout(self.activation(layer(h)))
+        out, phi = (x.transpose(0, 1).unflatten(0, (B, L)) for x in (self.output_layer(h), h))
+        return out, phi
 
     def blocks_apply(self, x: Tensor) -> bool:
         """Whether `amago.nets.cpu.blocked` can do the work of `rest` for tensors like ``x``."""

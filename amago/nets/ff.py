@@ -2,37 +2,96 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import gin
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from amago.config import NamedArguments
 from amago.nets.cpu.packed import Linear
-from amago.nets.cpu.weight_cache import WeightCache
-from amago.nets.moments import RunningMoments
-from amago.nets.utils import activation_switch, at_least_float32, check_dropout, check_positive
+from amago.nets.utils import InputNorm, activation_switch, check_dropout, check_positive
+
+__all__ = ["MLP", "FFBlock", "InputNorm", "Normalization", "SimNorm"]
+
+LayerType = Callable[[int, int], Any]
+"""A linear layer, made from the widths of its input and output."""
+
+
+@gin.configurable
+class SimNorm(NamedArguments, nn.Module):
+    """Softmax over groups of ``dim`` numbers of the last dimension (Hansen et al. 2024, arXiv 2310.16828).
+
+    Args:
+        dim: size of a group. It divides the last dimension.
+
+    Raises:
+        ValueError: ``dim`` is below 1, or does not divide the width of an input.
+    """
+
+    def __init__(self, dim: int = 8) -> None:
+        super().__init__()
+        check_positive(dim=dim)
+        self.dim = dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[-1] % self.dim:
+            raise ValueError(f"SimNorm.dim={self.dim} does not divide the width {x.shape[-1]}")
+        return x.unflatten(-1, (-1, self.dim)).softmax(dim=-1).flatten(-2)
+
+
+class _ToUnitBall(nn.Module):
+    """Divide vectors longer than 1 by their length; with ``detach`` the length carries no gradient."""
+
+    def __init__(self, detach: bool) -> None:
+        super().__init__()
+        self.detach = detach
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=1.0)
+        return x / (length.detach() if self.detach else length)
+
+
+class _ToHypersphere(nn.Module):
+    """Divide every vector by its length."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.normalize(x, dim=-1)
+
+
+_NORMS: dict[str, Callable[[int], nn.Module]] = {
+    "layer": nn.LayerNorm,
+    "rmsnorm": lambda width: nn.RMSNorm(width, eps=1e-5),
+    "unitball": lambda width: _ToUnitBall(detach=False),
+    "unitball-detach": lambda width: _ToUnitBall(detach=True),
+    "hypersphere": lambda width: _ToHypersphere(),
+    "simnorm": lambda width: SimNorm(),
+    "none": lambda width: nn.Identity(),
+}
 
 
 class Normalization(nn.Module):
-    """Normalise the last dimension: "layer" (LayerNorm), "rmsnorm" (RMSNorm, eps 1e-5) or "none".
+    """Normalise the last dimension.
 
     Args:
-        method: one of these names.
+        method: "layer" (LayerNorm), "rmsnorm" (RMSNorm, eps 1e-5), "unitball" (vectors longer than 1 are divided by their length),
+            "unitball-detach" (the same; the length carries no gradient), "hypersphere" (all are), "simnorm" (`SimNorm`), and "none" or
+            None, which change nothing.
         d_model: width of the last dimension.
 
     Raises:
         ValueError: another method.
     """
 
-    def __init__(self, method: str, d_model: int) -> None:
+    def __init__(self, method: str | None, d_model: int) -> None:
         super().__init__()
-        if method == "layer":
-            self.norm: nn.Module = nn.LayerNorm(d_model)
-        elif method == "rmsnorm":
-            self.norm = nn.RMSNorm(d_model, eps=1e-5)
-        elif method == "none":
-            self.norm = nn.Identity()
-        else:
-            raise ValueError(f"unknown normalization {method!r}: use 'layer', 'rmsnorm' or 'none'")
+        method = "none" if method is None else method
+        if method not in _NORMS:
+            known = [repr(name) for name in _NORMS]
+            raise ValueError(f"unknown normalization {method!r}: use {', '.join(known[:-1])} or {known[-1]}")
+        self.norm = _NORMS[method](d_model)
 
     def forward(self, x: Tensor) -> Tensor:
         norm = self.norm
@@ -42,7 +101,18 @@ class Normalization(nn.Module):
 
 
 class MLP(nn.Module):
-    """(..., d_inp) -> (..., d_output) through ``n_layers`` hidden layers of ``d_hidden``; no activation at the end."""
+    """(..., d_inp) -> (..., d_output) through ``n_layers`` hidden layers of ``d_hidden``; no activation at the end.
+
+    Args:
+        d_inp, d_hidden, n_layers, d_output: widths, and the number of hidden layers.
+        activation: name, as of `amago.nets.utils.activation_switch`.
+        normalization: of each hidden layer before its activation, a method of `Normalization`; None: none.
+        dropout_p: probability of dropping a number of a hidden layer, in training mode.
+        layer_type: the linear layers, called with the widths of input and output.
+
+    Raises:
+        ValueError: a number is out of range, or a name unknown.
+    """
 
     def __init__(
         self,
@@ -50,104 +120,67 @@ class MLP(nn.Module):
         d_hidden: int,
         n_layers: int,
         d_output: int,
-        dropout_p: float = 0.0,
         activation: str = "leaky_relu",
+        normalization: str | None = None,
+        dropout_p: float = 0.0,
+        layer_type: LayerType = Linear,
     ) -> None:
         super().__init__()
         check_positive(d_inp=d_inp, d_hidden=d_hidden, n_layers=n_layers, d_output=d_output)
         check_dropout(dropout_p=dropout_p)
-        self.in_layer = Linear(d_inp, d_hidden)
-        self.layers = nn.ModuleList(Linear(d_hidden, d_hidden) for _ in range(n_layers - 1))
-        self.out_layer = Linear(d_hidden, d_output)
+        self.in_layer = layer_type(d_inp, d_hidden)
+        self.layers = nn.ModuleList(layer_type(d_hidden, d_hidden) for _ in range(n_layers - 1))
+        self.out_layer = layer_type(d_hidden, d_output)
+        self.norms = None
+        if normalization not in (None, "none"):
+            self.norms = nn.ModuleList(Normalization(normalization, d_hidden) for _ in range(n_layers))
         self.dropout = nn.Dropout(dropout_p)
         self.activation = activation_switch(activation, inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        for layer in (self.in_layer, *self.layers):
-            x = self.activation(layer(x))
+        for i, layer in enumerate((self.in_layer, *self.layers)):
+            x = layer(x) if self.norms is None else self.norms[i](layer(x))
+            x = self.activation(x)
             if self.training:  # in evaluation mode the module's call would do nothing
                 x = self.dropout(x)
         return self.out_layer(x)
 
 
 class FFBlock(nn.Module):
-    """Residual block x + act(W2 act(W1 x)), (..., d_model) -> (..., d_model)."""
+    """Residual block x + act(W2 act(W1 norm(x))), (..., d_model) -> (..., d_model).
 
-    def __init__(self, d_model: int, d_ff: int, dropout: float = 0.0, activation: str = "leaky_relu") -> None:
+    Args:
+        d_model, d_ff: outer and inner width.
+        dropout: probability of dropping a number after each activation, in training mode.
+        activation: name, as of `amago.nets.utils.activation_switch`.
+        norm: a method of `Normalization`; None: none.
+        layer_type: as of `MLP`.
+
+    Raises:
+        ValueError: a number is out of range, or a name unknown.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        dropout: float = 0.0,
+        activation: str = "leaky_relu",
+        norm: str | None = None,
+        layer_type: LayerType = Linear,
+    ) -> None:
         super().__init__()
         check_positive(d_model=d_model, d_ff=d_ff)
         check_dropout(dropout=dropout)
-        self.ff1 = Linear(d_model, d_ff)
-        self.ff2 = Linear(d_ff, d_model)
+        self.norm = None if norm in (None, "none") else Normalization(norm, d_model)
+        self.ff1 = layer_type(d_model, d_ff)
+        self.ff2 = layer_type(d_ff, d_model)
         self.dropout = nn.Dropout(dropout)
         self.activation = activation_switch(activation, inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.activation(self.ff1(x))
+        h = self.activation(self.ff1(x if self.norm is None else self.norm(x)))
         if self.training:
             h = self.dropout(h)
         h = self.activation(self.ff2(h))
         return x + (self.dropout(h) if self.training else h)
-
-
-@gin.configurable
-class InputNorm(RunningMoments):
-    """Centre and scale each feature by running statistics of the inputs in training mode.
-
-    Features whose sigma is at most ``skip_below`` are only centred; the output is clamped to [-1e4, 1e4]. It is in float32, or in
-    float64 for inputs in float64.
-
-    Args:
-        d_inp: number of features.
-        beta: rate of the statistics after many updates, see `amago.nets.moments.RunningMoments`.
-        init_nu: second moment before any data.
-        skip_below: sigma below which a feature is not scaled.
-        initial_samples: number of updates that the statistics before any data count as. With 1, as in the original system, they fade
-            slowly: a feature of mean 1,000 and standard deviation 1 has a sigma of 99 after 100 updates.
-    """
-
-    def __init__(
-        self, d_inp: int, beta: float = 1e-4, init_nu: float = 1.0, skip_below: float = 0.01, initial_samples: int = 0
-    ) -> None:
-        check_positive(d_inp=d_inp)
-        super().__init__((d_inp,), (1,), beta, init_nu, initial_samples)
-        self.skip_below = skip_below
-        self._divisor = WeightCache()  # nine operations on a few numbers, which a policy's step need not repeat
-
-    def train(self, mode: bool = True) -> InputNorm:
-        self._divisor.clear()
-        return super().train(mode)
-
-    @property
-    def sigma(self) -> Tensor:
-        """(d_inp,), in [1e-3, 1e6]."""
-        return torch.sqrt(self.variance + 1e-5).nan_to_num(nan=1e-3).clamp(1e-3, 1e6)
-
-    @torch.no_grad()
-    def update(self, x: Tensor, mask: Tensor | None = None) -> None:
-        """Move the statistics towards those of ``x`` (B, L, d_inp) where ``mask`` (B, L, 1) is True.
-
-        A batch without a real timestep changes nothing; a feature with a non-finite value keeps its statistics.
-        """
-        x = x.to(self.nu.dtype)
-        if mask is None:
-            first, second, real = x.mean((0, 1)), x.square().mean((0, 1)), torch.ones((), dtype=torch.bool, device=x.device)
-        else:
-            kept = torch.where(mask, x, 0.0)
-            count = mask.sum()
-            first, second = (k.sum((0, 1)) / count.clamp(min=1) for k in (kept, kept.square()))
-            real = count > 0
-        self._move(first, second, real & torch.isfinite(first) & torch.isfinite(second), real)
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(B, L, d_inp) -> the same, normalised; in training mode the statistics are updated first."""
-        if self.training:
-            self.update(x, mask)
-        divisor = self._scale() if self.training else self._divisor.get((self.mu, self.nu), self._scale, exact=True)
-        x = at_least_float32(x)
-        return ((x - self.mu.to(x.dtype)) / divisor).clamp(-1e4, 1e4)
-
-    def _scale(self) -> Tensor:
-        """(d_inp,), sigma, or 1 for features that are only centred."""
-        sigma = self.sigma
-        return torch.where(sigma > self.skip_below, sigma, torch.ones_like(sigma))

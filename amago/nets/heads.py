@@ -12,19 +12,26 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Categorical, Distribution
 
 from amago.config import NamedArguments
 from amago.nets.ensemble import EnsembleMLP, evaluate_action, state_part
-from amago.nets.policy_dists import DistributionType, PolicyOutput, TanhGaussian
+from amago.nets.policy_dists import Discrete, PolicyOutput, TanhGaussian
 from amago.nets.product import distribution_of
-from amago.nets.utils import at_least_float32, check_positive
+from amago.nets.twohot import ReturnDistribution
+from amago.nets.utils import at_least_float32, check_positive, has_argument
 from amago.ops import gamma_feature
-from amago.spaces import ActionMask, parts_of
+from amago.spaces import ActionMask
 
 
-def _check_head(state_dim: int, action_kind: str, action_dim: int, gammas: Tensor) -> None:
+def _check_head(state_dim: int, action_dim: int, discrete: bool, gammas: Tensor) -> None:
+    for name, value in (("action_dim", action_dim), ("discrete", discrete)):
+        if isinstance(value, str):
+            raise TypeError(
+                f"{name}={value!r}: heads take state_dim, action_dim, discrete (True or False) and gammas, in this order; "
+                "the kind of other actions is the keyword action_kind of actors"
+            )
     check_positive(state_dim=state_dim, action_dim=action_dim)
-    parts_of(action_kind, action_dim)  # raises for an unknown kind
     if gammas.ndim != 1 or not len(gammas):
         raise ValueError(f"gammas must be a vector of at least one discount, got shape {tuple(gammas.shape)}")
 
@@ -32,14 +39,16 @@ def _check_head(state_dim: int, action_kind: str, action_dim: int, gammas: Tenso
 class BaseActorHead(NamedArguments, nn.Module, ABC):
     """Base of all actors. A subclass implements `actor_network_forward`; an `amago.spaces.ActionMask` is applied to its result.
 
-    All methods take the state, the observations that bypass the sequence model, and the log, in this order.
+    All methods take the state, the log, and the observations that bypass the sequence model, in this order.
 
     Args:
         state_dim: D.
-        action_kind: "discrete", "continuous", "multibinary", or that of several parts (`amago.spaces.ActionSpec.kind`).
         action_dim: A.
+        discrete: whether an action is one choice among A; else it is A numbers.
         gammas: (G,) discounts.
-        continuous_dist_type: the distribution of continuous actions.
+        continuous_dist_type: the distribution of numbers, a subclass of `amago.nets.policy_dists.PolicyOutput`. None: there are none.
+        discrete_dist_type: the distribution of choices.
+        action_kind: of bits and of actions of several parts, `amago.spaces.ActionSpec.kind`; None: as ``discrete`` says.
 
     Attributes:
         policy_dist: makes policies of network outputs.
@@ -49,16 +58,27 @@ class BaseActorHead(NamedArguments, nn.Module, ABC):
     def __init__(
         self,
         state_dim: int,
-        action_kind: str,
         action_dim: int,
+        discrete: bool,
         gammas: Tensor,
-        continuous_dist_type: type[DistributionType] = TanhGaussian,
+        continuous_dist_type: Callable[[int], PolicyOutput] | None = TanhGaussian,
+        discrete_dist_type: Callable[[int], PolicyOutput] = Discrete,
+        action_kind: str | None = None,
     ) -> None:
         super().__init__()
-        _check_head(state_dim, action_kind, action_dim, gammas)
-        self.state_dim, self.action_dim, self.num_gammas = state_dim, action_dim, len(gammas)
-        self.policy_dist = distribution_of(action_kind, action_dim, continuous_dist_type)
+        _check_head(state_dim, action_dim, discrete, gammas)
+        kind = ("discrete" if discrete else "continuous") if action_kind is None else action_kind
+        if bool(discrete) != (kind == "discrete"):
+            raise ValueError(f"discrete={discrete} contradicts action_kind={action_kind!r}")
+        self.state_dim, self.action_dim, self.num_gammas, self.discrete = state_dim, action_dim, len(gammas), bool(discrete)
+        self.policy_dist = distribution_of(kind, action_dim, continuous_dist_type, discrete_dist_type)
+        self._dist_takes_mask = has_argument(self.policy_dist.forward, "mask")
         self.mask_key = ActionMask()
+
+    @property
+    def actions_differentiable(self) -> bool:
+        """Whether samples of the policy can carry a gradient."""
+        return self.policy_dist.actions_differentiable
 
     @property
     def d_output(self) -> int:
@@ -69,15 +89,15 @@ class BaseActorHead(NamedArguments, nn.Module, ABC):
     def actor_network_forward(
         self,
         state: Tensor,
-        straight_from_obs: Mapping[str, Tensor] | None = None,
         log_dict: dict[str, Any] | None = None,
+        straight_from_obs: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
         """The parameters of the policies.
 
         Args:
             state: (..., D).
-            straight_from_obs: observations (..., *shape) that bypass the sequence model, by key, without the mask of actions.
             log_dict: to put metrics in, if given.
+            straight_from_obs: observations (..., *shape) that bypass the sequence model, by key, without the mask of actions.
 
         Returns:
             (..., G, P).
@@ -86,8 +106,8 @@ class BaseActorHead(NamedArguments, nn.Module, ABC):
     def policy_parameters(
         self,
         state: Tensor,
-        straight_from_obs: Mapping[str, Tensor] | None = None,
         log_dict: dict[str, Any] | None = None,
+        straight_from_obs: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
         """`actor_network_forward` with the mask of actions applied, (..., D) -> (..., G, P).
 
@@ -95,7 +115,7 @@ class BaseActorHead(NamedArguments, nn.Module, ABC):
             ValueError: ``straight_from_obs`` lacks the mask.
         """
         others = {k: v for k, v in (straight_from_obs or {}).items() if k != self.mask_key}
-        vec = self.actor_network_forward(state, straight_from_obs=others, log_dict=log_dict)
+        vec = self.actor_network_forward(state, log_dict=log_dict, straight_from_obs=others)
         if self.mask_key is None:
             return vec
         if straight_from_obs is None or self.mask_key not in straight_from_obs:
@@ -104,59 +124,69 @@ class BaseActorHead(NamedArguments, nn.Module, ABC):
         legal = legal.reshape(*state.shape[:-1], 1, self.action_dim).expand(*vec.shape[:-1], self.action_dim)
         return self.policy_dist.masked(vec, legal)
 
-    def _refuse(self, straight_from_obs: Mapping[str, Tensor] | None) -> None:
-        if straight_from_obs:
-            raise ValueError(
-                f"observations {sorted(straight_from_obs)} go straight to the actor, but {type(self).__name__} does not say what "
-                "to do with them: override actor_network_forward in a subclass"
-            )
-
     def forward(
         self,
         state: Tensor,
-        straight_from_obs: Mapping[str, Tensor] | None = None,
         log_dict: dict[str, Any] | None = None,
+        straight_from_obs: Mapping[str, Tensor] | None = None,
         mask: Tensor | None = None,
-    ) -> PolicyOutput:
+    ) -> Distribution:
         """(..., D) -> distributions with batch shape (..., G). ``mask`` (..., 1) is False at padding, which metrics leave out."""
-        vec = self.policy_parameters(state, straight_from_obs=straight_from_obs, log_dict=log_dict)
-        return self.policy_dist(vec, log_dict=log_dict, mask=mask)
+        vec = self.policy_parameters(state, log_dict=log_dict, straight_from_obs=straight_from_obs)
+        options = {"mask": mask} if self._dist_takes_mask and mask is not None else {}
+        return self.policy_dist(vec, log_dict=log_dict, **options)  # type: ignore[no-any-return]
 
 
-class BaseCriticHead(NamedArguments, nn.Module, ABC):
-    """Base of critic ensembles. A subclass implements `forward`; `evaluate` and `evaluate_subset` call it.
+class BaseCriticHead(NamedArguments, nn.Module):
+    """Base of critic ensembles. A subclass implements `critic_network_forward`; `evaluate` and `evaluate_subset` call it through
+    `forward`.
 
     Args:
         state_dim, action_dim: D, A.
-        action_kind: "discrete", "continuous", "multibinary", or that of several parts (`amago.spaces.ActionSpec.kind`).
+        discrete: whether an action is one choice among A.
         gammas: (G,) discounts.
         num_critics: C.
     """
 
     fused: ClassVar[bool] = False
     """`evaluate` and `evaluate_subset` may bypass `forward`, whose result is that of
-    `amago.nets.ensemble.evaluate_state_action` on ``self.net``. It is False for a subclass with another `forward`, unless that
-    declares it again."""
+    `amago.nets.ensemble.evaluate_state_action` on ``self.net``. It is False for a subclass with another `forward` or
+    `critic_network_forward`, unless that declares it again."""
+    _forward_detaches: ClassVar[bool] = True
+    _network_detaches: ClassVar[bool] = False
 
     gamma_features: Tensor
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        declared = next(c for c in cls.__mro__ if "fused" in c.__dict__)
-        if cls.forward is not declared.forward:  # type: ignore[attr-defined]
+        declared: Any = next(c for c in cls.__mro__ if "fused" in c.__dict__)
+        if cls.forward is not declared.forward or cls.critic_network_forward is not declared.critic_network_forward:
             cls.fused = False
+        cls._forward_detaches = has_argument(cls.forward, "detach_params")
+        cls._network_detaches = has_argument(cls.critic_network_forward, "detach_params")
 
-    def __init__(self, state_dim: int, action_dim: int, action_kind: str, gammas: Tensor, num_critics: int) -> None:
+    def __init__(self, state_dim: int, action_dim: int, discrete: bool, gammas: Tensor, num_critics: int) -> None:
         super().__init__()
-        _check_head(state_dim, action_kind, action_dim, gammas)
+        _check_head(state_dim, action_dim, discrete, gammas)
         check_positive(num_critics=num_critics)
         self.state_dim, self.action_dim, self.num_gammas, self.num_critics = state_dim, action_dim, len(gammas), num_critics
+        self.discrete = bool(discrete)
         self.register_buffer("gamma_features", gamma_feature(gammas.float()), persistent=False)
 
-    @abstractmethod
+    def __len__(self) -> int:
+        return self.num_critics
+
+    def critic_network_forward(self, state: Tensor, action: Tensor, log_dict: dict[str, Any] | None = None) -> Any:
+        """Evaluate actions: override this. Arguments and result are those of `forward`.
+
+        A keyword ``detach_params`` may be added, which then holds the critics' parameters out of the graph. Without it, `forward`
+        does so for any network, in more time.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not implement critic_network_forward")
+
     def forward(
         self, state: Tensor, action: Tensor, log_dict: dict[str, Any] | None = None, detach_params: bool = False
-    ) -> Tensor:
+    ) -> Any:
         """Evaluate actions.
 
         Args:
@@ -166,8 +196,23 @@ class BaseCriticHead(NamedArguments, nn.Module, ABC):
             detach_params: hold the critics' parameters out of the graph: gradients reach ``action`` and ``state`` only.
 
         Returns:
-            (K, B, L, C, G, O), where O is 1 for a value, or the number of bins.
+            values (K, B, L, C, G, 1), or categorical distributions over O bins with batch shape (K, B, L, C, G).
         """
+        if not detach_params:
+            return self.critic_network_forward(state, action, log_dict=log_dict)
+        if self._network_detaches:
+            return self.critic_network_forward(state, action, log_dict=log_dict, detach_params=True)  # type: ignore[call-arg]
+        return self._without_parameters(state, action, log_dict)
+
+    def frozen(self, state: Tensor, action: Tensor, log_dict: dict[str, Any] | None = None) -> Any:
+        """`forward` with the critics' parameters held out of the graph, whether or not a subclass knows of ``detach_params``."""
+        if self._forward_detaches:
+            return self(state, action, log_dict=log_dict, detach_params=True)
+        return self._without_parameters(state, action, log_dict)
+
+    def _without_parameters(self, state: Tensor, action: Tensor, log_dict: dict[str, Any] | None) -> Any:
+        detached = {name: p.detach() for name, p in self.named_parameters()}
+        return torch.func.functional_call(self, detached, (state, action), {"log_dict": log_dict})
 
     def evaluate(
         self, state: Tensor, stored: Tensor, chosen: Tensor, value: Callable[[Tensor], Tensor]
@@ -181,16 +226,16 @@ class BaseCriticHead(NamedArguments, nn.Module, ABC):
             value: maps outputs (..., O) to values (..., 1), each row by itself.
 
         Returns:
-            outputs (B, L, C, G, O) for ``stored``, with gradients to parameters and state; values (K, B, L, C, G, 1) of
+            outputs (B, L, C, G, O), values or logits, for ``stored``, with gradients to parameters and state; values (K, B, L, C, G, 1) of
             ``chosen``, with gradients to ``chosen`` alone.
         """
-        out = self(state, stored[None])[0]
+        out = outputs_of(self(state, stored[None]))[0]
         with torch.set_grad_enabled(chosen.requires_grad and torch.is_grad_enabled()):
-            return out, value(self(state.detach(), chosen, detach_params=True))
+            return out, value(outputs_of(self.frozen(state.detach(), chosen)))
 
     def evaluate_subset(self, state: Tensor, action: Tensor, subset: Tensor) -> Tensor:
-        """`forward` of the critics with the indices ``subset`` (N,), (K, B, L, N, G, O)."""
-        return self(state, action)[:, :, :, subset]  # type: ignore[no-any-return]
+        """The outputs of the critics with the indices ``subset`` (N,), (K, B, L, N, G, O)."""
+        return outputs_of(self(state, action))[:, :, :, subset]
 
     def _check_shapes(self, state: Tensor, action: Tensor) -> None:
         if state.ndim != 3 or state.shape[-1] != self.state_dim:
@@ -207,6 +252,17 @@ class BaseCriticHead(NamedArguments, nn.Module, ABC):
                 log_dict["Q(s, a) std. over critics (raw)"] = detached.std(dim=3).mean()
 
 
+def outputs_of(result: Tensor | Distribution) -> Tensor:
+    """What critics returned, as a tensor: values (..., 1), or the logits (..., O) of a categorical distribution."""
+    if isinstance(result, ReturnDistribution):
+        return result.raw_logits
+    if isinstance(result, Categorical):
+        return result.logits
+    if not isinstance(result, Tensor):
+        raise TypeError(f"critics must return a tensor or a torch.distributions.Categorical, got {type(result).__name__}")
+    return result
+
+
 class EnsembleCritics(BaseCriticHead):
     """Critics whose networks are an `amago.nets.ensemble.EnsembleMLP`, ``self.net``.
 
@@ -216,6 +272,10 @@ class EnsembleCritics(BaseCriticHead):
     net: EnsembleMLP
     reads_action: bool
     """The networks are functions of [s, h(gamma), a], else of s alone."""
+
+    def outputs(self, state: Tensor, action: Tensor, detach_params: bool = False) -> Tensor:
+        """Values or logits, (K, B, L, C, G, O); arguments as for `forward`."""
+        raise NotImplementedError
 
     def evaluate(
         self, state: Tensor, stored: Tensor, chosen: Tensor, value: Callable[[Tensor], Tensor]
@@ -237,4 +297,45 @@ class EnsembleCritics(BaseCriticHead):
         if not self.fused:
             return super().evaluate_subset(state, action, subset)
         with self.net.only(subset):
-            return self(state, action)  # type: ignore[no-any-return]
+            return self.outputs(state, action)
+
+
+class DetachedCritics(nn.Module):
+    """Critics with their parameters held out of the graph, which a policy gradient passes through.
+
+    Its state dict repeats that of the critics; loading ignores these entries, as nothing here is a parameter of its own.
+
+    Args:
+        critics: are not copied.
+    """
+
+    def __init__(self, critics: nn.Module) -> None:
+        super().__init__()
+        self.follow(critics)
+
+    def follow(self, critics: nn.Module) -> None:
+        """Evaluate these critics from now on."""
+        self._critics = (critics,)  # in a tuple, so that their parameters are not registered a second time
+
+    def forward(self, state: Tensor, action: Tensor, log_dict: dict[str, Any] | None = None) -> Any:
+        """See `BaseCriticHead.forward`."""
+        critics: Any = self._critics[0]
+        return critics.frozen(state, action, log_dict=log_dict)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "_critics":  # while a copy is being made
+                raise
+            return getattr(self._critics[0], name)
+
+    def __len__(self) -> int:
+        critics: Any = self._critics[0]
+        return len(critics)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        self._critics[0].state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        """Nothing is loaded: the critics load their own entries."""

@@ -31,7 +31,7 @@ class ImageGoalTstepEncoder(TstepEncoder):
         n_layers, d_hidden, activation: hidden layers of the MLP, their width and activation.
         d_output: D.
         out_norm: of the output: "layer", "rmsnorm" or "none".
-        hide_rl2s: replace reward and previous action by zeros.
+        hide_rl2s, hide_rewards: as of `TstepEncoder`.
         normalize_inputs: normalise the other observations and rl2 by running statistics.
 
     Raises:
@@ -54,8 +54,9 @@ class ImageGoalTstepEncoder(TstepEncoder):
         activation: str = "leaky_relu",
         hide_rl2s: bool = False,
         normalize_inputs: bool = True,
+        hide_rewards: bool = False,
     ) -> None:
-        super().__init__(obs_space, rl2_space)
+        super().__init__(obs_space, rl2_space, hide_rl2s, hide_rewards)
         check_positive(img_features=img_features)
         known = sorted(obs_space.spaces)
         for name, key in (("image_key", image_key), ("goal_key", goal_key)):
@@ -68,7 +69,7 @@ class ImageGoalTstepEncoder(TstepEncoder):
         if len(shape) != 3:
             raise ValueError(f"image_key={image_key!r} has shape {shape}: an image has three dimensions")
         self._pixel_scale = 255.0 if isinstance(space, gym.spaces.Box) and float(space.high.max()) <= 1.0 else 1.0
-        self.image_key, self.goal_key, self.hide_rl2s = image_key, goal_key, hide_rl2s
+        self.image_key, self.goal_key = image_key, goal_key
         self.obs_keys = sorted(set(known) - {image_key, goal_key})
         self.cnn = cnn_type(shape, channels_first=False, activation=activation)
         with torch.no_grad():
@@ -76,7 +77,7 @@ class ImageGoalTstepEncoder(TstepEncoder):
         self.img_features = nn.Linear(d_cnn, img_features)
         self.goal_emb = goal_emb_type(obs_space[goal_key])
         d_rest = flat_width(obs_space, self.obs_keys, rl2_space)
-        self.in_norm = InputNorm(d_rest) if normalize_inputs else None
+        self.in_norm = InputNorm(d_rest, skip=not normalize_inputs)
         self.base = MLP(img_features + self.goal_emb.emb_dim + d_rest, d_hidden, n_layers, d_output, activation=activation)
         self.out_norm = Normalization(out_norm, d_output)
         self._emb_dim = d_output
@@ -92,7 +93,7 @@ class ImageGoalTstepEncoder(TstepEncoder):
         log_dict: dict[str, Any] | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
-        rest = flat_inputs(obs, self.obs_keys, rl2s, self.hide_rl2s, self.in_norm, mask)
+        rest = flat_inputs(obs, self.obs_keys, rl2s, self.in_norm, mask)
         img = obs[self.image_key]
         img = self.img_features(self.cnn(img if self._pixel_scale == 1.0 else img * self._pixel_scale))
         goals = self.goal_emb(obs[self.goal_key])

@@ -17,6 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from amago.compat.hidden_state import Cache, Shown
+
 
 @dataclass(eq=False)
 class CacheSlots:
@@ -106,6 +108,7 @@ class KVCache:
         self.keys, self.values = torch.zeros((2, n_layers, batch_size, n_heads, slots, head_dim), device=device, dtype=dtype)
         self.lengths = torch.zeros(batch_size, device=device, dtype=torch.int64)
         self.host_lengths: NDArray[np.int64] = np.zeros(batch_size, dtype=np.int64)
+        self._shown: list[Shown] = []  # copies that may differ from the cache; slices share the list
 
     @property
     def batch_size(self) -> int:
@@ -119,6 +122,8 @@ class KVCache:
 
     def advance(self) -> CacheSlots:
         """Add one token to every row. Each layer then calls `write` with its keys and values."""
+        if self._shown:
+            self._take_back()
         self.host_lengths += 1
         self.lengths += 1
         prefix = min(int(self.host_lengths.max()), self.capacity)
@@ -139,8 +144,12 @@ class KVCache:
         return (keys.clone(), values.clone()) if torch.is_grad_enabled() else (keys, values)
 
     def reset(self, dones: NDArray[np.bool_] | Tensor) -> None:
-        """Empty the rows where ``dones`` (B,) is True. Other rows are not touched."""
+        """Empty the rows where ``dones`` (B,) is True, or those of a list of integers. Other rows are not touched."""
+        if self._shown:
+            self._take_back()
         host = dones.detach().cpu().numpy() if isinstance(dones, Tensor) else np.asarray(dones)
+        if np.issubdtype(host.dtype, np.integer):
+            host = np.isin(np.arange(self.batch_size), host)
         host = host.astype(bool)
         if host.shape != (self.batch_size,):
             raise ValueError(f"dones must have shape ({self.batch_size},), got {host.shape}")
@@ -154,7 +163,58 @@ class KVCache:
         if not 0 <= start < stop <= self.batch_size:
             raise ValueError(f"rows {start}:{stop} are not within a batch of {self.batch_size}")
         view = object.__new__(KVCache)
-        view.sinks = self.sinks
+        view.sinks, view._shown = self.sinks, self._shown
         view.keys, view.values = self.keys[:, start:stop], self.values[:, start:stop]
         view.lengths, view.host_lengths = self.lengths[start:stop], self.host_lengths[start:stop]
         return view
+
+    def ages(self) -> Tensor:
+        """(B, S) int64: how many tokens came after that of each slot, -1 for an empty slot."""
+        return CacheSlots(self.lengths, self.capacity, self.capacity, full=False, sinks=self.sinks).ages
+
+    def set_lengths(self, lengths: Tensor) -> None:
+        """Let row i hold ``lengths[i]`` tokens, at most S, token n in slot n."""
+        self.lengths.copy_(lengths)
+        self.host_lengths[:] = lengths.cpu().numpy()
+
+    def shown(self) -> Shown:
+        """A copy in the layout of the original system, whose changes are taken back when the cache is used next."""
+        for shown in self._shown:
+            if shown.cache is self:
+                return shown
+        if self._shown:  # of a slice that overlaps with this one
+            self._take_back()
+        self._shown.append(Shown(self))
+        return self._shown[-1]
+
+    def _take_back(self) -> None:
+        while self._shown:
+            self._shown.pop().write_back()
+
+    @property
+    def key_cache(self) -> Cache:
+        """The keys in the layout of the original system."""
+        return Cache(self, "keys")
+
+    @property
+    def val_cache(self) -> Cache:
+        """The values in the layout of the original system."""
+        return Cache(self, "values")
+
+    @property
+    def seq_lens(self) -> Tensor:
+        """(B,) int32: tokens of each row in `key_cache` and `val_cache`."""
+        return self.shown().seq_lens
+
+    @seq_lens.setter
+    def seq_lens(self, lengths: Tensor) -> None:
+        self.shown().seq_lens.copy_(lengths)
+
+    @property
+    def max_seq_len(self) -> int:
+        """S."""
+        return self.capacity
+
+    def update(self) -> None:
+        """Count a token that was written into `key_cache` and `val_cache` from outside; a step does so by itself."""
+        self.shown().update()

@@ -9,154 +9,48 @@ import gin
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributions import Bernoulli
 
-from amago.nets.distributions import DistributionType, PolicyOutput
+from amago.nets.categorical import Discrete, DiscreteLikeContinuous, DiscreteOutput
+from amago.nets.distributions import ONE, ActionDistribution, PolicyOutput, Shape
 from amago.nets.utils import check_positive
 
 __all__ = [
-    "GMM", "Beta", "BetaOutput", "Discrete", "DiscreteOutput", "DistributionType", "GMMOutput", "Multibinary",
+    "GMM", "ActionDistribution", "Beta", "BetaOutput", "Discrete", "DiscreteLikeContinuous", "DiscreteOutput", "GMMOutput", "Multibinary",
     "MultibinaryOutput", "PolicyOutput", "TanhGaussian", "TanhGaussianOutput",
 ]  # fmt: skip
-
 
 _NEVER = -1000.0
 """The logit of a bit whose probability is 0 in float32 and float64; its log-probability is finite."""
 
 
-class DiscreteOutput(PolicyOutput):
-    """Categorical distributions.
+def _positive(raw: Tensor, low: float, high: float | None, activation: str) -> Tensor:
+    """Numbers in [low, high] from network outputs.
 
-    Attributes:
-        probs: (..., A), clipped and renormalised; 0 where illegal.
-        kind: the `Discrete` that made them.
-        illegal: (..., A) bool, choices of probability 0; None: no mask.
+    "tanh": exp(log low + (log high - log low) (tanh raw + 1) / 2). "softplus": softplus(raw) + low, and at most high.
     """
-
-    def __init__(self, probs: Tensor, kind: Discrete, illegal: Tensor | None = None) -> None:
-        self.probs, self.kind, self.illegal = probs, kind, illegal
-
-    def sample(self) -> Tensor:
-        flat = self.probs.detach().reshape(-1, self.probs.shape[-1])
-        return torch.multinomial(flat, 1).reshape(self.probs.shape[:-1])
-
-    @property
-    def mode(self) -> Tensor:
-        return self.probs.argmax(dim=-1)
-
-    def log_prob(self, action: Tensor) -> Tensor:
-        if action.shape != self.probs.shape[:-1]:
-            raise ValueError(f"actions must be indices of shape {tuple(self.probs.shape[:-1])}, got {tuple(action.shape)}")
-        chosen = self.probs.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
-        # Finite for illegal actions in the data too: a filter's weight of 0 times -inf would be NaN.
-        return chosen.clamp(min=torch.finfo(chosen.dtype).tiny).log()
-
-    def sample_vector(self, grad: bool = False) -> Tensor:
-        """One-hot actions, clipped as probabilities are, with the gradient of a Gumbel-softmax sample (straight-through, Jang
-        et al. 2017, arXiv 1611.01144)."""
-        gumbel = -torch.empty_like(self.probs).exponential_().log()  # also without gradient, so that both draw the same
-        scores = self.probs.clamp(min=torch.finfo(self.probs.dtype).tiny).log() + gumbel
-        if self.illegal is not None:
-            scores = scores.masked_fill(self.illegal, -math.inf)
-        hard = self.clip_like_policy(F.one_hot(scores.argmax(dim=-1), self.probs.shape[-1]).to(self.probs.dtype))
-        if not grad:
-            return hard
-        soft = (scores / self.kind.gumbel_temperature).softmax(dim=-1)
-        return hard + (soft - soft.detach())
-
-    def log_prob_of_vector(self, vector: Tensor) -> Tensor:
-        return self.log_prob(vector.argmax(dim=-1).expand(self.probs.shape[:-1])).unsqueeze(-1)
-
-    def clip_like_policy(self, vector: Tensor) -> Tensor:
-        return self.kind.clip_like_policy(vector, self.illegal)
-
-    def entropy(self) -> Tensor:
-        return torch.special.entr(self.probs).sum(dim=-1)
-
-    def sample_action(self, sample: bool) -> Tensor:
-        return (self.sample() if sample else self.mode).unsqueeze(-1)
-
-    def metrics(self) -> dict[str, Tensor]:
-        return {"Policy Entropy": self.entropy().detach().mean()}
+    if activation == "tanh":
+        assert high is not None
+        log_low, log_high = math.log(low), math.log(high)
+        return (log_low + 0.5 * (log_high - log_low) * (torch.tanh(raw) + 1.0)).exp()
+    found = F.softplus(raw) + low
+    return found if high is None else found.clamp(max=high)
 
 
-class _ToBounds(torch.autograd.Function):
-    """Logits, unchanged. Their gradient is zero where descent would lower a logit that is ``low`` (bool), or raise one that is
-    ``high``."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, low: Tensor, high: Tensor) -> Tensor:
-        ctx.save_for_backward(low, high)
-        return logits.view_as(logits)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        low, high = ctx.saved_tensors
-        return grad.masked_fill((low & (grad > 0)) | (high & (grad < 0)), 0.0), None, None
+def _check_positive_range(name: str, low: float, high: float | None, activation: str) -> None:
+    if activation not in ("tanh", "softplus"):
+        raise ValueError(f"std_activation={activation!r} is unknown: use tanh or softplus")
+    if activation == "tanh" and high is None:
+        raise ValueError(f"std_activation='tanh' needs an upper bound: set {name}_high")
+    if high is None and not low > 0.0:
+        raise ValueError(f"{name}_low must be positive, got {name}_low={low}")
+    if high is not None and not 0.0 < low < high:
+        raise ValueError(f"0 < {name}_low < {name}_high must hold, got {name}_low={low}, {name}_high={high}")
 
 
-@gin.configurable
-class Discrete(DistributionType):
-    """Softmax over A choices, each probability clipped, then divided by the sum (which carries no gradient).
-
-    Args:
-        d_action: A.
-        clip_prob_low, clip_prob_high: the clip. A low clip keeps every action possible, and bounds log-probabilities.
-            ``clip_prob_low`` None: 0.001 up to 50 choices, 0.05 / A beyond, so that the probabilities of an untrained policy,
-            about 1 / A, lie above it, and the unlikely choices have at most 5% together.
-        gumbel_temperature: of the gradient of sampled actions.
-        clip_gradient: False: no gradient passes a clipped probability. True: one passes that leads back towards the bounds.
-    """
-
-    is_discrete = True
-    actions_differentiable = True
-
-    def __init__(
-        self,
-        d_action: int,
-        clip_prob_low: float | None = None,
-        clip_prob_high: float = 0.99,
-        gumbel_temperature: float = 0.5,
-        clip_gradient: bool = False,
-    ) -> None:
-        super().__init__(d_action)
-        if clip_prob_low is None:
-            clip_prob_low = min(0.001, 0.05 / d_action)
-        if not gumbel_temperature > 0.0:
-            raise ValueError(f"gumbel_temperature must be positive, got gumbel_temperature={gumbel_temperature}")
-        if not 0.0 <= clip_prob_low < clip_prob_high <= 1.0:
-            raise ValueError(
-                "0 <= clip_prob_low < clip_prob_high <= 1 must hold, got "
-                f"clip_prob_low={clip_prob_low}, clip_prob_high={clip_prob_high}"
-            )
-        self.clip_prob_low, self.clip_prob_high = clip_prob_low, clip_prob_high
-        self.gumbel_temperature, self.clip_gradient = gumbel_temperature, clip_gradient
-
-    @property
-    def input_dimension(self) -> int:
-        return self.d_action
-
-    def clip_like_policy(self, vector: Tensor, illegal: Tensor | None = None) -> Tensor:
-        """Clip and renormalise probabilities or one-hot actions (..., A), so that critics read actions of the data as they
-        read the policy's. Entries where ``illegal`` is True become exactly 0."""
-        clipped = vector.clamp(self.clip_prob_low, self.clip_prob_high)
-        if self.clip_gradient and vector.requires_grad:
-            clipped = vector + (clipped - vector).detach()
-        if illegal is not None:
-            clipped = clipped.masked_fill(illegal, 0.0)
-        return clipped / clipped.detach().sum(dim=-1, keepdim=True)
-
-    def masked(self, vec: Tensor, legal: Tensor) -> Tensor:
-        """Logits, -inf where illegal, which `make` recognises. Where no choice is legal, all count as legal."""
-        legal = legal | ~legal.any(dim=-1, keepdim=True)
-        return vec.masked_fill(~legal, -math.inf)
-
-    def make(self, vec: Tensor) -> DiscreteOutput:
-        illegal = vec == -math.inf
-        probs = vec.softmax(dim=-1)
-        if self.clip_gradient and vec.requires_grad:
-            seen = probs.detach()
-            probs = _ToBounds.apply(vec, seen < self.clip_prob_low, seen > self.clip_prob_high).softmax(dim=-1)
-        return DiscreteOutput(self.clip_like_policy(probs, illegal), self, illegal)
+def _repeated(x: Tensor, sample_shape: Shape) -> Tensor:
+    """``x`` with ``sample_shape`` before its own."""
+    return x.expand(*sample_shape, *x.shape) if len(sample_shape) else x
 
 
 def _checked_clip(clip_actions_on_log_prob: tuple[float, float]) -> tuple[float, float]:
@@ -166,7 +60,7 @@ def _checked_clip(clip_actions_on_log_prob: tuple[float, float]) -> tuple[float,
     return low, high
 
 
-class TanhGaussianOutput(PolicyOutput):
+class TanhGaussianOutput(ActionDistribution):
     """tanh of independent normal variables.
 
     Attributes:
@@ -174,15 +68,15 @@ class TanhGaussianOutput(PolicyOutput):
         clip: range to which actions are clamped before their density is computed, which is infinite at +-1.
     """
 
+    has_rsample = True
+
     def __init__(self, loc: Tensor, scale: Tensor, clip: tuple[float, float]) -> None:
+        super().__init__(loc.shape)
         self.loc, self.scale, self.clip = loc, scale, clip
 
-    def sample(self) -> Tensor:
-        with torch.no_grad():
-            return self.rsample()
-
-    def rsample(self) -> Tensor:
-        return torch.tanh(self.loc + self.scale * torch.randn_like(self.loc))
+    def rsample(self, sample_shape: Shape = ONE) -> Tensor:
+        loc = _repeated(self.loc, sample_shape)
+        return torch.tanh(loc + self.scale * torch.randn_like(loc))
 
     @property
     def mean(self) -> Tensor:
@@ -198,21 +92,19 @@ class TanhGaussianOutput(PolicyOutput):
         normal = -0.5 * ((x - self.loc) / self.scale).square() - self.scale.log() - 0.5 * math.log(2.0 * math.pi)
         return normal - 2.0 * (math.log(2.0) - x - F.softplus(-2.0 * x))
 
-    def sample_action(self, sample: bool) -> Tensor:
-        return (self.sample() if sample else self.mode.detach()).float()
-
     def metrics(self) -> dict[str, Tensor]:
         return {"Policy Std (before tanh)": self.scale.detach().mean()}
 
 
 @gin.configurable
-class TanhGaussian(DistributionType):
+class TanhGaussian(PolicyOutput):
     """Actions in [-1, 1]: of the input, the first half is the location, the second the raw scale r, with
     std = exp(a + (b - a) (tanh r + 1) / 2), a = log std_low, b = log std_high.
 
     Args:
         d_action: A.
         std_low, std_high: bounds of the standard deviation before tanh.
+        std_activation: "tanh", as above, or "softplus": std = softplus(r) + std_low, at most std_high (None: no bound).
         clip_actions_on_log_prob: range to which actions are clamped before their density is computed.
     """
 
@@ -223,13 +115,13 @@ class TanhGaussian(DistributionType):
         self,
         d_action: int,
         std_low: float = math.exp(-5.0),
-        std_high: float = math.exp(2.0),
+        std_high: float | None = math.exp(2.0),
+        std_activation: str = "tanh",
         clip_actions_on_log_prob: tuple[float, float] = (-0.99, 0.99),
     ) -> None:
         super().__init__(d_action)
-        if not 0.0 < std_low < std_high:
-            raise ValueError(f"0 < std_low < std_high must hold, got std_low={std_low}, std_high={std_high}")
-        self.log_std_low, self.log_std_high = math.log(std_low), math.log(std_high)
+        _check_positive_range("std", std_low, std_high, std_activation)
+        self.std_low, self.std_high, self.std_activation = std_low, std_high, std_activation
         self.clip = _checked_clip(clip_actions_on_log_prob)
 
     @property
@@ -238,11 +130,10 @@ class TanhGaussian(DistributionType):
 
     def make(self, vec: Tensor) -> TanhGaussianOutput:
         loc, raw = vec.chunk(2, dim=-1)
-        log_std = self.log_std_low + 0.5 * (self.log_std_high - self.log_std_low) * (torch.tanh(raw) + 1.0)
-        return TanhGaussianOutput(loc, log_std.exp(), self.clip)
+        return TanhGaussianOutput(loc, _positive(raw, self.std_low, self.std_high, self.std_activation), self.clip)
 
 
-class BetaOutput(PolicyOutput):
+class BetaOutput(ActionDistribution):
     """Independent beta variables, stretched from [0, 1] to [-1, 1].
 
     Attributes:
@@ -250,16 +141,15 @@ class BetaOutput(PolicyOutput):
         clip: range to which actions are clamped before their density is computed, which may be 0 at the bounds.
     """
 
+    has_rsample = True
+
     def __init__(self, alpha: Tensor, beta: Tensor, clip: tuple[float, float]) -> None:
+        super().__init__(alpha.shape)
         self.alpha, self.beta, self.clip = alpha, beta, clip
         self._unit = torch.distributions.Beta(alpha, beta, validate_args=False)
 
-    def sample(self) -> Tensor:
-        with torch.no_grad():
-            return self.rsample()
-
-    def rsample(self) -> Tensor:
-        return 2.0 * self._unit.rsample() - 1.0
+    def rsample(self, sample_shape: Shape = ONE) -> Tensor:
+        return 2.0 * self._unit.rsample(sample_shape) - 1.0
 
     @property
     def mean(self) -> Tensor:
@@ -276,21 +166,21 @@ class BetaOutput(PolicyOutput):
     def entropy(self) -> Tensor:
         return self._unit.entropy() + math.log(2.0)
 
-    def sample_action(self, sample: bool) -> Tensor:
-        return (self.sample() if sample else self.mode.detach()).float()
-
     def metrics(self) -> dict[str, Tensor]:
         return {"Policy Entropy": self.entropy().detach().sum(dim=-1).mean()}
 
 
 @gin.configurable
-class Beta(DistributionType):
+class Beta(PolicyOutput):
     """Actions in [-1, 1] (Chou et al. 2017, ICML): of the input, the first half is raw alpha, the second raw beta; both are
-    softplus(raw) + ``offset``, so that the density has one peak. The greedy action is the mean.
+    softplus(raw) + low, and low is above 1, so that the density has one peak. The greedy action is the mean.
 
     Args:
         d_action: A.
-        offset: added to alpha and beta.
+        alpha_low, alpha_high: bounds of alpha; ``alpha_high`` None: no bound.
+        beta_low, beta_high: the same for beta.
+        std_activation: "softplus", as above, or "tanh": alpha = exp(log alpha_low + (log alpha_high - log alpha_low)(tanh(raw) + 1) / 2),
+            and beta likewise, which needs upper bounds.
         clip_actions_on_log_prob: range to which actions are clamped before their density is computed.
     """
 
@@ -298,23 +188,32 @@ class Beta(DistributionType):
     actions_differentiable = True
 
     def __init__(
-        self, d_action: int, offset: float = 1.0001, clip_actions_on_log_prob: tuple[float, float] = (-0.99, 0.99)
+        self,
+        d_action: int,
+        alpha_low: float = 1.0001,
+        alpha_high: float | None = None,
+        beta_low: float = 1.0001,
+        beta_high: float | None = None,
+        std_activation: str = "softplus",
+        clip_actions_on_log_prob: tuple[float, float] = (-0.99, 0.99),
     ) -> None:
         super().__init__(d_action)
-        if not offset > 0.0:
-            raise ValueError(f"offset must be positive, got offset={offset}")
-        self.offset, self.clip = offset, _checked_clip(clip_actions_on_log_prob)
+        _check_positive_range("alpha", alpha_low, alpha_high, std_activation)
+        _check_positive_range("beta", beta_low, beta_high, std_activation)
+        self.alpha_low, self.alpha_high, self.beta_low, self.beta_high = alpha_low, alpha_high, beta_low, beta_high
+        self.std_activation, self.clip = std_activation, _checked_clip(clip_actions_on_log_prob)
 
     @property
     def input_dimension(self) -> int:
         return 2 * self.d_action
 
     def make(self, vec: Tensor) -> BetaOutput:
-        alpha, beta = (F.softplus(vec) + self.offset).chunk(2, dim=-1)
-        return BetaOutput(alpha, beta, self.clip)
+        raw_alpha, raw_beta = vec.chunk(2, dim=-1)
+        alpha = _positive(raw_alpha, self.alpha_low, self.alpha_high, self.std_activation)
+        return BetaOutput(alpha, _positive(raw_beta, self.beta_low, self.beta_high, self.std_activation), self.clip)
 
 
-class GMMOutput(PolicyOutput):
+class GMMOutput(ActionDistribution):
     """tanh of a mixture of normal distributions with independent dimensions. No reparametrised sample.
 
     Attributes:
@@ -323,13 +222,15 @@ class GMMOutput(PolicyOutput):
     """
 
     def __init__(self, loc: Tensor, scale: Tensor, log_weights: Tensor) -> None:
+        super().__init__(torch.Size((*log_weights.shape[:-1], 1)))
         self.loc, self.scale, self.log_weights = loc, scale, log_weights
 
-    def sample(self) -> Tensor:
+    def sample(self, sample_shape: Shape = ONE) -> Tensor:
         with torch.no_grad():
-            mode = (self.log_weights - torch.empty_like(self.log_weights).exponential_().log()).argmax(dim=-1)
+            weights, loc, scale = (_repeated(x, sample_shape) for x in (self.log_weights, self.loc, self.scale))
+            mode = (weights - torch.empty_like(weights).exponential_().log()).argmax(dim=-1)
             index = mode[..., None, None].expand(*mode.shape, 1, self.loc.shape[-1])
-            loc, scale = (x.gather(-2, index).squeeze(-2) for x in (self.loc, self.scale))
+            loc, scale = (x.gather(-2, index).squeeze(-2) for x in (loc, scale))
             return torch.tanh(loc + scale * torch.randn_like(loc))
 
     @property
@@ -348,9 +249,6 @@ class GMMOutput(PolicyOutput):
         mixture = (normal.sum(dim=-1) + self.log_weights).logsumexp(dim=-1, keepdim=True)
         return mixture - (1.0 - action.square() + 1e-6).log().sum(dim=-1, keepdim=True)
 
-    def sample_action(self, sample: bool) -> Tensor:
-        return (self.sample() if sample else self.mode.detach()).float()
-
     def metrics(self) -> dict[str, Tensor]:
         return {
             "Policy Std (before tanh)": self.scale.detach().mean(),
@@ -359,26 +257,33 @@ class GMMOutput(PolicyOutput):
 
 
 @gin.configurable
-class GMM(DistributionType):
+class GMM(PolicyOutput):
     """Actions in [-1, 1] from several modes: of the input, M x A means (mode by mode), as many raw standard deviations
-    (softplus(raw) + ``min_std``), and M logits of the modes. The greedy action is the mean. Samples carry no gradient, so that
+    (softplus(raw) + ``std_low``), and M logits of the modes. The greedy action is the mean. Samples carry no gradient, so that
     it suits behaviour cloning only.
 
     Args:
         d_action: A.
         gmm_modes: M.
-        min_std: added to each standard deviation before tanh.
+        std_low, std_high: bounds of the standard deviations before tanh; ``std_high`` None: no bound.
+        std_activation: "softplus", as above, or "tanh", as for `TanhGaussian`, which needs ``std_high``.
     """
 
     is_discrete = False
     actions_differentiable = False
 
-    def __init__(self, d_action: int, gmm_modes: int = 5, min_std: float = 1e-4) -> None:
+    def __init__(
+        self,
+        d_action: int,
+        gmm_modes: int = 5,
+        std_low: float = 1e-4,
+        std_high: float | None = None,
+        std_activation: str = "softplus",
+    ) -> None:
         super().__init__(d_action)
         check_positive(gmm_modes=gmm_modes)
-        if not min_std > 0.0:
-            raise ValueError(f"min_std must be positive, got min_std={min_std}")
-        self.gmm_modes, self.min_std = gmm_modes, min_std
+        _check_positive_range("std", std_low, std_high, std_activation)
+        self.gmm_modes, self.std_low, self.std_high, self.std_activation = gmm_modes, std_low, std_high, std_activation
 
     @property
     def input_dimension(self) -> int:
@@ -388,30 +293,37 @@ class GMM(DistributionType):
         wide = self.gmm_modes * self.d_action
         loc, raw, logits = vec.split((wide, wide, self.gmm_modes), dim=-1)
         shape = (self.gmm_modes, self.d_action)
-        return GMMOutput(loc.unflatten(-1, shape), F.softplus(raw.unflatten(-1, shape)) + self.min_std, logits.log_softmax(-1))
+        scale = _positive(raw.unflatten(-1, shape), self.std_low, self.std_high, self.std_activation)
+        return GMMOutput(loc.unflatten(-1, shape), scale, logits.log_softmax(-1))
 
 
-class MultibinaryOutput(PolicyOutput):
+class MultibinaryOutput(ActionDistribution, Bernoulli):
     """Independent bits.
 
     Attributes:
         logits: (..., A), of each bit being 1.
     """
 
+    logits: Tensor  # instead of the lazy attribute of Bernoulli
+
     def __init__(self, logits: Tensor) -> None:
-        self.logits = logits
+        super().__init__(logits.shape)
+        self.logits = self._param = logits
+
+    def expand(self, batch_shape: Shape, _instance: Any = None) -> MultibinaryOutput:
+        return MultibinaryOutput(self.logits.expand(batch_shape))
 
     @property
-    def probs(self) -> Tensor:
+    def probs(self) -> Tensor:  # type: ignore[override]
         """(..., A), of each bit being 1."""
         return self.logits.sigmoid()
 
-    def sample(self) -> Tensor:
-        return torch.bernoulli(self.probs.detach())
+    def sample(self, sample_shape: Shape = ONE) -> Tensor:
+        return torch.bernoulli(_repeated(self.probs.detach(), sample_shape))
 
-    def rsample(self) -> Tensor:
+    def rsample(self, sample_shape: Shape = ONE) -> Tensor:
         """Sampled bits whose gradient is that of the probabilities (straight-through, Bengio et al. 2013, arXiv 1308.3432)."""
-        probs = self.probs
+        probs = _repeated(self.probs, sample_shape)
         drawn = torch.bernoulli(probs.detach().nan_to_num(0.0))  # which refuses NaN, on a GPU by ending the process
         return drawn + probs - probs.detach()
 
@@ -424,7 +336,8 @@ class MultibinaryOutput(PolicyOutput):
         return (self.logits.detach() > 0).to(self.logits.dtype)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        return -F.binary_cross_entropy_with_logits(self.logits, action.to(self.logits.dtype), reduction="none")
+        logits, action = torch.broadcast_tensors(self.logits, action.to(self.logits.dtype))
+        return -F.binary_cross_entropy_with_logits(logits, action, reduction="none")
 
     def log_prob_of_vector(self, vector: Tensor) -> Tensor:
         return self.log_prob(vector.expand_as(self.logits)).mean(dim=-1, keepdim=True)
@@ -440,7 +353,7 @@ class MultibinaryOutput(PolicyOutput):
 
 
 @gin.configurable
-class Multibinary(DistributionType):
+class Multibinary(PolicyOutput):
     """A independent bits, from their logits."""
 
     is_discrete = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import gin
 import torch
 from torch import Tensor
@@ -10,7 +12,7 @@ from amago.nets.moments import RunningMoments
 from amago.nets.utils import check_positive
 
 
-@gin.configurable
+@gin.configurable(module="amago.nets.actor_critic")
 class PopArtLayer(RunningMoments):
     """Running mean and second moment of value targets for each discount, and the affine map that compensates their changes.
 
@@ -23,7 +25,7 @@ class PopArtLayer(RunningMoments):
     (return - mu) / sigma; the outputs grow with the returns.
 
     Args:
-        gammas: G, number of discounts; all statistics are buffers (G, 1).
+        gammas: G, number of discounts, or the discounts (G,); all statistics are buffers (G, 1).
         beta: rate of the running statistics after many updates, see `amago.nets.moments.RunningMoments`.
         init_nu: second moment before any data, and the square of returns / raw outputs.
         enabled: if False, every method is the identity and `update_stats` does nothing.
@@ -36,8 +38,14 @@ class PopArtLayer(RunningMoments):
     b: Tensor
 
     def __init__(
-        self, gammas: int, beta: float = 5e-4, init_nu: float = 100.0, enabled: bool = True, initial_samples: int = 1
+        self,
+        gammas: int | Sequence[float] | Tensor,
+        beta: float = 5e-4,
+        init_nu: float = 100.0,
+        enabled: bool = True,
+        initial_samples: int = 1,
     ) -> None:
+        gammas = gammas if isinstance(gammas, int) else len(gammas)
         check_positive(gammas=gammas)
         super().__init__((gammas, 1), (gammas, 1), beta, init_nu, initial_samples)
         self.enabled = enabled
@@ -70,8 +78,9 @@ class PopArtLayer(RunningMoments):
         old_mu, old_sigma = self.mu.clone(), self.sigma
         self._move(first, second, use, use)
         sigma = self.sigma
-        self.w.mul_(old_sigma / sigma)
-        self.b.copy_((old_sigma * self.b + old_mu - self.mu) / sigma)
+        # new tensors, because a graph may hold the old ones
+        self.w = self.w * (old_sigma / sigma)
+        self.b = ((old_sigma * self.b + old_mu - self.mu) / sigma).to(self.b.dtype)
 
     def normalize_values(self, target: Tensor) -> Tensor:
         """(..., G, 1) on the scale of returns -> (target - mu) / sigma."""

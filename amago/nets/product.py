@@ -6,32 +6,42 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from amago.nets.distributions import DistributionType, PolicyOutput
+from amago.nets.distributions import ONE, ActionDistribution, PolicyOutput, Shape
 from amago.nets.policy_dists import Discrete, Multibinary
+from amago.nets.torch_distributions import action_distribution
 from amago.spaces import ActionPart, parts_of, stored_dtype_of
 
 
 def distribution_of(
-    action_kind: str, action_dim: int, continuous_dist_type: Callable[[int], DistributionType]
-) -> DistributionType:
+    action_kind: str,
+    action_dim: int,
+    continuous_dist_type: Callable[[int], PolicyOutput] | None,
+    discrete_dist_type: Callable[[int], PolicyOutput] = Discrete,
+) -> PolicyOutput:
     """The distribution of an action space; a `Product` if the space has several parts.
 
     Args:
         action_kind, action_dim: ``kind`` and ``dim`` of its `amago.spaces.ActionSpec`.
-        continuous_dist_type: of each continuous part.
+        continuous_dist_type: of each continuous part; None where there is none.
+        discrete_dist_type: of each discrete part.
 
     Raises:
-        ValueError: the kind is unknown.
+        ValueError: the kind is unknown, or a part has no distribution.
     """
     parts = parts_of(action_kind, action_dim)
-    types = {"discrete": Discrete, "continuous": continuous_dist_type, "multibinary": Multibinary}
-    made = [types[part.kind](part.dim) for part in parts]
+    types = {"discrete": discrete_dist_type, "continuous": continuous_dist_type, "multibinary": Multibinary}
+    made = []
+    for part in parts:
+        of_part = types[part.kind]
+        if of_part is None:
+            raise ValueError(f"{part.kind}_dist_type=None, but actions of kind {action_kind!r} have a {part.kind} part")
+        made.append(of_part(part.dim))
     return made[0] if action_kind in types else Product(action_dim, parts, made)
 
 
-class ProductOutput(PolicyOutput):
+class ProductOutput(ActionDistribution):
     """Independent distributions, one for each part. Samples are vectors; `log_prob` and `entropy` have one number for each
     part.
 
@@ -40,21 +50,23 @@ class ProductOutput(PolicyOutput):
         parts: the place of each in an action.
     """
 
-    def __init__(self, factors: list[PolicyOutput], parts: tuple[ActionPart, ...]) -> None:
+    def __init__(self, factors: list[ActionDistribution], parts: tuple[ActionPart, ...]) -> None:
+        super().__init__(factors[0].batch_shape[:-1] if parts[0].kind != "discrete" else factors[0].batch_shape)
         self.factors, self.parts = factors, parts
 
-    def _of_vector(self, vector: Tensor) -> list[tuple[PolicyOutput, Tensor]]:
+    def _of_vector(self, vector: Tensor) -> list[tuple[ActionDistribution, Tensor]]:
         return [(factor, vector[..., part.vector]) for factor, part in zip(self.factors, self.parts)]
 
-    def sample(self) -> Tensor:
-        return self._vector([factor.sample() for factor in self.factors])
+    def sample(self, sample_shape: Shape = ONE) -> Tensor:
+        drawn = zip(self.parts, (factor.sample(sample_shape) for factor in self.factors))
+        return self._vector([x.squeeze(-1) if part.kind == "discrete" else x for part, x in drawn])
 
     @property
     def mode(self) -> Tensor:
         return self._vector([factor.mode for factor in self.factors])
 
     def _vector(self, samples: list[Tensor]) -> Tensor:
-        """The samples of the parts as one vector (..., A)."""
+        """Indices (...), numbers and bits (..., A_i) of the parts as one vector (..., A)."""
         vectors = []
         for sample, part in zip(samples, self.parts):
             if part.kind == "discrete":
@@ -98,7 +110,7 @@ class ProductOutput(PolicyOutput):
         return {name: torch.stack(v).sum() if "Entropy" in name else torch.stack(v).mean() for name, v in found.items()}
 
 
-class Product(DistributionType):
+class Product(PolicyOutput):
     """Makes a `ProductOutput` of the concatenated network outputs of the parts.
 
     Args:
@@ -109,10 +121,15 @@ class Product(DistributionType):
 
     is_discrete = False
 
-    def __init__(self, d_action: int, parts: tuple[ActionPart, ...], types: list[DistributionType]) -> None:
+    def __init__(self, d_action: int, parts: tuple[ActionPart, ...], types: list[PolicyOutput]) -> None:
         super().__init__(d_action)
-        self.parts, self.types = parts, types
+        self.parts, self._types = parts, nn.ModuleList(types)
         self.actions_differentiable = all(t.actions_differentiable for t in types)
+
+    @property
+    def types(self) -> list[PolicyOutput]:
+        """The distribution of each part."""
+        return list(self._types)  # type: ignore[arg-type]
 
     @property
     def input_dimension(self) -> int:
@@ -121,11 +138,11 @@ class Product(DistributionType):
     def _split(self, vec: Tensor) -> tuple[Tensor, ...]:
         return vec.split([t.input_dimension for t in self.types], dim=-1)
 
-    def clip_like_policy(self, vector: Tensor) -> Tensor:
-        return torch.cat([t.clip_like_policy(vector[..., p.vector]) for t, p in zip(self.types, self.parts)], dim=-1)
+    def action_from_buffer(self, action: Tensor) -> Tensor:
+        return torch.cat([t.action_from_buffer(action[..., p.vector]) for t, p in zip(self.types, self.parts)], dim=-1)
 
     def masked(self, vec: Tensor, legal: Tensor) -> Tensor:
-        """See `DistributionType.masked`; continuous parts are not masked."""
+        """See `PolicyOutput.masked`; continuous parts are not masked."""
         return torch.cat(
             [
                 part_vec if p.kind == "continuous" else t.masked(part_vec, legal[..., p.vector])
@@ -135,4 +152,5 @@ class Product(DistributionType):
         )
 
     def make(self, vec: Tensor) -> ProductOutput:
-        return ProductOutput([t.make(part) for t, part in zip(self.types, self._split(vec))], self.parts)
+        factors = [action_distribution(t(part), t) for t, part in zip(self.types, self._split(vec))]
+        return ProductOutput(factors, self.parts)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
+from amago.registry import Registry
+
 if TYPE_CHECKING:
     from amago.nets.traj_encoders import TrajEncoder
 
 C = TypeVar("C", bound="type[TrajEncoder]")
 
-TRAJ_ENCODERS: dict[str, type[TrajEncoder]] = {}
+TRAJ_ENCODERS: Registry[type[TrajEncoder]] = Registry("traj_encoder")
 """The sequence model of each name."""
 _SIZES: dict[type[TrajEncoder], Callable[[int], dict[str, int]]] = {}
 
@@ -26,12 +28,15 @@ def named_traj_encoder(*names: str, sizes: Callable[[int], dict[str, int]] = _wi
         names: what command lines call it.
         sizes: from the width of the model (``--memory_size``) to the arguments of the class that set it. Subclasses do not
             inherit this.
+
+    Raises:
+        ValueError: a name is taken.
     """
+    register = TRAJ_ENCODERS.register(*names)
 
     def add(cls: C) -> C:
-        TRAJ_ENCODERS.update(dict.fromkeys(names, cls))
         _SIZES[cls] = sizes
-        return cls
+        return register(cls)
 
     return add
 

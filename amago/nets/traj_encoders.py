@@ -17,13 +17,36 @@ from amago.config import fast_paths
 from amago.nets import transformer
 from amago.nets.cpu.gru import GRUStep
 from amago.nets.cpu.packed import Linear
-from amago.nets.ff import FFBlock, Normalization
+from amago.nets.ff import FFBlock, LayerType, Normalization
 from amago.nets.kv_cache import KVCache
 from amago.nets.mamba import Mamba, MambaBlock, MambaState
-from amago.nets.registry import named_traj_encoder
+from amago.nets.registry import TRAJ_ENCODERS, named_traj_encoder
 from amago.nets.tensor_cache import TensorCache
 from amago.nets.traj_base import Dones, TrajEncoder, check_batch
 from amago.nets.utils import activation_switch, at_least_float32, autocast_dtype, check_dropout, check_positive
+
+register_traj_encoder = TRAJ_ENCODERS.register
+get_traj_encoder_cls = TRAJ_ENCODERS.find
+list_registered_traj_encoders = TRAJ_ENCODERS.names
+
+
+@named_traj_encoder("identity")
+@gin.configurable
+class IdentityTrajEncoder(TrajEncoder):
+    """No model: the output of the timestep encoder as it is, without memory."""
+
+    def __init__(self, tstep_dim: int, max_seq_len: int) -> None:
+        super().__init__(tstep_dim, max_seq_len)
+
+    @property
+    def emb_dim(self) -> int:
+        return self.tstep_dim
+
+    def forward(
+        self, seq: Tensor, time_idxs: Tensor, hidden_state: Any = None, log_dict: dict[str, Any] | None = None
+    ) -> tuple[Tensor, Any]:
+        self._check_input(seq, time_idxs)
+        return seq, hidden_state
 
 
 @named_traj_encoder("ff")
@@ -37,7 +60,9 @@ class FFTrajEncoder(TrajEncoder):
         n_layers: number of blocks.
         dropout: probability, after the input layer and within blocks.
         activation: name, as of `amago.nets.utils.activation_switch`.
-        norm: of the output: "layer", "rmsnorm" or "none".
+        norm: of each block's input, a method of `amago.nets.ff.Normalization`; None: none.
+        out_norm: of the output, a method of it.
+        layer_type: the linear layers of the blocks, as of `amago.nets.ff.FFBlock`.
     """
 
     def __init__(
@@ -49,16 +74,18 @@ class FFTrajEncoder(TrajEncoder):
         n_layers: int = 1,
         dropout: float = 0.0,
         activation: str = "leaky_relu",
-        norm: str = "layer",
+        norm: str | None = None,
+        out_norm: str = "layer",
+        layer_type: LayerType = Linear,
     ) -> None:
         super().__init__(tstep_dim, max_seq_len)
         check_positive(d_model=d_model, n_layers=n_layers)
         check_dropout(dropout=dropout)
         d_ff = 4 * d_model if d_ff is None else d_ff
         self.traj_emb = Linear(tstep_dim, d_model)
-        self.traj_blocks = nn.ModuleList(FFBlock(d_model, d_ff, dropout, activation) for _ in range(n_layers))
+        self.traj_blocks = nn.ModuleList(FFBlock(d_model, d_ff, dropout, activation, norm, layer_type) for _ in range(n_layers))
         self.traj_last = Linear(d_model, d_model)
-        self.out_norm = Normalization(norm, d_model)
+        self.out_norm = Normalization(out_norm, d_model)
         self.dropout = nn.Dropout(dropout)
         self.activation = activation_switch(activation, inplace=True)
         self._emb_dim = d_model
@@ -82,7 +109,9 @@ class FFTrajEncoder(TrajEncoder):
 @named_traj_encoder("gru", "rnn", sizes=lambda size: {"d_hidden": size, "d_output": size})
 @gin.configurable
 class GRUTrajEncoder(TrajEncoder):
-    """A GRU (Cho et al. 2014, arXiv 1406.1078). The hidden state is a tensor (n_layers, B, d_hidden).
+    """A GRU (Cho et al. 2014, arXiv 1406.1078). The hidden state is a tensor (n_layers, B, d_hidden), written in place.
+
+    A whole sequence, without a hidden state, returns the one after its last step.
 
     Args:
         d_hidden, n_layers: width and number of layers of the GRU.
@@ -120,7 +149,9 @@ class GRUTrajEncoder(TrajEncoder):
         dtype = self.out.weight.dtype
         return torch.zeros((self.rnn.num_layers, batch_size, self.rnn.hidden_size), device=device, dtype=dtype)
 
-    def reset_hidden_state(self, hidden_state: Tensor, dones: Dones) -> Tensor:
+    def reset_hidden_state(self, hidden_state: Tensor | None, dones: Dones) -> Tensor | None:
+        if hidden_state is None:  # of actors that have not begun
+            return None
         rows = torch.as_tensor(dones, device=hidden_state.device).to(torch.bool)
         if rows.shape != hidden_state.shape[1:2]:
             raise ValueError(f"dones must have shape ({hidden_state.shape[1]},), got {tuple(rows.shape)}")
@@ -136,7 +167,8 @@ class GRUTrajEncoder(TrajEncoder):
     ) -> tuple[Tensor, Tensor | None]:
         self._check_input(seq, time_idxs)
         if hidden_state is None:
-            x, _ = self.rnn(seq)
+            x, state = self.rnn(seq)
+            hidden_state = state.detach()
         else:
             check_batch(seq.shape[0], hidden_state.shape[1])
             if self.fast and not self.training and self._fast_step.suits(seq, hidden_state):

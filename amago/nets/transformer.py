@@ -14,33 +14,45 @@ from typing import Any, TypeAlias
 
 import gin
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from amago import config
+from amago.compat.hidden_state import Cache
 from amago.config import NamedArguments
-from amago.nets.attention import FlashAttention, ScaledDotProductAttention, SelfAttention, VanillaAttention
-from amago.nets.cpu.packed import Linear, linear, pack
-from amago.nets.cpu.weight_cache import WeightCache
+from amago.nets.attention import FlashAttention, ScaledDotProductAttention, SelfAttention, VanillaAttention, flash_attn_module
+from amago.nets.cpu.packed import Linear
 from amago.nets.ff import Normalization
-from amago.nets.flex_attention import FlexAttention, SlidingWindowFlexAttention, SlidingWindowSinkFlexAttention
+from amago.nets.flex_attention import (
+    ClippedSlidingSinkAttention,
+    FlexAttention,
+    SlidingWindowFlexAttention,
+    SlidingWindowSinkFlexAttention,
+    VanillaFlexAttention,
+)
 from amago.nets.kv_cache import CacheSlots, KVCache
+from amago.nets.sigma_reparam import CachedLinears, SigmaReparam, make_linear
 from amago.nets.tensor_cache import TensorCache
 from amago.nets.utils import activation_switch, autocast_dtype, check_dropout, check_positive
 
 __all__ = [
     "AttentionLayer",
+    "Cache",
+    "ClippedSlidingSinkAttention",
     "FixedPosEmb",
     "FlashAttention",
     "FlexAttention",
+    "LearnablePosEmb",
     "LearnedPosEmb",
     "ScaledDotProductAttention",
     "SelfAttention",
     "SigmaReparam",
     "SlidingWindowFlexAttention",
     "SlidingWindowSinkFlexAttention",
+    "TformerHiddenState",
     "Transformer",
     "TransformerLayer",
     "VanillaAttention",
+    "VanillaFlexAttention",
     "rope_angles",
     "rotate",
 ]
@@ -49,106 +61,14 @@ __all__ = [
 CacheStep: TypeAlias = tuple[KVCache | TensorCache, int, CacheSlots]
 """Where a layer keeps its keys and values: the cache, the index of the layer, and the slots of the current step."""
 
-
-class SigmaReparam(nn.Module):
-    """A linear layer of given spectral norm: x (gamma / sigma(W) W)^T + b, where sigma(W) is the spectral norm of W.
-
-    sigma = u W v. In training mode, each forward pass first improves u and v by one power iteration; evaluation mode does not.
-
-    Args:
-        d_in, d_out: widths.
-        bias: add b.
-
-    Raises:
-        ValueError: a width below 1.
-    """
-
-    u: Tensor
-    v: Tensor
-
-    def __init__(self, d_in: int, d_out: int, bias: bool = True) -> None:
-        super().__init__()
-        check_positive(d_in=d_in, d_out=d_out)
-        self.weight = nn.Parameter(nn.init.trunc_normal_(torch.empty(d_out, d_in), std=0.02))
-        self.bias = nn.Parameter(torch.zeros(d_out)) if bias else None
-        self.gamma = nn.Parameter(torch.ones(1))
-        left, _, right = torch.linalg.svd(self.weight.detach(), full_matrices=False)
-        self.register_buffer("u", left[:, 0].clone())
-        self.register_buffer("v", right[0].clone())
-
-    def effective_weight(self) -> Tensor:
-        """gamma / sigma(W) W, (d_out, d_in); in training mode after one power iteration."""
-        with torch.autocast(self.weight.device.type, enabled=False):  # half precision is too coarse for sigma
-            u, v = self.u, self.v
-            if self.training:
-                with torch.no_grad():
-                    u = F.normalize(self.weight @ v, dim=0)
-                    v = F.normalize(self.weight.t() @ u, dim=0)
-                    self.u.copy_(u)
-                    self.v.copy_(v)
-            else:  # the graph of this call must not contain the buffers, to which a later one in training mode writes
-                u, v = (u.clone(), v.clone()) if torch.is_grad_enabled() else (u, v)
-            sigma = torch.dot(u, torch.mv(self.weight, v))
-            return self.weight * (self.gamma / sigma)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., d_in) -> (..., d_out)."""
-        return F.linear(x, self.effective_weight(), self.bias)
-
-    @property
-    def weight_sources(self) -> tuple[Tensor, ...]:
-        """The tensors that `effective_weight` depends on."""
-        params, buffers = (
-            self._parameters,
-            self._buffers,
-        )  # asked of every layer in every step: attributes take five times as long
-        return (params["weight"], params["gamma"], buffers["u"], buffers["v"])  # type: ignore[return-value]
+TformerHiddenState = KVCache
+"""What `amago.nets.traj_encoders.TformerTrajEncoder` remembers while it acts."""
 
 
-class _PlainLinear(nn.Linear):
-    """A linear layer with the interface of `SigmaReparam`."""
-
-    def effective_weight(self) -> Tensor:
-        return self.weight
-
-    @property
-    def weight_sources(self) -> tuple[Tensor, ...]:
-        return (self.weight,)
-
-
-class _CachedLinears(nn.Module):
-    """A module whose `SigmaReparam` (or plain) linear layers are applied with cached effective weights in evaluation mode."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._caches: dict[str, WeightCache] = {}
-
-    def train(self, mode: bool = True) -> Any:
-        for cache in self._caches.values():
-            cache.clear()
-        return super().train(mode)
-
-    def _weight(self, name: str, layer: Any) -> Tensor:
-        """The effective weight of ``layer``, whose attribute is ``name``, arranged."""
-        if self.training:
-            return self._arrange(name, layer.effective_weight())
-        cache = self._caches.get(name)
-        if cache is None:
-            cache = self._caches[name] = WeightCache()
-        return cache.get(layer.weight_sources, lambda: pack(self._arrange(name, layer.effective_weight())))
-
-    def _arrange(self, name: str, weight: Tensor) -> Tensor:
-        """An effective weight in the order of rows in which it is applied."""
-        return weight
-
-    def _linear(self, name: str, x: Tensor) -> Tensor:
-        """Apply the layer of that name, (..., d_in) -> (..., d_out)."""
-        layer: Any = getattr(self, name)
-        return linear(x, self._weight(name, layer), layer.bias)
-
-
-def _make_linear(sigma_reparam: bool, d_in: int, d_out: int, bias: bool = True) -> SigmaReparam | _PlainLinear:
-    return SigmaReparam(d_in, d_out, bias) if sigma_reparam else _PlainLinear(d_in, d_out, bias)
+def __getattr__(name: str) -> Any:
+    if name != "flash_attn":
+        raise AttributeError(f"module 'amago.nets.transformer' has no attribute {name!r}")
+    return flash_attn_module()  # None without the package: scripts test for that
 
 
 def _frequencies(width: int, device: torch.device, base: float = 10_000.0) -> Tensor:
@@ -179,7 +99,7 @@ class FixedPosEmb(nn.Module):
 
 
 @gin.configurable
-class LearnedPosEmb(NamedArguments, nn.Module):
+class LearnablePosEmb(NamedArguments, nn.Module):
     """A learned vector for each time index.
 
     Args:
@@ -201,6 +121,10 @@ class LearnedPosEmb(NamedArguments, nn.Module):
         return self.embedding(time_idxs.clamp(0, self.embedding.num_embeddings - 1))
 
 
+LearnedPosEmb = LearnablePosEmb
+config.also_known_as(LearnablePosEmb, "LearnedPosEmb", "transformer.LearnedPosEmb", "amago.nets.transformer.LearnedPosEmb")
+
+
 def rope_angles(time_idxs: Tensor, head_dim: int, base: float = 10_000.0) -> tuple[Tensor, Tensor]:
     """cos and sin, each (B, 1, L, head_dim / 2) float32, for rotary embeddings of time indices (B, L) (Su et al. 2021, arXiv 2104.09864)."""
     angles = time_idxs[:, None, :, None] * _frequencies(head_dim, time_idxs.device, base)
@@ -213,7 +137,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
-class AttentionLayer(_CachedLinears):
+class AttentionLayer(CachedLinears):
     """Multi-head self-attention with a learned scale for each head, (B, L, d_model) -> (B, L, d_model).
 
     Args:
@@ -244,8 +168,8 @@ class AttentionLayer(_CachedLinears):
             raise ValueError(f"d_model must divide by n_heads, got d_model={d_model}, n_heads={n_heads}")
         self.self_attention = self_attention
         self.n_heads, self.head_dim = n_heads, d_model // n_heads
-        self.qkv_projection = _make_linear(sigma_reparam, d_model, 3 * d_model, bias=False)
-        self.out_projection = _make_linear(sigma_reparam, d_model, d_model)
+        self.qkv_projection = make_linear(sigma_reparam, d_model, 3 * d_model, bias=False)
+        self.out_projection = make_linear(sigma_reparam, d_model, d_model)
         self.dropout_qkv = nn.Dropout(dropout_qkv)
         self.head_scaler = nn.Parameter(torch.ones(1, 1, n_heads, 1), requires_grad=head_scaling)
 
@@ -289,7 +213,7 @@ class AttentionLayer(_CachedLinears):
         return self._linear("out_projection", out.reshape(B, L, -1))
 
 
-class TransformerLayer(_CachedLinears):
+class TransformerLayer(CachedLinears):
     """x + N2(Attn(N1 x)), then x + FF2(N4(act(FF1(N3 x)))). N2 and N4 are the extra norms of NormFormer.
 
     Args:
@@ -321,8 +245,8 @@ class TransformerLayer(_CachedLinears):
         check_positive(d_ff=d_ff)
         check_dropout(dropout_ff=dropout_ff)
         self.attention_layer = attention_layer
-        self.ff1 = _make_linear(sigma_reparam, d_model, d_ff)
-        self.ff2 = _make_linear(sigma_reparam, d_ff, d_model)
+        self.ff1 = make_linear(sigma_reparam, d_model, d_ff)
+        self.ff2 = make_linear(sigma_reparam, d_ff, d_model)
         self.norm1 = Normalization(norm, d_model)
         self.norm2 = Normalization(norm, d_model) if normformer_norms else nn.Identity()
         self.norm3 = Normalization(norm, d_model)
@@ -355,7 +279,7 @@ class Transformer(nn.Module):
         layers: the `TransformerLayer`s.
         dropout_emb: probability of dropping a number of the embedded input.
         norm: of the output: "layer", "rmsnorm" or "none".
-        pos_emb: "fixed" (`FixedPosEmb`), "learned" or "learnable" (`LearnedPosEmb`), or "rope" (`rotate`).
+        pos_emb: "fixed" (`FixedPosEmb`), "learned" or "learnable" (`LearnablePosEmb`), or "rope" (`rotate`).
 
     Raises:
         ValueError: ``pos_emb`` is unknown, or rope with heads of odd width.
@@ -384,7 +308,7 @@ class Transformer(nn.Module):
         if pos_emb == "fixed":
             self.pos_emb = FixedPosEmb(d_model)
         elif pos_emb != "rope":
-            self.pos_emb = LearnedPosEmb(d_model)
+            self.pos_emb = LearnablePosEmb(d_model)
         self.dropout_emb = nn.Dropout(dropout_emb)
         self.layers = nn.ModuleList(layers)
         self.norm = Normalization(norm, d_model)
@@ -415,3 +339,13 @@ class Transformer(nn.Module):
         for i, layer in enumerate(self.layers):
             x = layer(x, rope, None if cache is None or slots is None else (cache, i, slots), real)
         return self.norm(x)
+
+    @property
+    def position_embedding(self) -> nn.Module | None:
+        """The position embedding; None with "rope"."""
+        return self.pos_emb
+
+    @property
+    def dropout(self) -> nn.Dropout:
+        """The dropout of the embedded input."""
+        return self.dropout_emb

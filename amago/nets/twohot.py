@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Categorical, Distribution
+from torch.types import _size as Shape
 
 from amago.config import fast_paths
 from amago.ops import symexp, symlog
 
-LABELS = ("two_hot", "hl_gauss")
+LABELS = ("twohot", "hlgauss")
 DECODINGS = ("mean_return", "mean_bin")
 _LARGEST_TILT = 12.0
 """The most by which the first logits of two bins differ, unless their value was given: training soon overcomes it."""
@@ -98,6 +100,34 @@ class _CrossEntropy(torch.autograd.Function):
         return out, None
 
 
+class ReturnDistribution(Categorical):
+    """Distributions over the bins of returns, from the logits of a network. Nothing is computed before it is asked for.
+
+    Args:
+        raw_logits: (..., O), not normalised.
+    """
+
+    raw_logits: Tensor
+
+    def __init__(self, raw_logits: Tensor) -> None:
+        self.raw_logits = self._param = raw_logits
+        self._num_events = raw_logits.shape[-1]
+        Distribution.__init__(self, raw_logits.shape[:-1], validate_args=False)
+
+    @property
+    def logits(self) -> Tensor:  # type: ignore[override]
+        """(..., O), log-probabilities."""
+        return self.raw_logits.log_softmax(dim=-1)
+
+    @property
+    def probs(self) -> Tensor:  # type: ignore[override]
+        """(..., O)."""
+        return self.raw_logits.softmax(dim=-1)
+
+    def expand(self, batch_shape: Shape, _instance: Any = None) -> ReturnDistribution:
+        return ReturnDistribution(self.raw_logits.expand(*batch_shape, self._num_events))
+
+
 class Bins(nn.Module):
     """O bins between two returns.
 
@@ -105,14 +135,14 @@ class Bins(nn.Module):
         min_return, max_return: centres of the first and the last bin.
         output_bins: O, at least 2.
         use_symlog: space them evenly in symlog(return), so that their width grows with the return; else in the return.
-        labels: "two_hot" (`two_hot`) or "hl_gauss" (`hl_gauss`).
-        hl_gauss_sigma: standard deviation of the latter, in widths of a bin.
+        label_type: "twohot" (`two_hot`) or "hlgauss" (`hl_gauss`).
+        sigma: standard deviation of the latter, in widths of a bin.
         decoding: what distributions over bins are worth. "mean_return": their expected return, sum_o p_o symexp(centre_o), as
             DreamerV3 has it (Hafner et al. 2023, arXiv 2301.04104); labels are made such that they are worth the target.
             "mean_bin": symexp(sum_o p_o centre_o), with labels whose mean bin is symlog(target). This undervalues rare large
             returns, but an error in the probability of a far larger return matters less: it suits tasks whose returns differ by
             orders of magnitude and are hardly random. Without ``use_symlog`` both values are the same.
-        clamp_labels: "hl_gauss" labels of returns beyond the bins are those of the first or last centre; else zeros, far beyond.
+        clamp_labels: "hlgauss" labels of returns beyond the bins are those of the first or last centre; else zeros, far beyond.
 
     Attributes:
         centers: (O,), in symlog(return) with ``use_symlog``.
@@ -131,8 +161,8 @@ class Bins(nn.Module):
         max_return: float,
         output_bins: int,
         use_symlog: bool,
-        labels: str,
-        hl_gauss_sigma: float,
+        label_type: str,
+        sigma: float,
         decoding: str = "mean_bin",
         clamp_labels: bool = True,
     ) -> None:
@@ -141,24 +171,24 @@ class Bins(nn.Module):
             raise ValueError(f"output_bins must be at least 2, got output_bins={output_bins}")
         if not -math.inf < min_return < max_return < math.inf:
             raise ValueError(f"min_return < max_return must hold, got min_return={min_return}, max_return={max_return}")
-        if labels not in LABELS:
-            raise ValueError(f"labels={labels!r} is unknown: use one of {', '.join(LABELS)}")
+        if label_type not in LABELS:
+            raise ValueError(f"label_type={label_type!r} is unknown: use one of {', '.join(LABELS)}")
         if decoding not in DECODINGS:
             raise ValueError(f"decoding={decoding!r} is unknown: use one of {', '.join(DECODINGS)}")
-        if not 0.0 < hl_gauss_sigma < math.inf:
-            raise ValueError(f"hl_gauss_sigma must be positive, got hl_gauss_sigma={hl_gauss_sigma}")
+        if not 0.0 < sigma < math.inf:
+            raise ValueError(f"sigma must be positive, got sigma={sigma}")
         self.min_return, self.max_return, self.use_symlog = float(min_return), float(max_return), use_symlog
         self.fast = fast_paths()
-        self.labels_type, self.hl_gauss_sigma, self.decoding = labels, hl_gauss_sigma, decoding
+        self.label_type, self.sigma, self.decoding = label_type, sigma, decoding
         self.clamp_labels = clamp_labels
         low, high = self._spread(torch.tensor([self.min_return, self.max_return])).tolist()
         centers = torch.linspace(low, high, output_bins)
         self.register_buffer("centers", centers, persistent=False)
         self.register_buffer("returns", self._unspread(centers.double()).float(), persistent=False)
         self._symmetric = self.min_return == -self.max_return
-        # symexp is convex: labels "hl_gauss" around a number are worth more than the number. This table says of which they are.
+        # symexp is convex: labels "hlgauss" around a number are worth more than the number. This table says of which they are.
         grid = torch.linspace(low, high, 16 * output_bins).double()
-        worth = self._spread(self._decode(hl_gauss(grid[:, None], centers.double(), hl_gauss_sigma)))
+        worth = self._spread(self._decode(hl_gauss(grid[:, None], centers.double(), sigma)))
         self.register_buffer("_grid", grid.float(), persistent=False)
         self.register_buffer("_worth", worth.float(), persistent=False)
 
@@ -189,17 +219,17 @@ class Bins(nn.Module):
 
     def labels(self, returns: Tensor) -> Tensor:
         """The target distributions of returns, (..., 1) -> (..., O)."""
-        if self.labels_type == "two_hot":
+        if self.label_type == "twohot":
             if self.decoding == "mean_bin":
                 return two_hot(self._spread(returns.float()), self.centers)
             return two_hot(returns.float(), self.returns)
         returns = returns.float()
         clamped = returns.clamp(self.min_return, self.max_return) if self.clamp_labels else returns
         if self.decoding == "mean_bin":
-            return hl_gauss(self._spread(clamped), self.centers, self.hl_gauss_sigma)
+            return hl_gauss(self._spread(clamped), self.centers, self.sigma)
         x = self._spread(clamped)
         low, share = _between(x, self._worth)
-        return hl_gauss(self._grid[low].lerp(self._grid[low + 1], share), self.centers, self.hl_gauss_sigma)
+        return hl_gauss(self._grid[low].lerp(self._grid[low + 1], share), self.centers, self.sigma)
 
     def cross_entropy(self, logits: Tensor, returns: Tensor) -> Tensor:
         """The cross-entropy (..., 1) of logits (..., O) against the labels of returns (..., 1), which broadcast."""

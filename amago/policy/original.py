@@ -7,18 +7,19 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from amago.run.checkpoint import CheckpointError
+from amago.run.weights import without_aliases
 
 WRAPPERS = ("module.", "_orig_mod.")
 """Prefixes that distributed training and torch.compile put before every name."""
 DERIVED = ("maximized_critics.",)
-"""Copies of ``critics`` without gradients. Here the critics' own parameters are detached instead, so there are no copies."""
+"""Copies of ``critics`` without gradients. Here they are second names of the critics' own parameters."""
 
 
 def adapt_weights(weights: Mapping[str, Tensor], agent: nn.Module) -> dict[str, Tensor]:
     """Rename the entries of a state dict of the original system, for `amago.run.weights.load_into`.
 
     Parameters have the same names and layouts in both systems. The original adds prefixes of wrappers, and copies of the critics,
-    which are dropped. Weights of this library are returned unchanged.
+    which are dropped where the agent has no names for them. Weights of this library are returned unchanged.
 
     Args:
         weights: {name of the parameter: tensor}.
@@ -35,7 +36,7 @@ def adapt_weights(weights: Mapping[str, Tensor], agent: nn.Module) -> dict[str, 
     if adapted.keys() == weights.keys():
         return adapted
     problems = [f"the agent has no {name} {tuple(w.shape)}" for name, w in adapted.items() if name not in own]
-    problems += [f"the weights lack {name} {tuple(w.shape)}" for name, w in own.items() if name not in adapted]
+    problems += [f"the weights lack {name} {tuple(w.shape)}" for name, w in without_aliases(own).items() if name not in adapted]
     problems += [
         f"{name} has shape {tuple(w.shape)}, the agent's has {tuple(own[name].shape)}"
         for name, w in adapted.items()

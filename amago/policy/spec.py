@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,15 @@ from amago.spaces import action_spec, converts_to, describe, from_description, r
 SPEC_FILE = "policy.json"
 _FIELDS = ("agent", "tstep_encoder", "traj_encoder", "max_seq_len", "observation_space", "action_space", "bindings")
 _BASES: dict[str, type] = {"agent": BaseAgent, "tstep_encoder": TstepEncoder, "traj_encoder": TrajEncoder}
+_RENAMED = {
+    "amago.nets.popart.PopArtLayer.": ("amago.nets.actor_critic.PopArtLayer.",),
+    "amago.nets.policy_dists.Beta.offset": ("amago.nets.policy_dists.Beta.alpha_low", "amago.nets.policy_dists.Beta.beta_low"),
+    "amago.nets.policy_dists.GMM.min_std": ("amago.nets.policy_dists.GMM.std_low",),
+    "amago.nets.actor_critic.NCriticsTwoHot.hl_gauss_sigma": ("amago.nets.actor_critic.NCriticsTwoHot.sigma",),
+    "amago.nets.actor_critic.NCriticsTwoHot.labels": ("amago.nets.actor_critic.NCriticsTwoHot.label_type",),
+}
+"""What parameters were called in files from before version 4, and their names now."""
+_RENAMED_VALUES = {"two_hot": "twohot", "hl_gauss": "hlgauss"}
 _NOT_OF_A_POLICY = ("amago.experiment.", "amago.envs.", "amago.loading.", "amago.relabeling.")
 
 
@@ -119,7 +128,7 @@ def build_agent(description: Mapping[str, Any] | Path, modules: Sequence[str] = 
 
 def _bindings_of_a_policy(spec: Mapping[str, Any], modules: Sequence[str]) -> dict[str, Any]:
     found = {}
-    for name, encoded in spec["bindings"].items():
+    for name, encoded in _renamed(spec["bindings"]):
         if name.rpartition("/")[2].startswith(_NOT_OF_A_POLICY):
             continue
         selector = name.rpartition(".")[0]
@@ -131,6 +140,19 @@ def _bindings_of_a_policy(spec: Mapping[str, Any], modules: Sequence[str]) -> di
             continue
         found[name] = value
     return {name: value for name, value in found.items() if config.is_registered(name.rpartition(".")[0])}
+
+
+def _renamed(bindings: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Bindings by the names that their parameters have now."""
+    for name, value in bindings.items():
+        old = next((old for old in _RENAMED if name.rpartition("/")[2].startswith(old)), None)
+        if old is None:
+            yield name, value
+            continue
+        if old.endswith(".labels"):
+            value = _RENAMED_VALUES.get(value, value)
+        for new in _RENAMED[old]:
+            yield name.replace(old, new, 1), value
 
 
 # ---- values as JSON --------------------------------------------------------------------------------------------------------

@@ -20,13 +20,20 @@ from torch import Tensor, nn
 from amago.agent import ActorCriticAgent, BaseAgent
 from amago.data.batch import rl2_tensor
 from amago.nets.actor_critic import BaseActorHead
-from amago.nets.distributions import PolicyOutput
-from amago.nets.policy_dists import BetaOutput, DiscreteOutput, GMMOutput, MultibinaryOutput, TanhGaussianOutput
+from amago.nets.policy_dists import (
+    ActionDistribution,
+    BetaOutput,
+    DiscreteOutput,
+    GMMOutput,
+    MultibinaryOutput,
+    TanhGaussianOutput,
+)
 from amago.nets.product import ProductOutput
+from amago.nets.torch_distributions import action_distribution
 from amago.nets.transformer import SigmaReparam
 from amago.spaces import ActionSpec, describe
 
-PARAMETERS: dict[type[PolicyOutput], tuple[str, ...]] = {
+PARAMETERS: dict[type[ActionDistribution], tuple[str, ...]] = {
     DiscreteOutput: ("probs",),
     MultibinaryOutput: ("probs",),
     TanhGaussianOutput: ("loc", "scale"),
@@ -117,10 +124,10 @@ class StepModel(nn.Module):
         tensors = {name: tensor for name, tensor in memory.items() if name not in _PAST}
         hidden = self.traj_encoder.import_hidden_state(tensors, done)
         states, hidden = self.traj_encoder(seq=emb, time_idxs=time_idx[:, None, None], hidden_state=hidden)
-        straight = {k: obs[k] for k in self.straight}
-        of_each = self.actor.policy_parameters(states[:, 0], straight_from_obs=straight)  # (B, G, P)
-        vec = of_each[:, self.gamma_idx].float()
-        policy = self.actor.policy_dist.make(vec)
+        straight = {k: obs[k].unsqueeze(1) for k in self.straight}
+        of_each = self.actor.policy_parameters(states, straight_from_obs=straight)  # (B, 1, G, P)
+        vec = of_each[:, 0, self.gamma_idx].float()
+        policy = action_distribution(self.actor.policy_dist(vec), self.actor.policy_dist)
         stored = policy.sample_action(False)
         past = {"prev_action": self._vector(stored), "time_idx": time_idx + 1}
         memory = _ordered(past | self.traj_encoder.export_hidden_state(hidden))
@@ -198,7 +205,7 @@ def _leaves_of(spec: ActionSpec, name: str = "", start: int = 0) -> Iterator[tup
         yield from _leaves_of(child, f"{name}/{key}" if name else str(key), start + at.start)
 
 
-def _parameters(policy: PolicyOutput, vec: Tensor) -> Tensors:
+def _parameters(policy: ActionDistribution, vec: Tensor) -> Tensors:
     """The parameters of a policy by name; of a product of distributions as "NAME.PART"."""
     if isinstance(policy, ProductOutput):
         each = [_parameters(factor, vec) for factor in policy.factors]

@@ -37,7 +37,6 @@ _FROM_ZERO = (
     "dloader_workers", "train_batches_per_epoch", "val_timesteps_per_epoch", "lr_warmup_steps", "max_env_restarts", "env_trial_steps",
 )  # fmt: skip
 _NOT_NEGATIVE = ("start_learning_at_epoch", "start_collecting_at_epoch", "refused_data_timeout")
-_WEIGHTS = ("l2_coeff", "critic_loss_weight")
 _POSITIVE = ("grad_clip", "env_step_timeout")
 _INTERVALS = (
     "val_interval",
@@ -84,7 +83,12 @@ def _numbers(s: ExperimentSettings) -> Iterable[str]:
         (_INTERVALS, "None or a whole number of at least 1", lambda v: v is None or (_is_whole(v) and v >= 1)),
         (_OPTIONAL, "None or a whole number of 0 or more", lambda v: v is None or (_is_whole(v) and v >= 0)),
         (_NOT_NEGATIVE, "a number of 0 or more", lambda v: _is_number(v) and v >= 0),
-        (_WEIGHTS, "a finite number of 0 or more", lambda v: _is_number(v) and 0 <= v < math.inf),
+        (("l2_coeff",), "a finite number of 0 or more", lambda v: _is_number(v) and 0 <= v < math.inf),
+        (
+            ("critic_loss_weight",),
+            "None or a finite number of 0 or more",
+            lambda v: v is None or (_is_number(v) and 0 <= v < math.inf),
+        ),
         (_POSITIVE, "a number above 0", lambda v: _is_number(v) and v > 0),
         (("learning_rate",), "a finite number above 0", lambda v: _is_number(v) and 0 < v < math.inf),
         (("lr_cooldown",), "a share between 0 and 1", lambda v: _is_number(v) and 0 <= v <= 1),

@@ -15,7 +15,7 @@ from amago.agent import BaseAgent
 from amago.data.batch import Batch
 from amago.run.collect import Spaces
 from amago.run.settings import ExperimentSettings
-from amago.run.update import Updater, adamw, lr_schedule, weighted_losses
+from amago.run.update import Updater, adamw, lr_schedule, total_loss
 
 
 class Learner(ExperimentSettings):
@@ -52,6 +52,8 @@ class Learner(ExperimentSettings):
             max_seq_len=self.max_seq_len,
             **parts,
         ).to(self.DEVICE)
+        if self.critic_loss_weight is not None:
+            agent.critic_loss_weight = float(self.critic_loss_weight)
         self.policy_aclr, self.optimizer = self.accelerator.prepare(agent, self.init_optimizer(agent))
         learning_epochs = max(0, self.epochs - int(min(self.start_learning_at_epoch, self.epochs)))
         updates = learning_epochs * self.train_batches_per_epoch // self.batches_per_update
@@ -60,7 +62,7 @@ class Learner(ExperimentSettings):
 
     def init_optimizer(self, policy: BaseAgent) -> torch.optim.Optimizer:
         """Create the optimizer. Override to use another one than AdamW."""
-        return adamw(policy.trainable_params, float(self.learning_rate), float(self.l2_coeff))
+        return adamw(list(policy.trainable_params), float(self.learning_rate), float(self.l2_coeff))
 
     @property
     def DEVICE(self) -> torch.device:
@@ -83,12 +85,13 @@ class Learner(ExperimentSettings):
             log_step: also compute costly metrics.
 
         Returns:
-            the metrics of `compute_loss` and, with an update, those of `amago.run.update.Updater.step`.
+            the metrics of `compute_loss`, "Loss", and, with an update, those of `amago.run.update.Updater.step`.
         """
         with self.accelerator.accumulate(self.policy_aclr):
             with self.caster():
                 metrics = self.compute_loss(batch, log_step)
-            loss = metrics["Actor Loss"] + self.critic_loss_weight * metrics["Critic Loss"]
+            loss = total_loss(metrics, self.policy.critic_loss_weight)
+            metrics["Loss"] = loss.detach()
             self.accelerator.backward(loss)
             if self.accelerator.sync_gradients:
                 metrics |= self.updater.step(log_step, loss)
@@ -102,15 +105,18 @@ class Learner(ExperimentSettings):
 
         Returns:
             "Actor Loss", "Critic Loss", "Sequence Length", "Batch Size (in Timesteps)", "Unmasked Batch Size (in
-            Timesteps)", and the metrics of the agent.
+            Timesteps)", and the metrics of the agent. The update minimises the weighted sum of both losses and of
+            "Auxiliary Loss", which is what an agent adds to the result of `BaseAgent.forward`; or "Loss" instead, where an agent
+            or an override of this method sets it.
         """
-        loss = self.policy_aclr(batch, log_step)
-        pad = batch.transition_mask[:, :, None]  # (B, L, 1, 1)
-        actor_mask = self.edit_actor_mask(batch, loss.actor_loss, pad.expand_as(loss.actor_loss))
-        critic_mask = None
-        if loss.critic_loss is not None:
-            critic_mask = self.edit_critic_mask(batch, loss.critic_loss, pad[:, :, None].expand_as(loss.critic_loss))
-        return weighted_losses(loss, batch, actor_mask, critic_mask)
+        with self.policy.masks_edited_by(self):
+            loss = self.policy_aclr(batch, log_step)
+        metrics, terms = dict(self.policy.update_info), self.policy.loss_terms
+        if terms is None or metrics.get("Actor Loss") is not terms.actor or metrics.get("Critic Loss") is not terms.critic:
+            metrics["Loss"] = loss
+        elif loss is not terms.total:
+            metrics["Auxiliary Loss"] = loss - terms.total
+        return metrics
 
     def edit_actor_mask(self, batch: Batch, actor_loss: Tensor, pad_mask: Tensor) -> Tensor:
         """Override to exclude timesteps from the actor's loss.

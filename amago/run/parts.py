@@ -5,17 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from amago.agent import Agent, BaseAgent, MultiTaskAgent
-from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper
-from amago.nets.dict_encoder import DictTstepEncoder
-from amago.nets.registry import TRAJ_ENCODERS
-from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder, GoalTstepEncoder, TstepEncoder
-
-TSTEP_ENCODERS: dict[str, type[TstepEncoder]] = {
-    "ff": FFTstepEncoder, "cnn": CNNTstepEncoder, "dict": DictTstepEncoder, "goal": GoalTstepEncoder,
-}  # fmt: skip
-AGENTS: dict[str, type[BaseAgent]] = {"agent": Agent, "multitask": MultiTaskAgent}
-EXPLORATION: dict[str, type[ExplorationWrapper]] = {"egreedy": EpsilonGreedy, "bilevel": BilevelEpsilonGreedy}
+from amago.agent.registry import AGENTS as AGENTS
+from amago.envs.exploration import EXPLORATION as EXPLORATION
+from amago.nets import dict_encoder as dict_encoder  # it gives itself a name
+from amago.nets.registry import TRAJ_ENCODERS as TRAJ_ENCODERS
+from amago.nets.tstep_encoders import TSTEP_ENCODERS as TSTEP_ENCODERS
 
 NAMED_FIELDS: Mapping[str, Mapping[str, Any]] = {
     "tstep_encoder_type": TSTEP_ENCODERS, "traj_encoder_type": TRAJ_ENCODERS, "agent_type": AGENTS,

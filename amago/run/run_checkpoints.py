@@ -12,7 +12,7 @@ from torch import Tensor
 from amago.run import checkpoint
 from amago.run.checkpoint import CheckpointError
 from amago.run.state import Snapshot
-from amago.run.weights import load_weights_and_version, save_weights
+from amago.run.weights import load_weights_and_version, save_weights, without_aliases
 from amago.store.files import free_bytes
 
 log = logging.getLogger(__name__)
@@ -94,8 +94,10 @@ class RunCheckpoints:
         """
         try:
             checkpoint.prune(self.states, None)  # the remains of interrupted saves take space
-            checkpoint.save_training_state(self.states / f"{self.run_name}_epoch_{epoch}", *snapshot)
-            save_weights(snapshot[0], self.weights_of_epoch(epoch), description=self.description)
+            weights, tensors, state = snapshot
+            path = self.states / f"{self.run_name}_epoch_{epoch}"
+            checkpoint.save_training_state(path, without_aliases(weights), tensors, state)
+            save_weights(weights, self.weights_of_epoch(epoch), description=self.description)
             checkpoint.prune(self.states, keep)
         except OSError as err:
             self._warn(f"the checkpoint of epoch {epoch} could not be saved", err, snapshot[0])
@@ -139,7 +141,7 @@ class RunCheckpoints:
         return weights
 
     def _warn(self, what: str, err: OSError, weights: Mapping[str, Tensor]) -> None:
-        needed = sum(w.numel() * w.element_size() for w in weights.values())
+        needed = sum(w.numel() * w.element_size() for w in without_aliases(weights).values())
         free = free_bytes(self.directory) or 0
         log.warning(
             "%s: %s; %s has %.1f MB left, and the weights alone take %.1f MB. Earlier checkpoints are intact, and the run continues",

@@ -91,7 +91,7 @@ class ExperimentSettings(NamedArguments):
         learning_rate, lr_warmup_steps, grad_clip, l2_coeff: AdamW's learning rate, updates of linear warm-up, largest norm
             of the gradient, and weight decay.
         lr_cooldown: share of all updates (those of ``epochs`` epochs), at the end, over which the learning rate falls linearly to 0.
-        critic_loss_weight: weight of the critic's loss; the actor's is 1.
+        critic_loss_weight: weight of the critic's loss; the actor's is 1. None: that of the agent (``Agent.critic_loss_weight``, 10).
         mixed_precision: "no", "bf16" or "fp16".
     """
 
@@ -140,7 +140,7 @@ class ExperimentSettings(NamedArguments):
     batch_size: int = 24
     batches_per_update: int = 1
     learning_rate: float = 1e-4
-    critic_loss_weight: float = 10.0
+    critic_loss_weight: float | None = None
     lr_warmup_steps: int = 500
     grad_clip: float = 1.0
     l2_coeff: float = 1e-3

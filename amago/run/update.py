@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from amago import ops
-from amago.agent import AgentLoss, BaseAgent
-from amago.loading import Batch
+from amago.agent import BaseAgent
 
 MAX_SKIPPED_IN_A_ROW = 20
 
@@ -44,27 +45,15 @@ def lr_schedule(
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(step, warmup, total, cooldown))
 
 
-def weighted_losses(loss: AgentLoss, batch: Batch, actor_mask: Tensor, critic_mask: Tensor | None) -> dict[str, float | Tensor]:
-    """Masked means of both losses, sizes of the batch, and the agent's metrics, by their names in the log.
-
-    Args:
-        actor_mask: bool, (B, L, G, 1); True where the actor's loss counts.
-        critic_mask: bool, (B, L, C, G, 1); None if there is no critic loss, which is then logged as 0.
-    """
-    actor = ops.masked_mean(loss.actor_loss, actor_mask)
-    critic = torch.zeros_like(actor)
-    if loss.critic_loss is not None and critic_mask is not None:
-        critic = ops.masked_mean(loss.critic_loss, critic_mask)
-    b, length = batch.rews.shape[:2]
-    real = batch.transition_mask.sum()
-    return {
-        "Actor Loss": actor,
-        "Critic Loss": critic,
-        "Sequence Length": float(length + 1),
-        "Batch Size (in Timesteps)": float(b * length),
-        "Unmasked Batch Size (in Timesteps)": real.float(),
-        **loss.metrics,
-    }
+def total_loss(metrics: Mapping[str, Any], critic_loss_weight: float) -> Tensor:
+    """The loss that the metrics of `amago.run.learner.Learner.compute_loss` describe: "Loss", where they have it, else the weighted sum
+    of "Actor Loss" and "Critic Loss", and of what an agent adds to it ("Auxiliary Loss")."""
+    loss: Tensor
+    if "Loss" in metrics:
+        loss = metrics["Loss"]
+        return loss
+    loss = metrics["Actor Loss"] + critic_loss_weight * metrics["Critic Loss"]
+    return loss + metrics["Auxiliary Loss"] if "Auxiliary Loss" in metrics else loss
 
 
 class NonFiniteTraining(RuntimeError):
@@ -94,7 +83,7 @@ class Updater:
         grad_clip: float,
     ):
         self.accelerator, self.agent, self.optimizer, self.schedule = accelerator, agent, optimizer, schedule
-        self.params, self.grad_clip = agent.trainable_params, grad_clip
+        self.params, self.grad_clip = list(agent.trainable_params), grad_clip
         self.grad_steps = self.skipped = self._in_a_row = 0
 
     def step(self, log_step: bool, loss: Tensor | None = None) -> dict[str, float | Tensor]:
@@ -143,15 +132,9 @@ class Updater:
             )
 
     def _gradient_norms(self) -> dict[str, Tensor]:
-        parts = {"TstepEncoder": "tstep_encoder", "TrajEncoder": "traj_encoder", "Actor": "actor", "Critics": "critics"}
-        scaler, out = self.accelerator.scaler, {}
+        scaler = self.accelerator.scaler
         scale = 1.0 if scaler is None else scaler.get_scale()  # float16: gradients are still multiplied by it
-        for label, name in parts.items():
-            module = getattr(self.agent, name, None)
-            if module is not None:
-                norm = ops.global_norm([p.grad for p in module.parameters() if p.grad is not None])
-                out[f"{label} Grad Norm"] = norm / scale
-        return out
+        return {name: norm / scale for name, norm in self.agent.get_grad_norms().items()}
 
     def state_dict(self) -> dict[str, int]:
         """The counters."""

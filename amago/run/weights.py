@@ -49,14 +49,34 @@ def save_weights(
         version: number of the publication, for `load_weights_and_version`.
         description: of the policy, as JSON types, for `load_weight_file`.
     """
-    cpu = OrderedDict((k, v.detach().cpu().contiguous().clone()) for k, v in state_dict.items())
+    kept = without_aliases(state_dict)
+    cpu = OrderedDict((k, v.detach().cpu().contiguous().clone()) for k, v in kept.items())
     ours: dict[str, Any] = {"version": version} | ({} if description is None else {"description": json.dumps(description)})
-    if path.suffix == ".safetensors":
+    if path.suffix == ".safetensors":  # a format without second names
         content = safetensors_bytes(cpu, {_METADATA: json.dumps(ours | {"crc32": _crc32(cpu)})})
         atomic_write(path, lambda tmp: _write(content, tmp))
         return
+    first = {_place(tensor): cpu[k] for k, tensor in kept.items()}
+    cpu |= {k: first[_place(v)] for k, v in state_dict.items() if k not in cpu}
     cpu._metadata = {_METADATA: ours}  # type: ignore[attr-defined]
     atomic_write(path, lambda tmp: save_tensors(cpu, tmp))
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
+def without_aliases(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The entries of a state dict that do not repeat an earlier one, memory and all. The others are second names, such as
+    ``maximized_critics``."""
+    seen: set[tuple[Any, ...]] = set()
+    kept = {}
+    for name, tensor in state_dict.items():
+        place = _place(tensor)
+        if not tensor.numel() or place not in seen:
+            kept[name] = tensor
+        seen.add(place)
+    return kept
 
 
 def load_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
@@ -122,7 +142,7 @@ def _crc32(weights: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def load_into(module: nn.Module, weights: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
-    """Copy weights into a module: all of them or none.
+    """Copy weights into a module: all of them or none. Second names of one tensor may be missing.
 
     Args:
         path: the file of the weights, for the message.
@@ -131,7 +151,7 @@ def load_into(module: nn.Module, weights: Mapping[str, Tensor], path: str | os.P
         CheckpointError: lists all names that are missing or unknown, and all shapes that differ.
     """
     own = module.state_dict()
-    missing = [name for name in own if name not in weights]
+    missing = [name for name in without_aliases(own) if name not in weights]
     unknown = [name for name in weights if name not in own]
     problems = [f"it lacks {', '.join(missing)}"] if missing else []
     problems += [f"the agent has no {', '.join(unknown)}"] if unknown else []

@@ -81,7 +81,7 @@ OPTIONS = [
 @pytest.mark.parametrize("options", OPTIONS, ids=[f"{i}-{'-'.join(o) or 'defaults'}" for i, o in enumerate(OPTIONS)])
 def test_every_option_gives_finite_losses_of_the_documented_shapes(kind, options, agent_type):
     agent, batch = build(kind, agent_type=agent_type, **options), make_batch(kind)
-    loss = agent(batch, log_step=True)
+    loss = agent.losses(batch, log_step=True)
     groups = 1 if options.get("use_multigamma") is False else 7
     critics = options.get("num_critics", 4)
     assert loss.actor_loss.shape == (3, 6, groups, 1)
@@ -97,7 +97,7 @@ def test_every_option_gives_finite_losses_of_the_documented_shapes(kind, options
 
 @pytest.mark.parametrize("agent_type", AGENTS.values(), ids=AGENTS)
 def test_plain_cloning_needs_no_critic(agent_type):
-    loss = build("discrete", agent_type=agent_type, fake_filter=True, online_coeff=0.0)(make_batch("discrete"))
+    loss = build("discrete", agent_type=agent_type, fake_filter=True, online_coeff=0.0).losses(make_batch("discrete"))
     assert loss.critic_loss is None
     loss.actor_loss.mean().backward()
 
@@ -106,14 +106,14 @@ def test_plain_cloning_needs_no_critic(agent_type):
 @pytest.mark.parametrize("kind", SPACES)
 def test_the_policy_gradient_reaches_the_actor_and_encoders_through_the_actor_alone(kind, agent_type):
     agent = build(kind, agent_type=agent_type, online_coeff=1.0, offline_coeff=0.0)
-    agent(make_batch(kind)).actor_loss.mean().backward()
+    agent.losses(make_batch(kind)).actor_loss.mean().backward()
     assert all(p.grad is None or not p.grad.any() for p in agent.critics.parameters())
     assert any(p.grad is not None and p.grad.any() for p in agent.actor.parameters())
     frozen = build(kind, agent_type=agent_type, online_coeff=1.0, offline_coeff=0.0)
     for p in frozen.actor.parameters():
         p.requires_grad_(False)
     # the state that the critic reads is held fixed: without the actor's path nothing reaches the encoders but what goes through pi
-    loss = frozen(make_batch(kind)).actor_loss
+    loss = frozen.losses(make_batch(kind)).actor_loss
     assert loss.requires_grad  # through pi(s)
     grads = torch.autograd.grad(loss.mean(), list(frozen.tstep_encoder.parameters()), allow_unused=True)
     assert any(g is not None and g.any() for g in grads)
@@ -142,7 +142,7 @@ def test_the_policy_gradient_raises_the_value_of_the_policy(kind, agent_type):
     batch, optimizer = make_batch(kind), torch.optim.Adam(agent.actor.parameters(), lr=0.03)
     for _ in range(200):
         optimizer.zero_grad()
-        agent(batch).actor_loss.mean().backward()
+        agent.losses(batch).actor_loss.mean().backward()
         optimizer.step()
     memory = agent.init_hidden_state(3, "cpu")
     obs = {k: v[:, 0] for k, v in batch.obs.items()}
@@ -182,10 +182,10 @@ def test_targets_are_the_min_over_chosen_critics_with_an_online_loss_and_their_m
 def test_indices_and_one_hots_are_the_same_action(agent_type):
     agent, batch = build("discrete", agent_type=agent_type).eval(), make_batch("discrete")
     torch.manual_seed(0)
-    a = agent(batch)
+    a = agent.losses(batch)
     batch.actions = batch.actions.argmax(-1, keepdim=True)
     torch.manual_seed(0)
-    b = agent(batch)
+    b = agent.losses(batch)
     torch.testing.assert_close(a.actor_loss, b.actor_loss)
     torch.testing.assert_close(a.critic_loss, b.critic_loss)
 
@@ -224,7 +224,7 @@ def test_actions_are_in_stored_form_and_follow_the_sequence(kind, traj, agent_ty
 class MaskedActor(Actor):
     """Never takes an action whose mask is 0."""
 
-    def actor_network_forward(self, state, straight_from_obs=None, log_dict=None):
+    def actor_network_forward(self, state, log_dict=None, straight_from_obs=None):
         logits = super().actor_network_forward(state, log_dict=log_dict)
         return logits.masked_fill(straight_from_obs["mask"].unsqueeze(-2) < 0.5, -1e9)
 
@@ -236,7 +236,7 @@ def test_observations_go_straight_to_the_actor(agent_type):
     batch = make_batch("discrete", b=2)
     batch.obs["mask"][:] = torch.tensor([0.0, 1.0, 1.0, 0.0])
     batch.actions[:] = torch.tensor([0.0, 1.0, 0.0, 0.0])
-    loss = agent(batch)
+    loss = agent.losses(batch)
     assert torch.isfinite(loss.actor_loss).all()
     memory = agent.init_hidden_state(2, "cpu")
     obs = {k: v[:, 0] for k, v in batch.obs.items()}
@@ -260,7 +260,7 @@ def test_seventy_thousand_actions():
         batch.time_idxs,
         batch.mask,
     )
-    loss = agent(batch)
+    loss = agent.losses(batch)
     assert torch.isfinite(loss.actor_loss).all()
     obs = {k: v[:, 0] for k, v in batch.obs.items()}
     action, _ = agent.get_actions(obs, batch.rl2s[:, 0], batch.time_idxs[:, 0], agent.init_hidden_state(1, "cpu"))

@@ -44,7 +44,7 @@ def trained(agent_type, num_actions, draw, updates, **options):
         batch = one_step(actions, rewards)
         batch.rl2s = torch.zeros(len(actions), 2, 1 + num_actions)
         optimizer.zero_grad()
-        loss = agent(batch)
+        loss = agent.losses(batch)
         (loss.actor_loss.mean() + (0.0 if loss.critic_loss is None else loss.critic_loss.mean())).backward()
         optimizer.step()
         agent.soft_sync_targets()
@@ -59,9 +59,9 @@ def gamble(g, b=128):
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize("labels", ["two_hot", "hl_gauss"])
+@pytest.mark.parametrize("labels", ["twohot", "hlgauss"])
 def test_a_rare_large_reward_is_worth_its_mean(labels):
-    config.bind({"NCriticsTwoHot.labels": labels, "NCriticsTwoHot.decoding": "mean_return"})
+    config.bind({"NCriticsTwoHot.label_type": labels, "NCriticsTwoHot.decoding": "mean_return"})
     assert trained(MultiTaskAgent, 2, gamble, 250)[1] > 0.9
 
 

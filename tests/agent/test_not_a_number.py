@@ -42,7 +42,7 @@ def updater_of(agent):
 
 
 def update(agent, updater, batch):
-    loss = agent(batch, log_step=True)
+    loss = agent.losses(batch, log_step=True)
     total = loss.actor_loss.mean() + loss.critic_loss.mean()
     total.backward()
     updater.step(log_step=False, loss=total)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from test_agent import AGENTS, SPACES, build, make_batch
+from torch.distributions import Categorical
 
 from amago import Agent
 from amago.nets.actor_critic import Actor, NCritics, NCriticsTwoHot
@@ -24,24 +25,25 @@ def test_metrics_of_the_policy_are_those_of_real_steps(kind):
     everywhere = of(agent.actor(agent.encode(batch)[:, :-1]))
     expected = everywhere[batch.transition_mask.squeeze(-1)].mean()
     assert not torch.isclose(expected, everywhere.mean(), rtol=1e-3), "padding makes no difference here"
-    torch.testing.assert_close(agent(batch, log_step=True).metrics[name], expected)
+    torch.testing.assert_close(agent.losses(batch, log_step=True).metrics[name], expected)
 
 
 def test_a_batch_without_a_real_step_has_no_metrics_of_the_policy():
     agent, batch = build("discrete"), make_batch("discrete")
     batch.mask[:] = False
-    assert "Policy Entropy" not in agent(batch, log_step=True).metrics
+    assert "Policy Entropy" not in agent.losses(batch, log_step=True).metrics
 
 
 class OwnForward(Actor):
     """A user's actor whose `forward` has no mask."""
 
-    def forward(self, state, straight_from_obs=None, log_dict=None):
-        return super().forward(state, straight_from_obs, log_dict)
+    def forward(self, state, log_dict=None, straight_from_obs=None):
+        return super().forward(state, log_dict, straight_from_obs)
 
 
 def test_an_actor_that_takes_no_mask_logs_all_steps():
-    assert "Policy Entropy" in build("discrete", actor_type=OwnForward)(make_batch("discrete"), log_step=True).metrics
+    agent = build("discrete", actor_type=OwnForward)
+    assert "Policy Entropy" in agent.losses(make_batch("discrete"), log_step=True).metrics
 
 
 class Deaf(NCritics):
@@ -59,7 +61,7 @@ class HalfDeaf(NCriticsTwoHot):
         self.scale = torch.nn.Parameter(torch.ones(()))
 
     def forward(self, state, action, log_dict=None, detach_params=False):
-        return self.scale * super().forward(state, action, log_dict, detach_params)
+        return Categorical(logits=self.scale * super().forward(state, action, log_dict, detach_params).logits)
 
 
 CRITICS = {"agent": Deaf, "multitask": HalfDeaf}

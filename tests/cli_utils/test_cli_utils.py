@@ -125,6 +125,8 @@ def test_an_experiment_from_the_command_line(tmp_path):
     shorter = parse(tmp_path, "--max_seq_len", "7", "--eval_timesteps", "8", "--mode", "collect")
     e = cli_utils.create_experiment_from_cli(shorter, tiny.tmaze, tiny.tmaze, 20, 30)
     assert (e.max_seq_len, e.val_timesteps_per_epoch, e.env_mode) == (7, 8, "async")
+    assert e.start_learning_at_epoch == 0  # run_trials applies the mode
+    cli_utils.switch_async_mode(e, shorter.mode)
     assert (e.start_learning_at_epoch, e.always_load_latest, e.has_dset_edit_rights) == (float("inf"), True, False)
 
 

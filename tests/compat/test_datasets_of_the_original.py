@@ -204,7 +204,7 @@ def test_what_padding_holds_changes_no_loss(traj):
             padded(acts, real), padded(torch.arange(7)[None, :, None].expand(3, -1, -1), mask), mask,
         )  # fmt: skip
         torch.manual_seed(1)
-        out = agent.train()(batch)
+        out = agent.train().losses(batch)
         loss = out.actor_loss[real[:, :, None].expand_as(out.actor_loss)].mean()
         loss = loss + out.critic_loss[real[:, :, None, None].expand_as(out.critic_loss)].mean()
         loss.backward()

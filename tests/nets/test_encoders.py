@@ -296,7 +296,7 @@ def test_gin_selects_attention_by_its_public_name():
         ({"n_heads": 3}, "d_model must divide by n_heads, got d_model=8, n_heads=3"),
         ({"n_heads": 8, "pos_emb": "rope"}, "rope needs heads of even width, got d_model / n_heads = 1"),
         ({"d_model": 9, "n_heads": 3}, "d_model must be even for fixed position embeddings, got d_model=9"),
-        ({"norm": "batch"}, "unknown normalization 'batch': use 'layer', 'rmsnorm' or 'none'"),
+        ({"norm": "batch"}, "unknown normalization 'batch': use 'layer', 'rmsnorm'"),
         ({"activation": "step"}, "activation='step' is unknown: use one of elu, gelu, leaky_relu"),
         ({"dropout_attn": -0.1}, r"dropout_attn must be in \[0, 1\), got dropout_attn=-0.1"),
         ({"dropout_emb": 1.0}, r"dropout_emb must be in \[0, 1\), got dropout_emb=1.0"),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from amago import config
 from amago.nets.actor_critic import Actor, NCritics, ResidualActor
-from amago.nets.policy_dists import GMM, Beta, Discrete, DistributionType, Multibinary, PolicyOutput, TanhGaussian
+from amago.nets.policy_dists import GMM, ActionDistribution, Beta, Discrete, Multibinary, PolicyOutput, TanhGaussian
 from amago.nets.popart import PopArtLayer
 
 GAMMAS = torch.tensor([0.5, 0.9, 0.999])
@@ -18,7 +18,7 @@ B, L, K, C, G, A, D = 2, 5, 3, 4, 3, 4, 8
 
 def critics(kind, **options):
     torch.manual_seed(0)
-    return NCritics(D, A, kind, GAMMAS, d_hidden=16, **options)
+    return NCritics(D, A, kind == "discrete", GAMMAS, d_hidden=16, **options)
 
 
 def slow_critics(net, state, action):
@@ -103,13 +103,19 @@ def test_critic_refusals_and_metrics():
     with pytest.raises(ValueError, match=r"state must be \(batch, length, 8\), got shape \(2, 5, 7\)"):
         net(torch.randn(B, L, 7), torch.randn(1, B, L, G, A))
     with pytest.raises(ValueError, match="action_kind='tuple' is unknown: use one of discrete, continuous, multibinary"):
-        critics("tuple")
+        Actor(D, A, False, GAMMAS, action_kind="tuple")
+    with pytest.raises(ValueError, match="discrete=True contradicts action_kind='multibinary'"):
+        Actor(D, A, True, GAMMAS, action_kind="multibinary")
+    with pytest.raises(TypeError, match="discrete='discrete': heads take state_dim, action_dim, discrete"):
+        NCritics(D, A, "discrete", GAMMAS)
+    with pytest.raises(ValueError, match="continuous_dist_type=None, but actions of kind 'continuous' have a continuous part"):
+        Actor(D, A, False, GAMMAS, continuous_dist_type=None)
     with pytest.raises(ValueError, match="num_critics must be at least 1, got num_critics=0"):
         critics("discrete", num_critics=0)
     with pytest.raises(ValueError, match="dropout_p must be in"):
         critics("discrete", dropout_p=1.0)
     with pytest.raises(ValueError, match=r"gammas must be a vector .* got shape \(\)"):
-        NCritics(D, A, "discrete", torch.tensor(0.9))
+        NCritics(D, A, True, torch.tensor(0.9))
     log = {}
     net(torch.randn(B, L, D), torch.randn(1, B, L, G, A), log_dict=log)
     assert all(torch.isfinite(v) for v in log.values())
@@ -133,7 +139,7 @@ def test_half_precision_values_come_out_in_float32():
 @pytest.mark.parametrize("sample", [True, False])
 @pytest.mark.parametrize("actor_type", [Actor, ResidualActor])
 def test_actors_of_every_kind(kind, stored, dtype, sample, actor_type):
-    actor = actor_type(D, kind, A, GAMMAS)
+    actor = actor_type(D, A, kind == "discrete", GAMMAS, action_kind=kind)
     log = {}
     pi = actor(torch.randn(B, L, D), log_dict=log)
     action = pi.sample_action(sample)
@@ -150,46 +156,47 @@ def test_actors_of_every_kind(kind, stored, dtype, sample, actor_type):
     assert actor(torch.randn(7, D)).mode.shape[:2] == (7, G)
 
 
-def test_straight_from_obs_needs_an_actor_that_uses_it():
+def test_straight_from_obs_reaches_an_actor_that_uses_it():
     class Masked(Actor):
-        def actor_network_forward(self, state, straight_from_obs=None, log_dict=None):
-            logits = super().actor_network_forward(state, log_dict=log_dict)
+        def actor_network_forward(self, state, log_dict=None, straight_from_obs=None):
+            logits = super().actor_network_forward(state, log_dict, straight_from_obs)
             return logits.masked_fill(~straight_from_obs["legal"][..., None, :], -1e9)
 
     state, legal = torch.randn(B, L, D), torch.arange(A).expand(B, L, A) == 2
     config.bind({"Discrete.clip_prob_low": 0.0, "Discrete.clip_prob_high": 1.0})
-    pi = Masked(D, "discrete", A, GAMMAS)(state, straight_from_obs={"legal": legal})
+    pi = Masked(D, A, True, GAMMAS)(state, straight_from_obs={"legal": legal})
     assert (pi.sample() == 2).all()
     for plain in (Actor, ResidualActor):
-        actor = plain(D, "discrete", A, GAMMAS)
-        assert actor(state, straight_from_obs={}).probs.shape == (B, L, G, A)
-        with pytest.raises(ValueError, match=rf"\['legal'\] go straight to the actor, but {plain.__name__} does not say"):
-            actor(state, straight_from_obs={"legal": legal})
+        actor = plain(D, A, True, GAMMAS)
+        probs = actor(state, straight_from_obs={}).probs
+        assert probs.shape == (B, L, G, A)
+        assert actor(state, straight_from_obs={"legal": legal}).probs.equal(probs)
 
 
 def test_a_residual_actor_without_blocks_or_with_an_unknown_norm_is_refused():
     with pytest.raises(ValueError, match="residual_blocks must be at least 1, got residual_blocks=0"):
-        ResidualActor(D, "discrete", A, GAMMAS, residual_blocks=0)
+        ResidualActor(D, A, True, GAMMAS, residual_blocks=0)
     with pytest.raises(ValueError, match="unknown normalization 'batch'"):
-        ResidualActor(D, "discrete", A, GAMMAS, normalization="batch")
+        ResidualActor(D, A, True, GAMMAS, normalization="batch")
 
 
 def test_a_residual_actor_is_its_skip_path_where_the_blocks_give_nothing():
-    actor = ResidualActor(D, "discrete", A, GAMMAS, feature_dim=12, residual_ff_dim=20, residual_blocks=3)
+    actor = ResidualActor(D, A, True, GAMMAS, feature_dim=12, residual_ff_dim=20, residual_blocks=3)
     assert len(actor.residual_blocks) == 3
     for block in actor.residual_blocks:
         torch.nn.init.zeros_(block[4].norm.weight)
     state = torch.randn(B, L, D)
     expected = actor.out(actor.inp(state)).unflatten(-1, (G, A)).softmax(-1)
-    torch.testing.assert_close(actor(state).probs, Discrete(A).clip_like_policy(expected))
+    torch.testing.assert_close(actor(state).probs, Discrete(A).action_from_buffer(expected))
 
 
 def test_a_users_own_distribution():
-    class Uniform(PolicyOutput):
+    class Uniform(ActionDistribution):
         def __init__(self, width):
+            super().__init__(width.shape)
             self.width = width
 
-        def sample(self):
+        def sample(self, sample_shape=()):
             return (2 * torch.rand_like(self.width) - 1) * self.width
 
         @property
@@ -202,7 +209,7 @@ def test_a_users_own_distribution():
         def sample_action(self, sample):
             return (self.sample() if sample else self.mode).detach()
 
-    class UniformType(DistributionType):
+    class UniformType(PolicyOutput):
         is_discrete, actions_differentiable = False, False
 
         @property
@@ -212,7 +219,7 @@ def test_a_users_own_distribution():
         def make(self, vec):
             return Uniform(vec.sigmoid())
 
-    actor = Actor(D, "continuous", A, GAMMAS, continuous_dist_type=UniformType)
+    actor = Actor(D, A, False, GAMMAS, continuous_dist_type=UniformType)
     pi = actor(torch.randn(B, L, D), log_dict={})
     assert pi.sample_action(True).shape == (B, L, G, A)
     with pytest.raises(NotImplementedError, match="Uniform has no reparametrised sample"):
@@ -226,10 +233,10 @@ def test_gin_reaches_the_heads():
         "amago.nets.actor_critic.Actor.d_hidden": 7,
         "amago.nets.actor_critic.NCritics.num_critics": 2,
         "amago.nets.policy_dists.Discrete.clip_prob_high": 0.5,
-        "amago.nets.popart.PopArtLayer.init_nu": 9.0,
+        "amago.nets.actor_critic.PopArtLayer.init_nu": 9.0,
     })  # fmt: skip
-    assert Actor(D, "discrete", A, GAMMAS).base.in_layer.out_features == 7
-    assert NCritics(D, A, "discrete", GAMMAS).num_critics == 2
+    assert Actor(D, A, True, GAMMAS).base.in_layer.out_features == 7
+    assert NCritics(D, A, True, GAMMAS).num_critics == 2
     assert Discrete(A).clip_prob_high == 0.5
     assert PopArtLayer(2).sigma.tolist() == [[3.0], [3.0]]
 
@@ -240,7 +247,7 @@ def test_gin_reaches_the_heads():
 def test_discrete_sampling_follows_the_probabilities():
     torch.manual_seed(1)
     dist = Discrete(4)(torch.tensor([0.0, 1.0, 2.0, -1.0]).expand(20_000, 4))
-    freq = torch.bincount(dist.sample(), minlength=4) / 20_000
+    freq = torch.bincount(dist.sample()[:, 0], minlength=4) / 20_000
     torch.testing.assert_close(freq, dist.probs[0], rtol=0, atol=0.02)
     assert (dist.mode == 2).all()
 
@@ -364,7 +371,7 @@ def test_one_hot_samples_and_their_gumbel_softmax_gradient(temperature):
     assert drawn.detach().equal(dist.sample_vector())  # the same draws, with and without gradient
     freq = torch.bincount(drawn.argmax(-1), minlength=4) / n
     torch.testing.assert_close(freq, dist.probs[0].detach(), rtol=0, atol=0.02)
-    stored = kind.clip_like_policy(torch.nn.functional.one_hot(drawn.argmax(-1), 4).float())
+    stored = kind.action_from_buffer(torch.nn.functional.one_hot(drawn.argmax(-1), 4).float())
     assert drawn.detach().equal(stored)  # exactly what a stored action looks like to a critic
 
     weight = torch.tensor([1.0, 5.0, -3.0, 0.5])
@@ -436,8 +443,8 @@ def test_beta_has_reparametrised_samples_and_an_entropy():
     torch.testing.assert_close(-dist.log_prob(sample).mean(), dist.entropy().mean(), rtol=0, atol=0.02)
     for bound in (torch.ones(1), -torch.ones(1)):
         assert torch.isfinite(Beta(1)(torch.tensor([50.0, -50.0])).log_prob(bound)).all()
-    with pytest.raises(ValueError, match="offset must be positive, got offset=0"):
-        Beta(1, offset=0.0)
+    with pytest.raises(ValueError, match="alpha_low must be positive, got alpha_low=0"):
+        Beta(1, alpha_low=0.0)
     with pytest.raises(ValueError, match=r"clip_actions_on_log_prob must be within \(-1, 1\), got \(-1, 1\)"):
         Beta(1, clip_actions_on_log_prob=(-1, 1))
 
@@ -458,13 +465,13 @@ def test_gmm_has_several_modes_and_no_gradient_through_samples():
     assert torch.isfinite(vec.grad).all()
     with pytest.raises(ValueError, match="gmm_modes must be at least 1, got gmm_modes=0"):
         GMM(3, gmm_modes=0)
-    with pytest.raises(ValueError, match="min_std must be positive, got min_std=0"):
-        GMM(3, min_std=0)
+    with pytest.raises(ValueError, match="std_low must be positive, got std_low=0"):
+        GMM(3, std_low=0)
 
 
 @pytest.mark.parametrize("make", [TanhGaussian, Beta, GMM])
 def test_an_actor_of_any_continuous_distribution(make):
-    actor = Actor(D, "continuous", A, GAMMAS, continuous_dist_type=make)
+    actor = Actor(D, A, False, GAMMAS, continuous_dist_type=make)
     pi = actor(torch.randn(B, L, D), log_dict=(log := {}))
     assert pi.sample_action(True).shape == pi.sample_action(False).shape == (B, L, G, A)
     assert log

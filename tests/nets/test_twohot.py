@@ -16,7 +16,7 @@ from amago.ops import symlog
 GAMMAS = torch.tensor([0.5, 0.9, 0.999])
 
 
-def bins(low=-100.0, high=500.0, n=32, use_symlog=True, labels="two_hot", sigma=0.75, decoding="mean_return"):
+def bins(low=-100.0, high=500.0, n=32, use_symlog=True, labels="twohot", sigma=0.75, decoding="mean_return"):
     return Bins(low, high, n, use_symlog, labels, sigma, decoding)
 
 
@@ -65,7 +65,7 @@ def test_the_label_of_a_return_is_worth_the_return(y, n):
 def test_the_blurred_label_of_a_return_is_worth_the_return_too(n):
     """A bias of 1% of the value would grow without end by bootstrapping: 0.99 x 1.01 > 0.999."""
     returns = torch.tensor([-20.0, -3.0, 0.0, 0.5, 42.0, 150.0])
-    label = bins(n=n, labels="hl_gauss").labels(returns[:, None]).double()
+    label = bins(n=n, labels="hlgauss").labels(returns[:, None]).double()
     torch.testing.assert_close((label * bins(n=n).returns).sum(-1), returns.double(), rtol=1e-4, atol=1e-3)
 
 
@@ -79,14 +79,14 @@ def test_the_value_of_a_gamble_is_its_expected_return():
 
 @pytest.mark.parametrize("n", [128, 127])
 def test_bins_of_opposite_return_cancel(n):
-    b = Bins(-1e5, 1e5, n, True, "two_hot", 0.75, "mean_return")
+    b = Bins(-1e5, 1e5, n, True, "twohot", 0.75, "mean_return")
     assert b.value(torch.full((7, n), 3.3)).eq(0).all()
     mirrored = torch.randn(1000, n)
     mirrored += mirrored.flip(-1)
     assert b.value(mirrored).abs().max() < 1e-2
 
 
-@pytest.mark.parametrize("labels", ["two_hot", "hl_gauss"])
+@pytest.mark.parametrize("labels", ["twohot", "hlgauss"])
 @pytest.mark.parametrize("decoding", ["mean_return", "mean_bin"])
 def test_the_loss_of_a_target_that_is_no_number_is_none(labels, decoding):
     """And no index out of bounds, which would end the process on a GPU."""
@@ -96,7 +96,7 @@ def test_the_loss_of_a_target_that_is_no_number_is_none(labels, decoding):
     assert loss[1].isfinite()
 
 
-@pytest.mark.parametrize("labels", ["two_hot", "hl_gauss"])
+@pytest.mark.parametrize("labels", ["twohot", "hlgauss"])
 def test_the_loss_is_least_where_the_classifier_says_the_target(labels):
     b, target = bins(labels=labels), torch.tensor([[7.0], [-60.0]])
     logits = torch.zeros(2, 32, requires_grad=True)
@@ -111,7 +111,7 @@ def test_the_loss_is_least_where_the_classifier_says_the_target(labels):
 
 def test_the_loss_does_not_know_the_scale_of_rewards():
     """As against a squared error: the loss of a thousand times the return is of the same size."""
-    b, logits = Bins(-1e5, 1e5, 128, True, "two_hot", 0.75), torch.randn(64, 128, generator=torch.Generator().manual_seed(0))
+    b, logits = Bins(-1e5, 1e5, 128, True, "twohot", 0.75), torch.randn(64, 128, generator=torch.Generator().manual_seed(0))
     small, large = (b.cross_entropy(logits, torch.full((64, 1), y)).mean().item() for y in (5.0, 5000.0))
     assert small == pytest.approx(large, rel=0.1)
 
@@ -134,7 +134,7 @@ def test_what_lies_beyond_the_bins():
     assert b.labels(returns)[0].argmax() == 0
     assert b.labels(returns)[3].argmax() == 31
     for decoding in ("mean_return", "mean_bin"):
-        blurred = bins(labels="hl_gauss", decoding=decoding).labels(returns)
+        blurred = bins(labels="hlgauss", decoding=decoding).labels(returns)
         assert blurred.argmax(-1).tolist() == [0, 0, 31, 31]
         torch.testing.assert_close(blurred.sum(-1), torch.ones(4))
 
@@ -145,7 +145,7 @@ def test_initial_values(value, use_symlog):
     net = NCriticsTwoHot(
         8,
         4,
-        "continuous",
+        False,
         GAMMAS,
         2,
         16,
@@ -156,9 +156,9 @@ def test_initial_values(value, use_symlog):
         use_symlog=use_symlog,
     )
     state, action = torch.randn(2, 5, 8), torch.randn(3, 2, 5, 3, 4)
-    said = net.bins.value(net(state, action))
+    said = net.bin_dist_to_raw_vals(net(state, action))
     torch.testing.assert_close(said, torch.full_like(said, value), rtol=1e-3, atol=1e-3)
-    net(state, action).square().mean().backward()
+    net(state, action).logits.square().mean().backward()
     assert net.net.output_layer.weight.grad.any()  # and it learns from there
 
 
@@ -174,8 +174,8 @@ def test_initial_values(value, use_symlog):
 )
 def test_without_an_initial_value_they_begin_near_zero(low, high, decoding, least, most):
     torch.manual_seed(0)
-    net = NCriticsTwoHot(8, 4, "discrete", GAMMAS, min_return=low, max_return=high, decoding=decoding)
-    said = net.bins.value(net(torch.randn(2, 5, 8), torch.randn(1, 2, 5, 3, 4)))
+    net = NCriticsTwoHot(8, 4, True, GAMMAS, min_return=low, max_return=high, decoding=decoding)
+    said = net.bin_dist_to_raw_vals(net(torch.randn(2, 5, 8), torch.randn(1, 2, 5, 3, 4)))
     assert said.min() >= least
     assert said.max() <= most
 
@@ -183,32 +183,32 @@ def test_without_an_initial_value_they_begin_near_zero(low, high, decoding, leas
 @pytest.mark.parametrize("kind", ["discrete", "continuous", "multibinary"])
 def test_classifying_critics_read_every_action_as_a_vector(kind):
     torch.manual_seed(0)
-    net = NCriticsTwoHot(8, 4, kind, GAMMAS, d_hidden=16, output_bins=9)
+    net = NCriticsTwoHot(8, 4, kind == "discrete", GAMMAS, d_hidden=16, output_bins=9)
     state, log = torch.randn(2, 5, 8), {}
     shared = torch.rand(1, 2, 5, 1, 4)
-    logits = net(state, shared, log_dict=log)
+    logits = net(state, shared, log_dict=log).raw_logits
     assert logits.shape == (1, 2, 5, 4, 3, 9)
-    torch.testing.assert_close(logits, net(state, shared.expand(1, 2, 5, 3, 4)), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(logits, net(state, shared.expand(1, 2, 5, 3, 4)).raw_logits, rtol=1e-4, atol=1e-5)
     assert sorted(log) == ["Q(s, a) (raw)", "Q(s, a) std. over critics (raw)"]
     assert not any(k.startswith("bins") for k in net.state_dict())
 
 
 @pytest.mark.parametrize(("bit", "step"), [(1.0, -1), (0.0, 1)])
 def test_a_sampled_bit_gets_its_gradient_although_it_is_at_the_bound(bit, step):
-    net = NCriticsTwoHot(8, 4, "multibinary", GAMMAS, d_hidden=16, output_bins=9)
+    net = NCriticsTwoHot(8, 4, False, GAMMAS, d_hidden=16, output_bins=9)
     torch.nn.init.normal_(net.net.output_layer.weight)
     state = torch.randn(2, 5, 8)
     action = torch.full((1, 2, 5, 3, 4), bit, requires_grad=True)
-    net(state, action, detach_params=True).square().sum().backward()
+    net(state, action, detach_params=True).raw_logits.square().sum().backward()
     near = (action.detach() + 0.01 * step).requires_grad_()
-    net(state, near, detach_params=True).square().sum().backward()
+    net(state, near, detach_params=True).raw_logits.square().sum().backward()
     assert (action.grad != 0).all()
     assert torch.nn.functional.cosine_similarity(action.grad.flatten(), near.grad.flatten(), dim=0) > 0.9
 
 
 def test_gin_reaches_the_bins():
     config.bind({"NCriticsTwoHot.min_return": -1.0, "NCriticsTwoHot.max_return": 1.0, "NCriticsTwoHot.output_bins": 5})
-    net = NCriticsTwoHot(8, 4, "discrete", GAMMAS)
+    net = NCriticsTwoHot(8, 4, True, GAMMAS)
     torch.testing.assert_close(net.bins.centers, symlog(torch.tensor([-1.0, 1.0]))[1] * torch.linspace(-1, 1, 5))
 
 
@@ -218,19 +218,19 @@ def test_gin_reaches_the_bins():
         ({"min_return": 5.0, "max_return": 5.0}, "min_return < max_return must hold, got min_return=5.0, max_return=5.0"),
         ({"max_return": math.inf}, "got min_return=-100000.0, max_return=inf"),
         ({"output_bins": 1}, "output_bins must be at least 2, got output_bins=1"),
-        ({"labels": "one_hot"}, "labels='one_hot' is unknown: use one of two_hot, hl_gauss"),
+        ({"label_type": "one_hot"}, "label_type='one_hot' is unknown: use one of twohot, hlgauss"),
         ({"decoding": "mean"}, "decoding='mean' is unknown: use one of mean_return, mean_bin"),
-        ({"hl_gauss_sigma": 0.0}, "hl_gauss_sigma must be positive, got hl_gauss_sigma=0.0"),
+        ({"sigma": 0.0}, "sigma must be positive, got sigma=0.0"),
         ({"init_value": 1e5}, r"init_value must lie strictly between min_return=-100000.0 and max_return=100000.0, got"),
         ({"num_critics": 0}, "num_critics must be at least 1"),
     ],
 )
 def test_wrong_bins_are_refused_by_name(options, message):
     with pytest.raises(ValueError, match=message):
-        NCriticsTwoHot(8, 4, "discrete", GAMMAS, **options)
+        NCriticsTwoHot(8, 4, True, GAMMAS, **options)
 
 
-@pytest.mark.parametrize("labels", ["two_hot", "hl_gauss"])
+@pytest.mark.parametrize("labels", ["twohot", "hlgauss"])
 def test_cross_entropy_and_values_in_blocks(monkeypatch, labels):
     """Logits in the critics' memory layout, targets broadcast over critics; gradients, and gradients of those."""
     monkeypatch.setattr(twohot, "_BLOCK", 64)

@@ -247,7 +247,7 @@ def check_parameters():
             for key, value in parameters.items():
                 of = seen[-1].factors[int(key[-1])] if "." in key else seen[-1]
                 np.testing.assert_allclose(
-                    value, getattr(of, key.partition(".")[0])[:, -1].numpy(), rtol=1e-3, atol=1e-4, err_msg=key
+                    value, getattr(of, key.partition(".")[0])[:, 0, -1].numpy(), rtol=1e-3, atol=1e-4, err_msg=key
                 )
         assert exported.description["parameters"] == sorted(shapes)
 
@@ -299,7 +299,7 @@ def test_what_is_illegal_is_never_taken(tmp_path):
 class MaskedActor(Actor):
     """Never takes an action whose entry of the observation "b" is negative."""
 
-    def actor_network_forward(self, state, straight_from_obs=None, log_dict=None):
+    def actor_network_forward(self, state, log_dict=None, straight_from_obs=None):
         logits = super().actor_network_forward(state)
         return logits.masked_fill((straight_from_obs["b"] < 0).unsqueeze(-2), -1e9)
 

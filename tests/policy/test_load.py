@@ -551,7 +551,7 @@ def test_settings_of_every_kind_are_written_and_read(tmp_path):
     e.learn()
     config.clear()
     agent = amago.load_policy(e.run_dir).agent
-    assert agent.filter is exp_filter
+    assert agent.fbc_filter_func is exp_filter
     assert isinstance(agent.actor, NarrowActor)
     assert agent.gammas.tolist() == pytest.approx([0.5, 0.7, 0.999])
     assert isinstance(agent.tstep_encoder, FFTstepEncoder)

@@ -142,7 +142,7 @@ def describe_run(root, name):
 def act(policy, observations, rewards):
     """Step by step: the actions (B, L), and the probabilities (B, L, G, A) that they come from."""
     actions, probs = [], []
-    hook = policy.agent.actor.register_forward_hook(lambda *args: probs.append(args[-1].probs.numpy()))
+    hook = policy.agent.actor.register_forward_hook(lambda *args: probs.append(args[-1].probs[:, 0].numpy()))
     for t in range(observations.shape[1]):
         actions.append(policy.act({"observation": observations[:, t]}, rewards[:, t]))
     hook.remove()

@@ -14,6 +14,7 @@ from amago.nets.attention import VanillaAttention
 from amago.nets.traj_encoders import GRUTrajEncoder, TformerTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
 from amago.policy import build_agent
+from amago.policy.spec import _bindings_of_a_policy
 from amago.run.checkpoint import CheckpointError
 from amago.spaces import describe
 
@@ -54,7 +55,7 @@ def test_a_description_from_before_builds_the_same_agent(tmp_path):
     assert (agent.max_seq_len, agent.traj_encoder.emb_dim, agent.traj_encoder.tformer.n_heads) == (7, 16, 2)
     assert type(agent.traj_encoder.tformer.layers[0].attention_layer.self_attention) is VanillaAttention
     assert type(agent.actor) is amago.nets.actor_critic.ResidualActor
-    assert agent.filter is amago.agent.exp_filter
+    assert agent.fbc_filter_func is amago.agent.exp_filter
     assert config.bindings() == {}
 
 
@@ -68,10 +69,30 @@ def test_a_description_without_one_of_its_fields(tmp_path, name):
 def test_every_class_that_has_a_name_on_the_command_line_can_be_described(tmp_path):
     """Their modules and names are in files of users, so they cannot change."""
     assert {f"{cls.__module__}:{cls.__qualname__}" for cls in cli_utils.TRAJ_ENCODERS.values()} == {
-        f"amago.nets.traj_encoders:{name}TrajEncoder" for name in ("FF", "GRU", "Mamba", "Tformer")
+        f"amago.nets.traj_encoders:{name}TrajEncoder" for name in ("FF", "GRU", "Identity", "Mamba", "Tformer")
     }
     run = tiny.learned(
         tmp_path, tiny.cartpole, traj_encoder_type=GRUTrajEncoder, max_seq_len=4, train_batches_per_epoch=0
     ).run_dir
     config.clear()
     assert type(build_agent(run).traj_encoder) is GRUTrajEncoder
+
+
+def test_bindings_of_files_from_before_version_4_have_their_new_names():
+    old = {
+        "amago.nets.popart.PopArtLayer.beta": 0.01,
+        "amago.nets.policy_dists.Beta.offset": 1.5,
+        "small/amago.nets.policy_dists.GMM.min_std": 0.1,
+        "amago.nets.actor_critic.NCriticsTwoHot.labels": "hl_gauss",
+        "amago.nets.actor_critic.NCriticsTwoHot.hl_gauss_sigma": 0.5,
+        "amago.agent.Agent.tau": 0.1,
+    }
+    assert _bindings_of_a_policy({"bindings": old}, ()) == {
+        "amago.nets.actor_critic.PopArtLayer.beta": 0.01,
+        "amago.nets.policy_dists.Beta.alpha_low": 1.5,
+        "amago.nets.policy_dists.Beta.beta_low": 1.5,
+        "small/amago.nets.policy_dists.GMM.std_low": 0.1,
+        "amago.nets.actor_critic.NCriticsTwoHot.label_type": "hlgauss",
+        "amago.nets.actor_critic.NCriticsTwoHot.sigma": 0.5,
+        "amago.agent.Agent.tau": 0.1,
+    }

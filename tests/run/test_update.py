@@ -25,6 +25,9 @@ class Line(nn.Module):
     def trainable_params(self):
         return [self.a, self.b]
 
+    def get_grad_norms(self):
+        return {"Actor Grad Norm": torch.stack([p.grad for p in self.actor]).norm()}
+
     def soft_sync_targets(self):
         self.synced_at.append(float(self.a.detach()))
 

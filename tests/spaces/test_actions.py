@@ -182,8 +182,8 @@ def test_a_product_is_its_factors_side_by_side() -> None:
     ]
     torch.testing.assert_close(pi.log_prob(vector), torch.stack(expected, dim=-1))
     torch.testing.assert_close(pi.log_prob_of_vector(vector), torch.stack(expected).sum(0).unsqueeze(-1))
-    clipped = torch.cat([number, on, *(Discrete(h.shape[-1]).clip_like_policy(h) for h in hots)], dim=-1)
-    torch.testing.assert_close(kind.clip_like_policy(vector), clipped)
+    clipped = torch.cat([number, on, *(Discrete(h.shape[-1]).action_from_buffer(h) for h in hots)], dim=-1)
+    torch.testing.assert_close(kind.action_from_buffer(vector), clipped)
     torch.testing.assert_close(pi.clip_like_policy(vector), clipped)
     entropies = torch.stack([d.entropy() for d in (pick, first, second)]).sum(0) + bits.entropy().sum(-1)
     torch.testing.assert_close(log["Policy Entropy"], entropies.mean())
@@ -253,7 +253,7 @@ def test_losses_reach_everything_that_is_trained(name: str, agent_type: type[Any
     for stored_form in (False, True):
         agent = build(name, agent_type)
         torch.manual_seed(1)
-        loss = agent(batch_of(name, stored_form), log_step=True)
+        loss = agent.losses(batch_of(name, stored_form), log_step=True)
         assert loss.actor_loss.shape == (2, 3, 2, 1)
         assert loss.critic_loss.shape == (2, 3, 4, 2, 1)
         losses.append(torch.cat([loss.actor_loss.flatten(), loss.critic_loss.flatten()]))

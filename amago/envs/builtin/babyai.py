@@ -291,7 +291,10 @@ class MultitaskMetaBabyAI(NamedArguments, gym.Env[Observation, np.int64]):
         return self._env.get_frame(tile_size=common.RENDER_CELL)
 
 
+ALL_BABYAI_TASKS = LEVELS
+"""All levels, under the name that scripts for the original system import."""
+
 __all__ = [
-    "FAMILIES", "LEVELS", "MOST_WORDS", "OBS_KINDS", "TEST_LEVELS", "TRAIN_LEVELS", "MultitaskMetaBabyAI", "level_names",
-    "longest_mission",
+    "ALL_BABYAI_TASKS", "FAMILIES", "LEVELS", "MOST_WORDS", "OBS_KINDS", "TEST_LEVELS", "TRAIN_LEVELS", "MultitaskMetaBabyAI",
+    "level_names", "longest_mission",
 ]  # fmt: skip

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amago.config import NamedArguments
+from amago.envs.amago_env import AMAGOEnv
 from amago.envs.builtin import _common as common
 from amago.envs.builtin._extras import require
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
@@ -261,4 +262,30 @@ def _action_sizes(game: str, space: gym.Space[Any]) -> NDArray[np.int64]:
     return _components(game, space)
 
 
-__all__ = ["FAMILIES", "GAMES", "MULTI_DOMAIN_GAMES", "MultiDomainPOPGym", "POPGymGame", "game_name"]
+class POPGymAMAGO(AMAGOEnv):
+    """`POPGymGame` without its clock, wrapped.
+
+    Args:
+        env_name: of the game, such as "popgym-AutoencodeEasy-v0".
+        truncated_is_done: as of `POPGymGame`.
+    """
+
+    def __init__(self, env_name: str, truncated_is_done: bool = True) -> None:
+        game = POPGymGame(env_name, timer=False, truncated_is_done=truncated_is_done)
+        super().__init__(game, env_name=game.env_name)
+
+
+class MultiDomainPOPGymAMAGO(AMAGOEnv):
+    """`MultiDomainPOPGym`, wrapped.
+
+    Args:
+        warmup_episodes: as of `MultiDomainPOPGym`.
+    """
+
+    def __init__(self, warmup_episodes: int = 1) -> None:
+        super().__init__(MultiDomainPOPGym(warmup_episodes=warmup_episodes), env_name="MultiDomainPOPGym")
+
+
+__all__ = [
+    "FAMILIES", "GAMES", "MULTI_DOMAIN_GAMES", "MultiDomainPOPGym", "MultiDomainPOPGymAMAGO", "POPGymAMAGO", "POPGymGame", "game_name",
+]  # fmt: skip

@@ -162,3 +162,40 @@ class TMazeActive(_TMaze):
 
     def _sign_shows(self) -> bool:
         return self._x == self._oracle
+
+
+class _AltRewards:
+    """Other rewards in the last step of a `_TMaze`, before which it stands in the order of bases.
+
+    Args:
+        corridor_length: steps from the start to the junction.
+        goal_reward: in the arm of the goal.
+        penalty: as of `TMazePassive`; 0 by default.
+        distract_reward: in the other arm.
+    """
+
+    def __init__(
+        self, corridor_length: int = 10, goal_reward: float = 1.0, penalty: float = 0.0, distract_reward: float = 0.0
+    ) -> None:
+        super().__init__(corridor_length, penalty)  # type: ignore[call-arg]
+        self.goal_reward = common.check_real("goal_reward", goal_reward)
+        self.distract_reward = common.check_real("distract_reward", distract_reward)
+
+    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = super().step(action)  # type: ignore[misc]
+        if terminated:
+            x, y = self.position  # type: ignore[attr-defined]
+            reward = self.goal_reward * reward
+            if (x, y) == (self.corridor_length, -self.goal):  # type: ignore[attr-defined]
+                reward = self.distract_reward
+        return obs, reward, terminated, truncated, info
+
+
+class TMazeAltPassive(_AltRewards, TMazePassive):
+    """`TMazePassive` with the arguments that scripts for the original system give: ``goal_reward`` and ``distract_reward`` in the last
+    step, and no penalty by default.
+    """
+
+
+class TMazeAltActive(_AltRewards, TMazeActive):
+    """`TMazeActive` with the arguments of `TMazeAltPassive`."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
-from amago.nets.utils import autocast_dtype
+from amago.nets.dtypes import autocast_dtype
 
 
 class WeightCache:

@@ -1,0 +1,167 @@
+"""The helpers of `amago.utils` that need torch.
+
+Fact served: scripts import means over masks, gradient norms, schedules, checkpoint loading and reductions over processes from there.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gin
+import torch
+from torch import Tensor, nn
+
+from amago import config, ops
+
+
+def masked_avg(tensor: Tensor, mask: Tensor | float = 1.0) -> Tensor:
+    """sum(tensor x mask) / (sum(mask) + 1e-5), a scalar; 0 where the mask is empty.
+
+    `amago.ops.masked_mean` also ignores what is not finite outside of the mask.
+    """
+    weights = torch.as_tensor(mask, device=tensor.device).to(tensor.dtype).expand_as(tensor)
+    return (tensor * weights).sum() / (weights.sum() + 1e-5)
+
+
+def get_grad_norm(module: nn.Module) -> float:
+    """The 2-norm of the gradients of all parameters of a module together; 0 where there are none."""
+    return float(ops.global_norm([p.grad.detach() for p in module.parameters() if p.grad is not None]))
+
+
+def count_params(module: nn.Module) -> int:
+    """Number of trainable parameters."""
+    return sum(p.numel() for p in module.parameters() if p.requires_grad)
+
+
+def get_constant_schedule_with_warmup(
+    optimizer: torch.optim.Optimizer, num_warmup_steps: int, last_epoch: int = -1
+) -> torch.optim.lr_scheduler.LambdaLR:
+    """A learning rate that rises from 0 in ``num_warmup_steps`` equal steps and then stays constant.
+
+    Args:
+        optimizer: its learning rate is the constant.
+        num_warmup_steps: steps until it is reached.
+        last_epoch: see `torch.optim.lr_scheduler.LambdaLR`.
+    """
+
+    def factor(step: int) -> float:
+        return min(1.0, step / max(1, num_warmup_steps))
+
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor, last_epoch)
+
+
+def retry_load_checkpoint(ckpt_path: str | os.PathLike[str], map_location: Any = None, tries: int = 10) -> Any:
+    """Load a file that another process may be writing.
+
+    Args:
+        ckpt_path: a file of ``torch.save`` that holds tensors. Anything that needs code to load, such as a pickled object, is refused.
+        map_location: device, as of ``torch.load``.
+        tries: number of attempts, 0.1 to 1 seconds apart.
+
+    Returns:
+        the content of the file; None if there is no such file.
+
+    Raises:
+        ValueError: ``tries`` is below 1.
+        Exception: the error of the last attempt.
+    """
+    if tries < 1:
+        raise ValueError(f"tries must be at least 1, got tries={tries}")
+    for attempt in range(1, tries + 1):
+        if not Path(ckpt_path).exists():
+            return None
+        try:
+            return torch.load(ckpt_path, map_location=map_location, weights_only=True)
+        except Exception:
+            if attempt == tries:
+                raise
+            time.sleep(min(1.0, 0.1 * attempt))
+    raise AssertionError("unreachable")
+
+
+def gin_as_wandb_config() -> dict[str, Any]:
+    """All bindings in force, {"selector.parameter": value}; values that are no numbers, texts or lists of these as text."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, (bool, int, float, str, type(None))):
+            return value
+        if isinstance(value, (list, tuple)):
+            return [plain(v) for v in value]
+        return value.__qualname__ if isinstance(value, type) else repr(value)
+
+    return {name: plain(value) for name, value in config.bindings().items()}
+
+
+def sum_over_accelerate(data: Mapping[str, Any]) -> dict[str, float]:
+    """The sum of each number over all processes of the run (Accelerate's); every process gets it.
+
+    Args:
+        data: numbers, or tensors of one element, with the same keys in every process.
+    """
+    return _reduced(data, "sum")
+
+
+def avg_over_accelerate(data: Mapping[str, Any]) -> dict[str, float]:
+    """The mean of each number over all processes of the run; see `sum_over_accelerate`."""
+    return _reduced(data, "mean")
+
+
+def _reduced(data: Mapping[str, Any], how: str) -> dict[str, float]:
+    from accelerate import PartialState
+    from accelerate.utils import reduce
+
+    names = sorted(data)  # one order in all processes
+    if not names:
+        return {}
+    device = PartialState().device
+    numbers = torch.tensor([float(data[n]) for n in names], dtype=torch.float32 if device.type == "mps" else torch.float64)
+    total = reduce(numbers.to(device), reduction=how).tolist()
+    by_name = dict(zip(names, total, strict=True))
+    return {name: by_name[name] for name in data}
+
+
+@gin.configurable(module="amago.utils")
+class AdamWRel(config.NamedArguments, torch.optim.AdamW):
+    """AdamW whose step count, on which the bias correction depends, returns to 0 at regular intervals.
+
+    That suits targets that change: the first steps after each change are larger (Adam-Rel, Ellis et al. 2024, arXiv 2412.17113).
+
+    Args:
+        params: as of `torch.optim.AdamW`.
+        reset_interval: steps between two resets.
+        lr, betas, eps, weight_decay, amsgrad: as of `torch.optim.AdamW`.
+        options: other arguments of `torch.optim.AdamW`.
+
+    Raises:
+        ValueError: ``reset_interval`` is below 1.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        reset_interval: int = gin.REQUIRED,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        **options: Any,
+    ) -> None:
+        if reset_interval < 1:
+            raise ValueError(f"reset_interval must be at least 1, got reset_interval={reset_interval}")
+        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, **options)
+        self.reset_interval = reset_interval
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """One step; before it, parameters that have taken ``reset_interval`` steps start counting again."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                count = self.state[parameter].get("step") if parameter in self.state else None
+                if count is not None and count >= self.reset_interval:
+                    self.state[parameter]["step"] = torch.zeros_like(count)
+        return super().step(closure)

@@ -1,0 +1,54 @@
+"""Classes by name: one registry for each kind of part of an agent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+C = TypeVar("C", bound=type)
+
+
+class Registry(dict[str, T]):
+    """The classes of one kind by name, a dict.
+
+    Args:
+        kind: what messages call them, such as "agent".
+    """
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def register(self, *names: str) -> Callable[[C], C]:
+        """Decorate a class to make it known by these names.
+
+        Raises:
+            TypeError: a name is no text, as where the decorator was used without one.
+            ValueError: a name is taken.
+        """
+        for name in names:
+            if not isinstance(name, str):
+                raise TypeError(f"the name of a {self.kind} must be a str, got {name!r}; write @register_{self.kind}('name')")
+            if name in self:
+                raise ValueError(f"the name {name!r} is taken by the {self.kind} {getattr(self[name], '__name__', self[name])}")
+
+        def add(cls: C) -> C:
+            self.update(dict.fromkeys(names, cls))  # type: ignore[arg-type]
+            return cls
+
+        return add
+
+    def find(self, name: str) -> T:
+        """The class of that name.
+
+        Raises:
+            KeyError: there is none; the message lists the names.
+        """
+        if name not in self:
+            raise KeyError(f"no {self.kind} is called {name!r}; there are {', '.join(self.names())}")
+        return self[name]
+
+    def names(self) -> list[str]:
+        """All names, in alphabetical order."""
+        return sorted(self)
