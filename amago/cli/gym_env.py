@@ -38,5 +38,4 @@ class GymEnv:
 
     def horizon(self, env: AMAGOEnv) -> int:
         """The time limit of rollouts in steps; 1000 for an environment without one."""
-        limit = env.unwrapped.spec.max_episode_steps if env.unwrapped.spec is not None else None
-        return self.max_steps or limit or 1000
+        return self.max_steps or env.horizon or 1000

@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from amago import cli_utils
-from amago.cli.choices import ARGUMENTS, MEMORIES, choose, library_settings
+from amago.cli.choices import ARGUMENTS, MEMORIES, choose_settings, library_settings
 from amago.cli.gym_env import GymEnv
 from amago.experiment import Experiment
 from amago.run.console import metrics_table
@@ -43,7 +43,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="store_true",
         help="do not choose settings for the environment: a small transformer, and the library's defaults",
     )
-    parser.set_defaults(val_interval=10, **dict.fromkeys(ARGUMENTS))
+    parser.set_defaults(val_interval=10, env_mode="auto", **dict.fromkeys(ARGUMENTS))
 
 
 def make_experiment(args: Namespace) -> Experiment:
@@ -52,15 +52,16 @@ def make_experiment(args: Namespace) -> Experiment:
     env = make_env()
     observations = env.observation_space
     horizon = make_env.horizon(env)
-    choice = choose(env, horizon, args.memory, args.traj_encoder) if not args.no_choices else library_settings(args.traj_encoder)
+    settings: dict[str, Any] = {}
+    agent = cli_utils.switch_agent(settings, args.agent_type)
+    choose = library_settings if args.no_choices else choose_settings
+    choice = choose(env, horizon, args.memory, args.traj_encoder, agent)
     env.close()
     if not args.quiet:
         print(choice.describe(args.env, vars(args)))
     args = Namespace(**vars(args) | {k: v for k, v in choice.arguments.items() if getattr(args, k) is None})
-    settings: dict[str, Any] = {}
     tstep = cli_utils.default_tstep_encoder(settings, observations, d_hidden=128, d_output=64)
     traj = cli_utils.switch_traj_encoder(settings, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
-    agent = cli_utils.switch_agent(settings, args.agent_type)
     settings |= {"Actor.d_hidden": 128, "NCritics.d_hidden": 128} | choice.settings
     steps = args.epochs * args.timesteps_per_epoch
     exploration = cli_utils.switch_exploration(settings, "egreedy", steps_anneal=max(1, steps // 2))
