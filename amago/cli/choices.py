@@ -116,7 +116,7 @@ def _discrete() -> Settings:
     arguments = {
         "parallel_actors": 16, "grads_per_epoch": 125, "memory_layers": 1, "max_seq_len": 16, "batch_size": 48, "learning_rate": 6e-4,
     }  # fmt: skip
-    options = {"gamma": 0.99, "tau": 0.05, "n_step": 1, "offline_coeff": 1.0}
+    options = {"gamma": 0.99, "tau": 0.05, "n_step": 3, "offline_coeff": 1.0}
     settings = {
         f"{MULTIGAMMAS}.discrete": [0.9], f"{MULTIGAMMAS}.continuous": [0.9], f"{EXPERIMENT}.lr_cooldown": 0.5, "EpsilonGreedy.repeat": 4.0,
     }  # fmt: skip
@@ -125,7 +125,7 @@ def _discrete() -> Settings:
 
 def _continuous(horizon: int) -> Settings:
     arguments = {
-        "parallel_actors": 12, "timesteps_per_epoch": 200, "memory_size": 16, "memory_layers": 1, "max_seq_len": 8, "batch_size": 32,
+        "parallel_actors": 12, "memory_size": 16, "memory_layers": 1, "max_seq_len": 8, "batch_size": 32,
         "learning_rate": 1e-3,
     }  # fmt: skip
     # a tenth of a rollout: critics need as many rounds of updates as they look ahead, and noise in actions blurs what is further away
