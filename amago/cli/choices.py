@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import gymnasium as gym
+
 from amago import config
 from amago.agent import Agent, BaseAgent
 from amago.envs import AMAGOEnv
@@ -73,7 +75,7 @@ def choose_settings(
     elif any(part.kind == "continuous" for part in env.action_spec.parts):
         arguments, options, settings = _continuous(horizon)
     else:
-        arguments, options, settings = _discrete()
+        arguments, options, settings = _discrete(isinstance(env.raw_observation_space, gym.spaces.Discrete))
     selector = config.selector_of(agent_type)
     known = config.settable_parameters(selector)
     own = {f"{selector}.{name}": value for name, value in options.items() if name in known}
@@ -112,11 +114,15 @@ def comes_with_gymnasium(env: AMAGOEnv) -> bool:
     return module.startswith("gymnasium.envs.") and not getattr(spec, "additional_wrappers", ())
 
 
-def _discrete() -> Settings:
+def _discrete(counted_states: bool) -> Settings:
     arguments = {
         "parallel_actors": 16, "grads_per_epoch": 125, "memory_layers": 1, "max_seq_len": 16, "batch_size": 48, "learning_rate": 6e-4,
     }  # fmt: skip
-    options = {"gamma": 0.99, "tau": 0.05, "n_step": 3, "offline_coeff": 1.0}
+    options = {"gamma": 0.99, "tau": 0.05, "n_step": 10}
+    if (
+        counted_states
+    ):  # transitions are often random there, and several rewards of an exploring policy say little about the trained one
+        options |= {"n_step": 1, "offline_coeff": 1.0}
     settings = {
         f"{MULTIGAMMAS}.discrete": [0.9], f"{MULTIGAMMAS}.continuous": [0.9], f"{EXPERIMENT}.lr_cooldown": 0.5, "EpsilonGreedy.repeat": 4.0,
     }  # fmt: skip

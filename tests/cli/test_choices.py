@@ -45,7 +45,9 @@ def experiment(tmp_path, env_id, *argv):
 
 def agent_of(e):
     env = e.make_train_env()
-    return e.agent_type(env.observation_space, env.rl2_space, env.action_space, e.max_seq_len, e.tstep_encoder_type, e.traj_encoder_type)
+    return e.agent_type(
+        env.observation_space, env.rl2_space, env.action_space, e.max_seq_len, e.tstep_encoder_type, e.traj_encoder_type
+    )
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Acrobot-v1", "FrozenLake-v1", "Pendulum-v1", "MountainCarContinuous-v0"])
@@ -78,7 +80,9 @@ def test_an_image_asks_for_memory():
     assert "image" in choice.reason
 
 
-@pytest.mark.parametrize(("memory", "model"), [("none", FFTrajEncoder), ("gru", GRUTrajEncoder), ("transformer", TformerTrajEncoder)])
+@pytest.mark.parametrize(
+    ("memory", "model"), [("none", FFTrajEncoder), ("gru", GRUTrajEncoder), ("transformer", TformerTrajEncoder)]
+)
 def test_memory_says_which_model(tmp_path, memory, model):
     gym.register("Bits-v0", lambda: tiny.Bits())
     try:
@@ -90,14 +94,31 @@ def test_memory_says_which_model(tmp_path, memory, model):
 
 def test_the_sequence_model_may_be_named_as_before(tmp_path):
     assert experiment(tmp_path, "CartPole-v1", "--traj-encoder", "gru", "--quiet").traj_encoder_type is GRUTrajEncoder
-    assert experiment(tmp_path, "CartPole-v1", "--traj-encoder", "gru", "--memory", "gru", "--quiet").traj_encoder_type is GRUTrajEncoder
-    assert experiment(tmp_path, "CartPole-v1", "--traj-encoder", "ff", "--memory", "none", "--quiet").traj_encoder_type is FFTrajEncoder
+    assert (
+        experiment(tmp_path, "CartPole-v1", "--traj-encoder", "gru", "--memory", "gru", "--quiet").traj_encoder_type
+        is GRUTrajEncoder
+    )
+    assert (
+        experiment(tmp_path, "CartPole-v1", "--traj-encoder", "ff", "--memory", "none", "--quiet").traj_encoder_type
+        is FFTrajEncoder
+    )
 
 
 @pytest.mark.parametrize(("memory", "model"), [("none", "gru"), ("gru", "ff"), ("gru", "transformer")])
 @pytest.mark.parametrize("more", [[], ["--no-choices"]])
 def test_memory_and_a_sequence_model_that_contradict_each_other(tmp_path, capsys, memory, model, more):
-    argv = ["train", "CartPole-v1", "--run-name", "a", "--buffer-dir", str(tmp_path), "--memory", memory, "--traj-encoder", model]
+    argv = [
+        "train",
+        "CartPole-v1",
+        "--run-name",
+        "a",
+        "--buffer-dir",
+        str(tmp_path),
+        "--memory",
+        memory,
+        "--traj-encoder",
+        model,
+    ]
     assert main([*argv, *more]) == 2
     message = capsys.readouterr().err
     assert f"--memory {memory}" in message
@@ -132,6 +153,8 @@ def test_the_kind_of_actions_decides_not_the_name():
     assert same(chosen(gym.make("Pendulum-v1")), chosen(gym.make("MountainCarContinuous-v0")))
     assert not same(chosen(gym.make("CartPole-v1")), chosen(gym.make("Pendulum-v1")))
     assert same(chosen(tiny.Bits(), memory="none"), chosen(gym.make("CartPole-v1"))), "bits are not continuous"
+    assert same(chosen(gym.make("FrozenLake-v1")), chosen(gym.make("Taxi-v3"))), "numbered states"
+    assert not same(chosen(gym.make("FrozenLake-v1")), chosen(gym.make("CartPole-v1")))
 
 
 def test_choices_reach_the_agent_and_the_run(tmp_path):
@@ -147,7 +170,9 @@ def test_choices_reach_the_agent_and_the_run(tmp_path):
 
 
 def test_arguments_and_files_win_over_choices(tmp_path, capsys):
-    (tmp_path / "mine.gin").write_text("Agent.tau = 0.123\nEpsilonGreedy.repeat = 2.0\namago.experiment.Experiment.lr_cooldown = 0.25\n")
+    (tmp_path / "mine.gin").write_text(
+        "Agent.tau = 0.123\nEpsilonGreedy.repeat = 2.0\namago.experiment.Experiment.lr_cooldown = 0.25\n"
+    )
     e = experiment(
         tmp_path, "CartPole-v1", "--configs", str(tmp_path / "mine.gin"), "--batch-size", "7", "--memory-size", "32", "--lr", "0.002",
         "--batches-per-epoch", "3", "--max-seq-len", "5",
@@ -160,7 +185,9 @@ def test_arguments_and_files_win_over_choices(tmp_path, capsys):
     assert "EpsilonGreedy.repeat = 2.0" in "\n".join(f"{k} = {v}" for k, v in config.bindings().items())
     printed = capsys.readouterr().out
     assert "--parallel_actors" in printed
-    assert not any(f"--{name} " in printed for name in ("batch_size", "memory_size", "learning_rate", "grads_per_epoch", "max_seq_len"))
+    assert not any(
+        f"--{name} " in printed for name in ("batch_size", "memory_size", "learning_rate", "grads_per_epoch", "max_seq_len")
+    )
 
 
 def test_what_was_chosen_is_printed_unless_quiet(tmp_path, capsys):
