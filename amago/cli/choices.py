@@ -101,9 +101,10 @@ def _model(env: AMAGOEnv, memory: str, traj_encoder: str | None) -> tuple[str, s
         return ARGUMENTS["traj_encoder"], "because one image does not show what moves"
     if comes_with_gymnasium(env):
         return "ff", "because the vectors that Gymnasium's own environments return are their whole state"
-    return ARGUMENTS[
-        "traj_encoder"
-    ], "because its observations may be less than its state; --memory none is faster where they are not"
+    return (
+        ARGUMENTS["traj_encoder"],
+        "because its observations may be less than its state; --memory none is faster where they are not",
+    )
 
 
 def comes_with_gymnasium(env: AMAGOEnv) -> bool:
@@ -119,9 +120,7 @@ def _discrete(counted_states: bool) -> Settings:
         "parallel_actors": 16, "grads_per_epoch": 125, "memory_layers": 1, "max_seq_len": 16, "batch_size": 48, "learning_rate": 6e-4,
     }  # fmt: skip
     options = {"gamma": 0.99, "tau": 0.05, "n_step": 10}
-    if (
-        counted_states
-    ):  # transitions are often random there, and several rewards of an exploring policy say little about the trained one
+    if counted_states:  # moves are often random there: FrozenLake needs targets of the trained policy, not of the exploring one
         options |= {"n_step": 1, "offline_coeff": 1.0}
     settings = {
         f"{MULTIGAMMAS}.discrete": [0.9], f"{MULTIGAMMAS}.continuous": [0.9], f"{EXPERIMENT}.lr_cooldown": 0.5, "EpsilonGreedy.repeat": 4.0,
@@ -131,14 +130,14 @@ def _discrete(counted_states: bool) -> Settings:
 
 def _continuous(horizon: int) -> Settings:
     arguments = {
-        "parallel_actors": 12, "memory_size": 16, "memory_layers": 1, "max_seq_len": 8, "batch_size": 32,
-        "learning_rate": 1e-3,
+        "parallel_actors": 12, "epochs": 48, "memory_size": 16, "memory_layers": 1, "max_seq_len": 8, "batch_size": 32, "learning_rate": 1e-3,
     }  # fmt: skip
     # a tenth of a rollout: critics need as many rounds of updates as they look ahead, and noise in actions blurs what is further away
     gamma = round(1.0 - 1.0 / min(max(horizon / 10, 20), 100), 4)
-    options = {"gamma": gamma, "use_multigamma": False, "tau": 0.02, "num_critics": 2, "n_step": 3}
+    options = {"gamma": gamma, "tau": 0.02}
     settings = {
-        f"{EXPERIMENT}.lr_cooldown": 0.5, "TanhGaussian.std_low": 0.29, "TanhGaussian.std_high": 0.3, "EpsilonGreedy.repeat": 4.0,
+        f"{MULTIGAMMAS}.continuous": [0.8], f"{EXPERIMENT}.lr_cooldown": 0.5, "TanhGaussian.std_low": 0.29, "TanhGaussian.std_high": 0.3,
+        "EpsilonGreedy.repeat": 4.0,
     }  # fmt: skip
     return arguments, options, settings
 

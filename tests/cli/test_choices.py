@@ -163,7 +163,6 @@ def test_choices_reach_the_agent_and_the_run(tmp_path):
     agent = agent_of(e)
     assert agent.gammas[-1].item() == pytest.approx(choice.settings["amago.agent.Agent.gamma"])
     assert agent.tau == choice.settings["amago.agent.Agent.tau"]
-    assert agent.critics.num_critics == choice.settings["amago.agent.Agent.num_critics"]
     assert agent.traj_encoder.emb_dim == choice.arguments["memory_size"]
     assert (e.parallel_actors, e.batch_size) == (choice.arguments["parallel_actors"], choice.arguments["batch_size"])
     assert e.lr_cooldown > 0
