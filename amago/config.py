@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,8 +20,10 @@ from typing import Any
 import cloudpickle
 import gin
 
+log = logging.getLogger(__name__)
 Binding = tuple[str, str, str, bytes]
 """(scope, selector, parameter, cloudpickled value)."""
+_of_earlier_experiments: dict[str, Any] = {}  # bindings with which an Experiment has started since the last reset
 
 
 @gin.configurable(module="amago.config")
@@ -99,6 +102,7 @@ def _zoo_file(name: str) -> Path:
 
 
 def _registry() -> Mapping[str, Any]:
+    """gin's entries of all configurables that this process has imported, by full name."""
     return gin.config._REGISTRY._selector_map  # gin offers no public listing
 
 
@@ -190,25 +194,87 @@ def import_bindings(exported: Iterable[Binding]) -> None:
                 gin.bind_parameter(key, cloudpickle.loads(blob))
 
 
-def clear() -> None:
-    """Remove all bindings."""
+def reset_config() -> None:
+    """Remove all bindings: every default argument is again what its signature says.
+
+    Bindings belong to the process, not to an `Experiment`: without this, a second experiment in a notebook is built with the bindings
+    of the first. Experiments that have started keep what they were built with.
+    """
     gin.clear_config()
+    _of_earlier_experiments.clear()
+
+
+clear = reset_config
+
+
+def mark_as_used() -> None:
+    """Remember that an `Experiment` was built with the bindings in force, for the messages of `change`."""
+    _of_earlier_experiments.update(bindings())
+
+
+def change(params: Mapping[str, Any], files: Iterable[str] = ()) -> list[str]:
+    """`bind` and then `parse_files`: all of it, or nothing if a part is wrong.
+
+    Returns:
+        what was replaced, and what an earlier `Experiment` has left in force; one line each.
+
+    Raises:
+        ValueError: as `bind` and `parse_files`.
+    """
+    before, saved = bindings(), _emptied()
+    try:
+        bind(params)
+        parse_files(files)
+        new = bindings()
+    except BaseException:
+        gin.config._CONFIG.clear()
+        raise
+    finally:
+        for key, values in saved.items():
+            gin.config._CONFIG[key] = {**values, **gin.config._CONFIG.get(key, {})}
+    lines = [
+        f"{k} was {_shown(before[k])} and is now {_shown(v)}" for k, v in new.items() if k in before and differ(before[k], v)
+    ]
+    kept = [k for k, v in _of_earlier_experiments.items() if k not in new and k in before and not differ(v, before[k])]
+    if kept:
+        lines.append(
+            f"still in force from an earlier experiment of this process: {', '.join(f'{k} = {_shown(before[k])}' for k in kept)}; "
+            "reset_config() removes all bindings"
+        )
+    return lines
+
+
+def _emptied() -> dict[Any, dict[str, Any]]:
+    """Remove the bindings, and return them as gin keeps them."""
+    saved = {key: dict(values) for key, values in gin.config._CONFIG.items()}
+    gin.config._CONFIG.clear()
+    return saved
+
+
+def differ(a: Any, b: Any) -> bool:
+    """Whether two values of a parameter differ; values that cannot be compared do."""
+    try:
+        return type(a) is not type(b) or not bool(a == b)
+    except Exception:  # arrays, above all
+        return True
 
 
 def operative_config() -> str:
     """All bindings in force as the text of ``config.txt``: sorted, one a line, classes by name."""
     lines = []
     for name, value in sorted(bindings().items()):
-        shown = f"@{value.__module__}.{value.__qualname__}" if isinstance(value, type) else repr(value)
-        lines.append(f"{name} = {shown}")
+        lines.append(f"{name} = {_shown(value)}")
     return "\n".join(lines) + "\n"
+
+
+def _shown(value: Any) -> str:
+    return f"@{value.__module__}.{value.__qualname__}" if isinstance(value, type) else repr(value)
 
 
 @contextmanager
 def temporary(params: Mapping[str, Any]) -> Iterator[None]:
     """Within the block only ``params`` are bound. Afterwards the earlier bindings are restored."""
-    saved = {key: dict(values) for key, values in gin.config._CONFIG.items()}
-    gin.config._CONFIG.clear()
+    saved = _emptied()
     try:
         bind(params)
         yield

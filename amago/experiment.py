@@ -10,22 +10,19 @@ from typing import Any
 import gin
 from tqdm import tqdm
 
-from amago import config
 from amago.compat.datasets import collection_ended
 from amago.envs.pool import ActorPool
 from amago.envs.statistics import PhaseStatistics, ReturnHistory, SpecialMetricHistory
 from amago.loading import RLDataset, SequenceLoader
-from amago.policy import acting_by, load_agent_weights, write_policy_spec
+from amago.policy import acting_by, find_run, load_agent_weights, write_policy_spec
 from amago.run import console
 from amago.run.allocator import FreedMemory
 from amago.run.batch_memory import check_batch_memory
-from amago.run.checkpoint import identity
 from amago.run.checks import check_buffer, check_settings, warn_if_nothing_saved
 from amago.run.collect import RunActors, interact
 from amago.run.evaluate import histories, merge_returns, merge_specials, merge_values, summarise, warn_if_nothing_ended
 from amago.run.own_parts import warn_of_faulty_parts
 from amago.run.persistence import PersistentRun
-from amago.run.rng import draw_seed, seed_process
 from amago.run.rollout import Rollout
 from amago.run.settings import EnvMakers
 from amago.run.signals import GracefulStop, Stopped
@@ -53,22 +50,27 @@ class Experiment(PersistentRun):
         """Check the settings; build environments, data set, model, optimizer and loggers; resume as ``resume`` says.
 
         Raises:
-            SettingsError: lists all wrong fields, before any process is started.
+            SettingsError: lists all wrong fields, before any process is started; or says that the directory or the buffer holds another
+                run, or is being written (`amago.run.ownership`), or what cannot change on resume (`amago.run.changes`).
+            CheckpointError: there is no training state to resume from, or ``init_from`` does not fit.
         """
         if self._started:
             raise RuntimeError("start() was called before; build a new Experiment")
         self.resolve()
         check_settings(self)
         self._build_accelerator()
-        self.init_checkpoints()
-        resumed = self.checkpoints.choose(self.resume)
-        self._init_seeds(resumed)
-        dataset = self.init_dsets()
         try:
+            resumed = self._claim()
+            self._init_seeds(resumed)
+            dataset = self.init_dsets()
             env_summary = self.init_envs()
+            self._replace_earlier_run()
             check_buffer(dataset, self._actors.spaces.observation, self._actors.spaces.action)
             self.init_dloaders()
             self.init_model()
+            if self.init_from is not None and resumed is None:
+                load_agent_weights(self.policy, find_run(str(self.init_from))[1])
+            self._record_start(resumed)
             if self.DEVICE.type == "cpu" and self.train_batches_per_epoch:
                 self._freed_memory.keep()
             self.init_logger()
@@ -81,14 +83,6 @@ class Experiment(PersistentRun):
             raise
         if self.verbose and self.accelerator.is_main_process:
             self.summary(env_summary)
-
-    def _init_seeds(self, resumed: Path | None) -> None:
-        self.run_seed = draw_seed() if self.seed is None else int(self.seed)
-        process_seed = (self.run_seed, self.accelerator.process_index)
-        if self.seed is not None:
-            seed_process(process_seed)
-        # environments cannot be restored: after each resume they begin with new rollouts, from a seed of their own
-        self._env_seed = (*process_seed, *(identity(resumed) if resumed else ()))
 
     def init_dsets(self) -> RLDataset:
         """Configure the data set."""
@@ -122,7 +116,6 @@ class Experiment(PersistentRun):
         if self.accelerator.is_main_process:
             self.checkpoints.description = write_policy_spec(self.run_dir, self.policy, spaces.raw_observation)
             warn_of_faulty_parts(self.policy)
-            (self.run_dir / "config.txt").write_text(config.operative_config())
 
     def summary(self, env_summary: str) -> None:
         """Print the most important settings."""
@@ -397,5 +390,7 @@ class Experiment(PersistentRun):
                 part.close()
         if isinstance(self.dataset, RLDataset):  # start() may have refused another type
             self.dataset.close()
+        if self._ownership is not None:
+            self._ownership.release()
         self._freed_memory.restore()
         self._started = False

@@ -72,7 +72,7 @@ def make_experiment(args: Namespace) -> Experiment:
         return AMAGOEnv(NormalizedScore(env, *scores) if scores else env, env_name=args.env)
 
     env = make_env()
-    horizon, space = env.horizon or 1000, env.action_space
+    horizon, space = env.horizon or 1000, env.action_spec.space
     env.close()
     dataset: RLDataset = D4RLDataset(args.dataset, horizon, space) if is_file else MinariDataset(args.dataset)
     online = args.online_after is not None

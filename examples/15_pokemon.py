@@ -76,8 +76,7 @@ def record(args: Namespace, make_env: MakeBattle) -> None:
             env.reset(seed=None if args.seed is None else args.seed + i)
             over = False
             while not over:
-                action = np.array([[inner.env.scripted_action(player)]])
-                _, _, terminated, truncated, _ = env.step(action)
+                _, _, terminated, truncated, _ = env.step(inner.env.scripted_action(player))
                 over = bool(terminated.item() or truncated.item())
             won[player].append(float(bool(inner.env.battle.won)))
     finally:

@@ -22,6 +22,7 @@ from amago.nets.traj_encoders import TformerTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
 from amago.run.checkpoint import CheckpointError
 from amago.run.checks import SettingsError
+from amago.run.ownership import RunExistsError
 from amago.run.settings import REQUIRED
 from amago.run.waiting import NoReadableDataError, NothingTrainedError
 from amago.spaces import NonFiniteError
@@ -214,6 +215,21 @@ def ran_in_vain(root: Path) -> None:
     tiny.started(root, resume=3)
 
 
+def second_run(root: Path) -> None:
+    tiny.learned(root, ckpt_interval=1).close()
+    tiny.started(root)
+
+
+def buffer_of_another(root: Path) -> None:
+    tiny.learned(root, name="first").close()
+    tiny.started(root, name="second", dataset=DiskTrajDataset(root, "first"))
+
+
+def other_networks(root: Path) -> None:
+    tiny.learned(root, ckpt_interval=1).close()
+    tiny.started(root, traj="gru", resume="auto")
+
+
 def no_gpu(root: Path) -> None:
     with mock.patch("torch.cuda.is_available", return_value=False):
         starting(mixed_precision="fp16")(root)
@@ -283,7 +299,7 @@ CASES = [
         "another number of rows than the vectorised environment has",
         ValueError,
         "batched_envs is 5, but the vectorised environment has num_envs=3",
-        wrapping(lambda: tiny.cartpoles(3).env, batched_envs=5),
+        wrapping(lambda: tiny.cartpoles(3).unwrapped, batched_envs=5),
     ),
     Case(
         ENV,
@@ -422,15 +438,15 @@ CASES = [
         ACT,
         "the environment's own form",
         TypeError,
-        "action is 1, but must be an array in stored form, (B, S) = (1, 1) of int64; ActionSpec.from_env turns an action of Discrete(2) into it",
-        acting(TWO, 1),
+        "action is {'a': 1}, but must be an array in stored form, (B, S) = (1, 1) of int64; ActionSpec.from_env turns an action of Dict('a': Discrete(2)) into it",
+        acting(gym.spaces.Dict(a=TWO), {"a": 1}),
     ),
     Case(
         ACT,
         "wrong shape",
         ValueError,
-        "action has shape (1,), but must have the stored form, (B, S) = (1, 1) of int64; ActionSpec.from_env turns an action of Discrete(2) into it",
-        acting(TWO, np.array([1])),
+        "action has shape (2,), but must have the stored form, (B, S) = (1, 1) of int64; ActionSpec.from_env turns an action of Discrete(2) into it",
+        acting(TWO, np.array([1, 0])),
     ),
     Case(
         ACT,
@@ -865,6 +881,41 @@ CASES = [
         SettingsError,
         "the buffer runs/run/buffer holds trajectories of 'CartPole' that do not fit the environments of this run (actions: discrete of width 2 there, discrete of width 4 now; observation 'observation': float32 (4,) there, float32 (2,) now): choose another run_name or dset_name, or delete the buffer",
         other_buffer,
+    ),
+    Case(
+        AROUND,
+        "a run name that was used before",
+        RunExistsError,
+        "run 'run' exists: runs/run has training state run_epoch_0, metrics.jsonl, and with resume='never' a second run would be mixed with it. Choose: resume='auto' (--resume auto) continues it; another run_name (--run_name) begins a new one beside it; overwrite=True (--overwrite) deletes its checkpoints, its metrics and the trajectories that it collected",
+        second_run,
+    ),
+    Case(
+        AROUND,
+        "the buffer of another run",
+        RunExistsError,
+        "the buffer runs/first/buffer/fifo holds the trajectories of run 'first' (runs/first), and run 'second' would train on them, add its own, and delete the oldest. Choose another dset_name, or share_buffer=True (--share_buffer) if that is what you want; to train on data that is never deleted, move the files to buffer/protected",
+        buffer_of_another,
+    ),
+    Case(
+        AROUND,
+        "other networks on resume",
+        SettingsError,
+        "runs/run/ckpts/training_states/run_epoch_0 cannot be resumed with other networks, whose weights would not fit or would mean something else:\n  - traj_encoder_type was amago.nets.traj_encoders.FFTrajEncoder and is now amago.nets.traj_encoders.GRUTrajEncoder\nset these as they were, or begin a new run under another run_name",
+        other_networks,
+    ),
+    Case(
+        TOGETHER,
+        "resuming what is to be deleted",
+        SettingsError,
+        CANNOT + "overwrite=True deletes the run that resume='auto' would continue: give one of the two",
+        starting(overwrite=True, resume="auto"),
+    ),
+    Case(
+        AROUND,
+        "weights to begin with that do not exist",
+        SettingsError,
+        CANNOT + "init_from is 'nowhere', which does not exist: name a run's directory, a training state or a file of weights",
+        starting(init_from="nowhere"),
     ),
     Case(
         AROUND,

@@ -1,12 +1,14 @@
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import gin
 import pytest
-from messages import naming
+import tiny
+from messages import names, naming
 
-from amago import config
+from amago import cli_utils, config
 from amago.agent import Agent
 from amago.cli_utils import (
     switch_agent,
@@ -133,3 +135,55 @@ def test_the_zoo_and_missing_files():
         use_config({}, ["zoo/nothing"])
     with pytest.raises(ValueError, match=naming("'nowhere.gin'")):
         use_config({}, ["nowhere.gin"])
+
+
+# ---- bindings outlive what was built with them -------------------------------------------------------------------------------
+
+
+def test_use_config_says_what_it_replaces(caplog):
+    cli_utils.use_config({"Agent.tau": 0.01, "Agent.gamma": 0.9})
+    cli_utils.use_config({"FFTrajEncoder.d_model": 8})
+    cli_utils.use_config({"Agent.gamma": 0.9})
+    assert not caplog.records, "nothing is replaced"
+    cli_utils.use_config({"Agent.tau": 0.02})
+    (message,) = caplog.messages
+    assert names(message, "amago.agent.Agent.tau", 0.01, 0.02)
+    assert "gamma" not in message
+
+
+def test_one_call_may_replace_its_own_values(tmp_path, caplog):
+    (tmp_path / "a.gin").write_text("Agent.tau = 0.5\n")
+    cli_utils.use_config({"Agent.tau": 0.01}, [str(tmp_path / "a.gin")])
+    assert config.bindings() == {"amago.agent.Agent.tau": 0.5}
+    assert not caplog.records
+
+
+def test_what_an_earlier_experiment_left_is_said_until_it_is_reset(tmp_path, caplog):
+    cli_utils.use_config({"Agent.tau": 0.01, "Agent.gamma": 0.9})
+    tiny.started(tmp_path).close()
+    caplog.clear()
+    cli_utils.use_config({"Agent.gamma": 0.9})
+    (message,) = caplog.messages
+    assert names(message, "earlier experiment", "amago.agent.Agent.tau = 0.01", "reset_config()")
+    assert "Agent.gamma" not in message, "this call has set it anew"
+    caplog.clear()
+    cli_utils.reset_config()
+    assert config.bindings() == {}
+    cli_utils.use_config({"Agent.gamma": 0.8})
+    assert not caplog.records
+    assert cli_utils.reset_config is config.reset_config
+    second = tiny.started(tmp_path, name="second")
+    assert second.policy.tau == 0.003
+    recorded = json.loads((second.run_dir / "settings.json").read_text())["parameters"]
+    assert (recorded["amago.agent.Agent.tau"], recorded["amago.agent.Agent.gamma"]) == (0.003, 0.8)
+    second.close()
+
+
+@pytest.mark.parametrize("wrong", [{"Agent.tauu": 1}, {"Nobody.tau": 1}])
+def test_a_call_with_a_mistake_changes_nothing(wrong):
+    cli_utils.use_config({"Agent.tau": 0.01})
+    with pytest.raises(ValueError, match=naming(next(iter(wrong)))):
+        cli_utils.use_config({"Agent.tau": 0.02, "Agent.gamma": 0.5} | wrong)
+    with pytest.raises(ValueError, match=naming("nowhere.gin")):
+        cli_utils.use_config({"Agent.tau": 0.02}, ["nowhere.gin"])
+    assert config.bindings() == {"amago.agent.Agent.tau": 0.01}

@@ -81,7 +81,7 @@ def as_arrays(trap):
 FORMS = {f.__name__: f for f in (plain, oldest, of_torch, of_old_torch, as_array, as_arrays)}
 STATE = "ckpts/training_states/run_epoch_0"
 SLOTS = [
-    "policy.json", "policy.pt", "config.txt", "metrics.jsonl", "train_args.json", "ckpts/latest/policy.pt",
+    "policy.json", "policy.pt", "config.txt", "metrics.jsonl", "train_args.json", "settings.json", "buffer/owner.json", "ckpts/latest/policy.pt",
     "ckpts/policy_weights/policy_epoch_0.pt", f"{STATE}/model.safetensors", f"{STATE}/optimizer.pt", f"{STATE}/state.json",
     f"{STATE}/manifest.json", "buffer/order.journal",
     *(f"buffer/{part}/x.{end}" for part in ("fifo", "protected") for end in ("pt", "pkl", "npy", "npz", "traj", "safetensors")),
@@ -111,7 +111,8 @@ def resume(root):
 
 
 def load_weights_of_an_epoch(root):
-    e = tiny.started(root, tiny.cartpole)
+    weights = root / "run" / "ckpts" / "policy_weights" / "policy_epoch_0.pt"
+    e = tiny.started(root, tiny.cartpole, init_from=weights)
     e.load_checkpoint(0, resume_training_state=False)
     e.close()
 

@@ -15,6 +15,7 @@ COMMANDS = {
     "eval": "evaluate a trained agent",
     "report": "write a page about training runs: curves, adaptation, faults, settings",
     "buffer": "import, export, inspect or verify recorded trajectories",
+    "diff": "show in which settings two runs differ",
     "demo": "train a small memory agent in a few minutes and draw how it adapts",
 }
 

@@ -89,12 +89,12 @@ def _check_fits(env_id: str, env: AMAGOEnv, policy: Policy) -> None:
     def shapes(space: gym.spaces.Dict) -> dict[str, tuple[int, ...] | None]:
         return {k: s.shape for k, s in space.spaces.items()}
 
-    spaces = env.observation_space, env.action_space
+    spaces = env.observation_space, env.action_spec.space
     if space_differences((policy.observation_space, policy.action_space), spaces, dtypes=False):
         trained, found = shapes(policy.observation_space), shapes(env.observation_space)
         raise ValueError(
             f"the policy was trained for observations {trained} and actions {policy.action_space}, but {env_id} has observations "
-            f"{found} and actions {env.action_space}"
+            f"{found} and actions {env.action_spec.space}"
         )
 
 

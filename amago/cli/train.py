@@ -10,6 +10,7 @@ from amago import cli_utils
 from amago.cli.choices import ARGUMENTS, MEMORIES, choose_settings, library_settings
 from amago.cli.gym_env import GymEnv
 from amago.experiment import Experiment
+from amago.run.checks import unwritable
 from amago.run.console import metrics_table
 
 ARGS_FILE = "train_args.json"
@@ -19,7 +20,7 @@ VAL_SHARE = 0.1
 def add_arguments(parser: ArgumentParser) -> None:
     parser.description = (
         "Train an agent with memory on a Gymnasium environment, then evaluate it. Checkpoints, logs and the replay buffer are in "
-        "BUFFER_DIR/RUN_NAME. Ctrl-C and SIGTERM save a training state before the program ends; --resume auto continues from it. "
+        "BUFFER_DIR/RUN_NAME. Ctrl-C and SIGTERM save a training state before the program ends; --resume auto continues from it, and --overwrite begins anew. "
         "Arguments without a default are chosen for the environment and printed. "
         "Example: amago train CartPole-v1 --run-name demo --buffer-dir runs"
     )
@@ -48,6 +49,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def make_experiment(args: Namespace) -> Experiment:
     """The experiment that the arguments describe, not started."""
+    for problem in unwritable("--buffer_dir", args.buffer_dir, "checkpoints, logs and the replay buffer"):
+        raise ValueError(problem)
     make_env = GymEnv(args.env, args.horizon)
     env = make_env()
     observations = env.observation_space
@@ -68,20 +71,11 @@ def make_experiment(args: Namespace) -> Experiment:
     cli_utils.use_config(settings, args.configs)
     val_episodes = args.val_episodes or (None if args.eval_timesteps else _val_episodes(args, horizon))
     val_steps = horizon * -(-(val_episodes or 2) // max(1, args.parallel_actors)) + 1
-    experiment = cli_utils.create_experiment_from_cli(
+    return cli_utils.create_experiment_from_cli(
         args, make_env, make_env, max_seq_len=args.max_seq_len, val_timesteps_per_epoch=val_steps, val_episodes=val_episodes,
         tstep_encoder_type=tstep, traj_encoder_type=traj, agent_type=agent, exploration_wrapper_type=exploration,
         padded_sampling="both",  # sequences are shorter than rollouts: without padding the first and last steps are rarely sampled
     )  # fmt: skip
-    recorded = {"env": args.env, "horizon": args.horizon}
-    try:
-        experiment.run_dir.mkdir(parents=True, exist_ok=True)
-        (experiment.run_dir / ARGS_FILE).write_text(json.dumps(recorded))
-    except OSError as err:
-        raise ValueError(
-            f"--buffer_dir is for checkpoints, logs and the replay buffer, but it cannot be written to: {err}"
-        ) from err
-    return experiment
 
 
 def _val_episodes(args: Namespace, horizon: int) -> int:
@@ -101,5 +95,9 @@ def run(args: Namespace) -> int:
         print(metrics_table(metrics, title=f"{args.env} after training"))
         print(f"\nto evaluate it again: amago eval {experiment.run_dir}")
 
-    cli_utils.run_trials(args, make_experiment, test)
+    def record(experiment: Experiment) -> None:
+        recorded = {"env": args.env, "horizon": args.horizon}
+        (experiment.run_dir / ARGS_FILE).write_text(json.dumps(recorded))
+
+    cli_utils.run_trials(args, make_experiment, test, started=record)
     return 0

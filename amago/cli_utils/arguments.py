@@ -117,6 +117,14 @@ def _add_files(group: Any) -> None:
         default="never",
         help="never, auto (continue from the newest training state, if there is one), or the epoch to continue from",
     )
+    _add(
+        group,
+        "overwrite",
+        action="store_true",
+        help="delete an earlier run of this name: its checkpoints, metrics and collected trajectories",
+    )
+    _add(group, "init_from", default=None, help="begin with the weights of this run, training state or file of weights")
+    _add(group, "share_buffer", action="store_true", help="collect into a buffer that holds the trajectories of another run")
     steps = f"most steps in the replay buffer; {BUFFER_STEPS:,} if it has no other limit"
     _add(group, "dset_max_steps", type=whole_number, default=inf, help=steps)
     _add(group, "dset_max_size", type=whole_number, default=inf, help="most trajectories in the replay buffer")
@@ -262,6 +270,7 @@ def experiment_fields_from_cli(args: Namespace) -> dict[str, Any]:
         "train_batches_per_epoch": _batches_per_epoch(args),
         "batch_size": args.batch_size, "learning_rate": args.learning_rate, "mixed_precision": args.mixed_precision,
         "ckpt_interval": args.ckpt_interval, "seed": args.seed, "resume": args.resume,
+        "overwrite": args.overwrite, "share_buffer": args.share_buffer, "init_from": args.init_from,
         "log_to_wandb": args.log and not args.no_log, "log_to_tensorboard": args.tensorboard, "verbose": not args.quiet,
         "save_trajs_as": "segments", **optional,
     }  # fmt: skip

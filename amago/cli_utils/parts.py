@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Iterable, MutableMapping
 from typing import Any
 
@@ -21,6 +22,7 @@ from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
 from amago.run.parts import AGENTS, EXPLORATION, TSTEP_ENCODERS
 
+log = logging.getLogger(__name__)
 Config = MutableMapping[str, Any]
 
 ACTORS: dict[str, type] = {"ff": Actor, "residual": ResidualActor}
@@ -40,6 +42,8 @@ _NAMED = {"actor_type": "actor", "critic_type": "critic", "cnn_type": "cnn", "co
 def use_config(custom_params: Config | None = None, gin_configs: Iterable[str] | None = None, finalize: bool = True) -> None:
     """Change default arguments: first by ``custom_params``, then by ``.gin`` files from left to right. The last change wins.
 
+    Changes apply to the whole process until `reset_config`. The log (``amago.cli_utils.parts``, a warning) says which values of earlier
+    calls are replaced, and which are still in force from an experiment that was started before. If an entry is wrong, nothing changes.
     It may be called again, also where a script has called ``gin.finalize()``.
 
     Args:
@@ -50,8 +54,8 @@ def use_config(custom_params: Config | None = None, gin_configs: Iterable[str] |
     Raises:
         ValueError: a file cannot be read, or a class or argument does not exist; the message names the nearest that do.
     """
-    gin_config.bind(custom_params or {})
-    gin_config.parse_files(gin_configs or ())
+    for line in gin_config.change(custom_params or {}, gin_configs or ()):
+        log.warning("use_config: %s", line)
     if finalize:
         gin_config.run_finalize_hooks()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from amago.agent import Agent, BaseAgent
@@ -13,6 +14,7 @@ from amago.experiment import Experiment
 from amago.loading import DiskTrajDataset, RLDataset
 from amago.nets.traj_encoders import TformerTrajEncoder, TrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder, TstepEncoder
+from amago.run.checkpoint import CheckpointError
 from amago.run.console import metrics_table
 
 
@@ -121,7 +123,12 @@ def create_experiment_from_cli(
     )  # fmt: skip
 
 
-def run_trials(args: Namespace, make_experiment: Callable[[Namespace], Experiment], test: Callable[[Experiment], Any]) -> None:
+def run_trials(
+    args: Namespace,
+    make_experiment: Callable[[Namespace], Experiment],
+    test: Callable[[Experiment], Any],
+    started: Callable[[Experiment], Any] | None = None,
+) -> None:
     """Train and test ``args.trials`` agents one after another.
 
     Args:
@@ -129,6 +136,10 @@ def run_trials(args: Namespace, make_experiment: Callable[[Namespace], Experimen
             ``NAME_trial_i`` and the seed ``seed + i``.
         make_experiment: makes an experiment from these arguments; it must not start it.
         test: evaluates a trained experiment. It is not called with ``--mode learn``.
+        started: called with each experiment after its ``start()``, for example to write files into the run's directory.
+
+    Raises:
+        CheckpointError: there are no weights of ``--ckpt``.
     """
     for trial in range(args.trials):
         own = Namespace(**vars(args))
@@ -136,16 +147,28 @@ def run_trials(args: Namespace, make_experiment: Callable[[Namespace], Experimen
             own.run_name = f"{args.run_name}_trial_{trial}"
             own.seed = None if args.seed is None else args.seed + trial
         experiment = switch_async_mode(make_experiment(own), own.mode)
+        if own.ckpt is not None and own.resume == "never":
+            experiment.init_from = _weights_of_epoch(experiment, own.ckpt)
         experiment.start()
         try:
-            if own.ckpt is not None:
+            if own.ckpt is not None and own.resume != "never":
                 experiment.load_checkpoint(own.ckpt, resume_training_state=False)
+            if started is not None:
+                started(experiment)
             with running():
                 experiment.learn()
                 if own.mode != "learn":
                     test(experiment)
         finally:
             experiment.close()
+
+
+def _weights_of_epoch(experiment: Experiment, epoch: int) -> Path:
+    """The file with the weights that the run saved in an epoch."""
+    path = experiment.run_dir / "ckpts" / "policy_weights" / f"policy_epoch_{epoch}.pt"
+    if not path.is_file():
+        raise CheckpointError(f"no weights at {path}")
+    return path
 
 
 def evaluate_after_training(

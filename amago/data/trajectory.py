@@ -21,6 +21,8 @@ ROWS = ("T+1", "T", "1")
 """Rows of a field in a trajectory of T transitions: one for each observation, for each transition, or for the trajectory."""
 OBS, EXTRA = "obs/", "extra/"
 """How the names of observations and of declared extra fields begin in files."""
+OBS_KEY, EXTRA_KEY = "_OBS_KEY_", "_EXTRA_KEY_"
+"""How they begin in `FrozenTraj.to_dict`."""
 
 
 @dataclass(frozen=True)
@@ -119,32 +121,6 @@ def cut_extras(extras: Mapping[str, Any], steps: int, start: int, stop: int) -> 
 
 
 @dataclass
-class Timestep:
-    """One step as the policy sees it, with a leading batch dimension B = ``batched_envs``.
-
-    Attributes:
-        obs: {key: (B, ...)}.
-        prev_action: (B, A) float32, the vector form of the action that caused ``obs``; zeros at time 0.
-        reward: (B, 1) float32, the reward that arrived with ``obs``; zero at time 0.
-        time_idx: (B, 1) int64, index of the step in its rollout.
-        terminal: (B, 1) bool, the environment terminated here (never: was truncated).
-        batched_envs: B.
-    """
-
-    obs: dict[str, Array]
-    prev_action: NDArray[np.float32]
-    reward: NDArray[np.float32]
-    time_idx: NDArray[np.int64]
-    terminal: NDArray[np.bool_]
-    batched_envs: int = 1
-
-    @property
-    def rl2(self) -> NDArray[np.float32]:
-        """(B, 1 + A): reward first, then the previous action."""
-        return rl2(self.reward, self.prev_action)
-
-
-@dataclass
 class FrozenTraj:
     """A finished rollout (or a piece of one) of T transitions, as arrays.
 
@@ -187,6 +163,36 @@ class FrozenTraj:
         for name, array in self.extras.items():
             rows_of_extra(name, len(array), t)
         return self
+
+    def to_dict(self) -> dict[str, Array]:
+        """The arrays under one name each, as a file of one trajectory in the original's format holds them.
+
+        Returns:
+            the six fields by their names, an observation under ``_OBS_KEY_`` and its key, an extra field under ``_EXTRA_KEY_`` and
+            its name.
+        """
+        fields = {name: getattr(self, name) for name in SEQUENCE_ROWS}
+        obs = {OBS_KEY + k: v for k, v in self.obs.items()}
+        return fields | obs | {EXTRA_KEY + k: v for k, v in self.extras.items()}
+
+    @classmethod
+    def from_dict(cls, d: Mapping[str, Array]) -> FrozenTraj:
+        """The trajectory whose `to_dict` is ``d``; a file opened by `numpy.load` will do.
+
+        Raises:
+            ValueError: a field is missing, or an entry is none of a trajectory; the message names them.
+        """
+        arrays = {k: np.asarray(d[k]) for k in d}
+        missing = [name for name in SEQUENCE_ROWS if name not in arrays]
+        unknown = [k for k in arrays if k not in SEQUENCE_ROWS and not k.startswith((OBS_KEY, EXTRA_KEY))]
+        if missing or unknown:
+            raise ValueError(
+                f"this is no trajectory: missing {missing}, unknown {unknown}; it must hold {', '.join(SEQUENCE_ROWS)}, observations "
+                f"named {OBS_KEY}<key>, and extra fields named {EXTRA_KEY}<name>"
+            )
+        obs = {k.removeprefix(OBS_KEY): v for k, v in arrays.items() if k.startswith(OBS_KEY)}
+        extras = {k.removeprefix(EXTRA_KEY): v for k, v in arrays.items() if k.startswith(EXTRA_KEY)}
+        return cls(obs=obs, extras=extras, **{name: arrays[name] for name in SEQUENCE_ROWS})
 
     def slice(self, start: int, stop: int) -> FrozenTraj:
         """Transitions [start, stop) with the observation that follows the last of them."""
@@ -279,57 +285,3 @@ class StoredTraj:
                 actions[0] = spec.to_vector(np.asarray(self.prev_action).reshape(-1))
         time_idxs = np.arange(self.start_time, self.start_time + t + 1, dtype=np.int64)[:, None]
         return FrozenTraj(self.obs, rl2(rewards, actions), time_idxs, self.rews, self.dones, vectors, self.extras)
-
-
-@dataclass
-class Trajectory:
-    """A rollout that grows by one step at a time, for scripts that build data by hand.
-
-    ``start(obs)`` once, ``add(action, reward, terminated, obs)`` per step, then ``freeze()``.
-    """
-
-    spec: ActionSpec
-    env_name: str = ""
-    _obs: list[dict[str, Array]] = field(default_factory=list, repr=False)
-    _actions: list[Array] = field(default_factory=list, repr=False)
-    _rews: list[float] = field(default_factory=list, repr=False)
-    _dones: list[bool] = field(default_factory=list, repr=False)
-
-    def __len__(self) -> int:
-        return len(self._rews)
-
-    def start(self, obs: dict[str, Array]) -> Trajectory:
-        """Begin (or begin again) with the first observation, without a batch dimension."""
-        self._obs, self._actions, self._rews, self._dones = [obs], [], [], []
-        return self
-
-    def add(self, action: Any, reward: float, terminated: bool, obs: dict[str, Array]) -> None:
-        """One transition: the environment's own action, its reward, whether it terminated, the next observation.
-
-        Raises:
-            ValueError: before `start`, or after a terminated step.
-        """
-        if not self._obs:
-            raise ValueError("call start(first_observation) before add(...)")
-        if self._dones and self._dones[-1]:
-            raise ValueError("the trajectory has terminated; call start(...) to begin another")
-        self._obs.append(obs)
-        self._actions.append(self.spec.from_env(action))
-        self._rews.append(float(reward))
-        self._dones.append(bool(terminated))
-
-    def to_stored(self) -> StoredTraj:
-        """The form that is written to disk."""
-        if not self._rews:
-            raise ValueError("a trajectory needs at least one transition")
-        return StoredTraj(
-            obs={k: np.stack([np.asarray(o[k]) for o in self._obs]) for k in self._obs[0]},
-            actions=np.stack(self._actions),
-            rews=np.asarray(self._rews, dtype=np.float32)[:, None],
-            dones=np.asarray(self._dones, dtype=bool)[:, None],
-            env_name=self.env_name,
-        )
-
-    def freeze(self) -> FrozenTraj:
-        """The arrays of a `FrozenTraj`."""
-        return self.to_stored().derive(self.spec)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from amago.envs.amago_env import AMAGOEnv
 from amago.envs.checking import check_env
+from amago.envs.creator import EnvCreator
+from amago.envs.environment import AMAGOEnv
 from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
+from amago.envs.pieces import RecordingError
 from amago.envs.pool import ActorPool, make_pool
 from amago.envs.pool.faults import ActorError
-from amago.envs.recorder import RecordingError, SequenceWrapper
+from amago.envs.sequence_wrapper import SequenceWrapper
 from amago.envs.statistics import EpisodeRecord, PhaseStatistics, ReturnHistory, SpecialMetricHistory
 
 __all__ = [
@@ -17,6 +19,7 @@ __all__ = [
     "ActorError",
     "ActorPool",
     "BilevelEpsilonGreedy",
+    "EnvCreator",
     "EpisodeRecord",
     "EpsilonGreedy",
     "ExplorationWrapper",

@@ -7,7 +7,6 @@ the info), or the last, with resets on request ("disabled"). `AutoReset` describ
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from amago.envs.observed import Observations
 from amago.spaces import obs_spec
 
 Array = NDArray[Any]
@@ -66,16 +66,16 @@ class AutoResetter:
     """Describes each step of one vectorised environment as an `AutoReset`; resets ended rows if the mode is "disabled".
 
     Args:
-        env: the environment.
-        convert: maps its batched observation to {key: (B, ...)}.
-        single_space: the observation space of one row.
+        env: an `AMAGOEnv`, whose ``inner_reset`` resets rows.
+        observations: converts batched observations to {key: (B, ...)}.
+        single_space: the environment's own observation space of one row.
 
     Raises:
         ValueError: the environment's mode is unknown.
     """
 
-    def __init__(self, env: Any, convert: Callable[[Any], dict[str, Array]], single_space: gym.Space[Any]):
-        self.env, self.convert, self.mode = env, convert, autoreset_mode(env)
+    def __init__(self, env: Any, observations: Observations, single_space: gym.Space[Any]):
+        self.env, self._observations, self.mode = env, observations, autoreset_mode(env)
         self._convert_one = obs_spec(single_space).convert
         self._waiting: Mask | None = None  # rows that the next step resets ("next_step")
 
@@ -90,13 +90,13 @@ class AutoResetter:
 
         Args:
             obs: {key: (B, ...)}, as converted.
-            terminated, truncated: (B, 1) bool.
+            terminated, truncated: (B,) bool.
             info: of the step.
 
         Returns:
             what the policy sees next {key: (B, ...)}, and the description.
         """
-        ended: Mask = (terminated | truncated)[:, 0]
+        ended: Mask = terminated | truncated
         everywhere = np.ones_like(ended)
         if self.mode == NEXT_STEP:
             opened = self._waiting if self._waiting is not None else np.zeros_like(ended)
@@ -107,8 +107,10 @@ class AutoResetter:
             return obs, AutoReset(everywhere, ended, None, everywhere, [(info, everywhere)], [])
         if self.mode == DISABLED:
             last = {k: v.copy() for k, v in obs.items()}
-            raw, opening = self.env.reset(options={"reset_mask": ended})
-            return self.convert(raw), AutoReset(everywhere, ended, last, everywhere, [(info, everywhere)], [(opening, ended)])
+            raw, opening = self.env.inner_reset(seed=None, options={"reset_mask": ended})
+            return self._observations.convert(raw), AutoReset(
+                everywhere, ended, last, everywhere, [(info, everywhere)], [(opening, ended)]
+            )
         last_obs, known = self._last_observations(obs, ended, info)
         step_infos = [(info, ~ended), *_final_infos(info, ended)]
         return obs, AutoReset(everywhere, ended, last_obs, known, step_infos, [(info, ended)])
@@ -116,11 +118,11 @@ class AutoResetter:
     def _last_observations(self, obs: dict[str, Array], ended: Mask, info: dict[str, Any]) -> tuple[dict[str, Array], Mask]:
         """`AutoReset.last_obs` and ``last_known`` from the info: a batched observation, or one observation a row."""
         key = next((k for k in ("final_obs", "final_observation") if info.get(k) is not None), None)
-        if key is None:
+        if key is None or self._observations.changed:  # the environment knows nothing of keys that a subclass has added
             return obs, ~ended
         raw, given = info[key], np.asarray(info.get(f"_{key}", ended), dtype=bool)
         if not (isinstance(raw, list) or (isinstance(raw, np.ndarray) and raw.dtype == object)):
-            return self.convert(raw), ~ended | given
+            return self._observations.convert(raw), ~ended | given
         last, known = {k: v.copy() for k, v in obs.items()}, ~ended
         for row in np.flatnonzero(ended & given):
             if raw[row] is None:

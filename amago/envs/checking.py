@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amago.data.findings import Findings, StopChecking, of_exception
-from amago.envs.amago_env import AMAGOEnv, AMAGOWrapper, innermost
+from amago.envs.environment import AMAGOEnv
 from amago.envs.introspect import reset_arguments
-from amago.envs.statistics import metric_name, metric_value
+from amago.envs.statistics import metric_name, metric_values
+from amago.envs.wrapper import AMAGOWrapper, innermost
 
 Array = NDArray[Any]
 
@@ -81,10 +82,11 @@ def _make_two(make_env: Callable[[], Any], findings: Findings) -> Iterator[AMAGO
         raise StopChecking
     yield second
     one, two = innermost(first, ""), innermost(second, "")
-    for what in ("raw_observation_space", "action_space"):
-        a, b = getattr(one, what), getattr(two, what)
+    for name, a, b in (
+        ("observation_space", one.raw_observation_space, two.raw_observation_space),
+        ("action_space", one.action_spec.space, two.action_spec.space),
+    ):
         if a != b:
-            name = what.removeprefix("raw_")
             findings.add(f"{name} differs between two environments that make_env() made: {a} and {b}; all actors need the same")
             raise StopChecking
 
@@ -116,7 +118,7 @@ def _check_name(env: AMAGOEnv | AMAGOWrapper, findings: Findings) -> None:
 def _trial(env: AMAGOEnv | AMAGOWrapper, steps: int, seed: int, findings: Findings) -> list[dict[str, Array]]:
     """Take steps with random actions; returns what was observed after each, and adds what is wrong."""
     base, log = innermost(env, ""), []
-    action_space = copy.deepcopy(base.action_space)
+    action_space = copy.deepcopy(base.action_spec.space)
     action_space.seed(seed)
     before = copy.deepcopy(base.raw_observation_space)
     with _watched(base, findings):
@@ -132,8 +134,7 @@ def _trial(env: AMAGOEnv | AMAGOWrapper, steps: int, seed: int, findings: Findin
             if (terminated | truncated).any() and not base.vectorized:
                 step = _reset(env, base, None, findings)
                 log.append(dict(step.obs))
-    after = getattr(base.env, "single_observation_space", None) if base.vectorized else None
-    after = getattr(base.env, "observation_space", before) if after is None else after
+    after = getattr(base.env.env, "observation_space", before)
     if after != before and not base.vectorized:
         findings.add(f"observation_space was {before} and is {after} after a rollout; it must not change")
     return [{key: np.array(value) for key, value in entry.items()} for entry in log]
@@ -228,12 +229,12 @@ def _check_info(of: str, info: Any, base: AMAGOEnv, findings: Findings) -> None:
         if metric_name(key) is None or base.vectorized:
             continue
         try:
-            number = metric_value(key, value)
+            numbers = metric_values(key, value)
         except ValueError as err:
             findings.add(str(err))
             continue
-        if not np.isfinite(number):
-            findings.add(f"info[{key!r}] is {number}; a mean over rollouts would be, too: leave the entry out instead")
+        if not np.isfinite(numbers).all():
+            findings.add(f"info[{key!r}] is {value}; a mean over rollouts would be, too: leave the entry out instead")
 
 
 # ---- seeds ---------------------------------------------------------------------------------------------------------------
@@ -247,7 +248,7 @@ def _check_repeats(
     if difference is None:
         return
     advice = "or pass seeded=False if the environment cannot repeat itself (runs with a seed then do not repeat either)"
-    if "seed" not in reset_arguments(innermost(env, "").env):
+    if "seed" not in reset_arguments(innermost(env, "").env.env):
         findings.add(
             f"two rollouts with the same actions differ ({difference}), and reset() has no argument seed by which they could be repeated: "
             f"add reset(self, *, seed=None, options=None) and draw random numbers from self.np_random, {advice}"

@@ -6,14 +6,19 @@ Each actor has its own wrapper and random generator. Schedules count the steps o
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import gin
+import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from amago.data.trajectory import Timestep
-from amago.envs.amago_env import AMAGOWrapper, Step
+from amago.data.timesteps import Timestep
+from amago.envs.environment import Step
+from amago.envs.forwarding import assignable
+from amago.envs.wrapper import AMAGOWrapper
 from amago.registry import Registry
 from amago.spaces import ActionSpec, action_mask_key
 
@@ -26,7 +31,7 @@ get_exploration_cls = EXPLORATION.find
 list_registered_explorations = EXPLORATION.names
 
 
-class ExplorationWrapper(AMAGOWrapper):
+class ExplorationWrapper(AMAGOWrapper, gym.ActionWrapper[Any, Any, Any]):
     """Base class of exploration: subclass it and override `add_exploration_noise`.
 
     If an `amago.spaces.ActionMask` is bound, illegal actions after the noise are replaced: an illegal choice by one drawn uniformly from
@@ -38,7 +43,6 @@ class ExplorationWrapper(AMAGOWrapper):
     Attributes:
         rng: the generator from which to draw all randomness; each actor's has its own seed.
         global_step: steps that this actor has taken over all rollouts.
-        local_step: (B,) index of the next action in its rollout.
 
     Raises:
         TypeError: ``amago_env`` is not an `AMAGOEnv`.
@@ -51,21 +55,24 @@ class ExplorationWrapper(AMAGOWrapper):
         self._mask: Array | None = None  # of the next action, (B, ...)
         self.rng = np.random.default_rng()
         self.global_step = 0
-        self.local_step = np.zeros(self.batched_envs, dtype=np.int64)
-        self._rollout_limit = self.amago_env.horizon
+        self._noise = _noise_of(self)
 
-    def add_exploration_noise(self, action: Array, local_step: NDArray[np.int64], horizon: int | None) -> Array:
+    @assignable
+    def local_step(self) -> NDArray[np.int64]:
+        """(B,) index of the next action in its rollout."""
+        return self.amago_env.step_count
+
+    def add_exploration_noise(self, action: Array, local_step: NDArray[np.int64]) -> Array:
         """Return the actions to take instead of the policy's.
 
         Args:
             action: (B, S) in stored form (`amago.spaces`); do not change it in place.
-            local_step: (B,) index of each action in its rollout.
-            horizon: the most steps of a rollout, if known (`AMAGOEnv.horizon`).
+            local_step: (B,) index of each action in its rollout. ``self.amago_env.horizon`` is the most steps of a rollout, if known.
 
         Returns:
             (B, S), of the same dtype.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} must override add_exploration_noise(action, local_step)")
 
     def on_rollout_start(self, opened: NDArray[np.bool_]) -> None:
         """Called when new rollouts begin in the rows where ``opened`` (B,) is True; the default does nothing."""
@@ -78,29 +85,43 @@ class ExplorationWrapper(AMAGOWrapper):
         out = self.env.reset(seed=seed, options=options)
         if self._mask_key is not None:
             self._mask = out[0].obs[self._mask_key]
-        self.local_step = np.zeros(self.batched_envs, dtype=np.int64)
         self.on_rollout_start(np.ones(self.batched_envs, dtype=bool))
         return out
 
-    def step(self, action: Array) -> Step:  # type: ignore[override]  # arrays: rows side by side
-        self.amago_env.check_action(action)  # before the noise, whose clipping would hide an action out of bounds
-        action = self.add_exploration_noise(action, self.local_step, self._rollout_limit)
+    def action(self, action: Array) -> Array:
+        """The action to take instead of the policy's.
+
+        Args:
+            action: (B, S), or (S,) of one environment.
+
+        Returns:
+            the same shape.
+        """
+        if action.ndim == 2:
+            noisy = self._noise(action, self.amago_env.step_count)
+            return noisy if self._mask is None else made_legal(self.action_spec, noisy, self._mask, self.rng)
+        batch = action[None]
+        noisy = self._noise(batch, self.amago_env.step_count)
         if self._mask is not None:
-            action = made_legal(self.action_spec, action, self._mask, self.rng)
+            noisy = made_legal(self.action_spec, noisy, self._mask, self.rng)
+        return action if noisy is batch else noisy[0]
+
+    def step(self, action: Any) -> Step:  # type: ignore[override]  # arrays: rows side by side
+        action = self.amago_env.check_action(action)  # before the noise, whose clipping would hide an action out of bounds
+        action = self.action(action)
         self.global_step += 1
-        self.local_step += 1
         out: Any = self.env.step(action)
         if self._mask_key is not None:
             self._mask = out[0].obs[self._mask_key]
         auto = self.amago_env.auto
         if auto is not None and auto.opened.any():
-            self.local_step[auto.opened] = 0
             self.on_rollout_start(auto.opened)
-        return out
+        return out  # type: ignore[no-any-return]
 
     def state_dict(self) -> dict[str, Any]:
-        """Schedule and random state, JSON-able."""
-        return {"global_step": self.global_step, "rng": self.rng.bit_generator.state}
+        """Schedule and random state, JSON-able. A subclass's ``rng`` that is no `numpy.random.Generator` is left out."""
+        generator = self.rng.bit_generator.state if isinstance(self.rng, np.random.Generator) else None
+        return {"global_step": self.global_step, "rng": generator}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore schedule and random state from `state_dict`; rollouts in progress are not part of it.
@@ -109,7 +130,31 @@ class ExplorationWrapper(AMAGOWrapper):
             KeyError: an entry is missing.
         """
         self.global_step = int(state["global_step"])
-        self.rng.bit_generator.state = state["rng"]
+        if state["rng"] is not None and isinstance(self.rng, np.random.Generator):
+            self.rng.bit_generator.state = state["rng"]
+
+
+def _noise_of(wrapper: ExplorationWrapper) -> Callable[[Array, NDArray[np.int64]], Array]:
+    """The hook of a wrapper as a function of two arguments.
+
+    Hooks written for amago 0.1 take the rollout's horizon, too.
+
+    Raises:
+        TypeError: the hook takes another number of arguments.
+    """
+    hook: Callable[..., Array] = wrapper.add_exploration_noise
+    parameters = inspect.signature(hook).parameters.values()
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = sum(p.default is p.empty for p in positional)
+    if needed == 3:
+        horizon = wrapper.amago_env.horizon
+        return lambda action, local_step: hook(action, local_step, horizon)
+    if needed > 2 or (len(positional) < 2 and not any(p.kind == p.VAR_POSITIONAL for p in parameters)):
+        raise TypeError(
+            f"{type(wrapper).__name__}.add_exploration_noise{inspect.signature(hook)} must take (action, local_step): actions (B, S) "
+            "and the index (B,) of each in its rollout"
+        )
+    return hook
 
 
 def made_legal(spec: ActionSpec, action: Array, mask: Array, rng: np.random.Generator) -> Array:
@@ -137,49 +182,13 @@ def made_legal(spec: ActionSpec, action: Array, mask: Array, rng: np.random.Gene
     return out
 
 
-class _HeldNoise:
-    """Noise whose choices last for several steps, geometrically distributed (Dabney et al. 2021, arXiv 2006.01782).
-
-    Args:
-        spec: of the action space.
-        rows: B.
-        mean_steps: mean length of a choice, above 1.
-    """
-
-    def __init__(self, spec: ActionSpec, rows: int, mean_steps: float):
-        self.spec, self.mean_steps = spec, mean_steps
-        shape = (rows, spec.stored_dim)
-        self.new = np.ones(rows, dtype=bool)  # a rollout begins
-        self.on = np.zeros(shape, dtype=bool)  # a random choice is being held
-        self.noise = np.zeros(shape)
-
-    def apply(self, action: Array, eps: NDArray[np.float64], rng: np.random.Generator) -> Array:
-        """The actions (B, S) with noise of strength eps (B,). The share of random choices is eps, whatever their length."""
-        m = self.mean_steps
-        hold = (rng.random(self.on.shape) * m >= 1.0) & ~self.new[:, None]
-        begins = np.where(self.new, eps, eps / (m - eps * (m - 1.0)))[:, None]
-        self.on &= hold
-        begin = ~self.on & (rng.random(self.on.shape) < begins)
-        self.on |= begin
-        self.new[:] = False
-        out = action.copy()
-        for part in self.spec.parts:
-            where = part.stored
-            if part.kind == "discrete":
-                drawn = rng.integers(part.dim, size=self.noise[:, where].shape)
-                self.noise[:, where] = np.where(begin[:, where], drawn, self.noise[:, where])
-                out[:, where] = np.where(self.on[:, where], self.noise[:, where], action[:, where])
-            elif part.kind == "multibinary":
-                out[:, where] = np.where(self.on[:, where], 1 - action[:, where], action[:, where])
-            else:
-                drawn = rng.standard_normal(self.noise[:, where].shape)
-                self.noise[:, where] = np.where(hold[:, where], self.noise[:, where], drawn)
-                out[:, where] = np.clip(action[:, where] + eps[:, None] * self.noise[:, where], -1.0, 1.0)
-        return out
-
-
 class _AnnealedNoise(ExplorationWrapper):
-    """Random actions with probability epsilon: a subclass's `schedule`, times a factor drawn for each rollout."""
+    """Random actions with probability epsilon: a subclass's `schedule`, times a factor drawn for each rollout.
+
+    Attributes:
+        global_multiplier: (B,) the factor of epsilon; a subclass may write it in `reset`.
+        randomize_eps: whether it is drawn at the start of each rollout.
+    """
 
     def __init__(self, amago_env: Any, steps_anneal: int, randomize_eps: bool, repeat: float, **schedule: float):
         super().__init__(amago_env)
@@ -191,8 +200,17 @@ class _AnnealedNoise(ExplorationWrapper):
             if not 0.0 <= value <= 1.0:
                 raise ValueError(f"{name} is {value!r}, but must be in [0, 1]")
         self.steps_anneal, self.randomize_eps = int(steps_anneal), bool(randomize_eps)
-        self.multiplier = np.ones(self.batched_envs)
-        self._held = _HeldNoise(self.action_spec, self.batched_envs, repeat) if repeat > 1 else None
+        self.global_multiplier = np.ones(self.batched_envs)
+        self._held = HeldNoise(self.action_spec, self.batched_envs, repeat) if repeat > 1 else None
+
+    @property
+    def multiplier(self) -> NDArray[np.float64]:
+        """``global_multiplier``, (B,): the factor of epsilon in each row's rollout."""
+        return self.global_multiplier
+
+    @multiplier.setter
+    def multiplier(self, value: NDArray[np.float64]) -> None:
+        self.global_multiplier = value
 
     def schedule(self, local_step: NDArray[np.int64]) -> Any:
         """Epsilon before the factor: a number, or (B,)."""
@@ -203,17 +221,20 @@ class _AnnealedNoise(ExplorationWrapper):
         return end if progress >= 1.0 else start + (end - start) * progress
 
     def current_eps(self, local_step: NDArray[np.int64], horizon: int | None = None) -> NDArray[np.float64]:
-        """Epsilon (B,) of the next action, whose index in its rollout is ``local_step`` (B,)."""
-        return self.multiplier * self.schedule(local_step)
+        """Epsilon (B,) of the next action, whose index in its rollout is ``local_step`` (B,), as a new array.
+
+        It is called without ``horizon``, which is not used: code written for amago 0.1 passes it.
+        """
+        return self.global_multiplier * self.schedule(local_step)
 
     def on_rollout_start(self, opened: NDArray[np.bool_]) -> None:
         if self.randomize_eps:
-            self.multiplier = np.where(opened, self.rng.random(self.batched_envs), self.multiplier)
+            self.global_multiplier = np.where(opened, self.rng.random(self.batched_envs), self.global_multiplier)
         if self._held is not None:
             self._held.new |= opened
 
-    def add_exploration_noise(self, action: Array, local_step: NDArray[np.int64], horizon: int | None) -> Array:
-        eps = self.current_eps(local_step, horizon)
+    def add_exploration_noise(self, action: Array, local_step: NDArray[np.int64], horizon: int | None = None) -> Array:
+        eps = self.current_eps(local_step)
         spec, rng, b = self.action_spec, self.rng, self.batched_envs
         if self._held is not None:
             return self._held.apply(action, eps, rng)
@@ -234,13 +255,13 @@ class _AnnealedNoise(ExplorationWrapper):
         return noisy
 
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"multiplier": self.multiplier.tolist()}
+        return super().state_dict() | {"multiplier": np.asarray(self.global_multiplier, dtype=np.float64).tolist()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if len(state["multiplier"]) != self.batched_envs:
             raise ValueError(f"multiplier has {len(state['multiplier'])} rows, but there are {self.batched_envs} environments")
         super().load_state_dict(state)
-        self.multiplier = np.asarray(state["multiplier"], dtype=np.float64)
+        self.global_multiplier = np.asarray(state["multiplier"], dtype=np.float64)
 
 
 def _noisy(
@@ -257,7 +278,7 @@ def _noisy(
         flip = rng.random(action.shape) < eps[:, None]
         return np.where(flip, 1 - action, action).astype(action.dtype)
     noisy = action + eps[:, None] * rng.standard_normal(action.shape)
-    return np.clip(noisy, -1.0, 1.0).astype(np.float32)
+    return np.minimum(np.maximum(noisy, -1.0), 1.0).astype(np.float32)
 
 
 @register_exploration("egreedy")

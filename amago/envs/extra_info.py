@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amago.data.extras import ExtraField, as_array
-from amago.envs.amago_env import AMAGOEnv
 from amago.envs.autoreset import Info, Mask
+from amago.envs.environment import AMAGOEnv
 
 Array = NDArray[Any]
 

@@ -27,6 +27,11 @@ def own_name(env: Any) -> Any:
     return spec.id if spec is not None else type(getattr(env, "unwrapped", env)).__name__
 
 
+def joined(names: list[str]) -> str:
+    """One name for rows that have several."""
+    return "+".join(sorted(set(names)))
+
+
 def horizon(env: Any) -> int | None:
     """``env.horizon``, else the time limit in its Gymnasium spec, else None."""
     found = attribute(env, "horizon")
@@ -45,3 +50,14 @@ def reset_arguments(env: Any) -> frozenset[str]:
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return both
     return both & parameters.keys()
+
+
+def not_gymnasium(out: Any, text: str) -> TypeError:
+    """An error for what ``reset`` or ``step`` returned; ``text`` has {} in the place of its description."""
+    what = f"{len(out)} values" if isinstance(out, (tuple, list)) else type(out).__name__
+    return TypeError(f"{text.format(what)}: does the environment follow Gymnasium's interface?")
+
+
+def misfit(err: Exception) -> ValueError:
+    """An error for an observation that could not be taken apart."""
+    return ValueError(f"the observation does not have the structure of the observation space: {err!r}")

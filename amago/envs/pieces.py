@@ -10,18 +10,31 @@ from numpy.typing import NDArray
 
 from amago.data.extras import ExtraField, trajectory_fields
 from amago.data.trajectory import EXTRA, OBS, StoredTraj
-from amago.envs.amago_env import AMAGOEnv
+from amago.envs.environment import AMAGOEnv
 
 if TYPE_CHECKING:
     from amago.store import TrajectoryWriter
 
 Array = NDArray[Any]
+SaveEvery = float | tuple[int, int] | None
 _FIRST_CAPACITY = 64
 NEVER = 1 << 62
 
 
 class RecordingError(RuntimeError):
     """A trajectory could not be written: a fault of the disk or of the data, not of the environment's process."""
+
+
+def check_save_every(save_every: Any) -> None:
+    """Raise ValueError for what is neither a positive number, nor a pair (low, high) of them, nor None."""
+    if isinstance(save_every, (tuple, list)):
+        right = len(save_every) == 2 and 1 <= save_every[0] <= save_every[1]
+    else:
+        right = save_every is None or bool(save_every >= 1)
+    if not right:
+        raise ValueError(
+            f"save_every is {save_every!r}, but must be at least 1, a pair (low, high) with 1 <= low <= high, or None for whole rollouts"
+        )
 
 
 class Pieces:
@@ -33,7 +46,8 @@ class Pieces:
     Args:
         env: the environment, whose spaces give the fields.
         writer: takes the pieces.
-        save_every: longest piece, in transitions; `NEVER` for whole rollouts.
+        save_every: longest piece, in transitions; a pair (low, high): each piece ends after more than a number of steps drawn from
+            [low, high); None: whole rollouts.
         stagger: draw the length of each rollout's first piece from [save_every / 2, save_every].
         rng: of these lengths.
         extra_fields: declared extra fields.
@@ -48,13 +62,16 @@ class Pieces:
         self,
         env: AMAGOEnv,
         writer: TrajectoryWriter,
-        save_every: int,
+        save_every: SaveEvery,
         stagger: bool,
         rng: np.random.Generator,
         extra_fields: tuple[ExtraField, ...],
     ):
         self._env, self._writer, self._rng = env, writer, rng
-        self._save_every, self._stagger = save_every, stagger
+        self._drawn = (int(save_every[0]), int(save_every[1])) if isinstance(save_every, (tuple, list)) else None
+        longest = save_every if not isinstance(save_every, (tuple, list)) else save_every[1] + 1
+        self._save_every = NEVER if longest is None else int(min(longest, NEVER))
+        self._stagger = stagger and save_every is not None and self._drawn is None
         b = env.batched_envs
         fields = trajectory_fields(env.observation_space, env.action_spec, extra_fields)
         self._fields = [x for x in fields if x.role != "context"]
@@ -77,7 +94,8 @@ class Pieces:
             if x.rows != "1"
         }
         self._obs = [(name[len(OBS) :], a) for name, a in self._arrays.items() if name.startswith(OBS)]
-        self._actions, self._rews, self._dones = (self._arrays[k] for k in ("actions", "rews", "dones"))
+        self._actions, self._rews = self._arrays["actions"], self._arrays["rews"]
+        self._rew_rows, self._done_rows = self._rews[..., 0], self._arrays["dones"][..., 0]
 
     def attach(self, extras: Mapping[str, Array]) -> None:
         """Take the extra fields of the policy, at each step, from these arrays (B, ...)."""
@@ -95,11 +113,11 @@ class Pieces:
             ring[0] = obs[key]
 
     def append(self, obs: Mapping[str, Array], action: Array, reward: Array, terminated: Array) -> None:
-        """One transition of every row, with the observation after it."""
+        """One transition of every row, with the observation after it: action (B, S), reward (B,), terminated (B,)."""
         if self.t == self.capacity:
             self._make_room()
         t = self.t
-        self._actions[t], self._rews[t], self._dones[t] = action, reward, terminated
+        self._actions[t], self._rew_rows[t], self._done_rows[t] = action, reward, terminated
         for name, array in self._from_policy:
             self._arrays[name][t] = array
         t += 1
@@ -134,8 +152,15 @@ class Pieces:
         for row in rows:
             self._prev[row] = (0.0, None)
             low = max(1, self._save_every // 2)
-            self._limit[row] = self._rng.integers(low, self._save_every + 1) if self._stagger else self._save_every
+            self._limit[row] = self._rng.integers(low, self._save_every + 1) if self._stagger else self._length()
         self._plan_cut()
+
+    def _length(self) -> int:
+        """The length of the next piece."""
+        if self._drawn is None:
+            return self._save_every
+        low, high = self._drawn
+        return 1 + int(self._rng.integers(low, max(low + 1, high)))
 
     def clear(self) -> None:
         """The only rollout has ended; `reset` follows."""
@@ -145,6 +170,10 @@ class Pieces:
         """Rollouts have ended in these rows (B,), and nothing of them is kept until `begin`."""
         self._start[rows], self._limit[rows] = self.t, NEVER
         self._plan_cut()
+
+    def since_cut(self, row: int) -> int:
+        """The time index of the first observation of a row's piece."""
+        return int(self._piece_time[row])
 
     def unfinished(self) -> tuple[Array, int]:
         """The rows with a piece of at least one transition, and the transitions of all of them together."""
@@ -165,7 +194,7 @@ class Pieces:
             self.write(row, t, names[row])
             self._prev[row] = (float(self._rews[t - 1, row, 0]), self._actions[t - 1, row].copy())
             self._piece_time[row] += t - self._start[row]
-            self._start[row], self._limit[row] = t, self._save_every
+            self._start[row], self._limit[row] = t, self._length()
         self._plan_cut()
 
     def write(self, row: int, stop: int, name: str, last: Mapping[str, Array] | None = None) -> None:

@@ -81,34 +81,66 @@ class PhaseStatistics:
 class ReturnHistory:
     """Returns of finished rollouts by environment name.
 
+    Args:
+        env_name: a name that is known beforehand, with which nothing is done: names come with the returns.
+
     Attributes:
         data: {env_name: [return, ...]}.
     """
 
-    def __init__(self, episodes: Iterable[EpisodeRecord] = ()):
+    def __init__(self, env_name: str | None = None):
         self.data: dict[str, list[float]] = {}
-        for episode in episodes:
-            self.add(episode.env_name, episode.ret)
 
-    def add(self, env_name: str, ret: float) -> None:
-        self.data.setdefault(env_name, []).append(float(ret))
+    @classmethod
+    def of(cls, episodes: Iterable[EpisodeRecord]) -> ReturnHistory:
+        """The returns of these rollouts."""
+        history = cls()
+        for episode in episodes:
+            history.add_score(episode.env_name, episode.ret)
+        return history
+
+    def add_score(self, env_name: str, score: float) -> None:
+        self.data.setdefault(env_name, []).append(float(score))
 
 
 class SpecialMetricHistory:
-    """Metrics that environments logged, one value a rollout, by environment name.
+    """Numbers that environments logged, by environment name.
+
+    Args:
+        env_name: as in `ReturnHistory`.
 
     Attributes:
         data: {env_name: {metric: [value, ...]}}.
+        log_prefix: `AMAGO_ENV_LOG_PREFIX`, which keys may begin with.
     """
 
-    def __init__(self, episodes: Iterable[EpisodeRecord] = ()):
+    log_prefix = AMAGO_ENV_LOG_PREFIX
+
+    def __init__(self, env_name: str | None = None):
         self.data: dict[str, dict[str, list[float]]] = {}
+
+    @classmethod
+    def of(cls, episodes: Iterable[EpisodeRecord]) -> SpecialMetricHistory:
+        """The metrics of these rollouts, one value a rollout."""
+        history = cls()
         for episode in episodes:
             for metric, value in episode.metrics.items():
-                self.add(episode.env_name, metric, value)
+                history.add_score(episode.env_name, metric, value)
+        return history
 
-    def add(self, env_name: str, metric: str, value: float) -> None:
-        self.data.setdefault(env_name, {}).setdefault(metric, []).append(float(value))
+    def add_score(self, env_name: str, key: str, value: Any) -> None:
+        """Append a number, or each number of an array.
+
+        Args:
+            env_name: the environment's name.
+            key: of the metric, with or without the prefix.
+            value: a number, or an array or list of numbers.
+
+        Raises:
+            ValueError: it holds something else.
+        """
+        values = self.data.setdefault(env_name, {}).setdefault(metric_name(key) or key, [])
+        values += metric_values(key, value)
 
 
 class MetricSums:
@@ -135,29 +167,38 @@ def metric_name(key: Any) -> str | None:
     return key[len(AMAGO_ENV_LOG_PREFIX) :].strip(" _-/:") or AMAGO_ENV_LOG_PREFIX
 
 
-def metric_value(key: str, value: Any) -> float:
-    """The number in an entry of ``info``.
+def metric_values(key: str, value: Any) -> list[float]:
+    """The numbers in an entry of ``info``: one, or those of an array.
 
     Raises:
-        ValueError: it is not a single number.
+        ValueError: it holds something else.
     """
+    if value.__class__ is float:
+        return [value]
+    if isinstance(value, np.ndarray) and value.dtype == object:  # rows of a vectorised environment, which may differ in length
+        return [number for one in value.ravel() if one is not None for number in metric_values(key, one)]
     try:
-        return float(np.asarray(value).reshape(()))
+        return np.asarray(value, dtype=np.float64).ravel().tolist()  # type: ignore[no-any-return]
     except (TypeError, ValueError):
-        raise ValueError(f"info[{key!r}] is {value!r}, but what an environment logs must be one number") from None
+        raise ValueError(
+            f"info[{key!r}] is {value!r}, but what an environment logs must be a number or an array of numbers"
+        ) from None
 
 
 def collect_row(info: dict[Any, Any], sums: MetricSums) -> None:
     """Add the numbers in the ``info`` of one environment."""
     for key, value in info.items():
         if key.__class__ is str and key.startswith(AMAGO_ENV_LOG_PREFIX):
-            sums.add(metric_name(key) or key, metric_value(key, value))
+            name = metric_name(key) or key
+            for number in metric_values(key, value):
+                sums.add(name, number)
 
 
 def collect_rows(info: dict[Any, Any], rows: Any, sums: list[MetricSums]) -> None:
     """Add the numbers in the ``info`` of a vectorised environment.
 
-    An entry is an array with one value a row, valid where the entry ``_key`` (if any) is True, or one number for all rows.
+    An entry is an array with one value (or one array) a row, valid where the entry ``_key`` (if any) is True, or one number for all
+    rows.
 
     Args:
         info: of the step or reset.
@@ -179,4 +220,5 @@ def collect_rows(info: dict[Any, Any], rows: Any, sums: list[MetricSums]) -> Non
             raise ValueError(f"info[{key!r}] has {values.shape[0]} values for {mask.shape[0]} environments")
         for row in np.flatnonzero(mask):
             if values[row] is not None:
-                sums[row].add(name, metric_value(key, values[row]))
+                for number in metric_values(key, values[row]):
+                    sums[row].add(name, number)

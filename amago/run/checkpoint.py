@@ -58,6 +58,16 @@ def atomic_write(path: Path, write: Callable[[Path], None]) -> None:
     replace_file(path, write)
 
 
+def write_json(path: Path, value: Any) -> None:
+    """Replace a file by a value as JSON; see `atomic_write`."""
+    text = json.dumps(value, indent=1, allow_nan=False) + "\n"
+
+    def write(tmp: Path) -> None:
+        tmp.write_text(text)
+
+    atomic_write(path, write)
+
+
 def remove_leftovers(directory: Path) -> None:
     """Delete temporary files that killed processes have left in a directory."""
     for path in directory.glob(f"{TEMPORARY}*"):
@@ -192,6 +202,20 @@ def load_training_state(directory: Path) -> tuple[dict[str, Tensor], dict[str, A
         return weights, tensors, json.loads(path.read_text())
     except Exception as err:
         raise CheckpointError(f"{path} cannot be read: {(str(err) or repr(err)).splitlines()[0]}") from err
+
+
+def settings_in(directory: Path) -> dict[str, Any] | None:
+    """The settings that a training state was saved with (`amago.run.record.settings_of`); None for one of an earlier version.
+
+    Raises:
+        CheckpointError: the state is incomplete or damaged.
+    """
+    verify(directory)
+    try:
+        found = json.loads((directory / "state.json").read_text()).get("settings")
+    except (OSError, ValueError, AttributeError) as err:
+        raise CheckpointError(f"{directory / 'state.json'} cannot be read: {err}") from err
+    return found if isinstance(found, dict) else None
 
 
 _STATE = re.compile(rf"(?P<old>\.old-[0-9a-f]+-)?(?!{re.escape(TEMPORARY)}).+_epoch_\d+$")

@@ -50,6 +50,7 @@ _OPTIONAL = ("train_timesteps_per_epoch", "seed")
 _SWITCHES = (
     "sample_actions", "sample_actions_train", "log_to_wandb", "log_to_tensorboard", "verbose", "has_dset_edit_rights",
     "stagger_traj_file_lengths", "always_save_latest", "always_load_latest", "cut_short_trajectories",
+    "overwrite", "share_buffer",
 )  # fmt: skip
 _CLASSES = {
     "tstep_encoder_type": TstepEncoder, "traj_encoder_type": TrajEncoder, "agent_type": BaseAgent,
@@ -72,6 +73,8 @@ def check_settings(s: ExperimentSettings) -> None:
         SettingsError: lists every wrong field, its value and what would be right.
     """
     problems = [*_numbers(s), *_choices(s), *_names_and_classes(s), *_env_makers(s), *_directory(s), *_contradictions(s)]
+    if not problems:
+        problems = list(_weights_to_begin_with(s))
     if problems:
         raise SettingsError("this Experiment cannot start:\n  - " + "\n  - ".join(problems))
 
@@ -193,6 +196,20 @@ def unwritable(name: str, path: Any, purpose: str) -> Iterable[str]:
         yield f"{name} is {os.fspath(path)!r}, for {purpose}, but {str(existing)!r} cannot be written to: name another directory"
 
 
+def _weights_to_begin_with(s: ExperimentSettings) -> Iterable[str]:
+    """``init_from`` must exist, and must not be what ``overwrite`` deletes."""
+    if s.init_from is None:
+        return
+    if not isinstance(s.init_from, str | os.PathLike) or not os.fspath(s.init_from):
+        yield f"init_from must be None or the path of a run, of a training state or of a file of weights, got {s.init_from!r}"
+        return
+    path = Path(s.init_from).expanduser()
+    if not path.exists():
+        yield f"init_from is {os.fspath(s.init_from)!r}, which does not exist: name a run's directory, a training state or a file of weights"
+    elif s.overwrite is True and path.resolve().is_relative_to(s.run_dir.resolve()):
+        yield f"init_from is {os.fspath(s.init_from)!r}, which overwrite=True deletes: choose another run_name"
+
+
 def _contradictions(s: ExperimentSettings) -> Iterable[str]:
     if _is_number(s.traj_save_len) and _is_number(s.max_seq_len) and 1 <= s.traj_save_len < s.max_seq_len:
         yield (
@@ -205,6 +222,8 @@ def _contradictions(s: ExperimentSettings) -> Iterable[str]:
         yield (
             f"dataset is given, and dset_root={s.dset_root!r}, dset_name={s.dset_name!r} would build another: give one of the two"
         )
+    if s.overwrite is True and s.resume != "never":
+        yield f"overwrite=True deletes the run that resume={s.resume!r} would continue: give one of the two"
     yield from _ignored_limits(s)
     if s.mixed_precision == "fp16" and not torch.cuda.is_available():
         yield "mixed_precision='fp16' needs a GPU, and there is none: use 'bf16', or 'no'"
@@ -230,8 +249,7 @@ def _is_of_shorthand(dataset: RLDataset, root: str | None, name: str | None) -> 
 
 
 def _nothing_to_do(s: ExperimentSettings) -> Iterable[str]:
-    learns = bool(s.train_batches_per_epoch) and s.start_learning_at_epoch < s.epochs
-    if not s.collects and not learns and s.val_interval is None:
+    if not s.collects and not s.learns and s.val_interval is None:
         yield (
             f"epochs={s.epochs}, start_collecting_at_epoch={s.start_collecting_at_epoch:g}, start_learning_at_epoch="
             f"{s.start_learning_at_epoch:g}, train_timesteps_per_epoch={s.train_timesteps_per_epoch}, train_batches_per_epoch="

@@ -95,7 +95,7 @@ def warn_if_nothing_ended(metrics: Mapping[str, float], timesteps: int, name: st
 
 def histories(stats: PhaseStatistics) -> tuple[ReturnHistory, SpecialMetricHistory]:
     """Returns, and the environments' own metrics, of the rollouts that ended in a phase."""
-    return ReturnHistory(stats.episodes), SpecialMetricHistory(stats.episodes)
+    return ReturnHistory.of(stats.episodes), SpecialMetricHistory.of(stats.episodes)
 
 
 def evaluate(

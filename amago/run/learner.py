@@ -13,6 +13,7 @@ from torch import Tensor
 
 from amago.agent import BaseAgent
 from amago.data.batch import Batch
+from amago.run import parameters
 from amago.run.collect import Spaces
 from amago.run.settings import ExperimentSettings
 from amago.run.update import Updater, adamw, lr_schedule, total_loss
@@ -32,6 +33,7 @@ class Learner(ExperimentSettings):
     optimizer: Any
     lr_schedule: torch.optim.lr_scheduler.LambdaLR
     updater: Updater
+    _calls: parameters.Calls | None = None  # of configurables, when the agent was built
 
     def _build_accelerator(self) -> None:
         AcceleratorState._reset_state()  # otherwise an earlier experiment of this process decides the precision
@@ -45,13 +47,14 @@ class Learner(ExperimentSettings):
         """Build the agent, its optimizer and schedule."""
         agent_type: Any = self.agent_type  # `resolve` has replaced names by classes
         parts: dict[str, Any] = {"tstep_encoder_type": self.tstep_encoder_type, "traj_encoder_type": self.traj_encoder_type}
-        agent = agent_type(
-            obs_space=spaces.observation,
-            rl2_space=spaces.rl2,
-            action_space=spaces.action,
-            max_seq_len=self.max_seq_len,
-            **parts,
-        ).to(self.DEVICE)
+        with parameters.recording() as self._calls:
+            agent = agent_type(
+                obs_space=spaces.observation,
+                rl2_space=spaces.rl2,
+                action_space=spaces.action,
+                max_seq_len=self.max_seq_len,
+                **parts,
+            ).to(self.DEVICE)
         if self.critic_loss_weight is not None:
             agent.critic_loss_weight = float(self.critic_loss_weight)
         self.policy_aclr, self.optimizer = self.accelerator.prepare(agent, self.init_optimizer(agent))

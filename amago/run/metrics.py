@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from amago import config
+from amago.run.evaluate import AVERAGE_RETURN
 from amago.run.settings import ExperimentSettings
 
 log = logging.getLogger(__name__)
@@ -41,6 +41,7 @@ class MetricsLogger:
         run_dir: directory of the run.
         tensorboard: also write event files to ``run_dir/tensorboard`` (extra ``tensorboard``).
         wandb: also log to Weights & Biases (extra ``wandb``), with these arguments of ``wandb.init``.
+        settings: of the run, for TensorBoard's table of hyperparameters.
 
     Raises:
         ImportError: TensorBoard or Weights & Biases is not installed; names the extra.
@@ -51,10 +52,11 @@ class MetricsLogger:
         run_dir: Path,
         tensorboard: bool = False,
         wandb: Mapping[str, Any] | None = None,
+        settings: Mapping[str, bool | int | float | str] | None = None,
     ):
         run_dir.mkdir(parents=True, exist_ok=True)
         self._began = time.monotonic()
-        self._tensorboard = _tensorboard_writer(run_dir / "tensorboard") if tensorboard else None
+        self._tensorboard = _tensorboard_writer(run_dir / "tensorboard", settings or {}) if tensorboard else None
         self._wandb = _wandb_run(run_dir, wandb) if wandb is not None else None
         self._file = open(run_dir / "metrics.jsonl", "ab", buffering=0)
         self._waiting = b"\n" if _is_torn(run_dir / "metrics.jsonl") else b""
@@ -123,19 +125,28 @@ def _is_torn(path: Path) -> bool:
         return f.read(1) != b"\n"
 
 
-def _tensorboard_writer(directory: Path) -> Any:
+def _tensorboard_writer(directory: Path, settings: Mapping[str, bool | int | float | str]) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard.summary import hparams
     except ImportError as err:
         raise ImportError("log_to_tensorboard=True needs TensorBoard: pip install 'amago[tensorboard]'") from err
-    return SummaryWriter(str(directory))
+    writer = SummaryWriter(str(directory))
+    if settings:  # add_hparams() would make a run of its own for the table
+        for part in hparams(dict(settings), {f"val/{AVERAGE_RETURN}": None}):
+            writer._get_file_writer().add_summary(part)
+    return writer
 
 
-def wandb_options(settings: ExperimentSettings) -> dict[str, Any]:
-    """Arguments of ``wandb.init`` for a run."""
+def wandb_options(settings: ExperimentSettings, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of ``wandb.init`` for a run.
+
+    Args:
+        config: settings by name, for its table.
+    """
     return {
         "project": settings.wandb_project, "entity": settings.wandb_entity, "name": settings.run_name,
-        "group": settings.wandb_group_name, "config": {k: str(v) for k, v in config.bindings().items()},
+        "group": settings.wandb_group_name, "config": dict(config),
     }  # fmt: skip
 
 

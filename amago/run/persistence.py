@@ -9,15 +9,21 @@ from typing import Any
 from accelerate.utils import gather_object
 from tqdm import tqdm
 
+from amago import config
 from amago.envs.statistics import PhaseStatistics
 from amago.loading import RLDataset, SequenceLoader
 from amago.run import console
+from amago.run.changes import Change, changes, refuse
+from amago.run.checkpoint import identity, settings_in
 from amago.run.collect import RunActors
 from amago.run.learner import Learner
 from amago.run.metrics import MetricsLogger, RunningMeans, wandb_options
+from amago.run.ownership import Ownership
+from amago.run.record import fields_of, flat, has_learned, note_start, read_record, role_of, settings_of
+from amago.run.rng import draw_seed, seed_process
 from amago.run.rollout import shares
 from amago.run.run_checkpoints import RunCheckpoints
-from amago.run.state import Progress, TrainingParts
+from amago.run.state import Progress, StateChange, TrainingParts
 from amago.run.waiting import check_trained
 from amago.run.weights import load_into
 
@@ -47,6 +53,8 @@ class PersistentRun(Learner):
         self._collected = self._trained = 0  # in the current epoch: steps of each actor, and batches
         self._started = self._saved = self._ever_trained = False
         self._restarts = 0  # of environments, in this process
+        self._ownership: Ownership | None = None
+        self._settings: dict[str, Any] = {}  # as they were at the start
 
     def _require_start(self, what: str) -> None:
         if not self._started:
@@ -67,6 +75,70 @@ class PersistentRun(Learner):
         """The items of all processes."""
         return gather_object(items) if self.accelerator.num_processes > 1 else items  # type: ignore[no-any-return]
 
+    # ---- start ----------------------------------------------------------------------------------------------------------
+
+    def _claim(self) -> Path | None:
+        """Claim the run's directory and buffer, and find the training state to resume from; None to begin.
+
+        Raises:
+            SettingsError: they are another's, or the training state is of other networks.
+            CheckpointError: there is no training state to resume from.
+        """
+        self._settings = settings_of(self)
+        failed: Exception | None = None
+        if self.accelerator.is_main_process:
+            self._ownership = Ownership(self, self._data)
+            try:
+                self._ownership.claim()
+            except Exception as err:
+                failed = err
+        failed = next((f for f in self._gather([failed]) if f is not None), None)
+        if failed is not None:
+            raise failed
+        self.init_checkpoints()
+        resumed = self.checkpoints.choose(self.resume)
+        if resumed is not None:
+            refuse(self._changes(resumed), resumed)
+        return resumed
+
+    def _init_seeds(self, resumed: Path | None) -> None:
+        self.run_seed = draw_seed() if self.seed is None else int(self.seed)
+        process_seed = (self.run_seed, self.accelerator.process_index)
+        if self.seed is not None:
+            seed_process(process_seed)
+        # environments cannot be restored: after each resume they begin with new rollouts, from a seed of their own
+        self._env_seed = (*process_seed, *(identity(resumed) if resumed else ()))
+
+    def _replace_earlier_run(self) -> None:
+        """Delete the earlier run of this name, if ``overwrite`` asks for it."""
+        if self._ownership is not None and self._ownership.replace(self._data):
+            self.init_checkpoints()
+            self._print(f"deleted the earlier run in {self.run_dir} (overwrite=True)")
+        self.accelerator.wait_for_everyone()
+
+    def _record_start(self, resumed: Path | None) -> None:
+        """Write ``settings.json``, ``config.txt``, and remember the settings for training states."""
+        self._settings = {**settings_of(self, self.policy, self._calls), "fields": self._settings["fields"]}
+        config.mark_as_used()
+        if not self.accelerator.is_main_process:
+            return
+        (self.run_dir / "config.txt").write_text(config.operative_config())
+        record = read_record(self.run_dir) or {"starts": []}
+        before = settings_in(resumed) if resumed is not None else record if has_learned(record) and not self.learns else None
+        changed = {c.name: [c.before, c.now] for c in changes(before, self._settings)} if before is not None else {}
+        epoch = 0 if resumed is None else identity(resumed)[0]
+        note_start(self.run_dir, self._settings, role_of(self), epoch, None if resumed is None else resumed.name, changed)
+
+    def _settings_now(self) -> dict[str, Any]:
+        """The settings with the fields that were changed since the start."""
+        now = fields_of(self)
+        return {**self._settings, "fields": {**now, "dataset": self._settings["fields"]["dataset"]}}
+
+    def _changes(self, path: Path) -> list[Change]:
+        """How the settings differ from those of a training state; nothing for one of a version that did not save them."""
+        saved = settings_in(path)
+        return [] if saved is None else changes(saved, self._settings_now() if self._started else self._settings)
+
     # ---- log ------------------------------------------------------------------------------------------------------------
 
     def _bar(self, total: int | None, title: str, unit: str) -> tqdm:  # type: ignore[type-arg]
@@ -82,8 +154,9 @@ class PersistentRun(Learner):
         self._means = RunningMeans()
         self.logger = None
         if self.accelerator.is_main_process:
-            wandb = wandb_options(self) if self.log_to_wandb else None
-            self.logger = MetricsLogger(self.run_dir, self.log_to_tensorboard, wandb)
+            settings = flat(self._settings)
+            wandb = wandb_options(self, settings) if self.log_to_wandb else None
+            self.logger = MetricsLogger(self.run_dir, self.log_to_tensorboard, wandb, settings)
 
     @property
     def env_steps(self) -> int:
@@ -135,15 +208,28 @@ class PersistentRun(Learner):
         ranks = self._gather([self._parts.local_state()])
         if self.accelerator.is_main_process:
             self._saved = self.checkpoints.save(
-                progress.checkpoint_epoch, self._parts.snapshot(progress, ranks), self.keep_training_states
+                progress.checkpoint_epoch,
+                self._parts.snapshot(progress, ranks, self._settings_now()),
+                self.keep_training_states,
             )
         self.accelerator.wait_for_everyone()
 
     def _restore(self, path: Path) -> None:
-        """Load a training state."""
-        progress = self._parts.restore(path)
+        """Load a training state, and say which settings differ from it and what is lost."""
+        found = self._changes(path)
+        refuse(found, path)
+        names = frozenset(c.name.partition(".")[0] for c in found)
+        reseed = int(self.seed) if "seed" in names and self.seed is not None else None
+        change = StateChange(names, self.run_name, reseed)
+        if reseed is not None:
+            seed_process((reseed, self.accelerator.process_index, *identity(path)))
+        progress = self._parts.restore(path, change)
         self.epoch, self._collected, self._trained = progress.epoch, progress.collected, progress.trained
         self.frames_by_env, self.run_seed = progress.frames_by_env, progress.seed
+        if found:
+            self._print(f"settings that differ from those of {path.name}:\n  " + "\n  ".join(map(str, found)))
+        for note in change.notes:
+            self._print(f"note: {note}")
 
     def write_latest_policy(self) -> None:
         """Publish the policy's weights for other processes."""
@@ -165,10 +251,6 @@ class PersistentRun(Learner):
             return f"resumed {resumed} at epoch {self.epoch}, {steps}"
         if self.resume != "never":
             return f"nothing to resume in {self.ckpt_dir}; starting at epoch 0"
-        if self.checkpoints.exist():
-            return (
-                f"note: {self.run_dir} holds checkpoints of an earlier run, and resume='never' starts afresh; 'auto' continues"
-            )
         return ""
 
     def delete_buffer_from_disk(self, delete_protected: bool = False, delete_quarantine: bool = False) -> None:

@@ -82,7 +82,13 @@ class ExperimentSettings(NamedArguments):
         keep_training_states: number of training states to keep, the newest; None keeps all.
         always_save_latest, always_load_latest: write, or read, ``ckpts/latest`` in every epoch, to pass weights between
             processes of one run.
-        resume: "never"; "auto" (the newest complete training state, if there is any); or the number of an epoch.
+        resume: "never"; "auto" (the newest complete training state, if there is any); or the number of an epoch. Settings that differ
+            from those of the training state are applied, and said, or refused (`amago.run.changes`).
+        overwrite: with ``resume="never"``, delete the earlier run of this name: its checkpoints, its metrics, and the trajectories that it
+            collected (``buffer/fifo``, never ``buffer/protected``). Without it, a process that learns does not start over an earlier run.
+        share_buffer: collect into, and train on, a buffer that holds the trajectories of another run.
+        init_from: begin with the weights of another run: its directory, one of its training states, or a file of weights. Not used by a
+            run that resumes.
         seed: of all random numbers; None draws one and records it in the training state. Actors of a seeded run act in an
             order that does not depend on the clock, which can be slower with several workers.
 
@@ -165,6 +171,9 @@ class ExperimentSettings(NamedArguments):
     extra_fields: Sequence[ExtraField] = ()
     cut_short_trajectories: bool = False
     refused_data_timeout: float = 60.0
+    overwrite: bool = False
+    share_buffer: bool = False
+    init_from: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         missing = [name for name, value in vars(self).items() if value is REQUIRED]
@@ -195,6 +204,11 @@ class ExperimentSettings(NamedArguments):
     def run_dir(self) -> Path:
         """``ckpt_base_dir/run_name``."""
         return Path(self.ckpt_base_dir).expanduser() / self.run_name
+
+    @property
+    def learns(self) -> bool:
+        """Whether this process trains in some epoch."""
+        return bool(self.train_batches_per_epoch) and self.start_learning_at_epoch < self.epochs
 
     @property
     def collects(self) -> bool:

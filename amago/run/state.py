@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from amago.agent import BaseAgent
 from amago.loading import RLDataset, SequenceLoader
 from amago.run import checkpoint
+from amago.run.carry_over import load_dataset_state, load_pool_state
 from amago.run.checkpoint import CheckpointError
 from amago.run.metrics import MetricsLogger
 from amago.run.rng import rng_state, set_rng_state
@@ -50,6 +51,23 @@ class Progress:
 
 
 @dataclass
+class StateChange:
+    """How a run differs from the training state that it resumes from.
+
+    Attributes:
+        fields: the settings that differ.
+        run_name: of the run now.
+        new_seed: another seed than that of the run; None: go on with that.
+        notes: what is lost; extended by `TrainingParts.restore`.
+    """
+
+    fields: frozenset[str]
+    run_name: str
+    new_seed: int | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
 class TrainingParts:
     """The parts of a started experiment that have a state.
 
@@ -72,11 +90,12 @@ class TrainingParts:
         """The state that differs between processes: random streams, and the exploration schedules of the actors."""
         return {"rng": rng_state(), "pools": {k: r.pool.state_dict() for k, r in self.pools.items()}}
 
-    def snapshot(self, progress: Progress, ranks: list[dict[str, Any]]) -> Snapshot:
+    def snapshot(self, progress: Progress, ranks: list[dict[str, Any]], settings: dict[str, Any]) -> Snapshot:
         """The training state, in the main process.
 
         Args:
             ranks: the `local_state` of each process.
+            settings: of the run (`amago.run.record.settings_of`).
         """
         assert self.logger is not None
         state = {
@@ -84,7 +103,7 @@ class TrainingParts:
             "frames_by_env": progress.frames_by_env, "updater": self.updater.state_dict(),
             "schedule": self.schedule.state_dict(), "next_batch": self.loader.next_batch,
             "wall_time": self.logger.wall_time, "dataset": self.dataset.state_dict(),
-            "processes": self.accelerator.num_processes, "ranks": ranks,
+            "processes": self.accelerator.num_processes, "ranks": ranks, "settings": settings,
             "batches_in_update": self.accelerator.step % self.batches_per_update,
         }  # fmt: skip
         tensors = {"optimizer": self.optimizer.state_dict(), "gradients": self._unused_gradients()}
@@ -98,41 +117,77 @@ class TrainingParts:
             return {}
         return {name: p.grad for name, p in self.policy.named_parameters() if p.grad is not None}
 
-    def restore(self, path: Path) -> Progress:
-        """Load a training state into all parts.
+    def restore(self, path: Path, change: StateChange) -> Progress:
+        """Load a training state into all parts; the present settings of optimizer and schedule remain.
+
+        Args:
+            change: what the run has changed since; its ``notes`` are extended by what is lost.
 
         Raises:
-            CheckpointError: it is incomplete or damaged, or was saved for another agent or by another number of processes.
+            CheckpointError: it is incomplete or damaged, or was saved for another agent.
         """
         weights, tensors, state = checkpoint.load_training_state(path)
-        saved, now = state.get("processes"), self.accelerator.num_processes
-        if saved != now:
-            raise CheckpointError(
-                f"{path} was saved by {saved} processes and this run has {now}: start as many, "
-                "or load the policy alone with resume_training_state=False"
-            )
         load_into(self.policy, weights, path)
         try:
-            return self._restore(tensors, state)
+            return self._restore(tensors, state, change)
         except KeyError as err:
             raise CheckpointError(f"{path} lacks {err}: it was not saved by this version of amago") from err
+        except ValueError as err:
+            raise CheckpointError(f"{path} does not fit this run: {err}") from err
 
-    def _restore(self, tensors: Mapping[str, Any], state: Mapping[str, Any]) -> Progress:
+    def _restore(self, tensors: Mapping[str, Any], state: Mapping[str, Any], change: StateChange) -> Progress:
+        saved, now = state["processes"], self.accelerator.num_processes
+        same_update = saved == now and "batches_per_update" not in change.fields
+        gradients = tensors["gradients"] if same_update else {}
         for name, p in self.policy.named_parameters():
-            p.grad = tensors["gradients"][name].to(p.device) if name in tensors["gradients"] else None
-        self.optimizer.load_state_dict(tensors["optimizer"])
+            p.grad = gradients[name].to(p.device) if name in gradients else None
+        self._load_optimizer(tensors["optimizer"], state["schedule"])
         if self.accelerator.scaler is not None and "scaler" in tensors:
             self.accelerator.scaler.load_state_dict(tensors["scaler"])
         self.updater.load_state_dict(state["updater"])
-        self.schedule.load_state_dict(state["schedule"])
-        self.loader.seed, self.loader.next_batch = state["seed"], state["next_batch"]
-        self.accelerator.step = state["batches_in_update"]
-        self.dataset.load_state_dict(state["dataset"])
+        self.loader.seed = state["seed"] if change.new_seed is None else change.new_seed
+        self.loader.next_batch = state["next_batch"]
+        self.accelerator.step = state["batches_in_update"] if same_update else 0
+        settings = state.get("settings")
+        before = {} if settings is None else settings["fields"]
+        note = load_dataset_state(
+            self.dataset, state["dataset"], before.get("dataset"), change.run_name, before.get("run_name")
+        )
+        change.notes.extend([note] if note else [])
         if self.logger is not None:
             self.logger.rewind(state["wall_time"])
-        local = state["ranks"][self.accelerator.process_index]
+        self._restore_process(state["ranks"], change)
+        frames = dict(state["frames_by_env"])
+        if saved != now:
+            frames = {name: round(n * saved / now) for name, n in frames.items()}  # of one process; the total stays
+            change.notes.append(f"{saved} processes saved it, and there are {now}: the run is not repeated exactly")
+        return Progress(state["epoch"], state["collected"], state["trained"], self.loader.seed, frames)
+
+    def _restore_process(self, ranks: list[dict[str, Any]], change: StateChange) -> None:
+        """Random streams and actors; processes that were not there before have actors of another, and streams of their own."""
+        rank = self.accelerator.process_index
+        local = ranks[rank % len(ranks)]
         for kind, saved in local["pools"].items():
             if kind in self.pools:
-                self.pools[kind].pool.load_state_dict(saved)
-        set_rng_state(local["rng"])
-        return Progress(state["epoch"], state["collected"], state["trained"], state["seed"], dict(state["frames_by_env"]))
+                pool = self.pools[kind].pool
+                known = saved if rank < len(ranks) else {**saved, "actors": {f"-{k}": v for k, v in saved["actors"].items()}}
+                load_pool_state(pool, known, "exploration_wrapper_type" in change.fields)
+        if rank < len(ranks) and change.new_seed is None:
+            set_rng_state(local["rng"])
+
+    def _load_optimizer(self, saved: dict[str, Any], schedule: dict[str, Any]) -> None:
+        """Restore the optimizer's moments and the place in the schedule. Rates, weight decay and the like are those of now."""
+        now = self.optimizer.state_dict()["param_groups"]
+        if [len(g["params"]) for g in now] != [len(g["params"]) for g in saved["param_groups"]]:
+            raise ValueError(
+                f"the optimizer had groups of {[len(g['params']) for g in saved['param_groups']]} parameters, and now has groups of "
+                f"{[len(g['params']) for g in now]}"
+            )
+        base = list(self.schedule.base_lrs)
+        groups = [{**new, "params": old["params"]} for new, old in zip(now, saved["param_groups"])]
+        self.optimizer.load_state_dict({**saved, "param_groups": groups})
+        self.schedule.load_state_dict({**schedule, "base_lrs": base})
+        step = self.schedule.last_epoch
+        for group, rate, factor in zip(self.optimizer.param_groups, base, self.schedule.lr_lambdas):
+            group["lr"] = rate * factor(step)
+        self.schedule._last_lr = [group["lr"] for group in self.optimizer.param_groups]

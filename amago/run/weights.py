@@ -49,15 +49,14 @@ def save_weights(
         version: number of the publication, for `load_weights_and_version`.
         description: of the policy, as JSON types, for `load_weight_file`.
     """
-    kept = without_aliases(state_dict)
-    cpu = OrderedDict((k, v.detach().cpu().contiguous().clone()) for k, v in kept.items())
     ours: dict[str, Any] = {"version": version} | ({} if description is None else {"description": json.dumps(description)})
-    if path.suffix == ".safetensors":  # a format without second names
+    if path.suffix == ".safetensors":  # a format that cannot hold one tensor under two names
+        cpu = OrderedDict((k, v.detach().cpu().contiguous().clone()) for k, v in state_dict.items())
         content = safetensors_bytes(cpu, {_METADATA: json.dumps(ours | {"crc32": _crc32(cpu)})})
         atomic_write(path, lambda tmp: _write(content, tmp))
         return
-    first = {_place(tensor): cpu[k] for k, tensor in kept.items()}
-    cpu |= {k: first[_place(v)] for k, v in state_dict.items() if k not in cpu}
+    once = {_place(v): v.detach().cpu().contiguous().clone() for v in without_aliases(state_dict).values()}
+    cpu = OrderedDict((k, once[_place(v)] if v.numel() else v.detach().cpu().clone()) for k, v in state_dict.items())
     cpu._metadata = {_METADATA: ours}  # type: ignore[attr-defined]
     atomic_write(path, lambda tmp: save_tensors(cpu, tmp))
 

@@ -137,9 +137,11 @@ class ActionSpec:
             return int(out) if not batch else out
         if self.kind == "multibinary":
             return stored.reshape(*batch, *self.space.shape).astype(self.space.dtype)  # type: ignore[misc]
-        unit = np.clip(stored, -1.0, 1.0)
-        scaled = self._low + (unit.astype(np.float64) + 1.0) * 0.5 * (self._high - self._low)  # type: ignore[operator]
-        scaled = np.clip(scaled, self._low, self._high)  # rounding must not leave the box
+        assert self._low is not None
+        assert self._high is not None
+        unit = np.minimum(np.maximum(stored, -1.0), 1.0)  # np.clip takes several times as long
+        scaled = self._low + (unit.astype(np.float64) + 1.0) * 0.5 * (self._high - self._low)
+        scaled = np.minimum(np.maximum(scaled, self._low), self._high)  # rounding must not leave the box
         return scaled.reshape((*batch, *self.space.shape)).astype(self.space.dtype)  # type: ignore[misc]
 
     def check(self, stored: Array) -> None:

@@ -9,7 +9,7 @@ from messages import naming
 
 from amago import config
 from amago.data.relabel import GoalSequenceRelabeler, completion_times
-from amago.data.trajectory import Trajectory
+from amago.data.timesteps import TrajectoryBuilder
 from amago.loading import DatasetSettings, DiskTrajDataset, SequenceLoader
 from amago.spaces import action_spec
 from amago.store import TrajectoryWriter
@@ -65,7 +65,7 @@ class GoalGrid(gym.Env):
 def play(env, actions, goals_from=None):
     """The rollout, until it ends or the actions do; ``goals_from``: (t, goals) that are asked for from time t on."""
     obs, _ = env.reset()
-    traj = Trajectory(action_spec(env.action_space), "grid").start(obs)
+    traj = TrajectoryBuilder(action_spec(env.action_space), "grid").start(obs)
     for t, a in enumerate(actions):
         if goals_from is not None and t == goals_from[0]:
             env.sequence = np.array(goals_from[1], np.float32)

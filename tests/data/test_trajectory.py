@@ -4,14 +4,15 @@ import pytest
 from messages import naming
 
 from amago.data.relabel import NoOpRelabeler, Relabeler
-from amago.data.trajectory import FrozenTraj, Timestep, Trajectory
+from amago.data.timesteps import Timestep, TrajectoryBuilder
+from amago.data.trajectory import FrozenTraj
 from amago.spaces import action_spec
 
 SPEC = action_spec(gym.spaces.Discrete(3, start=1))
 
 
 def rollout(steps=4, terminated=True):
-    traj = Trajectory(SPEC, env_name="count").start({"observation": np.array([0.0], np.float32)})
+    traj = TrajectoryBuilder(SPEC, env_name="count").start({"observation": np.array([0.0], np.float32)})
     for t in range(steps):
         traj.add(
             1 + t % 3,
@@ -58,11 +59,11 @@ def test_validate_names_the_field():
 
 def test_a_trajectory_refuses_steps_out_of_order():
     with pytest.raises(ValueError, match=naming("start(", "add(")):
-        Trajectory(SPEC).add(1, 0.0, False, {"observation": np.zeros(1)})
+        TrajectoryBuilder(SPEC).add(1, 0.0, False, {"observation": np.zeros(1)})
     with pytest.raises(ValueError, match=naming("terminated", "start(")):
         rollout().add(1, 0.0, False, {"observation": np.zeros(1)})
     with pytest.raises(ValueError, match="at least one transition"):
-        Trajectory(SPEC).start({"observation": np.zeros(1)}).freeze()
+        TrajectoryBuilder(SPEC).start({"observation": np.zeros(1)}).freeze()
 
 
 def test_relabelers_are_checked():
@@ -81,8 +82,8 @@ def test_timestep_rl2():
     t = Timestep(
         {},
         np.array([[0.0, 1.0]], np.float32),
-        np.array([[2.0]], np.float32),
-        np.zeros((1, 1), np.int64),
-        np.zeros((1, 1), bool),
+        np.array([2.0], np.float32),
+        np.zeros(1, np.int64),
+        np.zeros(1, bool),
     )
     np.testing.assert_array_equal(t.rl2, [[2.0, 0.0, 1.0]])

@@ -41,10 +41,10 @@ def test_shapes_and_types_of_one_environment():
         (ts.time_idx, np.int64),
         (ts.terminal, bool),
     ):
-        assert array.shape == (1, 1)
+        assert array.shape == (1,)
         assert array.dtype == dtype
     np.testing.assert_array_equal(ts.rl2, np.array([[1.5, 0, 0, 1]], np.float32))
-    assert ts.time_idx[0, 0] == 1
+    assert ts.time_idx[0] == 1
     assert env.env_name == "plain"
     assert env.unwrapped.actions == [2]
     assert env.rl2_space.shape == (4,)
@@ -53,7 +53,7 @@ def test_shapes_and_types_of_one_environment():
 def test_timesteps_of_earlier_steps_do_not_change():
     env = make_counting(0)()
     kept = [env.reset()[0]] + [env.step(np.array([[a]]))[0] for a in (1, 4)]
-    assert [int(ts.time_idx[0, 0]) for ts in kept] == [0, 1, 2]
+    assert [int(ts.time_idx[0]) for ts in kept] == [0, 1, 2]
     assert [int(ts.prev_action.argmax()) if ts.prev_action.any() else None for ts in kept] == [None, 1, 4]
 
 
@@ -94,7 +94,7 @@ def test_wrong_arguments_are_refused():
     with pytest.raises(ValueError, match=naming("batched_envs", 5, "num_envs=3")):
         AMAGOEnv(make_vector(3, AutoresetMode.SAME_STEP)().env, batched_envs=5)
     with pytest.raises(ValueError, match=naming("autoreset_mode", "'sometimes'", "AutoresetMode")):
-        vec = make_vector(2, AutoresetMode.SAME_STEP)().env
+        vec = make_vector(2, AutoresetMode.SAME_STEP)().unwrapped
         vec.metadata = {"autoreset_mode": "sometimes"}
         AMAGOEnv(vec, batched_envs=2)
     with pytest.raises(TypeError, match=naming("EpsilonGreedy", "AMAGOEnv", "CountingEnv")):
@@ -103,13 +103,22 @@ def test_wrong_arguments_are_refused():
         _ = AMAGOEnv(CountingEnv(0), env_name=3).env_name
 
 
-def test_only_stored_actions_are_taken():
+def test_what_is_no_action_is_refused():
     env = make_counting(0)()
     env.reset()
-    with pytest.raises(TypeError, match=naming("action", 2, (1, 1))):
-        env.step(2)
-    with pytest.raises(ValueError, match=naming("shape", (1,), (1, 1), "from_env")):
-        env.step(np.array([2]))
+    with pytest.raises(TypeError, match=naming("action", 2.0, (1, 1))):
+        env.step(2.0)
+    with pytest.raises(TypeError, match=naming("action", True, (1, 1))):
+        env.step(True)
+    with pytest.raises(ValueError, match=naming("shape", (2,), (1, 1), "from_env")):
+        env.step(np.array([2, 1]))
+    for wrong in (5, np.array([-1]), np.array([1.5])):
+        with pytest.raises(ValueError, match="stored"):
+            env.step(wrong)
+    many = make_vector(3, AutoresetMode.SAME_STEP)()
+    many.reset()
+    with pytest.raises(ValueError, match=naming("shape", (3,), (3, 1))):
+        many.step(np.array([0, 1, 2]))
 
 
 def test_names():
@@ -136,7 +145,7 @@ def test_names_of_rows():
             return "both"
 
     def vector(names):
-        made = make_vector(3, AutoresetMode.SAME_STEP)().env
+        made = make_vector(3, AutoresetMode.SAME_STEP)().unwrapped
         made.env_name = names
         return made
 
@@ -190,7 +199,7 @@ def test_every_autoreset_mode_against_its_description(mode, kind):
     np.testing.assert_array_equal(ts.obs["count"][:, 0], 0)
     before = [(0, 0)] * n
     for after, real in oracle(mode, 80, n):
-        action = env.action_spec.from_env(np.stack([np.asarray(env.action_space.sample()) for _ in range(n)]))
+        action = env.action_spec.from_env(np.stack([np.asarray(env.action_spec.space.sample()) for _ in range(n)]))
         ts, reward, terminated, truncated, _ = env.step(action.reshape(n, -1))
         assert env.auto is not None
         np.testing.assert_array_equal(env.auto.real, real)
@@ -200,14 +209,14 @@ def test_every_autoreset_mode_against_its_description(mode, kind):
             ended = real[i] and t0 + 1 == length_of(i, e0)
             assert tuple(ts.obs["count"][i, [0, 2]]) == (t, e)
             assert env.auto.opened[i] == opened
-            assert ts.time_idx[i, 0] == t
-            assert reward[i, 0] == (np.float32(reward_of(i, e0, t0 + 1)) if real[i] else 0)
-            assert terminated[i, 0] == (ended and is_terminated(i, e0))
-            assert truncated[i, 0] == (ended and not is_terminated(i, e0))
+            assert ts.time_idx[i] == t
+            assert reward[i] == (np.float32(reward_of(i, e0, t0 + 1)) if real[i] else 0)
+            assert terminated[i] == (ended and is_terminated(i, e0))
+            assert truncated[i] == (ended and not is_terminated(i, e0))
             np.testing.assert_array_equal(ts.reward[i], 0 if opened else reward[i])
             if opened:
                 assert not ts.prev_action[i].any()
-                assert not ts.terminal[i, 0]
+                assert not ts.terminal[i]
             if ended:
                 last = env.auto.last_obs or ts.obs
                 assert tuple(last["count"][i, [0, 2]]) == (t0 + 1, e0)

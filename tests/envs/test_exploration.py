@@ -91,15 +91,15 @@ def test_counts_steps_over_all_rollouts():
         env.reset()
         assert env.local_step[0] == 0
         env.step(np.array([[1]]))
+        assert env.local_step[0] == 1
         env.step(np.array([[1]]))
-        assert env.local_step[0] == 2
     assert env.global_step == 6
 
 
 def noisy(kind, eps, action, n):
     env = make(kind=kind, eps_start=eps, eps_end=eps, randomize_eps=False)
     env.reset()
-    return np.concatenate([env.add_exploration_noise(action, env.local_step, None) for _ in range(n)])
+    return np.concatenate([env.add_exploration_noise(action, env.local_step) for _ in range(n)])
 
 
 def test_discrete_noise_is_uniform_with_the_right_probability():
@@ -199,24 +199,45 @@ def test_batches_draw_for_each_row(kind):
     assert (changed > 0).all()
     env.multiplier = np.array([0.0, 1.0, 0.0, 1.0])
     if kind == "discrete":
-        out = np.concatenate([env.add_exploration_noise(action, env.local_step, None) for _ in range(500)], axis=1)
+        out = np.concatenate([env.add_exploration_noise(action, env.local_step) for _ in range(500)], axis=1)
         assert (out[[0, 2]] == 0).all()
         assert (out[[1, 3]] != 0).mean() == pytest.approx(0.8, abs=0.05)
 
 
 def test_the_recorded_action_is_the_one_taken():
     class Opposite(ExplorationWrapper):
-        def add_exploration_noise(self, action, local_step, horizon):
+        def add_exploration_noise(self, action, local_step):
             assert local_step.shape == (1,)
             return 4 - action
 
     recorder = SequenceWrapper(Opposite(AMAGOEnv(CountingEnv(0))), save_trajs_to=None)
     recorder.reset()
-    ts = recorder.step(np.array([[1]]))[0]
-    assert ts.obs["took"][0, 0] == 3 + 3  # the space starts at 3
-    assert ts.prev_action.argmax() == 3
+    obs = recorder.step(np.array([[1]]))[0]
+    assert obs["took"][0, 0] == 3 + 3  # the space starts at 3
+    assert recorder.current_timestep[1][0, 1:].argmax() == 3
     with pytest.raises(NotImplementedError):
-        ExplorationWrapper(make_counting(0)()).add_exploration_noise(np.array([[1]]), np.zeros(1), None)
+        ExplorationWrapper(make_counting(0)()).add_exploration_noise(np.array([[1]]), np.zeros(1))
+
+
+def test_hooks_of_three_arguments_get_the_horizon():
+    """The form of amago 0.1."""
+    seen = []
+
+    class Old(ExplorationWrapper):
+        def add_exploration_noise(self, action, local_step, horizon):
+            seen.append(horizon)
+            return action
+
+    class Odd(ExplorationWrapper):
+        def add_exploration_noise(self, action):
+            return action
+
+    env = Old(AMAGOEnv(gym.make("CartPole-v1", max_episode_steps=12)))
+    env.reset()
+    env.step(0)
+    assert seen == [12]
+    with pytest.raises(TypeError, match=naming("Odd", "(action, local_step)")):
+        Odd(make_counting(0)())
 
 
 def test_state_goes_on_where_it_stopped():

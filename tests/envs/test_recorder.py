@@ -7,8 +7,7 @@ import pytest
 from counting_env import CountingEnv, check_traj, is_terminated, length_of, make_counting, make_vector
 from messages import naming
 
-from amago.envs import AMAGO_ENV_LOG_PREFIX, AMAGOEnv, ReturnHistory, SequenceWrapper, SpecialMetricHistory
-from amago.envs.recorder import RecordingError
+from amago.envs import AMAGO_ENV_LOG_PREFIX, AMAGOEnv, RecordingError, ReturnHistory, SequenceWrapper, SpecialMetricHistory
 from amago.envs.statistics import EpisodeRecord
 
 
@@ -77,7 +76,7 @@ def test_rows_of_very_different_lengths_share_the_buffers():
             recorder.cut()
             endless = [t for t in sink.trajs if t.obs["count"][0, 1] == 0]
         else:
-            assert recorder._pieces.capacity < 200
+            assert recorder._recorder.pieces.capacity < 200
         times = np.concatenate([t.obs["count"][:-1, 0] for t in endless])
         np.testing.assert_array_equal(times, np.arange(1000))
 
@@ -139,10 +138,10 @@ def test_changing_names_and_metrics_by_name():
     assert [e.env_name for e in episodes[:5]] == [f"counting-{i % 3}" for i in range(5)]
     assert sum(frames.values()) == 200
     assert set(frames) == {"counting-0", "counting-1", "counting-2"}
-    specials = SpecialMetricHistory(episodes)
+    specials = SpecialMetricHistory.of(episodes)
     for name, values in specials.data.items():
         assert {int(v) % 3 for v in values["Episode Number"]} == {int(name[-1])}
-    returns = ReturnHistory(episodes)
+    returns = ReturnHistory.of(episodes)
     assert sum(len(v) for v in returns.data.values()) == len(episodes)
     assert returns.data["counting-0"] == [e.ret for e in episodes if e.env_name == "counting-0"]
     assert recorder.drain() == ([], {})
@@ -150,7 +149,7 @@ def test_changing_names_and_metrics_by_name():
 
 def test_explicit_name_wins_and_rows_may_have_their_own():
     assert AMAGOEnv(CountingEnv(0, changing_name=True), env_name="mine").env_name == "mine"
-    vec = make_vector(3, gym.vector.AutoresetMode.SAME_STEP)().env
+    vec = make_vector(3, gym.vector.AutoresetMode.SAME_STEP)().unwrapped
     recorder = SequenceWrapper(AMAGOEnv(vec, ["a", "b", "a"], batched_envs=3))
     assert recorder.env_name == "a+b"
     run(recorder, 30)
@@ -158,14 +157,23 @@ def test_explicit_name_wins_and_rows_may_have_their_own():
     assert frames == {"a": 60, "b": 30}
 
 
-def test_metric_must_be_one_number():
-    class Bad(CountingEnv):
+def logging_env(value):
+    class Logging(CountingEnv):
         def step(self, action):
             *out, info = super().step(action)
-            return *out, info | {f"{AMAGO_ENV_LOG_PREFIX} grid": np.zeros(3)}
+            return *out, info | {f"{AMAGO_ENV_LOG_PREFIX} grid": value}
 
-    with pytest.raises(ValueError, match=naming("grid", "one number")):
-        run(SequenceWrapper(AMAGOEnv(Bad(0))), 1)
+    return SequenceWrapper(AMAGOEnv(Logging(0)))
+
+
+def test_metrics_are_numbers_or_arrays_of_them():
+    recorder = logging_env(np.array([[1, 2], [3, 6]]))
+    run(recorder, length_of(0, 0))
+    assert recorder.drain()[0][0].metrics["grid"] == 3.0
+    assert recorder.special_history.data["counting"]["grid"] == [1.0, 2.0, 3.0, 6.0] * 2
+    for wrong in ("many", [1, None, "x"]):
+        with pytest.raises(ValueError, match=naming("grid", "number")):
+            run(logging_env(wrong), 1)
 
 
 def test_history_keeps_order_and_kinds():
@@ -174,8 +182,8 @@ def test_history_keeps_order_and_kinds():
         EpisodeRecord("b", 4.0, 3),
         EpisodeRecord("a", 3.0, 3, {"x": 4.0, "y": 0.0}),
     ]
-    assert ReturnHistory(episodes).data == {"a": [1.0, 3.0], "b": [4.0]}
-    assert SpecialMetricHistory(episodes).data == {"a": {"x": [2.0, 4.0], "y": [0.0]}}
+    assert ReturnHistory.of(episodes).data == {"a": [1.0, 3.0], "b": [4.0]}
+    assert SpecialMetricHistory.of(episodes).data == {"a": {"x": [2.0, 4.0], "y": [0.0]}}
 
 
 def test_errors_name_the_argument(tmp_path):

@@ -216,7 +216,7 @@ def test_spaces_are_honoured_through_the_library(game: str, kind: str) -> None:
     assert space.shape == (52, 40, 1 if kind == "minimal" else 3)
     while not over:
         assert space.contains(ts.obs["observation"][0])
-        ts, _, terminated, truncated, _ = env.step(env.action_spec.from_env(env.action_space.sample())[None])
+        ts, _, terminated, truncated, _ = env.step(env.action_space.sample())
         over = bool(terminated | truncated)
     whole = AtariGame(game, resolution=None)
     assert whole.observation_space.contains(whole.reset(seed=0)[0])

@@ -93,7 +93,7 @@ def test_memory_chain_pays_for_memory(length: int, mood: str, expected: float) -
         total = np.zeros(16)
         for step in range(length + 1):
             timestep, reward, terminated, _, _ = env.step(bit if mood == "remember" else 1 - bit)
-            total += reward[:, 0]
+            total += reward
             assert terminated.all() == (step == length)
         assert (total == expected).all()
         assert (timestep.time_idx == 0).all()

@@ -97,10 +97,10 @@ def test_the_library_takes_them(game: str) -> None:
     assert env.env_name == f"popgym_{game}"
     assert env.horizon == env.env.horizon
     env.reset(seed=0)
-    env.action_space.seed(0)
+    env.action_spec.space.seed(0)
     over = False
     while not over:
-        timestep, _, terminated, truncated, _ = env.step(env.action_spec.from_env(env.action_space.sample())[None])
+        timestep, _, terminated, truncated, _ = env.step(env.action_spec.from_env(env.action_spec.space.sample()))
         over = bool(terminated | truncated)
         for key, space in env.observation_space.items():
             assert space.contains(timestep.obs[key][0]), key

@@ -268,13 +268,13 @@ def test_spaces_ends_and_metrics_through_the_library(worlds: Any) -> None:
         timestep, reward, terminated, truncated, info = env.step(rng.integers(0, 6, (ROWS, 1)))
         assert not truncated.any()
         assert ((reward >= 0) & (reward < 1)).all()
-        for row in np.flatnonzero(terminated[:, 0]):
+        for row in np.flatnonzero(terminated):
             ended += 1
             final = info["final_info"]
             shots = [float(final[f"{AMAGO_ENV_LOG_PREFIX} Success in Shot {i}"][row]) for i in range(K)]
             assert final[f"{AMAGO_ENV_LOG_PREFIX} Success"][row] == pytest.approx(np.mean(shots))
             assert timestep.obs["status"][row, 4:].tolist() == [1.0, 0.0, 0.0]
-            assert timestep.time_idx[row, 0] == 0
+            assert timestep.time_idx[row] == 0
     assert ended >= ROWS
 
 

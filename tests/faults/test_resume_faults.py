@@ -288,7 +288,7 @@ def test_two_hundred_updates_equal_a_hundred_a_kill_and_a_hundred_more(tmp_path,
     assert one[2]["updater"]["grad_steps"] == updates // fields.get("batches_per_update", 1)
     assert all(one[0][k].equal(two[0][k]) for k in one[0].keys() | two[0].keys()), "parameters differ"
     assert same(one[1], two[1]), "the optimizer differs"
-    differing = [k for k in one[2] if one[2][k] != two[2][k] and k not in ("wall_time", "dataset")]
+    differing = [k for k in one[2] if one[2][k] != two[2][k] and k not in ("wall_time", "dataset", "settings")]
     assert not differing, "random streams, counters and schedules differ"
     assert one[2]["dataset"]["store"]["order"] == two[2]["dataset"]["store"]["order"]
     drawn = [samples(r / "samples") for r in roots]

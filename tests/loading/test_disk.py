@@ -6,7 +6,8 @@ from messages import naming
 
 from amago import config
 from amago.data.relabel import Relabeler
-from amago.data.trajectory import FrozenTraj, Trajectory
+from amago.data.timesteps import TrajectoryBuilder
+from amago.data.trajectory import FrozenTraj
 from amago.loading import DatasetSettings, DiskTrajDataset, RLDataset, SequenceLoader
 from amago.spaces import action_spec
 from amago.store import TrajectoryWriter
@@ -17,7 +18,7 @@ OBS = gym.spaces.Dict({"observation": gym.spaces.Box(-np.inf, np.inf, (2,), np.f
 
 def count_up(episode, steps):
     """obs = [episode, t], action t % 5, reward 1000 episode + t + 1."""
-    traj = Trajectory(action_spec(SPACE)).start({"observation": np.array([episode, 0], np.float32)})
+    traj = TrajectoryBuilder(action_spec(SPACE)).start({"observation": np.array([episode, 0], np.float32)})
     for t in range(steps):
         obs = {"observation": np.array([episode, t + 1], np.float32)}
         traj.add(t % 5, 1000.0 * episode + t + 1, t == steps - 1, obs)

@@ -22,7 +22,7 @@ import amago
 from amago import config
 from amago.agent import MultiTaskAgent
 from amago.nets.actor_critic import Actor, ResidualActor
-from amago.nets.policy_dists import GMM, Beta, TanhGaussian
+from amago.nets.policy_dists import GMM, ActionDistribution, Beta, TanhGaussian
 from amago.nets.traj_encoders import GRUTrajEncoder, MambaTrajEncoder, TformerTrajEncoder
 from amago.nets.transformer import SlidingWindowFlexAttention, SlidingWindowSinkFlexAttention, VanillaAttention
 from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder
@@ -257,8 +257,9 @@ def check_parameters():
 class Scaled(TanhGaussian):
     """A distribution of one's own, whose output is of a class of its own."""
 
-    class Output:
+    class Output(ActionDistribution):
         def __init__(self, vec):
+            super().__init__(vec.shape[:-1])
             self.vec = vec
 
         def sample_action(self, sample):

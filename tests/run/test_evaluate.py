@@ -36,14 +36,14 @@ def episodes():
 
 def test_histories_of_several_pools_are_merged():
     one, two = episodes()[:2], episodes()[2:]
-    assert merge_returns([ReturnHistory(one), ReturnHistory(two)]) == {"b": [1.0, 5.0], "a": [3.0]}
-    assert merge_specials([SpecialMetricHistory(one), SpecialMetricHistory(two)]) == {
+    assert merge_returns([ReturnHistory.of(one), ReturnHistory.of(two)]) == {"b": [1.0, 5.0], "a": [3.0]}
+    assert merge_specials([SpecialMetricHistory.of(one), SpecialMetricHistory.of(two)]) == {
         "Success in b": [1.0, 0.0], "Success in a": [0.0], "Steps in a": [7.0],
     }  # fmt: skip
 
 
 def test_a_summary():
-    returns, specials = merge_returns([ReturnHistory(episodes())]), merge_specials([SpecialMetricHistory(episodes())])
+    returns, specials = merge_returns([ReturnHistory.of(episodes())]), merge_specials([SpecialMetricHistory.of(episodes())])
     assert summarise(returns, specials) == {
         TOTAL: 3.0, AVERAGE_RETURN_OF_ROLLOUTS: 3.0, "Number of Rollouts": 3.0,
         "Average Total Return in a": 3.0, "Average Total Return in b": 3.0,

@@ -165,7 +165,14 @@ def test_weights_and_biases_offline(tmp_path):
     assert done.returncode == 0, done.stderr
     (log,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
     content = log.read_bytes()
-    for wanted in (b"Critic Loss", b"val/Number of Rollouts", b"total_frames-TMaze", b"run"):
+    for wanted in (
+        b"Critic Loss",
+        b"val/Number of Rollouts",
+        b"total_frames-TMaze",
+        b"run",
+        b"lr_warmup_steps",
+        b"amago.agent.Agent.tau",
+    ):
         assert wanted in content, wanted
 
 

@@ -271,7 +271,7 @@ def buffer(tmp_path_factory):
 
 
 def trainer(root, traj="ff", make_env=tiny.pendulum, **fields):
-    e = tiny.started(root, make_env, traj, start_collecting_at_epoch=INF, **fields)
+    e = tiny.started(root, make_env, traj, start_collecting_at_epoch=INF, resume="auto", **fields)
     e.policy.train()
     return e
 
@@ -311,7 +311,7 @@ def test_an_update_on_a_poisoned_batch_is_skipped_bit_for_bit(buffer, traj, plac
 def test_a_store_written_by_hand_stops_the_run_after_so_many_updates(tmp_path):
     """Nobody has looked at these files but the training."""
     env = tiny.pendulum()
-    spaces = env.action_space, env.observation_space
+    spaces = env.action_spec.space, env.observation_space
     with TrajectoryWriter(
         tmp_path / "run" / "buffer" / "fifo", writer="hand", action_space=spaces[0], obs_space=spaces[1]
     ) as w:

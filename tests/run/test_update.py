@@ -187,7 +187,9 @@ def filled(tmp_path):
     first.close()
 
     def make(**fields):
-        e = tiny.started(tmp_path, start_collecting_at_epoch=float("inf"), name="run", **fields)
+        for earlier in opened:  # one experiment at a time writes a run
+            earlier.close()
+        e = tiny.started(tmp_path, start_collecting_at_epoch=float("inf"), name="run", resume="auto", **fields)
         opened.append(e)
         return e
 

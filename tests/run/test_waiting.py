@@ -130,7 +130,7 @@ def test_a_learner_stops_instead_of_waiting_for_ever(tmp_path):
     of_the_original(buffer(tmp_path))
     for _ in range(2):
         with pytest.raises(NoReadableDataError, match=r"refused_data_timeout=0\.1 seconds(.|\n)*CartPole_0a1b2c3d"):
-            tiny.learned(tmp_path, train_timesteps_per_epoch=0, refused_data_timeout=0.1)
+            tiny.learned(tmp_path, train_timesteps_per_epoch=0, refused_data_timeout=0.1, resume="auto")
         tiny.close_all()
 
 

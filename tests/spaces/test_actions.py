@@ -368,7 +368,9 @@ def test_a_run_collects_stores_trains_saves_and_acts(
 def test_a_buffer_of_other_parts_is_refused(tmp_path: Any) -> None:
     tiny.learned(tmp_path, make_lock("multidiscrete", STEPS), always_save_latest=False).close()
     with pytest.raises(ValueError, match=naming("discrete(3)+discrete(4)", 7)):
-        tiny.started(tmp_path, lambda: AMAGOEnv(Other()), name="other", dataset=DiskTrajDataset(tmp_path, "run"))
+        tiny.started(
+            tmp_path, lambda: AMAGOEnv(Other()), name="other", dataset=DiskTrajDataset(tmp_path, "run"), share_buffer=True
+        )
 
 
 class Other(Lock):

@@ -36,6 +36,6 @@ class TMazeExploration(EpsilonGreedy):
 
     def current_eps(self, local_step: NDArray[np.int64], horizon: int | None = None) -> NDArray[np.float64]:
         """Epsilon (B,) of actors whose next action has the index ``local_step`` (B,) in its episode."""
-        usual = super().current_eps(local_step, horizon)
+        usual = super().current_eps(local_step)
         corridor = (local_step > 0) & (local_step < self.horizon - 3)
         return np.where(corridor, 0.5 / self.horizon, usual)

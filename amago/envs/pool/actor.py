@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from amago.data.trajectory import split_rl2
-from amago.envs.amago_env import AMAGOEnv, innermost
+from amago.envs.environment import AMAGOEnv
 from amago.envs.exploration import ExplorationWrapper
 from amago.envs.pool.buffers import Buffers
 from amago.envs.pool.plan import ActorPlan, EnvMaker, Spaces
-from amago.envs.recorder import SequenceWrapper
+from amago.envs.recorder import Recorder
+from amago.envs.wrapper import innermost
 
 if TYPE_CHECKING:
     from amago.store import TrajectoryWriter
@@ -31,7 +32,8 @@ class Actor:
 
     Attributes:
         base: the `AMAGOEnv` inside all wrappers.
-        env: the recorder around it.
+        env: the outermost wrapper around it.
+        recorder: records its rollouts.
         exploration: the exploration wrapper, or None.
 
     Raises:
@@ -51,29 +53,32 @@ class Actor:
         if plan.exploration is not None:
             made = self.exploration = plan.exploration(made)
             self.exploration.seed(exploration_seed)
+        self.env = made
         options = {k: v for k, v in (plan.recorder or {}).items() if k in ("save_every", "stagger", "extra_fields")}
         first_row = number * plan.batch
-        self.env = SequenceWrapper(made, writer=writer_for(self.base), actor=first_row, seed=recorder_seed, **options)
+        self.recorder = Recorder(self.base, writer_for(self.base), actor=first_row, seed=recorder_seed, **options)
         self._rows = slice(first_row, first_row + plan.batch)
 
     @property
     def spaces(self) -> Spaces:
-        return Spaces(self.base.observation_space, self.base.action_space, self.base.raw_observation_space)
+        return Spaces(self.base.observation_space, self.base.action_spec.space, self.base.raw_observation_space)
 
     def attach(self, buffers: Buffers) -> None:
         """Use these arrays from now on."""
         rows = self._rows
         self._obs = [(key, array[rows]) for key, array in buffers.obs.items()]
-        self._rl2s, self._time, self._resets = buffers.rl2s[rows], buffers.time_idxs[rows], buffers.resets[rows]
-        self._reward, self._prev_action = split_rl2(self._rl2s)
-        self._actions = buffers.actions[rows]
+        self._rl2s, self._time, self._resets = buffers.rl2s[rows], buffers.time_idxs[rows, 0], buffers.resets[rows]
+        reward, self._prev_action = split_rl2(self._rl2s)
+        self._reward = reward[:, 0]
+        self._action = buffers.actions[rows] if self.base.vectorized else buffers.actions[rows][0]
         self._any_ended = buffers.any_ended[self._worker : self._worker + 1]
-        self.env.attach_extras({name: array[rows] for name, array in buffers.extras.items()})
+        self.recorder.attach_extras({name: array[rows] for name, array in buffers.extras.items()})
 
     def reset(self) -> None:
         """Begin a new rollout; the first call seeds the environment."""
         seed = None if self._seeded else int(self._reset_seed.generate_state(1, np.uint64)[0] % _SEED_LIMIT)
-        ts, _ = self.env.reset(seed=seed)
+        ts, info = self.env.reset(seed=seed)
+        self.recorder.opened(ts, info)
         self._seeded = True
         for key, array in self._obs:
             array[...] = ts.obs[key]
@@ -81,32 +86,43 @@ class Actor:
 
     def step(self) -> None:
         """Take one step with the actions in the arrays; a rollout that ends is followed by a new one at once."""
-        ts, _, terminated, truncated, _ = self.env.step(self._actions)
-        auto = self.base.auto
-        if auto is not None:
-            self._resets[...] = auto.opened
-            if not self._any_ended[0] and (terminated.any() or truncated.any()):
-                self._any_ended[0] = True
-        elif terminated.item() or truncated.item():
+        out = self.env.step(self._action)
+        if self.recorder.stepped(*out):
             self._any_ended[0] = True
             self.reset()
             return
-        else:
+        ts, _, terminated, truncated, _ = out
+        auto = self.base.auto
+        if auto is None:
             self._resets[0] = False
+        else:
+            self._resets[...] = auto.opened
+            if not self._any_ended[0] and (terminated.any() or truncated.any()):
+                self._any_ended[0] = True
         for key, array in self._obs:
             array[...] = ts.obs[key]
         self._reward[...], self._prev_action[...], self._time[...] = ts.reward, ts.prev_action, ts.time_idx
 
+    @property
+    def lasted(self) -> int:
+        """Steps that the longest rollout in progress has lasted."""
+        return int(self._time.max())
+
+    def close(self) -> None:
+        """Close the environment; trajectories that are not finished are lost."""
+        self.recorder.close()
+        self.env.close()
+
     def state_dict(self) -> dict[str, Any]:
         """State of exploration and of the recorder's random generator, JSON-able."""
-        state: dict[str, Any] = {"recorder_rng": self.env.rng.bit_generator.state}
+        state: dict[str, Any] = {"recorder_rng": self.recorder.rng.bit_generator.state}
         if self.exploration is not None:
             state["exploration"] = self.exploration.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.env.rng.bit_generator.state = state["recorder_rng"]
+        self.recorder.rng.bit_generator.state = state["recorder_rng"]
         if self.exploration is not None and "exploration" in state:
             self.exploration.load_state_dict(state["exploration"])
 

@@ -8,10 +8,10 @@ import traceback
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from amago.envs.amago_env import AMAGOEnv
+from amago.envs.environment import AMAGOEnv
 from amago.envs.pool.actor import Actor, make_env
 from amago.envs.pool.buffers import Buffers
-from amago.envs.pool.faults import MAX_RETRY_PAUSE, MIN_RETRY_PAUSE, ActorError, Fault, mistake_in
+from amago.envs.pool.faults import MAX_RETRY_PAUSE, MIN_RETRY_PAUSE, PROVEN_STEPS, ActorError, Fault, mistake_in
 from amago.envs.pool.plan import ActorPlan, Spaces
 from amago.envs.pool.trial import random_state_kept, try_environment
 from amago.envs.recorder import RecordingError, open_writer
@@ -113,10 +113,12 @@ class ActorSet:
         if isinstance(error, RecordingError):  # not the environment's fault
             raise error
         state = broken.state_dict()
-        fault = Fault(f"actor {broken.number}", traceback.format_exc(), broken.env.in_progress, mistake=mistake_in(error))
-        self._replaced.add(*broken.env.drain())
+        if self._buffers is not None and broken.lasted >= PROVEN_STEPS:  # before the reset of the new one hides it
+            self._buffers.any_ended[self.plan.worker] = True
+        fault = Fault(f"actor {broken.number}", traceback.format_exc(), broken.recorder.in_progress, mistake=mistake_in(error))
+        self._replaced.add(*broken.recorder.drain())
         with contextlib.suppress(*_ENV_FAULTS):
-            broken.env.close()
+            broken.close()
         actor = self._remake(broken, state, fault)
         if actor.spaces != self.spaces:
             raise ActorError(
@@ -150,7 +152,7 @@ class ActorSet:
         """Statistics since the last call; restarts are not counted here."""
         out, self._replaced = self._replaced, PhaseStatistics()
         for actor in self._actors.values():
-            out.add(*actor.env.drain())
+            out.add(*actor.recorder.drain())
         return out
 
     def flush(self, partial: bool = False) -> int:
@@ -164,7 +166,7 @@ class ActorSet:
             return 0
         if partial:
             for actor in self._actors.values():
-                actor.env.cut()
+                actor.recorder.cut()
         try:
             n = int(writer.flush())
         except Exception as err:
@@ -199,7 +201,7 @@ class ActorSet:
         finally:
             for actor in self._actors.values():
                 with contextlib.suppress(*_ENV_FAULTS):
-                    actor.env.close()
+                    actor.close()
             self._actors = {}
 
 

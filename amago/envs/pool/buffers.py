@@ -84,7 +84,7 @@ class Buffers:
         extras: {name: (N, ...)}, extra fields that the policy computes with the actions.
         unsaved: (W,) int64, finished trajectories of each worker that are in no file yet.
         idle: (N,) bool, the actors that skip their steps.
-        any_ended: (W,) bool, whether an actor of each worker has finished a rollout.
+        any_ended: (W,) bool, whether an actor of each worker has finished a rollout, or failed in one that lasted `PROVEN_STEPS`.
     """
 
     def __init__(self, layout: Layout, block: Any):

@@ -21,7 +21,8 @@ MIN_RETRY_PAUSE, MAX_RETRY_PAUSE = 0.05, 0.15
 
 _MISTAKES = (TypeError, ValueError, AttributeError, NameError, LookupError, NotImplementedError, AssertionError)
 _ENVS = Path(__file__).resolve().parent.parent
-_OWN_FRAMES = (str(_ENVS / "pool"), *(str(_ENVS / f"{name}.py") for name in ("amago_env", "exploration", "recorder", "pieces")))
+_OWN_MODULES = ("environment", "exploration", "observed", "pieces", "policy_actions", "recorder", "sequence_wrapper", "wrapper")
+_OWN_FRAMES = (str(_ENVS / "pool"), *(str(_ENVS / f"{name}.py") for name in _OWN_MODULES))
 _SHOWN_FRAMES = 6
 
 

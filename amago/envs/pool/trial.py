@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from amago.envs.amago_env import AMAGOEnv
+from amago.envs.environment import AMAGOEnv
 from amago.envs.exploration import made_legal
 from amago.envs.pool.faults import EnvironmentMistake, mistake_in
 from amago.spaces import ActionSpec, action_mask_key

@@ -14,7 +14,19 @@ from amago.run.plots import read_metrics
 
 _LAST_NUMBER = re.compile(r"[_\-]?(?:seed|trial|run)?[_\-]?\d+$", re.IGNORECASE)
 NOT_SETTINGS = frozenset(
-    {"run_name", "seed", "ckpt_base_dir", "dset_root", "dset_name", "resume", "verbose", "wandb_group_name", "dataset"}
+    {
+        "run_name",
+        "seed",
+        "ckpt_base_dir",
+        "dset_root",
+        "dset_name",
+        "resume",
+        "verbose",
+        "wandb_group_name",
+        "dataset",
+        "overwrite",
+        "share_buffer",
+    }
 )
 """Fields of an experiment in which two runs of one group may differ: where files are, and what is random."""
 

@@ -21,7 +21,8 @@ from run_inside import run_script
 
 from amago import cli_utils
 from amago.data.relabel import GoalSequenceRelabeler
-from amago.data.trajectory import FrozenTraj, Trajectory
+from amago.data.timesteps import TrajectoryBuilder
+from amago.data.trajectory import FrozenTraj
 from amago.envs import AMAGOEnv
 from amago.envs.builtin import MazeRunner
 from amago.envs.builtin._mazes import depths, random_maze, spanning_tree
@@ -359,7 +360,7 @@ def record(env: MazeRunner, seed: int, actions: list[int], goals: list[Cell] | N
     if goals is not None:
         ask_for(env, goals)
         obs = env._observe()
-    traj = Trajectory(action_spec(env.action_space), "maze").start(obs)
+    traj = TrajectoryBuilder(action_spec(env.action_space), "maze").start(obs)
     for action in actions:
         obs, reward, terminated, _, _ = env.step(action)
         traj.add(action, reward, terminated, obs)

@@ -64,7 +64,7 @@ def test_a_walk_forward_is_disturbed_where_the_schedule_says() -> None:
         for step in range(horizon):
             _, _, terminated, _, _ = wrapped.step(RIGHT)
             changed[step] += wrapped.amago_env.last_action[0, 0] != 0
-        assert terminated[0, 0]
+        assert terminated[0]
     for step in range(horizon):
         p = 0.75 * (1.0 if step == 0 or step >= horizon - 3 else 0.5 / horizon)
         assert abs(changed[step] - episodes * p) < 4.5 * (episodes * p * (1 - p)) ** 0.5, step

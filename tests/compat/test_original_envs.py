@@ -1,0 +1,541 @@
+"""Environments as code written for the original system uses them: `amago.envs`."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from messages import naming
+
+from amago.envs import AMAGO_ENV_LOG_PREFIX, AMAGOEnv, make_pool
+from amago.envs.amago_env import EnvCreator, ReturnHistory, SequenceWrapper, SpecialMetricHistory
+from amago.envs.env_utils import AlreadyVectorizedEnv, DummyAsyncVectorEnv, space_convert
+from amago.envs.exploration import EpsilonGreedy
+from amago.store import TrajectoryStore
+
+
+class Battle(gym.Env):
+    """Five turns. The observation names the turn; the reward of a turn is the index of the action."""
+
+    def __init__(self, n=6, turns=5, action_space=None):
+        self.observation_space = gym.spaces.Dict(text=gym.spaces.Box(0, 100, (3,), np.int32))
+        self.action_space = gym.spaces.Discrete(n) if action_space is None else action_space
+        self.turns, self.format, self.battles, self.given = turns, "gen1ou", 0, []
+
+    def reset(self, *args, **kwargs):
+        self.turn, self.battles = 0, self.battles + 1
+        return {"text": np.array([0, self.battles, 0], np.int32)}, {"legal": [0, 1]}
+
+    def step(self, action):
+        self.given.append(action)
+        self.turn += 1
+        done = self.turn == self.turns
+        info = {"legal": [self.turn % 6], f"{AMAGO_ENV_LOG_PREFIX} Valid Actions": [1.0, 0.0] if done else [1.0]}
+        reward = float(action) if np.ndim(action) == 0 else 0.0
+        return {"text": np.array([self.turn, self.battles, 0], np.int32)}, reward, False, done, info
+
+    def take_long_break(self):
+        return f"break {self.battles}"
+
+
+def recorded(root):
+    """The trajectories below ``fifo``."""
+    store = TrajectoryStore(root)
+    store.refresh()
+    return [store.read(i) for i in range(len(store))]
+
+
+class BattleAMAGO(AMAGOEnv):
+    """Adds a mask of actions to the observations, ends on truncation, and logs what it likes."""
+
+    def __init__(self, **kwargs):
+        super().__init__(env=Battle(**kwargs), env_name=None, batched_envs=1)
+        self.observation_space["illegal_actions"] = gym.spaces.Box(low=0, high=1, shape=(6,), dtype=bool)
+
+    @property
+    def env_name(self):
+        return f"{self.env.format}_{self.env.battles % 2}"
+
+    def _with_mask(self, obs, info):
+        mask = np.ones(6, dtype=bool)
+        mask[info["legal"]] = False
+        return obs | {"illegal_actions": mask}
+
+    def inner_reset(self, *args, **kwargs):
+        obs, info = self.env.reset(*args, **kwargs)
+        return self._with_mask(obs, info), info
+
+    def inner_step(self, action):
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return self._with_mask(obs, info), reward + 0.5, terminated or truncated, truncated, info
+
+    def step(self, action):
+        timestep, reward, terminated, truncated, info = super().step(action)
+        info[f"{AMAGO_ENV_LOG_PREFIX} Step"] = float(timestep.time_idx[0])
+        return timestep, reward, terminated, truncated, info
+
+
+def test_it_is_a_wrapper_that_reaches_the_environment():
+    env = BattleAMAGO()
+    assert isinstance(env, gym.Wrapper)
+    assert isinstance(env.unwrapped, Battle)
+    assert env.env.get_wrapper_attr("format") == env.get_wrapper_attr("format") == env.format == "gen1ou"
+    assert env.env.take_long_break() == "break 0"
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = env.no_such_name
+    env.reset()
+    obs, *_ = env.env.step(np.array([4], np.uint8))
+    assert obs["text"][0] == 1
+    assert env.unwrapped.given == [4]
+
+
+def test_attributes():
+    env = BattleAMAGO()
+    assert (env.batched_envs, env.discrete, env.multibinary, env.action_size) == (1, True, False, 6)
+    assert env.action_space == gym.spaces.Discrete(6)
+    assert env.action_dtype == np.uint8
+    env.reset()
+    assert env.step_count.dtype == np.int64
+    assert env.step_count.tolist() == [0]
+    for expected in (1, 2, 3, 4, 0):
+        env.step(np.array([0], np.uint8))
+        assert env.step_count.tolist() == [expected]
+    box = AMAGOEnv(Battle(action_space=gym.spaces.Box(np.array([0, -4], np.float32), np.array([10, 4], np.float32))), "box")
+    assert (box.discrete, box.action_size, box.action_dtype) == (False, 2, np.float32)
+    assert box.action_space == gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    bits = AMAGOEnv(Battle(action_space=gym.spaces.MultiBinary((2, 2))), "bits")
+    assert (bits.multibinary, bits.action_space, bits.action_dtype) == (True, gym.spaces.MultiBinary(4), np.float32)
+    assert AMAGOEnv(Battle(action_space=gym.spaces.Discrete(3, start=5))).action_space == gym.spaces.Discrete(3)
+    assert AMAGOEnv(Battle(n=300)).action_dtype == np.int64, "an index beyond 255 is no uint8"
+
+
+def test_spaces_sample_what_step_takes():
+    for space in (gym.spaces.Discrete(3, start=5), gym.spaces.Box(0.0, 9.0, (2, 3)), gym.spaces.MultiBinary((2, 3))):
+        env = AMAGOEnv(Battle(action_space=space), "any")
+        env.reset()
+        for _ in range(4):
+            env.step(env.action_space.sample())
+            assert space.contains(env.unwrapped.given[-1])
+
+
+def test_keys_added_to_the_observation_space_count():
+    env = BattleAMAGO()
+    assert list(env.observation_space.spaces) == ["illegal_actions", "text"]
+    assert env.observation_space["illegal_actions"].dtype == bool
+    assert env.observation_space["text"].dtype == np.int32
+    timestep, _ = env.reset()
+    assert {k: (v.shape, v.dtype) for k, v in timestep.obs.items()} == {
+        "text": ((1, 3), np.dtype(np.int32)),
+        "illegal_actions": ((1, 6), np.dtype(bool)),
+    }
+    np.testing.assert_array_equal(timestep.obs["illegal_actions"], [[False, False, True, True, True, True]])
+    np.testing.assert_array_equal(env.step(1)[0].obs["illegal_actions"], [[True, False, True, True, True, True]])
+
+
+def test_keys_may_be_added_removed_and_replaced():
+    class Reworked(AMAGOEnv):
+        def __init__(self):
+            super().__init__(Battle(), "reworked")
+            self.observation_space["level"] = gym.spaces.Discrete(4)
+            self.observation_space["nested"] = gym.spaces.Dict(a=gym.spaces.Box(-1, 1, (2,), np.float64))
+            del self.observation_space.spaces["text"]
+
+        def inner_reset(self, *args, **kwargs):
+            obs, info = super().inner_reset(*args, **kwargs)
+            return obs | {"level": 2, "nested": {"a": np.array([0.5, 0.0])}}, info
+
+        def inner_step(self, action):
+            obs, *rest = super().inner_step(action)
+            return obs | {"level": 3, "nested": {"a": np.zeros(2)}}, *rest
+
+    env = Reworked()
+    env.observation_space["late"] = gym.spaces.Box(0, 1, (1,), np.float32)
+    del env.observation_space.spaces["late"]
+    timestep, _ = env.reset()
+    assert list(env.observation_space.spaces) == list(timestep.obs) == ["level", "nested/a"]
+    assert timestep.obs["level"].tolist() == [[0, 0, 1, 0]]
+    assert timestep.obs["nested/a"].dtype == np.float32
+    assert env.step(0)[0].obs["level"].tolist() == [[0, 0, 0, 1]]
+
+    class Whole(AMAGOEnv):
+        def __init__(self):
+            super().__init__(gym.make("CartPole-v1"), "whole")
+            self.observation_space = gym.spaces.Dict(half=gym.spaces.Box(-9, 9, (2,), np.float32))
+
+        def inner_reset(self, *args, **kwargs):
+            obs, info = self.env.reset(*args, **kwargs)
+            return {"half": obs[:2]}, info
+
+    assert Whole().reset()[0].obs["half"].shape == (1, 2)
+
+    class Forgotten(AMAGOEnv):
+        def __init__(self):
+            super().__init__(Battle(), "forgotten")
+            self.observation_space["bag"] = gym.spaces.Box(0, 1, (1,), np.float32)
+
+    with pytest.raises(ValueError, match=naming("forgotten", "missing", "bag")):
+        Forgotten().reset()
+
+
+def test_rewards_and_ends_have_one_value_a_row():
+    env = BattleAMAGO()
+    timestep, info = env.reset(seed=3)
+    assert info == {"legal": [0, 1]}
+    for _ in range(5):
+        timestep, reward, terminated, truncated, info = env.step(np.array([2], np.uint8))
+        for array, dtype in ((reward, np.float32), (terminated, bool), (truncated, bool), (timestep.reward, np.float32)):
+            assert (array.shape, array.dtype) == ((1,), np.dtype(dtype))
+        assert reward[0] == 2.5
+    assert (terminated[0], truncated[0], timestep.terminal[0]) == (True, True, True)
+    assert timestep.time_idx.tolist() == [5]
+    assert info[f"{AMAGO_ENV_LOG_PREFIX} Step"] == 5.0
+    np.testing.assert_array_equal(timestep.prev_action, [[0, 0, 1, 0, 0, 0]])
+
+
+def test_actions_as_clients_send_them():
+    env = AMAGOEnv(Battle(), "battle")
+    env.reset()
+    for action in (3, np.uint8(3), np.array([3], np.uint8), np.array([3]), np.array([[3]]), np.array(3)):
+        timestep = env.step(action)[0]
+        assert type(env.unwrapped.given[-1]) is int
+        assert env.unwrapped.given[-1] == 3
+        assert timestep.prev_action.argmax() == 3
+        env.reset()
+    box = AMAGOEnv(Battle(action_space=gym.spaces.Box(np.array([0, -4], np.float32), np.array([10, 4], np.float32))), "box")
+    box.reset()
+    box.step(np.array([-1.0, 0.5], np.float32))
+    np.testing.assert_allclose(box.unwrapped.given, [[0.0, 2.0]])
+    with pytest.raises(ValueError, match=naming("box", "1.5")):
+        box.step(np.array([1.5, 0.0], np.float32))
+    bits = AMAGOEnv(Battle(action_space=gym.spaces.MultiBinary(3)), "bits")
+    bits.reset()
+    bits.step(np.array([1.0, 0.0, 1.0], np.float32))
+    assert bits.unwrapped.given[0].dtype == np.int8
+    assert bits.unwrapped.given[0].tolist() == [1, 0, 1]
+    with pytest.raises(ValueError, match=naming("bits", "MultiBinary(3)")):
+        bits.step(np.array([1.0, 0.5, 1.0], np.float32))
+
+
+def two_battles():
+    def battle():
+        return gym.wrappers.TransformObservation(Battle(), lambda obs: obs, Battle().observation_space)
+
+    vec = gym.vector.SyncVectorEnv([battle, battle], autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+    return AMAGOEnv(vec, "two", batched_envs=2)
+
+
+def test_actions_of_several_rows():
+    env = two_battles()
+    timestep, _ = env.reset()
+    assert timestep.obs["text"].shape == (2, 3)
+    timestep, reward, terminated, _, _ = env.step(np.array([[1], [5]], np.uint8))
+    assert reward.tolist() == [1.0, 5.0]
+    assert terminated.shape == (2,)
+    assert timestep.prev_action.argmax(axis=1).tolist() == [1, 5]
+    assert env.step_count.tolist() == [1, 1]
+    for _ in range(4):
+        env.step(np.zeros((2, 1), np.uint8))
+    assert env.step_count.tolist() == [0, 0]
+
+
+def test_what_the_policy_sees_of_actions():
+    assert BattleAMAGO().make_action_rep(np.array([2], np.uint8)).tolist() == [[0, 0, 1, 0, 0, 0]]
+    assert BattleAMAGO().make_action_rep(np.array([[2]])).dtype == np.uint8
+    box = AMAGOEnv(Battle(action_space=gym.spaces.Box(-3.0, 3.0, (2,))), "box")
+    action = np.array([0.5, -1.0], np.float32)
+    rep = box.make_action_rep(action)
+    assert rep.tolist() == [[0.5, -1.0]]
+    rep[:] = 0
+    assert action.tolist() == [0.5, -1.0], "a copy"
+    assert two_battles().make_action_rep(np.array([[4], [0]])).argmax(axis=1).tolist() == [4, 0]
+
+
+def test_an_own_form_of_actions_is_seen_and_recorded(tmp_path):
+    class Halved(AMAGOEnv):
+        def make_action_rep(self, action):
+            return super().make_action_rep(action) / 2
+
+    class Soft(BattleAMAGO):
+        def make_action_rep(self, action):
+            return super().make_action_rep(action) * 0.9
+
+    env = SequenceWrapper(
+        Halved(Battle(action_space=gym.spaces.Box(-3.0, 3.0, (2,))), "halved"), save_trajs_to=tmp_path / "fifo"
+    )
+    env.reset()
+    for _ in range(5):
+        env.step(np.array([1.0, -0.5], np.float32))
+        if env.step_count[0]:
+            assert env.current_timestep[1].tolist() == [[0.0, 0.5, -0.25]]
+    env.close()
+    np.testing.assert_allclose(env.unwrapped.given[0], [3.0, -1.5])
+    (traj,) = recorded(tmp_path)
+    assert traj.actions.tolist() == [[0.5, -0.25]] * 5
+    soft = Soft()
+    soft.reset()
+    with pytest.raises(ValueError, match=naming("make_action_rep", "gen1ou_1", (1, 6))):
+        soft.step(2)
+
+
+def test_names():
+    assert AMAGOEnv(Battle(), "ALE/Pong").env_name == "ALE_Pong"
+    env = BattleAMAGO()
+    env.reset()
+    assert env.env_name == "gen1ou_1"
+    env.env.env.format = "gen9/ou"
+    assert env.env_name == "gen9/ou_1", "an overridden name is as it is"
+    found = AMAGOEnv(gym.make("CartPole-v1"))  # the original raises ValueError here
+    assert found.env_name == "CartPole-v1"
+
+
+def test_the_name_at_the_end_of_a_rollout_counts():
+    class Opponent(AMAGOEnv):
+        opponent = "unknown"
+
+        @property
+        def env_name(self):
+            return f"vs_{self.opponent}"
+
+        def inner_step(self, action):
+            self.opponent = "alice"
+            return super().inner_step(action)
+
+    env = SequenceWrapper(Opponent(Battle()))
+    env.reset()
+    for _ in range(5):
+        env.step(1)
+    assert env.return_history.data == {"vs_alice": [5.0]}
+    assert env.total_frames_by_env_name == {"vs_alice": 5}
+
+
+def test_subclasses_may_use_the_names_of_our_attributes():
+    class Own(AMAGOEnv):
+        def __init__(self):
+            super().__init__(Battle(), "own")
+            self.horizon, self.last_action = 77, "none yet"
+
+        def inner_step(self, action):
+            self.last_action = "hit"
+            return self.env.step(action)
+
+    recorder = SequenceWrapper(Own())
+    recorder.reset()
+    recorder.step(4)
+    assert recorder.current_timestep[1][0, 1:].argmax() == 4
+    assert (recorder.amago_env.horizon, recorder.amago_env.last_action) == (77, "hit")
+
+
+def test_a_subclass_acts_in_every_kind_of_pool(tmp_path):
+    results = {}
+    for mode in ("sync", "async"):
+        where = tmp_path / mode
+        pool = make_pool(
+            BattleAMAGO, mode, parallel_actors=2, workers=1 if mode == "async" else None, seed=0, exploration=EpsilonGreedy,
+            recorder={"save_trajs_to": where / "fifo", "save_trajs_as": "npz"},
+        )  # fmt: skip
+        try:
+            pool.reset()
+            assert pool.obs["illegal_actions"].dtype == bool
+            for _ in range(10):
+                pool.step(np.array([[1], [2]]))
+            pool.flush()
+            stats = pool.drain()
+            results[mode] = [(e.ret, e.env_name, e.metrics) for e in stats.episodes]
+        finally:
+            pool.close()
+        trajs = recorded(where)
+        assert len(trajs) == 4
+        assert all(t.obs["illegal_actions"].dtype == bool and t.obs["illegal_actions"].shape == (6, 6) for t in trajs)
+        assert all(t.dones[-1, 0] for t in trajs)
+    assert results["sync"] == results["async"]
+    assert {name for _, name, _ in results["sync"]} == {"gen1ou_1", "gen1ou_0"}
+    assert results["sync"][0][2] == pytest.approx({"Valid Actions": 5 / 6, "Step": 3.0})
+
+
+# ---------------------------------------------------------------------- SequenceWrapper and EnvCreator
+
+
+def test_sequences_step_like_other_environments():
+    env = SequenceWrapper(BattleAMAGO(), None)
+    assert isinstance(env.rl2_space, gym.spaces.Dict)
+    assert env.rl2_space["obs"] == env.observation_space
+    assert env.rl2_space["rl2"].shape == (7,)
+    obs, info = env.reset(seed=1)
+    assert obs["text"].shape == (1, 3)
+    assert info == {"legal": [0, 1]}
+    for step in range(1, 6):
+        obs, reward, terminated, truncated, info = env.step(np.array([3], np.uint8))
+        assert obs["text"][0, 0] == step
+        assert reward.shape == terminated.shape == truncated.shape == (1,)
+        current, rl2, time = env.current_timestep
+        done = step == 5
+        assert current is obs
+        assert (rl2.dtype, rl2.shape, time.shape) == (np.float32, (1, 7), (1, 1))
+        assert rl2.tolist() == ([[0.0] * 7] if done else [[3.5, 0, 0, 0, 1, 0, 0]])
+        assert time[0, 0] == (0 if done else step)
+    assert terminated[0]
+    assert env.return_history.data == {"gen1ou_1": [17.5]}
+    assert env.special_history.data == {"gen1ou_1": {"Valid Actions": [1.0] * 5 + [0.0], "Step": [1.0, 2.0, 3.0, 4.0, 5.0]}}
+    assert env.total_frames == 5
+    assert env.total_frames_by_env_name == {"gen1ou_1": 5}
+    assert (env.env_name, env.step_count.tolist()) == ("gen1ou_1", [0])
+    env.reset_stats()
+    assert (env.return_history.data, env.special_history.data, env.total_frames) == ({}, {}, 5)
+
+
+def test_before_the_first_reset_there_is_no_timestep():
+    with pytest.raises(ValueError, match=r"reset\(\)"):
+        _ = SequenceWrapper(BattleAMAGO()).current_timestep
+
+
+def test_rows_reset_by_themselves_in_sequences():
+    env = SequenceWrapper(two_battles())
+    env.reset()
+    for _ in range(5):
+        obs, reward, _, truncated, _ = env.step(np.array([[1], [2]], np.uint8))
+    assert truncated.all()
+    assert reward.tolist() == [1.0, 2.0]
+    assert obs["text"][:, 0].tolist() == [0, 0]
+    assert not env.current_timestep[1].any()
+    assert env.return_history.data == {"two": [5.0, 10.0]}
+    assert env.total_frames == 10
+
+
+def test_active_trajectories(tmp_path):
+    env = SequenceWrapper(BattleAMAGO(turns=300), tmp_path, save_every=(10, 20))
+    env.reset()
+    lengths = []
+    for step in range(1, 300):
+        env.step(step % 6)
+        (traj,) = env.active_trajs
+        lengths.append(len(traj))
+        assert [int(t.time_idx[0]) for t in traj] == list(range(step + 1 - len(traj), step + 1))
+        obs, rl2s, time = traj.as_input_sequence()
+        assert obs["text"][0, :, 0].tolist() == time[0, :, 0].tolist()
+        assert rl2s[0, -1, 0] == step % 6 + 0.5
+    assert max(lengths) <= 21
+    assert lengths.count(1) > 10, "a piece begins with the last observation of the one before"
+    rows = SequenceWrapper(two_battles())
+    rows.reset()
+    rows.step(np.array([[1], [2]]))
+    assert [t[1].prev_action.argmax() for t in rows.active_trajs] == [1, 2]
+
+
+def test_pieces_have_lengths_of_the_given_range(tmp_path):
+    env = SequenceWrapper(EpsilonGreedy(BattleAMAGO(turns=1000)), tmp_path / "fifo", save_every=(10, 20), save_trajs_as="npz")
+    env.reset()
+    for _ in range(1000):
+        env.step(np.array([2], np.uint8))
+    env.save_finished_trajs()
+    trajs = sorted(recorded(tmp_path), key=lambda t: t.start_time)
+    assert len(trajs) > 40
+    lengths = {len(t) for t in trajs[:-1]}
+    assert min(lengths) > 10
+    assert max(lengths) <= 20
+    assert len(lengths) > 5
+    for one, two in zip(trajs, trajs[1:]):
+        assert two.start_time == one.start_time + len(one)
+        np.testing.assert_array_equal(one.obs["text"][-1], two.obs["text"][0])
+    for wrong in ((20, 10), (0, 5), (1, 2, 3)):
+        with pytest.raises(ValueError, match=naming("save_every", wrong)):
+            SequenceWrapper(BattleAMAGO(), None, save_every=wrong)
+    env.close()
+
+
+def test_histories():
+    returns = ReturnHistory("battle")
+    returns.add_score("battle", 1)
+    returns.add_score("other", np.float32(2.0))
+    assert returns.data == {"battle": [1.0], "other": [2.0]}
+    special = SpecialMetricHistory("battle")
+    assert special.log_prefix == AMAGO_ENV_LOG_PREFIX
+    special.add_score("battle", f"{AMAGO_ENV_LOG_PREFIX} Win", np.array([[1, 0], [0, 1]]))
+    special.add_score("battle", "Win", 0.5)
+    assert special.data == {"battle": {"Win": [1.0, 0.0, 0.0, 1.0, 0.5]}}
+
+
+def test_creators_wrap_exploration_and_recording(tmp_path):
+    creator = EnvCreator(
+        make_env=BattleAMAGO, exploration_wrapper_type=EpsilonGreedy, save_trajs_to=tmp_path, save_every_low=2, save_every_high=4,
+        save_trajs_as="npz-compressed",
+    )  # fmt: skip
+    env = creator()
+    assert isinstance(env, SequenceWrapper)
+    assert isinstance(env.env, EpsilonGreedy)
+    assert isinstance(env.env.env, BattleAMAGO)
+    assert creator.rl2_space == env.rl2_space
+    assert creator.already_vectorized is False
+    env.reset()
+    for _ in range(5):
+        env.step(0)
+    env.save_finished_trajs()
+    assert len(list(tmp_path.glob("*.npz"))) == 2
+    env.close()
+    plain = EnvCreator(two_battles, None, None, None, None, "npz")
+    assert isinstance(plain().env, AMAGOEnv)
+    assert plain.already_vectorized is True
+    with pytest.raises(ValueError, match=naming("save_every_low", 3)):
+        EnvCreator(BattleAMAGO, None, tmp_path, 3)
+    with pytest.raises(TypeError, match=naming("make_env", "AMAGOEnv", "Battle")):
+        EnvCreator(Battle)()
+
+
+# ---------------------------------------------------------------------- env_utils
+
+
+def test_environments_side_by_side():
+    envs = DummyAsyncVectorEnv([EnvCreator(BattleAMAGO), EnvCreator(BattleAMAGO)])
+    assert (len(envs.envs), envs.num_envs, envs.single_action_space) == (2, 2, gym.spaces.Discrete(6))
+    obs, infos = envs.reset(seed=3)
+    assert obs["text"].shape == (2, 1, 3)
+    assert infos["legal"][1] == [0, 1]
+    for step in range(1, 6):
+        obs, reward, terminated, truncated, infos = envs.step(np.array([[1], [2]], np.uint8))
+        assert reward[:, 0].tolist() == [1.5, 2.5]
+        assert terminated.shape == truncated.shape == (2, 1)
+        assert obs["text"][:, 0, 0].tolist() == [step % 5] * 2, "reset at the end"
+    assert terminated.all()
+    assert infos[f"_{AMAGO_ENV_LOG_PREFIX} Step"].all()
+    envs.call_async("current_timestep")
+    inputs = envs.call_wait()
+    assert [time[0, 0] for _, _, time in inputs] == [0, 0]
+    assert envs.call("take_long_break") == ["break 2", "break 2"]
+    assert envs.call("format") == ["gen1ou"] * 2
+    envs.call_async("env_name")
+    with pytest.raises(ValueError, match=naming("call_wait")):
+        envs.call_async("env_name")
+    assert envs.call_wait() == ["gen1ou_0"] * 2
+    with pytest.raises(ValueError, match=naming("call_async")):
+        envs.call_wait()
+    with pytest.raises(AttributeError, match="not_there"):
+        envs.call("not_there")
+    with pytest.raises(ValueError, match=naming(3, 2)):
+        envs.step(np.zeros((3, 1), int))
+    envs.close()
+
+
+def test_one_environment_with_rows():
+    envs = AlreadyVectorizedEnv([EnvCreator(two_battles)])
+    obs, _ = envs.reset()
+    assert obs["text"].shape == (2, 3)
+    assert envs.step(np.array([[1], [2]]))[1].tolist() == [1.0, 2.0]
+    assert envs.call("env_name") == ["two"]
+    assert (envs.num_envs, envs.single_action_space) == (2, gym.spaces.Discrete(6))
+    envs.close()
+    with pytest.raises(ValueError, match=naming("env_fns", 2)):
+        AlreadyVectorizedEnv([two_battles, two_battles])
+
+
+def test_spaces_of_the_older_package():
+    class Box:
+        low, high, shape, dtype = np.zeros(2, np.float32), np.ones(2, np.float32), (2,), np.dtype(np.float32)
+
+    class Discrete:
+        n = np.int64(4)
+
+    class Dict:
+        spaces = {"a": Box(), "b": Discrete()}
+
+    converted = space_convert(Dict())
+    assert converted == gym.spaces.Dict(a=gym.spaces.Box(0, 1, (2,)), b=gym.spaces.Discrete(4))
+    assert space_convert(converted) is converted
+    with pytest.raises(TypeError, match=naming("space", "object")):
+        space_convert(object())

@@ -1,0 +1,238 @@
+"""`settings.json`: what a run was built with; the same in the tables of TensorBoard and Weights & Biases."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import time
+from datetime import datetime
+from functools import partial
+
+import gin
+import numpy as np
+import pytest
+import tiny
+import torch
+from messages import naming
+from tiny import experiment, learned, started
+
+import amago
+from amago import config
+from amago.cli_utils import switch_async_mode, use_config
+from amago.loading import DiskTrajDataset, MixtureOfDatasets
+from amago.run import surroundings
+from amago.run.checkpoint import CheckpointError
+from amago.run.describe import described, flattened
+from amago.run.surroundings import git_commit, script_directory
+
+
+def record(e):
+    return json.loads((e.run_dir / "settings.json").read_text())
+
+
+@gin.configurable
+class Halved(amago.Agent):
+    """An agent of a user's own, with a parameter."""
+
+    def __init__(self, *args, share=0.5, **kwargs):
+        super().__init__(*args, **kwargs)
+
+
+def test_all_fields_and_parameters_are_recorded(tmp_path):
+    use_config({"Agent.tau": 0.01, "Halved.share": 0.25, "GRUTrajEncoder.norm": "rms"})
+    e = learned(tmp_path, agent_type=Halved, learning_rate=0.5, make_val_env=partial(tiny.tmaze))
+    e.close()
+    found = record(e)
+    fields = found["fields"]
+    assert (fields["learning_rate"], fields["run_name"], fields["epochs"]) == (0.5, "run", 1)
+    assert fields["dset_max_size"] == "inf"
+    assert fields["agent_type"].endswith("test_record.Halved")
+    assert fields["traj_encoder_type"] == "amago.nets.traj_encoders.FFTrajEncoder"
+    assert fields["dataset"]["type"] == "amago.loading.disk.DiskTrajDataset"
+    assert fields["dataset"]["dset_name"] == "run"
+    assert fields["make_train_env"] == "tiny.tmaze"
+    assert fields["make_val_env"] == {"type": "tiny.tmaze"}
+    parameters = found["parameters"]
+    own = next(k for k in parameters if k.endswith("Halved.share"))
+    assert parameters[own] == 0.25
+    assert parameters["amago.agent.Agent.tau"] == 0.01
+    assert parameters["amago.agent.Agent.reward_multiplier"] == 10.0, "a default"
+    assert parameters["amago.nets.policy_dists.Discrete.clip_prob_high"] == 0.99, "a default, of a class deep inside"
+    assert parameters["amago.nets.actor_critic.NCritics.d_hidden"] == 16
+    assert "amago.nets.actor_critic.NCritics.num_critics" not in parameters, "the agent sets it"
+    assert parameters["amago.envs.exploration.EpsilonGreedy.steps_anneal"] == 1_000_000
+    assert "amago.agent.Agent.tau" in found["bound"]
+    assert "amago.nets.traj_encoders.GRUTrajEncoder.norm" in found["unused"]
+
+
+def test_references_in_gin_files_are_classes(tmp_path):
+    (tmp_path / "a.gin").write_text("MultiTaskAgent.critic_type = @NCriticsTwoHot\nAgent.actor_type = @ResidualActor\n")
+    use_config({}, [str(tmp_path / "a.gin")])
+    e = started(tmp_path)
+    e.close()
+    parameters = record(e)["parameters"]
+    assert parameters["amago.agent.Agent.actor_type"] == "amago.nets.actor_critic.ResidualActor"
+    assert "amago.nets.actor_critic.ResidualActor.feature_dim" in parameters
+
+
+def test_each_start_is_recorded_with_its_surroundings(tmp_path):
+    began = datetime.now().astimezone()
+    learned(tmp_path, ckpt_interval=1).close()
+    config.bind({"Agent.tau": 0.5})
+    e = learned(tmp_path, resume="auto", epochs=2, learning_rate=0.25, ckpt_interval=1)
+    e.close()
+    found = record(e)
+    first, second = found["starts"]
+    assert (first["role"], first["epoch"], first["resumed"], first["changed"]) == ("collect and learn", 0, None, {})
+    assert (second["epoch"], second["resumed"]) == (1, "run_epoch_0")
+    assert second["changed"]["learning_rate"] == [0.001, 0.25]
+    assert second["changed"]["amago.agent.Agent.tau"] == [0.003, 0.5]
+    assert found["fields"]["learning_rate"] == 0.25, "the settings are those of now"
+    assert found["parameters"]["amago.agent.Agent.tau"] == 0.5
+    for start in (first, second):
+        assert abs((datetime.fromisoformat(start["time"]) - began).total_seconds()) < 600
+        assert (
+            start["versions"]["torch"] == torch.__version__.partition("+")[0] or start["versions"]["torch"] == torch.__version__
+        )
+        assert start["versions"]["numpy"] == np.__version__
+        assert start["versions"]["python"].startswith(f"{sys.version_info.major}.{sys.version_info.minor}.")
+        assert start["machine"].keys() == {"host", "system", "cpu", "cores", "memory_gb", "gpus"}
+        assert start["machine"]["cores"] >= 1
+        assert any("pytest" in word for word in start["command"])
+        assert start["directory"] == os.getcwd()
+
+
+def test_processes_that_join_do_not_change_the_settings_of_the_learner(tmp_path):
+    learned(tmp_path, always_save_latest=True).close()
+    collector = switch_async_mode(experiment(tmp_path, seed=5, parallel_actors=3), "collect")
+    collector.start()
+    collector.close()
+    found = record(collector)
+    assert found["fields"]["parallel_actors"] == 2
+    assert [s["role"] for s in found["starts"]] == ["collect and learn", "collect"]
+    assert found["starts"][1]["changed"]["parallel_actors"] == [2, 3]
+
+
+def test_a_damaged_record_names_the_file(tmp_path):
+    e = learned(tmp_path, ckpt_interval=1)
+    e.close()
+    (e.run_dir / "settings.json").write_text("{")
+    with pytest.raises(CheckpointError, match=naming(str(e.run_dir / "settings.json"), "remove")):
+        started(tmp_path, resume="auto")
+
+
+# ---- descriptions --------------------------------------------------------------------------------------------------------
+
+
+class Maker:
+    def __init__(self, level, parent=None):
+        self.level, self.parent, self._cache = level, parent, object()
+
+    def __call__(self):
+        return tiny.tmaze()
+
+
+def test_descriptions_are_equal_for_equal_values_and_hold_no_addresses():
+    endless = Maker(1)
+    endless.parent = endless
+    values = [
+        Maker(3),
+        Maker(3, Maker(2)),
+        endless,
+        partial(tiny.tmaze),
+        {1, 2},
+        np.arange(3),
+        torch.ones(2, 2),
+        float("inf"),
+        b"x",
+    ]
+    for make in (lambda: values, lambda: [Maker(3), *values[1:]]):
+        text = json.dumps(described(make()), allow_nan=False)
+        assert " at 0x" not in text
+        assert text == json.dumps(described(values), allow_nan=False)
+    assert described(Maker(3)) == {"type": f"{__name__}.Maker", "level": 3, "parent": None}
+    assert described(Maker(4)) != described(Maker(3))
+    assert described(np.zeros((300, 2), np.float32)) == {"type": "numpy.ndarray", "shape": [300, 2], "dtype": "float32"}
+
+
+def test_a_data_set_is_described_by_its_arguments(tmp_path):
+    e = started(tmp_path)
+    assert described(e.dataset) == described(DiskTrajDataset(tmp_path, "run")), "an open one, too"
+    e.close()
+    both = MixtureOfDatasets([DiskTrajDataset("a", "x"), DiskTrajDataset("b", "y")], [1, 3])
+    flat = flattened(described(both), "dataset")
+    assert flat["dataset"] == "amago.loading.mixture.MixtureOfDatasets"
+    assert flat["dataset.datasets.1.dset_name"] == "y"
+    assert flat["dataset.sampling_weights"] == [1.0, 3.0]
+
+
+# ---- git -----------------------------------------------------------------------------------------------------------------
+
+
+def git(directory, *arguments):
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    return subprocess.run(
+        ["git", "-C", str(directory), *identity, *arguments], check=True, capture_output=True, text=True
+    ).stdout
+
+
+def test_the_commit_of_a_repository(tmp_path):
+    assert git_commit(tmp_path) is None
+    git(tmp_path, "init", "-q")
+    assert git_commit(tmp_path) is None, "no commit yet"
+    (tmp_path / "script.py").write_text("1")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "first")
+    commit = git(tmp_path, "rev-parse", "HEAD").strip()
+    assert git_commit(tmp_path) == {"commit": commit, "changed": False}
+    (tmp_path / "script.py").write_text("2")
+    assert git_commit(tmp_path) == {"commit": commit, "changed": True}
+    assert git_commit(None) is None
+    assert git_commit(tmp_path / "nowhere") is None
+
+
+@pytest.mark.parametrize("script", ["sleep 60", "exit 3", None])
+def test_git_that_hangs_fails_or_is_missing_does_not_stop_a_run(tmp_path, monkeypatch, script):
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    if script is not None:
+        (tools / "git").write_text(f"#!/bin/sh\n{script}\n")
+        (tools / "git").chmod((tools / "git").stat().st_mode | stat.S_IEXEC)
+    monkeypatch.setenv("PATH", f"{tools}:/bin" if script else str(tools))
+    monkeypatch.setattr(surroundings, "GIT_SECONDS", 0.3)
+    began = time.monotonic()
+    e = started(tmp_path)
+    assert time.monotonic() - began < 10
+    e.close()
+    assert record(e)["starts"][0]["git"] is None
+
+
+def test_the_directory_of_the_script(tmp_path, monkeypatch):
+    main = sys.modules["__main__"]
+    monkeypatch.setattr(main, "__file__", str(tmp_path / "train.py"), raising=False)
+    assert script_directory() == tmp_path
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(main, "__file__", os.path.join(os.path.dirname(sys.executable), "amago"), raising=False)
+    assert script_directory() == tmp_path, "of the command: where it was called"
+    monkeypatch.delattr(main, "__file__")
+    assert script_directory() == tmp_path, "of a notebook"
+
+
+# ---- other logs ----------------------------------------------------------------------------------------------------------
+
+
+def test_tensorboard_has_the_settings_as_hyperparameters(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams import plugin_data_pb2
+
+    e = learned(tmp_path, log_to_tensorboard=True, learning_rate=0.125)
+    e.close()
+    events = EventAccumulator(str(e.run_dir / "tensorboard"))
+    events.Reload()
+    content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    found = plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info.hparams
+    assert found["learning_rate"].number_value == 0.125
+    assert found["traj_encoder_type"].string_value == "amago.nets.traj_encoders.FFTrajEncoder"
+    assert found["amago.agent.Agent.tau"].number_value == pytest.approx(0.003)
+    assert "Actor Loss" in str(events.Tags()["scalars"])
