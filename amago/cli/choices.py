@@ -71,11 +71,12 @@ def choose_settings(
     _check_agreement(memory, traj_encoder)
     model, reason = _model(env, memory, traj_encoder)
     if model != "ff" or _has_images(env):
-        arguments, options, settings = {}, {"tau": 0.01}, {f"{EXPERIMENT}.lr_cooldown": 0.5}
+        chosen: Settings = {}, {"tau": 0.01}, {f"{EXPERIMENT}.lr_cooldown": 0.5}
     elif any(part.kind == "continuous" for part in env.action_spec.parts):
-        arguments, options, settings = _continuous(horizon)
+        chosen = _continuous(horizon)
     else:
-        arguments, options, settings = _discrete(isinstance(env.raw_observation_space, gym.spaces.Discrete))
+        chosen = _discrete(isinstance(env.raw_observation_space, gym.spaces.Discrete))
+    arguments, options, settings = chosen
     selector = config.selector_of(agent_type)
     known = config.settable_parameters(selector)
     own = {f"{selector}.{name}": value for name, value in options.items() if name in known}

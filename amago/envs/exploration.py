@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from amago.data.timesteps import Timestep
 from amago.envs.environment import Step
 from amago.envs.forwarding import assignable
+from amago.envs.held_noise import HeldNoise
 from amago.envs.wrapper import AMAGOWrapper
 from amago.registry import Registry
 from amago.spaces import ActionSpec, action_mask_key

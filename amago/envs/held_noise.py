@@ -47,7 +47,7 @@ class HeldNoise:
             elif part.kind == "multibinary":
                 out[:, where] = np.where(self.on[:, where], 1 - action[:, where], action[:, where])
             else:
-                drawn = rng.standard_normal(self.noise[:, where].shape)
-                self.noise[:, where] = np.where(hold[:, where], self.noise[:, where], drawn)
+                fresh = rng.standard_normal(self.noise[:, where].shape)
+                self.noise[:, where] = np.where(hold[:, where], self.noise[:, where], fresh)
                 out[:, where] = np.clip(action[:, where] + eps[:, None] * self.noise[:, where], -1.0, 1.0)
         return out
