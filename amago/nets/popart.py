@@ -8,6 +8,7 @@ import gin
 import torch
 from torch import Tensor
 
+from amago import config
 from amago.nets.moments import RunningMoments
 from amago.nets.utils import check_positive
 
@@ -92,3 +93,6 @@ class PopArtLayer(RunningMoments):
             return x
         x = self.w * x + self.b
         return x if normalized else self.sigma * x + self.mu.to(x.dtype)
+
+
+config.also_known_as(PopArtLayer, "amago.nets.popart.PopArtLayer", "nets.popart.PopArtLayer", "popart.PopArtLayer")
