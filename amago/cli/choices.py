@@ -121,11 +121,12 @@ def _discrete(counted_states: bool) -> Settings:
         "parallel_actors": 16, "grads_per_epoch": 125, "memory_layers": 1, "max_seq_len": 16, "batch_size": 48, "learning_rate": 6e-4,
     }  # fmt: skip
     options = {"gamma": 0.99, "tau": 0.05, "n_step": 10}
+    settings: dict[str, Any] = {
+        f"{MULTIGAMMAS}.discrete": [0.9], f"{MULTIGAMMAS}.continuous": [0.9], f"{EXPERIMENT}.lr_cooldown": 0.6, "FFTstepEncoder.n_layers": 1,
+    }  # fmt: skip
     if counted_states:  # moves are often random there: FrozenLake needs targets of the trained policy, not of the exploring one
         options |= {"n_step": 1, "offline_coeff": 1.0}
-    settings = {
-        f"{MULTIGAMMAS}.discrete": [0.9], f"{MULTIGAMMAS}.continuous": [0.9], f"{EXPERIMENT}.lr_cooldown": 0.5, "EpsilonGreedy.repeat": 4.0,
-    }  # fmt: skip
+        settings["EpsilonGreedy.repeat"] = 4.0
     return arguments, options, settings
 
 

@@ -192,7 +192,7 @@ def test_arguments_and_files_win_over_choices(tmp_path, capsys):
 def test_what_was_chosen_is_printed_unless_quiet(tmp_path, capsys):
     experiment(tmp_path, "CartPole-v1")
     printed = capsys.readouterr().out
-    for word in ("CartPole-v1", "without memory", "--traj_encoder ff", "Agent.gamma = 0.99", "Experiment.lr_cooldown = 0.5"):
+    for word in ("CartPole-v1", "without memory", "--traj_encoder ff", "Agent.gamma = 0.99", "Experiment.lr_cooldown = 0.6"):
         assert word in printed
     config.clear()
     experiment(tmp_path, "CartPole-v1", "--quiet")
