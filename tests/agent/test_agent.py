@@ -305,7 +305,7 @@ def test_the_signature_shows_every_option_with_its_default(agent_type):
 
 
 def test_unknown_options_are_refused():
-    with pytest.raises(TypeError, match="Agent has no argument 'gama'.*gamma"):
+    with pytest.raises(TypeError, match=r"Agent has no argument 'gama'.*gamma"):
         build("discrete", gama=0.9)
     with pytest.raises(ValueError, match="Agent has no parameter 'gama'; did you mean gamma"):
         config.bind({"Agent.gama": 0.9})
