@@ -125,7 +125,8 @@ class Discrete(PolicyOutput):
             ``clip_prob_low`` None: 0.001 up to 50 choices, 0.05 / A beyond, so that the probabilities of an untrained policy,
             about 1 / A, lie above it, and the unlikely choices have at most 5% together.
         gumbel_temperature: of the gradient of sampled actions.
-        clip_gradient: False: no gradient passes a clipped probability. True: one passes that leads back towards the bounds.
+        clip_gradient: a gradient that leads back towards the bounds passes a clipped probability; False: none does, as in the
+            original, and a policy that every state has pushed there stays.
     """
 
     is_discrete = True
@@ -137,7 +138,7 @@ class Discrete(PolicyOutput):
         clip_prob_low: float | None = None,
         clip_prob_high: float = 0.99,
         gumbel_temperature: float = 0.5,
-        clip_gradient: bool = False,
+        clip_gradient: bool = True,
     ) -> None:
         super().__init__(d_action)
         if clip_prob_low is None:

@@ -57,7 +57,7 @@ def test_the_estimate_is_a_lower_bound_and_not_far_off(tmp_path, traj):
 
     e.policy.train()
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        loss = e.policy(batch, False)
+        loss = e.policy.losses(batch, False)
         losses = loss.actor_loss.sum() + loss.critic_loss.sum()
     assert np.isfinite(losses.item())
     assert bytes_of_step(e.policy)[1] * steps <= sum(kept.values())
