@@ -14,6 +14,7 @@ COMMANDS = {
     "train": "train an agent on a Gymnasium environment",
     "eval": "evaluate a trained agent",
     "report": "write a page about training runs: curves, adaptation, faults, settings",
+    "watch": "serve a live page about all runs below a directory",
     "buffer": "import, export, inspect or verify recorded trajectories",
     "diff": "show in which settings two runs differ",
     "demo": "train a small memory agent in a few minutes and draw how it adapts",
@@ -44,22 +45,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         sub = commands.add_parser(name, help=summary, description=summary)
         if argv[:1] == [name]:
             module = importlib.import_module(f"amago.cli.{name}")
-            sub.formatter_class = importlib.import_module("amago.cli_utils.arguments").DefaultsHelpFormatter
             module.add_arguments(sub)
+            sub.formatter_class = _help_formatter  # not before: add_argument() makes one
             sub.set_defaults(subcommand=module.run)  # "run" is an argument of eval
     args = parser.parse_args(argv)
-    from amago.cli_utils.errors import raised_while_running  # these import torch, which --help does without
+    try:
+        return int(args.subcommand(args) or 0)
+    except Exception as err:
+        code = _exit_code(err)
+        if code is None:
+            raise
+        print(f"amago {args.command}: {err}", file=sys.stderr)
+        return code
+
+
+# What these import imports torch, which commands that train nothing do without; and they are needed when something is wrong alone.
+
+
+def _help_formatter(prog: str) -> argparse.HelpFormatter:
+    from amago.cli_utils.arguments import DefaultsHelpFormatter
+
+    return DefaultsHelpFormatter(prog)
+
+
+def _exit_code(err: BaseException) -> int | None:
+    """The exit code after an error that is told in one line; None if it needs its traceback."""
+    from amago.cli_utils.errors import raised_while_running
     from amago.envs.pool import ActorError
     from amago.run.checkpoint import CheckpointError
     from amago.run.waiting import NoReadableDataError, NothingTrainedError
 
-    try:
-        return int(args.subcommand(args) or 0)
-    except (ActorError, MemoryError, NoReadableDataError, NothingTrainedError) as err:
-        print(f"amago {args.command}: {err}", file=sys.stderr)
+    if isinstance(err, ActorError | MemoryError | NoReadableDataError | NothingTrainedError):
         return 1
-    except (CheckpointError, ValueError, TypeError, ImportError) as err:
-        if raised_while_running(err):
-            raise
-        print(f"amago {args.command}: {err}", file=sys.stderr)
-        return 2
+    told = isinstance(err, CheckpointError | ValueError | TypeError | ImportError) and not raised_while_running(err)
+    return 2 if told else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 
 from amago.run.report.curves import STATISTICS
+from amago.run.report.figures import EACH
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -13,9 +14,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         "losses, throughput, faults and settings. It opens from disk and needs no network. Example: amago report runs/lake_seed0 runs/lake_seed1"
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="directory of a run, or a directory with runs in it")
-    parser.add_argument("--out", default="report.html", metavar="FILE.html", help="file to write (default: report.html)")
+    parser.add_argument("--out", default="report.html", metavar="FILE.html", help="file to write")
     parser.add_argument(
-        "--statistic", default="mean", choices=sorted(STATISTICS), help="what sums up several seeds (default: mean)"
+        "--statistic",
+        default="mean",
+        choices=[*STATISTICS, EACH],
+        help="what sums up several seeds when the page opens",
     )
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from tqdm import tqdm
 
 from amago.agent import BaseAgent
 from amago.run.evaluate import AVERAGE_RETURN, NUMBER_OF_ROLLOUTS
+from amago.run.natural import natural
 from amago.run.settings import ExperimentSettings
 
 
@@ -61,8 +61,3 @@ def metrics_table(metrics: Mapping[str, float], title: str) -> str:
     width = max(map(len, names))
     lines = [f"{name:<{width}}  {metrics[name]:>12.4g}" for name in names]
     return "\n".join([title, "-" * (width + 14), *lines])
-
-
-def natural(text: str) -> list[tuple[int, str]]:
-    """A sort key that puts "Attempt 9" before "Attempt 10"."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.findall(r"\d+|\D", text)]

@@ -12,11 +12,8 @@ from tqdm import tqdm
 from amago.agent import BaseAgent
 from amago.envs.pool import ActorPool
 from amago.envs.statistics import PhaseStatistics, ReturnHistory, SpecialMetricHistory
+from amago.run.metric_names import AVERAGE_RETURN, AVERAGE_RETURN_OF_ROLLOUTS, NUMBER_OF_ROLLOUTS, RETURN_OF
 from amago.run.rollout import Rollout
-
-AVERAGE_RETURN = "Average Total Return (Across All Env Names)"
-AVERAGE_RETURN_OF_ROLLOUTS = "Average Total Return (Across All Rollouts)"
-NUMBER_OF_ROLLOUTS = "Number of Rollouts"
 
 
 def mean_of_bottom_quintile(values: Sequence[float]) -> float:
@@ -71,7 +68,7 @@ def summarise(returns: Mapping[str, Sequence[float]], specials: Mapping[str, Seq
         NUMBER_OF_ROLLOUTS: float(len(rollouts)),
     }
     for name, values in returns.items():
-        out[f"Average Total Return in {name}"] = means[name]
+        out[f"{RETURN_OF}{name}"] = means[name]
         out[f"Bottom Quintile Total Return in {name}"] = float(np.percentile(values, 20))
         out[f"Mean of Bottom Quintile Total Return in {name}"] = mean_of_bottom_quintile(values)
     return out | {f"Average {name}": float(np.mean(v)) for name, v in specials.items()}

@@ -56,6 +56,7 @@ ARGUMENTS = {
     "amago eval": "--episodes 2 --actors 2",
     "amago demo": "--epochs 1 --minutes 0",
     "amago buffer": "",
+    "amago report": "",
     "examples/00_meta_frozen_lake.py": f"{_FEW} --lake_size 2 --k_episodes 2",
     "examples/01_basic_gym.py": f"{_FEW} --horizon 20",
     "examples/04_tmaze.py": f"{_FEW} --horizon 8",

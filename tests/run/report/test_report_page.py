@@ -2,123 +2,198 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 
-import numpy as np
 import pytest
+from report_pages import cells_of, data_of, figures_of, lines, shown, text_of
+from runs_on_disk import append, phases, row, write_run, write_settings
 
 from amago.cli import main
-from amago.run.report import curves
-from amago.run.report.page import duration, write_report
-from amago.run.report.runs import base_name, differences, find_runs, group_runs, read_run
+from amago.run.report.page import write_report
 
-RETURN = "Average Total Return (Across All Env Names)"
+RETURN_OF = "Average Total Return in "
 
 
-def write_run(path, scores, seed=0, learning_rate=1e-3, settings=True, extra=(), attempts=()):
-    """A run of one evaluation, one collection phase and one training phase for each score, 10 seconds each."""
-    path.mkdir(parents=True)
-    rows = []
-    for i, score in enumerate(scores):
-        at = {"epoch": i, "env_steps": 100 * i, "grad_steps": 10 * i}
-        by_attempt = {f"Average Attempt {k} Success in lake": v for k, v in enumerate(attempts)}
-        rows.append({**at, "wall_time": 30.0 * i + 1, "section": "val", "values": {RETURN: score, **by_attempt}})
-        rows.append({**at, "wall_time": 30.0 * i + 21, "section": "rollout", "values": {RETURN: score - 1}})
-        rows.append(
-            {**at, "wall_time": 30.0 * i + 30, "section": "train", "values": {"Critic Loss": 1.0 / (i + 1), **dict(extra)}}
-        )
-    (path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    if settings:
-        fields = {"run_name": path.name, "seed": seed, "learning_rate": learning_rate, "ckpt_base_dir": str(path.parent)}
-        record = {
-            "fields": fields,
-            "parameters": {"amago.agent.Agent.tau": 0.003},
-            "starts": [{"time": "2026-01-01T00:00:00", "host": "h"}],
-        }
-        (path / "settings.json").write_text(json.dumps(record))
-    return path
+@pytest.fixture
+def report(tmp_path):
+    def make(*paths, **options):
+        return write_report(paths or [tmp_path], tmp_path / "out" / "page.html", **options)
+
+    return make
 
 
-def figures_of(page):
-    """The figures of a page, by title."""
-    found = re.search(r"const figures = (.*);\n", page.read_text())
-    return {f["layout"]["title"]["text"]: f for f in json.loads(found[1])}
+# ---- learning curves -------------------------------------------------------------------------------------------------------
 
 
-def text_of(page):
-    """What a reader sees, scripts left out."""
-    return re.sub(r"<script>.*?</script>|<style>.*?</style>", "", page.read_text(), flags=re.S)
-
-
-# ---- runs ------------------------------------------------------------------------------------------------------------------
-
-
-def test_runs_of_different_seeds_are_one_line_with_an_interval(tmp_path):
+def test_runs_of_different_seeds_are_one_line_with_an_interval(tmp_path, report):
     for seed, scores in enumerate([(0, 2, 4), (0, 4, 8), (0, 6, 12)]):
         write_run(tmp_path / f"lake_seed{seed}", scores, seed)
     write_run(tmp_path / "fast", (0, 1, 1), learning_rate=1e-2)
-    page = write_report([tmp_path], tmp_path / "out" / "page.html")
-    data = figures_of(page)["Mean return, evaluation"]["data"]
-    first = [d for d in data if d["visible"]]
-    assert [d["name"] for d in first if "name" in d] == ["fast", "lake (3 seeds)"]
-    line = first[-1]
-    assert line["x"] == [0, 100, 200]
-    assert line["y"] == [0, 4, 8]  # the mean of the seeds
-    band = first[-2]
+    figure = figures_of(report())["Mean return, evaluation"]
+    assert lines(figure) == {"fast": ([0, 100, 200], [0, 1, 1]), "lake (3 seeds)": ([0, 100, 200], [0, 4, 8])}
+    (band,) = [t for t in shown(figure) if t.get("fill")]
     assert min(band["y"]) >= 0
-    assert max(band["y"]) <= 12
-    assert max(band["y"]) > 8
+    assert 8 < max(band["y"]) <= 12
 
 
-def test_runs_of_other_settings_are_other_groups_whatever_their_names(tmp_path):
-    paths = [write_run(tmp_path / f"a_{i}", (1,), seed=i, learning_rate=[1e-3, 1e-3, 1e-2][i]) for i in range(3)]
-    groups = group_runs([read_run(p) for p in paths])
-    assert [(g.name, [r.name for r in g.runs]) for g in groups] == [("a", ["a_0", "a_1"]), ("a_2", ["a_2"])]
-    named = differences([read_run(p) for p in paths])
-    assert named["learning_rate"] == [1e-3, 1e-3, 1e-2]
-    assert set(named) == {"learning_rate", "seed", "run_name"}
+def test_axes_and_statistics_can_be_chosen(tmp_path, report):
+    for seed, final in enumerate((0, 1, 2, 100)):
+        write_run(tmp_path / f"r_seed{seed}", (0, final), seed)
+    page = report(statistic="IQM")
+    figure = figures_of(page)["Mean return, evaluation"]
+    for axis, x in (("env_steps", [0, 100]), ("grad_steps", [0, 10]), ("wall_time", [1 / 3600, 31 / 3600])):
+        (line,) = lines(figure, axis=axis).values()
+        assert line[0] == pytest.approx(x, rel=1e-4)
+    assert lines(figure)["r (4 seeds)"][1][-1] == pytest.approx(25.75)
+    assert lines(figure, statistic="IQM")["r (4 seeds)"][1][-1] == pytest.approx(1.5)
+    each = [t["y"][-1] for t in shown(figure, statistic="each run")]
+    assert each == [0, 1, 2, 100]
+    assert data_of(page)["statistic"] == "IQM"
 
 
-def test_runs_without_settings_are_grouped_by_name_and_config(tmp_path):
-    paths = [write_run(tmp_path / n, (1,), settings=False) for n in ("b_seed0", "b_seed1", "c_seed0")]
-    groups = group_runs([read_run(p) for p in paths])
-    assert [(g.name, len(g.runs)) for g in groups] == [("b", 2), ("c_seed0", 1)]
-    (paths[1] / "config.txt").write_text("Agent.tau = 1")
-    assert len(group_runs([read_run(p) for p in paths])) == 3
+def test_a_run_that_was_killed_and_resumed_is_one_curve(tmp_path, report):
+    path = write_run(tmp_path / "r", (1, 2, 3, 4))
+    append(path, *phases(2, 30, seconds=61.0), *phases(3, 40, seconds=92.0))  # from the state after epoch 1
+    page = report()
+    ((x, y),) = lines(figures_of(page)["Mean return, evaluation"]).values()
+    assert (x, y) == ([0, 100, 200, 300], [1, 2, 30, 40])
+    assert cells_of(page, "faults", "r")["resumed from an earlier state"] == "1"
 
 
-@pytest.mark.parametrize(
-    ("name", "base"),
-    [
-        ("lake_seed0", "lake"),
-        ("lake_trial_12", "lake"),
-        ("lake-7", "lake"),
-        ("lake", "lake"),
-        ("7", "7"),
-        ("v2_test", "v2_test"),
-    ],
-)
-def test_names_without_the_number_of_a_seed(name, base):
-    assert base_name(name) == base
+# ---- the other sections ----------------------------------------------------------------------------------------------------
 
 
-def test_damage_is_named_on_the_page(tmp_path):
+def test_adaptation_by_attempt(tmp_path, report):
+    write_run(tmp_path / "r", (1, 2, 3), attempts=(0.25, 0.5, 0.75))
+    figure = figures_of(report())["Average Attempt # Success in lake (evaluations)"]
+    assert lines(figure) == {"r": ([0, 1, 2], [0.25, 0.5, 0.75])}
+    assert figure["layout"]["xaxis"]["title"]["text"] == "attempt"
+
+
+def test_final_returns_by_environment(tmp_path, report):
+    for seed in range(3):
+        write_run(tmp_path / f"r_{seed}", (1, 2), seed, extra={f"{RETURN_OF}a": 5.0 + seed, f"{RETURN_OF}b": -1.0})
+    figure = figures_of(report())["Final return by environment"]
+    (dots,) = shown(figure)
+    assert dict(zip(dots["y"], dots["x"])) == {"a": 6.0, "b": -1.0}
+    above, below = dots["error_x"]["array"], dots["error_x"]["arrayminus"]
+    assert 0 < above[0] <= 1.0
+    assert 0 < below[0] <= 1.0
+    assert above[1] == below[1] == 0.0
+    assert "a" in figures_of(report())
+
+
+def test_values_are_drawn_with_returns(tmp_path, report):
+    q = {f"{what} (gamma={g})": v for what, v in (("Q(s, a)", 3.0), ("TD Target", 4.0)) for g in (0.7, 0.99)}
+    write_run(tmp_path / "r", (1, 2), train=q)
+    found = lines(figures_of(report())["Values and returns"], axis="grad_steps")
+    assert {name: y for name, (_, y) in found.items()} == {
+        "r: Q(s, a), discount 0.99": [3, 3],
+        "r: its target": [4, 4],
+        "r: return of evaluations": [1, 2],
+    }
+
+
+def test_where_the_time_went(tmp_path, report):
+    write_run(tmp_path / "r", (1, 2))
+    page = report()
+    bars = {t["name"]: t["x"] for t in shown(figures_of(page)["Where the time went"])}
+    assert bars == {"evaluation": [pytest.approx(2 / 60)], "collection": [pytest.approx(40 / 60)], "training": [0.3]}
+    assert cells_of(page, "runs", "r")["steps/s"] == "3.3"  # 200 steps in 60 s
+
+
+def test_faults_are_counted_as_they_are_logged(tmp_path, report):
+    path = tmp_path / "r"
+    # skipped updates are counted from the start of the run on, and averaged over the rows' updates; restarts are of one phase
+    for epoch, skipped in enumerate((0.0, 2.6, 3.0)):
+        append(path, *phases(epoch, 1, train={"Skipped Updates": skipped, "Critic Loss": None if epoch == 1 else 1.0}))
+        append(
+            path,
+            row("rollout", {"Restarted Environments": 2, "Dropped Rollouts": 1}, epoch, 100 * epoch + 100, 10 * epoch + 10, 99),
+        )
+    cells = cells_of(report(), "faults", "r")
+    assert cells["skipped updates"] == "3"
+    assert (cells["restarted environments"], cells["dropped rollouts"]) == ("6", "3")
+    assert cells["values that were not finite"] == "1"
+
+
+def test_what_differs_between_runs_and_where_they_ran(tmp_path, report):
+    starts = [
+        {"time": "2026-01-01", "role": "learn", "changed": {}, "versions": {"python": "3.11.7", "torch": "2.9"},
+         "git": {"commit": "0123456789abcdef", "changed": True}, "machine": {"host": "box", "memory_gb": 23.4, "gpus": ["H200"]}},
+        {"time": "2026-01-02", "role": "learn", "resumed": "/x/r_epoch_7", "changed": {"learning_rate": [1, 2]}},
+    ]  # fmt: skip
+    for i in range(2):
+        write_run(tmp_path / f"r{i}", (1,), settings=False)
+        write_settings(
+            tmp_path / f"r{i}", starts, {"amago.x.Other.width": i}, ["amago.x.Other.width"], learning_rate=0.1 * (i + 1), seed=i
+        )
+    page = report()
+    assert cells_of(page, "settings", "learning_rate") == {"setting": "learning_rate", "r0": "0.1", "r1": "0.2"}
+    assert "Other.width" not in text_of(page)  # of a part that the run does not use
+    cells = cells_of(page, "machines", "r0")
+    assert (cells["host"], cells["memory"], cells["GPUs"], cells["torch"]) == ("box", "23.4 GiB", "H200", "2.9")
+    assert cells["commit"] == "0123456789, and changes"
+    assert "Settings changed on resume" in text_of(page)
+
+
+def test_what_a_run_lacks_is_left_out_with_the_reason(tmp_path, report):
+    write_run(tmp_path / "bare", (), settings=False)
+    text = text_of(report())
+    for reason in (
+        "no evaluation has ended yet",
+        "no rollout has ended during collection",
+        "scores by attempt",
+        "no replay buffer",
+        "no update was logged",
+        "no settings.json",
+        "no update was skipped",
+    ):
+        assert reason in text, reason
+
+
+def test_damage_is_named_on_the_page(tmp_path, report):
     path = write_run(tmp_path / "torn", (1, 2))
     with (path / "metrics.jsonl").open("a") as file:
-        file.write('{"epoch": 5, "env')  # being written
+        file.write('{"epoch": 5, "env\n[1, 2]\n{"epoch": "x"}\n')
+    append(path, *phases(2, 3))
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 6')  # being written
     (path / "settings.json").write_text("{")
-    page = write_report([path], tmp_path / "page.html")
-    assert "settings.json cannot be read" in text_of(page)
-    assert figures_of(page)["Mean return, evaluation"]["data"][0]["y"] == [1, 2]
+    page = report()
+    text = text_of(page)
+    assert "settings.json cannot be read" in text
+    assert "3 unreadable lines were left out" in text
+    assert lines(figures_of(page)["Mean return, evaluation"])["torn"][1] == [1, 2, 3]
 
 
-def test_what_a_run_lacks_is_left_out_with_the_reason(tmp_path):
-    path = write_run(tmp_path / "bare", (), settings=False)
-    text = text_of(write_report([path], tmp_path / "page.html"))
-    for reason in ("no rollout has ended yet", "by attempt", "no update was logged", "no run has a settings.json"):
-        assert f"{reason}" in text, reason
+# ---- the page --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_needs_nothing_else_and_shows_names_as_text(tmp_path, capsys):
+    evil = "<img src=x onerror=alert(1)><!--PLOTLY-->"
+    path = write_run(tmp_path / "r", (1, 2), train={evil: 1.0}, extra={f"{RETURN_OF}{evil}": 1.0, f"{RETURN_OF}b": 1.0})
+    write_settings(path, note=evil)
+    out = tmp_path / "report.html"
+    assert main(["report", str(path), "--out", str(out)]) == 0
+    assert str(out) in capsys.readouterr().out
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["r", "report.html"]
+    page = out.read_text()
+    head = page[: page.index("<script>")]
+    assert "http://" not in head
+    assert "https://" not in head
+    assert not re.search(r"<(?:script|link|img)[^>]+(?:src|href)=", head)
+    assert evil not in page
+    assert "&lt;img" in text_of(out)
+    assert page.count("Plotly.react(") >= 1
+    assert any("&lt;img" in title for title in figures_of(out))
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path, report):
+    for name in ("a/run", "b/run"):
+        write_run(tmp_path / name, (1,), settings=False)
+    assert list(lines(figures_of(report())["Mean return, evaluation"])) == ["a/run", "b/run"]
 
 
 @pytest.mark.parametrize(("make", "words"), [(False, "is not a directory"), (True, "no metrics.jsonl")])
@@ -133,98 +208,14 @@ def test_a_directory_without_runs(tmp_path, capsys, make, words):
     assert not (tmp_path / "p.html").exists()
 
 
-def test_runs_are_found_below_directories_and_once(tmp_path):
-    a, b = write_run(tmp_path / "x" / "a", (1,)), write_run(tmp_path / "x" / "deep" / "b", (1,))
-    assert find_runs([tmp_path, a]) == [a, b]
+def test_an_unknown_statistic_is_refused(tmp_path, report):
+    write_run(tmp_path / "r", (1,))
+    with pytest.raises(ValueError, match=r"'median'.*mean, IQM"):
+        report(statistic="median")
 
 
-# ---- the page --------------------------------------------------------------------------------------------------------------
-
-
-def test_the_page_needs_nothing_else_and_shows_names_as_text(tmp_path, capsys):
-    evil = "<img src=x onerror=alert(1)>"
-    path = write_run(tmp_path / "r", (1, 2), extra={"Skipped Updates": 3.0, evil: 1.0}, attempts=(0.25, 0.5))
-    settings = json.loads((path / "settings.json").read_text())
-    settings["fields"]["note"] = evil
-    (path / "settings.json").write_text(json.dumps(settings))
-    out = tmp_path / "report.html"
-    assert main(["report", str(path), "--out", str(out)]) == 0
-    assert str(out) in capsys.readouterr().out
-    page = out.read_text()
-    head = page[: page.index("<script>")]
-    assert "http://" not in head
-    assert "https://" not in head
-    assert not re.search(r"<(?:script|link|img)[^>]+(?:src|href)=", head)
-    assert evil not in page
-    assert "&lt;img" in text_of(out)
-    assert "skipped updates" in text_of(out)
-    assert ">6<" in text_of(out)  # 3 in each of two epochs
-
-
-def test_adaptation_by_attempt(tmp_path):
-    path = write_run(tmp_path / "r", (1, 2, 3), attempts=(0.25, 0.5, 0.75))
-    figure = figures_of(write_report([path], tmp_path / "p.html"))["Average Attempt # Success in lake (val)"]
-    assert figure["data"][0]["x"] == [0, 1, 2]
-    assert figure["data"][0]["y"] == [0.25, 0.5, 0.75]
-
-
-def test_where_the_time_went(tmp_path):
-    path = write_run(tmp_path / "r", (1, 2))
-    spent = curves.seconds_by_phase(read_run(path))
-    assert spent == {"evaluation": 2.0, "collection": 40.0, "training": 18.0}
-    assert curves.rates(read_run(path)) == {"steps/s": 100 / 60, "updates/s": 10 / 60}
-
-
-def test_axes_can_be_switched(tmp_path):
-    path = write_run(tmp_path / "r", (1, 2))
-    figure = figures_of(write_report([path], tmp_path / "p.html"))["Mean return, evaluation"]
-    (menu,) = figure["layout"]["updatemenus"]
-    assert [b["label"] for b in menu["buttons"]] == ["environment steps", "updates", "hours"]
-    for i, axis in enumerate(([0, 100], [0, 10], [1 / 3600, 31 / 3600])):
-        visible = menu["buttons"][i]["args"][0]["visible"]
-        (shown,) = [d for d, v in zip(figure["data"], visible) if v]
-        assert shown["x"] == pytest.approx(axis)
-
-
-def test_without_plotly_the_extra_is_named(tmp_path, monkeypatch):
-    path = write_run(tmp_path / "r", (1,))
+def test_without_plotly_the_extra_is_named(tmp_path, monkeypatch, report):
+    write_run(tmp_path / "r", (1,))
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     with pytest.raises(ImportError, match=r"amago\[report\]"):
-        write_report([path], tmp_path / "p.html")
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(12.7, "12 s"), (200, "3 min 20 s"), (3720, "1 h 02 min")])
-def test_durations(seconds, text):
-    assert duration(seconds) == text
-
-
-# ---- statistics ------------------------------------------------------------------------------------------------------------
-
-
-def test_the_interquartile_mean_leaves_out_a_quarter_on_both_sides():
-    values = np.array([[100.0], [1.0], [2.0], [3.0], [4.0], [-50.0], [2.5], [2.5]])
-    assert curves.interquartile_mean(values) == pytest.approx(np.mean([2.0, 2.5, 2.5, 3.0]))
-
-
-def test_a_bootstrap_interval_has_the_width_of_the_standard_error():
-    values = np.random.default_rng(0).normal(5.0, 2.0, (50, 3))
-    low, high = curves.interval(values)
-    error = values.std(axis=0) / np.sqrt(50)
-    assert np.allclose((high - low) / (2 * 1.96 * error), 1.0, atol=0.15)
-    assert ((low < values.mean(0)) & (values.mean(0) < high)).all()
-
-
-def test_curves_of_different_lengths_are_summed_up_where_all_have_values():
-    a = curves.Curve(np.array([0.0, 10.0, 20.0]), np.array([0.0, 1.0, 2.0]))
-    b = curves.Curve(np.array([5.0, 10.0, 30.0]), np.array([1.0, 2.0, 6.0]))
-    both = curves.aggregate([a, b])
-    assert (both.x[0], both.x[-1], both.runs) == (5.0, 20.0, 2)
-    assert both.y[0] == pytest.approx((0.5 + 1.0) / 2)
-    assert both.y[-1] == pytest.approx((2.0 + 4.0) / 2)
-
-
-def test_long_curves_are_thinned_without_losing_their_mean():
-    x = np.arange(10_000.0)
-    thin = curves.thinned(curves.Curve(x, np.sin(x / 500) + 3))
-    assert len(thin.x) == curves.POINTS
-    assert thin.y.mean() == pytest.approx((np.sin(x / 500) + 3).mean(), abs=1e-3)
+        report()

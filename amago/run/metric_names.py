@@ -1,0 +1,7 @@
+"""Names of metrics in the log that are written in one place and read in another. This module imports nothing."""
+
+AVERAGE_RETURN = "Average Total Return (Across All Env Names)"
+AVERAGE_RETURN_OF_ROLLOUTS = "Average Total Return (Across All Rollouts)"
+NUMBER_OF_ROLLOUTS = "Number of Rollouts"
+RETURN_OF = "Average Total Return in "
+"""Followed by the name of an environment."""
