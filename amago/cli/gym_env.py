@@ -12,7 +12,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from amago.envs import AMAGOEnv, introspect
+from amago.envs import AMAGOEnv
 
 ARGS_FILE = "train_args.json"
 
@@ -61,8 +61,7 @@ class GymEnv:
 
     def horizon(self, env: AMAGOEnv) -> int:
         """The time limit of rollouts in steps; 1000 for an environment without one."""
-        limit = env.unwrapped.spec.max_episode_steps if env.unwrapped.spec is not None else None
-        return self.max_steps or limit or introspect.horizon(env.env) or 1000
+        return self.max_steps or env.horizon or 1000
 
 
 def write_args_file(run_dir: Path, env_id: str, max_steps: int | None) -> None:

@@ -6,6 +6,7 @@ from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from amago import cli_utils
+from amago.cli.choices import ARGUMENTS, MEMORIES, choose_settings, library_settings
 from amago.cli.gym_env import GymEnv, write_args_file
 from amago.experiment import Experiment
 from amago.run.checks import unwritable
@@ -18,6 +19,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.description = (
         "Train an agent with memory on a Gymnasium environment, then evaluate it. Checkpoints, logs and the replay buffer are in "
         "BUFFER_DIR/RUN_NAME. Ctrl-C and SIGTERM save a training state before the program ends; --resume auto continues from it, and --overwrite begins anew. "
+        "Arguments without a default are chosen for the environment and printed. "
         "Example: amago train CartPole-v1 --run-name demo --buffer-dir runs"
     )
     parser.add_argument("env", help="id of a registered environment, such as CartPole-v1 or Pendulum-v1")
@@ -28,10 +30,19 @@ def add_arguments(parser: ArgumentParser) -> None:
         default=None,
         help="truncate rollouts after this many steps; if not given, at the environment's limit",
     )
-    parser.set_defaults(
-        parallel_actors=8, timesteps_per_epoch=500, grads_per_epoch=250, epochs=40, memory_size=64, memory_layers=2,
-        max_seq_len=32, val_interval=10, learning_rate=3e-4,
-    )  # fmt: skip
+    parser.add_argument(
+        "--memory",
+        default="auto",
+        choices=MEMORIES,
+        help="auto: none for Gymnasium's own environments with vectors as observations, which are their whole state, else a transformer",
+    )
+    parser.add_argument(
+        "--no_choices",
+        "--no-choices",
+        action="store_true",
+        help="do not choose settings for the environment: a small transformer, and the library's defaults",
+    )
+    parser.set_defaults(val_interval=10, env_mode="auto", **dict.fromkeys(ARGUMENTS))
 
 
 def make_experiment(args: Namespace) -> Experiment:
@@ -42,12 +53,17 @@ def make_experiment(args: Namespace) -> Experiment:
     env = make_env()
     observations = env.observation_space
     horizon = make_env.horizon(env)
-    env.close()
     settings: dict[str, Any] = {}
+    agent = cli_utils.switch_agent(settings, args.agent_type)
+    choose = library_settings if args.no_choices else choose_settings
+    choice = choose(env, horizon, args.memory, args.traj_encoder, agent)
+    env.close()
+    if not args.quiet:
+        print(choice.describe(args.env, vars(args)))
+    args = Namespace(**vars(args) | {k: v for k, v in choice.arguments.items() if getattr(args, k) is None})
     tstep = cli_utils.default_tstep_encoder(settings, observations, d_hidden=128, d_output=64)
     traj = cli_utils.switch_traj_encoder(settings, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
-    agent = cli_utils.switch_agent(settings, args.agent_type)
-    settings |= {"Actor.d_hidden": 128, "NCritics.d_hidden": 128}
+    settings |= {"Actor.d_hidden": 128, "NCritics.d_hidden": 128} | choice.settings
     steps = args.epochs * args.timesteps_per_epoch
     exploration = cli_utils.switch_exploration(settings, "egreedy", steps_anneal=max(1, steps // 2))
     cli_utils.use_config(settings, args.configs)

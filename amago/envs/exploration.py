@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from amago.data.timesteps import Timestep
 from amago.envs.environment import Step
 from amago.envs.forwarding import assignable
+from amago.envs.held_noise import HeldNoise
 from amago.envs.wrapper import AMAGOWrapper
 from amago.registry import Registry
 from amago.spaces import ActionSpec, action_mask_key
@@ -190,15 +191,18 @@ class _AnnealedNoise(ExplorationWrapper):
         randomize_eps: whether it is drawn at the start of each rollout.
     """
 
-    def __init__(self, amago_env: Any, steps_anneal: int, randomize_eps: bool, **schedule: float):
+    def __init__(self, amago_env: Any, steps_anneal: int, randomize_eps: bool, repeat: float, **schedule: float):
         super().__init__(amago_env)
         if steps_anneal <= 0:
             raise ValueError(f"steps_anneal is {steps_anneal!r}, but must be positive")
+        if not 1.0 <= repeat < np.inf:
+            raise ValueError(f"repeat is {repeat!r}, but must be a number of steps, 1 or more")
         for name, value in schedule.items():
             if not 0.0 <= value <= 1.0:
                 raise ValueError(f"{name} is {value!r}, but must be in [0, 1]")
         self.steps_anneal, self.randomize_eps = int(steps_anneal), bool(randomize_eps)
         self.global_multiplier = np.ones(self.batched_envs)
+        self._held = HeldNoise(self.action_spec, self.batched_envs, repeat) if repeat > 1 else None
 
     @property
     def multiplier(self) -> NDArray[np.float64]:
@@ -227,10 +231,14 @@ class _AnnealedNoise(ExplorationWrapper):
     def on_rollout_start(self, opened: NDArray[np.bool_]) -> None:
         if self.randomize_eps:
             self.global_multiplier = np.where(opened, self.rng.random(self.batched_envs), self.global_multiplier)
+        if self._held is not None:
+            self._held.new |= opened
 
     def add_exploration_noise(self, action: Array, local_step: NDArray[np.int64], horizon: int | None = None) -> Array:
         eps = self.current_eps(local_step)
         spec, rng, b = self.action_spec, self.rng, self.batched_envs
+        if self._held is not None:
+            return self._held.apply(action, eps, rng)
         if spec.kind == "discrete":
             if b == 1:  # the common case, without arrays unless it explores
                 if rng.random() >= eps[0]:
@@ -288,9 +296,11 @@ class EpsilonGreedy(_AnnealedNoise):
         eps_end: eps from the actor's step ``steps_anneal`` on.
         steps_anneal: length of the schedule in steps of one actor.
         randomize_eps: multiply eps by u, drawn uniformly from [0, 1) for each rollout of each actor.
+        repeat: mean number of steps that a random choice, or the noise of a continuous action, is held. 1: each step has its own.
+            Longer choices move further, and find goals that independent noise does not reach.
 
     Raises:
-        ValueError: an eps is outside [0, 1], or ``steps_anneal`` is not positive.
+        ValueError: an eps is outside [0, 1], ``steps_anneal`` is not positive, or ``repeat`` is below 1.
     """
 
     def __init__(
@@ -300,8 +310,9 @@ class EpsilonGreedy(_AnnealedNoise):
         eps_end: float = 0.05,
         steps_anneal: int = 1_000_000,
         randomize_eps: bool = True,
+        repeat: float = 1.0,
     ):
-        super().__init__(amago_env, steps_anneal, randomize_eps, eps_start=eps_start, eps_end=eps_end)
+        super().__init__(amago_env, steps_anneal, randomize_eps, repeat, eps_start=eps_start, eps_end=eps_end)
         self.eps_start, self.eps_end = eps_start, eps_end
 
     def schedule(self, local_step: NDArray[np.int64]) -> float:
@@ -324,10 +335,10 @@ class BilevelEpsilonGreedy(_AnnealedNoise):
         eps_start_end: eps at the start of a rollout, from step ``steps_anneal`` on.
         eps_end_start: eps at the end of a rollout, at the start of training.
         eps_end_end: eps at the end of a rollout, from step ``steps_anneal`` on.
-        steps_anneal, randomize_eps: as in `EpsilonGreedy`.
+        steps_anneal, randomize_eps, repeat: as in `EpsilonGreedy`.
 
     Raises:
-        ValueError: an eps is outside [0, 1], or ``steps_anneal`` or ``rollout_horizon`` is not positive.
+        ValueError: an eps is outside [0, 1], ``steps_anneal`` or ``rollout_horizon`` is not positive, or ``repeat`` is below 1.
     """
 
     def __init__(
@@ -340,9 +351,10 @@ class BilevelEpsilonGreedy(_AnnealedNoise):
         eps_end_end: float = 0.01,
         steps_anneal: int = 1_000_000,
         randomize_eps: bool = True,
+        repeat: float = 1.0,
     ):
         super().__init__(
-            amago_env, steps_anneal, randomize_eps,
+            amago_env, steps_anneal, randomize_eps, repeat,
             eps_start_start=eps_start_start, eps_start_end=eps_start_end, eps_end_start=eps_end_start, eps_end_end=eps_end_end,
         )  # fmt: skip
         if rollout_horizon <= 0:

@@ -224,7 +224,7 @@ def test_eval_elsewhere(tmp_path, capsys):
         (["--resume", "7"], "no training state of epoch 7"),
         (["--ckpt", "7"], "policy_epoch_7.pt"),
         (["--configs", "missing.gin"], "missing.gin"),
-        (["--memory-size", "17"], "17"),
+        (["--memory", "transformer", "--memory-size", "17"], "17"),
         (["--unknown", "1"], "--unknown"),
     ],
 )

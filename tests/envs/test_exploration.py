@@ -109,6 +109,55 @@ def test_discrete_noise_is_uniform_with_the_right_probability():
     assert (noisy("discrete", 0.0, np.array([[2]]), 100) == 2).all()
 
 
+def held(kind, eps, action, n, repeat):
+    """(n, S) actions of one long rollout whose random choices last ``repeat`` steps on average."""
+    env = make(kind=kind, eps_start=eps, eps_end=eps, randomize_eps=False, repeat=repeat)
+    env.reset()
+    return np.concatenate([env.add_exploration_noise(action, env.local_step, None) for _ in range(n)])
+
+
+@pytest.mark.parametrize("eps", [0.1, 0.5, 1.0])
+def test_held_choices_take_the_same_share_of_steps_and_last_longer(eps):
+    out = held("discrete", eps, np.array([[2]]), 40_000, repeat=8)[:, 0]
+    share = np.bincount(out, minlength=5) / len(out)
+    np.testing.assert_allclose(share, [eps / 5, eps / 5, 1 - 4 * eps / 5, eps / 5, eps / 5], atol=0.03)
+    ends = np.flatnonzero(np.diff(out)) + 1
+    lengths = np.diff(ends)[out[ends[:-1]] != 2]  # of the runs of an action that the policy did not choose
+    assert lengths.mean() == pytest.approx(8, rel=0.3)
+    assert lengths.max() > 16
+    assert out[0] in range(5)
+
+
+def test_held_continuous_noise_has_the_same_distribution_and_changes_now_and_then():
+    out = held("continuous", 0.3, np.zeros((1, 2), np.float32), 40_000, repeat=5)
+    assert out.dtype == np.float32
+    assert out.std(axis=0) == pytest.approx([0.3, 0.3], rel=0.06)
+    changes = (np.diff(out, axis=0) != 0).mean(axis=0)
+    np.testing.assert_allclose(changes, 1 / 5, atol=0.01)
+
+
+@pytest.mark.parametrize("kind", ["discrete", "continuous", "multibinary"])
+def test_no_noise_is_held_where_eps_is_zero(kind):
+    action = {"discrete": np.array([[2]]), "continuous": np.full((1, 2), 0.5, np.float32)}.get(kind)
+    if action is None:
+        env = make(kind=kind)
+        action = np.ones((1, env.action_spec.stored_dim), np.int8)
+    out = held(kind, 0.0, action, 50, repeat=4)
+    assert out.dtype == action.dtype
+    np.testing.assert_array_equal(out, np.repeat(action, 50, axis=0))
+
+
+def test_a_held_choice_ends_with_its_rollout():
+    env = make(eps_start=0.5, eps_end=0.5, randomize_eps=False, repeat=1e9)
+    firsts = []
+    for _ in range(400):
+        env.reset()
+        played = [int(env.add_exploration_noise(np.array([[2]]), env.local_step, None)[0, 0]) for _ in range(5)]
+        assert len(set(played)) == 1, "neither does one end nor another begin in so few steps"
+        firsts.append(played[0])
+    np.testing.assert_allclose(np.bincount(firsts, minlength=5) / 400, [0.1, 0.1, 0.6, 0.1, 0.1], atol=0.07)
+
+
 def test_continuous_noise_is_normal_and_clipped():
     action = np.array([[0.0, 0.9]], np.float32)
     out = noisy("continuous", 0.3, action, 20_000)
@@ -218,6 +267,9 @@ def test_wrong_settings_are_refused():
         (EpsilonGreedy, "eps_start", 1.5),
         (EpsilonGreedy, "eps_end", -0.1),
         (EpsilonGreedy, "steps_anneal", 0),
+        (EpsilonGreedy, "repeat", 0.5),
+        (EpsilonGreedy, "repeat", float("inf")),
+        (BilevelEpsilonGreedy, "repeat", 0),
         (BilevelEpsilonGreedy, "eps_end_end", 2.0),
         (BilevelEpsilonGreedy, "rollout_horizon", 0),
     ):

@@ -1,0 +1,53 @@
+"""Noise whose random choices last for several steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amago.spaces import ActionSpec
+
+Array = NDArray[Any]
+
+
+class HeldNoise:
+    """Random actions whose lengths are geometrically distributed (temporally extended exploration, Dabney et al. 2021, arXiv 2006.01782).
+
+    Args:
+        spec: of the action space.
+        rows: B.
+        mean_steps: mean length of a choice, above 1.
+    """
+
+    def __init__(self, spec: ActionSpec, rows: int, mean_steps: float):
+        self.spec, self.mean_steps = spec, mean_steps
+        shape = (rows, spec.stored_dim)
+        self.new = np.ones(rows, dtype=bool)  # a rollout begins
+        self.on = np.zeros(shape, dtype=bool)  # a random choice is being held
+        self.noise = np.zeros(shape)
+
+    def apply(self, action: Array, eps: NDArray[np.float64], rng: np.random.Generator) -> Array:
+        """The actions (B, S) with noise of strength eps (B,). The share of random choices is eps, whatever their length."""
+        m = self.mean_steps
+        hold = (rng.random(self.on.shape) * m >= 1.0) & ~self.new[:, None]
+        begins = np.where(self.new, eps, eps / (m - eps * (m - 1.0)))[:, None]
+        self.on &= hold
+        begin = ~self.on & (rng.random(self.on.shape) < begins)
+        self.on |= begin
+        self.new[:] = False
+        out = action.copy()
+        for part in self.spec.parts:
+            where = part.stored
+            if part.kind == "discrete":
+                drawn = rng.integers(part.dim, size=self.noise[:, where].shape)
+                self.noise[:, where] = np.where(begin[:, where], drawn, self.noise[:, where])
+                out[:, where] = np.where(self.on[:, where], self.noise[:, where], action[:, where])
+            elif part.kind == "multibinary":
+                out[:, where] = np.where(self.on[:, where], 1 - action[:, where], action[:, where])
+            else:
+                fresh = rng.standard_normal(self.noise[:, where].shape)
+                self.noise[:, where] = np.where(hold[:, where], self.noise[:, where], fresh)
+                out[:, where] = np.clip(action[:, where] + eps[:, None] * self.noise[:, where], -1.0, 1.0)
+        return out
