@@ -7,6 +7,7 @@ from amago import config
 from amago.nets.actor_critic import NCritics, NCriticsTwoHot
 from amago.nets.cpu import blocked
 from amago.nets.ensemble import EnsembleMLP, evaluate_state_action
+from amago.nets.heads import outputs_of
 
 B, L, C, G, A, D = 3, 7, 3, 4, 2, 6
 GAMMAS = torch.tensor([0.1, 0.9, 0.99, 0.999])
@@ -138,8 +139,8 @@ def test_stored_and_chosen_actions_evaluated_together_are_as_if_apart(cls, share
     state = torch.randn(B, L, D, requires_grad=True)
     stored, chosen = torch.rand(B, L, 1 if shared else G, A), torch.rand(2, B, L, G, A, requires_grad=grad)
     out, values = net.evaluate(state, stored, chosen, value)
-    torch.testing.assert_close(out, net(state, stored[None])[0])
-    torch.testing.assert_close(values, value(net(state, chosen)))
+    torch.testing.assert_close(out, outputs_of(net(state, stored[None]))[0])
+    torch.testing.assert_close(values, value(outputs_of(net(state, chosen))))
     assert values.requires_grad == grad
     if grad:
         assert torch.autograd.grad(values.sum(), chosen, retain_graph=True)[0].any()
@@ -154,9 +155,9 @@ def test_critics_that_are_drawn_are_those(cls, kind):
     net = cls(D, A, kind == "discrete", GAMMAS, num_critics=C, d_hidden=8)
     torch.nn.init.normal_(net.net.output_layer.weight)
     state, action, drawn = torch.randn(B, L, D), torch.rand(2, B, L, G, A), torch.tensor([2, 0, 2, 2])
-    every = net(state, action)
+    every = outputs_of(net(state, action))
     torch.testing.assert_close(net.evaluate_subset(state, action, drawn), every[:, :, :, drawn])
-    torch.testing.assert_close(net(state, action), every)  # all of them again
+    torch.testing.assert_close(outputs_of(net(state, action)), every)  # all of them again
 
 
 @pytest.mark.parametrize("case", ["inputs beside the state", "one action for all discounts", "action alone"])
