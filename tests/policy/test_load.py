@@ -138,7 +138,7 @@ def test_without_latest_weights_the_newest_training_state_is_taken(tmp_path):
 def test_actions_fit_the_environment(runs):
     for make_env, traj in ((tiny.cartpole, "ff"), (tiny.pendulum, "gru"), (tiny.bits, "transformer")):
         run_dir, _ = runs(make_env, traj)
-        env = make_env().env
+        env = make_env().env.env
         policy = amago.load_policy(run_dir)
         obs, _ = env.reset(seed=0)
         reward, done = None, False
