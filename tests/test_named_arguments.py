@@ -16,6 +16,7 @@ from amago.cli_utils import switch_agent, switch_traj_encoder, use_config
 from amago.config import NamedArguments
 from amago.envs import AMAGOEnv, EpsilonGreedy, SequenceWrapper
 from amago.envs.builtin import MetaFrozenLake
+from amago.hindsight import Relabeler
 from amago.loading import ArrayDataset, DiskTrajDataset, DoNothingDataset, MixtureOfDatasets
 from amago.nets.cnn import NatureishCNN
 from amago.nets.traj_encoders import GRUTrajEncoder, TformerTrajEncoder, TrajEncoder
@@ -50,10 +51,9 @@ def _configurable_classes():
     for module in pkgutil.walk_packages(amago.__path__, "amago."):
         if "__main__" not in module.name and "builtin" not in module.name:
             importlib.import_module(module.name)
+    entries = [e.wrapped for k, e in config._registry().items() if k.startswith("amago.")]
     # relabelers are data, which knows nothing of settings
-    named = {k: e.wrapped for k, e in config._registry().items() if k.startswith("amago.") and "relabeling" not in k}
-    entries = list(named.values())
-    return [c for c in entries if isinstance(c, type)]
+    return [c for c in entries if isinstance(c, type) and not issubclass(c, Relabeler)]
 
 
 def test_every_configurable_class_checks_the_names_of_its_arguments():

@@ -12,7 +12,7 @@ from messages import naming
 
 import amago
 from amago.data.findings import CheckError
-from amago.data.trajectory import Trajectory
+from amago.hindsight import TrajectoryBuilder
 from amago.loading import ArrayDataset, DatasetSettings, DiskTrajDataset, DoNothingDataset, MixtureOfDatasets, RLData, RLDataset
 from amago.spaces import action_spec
 
@@ -23,7 +23,7 @@ class Good(RLDataset):
     """Rollouts of 6 to 20 steps, made when they are asked for; every fault below is one change of it."""
 
     def sample_random_trajectory(self, rng):
-        traj = Trajectory(action_spec(SPACES[1])).start(self.observe(rng))
+        traj = TrajectoryBuilder(action_spec(SPACES[1])).start(self.observe(rng))
         steps = min(int(rng.integers(6, 21)), self.settings.max_seq_len)
         for t in range(steps):
             reward = float(rng.normal())
@@ -142,7 +142,7 @@ FAULTS = {
 def long(rng):
     data = Good()
     data.settings = DatasetSettings(100)
-    parts = [Trajectory(action_spec(SPACES[1])).start(data.observe(rng))]
+    parts = [TrajectoryBuilder(action_spec(SPACES[1])).start(data.observe(rng))]
     for _ in range(40):
         parts[0].add(0, reward=0.0, terminated=False, obs=data.observe(rng))
     return RLData.from_traj(parts[0].freeze())
