@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from amago.spaces.actions import NonFiniteError, all_finite
+from amago.spaces.actions import ActionSpec, NonFiniteError, all_finite
 from amago.spaces.observations import leaf_spaces, obs_spec
 
 Array = NDArray[Any]
@@ -109,6 +109,8 @@ def spaces_of(source: Any) -> tuple[gym.spaces.Dict, gym.Space[Any]]:
         spaces: list[Any] = [
             getattr(env, f"single_{name}", None) or getattr(env, name, None) for name in ("observation_space", "action_space")
         ]
+        if isinstance(spec := getattr(env, "action_spec", None), ActionSpec):
+            spaces[1] = spec.space  # the `action_space` of an AMAGOEnv is the policy's
     finally:
         if env is not source and callable(getattr(env, "close", None)):
             env.close()
