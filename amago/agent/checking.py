@@ -270,11 +270,8 @@ class _SequenceTrial:
         times = torch.arange(seq.shape[1], device=self.device).expand(len(seq), -1).unsqueeze(-1)
         return self.module(seq=seq, time_idxs=times, hidden_state=None)
 
-    def output(self, seq: Tensor) -> Tensor:
-        doing = f"forward of a whole sequence {tuple(seq.shape)}"
-        found: Any = None
-        with self.findings.attempt(doing):
-            found = self.whole(seq)
+    def _check_pair(self, found: Any, shape: tuple[int, ...], doing: str) -> None:
+        """Stop unless a call returned an output of this shape, and a hidden state."""
         if self.findings:
             raise StopChecking
         if not isinstance(found, tuple) or len(found) != 2:
@@ -282,7 +279,14 @@ class _SequenceTrial:
                 f"{doing} returned a {type(found).__name__}, but must return the output and the next hidden state"
             )
             raise StopChecking
-        _check_output(found[0], (*seq.shape[:2], self.width), doing, self.findings)
+        _check_output(found[0], shape, doing, self.findings)
+
+    def output(self, seq: Tensor) -> Tensor:
+        doing = f"forward of a whole sequence {tuple(seq.shape)}"
+        found: Any = None
+        with self.findings.attempt(doing):
+            found = self.whole(seq)
+        self._check_pair(found, (*seq.shape[:2], self.width), doing)
         return found[0]  # type: ignore[no-any-return]
 
     def check_whole_sequences(self) -> None:
@@ -312,14 +316,7 @@ class _SequenceTrial:
         found: Any = None
         with self.findings.attempt(doing):
             found = self.module(seq=x[:, None], time_idxs=times[:, None, None], hidden_state=hidden)
-        if self.findings:
-            raise StopChecking
-        if not isinstance(found, tuple) or len(found) != 2:
-            self.findings.add(
-                f"{doing} returned a {type(found).__name__}, but must return the output and the next hidden state"
-            )
-            raise StopChecking
-        _check_output(found[0], (len(x), 1, self.width), doing, self.findings)
+        self._check_pair(found, (len(x), 1, self.width), doing)
         return found[0][:, 0], found[1]
 
     def first_hidden(self, rows: int) -> Any:
