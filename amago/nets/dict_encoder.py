@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from amago.nets import cnn
 from amago.nets.cpu.packed import Linear
 from amago.nets.ff import MLP, InputNorm, Normalization
-from amago.nets.tstep_encoders import TstepEncoder, register_tstep_encoder, space_shape
+from amago.nets.tstep_encoders import TstepEncoder, flat_inputs, register_tstep_encoder, space_shape
 from amago.nets.utils import activation_switch, check_positive
 
 
@@ -103,8 +103,7 @@ class DictTstepEncoder(TstepEncoder):
         log_dict: dict[str, Any] | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
-        x = torch.cat([*(obs[k].flatten(2).float() for k in self.vector_keys), rl2s.float()], dim=-1)
-        x = self.in_norm(x, mask)
+        x = flat_inputs(obs, self.vector_keys, rl2s, self.in_norm, mask)
         parts = [self.vectors(x.to(self.vectors.in_layer.weight.dtype))]
         for i, key in enumerate(self.image_keys):
             img = self.data_augs[i](obs[key])
