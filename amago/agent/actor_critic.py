@@ -101,7 +101,9 @@ class ActorCriticAgent(AgentWithTargets):
         self.required_extras = (BEHAVIOUR_LOG_PROB,) if options.targets == "retrace" else ()
         self.burn_in = options.burn_in
         if self.burn_in >= self.max_seq_len:
-            raise ValueError(f"burn_in={self.burn_in} must be less than max_seq_len={self.max_seq_len}: nothing would be trained on")
+            raise ValueError(
+                f"burn_in={self.burn_in} must be less than max_seq_len={self.max_seq_len}: nothing would be trained on"
+            )
         self.use_target_actor = options.use_target_actor
         self.fake_filter, self.fbc_filter_func = options.fake_filter, options.fbc_filter_func
         self.k_critic, self.k_actor = options.num_actions_for_value_in_critic_loss, options.num_actions_for_value_in_actor_loss

@@ -204,7 +204,9 @@ class ActorCriticOptions:
         if self.targets not in TARGETS:
             raise ValueError(f"targets must be one of {', '.join(map(repr, TARGETS))}, got targets={self.targets!r}")
         if self.targets != "n_step" and self.n_step != 1:
-            raise ValueError(f"n_step={self.n_step} contradicts targets={self.targets!r}, which counts all rewards: leave n_step at 1")
+            raise ValueError(
+                f"n_step={self.n_step} contradicts targets={self.targets!r}, which counts all rewards: leave n_step at 1"
+            )
         if not 0.0 <= self.trace_lambda <= 1.0:
             raise ValueError(f"trace_lambda must lie in [0, 1], got trace_lambda={self.trace_lambda}")
         if self.burn_in < 0 or int(self.burn_in) != self.burn_in:

@@ -18,7 +18,10 @@ from amago.nets.tstep_encoders import FFTstepEncoder
 from amago.spaces import action_spec, rl2_space
 
 METHODS = ("retrace", "tree_backup", "peng")
-EVERY = {**SPACES, "several": gym.spaces.Tuple((gym.spaces.Discrete(3), gym.spaces.MultiBinary(2), gym.spaces.Box(-1, 1, (2,))))}
+EVERY = {
+    **SPACES,
+    "several": gym.spaces.Tuple((gym.spaces.Discrete(3), gym.spaces.MultiBinary(2), gym.spaces.Box(-1, 1, (2,)))),
+}
 
 
 def batch_of(kind, seed=0, behaviour=-1.0):

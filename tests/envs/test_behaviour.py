@@ -33,7 +33,9 @@ def rolled(env, kind, n=N):
     log = BehaviourLog(np.concatenate((np.zeros((1, 1)), p), axis=1), env)
     predicted, taken, logged = [], [], []
     for _ in range(n):
-        chosen = np.array([[rng.choice(len(p[0]), p=p[0])]]) if kind == "discrete" else (rng.random(p.shape) < p).astype(np.int8)
+        chosen = (
+            np.array([[rng.choice(len(p[0]), p=p[0])]]) if kind == "discrete" else (rng.random(p.shape) < p).astype(np.int8)
+        )
         predicted.append(env.action_probabilities(p, env.local_step)[0])
         taken.append(env.action_spec.to_vector(log.explored(env, chosen, None))[0])
         logged.append(log.log_prob[0])
@@ -139,7 +141,7 @@ def test_actions_that_are_all_random_are_recorded_with_equal_probabilities(tmp_p
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_the_mixture_of_policy_and_noise_is_recorded(tmp_path, mode):
     config.bind(RANDOM | {"EpsilonGreedy.eps_start": 0.4, "EpsilonGreedy.eps_end": 0.4})
-    found, batch = recorded(tmp_path, tiny.cartpole, env_mode=mode)
+    found, _ = recorded(tmp_path, tiny.cartpole, env_mode=mode)
     mu, chosen = np.exp(found["behaviour_log_prob"]), np.exp(found["log_prob"])
     same = np.isclose(mu, 0.6 * chosen + 0.2, atol=1e-5)
     other = np.isclose(mu, 0.6 * (1.0 - chosen) + 0.2, atol=1e-5)  # noise replaced the policy's choice by the other action
@@ -186,7 +188,7 @@ def test_noise_of_unknown_probabilities_is_refused(tmp_path, kind):
 
 def test_a_subclass_that_says_what_is_likely_is_believed(tmp_path):
     check_known(Known(tiny.cartpole()))
-    found, batch = recorded(tmp_path, tiny.cartpole, exploration_wrapper_type=Known)
+    found, _ = recorded(tmp_path, tiny.cartpole, exploration_wrapper_type=Known)
     assert (found["behaviour_log_prob"] == 0).all()
 
 
