@@ -63,7 +63,7 @@ def check_known(exploration: ExplorationWrapper) -> None:
             "Use exploration_wrapper_type=None, so that the policy's own samples explore, or Agent.targets='peng', which needs no "
             "probabilities"
         )
-    *known, base = [i for i, c in enumerate(kind.__mro__) if "action_probabilities" in vars(c)]
+    known = [i for i, c in enumerate(kind.__mro__) if "action_probabilities" in vars(c)][:-1]  # the last one refuses
     changed = min(i for i, c in enumerate(kind.__mro__) if "add_exploration_noise" in vars(c) or "action" in vars(c))
     if not known or known[0] > changed:  # a subclass with another noise than the class that knows the probabilities
         raise ValueError(

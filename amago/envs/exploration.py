@@ -87,7 +87,7 @@ class ExplorationWrapper(AMAGOWrapper, gym.ActionWrapper[Any, Any, Any]):
             local_step: (B,) index of each action in its rollout.
 
         Returns:
-            (B, A), given the state of the noise before this step.
+            (B, A), given the state of the noise before this step. Parts and bits of an action are independent.
         """
         raise NotImplementedError(f"{type(self).__name__} does not say how likely each action is after its noise")
 
