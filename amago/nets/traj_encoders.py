@@ -18,11 +18,12 @@ from amago.nets import transformer
 from amago.nets.cpu.gru import GRUStep
 from amago.nets.cpu.packed import Linear
 from amago.nets.ff import FFBlock, LayerType, Normalization
+from amago.nets.gated_recurrence import GatedRecurrenceBlock, MinGRU
 from amago.nets.kv_cache import KVCache
 from amago.nets.mamba import Mamba, MambaBlock, MambaState
 from amago.nets.registry import TRAJ_ENCODERS, named_traj_encoder
 from amago.nets.tensor_cache import TensorCache
-from amago.nets.traj_base import Dones, TrajEncoder, check_batch
+from amago.nets.traj_base import Dones, LayeredStateEncoder, TrajEncoder, check_batch
 from amago.nets.utils import activation_switch, at_least_float32, autocast_dtype, check_dropout, check_positive
 
 register_traj_encoder = TRAJ_ENCODERS.register
@@ -108,7 +109,7 @@ class FFTrajEncoder(TrajEncoder):
 
 @named_traj_encoder("gru", "rnn", sizes=lambda size: {"d_hidden": size, "d_output": size})
 @gin.configurable
-class GRUTrajEncoder(TrajEncoder):
+class GRUTrajEncoder(LayeredStateEncoder):
     """A GRU (Cho et al. 2014, arXiv 1406.1078). The hidden state is a tensor (n_layers, B, d_hidden), written in place.
 
     A whole sequence, without a hidden state, returns the one after its last step.
@@ -149,19 +150,6 @@ class GRUTrajEncoder(TrajEncoder):
         dtype = self.out.weight.dtype
         return torch.zeros((self.rnn.num_layers, batch_size, self.rnn.hidden_size), device=device, dtype=dtype)
 
-    def reset_hidden_state(self, hidden_state: Tensor | None, dones: Dones) -> Tensor | None:
-        if hidden_state is None:  # of actors that have not begun
-            return None
-        rows = torch.as_tensor(dones, device=hidden_state.device).to(torch.bool)
-        if rows.shape != hidden_state.shape[1:2]:
-            raise ValueError(f"dones must have shape ({hidden_state.shape[1]},), got {tuple(rows.shape)}")
-        return hidden_state.masked_fill_(rows[None, :, None], 0.0)
-
-    def slice_hidden_state(self, hidden_state: Tensor, start: int, stop: int) -> Tensor:
-        if not 0 <= start < stop <= hidden_state.shape[1]:
-            raise ValueError(f"rows {start}:{stop} are not within a batch of {hidden_state.shape[1]}")
-        return hidden_state[:, start:stop]
-
     def forward(
         self, seq: Tensor, time_idxs: Tensor, hidden_state: Tensor | None = None, log_dict: dict[str, Any] | None = None
     ) -> tuple[Tensor, Tensor | None]:
@@ -178,6 +166,76 @@ class GRUTrajEncoder(TrajEncoder):
                 x, new = self.rnn(seq, hidden_state.clone())
                 hidden_state.detach().copy_(new.detach())
         return self.out_norm(self.out(x)), hidden_state
+
+
+@named_traj_encoder("mingru")
+@gin.configurable
+class MinGRUTrajEncoder(LayeredStateEncoder):
+    """Linear recurrences with gates that depend on the input alone (`amago.nets.gated_recurrence.MinGRU`), each followed by a
+    feed-forward block. Training computes every matrix product for the whole sequence at once, on any machine and without a compiled
+    kernel; a step of acting costs the same whatever the length of the episode.
+
+    The hidden state is a tensor (n_layers, B, d_hidden) in at least float32, written in place.
+
+    Args:
+        d_model: E.
+        d_hidden: numbers of state in each layer; None: ``d_model``.
+        d_ff: inner width of a feed-forward block; None: 2 x ``d_model``.
+        n_layers: number of layers.
+        dropout: probability, after the activations of the feed-forward blocks.
+        activation: of the feed-forward blocks, a name as of `amago.nets.utils.activation_switch`.
+        norm: before each part and of the output: "layer", "rmsnorm" or "none".
+        longest: at the start, the numbers of state forget over 1 to ``longest`` timesteps; None: ``max_seq_len``.
+    """
+
+    def __init__(
+        self,
+        tstep_dim: int,
+        max_seq_len: int,
+        d_model: int = 256,
+        d_hidden: int | None = None,
+        d_ff: int | None = None,
+        n_layers: int = 2,
+        dropout: float = 0.0,
+        activation: str = "leaky_relu",
+        norm: str = "layer",
+        longest: float | None = None,
+    ) -> None:
+        super().__init__(tstep_dim, max_seq_len)
+        check_positive(d_model=d_model, n_layers=n_layers)
+        self.d_hidden = d_model if d_hidden is None else d_hidden
+        horizon = float(max_seq_len) if longest is None else longest
+        self.inp = Linear(tstep_dim, d_model)
+        self.layers = nn.ModuleList(
+            GatedRecurrenceBlock(
+                MinGRU(d_model, self.d_hidden, horizon),
+                FFBlock(d_model, 2 * d_model if d_ff is None else d_ff, dropout, activation, norm),
+                Normalization(norm, d_model),
+            )
+            for _ in range(n_layers)
+        )
+        self.out_norm = Normalization(norm, d_model)
+        self._emb_dim = d_model
+
+    @property
+    def emb_dim(self) -> int:
+        return self._emb_dim
+
+    def init_hidden_state(self, batch_size: int, device: torch.device | str) -> Tensor:
+        check_positive(batch_size=batch_size)
+        exact = at_least_float32(self.inp.weight.new_empty(0)).dtype
+        return torch.zeros((len(self.layers), batch_size, self.d_hidden), device=device, dtype=exact)
+
+    def forward(
+        self, seq: Tensor, time_idxs: Tensor, hidden_state: Tensor | None = None, log_dict: dict[str, Any] | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        self._check_input(seq, time_idxs)
+        if hidden_state is not None:
+            check_batch(seq.shape[0], hidden_state.shape[1])
+        x = self.inp(seq).transpose(0, 1).contiguous()  # time first: each step of the recurrence is then one block of memory
+        for i, layer in enumerate(self.layers):
+            x = layer(x, None if hidden_state is None else hidden_state[i])
+        return self.out_norm(x).transpose(0, 1), hidden_state
 
 
 @named_traj_encoder("mamba")
