@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from amago.envs.legal import legal_probabilities
 from amago.spaces import ActionSpec
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class BehaviourLog:
         spec = exploration.action_spec
         p = exploration.action_probabilities(self._given[:, 1:].astype(np.float64), exploration.amago_env.step_count)
         if mask is not None:
-            p = made_legal(spec, p, mask)
+            p = legal_probabilities(spec, p, mask)
         action = exploration.action(action)
         self.log_prob[:] = log_prob_of(spec, p, action.reshape(len(p), -1))
         return action
@@ -84,26 +85,6 @@ def mixed(kind: str, probabilities: Array, eps: Array) -> Array:
     """`with_random_actions` of one part; eps is broadcast."""
     random = 1.0 / probabilities.shape[-1] if kind == "discrete" else 1.0 - probabilities
     return (1.0 - eps) * probabilities + eps * random
-
-
-def made_legal(spec: ActionSpec, probabilities: Array, mask: Array) -> Array:
-    """The probabilities (B, A) after illegal choices were replaced by legal ones drawn uniformly, and illegal bits by 0.
-
-    Args:
-        mask: (B, ...), 0 where illegal. Where it allows nothing, choices stay.
-    """
-    legal = (mask != 0).reshape(len(probabilities), spec.dim)
-    out = probabilities.copy()
-    for part in spec.parts:
-        allowed, p = legal[:, part.vector], probabilities[:, part.vector]
-        if part.kind == "discrete":
-            number = allowed.sum(axis=1, keepdims=True)
-            lost = np.where(allowed, 0.0, p).sum(axis=1, keepdims=True)
-            replaced = np.where(allowed, p + lost / np.maximum(number, 1), 0.0)
-            out[:, part.vector] = np.where(number > 0, replaced, p)
-        elif part.kind == "multibinary":
-            out[:, part.vector] = np.where(allowed, p, 0.0)
-    return out
 
 
 def log_prob_of(spec: ActionSpec, probabilities: Array, action: Array) -> NDArray[np.float64]:

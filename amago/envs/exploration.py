@@ -20,6 +20,7 @@ from amago.envs import behaviour
 from amago.envs.environment import Step
 from amago.envs.forwarding import assignable
 from amago.envs.held_noise import HeldNoise
+from amago.envs.legal import made_legal
 from amago.envs.wrapper import AMAGOWrapper
 from amago.registry import Registry
 from amago.spaces import ActionSpec, action_mask_key
@@ -174,29 +175,20 @@ def _noise_of(wrapper: ExplorationWrapper) -> Callable[[Array, NDArray[np.int64]
     return hook
 
 
-def made_legal(spec: ActionSpec, action: Array, mask: Array, rng: np.random.Generator) -> Array:
-    """Replace illegal actions, as `ExplorationWrapper` describes.
+Repeat = float | tuple[float, float]
+"""Steps that a random choice is held on average, or the range from which that is drawn."""
 
-    Args:
-        spec: of the action space.
-        action: (B, S) in stored form.
-        mask: (B, ...), the `amago.spaces.ActionMask`: 0 where illegal.
-        rng: draws the replacements.
 
-    Returns:
-        (B, S) a copy.
+def _checked_repeat(repeat: Any) -> Repeat:
+    """``repeat`` with a pair as a tuple.
+
+    Raises:
+        ValueError: it is neither a number of steps, 1 or more, nor a pair of them in order.
     """
-    legal = (mask != 0).reshape(len(action), spec.dim)
-    out = action.copy()
-    for part in spec.parts:
-        allowed, column = legal[:, part.vector], part.stored.start
-        if part.kind == "discrete":
-            chosen = np.take_along_axis(allowed, action[:, column, None].astype(np.int64), axis=1)[:, 0]
-            for row in np.flatnonzero(~chosen & allowed.any(axis=1)):
-                out[row, column] = rng.choice(np.flatnonzero(allowed[row]))
-        elif part.kind == "multibinary":
-            out[:, part.stored] *= allowed
-    return out
+    pair = tuple(float(x) for x in repeat) if isinstance(repeat, (tuple, list)) else None
+    if not (1.0 <= repeat < np.inf if pair is None else len(pair) == 2 and 1.0 <= pair[0] <= pair[1] < np.inf):
+        raise ValueError(f"repeat is {repeat!r}, but must be a number of steps, 1 or more, or a pair (low, high) of them")
+    return float(repeat) if pair is None else (pair[0], pair[1])
 
 
 class _AnnealedNoise(ExplorationWrapper):
@@ -207,18 +199,17 @@ class _AnnealedNoise(ExplorationWrapper):
         randomize_eps: whether it is drawn at the start of each rollout.
     """
 
-    def __init__(self, amago_env: Any, steps_anneal: int, randomize_eps: bool, repeat: float, **schedule: float):
+    def __init__(self, amago_env: Any, steps_anneal: int, randomize_eps: bool, repeat: Repeat, **schedule: float):
         super().__init__(amago_env)
         if steps_anneal <= 0:
             raise ValueError(f"steps_anneal is {steps_anneal!r}, but must be positive")
-        if not 1.0 <= repeat < np.inf:
-            raise ValueError(f"repeat is {repeat!r}, but must be a number of steps, 1 or more")
+        held = _checked_repeat(repeat)
         for name, value in schedule.items():
             if not 0.0 <= value <= 1.0:
                 raise ValueError(f"{name} is {value!r}, but must be in [0, 1]")
         self.steps_anneal, self.randomize_eps = int(steps_anneal), bool(randomize_eps)
         self.global_multiplier = np.ones(self.batched_envs)
-        self._held = HeldNoise(self.action_spec, self.batched_envs, repeat) if repeat > 1 else None
+        self._held = HeldNoise(self.action_spec, self.batched_envs, held) if held != 1.0 else None
 
     @property
     def multiplier(self) -> NDArray[np.float64]:
@@ -319,10 +310,11 @@ class EpsilonGreedy(_AnnealedNoise):
         steps_anneal: length of the schedule in steps of one actor.
         randomize_eps: multiply eps by u, drawn uniformly from [0, 1) for each rollout of each actor.
         repeat: mean number of steps that a random choice, or the noise of a continuous action, is held. 1: each step has its own.
-            Longer choices move further, and find goals that independent noise does not reach.
+            Longer choices move further, and find goals that independent noise does not reach. A pair (low, high): drawn between these
+            for each rollout, log-uniformly, so that some rollouts explore in small steps and others in long ones.
 
     Raises:
-        ValueError: an eps is outside [0, 1], ``steps_anneal`` is not positive, or ``repeat`` is below 1.
+        ValueError: an eps is outside [0, 1], ``steps_anneal`` is not positive, or a ``repeat`` is below 1.
     """
 
     def __init__(
@@ -332,7 +324,7 @@ class EpsilonGreedy(_AnnealedNoise):
         eps_end: float = 0.05,
         steps_anneal: int = 1_000_000,
         randomize_eps: bool = True,
-        repeat: float = 1.0,
+        repeat: Repeat = 1.0,
     ):
         super().__init__(amago_env, steps_anneal, randomize_eps, repeat, eps_start=eps_start, eps_end=eps_end)
         self.eps_start, self.eps_end = eps_start, eps_end
@@ -360,7 +352,7 @@ class BilevelEpsilonGreedy(_AnnealedNoise):
         steps_anneal, randomize_eps, repeat: as in `EpsilonGreedy`.
 
     Raises:
-        ValueError: an eps is outside [0, 1], ``steps_anneal`` or ``rollout_horizon`` is not positive, or ``repeat`` is below 1.
+        ValueError: an eps is outside [0, 1], ``steps_anneal`` or ``rollout_horizon`` is not positive, or a ``repeat`` is below 1.
     """
 
     def __init__(
@@ -373,7 +365,7 @@ class BilevelEpsilonGreedy(_AnnealedNoise):
         eps_end_end: float = 0.01,
         steps_anneal: int = 1_000_000,
         randomize_eps: bool = True,
-        repeat: float = 1.0,
+        repeat: Repeat = 1.0,
     ):
         super().__init__(
             amago_env, steps_anneal, randomize_eps, repeat,

@@ -10,7 +10,8 @@ from messages import naming
 import amago
 from amago import config
 from amago.envs import AMAGOEnv, EpsilonGreedy, ExplorationWrapper
-from amago.envs.behaviour import BehaviourLog, check_known, made_legal
+from amago.envs.behaviour import BehaviourLog, check_known
+from amago.envs.legal import legal_probabilities
 from amago.run.checks import SettingsError
 from amago.spaces import action_spec
 
@@ -42,7 +43,7 @@ def rolled(env, kind, n=N):
     return np.array(predicted), np.array(taken, np.float64), np.array(logged)
 
 
-@pytest.mark.parametrize("repeat", [1.0, 4.0])
+@pytest.mark.parametrize("repeat", [1.0, 4.0, (2.0, 9.0)])
 @pytest.mark.parametrize("kind", ["discrete", "multibinary"])
 @pytest.mark.parametrize("eps", [0.0, 0.3, 0.9])
 def test_predicted_probabilities_are_those_of_what_is_done(kind, repeat, eps):
@@ -71,9 +72,9 @@ def test_illegal_choices_give_their_probability_to_the_legal_ones():
     spec = action_spec(gym.spaces.Discrete(4))
     p = np.array([[0.1, 0.2, 0.3, 0.4]] * 3)
     mask = np.array([[1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]])
-    np.testing.assert_allclose(made_legal(spec, p, mask), [[0.45, 0.55, 0, 0], [0, 0, 1, 0], p[2]])
+    np.testing.assert_allclose(legal_probabilities(spec, p, mask), [[0.45, 0.55, 0, 0], [0, 0, 1, 0], p[2]])
     bits = action_spec(gym.spaces.MultiBinary(2))
-    np.testing.assert_allclose(made_legal(bits, np.array([[0.3, 0.6]]), np.array([[1, 0]])), [[0.3, 0.0]])
+    np.testing.assert_allclose(legal_probabilities(bits, np.array([[0.3, 0.6]]), np.array([[1, 0]])), [[0.3, 0.0]])
 
 
 class Masked(gym.Env):
