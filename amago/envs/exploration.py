@@ -23,7 +23,7 @@ from amago.envs.held_noise import HeldNoise
 from amago.envs.legal import made_legal
 from amago.envs.wrapper import AMAGOWrapper
 from amago.registry import Registry
-from amago.spaces import ActionSpec, action_mask_key
+from amago.spaces import action_mask_key
 
 Array = NDArray[Any]
 
