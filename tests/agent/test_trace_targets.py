@@ -270,3 +270,54 @@ def test_a_run_with_burn_in_and_peng(tmp_path):
     config.bind({"Agent.burn_in": 2, "Agent.targets": "peng"})
     e = tiny.learned(tmp_path, tiny.cartpole, traj="gru", padded_sampling="both", train_timesteps_per_epoch=40)
     assert e.updater.grad_steps == 2
+
+
+# ---- how fast values travel
+
+STEPS, GAMMA = 40, 0.99
+
+
+def corridors(n, seed=0, stop=0.05):
+    """Corridors of `STEPS` steps: action 0 walks on, action 1 ends the rollout, and only the end of the corridor pays. The data end with
+    the probability ``stop`` in each step."""
+    g = torch.Generator().manual_seed(seed)
+    action = (torch.rand(n, STEPS, generator=g) < stop).long()
+    time = torch.arange(STEPS + 1)
+    ends = torch.where(action.any(dim=1), action.argmax(dim=1), STEPS - 1)  # index of the last transition
+    one_hot = torch.nn.functional.one_hot(action, 4).float()
+    rews = torch.zeros(n, STEPS, 1)
+    rews[(ends == STEPS - 1) & (action[:, -1] == 0), -1] = 1.0
+    obs = torch.stack([torch.cos(time * k * torch.pi / STEPS) for k in range(1, 7)], dim=-1).expand(n, -1, -1)
+    return amago.loading.Batch(
+        obs={"mask": torch.ones(n, STEPS + 1, 4), "observation": obs}, rl2s=torch.zeros(n, STEPS + 1, 5), rews=rews,
+        dones=(time[:-1] == ends[:, None])[..., None], actions=one_hot, time_idxs=time[None, :, None].expand(n, -1, -1),
+        mask=(time <= ends[:, None] + 1)[..., None],
+        extras={"behaviour_log_prob": torch.where(action == 0, 1.0 - stop, stop).log()},
+    )  # fmt: skip
+
+
+def value_of_the_first_step(updates, report=(), stop=0.05, **options):
+    """The critics' value of walking on from the first step, as a share of the truth, after so many updates of 32 corridors."""
+    config.bind(SMALL | {"FFTstepEncoder.normalize_inputs": False})
+    torch.manual_seed(0)
+    agent = build(
+        "discrete", tau=0.01, gamma=GAMMA, use_multigamma=False, num_critics=2, reward_multiplier=100.0, offline_coeff=0.1, **options
+    )
+    optimizer = torch.optim.AdamW(agent.trainable_params, 1e-3)
+    found = []
+    for n in range(1, updates + 1):
+        agent.train()(corridors(32, n, stop)).backward()
+        torch.nn.utils.clip_grad_norm_(agent.trainable_params, 2.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        agent.soft_sync_targets()
+        if n in (*report, updates):
+            whole = corridors(64, seed=12345)
+            q = agent.get_values(whole).q[:, 0, -1, 0][whole.actions[:, 0, 0] == 1].mean().item()
+            found.append(round(q / GAMMA ** (STEPS - 1), 3))
+    return found if report else found[-1]
+
+
+def test_values_travel_farther_than_with_one_reward():
+    assert value_of_the_first_step(400) < 0.15
+    assert value_of_the_first_step(400, targets="retrace") > 0.25
