@@ -301,7 +301,14 @@ def value_of_the_first_step(updates, report=(), stop=0.05, **options):
     config.bind(SMALL | {"FFTstepEncoder.normalize_inputs": False})
     torch.manual_seed(0)
     agent = build(
-        "discrete", tau=0.01, gamma=GAMMA, use_multigamma=False, num_critics=2, reward_multiplier=100.0, offline_coeff=0.1, **options
+        "discrete",
+        tau=0.01,
+        gamma=GAMMA,
+        use_multigamma=False,
+        num_critics=2,
+        reward_multiplier=100.0,
+        offline_coeff=0.1,
+        **options,
     )
     optimizer = torch.optim.AdamW(agent.trainable_params, 1e-3)
     found = []
