@@ -18,7 +18,7 @@ from amago.policy import acting_by, find_run, load_agent_weights, write_policy_s
 from amago.run import console
 from amago.run.allocator import FreedMemory
 from amago.run.batch_memory import check_batch_memory
-from amago.run.checks import check_buffer, check_settings, warn_if_nothing_saved
+from amago.run.checks import check_buffer, check_required_extras, check_settings, warn_if_nothing_saved
 from amago.run.collect import RunActors, interact
 from amago.run.evaluate import histories, merge_returns, merge_specials, merge_values, summarise, warn_if_nothing_ended
 from amago.run.own_parts import warn_of_faulty_parts
@@ -113,6 +113,7 @@ class Experiment(PersistentRun):
         spaces = self._actors.spaces
         self._data.check_spaces(spaces.observation, spaces.action)
         self._build_model(spaces)
+        check_required_extras(self.policy, self.extra_fields)
         if self.accelerator.is_main_process:
             self.checkpoints.description = write_policy_spec(self.run_dir, self.policy, spaces.raw_observation)
             warn_of_faulty_parts(self.policy)

@@ -7,7 +7,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from amago.agent import BaseAgent
-from amago.data.extras import check_extra_fields
+from amago.data.extras import ExtraField, check_extra_fields
 from amago.data.windows import PADDED_SAMPLING
 from amago.envs.exploration import ExplorationWrapper
 from amago.envs.pool import ENV_MODES
@@ -120,6 +120,17 @@ def _choices(s: ExperimentSettings) -> Iterable[str]:
         yield f"resume must be 'never', 'auto' or the number of an epoch, got {resume!r}"
 
 
+def check_required_extras(agent: BaseAgent, extra_fields: Sequence[ExtraField | str]) -> None:
+    """Raise SettingsError unless all extra fields that the agent's losses need are declared."""
+    declared = {x.name for x in check_extra_fields(extra_fields)}
+    missing = [name for name in agent.required_extras if name not in declared]
+    if missing:
+        raise SettingsError(
+            f"agent_type {type(agent).__name__}, as it is configured, learns from {missing}, but extra_fields declares {sorted(declared)}: "
+            f"add {', '.join(map(repr, missing))} to extra_fields (the data recorded before has the field's default)"
+        )
+
+
 def _names_and_classes(s: ExperimentSettings) -> Iterable[str]:
     if not isinstance(s.run_name, str) or not re.fullmatch(r"[^/\\\0]+", s.run_name) or s.run_name in (".", ".."):
         yield f"run_name must be a name without '/', got {s.run_name!r}"
@@ -130,10 +141,10 @@ def _names_and_classes(s: ExperimentSettings) -> Iterable[str]:
     try:
         for x in check_extra_fields(s.extra_fields):
             known = getattr(s.agent_type, "policy_extras", ())
-            if x.source == "policy" and x.name not in known:
+            if x.source != "info" and x.name not in known:
                 agent = getattr(s.agent_type, "__name__", s.agent_type)
                 yield (
-                    f"extra_fields has {x.name!r} with source='policy', but agent_type {agent} computes only {list(known)}: "
+                    f"extra_fields has {x.name!r} with source={x.source!r}, but agent_type {agent} computes only {list(known)}: "
                     "override act_with_extras and policy_extras, or use source='info'"
                 )
     except ValueError as err:

@@ -71,6 +71,7 @@ class ExperimentSettings(NamedArguments):
             found and all were refused, it waits so many seconds for others, and then fails with the reasons.
         cut_short_trajectories: ``padded_sampling`` also cuts rollouts that fit into ``max_seq_len``, as the original does.
         extra_fields: further fields to record with each trajectory (`amago.ExtraField`), which arrive as ``batch.extras``.
+            "behaviour_log_prob" and "log_prob" may be declared by name.
         dloader_workers: threads that read batches ahead; 0 reads in the training thread.
 
         epochs: number of epochs, each of one collection phase and one training phase.
@@ -168,7 +169,7 @@ class ExperimentSettings(NamedArguments):
     dset_max_bytes: float = float("inf")
     env_trial_steps: int = 20
     val_episodes: int | None = None
-    extra_fields: Sequence[ExtraField] = ()
+    extra_fields: Sequence[ExtraField | str] = ()
     cut_short_trajectories: bool = False
     refused_data_timeout: float = 60.0
     overwrite: bool = False
