@@ -57,13 +57,29 @@ def main(argv: Sequence[str] | None = None) -> int:
             sub.set_defaults(subcommand=module.run)  # "run" is an argument of eval
     args = parser.parse_args(argv)
     try:
-        return int(args.subcommand(args) or 0)
+        code = int(args.subcommand(args) or 0)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        if not _reader_has_gone():
+            raise
+        return 1
     except Exception as err:
         code = _exit_code(err)
         if code is None:
             raise
         print(f"amago {args.command}: {err}", file=sys.stderr)
         return code
+
+
+def _reader_has_gone() -> bool:
+    """Whether nobody reads the standard output any more, as with ``amago envs | head -1``; what is still buffered is dropped then."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
 
 
 # What these import imports torch, which commands that train nothing do without; and they are needed when something is wrong alone.
