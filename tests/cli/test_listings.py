@@ -47,7 +47,7 @@ def test_extras_are_those_of_the_package():
 
 def test_needs_are_those_of_the_package():
     assert list(checkup.NEEDS) == project()["dependencies"]
-    assert checkup.PYTHON == project()["requires-python"]
+    assert project()["requires-python"] == checkup.PYTHON
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_the_table_of_environments():
     text = said("envs")
     lines = text.splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("RoomKeyDoor"))
-    assert lines[at + 1].split() == "Box(0.0, 1.0, (4,), float32) -> Discrete(5)".split()
+    assert lines[at + 1].split() == ["Box(0.0,", "1.0,", "(4,),", "float32)", "->", "Discrete(5)"]
     assert lines[at + 2].split() == ["examples/05_dark_key_door.py,", "zoo/solve_room"]
     for entry in ENTRIES:
         state = f"[{entry.extra}: {'not installed' if missing(entry.extra) else 'installed'}]" if entry.extra else ""
@@ -302,5 +302,5 @@ def test_no_such_settings():
 
 def test_a_file_without_its_head_is_refused(tmp_path):
     (tmp_path / "a.gin").write_text("# Task: x\nAgent.tau = 1\n")
-    with pytest.raises(ValueError, match="lacks the lines # Used by: ..., # Reached: ..."):
+    with pytest.raises(ValueError, match=r"lacks the lines # Used by: \.\.\., # Reached: \.\.\."):
         read_settings("zoo/a", tmp_path / "a.gin")
