@@ -43,6 +43,15 @@ REDUCED = {
         "val_timesteps_per_epoch=100": "val_timesteps_per_epoch=30",
     },
 }
+REDUCED["coming_from.md"] = {
+    "epochs=80": "epochs=1",
+    "train_batches_per_epoch=125": "train_batches_per_epoch=2",
+    "val_timesteps_per_epoch=501,\n    seed": "val_timesteps_per_epoch=30,\n    seed",
+    "train_timesteps_per_epoch=500": "train_timesteps_per_epoch=60",
+    "timesteps=1_001, episodes=20": "timesteps=200, episodes=2",
+    "val_timesteps_per_epoch=501,\n)": "val_timesteps_per_epoch=30,\n)",
+    "epochs=3": "epochs=1",
+}
 REDUCED["index.md"] = REDUCED["README.md"]  # the same program
 TINY = {
     "Experiment.train_timesteps_per_epoch": 60,
@@ -54,6 +63,8 @@ _FEW = "--env_workers 1 --epochs 1 --grads_per_epoch 2 --timesteps_per_epoch 24 
 ARGUMENTS = {
     "amago train": f"{_FEW} --horizon 20",
     "amago eval": "--episodes 2 --actors 2",
+    "amago card": "--episodes 2 --actors 2",
+    "amago doctor": "",
     "amago demo": "--epochs 1 --minutes 0",
     "amago buffer": "",
     "amago report": "",
