@@ -24,7 +24,9 @@ import tiny
 from run_inside import Outcome, program, run_amago, run_script
 
 from amago import Experiment, config
+from amago.agent.registry import AGENTS
 from amago.envs import builtin
+from amago.nets.traj_encoders import TRAJ_ENCODERS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -334,6 +336,16 @@ def test_the_tutorial_gives_the_defaults_of_settings() -> None:
                 assert float(default) == actual, name
             checked += 1
     assert checked > 10
+
+
+def test_the_tutorial_names_every_sequence_model_and_agent() -> None:
+    text = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    models = text.partition("## 4.")[2].partition("## 5.")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| (`[^|]+`) \|", models, flags=re.MULTILINE))
+    for name, cls in TRAJ_ENCODERS.items():
+        assert f"`{name}`" in rows.get(cls.__name__, ""), f"{cls.__name__}, called {name}, is missing from section 4"
+    agents = text.partition("## 5.")[2].partition("## 6.")[0]
+    assert all(f"`{cls.__name__}`" in agents for cls in AGENTS.values())
 
 
 def test_gin_is_left_as_it_was(tmp_path: Path) -> None:
