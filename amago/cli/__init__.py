@@ -57,9 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             sub.set_defaults(subcommand=module.run)  # "run" is an argument of eval
     args = parser.parse_args(argv)
     try:
-        code = int(args.subcommand(args) or 0)
+        done = int(args.subcommand(args) or 0)
         sys.stdout.flush()
-        return code
+        return done
     except BrokenPipeError:
         if not _reader_has_gone():
             raise
