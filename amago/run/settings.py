@@ -29,7 +29,7 @@ class ExperimentSettings(NamedArguments):
 
     Args:
         run_name: name of the run; its files are written to ``ckpt_base_dir/run_name``.
-        ckpt_base_dir: directory of all runs.
+        ckpt_base_dir: directory of all runs. Where it is not given, ``dset_root/dset_name``: the run lies beside its buffer.
         max_seq_len: transitions in a training sequence, and steps of memory when acting.
         dataset: source of the training sequences. Alternatively ``dset_root`` and ``dset_name`` build a `DiskTrajDataset`
             that keeps at most ``dset_max_size`` trajectories, ``dset_max_steps`` transitions and ``dset_max_bytes`` bytes.
@@ -176,6 +176,8 @@ class ExperimentSettings(NamedArguments):
     init_from: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
+        if self.ckpt_base_dir is REQUIRED and self.dset_root is not None and self.dset_name is not None:
+            self.ckpt_base_dir = os.path.join(self.dset_root, self.dset_name)
         missing = [name for name, value in vars(self).items() if value is REQUIRED]
         if missing:
             raise TypeError(f"Experiment() needs {', '.join(missing)}")
