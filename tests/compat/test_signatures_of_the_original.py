@@ -8,12 +8,15 @@ import gin
 import gymnasium as gym
 import numpy as np
 import pytest
+import tiny
 import torch
 
 import amago
 from amago import config
 from amago.envs import AMAGOEnv
 from amago.envs.exploration import EpsilonGreedy
+from amago.nets.traj_encoders import FFTrajEncoder
+from amago.nets.tstep_encoders import FFTstepEncoder, TstepEncoder
 
 NO_DEFAULT = inspect.Parameter.empty
 
@@ -263,8 +266,6 @@ def test_gymnasium_steps_them_in_processes(tmp_path):
 
 def test_inputs_of_another_encoder():
     """An encoder may hold another, and be called with more observations than its own."""
-    from amago.nets.tstep_encoders import FFTstepEncoder, TstepEncoder
-
     space = gym.spaces.Dict({"a": gym.spaces.Box(-1, 1, (3,)), "b": gym.spaces.Box(-1, 1, (2,))})
     rl2_space = gym.spaces.Box(-np.inf, np.inf, (4,))
 
@@ -286,3 +287,15 @@ def test_inputs_of_another_encoder():
     assert outer.inner.obs_keys == ["a"]
     for part in ("out_norm", "base", "in_norm"):
         assert isinstance(getattr(outer.inner, part), torch.nn.Module)
+
+
+@pytest.mark.parametrize(("choices", "dtype"), [(256, torch.uint8), (257, torch.int64)])
+def test_many_choices(choices, dtype):
+    config.bind(tiny.SMALL)
+    agent = amago.Agent(
+        obs_space=gym.spaces.Dict({"a": gym.spaces.Box(-1, 1, (3,))}), rl2_space=gym.spaces.Box(-np.inf, np.inf, (1 + choices,)),
+        action_space=gym.spaces.Discrete(choices), max_seq_len=4, tstep_encoder_type=FFTstepEncoder, traj_encoder_type=FFTrajEncoder,
+    )  # fmt: skip
+    obs, rl2s, times = {"a": torch.zeros(2, 1, 3)}, torch.zeros(2, 1, 1 + choices), torch.zeros(2, 1, 1, dtype=torch.int64)
+    actions, _ = agent.get_actions(obs, rl2s, times)
+    assert actions.dtype == dtype
