@@ -3,8 +3,7 @@
 ``...`` in a call stands for arguments that a reader fills in: `fill` adds small ones. Corrected in the snippets, because they would run
 nowhere:
 
-- section 1: ``observation_spce``; ``reset(self)`` of an environment must take ``seed`` and ``options``; ``AMAGOEnv``, ``gym``, ``torch`` and
-  ``Experiment`` are used without an import there and below
+- section 1: ``observation_spce``; there and below ``AMAGOEnv``, ``gym``, ``torch`` and ``Experiment`` are used without an import
 - section 2: ``def __init_(`` without ``self``; ``Noramlization``
 - section 6: ``switch_step_encoder`` (``switch_tstep_encoder``)
 - asynchronous training: ``from argparse import ArgumentParser()``; ``options=`` of ``add_argument`` (``choices``); ``--mode train`` (``learn``)
@@ -182,7 +181,7 @@ from amago.envs import AMAGO_ENV_LOG_PREFIX
 
 class MyMetaRLEnv(gym.Wrapper):
 
-  def reset(self, seed=None, options=None):
+  def reset(self):
     self.sample_new_task_somehow()
     obs, info = self.env.reset()
     self.current_episode = 0
