@@ -1,5 +1,6 @@
 """Names, arguments and defaults that code for the original system relies on, one probe each."""
 
+import functools
 import importlib
 import inspect
 import math
@@ -299,3 +300,13 @@ def test_many_choices(choices, dtype):
     obs, rl2s, times = {"a": torch.zeros(2, 1, 3)}, torch.zeros(2, 1, 1 + choices), torch.zeros(2, 1, 1, dtype=torch.int64)
     actions, _ = agent.get_actions(obs, rl2s, times)
     assert actions.dtype == dtype
+
+
+def named(name):
+    return AMAGOEnv(gym.make("CartPole-v1", max_episode_steps=10), env_name=name)
+
+
+def test_environments_may_come_in_a_tuple(tmp_path):
+    makers = tuple(functools.partial(named, name) for name in ("one", "two"))
+    e = tiny.learned(tmp_path, make_env=makers, train_timesteps_per_epoch=60)
+    assert set(e.frames_by_env) == {"one", "two"}
