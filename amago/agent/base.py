@@ -249,7 +249,9 @@ class BaseAgent(NamedArguments, nn.Module):
         return self.traj_encoder.init_hidden_state(batch_size, device)
 
     def reset_hidden_state(self, hidden_state: Any, resets: Any) -> Any:
-        """Empty the memory of the actors whose ``resets`` (N,) is True."""
+        """Empty the memory of the actors whose ``resets`` (N,) is True. None, with which some sequence models begin, is empty."""
+        if hidden_state is None:
+            return None
         return self.traj_encoder.reset_hidden_state(hidden_state, resets)
 
     def slice_hidden_state(self, hidden_state: Any, start: int, stop: int) -> Any:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from amago.agent import BaseAgent
+from amago.compat.datasets import reads_files
 from amago.config import NamedArguments
 from amago.data.extras import ExtraField
 from amago.envs import AMAGOEnv
@@ -29,7 +30,7 @@ class ExperimentSettings(NamedArguments):
 
     Args:
         run_name: name of the run; its files are written to ``ckpt_base_dir/run_name``.
-        ckpt_base_dir: directory of all runs.
+        ckpt_base_dir: directory of all runs. Where it is not given, ``dset_root/dset_name``: the run lies beside its buffer.
         max_seq_len: transitions in a training sequence, and steps of memory when acting.
         dataset: source of the training sequences. Alternatively ``dset_root`` and ``dset_name`` build a `DiskTrajDataset`
             that keeps at most ``dset_max_size`` trajectories, ``dset_max_steps`` transitions and ``dset_max_bytes`` bytes.
@@ -64,7 +65,8 @@ class ExperimentSettings(NamedArguments):
         has_dset_edit_rights: this process deletes the oldest trajectories.
         stagger_traj_file_lengths: the first piece of each rollout has a random length, so that actors do not all save at once.
         save_trajs_as: "segments" (many trajectories in a file, written at the end of each collection phase or when 8 MB are full), "npz" or
-            "npz-compressed" (a file for each trajectory, written when it ends: slower, but `numpy.load` reads it).
+            "npz-compressed" (a file for each trajectory, written when it ends: slower, but `numpy.load` reads it). "segments"
+            becomes "npz" for a `DiskTrajDataset` whose `sample_random_trajectory` takes no ``rng``, as it reads file by file.
         padded_sampling: which parts of rollouts longer than ``max_seq_len`` are trained on: "none", "left", "right" or "both"; see
             `amago.data.windows.subsequence`. Shorter ones are always trained on as a whole.
         refused_data_timeout: a process that never collects waits for data of others as long as nothing was found. If files were
@@ -177,13 +179,15 @@ class ExperimentSettings(NamedArguments):
     init_from: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
+        if self.ckpt_base_dir is REQUIRED and self.dset_root is not None and self.dset_name is not None:
+            self.ckpt_base_dir = os.path.join(self.dset_root, self.dset_name)
         missing = [name for name, value in vars(self).items() if value is REQUIRED]
         if missing:
             raise TypeError(f"Experiment() needs {', '.join(missing)}")
 
     def resolve(self) -> None:
         """Replace shorthands: build the data set from ``dset_root`` and ``dset_name``; make lists of iterables of functions;
-        replace names of parts by their classes."""
+        replace names of parts by their classes; save what a data set reads file by file as one file each."""
         if self.dataset is None and self.dset_root is not None and self.dset_name is not None:
             self.dataset = DiskTrajDataset(
                 self.dset_root,
@@ -192,6 +196,8 @@ class ExperimentSettings(NamedArguments):
                 dset_max_steps=self.dset_max_steps,
                 dset_max_bytes=self.dset_max_bytes,
             )
+        if self.save_trajs_as == "segments" and reads_files(self.dataset):
+            self.save_trajs_as = "npz"
         for name, classes in NAMED_FIELDS.items():
             value = getattr(self, name)
             if isinstance(value, str):
