@@ -12,7 +12,7 @@ from tqdm import tqdm
 from amago.agent import BaseAgent
 from amago.envs.pool import ActorPool
 from amago.envs.statistics import PhaseStatistics, ReturnHistory, SpecialMetricHistory
-from amago.run.metric_names import AVERAGE_RETURN, AVERAGE_RETURN_OF_ROLLOUTS, NUMBER_OF_ROLLOUTS, RETURN_OF
+from amago.run.metric_names import AVERAGE_RETURN, AVERAGE_RETURN_OF_ROLLOUTS, NUMBER_OF_ROLLOUTS, RETURN_OF, ROLLOUT_LENGTH
 from amago.run.rollout import Rollout
 
 
@@ -93,6 +93,16 @@ def warn_if_nothing_ended(metrics: Mapping[str, float], timesteps: int, name: st
 def histories(stats: PhaseStatistics) -> tuple[ReturnHistory, SpecialMetricHistory]:
     """Returns, and the environments' own metrics, of the rollouts that ended in a phase."""
     return ReturnHistory.of(stats.episodes), SpecialMetricHistory.of(stats.episodes)
+
+
+def mean_length(parts: Iterable[Sequence[int]]) -> dict[str, float]:
+    """The mean length of rollouts, in steps, by its name in the log; {} if there are none.
+
+    Args:
+        parts: lengths of the rollouts of each process.
+    """
+    lengths = [length for part in parts for length in part]
+    return {ROLLOUT_LENGTH: float(np.mean(lengths))} if lengths else {}
 
 
 def evaluate(
