@@ -108,7 +108,7 @@ class Console(Callback):
         """Within the block, the bar is that of the whole run."""
         self._run, self._epoch_began, self._in_phases = experiment, time.monotonic(), 0.0
         if self.draws:
-            self._bar = _Bar(total=1.0, file=sys.stderr, leave=False, dynamic_ncols=True, mininterval=0, miniters=0)
+            self._bar = _Bar(total=1.0, file=sys.stderr, leave=False, dynamic_ncols=True, delay=1e-9, mininterval=0, miniters=0)
         try:
             yield
         finally:
@@ -129,7 +129,9 @@ class Console(Callback):
         phase = Phase(self, kind, total, unit)
         own = self.draws and self._bar is None
         if own:
-            self._bar = _Bar(total=total, file=sys.stderr, leave=False, dynamic_ncols=True, desc=kind, unit=unit, mininterval=0)
+            self._bar = _Bar(
+                total=total, file=sys.stderr, leave=False, dynamic_ncols=True, delay=1e-9, desc=kind, unit=unit, mininterval=0
+            )
         try:
             self.draw(phase)
             yield phase
@@ -250,7 +252,7 @@ def epoch_line(experiment: Experiment, metrics: Mapping[str, float], rates: list
     outcome += [_evaluation(val)] if AVERAGE_RETURN in val else []
     length = rollout.get(ROLLOUT_LENGTH, val.get(ROLLOUT_LENGTH))
     outcome += [f"length {length:.4g}"] if length is not None else []
-    losses = [f"{n.lower()} {train[n]:.4g}" for n in ("Actor Loss", "Critic Loss") if n in train]
+    losses = [f"{n.lower()} {train[n]:.3g}" for n in ("Actor Loss", "Critic Loss") if n in train]
     left_text = "done" if left == 0.0 else f"{pace.duration(left)} left"
     parts: list[Any] = [
         f"epoch {experiment.epoch:>{width}}/{experiment.epochs}", f"{experiment.env_steps:,} steps", ", ".join(rates), ", ".join(outcome),
