@@ -13,6 +13,7 @@ from amago import __version__
 COMMANDS = {
     "train": "train an agent on a Gymnasium environment",
     "eval": "evaluate a trained agent",
+    "tune": "search for good settings: a study of many runs",
     "report": "write a page about training runs: curves, adaptation, faults, settings",
     "watch": "serve a live page about all runs below a directory",
     "buffer": "import, export, inspect or verify recorded trajectories",

@@ -31,6 +31,7 @@ class LogRow:
         epoch, env_steps, grad_steps: where the run is.
         wall_time: seconds of the run, including the time before a resume.
         charts: further numbers that curves may be drawn against.
+        speeds: steps or updates a second. They are not in ``metrics.jsonl``, of which only ``wall_time`` depends on the clock.
     """
 
     section: str
@@ -40,6 +41,7 @@ class LogRow:
     grad_steps: int
     wall_time: float
     charts: Mapping[str, float] = field(default_factory=dict)
+    speeds: Mapping[str, float] = field(default_factory=dict)
 
 
 class Callback:

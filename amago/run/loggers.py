@@ -36,6 +36,8 @@ class JsonlLogger(Callback):
         self._waiting = b"\n" if _is_torn(path) else b""
 
     def on_log(self, experiment: Experiment | None, row: LogRow) -> None:
+        if not row.values:
+            return
         line: dict[str, Any] = {
             "epoch": row.epoch, "env_steps": row.env_steps, "grad_steps": row.grad_steps, "wall_time": row.wall_time,
             "section": row.section, "values": {k: (v if math.isfinite(v) else None) for k, v in row.values.items()},
@@ -93,7 +95,7 @@ class TensorBoardLogger(Callback):
                 self._writer._get_file_writer().add_summary(part)
 
     def on_log(self, experiment: Experiment | None, row: LogRow) -> None:
-        for name, value in row.values.items():
+        for name, value in {**row.values, **row.speeds}.items():
             self._writer.add_scalar(f"{row.section}/{name}", value, row.env_steps)
 
     def on_close(self, experiment: Experiment | None) -> None:
@@ -119,7 +121,7 @@ class WandbLogger(Callback):
         self._run: Any = wandb.init(dir=str(run_dir), **options)
 
     def on_log(self, experiment: Experiment | None, row: LogRow) -> None:
-        numbers = {f"{row.section}/{k}": v for k, v in row.values.items()}
+        numbers = {f"{row.section}/{k}": v for k, v in {**row.values, **row.speeds}.items()}
         self._run.log(numbers | {f"Charts/{k}": v for k, v in row.charts.items()})
 
     def on_close(self, experiment: Experiment | None) -> None:

@@ -63,7 +63,14 @@ class MetricsLogger:
         """Continue to count from ``wall_time`` seconds."""
         self._began = time.monotonic() - wall_time
 
-    def log(self, values: Mapping[str, Any], section: str, x: Mapping[str, int], charts: Mapping[str, float]) -> LogRow | None:
+    def log(
+        self,
+        values: Mapping[str, Any],
+        section: str,
+        x: Mapping[str, int],
+        charts: Mapping[str, float],
+        speeds: Mapping[str, float] | None = None,
+    ) -> LogRow | None:
         """Write one row.
 
         Args:
@@ -71,15 +78,16 @@ class MetricsLogger:
             section: "train", "val", "test", "buffer" or "rollout".
             x: epoch, env_steps and grad_steps.
             charts: further numbers for the x-axes of Weights & Biases.
+            speeds: numbers a second, which are not written to ``metrics.jsonl``.
 
         Returns:
             the row; None if there are no values.
         """
         numbers = to_floats(values)
-        if not numbers:
+        if not numbers and not speeds:
             return None
         axes = {k: int(x[k]) for k in X_AXES}
-        row = LogRow(section, numbers, **axes, wall_time=round(self.wall_time, 3), charts=charts)
+        row = LogRow(section, numbers, **axes, wall_time=round(self.wall_time, 3), charts=charts, speeds=speeds or {})
         for logger in self.loggers:
             logger.on_log(None, row)
         return row

@@ -62,6 +62,7 @@ class PersistentRun(Learner):
         self._ownership: Ownership | None = None
         self.should_stop = False
         self._callbacks, self._console = CallbackList(), Console(speaks=False)
+        self._speeds: dict[str, float] = {}  # for the next row of the log; not an argument, as subclasses override `log`
         self._epoch_metrics: dict[str, float] = {}  # the newest of the current epoch, by "section/name"
         self._settings: dict[str, Any] = {}  # as they were at the start
 
@@ -203,27 +204,29 @@ class PersistentRun(Learner):
 
     def log(self, metrics_dict: Mapping[str, Any], key: str) -> None:
         """Log numbers by name in section ``key`` ("train", "val", "test", "buffer" or "rollout"); no row for an empty dict."""
-        if not metrics_dict:
+        speeds, self._speeds = self._speeds, {}
+        if not metrics_dict and not speeds:
             return
         numbers = to_floats(metrics_dict)
-        self._epoch_metrics.update({f"{key}/{name}": value for name, value in numbers.items()})
+        self._epoch_metrics.update({f"{key}/{name}": value for name, value in {**numbers, **speeds}.items()})
         if self.logger is not None:
             x = {"epoch": self.epoch, "env_steps": self.env_steps, "grad_steps": self.updater.grad_steps}
-            self._callbacks.call("on_log", self, self.logger.log(numbers, key, x, self.x_axis_metrics()))
+            self._callbacks.call("on_log", self, self.logger.log(numbers, key, x, self.x_axis_metrics(), speeds))
 
     def _end_collection(self, stats: PhaseStatistics, finished: bool) -> None:
         """Log a collection phase, and tell the callbacks if it is finished."""
         exploration = {name: fmean(values) for name, values in stats.exploration.items()}
-        speed = {STEPS_PER_SECOND: self._console.rate(COLLECT)}
-        metrics = {**self._metrics(stats), **speed, **exploration}
+        metrics = {**self._metrics(stats), **exploration}
+        speeds = self._speeds = {STEPS_PER_SECOND: self._console.rate(COLLECT)}
         self.log(metrics, "rollout")
         if finished:
-            self._callbacks.call("on_collect_epoch_end", self, metrics)
+            self._callbacks.call("on_collect_epoch_end", self, {**metrics, **speeds})
 
     def _log_training(self, phase: Phase) -> None:
         """Log the means since the last row."""
         if means := self._means.take():
-            self.log({**means, UPDATES_PER_SECOND: phase.lap() * self._per_unit()[TRAIN]}, "train")
+            self._speeds = {UPDATES_PER_SECOND: phase.lap() * self._per_unit()[TRAIN]}
+            self.log(means, "train")
 
     def _end_training(self, phase: Phase, finished: bool) -> None:
         """Tell the callbacks of a training phase, if it is finished."""

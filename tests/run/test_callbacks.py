@@ -85,9 +85,10 @@ def test_what_moments_are_told(tmp_path):
     batches = [3, 2]
     mean = np.average([r["Critic Loss"] for r in logged], weights=batches)
     assert told["train"]["Critic Loss"] == pytest.approx(mean)
-    assert all(r[UPDATES_PER_SECOND] > 0 for r in logged)
+    assert told["train"][UPDATES_PER_SECOND] > 0
     assert told["epoch"]["train/Critic Loss"] == told["train"]["Critic Loss"]
     assert told["epoch"][f"val/{AVERAGE_RETURN}"] == told["validation"][AVERAGE_RETURN]
+    assert told["epoch"][f"rollout/{STEPS_PER_SECOND}"] == told["collect"][STEPS_PER_SECOND]
     assert told["epoch"]["rollout/Epsilon"] == told["collect"]["Epsilon"]
 
 
