@@ -143,21 +143,17 @@ class Study:
             kept = self._settled(space)
         self.space = [(d, self._target(d)) for d in kept]
 
-    def _open(self) -> optuna.study.Study:
+    def _open(self) -> Any:
         optuna, args = self.optuna, self.args
         url = f"sqlite:///{(self.directory / 'study.db').resolve()}"
         storage = optuna.storages.RDBStorage(url, engine_kwargs={"connect_args": {"timeout": 120}})
-        study: optuna.study.Study = optuna.create_study(
+        study: Any = optuna.create_study(
             storage=storage,
             study_name=args.run_name,
             load_if_exists=True,
             direction=args.direction,
             pruner=optuna.pruners.NopPruner() if args.no_prune else optuna.pruners.MedianPruner(4, max(1, args.epochs // 5)),
         )
-        if study.direction.name.lower() != args.direction:
-            raise ValueError(
-                f"the study in {self.directory} has direction {study.direction.name.lower()}, not {args.direction}"
-            )
         seed = None if args.seed is None else args.seed + len(study.trials)
         study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)  # other processes' trials count as bad ones
         return study
@@ -168,7 +164,7 @@ class Study:
         Raises:
             ValueError: it was begun with something else.
         """
-        about = {"env": self.args.env, "metric": self.args.metric, "space": sorted(d.text for d in space)}
+        about = {"env": self.args.env, "metric": self.args.metric, "direction": self.args.direction, "space": sorted(d.text for d in space)}
         known = self.study.user_attrs
         if not known:
             for name, value in about.items():

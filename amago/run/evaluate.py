@@ -126,7 +126,7 @@ def evaluate(
             favoured (`Rollout.run_phase`); fewer if ``timesteps`` are over first. None: count those that end within ``timesteps``.
         device: of the agent.
         seed: of the policy's samples; None continues PyTorch's random stream.
-        progress: show a progress bar.
+        progress: show a progress bar, if standard error is a terminal.
 
     Returns:
         the metrics of `summarise`.
@@ -135,7 +135,7 @@ def evaluate(
         torch.manual_seed(seed)
     rollout = Rollout(pool, device)
     rollout.reset()
-    with tqdm(total=timesteps * pool.num_actors, desc="evaluate", unit="step", disable=not progress, leave=False) as bar:
+    with tqdm(total=timesteps * pool.num_actors, desc="evaluate", unit="step", disable=None if progress else True, leave=False) as bar:
         _, stats = rollout.run_phase(agent, timesteps, sample, episodes, on_step=bar.update)
     returns, specials = histories(stats)
     return summarise(merge_returns([returns]), merge_specials([specials]))

@@ -10,7 +10,7 @@ import time
 import optuna
 import pytest
 import tiny
-from messages import reports
+from messages import names
 
 from amago.cli import main
 
@@ -48,7 +48,7 @@ def test_a_study(tmp_path, capsys):
         assert trial.value == trial.intermediate_values[3]
     table = out[out.index("the best of") :]
     best = max(found, key=lambda t: t.value)
-    assert reports(table, "3 trials finished", f"trial_{best.number}", "learning_rate", "Agent.gamma", "l2_coeff")
+    assert names(table, "3 trials finished", f"trial_{best.number}", "learning_rate", "Agent.gamma", "l2_coeff")
     assert table.index(f"trial_{best.number} ") == min(table.index(f"trial_{i} ") for i in range(3))
 
 
@@ -110,7 +110,7 @@ def test_a_trial_whose_losses_explode_fails_alone(tmp_path, capsys, monkeypatch)
     monkeypatch.setattr(Experiment, "train_epoch", train_epoch)
     assert tune(tmp_path, *SPACE, "--trials", "2") == 0
     assert [t.state.name for t in study(tmp_path).trials] == ["FAIL", "COMPLETE"]
-    assert reports(capsys.readouterr().out, "trial_0: failed", "NonFiniteTraining")
+    assert names(capsys.readouterr().out, "trial_0: failed", "NonFiniteTraining")
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_trial_whose_losses_explode_fails_alone(tmp_path, capsys, monkeypatch)
 def test_mistakes_are_told_in_one_line(tmp_path, capsys, more, named):
     assert tune(tmp_path, *more) == 2
     err = capsys.readouterr().err
-    assert reports(err, *named), err
+    assert names(err, *named), err
     assert "Traceback" not in err
     assert not (tmp_path / "s").exists(), "nothing is left behind"
 
@@ -145,11 +145,11 @@ def test_another_search_does_not_mix_with_a_study(tmp_path, capsys):
         ["--metric", "Number of Rollouts"],
     ):
         assert tune(tmp_path, *more, "--trials", "2") == 2
-        assert reports(capsys.readouterr().err, "another --run_name")
+        assert names(capsys.readouterr().err, "another --run_name")
     assert len(study(tmp_path).trials) == 1
 
 
 def test_optuna_is_named_where_it_is_missing(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert tune(tmp_path, *SPACE) == 2
-    assert reports(capsys.readouterr().err, "pip install 'amago[tune]'")
+    assert names(capsys.readouterr().err, "pip install 'amago[tune]'")
