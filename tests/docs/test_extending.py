@@ -171,7 +171,7 @@ MORE: dict[str, Callable[[dict[str, Any], Any], bool]] = {
 
 
 def test_every_section_is_tested() -> None:
-    assert set(PROGRAMS) == {*EXPECTED, "Checks", "Exploration", "Extra fields"}
+    assert set(PROGRAMS) == {*EXPECTED, "Callbacks", "Checks", "Exploration", "Extra fields"}
     assert set(FILES) == {"try_out.py"}
 
 
