@@ -202,7 +202,9 @@ def export_(args: Namespace) -> int:
             pieces += traj.start_time > 0
             yield traj
 
-    with tqdm(total=int(view.lengths[chosen].sum()), unit="step", unit_scale=True, desc="export", disable=args.quiet or None) as bar:
+    with tqdm(
+        total=int(view.lengths[chosen].sum()), unit="step", unit_scale=True, desc="export", disable=args.quiet or None
+    ) as bar:
         count = export(
             trajectories(), obs_space, spec, args.dataset, f"recorded by amago in {view.env_name(chosen[0])}",
             lambda traj: bar.update(len(traj)),

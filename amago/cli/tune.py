@@ -164,7 +164,12 @@ class Study:
         Raises:
             ValueError: it was begun with something else.
         """
-        about = {"env": self.args.env, "metric": self.args.metric, "direction": self.args.direction, "space": sorted(d.text for d in space)}
+        about = {
+            "env": self.args.env,
+            "metric": self.args.metric,
+            "direction": self.args.direction,
+            "space": sorted(d.text for d in space),
+        }
         known = self.study.user_attrs
         if not known:
             for name, value in about.items():

@@ -135,7 +135,9 @@ def evaluate(
         torch.manual_seed(seed)
     rollout = Rollout(pool, device)
     rollout.reset()
-    with tqdm(total=timesteps * pool.num_actors, desc="evaluate", unit="step", disable=None if progress else True, leave=False) as bar:
+    with tqdm(
+        total=timesteps * pool.num_actors, desc="evaluate", unit="step", disable=None if progress else True, leave=False
+    ) as bar:
         _, stats = rollout.run_phase(agent, timesteps, sample, episodes, on_step=bar.update)
     returns, specials = histories(stats)
     return summarise(merge_returns([returns]), merge_specials([specials]))

@@ -218,6 +218,13 @@ def test_the_extra_fields_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert np.isfinite(row["values"]["Cue Error"])
 
 
+def test_the_program_of_callbacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = run("Callbacks", tmp_path, monkeypatch)
+    keep, stopping = names["experiment"].callbacks
+    assert keep.best == stopping.best > float("-inf")
+    assert (tmp_path / "runs" / "callbacks" / "best.pt").is_file()
+
+
 def test_the_exploration_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = run("Exploration", tmp_path, monkeypatch)
     assert names["experiment"].exploration_wrapper_type is names["StickyActions"]
