@@ -279,8 +279,8 @@ def experiment_fields_from_cli(args: Namespace) -> dict[str, Any]:
         "batch_size": args.batch_size, "learning_rate": args.learning_rate, "mixed_precision": args.mixed_precision,
         "ckpt_interval": args.ckpt_interval, "seed": args.seed, "resume": args.resume,
         "overwrite": args.overwrite, "share_buffer": args.share_buffer, "init_from": args.init_from,
-        "log_to_wandb": args.log and not args.no_log, "log_to_tensorboard": args.tensorboard, "verbose": not args.quiet, "progress": getattr(args, "progress", "rich"),
-        "save_trajs_as": "segments", **optional,
+        "log_to_wandb": args.log and not args.no_log, "log_to_tensorboard": args.tensorboard, "verbose": not args.quiet,
+        "progress": getattr(args, "progress", "rich"), "save_trajs_as": "segments", **optional,
     }  # fmt: skip
 
 
