@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gin
-from tqdm import tqdm
 
 from amago.compat.datasets import collection_ended
 from amago.envs.pool import ActorPool
@@ -20,8 +18,9 @@ from amago.run.allocator import FreedMemory
 from amago.run.batch_memory import check_batch_memory
 from amago.run.checks import check_buffer, check_required_extras, check_settings, warn_if_nothing_saved
 from amago.run.collect import RunActors, interact
-from amago.run.evaluate import histories, merge_returns, merge_specials, merge_values, summarise, warn_if_nothing_ended
+from amago.run.evaluate import histories, warn_if_nothing_ended
 from amago.run.own_parts import warn_of_faulty_parts
+from amago.run.pace import COLLECT, EVALUATE, TRAIN
 from amago.run.persistence import PersistentRun
 from amago.run.rollout import Rollout
 from amago.run.settings import EnvMakers
@@ -59,6 +58,7 @@ class Experiment(PersistentRun):
         self.resolve()
         check_settings(self)
         self._build_accelerator()
+        self._init_callbacks()
         try:
             resumed = self._claim()
             self._init_seeds(resumed)
@@ -77,12 +77,12 @@ class Experiment(PersistentRun):
             self._started = True
             if resumed is not None:
                 self.load_checkpoint_from_path(str(resumed))
-            self._print(self._resume_note(resumed))
+            self.print(self._resume_note(resumed))
+            self._callbacks.start(self)
         except BaseException:
             self.close()
             raise
-        if self.verbose and self.accelerator.is_main_process:
-            self.summary(env_summary)
+        self.summary(env_summary)
 
     def init_dsets(self) -> RLDataset:
         """Configure the data set."""
@@ -121,7 +121,7 @@ class Experiment(PersistentRun):
     def summary(self, env_summary: str) -> None:
         """Print the most important settings."""
         processes = self.accelerator.num_processes
-        tqdm.write(console.summary(self, self.policy, env_summary, processes, self.epoch, self.run_seed))
+        self.print(console.summary(self, self.policy, env_summary, processes, self.epoch, self.run_seed))
 
     # ---- the loop -------------------------------------------------------------------------------------------------------
 
@@ -129,18 +129,22 @@ class Experiment(PersistentRun):
         """Run the remaining epochs.
 
         SIGINT, SIGTERM and SIGUSR1 finish the current step, save a training state and exit with code 128 + signal
-        (130, 143, 138); ``resume="auto"`` continues from there. Further signals change nothing.
+        (130, 143, 138); ``resume="auto"`` continues from there. Further signals change nothing. ``should_stop``, which callbacks set, ends
+        it when the epoch is finished.
         A run that was to train and has made no update raises `amago.run.waiting.NothingTrainedError`.
         """
         self._require_start("learn()")
-        with self._stop:
-            while self.epoch < self.epochs and not self._stop:
-                self._learn_epoch()
+        with self._callbacks.told_of_exceptions(self), self._stop:
+            with self._console.learning(self):
+                while self.epoch < self.epochs and not self._stop and not self.should_stop:
+                    self._learn_epoch()
             if self._stop:
                 self._leave()
         if self._stop:  # a signal between the last check and the removal of the handlers
             self._leave()
-        self._check_trained()
+        with self._callbacks.told_of_exceptions(self):
+            self._check_trained()
+            self._callbacks.call("on_end", self)
 
     def _learn_epoch(self) -> None:
         """Evaluate, collect, train, save and publish; after a signal, return as soon as possible."""
@@ -167,7 +171,8 @@ class Experiment(PersistentRun):
             self.log(self._data.on_end_of_training(), "buffer")
         finished, self.epoch = self.epoch, self.epoch + 1
         self._collected = self._trained = 0
-        if self.ckpt_interval and (finished % self.ckpt_interval == 0 or self.epoch == self.epochs):
+        self._finish_epoch()
+        if self.ckpt_interval and (finished % self.ckpt_interval == 0 or self.epoch == self.epochs or self.should_stop):
             self.save_checkpoint()
         if self.always_save_latest:
             self.write_latest_policy()
@@ -181,9 +186,14 @@ class Experiment(PersistentRun):
             self.write_latest_policy()
         code = self._stop.exit_code
         saved = "saved; continue with resume='auto'" if self._saved else "nothing was saved"
-        self._print(f"stopped by a signal in epoch {self.epoch}; {saved} (exit code {code})")
-        self.close()
-        raise Stopped(code)
+        self.print(f"stopped by a signal in epoch {self.epoch}; {saved} (exit code {code})")
+        try:
+            raise Stopped(code)
+        except Stopped as stopped:
+            self._callbacks.call("on_exception", self, stopped)
+            raise
+        finally:
+            self.close()
 
     def _wait_for_data(self) -> bool:
         """Whether there is data to train on. A process that never collects waits for the data of others.
@@ -194,11 +204,11 @@ class Experiment(PersistentRun):
         dataset = self._data
         if dataset.ready_for_training or self.collects or not dataset.can_become_ready:
             return dataset.ready_for_training
-        with self._bar(None, "waiting for data", "s") as bar:
+        with self._phase("waiting for data", None, "s") as phase:
 
             def pause() -> bool:
                 self._stop.wait(1.0)
-                bar.update(1)
+                phase.update(1)
                 return not self._stop
 
             wait_for_data(dataset, self.refused_data_timeout, pause)
@@ -213,30 +223,31 @@ class Experiment(PersistentRun):
         every = self.force_reset_train_envs_every
         if every is not None and self.epoch and self.epoch % every == 0 and self._collected == 0:
             rollout.reset()
-        taken, stats = self._interact(rollout, steps, "collect", self.sample_actions_train, stoppable=True)
+        taken, stats = self._interact(rollout, steps, COLLECT, self.sample_actions_train, stoppable=True)
         self._collected += taken
         for name, frames in stats.frames.items():
             self.frames_by_env[name] = self.frames_by_env.get(name, 0) + frames
         self._log_faults(stats, "rollout")
         rollout.pool.flush()
-        self.log(self._metrics(stats), "rollout")
+        self._end_collection(stats, finished=not self._stop)
 
     def train_epoch(self) -> None:
         """Train on ``train_batches_per_epoch`` batches, less the batches of a resumed epoch."""
         self._require_start("train_epoch()")
         check_batch_memory(self.policy, self.train_dloader, self.max_seq_len)
         self.policy_aclr.train()
-        with self._bar(self.train_batches_per_epoch - self._trained, "train", "batch") as bar:
+        with self._phase(TRAIN, self.train_batches_per_epoch - self._trained, "batch") as phase:
             for batch in self.train_dloader.batches(self.train_batches_per_epoch - self._trained):
                 log_step = self._trained % self.log_interval == 0
                 self._means.add(self.train_step(batch, log_step))
                 self._trained += 1
-                bar.update(1)
+                phase.update(1)
                 if log_step and self._trained > 1:
-                    self.log(self._means.take(), "train")
+                    self._log_training(phase)
                 if self._stop:
                     break
-        self.log(self._means.take(), "train")
+            self._log_training(phase)
+        self._end_training(phase, finished=not self._stop)
 
     # ---- interaction and evaluation -------------------------------------------------------------------------------------
 
@@ -274,15 +285,15 @@ class Experiment(PersistentRun):
     def _interact(
         self, rollout: Rollout, timesteps: int, title: str, sample: bool, *, stoppable: bool = False, **options: Any
     ) -> tuple[int, PhaseStatistics]:
-        """`amago.run.collect.interact` with a progress bar.
+        """`amago.run.collect.interact`, whose progress is shown.
 
         Args:
-            title: of the bar.
+            title: of the phase.
             stoppable: a signal ends the phase early.
         """
         should_stop = self._stop.__bool__ if stoppable else None
-        with self._bar(timesteps * rollout.pool.num_actors, title, "step") as bar:
-            return interact(rollout, self.policy, timesteps, sample, bar.update, should_stop=should_stop, **options)
+        with self._phase(title, timesteps * rollout.pool.num_actors, "step") as phase:
+            return interact(rollout, self.policy, timesteps, sample, phase.update, should_stop=should_stop, **options)
 
     def evaluate_val(self) -> None:
         """Evaluate without exploration on the validation environments of all processes; log the metrics as ``val``."""
@@ -290,14 +301,14 @@ class Experiment(PersistentRun):
         rollout = self._actors.val
         rollout.reset()
         steps, episodes = self.val_timesteps_per_epoch, self._own_share(self.val_episodes)
-        _, stats = self._interact(rollout, steps, "evaluate", self.sample_actions, stoppable=True, episodes=episodes)
+        _, stats = self._interact(rollout, steps, EVALUATE, self.sample_actions, stoppable=True, episodes=episodes)
         self._log_faults(stats, "val")
         if self._stop:
             return  # the evaluation runs again after a resume
         metrics = self._metrics(stats)
         warn_if_nothing_ended(metrics, self.val_timesteps_per_epoch)
         self.log(metrics, "val")
-        self._print(f"  epoch {self.epoch}: {console.headline(metrics)}" if metrics else "")
+        self._callbacks.call("on_validation_end", self, metrics)
 
     def evaluate_test(
         self,
@@ -342,16 +353,6 @@ class Experiment(PersistentRun):
         self.log(metrics, "test")
         return metrics
 
-    def _metrics(self, stats: PhaseStatistics) -> dict[str, float]:
-        returns, specials = histories(stats)
-        return self.policy_metrics([returns], [specials])
-
-    def policy_metrics(self, returns: Iterable[ReturnHistory], specials: Iterable[SpecialMetricHistory]) -> dict[str, float]:
-        """The metrics of the rollouts of all processes (`amago.run.evaluate.summarise`); {} if none ended."""
-        gathered = self._gather([(merge_returns(returns), merge_specials(specials))])
-        all_returns, all_specials = zip(*gathered)
-        return summarise(merge_values(all_returns), merge_values(all_specials))
-
     # ---- checkpoints ----------------------------------------------------------------------------------------------------
 
     def load_checkpoint(self, epoch: int, resume_training_state: bool = True) -> None:
@@ -385,13 +386,9 @@ class Experiment(PersistentRun):
 
     def close(self) -> None:
         """Stop actors and threads, close loggers and the data set; twice is fine. The experiment cannot be used afterwards."""
-        for name in ("_actors", "train_dloader", "logger"):
-            part = getattr(self, name, None)
-            if part is not None:
-                part.close()
-        if isinstance(self.dataset, RLDataset):  # start() may have refused another type
-            self.dataset.close()
-        if self._ownership is not None:
-            self._ownership.release()
-        self._freed_memory.restore()
-        self._started = False
+        try:
+            self._callbacks.close(self)
+        finally:
+            self._close_parts()
+            self._freed_memory.restore()
+            self._started = False

@@ -16,6 +16,7 @@ COMMANDS = {
     "card": "write a directory with a trained agent, its scores and a page about it, to be handed on",
     "push": "upload a card to the Hugging Face Hub",
     "pull": "download a card from the Hugging Face Hub",
+    "tune": "search for good settings: a study of many runs",
     "report": "write a page about training runs: curves, adaptation, faults, settings",
     "watch": "serve a live page about all runs below a directory",
     "buffer": "import, export, inspect or verify recorded trajectories",

@@ -81,6 +81,8 @@ FIELDS: dict[str, tuple[str, str]] = {
     "overwrite": (IRRELEVANT, "how this process starts"),
     "share_buffer": (IRRELEVANT, "how this process starts"),
     "init_from": (IRRELEVANT, "weights are those of the training state"),
+    "progress": (IRRELEVANT, "console"),
+    "callbacks": (IRRELEVANT, "their state is in the training state"),
 }
 """What happens to each field that differs, and what is lost, or why it does not matter. Fields of subclasses are applied."""
 

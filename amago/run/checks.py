@@ -25,7 +25,9 @@ from amago.loading.dataset import RLDataset
 from amago.loading.disk import DiskTrajDataset
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
+from amago.run.callbacks import mistakes_in
 from amago.run.parts import NAMED_FIELDS
+from amago.run.progress import PROGRESS
 from amago.run.settings import ExperimentSettings
 from amago.spaces import action_spec, space_differences
 
@@ -109,6 +111,7 @@ def _choices(s: ExperimentSettings) -> Iterable[str]:
         ("save_trajs_as", SAVE_FORMATS),
         ("padded_sampling", PADDED_SAMPLING),
         ("mixed_precision", PRECISIONS),
+        ("progress", PROGRESS),
         ("async_env_mp_context", (None, "fork", "spawn", "forkserver")),
     ):
         value = getattr(s, name)
@@ -118,6 +121,7 @@ def _choices(s: ExperimentSettings) -> Iterable[str]:
     resume: Any = s.resume
     if resume not in ("never", "auto") and (not _is_whole(resume) or resume < 0):
         yield f"resume must be 'never', 'auto' or the number of an epoch, got {resume!r}"
+    yield from mistakes_in(s.callbacks)
 
 
 def check_required_extras(agent: BaseAgent, extra_fields: Sequence[ExtraField | str]) -> None:

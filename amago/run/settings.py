@@ -17,6 +17,7 @@ from amago.envs.exploration import EpsilonGreedy, ExplorationWrapper
 from amago.loading import DiskTrajDataset, RLDataset
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
+from amago.run.callbacks import Callback
 from amago.run.parts import NAMED_FIELDS
 
 EnvMaker = Callable[[], AMAGOEnv]
@@ -58,7 +59,10 @@ class ExperimentSettings(NamedArguments):
         log_to_wandb, wandb_project, wandb_entity, wandb_group_name: Weights & Biases. Project and entity default to the
             environment variables AMAGO_WANDB_PROJECT and AMAGO_WANDB_ENTITY.
         log_to_tensorboard: write event files to the run's directory.
-        verbose: show progress bars and a summary.
+        verbose: print a summary, notes and progress.
+        progress: "rich": a line for each epoch, and, in a terminal or a notebook, a bar with the time left of the whole run; "plain": the
+            lines alone; "none": neither.
+        callbacks: called at named moments of the run (`amago.Callback`), in this order.
         log_interval: compute costly training metrics every so many batches.
 
         traj_save_len: save a rollout in pieces of so many steps; the last piece ends with the rollout.
@@ -177,6 +181,8 @@ class ExperimentSettings(NamedArguments):
     overwrite: bool = False
     share_buffer: bool = False
     init_from: str | os.PathLike[str] | None = None
+    progress: str = "rich"
+    callbacks: Sequence[Callback] = ()
 
     def __post_init__(self) -> None:
         if self.ckpt_base_dir is REQUIRED and self.dset_root is not None and self.dset_name is not None:
@@ -202,7 +208,7 @@ class ExperimentSettings(NamedArguments):
             value = getattr(self, name)
             if isinstance(value, str):
                 setattr(self, name, classes.get(value, value))
-        for name in ("make_train_env", "make_val_env"):
+        for name in ("make_train_env", "make_val_env", "callbacks"):
             value = getattr(self, name)
             if isinstance(value, Iterable) and not callable(value) and not isinstance(value, str | bytes):
                 setattr(self, name, list(value))  # an iterator can be read only once

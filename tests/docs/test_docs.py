@@ -64,6 +64,7 @@ TINY = {
 _FEW = "--env_workers 1 --epochs 1 --grads_per_epoch 2 --timesteps_per_epoch 24 --parallel_actors 2 --batch_size 4 --max_seq_len 8 --memory_size 16 --memory_layers 1"
 ARGUMENTS = {
     "amago train": f"{_FEW} --horizon 20",
+    "amago tune": f"{_FEW} --horizon 20 --trials 1",
     "amago eval": "--episodes 2 --actors 2",
     "amago card": "--episodes 2 --actors 2",
     "amago doctor": "",
