@@ -8,19 +8,23 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedDataParallelKwargs
+from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 from torch import Tensor
 
 from amago.agent import BaseAgent
 from amago.data.batch import Batch
+from amago.nets.ranks import joint_batch
 from amago.run import parameters
 from amago.run.collect import Spaces
+from amago.run.ranks import TIMEOUT, ranks_on_cpus
 from amago.run.settings import ExperimentSettings
 from amago.run.update import Updater, adamw, lr_schedule, total_loss
 
 
 class Learner(ExperimentSettings):
     """Base class of `amago.Experiment`: model, losses and updates. Override its methods to change what is learned from a batch.
+
+    Where several ranks train together, an update is that of one process with the batches of all of them (`amago.nets.ranks`).
 
     Attributes:
         accelerator: device, precision and processes.
@@ -40,7 +44,11 @@ class Learner(ExperimentSettings):
         self.accelerator = Accelerator(
             gradient_accumulation_steps=self.batches_per_update,
             mixed_precision=self.mixed_precision,
-            kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
+            cpu=ranks_on_cpus(),
+            kwargs_handlers=[
+                DistributedDataParallelKwargs(find_unused_parameters=True),
+                InitProcessGroupKwargs(timeout=TIMEOUT),
+            ],
         )
 
     def _build_model(self, spaces: Spaces) -> None:
@@ -90,7 +98,7 @@ class Learner(ExperimentSettings):
         Returns:
             the metrics of `compute_loss`, "Loss", and, with an update, those of `amago.run.update.Updater.step`.
         """
-        with self.accelerator.accumulate(self.policy_aclr):
+        with joint_batch(self.accelerator.num_processes), self.accelerator.accumulate(self.policy_aclr):
             with self.caster():
                 metrics = self.compute_loss(batch, log_step)
             loss = total_loss(metrics, self.policy.critic_loss_weight)

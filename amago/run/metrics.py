@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +156,15 @@ def _wandb_run(run_dir: Path, options: Mapping[str, Any]) -> Any:
     except ImportError as err:
         raise ImportError("log_to_wandb=True needs Weights & Biases: pip install 'amago[wandb]'") from err
     return wandb.init(dir=str(run_dir), **options)
+
+
+def mean_of_rows(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each number over the rows that have it."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.items():
+            found.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in found.items()}
 
 
 class RunningMeans:
