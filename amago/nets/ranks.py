@@ -62,6 +62,11 @@ def divisor(count: Tensor, least: float) -> Tensor:
     return count.clamp(min=least) if _ranks == 1 else total(count.double())[0].clamp(min=least) / _ranks
 
 
+def weight(mask: Tensor) -> Tensor | None:
+    """What the mean of a metric where ``mask`` is True is multiplied by, so that the mean over the ranks is that of all; None in one process."""
+    return None if _ranks == 1 else mask.sum() / divisor(mask.sum(), 1)
+
+
 @torch.no_grad()
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
     """`amago.ops.masked_mean` over the batches of all ranks; without gradient."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -120,12 +121,12 @@ class Learner(ExperimentSettings):
             "Auxiliary Loss", which is what an agent adds to the result of `BaseAgent.forward`; or "Loss" instead, where an agent
             or an override of this method sets it.
         """
-        with self.policy.masks_edited_by(self):
+        with self.policy.masks_edited_by(self), _outputs_of(self.policy, self.policy_aclr) as outputs:
             loss = self.policy_aclr(batch, log_step)
         metrics, terms = dict(self.policy.update_info), self.policy.loss_terms
         if terms is None or metrics.get("Actor Loss") is not terms.actor or metrics.get("Critic Loss") is not terms.critic:
             metrics["Loss"] = loss
-        elif loss is not terms.total:
+        elif (outputs[0] if outputs else loss) is not terms.total:
             metrics["Auxiliary Loss"] = loss - terms.total
         return metrics
 
@@ -152,3 +153,17 @@ class Learner(ExperimentSettings):
             bool, of the same shape; True where the loss counts.
         """
         return pad_mask
+
+
+@contextmanager
+def _outputs_of(agent: BaseAgent, wrapped: Any) -> Iterator[list[Tensor]]:
+    """In the block, what the agent returns to a wrapper that returns a copy, as that of several ranks does; nothing if there is no wrapper."""
+    outputs: list[Tensor] = []
+    if wrapped is agent:
+        yield outputs
+        return
+    hook = agent.register_forward_hook(lambda module, args, out: outputs.append(out))
+    try:
+        yield outputs
+    finally:
+        hook.remove()
