@@ -1,6 +1,7 @@
 """What each rank does in `tests/run/test_ranks.py`: ``torchrun rank_programs.py PROGRAM DIRECTORY``. A start costs seconds, so each does much."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -65,34 +66,39 @@ def batch_of(spaces, kind, number, rows):
     elif kind == "multibinary":
         acts = rng.integers(0, 2, (ROWS, LENGTH, width)).astype(np.float32)
     else:
-        acts = rng.uniform(-1, 1, (ROWS, LENGTH, width)).astype(np.float32)
+        acts = rng.uniform(-0.5, 0.5, (ROWS, LENGTH, width)).astype(np.float32)  # at the bounds the density hangs on rounding
     lengths = np.array([LENGTH] * (ROWS // 2) + [1, 2] * (ROWS // 4))
     arrays = {
         "rl2s": rng.normal(size=(ROWS, LENGTH + 1, width + 1)).astype(np.float32),
-        "rews": rng.normal(0.5, 2.0, (ROWS, LENGTH, 1)).astype(np.float32),
+        "rews": rng.normal(0.5, 1.0, (ROWS, LENGTH, 1)).astype(np.float32),
         "dones": rng.random((ROWS, LENGTH, 1)) < 0.1,
         "actions": acts,
         "time_idxs": np.tile(np.arange(LENGTH + 1)[:, None], (ROWS, 1, 1)),
         "mask": np.arange(LENGTH + 1)[None, :, None] <= lengths[:, None, None],
     }
     tensors = {k: torch.as_tensor(v[rows]) for k, v in arrays.items()}
-    return Batch(obs={k: torch.as_tensor(v[rows]) for k, v in obs.items()}, **tensors)
+    batch = Batch(obs={k: torch.as_tensor(v[rows]).double() for k, v in obs.items()}, **tensors)
+    return dataclasses.replace(batch, rl2s=batch.rl2s.double(), rews=batch.rews.double(), actions=batch.actions.double())
 
 
 @contextlib.contextmanager
 def joint_noise(rank, count):
-    """Random numbers of the agents that a row of a batch gets wherever it is: rank r of n has the r-th of n parts of the rows."""
+    """Random numbers of the agents that a row of a batch gets wherever it is: rank r of n has the r-th of n parts of the rows.
+
+    What the agents compute in float32 at least is in float64, so that differences are not those of rounding.
+    """
     calls = iter(range(10**9))
 
     def noise(draw, like):
         generator = torch.Generator().manual_seed(next(calls))
         n = like.shape[0]
-        return draw((n * count, *like.shape[1:]), generator=generator)[rank * n : (rank + 1) * n]
+        return draw((n * count, *like.shape[1:]), generator=generator, dtype=like.dtype)[rank * n : (rank + 1) * n]
 
     def exponential_(self):
         return self.copy_(-noise(torch.rand, self).clamp(min=1e-12).log())
 
     fakes = [
+        (torch.Tensor, "float", lambda x: x.double()),
         (torch, "randn_like", lambda x: noise(torch.randn, x)),
         (torch, "bernoulli", lambda p: (noise(torch.rand, p) < p).to(p.dtype)),
         (torch, "randint", lambda high, size, device: torch.arange(size[0]) + next(calls) % (high - size[0] + 1)),
@@ -123,7 +129,11 @@ def updates(directory, agent, kind, weights, rank=0, count=1):
     tiny.config.bind(
         {**tiny.TWO_HOT, **no_dropout, **smooth, "exp_filter.clip_weights_high": 5.0, "MultiTaskAgent.online_coeff": 0.5}
     )
-    e = tiny.started(directory, KINDS[kind], "transformer", max_seq_len=LENGTH, train_timesteps_per_epoch=12, **run)
+    torch.set_default_dtype(torch.float64)
+    try:
+        e = tiny.started(directory, KINDS[kind], "transformer", max_seq_len=LENGTH, train_timesteps_per_epoch=12, **run)
+    finally:
+        torch.set_default_dtype(torch.float32)
     e.weights = weights
     with torch.no_grad():  # ranks draw weights of their own, and take those of rank 0; here they must be those of one process
         generator = torch.Generator().manual_seed(0)

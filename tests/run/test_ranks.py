@@ -1,58 +1,16 @@
 """Several ranks train as one process with all of their batches would, and stop, save and resume together."""
 
+import functools
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 import rank_programs
 import tiny
 import torch
+from rank_launch import TOGETHER, Launched
 from tiny import rows
 
 from amago.run import checkpoint
-
-PROGRAM = Path(rank_programs.__file__)
-TOGETHER = 30.0
-"""Seconds within which all ranks end after a signal."""
-
-
-def launch(program, directory, **options):
-    """Two ranks, on a free port."""
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        str(PROGRAM),
-        program,
-        str(directory),
-    ]
-    return subprocess.Popen(
-        command,
-        env=tiny.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        **options,
-    )
-
-
-def end(process):
-    """End a launcher and its ranks, whatever happened to them; each rank leads a session of its own."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.communicate(timeout=TOGETHER + 10)
-        except subprocess.TimeoutExpired:
-            process.kill()
 
 
 @pytest.fixture(scope="module")
@@ -60,13 +18,19 @@ def directory(tmp_path_factory):
     """What two ranks have left that have run the program `everything`."""
     where = tmp_path_factory.mktemp("ranks")
     tiny.learned(where, name="one-two-one", ckpt_interval=1).close()
-    process = launch("everything", where)
+    launched = Launched("everything", where)
     try:
-        output, _ = process.communicate(timeout=240)
+        code = launched.process.wait(240)
     finally:
-        end(process)
-    assert process.returncode == 0, output
+        launched.close()
+    assert code == 0, launched.output.read_text()
     return where
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The updates of one process with all rows, by case."""
+    return functools.cache(lambda case: rank_programs.updates(tmp_path_factory.mktemp("whole"), *case))
 
 
 @pytest.fixture(scope="module")
@@ -90,22 +54,22 @@ def assert_equal(a, b, tolerance):
 
 
 @pytest.mark.parametrize("case", rank_programs.CASES, ids="-".join)
-def test_an_update_of_two_ranks_is_that_of_one_process_with_both_batches(tmp_path, directory, case):
+def test_an_update_of_two_ranks_is_that_of_one_process_with_both_batches(directory, whole, case):
     """The sequences of rank 0 are long and those of rank 1 short, so a mean of the ranks' means would be another number."""
-    whole, ranks = rank_programs.updates(tmp_path, *case), loaded(directory, "-".join(case))
+    whole, ranks = whole(case), loaded(directory, "-".join(case))
+    assert {p.dtype for p in whole["gradients"][0].values()} == {torch.float64}
     assert not tiny.differing(ranks[0]["weights"], ranks[1]["weights"])
     for rank in ranks:
-        assert_equal(whole["gradients"][0], rank["gradients"][0], 1e-6)
-        assert_equal(whole["statistics"][0], rank["statistics"][0], 1e-6)
-        inputs = [{k: v for k, v in s[0].items() if k.startswith("tstep")} for s in (whole["statistics"], rank["statistics"])]
-        assert inputs[0]
-        assert_equal(*inputs, 1e-14)
-        assert_equal(whole["weights"], rank["weights"], 1e-5)
+        for update in range(rank_programs.UPDATES):
+            assert_equal(whole["gradients"][update], rank["gradients"][update], 1e-12)
+            assert_equal(whole["statistics"][update], rank["statistics"][update], 1e-12)
+        assert_equal(whole["weights"], rank["weights"], 1e-12)
+    assert {"tstep_encoder.in_norm.nu", "popart.nu"} <= whole["statistics"][0].keys()
 
 
 @pytest.mark.parametrize("case", rank_programs.CASES, ids="-".join)
-def test_metrics_are_those_of_both_batches(tmp_path, directory, case):
-    whole = rank_programs.updates(tmp_path, *case)["metrics"][0]
+def test_metrics_are_those_of_both_batches(directory, whole, case):
+    whole = whole(case)["metrics"][0]
     ranks = [r["metrics"][0] for r in loaded(directory, "-".join(case))]
     assert whole.keys() == ranks[0].keys() == ranks[1].keys()
     sizes = {"Batch Size (in Timesteps)", "Unmasked Batch Size (in Timesteps)"}  # of each rank
@@ -133,7 +97,7 @@ def test_ranks_collect_evaluate_and_learn_together(directory, lives):
     assert len([r for r in found if r["section"] == "test"]) == 1
 
 
-def test_a_run_resumes_with_more_ranks_and_with_fewer(directory, lives, capsys):
+def test_a_run_resumes_with_more_ranks_and_with_fewer(directory, lives):
     assert lives[0]["one-two-one"] == lives[1]["one-two-one"] == [2, 24 + 48, 4]
     e = tiny.started(directory, name="one-two-one", resume="auto", ckpt_interval=1, epochs=3)
     assert (e.epoch, e.env_steps, e.updater.grad_steps) == (2, 72, 4)
@@ -172,36 +136,32 @@ def test_a_signal_to_any_rank_stops_all(directory, lives, name):
     assert sum(state["frames_by_env"].values()) == ends[0]["progress"][3]
 
 
-@pytest.fixture
-def endless(tmp_path):
-    """Two ranks that run until a signal ends them: the launcher, and the ranks' process ids."""
-    process = launch("endless", tmp_path)
+def test_a_signal_to_the_launcher_stops_all_ranks(tmp_path):
+    launched = Launched("endless", tmp_path)
     try:
-        wait_for(
-            lambda: (tmp_path / "endless" / "metrics.jsonl").is_file() and any(r["epoch"] for r in rows(tmp_path / "endless")),
-            process,
-        )
-        yield process, [int((tmp_path / f"pid-{rank}").read_text()) for rank in (0, 1)]
+        launched.wait_for(lambda: len(trained(tmp_path)) > 5)
+        launched.process.terminate()
+        assert launched.ended() < TOGETHER
+        assert launched.codes == ["143", "143"]
     finally:
-        end(process)
-
-
-def wait_for(condition, process, seconds=90.0):
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < limit
-        time.sleep(0.1)
-
-
-def test_a_signal_to_the_launcher_stops_all_ranks(tmp_path, endless):
-    process, pids = endless
-    began = time.monotonic()
-    os.kill(process.pid, signal.SIGTERM)
-    process.communicate(timeout=TOGETHER)
-    assert time.monotonic() - began < TOGETHER
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
-    assert [(tmp_path / f"code-{rank}").read_text() for rank in (0, 1)] == ["143", "143"]
+        launched.close()
     e = tiny.started(tmp_path, name="endless", resume="auto", epochs=10**6)
-    assert e.updater.grad_steps > 0
-    assert e.updater.grad_steps == max(r["grad_steps"] for r in rows(tmp_path / "endless"))
+    assert e.updater.grad_steps == trained(tmp_path)[-1]["grad_steps"] > 0
+
+
+def trained(directory):
+    return rows(directory / "endless", "train") if (directory / "endless" / "metrics.jsonl").is_file() else []
+
+
+# ---- one process ----------------------------------------------------------------------------------------------------------
+
+
+def test_one_process_never_communicates(tmp_path, monkeypatch):
+    def refused(*args, **kwargs):
+        raise AssertionError("one process talks to others")
+
+    for name in ("all_reduce", "broadcast", "barrier", "all_gather_object", "TCPStore"):
+        monkeypatch.setattr(torch.distributed, name, refused)
+    e = tiny.learned(tmp_path, val_interval=1, val_episodes=2, ckpt_interval=1, batches_per_update=2, train_batches_per_epoch=3)
+    e.evaluate_test(tiny.tmaze, timesteps=7)
+    assert e.updater.grad_steps == 1
