@@ -215,9 +215,8 @@ class Experiment(PersistentRun):
         if every is not None and self.epoch and self.epoch % every == 0 and self._collected == 0:
             rollout.reset()
         taken, stats = self._interact(rollout, steps, "collect", self.sample_actions_train, stoppable=True)
-        self._stop.decide()
-        self._collected = self._ranks.smallest(self._collected + taken)
         stats = self._of_all_ranks(stats)
+        self._collected = self._ranks.smallest(self._collected + taken)
         for name, frames in stats.frames.items():
             self.frames_by_env[name] = self.frames_by_env.get(name, 0) + frames
         self._log_faults(stats, "rollout")
@@ -295,9 +294,8 @@ class Experiment(PersistentRun):
         rollout.reset()
         steps, episodes = self.val_timesteps_per_epoch, self._own_share(self.val_episodes)
         _, stats = self._interact(rollout, steps, "evaluate", self.sample_actions, stoppable=True, episodes=episodes)
-        stopped = self._stop.decide()
         self._log_faults(self._of_all_ranks(stats), "val")
-        if stopped:
+        if self._stop:
             return  # the evaluation runs again after a resume
         metrics = self._metrics(stats)
         warn_if_nothing_ended(metrics, self.val_timesteps_per_epoch)

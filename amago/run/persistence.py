@@ -79,7 +79,11 @@ class PersistentRun(Learner):
         return self._ranks.gather(items)
 
     def _of_all_ranks(self, stats: PhaseStatistics) -> PhaseStatistics:
-        """The statistics of a phase with the steps and faults of all ranks, and the rollouts of this one."""
+        """The statistics of a phase with the steps and faults of all ranks, and the rollouts of this one.
+
+        Ranks end a phase at different times. Here they wait for each other, and decide whether to stop.
+        """
+        self._stop.decide()
         if self._ranks.count == 1:
             return stats
         total = PhaseStatistics(stats.episodes)
