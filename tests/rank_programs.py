@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -248,6 +249,24 @@ def stopped(directory, name, phase, signals, **fields):
     return {"code": code, "seconds": time.monotonic() - began, "progress": progress, "weights": total}
 
 
+def fed(directory, rank):
+    """A run that learns from what comes while it waits, after its ranks have waited for it differently long."""
+
+    def feed():
+        for path in (directory / "one-two-one" / "buffer" / "fifo").glob("*.safetensors"):
+            shutil.copy(path, directory / "fed" / "buffer" / f".tmp-{path.name}")
+            os.rename(directory / "fed" / "buffer" / f".tmp-{path.name}", directory / "fed" / "buffer" / "fifo" / path.name)
+
+    e = tiny.started(directory, name="fed", start_collecting_at_epoch=float("inf"), epochs=1)
+    time.sleep(0.7 * rank)  # ranks look into the buffer at different times
+    if rank == 0:
+        timer = threading.Timer(1.5, feed)
+        timer.start()
+    e.learn()
+    e.close()
+    return e.updater.grad_steps
+
+
 # ---- programs -------------------------------------------------------------------------------------------------------------
 
 
@@ -283,7 +302,14 @@ def everything(directory, rank, count):
     test = e.evaluate_test(tiny.tmaze, timesteps=60, episodes=7)
     lives["normal"] = [e.run_seed, e.env_steps, e.updater.grad_steps, test]
     torch.save(tiny.weights(e), directory / f"normal-{rank}.pt")
+    with torch.no_grad():
+        for p in e.policy.parameters():
+            p.add_(rank)
+    e.write_latest_policy()
+    e.read_latest_policy()
+    torch.save(tiny.weights(e), directory / f"published-{rank}.pt")
     e.close()
+    lives["fed"] = fed(directory, rank)
     for name, (phase, signals) in STOPS.items():
         lives[name] = stopped(directory, name, phase, signals)
     (directory / f"lives-{rank}.json").write_text(json.dumps(lives))

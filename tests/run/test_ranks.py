@@ -1,7 +1,9 @@
 """Several ranks train as one process with all of their batches would, and stop, save and resume together."""
 
+import fcntl
 import functools
 import json
+import os
 
 import pytest
 import rank_programs
@@ -15,15 +17,21 @@ from amago.run import checkpoint
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    """What two ranks have left that have run the program `everything`."""
-    where = tmp_path_factory.mktemp("ranks")
-    tiny.learned(where, name="one-two-one", ckpt_interval=1).close()
-    launched = Launched("everything", where)
-    try:
-        code = launched.process.wait(240)
-    finally:
-        launched.close()
-    assert code == 0, launched.output.read_text()
+    """What two ranks have left that have run the program `everything`: once, also where several workers share these tests."""
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+    where = root / "ranks"
+    with open(root / "ranks.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not where.is_dir():
+            where.mkdir()
+            tiny.learned(where, name="one-two-one", ckpt_interval=1).close()
+            launched = Launched("everything", where)
+            try:
+                code = launched.process.wait(240)
+            finally:
+                launched.close()
+            assert code == 0, launched.output.read_text()
     return where
 
 
@@ -97,6 +105,13 @@ def test_ranks_collect_evaluate_and_learn_together(directory, lives):
     assert len([r for r in found if r["section"] == "test"]) == 1
 
 
+def test_ranks_read_the_same_published_weights(directory):
+    """The second rank may look before the first has written, and has other weights until then."""
+    before, after = loaded(directory, "normal")[0], loaded(directory, "published")
+    assert not tiny.differing(before, after[0])
+    assert not tiny.differing(before, after[1])
+
+
 def test_a_run_resumes_with_more_ranks_and_with_fewer(directory, lives):
     assert lives[0]["one-two-one"] == lives[1]["one-two-one"] == [2, 24 + 48, 4]
     e = tiny.started(directory, name="one-two-one", resume="auto", ckpt_interval=1, epochs=3)
@@ -116,6 +131,10 @@ def test_gradients_of_an_unfinished_update_of_two_ranks_are_kept(directory):
     (straight, _), (halved, other) = loaded(directory, "straight-2"), loaded(directory, "halved-2")
     assert_equal(straight, halved, 1e-4)
     assert not tiny.differing(halved, other)
+
+
+def test_ranks_that_wait_for_data_begin_together(lives):
+    assert [life["fed"] for life in lives] == [2, 2]
 
 
 # ---- one end --------------------------------------------------------------------------------------------------------------
