@@ -12,6 +12,7 @@ from amago.compat.datasets import collection_ended
 from amago.envs.pool import ActorPool
 from amago.envs.statistics import PhaseStatistics, ReturnHistory, SpecialMetricHistory
 from amago.loading import RLDataset, SequenceLoader
+from amago.nets.ranks import joint_batch
 from amago.policy import acting_by, find_run, load_agent_weights, write_policy_spec
 from amago.run import console
 from amago.run.allocator import FreedMemory
@@ -59,6 +60,7 @@ class Experiment(PersistentRun):
         check_settings(self)
         self._build_accelerator()
         self._init_callbacks()
+        self._join_ranks()
         try:
             resumed = self._claim()
             self._init_seeds(resumed)
@@ -136,11 +138,11 @@ class Experiment(PersistentRun):
         self._require_start("learn()")
         with self._callbacks.told_of_exceptions(self), self._stop:
             with self._console.learning(self):
-                while self.epoch < self.epochs and not self._stop and not self.should_stop:
+                while self.epoch < self.epochs and not self._stop.decide() and not self.should_stop:
                     self._learn_epoch()
             if self._stop:
                 self._leave()
-        if self._stop:  # a signal between the last check and the removal of the handlers
+        if self._stop.decide():  # a signal between the last check and the removal of the handlers
             self._leave()
         with self._callbacks.told_of_exceptions(self):
             self._check_trained()
@@ -196,23 +198,23 @@ class Experiment(PersistentRun):
             self.close()
 
     def _wait_for_data(self) -> bool:
-        """Whether there is data to train on. A process that never collects waits for the data of others.
+        """Whether there is data to train on, in all ranks. A process that never collects waits for the data of others.
 
         Raises:
             NoReadableDataError: for ``refused_data_timeout`` seconds there were refused files and no others.
         """
         dataset = self._data
-        if dataset.ready_for_training or self.collects or not dataset.can_become_ready:
-            return dataset.ready_for_training
+        ready = self._ranks.all(dataset.ready_for_training)
+        if ready or self.collects or not dataset.can_become_ready:
+            return ready
         with self._phase("waiting for data", None, "s") as phase:
 
             def pause() -> bool:
                 self._stop.wait(1.0)
                 phase.update(1)
-                return not self._stop
+                return not self._stop.decide()
 
-            wait_for_data(dataset, self.refused_data_timeout, pause)
-        return dataset.ready_for_training
+            return wait_for_data(dataset, self.refused_data_timeout, pause, self._ranks)
 
     def collect_new_training_data(self) -> None:
         """Step each training actor ``train_timesteps_per_epoch`` times, less the steps of a resumed epoch."""
@@ -224,7 +226,8 @@ class Experiment(PersistentRun):
         if every is not None and self.epoch and self.epoch % every == 0 and self._collected == 0:
             rollout.reset()
         taken, stats = self._interact(rollout, steps, COLLECT, self.sample_actions_train, stoppable=True)
-        self._collected += taken
+        stats = self._of_all_ranks(stats)
+        self._collected = self._ranks.smallest(self._collected + taken)
         for name, frames in stats.frames.items():
             self.frames_by_env[name] = self.frames_by_env.get(name, 0) + frames
         self._log_faults(stats, "rollout")
@@ -236,15 +239,16 @@ class Experiment(PersistentRun):
         self._require_start("train_epoch()")
         check_batch_memory(self.policy, self.train_dloader, self.max_seq_len)
         self.policy_aclr.train()
-        with self._phase(TRAIN, self.train_batches_per_epoch - self._trained, "batch") as phase:
-            for batch in self.train_dloader.batches(self.train_batches_per_epoch - self._trained):
+        left = self.train_batches_per_epoch - self._trained
+        with self._phase(TRAIN, left, "batch") as phase, joint_batch(self._ranks.count):
+            for batch in self.train_dloader.batches(left):
                 log_step = self._trained % self.log_interval == 0
                 self._means.add(self.train_step(batch, log_step))
                 self._trained += 1
                 phase.update(1)
                 if log_step and self._trained > 1:
                     self._log_training(phase)
-                if self._stop:
+                if self._stop.decide():
                     break
             self._log_training(phase)
         self._end_training(phase, finished=not self._stop)
@@ -291,7 +295,7 @@ class Experiment(PersistentRun):
             title: of the phase.
             stoppable: a signal ends the phase early.
         """
-        should_stop = self._stop.__bool__ if stoppable else None
+        should_stop = self._stop.heard if stoppable else None
         with self._phase(title, timesteps * rollout.pool.num_actors, "step") as phase:
             return interact(rollout, self.policy, timesteps, sample, phase.update, should_stop=should_stop, **options)
 
@@ -302,7 +306,7 @@ class Experiment(PersistentRun):
         rollout.reset()
         steps, episodes = self.val_timesteps_per_epoch, self._own_share(self.val_episodes)
         _, stats = self._interact(rollout, steps, EVALUATE, self.sample_actions, stoppable=True, episodes=episodes)
-        self._log_faults(stats, "val")
+        self._log_faults(self._of_all_ranks(stats), "val")
         if self._stop:
             return  # the evaluation runs again after a resume
         metrics = self._metrics(stats)
@@ -344,7 +348,7 @@ class Experiment(PersistentRun):
                 rollout.reset()
                 options: dict[str, Any] = {"episodes": self._own_share(episodes), "render": render}
                 _, stats = self._interact(rollout, timesteps, "test", self.sample_actions, **options)
-                self._log_faults(stats, "test")
+                self._log_faults(self._of_all_ranks(stats), "test")
                 rollout.pool.flush()
             finally:
                 rollout.pool.close()

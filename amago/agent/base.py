@@ -14,6 +14,7 @@ from amago import ops
 from amago.config import NamedArguments
 from amago.data.batch import Batch
 from amago.data.trajectory import MAGIC_PAD_VAL
+from amago.nets import ranks
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
 from amago.spaces import action_spec
@@ -377,8 +378,10 @@ class BaseAgent(NamedArguments, nn.Module):
 
 
 def _masked(loss: Tensor, mask: Tensor) -> Tensor:
-    """The mean of a loss where a mask of its shape is True, or its mean with the weights ``mask``."""
+    """The mean of a loss where a mask of its shape is True, or its mean with the weights ``mask``; over several ranks, this rank's share of
+    the mean over all (`amago.nets.ranks.divisor`)."""
     if mask.dtype is torch.bool:
-        return ops.masked_mean(loss, mask)
+        kept = torch.where(mask, loss, torch.zeros((), dtype=loss.dtype, device=loss.device)).sum()
+        return kept / ranks.divisor(mask.sum(), 1)
     weighted = torch.where(mask != 0, loss * mask, 0.0).sum()
-    return weighted / mask.sum().clamp(min=1e-5)
+    return weighted / ranks.divisor(mask.sum(), 1e-5)

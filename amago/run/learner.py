@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedDataParallelKwargs
+from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 from torch import Tensor
 
 from amago.agent import BaseAgent
 from amago.data.batch import Batch
+from amago.nets.ranks import joint_batch
 from amago.run import parameters
 from amago.run.collect import Spaces
+from amago.run.ranks import TIMEOUT, ranks_on_cpus
 from amago.run.settings import ExperimentSettings
 from amago.run.update import Updater, adamw, lr_schedule, total_loss
 
 
 class Learner(ExperimentSettings):
     """Base class of `amago.Experiment`: model, losses and updates. Override its methods to change what is learned from a batch.
+
+    Where several ranks train together, an update is that of one process with the batches of all of them (`amago.nets.ranks`).
 
     Attributes:
         accelerator: device, precision and processes.
@@ -40,7 +45,11 @@ class Learner(ExperimentSettings):
         self.accelerator = Accelerator(
             gradient_accumulation_steps=self.batches_per_update,
             mixed_precision=self.mixed_precision,
-            kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
+            cpu=ranks_on_cpus(),
+            kwargs_handlers=[
+                DistributedDataParallelKwargs(find_unused_parameters=True),
+                InitProcessGroupKwargs(timeout=TIMEOUT),
+            ],
         )
 
     def _build_model(self, spaces: Spaces) -> None:
@@ -90,7 +99,7 @@ class Learner(ExperimentSettings):
         Returns:
             the metrics of `compute_loss`, "Loss", and, with an update, those of `amago.run.update.Updater.step`.
         """
-        with self.accelerator.accumulate(self.policy_aclr):
+        with joint_batch(self.accelerator.num_processes), self.accelerator.accumulate(self.policy_aclr):
             with self.caster():
                 metrics = self.compute_loss(batch, log_step)
             loss = total_loss(metrics, self.policy.critic_loss_weight)
@@ -112,12 +121,12 @@ class Learner(ExperimentSettings):
             "Auxiliary Loss", which is what an agent adds to the result of `BaseAgent.forward`; or "Loss" instead, where an agent
             or an override of this method sets it.
         """
-        with self.policy.masks_edited_by(self):
+        with self.policy.masks_edited_by(self), _outputs_of(self.policy, self.policy_aclr) as outputs:
             loss = self.policy_aclr(batch, log_step)
         metrics, terms = dict(self.policy.update_info), self.policy.loss_terms
         if terms is None or metrics.get("Actor Loss") is not terms.actor or metrics.get("Critic Loss") is not terms.critic:
             metrics["Loss"] = loss
-        elif loss is not terms.total:
+        elif (outputs[0] if outputs else loss) is not terms.total:
             metrics["Auxiliary Loss"] = loss - terms.total
         return metrics
 
@@ -144,3 +153,17 @@ class Learner(ExperimentSettings):
             bool, of the same shape; True where the loss counts.
         """
         return pad_mask
+
+
+@contextmanager
+def _outputs_of(agent: BaseAgent, wrapped: Any) -> Iterator[list[Tensor]]:
+    """In the block, what the agent returns to a wrapper that returns a copy, as that of several ranks does; nothing if there is no wrapper."""
+    outputs: list[Tensor] = []
+    if wrapped is agent:
+        yield outputs
+        return
+    hook = agent.register_forward_hook(lambda module, args, out: outputs.append(out))
+    try:
+        yield outputs
+    finally:
+        hook.remove()

@@ -8,8 +8,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from accelerate.utils import gather_object
-
 from amago import config
 from amago.envs.statistics import PhaseStatistics, ReturnHistory, SpecialMetricHistory
 from amago.loading import RLDataset, SequenceLoader
@@ -20,14 +18,16 @@ from amago.run.collect import RunActors
 from amago.run.evaluate import histories, mean_length, merge_returns, merge_specials, merge_values, summarise
 from amago.run.learner import Learner
 from amago.run.metric_names import STEPS_PER_SECOND, UPDATES_PER_SECOND
-from amago.run.metrics import MetricsLogger, RunningMeans, to_floats, wandb_options
+from amago.run.metrics import MetricsLogger, RunningMeans, mean_of_rows, to_floats, wandb_options
 from amago.run.ownership import Ownership
 from amago.run.pace import COLLECT, TRAIN
 from amago.run.progress import Console, Phase
+from amago.run.ranks import JointStop, Ranks
 from amago.run.record import fields_of, flat, has_learned, note_start, read_record, role_of, settings_of
 from amago.run.rng import draw_seed, seed_process
 from amago.run.rollout import shares
 from amago.run.run_checkpoints import RunCheckpoints
+from amago.run.signals import GracefulStop
 from amago.run.state import Progress, StateChange, TrainingParts
 from amago.run.waiting import check_trained
 from amago.run.weights import load_into
@@ -38,7 +38,7 @@ class PersistentRun(Learner):
 
     Attributes:
         epoch: epochs that are finished.
-        frames_by_env: environment steps collected by this process, by environment name.
+        frames_by_env: environment steps collected by all ranks, by environment name.
         run_seed: the seed of the run, given or drawn.
         checkpoints: on disk.
         logger: in the main process; None in others.
@@ -51,9 +51,11 @@ class PersistentRun(Learner):
     logger: MetricsLogger | None
     train_dloader: SequenceLoader
     _actors: RunActors
+    _stop: GracefulStop
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._ranks = Ranks()
         self.epoch = 0
         self.frames_by_env: dict[str, int] = {}
         self._collected = self._trained = 0  # in the current epoch: steps of each actor, and batches
@@ -79,13 +81,32 @@ class PersistentRun(Learner):
         """This process's share of a number of rollouts."""
         if episodes is None:
             return None
-        return shares(episodes, self.accelerator.num_processes)[self.accelerator.process_index]
+        return shares(episodes, self._ranks.count)[self._ranks.index]
 
     def _gather(self, items: list[Any]) -> list[Any]:
         """The items of all processes."""
-        return gather_object(items) if self.accelerator.num_processes > 1 else items  # type: ignore[no-any-return]
+        return self._ranks.gather(items)
+
+    def _of_all_ranks(self, stats: PhaseStatistics) -> PhaseStatistics:
+        """The statistics of a phase with the steps and faults of all ranks, and the rollouts of this one.
+
+        Ranks end a phase at different times. Here they wait for each other, and decide whether to stop.
+        """
+        self._stop.decide()
+        if self._ranks.count == 1:
+            return stats
+        total = PhaseStatistics(stats.episodes)
+        for part in self._gather([PhaseStatistics([], stats.frames, stats.restarts, stats.dropped)]):
+            total.merge(part)
+        return total
 
     # ---- start ----------------------------------------------------------------------------------------------------------
+
+    def _join_ranks(self) -> None:
+        """If this process trains with others, let them stop together."""
+        self._ranks = Ranks(self.accelerator)
+        if self._ranks.count > 1:
+            self._stop = JointStop(self._ranks)
 
     def _claim(self) -> Path | None:
         """Claim the run's directory and buffer, and find the training state to resume from; None to begin.
@@ -95,24 +116,26 @@ class PersistentRun(Learner):
             CheckpointError: there is no training state to resume from.
         """
         self._settings = settings_of(self)
-        failed: Exception | None = None
+        failed, resumed = None, None
         if self.accelerator.is_main_process:
             self._ownership = Ownership(self, self._data)
             try:
                 self._ownership.claim()
+                self.init_checkpoints()
+                resumed = self.checkpoints.choose(self.resume)
             except Exception as err:
                 failed = err
-        failed = next((f for f in self._gather([failed]) if f is not None), None)
+        failed, resumed = self._ranks.of_first((failed, resumed))
         if failed is not None:
             raise failed
-        self.init_checkpoints()
-        resumed = self.checkpoints.choose(self.resume)
+        if not self.accelerator.is_main_process:
+            self.init_checkpoints()
         if resumed is not None:
             refuse(self._changes(resumed), resumed)
         return resumed
 
     def _init_seeds(self, resumed: Path | None) -> None:
-        self.run_seed = draw_seed() if self.seed is None else int(self.seed)
+        self.run_seed = self._ranks.of_first(draw_seed()) if self.seed is None else int(self.seed)
         process_seed = (self.run_seed, self.accelerator.process_index)
         if self.seed is not None:
             seed_process(process_seed)
@@ -194,8 +217,8 @@ class PersistentRun(Learner):
 
     @property
     def env_steps(self) -> int:
-        """Environment steps collected, of all environments; with several processes, an estimate from this one."""
-        return sum(self.frames_by_env.values()) * self.accelerator.num_processes
+        """Environment steps collected, of all environments and ranks."""
+        return sum(self.frames_by_env.values())
 
     def x_axis_metrics(self) -> dict[str, int | float]:
         """Numbers that curves may be drawn against."""
@@ -224,7 +247,7 @@ class PersistentRun(Learner):
 
     def _log_training(self, phase: Phase) -> None:
         """Log the means since the last row."""
-        if means := self._means.take():
+        if means := self._train_metrics():
             self._speeds = {UPDATES_PER_SECOND: phase.lap() * self._per_unit()[TRAIN]}
             self.log(means, "train")
 
@@ -241,6 +264,11 @@ class PersistentRun(Learner):
         metrics, self._epoch_metrics = self._epoch_metrics, {}
         self._callbacks.call("on_epoch_end", self, metrics)
         self.should_stop = any(self._gather([self.should_stop]))
+
+    def _train_metrics(self) -> dict[str, float]:
+        """The means of the training metrics since the last call, over all ranks."""
+        means = self._means.take()
+        return mean_of_rows(self._gather([means])) if self._ranks.count > 1 else means
 
     def _log_faults(self, stats: PhaseStatistics, key: str) -> None:
         self._restarts += stats.restarts
@@ -286,7 +314,7 @@ class PersistentRun(Learner):
         """
         self._require_start("save_checkpoint()")
         progress = Progress(self.epoch, self._collected, self._trained, self.run_seed, self.frames_by_env)
-        ranks = self._gather([self._parts.local_state()])
+        ranks = self._gather([self._parts.local_state(self._ranks)])
         if self.accelerator.is_main_process:
             self._saved = self.checkpoints.save(
                 progress.checkpoint_epoch,
@@ -326,6 +354,9 @@ class PersistentRun(Learner):
         weights = self.checkpoints.read_latest()
         if weights is not None:
             load_into(self.policy, weights, self.checkpoints.latest)
+        self._ranks.copy_from_first(
+            list(self.policy.state_dict().values())
+        )  # the others may have read an older or a newer file
 
     def _resume_note(self, resumed: Path | None) -> str:
         """What ``resume`` has found, for the console."""

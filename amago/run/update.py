@@ -10,6 +10,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from amago.agent import BaseAgent
+from amago.nets import ranks
 
 MAX_SKIPPED_IN_A_ROW = 20
 
@@ -105,7 +106,8 @@ class Updater:
         norm = self.accelerator.clip_grad_norm_(self.params, self.grad_clip)
         assert norm is not None
         scaled = self.accelerator.scaler is not None  # float16: the scaler skips by itself, and lowers its scale
-        if not scaled and not (norm if loss is None else norm + loss.detach()).isfinite():
+        checked = norm if loss is None else norm + ranks.average(loss.detach())  # all ranks skip, or none
+        if not scaled and not checked.isfinite():
             self._skip()
         else:
             self.optimizer.step()
