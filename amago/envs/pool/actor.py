@@ -35,6 +35,7 @@ class Actor:
         env: the outermost wrapper around it.
         recorder: records its rollouts.
         exploration: the exploration wrapper, or None.
+        outcome: what the environment returned in the last step; None before the first.
 
     Raises:
         TypeError: the function did not return an `AMAGOEnv`.
@@ -49,6 +50,7 @@ class Actor:
         made, self.base = make_env(plan.make_envs[number], plan.batch)
         self._reset_seed, exploration_seed, recorder_seed = plan.actor_seeds(number, generation)
         self._seeded = False
+        self.outcome: Any = None
         self.exploration: ExplorationWrapper | None = None
         if plan.exploration is not None:
             made = self.exploration = plan.exploration(made)
@@ -63,9 +65,14 @@ class Actor:
     def spaces(self) -> Spaces:
         return Spaces(self.base.observation_space, self.base.action_spec.space, self.base.raw_observation_space)
 
+    @property
+    def rows(self) -> slice:
+        """Its rows of the pool's arrays."""
+        return self._rows
+
     def attach(self, buffers: Buffers) -> None:
         """Use these arrays from now on."""
-        rows = self._rows
+        rows, self.buffers = self._rows, buffers
         self._obs = [(key, array[rows]) for key, array in buffers.obs.items()]
         self._rl2s, self._time, self._resets = buffers.rl2s[rows], buffers.time_idxs[rows, 0], buffers.resets[rows]
         reward, self._prev_action = split_rl2(self._rl2s)
@@ -86,7 +93,7 @@ class Actor:
 
     def step(self) -> None:
         """Take one step with the actions in the arrays; a rollout that ends is followed by a new one at once."""
-        out = self.env.step(self._action)
+        self.outcome = out = self.env.step(self._action)
         if self.recorder.stepped(*out):
             self._any_ended[0] = True
             self.reset()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from amago.envs.environment import AMAGOEnv
@@ -14,6 +14,7 @@ from amago.envs.pool.buffers import Buffers
 from amago.envs.pool.faults import MAX_RETRY_PAUSE, MIN_RETRY_PAUSE, PROVEN_STEPS, ActorError, Fault, mistake_in
 from amago.envs.pool.plan import ActorPlan, Spaces
 from amago.envs.pool.trial import random_state_kept, try_environment
+from amago.envs.pool.view import ActorView, Answer, answer_of
 from amago.envs.recorder import RecordingError, open_writer
 from amago.envs.statistics import PhaseStatistics
 
@@ -187,6 +188,24 @@ class ActorSet:
         """Restore what `state_dict` returned."""
         for number, actor in self._actors.items():
             actor.load_state_dict(state[str(number)])
+
+    def call(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], check: Callable[[Any], Any] | None = None
+    ) -> dict[int, Answer]:
+        """Call a method of each environment, or read an attribute (`ActorView`); errors are in the answers.
+
+        Args:
+            check: raises for what cannot be sent to the learner's process; None: the answers stay in this one.
+
+        Returns:
+            {actor's number: its answer}.
+        """
+        return {n: answer_of(ActorView(actor), name, args, kwargs, check) for n, actor in self._actors.items()}
+
+    @property
+    def views(self) -> list[ActorView]:
+        """The environments, as `call` sees them."""
+        return [ActorView(actor) for actor in self._actors.values()]
 
     def render(self) -> Any:
         """Render the first actor's environment."""
