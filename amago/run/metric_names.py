@@ -5,3 +5,5 @@ AVERAGE_RETURN_OF_ROLLOUTS = "Average Total Return (Across All Rollouts)"
 NUMBER_OF_ROLLOUTS = "Number of Rollouts"
 RETURN_OF = "Average Total Return in "
 """Followed by the name of an environment."""
+SECTIONS = {"train-update": "train", "dataset": "buffer"}
+"""Sections of the log, by what `Experiment.log` is called with where that differs."""

@@ -10,6 +10,7 @@ from accelerate.utils import gather_object
 from tqdm import tqdm
 
 from amago import config
+from amago.compat.loaders import ForeignLoader, as_loader
 from amago.envs.statistics import PhaseStatistics
 from amago.loading import RLDataset, SequenceLoader
 from amago.run import console
@@ -17,6 +18,7 @@ from amago.run.changes import Change, changes, refuse
 from amago.run.checkpoint import identity, settings_in
 from amago.run.collect import RunActors
 from amago.run.learner import Learner
+from amago.run.metric_names import SECTIONS
 from amago.run.metrics import MetricsLogger, RunningMeans, wandb_options
 from amago.run.ownership import Ownership
 from amago.run.record import fields_of, flat, has_learned, note_start, read_record, role_of, settings_of
@@ -37,28 +39,53 @@ class PersistentRun(Learner):
         run_seed: the seed of the run, given or drawn.
         checkpoints: on disk.
         logger: in the main process; None in others.
-        train_dloader: source of batches.
+        ckpt_dir: directory of the checkpoints.
+        train_dloader: source of batches: any iterable of them.
     """
 
     run_seed: int
     checkpoints: RunCheckpoints
     logger: MetricsLogger | None
-    train_dloader: SequenceLoader
-    _actors: RunActors
+    ckpt_dir: Path
+    train_dloader: Any
+
+    @property
+    def _actors(self) -> RunActors:
+        """The actors of the run."""
+        raise NotImplementedError
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.epoch = 0
         self.frames_by_env: dict[str, int] = {}
         self._collected = self._trained = 0  # in the current epoch: steps of each actor, and batches
+        self._epoch_is_over = False  # and `epoch` is still its number
+        self._used_loader: SequenceLoader | ForeignLoader | None = None
         self._started = self._saved = self._ever_trained = False
         self._restarts = 0  # of environments, in this process
+        self._closed = self._prepared = False
         self._ownership: Ownership | None = None
+        self._refusal: Exception | None = None  # why nothing may be written
+        self._to_resume: Path | None = None
+        self._log_is_open = False
+        self.logger, self._means = None, RunningMeans()
         self._settings: dict[str, Any] = {}  # as they were at the start
 
-    def _require_start(self, what: str) -> None:
-        if not self._started:
+    def _require_start(self, what: str, writes: bool = True) -> None:
+        """Refuse a call that comes too early.
+
+        Args:
+            what: was called.
+            writes: it writes to the run's directory or its buffer.
+
+        Raises:
+            RuntimeError: the model is not built, or `close` was called.
+            RunExistsError: there is an earlier run, which no checkpoint was loaded of.
+        """
+        if self._closed or getattr(self, "policy_aclr", None) is None:
             raise RuntimeError(f"call Experiment.start() before {what}")
+        if writes and self._refusal is not None:
+            raise self._refusal
 
     @property
     def _data(self) -> RLDataset:
@@ -81,7 +108,8 @@ class PersistentRun(Learner):
         """Claim the run's directory and buffer, and find the training state to resume from; None to begin.
 
         Raises:
-            SettingsError: they are another's, or the training state is of other networks.
+            SettingsError: the buffer is another's, or the training state is of other networks. (That there is an earlier run is
+                refused when something is to be written, as `load_checkpoint` may continue it.)
             CheckpointError: there is no training state to resume from.
         """
         self._settings = settings_of(self)
@@ -92,11 +120,13 @@ class PersistentRun(Learner):
                 self._ownership.claim()
             except Exception as err:
                 failed = err
-        failed = next((f for f in self._gather([failed]) if f is not None), None)
+        refusal = None if self._ownership is None else self._ownership.refusal
+        answers = self._gather([(failed, refusal)])
+        failed, self._refusal = (next((a for a in answer if a is not None), None) for answer in zip(*answers))
         if failed is not None:
             raise failed
-        self.init_checkpoints()
-        resumed = self.checkpoints.choose(self.resume)
+        self._make_checkpoints()
+        self._to_resume = resumed = self.checkpoints.choose(self.resume)
         if resumed is not None:
             refuse(self._changes(resumed), resumed)
         return resumed
@@ -112,9 +142,43 @@ class PersistentRun(Learner):
     def _replace_earlier_run(self) -> None:
         """Delete the earlier run of this name, if ``overwrite`` asks for it."""
         if self._ownership is not None and self._ownership.replace(self._data):
-            self.init_checkpoints()
+            self._make_checkpoints()
             self._print(f"deleted the earlier run in {self.run_dir} (overwrite=True)")
         self.accelerator.wait_for_everyone()
+
+    def _open_log(self) -> None:
+        """Write how the run was started, and open its log, unless that is refused or was done."""
+        if self._refusal is None and getattr(self, "checkpoints", None) is not None and not self._log_is_open:
+            self._log_is_open = True
+            self._record_start(self._to_resume)
+            self.init_logger()
+
+    def _resume(self) -> None:
+        """Load the training state that ``resume`` has chosen, once."""
+        resumed, self._to_resume = self._to_resume, None
+        if resumed is not None:
+            self.load_checkpoint_from_path(str(resumed))
+
+    def load_checkpoint_from_path(self, path: str, is_accelerate_state: bool = True) -> None:
+        """See `amago.Experiment.load_checkpoint_from_path`."""
+        raise NotImplementedError
+
+    def _continue_earlier_run(self, path: Path, is_state: bool) -> None:
+        """If weights or a training state of the earlier run of this name were loaded, this process goes on with that run."""
+        continues = self._refusal is not None and path.expanduser().resolve().is_relative_to(self.run_dir.resolve())
+        if not continues:
+            return
+        self._refusal = None
+        if self._ownership is not None:
+            self._ownership.accept()
+        self.init_checkpoints()
+        self._to_resume = path if is_state else None
+        self._open_log()
+        self._to_resume = None
+
+    def init_checkpoints(self) -> None:
+        """See `amago.Experiment.init_checkpoints`."""
+        raise NotImplementedError
 
     def _record_start(self, resumed: Path | None) -> None:
         """Write ``settings.json``, ``config.txt``, and remember the settings for training states."""
@@ -122,22 +186,33 @@ class PersistentRun(Learner):
         config.mark_as_used()
         if not self.accelerator.is_main_process:
             return
-        (self.run_dir / "config.txt").write_text(config.operative_config())
+        self._write_config()
         record = read_record(self.run_dir) or {"starts": []}
         before = settings_in(resumed) if resumed is not None else record if has_learned(record) and not self.learns else None
         changed = {c.name: [c.before, c.now] for c in changes(before, self._settings)} if before is not None else {}
         epoch = 0 if resumed is None else identity(resumed)[0]
         note_start(self.run_dir, self._settings, role_of(self), epoch, None if resumed is None else resumed.name, changed)
 
+    def _write_config(self) -> None:
+        """Write the gin configuration where both this library and the original system have it."""
+        text = config.operative_config()
+        for directory in (self.run_dir, self.run_dir / "ckpts"):
+            (directory / "config.txt").write_text(text)
+
     def _settings_now(self) -> dict[str, Any]:
         """The settings with the fields that were changed since the start."""
         now = fields_of(self)
+        self._settings = self._settings or settings_of(self, self.policy, self._calls)
         return {**self._settings, "fields": {**now, "dataset": self._settings["fields"]["dataset"]}}
 
     def _changes(self, path: Path) -> list[Change]:
         """How the settings differ from those of a training state; nothing for one of a version that did not save them."""
         saved = settings_in(path)
-        return [] if saved is None else changes(saved, self._settings_now() if self._started else self._settings)
+        return (
+            []
+            if saved is None
+            else changes(saved, self._settings if self._settings and not self._started else self._settings_now())
+        )
 
     # ---- log ------------------------------------------------------------------------------------------------------------
 
@@ -151,8 +226,6 @@ class PersistentRun(Learner):
 
     def init_logger(self) -> None:
         """Open the log files; only the main process writes."""
-        self._means = RunningMeans()
-        self.logger = None
         if self.accelerator.is_main_process:
             settings = flat(self._settings)
             wandb = wandb_options(self, settings) if self.log_to_wandb else None
@@ -169,8 +242,19 @@ class PersistentRun(Learner):
         return {"Epoch": self.epoch, "total_frames": self.env_steps, "gradient_steps": self.updater.grad_steps, **by_env}
 
     def log(self, metrics_dict: Mapping[str, Any], key: str) -> None:
-        """Log numbers by name in section ``key`` ("train", "val", "test", "buffer" or "rollout"); no row for an empty dict."""
+        """Log numbers by name; no row for an empty dict.
+
+        Args:
+            key: "train-update", "dataset", "val", "test", "rollout" or another name. The first two are sections "train" and "buffer" of
+                the log.
+
+        Raises:
+            RunExistsError: see `start`.
+        """
+        if metrics_dict and self._refusal is not None:
+            raise self._refusal
         if self.logger is not None and metrics_dict:
+            key = SECTIONS.get(key, key)
             x = {"epoch": self.epoch, "env_steps": self.env_steps, "grad_steps": self.updater.grad_steps}
             self.logger.log(metrics_dict, key, x, self.x_axis_metrics())
 
@@ -185,16 +269,23 @@ class PersistentRun(Learner):
 
     # ---- checkpoints ----------------------------------------------------------------------------------------------------
 
-    def init_checkpoints(self) -> None:
-        """Create ``ckpts/training_states``, ``ckpts/policy_weights`` and ``ckpts/latest``."""
+    def _make_checkpoints(self) -> None:
         self.checkpoints = RunCheckpoints(self.run_dir, self.run_name)
         self.checkpoints.prepare()
         self.ckpt_dir = self.checkpoints.directory
 
     @property
+    def _loader(self) -> SequenceLoader | ForeignLoader:
+        """What batches are drawn from: that of ``train_dloader``."""
+        known = self._used_loader
+        if known is None or (known is not self.train_dloader and getattr(known, "given", None) is not self.train_dloader):
+            known = self._used_loader = as_loader(self.train_dloader, self.DEVICE)
+        return known
+
+    @property
     def _parts(self) -> TrainingParts:
         return TrainingParts(
-            self.accelerator, self.policy, self.optimizer, self.lr_schedule, self.updater, self.train_dloader, self._data,
+            self.accelerator, self.policy, self.optimizer, self.lr_schedule, self.updater, self._loader, self._data,
             self.logger, self._actors.pools, self.batches_per_update,
         )  # fmt: skip
 
@@ -204,7 +295,8 @@ class PersistentRun(Learner):
         If that fails, for example because the disk is full, a warning is logged; earlier checkpoints are intact.
         """
         self._require_start("save_checkpoint()")
-        progress = Progress(self.epoch, self._collected, self._trained, self.run_seed, self.frames_by_env)
+        epoch = self.epoch + self._epoch_is_over
+        progress = Progress(epoch, self._collected, self._trained, self.run_seed, self.frames_by_env)
         ranks = self._gather([self._parts.local_state()])
         if self.accelerator.is_main_process:
             self._saved = self.checkpoints.save(
@@ -239,13 +331,15 @@ class PersistentRun(Learner):
 
     def read_latest_policy(self) -> None:
         """Load the weights that another process published last, if there are any; never older ones than before."""
-        self._require_start("read_latest_policy()")
+        self._require_start("read_latest_policy()", writes=False)
         weights = self.checkpoints.read_latest()
         if weights is not None:
             load_into(self.policy, weights, self.checkpoints.latest)
 
     def _resume_note(self, resumed: Path | None) -> str:
         """What ``resume`` has found, for the console."""
+        if self._refusal is not None:
+            return f"run {self.run_name!r} exists in {self.run_dir}: load_checkpoint(N) continues it, and otherwise learn() is refused"
         if resumed is not None:
             steps = f"{self.updater.grad_steps} gradient steps, {self.env_steps} environment steps"
             return f"resumed {resumed} at epoch {self.epoch}, {steps}"

@@ -12,6 +12,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from amago.agent import BaseAgent
+from amago.compat.loaders import ForeignLoader
 from amago.loading import RLDataset, SequenceLoader
 from amago.run import checkpoint
 from amago.run.carry_over import load_dataset_state, load_pool_state
@@ -80,7 +81,7 @@ class TrainingParts:
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LambdaLR
     updater: Updater
-    loader: SequenceLoader
+    loader: SequenceLoader | ForeignLoader
     dataset: RLDataset
     logger: MetricsLogger | None
     pools: dict[str, Rollout]
@@ -97,12 +98,11 @@ class TrainingParts:
             ranks: the `local_state` of each process.
             settings: of the run (`amago.run.record.settings_of`).
         """
-        assert self.logger is not None
         state = {
             "epoch": progress.epoch, "collected": progress.collected, "trained": progress.trained, "seed": progress.seed,
             "frames_by_env": progress.frames_by_env, "updater": self.updater.state_dict(),
             "schedule": self.schedule.state_dict(), "next_batch": self.loader.next_batch,
-            "wall_time": self.logger.wall_time, "dataset": self.dataset.state_dict(),
+            "wall_time": 0.0 if self.logger is None else self.logger.wall_time, "dataset": self.dataset.state_dict(),
             "processes": self.accelerator.num_processes, "ranks": ranks, "settings": settings,
             "batches_in_update": self.accelerator.step % self.batches_per_update,
         }  # fmt: skip

@@ -31,6 +31,7 @@ class Actor:
         writer_for: returns the writer that records trajectories of this environment, or None.
 
     Attributes:
+        made: what the user's function returned.
         base: the `AMAGOEnv` inside all wrappers.
         env: the outermost wrapper around it.
         recorder: records its rollouts.
@@ -48,6 +49,7 @@ class Actor:
     ) -> None:
         self.number, self.generation, self._worker = number, generation, plan.worker
         made, self.base = make_env(plan.make_envs[number], plan.batch)
+        self.made = made
         self._reset_seed, exploration_seed, recorder_seed = plan.actor_seeds(number, generation)
         self._seeded = False
         self.outcome: Any = None

@@ -95,7 +95,7 @@ class PoolEnv:
         if len(outcomes) != self.num_envs:  # the rows of one environment
             rewards, terminated, truncated, info = outcomes[0] or _lost(self.num_envs)
             return self._observations(), np.array(rewards, np.float32), np.array(terminated), np.array(truncated), dict(info)
-        parts = [_lost(1) if out is None else out for out in outcomes]
+        parts: list[Any] = [_lost(1) if out is None else out for out in outcomes]
         rewards, terminated, truncated = (
             np.concatenate([np.ravel(p[i]) for p in parts]).astype(d) for i, d in enumerate((np.float32, bool, bool))
         )
