@@ -97,7 +97,7 @@ class Learner(ExperimentSettings):
     @property
     def grad_update_counter(self) -> int:
         """Updates of the policy so far. A `train_step` that replaces this class's counts its own here."""
-        return 0 if self._updater is None and not hasattr(self, "optimizer") else self.updater.grad_steps
+        return 0 if self._updater is None else self._updater.grad_steps
 
     @grad_update_counter.setter
     def grad_update_counter(self, count: int) -> None:

@@ -151,7 +151,8 @@ class PersistentRun(Learner):
         if self._refusal is None and getattr(self, "checkpoints", None) is not None and not self._log_is_open:
             self._log_is_open = True
             self._record_start(self._to_resume)
-            self.init_logger()
+            if self.logger is None:
+                self.init_logger()
 
     def _resume(self) -> None:
         """Load the training state that ``resume`` has chosen, once."""
@@ -226,7 +227,7 @@ class PersistentRun(Learner):
 
     def init_logger(self) -> None:
         """Open the log files; only the main process writes."""
-        if self.accelerator.is_main_process:
+        if self._refusal is None and self.accelerator.is_main_process:
             settings = flat(self._settings)
             wandb = wandb_options(self, settings) if self.log_to_wandb else None
             self.logger = MetricsLogger(self.run_dir, self.log_to_tensorboard, wandb, settings)
@@ -239,7 +240,7 @@ class PersistentRun(Learner):
     def x_axis_metrics(self) -> dict[str, int | float]:
         """Numbers that curves may be drawn against."""
         by_env = {f"total_frames-{name}": frames for name, frames in self.frames_by_env.items()}
-        return {"Epoch": self.epoch, "total_frames": self.env_steps, "gradient_steps": self.updater.grad_steps, **by_env}
+        return {"Epoch": self.epoch, "total_frames": self.env_steps, "gradient_steps": self.grad_update_counter, **by_env}
 
     def log(self, metrics_dict: Mapping[str, Any], key: str) -> None:
         """Log numbers by name; no row for an empty dict.
@@ -255,7 +256,7 @@ class PersistentRun(Learner):
             raise self._refusal
         if self.logger is not None and metrics_dict:
             key = SECTIONS.get(key, key)
-            x = {"epoch": self.epoch, "env_steps": self.env_steps, "grad_steps": self.updater.grad_steps}
+            x = {"epoch": self.epoch, "env_steps": self.env_steps, "grad_steps": self.grad_update_counter}
             self.logger.log(metrics_dict, key, x, self.x_axis_metrics())
 
     def _log_faults(self, stats: PhaseStatistics, key: str) -> None:
@@ -264,8 +265,9 @@ class PersistentRun(Learner):
             self.log({"Restarted Environments": stats.restarts, "Dropped Rollouts": stats.dropped}, key)
 
     def _check_trained(self) -> None:
-        if not self.updater.grad_steps and (self.updater.skipped or not self._ever_trained):
-            check_trained(self, self._data, self.updater.skipped, self._restarts)
+        skipped = 0 if self._updater is None else self._updater.skipped
+        if not self.grad_update_counter and (skipped or not self._ever_trained):
+            check_trained(self, self._data, skipped, self._restarts)
 
     # ---- checkpoints ----------------------------------------------------------------------------------------------------
 
@@ -341,7 +343,7 @@ class PersistentRun(Learner):
         if self._refusal is not None:
             return f"run {self.run_name!r} exists in {self.run_dir}: load_checkpoint(N) continues it, and otherwise learn() is refused"
         if resumed is not None:
-            steps = f"{self.updater.grad_steps} gradient steps, {self.env_steps} environment steps"
+            steps = f"{self.grad_update_counter} gradient steps, {self.env_steps} environment steps"
             return f"resumed {resumed} at epoch {self.epoch}, {steps}"
         if self.resume != "never":
             return f"nothing to resume in {self.ckpt_dir}; starting at epoch 0"

@@ -183,11 +183,12 @@ class TrainingParts:
                 f"the optimizer had groups of {[len(g['params']) for g in saved['param_groups']]} parameters, and now has groups of "
                 f"{[len(g['params']) for g in now]}"
             )
-        base = list(self.schedule.base_lrs)
+        own: Any = getattr(self.schedule, "scheduler", self.schedule)  # Accelerate's wrapper around one
+        base = list(own.base_lrs)
         groups = [{**new, "params": old["params"]} for new, old in zip(now, saved["param_groups"])]
         self.optimizer.load_state_dict({**saved, "param_groups": groups})
-        self.schedule.load_state_dict({**schedule, "base_lrs": base})
-        step = self.schedule.last_epoch
-        for group, rate, factor in zip(self.optimizer.param_groups, base, self.schedule.lr_lambdas):
-            group["lr"] = rate * factor(step)
-        self.schedule._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+        own.load_state_dict({**schedule, "base_lrs": base})
+        if isinstance(own, torch.optim.lr_scheduler.LambdaLR):
+            for group, rate, factor in zip(self.optimizer.param_groups, base, own.lr_lambdas):
+                group["lr"] = rate * factor(own.last_epoch)
+            own._last_lr = [group["lr"] for group in self.optimizer.param_groups]
