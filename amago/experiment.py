@@ -120,6 +120,7 @@ class Experiment(BuiltRun):
 
     def _learn_epoch(self) -> None:
         """Evaluate, collect, train, save and publish; after a signal, return as soon as possible."""
+        self._epoch_is_over = False
         begins = self._collected == self._trained == 0
         if self.always_load_latest:
             self.read_latest_policy()
@@ -148,7 +149,7 @@ class Experiment(BuiltRun):
             self.save_checkpoint()
         if self.always_save_latest:
             self.write_latest_policy()
-        self.epoch, self._epoch_is_over = self.epoch + 1, False
+        self._epoch, self._epoch_is_over = self.epoch + 1, False
 
     def _leave(self) -> None:
         """Save and exit, after a signal."""

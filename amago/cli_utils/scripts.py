@@ -14,7 +14,9 @@ from amago.loading import DiskTrajDataset, RLDataset
 from amago.nets.traj_encoders import TformerTrajEncoder, TrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder, TstepEncoder
 from amago.run import checkpoint
+from amago.run.checkpoint import CheckpointError
 from amago.run.console import metrics_table
+from amago.run.run_checkpoints import RunCheckpoints
 
 
 def switch_async_mode(experiment: Experiment, mode: str) -> Experiment:
@@ -147,10 +149,11 @@ def run_trials(
             own.run_name = f"{args.run_name}_trial_{trial}"
             own.seed = None if args.seed is None else args.seed + trial
         experiment = switch_async_mode(make_experiment(own), own.mode)
+        has_state = own.ckpt is not None and _has_state(experiment, own.ckpt)
         experiment.start()
         try:
             if own.ckpt is not None:
-                _load(experiment, own.ckpt)
+                experiment.load_checkpoint(own.ckpt, resume_training_state=has_state)
             if started is not None:
                 started(experiment)
             with running():
@@ -161,11 +164,20 @@ def run_trials(
             experiment.close()
 
 
-def _load(experiment: Experiment, epoch: int) -> None:
-    """Go on with the training state of an epoch, or with its weights where that state was deleted (``keep_training_states``)."""
-    known = {checkpoint.epoch_of(path) for path in checkpoint.training_states(experiment.checkpoints.states)}
-    weights_alone = epoch not in known and experiment.checkpoints.weights_of_epoch(epoch).is_file()
-    experiment.load_checkpoint(epoch, resume_training_state=not weights_alone)
+def _has_state(experiment: Experiment, epoch: int) -> bool:
+    """Whether the run has the training state of an epoch, and not only its weights (``keep_training_states``).
+
+    Raises:
+        CheckpointError: it has neither.
+    """
+    saved = RunCheckpoints(experiment.run_dir, experiment.run_name)
+    if epoch in {checkpoint.epoch_of(path) for path in checkpoint.training_states(saved.states)}:
+        return True
+    if not saved.weights_of_epoch(epoch).is_file():
+        raise CheckpointError(
+            f"no training state of epoch {epoch} in {saved.states}, and no weights at {saved.weights_of_epoch(epoch)}"
+        )
+    return False
 
 
 def evaluate_after_training(

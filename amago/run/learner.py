@@ -81,6 +81,7 @@ class Learner(ExperimentSettings):
         learning_epochs = max(0, self.epochs - int(min(self.start_learning_at_epoch, self.epochs)))
         updates = learning_epochs * self.train_batches_per_epoch // self.batches_per_update
         self.lr_schedule = lr_schedule(self.optimizer, self.lr_warmup_steps, updates, self.lr_cooldown)
+        self.accelerator.register_for_checkpointing(self.lr_schedule)  # for those who call accelerator.save_state()
 
     @property
     def updater(self) -> Updater:

@@ -10,12 +10,13 @@ from accelerate.utils import gather_object
 from tqdm import tqdm
 
 from amago import config
+from amago.compat import accelerate_states
 from amago.compat.loaders import ForeignLoader, as_loader
 from amago.envs.statistics import PhaseStatistics
 from amago.loading import RLDataset, SequenceLoader
 from amago.run import console
 from amago.run.changes import Change, changes, refuse
-from amago.run.checkpoint import identity, settings_in
+from amago.run.checkpoint import epoch_of, identity, settings_in
 from amago.run.collect import RunActors
 from amago.run.learner import Learner
 from amago.run.metric_names import SECTIONS
@@ -34,7 +35,6 @@ class PersistentRun(Learner):
     """Base class of `amago.Experiment`: progress, log and checkpoints.
 
     Attributes:
-        epoch: epochs that are finished.
         frames_by_env: environment steps collected by this process, by environment name.
         run_seed: the seed of the run, given or drawn.
         checkpoints: on disk.
@@ -56,10 +56,10 @@ class PersistentRun(Learner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.epoch = 0
+        self._epoch = 0
         self.frames_by_env: dict[str, int] = {}
         self._collected = self._trained = 0  # in the current epoch: steps of each actor, and batches
-        self._epoch_is_over = False  # and `epoch` is still its number
+        self._epoch_is_over = False  # and `epoch` is its number
         self._used_loader: SequenceLoader | ForeignLoader | None = None
         self._started = self._saved = self._ever_trained = False
         self._restarts = 0  # of environments, in this process
@@ -70,6 +70,16 @@ class PersistentRun(Learner):
         self._log_is_open = False
         self.logger, self._means = None, RunningMeans()
         self._settings: dict[str, Any] = {}  # as they were at the start
+
+    @property
+    def epoch(self) -> int:
+        """Number of the current epoch, which is that of the finished ones. A loop of your own sets it to the number of the epoch that it
+        has just finished, by which `save_checkpoint` names files."""
+        return self._epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._epoch, self._epoch_is_over = int(epoch), True
 
     def _require_start(self, what: str, writes: bool = True) -> None:
         """Refuse a call that comes too early.
@@ -189,9 +199,10 @@ class PersistentRun(Learner):
             return
         self._write_config()
         record = read_record(self.run_dir) or {"starts": []}
+        resumed = None if resumed is not None and accelerate_states.is_one(resumed) else resumed
         before = settings_in(resumed) if resumed is not None else record if has_learned(record) and not self.learns else None
         changed = {c.name: [c.before, c.now] for c in changes(before, self._settings)} if before is not None else {}
-        epoch = 0 if resumed is None else identity(resumed)[0]
+        epoch = self.epoch if resumed is None else identity(resumed)[0]
         note_start(self.run_dir, self._settings, role_of(self), epoch, None if resumed is None else resumed.name, changed)
 
     def _write_config(self) -> None:
@@ -310,6 +321,12 @@ class PersistentRun(Learner):
 
     def _restore(self, path: Path) -> None:
         """Load a training state, and say which settings differ from it and what is lost."""
+        if accelerate_states.is_one(path):
+            parts = self.policy, self.optimizer, self.lr_schedule
+            self.grad_update_counter = accelerate_states.load(path, *parts)
+            self._epoch, self._collected, self._trained, self._epoch_is_over = 1 + epoch_of(path), 0, 0, False
+            self._print(f"note: {path.name} was written by Accelerate: frames, batches and random numbers begin anew")
+            return
         found = self._changes(path)
         refuse(found, path)
         names = frozenset(c.name.partition(".")[0] for c in found)
@@ -318,7 +335,8 @@ class PersistentRun(Learner):
         if reseed is not None:
             seed_process((reseed, self.accelerator.process_index, *identity(path)))
         progress = self._parts.restore(path, change)
-        self.epoch, self._collected, self._trained = progress.epoch, progress.collected, progress.trained
+        self._epoch, self._collected, self._trained = progress.epoch, progress.collected, progress.trained
+        self._epoch_is_over = False
         self.frames_by_env, self.run_seed = progress.frames_by_env, progress.seed
         if found:
             self._print(f"settings that differ from those of {path.name}:\n  " + "\n  ".join(map(str, found)))

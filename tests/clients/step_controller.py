@@ -135,7 +135,9 @@ class Copycat(torch.nn.Module):
 
 def main(directory):
     gin.clear_config()
-    cli_utils.use_config({"amago.agent.Multigammas.discrete": [0.9], "TformerTrajEncoder.d_model": 16, "TformerTrajEncoder.n_heads": 2}, [])
+    cli_utils.use_config(
+        {"amago.agent.Multigammas.discrete": [0.9], "TformerTrajEncoder.d_model": 16, "TformerTrajEncoder.n_heads": 2}, []
+    )
     told = {}
 
     # weights of another run, saved as a plain state dict
@@ -161,7 +163,7 @@ def main(directory):
             controller.tick()
         told[f"{mode} matches"] = controller.matches.tolist()
         histories = call_async_env(e.val_envs, "return_history")
-        told[f"{mode} score agrees"] = [sum(sum(h.data.values(), [])) for h in histories] == controller.score.tolist()
+        told[f"{mode} score agrees"] = [sum(map(sum, h.data.values())) for h in histories] == controller.score.tolist()
         told[f"{mode} names"] = sorted({name for h in histories for name in h.data})
         call_async_env(e.val_envs, "reset_stats")
 
