@@ -335,7 +335,8 @@ class BaseAgent(NamedArguments, nn.Module):
         if rl2s.ndim != 3 or rl2s.shape[1] != 1:
             raise ValueError(f"get_actions takes one timestep, rl2s (N, 1 + A) or (N, 1, 1 + A), got {tuple(rl2s.shape)}")
         first = {key: value[:, 0] for key, value in obs.items()}
-        actions, hidden_state = self.get_actions(first, rl2s[:, 0], time_idxs[:, 0], hidden_state, sample, gamma_idx)
+        state, hidden_state = self._next_state(first, rl2s[:, 0], time_idxs[:, 0], hidden_state)
+        actions = self.act(state, first, sample, gamma_idx)
         small = self.multibinary or (self.discrete and self.action_dim <= 256)
         return (actions.to(torch.uint8) if small else actions).unsqueeze(1), hidden_state
 

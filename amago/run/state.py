@@ -12,6 +12,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from amago.agent import BaseAgent
+from amago.compat.loaders import ForeignLoader
 from amago.loading import RLDataset, SequenceLoader
 from amago.run import checkpoint
 from amago.run.callbacks import CallbackList
@@ -82,7 +83,7 @@ class TrainingParts:
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LambdaLR
     updater: Updater
-    loader: SequenceLoader
+    loader: SequenceLoader | ForeignLoader
     dataset: RLDataset
     logger: MetricsLogger | None
     pools: dict[str, Rollout]
@@ -110,12 +111,11 @@ class TrainingParts:
             ranks: the `local_state` of each process.
             settings: of the run (`amago.run.record.settings_of`).
         """
-        assert self.logger is not None
         state = {
             "epoch": progress.epoch, "collected": progress.collected, "trained": progress.trained, "seed": progress.seed,
             "frames_by_env": progress.frames_by_env, "frames_of_all_ranks": True, "updater": self.updater.state_dict(),
             "schedule": self.schedule.state_dict(), "next_batch": self.loader.next_batch,
-            "wall_time": self.logger.wall_time, "dataset": self.dataset.state_dict(),
+            "wall_time": 0.0 if self.logger is None else self.logger.wall_time, "dataset": self.dataset.state_dict(),
             "processes": self.accelerator.num_processes, "ranks": ranks, "settings": settings,
             "batches_in_update": self.accelerator.step % self.batches_per_update,
         }  # fmt: skip
@@ -204,11 +204,12 @@ class TrainingParts:
                 f"the optimizer had groups of {[len(g['params']) for g in saved['param_groups']]} parameters, and now has groups of "
                 f"{[len(g['params']) for g in now]}"
             )
-        base = list(self.schedule.base_lrs)
+        own: Any = getattr(self.schedule, "scheduler", self.schedule)  # Accelerate's wrapper around one
+        base = list(own.base_lrs)
         groups = [{**new, "params": old["params"]} for new, old in zip(now, saved["param_groups"])]
         self.optimizer.load_state_dict({**saved, "param_groups": groups})
-        self.schedule.load_state_dict({**schedule, "base_lrs": base})
-        step = self.schedule.last_epoch
-        for group, rate, factor in zip(self.optimizer.param_groups, base, self.schedule.lr_lambdas):
-            group["lr"] = rate * factor(step)
-        self.schedule._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+        own.load_state_dict({**schedule, "base_lrs": base})
+        if isinstance(own, torch.optim.lr_scheduler.LambdaLR):
+            for group, rate, factor in zip(self.optimizer.param_groups, base, own.lr_lambdas):
+                group["lr"] = rate * factor(own.last_epoch)
+            own._last_lr = [group["lr"] for group in self.optimizer.param_groups]

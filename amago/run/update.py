@@ -87,6 +87,11 @@ class Updater:
         self.params, self.grad_clip = list(agent.trainable_params), grad_clip
         self.grad_steps = self.skipped = self._in_a_row = 0
 
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """The arguments that it was made with."""
+        return self.accelerator, self.agent, self.optimizer, self.schedule, self.grad_clip
+
     def step(self, log_step: bool, loss: Tensor | None = None) -> dict[str, float | Tensor]:
         """Update with the gradients in ``.grad``, and clear them.
 

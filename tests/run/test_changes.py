@@ -64,7 +64,7 @@ OTHER = {
     "start_collecting_at_epoch": 1, "train_timesteps_per_epoch": 6, "train_batches_per_epoch": 3, "val_interval": 5,
     "ckpt_interval": 2, "always_save_latest": True, "always_load_latest": True, "batch_size": 3, "batches_per_update": 2,
     "learning_rate": 0.5, "critic_loss_weight": 2.0, "lr_warmup_steps": 9, "grad_clip": 0.5, "l2_coeff": 0.25,
-    "sample_actions_train": False, "lr_cooldown": 0.5, "log_to_tensorboard": True, "env_workers": 1, "env_step_timeout": 5.0,
+    "sample_actions_train": False, "sample_actions_val": False, "lr_cooldown": 0.5, "log_to_tensorboard": True, "env_workers": 1, "env_step_timeout": 5.0,
     "max_env_restarts": 3, "keep_training_states": 4, "dset_max_size": None, "extra_fields": None, "cut_short_trajectories": True,
     "dset_max_steps": None, "dset_max_bytes": None, "env_trial_steps": 0, "val_episodes": 2, "refused_data_timeout": 1.0, "share_buffer": True,
     "progress": "plain", "callbacks": [amago.Callback()],
