@@ -104,7 +104,7 @@ def zoo_file(name: str) -> Path:
         hint = (
             f"did you mean {' or '.join(f'zoo/{n}' for n in near)}?"
             if near
-            else f"its {len(known)} settings are listed by 'amago zoo'"
+            else f"its {len(known)} settings are the .gin files in {Path(__file__).parent / 'zoo'}; 'amago zoo' lists them"
         )
         raise ValueError(f"the zoo has no settings called {name!r}; {hint}")
     return known[name]

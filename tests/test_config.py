@@ -86,7 +86,9 @@ def test_switches_write_settings_and_return_classes():
 
 
 def test_switches_refuse_what_does_not_exist():
-    with pytest.raises(ValueError, match=naming("traj_encoder", "'lstm'", "ff, gru, identity, mamba, rnn, transformer")):
+    with pytest.raises(
+        ValueError, match=naming("traj_encoder", "'lstm'", "ff, gru, identity, mamba, mingru, rnn, transformer")
+    ):
         switch_traj_encoder({}, "lstm")
     with pytest.raises(ValueError, match=naming("TformerTrajEncoder", "'heads'")):
         switch_traj_encoder({}, "transformer", heads=3)
