@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gin
-from tqdm import tqdm
 
+from amago.agent import BaseAgent
+from amago.compat.acting import as_actor
 from amago.compat.datasets import collection_ended
-from amago.envs.pool import ActorPool
 from amago.envs.statistics import PhaseStatistics, ReturnHistory, SpecialMetricHistory
-from amago.loading import RLDataset, SequenceLoader
+from amago.loading import SequenceLoader
+from amago.nets.ranks import joint_batch
 from amago.policy import acting_by, find_run, load_agent_weights, write_policy_spec
-from amago.run import console
 from amago.run.allocator import FreedMemory
 from amago.run.batch_memory import check_batch_memory
-from amago.run.checks import check_buffer, check_required_extras, check_settings, warn_if_nothing_saved
-from amago.run.collect import RunActors, interact
-from amago.run.evaluate import histories, merge_returns, merge_specials, merge_values, summarise, warn_if_nothing_ended
+from amago.run.building import BuiltRun
+from amago.run.checks import check_buffer, warn_if_nothing_saved, warn_if_nothing_to_do
+from amago.run.collect import interact
+from amago.run.evaluate import warn_if_nothing_ended
 from amago.run.own_parts import warn_of_faulty_parts
-from amago.run.persistence import PersistentRun
+from amago.run.pace import COLLECT, EVALUATE, TRAIN
 from amago.run.rollout import Rollout
 from amago.run.settings import EnvMakers
 from amago.run.signals import GracefulStop, Stopped
@@ -31,12 +31,12 @@ from amago.run.waiting import wait_for_data
 
 @gin.configurable
 @dataclass
-class Experiment(PersistentRun):
+class Experiment(BuiltRun):
     """Build, train and evaluate an agent.
 
     ``start()`` builds everything and ``learn()`` runs the epochs. The arguments are those of
     `amago.run.settings.ExperimentSettings`. Losses and updates are in `amago.run.learner.Learner`; progress, log and
-    checkpoints are in `amago.run.persistence.PersistentRun`.
+    checkpoints are in `amago.run.persistence.PersistentRun`, and the parts that ``start()`` builds in `amago.run.building.BuiltRun`.
     """
 
     def __post_init__(self) -> None:
@@ -49,16 +49,17 @@ class Experiment(PersistentRun):
     def start(self) -> None:
         """Check the settings; build environments, data set, model, optimizer and loggers; resume as ``resume`` says.
 
+        Calls `init_dsets`, `init_envs`, `init_dloaders`, `init_model`, `init_checkpoints`, `init_logger` and `summary`, in this order.
+
         Raises:
-            SettingsError: lists all wrong fields, before any process is started; or says that the directory or the buffer holds another
-                run, or is being written (`amago.run.ownership`), or what cannot change on resume (`amago.run.changes`).
+            SettingsError: lists all wrong fields, before any process is started; or says that the buffer holds another run, that the
+                directory is being written (`amago.run.ownership`), or what cannot change on resume (`amago.run.changes`).
             CheckpointError: there is no training state to resume from, or ``init_from`` does not fit.
         """
         if self._started:
             raise RuntimeError("start() was called before; build a new Experiment")
-        self.resolve()
-        check_settings(self)
-        self._build_accelerator()
+        self._prepared = False  # settings may have changed since parts were built
+        self._prepare()
         try:
             resumed = self._claim()
             self._init_seeds(resumed)
@@ -66,62 +67,35 @@ class Experiment(PersistentRun):
             env_summary = self.init_envs()
             self._replace_earlier_run()
             check_buffer(dataset, self._actors.spaces.observation, self._actors.spaces.action)
-            self.init_dloaders()
+            self._renew_loader()
             self.init_model()
             if self.init_from is not None and resumed is None:
                 load_agent_weights(self.policy, find_run(str(self.init_from))[1])
-            self._record_start(resumed)
+            self.init_checkpoints()
             if self.DEVICE.type == "cpu" and self.train_batches_per_epoch:
                 self._freed_memory.keep()
-            self.init_logger()
+            self._open_log()
             self._started = True
-            if resumed is not None:
-                self.load_checkpoint_from_path(str(resumed))
-            self._print(self._resume_note(resumed))
+            self._resume()
+            self.print(self._resume_note(resumed))
+            self._callbacks.start(self)
         except BaseException:
             self.close()
             raise
         if self.verbose and self.accelerator.is_main_process:
-            self.summary(env_summary)
+            self.summary(env_summary=env_summary)
 
-    def init_dsets(self) -> RLDataset:
-        """Configure the data set."""
-        assert self.dataset is not None
-        self.dataset.configure_from_experiment(self)
-        return self.dataset
-
-    def init_envs(self) -> str:
-        """Start the training actors, or, if this run never collects, make one environment for its spaces.
-
-        Returns:
-            a description of the environments for `summary`.
-        """
-        self._actors = RunActors(self, self._data.save_new_trajs_to, self._env_seed, self.DEVICE, self.caster)
-        spaces = self._actors.find_spaces()
-        shapes = ", ".join(f"{k} {v.shape}" for k, v in spaces.observation.spaces.items())
-        return f"{self.parallel_actors} actors ({self._actors.mode_text}); observations: {shapes}; actions: {spaces.action}"
-
-    def init_dloaders(self) -> SequenceLoader:
-        """Create the loader of training batches."""
-        self.train_dloader = SequenceLoader(
-            self._data, self.batch_size, self.dloader_workers, self.run_seed, self.accelerator.process_index, self.DEVICE
-        )
-        return self.train_dloader
-
-    def init_model(self) -> None:
-        """Build the agent for the environments' spaces, its optimizer and schedule."""
-        spaces = self._actors.spaces
-        self._data.check_spaces(spaces.observation, spaces.action)
-        self._build_model(spaces)
-        check_required_extras(self.policy, self.extra_fields)
-        if self.accelerator.is_main_process:
-            self.checkpoints.description = write_policy_spec(self.run_dir, self.policy, spaces.raw_observation)
-            warn_of_faulty_parts(self.policy)
-
-    def summary(self, env_summary: str) -> None:
-        """Print the most important settings."""
-        processes = self.accelerator.num_processes
-        tqdm.write(console.summary(self, self.policy, env_summary, processes, self.epoch, self.run_seed))
+    def init_checkpoints(self) -> None:
+        """Create ``ckpts/training_states``, ``ckpts/policy_weights`` and ``ckpts/latest`` in ``ckpt_dir``, and describe the policy there."""
+        self._prepare()
+        if not hasattr(self, "checkpoints"):
+            self._claim()
+        policy: Any = getattr(self, "policy_aclr", None) and self.policy
+        if self.accelerator.is_main_process and isinstance(policy, BaseAgent):
+            warn_of_faulty_parts(policy)
+            if self._refusal is None:
+                raw = self._actors.spaces.raw_observation
+                self.checkpoints.description = write_policy_spec(self.run_dir, policy, raw)
 
     # ---- the loop -------------------------------------------------------------------------------------------------------
 
@@ -129,175 +103,206 @@ class Experiment(PersistentRun):
         """Run the remaining epochs.
 
         SIGINT, SIGTERM and SIGUSR1 finish the current step, save a training state and exit with code 128 + signal
-        (130, 143, 138); ``resume="auto"`` continues from there. Further signals change nothing.
+        (130, 143, 138); ``resume="auto"`` continues from there. Further signals change nothing. ``should_stop``, which callbacks set, ends
+        it when the epoch is finished.
         A run that was to train and has made no update raises `amago.run.waiting.NothingTrainedError`.
         """
         self._require_start("learn()")
-        with self._stop:
-            while self.epoch < self.epochs and not self._stop:
-                self._learn_epoch()
+        warn_if_nothing_to_do(self)
+        self._open_log()
+        self._resume()
+        with self._callbacks.told_of_exceptions(self), self._stop:
+            with self._console.learning(self):
+                while self.epoch < self.epochs and not self._stop.decide() and not self.should_stop:
+                    self._learn_epoch()
             if self._stop:
                 self._leave()
-        if self._stop:  # a signal between the last check and the removal of the handlers
+        if self._stop.decide():  # a signal between the last check and the removal of the handlers
             self._leave()
-        self._check_trained()
+        with self._callbacks.told_of_exceptions(self):
+            self._check_trained()
+            self._callbacks.call("on_end", self)
 
     def _learn_epoch(self) -> None:
         """Evaluate, collect, train, save and publish; after a signal, return as soon as possible."""
+        self._epoch_is_over = False
         begins = self._collected == self._trained == 0
         if self.always_load_latest:
             self.read_latest_policy()
-        if begins and self.val_interval is not None and self.epoch % self.val_interval == 0:
+        if begins and self.val_interval and self.epoch % self.val_interval == 0:
             self.evaluate_val()
         if self._stop:
             return
-        collects = bool(self.train_timesteps_per_epoch) and self.epoch >= self.start_collecting_at_epoch
+        collects = self.train_timesteps_per_epoch is not None and self.epoch >= self.start_collecting_at_epoch
         if collects:
             self.collect_new_training_data()
-        self.log(collection_ended(self._data), "buffer")
-        if collects and not self._stop:
+        self.log(collection_ended(self._data, self), "dataset")
+        if collects and self.train_timesteps_per_epoch and not self._stop:
             phases = self.epoch + 1 - max(0, self.start_collecting_at_epoch)
             warn_if_nothing_saved(self._data, phases, self.train_timesteps_per_epoch or 0, self.max_seq_len)
         if not self._stop and self.epoch >= self.start_learning_at_epoch and self._wait_for_data():
+            self._renew_loader()
             self.train_epoch()
             self._ever_trained = True
         if self._stop:
             return
         if self._trained:
-            self.log(self._data.on_end_of_training(), "buffer")
-        finished, self.epoch = self.epoch, self.epoch + 1
+            self.log(self._data.on_end_of_training(), "dataset")
         self._collected = self._trained = 0
-        if self.ckpt_interval and (finished % self.ckpt_interval == 0 or self.epoch == self.epochs):
+        finished, self._epoch = self._epoch, self._epoch + 1  # callbacks count the finished epochs
+        self._finish_epoch()
+        self._epoch, self._epoch_is_over = finished, True  # while files are named by its number
+        last = finished + 1 == self.epochs or self.should_stop
+        if self.ckpt_interval and (finished % self.ckpt_interval == 0 or last):
             self.save_checkpoint()
         if self.always_save_latest:
             self.write_latest_policy()
+        self._epoch, self._epoch_is_over = finished + 1, False
 
     def _leave(self) -> None:
         """Save and exit, after a signal."""
         self._saved = False
-        if self.ckpt_interval is not None:
+        if self.ckpt_interval:
             self.save_checkpoint()
         if self.always_save_latest:
             self.write_latest_policy()
         code = self._stop.exit_code
         saved = "saved; continue with resume='auto'" if self._saved else "nothing was saved"
-        self._print(f"stopped by a signal in epoch {self.epoch}; {saved} (exit code {code})")
-        self.close()
-        raise Stopped(code)
+        self.print(f"stopped by a signal in epoch {self.epoch}; {saved} (exit code {code})")
+        try:
+            raise Stopped(code)
+        except Stopped as stopped:
+            self._callbacks.call("on_exception", self, stopped)
+            raise
+        finally:
+            self.close()
 
     def _wait_for_data(self) -> bool:
-        """Whether there is data to train on. A process that never collects waits for the data of others.
+        """Whether there is data to train on, in all ranks. A process that never collects waits for the data of others.
 
         Raises:
             NoReadableDataError: for ``refused_data_timeout`` seconds there were refused files and no others.
         """
         dataset = self._data
-        if dataset.ready_for_training or self.collects or not dataset.can_become_ready:
-            return dataset.ready_for_training
-        with self._bar(None, "waiting for data", "s") as bar:
+        ready = self._ranks.all(dataset.ready_for_training)
+        if ready or self.collects or not dataset.can_become_ready:
+            return ready
+        with self._phase("waiting for data", None, "s") as phase:
 
             def pause() -> bool:
                 self._stop.wait(1.0)
-                bar.update(1)
-                return not self._stop
+                phase.update(1)
+                return not self._stop.decide()
 
-            wait_for_data(dataset, self.refused_data_timeout, pause)
-        return dataset.ready_for_training
+            return wait_for_data(dataset, self.refused_data_timeout, pause, self._ranks)
 
     def collect_new_training_data(self) -> None:
         """Step each training actor ``train_timesteps_per_epoch`` times, less the steps of a resumed epoch."""
         self._require_start("collect_new_training_data()")
-        rollout, steps = self._actors.train, (self.train_timesteps_per_epoch or 0) - self._collected
+        steps, every = (self.train_timesteps_per_epoch or 0) - self._collected, self.force_reset_train_envs_every
         if steps <= 0:
             return
-        every = self.force_reset_train_envs_every
-        if every is not None and self.epoch and self.epoch % every == 0 and self._collected == 0:
+        rollout = self._actors.train
+        if every and self.epoch and self.epoch % every == 0 and self._collected == 0:
             rollout.reset()
-        taken, stats = self._interact(rollout, steps, "collect", self.sample_actions_train, stoppable=True)
-        self._collected += taken
+        taken, stats = self._interact(rollout, steps, COLLECT, self.sample_actions_train, stoppable=True)
+        stats = self._of_all_ranks(stats)
+        self._collected = self._ranks.smallest(self._collected + taken)
         for name, frames in stats.frames.items():
             self.frames_by_env[name] = self.frames_by_env.get(name, 0) + frames
         self._log_faults(stats, "rollout")
         rollout.pool.flush()
-        self.log(self._metrics(stats), "rollout")
+        self._end_collection(stats, finished=not self._stop)
 
     def train_epoch(self) -> None:
         """Train on ``train_batches_per_epoch`` batches, less the batches of a resumed epoch."""
         self._require_start("train_epoch()")
-        check_batch_memory(self.policy, self.train_dloader, self.max_seq_len)
+        loader, count = self._loader, self.train_batches_per_epoch - self._trained
+        if isinstance(loader, SequenceLoader):
+            check_batch_memory(self.policy, loader, self.max_seq_len)
+        else:
+            count = loader.count(count, self.train_batches_per_epoch)
         self.policy_aclr.train()
-        with self._bar(self.train_batches_per_epoch - self._trained, "train", "batch") as bar:
-            for batch in self.train_dloader.batches(self.train_batches_per_epoch - self._trained):
-                log_step = self._trained % self.log_interval == 0
+        with self._phase(TRAIN, count, "batch") as phase, joint_batch(self._ranks.count):
+            for batch in loader.batches(count):
+                log_step = bool(self.log_interval) and self._trained % self.log_interval == 0
                 self._means.add(self.train_step(batch, log_step))
                 self._trained += 1
-                bar.update(1)
+                phase.update(1)
                 if log_step and self._trained > 1:
-                    self.log(self._means.take(), "train")
-                if self._stop:
+                    self._log_training(phase)
+                if self._stop.decide():
                     break
-        self.log(self._means.take(), "train")
+            self._log_training(phase)
+        self._end_training(phase, finished=not self._stop)
 
     # ---- interaction and evaluation -------------------------------------------------------------------------------------
 
     def interact(
         self,
-        envs: ActorPool,
+        envs: Any,
         timesteps: int,
         hidden_state: Any = None,
         render: bool = False,
         save_on_done: bool = False,
         episodes: int | None = None,
-    ) -> tuple[ReturnHistory, SpecialMetricHistory]:
-        """Let the policy act in a pool of actors.
+        sample: bool = True,
+    ) -> tuple[Any, tuple[list[ReturnHistory], list[SpecialMetricHistory]]]:
+        """Let the policy act in several environments, which must have been reset.
 
         Args:
-            envs: from `amago.envs.make_pool`, reset.
-            timesteps: steps of each actor.
-            hidden_state: a list with the initial memory of each of ``envs.groups``; None: empty memory.
+            envs: ``train_envs``, ``val_envs``, a pool of `amago.envs.make_pool`, or a vector environment of `SequenceWrapper`.
+            timesteps: steps of each environment.
+            hidden_state: the policy's memory, as returned by an earlier call, or a list with that of each of the groups of a pool; None:
+                empty memory.
             render: draw each step.
             save_on_done: save trajectories as soon as a rollout ends.
             episodes: take exactly so many rollouts, divided equally among the actors (`Rollout.run_phase`), or fewer if
                 ``timesteps`` are over first.
+            sample: draw actions from the policy; else take its mode.
 
         Returns:
-            returns, and the environments' own metrics, of the rollouts that ended.
+            the memory, to go on with, and a pair of lists with one entry an environment: returns, and the environments' own metrics, of
+            the rollouts that ended.
         """
-        self._require_start("interact()")
-        rollout = Rollout(envs, self.DEVICE, self.caster)
-        rollout.memory = hidden_state
+        self._require_start("interact()", writes=False)
+        rollout = self._actors.rollout_in(envs)
+        rollout.take_hidden_state(as_actor(self.policy), hidden_state)
         options: dict[str, Any] = {"render": render, "save_on_done": save_on_done, "episodes": episodes}
-        _, stats = self._interact(rollout, timesteps, "interact", self.sample_actions, **options)
-        self._log_faults(stats, "test")
-        return histories(stats)
+        _, stats = self._interact(rollout, timesteps, "interact", sample, **options)
+        if stats.restarts:
+            self._log_faults(stats, "test")
+        return rollout.hidden_state, stats.by_actor(rollout.pool.num_actors)
 
     def _interact(
         self, rollout: Rollout, timesteps: int, title: str, sample: bool, *, stoppable: bool = False, **options: Any
     ) -> tuple[int, PhaseStatistics]:
-        """`amago.run.collect.interact` with a progress bar.
+        """`amago.run.collect.interact`, whose progress is shown.
 
         Args:
-            title: of the bar.
+            title: of the phase.
             stoppable: a signal ends the phase early.
         """
-        should_stop = self._stop.__bool__ if stoppable else None
-        with self._bar(timesteps * rollout.pool.num_actors, title, "step") as bar:
-            return interact(rollout, self.policy, timesteps, sample, bar.update, should_stop=should_stop, **options)
+        should_stop = self._stop.heard if stoppable else None
+        with self._phase(title, timesteps * rollout.pool.num_actors, "step") as phase:
+            return interact(rollout, self.policy, timesteps, sample, phase.update, should_stop=should_stop, **options)
 
     def evaluate_val(self) -> None:
         """Evaluate without exploration on the validation environments of all processes; log the metrics as ``val``."""
         self._require_start("evaluate_val()")
-        rollout = self._actors.val
-        rollout.reset()
         steps, episodes = self.val_timesteps_per_epoch, self._own_share(self.val_episodes)
-        _, stats = self._interact(rollout, steps, "evaluate", self.sample_actions, stoppable=True, episodes=episodes)
-        self._log_faults(stats, "val")
+        if not steps:
+            return
+        rollout, sample = self._actors.val, self.sample_actions and self.sample_actions_val
+        rollout.reset()
+        _, stats = self._interact(rollout, steps, EVALUATE, sample, stoppable=True, episodes=episodes)
+        self._log_faults(self._of_all_ranks(stats), "val")
         if self._stop:
             return  # the evaluation runs again after a resume
         metrics = self._metrics(stats)
         warn_if_nothing_ended(metrics, self.val_timesteps_per_epoch)
         self.log(metrics, "val")
-        self._print(f"  epoch {self.epoch}: {console.headline(metrics)}" if metrics else "")
+        self._callbacks.call("on_validation_end", self, metrics)
 
     def evaluate_test(
         self,
@@ -332,8 +337,9 @@ class Experiment(PersistentRun):
             try:
                 rollout.reset()
                 options: dict[str, Any] = {"episodes": self._own_share(episodes), "render": render}
-                _, stats = self._interact(rollout, timesteps, "test", self.sample_actions, **options)
-                self._log_faults(stats, "test")
+                sample = self.sample_actions and self.sample_actions_val
+                _, stats = self._interact(rollout, timesteps, "test", sample, **options)
+                self._log_faults(self._of_all_ranks(stats), "test")
                 rollout.pool.flush()
             finally:
                 rollout.pool.close()
@@ -341,16 +347,6 @@ class Experiment(PersistentRun):
         warn_if_nothing_ended(metrics, timesteps, "timesteps")
         self.log(metrics, "test")
         return metrics
-
-    def _metrics(self, stats: PhaseStatistics) -> dict[str, float]:
-        returns, specials = histories(stats)
-        return self.policy_metrics([returns], [specials])
-
-    def policy_metrics(self, returns: Iterable[ReturnHistory], specials: Iterable[SpecialMetricHistory]) -> dict[str, float]:
-        """The metrics of the rollouts of all processes (`amago.run.evaluate.summarise`); {} if none ended."""
-        gathered = self._gather([(merge_returns(returns), merge_specials(specials))])
-        all_returns, all_specials = zip(*gathered)
-        return summarise(merge_values(all_returns), merge_values(all_specials))
 
     # ---- checkpoints ----------------------------------------------------------------------------------------------------
 
@@ -361,7 +357,9 @@ class Experiment(PersistentRun):
             epoch: as in the file's name.
             resume_training_state: load the whole training state; otherwise only the policy's weights.
         """
-        self._require_start("load_checkpoint()")
+        self._require_start("load_checkpoint()", writes=False)
+        if not hasattr(self, "checkpoints"):
+            self.init_checkpoints()
         of = self.checkpoints.of_epoch if resume_training_state else self.checkpoints.weights_of_epoch
         self.load_checkpoint_from_path(str(of(epoch)), is_accelerate_state=resume_training_state)
 
@@ -376,22 +374,19 @@ class Experiment(PersistentRun):
         Raises:
             CheckpointError: no such file, damaged, or it does not fit; lists every name without counterpart.
         """
-        self._require_start("load_checkpoint_from_path()")
+        self._require_start("load_checkpoint_from_path()", writes=False)
         if is_accelerate_state:
             self._restore(Path(path))
         else:
             load_agent_weights(self.policy, path)
         self.policy.on_checkpoint_loaded(is_resume=is_accelerate_state)
+        self._continue_earlier_run(Path(path), is_accelerate_state)
 
     def close(self) -> None:
         """Stop actors and threads, close loggers and the data set; twice is fine. The experiment cannot be used afterwards."""
-        for name in ("_actors", "train_dloader", "logger"):
-            part = getattr(self, name, None)
-            if part is not None:
-                part.close()
-        if isinstance(self.dataset, RLDataset):  # start() may have refused another type
-            self.dataset.close()
-        if self._ownership is not None:
-            self._ownership.release()
-        self._freed_memory.restore()
-        self._started = False
+        try:
+            self._callbacks.close(self)
+        finally:
+            self._close_parts()
+            self._freed_memory.restore()
+            self._started, self._closed = False, True

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from amago import ops
 from amago.agent.base import BaseAgent
+from amago.compat.statistics import LossStatistics
 from amago.nets.heads import DetachedCritics
 
 
-class AgentWithTargets(BaseAgent):
+class AgentWithTargets(LossStatistics, BaseAgent):
     """A base class of agents with ``actor`` and ``critics``, their targets, and ``maximized_critics``.
 
     A network that a subclass has not built is left out.

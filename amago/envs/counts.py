@@ -26,13 +26,13 @@ class Counts:
         ended: rollouts that have ended, ever.
     """
 
-    def __init__(self, rows: int, actor: int, names: list[str]):
+    def __init__(self, rows: int, actor: int):
         self.tick, self._actor = 0, actor
         self.began = np.zeros(rows, dtype=np.int64)
         self._counted = np.zeros(rows, dtype=np.int64)  # tick up to which each row's steps are in _frames
         self.ret = np.zeros(rows)
         self.metrics = [MetricSums() for _ in range(rows)]
-        self.names = names
+        self.names = [""] * rows  # until a rollout begins: an environment may not know its name before
         self._episodes: list[EpisodeRecord] = []
         self.ended = 0
         self._frames: dict[str, int] = {}
@@ -83,6 +83,15 @@ class Counts:
     def last(self, n: int) -> list[EpisodeRecord]:
         """The n rollouts that ended last; they must have ended since the last `drain`."""
         return self._episodes[-n:] if n else []
+
+    @property
+    def episodes(self) -> list[EpisodeRecord]:
+        """The rollouts that have ended since the last `drain` or `forget_episodes`."""
+        return list(self._episodes)
+
+    def forget_episodes(self) -> None:
+        """Drop the rollouts that have ended; their steps stay counted."""
+        self._episodes = []
 
     def drain(self) -> tuple[list[EpisodeRecord], dict[str, int]]:
         out = self._episodes, self._frames

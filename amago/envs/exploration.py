@@ -95,6 +95,10 @@ class ExplorationWrapper(AMAGOWrapper, gym.ActionWrapper[Any, Any, Any]):
     def on_rollout_start(self, opened: NDArray[np.bool_]) -> None:
         """Called when new rollouts begin in the rows where ``opened`` (B,) is True; the default does nothing."""
 
+    def exploration_metrics(self) -> dict[str, float]:
+        """Numbers about the present exploration, to be logged at the end of each collection phase as means over actors; default: none."""
+        return {}
+
     def seed(self, seed: int | np.random.SeedSequence | None) -> None:
         """Replace the random generator; call it before `reset`."""
         self.rng = np.random.default_rng(seed)
@@ -234,6 +238,13 @@ class _AnnealedNoise(ExplorationWrapper):
         It is called without ``horizon``, which is not used: code written for amago 0.1 passes it.
         """
         return self.global_multiplier * self.schedule(local_step)
+
+    def exploration_metrics(self) -> dict[str, float]:
+        """ "Epsilon": that of the next action, in the mean over rows."""
+        hook: Callable[..., Any] = self.current_eps
+        needed = sum(p.default is p.empty for p in inspect.signature(hook).parameters.values())
+        arguments = (self.local_step, self.amago_env.horizon)  # overrides written for amago 0.1 need the second
+        return {"Epsilon": float(np.mean(hook(*arguments[: max(1, needed)])))}
 
     def on_rollout_start(self, opened: NDArray[np.bool_]) -> None:
         if self.randomize_eps:

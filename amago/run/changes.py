@@ -60,6 +60,7 @@ FIELDS: dict[str, tuple[str, str]] = {
     "l2_coeff": (APPLIED, ""),
     "mixed_precision": (APPLIED, ""),
     "sample_actions_train": (APPLIED, ""),
+    "sample_actions_val": (APPLIED, ""),
     "lr_cooldown": (APPLIED, _SCHEDULE),
     "seed": (APPLIED, "batches, networks and actors are seeded anew"),
     "resume": (IRRELEVANT, "how this process starts"),
@@ -81,6 +82,8 @@ FIELDS: dict[str, tuple[str, str]] = {
     "overwrite": (IRRELEVANT, "how this process starts"),
     "share_buffer": (IRRELEVANT, "how this process starts"),
     "init_from": (IRRELEVANT, "weights are those of the training state"),
+    "progress": (IRRELEVANT, "console"),
+    "callbacks": (IRRELEVANT, "their state is in the training state"),
 }
 """What happens to each field that differs, and what is lost, or why it does not matter. Fields of subclasses are applied."""
 

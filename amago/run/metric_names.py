@@ -3,5 +3,12 @@
 AVERAGE_RETURN = "Average Total Return (Across All Env Names)"
 AVERAGE_RETURN_OF_ROLLOUTS = "Average Total Return (Across All Rollouts)"
 NUMBER_OF_ROLLOUTS = "Number of Rollouts"
+ROLLOUT_LENGTH = "Average Rollout Length"
+STEPS_PER_SECOND = "Steps per Second"
+UPDATES_PER_SECOND = "Updates per Second"
+SUCCESS = "Success"
+"""In the names of metrics that are success rates."""
 RETURN_OF = "Average Total Return in "
 """Followed by the name of an environment."""
+SECTIONS = {"train-update": "train", "dataset": "buffer"}
+"""Sections of the log, by what `Experiment.log` is called with where that differs."""
