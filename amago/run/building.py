@@ -8,7 +8,7 @@ import gymnasium as gym
 
 from amago.loading import RLDataset, SequenceLoader
 from amago.run import console
-from amago.run.checks import check_settings
+from amago.run.checks import check_required_extras, check_settings
 from amago.run.collect import RunActors, Spaces
 from amago.run.persistence import PersistentRun
 
@@ -142,6 +142,7 @@ class BuiltRun(PersistentRun):
         spaces: Spaces = self._actors.spaces
         self._data.check_spaces(spaces.observation, spaces.action)
         self._build_model(spaces)
+        check_required_extras(self.policy, self.extra_fields)
 
     def summary(self, env_summary: str) -> None:
         """Print the most important settings.
