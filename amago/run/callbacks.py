@@ -88,7 +88,8 @@ class Callback:
         """
 
     def on_save_checkpoint(self, experiment: Experiment, path: Path) -> None:
-        """A training state was saved; in the main process alone.
+        """A training state was saved; in the main process alone. ``experiment.epoch`` is the number of the epoch, from 0, as in the name of
+        the directory.
 
         Args:
             path: its directory.

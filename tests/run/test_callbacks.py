@@ -62,8 +62,8 @@ def test_the_moments_of_a_run(tmp_path):
     e.close()
     e.close()
     assert diary.moments == [
-        ("start", 0), ("validation", 0), ("collect", 0), ("train", 0), ("epoch", 1), ("save", 1), ("collect", 1), ("train", 1),
-        ("epoch", 2), ("save", 2), ("end", 2), ("close", 2),
+        ("start", 0), ("validation", 0), ("collect", 0), ("train", 0), ("epoch", 1), ("save", 0), ("collect", 1), ("train", 1),
+        ("epoch", 2), ("save", 1), ("end", 2), ("close", 2),
     ]  # fmt: skip
     assert all((path / "manifest.json").is_file() for path in diary.paths)
     assert [r.section for r in diary.rows] == [r["section"] for r in rows(e.run_dir)]
@@ -115,7 +115,7 @@ def test_a_callback_may_end_the_run(tmp_path):
     diary = Diary()
     e = learned(tmp_path, callbacks=[StopAfter(2), diary], epochs=5, ckpt_interval=10)
     assert e.epoch == 2
-    assert diary.moments[-2:] == [("save", 2), ("end", 2)], "and its last state is saved"
+    assert diary.moments[-2:] == [("save", 1), ("end", 2)], "and its last state is saved"
     e.should_stop = False
     e.learn()
     assert e.epoch == 5

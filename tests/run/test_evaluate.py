@@ -1,5 +1,8 @@
 """Metrics of finished rollouts."""
 
+import io
+import sys
+
 import numpy as np
 import pytest
 import tiny
@@ -101,9 +104,18 @@ def test_a_greedy_policy_ignores_the_seed(tmp_path):
     assert run(agent, seed=1, sample=False) == run(agent, seed=2, sample=False)
 
 
-def test_progress(tmp_path, capsys):
-    run(started(tmp_path).policy, progress=True)
-    assert "evaluate" in capsys.readouterr().err
+def test_progress(tmp_path, capsys, monkeypatch):
+    agent = started(tmp_path).policy
+    run(agent, progress=True)
+    assert not capsys.readouterr().err, "no bar where the output is no terminal"
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    run(agent, progress=True)
+    assert "evaluate" in terminal.getvalue()
 
 
 def test_the_agent_of_the_environment_is_measured(tmp_path):

@@ -180,7 +180,7 @@ SHORT = {
 
 
 @pytest.mark.parametrize(
-    ("phase", "epoch"), [*itertools.product(["evaluate", "collect", "train"], [0, 1]), ("save", 1), ("save", 3)]
+    ("phase", "epoch"), [*itertools.product(["evaluate", "collect", "train"], [0, 1]), ("save", 0), ("save", 2)]
 )
 def test_wherever_it_is_hit(tmp_path, phase, epoch):
     with pytest.raises(SystemExit) as stop:
