@@ -23,6 +23,7 @@ from amago.run.collect import RunActors, interact
 from amago.run.evaluate import histories, merge_returns, merge_specials, merge_values, summarise, warn_if_nothing_ended
 from amago.run.own_parts import warn_of_faulty_parts
 from amago.run.persistence import PersistentRun
+from amago.run.roles.find import find_role
 from amago.run.rollout import Rollout
 from amago.run.settings import EnvMakers
 from amago.run.signals import GracefulStop, Stopped
@@ -42,6 +43,7 @@ class Experiment(PersistentRun):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._stop = GracefulStop()
+        self._trajs_saved = 0  # at least, by this process
         self._freed_memory = FreedMemory()
 
     # ---- start ----------------------------------------------------------------------------------------------------------
@@ -57,6 +59,8 @@ class Experiment(PersistentRun):
         if self._started:
             raise RuntimeError("start() was called before; build a new Experiment")
         self.resolve()
+        self._role = find_role()
+        self._role.apply(self)
         check_settings(self)
         self._build_accelerator()
         try:
@@ -78,6 +82,7 @@ class Experiment(PersistentRun):
             if resumed is not None:
                 self.load_checkpoint_from_path(str(resumed))
             self._print(self._resume_note(resumed))
+            self._role.started(self)
         except BaseException:
             self.close()
             raise
@@ -139,6 +144,7 @@ class Experiment(PersistentRun):
                 self._leave()
         if self._stop:  # a signal between the last check and the removal of the handlers
             self._leave()
+        self._role.ended(self, "finished")
         self._check_trained()
 
     def _learn_epoch(self) -> None:
@@ -146,17 +152,17 @@ class Experiment(PersistentRun):
         begins = self._collected == self._trained == 0
         if self.always_load_latest:
             self.read_latest_policy()
-        if begins and self.val_interval is not None and self.epoch % self.val_interval == 0:
+        if begins and self._role.evaluates(self.epoch, self.val_interval, self.checkpoints.version):
             self.evaluate_val()
         if self._stop:
             return
         collects = bool(self.train_timesteps_per_epoch) and self.epoch >= self.start_collecting_at_epoch
         if collects:
             self.collect_new_training_data()
-        self.log(collection_ended(self._data), "buffer")
+        self.log(collection_ended(self._data) | self._role.metrics(), "buffer")
         if collects and not self._stop:
             phases = self.epoch + 1 - max(0, self.start_collecting_at_epoch)
-            warn_if_nothing_saved(self._data, phases, self.train_timesteps_per_epoch or 0, self.max_seq_len)
+            warn_if_nothing_saved(self._data, phases, self.train_timesteps_per_epoch or 0, self.max_seq_len, self._trajs_saved)
         if not self._stop and self.epoch >= self.start_learning_at_epoch and self._wait_for_data():
             self.train_epoch()
             self._ever_trained = True
@@ -181,6 +187,7 @@ class Experiment(PersistentRun):
         code = self._stop.exit_code
         saved = "saved; continue with resume='auto'" if self._saved else "nothing was saved"
         self._print(f"stopped by a signal in epoch {self.epoch}; {saved} (exit code {code})")
+        self._role.ended(self, "stopped")
         self.close()
         raise Stopped(code)
 
@@ -197,6 +204,7 @@ class Experiment(PersistentRun):
 
             def pause() -> bool:
                 self._stop.wait(1.0)
+                self._role.waiting(self)
                 bar.update(1)
                 return not self._stop
 
@@ -217,8 +225,9 @@ class Experiment(PersistentRun):
         for name, frames in stats.frames.items():
             self.frames_by_env[name] = self.frames_by_env.get(name, 0) + frames
         self._log_faults(stats, "rollout")
-        rollout.pool.flush()
+        self._trajs_saved += rollout.pool.flush() + len(stats.episodes)
         self.log(self._metrics(stats), "rollout")
+        self._role.report(self, "rollout", stats)
 
     def train_epoch(self) -> None:
         """Train on ``train_batches_per_epoch`` batches, less the batches of a resumed epoch."""
@@ -227,6 +236,8 @@ class Experiment(PersistentRun):
         self.policy_aclr.train()
         with self._bar(self.train_batches_per_epoch - self._trained, "train", "batch") as bar:
             for batch in self.train_dloader.batches(self.train_batches_per_epoch - self._trained):
+                if not self._role.may_update(self, self._stop):
+                    break
                 log_step = self._trained % self.log_interval == 0
                 self._means.add(self.train_step(batch, log_step))
                 self._trained += 1
@@ -281,7 +292,13 @@ class Experiment(PersistentRun):
         """
         should_stop = self._stop.__bool__ if stoppable else None
         with self._bar(timesteps * rollout.pool.num_actors, title, "step") as bar:
-            return interact(rollout, self.policy, timesteps, sample, bar.update, should_stop=should_stop, **options)
+
+            def after_step(steps: int) -> None:
+                bar.update(steps)
+                self._role.after_step(steps, self._stop, collecting=title == "collect")
+
+            on_step = after_step if self._role.launched else bar.update
+            return interact(rollout, self.policy, timesteps, sample, on_step, should_stop=should_stop, **options)
 
     def evaluate_val(self) -> None:
         """Evaluate without exploration on the validation environments of all processes; log the metrics as ``val``."""
@@ -296,6 +313,7 @@ class Experiment(PersistentRun):
         metrics = self._metrics(stats)
         warn_if_nothing_ended(metrics, self.val_timesteps_per_epoch)
         self.log(metrics, "val")
+        self._role.report(self, "val", stats)
         self._print(f"  epoch {self.epoch}: {console.headline(metrics)}" if metrics else "")
 
     def evaluate_test(

@@ -12,6 +12,7 @@ from amago import __version__
 
 COMMANDS = {
     "train": "train an agent on a Gymnasium environment",
+    "launch": "run a training script as one learner and several collectors",
     "eval": "evaluate a trained agent",
     "report": "write a page about training runs: curves, adaptation, faults, settings",
     "watch": "serve a live page about all runs below a directory",

@@ -25,7 +25,8 @@ class Learner(ExperimentSettings):
     Attributes:
         accelerator: device, precision and processes.
         policy_aclr: the agent, in Accelerate's wrapper.
-        optimizer, lr_schedule, updater: of the agent.
+        optimizer, lr_schedule, updater: of the agent; without ``builds_optimizer``, there are none.
+        builds_optimizer: whether this process may train. One that only collects need not have an optimizer.
     """
 
     accelerator: Accelerator
@@ -33,6 +34,7 @@ class Learner(ExperimentSettings):
     optimizer: Any
     lr_schedule: torch.optim.lr_scheduler.LambdaLR
     updater: Updater
+    builds_optimizer = True
     _calls: parameters.Calls | None = None  # of configurables, when the agent was built
 
     def _build_accelerator(self) -> None:
@@ -57,6 +59,9 @@ class Learner(ExperimentSettings):
             ).to(self.DEVICE)
         if self.critic_loss_weight is not None:
             agent.critic_loss_weight = float(self.critic_loss_weight)
+        if not self.builds_optimizer and self.resume == "never":
+            self.policy_aclr = self.accelerator.prepare_model(agent, evaluation_mode=True)
+            return
         self.policy_aclr, self.optimizer = self.accelerator.prepare(agent, self.init_optimizer(agent))
         learning_epochs = max(0, self.epochs - int(min(self.start_learning_at_epoch, self.epochs)))
         updates = learning_epochs * self.train_batches_per_epoch // self.batches_per_update

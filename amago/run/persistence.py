@@ -14,13 +14,14 @@ from amago.envs.statistics import PhaseStatistics
 from amago.loading import RLDataset, SequenceLoader
 from amago.run import console
 from amago.run.changes import Change, changes, refuse
-from amago.run.checkpoint import identity, settings_in
+from amago.run.checkpoint import CheckpointError, identity, settings_in
 from amago.run.collect import RunActors
 from amago.run.learner import Learner
 from amago.run.metrics import MetricsLogger, RunningMeans, wandb_options
 from amago.run.ownership import Ownership
 from amago.run.record import fields_of, flat, has_learned, note_start, read_record, role_of, settings_of
 from amago.run.rng import draw_seed, seed_process
+from amago.run.roles import Role
 from amago.run.rollout import shares
 from amago.run.run_checkpoints import RunCheckpoints
 from amago.run.state import Progress, StateChange, TrainingParts
@@ -54,6 +55,7 @@ class PersistentRun(Learner):
         self._started = self._saved = self._ever_trained = False
         self._restarts = 0  # of environments, in this process
         self._ownership: Ownership | None = None
+        self._role = Role()
         self._settings: dict[str, Any] = {}  # as they were at the start
 
     def _require_start(self, what: str) -> None:
@@ -103,7 +105,7 @@ class PersistentRun(Learner):
 
     def _init_seeds(self, resumed: Path | None) -> None:
         self.run_seed = draw_seed() if self.seed is None else int(self.seed)
-        process_seed = (self.run_seed, self.accelerator.process_index)
+        process_seed = (self.run_seed, self.accelerator.process_index, *self._role.seed_key)
         if self.seed is not None:
             seed_process(process_seed)
         # environments cannot be restored: after each resume they begin with new rollouts, from a seed of their own
@@ -142,7 +144,7 @@ class PersistentRun(Learner):
     # ---- log ------------------------------------------------------------------------------------------------------------
 
     def _bar(self, total: int | None, title: str, unit: str) -> tqdm:  # type: ignore[type-arg]
-        hidden = not (self.verbose and self.accelerator.is_main_process)
+        hidden = not (self.verbose and self.accelerator.is_main_process and self._role.shows_bars)
         return console.progress_bar(f"epoch {self.epoch} {title}", total, unit, hidden)
 
     def _print(self, text: str) -> None:
@@ -156,23 +158,45 @@ class PersistentRun(Learner):
         if self.accelerator.is_main_process:
             settings = flat(self._settings)
             wandb = wandb_options(self, settings) if self.log_to_wandb else None
-            self.logger = MetricsLogger(self.run_dir, self.log_to_tensorboard, wandb, settings)
+            self.logger = MetricsLogger(self._role.log_dir(self.run_dir), self.log_to_tensorboard, wandb, settings)
 
     @property
     def env_steps(self) -> int:
-        """Environment steps collected, of all environments; with several processes, an estimate from this one."""
+        """Environment steps collected, of all environments; with several processes, an estimate from this one.
+
+        In a process that never collects, the steps that others have delivered to its data set, if that counts them.
+        """
+        delivered = None if self.collects or self.dataset is None else self.dataset.collected_steps
+        if delivered:
+            return delivered
         return sum(self.frames_by_env.values()) * self.accelerator.num_processes
 
     def x_axis_metrics(self) -> dict[str, int | float]:
         """Numbers that curves may be drawn against."""
         by_env = {f"total_frames-{name}": frames for name, frames in self.frames_by_env.items()}
-        return {"Epoch": self.epoch, "total_frames": self.env_steps, "gradient_steps": self.updater.grad_steps, **by_env}
+        return {"Epoch": self.epoch, "total_frames": self.env_steps, "gradient_steps": self.grad_steps, **by_env}
+
+    @property
+    def grad_steps(self) -> int:
+        """Updates so far."""
+        return self.updater.grad_steps if hasattr(self, "updater") else 0
+
+    def axes(self) -> dict[str, int]:
+        """Where the run is: "epoch", "env_steps" and "grad_steps"."""
+        return {"epoch": self.epoch, "env_steps": self.env_steps, "grad_steps": self.grad_steps}
 
     def log(self, metrics_dict: Mapping[str, Any], key: str) -> None:
         """Log numbers by name in section ``key`` ("train", "val", "test", "buffer" or "rollout"); no row for an empty dict."""
+        self.log_at(metrics_dict, key, None)
+
+    def log_at(self, metrics_dict: Mapping[str, Any], key: str, axes: Mapping[str, int] | None) -> None:
+        """`log`, at an earlier place of the run.
+
+        Args:
+            axes: of `axes`, as they were there; None: now.
+        """
         if self.logger is not None and metrics_dict:
-            x = {"epoch": self.epoch, "env_steps": self.env_steps, "grad_steps": self.updater.grad_steps}
-            self.logger.log(metrics_dict, key, x, self.x_axis_metrics())
+            self.logger.log(metrics_dict, key, axes or self.axes(), self.x_axis_metrics())
 
     def _log_faults(self, stats: PhaseStatistics, key: str) -> None:
         self._restarts += stats.restarts
@@ -180,8 +204,9 @@ class PersistentRun(Learner):
             self.log({"Restarted Environments": stats.restarts, "Dropped Rollouts": stats.dropped}, key)
 
     def _check_trained(self) -> None:
-        if not self.updater.grad_steps and (self.updater.skipped or not self._ever_trained):
-            check_trained(self, self._data, self.updater.skipped, self._restarts)
+        skipped = self.updater.skipped if hasattr(self, "updater") else 0
+        if not self.grad_steps and (skipped or not self._ever_trained):
+            check_trained(self, self._data, skipped, self._restarts)
 
     # ---- checkpoints ----------------------------------------------------------------------------------------------------
 
@@ -216,6 +241,11 @@ class PersistentRun(Learner):
 
     def _restore(self, path: Path) -> None:
         """Load a training state, and say which settings differ from it and what is lost."""
+        if not hasattr(self, "updater"):
+            raise CheckpointError(
+                "this process only collects, and has nothing into which a training state could be loaded: load the weights alone "
+                "(resume_training_state=False)"
+            )
         found = self._changes(path)
         refuse(found, path)
         names = frozenset(c.name.partition(".")[0] for c in found)
@@ -236,6 +266,7 @@ class PersistentRun(Learner):
         self._require_start("write_latest_policy()")
         if self.accelerator.is_main_process:
             self.checkpoints.publish(self.policy.state_dict())
+            self._role.published(self)
 
     def read_latest_policy(self) -> None:
         """Load the weights that another process published last, if there are any; never older ones than before."""
@@ -247,7 +278,7 @@ class PersistentRun(Learner):
     def _resume_note(self, resumed: Path | None) -> str:
         """What ``resume`` has found, for the console."""
         if resumed is not None:
-            steps = f"{self.updater.grad_steps} gradient steps, {self.env_steps} environment steps"
+            steps = f"{self.grad_steps} gradient steps, {self.env_steps} environment steps"
             return f"resumed {resumed} at epoch {self.epoch}, {steps}"
         if self.resume != "never":
             return f"nothing to resume in {self.ckpt_dir}; starting at epoch 0"
