@@ -16,7 +16,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         "Ctrl-C and SIGTERM end all processes, after the learner has saved a training state. Collectors that die or hang are replaced. "
         "Example: amago launch --collectors 4 train.py --run_name demo --buffer_dir runs"
     )
-    parser.add_argument("--collectors", type=int, required=True, help="processes that act, each with all of the script's actors")
+    parser.add_argument(
+        "--collectors", type=int, required=True, help="processes that act, each with all of the script's actors"
+    )
     parser.add_argument("--learners", type=int, default=1, help="processes that train together")
     parser.add_argument(
         "--updates-per-step",
@@ -26,7 +28,10 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="updates per environment step: collectors pause below MIN, the learner waits at MAX; either may be left out",
     )
     parser.add_argument(
-        "--hang-timeout", type=_seconds, default=Patience.step, help="seconds without a step after which a collector is replaced"
+        "--hang-timeout",
+        type=_seconds,
+        default=Patience.step,
+        help="seconds without a step after which a collector is replaced",
     )
     parser.add_argument("--quiet", action="store_true", help="no progress line")
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")

@@ -22,11 +22,15 @@ def relaunch_if_asked(args: Namespace) -> None:
     if not getattr(args, "collectors", 0) or os.environ.get(VARIABLE):
         return
     if args.mode != "both":
-        raise ValueError(f"--collectors starts a learner and collectors, and --mode {args.mode} is one of them: give one of the two")
+        raise ValueError(
+            f"--collectors starts a learner and collectors, and --mode {args.mode} is one of them: give one of the two"
+        )
     if args.trials != 1:
         raise ValueError(f"--collectors launches one run, and --trials {args.trials} asks for several: give one of the two")
     if not any(word.split("=")[0] == "--collectors" for word in sys.argv[1:]):
-        raise ValueError("collectors is set, but not on the command line: call amago.distributed.launch(script, argv, collectors=...)")
+        raise ValueError(
+            "collectors is set, but not on the command line: call amago.distributed.launch(script, argv, collectors=...)"
+        )
     words = command(*_program(), args.collectors, args.learners, args.updates_per_step, quiet=args.quiet)
     sys.stdout.flush()
     sys.stderr.flush()

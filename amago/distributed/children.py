@@ -190,7 +190,9 @@ class Collectors:
             )
         pause = 0.0 if not early else min(self.patience.longest, self.patience.first * 2.0 ** (self._early[i] - 1))
         self._due[i] = now + pause
-        self.news.append(f"{child.assignment.name} {why}; it is replaced{f' in {pause:.0f} s' if pause else ''} (log: {child.own_log})")
+        self.news.append(
+            f"{child.assignment.name} {why}; it is replaced{f' in {pause:.0f} s' if pause else ''} (log: {child.own_log})"
+        )
         child.process, child.beat = None, {}
 
     @property

@@ -36,6 +36,7 @@ class Ingest:
             path.mkdir(parents=True, exist_ok=True)
         self.arrived: dict[str, None] = {}  # in order
         self.files = self.bytes = 0  # taken by this object
+        self._staged: list[str] = []  # not in the directory yet
         self._journal = self._open_journal()
         self._finish()
 
@@ -74,13 +75,12 @@ class Ingest:
 
     def _finish(self) -> None:
         """Finish what an earlier `Ingest` has staged; remove what it has not staged completely."""
-        staged = []
         for name in sorted(os.listdir(self.staging)):
             if name.startswith(TEMPORARY):
                 (self.staging / name).unlink(missing_ok=True)
             elif name != JOURNAL:
-                staged.append(name)
-        self._admit(staged)
+                self._staged.append(name)
+        self._admit()
 
     def take(self, files: Iterable[tuple[str, Content]]) -> int:
         """Take files that have not arrived before.
@@ -95,32 +95,31 @@ class Ingest:
             ValueError: a name is not that of a plain file.
             OSError: some were not taken: take all of them again. Nothing is lost.
         """
-        staged = []
         for name, content in files:
             _check_name(name)
-            if name in self.arrived:
+            if name in self.arrived or name in self._staged:
                 if isinstance(content, Path):
                     content.unlink(missing_ok=True)
                 continue
-            if self._stage(name, content):
-                staged.append(name)
-        return self._admit(staged)
+            if _place(content, self.staging / name):
+                self._staged.append(name)
+        return self._admit()
 
-    def _admit(self, staged: list[str]) -> int:
-        """Journal what is staged, and rename it into the directory."""
-        if not staged:
+    def _admit(self) -> int:
+        """Journal what is staged, and rename it into the directory; after an error, the next call goes on."""
+        if not self._staged:
             return 0
         sync(self.staging)
-        self._note([name for name in staged if name not in self.arrived])
-        for name in staged:
+        self._note([name for name in self._staged if name not in self.arrived])
+        count = len(self._staged)
+        while self._staged:
+            name = self._staged[0]
             self.bytes += (self.staging / name).stat().st_size
             os.rename(self.staging / name, self.directory / name)
+            self._staged.pop(0)
         sync(self.directory)
-        self.files += len(staged)
-        return len(staged)
-
-    def _stage(self, name: str, content: Content) -> bool:
-        return _place(content, self.staging / name)
+        self.files += count
+        return count
 
     def take_reports(self, reports: Iterable[tuple[str, Content]]) -> None:
         """Take reports, of which a killed process may lose or repeat some."""

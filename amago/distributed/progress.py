@@ -35,7 +35,11 @@ class Rates:
 
 
 def progress_line(
-    learner: Mapping[str, Any], collectors: Sequence[Mapping[str, Any]], speeds: tuple[float, float], limits: UpdateLimits, replaced: int = 0
+    learner: Mapping[str, Any],
+    collectors: Sequence[Mapping[str, Any]],
+    speeds: tuple[float, float],
+    limits: UpdateLimits,
+    replaced: int = 0,
 ) -> str:
     """What each role does, how fast, the ratio of updates to steps, and the lag of the weights.
 
@@ -50,7 +54,9 @@ def progress_line(
         return "learner starting"
     updates, steps, version = int(learner["updates"]), int(learner["steps"]), int(learner["version"])
     doing = [_doing(beat) for beat in collectors]
-    counts = ", ".join(f"{doing.count(what)} {what}" for what in ("collecting", "paused", "starting") if what in doing) or "none"
+    counts = (
+        ", ".join(f"{doing.count(what)} {what}" for what in ("collecting", "paused", "starting") if what in doing) or "none"
+    )
     lags = [version - int(beat["version"]) for beat in collectors if beat.get("version")]
     parts = [
         f"learner {learner['state']}, epoch {learner['epoch']}/{learner['epochs']}, {updates:,} updates ({speeds[0]:.1f}/s)",

@@ -51,7 +51,14 @@ class Collector(Role):
     def __init__(self, assignment: Assignment):
         self.assignment = assignment
         self._orders = Path(assignment.control) / ORDERS
-        self._beat: dict[str, Any] = {"state": "starting", "steps": 0, "version": 0, "paused": False, "pid": os.getpid(), "count": 0}
+        self._beat: dict[str, Any] = {
+            "state": "starting",
+            "steps": 0,
+            "version": 0,
+            "paused": False,
+            "pid": os.getpid(),
+            "count": 0,
+        }
         self._next_beat = 0.0
         self._reports = 0
         self._evaluated = -1  # the version at the last evaluation, in intervals

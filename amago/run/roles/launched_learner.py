@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amago.compat.datasets import collection_ended
+from amago.run.console import headline
 from amago.run.evaluate import merge_values, summarise
 from amago.run.roles.limits import UpdateLimits
 from amago.run.roles.modes import learn_only
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 0.5
 """Between two looks at the store, and two beats."""
+ROW_SECONDS = 20.0
+"""Between two rows of rollouts in the log, at most; there is one at the end of each epoch."""
 
 
 class LaunchedLearner(Role):
@@ -38,7 +41,7 @@ class LaunchedLearner(Role):
     def __init__(self, assignment: Assignment):
         self.assignment = assignment
         self.limits = UpdateLimits(assignment.least, math.inf if assignment.most is None else assignment.most)
-        self._next_look = 0.0
+        self._next_look = self._next_row = 0.0
         self._axes: dict[int, dict[str, int]] = {}  # of published versions of the policy
         self._waited, self._waits, self._count = 0.0, False, 0
         self._steps = self._updates = 0
@@ -58,7 +61,9 @@ class LaunchedLearner(Role):
             return
         target = run._data.save_new_trajs_to
         if target is None:
-            raise ValueError(f"{type(run._data).__name__} {run._data.dset_name!r} takes no new trajectories, so collectors have nowhere to deliver")
+            raise ValueError(
+                f"{type(run._data).__name__} {run._data.dset_name!r} takes no new trajectories, so collectors have nowhere to deliver"
+            )
         self._inbox(run).mkdir(parents=True, exist_ok=True)
         run.write_latest_policy()  # collectors shall not act with weights of their own
         self.published(run)
@@ -70,6 +75,8 @@ class LaunchedLearner(Role):
         self._axes[run.checkpoints.version] = run.axes()
         for old in sorted(self._axes)[:-1000]:
             del self._axes[old]
+        if self._main and run.logger is not None:
+            self._log_reports(run)
 
     # ---- while it trains -------------------------------------------------------------------------------------------------
 
@@ -98,7 +105,8 @@ class LaunchedLearner(Role):
         collection_ended(run._data)
         if self._main:
             self._say(run, state)
-            self._log_reports(run)
+            if now >= self._next_row:
+                self._log_reports(run)
 
     def _say(self, run: PersistentRun, state: str) -> None:
         self._count += 1
@@ -125,6 +133,7 @@ class LaunchedLearner(Role):
 
     def _log_reports(self, run: PersistentRun) -> None:
         """Log the reports that have arrived: rollouts of all collectors in one row, each evaluation in a row of its own."""
+        self._next_row = time.monotonic() + ROW_SECONDS
         reports = list(self._take(self._inbox(run)))
         rollouts = [r for r in reports if r["section"] == "rollout"]
         for report in rollouts:
@@ -134,7 +143,10 @@ class LaunchedLearner(Role):
             run.log(_merged(rollouts, run.checkpoints.version), "rollout")
         for report in reports:
             if report["section"] != "rollout":
-                run.log_at(_merged([report]), report["section"], self._axes.get(report["version"]))
+                metrics, axes = _merged([report]), self._axes.get(report["version"]) or run.axes()
+                run.log_at(metrics, report["section"], axes)
+                if metrics:
+                    run._print(f"  epoch {axes['epoch']}: {headline(metrics)}")
 
     @staticmethod
     def _take(inbox: Path) -> Iterable[dict[str, Any]]:

@@ -61,7 +61,7 @@ class UpdateLimits:
             updates: so far.
             steps: environment steps that have arrived in the learner's store so far.
         """
-        return steps < self.warmup or updates + 1 > self.most * steps
+        return steps < self.warmup or (self.most < math.inf and updates + 1 > self.most * steps)
 
     def collectors_pause(self, updates: int, steps: int) -> bool:
         """Whether collectors are ahead: an update is due that has not been made. Arguments as of `learner_waits`."""
