@@ -24,7 +24,7 @@ from amago.run.roles.limits import UpdateLimits
 from amago.run.roles.protocol import HELLO, ORDERS, REPORTS, Assignment, collector_dir, launch_dir, read_soon, write_soon
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-TICK_SECONDS = 0.2
+TICK_SECONDS = 0.1
 _LINE_SECONDS = 30.0  # between two progress lines in a file; on a terminal one line is rewritten
 
 

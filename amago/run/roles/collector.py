@@ -30,7 +30,7 @@ from amago.run.signals import GracefulStop
 if TYPE_CHECKING:
     from amago.run.persistence import PersistentRun
 
-BEAT_SECONDS = 0.5
+BEAT_SECONDS = 0.25
 _FOR_EVER = sys.maxsize // 2**16  # epochs: the launcher ends a collector
 _STATE_FILE, _STARTS_FILE = "exploration.json", "starts.json"
 
@@ -61,19 +61,15 @@ class Collector(Role):
         }
         self._next_beat = 0.0
         self._reports = 0
-        self._evaluated = -1  # the version at the last evaluation, in intervals
+        self._evaluated = -1  # the learner's epoch at the last evaluation, in intervals
         self._directory: Path
         self._start = 0
 
     def apply(self, run: PersistentRun) -> None:
         die_with_parent()
         self._wait_for_learner()
-        self._directory = collector_dir(run.run_dir, self.assignment.index).absolute()
-        outbox_of(self._directory).mkdir(parents=True, exist_ok=True)
+        self._begin(run.run_dir)
         self._write_to(self._directory / "log.txt")
-        self._start = 1 + (read_soon(self._directory / _STARTS_FILE) or {"starts": 0})["starts"]
-        write_soon(self._directory / _STARTS_FILE, {"starts": self._start})
-        self.seed_key = (1 + self.assignment.index, self._start)  # one that replaces another does not repeat its random numbers
         collect_only(run)
         run.dataset = DiskTrajDataset(self._directory, "spool")
         run.dset_root = run.dset_name = None
@@ -84,6 +80,14 @@ class Collector(Role):
             run.val_interval = None
         if run.env_workers is None:
             run.env_workers = max(1, len(os.sched_getaffinity(0)) // self.assignment.collectors)
+
+    def _begin(self, run_dir: Path) -> None:
+        """Take the collector's directory."""
+        self._directory = collector_dir(run_dir, self.assignment.index).absolute()
+        outbox_of(self._directory).mkdir(parents=True, exist_ok=True)
+        self._start = 1 + (read_soon(self._directory / _STARTS_FILE) or {"starts": 0})["starts"]
+        write_soon(self._directory / _STARTS_FILE, {"starts": self._start})
+        self.seed_key = (1 + self.assignment.index, self._start)  # one that replaces another does not repeat its random numbers
 
     def _write_to(self, log: Path) -> None:
         """From here on all output goes to a file in the run's directory."""
@@ -115,9 +119,10 @@ class Collector(Role):
 
     def evaluates(self, epoch: int, interval: int | None, version: int) -> bool:
         self._beat["version"] = version
-        if interval is None or version // interval == self._evaluated:
+        since = max(0, version - 1)  # epochs of the learner: it publishes once before the first
+        if interval is None or since // interval == self._evaluated:
             return False
-        self._evaluated = version // interval
+        self._evaluated = since // interval
         return True
 
     # ---- in a phase ------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from amago.run.signals import GracefulStop
 if TYPE_CHECKING:
     from amago.run.persistence import PersistentRun
 
-LOOK_SECONDS = 0.5
+LOOK_SECONDS = 0.25
 """Between two looks at the store, and two beats."""
 ROW_SECONDS = 20.0
 """Between two rows of rollouts in the log, at most; there is one at the end of each epoch."""
