@@ -183,6 +183,22 @@ def made_legal(spec: ActionSpec, action: Array, mask: Array, rng: np.random.Gene
     return out
 
 
+Repeat = float | tuple[float, float]
+"""Steps that a random choice is held on average, or the range from which that is drawn."""
+
+
+def _checked_repeat(repeat: Any) -> Repeat:
+    """``repeat`` with a pair as a tuple.
+
+    Raises:
+        ValueError: it is neither a number of steps, 1 or more, nor a pair of them in order.
+    """
+    pair = tuple(float(x) for x in repeat) if isinstance(repeat, (tuple, list)) else None
+    if not (1.0 <= repeat < np.inf if pair is None else len(pair) == 2 and 1.0 <= pair[0] <= pair[1] < np.inf):
+        raise ValueError(f"repeat is {repeat!r}, but must be a number of steps, 1 or more, or a pair (low, high) of them")
+    return float(repeat) if pair is None else (pair[0], pair[1])
+
+
 class _AnnealedNoise(ExplorationWrapper):
     """Random actions with probability epsilon: a subclass's `schedule`, times a factor drawn for each rollout.
 
@@ -191,18 +207,17 @@ class _AnnealedNoise(ExplorationWrapper):
         randomize_eps: whether it is drawn at the start of each rollout.
     """
 
-    def __init__(self, amago_env: Any, steps_anneal: int, randomize_eps: bool, repeat: float, **schedule: float):
+    def __init__(self, amago_env: Any, steps_anneal: int, randomize_eps: bool, repeat: Repeat, **schedule: float):
         super().__init__(amago_env)
         if steps_anneal <= 0:
             raise ValueError(f"steps_anneal is {steps_anneal!r}, but must be positive")
-        if not 1.0 <= repeat < np.inf:
-            raise ValueError(f"repeat is {repeat!r}, but must be a number of steps, 1 or more")
+        held = _checked_repeat(repeat)
         for name, value in schedule.items():
             if not 0.0 <= value <= 1.0:
                 raise ValueError(f"{name} is {value!r}, but must be in [0, 1]")
         self.steps_anneal, self.randomize_eps = int(steps_anneal), bool(randomize_eps)
         self.global_multiplier = np.ones(self.batched_envs)
-        self._held = HeldNoise(self.action_spec, self.batched_envs, repeat) if repeat > 1 else None
+        self._held = HeldNoise(self.action_spec, self.batched_envs, held) if held != 1.0 else None
 
     @property
     def multiplier(self) -> NDArray[np.float64]:
@@ -297,10 +312,11 @@ class EpsilonGreedy(_AnnealedNoise):
         steps_anneal: length of the schedule in steps of one actor.
         randomize_eps: multiply eps by u, drawn uniformly from [0, 1) for each rollout of each actor.
         repeat: mean number of steps that a random choice, or the noise of a continuous action, is held. 1: each step has its own.
-            Longer choices move further, and find goals that independent noise does not reach.
+            Longer choices move further, and find goals that independent noise does not reach. A pair (low, high): drawn between these
+            for each rollout, log-uniformly, so that some rollouts explore in small steps and others in long ones.
 
     Raises:
-        ValueError: an eps is outside [0, 1], ``steps_anneal`` is not positive, or ``repeat`` is below 1.
+        ValueError: an eps is outside [0, 1], ``steps_anneal`` is not positive, or a ``repeat`` is below 1.
     """
 
     def __init__(
@@ -310,7 +326,7 @@ class EpsilonGreedy(_AnnealedNoise):
         eps_end: float = 0.05,
         steps_anneal: int = 1_000_000,
         randomize_eps: bool = True,
-        repeat: float = 1.0,
+        repeat: Repeat = 1.0,
     ):
         super().__init__(amago_env, steps_anneal, randomize_eps, repeat, eps_start=eps_start, eps_end=eps_end)
         self.eps_start, self.eps_end = eps_start, eps_end
@@ -338,7 +354,7 @@ class BilevelEpsilonGreedy(_AnnealedNoise):
         steps_anneal, randomize_eps, repeat: as in `EpsilonGreedy`.
 
     Raises:
-        ValueError: an eps is outside [0, 1], ``steps_anneal`` or ``rollout_horizon`` is not positive, or ``repeat`` is below 1.
+        ValueError: an eps is outside [0, 1], ``steps_anneal`` or ``rollout_horizon`` is not positive, or a ``repeat`` is below 1.
     """
 
     def __init__(
@@ -351,7 +367,7 @@ class BilevelEpsilonGreedy(_AnnealedNoise):
         eps_end_end: float = 0.01,
         steps_anneal: int = 1_000_000,
         randomize_eps: bool = True,
-        repeat: float = 1.0,
+        repeat: Repeat = 1.0,
     ):
         super().__init__(
             amago_env, steps_anneal, randomize_eps, repeat,

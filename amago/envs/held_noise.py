@@ -18,11 +18,13 @@ class HeldNoise:
     Args:
         spec: of the action space.
         rows: B.
-        mean_steps: mean length of a choice, above 1.
+        mean_steps: mean length of a choice; two numbers: drawn between them for each rollout, log-uniformly.
     """
 
-    def __init__(self, spec: ActionSpec, rows: int, mean_steps: float):
-        self.spec, self.mean_steps = spec, mean_steps
+    def __init__(self, spec: ActionSpec, rows: int, mean_steps: float | tuple[float, float]):
+        self.spec = spec
+        self.range = mean_steps if isinstance(mean_steps, tuple) else None
+        self.mean_steps = np.ones(rows) if isinstance(mean_steps, tuple) else np.full(rows, float(mean_steps))
         shape = (rows, spec.stored_dim)
         self.new = np.ones(rows, dtype=bool)  # a rollout begins
         self.on = np.zeros(shape, dtype=bool)  # a random choice is being held
@@ -30,9 +32,13 @@ class HeldNoise:
 
     def apply(self, action: Array, eps: NDArray[np.float64], rng: np.random.Generator) -> Array:
         """The actions (B, S) with noise of strength eps (B,). The share of random choices is eps, whatever their length."""
-        m = self.mean_steps
+        if self.range is not None and self.new.any():
+            low, high = np.log(self.range)
+            self.mean_steps = np.where(self.new, np.exp(rng.uniform(low, high, len(self.new))), self.mean_steps)
+        m = self.mean_steps[:, None]
         hold = (rng.random(self.on.shape) * m >= 1.0) & ~self.new[:, None]
-        begins = np.where(self.new, eps, eps / (m - eps * (m - 1.0)))[:, None]
+        e = eps[:, None]
+        begins = np.where(self.new[:, None], e, e / (m - e * (m - 1.0)))
         self.on &= hold
         begin = ~self.on & (rng.random(self.on.shape) < begins)
         self.on |= begin

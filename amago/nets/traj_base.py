@@ -140,6 +140,23 @@ class TrajEncoder(NamedArguments, nn.Module, ABC):
             raise ValueError(f"time_idxs must be ({B}, {L}, 1) for this seq, got shape {tuple(time_idxs.shape)}")
 
 
+class LayeredStateEncoder(TrajEncoder):
+    """Base of models whose hidden state is one tensor (n_layers, B, width), written in place."""
+
+    def reset_hidden_state(self, hidden_state: Tensor | None, dones: Dones) -> Tensor | None:
+        if hidden_state is None:  # of actors that have not begun
+            return None
+        rows = torch.as_tensor(dones, device=hidden_state.device).to(torch.bool)
+        if rows.shape != hidden_state.shape[1:2]:
+            raise ValueError(f"dones must have shape ({hidden_state.shape[1]},), got {tuple(rows.shape)}")
+        return hidden_state.masked_fill_(rows[None, :, None], 0.0)
+
+    def slice_hidden_state(self, hidden_state: Tensor, start: int, stop: int) -> Tensor:
+        if not 0 <= start < stop <= hidden_state.shape[1]:
+            raise ValueError(f"rows {start}:{stop} are not within a batch of {hidden_state.shape[1]}")
+        return hidden_state[:, start:stop]
+
+
 def _children(state: tuple[Any, ...] | list[Any] | dict[Any, Any]) -> Iterable[tuple[Any, Any]]:
     """(key, value) of each part of a hidden state that is not a tensor; the names of a named tuple are its keys."""
     if isinstance(state, dict):

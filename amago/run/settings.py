@@ -34,7 +34,7 @@ class ExperimentSettings(NamedArguments):
         dataset: source of the training sequences. Alternatively ``dset_root`` and ``dset_name`` build a `DiskTrajDataset`
             that keeps at most ``dset_max_size`` trajectories, ``dset_max_steps`` transitions and ``dset_max_bytes`` bytes.
         tstep_encoder_type, traj_encoder_type, agent_type: classes, built with their (gin) defaults; or their names, as on the command line
-            ("ff", "cnn", "goal"; "ff", "gru", "mamba", "transformer"; "agent", "multitask"; and those of `amago.cli_utils.register`).
+            ("ff", "cnn", "goal"; "ff", "gru", "mamba", "mingru", "transformer"; "agent", "multitask"; and those of `amago.cli_utils.register`).
         val_timesteps_per_epoch: steps of each actor in an evaluation, at most; enough for at least one rollout to end.
         val_episodes: rollouts in an evaluation, over all actors and processes, each of which takes its share and then waits. None: as many
             as end within ``val_timesteps_per_epoch``.

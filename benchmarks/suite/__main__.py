@@ -40,6 +40,7 @@ def _parser() -> ArgumentParser:
             command.add_argument(
                 "--base", choices=("tuned", "default"), default=None, help="settings below --files; default: tuned"
             )
+            command.add_argument("--traj_encoder", default=None, help="the sequence model, by name; default: that of the base")
             command.add_argument("--files", nargs="*", default=(), metavar="FILE.gin", help="settings on top of the base")
             command.add_argument(
                 "--work", type=Path, required=name == "one", default=None, help="folder for buffers and states"
@@ -61,7 +62,7 @@ def _parser() -> ArgumentParser:
 
 def _config(args: Namespace) -> Config:
     base = args.base or ("default" if args.config == "default" else "tuned")
-    return Config(args.config, base, tuple(args.files))
+    return Config(args.config, base, tuple(args.files), args.traj_encoder)
 
 
 def _run_all(args: Namespace) -> int:
@@ -86,6 +87,7 @@ def _run_all(args: Namespace) -> int:
         ]
         command += ["--results", str(args.results), "--work", str(work / args.config / f"{task}_{seed}")]
         command += ["--base", args.base] if args.base else []
+        command += ["--traj_encoder", args.traj_encoder] if args.traj_encoder else []
         command += ["--files", *args.files] if args.files else []
         command += ["--budget", str(args.budget)] if args.budget is not None else []
         done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)

@@ -18,6 +18,7 @@ from amago.agent import Agent
 from amago.envs import AMAGOEnv
 from amago.experiment import Experiment
 from amago.loading import DiskTrajDataset
+from amago.nets.traj_encoders import TformerTrajEncoder, TrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
 from benchmarks.harness import machine
 from benchmarks.suite.tasks import Task, bindings, classes
@@ -33,11 +34,13 @@ class Config:
 
     Attributes:
         name: name of its folder of results.
+        traj_encoder: name of the sequence model, as wide and deep as the transformer would be; None: that of the base.
     """
 
     name: str
     base: str = "tuned"
     files: tuple[str, ...] = ()
+    traj_encoder: str | None = None
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,8 @@ def result_path(results: Path, config_name: str, task: str, seed: int) -> Path:
 def build(task: Task, chosen: Config, seed: int, work: Path) -> SuiteRun:
     """The experiment of a run, with the present gin bindings, not started."""
     traj_encoder, exploration = classes(task, chosen.base)
+    if chosen.traj_encoder is not None:
+        traj_encoder = _same_size(chosen.traj_encoder)
 
     def make_env() -> AMAGOEnv:
         return AMAGOEnv(task.make(), env_name=task.name)
@@ -118,6 +123,15 @@ def build(task: Task, chosen: Config, seed: int, work: Path) -> SuiteRun:
     )  # fmt: skip
     run.val_timesteps_per_epoch = -(-task.rollouts // run.parallel_actors) * task.horizon + 1
     return run
+
+
+def _same_size(name: str) -> type[TrajEncoder]:
+    """The sequence model of that name, bound to the width and depth that the present bindings give to the transformer."""
+    transformer = TformerTrajEncoder(1, 1)
+    size: dict[str, Any] = {}
+    found = cli_utils.switch_traj_encoder(size, name, memory_size=transformer.emb_dim, layers=len(transformer.tformer.layers))
+    config.bind(size)
+    return found
 
 
 def train(task: Task, chosen: Config, seed: int, results: Path, work: Path, budget: float | None = None) -> None:

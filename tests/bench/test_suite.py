@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.suite import runs, statistics
+from benchmarks.suite import runs, shell, statistics
 from benchmarks.suite.__main__ import main
 from benchmarks.suite.envs import Autoencode, BernoulliBandit
 from benchmarks.suite.runs import Config, Point
@@ -199,3 +199,16 @@ def test_the_command_trains_compares_and_draws(tmp_path, capsys):
     assert picture.stat().st_size > 5_000
     with pytest.raises(SystemExit):
         main(["run", "--config", "a", "--tasks", "lake4"])
+
+
+def test_what_amago_train_reaches_is_recorded_and_drawn(tmp_path, capsys):
+    assert shell.main(["one", "--envs", "CartPole-v1", "--seeds", "3", "--budget", "0.1", "--results", str(tmp_path)]) == 0
+    found = runs.rows(tmp_path / "CartPole-v1" / "seed3.jsonl")
+    assert found[0]["task"] == "CartPole-v1"
+    assert found[-1] == {"done": True}
+    assert [r["steps"] for r in found[1:-1]] == [0]
+    capsys.readouterr()
+    assert shell.main(["table", "--results", str(tmp_path), "--picture", str(tmp_path / "curves.png")]) == 0
+    row = capsys.readouterr().out.splitlines()[2]
+    assert "CartPole-v1 | 475 | not in" in row
+    assert (tmp_path / "curves.png").stat().st_size > 5000

@@ -279,3 +279,25 @@ def test_wrong_settings_are_refused():
     config.clear()
     with pytest.raises(RuntimeError, match="rollout_horizon"):
         BilevelEpsilonGreedy(make_counting(0)())
+
+
+def test_the_length_of_held_choices_may_be_drawn_for_each_rollout():
+    env = make(eps_start=1.0, eps_end=1.0, randomize_eps=False, repeat=(1, 16))
+    lengths = []
+    for _ in range(120):
+        env.reset()
+        played = np.concatenate([env.add_exploration_noise(np.array([[2]]), env.local_step) for _ in range(300)])[:, 0]
+        changes = (np.diff(played) != 0).mean() / 0.8  # a new choice is the one before in a fifth of the cases
+        lengths.append(1 / changes)
+    logs = np.log(lengths)
+    assert np.exp(logs.mean()) == pytest.approx(4, rel=0.25)
+    assert (np.array(lengths) < 2).mean() == pytest.approx(0.25, abs=0.12)
+    assert (np.array(lengths) > 8).mean() == pytest.approx(0.25, abs=0.12)
+
+
+@pytest.mark.parametrize("repeat", [0.5, (4, 2), (0, 3), (1, 2, 3), float("inf")])
+def test_a_wrong_length_of_choices_is_refused(repeat):
+    with pytest.raises(
+        ValueError, match=r"repeat is .*, but must be a number of steps, 1 or more, or a pair \(low, high\) of them"
+    ):
+        make(repeat=repeat)

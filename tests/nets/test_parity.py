@@ -13,7 +13,14 @@ from amago import config
 from amago.nets import attention
 from amago.nets.kv_cache import KVCache
 from amago.nets.mamba import MambaState
-from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, MambaTrajEncoder, TformerTrajEncoder, TrajEncoder
+from amago.nets.traj_encoders import (
+    FFTrajEncoder,
+    GRUTrajEncoder,
+    MambaTrajEncoder,
+    MinGRUTrajEncoder,
+    TformerTrajEncoder,
+    TrajEncoder,
+)
 from amago.nets.transformer import (
     FlashAttention,
     FlexAttention,
@@ -89,6 +96,8 @@ MODELS = {
     "own kernel": lambda: TformerTrajEncoder(D, MAX_LEN, **SMALL, attention_type=OwnKernel),
     "mamba": lambda: MambaTrajEncoder(D, MAX_LEN, d_model=16, d_state=4, n_layers=2),
     "mamba without convolution": lambda: MambaTrajEncoder(D, MAX_LEN, d_model=8, d_state=3, d_conv=1, expand=1, norm="none"),
+    "mingru": lambda: MinGRUTrajEncoder(D, MAX_LEN, d_model=16, d_hidden=12),
+    "mingru without norms": lambda: MinGRUTrajEncoder(D, MAX_LEN, d_model=8, n_layers=3, norm="none", longest=40.0),
     "flash": lambda: TformerTrajEncoder(D, MAX_LEN, **SMALL, attention_type=FlashAttention),
     "flex rope": lambda: TformerTrajEncoder(D, MAX_LEN, **SMALL, attention_type=FlexAttention, pos_emb="rope"),
     "window 1": lambda: sliding(1),
@@ -242,7 +251,7 @@ def test_transformer_against_an_oracle_in_float64(name):
         torch.testing.assert_close(whole[0], expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["gru", "mamba", "fixed", "rope", "window 3, sinks 2, rope"])
+@pytest.mark.parametrize("name", ["gru", "mamba", "mingru", "fixed", "rope", "window 3, sinks 2, rope"])
 @torch.no_grad()
 def test_several_steps_at_once_and_late_time_indices(name):
     torch.manual_seed(2)
@@ -277,7 +286,7 @@ def state_of(hidden):
 
 
 @pytest.mark.parametrize("as_tensor", [False, True])
-@pytest.mark.parametrize("name", ["gru", "mamba", "fixed", "window 2, sink 1"])
+@pytest.mark.parametrize("name", ["gru", "mamba", "mingru", "fixed", "window 2, sink 1"])
 @torch.no_grad()
 def test_reset_touches_only_its_rows(name, as_tensor):
     net = MODELS[name]().eval()
@@ -298,7 +307,7 @@ def test_reset_touches_only_its_rows(name, as_tensor):
         net.reset_hidden_state(hidden, np.array([True, False]))
 
 
-@pytest.mark.parametrize("name", ["ff", "gru", "mamba", "fixed", "window 3", "window 2, sink 1"])
+@pytest.mark.parametrize("name", ["ff", "gru", "mamba", "mingru", "fixed", "window 3", "window 2, sink 1"])
 @torch.no_grad()
 def test_slices_of_a_hidden_state_share_storage(name):
     torch.manual_seed(4)
@@ -318,7 +327,7 @@ def test_slices_of_a_hidden_state_share_storage(name):
             net.slice_hidden_state(whole, 2, 5)
 
 
-@pytest.mark.parametrize("name", ["ff", "gru", "mamba", "fixed", "rope", "window 2, sink 1"])
+@pytest.mark.parametrize("name", ["ff", "gru", "mamba", "mingru", "fixed", "rope", "window 2, sink 1"])
 @torch.no_grad()
 def test_a_step_from_exported_tensors_is_a_step(name):
     """`export_hidden_state` and `import_hidden_state`, with rows that reset, and without a change of the tensors."""
@@ -429,7 +438,7 @@ def test_positions_are_added_in_float32(pos_emb):
     assert half(seq.bfloat16(), times)[0].dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("name", ["gru", "mamba", "fixed", "window 2, sink 1"])
+@pytest.mark.parametrize("name", ["gru", "mamba", "mingru", "fixed", "window 2, sink 1"])
 def test_acting_with_gradients_on_changes_nothing(name):
     """A hidden state is written in place; the graph of a step must survive it."""
     torch.manual_seed(6)

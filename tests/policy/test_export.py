@@ -23,7 +23,7 @@ from amago import config
 from amago.agent import MultiTaskAgent
 from amago.nets.actor_critic import Actor, ResidualActor
 from amago.nets.policy_dists import GMM, ActionDistribution, Beta, TanhGaussian
-from amago.nets.traj_encoders import GRUTrajEncoder, MambaTrajEncoder, TformerTrajEncoder
+from amago.nets.traj_encoders import GRUTrajEncoder, MambaTrajEncoder, MinGRUTrajEncoder, TformerTrajEncoder
 from amago.nets.transformer import SlidingWindowFlexAttention, SlidingWindowSinkFlexAttention, VanillaAttention
 from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder
 from amago.policy import write_policy_spec
@@ -37,7 +37,7 @@ needs_onnx = pytest.mark.skipif(
     reason="onnx, onnxscript and onnxruntime are not all installed",
 )
 ACTORS, CONTEXT, STEPS = 3, 7, 500
-TRAJ = tiny.TRAJ | {"mamba": MambaTrajEncoder}
+TRAJ = tiny.TRAJ | {"mamba": MambaTrajEncoder, "mingru": MinGRUTrajEncoder}
 VECTOR = gym.spaces.Dict(
     {"b": gym.spaces.Box(-np.inf, np.inf, (4,), np.float32), "a": gym.spaces.Box(-1, 1, (2, 2), np.float32)}
 )
@@ -174,7 +174,7 @@ def runs(tmp_path_factory):
 # ---- torch.export --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("traj", ["ff", "gru", "transformer", "mamba"])
+@pytest.mark.parametrize("traj", ["ff", "gru", "transformer", "mamba", "mingru"])
 def test_five_hundred_steps_in_pytorch(runs, traj, tmp_path):
     run = runs(traj)
     path = amago.load_policy(run).export(tmp_path / "step.pt2")
@@ -386,7 +386,7 @@ def test_without_the_packages_of_onnx(runs, tmp_path, monkeypatch):
 # ---- the function itself -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("traj", ["gru", "transformer", "mamba"])
+@pytest.mark.parametrize("traj", ["gru", "transformer", "mamba", "mingru"])
 def test_the_step_leaves_its_arguments_alone(runs, traj):
     step = StepModel(amago.load_policy(runs(traj)).agent)
     obs, reward, done, memory = step.example(2)

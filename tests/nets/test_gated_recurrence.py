@@ -1,0 +1,107 @@
+"""Linear recurrences: the scan against a loop in float64, the layer against its published equations, and what it remembers at the start."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from amago.cli_utils import switch_traj_encoder
+from amago.nets import linear_scan as module
+from amago.nets.gated_recurrence import MinGRU
+from amago.nets.linear_scan import linear_scan
+from amago.nets.traj_encoders import MinGRUTrajEncoder
+
+
+def loop(decay, inputs, h0):
+    states, h = [], h0
+    for a, b in zip(decay, inputs):
+        h = a * h + b
+        states.append(h)
+    return torch.stack(states)
+
+
+def example(length, width=3, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    decay = torch.rand(length, 2, width, generator=g, dtype=torch.float64)
+    inputs, h0 = (
+        torch.randn(length, 2, width, generator=g, dtype=torch.float64),
+        torch.randn(2, width, generator=g, dtype=torch.float64),
+    )
+    return decay, inputs, h0
+
+
+@settings(deadline=None)
+@given(st.integers(1, 40), st.integers(0, 10), st.booleans())
+def test_scan_is_the_recurrence(length, seed, begins_at_zero):
+    decay, inputs, h0 = example(length, seed=seed)
+    found = linear_scan(decay, inputs, None if begins_at_zero else h0)
+    torch.testing.assert_close(found, loop(decay, inputs, torch.zeros_like(h0) if begins_at_zero else h0))
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 8, 33])
+@pytest.mark.parametrize("passes", [False, True], ids=["in order", "doubling"])
+@pytest.mark.parametrize("continues", [False, True])
+def test_gradients_of_the_scan(monkeypatch, length, passes, continues):
+    """Both forms; the second is that of GPUs."""
+
+    def doubled(decay, inputs, backwards=False):
+        if backwards:
+            return module._doubling(decay.flip(0), inputs.flip(0)).flip(0)
+        return module._doubling(decay, inputs)
+
+    if passes:
+        monkeypatch.setattr(module, "_scan", doubled)
+    decay, inputs, h0 = example(length)
+    torch.testing.assert_close(linear_scan(decay, inputs, h0), loop(decay, inputs, h0))
+    start = h0 if continues else None
+    assert torch.autograd.gradcheck(lambda a, b: linear_scan(a, b, start), (decay.requires_grad_(), inputs.requires_grad_()))
+
+
+def test_the_callers_state_may_be_overwritten_before_backward():
+    decay, inputs, h0 = example(4)
+    decay.requires_grad_()
+    before = h0.clone()
+    out = linear_scan(decay, inputs, h0)
+    h0.fill_(100.0)
+    (found,) = torch.autograd.grad(out.sum(), decay)
+    (expected,) = torch.autograd.grad(loop(decay, inputs, before).sum(), decay)
+    torch.testing.assert_close(found, expected)
+
+
+def test_layer_is_the_minimal_gru():
+    torch.manual_seed(0)
+    net = MinGRU(5, 4, longest=20.0).double()
+    x = torch.randn(9, 2, 5, dtype=torch.float64)
+    W, b = net.inp.weight, net.inp.bias
+    h, expected = torch.zeros(2, 4, dtype=torch.float64), []
+    for t in range(9):
+        z, c, gate = (x[t] @ W.T + b).split(4, dim=-1)
+        z = 1.0 / (1.0 + torch.exp(-z))
+        h = (1.0 - z) * h + z * c
+        expected.append((h * gate / (1.0 + torch.exp(-gate))) @ net.out.weight.T + net.out.bias)
+    torch.testing.assert_close(net(x), torch.stack(expected))
+
+
+def test_at_the_start_states_forget_over_one_timestep_to_the_longest():
+    torch.manual_seed(0)
+    z = torch.sigmoid(MinGRU(4, 4000, longest=100.0).inp.bias[:4000])
+    over = 1.0 / z  # timesteps
+    assert 1.9 < over.min() < 2.1
+    assert 90.0 < over.max() < 102.0
+    assert abs(over.log().mean() - math.log(100.0) / 2) < 0.5
+
+
+def test_sizes_by_name_and_bad_arguments():
+    bound = {}
+    assert switch_traj_encoder(bound, "mingru", memory_size=24, layers=3) is MinGRUTrajEncoder
+    assert bound == {
+        "amago.nets.traj_encoders.MinGRUTrajEncoder.d_model": 24, "amago.nets.traj_encoders.MinGRUTrajEncoder.n_layers": 3,
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=r"longest must be at least 1 timestep, got 0.5"):
+        MinGRUTrajEncoder(5, 8, longest=0.5)
+    with pytest.raises(ValueError, match="d_hidden"):
+        MinGRUTrajEncoder(5, 8, d_hidden=0)
