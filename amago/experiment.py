@@ -26,8 +26,7 @@ from amago.run.persistence import PersistentRun
 from amago.run.roles.find import find_role
 from amago.run.rollout import Rollout
 from amago.run.settings import EnvMakers
-from amago.run.signals import GracefulStop, Stopped
-from amago.run.waiting import wait_for_data
+from amago.run.signals import Stopped
 
 
 @gin.configurable
@@ -42,7 +41,6 @@ class Experiment(PersistentRun):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._stop = GracefulStop()
         self._trajs_saved = 0  # at least, by this process
         self._freed_memory = FreedMemory()
 
@@ -190,26 +188,6 @@ class Experiment(PersistentRun):
         self._role.ended(self, "stopped")
         self.close()
         raise Stopped(code)
-
-    def _wait_for_data(self) -> bool:
-        """Whether there is data to train on. A process that never collects waits for the data of others.
-
-        Raises:
-            NoReadableDataError: for ``refused_data_timeout`` seconds there were refused files and no others.
-        """
-        dataset = self._data
-        if dataset.ready_for_training or self.collects or not dataset.can_become_ready:
-            return dataset.ready_for_training
-        with self._bar(None, "waiting for data", "s") as bar:
-
-            def pause() -> bool:
-                self._stop.wait(1.0)
-                self._role.waiting(self)
-                bar.update(1)
-                return not self._stop
-
-            wait_for_data(dataset, self.refused_data_timeout, pause)
-        return dataset.ready_for_training
 
     def collect_new_training_data(self) -> None:
         """Step each training actor ``train_timesteps_per_epoch`` times, less the steps of a resumed epoch."""

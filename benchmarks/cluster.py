@@ -48,7 +48,9 @@ def _row(case: str, batches: int, options: Namespace) -> Row:
         together.append(_seconds(launch, ACTORS // COLLECTORS, batches, options.smoke))
     ours, ceiling = statistics.median(s for s, _ in together), statistics.median(s for s, _ in alone)
     missed = [name for name, runs in (("alternating", alone), ("launch", together)) if any(not ok for _, ok in runs)]
-    details = {f"alternating {i}": s for i, (s, _) in enumerate(alone)} | {f"launch {i}": s for i, (s, _) in enumerate(together)}
+    details = {f"alternating {i}": s for i, (s, _) in enumerate(alone)} | {
+        f"launch {i}": s for i, (s, _) in enumerate(together)
+    }
     note = f"not reached: {', '.join(missed)}" if missed else f"{SCORE:g} in {ceiling:.0f} s alternating"
     return Row(case, ours, "s", ceiling, ceiling / ours, _TARGET, note=note, details=details)
 

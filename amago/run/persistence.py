@@ -24,8 +24,9 @@ from amago.run.rng import draw_seed, seed_process
 from amago.run.roles import Role
 from amago.run.rollout import shares
 from amago.run.run_checkpoints import RunCheckpoints
+from amago.run.signals import GracefulStop
 from amago.run.state import Progress, StateChange, TrainingParts
-from amago.run.waiting import check_trained
+from amago.run.waiting import check_trained, wait_for_data
 from amago.run.weights import load_into
 
 
@@ -56,6 +57,7 @@ class PersistentRun(Learner):
         self._restarts = 0  # of environments, in this process
         self._ownership: Ownership | None = None
         self._role = Role()
+        self._stop = GracefulStop()
         self._settings: dict[str, Any] = {}  # as they were at the start
 
     def _require_start(self, what: str) -> None:
@@ -207,6 +209,26 @@ class PersistentRun(Learner):
         skipped = self.updater.skipped if hasattr(self, "updater") else 0
         if not self.grad_steps and (skipped or not self._ever_trained):
             check_trained(self, self._data, skipped, self._restarts)
+
+    def _wait_for_data(self) -> bool:
+        """Whether there is data to train on. A process that never collects waits for the data of others.
+
+        Raises:
+            NoReadableDataError: for ``refused_data_timeout`` seconds there were refused files and no others.
+        """
+        dataset = self._data
+        if dataset.ready_for_training or self.collects or not dataset.can_become_ready:
+            return dataset.ready_for_training
+        with self._bar(None, "waiting for data", "s") as bar:
+
+            def pause() -> bool:
+                self._stop.wait(1.0)
+                self._role.waiting(self)
+                bar.update(1)
+                return not self._stop
+
+            wait_for_data(dataset, self.refused_data_timeout, pause)
+        return dataset.ready_for_training
 
     # ---- checkpoints ----------------------------------------------------------------------------------------------------
 

@@ -14,13 +14,17 @@ FOREVER = 100_000
 
 @pytest.mark.timeout(300)
 def test_a_run_with_two_collectors_is_one_run(launch, tmp_path):
-    run = launch("--updates-per-step", "0.005:0.05", collectors=2, epochs=6, train_batches_per_epoch=5, val_interval=2, ckpt_interval=1)
+    run = launch(
+        "--updates-per-step", "0.005:0.05", collectors=2, epochs=6, train_batches_per_epoch=5, val_interval=2, ckpt_interval=1
+    )
     assert run.wait() == 0, run.output
-    learned, updates, steps = next(line for line in run.output.splitlines() if line.startswith("learned")).split()
+    updates, steps = next(line for line in run.output.splitlines() if line.startswith("learned")).split()[1:]
     assert int(updates) == 30
     assert int(steps) * 0.05 >= 30
     rollouts, evaluations, buffer = run.rows("rollout"), run.rows("val"), run.rows("buffer")
-    assert sum(row["values"]["Number of Rollouts"] for row in rollouts) * 6 >= int(steps) - 200, "all collectors' rollouts are logged"
+    assert sum(row["values"]["Number of Rollouts"] for row in rollouts) * 6 >= int(steps) - 200, (
+        "all collectors' rollouts are logged"
+    )
     assert max(row["values"]["Collectors"] for row in rollouts) == 2
     assert rollouts[-1]["env_steps"] > 0
     assert evaluations[0]["grad_steps"] == 0
