@@ -43,6 +43,7 @@ REDUCED = {
         "val_timesteps_per_epoch=100": "val_timesteps_per_epoch=30",
     },
 }
+REDUCED["scaling.md"] = {"epochs=40": "epochs=2", "train_batches_per_epoch=50": "train_batches_per_epoch=2"}
 REDUCED["index.md"] = REDUCED["README.md"]  # the same program
 TINY = {
     "Experiment.train_timesteps_per_epoch": 60,
@@ -56,6 +57,7 @@ ARGUMENTS = {
     "amago eval": "--episodes 2 --actors 2",
     "amago demo": "--epochs 1 --minutes 0",
     "amago buffer": "",
+    "amago launch": "",
     "amago report": "",
     "examples/00_meta_frozen_lake.py": f"{_FEW} --lake_size 2 --k_episodes 2",
     "examples/01_basic_gym.py": f"{_FEW} --horizon 20",
