@@ -154,7 +154,7 @@ def test_launcher_killed_and_started_again(tmp_path):
             run.process.kill()
             run.process.communicate()
             began = time.monotonic()
-            while alive(everyone) and time.monotonic() < began + 10:
+            while alive(everyone) and time.monotonic() < began + count(30, 10):  # CI may run on a crowded machine
                 time.sleep(0.05)
             slowest = max(slowest, time.monotonic() - began)
             assert not alive(everyone)
