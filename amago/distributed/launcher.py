@@ -109,7 +109,8 @@ class Launcher:
         Returns:
             the exit code: that of the learner; 128 + the number of the signal that stopped the launch; 1 if collectors fail.
         """
-        before = {s: signal.signal(s, self._on_signal) for s in SIGNALS}
+        heard = [s for s in SIGNALS if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]  # nohup ignores it
+        before = {s: signal.signal(s, self._on_signal) for s in heard}
         try:
             self.learner.start()
             failure = self._loop()
