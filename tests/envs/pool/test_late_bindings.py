@@ -9,7 +9,7 @@ from amago import config
 from amago.envs import AMAGOEnv, make_pool
 from amago.envs.pool import ActorError
 
-MODULE = '''
+MODULE = """
 import gin
 import gymnasium as gym
 import numpy as np
@@ -27,7 +27,7 @@ class Late(gym.Env):
 
     def step(self, action):
         return np.full(1, self.size / 10, np.float32), 0.0, True, False, {}
-'''
+"""
 
 
 @pytest.fixture
@@ -48,7 +48,10 @@ def test_it_is_refused_by_name(late):
 
         return AMAGOEnv(late_module.Late(), env_name="late")
 
-    with config.temporary({"Late.size": 5}), pytest.raises(ActorError, match=r"late_module\.Late\.size: bound, but without effect"):
+    with (
+        config.temporary({"Late.size": 5}),
+        pytest.raises(ActorError, match=r"late_module\.Late\.size: bound, but without effect"),
+    ):
         make_pool([make_env], env_mode="async", parallel_actors=1, mp_context="spawn", trial_steps=0)
 
 
