@@ -18,7 +18,7 @@ from amago.nets.traj_encoders import FFTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
 
 STEP_SECONDS = 0.001
-HORIZON, ACTORS_OF_ALL, EVALUATED = 500, 16, 16
+HORIZON, EVALUATED = 500, 8  # rollouts, one for each actor of a collector
 
 
 class Waiting(gym.Wrapper[Any, Any, Any, Any]):
@@ -39,7 +39,7 @@ def main() -> None:
     experiment = Experiment(
         run_name="run", ckpt_base_dir=folder, dataset=DiskTrajDataset(folder, "run", 5_000), max_seq_len=16, agent_type=Agent,
         tstep_encoder_type=FFTstepEncoder, traj_encoder_type=FFTrajEncoder, exploration_wrapper_type=EpsilonGreedy,
-        make_train_env=make_env, make_val_env=make_env, val_timesteps_per_epoch=-(-EVALUATED // actors) * HORIZON + 1, seed=0,
+        make_train_env=make_env, make_val_env=make_env, val_timesteps_per_epoch=HORIZON + 1, val_episodes=EVALUATED, seed=0,
         verbose=False, env_mode="async", env_trial_steps=0, ckpt_interval=None, parallel_actors=actors, epochs=epochs,
         train_batches_per_epoch=batches, val_interval=2,
     )  # fmt: skip

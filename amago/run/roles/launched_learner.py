@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 0.25
 """Between two looks at the store, and two beats."""
+_SHARE = 20  # a look takes a twentieth of the time at most
 ROW_SECONDS = 20.0
 """Between two rows of rollouts in the log, at most; there is one at the end of each epoch."""
 
@@ -101,8 +102,8 @@ class LaunchedLearner(Role):
         now = time.monotonic()
         if now < self._next_look:
             return
-        self._next_look = now + LOOK_SECONDS
         collection_ended(run._data)
+        self._next_look = now + max(LOOK_SECONDS, _SHARE * (time.monotonic() - now))  # a look into many files takes longer
         if self._main:
             self._say(run, state)
             if now >= self._next_row:
