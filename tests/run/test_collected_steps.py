@@ -67,7 +67,7 @@ def test_files_that_are_never_deleted_were_not_collected(tmp_path):
 def test_a_mixture_counts_what_its_collecting_data_set_receives(tmp_path):
     collect(tmp_path)
     mixture = MixtureOfDatasets(
-        "mix", [DiskTrajDataset(tmp_path, "run"), DiskTrajDataset(tmp_path, "other")], [0.5, 0.5], collect_into=0
+        [DiskTrajDataset(tmp_path, "run"), DiskTrajDataset(tmp_path, "other")], [0.5, 0.5], collect_into=0
     )
     assert learner(tmp_path, dataset=mixture).env_steps == 24
 
