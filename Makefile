@@ -82,7 +82,7 @@ $(SHOWDOWN): tools/showdown/package.json tools/showdown/package-lock.json
 	@touch $@
 
 test-envs: $(ENVS_STAMP) $(SHOWDOWN) qt
-	OMP_NUM_THREADS=1 $(ENVS)/bin/python -m pytest -n 2 --dist worksteal tests/envs_extra tests/examples
+	OMP_NUM_THREADS=1 $(ENVS)/bin/python -m pytest -n 2 --dist worksteal tests/envs_extra tests/examples tests/clients/test_old_tutorial.py
 
 bench: install
 	$(BIN)/python -m benchmarks all

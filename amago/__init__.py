@@ -13,6 +13,8 @@ __version__ = "4.0.0"
 _LAZY = {
     "Experiment": "amago.experiment",
     "Agent": "amago.agent",
+    "Callback": "amago.run.callbacks",
+    "EarlyStopping": "amago.run.callbacks",
     "ExtraField": "amago.data.extras",
     "TstepEncoder": "amago.nets.tstep_encoders",
     "TrajEncoder": "amago.nets.traj_encoders",
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from amago.nets.traj_encoders import TrajEncoder
     from amago.nets.tstep_encoders import TstepEncoder
     from amago.policy import load_policy
+    from amago.run.callbacks import Callback, EarlyStopping
 
 
 def __getattr__(name: str) -> Any:

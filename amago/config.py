@@ -67,7 +67,7 @@ def parse_files(paths: Iterable[str]) -> None:
     for path in paths:
         try:
             with gin.unlock_config():
-                gin.parse_config_file(str(_zoo_file(path) if str(path).startswith("zoo/") else path))
+                gin.parse_config_file(str(zoo_file(path) if str(path).startswith("zoo/") else path))
         except OSError as err:
             raise ValueError(f"cannot read the gin file {str(path)!r}: {err}") from err
         except ValueError as err:
@@ -87,15 +87,24 @@ def _explain_file(path: str, err: ValueError) -> str:
     return f"{where[1]}, line {where[2]}: cannot bind {where[3]!r}: {_explain(where[3], err)}"
 
 
-def _zoo_file(name: str) -> Path:
-    zoo = Path(__file__).parent / "zoo"
-    known = {f"zoo/{p.stem}": p for p in sorted(zoo.glob("*.gin"))}
+def zoo_files() -> dict[str, Path]:
+    """The settings that come with the library: {"zoo/NAME": their file}, by name."""
+    return {f"zoo/{p.stem}": p for p in sorted((Path(__file__).parent / "zoo").glob("*.gin"))}
+
+
+def zoo_file(name: str) -> Path:
+    """The file of "zoo/NAME".
+
+    Raises:
+        ValueError: there is none; names similar ones.
+    """
+    known = zoo_files()
     if name not in known:
         near = difflib.get_close_matches(name.removeprefix("zoo/"), [k.removeprefix("zoo/") for k in known], n=3, cutoff=0.6)
         hint = (
             f"did you mean {' or '.join(f'zoo/{n}' for n in near)}?"
             if near
-            else f"its {len(known)} settings are the .gin files in {zoo}"
+            else f"its {len(known)} settings are listed by 'amago zoo'"
         )
         raise ValueError(f"the zoo has no settings called {name!r}; {hint}")
     return known[name]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gin
-from tqdm import tqdm
 
 from amago.compat.datasets import collection_ended
 from amago.envs.pool import ActorPool
@@ -18,10 +16,11 @@ from amago.policy import acting_by, find_run, load_agent_weights, write_policy_s
 from amago.run import console
 from amago.run.allocator import FreedMemory
 from amago.run.batch_memory import check_batch_memory
-from amago.run.checks import check_buffer, check_settings, warn_if_nothing_saved
+from amago.run.checks import check_buffer, check_required_extras, check_settings, warn_if_nothing_saved
 from amago.run.collect import RunActors, interact
-from amago.run.evaluate import histories, merge_returns, merge_specials, merge_values, summarise, warn_if_nothing_ended
+from amago.run.evaluate import histories, warn_if_nothing_ended
 from amago.run.own_parts import warn_of_faulty_parts
+from amago.run.pace import COLLECT, EVALUATE, TRAIN
 from amago.run.persistence import PersistentRun
 from amago.run.roles.find import find_role
 from amago.run.rollout import Rollout
@@ -61,6 +60,7 @@ class Experiment(PersistentRun):
         self._role.apply(self)
         check_settings(self)
         self._build_accelerator()
+        self._init_callbacks()
         try:
             resumed = self._claim()
             self._init_seeds(resumed)
@@ -79,13 +79,13 @@ class Experiment(PersistentRun):
             self._started = True
             if resumed is not None:
                 self.load_checkpoint_from_path(str(resumed))
-            self._print(self._resume_note(resumed))
+            self.print(self._resume_note(resumed))
             self._role.started(self)
+            self._callbacks.start(self)
         except BaseException:
             self.close()
             raise
-        if self.verbose and self.accelerator.is_main_process:
-            self.summary(env_summary)
+        self.summary(env_summary)
 
     def init_dsets(self) -> RLDataset:
         """Configure the data set."""
@@ -116,6 +116,7 @@ class Experiment(PersistentRun):
         spaces = self._actors.spaces
         self._data.check_spaces(spaces.observation, spaces.action)
         self._build_model(spaces)
+        check_required_extras(self.policy, self.extra_fields)
         if self.accelerator.is_main_process:
             self.checkpoints.description = write_policy_spec(self.run_dir, self.policy, spaces.raw_observation)
             warn_of_faulty_parts(self.policy)
@@ -123,7 +124,7 @@ class Experiment(PersistentRun):
     def summary(self, env_summary: str) -> None:
         """Print the most important settings."""
         processes = self.accelerator.num_processes
-        tqdm.write(console.summary(self, self.policy, env_summary, processes, self.epoch, self.run_seed))
+        self.print(console.summary(self, self.policy, env_summary, processes, self.epoch, self.run_seed))
 
     # ---- the loop -------------------------------------------------------------------------------------------------------
 
@@ -131,19 +132,23 @@ class Experiment(PersistentRun):
         """Run the remaining epochs.
 
         SIGINT, SIGTERM and SIGUSR1 finish the current step, save a training state and exit with code 128 + signal
-        (130, 143, 138); ``resume="auto"`` continues from there. Further signals change nothing.
+        (130, 143, 138); ``resume="auto"`` continues from there. Further signals change nothing. ``should_stop``, which callbacks set, ends
+        it when the epoch is finished.
         A run that was to train and has made no update raises `amago.run.waiting.NothingTrainedError`.
         """
         self._require_start("learn()")
-        with self._stop:
-            while self.epoch < self.epochs and not self._stop:
-                self._learn_epoch()
+        with self._callbacks.told_of_exceptions(self), self._stop:
+            with self._console.learning(self):
+                while self.epoch < self.epochs and not self._stop and not self.should_stop:
+                    self._learn_epoch()
             if self._stop:
                 self._leave()
         if self._stop:  # a signal between the last check and the removal of the handlers
             self._leave()
         self._role.ended(self, "finished")
-        self._check_trained()
+        with self._callbacks.told_of_exceptions(self):
+            self._check_trained()
+            self._callbacks.call("on_end", self)
 
     def _learn_epoch(self) -> None:
         """Evaluate, collect, train, save and publish; after a signal, return as soon as possible."""
@@ -170,7 +175,8 @@ class Experiment(PersistentRun):
             self.log(self._data.on_end_of_training(), "buffer")
         finished, self.epoch = self.epoch, self.epoch + 1
         self._collected = self._trained = 0
-        if self.ckpt_interval and (finished % self.ckpt_interval == 0 or self.epoch == self.epochs):
+        self._finish_epoch()
+        if self.ckpt_interval and (finished % self.ckpt_interval == 0 or self.epoch == self.epochs or self.should_stop):
             self.save_checkpoint()
         if self.always_save_latest:
             self.write_latest_policy()
@@ -184,10 +190,15 @@ class Experiment(PersistentRun):
             self.write_latest_policy()
         code = self._stop.exit_code
         saved = "saved; continue with resume='auto'" if self._saved else "nothing was saved"
-        self._print(f"stopped by a signal in epoch {self.epoch}; {saved} (exit code {code})")
+        self.print(f"stopped by a signal in epoch {self.epoch}; {saved} (exit code {code})")
         self._role.ended(self, "stopped")
-        self.close()
-        raise Stopped(code)
+        try:
+            raise Stopped(code)
+        except Stopped as stopped:
+            self._callbacks.call("on_exception", self, stopped)
+            raise
+        finally:
+            self.close()
 
     def collect_new_training_data(self) -> None:
         """Step each training actor ``train_timesteps_per_epoch`` times, less the steps of a resumed epoch."""
@@ -198,13 +209,13 @@ class Experiment(PersistentRun):
         every = self.force_reset_train_envs_every
         if every is not None and self.epoch and self.epoch % every == 0 and self._collected == 0:
             rollout.reset()
-        taken, stats = self._interact(rollout, steps, "collect", self.sample_actions_train, stoppable=True)
+        taken, stats = self._interact(rollout, steps, COLLECT, self.sample_actions_train, stoppable=True)
         self._collected += taken
         for name, frames in stats.frames.items():
             self.frames_by_env[name] = self.frames_by_env.get(name, 0) + frames
         self._log_faults(stats, "rollout")
         self._trajs_saved += rollout.pool.flush() + len(stats.episodes)
-        self.log(self._metrics(stats), "rollout")
+        self._end_collection(stats, finished=not self._stop)
         self._role.report(self, "rollout", stats)
 
     def train_epoch(self) -> None:
@@ -212,19 +223,20 @@ class Experiment(PersistentRun):
         self._require_start("train_epoch()")
         check_batch_memory(self.policy, self.train_dloader, self.max_seq_len)
         self.policy_aclr.train()
-        with self._bar(self.train_batches_per_epoch - self._trained, "train", "batch") as bar:
+        with self._phase(TRAIN, self.train_batches_per_epoch - self._trained, "batch") as phase:
             for batch in self.train_dloader.batches(self.train_batches_per_epoch - self._trained):
                 if not self._role.may_update(self, self._stop):
                     break
                 log_step = self._trained % self.log_interval == 0
                 self._means.add(self.train_step(batch, log_step))
                 self._trained += 1
-                bar.update(1)
+                phase.update(1)
                 if log_step and self._trained > 1:
-                    self.log(self._means.take(), "train")
+                    self._log_training(phase)
                 if self._stop:
                     break
-        self.log(self._means.take(), "train")
+            self._log_training(phase)
+        self._end_training(phase, finished=not self._stop)
 
     # ---- interaction and evaluation -------------------------------------------------------------------------------------
 
@@ -262,20 +274,20 @@ class Experiment(PersistentRun):
     def _interact(
         self, rollout: Rollout, timesteps: int, title: str, sample: bool, *, stoppable: bool = False, **options: Any
     ) -> tuple[int, PhaseStatistics]:
-        """`amago.run.collect.interact` with a progress bar.
+        """`amago.run.collect.interact`, whose progress is shown.
 
         Args:
-            title: of the bar.
+            title: of the phase.
             stoppable: a signal ends the phase early.
         """
         should_stop = self._stop.__bool__ if stoppable else None
-        with self._bar(timesteps * rollout.pool.num_actors, title, "step") as bar:
+        with self._phase(title, timesteps * rollout.pool.num_actors, "step") as phase:
 
             def after_step(steps: int) -> None:
-                bar.update(steps)
-                self._role.after_step(steps, self._stop, collecting=title == "collect")
+                phase.update(steps)
+                self._role.after_step(steps, self._stop, collecting=title == COLLECT)
 
-            on_step = after_step if self._role.launched else bar.update
+            on_step = after_step if self._role.launched else phase.update
             return interact(rollout, self.policy, timesteps, sample, on_step, should_stop=should_stop, **options)
 
     def evaluate_val(self) -> None:
@@ -284,7 +296,7 @@ class Experiment(PersistentRun):
         rollout = self._actors.val
         rollout.reset()
         steps, episodes = self.val_timesteps_per_epoch, self._own_share(self.val_episodes)
-        _, stats = self._interact(rollout, steps, "evaluate", self.sample_actions, stoppable=True, episodes=episodes)
+        _, stats = self._interact(rollout, steps, EVALUATE, self.sample_actions, stoppable=True, episodes=episodes)
         self._log_faults(stats, "val")
         if self._stop:
             return  # the evaluation runs again after a resume
@@ -292,7 +304,7 @@ class Experiment(PersistentRun):
         warn_if_nothing_ended(metrics, self.val_timesteps_per_epoch)
         self.log(metrics, "val")
         self._role.report(self, "val", stats)
-        self._print(f"  epoch {self.epoch}: {console.headline(metrics)}" if metrics else "")
+        self._callbacks.call("on_validation_end", self, metrics)
 
     def evaluate_test(
         self,
@@ -337,16 +349,6 @@ class Experiment(PersistentRun):
         self.log(metrics, "test")
         return metrics
 
-    def _metrics(self, stats: PhaseStatistics) -> dict[str, float]:
-        returns, specials = histories(stats)
-        return self.policy_metrics([returns], [specials])
-
-    def policy_metrics(self, returns: Iterable[ReturnHistory], specials: Iterable[SpecialMetricHistory]) -> dict[str, float]:
-        """The metrics of the rollouts of all processes (`amago.run.evaluate.summarise`); {} if none ended."""
-        gathered = self._gather([(merge_returns(returns), merge_specials(specials))])
-        all_returns, all_specials = zip(*gathered)
-        return summarise(merge_values(all_returns), merge_values(all_specials))
-
     # ---- checkpoints ----------------------------------------------------------------------------------------------------
 
     def load_checkpoint(self, epoch: int, resume_training_state: bool = True) -> None:
@@ -380,13 +382,9 @@ class Experiment(PersistentRun):
 
     def close(self) -> None:
         """Stop actors and threads, close loggers and the data set; twice is fine. The experiment cannot be used afterwards."""
-        for name in ("_actors", "train_dloader", "logger"):
-            part = getattr(self, name, None)
-            if part is not None:
-                part.close()
-        if isinstance(self.dataset, RLDataset):  # start() may have refused another type
-            self.dataset.close()
-        if self._ownership is not None:
-            self._ownership.release()
-        self._freed_memory.restore()
-        self._started = False
+        try:
+            self._callbacks.close(self)
+        finally:
+            self._close_parts()
+            self._freed_memory.restore()
+            self._started = False

@@ -77,6 +77,50 @@ def n_step_return(rews: Tensor, dones: Tensor, next_values: Tensor, gammas: Tens
     return target
 
 
+def trace_return(
+    rews: Tensor,
+    dones: Tensor,
+    next_values: Tensor,
+    next_taken: Tensor,
+    next_traces: Tensor,
+    gammas: Tensor,
+    mask: Tensor,
+) -> Tensor:
+    """TD targets over whole sequences.
+
+    y_t = r_t + gamma (V_{t+1} + c_{t+1} (y_{t+1} - Q_{t+1})). Where the rollout terminates, V and c are 0; where the real data end, c is.
+    With c of lambda min(1, pi / mu) it is Retrace (Munos et al. 2016, arXiv 1606.02647), with lambda pi tree backup (Precup et al.
+    2000); with lambda, and V in place of Q, the uncorrected Q(lambda) of Peng & Williams 1996.
+
+    Args:
+        rews, dones: (B, L, ...), reward and termination of step t.
+        next_values: (B, L, ...), V: value of the state *after* step t.
+        next_taken: (B, L, ...), Q: value of the action that the data take there.
+        next_traces: (B, L, ...), c: in [0, 1].
+        gammas: broadcast against the trailing dimensions, (G, 1) in the agents.
+        mask: (B, L, ...) bool or 0/1, True where step t is real (padding only on the right).
+
+    Returns:
+        (B, L, ...) targets, 0 where ``mask`` is False.
+    """
+    real = mask.to(torch.bool)
+    goes_on = torch.cat((real[:, 1:], torch.zeros_like(real[:, :1])), dim=1)
+    zero = torch.zeros((), dtype=rews.dtype, device=rews.device)
+    discount = gammas * (1.0 - dones.to(rews.dtype))
+    traces = torch.where(goes_on, next_traces, zero)
+    target = rews + discount * (next_values - torch.where(goes_on, traces * next_taken, zero))
+    target, factor = torch.where(real, target, zero), torch.where(real, discount * traces, zero)
+    # y_t = target_t + factor_t y_{t+1}: each round doubles the number of steps that target and factor span (Hillis & Steele 1986)
+    span, length = 1, target.shape[1]
+    while span < length:
+        ahead = target[:, :-span] + factor[:, :-span] * target[:, span:]
+        target = torch.cat((ahead, target[:, -span:]), dim=1)
+        if 2 * span < length:
+            factor = torch.cat((factor[:, :-span] * factor[:, span:], factor[:, -span:]), dim=1)
+        span *= 2
+    return target
+
+
 def binary_filter(adv: Tensor, threshold: float = 0.0) -> Tensor:
     """1 where the advantage is above ``threshold``, else 0 (Wang et al. 2020, arXiv 2006.15134)."""
     return (adv > threshold).to(adv.dtype)

@@ -67,6 +67,51 @@ def test_n_step_equals_the_definition(length, n, seed, gamma):
         np.testing.assert_allclose(got[b, : real[b]].numpy(), want[: real[b]], rtol=1e-9, atol=1e-9)
 
 
+def slow_traces(r, d, v, q, c, gamma, real):
+    """Targets over sequences by their definition, from the last transition back; over several discounts."""
+    y = np.zeros((len(r), len(gamma)))
+    for t in reversed(range(real)):
+        y[t] = r[t] + gamma * (1.0 - d[t]) * v[t]
+        if t + 1 < real:
+            y[t] += gamma * (1.0 - d[t]) * c[t] * (y[t + 1] - q[t])
+    return y
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 70), st.integers(0, 2**31), st.floats(0.0, 1.0), st.sampled_from([0.0, 0.05, 0.4]))
+def test_trace_return_equals_the_definition(length, seed, gamma, ends):
+    rng, gammas = np.random.default_rng(seed), np.array([gamma, 0.5, 1.0])
+    r, d = rng.normal(size=(3, length)), rng.random((3, length)) < ends
+    v, q, c = rng.normal(size=(3, 3, length, 3))
+    c = np.minimum(np.abs(c), 1.0)
+    real = rng.integers(1, length + 1, size=3)
+    mask = np.arange(length)[None] < real[:, None]
+    for x in (r, v, q, c):
+        x[~mask] = np.nan  # what padding holds does not matter
+    (r_, d_, m_), (v_, q_, c_) = ([torch.as_tensor(x) for x in xs] for xs in ((r, d, mask), (v, q, c)))
+    got = ops.trace_return(
+        r_[..., None, None, None], d_[..., None, None, None], *(x[:, :, None, :, None] for x in (v_, q_, c_)),
+        torch.as_tensor(gammas)[:, None], m_[..., None, None, None],
+    )[:, :, 0, :, 0].numpy()  # fmt: skip
+    for b in range(3):
+        n = real[b]
+        np.testing.assert_allclose(got[b, :n], slow_traces(r[b], d[b], v[b], q[b], c[b], gammas, n)[:n], rtol=1e-9, atol=1e-9)
+        assert (got[b, n:] == 0).all()
+
+
+def test_traces_of_zero_give_the_target_with_one_reward_and_of_one_all_rewards():
+    g = torch.Generator().manual_seed(0)
+    r, v = torch.randn(2, 2, 9, 1, 1, 1, generator=g, dtype=torch.float64)
+    d, mask, gamma = (
+        torch.rand(2, 9, 1, 1, 1, generator=g) < 0.2,
+        torch.ones(2, 9, 1, 1, 1),
+        torch.tensor([[0.9]], dtype=torch.float64),
+    )
+    for c, n in ((0.0, 1), (1.0, 9)):
+        got = ops.trace_return(r, d, v, v, torch.full_like(v, c), gamma, mask)
+        torch.testing.assert_close(got, ops.n_step_return(r, d, v, gamma, mask, n=n))
+
+
 def test_n_step_refuses_zero():
     with pytest.raises(ValueError, match="n=0"):
         ops.n_step_return(*[torch.zeros(1, 2, 1)] * 3, torch.ones(1), torch.ones(1, 2, 1), n=0)

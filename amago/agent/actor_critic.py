@@ -16,11 +16,13 @@ from torch.distributions import Distribution
 from amago import ops
 from amago.agent import diagnostics
 from amago.agent.base import AgentLoss
-from amago.agent.log_prob import log_prob_of_stored
+from amago.agent.log_prob import behaviour_of, log_prob_of_stored
 from amago.agent.options import ActorCriticOptions, check_gamma_idx, gammas_for
 from amago.agent.targets import AgentWithTargets
+from amago.agent.traces import Taken, check_targets, taken_next, trace_coefficients
 from amago.agent.values import AgentValues, ValueRepresentation
 from amago.data.batch import Batch
+from amago.data.extras import BEHAVIOUR_LOG_PROB
 from amago.nets.actor_critic import Actor, PopArtLayer, ResidualActor
 from amago.nets.heads import BaseCriticHead, DetachedCritics
 from amago.nets.policy_dists import ActionDistribution, Multibinary
@@ -94,6 +96,14 @@ class ActorCriticAgent(AgentWithTargets):
         self.online_coeff, self.offline_coeff = options.online_coeff, options.offline_coeff
         self.critic_loss_weight = options.critic_loss_weight
         self.reward_multiplier, self.tau, self.n_step = options.reward_multiplier, options.tau, options.n_step
+        self.targets, self.trace_lambda = options.targets, options.trace_lambda
+        check_targets(options.targets, spec)
+        self.required_extras = (BEHAVIOUR_LOG_PROB,) if options.targets == "retrace" else ()
+        self.burn_in = options.burn_in
+        if self.burn_in >= self.max_seq_len:
+            raise ValueError(
+                f"burn_in={self.burn_in} must be less than max_seq_len={self.max_seq_len}: nothing would be trained on"
+            )
         self.use_target_actor = options.use_target_actor
         self.fake_filter, self.fbc_filter_func = options.fake_filter, options.fbc_filter_func
         self.k_critic, self.k_actor = options.num_actions_for_value_in_critic_loss, options.num_actions_for_value_in_actor_loss
@@ -169,7 +179,7 @@ class ActorCriticAgent(AgentWithTargets):
 
     # ---- acting -------------------------------------------------------------------------------------------------------
 
-    policy_extras = ("log_prob",)
+    policy_extras = ("log_prob", BEHAVIOUR_LOG_PROB)
 
     def act(self, state: Tensor, obs: dict[str, Tensor], sample: bool, gamma_idx: int | None = None) -> Tensor:
         return self.act_with_extras(state, obs, sample, (), gamma_idx)[0]
@@ -183,6 +193,8 @@ class ActorCriticAgent(AgentWithTargets):
         pi = self._policy(self.actor, state.unsqueeze(1), straight)
         actions = pi.sample_action(sample)
         extras = {"log_prob": log_prob_of_stored(pi, actions)[:, 0, g]} if "log_prob" in names else {}
+        if BEHAVIOUR_LOG_PROB in names:
+            extras[BEHAVIOUR_LOG_PROB] = behaviour_of(pi, actions, sample)[:, 0, g]
         return actions[:, 0, g], extras
 
     @staticmethod
@@ -209,9 +221,10 @@ class ActorCriticAgent(AgentWithTargets):
         if self.online_coeff > 0 or not self.fake_filter:
             chosen = self._policy_actions(pi, self.k_actor, grad=self.online_coeff > 0)  # (K, B, L, G, A)
             with torch.no_grad():
-                target = self._td_target(next_state, rews, batch.dones, real, self._straight(batch, slice(1, None)))
+                taken = taken_next(self.targets, batch, action)
+                target = self._td_target(next_state, rews, batch.dones, real, self._straight(batch, slice(1, None)), taken, log)
                 if self.training:
-                    self.values.observe(target, real[:, :, None, :, None].expand_as(target))
+                    self.values.observe(target, self.loss_mask(batch)[:, :, None, :, None].expand_as(target))
             stored = self._like_policy(pi, action)
             out_data, q_pi = self._evaluate(state, stored, chosen)  # (B, L, C, G, O), (B, L, C, G, 1)
             critic_loss = self.values.loss(out_data, target)
@@ -270,18 +283,44 @@ class ActorCriticAgent(AgentWithTargets):
             return self.fbc_filter_func(advantage)
         return self.fbc_filter_func(torch.cat((advantage, advantage[:, -1:]), dim=1))[:, :-1]
 
-    def _td_target(self, next_state: Tensor, rews: Tensor, dones: Tensor, real: Tensor, straight: dict[str, Tensor]) -> Tensor:
-        """n-step targets (B, L, 1, G, 1), bootstrapped with random target critics at actions a' of the target policy."""
+    def _td_target(
+        self,
+        next_state: Tensor,
+        rews: Tensor,
+        dones: Tensor,
+        real: Tensor,
+        straight: dict[str, Tensor],
+        taken: Taken | None = None,
+        log: dict[str, Any] | None = None,
+    ) -> Tensor:
+        """Targets (B, L, 1, G, 1), bootstrapped with random target critics at actions a' of the target policy.
+
+        Args:
+            next_state, straight: of the states after each transition.
+            taken: what the data did there (`taken_next`).
+            log: takes a metric, if given.
+        """
         pi = self._policy(self.target_actor if self.use_target_actor else self.actor, next_state, straight)
         actions = self._policy_actions(pi, self.k_critic)
         drawn = torch.randint(self.target_critics.num_critics, (self.num_critics_td,), device=next_state.device)
-        out = self.target_critics.evaluate_subset(next_state, actions, drawn)  # (K, B, L, drawn, G, O)
-        q = self.values.returns(self.values.value(out).mean(dim=0))
-        value = self._reduce(q)
-        gammas = self.gammas[:, None]
-        return ops.n_step_return(
-            rews[:, :, None, None], dones[:, :, None, None], value, gammas, real[:, :, None, None], n=self.n_step
-        )
+        if taken is not None:  # one more sample
+            stored = self._like_policy(pi, taken.action).expand(actions.shape[1:])
+            actions = torch.cat((actions, stored[None].to(actions.dtype)))
+        out = self.values.value(self.target_critics.evaluate_subset(next_state, actions, drawn))  # (K, B, L, drawn, G, 1)
+        step = rews[:, :, None, None], dones[:, :, None, None]
+        gammas, counts = self.gammas[:, None], real[:, :, None, None]
+        q = self.values.returns((out if taken is None else out[:-1]).mean(dim=0))
+        if self.targets == "n_step":
+            return ops.n_step_return(*step, self._reduce(q), gammas, counts, n=self.n_step)
+        if taken is None:
+            value = of_taken = self._reduce(q)
+            traces = torch.full_like(value, self.trace_lambda)
+        else:
+            value, of_taken = self._reduce_both(q, self.values.returns(out[-1]))
+            traces = trace_coefficients(pi, taken, self.trace_lambda)[:, :, None]
+        if log is not None:
+            log["Trace Coefficient (main gamma)"] = ops.masked_mean(traces[:, :-1, :, -1], counts[:, 1:, :, 0])
+        return ops.trace_return(*step, value, of_taken, traces, gammas, counts)
 
     def _like_policy(self, pi: ActionDistribution, action: Tensor) -> Tensor:
         """Stored actions (B, L, A) clipped as those of the policy are: (B, L, 1, A). With a mask (B, L, G, A), with 0 at

@@ -66,10 +66,12 @@ class BaseAgent(NamedArguments, nn.Module):
         state_dim: E, width of the sequence model's output.
         update_info: metrics of the last `forward`, by name.
         critic_loss_weight: weight of the critics' loss in the loss; the actor's is 1.
+        burn_in: transitions at the start of a sequence that have no loss, unless the sequence begins a rollout.
         pad_val: what numbers at padded steps of a batch are (`amago.loading.Batch`).
     """
 
     critic_loss_weight: float = 10.0
+    burn_in: int = 0
     pad_val: float = MAGIC_PAD_VAL
     tstep_encoder: Any
     traj_encoder: Any
@@ -145,16 +147,24 @@ class BaseAgent(NamedArguments, nn.Module):
         """
         self.update_info = {}
         loss = self.losses(batch, log_step)
-        total = self._compute_loss(batch, loss.actor_loss, loss.critic_loss, batch.transition_mask)
+        total = self._compute_loss(batch, loss.actor_loss, loss.critic_loss, self.loss_mask(batch))
         self.update_info |= loss.metrics
         return total
+
+    def loss_mask(self, batch: Batch) -> Tensor:
+        """(B, L, 1) bool, True where a transition has a loss: where it is real, and not burn-in."""
+        real = batch.transition_mask
+        if not self.burn_in:
+            return real
+        later = torch.arange(real.shape[1], device=real.device)[:, None] >= self.burn_in
+        return real & (later | (batch.time_idxs[:, :1] == 0))
 
     def _compute_loss(self, batch: Batch, actor_loss: Tensor, critic_loss: Tensor | None, state_mask: Tensor) -> Tensor:
         """The scalar loss of losses before masking; puts both means and the sizes of the batch into `update_info`.
 
         Args:
             actor_loss, critic_loss: see `AgentLoss`.
-            state_mask: bool, (B, L, 1), True where a transition is real.
+            state_mask: bool, (B, L, 1), True where a transition has a loss.
         """
         pad, editor = state_mask.to(torch.bool)[:, :, None], self._mask_editor  # (B, L, 1, 1)
         mask = self.edit_actor_mask(batch, actor_loss, pad.expand_as(actor_loss))
@@ -183,7 +193,7 @@ class BaseAgent(NamedArguments, nn.Module):
 
         Args:
             actor_loss: (B, L, G, 1).
-            pad_mask: bool, of the same shape; False at padding.
+            pad_mask: bool, of the same shape; False at padding and burn-in.
 
         Returns:
             bool, of the same shape; True where the loss counts. Numbers are weights.
@@ -239,7 +249,9 @@ class BaseAgent(NamedArguments, nn.Module):
         return self.traj_encoder.init_hidden_state(batch_size, device)
 
     def reset_hidden_state(self, hidden_state: Any, resets: Any) -> Any:
-        """Empty the memory of the actors whose ``resets`` (N,) is True."""
+        """Empty the memory of the actors whose ``resets`` (N,) is True. None, with which some sequence models begin, is empty."""
+        if hidden_state is None:
+            return None
         return self.traj_encoder.reset_hidden_state(hidden_state, resets)
 
     def slice_hidden_state(self, hidden_state: Any, start: int, stop: int) -> Any:
@@ -271,19 +283,23 @@ class BaseAgent(NamedArguments, nn.Module):
         raise NotImplementedError(f"{type(self).__name__} does not implement act")
 
     policy_extras: tuple[str, ...] = ()
-    """Names of the extra fields (`amago.ExtraField` with ``source="policy"``) that `act_with_extras` computes."""
+    """Names of the extra fields (`amago.ExtraField` with ``source="policy"`` or "behaviour") that `act_with_extras` computes."""
+    required_extras: tuple[str, ...] = ()
+    """Names of the extra fields that batches must have."""
 
     def act_with_extras(
         self, state: Tensor, obs: dict[str, Tensor], sample: bool, names: Sequence[str], gamma_idx: int | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Choose actions as `act` does, and compute extra fields of them, before exploration changes the actions.
 
-        "log_prob" is the natural log-probability of the chosen action, (N,); a density for continuous actions. A subclass may
-        compute others: override this method, call ``super()``, and add their names to ``policy_extras``.
+        "log_prob" is the natural log-probability of the chosen action, (N,); a density for continuous actions. "behaviour_log_prob" is
+        computed where exploration happens, and from (N, 1 + A): that log-probability, then the probability of each choice and of each bit
+        being 1, in the order of an action's vector, and 0 for numbers. A subclass may compute others: override this method, call
+        ``super()``, and add their names to ``policy_extras``.
 
         Args:
             state, obs, sample, gamma_idx: as in `act`.
-            names: the declared extra fields with ``source="policy"``.
+            names: the declared extra fields with ``source="policy"`` or "behaviour".
 
         Returns:
             actions in their stored form (N, S), and {name: (N, ...)}.

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from amago import ops
+from amago.agent.traces import TARGETS
 from amago.config import NamedArguments
 from amago.nets.actor_critic import Actor, NCritics, NCriticsTwoHot
 
@@ -143,7 +144,13 @@ class ActorCriticOptions:
         use_multigamma: train the discounts of `Multigammas` too.
         reward_multiplier: scales rewards in the losses, nowhere else.
         tau: share of the online networks that enters the target networks at each update.
-        n_step: number of rewards in a TD target.
+        n_step: number of rewards in a TD target with ``targets="n_step"``.
+        targets: "n_step", or a target over the whole rest of a sequence (`amago.ops.trace_return`): "retrace" (Munos et al. 2016, arXiv
+            1606.02647), for which the experiment must declare ``extra_fields=["behaviour_log_prob"]``; "tree_backup" (Precup et al. 2000),
+            for choices and bits; "peng", the uncorrected Q(lambda) of Peng & Williams 1996 (Kozuno et al. 2021, arXiv 2103.00107).
+        trace_lambda: lambda of these, in [0, 1]; 0 gives the target with one reward.
+        burn_in: the first so many transitions of a sequence that begins in the middle of a rollout have no loss, and only build the
+            state (Kapturowski et al. 2019, R2D2). Sequences from the beginning of a rollout keep theirs.
         popart: divide the errors of scalar critics, and the objective of the policy gradient, by the running standard deviation
             of the TD targets (`amago.nets.popart.PopArtLayer`). The critics' outputs are not normalised.
         use_target_actor: take the action of a TD target from the target actor instead of the trained one.
@@ -173,6 +180,9 @@ class ActorCriticOptions:
     reward_multiplier: float = 10.0
     tau: float = 0.003
     n_step: int = 1
+    targets: str = "n_step"
+    trace_lambda: float = 0.95
+    burn_in: int = 0
     popart: bool = True
     use_target_actor: bool = True
     fake_filter: bool = False
@@ -191,6 +201,16 @@ class ActorCriticOptions:
             value = getattr(self, name)
             if value < 1 or int(value) != value:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {name}={value}")
+        if self.targets not in TARGETS:
+            raise ValueError(f"targets must be one of {', '.join(map(repr, TARGETS))}, got targets={self.targets!r}")
+        if self.targets != "n_step" and self.n_step != 1:
+            raise ValueError(
+                f"n_step={self.n_step} contradicts targets={self.targets!r}, which counts all rewards: leave n_step at 1"
+            )
+        if not 0.0 <= self.trace_lambda <= 1.0:
+            raise ValueError(f"trace_lambda must lie in [0, 1], got trace_lambda={self.trace_lambda}")
+        if self.burn_in < 0 or int(self.burn_in) != self.burn_in:
+            raise ValueError(f"burn_in must be a whole number of at least 0, got burn_in={self.burn_in}")
         if not 0.0 < self.tau <= 1.0:
             raise ValueError(f"tau must lie in (0, 1], got tau={self.tau}")
         if not self.reward_multiplier > 0.0:

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from amago import ops
 from amago.agent.base import BaseAgent
+from amago.compat.statistics import LossStatistics
 from amago.nets.heads import DetachedCritics
 
 
-class AgentWithTargets(BaseAgent):
+class AgentWithTargets(LossStatistics, BaseAgent):
     """A base class of agents with ``actor`` and ``critics``, their targets, and ``maximized_critics``.
 
     A network that a subclass has not built is left out.
@@ -62,6 +63,17 @@ class AgentWithTargets(BaseAgent):
         (..., 1, G, 1)."""
         drawn = torch.randint(q.shape[-3], (self.num_critics_td,), device=q.device)
         return self._reduce(q[..., drawn, :, :])
+
+    def _reduce_both(self, q: Tensor, of_taken: Tensor) -> tuple[Tensor, Tensor]:
+        """Values of a state and of an action taken there (..., C, G, 1) each -> (..., 1, G, 1).
+
+        Where the minimum is taken, the critic with the lowest value of the state gives both: were each a minimum of its own, the action's
+        would be lower on average over the policy's actions than the state's, and targets too high.
+        """
+        if not self.online_coeff > 0:
+            return self._reduce(q), self._reduce(of_taken)
+        lowest = q.argmin(dim=-3, keepdim=True)
+        return q.gather(-3, lowest), of_taken.gather(-3, lowest)
 
     def _reduce(self, q: Tensor) -> Tensor:
         """(..., C, G, 1) -> (..., 1, G, 1)."""

@@ -14,10 +14,17 @@ COMMANDS = {
     "train": "train an agent on a Gymnasium environment",
     "launch": "run a training script as one learner and several collectors",
     "eval": "evaluate a trained agent",
+    "card": "write a directory with a trained agent, its scores and a page about it, to be handed on",
+    "push": "upload a card to the Hugging Face Hub",
+    "pull": "download a card from the Hugging Face Hub",
+    "tune": "search for good settings: a study of many runs",
     "report": "write a page about training runs: curves, adaptation, faults, settings",
     "watch": "serve a live page about all runs below a directory",
     "buffer": "import, export, inspect or verify recorded trajectories",
     "diff": "show in which settings two runs differ",
+    "envs": "list the built-in environments: spaces, packages, examples, settings",
+    "zoo": "list the settings that come with the library, and what they reached",
+    "doctor": "look at this machine and installation, and say what is missing for what",
     "demo": "train a small memory agent in a few minutes and draw how it adapts",
 }
 
@@ -29,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the words after ``amago``; None: ``sys.argv[1:]``.
 
     Returns:
-        the exit code: 0; 2 after a mistake in the arguments; 1 if the environment cannot be used, or if there was nothing to train on.
+        the exit code: 0; 2 after a mistake in the arguments; 1 if the environment cannot be used, if there was nothing to train on, or if
+        the Hub cannot be reached.
         Of these, the message is printed without a traceback.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
@@ -51,13 +59,29 @@ def main(argv: Sequence[str] | None = None) -> int:
             sub.set_defaults(subcommand=module.run)  # "run" is an argument of eval
     args = parser.parse_args(argv)
     try:
-        return int(args.subcommand(args) or 0)
+        done = int(args.subcommand(args) or 0)
+        sys.stdout.flush()
+        return done
+    except BrokenPipeError:
+        if not _reader_has_gone():
+            raise
+        return 1
     except Exception as err:
         code = _exit_code(err)
         if code is None:
             raise
         print(f"amago {args.command}: {err}", file=sys.stderr)
         return code
+
+
+def _reader_has_gone() -> bool:
+    """Whether nobody reads the standard output any more, as with ``amago envs | head -1``; what is still buffered is dropped then."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
 
 
 # What these import imports torch, which commands that train nothing do without; and they are needed when something is wrong alone.
@@ -73,10 +97,11 @@ def _exit_code(err: BaseException) -> int | None:
     """The exit code after an error that is told in one line; None if it needs its traceback."""
     from amago.cli_utils.errors import raised_while_running
     from amago.envs.pool import ActorError
+    from amago.policy.card import HubError
     from amago.run.checkpoint import CheckpointError
     from amago.run.waiting import NoReadableDataError, NothingTrainedError
 
-    if isinstance(err, ActorError | MemoryError | NoReadableDataError | NothingTrainedError):
+    if isinstance(err, ActorError | HubError | MemoryError | NoReadableDataError | NothingTrainedError):
         return 1
     told = isinstance(err, CheckpointError | ValueError | TypeError | ImportError) and not raised_while_running(err)
     return 2 if told else None

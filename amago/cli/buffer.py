@@ -158,7 +158,7 @@ def import_(args: Namespace) -> int:
         )
     count = len(source) if args.limit is None else min(args.limit, len(source))
     steps = int(source.lengths[:count].sum())
-    with tqdm(total=steps, unit="step", unit_scale=True, desc="import", disable=args.quiet) as bar:
+    with tqdm(total=steps, unit="step", unit_scale=True, desc="import", disable=args.quiet or None) as bar:
         copy_to(
             source,
             root / PROTECTED,
@@ -202,7 +202,9 @@ def export_(args: Namespace) -> int:
             pieces += traj.start_time > 0
             yield traj
 
-    with tqdm(total=int(view.lengths[chosen].sum()), unit="step", unit_scale=True, desc="export", disable=args.quiet) as bar:
+    with tqdm(
+        total=int(view.lengths[chosen].sum()), unit="step", unit_scale=True, desc="export", disable=args.quiet or None
+    ) as bar:
         count = export(
             trajectories(), obs_space, spec, args.dataset, f"recorded by amago in {view.env_name(chosen[0])}",
             lambda traj: bar.update(len(traj)),
@@ -365,7 +367,7 @@ def verify(args: Namespace) -> int:
     root = _existing(args.run)
     problems, files, trajectories = [], 0, 0
     names = [(p, path.name) for p in PARTITIONS for path in sorted((root / p).glob("*")) if not path.name.startswith(".")]
-    for partition, name in tqdm(names, unit="file", desc="verify", disable=args.quiet):
+    for partition, name in tqdm(names, unit="file", desc="verify", disable=args.quiet or None):
         files += 1
         try:
             schemas = store_index.Schemas()

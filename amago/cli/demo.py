@@ -18,6 +18,7 @@ from amago.experiment import Experiment
 from amago.loading import DiskTrajDataset
 from amago.run.evaluate import AVERAGE_RETURN
 from amago.run.plots import plot_adaptation, read_metrics
+from amago.run.progress import PROGRESS
 
 SIZE, ATTEMPTS, STEPS = 3, 6, 9
 HORIZON = ATTEMPTS * STEPS
@@ -33,7 +34,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--epochs", type=whole_number, default=60, help="epochs of training, at most, with 50 updates each")
     parser.add_argument("--compare", action="store_true", help="train the same agent without memory too (twice the time)")
     parser.add_argument("--seed", type=whole_number, default=0, help="seed of all random numbers")
-    parser.add_argument("--quiet", action="store_true", help="no progress bars")
+    parser.add_argument("--quiet", action="store_true", help="print neither progress nor notes")
+    parser.add_argument("--progress", default="rich", choices=PROGRESS, help="as in amago train")
 
 
 def make_env(render_mode: str | None = None) -> AMAGOEnv:
@@ -78,7 +80,7 @@ def make_experiment(out: Path, traj_encoder: str, args: Namespace) -> TimedExper
         exploration_wrapper_type=explore, make_train_env=make_env, make_val_env=make_env, parallel_actors=24,
         train_timesteps_per_epoch=HORIZON, train_batches_per_epoch=50, val_interval=5, val_timesteps_per_epoch=2 * HORIZON + 1,
         epochs=args.epochs, ckpt_interval=None, batch_size=24, learning_rate=1e-3, lr_warmup_steps=100, dloader_workers=1,
-        save_trajs_as="segments", env_mode="sync", seed=args.seed, verbose=not args.quiet, log_interval=50,
+        save_trajs_as="segments", env_mode="sync", seed=args.seed, verbose=not args.quiet, progress=args.progress, log_interval=50,
     )  # fmt: skip
 
 

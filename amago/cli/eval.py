@@ -79,10 +79,10 @@ def run(args: Namespace) -> int:
             raise ValueError(f"--{name} must be at least 1, got {getattr(args, name)}")
     _check_options(args)
     run_dir, weights = find_run(args.run)
-    make_env = _environment(run_dir, args.env)
+    make_env = environment_of(run_dir, args.env)
     policy = load_policy(args.run, device=args.device, gamma=args.gamma)
     env = make_env()
-    _check_fits(make_env.env_id, env, policy)
+    check_fits(make_env.env_id, env, policy)
     horizon = make_env.horizon(env)
     env.close()
     if args.video is not None:
@@ -150,7 +150,13 @@ def _check_display() -> None:
         )
 
 
-def _check_fits(env_id: str, env: AMAGOEnv, policy: Policy) -> None:
+def check_fits(env_id: str, env: AMAGOEnv, policy: Policy) -> None:
+    """Check that an environment has the spaces that a policy was trained for.
+
+    Raises:
+        ValueError: it has others; names both.
+    """
+
     def shapes(space: gym.spaces.Dict) -> dict[str, tuple[int, ...] | None]:
         return {k: s.shape for k, s in space.spaces.items()}
 
@@ -173,7 +179,13 @@ def _check_recorded(env_id: str, path: Path) -> None:
         )
 
 
-def _environment(run_dir: Path, env_id: str | None) -> GymEnv:
+def environment_of(run_dir: Path, env_id: str | None) -> GymEnv:
+    """The environment of a run, or the one that the user names.
+
+    Raises:
+        CheckpointError: the run does not know its environment.
+        ValueError: it does, but names a function of the user's own.
+    """
     path = run_dir / ARGS_FILE
     if path.is_file():
         recorded = json.loads(path.read_text())

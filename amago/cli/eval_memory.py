@@ -32,7 +32,7 @@ def show_memory(
         nonlocal bar
         if bar is not None:
             bar.close()
-        bar = tqdm(desc=f"memory: {name:<26}", unit="step", leave=False, dynamic_ncols=True)
+        bar = tqdm(desc=f"memory: {name:<26}", unit="step", leave=False, dynamic_ncols=True, disable=None)
         return bar.update
 
     try:

@@ -9,6 +9,7 @@ from typing import Any
 
 from amago.cli_utils.parts import AGENTS, CNNS, TRAJ_ENCODERS
 from amago.envs.pool.make import ENV_MODES
+from amago.run.progress import PROGRESS
 
 _DLOADER_WORKERS = 6
 _BATCHES_PER_EPOCH = 700
@@ -258,7 +259,14 @@ def _add_logging(group: Any) -> None:
     _add(group, "log", action="store_true", help="log to Weights & Biases (AMAGO_WANDB_PROJECT, AMAGO_WANDB_ENTITY)")
     _add(group, "no_log", action="store_true", help="do not log to Weights & Biases, whatever --log says")
     _add(group, "tensorboard", action="store_true", help="log to TensorBoard")
-    _add(group, "quiet", action="store_true", help="no progress bars")
+    _add(
+        group,
+        "progress",
+        default="rich",
+        choices=PROGRESS,
+        help="rich: a line for each epoch, and in a terminal a bar with the time left; plain: the lines alone; none: neither",
+    )
+    _add(group, "quiet", action="store_true", help="print neither progress nor notes")
 
 
 def add_pixel_cli(parser: ArgumentParser) -> None:
@@ -291,7 +299,7 @@ def experiment_fields_from_cli(args: Namespace) -> dict[str, Any]:
         "ckpt_interval": args.ckpt_interval, "seed": args.seed, "resume": args.resume,
         "overwrite": args.overwrite, "share_buffer": args.share_buffer, "init_from": args.init_from,
         "log_to_wandb": args.log and not args.no_log, "log_to_tensorboard": args.tensorboard, "verbose": not args.quiet,
-        "save_trajs_as": "segments", **optional,
+        "progress": getattr(args, "progress", "rich"), "save_trajs_as": "segments", **optional,
     }  # fmt: skip
 
 

@@ -2,7 +2,8 @@
 
 The facts that this serves: ``sample_random_trajectory(self)`` without ``rng`` returns a whole trajectory, which is cut outside;
 ``on_end_of_collection(self, experiment)`` receives the experiment, as a keyword; ``configure_from_experiment(self, experiment)`` is
-overridden; and ``DiskTrajDataset._traj_to_rl_data(self, traj)`` receives whole trajectories, and relabels them itself.
+overridden; ``DiskTrajDataset._traj_to_rl_data(self, traj)`` receives whole trajectories, and relabels them itself; and subclasses draw from
+``all_filenames``, which hold one trajectory each.
 
 A class is looked at once, when it is defined (`form_of`). Everything else here takes data sets by the names of their methods, and
 imports none.
@@ -71,6 +72,13 @@ def takes_arguments(method: Callable[..., Any], count: int, name: str) -> bool:
     if any(p.kind is p.VAR_POSITIONAL or p.name == name for p in parameters):
         return True
     return len([p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]) > count
+
+
+def reads_files(dataset: Any) -> bool:
+    """Whether a data set, or a part of a mixture, draws whole trajectories from a replay buffer by itself. It opens a file for each, so
+    that a file must hold one."""
+    parts = getattr(dataset, "all_datasets", [dataset])
+    return any(getattr(type(d), "form", DatasetForm()).samples_whole and hasattr(d, "all_filenames") for d in parts)
 
 
 def warn_of_inexact_resume(dataset: RLDataset) -> None:

@@ -15,6 +15,9 @@ from amago.data.trajectory import EXTRA, FIELDS, OBS, ROWS, Field, rows_in
 from amago.spaces import ActionSpec
 
 Array = NDArray[Any]
+BEHAVIOUR_LOG_PROB = "behaviour_log_prob"
+"""The natural log-probability with which policy and exploration together chose the action taken, (); a density where the action is
+continuous. Its default of 0 says that no other action was possible."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,8 @@ class ExtraField:
         shape: of one row; () for a number.
         dtype: bool, or an integer or floating-point type of numpy.
         source: "info", or "policy" for what the agent computes with each action
-            (`amago.agent.BaseAgent.act_with_extras`); then ``rows`` is "T".
+            (`amago.agent.BaseAgent.act_with_extras`); then ``rows`` is "T". "behaviour" is the source of `BEHAVIOUR_LOG_PROB` alone:
+            policy and exploration together.
         default: fills all rows in training sequences from a data set that lacks the field.
 
     Raises:
@@ -52,10 +56,12 @@ class ExtraField:
             raise problem("name", "1 to 100 letters, digits, '_', '-' or '.', the first of them no '.'")
         if self.rows not in ROWS:
             raise problem("rows", f"one of {', '.join(map(repr, ROWS))}")
-        if self.source not in ("info", "policy"):
-            raise problem("source", "'info' or 'policy'")
-        if self.source == "policy" and self.rows != "T":
-            raise problem("rows", "'T' with source='policy', which gives one value for each action")
+        if self.source not in ("info", "policy", "behaviour"):
+            raise problem("source", "'info', 'policy' or 'behaviour'")
+        if (self.source == "behaviour") != (self.name == BEHAVIOUR_LOG_PROB):
+            raise problem("source", f"'behaviour' for {BEHAVIOUR_LOG_PROB!r} and for no other name")
+        if self.source != "info" and self.rows != "T":
+            raise problem("rows", f"'T' with source={self.source!r}, which gives one value for each action")
         try:
             shape = tuple(int(n) for n in self.shape)
             right = shape == tuple(self.shape) and all(n >= 1 for n in shape) and len(shape) <= 16
@@ -69,6 +75,8 @@ class ExtraField:
             dtype = np.dtype(object)
         if dtype.kind not in "biuf" or dtype.itemsize > 8:
             raise problem("dtype", "bool, an integer type or a floating-point type of at most 8 bytes")
+        if self.source == "behaviour" and (shape, dtype.kind) != ((), "f"):
+            raise problem("shape" if shape else "dtype", "() and a floating-point type, as a log-probability is one number")
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "dtype", dtype.name)
         try:
@@ -84,23 +92,6 @@ class ExtraField:
     def default_rows(self, steps: int) -> Array:
         """The default for a sequence of so many transitions, of shape ``(rows, *shape)``."""
         return np.full((rows_in(self.rows, 1, steps), *self.shape), self.default, dtype=self.dtype)
-
-
-def check_extra_fields(extra_fields: Iterable[ExtraField]) -> tuple[ExtraField, ...]:
-    """The declared fields as a tuple.
-
-    Raises:
-        ValueError: no list, an element is no `ExtraField`, or two have one name.
-    """
-    if not isinstance(extra_fields, Iterable) or isinstance(extra_fields, str):
-        raise ValueError(f"extra_fields is {extra_fields!r}, but must be a list of amago.ExtraField")
-    fields = tuple(extra_fields)
-    for i, x in enumerate(fields):
-        if not isinstance(x, ExtraField):
-            raise ValueError(f"extra_fields[{i}] is {x!r}, but must be an amago.ExtraField")
-        if x.name in {other.name for other in fields[:i]}:
-            raise ValueError(f"extra_fields has two fields of the name {x.name!r}; every name must differ")
-    return fields
 
 
 def as_array(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
@@ -127,6 +118,31 @@ def as_array(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     if dtype.kind == "f" and not np.isfinite(out).all():
         raise ValueError(f"expected finite numbers of {wanted}, found {shown}")
     return out
+
+
+KNOWN_FIELDS = {
+    "log_prob": ExtraField("log_prob", rows="T", source="policy"),
+    BEHAVIOUR_LOG_PROB: ExtraField(BEHAVIOUR_LOG_PROB, rows="T", source="behaviour"),
+}
+"""The fields that can be declared by their names alone, as in gin files."""
+
+
+def check_extra_fields(extra_fields: Iterable[ExtraField | str]) -> tuple[ExtraField, ...]:
+    """The declared fields as a tuple; names stand for `KNOWN_FIELDS`.
+
+    Raises:
+        ValueError: no list, an element is no `ExtraField` and no known name, or two have one name.
+    """
+    if not isinstance(extra_fields, Iterable) or isinstance(extra_fields, str):
+        raise ValueError(f"extra_fields is {extra_fields!r}, but must be a list of amago.ExtraField")
+    fields: tuple[Any, ...] = tuple(KNOWN_FIELDS.get(x, x) if isinstance(x, str) else x for x in extra_fields)
+    for i, x in enumerate(fields):
+        if not isinstance(x, ExtraField):
+            known = " or ".join(map(repr, KNOWN_FIELDS))
+            raise ValueError(f"extra_fields[{i}] is {x!r}, but must be an amago.ExtraField, or the name {known}")
+        if x.name in {other.name for other in fields[:i]}:
+            raise ValueError(f"extra_fields has two fields of the name {x.name!r}; every name must differ")
+    return fields
 
 
 def trajectory_fields(

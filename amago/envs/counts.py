@@ -26,13 +26,13 @@ class Counts:
         ended: rollouts that have ended, ever.
     """
 
-    def __init__(self, rows: int, actor: int, names: list[str]):
+    def __init__(self, rows: int, actor: int):
         self.tick, self._actor = 0, actor
         self.began = np.zeros(rows, dtype=np.int64)
         self._counted = np.zeros(rows, dtype=np.int64)  # tick up to which each row's steps are in _frames
         self.ret = np.zeros(rows)
         self.metrics = [MetricSums() for _ in range(rows)]
-        self.names = names
+        self.names = [""] * rows  # until a rollout begins: an environment may not know its name before
         self._episodes: list[EpisodeRecord] = []
         self.ended = 0
         self._frames: dict[str, int] = {}

@@ -16,12 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amago.data.timesteps import Timestep
+from amago.envs import behaviour
 from amago.envs.environment import Step
 from amago.envs.forwarding import assignable
 from amago.envs.held_noise import HeldNoise
+from amago.envs.legal import made_legal
 from amago.envs.wrapper import AMAGOWrapper
 from amago.registry import Registry
-from amago.spaces import ActionSpec, action_mask_key
+from amago.spaces import action_mask_key
 
 Array = NDArray[Any]
 
@@ -57,6 +59,7 @@ class ExplorationWrapper(AMAGOWrapper, gym.ActionWrapper[Any, Any, Any]):
         self.rng = np.random.default_rng()
         self.global_step = 0
         self._noise = _noise_of(self)
+        self.behaviour: behaviour.BehaviourLog | None = None  # where the probabilities of actions are recorded
 
     @assignable
     def local_step(self) -> NDArray[np.int64]:
@@ -75,8 +78,26 @@ class ExplorationWrapper(AMAGOWrapper, gym.ActionWrapper[Any, Any, Any]):
         """
         raise NotImplementedError(f"{type(self).__name__} must override add_exploration_noise(action, local_step)")
 
+    def action_probabilities(self, probabilities: Array, local_step: NDArray[np.int64]) -> Array:
+        """The probabilities of the actions that `add_exploration_noise` returns; called before it, if they are recorded.
+
+        Override it beside `add_exploration_noise` for the extra field "behaviour_log_prob". Illegal actions are replaced afterwards.
+
+        Args:
+            probabilities: (B, A) of the policy: of each choice, and of each bit being 1.
+            local_step: (B,) index of each action in its rollout.
+
+        Returns:
+            (B, A), given the state of the noise before this step. Parts and bits of an action are independent.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say how likely each action is after its noise")
+
     def on_rollout_start(self, opened: NDArray[np.bool_]) -> None:
         """Called when new rollouts begin in the rows where ``opened`` (B,) is True; the default does nothing."""
+
+    def exploration_metrics(self) -> dict[str, float]:
+        """Numbers about the present exploration, to be logged at the end of each collection phase as means over actors; default: none."""
+        return {}
 
     def seed(self, seed: int | np.random.SeedSequence | None) -> None:
         """Replace the random generator; call it before `reset`."""
@@ -109,7 +130,7 @@ class ExplorationWrapper(AMAGOWrapper, gym.ActionWrapper[Any, Any, Any]):
 
     def step(self, action: Any) -> Step:  # type: ignore[override]  # arrays: rows side by side
         action = self.amago_env.check_action(action)  # before the noise, whose clipping would hide an action out of bounds
-        action = self.action(action)
+        action = self.action(action) if self.behaviour is None else self.behaviour.explored(self, action, self._mask)
         self.global_step += 1
         out: Any = self.env.step(action)
         if self._mask_key is not None:
@@ -156,31 +177,6 @@ def _noise_of(wrapper: ExplorationWrapper) -> Callable[[Array, NDArray[np.int64]
             "and the index (B,) of each in its rollout"
         )
     return hook
-
-
-def made_legal(spec: ActionSpec, action: Array, mask: Array, rng: np.random.Generator) -> Array:
-    """Replace illegal actions, as `ExplorationWrapper` describes.
-
-    Args:
-        spec: of the action space.
-        action: (B, S) in stored form.
-        mask: (B, ...), the `amago.spaces.ActionMask`: 0 where illegal.
-        rng: draws the replacements.
-
-    Returns:
-        (B, S) a copy.
-    """
-    legal = (mask != 0).reshape(len(action), spec.dim)
-    out = action.copy()
-    for part in spec.parts:
-        allowed, column = legal[:, part.vector], part.stored.start
-        if part.kind == "discrete":
-            chosen = np.take_along_axis(allowed, action[:, column, None].astype(np.int64), axis=1)[:, 0]
-            for row in np.flatnonzero(~chosen & allowed.any(axis=1)):
-                out[row, column] = rng.choice(np.flatnonzero(allowed[row]))
-        elif part.kind == "multibinary":
-            out[:, part.stored] *= allowed
-    return out
 
 
 Repeat = float | tuple[float, float]
@@ -243,6 +239,13 @@ class _AnnealedNoise(ExplorationWrapper):
         """
         return self.global_multiplier * self.schedule(local_step)
 
+    def exploration_metrics(self) -> dict[str, float]:
+        """ "Epsilon": that of the next action, in the mean over rows."""
+        hook: Callable[..., Any] = self.current_eps
+        needed = sum(p.default is p.empty for p in inspect.signature(hook).parameters.values())
+        arguments = (self.local_step, self.amago_env.horizon)  # overrides written for amago 0.1 need the second
+        return {"Epsilon": float(np.mean(hook(*arguments[: max(1, needed)])))}
+
     def on_rollout_start(self, opened: NDArray[np.bool_]) -> None:
         if self.randomize_eps:
             self.global_multiplier = np.where(opened, self.rng.random(self.batched_envs), self.global_multiplier)
@@ -269,6 +272,12 @@ class _AnnealedNoise(ExplorationWrapper):
         for part in spec.parts:
             noisy[:, part.stored] = _noisy(part.kind, part.dim, action[:, part.stored], eps, rng)
         return noisy
+
+    def action_probabilities(self, probabilities: Array, local_step: NDArray[np.int64]) -> Array:
+        eps = self.current_eps(local_step)
+        if self._held is not None:
+            return self._held.probabilities(probabilities, eps)
+        return behaviour.with_random_actions(self.action_spec, probabilities, eps)
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"multiplier": np.asarray(self.global_multiplier, dtype=np.float64).tolist()}

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from amago.envs.behaviour import mixed
 from amago.spaces import ActionSpec
 
 Array = NDArray[Any]
@@ -37,8 +38,7 @@ class HeldNoise:
             self.mean_steps = np.where(self.new, np.exp(rng.uniform(low, high, len(self.new))), self.mean_steps)
         m = self.mean_steps[:, None]
         hold = (rng.random(self.on.shape) * m >= 1.0) & ~self.new[:, None]
-        e = eps[:, None]
-        begins = np.where(self.new[:, None], e, e / (m - e * (m - 1.0)))
+        begins = self._begins(eps)
         self.on &= hold
         begin = ~self.on & (rng.random(self.on.shape) < begins)
         self.on |= begin
@@ -56,4 +56,25 @@ class HeldNoise:
                 fresh = rng.standard_normal(self.noise[:, where].shape)
                 self.noise[:, where] = np.where(hold[:, where], self.noise[:, where], fresh)
                 out[:, where] = np.clip(action[:, where] + eps[:, None] * self.noise[:, where], -1.0, 1.0)
+        return out
+
+    def _begins(self, eps: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(B, 1) the probability that a random choice begins where none is being held."""
+        m, e = self.mean_steps[:, None], eps[:, None]
+        out: NDArray[np.float64] = np.where(self.new[:, None], e, e / (m - e * (m - 1.0)))
+        return out
+
+    def probabilities(self, probabilities: Array, eps: NDArray[np.float64]) -> Array:
+        """Probabilities (B, A) of choices and bits after the noise of the next `apply`, from those of the policy, given what is being
+        held."""
+        begins = self._begins(eps)
+        held = np.where(self.on & ~self.new[:, None], 1.0 - 1.0 / self.mean_steps[:, None], 0.0)  # (B, S) it goes on
+        out = probabilities.copy()
+        for part in self.spec.parts:
+            p, goes_on = probabilities[:, part.vector], held[:, part.stored]
+            if part.kind == "discrete":
+                same = self.noise[:, part.stored].astype(np.int64) == np.arange(part.dim)
+            else:
+                same = 1.0 - p
+            out[:, part.vector] = goes_on * same + (1.0 - goes_on) * mixed(part.kind, p, begins)
         return out

@@ -76,9 +76,7 @@ class Pieces:
         fields = trajectory_fields(env.observation_space, env.action_spec, extra_fields)
         self._fields = [x for x in fields if x.role != "context"]
         self._once = {x.name: np.zeros((b, *(x.shape or ())), x.dtype) for x in self._fields if x.rows == "1"}
-        self._from_policy: list[tuple[str, Array | None]] = [
-            (EXTRA + x.name, None) for x in extra_fields if x.source == "policy"
-        ]
+        self._from_policy: list[tuple[str, Array | None]] = [(EXTRA + x.name, None) for x in extra_fields if x.source != "info"]
         self._allocate(_FIRST_CAPACITY)
         self.t, self.next_cut = 0, NEVER
         self._start = np.zeros(b, dtype=np.int64)
@@ -106,7 +104,7 @@ class Pieces:
         for name, array in self._from_policy:
             if array is None:
                 raise ValueError(
-                    f"extra field {name[len(EXTRA) :]!r} has source='policy', but no policy is attached: record it through a pool"
+                    f"extra field {name[len(EXTRA) :]!r} comes from a policy, but no policy is attached: record it through a pool"
                 )
         self.t = 0
         for key, ring in self._obs:

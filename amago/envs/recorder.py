@@ -63,7 +63,7 @@ class Recorder:
         check_save_every(save_every)
         self._env, self._writer = env, writer
         self.rng = np.random.default_rng(seed)
-        self.counts = Counts(env.batched_envs, actor, env.env_names)
+        self.counts = Counts(env.batched_envs, actor)
         self._open = False
         self.pieces: Pieces | None = None
         self._infos: InfoReader | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,12 +42,14 @@ class PhaseStatistics:
         frames: environment steps by environment name, including those of unfinished rollouts.
         restarts: how many environments and workers were replaced.
         dropped: how many unfinished rollouts were dropped with them.
+        exploration: the numbers that each actor's exploration reports at the end (`ExplorationWrapper.exploration_metrics`), by name.
     """
 
     episodes: list[EpisodeRecord] = field(default_factory=list)
     frames: dict[str, int] = field(default_factory=dict)
     restarts: int = 0
     dropped: int = 0
+    exploration: dict[str, list[float]] = field(default_factory=dict)
 
     def add(self, episodes: Iterable[EpisodeRecord], frames: dict[str, int]) -> None:
         """Add finished rollouts, and steps by environment name."""
@@ -61,6 +63,12 @@ class PhaseStatistics:
         self.episodes.sort(key=lambda e: e.actor)  # stable: in order of time for each actor
         self.restarts += later.restarts
         self.dropped += later.dropped
+        self.exploration = later.exploration
+
+    def add_exploration(self, metrics: Mapping[str, Iterable[float]]) -> None:
+        """Add the numbers of further actors."""
+        for name, values in metrics.items():
+            self.exploration.setdefault(name, []).extend(map(float, values))
 
     def episodes_by_actor(self, num_actors: int) -> list[int]:
         """The number of finished rollouts of each actor."""

@@ -93,6 +93,31 @@ def checked_spec(spec: Any, path: Path) -> dict[str, Any]:
     return spec  # type: ignore[no-any-return]
 
 
+def without_run(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """A description without the bindings of classes that are not part of a policy, which `build_agent` ignores anyway."""
+    kept = {k: v for k, v in spec["bindings"].items() if not k.rpartition("/")[2].startswith(_NOT_OF_A_POLICY)}
+    return {**spec, "bindings": kept}
+
+
+def modules_of(spec: Mapping[str, Any]) -> list[str]:
+    """The modules that a description names, beyond those of amago, torch and the standard library: the user's own code, sorted."""
+    named = [spec[part] for part in _BASES] + list(_names_in(list(without_run(spec)["bindings"].values())))
+    modules = {name.partition(":")[0] for name in named}
+    return sorted(
+        m for m in modules if m.partition(".")[0] not in {"amago", "torch", *sys.stdlib_module_names} or m == "__main__"
+    )
+
+
+def _names_in(encoded: Any) -> Iterator[str]:
+    if isinstance(encoded, list):
+        for value in encoded:
+            yield from _names_in(value)
+    elif isinstance(encoded, dict):
+        if "@name" in encoded:
+            yield encoded["@name"]
+        yield from _names_in(encoded.get("@dict", []))
+
+
 def raw_space(spec: Mapping[str, Any], flat: gym.spaces.Dict) -> gym.Space[Any]:
     """The environment's observation space of a description; ``flat`` if it has none."""
     described = spec.get("raw_observation_space")

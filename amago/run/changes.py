@@ -81,13 +81,15 @@ FIELDS: dict[str, tuple[str, str]] = {
     "overwrite": (IRRELEVANT, "how this process starts"),
     "share_buffer": (IRRELEVANT, "how this process starts"),
     "init_from": (IRRELEVANT, "weights are those of the training state"),
+    "progress": (IRRELEVANT, "console"),
+    "callbacks": (IRRELEVANT, "their state is in the training state"),
 }
 """What happens to each field that differs, and what is lost, or why it does not matter. Fields of subclasses are applied."""
 
 APPLIED_PARAMETERS = {
     "amago.agent.": {
         "Agent": "critic_loss_weight num_critics_td online_coeff offline_coeff reward_multiplier tau n_step use_target_actor fake_filter fbc_filter_func "
-        "num_actions_for_value_in_critic_loss num_actions_for_value_in_actor_loss rollout_gamma_idx",
+        "targets trace_lambda burn_in num_actions_for_value_in_critic_loss num_actions_for_value_in_actor_loss rollout_gamma_idx",
         "binary_filter": "threshold",
         "exp_filter": "beta clip_adv_low clip_adv_high clip_weights_low clip_weights_high",
         "leaky_relu_filter": "beta tau neg_slope target_f0 add_binary clip_weights_low clip_weights_high",

@@ -7,7 +7,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from amago.agent import BaseAgent
-from amago.data.extras import check_extra_fields
+from amago.data.extras import ExtraField, check_extra_fields
 from amago.data.windows import PADDED_SAMPLING
 from amago.envs.exploration import ExplorationWrapper
 from amago.envs.pool import ENV_MODES
@@ -25,7 +25,9 @@ from amago.loading.dataset import RLDataset
 from amago.loading.disk import DiskTrajDataset
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
+from amago.run.callbacks import mistakes_in
 from amago.run.parts import NAMED_FIELDS
+from amago.run.progress import PROGRESS
 from amago.run.settings import ExperimentSettings
 from amago.spaces import action_spec, space_differences
 
@@ -109,6 +111,7 @@ def _choices(s: ExperimentSettings) -> Iterable[str]:
         ("save_trajs_as", SAVE_FORMATS),
         ("padded_sampling", PADDED_SAMPLING),
         ("mixed_precision", PRECISIONS),
+        ("progress", PROGRESS),
         ("async_env_mp_context", (None, "fork", "spawn", "forkserver")),
     ):
         value = getattr(s, name)
@@ -118,6 +121,18 @@ def _choices(s: ExperimentSettings) -> Iterable[str]:
     resume: Any = s.resume
     if resume not in ("never", "auto") and (not _is_whole(resume) or resume < 0):
         yield f"resume must be 'never', 'auto' or the number of an epoch, got {resume!r}"
+    yield from mistakes_in(s.callbacks)
+
+
+def check_required_extras(agent: BaseAgent, extra_fields: Sequence[ExtraField | str]) -> None:
+    """Raise SettingsError unless all extra fields that the agent's losses need are declared."""
+    declared = {x.name for x in check_extra_fields(extra_fields)}
+    missing = [name for name in agent.required_extras if name not in declared]
+    if missing:
+        raise SettingsError(
+            f"agent_type {type(agent).__name__}, as it is configured, learns from {missing}, but extra_fields declares {sorted(declared)}: "
+            f"add {', '.join(map(repr, missing))} to extra_fields (the data recorded before has the field's default)"
+        )
 
 
 def _names_and_classes(s: ExperimentSettings) -> Iterable[str]:
@@ -130,10 +145,10 @@ def _names_and_classes(s: ExperimentSettings) -> Iterable[str]:
     try:
         for x in check_extra_fields(s.extra_fields):
             known = getattr(s.agent_type, "policy_extras", ())
-            if x.source == "policy" and x.name not in known:
+            if x.source != "info" and x.name not in known:
                 agent = getattr(s.agent_type, "__name__", s.agent_type)
                 yield (
-                    f"extra_fields has {x.name!r} with source='policy', but agent_type {agent} computes only {list(known)}: "
+                    f"extra_fields has {x.name!r} with source={x.source!r}, but agent_type {agent} computes only {list(known)}: "
                     "override act_with_extras and policy_extras, or use source='info'"
                 )
     except ValueError as err:

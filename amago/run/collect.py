@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from amago.agent import BaseAgent
+from amago.data.extras import check_extra_fields
 from amago.envs import AMAGOEnv
 from amago.envs.exploration import ExplorationWrapper
 from amago.envs.pool import make_pool
@@ -179,7 +180,7 @@ def recorder_settings(settings: ExperimentSettings, directory: str) -> dict[str,
     return {
         "save_trajs_to": directory,
         "save_trajs_as": settings.save_trajs_as,
-        "extra_fields": tuple(settings.extra_fields),
+        "extra_fields": check_extra_fields(settings.extra_fields),
         "save_every": None if settings.traj_save_len >= _NEVER_SPLIT else int(settings.traj_save_len),
         "stagger": settings.stagger_traj_file_lengths,
     }

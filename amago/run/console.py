@@ -1,20 +1,13 @@
-"""Console output of a run: progress bars, summaries and tables."""
+"""Texts of a run for the console: the summary and tables. Progress is in `amago.run.progress`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tqdm import tqdm
-
 from amago.agent import BaseAgent
-from amago.run.evaluate import AVERAGE_RETURN, NUMBER_OF_ROLLOUTS
+from amago.run.metric_names import AVERAGE_RETURN
 from amago.run.natural import natural
 from amago.run.settings import ExperimentSettings
-
-
-def progress_bar(title: str, total: int | None, unit: str, hidden: bool) -> tqdm:  # type: ignore[type-arg]
-    """A bar with speed and time left, which is erased when it is closed."""
-    return tqdm(total=total, desc=f"{title:<20}", unit=unit, disable=hidden, leave=False, dynamic_ncols=True, mininterval=0.5)
 
 
 def summary(settings: ExperimentSettings, policy: BaseAgent, env_summary: str, processes: int, epoch: int, seed: int) -> str:
@@ -38,19 +31,15 @@ def summary(settings: ExperimentSettings, policy: BaseAgent, env_summary: str, p
         "sequences": f"{s.batch_size * processes} a batch, up to {s.max_seq_len} steps each",
         "an epoch": (f"{s.train_timesteps_per_epoch} steps of each actor, " if s.collects else "")
         + f"{s.train_batches_per_epoch} batches",
-        "epochs": f"{epoch} to {s.epochs}; evaluation every {s.val_interval}, checkpoint every {s.ckpt_interval}",
+        "epochs": f"{epoch} to {s.epochs}; {_how_often('evaluation', s.val_interval)}, {_how_often('checkpoint', s.ckpt_interval)}",
         "seed": f"{seed}",
     }
     width = max(map(len, rows))
     return "\n".join(f"  {k:<{width}}  {v}" for k, v in rows.items() if v)
 
 
-def headline(metrics: Mapping[str, float]) -> str:
-    """One line about an evaluation: return, rollouts, and the first and last success rate."""
-    shown = {"return": metrics[AVERAGE_RETURN], "rollouts": metrics[NUMBER_OF_ROLLOUTS]}
-    success = [k for k in metrics if "Success" in k]
-    shown |= {k.removeprefix("Average "): metrics[k] for k in success[:1] + success[-1:]}
-    return ", ".join(f"{k} {v:.3f}" for k, v in shown.items())
+def _how_often(what: str, interval: int | None) -> str:
+    return f"no {what}" if interval is None else f"{what} every {interval}" if interval > 1 else f"{what} every epoch"
 
 
 def metrics_table(metrics: Mapping[str, float], title: str) -> str:

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from amago.agent import BaseAgent
 from amago.envs.pool import ActorPool
 from amago.envs.statistics import PhaseStatistics, ReturnHistory, SpecialMetricHistory
-from amago.run.metric_names import AVERAGE_RETURN, AVERAGE_RETURN_OF_ROLLOUTS, NUMBER_OF_ROLLOUTS, RETURN_OF
+from amago.run.metric_names import AVERAGE_RETURN, AVERAGE_RETURN_OF_ROLLOUTS, NUMBER_OF_ROLLOUTS, RETURN_OF, ROLLOUT_LENGTH
 from amago.run.rollout import Rollout
 
 
@@ -95,6 +95,16 @@ def histories(stats: PhaseStatistics) -> tuple[ReturnHistory, SpecialMetricHisto
     return ReturnHistory.of(stats.episodes), SpecialMetricHistory.of(stats.episodes)
 
 
+def mean_length(parts: Iterable[Sequence[int]]) -> dict[str, float]:
+    """The mean length of rollouts, in steps, by its name in the log; {} if there are none.
+
+    Args:
+        parts: lengths of the rollouts of each process.
+    """
+    lengths = [length for part in parts for length in part]
+    return {ROLLOUT_LENGTH: float(np.mean(lengths))} if lengths else {}
+
+
 def evaluate(
     agent: BaseAgent,
     pool: ActorPool,
@@ -116,7 +126,7 @@ def evaluate(
             favoured (`Rollout.run_phase`); fewer if ``timesteps`` are over first. None: count those that end within ``timesteps``.
         device: of the agent.
         seed: of the policy's samples; None continues PyTorch's random stream.
-        progress: show a progress bar.
+        progress: show a progress bar, if standard error is a terminal.
 
     Returns:
         the metrics of `summarise`.
@@ -125,7 +135,9 @@ def evaluate(
         torch.manual_seed(seed)
     rollout = Rollout(pool, device)
     rollout.reset()
-    with tqdm(total=timesteps * pool.num_actors, desc="evaluate", unit="step", disable=not progress, leave=False) as bar:
+    with tqdm(
+        total=timesteps * pool.num_actors, desc="evaluate", unit="step", disable=None if progress else True, leave=False
+    ) as bar:
         _, stats = rollout.run_phase(agent, timesteps, sample, episodes, on_step=bar.update)
     returns, specials = histories(stats)
     return summarise(merge_returns([returns]), merge_specials([specials]))

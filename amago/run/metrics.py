@@ -1,11 +1,7 @@
-"""Metrics of a run, written to ``metrics.jsonl``, TensorBoard and Weights & Biases."""
+"""Metrics of a run: rows of the log, and means of training metrics."""
 
 from __future__ import annotations
 
-import json
-import logging
-import math
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,11 +9,10 @@ from typing import Any
 
 import torch
 
-from amago.run.evaluate import AVERAGE_RETURN
-from amago.run.settings import ExperimentSettings
+from amago.run.callbacks import LogRow
+from amago.run.loggers import JsonlLogger, TensorBoardLogger, WandbLogger
+from amago.run.loggers import wandb_options as wandb_options
 
-log = logging.getLogger(__name__)
-MAX_WAITING_BYTES = 64 << 20
 X_AXES = ("epoch", "env_steps", "grad_steps")
 
 
@@ -31,16 +26,12 @@ def to_floats(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 class MetricsLogger:
-    """Writes rows of metrics.
-
-    ``metrics.jsonl`` is always written. A row is ``{"epoch", "env_steps", "grad_steps", "wall_time", "section", "values"}``,
-    appended as one line without buffering, so that a killed run loses at most the line being written. If the disk is full,
-    rows wait in memory.
+    """Makes the rows of the log, and hands them to `JsonlLogger`, and, where asked to, `TensorBoardLogger` and `WandbLogger`.
 
     Args:
         run_dir: directory of the run.
-        tensorboard: also write event files to ``run_dir/tensorboard`` (extra ``tensorboard``).
-        wandb: also log to Weights & Biases (extra ``wandb``), with these arguments of ``wandb.init``.
+        tensorboard: also log to TensorBoard.
+        wandb: also log to Weights & Biases, with these arguments of ``wandb.init``.
         settings: of the run, for TensorBoard's table of hyperparameters.
 
     Raises:
@@ -56,10 +47,12 @@ class MetricsLogger:
     ):
         run_dir.mkdir(parents=True, exist_ok=True)
         self._began = time.monotonic()
-        self._tensorboard = _tensorboard_writer(run_dir / "tensorboard", settings or {}) if tensorboard else None
-        self._wandb = _wandb_run(run_dir, wandb) if wandb is not None else None
-        self._file = open(run_dir / "metrics.jsonl", "ab", buffering=0)
-        self._waiting = b"\n" if _is_torn(run_dir / "metrics.jsonl") else b""
+        self.loggers: list[JsonlLogger | TensorBoardLogger | WandbLogger] = []
+        if tensorboard:
+            self.loggers.append(TensorBoardLogger(run_dir / "tensorboard", settings or {}))
+        if wandb is not None:
+            self.loggers.append(WandbLogger(run_dir, wandb))
+        self.loggers.insert(0, JsonlLogger(run_dir / "metrics.jsonl"))
 
     @property
     def wall_time(self) -> float:
@@ -70,100 +63,49 @@ class MetricsLogger:
         """Continue to count from ``wall_time`` seconds."""
         self._began = time.monotonic() - wall_time
 
-    def log(self, values: Mapping[str, Any], section: str, x: Mapping[str, int], charts: Mapping[str, float]) -> None:
+    def log(
+        self,
+        values: Mapping[str, Any],
+        section: str,
+        x: Mapping[str, int],
+        charts: Mapping[str, float],
+        speeds: Mapping[str, float] | None = None,
+    ) -> LogRow | None:
         """Write one row.
 
         Args:
-            values: numbers by name; tensors are averaged, and what is not finite is written as null.
+            values: numbers by name; tensors are averaged.
             section: "train", "val", "test", "buffer" or "rollout".
             x: epoch, env_steps and grad_steps.
             charts: further numbers for the x-axes of Weights & Biases.
+            speeds: numbers a second, which are not written to ``metrics.jsonl``.
+
+        Returns:
+            the row; None if there are no values.
         """
         numbers = to_floats(values)
-        if not numbers:
-            return
-        row = {k: int(x[k]) for k in X_AXES} | {"wall_time": round(self.wall_time, 3), "section": section}
-        row["values"] = {k: (v if math.isfinite(v) else None) for k, v in numbers.items()}
-        self._append(f"{json.dumps(row, allow_nan=False)}\n".encode())
-        if self._tensorboard is not None:
-            for name, value in numbers.items():
-                self._tensorboard.add_scalar(f"{section}/{name}", value, int(x["env_steps"]))
-        if self._wandb is not None:
-            self._wandb.log({f"{section}/{k}": v for k, v in numbers.items()} | {f"Charts/{k}": v for k, v in charts.items()})
-
-    def _append(self, line: bytes) -> None:
-        """Write a line, after the lines that a full disk has delayed."""
-        before, self._waiting = len(self._waiting), self._waiting + line
-        try:
-            while self._waiting:
-                self._waiting = self._waiting[self._file.write(self._waiting) :]
-        except OSError as err:
-            if len(self._waiting) > MAX_WAITING_BYTES:
-                raise
-            if not before:  # one warning, not one with each row
-                log.warning("%s: %s; rows wait in memory until they can be written", self._file.name, err)
+        if not numbers and not speeds:
+            return None
+        axes = {k: int(x[k]) for k in X_AXES}
+        row = LogRow(section, numbers, **axes, wall_time=round(self.wall_time, 3), charts=charts, speeds=speeds or {})
+        for logger in self.loggers:
+            logger.on_log(None, row)
+        return row
 
     def close(self) -> None:
         """Write and close everything; twice is fine."""
-        if not self._file.closed:
-            self._append(b"")
-            os.fsync(self._file.fileno())
-            self._file.close()
-        if self._tensorboard is not None:
-            self._tensorboard.close()
-        if self._wandb is not None:
-            self._wandb.finish()
-        self._tensorboard = self._wandb = None
-
-
-def _is_torn(path: Path) -> bool:
-    """Whether the last line is incomplete, because a process was killed while writing it."""
-    with open(path, "rb") as f:
-        if f.seek(0, os.SEEK_END) == 0:
-            return False
-        f.seek(-1, os.SEEK_END)
-        return f.read(1) != b"\n"
-
-
-def _tensorboard_writer(directory: Path, settings: Mapping[str, bool | int | float | str]) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-        from torch.utils.tensorboard.summary import hparams
-    except ImportError as err:
-        raise ImportError("log_to_tensorboard=True needs TensorBoard: pip install 'amago[tensorboard]'") from err
-    writer = SummaryWriter(str(directory))
-    if settings:  # add_hparams() would make a run of its own for the table
-        for part in hparams(dict(settings), {f"val/{AVERAGE_RETURN}": None}):
-            writer._get_file_writer().add_summary(part)
-    return writer
-
-
-def wandb_options(settings: ExperimentSettings, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of ``wandb.init`` for a run.
-
-    Args:
-        config: settings by name, for its table.
-    """
-    return {
-        "project": settings.wandb_project, "entity": settings.wandb_entity, "name": settings.run_name,
-        "group": settings.wandb_group_name, "config": dict(config),
-    }  # fmt: skip
-
-
-def _wandb_run(run_dir: Path, options: Mapping[str, Any]) -> Any:
-    try:
-        import wandb
-    except ImportError as err:
-        raise ImportError("log_to_wandb=True needs Weights & Biases: pip install 'amago[wandb]'") from err
-    return wandb.init(dir=str(run_dir), **options)
+        for logger in self.loggers:
+            logger.on_close(None)
+        self.loggers = []
 
 
 class RunningMeans:
-    """Means of training metrics between two rows of the log, accumulated on the device."""
+    """Means of training metrics between two rows of the log, accumulated on the device, and over an epoch."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Any] = {}
         self._counts: dict[str, int] = {}
+        self._epoch: dict[str, tuple[float, int]] = {}
 
     def add(self, values: Mapping[str, Any]) -> None:
         """Add the numbers or tensors of one step."""
@@ -174,6 +116,14 @@ class RunningMeans:
 
     def take(self) -> dict[str, float]:
         """The means since the last call."""
-        means = {k: v / self._counts[k] for k, v in to_floats(self._sums).items()} if self._sums else {}
+        sums, counts = to_floats(self._sums), self._counts
         self._sums, self._counts = {}, {}
-        return means
+        for name, value in sums.items():
+            before, count = self._epoch.get(name, (0.0, 0))
+            self._epoch[name] = before + value, count + counts[name]
+        return {name: value / counts[name] for name, value in sums.items()}
+
+    def take_epoch(self) -> dict[str, float]:
+        """The means of all that `take` has returned since the last call."""
+        epoch, self._epoch = self._epoch, {}
+        return {name: value / count for name, (value, count) in epoch.items()}

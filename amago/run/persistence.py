@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from accelerate.utils import gather_object
-from tqdm import tqdm
 
 from amago import config
-from amago.envs.statistics import PhaseStatistics
+from amago.envs.statistics import PhaseStatistics, ReturnHistory, SpecialMetricHistory
 from amago.loading import RLDataset, SequenceLoader
-from amago.run import console
+from amago.run.callbacks import CallbackList
 from amago.run.changes import Change, changes, refuse
 from amago.run.checkpoint import CheckpointError, identity, settings_in
 from amago.run.collect import RunActors
+from amago.run.evaluate import histories, mean_length, merge_returns, merge_specials, merge_values, summarise
 from amago.run.learner import Learner
-from amago.run.metrics import MetricsLogger, RunningMeans, wandb_options
+from amago.run.metric_names import STEPS_PER_SECOND, UPDATES_PER_SECOND
+from amago.run.metrics import MetricsLogger, RunningMeans, to_floats, wandb_options
 from amago.run.ownership import Ownership
+from amago.run.pace import COLLECT, TRAIN
+from amago.run.progress import Console, Phase
 from amago.run.record import fields_of, flat, has_learned, note_start, read_record, role_of, settings_of
 from amago.run.rng import draw_seed, seed_process
 from amago.run.roles import Role
@@ -39,6 +44,7 @@ class PersistentRun(Learner):
         run_seed: the seed of the run, given or drawn.
         checkpoints: on disk.
         logger: in the main process; None in others.
+        should_stop: `Experiment.learn` ends when the epoch is finished; set by callbacks.
         train_dloader: source of batches.
     """
 
@@ -58,6 +64,10 @@ class PersistentRun(Learner):
         self._ownership: Ownership | None = None
         self._role = Role()
         self._stop = GracefulStop()
+        self.should_stop = False
+        self._callbacks, self._console = CallbackList(), Console(speaks=False)
+        self._speeds: dict[str, float] = {}  # for the next row of the log; not an argument, as subclasses override `log`
+        self._epoch_metrics: dict[str, float] = {}  # the newest of the current epoch, by "section/name"
         self._settings: dict[str, Any] = {}  # as they were at the start
 
     def _require_start(self, what: str) -> None:
@@ -117,7 +127,7 @@ class PersistentRun(Learner):
         """Delete the earlier run of this name, if ``overwrite`` asks for it."""
         if self._ownership is not None and self._ownership.replace(self._data):
             self.init_checkpoints()
-            self._print(f"deleted the earlier run in {self.run_dir} (overwrite=True)")
+            self.print(f"deleted the earlier run in {self.run_dir} (overwrite=True)")
         self.accelerator.wait_for_everyone()
 
     def _record_start(self, resumed: Path | None) -> None:
@@ -143,15 +153,34 @@ class PersistentRun(Learner):
         saved = settings_in(path)
         return [] if saved is None else changes(saved, self._settings_now() if self._started else self._settings)
 
+    def _close_parts(self) -> None:
+        """Close what `start` has opened, and release the run's directory."""
+        for name in ("_actors", "train_dloader", "logger"):
+            part = getattr(self, name, None)
+            if part is not None:
+                part.close()
+        if isinstance(self.dataset, RLDataset):  # start() may have refused another type
+            self.dataset.close()
+        if self._ownership is not None:
+            self._ownership.release()
+
     # ---- log ------------------------------------------------------------------------------------------------------------
 
-    def _bar(self, total: int | None, title: str, unit: str) -> tqdm:  # type: ignore[type-arg]
-        hidden = not (self.verbose and self.accelerator.is_main_process and self._role.shows_bars)
-        return console.progress_bar(f"epoch {self.epoch} {title}", total, unit, hidden)
+    def _init_callbacks(self) -> None:
+        """Make the console, and gather all callbacks but the loggers, which `log` calls first."""
+        self._console = Console(self.progress, self.verbose and self.accelerator.is_main_process, self._per_unit())
+        self._callbacks = CallbackList([self._console, *self.callbacks])
 
-    def _print(self, text: str) -> None:
-        if text and self.verbose and self.accelerator.is_main_process:
-            tqdm.write(text)
+    def _per_unit(self) -> dict[str, float]:
+        """By what the counts of phases in this process are multiplied to be environment steps and updates of the run."""
+        return {COLLECT: self.accelerator.num_processes, TRAIN: 1 / self.batches_per_update}
+
+    def _phase(self, kind: str, total: int | None, unit: str) -> AbstractContextManager[Phase]:
+        return self._console.phase(kind, total, unit)
+
+    def print(self, text: str) -> None:
+        """Print lines in the main process, above the progress bar; nothing with ``verbose=False``."""
+        self._console.print(text)
 
     def init_logger(self) -> None:
         """Open the log files; only the main process writes."""
@@ -161,6 +190,11 @@ class PersistentRun(Learner):
             settings = flat(self._settings)
             wandb = wandb_options(self, settings) if self.log_to_wandb else None
             self.logger = MetricsLogger(self._role.log_dir(self.run_dir), self.log_to_tensorboard, wandb, settings)
+
+    @property
+    def done_in_epoch(self) -> tuple[int, int]:
+        """Steps of each actor, and batches, that the current epoch has had so far."""
+        return self._collected, self._trained
 
     @property
     def env_steps(self) -> int:
@@ -189,16 +223,46 @@ class PersistentRun(Learner):
 
     def log(self, metrics_dict: Mapping[str, Any], key: str) -> None:
         """Log numbers by name in section ``key`` ("train", "val", "test", "buffer" or "rollout"); no row for an empty dict."""
-        self.log_at(metrics_dict, key, None)
+        self.log_at(metrics_dict, key, self.axes())
 
-    def log_at(self, metrics_dict: Mapping[str, Any], key: str, axes: Mapping[str, int] | None) -> None:
-        """`log`, at an earlier place of the run.
+    def log_at(self, metrics_dict: Mapping[str, Any], key: str, axes: Mapping[str, int]) -> None:
+        """`log`, at another place of the run, given as by `axes`."""
+        speeds, self._speeds = self._speeds, {}
+        if not metrics_dict and not speeds:
+            return
+        numbers = to_floats(metrics_dict)
+        self._epoch_metrics.update({f"{key}/{name}": value for name, value in {**numbers, **speeds}.items()})
+        if self.logger is not None:
+            self._callbacks.call("on_log", self, self.logger.log(numbers, key, axes, self.x_axis_metrics(), speeds))
 
-        Args:
-            axes: of `axes`, as they were there; None: now.
-        """
-        if self.logger is not None and metrics_dict:
-            self.logger.log(metrics_dict, key, axes or self.axes(), self.x_axis_metrics())
+    def _end_collection(self, stats: PhaseStatistics, finished: bool) -> None:
+        """Log a collection phase, and tell the callbacks if it is finished."""
+        exploration = {name: fmean(values) for name, values in stats.exploration.items()}
+        metrics = {**self._metrics(stats), **exploration}
+        speeds = self._speeds = {STEPS_PER_SECOND: self._console.rate(COLLECT)}
+        self.log(metrics, "rollout")
+        if finished:
+            self._callbacks.call("on_collect_epoch_end", self, {**metrics, **speeds})
+
+    def _log_training(self, phase: Phase) -> None:
+        """Log the means since the last row."""
+        if means := self._means.take():
+            self._speeds = {UPDATES_PER_SECOND: phase.lap() * self._per_unit()[TRAIN]}
+            self.log(means, "train")
+
+    def _end_training(self, phase: Phase, finished: bool) -> None:
+        """Tell the callbacks of a training phase, if it is finished."""
+        means = self._means.take_epoch()
+        if finished and means:
+            means[UPDATES_PER_SECOND] = self._console.rate(TRAIN)
+            self._epoch_metrics.update({f"train/{name}": value for name, value in means.items()})
+            self._callbacks.call("on_train_epoch_end", self, means)
+
+    def _finish_epoch(self) -> None:
+        """Tell the callbacks, and agree with other processes whether to stop."""
+        metrics, self._epoch_metrics = self._epoch_metrics, {}
+        self._callbacks.call("on_epoch_end", self, metrics)
+        self.should_stop = any(self._gather([self.should_stop]))
 
     def _log_faults(self, stats: PhaseStatistics, key: str) -> None:
         self._restarts += stats.restarts
@@ -219,16 +283,29 @@ class PersistentRun(Learner):
         dataset = self._data
         if dataset.ready_for_training or self.collects or not dataset.can_become_ready:
             return dataset.ready_for_training
-        with self._bar(None, "waiting for data", "s") as bar:
+        with self._phase("waiting for data", None, "s") as phase:
 
             def pause() -> bool:
                 self._stop.wait(1.0)
                 self._role.waiting(self)
-                bar.update(1)
+                phase.update(1)
                 return not self._stop
 
             wait_for_data(dataset, self.refused_data_timeout, pause)
         return dataset.ready_for_training
+
+    def _metrics(self, stats: PhaseStatistics) -> dict[str, float]:
+        """The metrics of a phase, over all processes; {} if no rollout ended."""
+        returns, specials = histories(stats)
+        metrics = self.policy_metrics([returns], [specials])
+        lengths = mean_length(self._gather([[episode.length for episode in stats.episodes]]))
+        return {**metrics, **lengths} if metrics else {}
+
+    def policy_metrics(self, returns: Iterable[ReturnHistory], specials: Iterable[SpecialMetricHistory]) -> dict[str, float]:
+        """The metrics of the rollouts of all processes (`amago.run.evaluate.summarise`); {} if none ended."""
+        gathered = self._gather([(merge_returns(returns), merge_specials(specials))])
+        all_returns, all_specials = zip(*gathered)
+        return summarise(merge_values(all_returns), merge_values(all_specials))
 
     # ---- checkpoints ----------------------------------------------------------------------------------------------------
 
@@ -242,7 +319,7 @@ class PersistentRun(Learner):
     def _parts(self) -> TrainingParts:
         return TrainingParts(
             self.accelerator, self.policy, self.optimizer, self.lr_schedule, self.updater, self.train_dloader, self._data,
-            self.logger, self._actors.pools, self.batches_per_update,
+            self.logger, self._actors.pools, self.batches_per_update, self._callbacks,
         )  # fmt: skip
 
     def save_checkpoint(self) -> None:
@@ -260,6 +337,8 @@ class PersistentRun(Learner):
                 self.keep_training_states,
             )
         self.accelerator.wait_for_everyone()
+        if self._saved and self.accelerator.is_main_process:
+            self._callbacks.call("on_save_checkpoint", self, self.checkpoints.path_of(progress.checkpoint_epoch))
 
     def _restore(self, path: Path) -> None:
         """Load a training state, and say which settings differ from it and what is lost."""
@@ -279,9 +358,9 @@ class PersistentRun(Learner):
         self.epoch, self._collected, self._trained = progress.epoch, progress.collected, progress.trained
         self.frames_by_env, self.run_seed = progress.frames_by_env, progress.seed
         if found:
-            self._print(f"settings that differ from those of {path.name}:\n  " + "\n  ".join(map(str, found)))
+            self.print(f"settings that differ from those of {path.name}:\n  " + "\n  ".join(map(str, found)))
         for note in change.notes:
-            self._print(f"note: {note}")
+            self.print(f"note: {note}")
 
     def write_latest_policy(self) -> None:
         """Publish the policy's weights for other processes."""

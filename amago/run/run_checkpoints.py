@@ -77,6 +77,10 @@ class RunCheckpoints:
             raise CheckpointError(f"run {self.run_name!r} has no training state of epoch {epoch}; there are: {known}")
         return states[epoch]
 
+    def path_of(self, epoch: int) -> Path:
+        """The directory of the training state that this run saves in an epoch."""
+        return self.states / f"{self.run_name}_epoch_{epoch}"
+
     def weights_of_epoch(self, epoch: int) -> Path:
         """The file with the policy's weights of an epoch."""
         return self.directory / "policy_weights" / f"policy_epoch_{epoch}.pt"
@@ -95,7 +99,7 @@ class RunCheckpoints:
         try:
             checkpoint.prune(self.states, None)  # the remains of interrupted saves take space
             weights, tensors, state = snapshot
-            path = self.states / f"{self.run_name}_epoch_{epoch}"
+            path = self.path_of(epoch)
             checkpoint.save_training_state(path, without_aliases(weights), tensors, state)
             save_weights(weights, self.weights_of_epoch(epoch), description=self.description)
             checkpoint.prune(self.states, keep)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from amago.agent import BaseAgent
+from amago.compat.datasets import reads_files
 from amago.config import NamedArguments
 from amago.data.extras import ExtraField
 from amago.envs import AMAGOEnv
@@ -16,6 +17,7 @@ from amago.envs.exploration import EpsilonGreedy, ExplorationWrapper
 from amago.loading import DiskTrajDataset, RLDataset
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
+from amago.run.callbacks import Callback
 from amago.run.parts import NAMED_FIELDS
 
 EnvMaker = Callable[[], AMAGOEnv]
@@ -29,7 +31,7 @@ class ExperimentSettings(NamedArguments):
 
     Args:
         run_name: name of the run; its files are written to ``ckpt_base_dir/run_name``.
-        ckpt_base_dir: directory of all runs.
+        ckpt_base_dir: directory of all runs. Where it is not given, ``dset_root/dset_name``: the run lies beside its buffer.
         max_seq_len: transitions in a training sequence, and steps of memory when acting.
         dataset: source of the training sequences. Alternatively ``dset_root`` and ``dset_name`` build a `DiskTrajDataset`
             that keeps at most ``dset_max_size`` trajectories, ``dset_max_steps`` transitions and ``dset_max_bytes`` bytes.
@@ -57,20 +59,25 @@ class ExperimentSettings(NamedArguments):
         log_to_wandb, wandb_project, wandb_entity, wandb_group_name: Weights & Biases. Project and entity default to the
             environment variables AMAGO_WANDB_PROJECT and AMAGO_WANDB_ENTITY.
         log_to_tensorboard: write event files to the run's directory.
-        verbose: show progress bars and a summary.
+        verbose: print a summary, notes and progress.
+        progress: "rich": a line for each epoch, and, in a terminal or a notebook, a bar with the time left of the whole run; "plain": the
+            lines alone; "none": neither.
+        callbacks: called at named moments of the run (`amago.Callback`), in this order.
         log_interval: compute costly training metrics every so many batches.
 
         traj_save_len: save a rollout in pieces of so many steps; the last piece ends with the rollout.
         has_dset_edit_rights: this process deletes the oldest trajectories.
         stagger_traj_file_lengths: the first piece of each rollout has a random length, so that actors do not all save at once.
         save_trajs_as: "segments" (many trajectories in a file, written at the end of each collection phase or when 8 MB are full), "npz" or
-            "npz-compressed" (a file for each trajectory, written when it ends: slower, but `numpy.load` reads it).
+            "npz-compressed" (a file for each trajectory, written when it ends: slower, but `numpy.load` reads it). "segments"
+            becomes "npz" for a `DiskTrajDataset` whose `sample_random_trajectory` takes no ``rng``, as it reads file by file.
         padded_sampling: which parts of rollouts longer than ``max_seq_len`` are trained on: "none", "left", "right" or "both"; see
             `amago.data.windows.subsequence`. Shorter ones are always trained on as a whole.
         refused_data_timeout: a process that never collects waits for data of others as long as nothing was found. If files were
             found and all were refused, it waits so many seconds for others, and then fails with the reasons.
         cut_short_trajectories: ``padded_sampling`` also cuts rollouts that fit into ``max_seq_len``, as the original does.
         extra_fields: further fields to record with each trajectory (`amago.ExtraField`), which arrive as ``batch.extras``.
+            "behaviour_log_prob" and "log_prob" may be declared by name.
         dloader_workers: threads that read batches ahead; 0 reads in the training thread.
 
         epochs: number of epochs, each of one collection phase and one training phase.
@@ -168,21 +175,25 @@ class ExperimentSettings(NamedArguments):
     dset_max_bytes: float = float("inf")
     env_trial_steps: int = 20
     val_episodes: int | None = None
-    extra_fields: Sequence[ExtraField] = ()
+    extra_fields: Sequence[ExtraField | str] = ()
     cut_short_trajectories: bool = False
     refused_data_timeout: float = 60.0
     overwrite: bool = False
     share_buffer: bool = False
     init_from: str | os.PathLike[str] | None = None
+    progress: str = "rich"
+    callbacks: Sequence[Callback] = ()
 
     def __post_init__(self) -> None:
+        if self.ckpt_base_dir is REQUIRED and self.dset_root is not None and self.dset_name is not None:
+            self.ckpt_base_dir = os.path.join(self.dset_root, self.dset_name)
         missing = [name for name, value in vars(self).items() if value is REQUIRED]
         if missing:
             raise TypeError(f"Experiment() needs {', '.join(missing)}")
 
     def resolve(self) -> None:
         """Replace shorthands: build the data set from ``dset_root`` and ``dset_name``; make lists of iterables of functions;
-        replace names of parts by their classes."""
+        replace names of parts by their classes; save what a data set reads file by file as one file each."""
         if self.dataset is None and self.dset_root is not None and self.dset_name is not None:
             self.dataset = DiskTrajDataset(
                 self.dset_root,
@@ -191,11 +202,13 @@ class ExperimentSettings(NamedArguments):
                 dset_max_steps=self.dset_max_steps,
                 dset_max_bytes=self.dset_max_bytes,
             )
+        if self.save_trajs_as == "segments" and reads_files(self.dataset):
+            self.save_trajs_as = "npz"
         for name, classes in NAMED_FIELDS.items():
             value = getattr(self, name)
             if isinstance(value, str):
                 setattr(self, name, classes.get(value, value))
-        for name in ("make_train_env", "make_val_env"):
+        for name in ("make_train_env", "make_val_env", "callbacks"):
             value = getattr(self, name)
             if isinstance(value, Iterable) and not callable(value) and not isinstance(value, str | bytes):
                 setattr(self, name, list(value))  # an iterator can be read only once

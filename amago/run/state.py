@@ -14,6 +14,7 @@ from torch import Tensor
 from amago.agent import BaseAgent
 from amago.loading import RLDataset, SequenceLoader
 from amago.run import checkpoint
+from amago.run.callbacks import CallbackList
 from amago.run.carry_over import load_dataset_state, load_pool_state
 from amago.run.checkpoint import CheckpointError
 from amago.run.metrics import MetricsLogger
@@ -85,6 +86,7 @@ class TrainingParts:
     logger: MetricsLogger | None
     pools: dict[str, Rollout]
     batches_per_update: int
+    callbacks: CallbackList
 
     def local_state(self) -> dict[str, Any]:
         """The state that differs between processes: random streams, and the exploration schedules of the actors."""
@@ -109,6 +111,8 @@ class TrainingParts:
         tensors = {"optimizer": self.optimizer.state_dict(), "gradients": self._unused_gradients()}
         if self.accelerator.scaler is not None:
             tensors["scaler"] = self.accelerator.scaler.state_dict()
+        if callbacks := self.callbacks.state_dict():
+            tensors["callbacks"] = callbacks
         return self.policy.state_dict(), tensors, state
 
     def _unused_gradients(self) -> dict[str, Tensor]:
@@ -129,11 +133,14 @@ class TrainingParts:
         weights, tensors, state = checkpoint.load_training_state(path)
         load_into(self.policy, weights, path)
         try:
-            return self._restore(tensors, state, change)
+            progress = self._restore(tensors, state, change)
         except KeyError as err:
             raise CheckpointError(f"{path} lacks {err}: it was not saved by this version of amago") from err
         except ValueError as err:
             raise CheckpointError(f"{path} does not fit this run: {err}") from err
+        for key in self.callbacks.load_state_dict(tensors.get("callbacks", {})):
+            change.notes.append(f"the state of the callback {key} is not used: this run has no such callback")
+        return progress
 
     def _restore(self, tensors: Mapping[str, Any], state: Mapping[str, Any], change: StateChange) -> Progress:
         saved, now = state["processes"], self.accelerator.num_processes

@@ -61,6 +61,8 @@ class Oracle:
     bins: torch.Tensor | None = None
     decoding: str = "mean_bin"
     num_actions: int = 4
+    targets: str = "n_step"
+    trace_lambda: float = 0.95
 
     # ---- networks
 
@@ -121,11 +123,15 @@ class Oracle:
         return self.clip(hard) + soft - soft.detach()
 
     def log_prob(self, vec, a):
+        """Of the loss: over bits the mean."""
+        return self.log_prob_of_action(vec, a) / (len(a) if self.kind == "multibinary" else 1)
+
+    def log_prob_of_action(self, vec, a):
         if self.kind == "discrete":
             return torch.log(self.probs(vec)[a.argmax()])
         if self.kind == "multibinary":
             p = 1.0 / (1.0 + torch.exp(-vec))
-            return torch.log(torch.where(a > 0.5, p, 1.0 - p)).mean()
+            return torch.log(torch.where(a > 0.5, p, 1.0 - p)).sum()
         (loc, std), a = self.gaussian(vec), a.clamp(-0.99, 0.99)
         x = 0.5 * torch.log((1.0 + a) / (1.0 - a))
         normal = -0.5 * ((x - loc) / std) ** 2 - torch.log(std) - 0.5 * math.log(2.0 * math.pi)
@@ -162,6 +168,8 @@ class Oracle:
 
     def target(self, data, b, t, draws):
         """y (G,): up to n rewards, until the rollout terminates or the real data end."""
+        if self.targets != "n_step":
+            return torch.stack([self.trace_target(data, b, t, g, draws) for g in range(len(self.gammas))])
         out = []
         for g, gamma in enumerate(self.gammas):
             total, discount, now = torch.zeros(()), 1.0, t
@@ -174,17 +182,45 @@ class Oracle:
             out.append(total + discount * self.bootstrap(data, b, now, g, draws))
         return torch.stack(out)
 
+    def trace_target(self, data, b, t, g, draws):
+        """y by its definition, the rest of the sequence first."""
+        reward = self.reward_multiplier * data.rews[b, t, 0]
+        if data.dones[b, t, 0]:
+            return reward
+        values, vec = self.values(data, b, t + 1, g, draws)
+        v = self.reduced(values)
+        if t + 1 == data.lengths[b]:
+            return reward + self.gammas[g] * v
+        later = self.trace_target(data, b, t + 1, g, draws)
+        if self.targets == "peng":
+            return reward + self.gammas[g] * ((1.0 - self.trace_lambda) * v + self.trace_lambda * later)
+        s, a = data.states[b, t + 1].detach(), data.actions[b, t + 1]
+        stored = self.clip(a) if self.kind == "discrete" else a.clamp(-1, 1)
+        of_taken = [self.in_returns(self.value(self.q(self.target_params, c, g, s, stored)), g) for c in draws.critics]
+        q = of_taken[values.index(min(values))] if self.online > 0 else sum(of_taken) / len(of_taken)
+        pi = torch.exp(self.log_prob_of_action(vec, a))
+        c = pi if self.targets == "tree_backup" else torch.clamp(pi / torch.exp(data.behaviour[b, t + 1]), max=1.0)
+        return reward + self.gammas[g] * (v + self.trace_lambda * c * (later - q))
+
     def bootstrap(self, data, b, t, g, draws):
-        """The value of the state at time t, which is row t - 1 of what was drawn for next states."""
+        """The value of the state at time t."""
+        return self.reduced(self.values(data, b, t, g, draws)[0])
+
+    def reduced(self, values):
+        return torch.stack(values).min() if self.online > 0 else sum(values) / len(values)
+
+    def in_returns(self, value, g):
+        return value if self.bins is not None else self.sigma(g) * self.normalized(value, g) + self.popart["mu"][g]
+
+    def values(self, data, b, t, g, draws):
+        """Those of the critics of a target, of the state at time t, which is row t - 1 of what was drawn for next states; and the
+        policy there."""
         s, values = data.states[b, t].detach(), []
         vec = self.policy_vector(self.target_params, s)[g]
         for c in draws.critics:
             samples = [self.value(self.q(self.target_params, c, g, s, self.sample(vec, e[b, t - 1, g]))) for e in draws.noise]
-            mean = sum(samples) / len(samples)
-            if self.bins is None:
-                mean = self.sigma(g) * self.normalized(mean, g) + self.popart["mu"][g]
-            values.append(mean)
-        return torch.stack(values).min() if self.online > 0 else sum(values) / len(values)
+            values.append(self.in_returns(sum(samples) / len(samples), g))
+        return values, vec
 
     def update_popart(self, targets):
         """``targets``: {(b, t): (G,)} of all real transitions."""

@@ -85,7 +85,7 @@ def oracle_of(agent, kind, weight, decoding, **settings):
     return Oracle(
         params=params, target_params={k[len("target_") :]: v for k, v in params.items() if k.startswith("target_")},
         kind=kind, exact=kind == "discrete" and not twohot, gammas=[0.5, 0.75, 0.875], num_critics=C, reward_multiplier=10.0,
-        n_step=N_STEP, weight=weight, popart=popart, decoding=decoding,
+        weight=weight, popart=popart, decoding=decoding,
         bins=torch.linspace(-math.log1p(-LOW), math.log1p(HIGH), BINS) if twohot else None, **settings,
     )  # fmt: skip
 
@@ -102,6 +102,25 @@ def cases():
 @pytest.mark.parametrize(("agent_type", "kind", "online", "offline", "name", "decoding"), list(cases()))
 @pytest.mark.usefixtures("_float64")
 def test_losses_and_gradients(agent_type, kind, online, offline, name, decoding):
+    check(agent_type, kind, online, offline, name, decoding, {"n_step": N_STEP})
+
+
+def trace_cases():
+    for targets in ("retrace", "tree_backup", "peng"):
+        for kind in SPACES:
+            if (targets, kind) != ("tree_backup", "continuous"):
+                yield Agent, kind, 1.0, targets
+                yield MultiTaskAgent, kind, 0.0, targets
+
+
+@pytest.mark.parametrize(("agent_type", "kind", "online", "targets"), list(trace_cases()))
+@pytest.mark.usefixtures("_float64")
+def test_losses_and_gradients_of_targets_over_sequences(agent_type, kind, online, targets):
+    options = {"targets": targets, "trace_lambda": 0.8}
+    check(agent_type, kind, online, 0.3, "binary", "mean_bin", options, {"n_step": 1, **options})
+
+
+def check(agent_type, kind, online, offline, name, decoding, options, of_oracle=None):
     torch.manual_seed(0)
     function, weight = FILTERS[name]
     config.bind({
@@ -109,13 +128,19 @@ def test_losses_and_gradients(agent_type, kind, online, offline, name, decoding)
         "NCriticsTwoHot.min_return": LOW, "NCriticsTwoHot.max_return": HIGH,
     } | ({"NCriticsTwoHot.decoding": decoding} if len(DECODINGS) > 1 else {}))  # fmt: skip
     agent = perturbed(build(
-        kind, agent_type=agent_type, online_coeff=online, offline_coeff=offline, num_critics=C, num_critics_td=2, n_step=N_STEP,
+        kind, agent_type=agent_type, online_coeff=online, offline_coeff=offline, num_critics=C, num_critics_td=2, **options,
         gamma=0.875, fbc_filter_func=function, num_actions_for_value_in_actor_loss=K, num_actions_for_value_in_critic_loss=K,
     ))  # fmt: skip
     batch = batch_of(kind)
-    oracle = oracle_of(agent, kind, weight, decoding, online=online, offline=offline)
+    batch.extras["behaviour_log_prob"] = behaviour = -3.0 * torch.rand(3, 6)
+    oracle = oracle_of(agent, kind, weight, decoding, online=online, offline=offline, **(of_oracle or options))
     data = SimpleNamespace(
-        states=agent.encode(batch), rews=batch.rews, dones=batch.dones, actions=batch.actions, lengths=LENGTHS
+        states=agent.encode(batch),
+        rews=batch.rews,
+        dones=batch.dones,
+        actions=batch.actions,
+        lengths=LENGTHS,
+        behaviour=behaviour,
     )
     with Recorder() as drawn:
         loss, got = agent(batch), agent.update_info

@@ -1,6 +1,8 @@
 """`amago buffer`: import, export, info, verify, head."""
 
+import io
 import os
+import sys
 from pathlib import Path
 
 import gymnasium as gym
@@ -87,9 +89,17 @@ def test_import_of_every_kind(capsys, kind, want, save_as):
     assert all("import-" in name for name in files)
 
 
-def test_progress_is_shown(capsys):
+def test_progress_is_shown_in_a_terminal(capsys, monkeypatch):
     assert buffer("import", make_source("d4rl"), "run", quiet=False) == 0
-    err = capsys.readouterr().err
+    assert capsys.readouterr().err == ""
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert buffer("import", "d.hdf5", "again", quiet=False) == 0
+    err = sys.stderr.getvalue()
     assert "import: 100%" in err
     assert "28.0/28.0" in err
 

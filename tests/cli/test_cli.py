@@ -176,6 +176,26 @@ def test_resume(tmp_path):
     assert [r["env_steps"] for r in tiny.rows(tmp_path / "demo", "rollout")] == [50, 100, 150]
 
 
+@pytest.mark.parametrize(
+    ("options", "lines"), [(["--progress", "plain"], 2), (["--progress", "none"], 0), ([], 2), (["--quiet"], 0)]
+)
+def test_progress(tmp_path, capsys, options, lines):
+    argv = [
+        "train",
+        "CartPole-v1",
+        "--run-name",
+        "demo",
+        "--buffer-dir",
+        str(tmp_path),
+        *(a for a in TINY if a != "--quiet"),
+        *options,
+    ]
+    assert main(argv) == 0
+    out, err = capsys.readouterr()
+    assert sum(line.startswith("epoch ") for line in out.splitlines()) == lines
+    assert "\r" not in out + err
+
+
 def test_several_trials(tmp_path, capsys):
     assert train(tmp_path, "--trials", "2", "--epochs", "1") == 0
     assert {p.name for p in tmp_path.iterdir()} == {"demo_trial_0", "demo_trial_1"}

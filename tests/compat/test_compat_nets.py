@@ -7,11 +7,12 @@ import gin
 import gymnasium as gym
 import numpy as np
 import pytest
+import tiny
 import torch
 
 from amago import cli_utils, config
 from amago.nets import attention, cnn, ff, transformer, utils
-from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder
+from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder, TrajEncoder
 from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder, TstepEncoder
 
 OBS = gym.spaces.Dict({"observation": gym.spaces.Box(-1, 1, (4,))})
@@ -180,6 +181,34 @@ def test_feed_forward_sequence_model_has_two_norms():
     net = FFTrajEncoder(4, 8, d_model=6, norm="layer", out_norm="none")
     assert net.traj_blocks[0].norm is not None
     assert FFTrajEncoder(4, 8, d_model=6).traj_blocks[0].norm is None
+
+
+class BeginsWithNone(TrajEncoder):
+    """A GRU of a client's own, whose memory is None until its first step."""
+
+    def __init__(self, tstep_dim, max_seq_len):
+        super().__init__(tstep_dim, max_seq_len)
+        self.gru = torch.nn.GRU(tstep_dim, 8, batch_first=True)
+
+    @property
+    def emb_dim(self):
+        return 8
+
+    def init_hidden_state(self, batch_size, device):
+        return None
+
+    def reset_hidden_state(self, hidden_state, dones):
+        hidden_state[:, dones] = 0.0
+        return hidden_state
+
+    def forward(self, seq, time_idxs, hidden_state=None, log_dict=None):
+        return self.gru(seq, hidden_state)
+
+
+def test_a_memory_may_be_none_until_the_first_step(tmp_path):
+    e = tiny.learned(tmp_path, traj_encoder_type=BeginsWithNone)
+    assert e.evaluate_test(tiny.tmaze, timesteps=tiny.EPISODE + 1)
+    e.close()
 
 
 def test_a_gru_starts_from_nothing():

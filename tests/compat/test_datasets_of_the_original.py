@@ -13,6 +13,7 @@ from messages import naming
 from torch.utils.data import DataLoader
 
 import amago
+from amago.hindsight import Relabeler
 from amago.loading import (
     MAGIC_PAD_VAL,
     Batch,
@@ -532,6 +533,28 @@ def test_a_subclass_draws_as_the_original_does(tmp_path):
 
     dataset = configured(Drawn, tmp_path, max_seq_len=6)
     assert set(dataset.sample_batch(np.random.default_rng(0), 32).transition_mask.sum((1, 2)).tolist()) == {3, 6}
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_what_is_read_file_by_file_is_saved_so(tmp_path, mixed):
+    class Doubled(Relabeler):
+        def relabel(self, traj):
+            traj.rews = traj.rews * 2
+            return traj
+
+    class Drawn(DiskTrajDataset):
+        def sample_random_trajectory(self):
+            traj = self.relabeler(amago.loading.load_traj_from_disk(random.choice(self.all_filenames)))
+            arrays = {k: torch.from_numpy(getattr(traj, k)) for k in ("rl2s", "rews", "dones", "actions", "time_idxs")}
+            return RLData(obs={k: torch.from_numpy(v) for k, v in traj.obs.items()}, **arrays)
+
+    drawn = Drawn(dset_root=str(tmp_path), dset_name="d", dset_max_size=50, relabeler=Doubled())
+    dataset = MixtureOfDatasets([drawn, DoNothingDataset()], [0.5, 0.5]) if mixed else drawn
+    e = tiny.learned(tmp_path, dataset=dataset)
+    assert len(drawn.all_filenames) == 4
+    assert all(path.endswith(".npz") for path in drawn.all_filenames)
+    assert tiny.rows(e.run_dir, "train")
+    e.close()
 
 
 def test_without_a_stream_ours_give_whole_trajectories(tmp_path):

@@ -261,6 +261,31 @@ def test_a_loss_written_from_the_parts():
     assert all(g is None for g in grads)
 
 
+@KINDS
+def test_statistics_for_a_loss_of_ones_own(kind):
+    agent, batch = build(kind), padded_batch(kind)
+    states = agent.encode(batch)[:, :-1]
+    mask = batch.transition_mask
+    dist = agent.actor(states)
+    entropy = agent._policy_stats(mask, dist)
+    assert entropy.keys() <= {"Policy Entropy"}
+    if kind == "discrete":
+        torch.testing.assert_close(entropy["Policy Entropy"], dist.entropy()[mask.squeeze(-1)].mean())
+    wide = mask[:, :, None].expand(-1, -1, G, -1)
+    weights = torch.arange(B).float()[:, None, None, None].expand(B, L, G, 1)
+    for given in (mask, wide):
+        of_filter = agent._filter_stats(given, torch.full((B, L, G, 1), -2.0), weights)
+        assert float(of_filter["Filter Weight"]) == pytest.approx((4 * 1 + 1 * 2) / 11)
+        assert float(of_filter["Pct. of Actions Approved by Filter"]) == pytest.approx(100 * 5 / 11)
+        assert float(of_filter["Log-Probability of Actions"]) == pytest.approx(-2.0)
+    assert len(agent._popart_stats()) == 2 * G
+    td = agent._td_stats(mask, torch.ones(B, L, C, G, 1), target=torch.full((B, L, 1, G, 1), 3.0))
+    assert {k: float(v) for k, v in td.items()} == pytest.approx(
+        {"TD Statistic 1 (mean)": 1.0, "TD Statistic 1 (std)": 0.0, "target (mean)": 3.0, "target (std)": 0.0}
+    )
+    assert not any(v.requires_grad for v in {**entropy, **of_filter, **td, **agent._popart_stats()}.values())
+
+
 class Masks(Agent):
     def edit_actor_mask(self, batch, actor_loss, pad_mask):
         assert (actor_loss.shape, pad_mask.dtype) == ((B, L, G, 1), torch.bool)

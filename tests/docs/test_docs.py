@@ -24,7 +24,9 @@ import tiny
 from run_inside import Outcome, program, run_amago, run_script
 
 from amago import Experiment, config
+from amago.agent.registry import AGENTS
 from amago.envs import builtin
+from amago.nets.traj_encoders import TRAJ_ENCODERS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -44,6 +46,15 @@ REDUCED = {
     },
 }
 REDUCED["scaling.md"] = {"epochs=40": "epochs=2", "train_batches_per_epoch=50": "train_batches_per_epoch=2"}
+REDUCED["coming_from.md"] = {
+    "epochs=80": "epochs=1",
+    "train_batches_per_epoch=125": "train_batches_per_epoch=2",
+    "val_timesteps_per_epoch=501,\n    seed": "val_timesteps_per_epoch=30,\n    seed",
+    "train_timesteps_per_epoch=500": "train_timesteps_per_epoch=60",
+    "timesteps=1_001, episodes=20": "timesteps=200, episodes=2",
+    "val_timesteps_per_epoch=501,\n)": "val_timesteps_per_epoch=30,\n)",
+    "epochs=3": "epochs=1",
+}
 REDUCED["index.md"] = REDUCED["README.md"]  # the same program
 TINY = {
     "Experiment.train_timesteps_per_epoch": 60,
@@ -54,7 +65,10 @@ TINY = {
 _FEW = "--env_workers 1 --epochs 1 --grads_per_epoch 2 --timesteps_per_epoch 24 --parallel_actors 2 --batch_size 4 --max_seq_len 8 --memory_size 16 --memory_layers 1"
 ARGUMENTS = {
     "amago train": f"{_FEW} --horizon 20",
+    "amago tune": f"{_FEW} --horizon 20 --trials 1",
     "amago eval": "--episodes 2 --actors 2",
+    "amago card": "--episodes 2 --actors 2",
+    "amago doctor": "",
     "amago demo": "--epochs 1 --minutes 0",
     "amago buffer": "",
     "amago launch": "",
@@ -325,6 +339,16 @@ def test_the_tutorial_gives_the_defaults_of_settings() -> None:
                 assert float(default) == actual, name
             checked += 1
     assert checked > 10
+
+
+def test_the_tutorial_names_every_sequence_model_and_agent() -> None:
+    text = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    models = text.partition("## 4.")[2].partition("## 5.")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \| (`[^|]+`) \|", models, flags=re.MULTILINE))
+    for name, cls in TRAJ_ENCODERS.items():
+        assert f"`{name}`" in rows.get(cls.__name__, ""), f"{cls.__name__}, called {name}, is missing from section 4"
+    agents = text.partition("## 5.")[2].partition("## 6.")[0]
+    assert all(f"`{cls.__name__}`" in agents for cls in AGENTS.values())
 
 
 def test_gin_is_left_as_it_was(tmp_path: Path) -> None:

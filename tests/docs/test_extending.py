@@ -171,7 +171,7 @@ MORE: dict[str, Callable[[dict[str, Any], Any], bool]] = {
 
 
 def test_every_section_is_tested() -> None:
-    assert set(PROGRAMS) == {*EXPECTED, "Checks", "Exploration", "Extra fields"}
+    assert set(PROGRAMS) == {*EXPECTED, "Callbacks", "Checks", "Exploration", "Extra fields"}
     assert set(FILES) == {"try_out.py"}
 
 
@@ -216,6 +216,13 @@ def test_the_extra_fields_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (batch.extras["log_prob"][mask[:, 1:, 0]] < 0).all()
     (row,) = [r for r in read_metrics(next(tmp_path.glob("runs/*/metrics.jsonl")).parent) if r["section"] == "train"]
     assert np.isfinite(row["values"]["Cue Error"])
+
+
+def test_the_program_of_callbacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = run("Callbacks", tmp_path, monkeypatch)
+    keep, stopping = names["experiment"].callbacks
+    assert keep.best == stopping.best > float("-inf")
+    assert (tmp_path / "runs" / "callbacks" / "best.pt").is_file()
 
 
 def test_the_exploration_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

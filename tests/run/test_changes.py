@@ -8,6 +8,7 @@ import torch
 from messages import naming
 from tiny import EPISODE, experiment, learned, started
 
+import amago
 from amago import Agent, config
 from amago.agent import MultiTaskAgent
 from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy
@@ -66,6 +67,7 @@ OTHER = {
     "sample_actions_train": False, "lr_cooldown": 0.5, "log_to_tensorboard": True, "env_workers": 1, "env_step_timeout": 5.0,
     "max_env_restarts": 3, "keep_training_states": 4, "dset_max_size": None, "extra_fields": None, "cut_short_trajectories": True,
     "dset_max_steps": None, "dset_max_bytes": None, "env_trial_steps": 0, "val_episodes": 2, "refused_data_timeout": 1.0, "share_buffer": True,
+    "progress": "plain", "callbacks": [amago.Callback()],
 }  # fmt: skip
 
 

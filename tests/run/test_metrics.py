@@ -133,8 +133,18 @@ def test_tensorboard(tmp_path):
         events.Reload()
     tags = events.Tags()["scalars"]
     assert {"train/Critic Loss", "val/Number of Rollouts", "rollout/Number of Rollouts"} <= set(tags)
+    assert {"rollout/Average Rollout Length", "val/Average Rollout Length", "rollout/Epsilon"} <= set(tags)
+    assert {"rollout/Steps per Second", "train/Updates per Second"} <= set(tags)
     (point,) = events.Scalars("rollout/Number of Rollouts")
     assert (point.step, point.value) == (4 * EPISODE, 4.0)
+
+
+def test_only_the_wall_time_depends_on_the_clock(tmp_path):
+    """In ``metrics.jsonl``; steps a second follow from it."""
+    e = learned(tmp_path, val_interval=1)
+    names = {name for r in rows(e.run_dir) for name in r["values"]}
+    assert {"Average Rollout Length", "Epsilon"} <= names
+    assert not [name for name in names if "Second" in name]
 
 
 def test_no_tensorboard_unless_asked(tmp_path):
@@ -168,6 +178,9 @@ def test_weights_and_biases_offline(tmp_path):
     for wanted in (
         b"Critic Loss",
         b"val/Number of Rollouts",
+        b"rollout/Average Rollout Length",
+        b"rollout/Steps per Second",
+        b"rollout/Epsilon",
         b"total_frames-TMaze",
         b"run",
         b"lr_warmup_steps",

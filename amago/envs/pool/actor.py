@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from amago.data.extras import BEHAVIOUR_LOG_PROB
 from amago.data.trajectory import split_rl2
+from amago.envs.behaviour import BehaviourLog, check_known
 from amago.envs.environment import AMAGOEnv
 from amago.envs.exploration import ExplorationWrapper
 from amago.envs.pool.buffers import Buffers
@@ -38,7 +40,7 @@ class Actor:
 
     Raises:
         TypeError: the function did not return an `AMAGOEnv`.
-        ValueError: its environment has the wrong number of rows.
+        ValueError: its environment has the wrong number of rows, or exploration cannot say how likely its actions are, which is recorded.
         Exception: whatever the environment's constructor raises.
     """
 
@@ -53,6 +55,8 @@ class Actor:
         if plan.exploration is not None:
             made = self.exploration = plan.exploration(made)
             self.exploration.seed(exploration_seed)
+            if any(x.source == "behaviour" for x in plan.extra_fields):
+                check_known(self.exploration)
         self.env = made
         options = {k: v for k, v in (plan.recorder or {}).items() if k in ("save_every", "stagger", "extra_fields")}
         first_row = number * plan.batch
@@ -72,7 +76,10 @@ class Actor:
         self._reward = reward[:, 0]
         self._action = buffers.actions[rows] if self.base.vectorized else buffers.actions[rows][0]
         self._any_ended = buffers.any_ended[self._worker : self._worker + 1]
-        self.recorder.attach_extras({name: array[rows] for name, array in buffers.extras.items()})
+        extras = {name: array[rows] for name, array in buffers.extras.items()}
+        if BEHAVIOUR_LOG_PROB in extras:
+            extras[BEHAVIOUR_LOG_PROB] = BehaviourLog(extras[BEHAVIOUR_LOG_PROB], self.exploration).log_prob
+        self.recorder.attach_extras(extras)
 
     def reset(self) -> None:
         """Begin a new rollout; the first call seeds the environment."""

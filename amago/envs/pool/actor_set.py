@@ -153,6 +153,8 @@ class ActorSet:
         out, self._replaced = self._replaced, PhaseStatistics()
         for actor in self._actors.values():
             out.add(*actor.recorder.drain())
+            if actor.exploration is not None:
+                out.add_exploration({name: [value] for name, value in actor.exploration.exploration_metrics().items()})
         return out
 
     def flush(self, partial: bool = False) -> int:

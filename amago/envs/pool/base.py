@@ -152,6 +152,7 @@ class ActorPool(ABC):
         out = PhaseStatistics()
         for part in self._drain():
             out.add(part.episodes, part.frames)
+            out.add_exploration(part.exploration)
         out.episodes.sort(key=lambda e: e.actor)
         out.restarts, out.dropped = self._budget.drain()
         return out

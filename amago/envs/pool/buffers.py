@@ -63,7 +63,11 @@ class Layout:
             ("any_ended", (workers,), np.dtype(np.bool_)),
             ("idle", (n,), np.dtype(np.bool_)),
         ]
-        arrays += [(_EXTRAS + x.name, (n, *x.shape), np.dtype(x.dtype)) for x in extra_fields if x.source == "policy"]
+        for x in extra_fields:
+            if x.source != "info":
+                # exploration needs the probability of every action
+                shape = (n, 1 + spec.dim) if x.source == "behaviour" else (n, *x.shape)
+                arrays.append((_EXTRAS + x.name, shape, np.dtype(x.dtype)))
         fields, offset = [], 0
         for name, shape, dtype in arrays:
             fields.append((name, shape, dtype.str, offset))
@@ -81,7 +85,8 @@ class Buffers:
         time_idxs: (N, 1) int64.
         resets: (N,) bool.
         actions: (N, S), in stored form.
-        extras: {name: (N, ...)}, extra fields that the policy computes with the actions.
+        extras: {name: (N, ...)}, extra fields that the policy computes with the actions. `BEHAVIOUR_LOG_PROB` is (N, 1 + A): the policy's
+            log-probability of its action, then the probability of each choice and bit (`amago.agent.BaseAgent.act_with_extras`).
         unsaved: (W,) int64, finished trajectories of each worker that are in no file yet.
         idle: (N,) bool, the actors that skip their steps.
         any_ended: (W,) bool, whether an actor of each worker has finished a rollout, or failed in one that lasted `PROVEN_STEPS`.

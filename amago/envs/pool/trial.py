@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amago.envs.environment import AMAGOEnv
-from amago.envs.exploration import made_legal
+from amago.envs.legal import made_legal
 from amago.envs.pool.faults import EnvironmentMistake, mistake_in
 from amago.spaces import ActionSpec, action_mask_key
 

@@ -27,6 +27,7 @@ from amago.envs.pool import protocol
 from amago.envs.pool.actor_set import ActorSet
 from amago.envs.pool.buffers import Buffers
 from amago.envs.pool.faults import EnvironmentMistake, Fault
+from amago.envs.pool.pickling import dumps
 from amago.envs.pool.plan import ActorPlan
 from amago.envs.recorder import RecordingError
 
@@ -47,7 +48,7 @@ def pack(plan: ActorPlan) -> dict[str, Any]:
         ValueError: something cannot be pickled; the message names it.
     """
     try:
-        blob = cloudpickle.dumps(plan)
+        blob = dumps(plan)
     except Exception as err:
         for i, maker in plan.make_envs.items():
             _try_pickle(f"make_envs[{i}] = {maker!r}", maker)
@@ -58,7 +59,7 @@ def pack(plan: ActorPlan) -> dict[str, Any]:
 
 def _try_pickle(what: str, value: Any) -> None:
     try:
-        cloudpickle.dumps(value)
+        dumps(value)
     except Exception as err:
         raise ValueError(
             f"{what} cannot be sent to a worker process: {err}. Create what it refers to inside of it, "
@@ -76,7 +77,7 @@ def _gym_specs() -> list[bytes]:
         with contextlib.suppress(Exception):
             if isinstance(entry, str) and entry.startswith("__main__:"):
                 spec = _by_value(spec, entry)
-            out.append(cloudpickle.dumps(spec))
+            out.append(dumps(spec))
     return out
 
 

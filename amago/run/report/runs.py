@@ -26,6 +26,7 @@ NOT_SETTINGS = frozenset(
         "overwrite",
         "share_buffer",
         "verbose",
+        "progress",
         "wandb_group_name",
     }
 )

@@ -46,7 +46,6 @@ class Collector(Role):
     """
 
     launched = True
-    shows_bars = False
 
     def __init__(self, assignment: Assignment):
         self.assignment = assignment
@@ -75,6 +74,7 @@ class Collector(Role):
         run.dset_root = run.dset_name = None
         run.dset_max_size = run.dset_max_steps = run.dset_max_bytes = float("inf")
         run.epochs, run.resume, run.overwrite, run.init_from, run.share_buffer = _FOR_EVER, "never", False, None, False
+        run.callbacks = ()  # they are the learner's, which hears of all rollouts and evaluations
         run.verbose = run.log_to_wandb = run.log_to_tensorboard = False
         if self.assignment.index:
             run.val_interval = None
@@ -157,7 +157,8 @@ class Collector(Role):
         content = {
             "section": section, "collector": self.assignment.index, "version": run.checkpoints.version,
             "returns": merge_returns([returns]), "specials": merge_specials([specials]), "frames": stats.frames,
-            "restarts": stats.restarts, "dropped": stats.dropped,
+            "restarts": stats.restarts, "dropped": stats.dropped, "lengths": [episode.length for episode in stats.episodes],
+            "exploration": {name: list(map(float, values)) for name, values in stats.exploration.items()},
         }  # fmt: skip
         self._reports += 1
         name = f"{self.assignment.name}-{self._start:06d}-{self._reports:09d}.json"

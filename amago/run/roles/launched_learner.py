@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amago.compat.datasets import collection_ended
-from amago.run.console import headline
-from amago.run.evaluate import merge_values, summarise
+from amago.run.evaluate import mean_length, merge_values, summarise
 from amago.run.roles.limits import UpdateLimits
 from amago.run.roles.modes import learn_only
 from amago.run.roles.protocol import HELLO, REPORTS, Assignment, die_with_parent, launch_dir, read_soon, write_soon
@@ -37,7 +36,6 @@ class LaunchedLearner(Role):
     """
 
     launched = True
-    shows_bars = False
 
     def __init__(self, assignment: Assignment):
         self.assignment = assignment
@@ -55,6 +53,8 @@ class LaunchedLearner(Role):
         warmup = int(begins * per_epoch) if 0 < begins < math.inf else 0
         self.limits = UpdateLimits(self.limits.least, self.limits.most, warmup)
         learn_only(run)
+        if run.progress == "rich":
+            run.progress = "plain"  # the launcher has the last line of the terminal
 
     def started(self, run: PersistentRun) -> None:
         self._main = run.accelerator.is_main_process
@@ -141,13 +141,15 @@ class LaunchedLearner(Role):
             for name, frames in report["frames"].items():
                 run.frames_by_env[name] = run.frames_by_env.get(name, 0) + frames
         if rollouts:
-            run.log(_merged(rollouts, run.checkpoints.version), "rollout")
+            merged = _merged(rollouts, run.checkpoints.version)
+            run.log(merged, "rollout")
+            run._callbacks.call("on_collect_epoch_end", run, merged)
         for report in reports:
             if report["section"] != "rollout":
                 metrics, axes = _merged([report]), self._axes.get(report["version"]) or run.axes()
                 run.log_at(metrics, report["section"], axes)
-                if metrics:
-                    run._print(f"  epoch {axes['epoch']}: {headline(metrics)}")
+                if report["section"] == "val":
+                    run._callbacks.call("on_validation_end", run, metrics)
 
     @staticmethod
     def _take(inbox: Path) -> Iterable[dict[str, Any]]:
@@ -171,6 +173,9 @@ def _merged(reports: list[dict[str, Any]], version: int | None = None) -> dict[s
         version: of the newest published policy, for how old the policies of the rollouts were; None: leave that out.
     """
     metrics = summarise(merge_values(r["returns"] for r in reports), merge_values(r["specials"] for r in reports))
+    metrics |= mean_length([r["lengths"] for r in reports]) if metrics else {}
+    exploration = merge_values(r["exploration"] for r in reports)
+    metrics |= {name: sum(values) / len(values) for name, values in exploration.items() if values}
     for name, key in (("Restarted Environments", "restarts"), ("Dropped Rollouts", "dropped")):
         total = sum(r[key] for r in reports)
         metrics |= {name: float(total)} if total else {}

@@ -17,12 +17,10 @@ class Role:
 
     Attributes:
         seed_key: what distinguishes the random streams of this process from those of others of the run.
-        shows_bars: whether progress bars may be shown.
         launched: whether a launcher has started this process.
     """
 
     seed_key: tuple[int, ...] = ()
-    shows_bars = True
     launched = False
 
     def apply(self, run: PersistentRun) -> None:

@@ -1,0 +1,160 @@
+"""Search for good settings: spaces to search in, and the callback between a run and a trial of an Optuna study."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from amago.run.callbacks import Callback
+from amago.run.metric_names import AVERAGE_RETURN
+
+if TYPE_CHECKING:
+    import optuna
+
+    from amago.experiment import Experiment
+
+KINDS = {
+    "uniform": "numbers between LOW and HIGH",
+    "loguniform": "numbers between LOW and HIGH, whose logarithms are equally likely",
+    "int": "whole numbers from LOW to HIGH",
+    "logint": "whole numbers from LOW to HIGH, whose logarithms are equally likely",
+    "choice": "one of the values",
+}
+"""What may stand after "NAME=" in a space, and what is drawn."""
+_SCALARS = (bool, int, float, str, type(None))
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One setting to search over.
+
+    Attributes:
+        name: of the setting.
+        kind: one of `KINDS`.
+        values: (LOW, HIGH), or the values of a "choice".
+        text: as it was written.
+    """
+
+    name: str
+    kind: str
+    values: tuple[Any, ...]
+    text: str
+
+    def suggest(self, trial: optuna.trial.Trial) -> Any:
+        """The value of a trial."""
+        if self.kind == "choice":
+            labels = [v if isinstance(v, _SCALARS) else repr(v) for v in self.values]
+            return self.values[labels.index(trial.suggest_categorical(self.name, labels))]
+        low, high = self.values
+        if self.kind in ("int", "logint"):
+            return trial.suggest_int(self.name, low, high, log=self.kind == "logint")
+        return trial.suggest_float(self.name, low, high, log=self.kind == "loguniform")
+
+
+def parse_space(texts: Iterable[str]) -> list[Dimension]:
+    """Read a search space.
+
+    Args:
+        texts: such as "learning_rate=loguniform(1e-5, 1e-3)", "Agent.gamma=choice(0.99, 0.999)"; `KINDS` has all forms.
+
+    Raises:
+        ValueError: quotes the text that cannot be read, and says what would be right.
+    """
+    found: dict[str, Dimension] = {}
+    for text in texts:
+        dimension = _parse(text)
+        if dimension.name in found:
+            raise ValueError(f"the space has {dimension.name} twice: {found[dimension.name].text!r} and {text!r}")
+        found[dimension.name] = dimension
+    return list(found.values())
+
+
+def _parse(text: str) -> Dimension:
+    match = re.fullmatch(r"\s*([^=\s]+)\s*=\s*(\w+)\s*\((.*)\)\s*", text, re.DOTALL)
+    if match is None:
+        raise ValueError(
+            f"cannot read {text!r}: a part of the space is NAME=KIND(...), such as 'learning_rate=loguniform(1e-5,1e-3)', with one of "
+            f"{', '.join(KINDS)}"
+        )
+    name, kind, inside = match.groups()
+    if kind not in KINDS:
+        near = difflib.get_close_matches(kind, KINDS, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(KINDS)}"
+        raise ValueError(f"cannot read {text!r}: there is no {kind!r}; {hint}")
+    values = _values(inside)
+    if kind == "choice":
+        if len(values) < 2:
+            raise ValueError(f"{text!r}: a choice needs two values or more")
+        if len({repr(v) for v in values}) < len(values):
+            raise ValueError(f"{text!r}: a value is there twice")
+    else:
+        _check_range(text, kind, values)
+    return Dimension(name, kind, values, text)
+
+
+def _values(inside: str) -> tuple[Any, ...]:
+    """The values between the parentheses: Python literals, or else strings."""
+    try:
+        found = ast.literal_eval(f"[{inside}]")
+    except (ValueError, SyntaxError):
+        found = [_literal(part.strip()) for part in inside.split(",")]
+    return tuple(found)
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _check_range(text: str, kind: str, values: tuple[Any, ...]) -> None:
+    numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v)]
+    if len(values) != 2 or len(numbers) != 2:
+        raise ValueError(f"{text!r}: {kind} takes two numbers, {kind}(LOW, HIGH)")
+    low, high = numbers
+    if low >= high:
+        raise ValueError(f"{text!r}: the first number must be below the second")
+    if kind.startswith("log") and low <= 0:
+        raise ValueError(f"{text!r}: both numbers of {kind} must be positive")
+    if kind.endswith("int") and not all(isinstance(v, int) for v in numbers):
+        raise ValueError(f"{text!r}: both numbers of {kind} must be whole")
+
+
+class PruneTrial(Callback):
+    """Reports each evaluation to a trial of an Optuna study, and ends the run if the study says that it is not promising.
+
+    Args:
+        trial: of the study.
+        metric: the metric's name in the section ``val`` of the log; by default the mean return.
+
+    Attributes:
+        value: of the newest evaluation; None before the first.
+
+    Raises:
+        optuna.TrialPruned: from ``learn()``, when the trial is pruned.
+        ValueError: from ``learn()``; an evaluation has no such metric.
+    """
+
+    def __init__(self, trial: optuna.trial.Trial, metric: str = AVERAGE_RETURN):
+        self._trial, self.metric = trial, metric
+        self.value: float | None = None
+
+    def on_validation_end(self, experiment: Experiment, metrics: Mapping[str, float]) -> None:
+        import optuna
+
+        if not metrics:
+            return
+        if self.metric not in metrics:
+            raise ValueError(f"evaluations have no metric {self.metric!r}; there are {', '.join(map(repr, metrics))}")
+        self.value = float(metrics[self.metric])
+        if math.isnan(self.value):
+            return
+        self._trial.report(self.value, step=experiment.epoch)
+        if experiment.epoch < experiment.epochs and self._trial.should_prune():
+            raise optuna.TrialPruned(f"{self.metric} was {self.value:.4g} at epoch {experiment.epoch}")

@@ -1,0 +1,185 @@
+"""`amago push` and `amago pull`, against a stand-in for the Hub on this machine."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import tiny
+from hub_server import TOKEN, serving
+from run_inside import run_amago
+
+from amago.policy import load_policy
+from amago.policy.card import Results, write_card
+
+pytest.importorskip("huggingface_hub", reason="needs the extra `hub`")
+
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # of how huggingface_hub calls httpx
+
+
+@pytest.fixture(scope="module")
+def hub():
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    root = tmp_path_factory.mktemp("run")
+    tiny.learned(root, always_save_latest=True).close()
+    return write_card(load_policy(root / "run"), Results({"TMaze": [0.0, 1.0]}), root / "card", run_dir=root / "run")
+
+
+@pytest.fixture
+def card(made, tmp_path):
+    shutil.copytree(made, tmp_path / "card")
+    return tmp_path / "card"
+
+
+@pytest.fixture
+def amago(hub, tmp_path, monkeypatch):
+    """The command in this process, with what huggingface_hub took from the environment when it was imported."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no-token"))
+
+    def call(*words, token=TOKEN, endpoint=None):
+        env = {"HF_ENDPOINT": endpoint or hub.url, "NO_PROXY": "127.0.0.1", "HF_TOKEN": token or ""}
+        outcome = run_amago([str(w) for w in words], tmp_path, env)
+        return outcome.code, outcome.text, outcome.text
+
+    return call
+
+
+def test_as_a_process_of_its_own(hub, card, tmp_path):
+    variables = {
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(tmp_path / "hf"),
+        "HF_HUB_DISABLE_XET": "1",
+        "NO_PROXY": "127.0.0.1",
+        "HF_TOKEN": TOKEN,
+    }
+    for words in (["push", "card", "me/alone"], ["pull", "me/alone"]):
+        command = [sys.executable, "-m", "amago.cli", *words]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=tiny.environment() | variables, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+    assert load_policy(tmp_path / "alone").description == load_policy(card).description
+
+
+def test_there_and_back(amago, hub, card, tmp_path):
+    code, out, err = amago("push", card, "me/maze", "--private")
+    assert code == 0, err
+    assert f"pushed: {hub.url}/me/maze" in out
+    stored = hub.repositories["me/maze"]
+    assert {k: v for k, v in stored.items() if k != ".gitattributes"} == {p.name: p.read_bytes() for p in card.iterdir()}
+    assert "me/maze" in hub.private
+    stored["../evil.py"] = stored["sub/evil.py"] = stored["evil.pkl"] = b"import os"
+    code, out, err = amago("pull", "me/maze", "--out", "got/maze")
+    assert code == 0, err
+    got = tmp_path / "got" / "maze"
+    assert {p.name: p.read_bytes() for p in got.iterdir()} == {p.name: p.read_bytes() for p in card.iterdir()}
+    assert os.listdir(tmp_path / "got") == ["maze"]
+    assert "amago eval got/maze" in out
+    assert load_policy(got).description == load_policy(card).description
+    assert all(agent.startswith("amago/") or "python" in agent for agent in hub.agents)
+
+
+def test_a_new_version_replaces_the_old(amago, hub, card):
+    (card / "replay.gif").write_bytes(b"GIF89a")
+    assert amago("push", card, "me/twice")[0] == 0
+    (card / "replay.gif").unlink()
+    (card / "replay.mp4").write_bytes(b"0000ftyp")
+    assert amago("push", card, "me/twice", "--message", "a film")[0] == 0
+    assert {"replay.mp4", "README.md"} <= set(hub.repositories["me/twice"])
+    assert "replay.gif" not in hub.repositories["me/twice"]
+
+
+def test_secrets_and_other_files_are_refused_before_anything_is_sent(amago, hub, card):
+    before = len(hub.requests)
+    (card / "README.md").write_text((card / "README.md").read_text() + f"\ncurl -H 'Authorization: Bearer {TOKEN}'\n")
+    code, out, err = amago("push", card, "me/secret")
+    assert code == 2
+    assert "README.md holds a token of the Hugging Face Hub" in err
+    assert "README.md holds the value of the variable HF_TOKEN" in err
+    assert TOKEN not in out + err
+    (card / "policy.pt").write_bytes(b"pickle")
+    code, _, err = amago("push", card, "me/secret")
+    assert code == 2
+    assert "holds policy.pt, which are no files of a card" in err
+    assert len(hub.requests) == before
+    assert "me/secret" not in hub.repositories
+
+
+def test_a_link_to_a_file_elsewhere_is_refused(amago, hub, card, tmp_path):
+    (tmp_path / "id_rsa").write_text("mine")
+    (card / "LICENSE").symlink_to(tmp_path / "id_rsa")
+    code, _, err = amago("push", card, "me/link")
+    assert code == 2
+    assert "LICENSE" in err
+
+
+def test_what_is_no_card_is_refused(amago, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for directory in ("empty", "nowhere"):
+        code, _, err = amago("push", directory, "me/x")
+        assert code == 2
+        assert "is no card" in err
+        assert "amago card RUN" in err
+
+
+def test_damaged_weights_are_not_sent(amago, hub, card):
+    content = bytearray((card / "policy.safetensors").read_bytes())
+    content[-1] ^= 1
+    (card / "policy.safetensors").write_bytes(content)
+    code, _, err = amago("push", card, "me/damaged")
+    assert code == 2
+    assert "damaged" in err
+    assert "me/damaged" not in hub.repositories
+
+
+def test_damaged_weights_are_not_kept(amago, hub, card, tmp_path):
+    content = bytearray((card / "policy.safetensors").read_bytes())
+    content[-1] ^= 1
+    hub.repositories["me/bits"] = {p.name: p.read_bytes() for p in card.iterdir()} | {"policy.safetensors": bytes(content)}
+    code, _, err = amago("pull", "me/bits", "--out", "bits")
+    assert code == 2
+    assert "damaged" in err
+    assert not (tmp_path / "bits").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["pull", "me/nothing"], 1, "is the name right"),
+        (["pull", "me/other"], 1, "holds no agent of amago: it lacks policy.safetensors, policy.json"),
+        (["pull", "a/b/c"], 2, "a/b/c"),
+    ],
+)
+def test_wrong_names(amago, hub, words, code, said):
+    hub.repositories["me/other"] = {"README.md": b"", "pytorch_model.bin": b"pickle"}
+    found, _, err = amago(*words)
+    assert found == code
+    assert said in err
+
+
+def test_without_a_token(amago, hub, card):
+    code, _, err = amago("push", card, "me/locked", token=None)
+    assert code == 1
+    assert "HF_TOKEN" in err
+    assert "me/locked" not in hub.repositories
+
+
+def test_without_a_server(amago, card):
+    code, _, err = amago("push", card, "me/x", endpoint="http://127.0.0.1:9")
+    assert code == 1
+    assert "127.0.0.1:9" in err
+
+
+def test_an_existing_directory_is_not_touched(amago, card, hub):
+    code, _, err = amago("pull", "me/maze", "--out", card)
+    assert code == 2
+    assert "exists already" in err
+    assert json.loads((card / "results.json").read_text())

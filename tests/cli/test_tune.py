@@ -1,0 +1,155 @@
+"""``amago tune``."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import optuna
+import pytest
+import tiny
+from messages import names
+
+from amago.cli import main
+
+SMALL = [
+    "--memory-size", "16", "--memory-layers", "1", "--max-seq-len", "8", "--epochs", "3", "--no-async", "--seed", "1", "--val-interval", "1",
+    "--parallel-actors", "2", "--timesteps-per-epoch", "20", "--batches-per-epoch", "2", "--batch-size", "4", "--horizon", "20", "--dloader-workers", "0",
+]  # fmt: skip
+SPACE = ["--space", "learning_rate=loguniform(1e-5,1e-2)", "Agent.gamma=choice(0.9,0.99)", "l2_coeff=uniform(0,0.1)"]
+
+
+def arguments(tmp_path, *more):
+    return ["tune", "CartPole-v1", "--run-name", "s", "--buffer-dir", str(tmp_path), *SMALL, *more]
+
+
+def tune(tmp_path, *more):
+    return main(arguments(tmp_path, *more))
+
+
+def study(tmp_path):
+    return optuna.load_study(study_name="s", storage=f"sqlite:///{tmp_path / 's' / 'study.db'}")
+
+
+def test_a_study(tmp_path, capsys):
+    assert tune(tmp_path, *SPACE, "batch_size=int(2,5)", "--trials", "3", "--no-prune") == 0
+    out = capsys.readouterr().out
+    found = study(tmp_path).trials
+    assert len(found) == 3
+    for trial in found:
+        record = json.loads((tmp_path / "s" / f"trial_{trial.number}" / "settings.json").read_text())
+        assert record["fields"]["learning_rate"] == trial.params["learning_rate"]
+        assert record["fields"]["l2_coeff"] == trial.params["l2_coeff"]
+        assert record["fields"]["batch_size"] == trial.params["batch_size"]
+        assert record["parameters"]["amago.agent.Agent.gamma"] == trial.params["Agent.gamma"]
+        assert sorted(trial.intermediate_values) == [0, 1, 2, 3]
+        assert trial.value == trial.intermediate_values[3]
+    table = out[out.index("the best of") :]
+    best = max(found, key=lambda t: t.value)
+    assert names(table, "3 trials finished", f"trial_{best.number}", "learning_rate", "Agent.gamma", "l2_coeff")
+    assert table.index(f"trial_{best.number} ") == min(table.index(f"trial_{i} ") for i in range(3))
+
+
+def test_the_same_command_goes_on(tmp_path, capsys):
+    assert tune(tmp_path, *SPACE, "--trials", "1", "--quiet") == 0
+    before = study(tmp_path).trials[0]
+    capsys.readouterr()
+    assert tune(tmp_path, *SPACE, "--trials", "2") == 0
+    assert "trial_0:" not in capsys.readouterr().out, "it is not trained again"
+    assert tune(tmp_path, "--trials", "3") == 0, "the study knows its space"
+    after = study(tmp_path).trials
+    assert len(after) == 3
+    assert after[0].params == before.params
+    assert len({t.params["learning_rate"] for t in after}) == 3
+
+
+def test_several_processes(tmp_path):
+    assert tune(tmp_path, *SPACE, "--trials", "4", "--processes", "2") == 0
+    found = study(tmp_path).trials
+    assert len(found) == 4
+    assert all(t.state.is_finished() for t in found)
+    assert {p.name for p in (tmp_path / "s").glob("trial_*")} == {f"trial_{i}" for i in range(4)}
+    began = [json.loads((tmp_path / "s" / f"trial_{i}" / "settings.json").read_text())["starts"][0] for i in range(4)]
+    assert len({s["pid"] for s in began if "pid" in s}) != 1
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_stopped_trial_goes_on(tmp_path, how):
+    argv = arguments(tmp_path, *SPACE, "--trials", "2", "--epochs", "40")
+    process = subprocess.Popen([sys.executable, "-m", "amago.cli", *argv], env=tiny.environment(), stdout=subprocess.DEVNULL)
+    states = tmp_path / "s" / "trial_0" / "ckpts" / "training_states"
+    deadline = time.monotonic() + 100
+    while not (states.is_dir() and len(list(states.glob("trial_0_epoch_*"))) > 2) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.kill(process.pid, how)
+    assert process.wait(60) == (-how if how == signal.SIGKILL else 128 + how)
+    epoch = max(int(p.name.rpartition("_")[2]) for p in states.glob("trial_0_epoch_*"))
+    assert tune(tmp_path, "--trials", "1", "--epochs", str(epoch + 3)) == 0
+    found = study(tmp_path).trials
+    assert [t.state.name for t in found] == ["FAIL", "COMPLETE"]
+    assert found[0].params == found[1].params
+    assert set(found[0].intermediate_values) < set(found[1].intermediate_values), "with what it had reported before"
+    starts = json.loads((tmp_path / "s" / "trial_0" / "settings.json").read_text())["starts"]
+    assert [s["resumed"] is None for s in starts] == [True, False]
+    assert not (tmp_path / "s" / "trial_1").exists()
+
+
+def test_a_trial_whose_losses_explode_fails_alone(tmp_path, capsys, monkeypatch):
+    from amago.experiment import Experiment
+    from amago.run.update import NonFiniteTraining
+
+    real = Experiment.train_epoch
+
+    def train_epoch(self):
+        if self.run_name == "trial_0":
+            raise NonFiniteTraining("not finite")
+        real(self)
+
+    monkeypatch.setattr(Experiment, "train_epoch", train_epoch)
+    assert tune(tmp_path, *SPACE, "--trials", "2") == 0
+    assert [t.state.name for t in study(tmp_path).trials] == ["FAIL", "COMPLETE"]
+    assert names(capsys.readouterr().out, "trial_0: failed", "NonFiniteTraining")
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ([], ("--space",)),
+        (["--space", "learning_rat=uniform(0,1)"], ("learning_rat", "learning_rate")),
+        (["--space", "Agent.gama=uniform(0,1)"], ("Agent.gama", "gamma")),
+        (["--space", "Agent.tau=choice(a,b)"], ("Agent.tau",)),
+        (["--space", "traj_encoder=choice(gru,lstmm)"], ("traj_encoder", "lstmm")),
+        (["--space", "memory_layers=uniform(1,2.5)"], ("memory_layers", "2.5")),
+        (["--space", "seed=int(0,3)", "run_name=choice(a,b)"], ("run_name",)),
+        (["--space", "no_async=choice(1,2)"], ("no_async", "choice(True, False)")),
+        ([*SPACE, "--resume", "auto"], ("--resume", "--run_name")),
+        ([*SPACE, "--mode", "learn"], ("--mode",)),
+        ([*SPACE, "--trials", "0"], ("--trials", "1")),
+    ],
+)
+def test_mistakes_are_told_in_one_line(tmp_path, capsys, more, named):
+    assert tune(tmp_path, *more) == 2
+    err = capsys.readouterr().err
+    assert names(err, *named), err
+    assert "Traceback" not in err
+    assert not (tmp_path / "s").exists(), "nothing is left behind"
+
+
+def test_another_search_does_not_mix_with_a_study(tmp_path, capsys):
+    assert tune(tmp_path, *SPACE, "--trials", "1") == 0
+    for more in (
+        ["--space", "learning_rate=uniform(0.1,0.2)"],
+        ["--direction", "minimize"],
+        ["--metric", "Number of Rollouts"],
+    ):
+        assert tune(tmp_path, *more, "--trials", "2") == 2
+        assert names(capsys.readouterr().err, "another --run_name")
+    assert len(study(tmp_path).trials) == 1
+
+
+def test_optuna_is_named_where_it_is_missing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    assert tune(tmp_path, *SPACE) == 2
+    assert names(capsys.readouterr().err, "pip install 'amago[tune]'")

@@ -1,0 +1,320 @@
+"""Callbacks: when they are called, with what, and what becomes of their state and their exceptions."""
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from messages import naming
+from tiny import EPISODE, experiment, learned, rows, started
+
+import amago
+from amago.run.callbacks import MOMENTS
+from amago.run.checks import SettingsError
+from amago.run.metric_names import AVERAGE_RETURN, ROLLOUT_LENGTH, STEPS_PER_SECOND, UPDATES_PER_SECOND
+from amago.run.signals import Stopped
+
+
+class Diary(amago.Callback):
+    """Writes down each moment."""
+
+    def __init__(self):
+        self.moments, self.metrics, self.rows, self.paths = [], {}, [], []
+
+    def on_start(self, experiment):
+        self.moments.append(("start", experiment.epoch))
+
+    def on_collect_epoch_end(self, experiment, metrics):
+        self.moments.append(("collect", experiment.epoch))
+        self.metrics["collect"] = metrics
+
+    def on_train_epoch_end(self, experiment, metrics):
+        self.moments.append(("train", experiment.epoch))
+        self.metrics["train"] = metrics
+
+    def on_validation_end(self, experiment, metrics):
+        self.moments.append(("validation", experiment.epoch))
+        self.metrics["validation"] = metrics
+
+    def on_epoch_end(self, experiment, metrics):
+        self.moments.append(("epoch", experiment.epoch))
+        self.metrics["epoch"] = metrics
+
+    def on_save_checkpoint(self, experiment, path):
+        self.moments.append(("save", experiment.epoch))
+        self.paths.append(path)
+
+    def on_log(self, experiment, row):
+        self.rows.append(row)
+
+    def on_end(self, experiment):
+        self.moments.append(("end", experiment.epoch))
+
+    def on_exception(self, experiment, exception):
+        self.moments.append(("exception", type(exception).__name__))
+
+    def on_close(self, experiment):
+        self.moments.append(("close", experiment.epoch))
+
+
+def test_the_moments_of_a_run(tmp_path):
+    diary = Diary()
+    e = learned(tmp_path, callbacks=[diary], epochs=2, val_interval=2, ckpt_interval=1)
+    e.close()
+    e.close()
+    assert diary.moments == [
+        ("start", 0), ("validation", 0), ("collect", 0), ("train", 0), ("epoch", 1), ("save", 1), ("collect", 1), ("train", 1),
+        ("epoch", 2), ("save", 2), ("end", 2), ("close", 2),
+    ]  # fmt: skip
+    assert all((path / "manifest.json").is_file() for path in diary.paths)
+    assert [r.section for r in diary.rows] == [r["section"] for r in rows(e.run_dir)]
+    assert [dict(r.values) for r in diary.rows] == [r["values"] for r in rows(e.run_dir)]
+    assert (diary.rows[-1].env_steps, diary.rows[-1].grad_steps) == (8 * EPISODE, 4)
+
+
+def test_what_moments_are_told(tmp_path):
+    diary = Diary()
+    e = learned(tmp_path, callbacks=[diary], val_interval=1, train_batches_per_epoch=5, log_interval=2)
+    told = diary.metrics
+    assert told["collect"][ROLLOUT_LENGTH] == EPISODE
+    assert told["collect"][STEPS_PER_SECOND] > 0
+    assert 0 < told["collect"]["Epsilon"] <= 1
+    assert AVERAGE_RETURN in told["validation"]
+    assert told["validation"][ROLLOUT_LENGTH] == EPISODE
+    logged = [r["values"] for r in rows(e.run_dir, "train")]
+    assert len(logged) > 1
+    batches = [3, 2]
+    mean = np.average([r["Critic Loss"] for r in logged], weights=batches)
+    assert told["train"]["Critic Loss"] == pytest.approx(mean)
+    assert told["train"][UPDATES_PER_SECOND] > 0
+    assert told["epoch"]["train/Critic Loss"] == told["train"]["Critic Loss"]
+    assert told["epoch"][f"val/{AVERAGE_RETURN}"] == told["validation"][AVERAGE_RETURN]
+    assert told["epoch"][f"rollout/{STEPS_PER_SECOND}"] == told["collect"][STEPS_PER_SECOND]
+    assert told["epoch"]["rollout/Epsilon"] == told["collect"]["Epsilon"]
+
+
+def test_no_callback_changes_a_run(tmp_path):
+    weights = []
+    for name, callbacks in (("a", ()), ("b", [Diary(), amago.EarlyStopping()])):
+        e = learned(tmp_path, name=name, callbacks=callbacks, epochs=2, val_interval=1, ckpt_interval=1)
+        weights.append(tiny.weights(e))
+    assert tiny.differing(*weights) == []
+
+
+# ---- stopping and failing ------------------------------------------------------------------------------------------------
+
+
+class StopAfter(amago.Callback):
+    def __init__(self, epochs):
+        self.epochs = epochs
+
+    def on_epoch_end(self, experiment, metrics):
+        experiment.should_stop = experiment.epoch == self.epochs
+
+
+def test_a_callback_may_end_the_run(tmp_path):
+    diary = Diary()
+    e = learned(tmp_path, callbacks=[StopAfter(2), diary], epochs=5, ckpt_interval=10)
+    assert e.epoch == 2
+    assert diary.moments[-2:] == [("save", 2), ("end", 2)], "and its last state is saved"
+    e.should_stop = False
+    e.learn()
+    assert e.epoch == 5
+
+
+@pytest.mark.parametrize("moment", [m for m in MOMENTS if m not in ("on_close", "on_exception")])
+def test_exceptions_are_not_swallowed(tmp_path, moment):
+    class Fails(amago.Callback):
+        pass
+
+    def fail(self, *args):
+        raise ZeroDivisionError(moment)
+
+    setattr(Fails, moment, fail)
+    diary = Diary()
+    e = experiment(tmp_path, callbacks=[diary, Fails()], val_interval=1, ckpt_interval=1)
+    with pytest.raises(ZeroDivisionError, match=moment):
+        e.start()
+        e.learn()
+    if moment != "on_start":
+        assert diary.moments[-1] == ("exception", "ZeroDivisionError")
+    e.close()
+    assert diary.moments[-1][0] == "close"
+    started(tmp_path, resume="auto").close()  # the run's directory is free again
+
+
+def test_a_callback_that_fails_to_close_leaves_nothing_open(tmp_path):
+    class Fails(amago.Callback):
+        def on_close(self, experiment):
+            raise ZeroDivisionError
+
+    diary = Diary()
+    e = learned(tmp_path, callbacks=[Fails(), diary], ckpt_interval=1)
+    with pytest.raises(ZeroDivisionError):
+        e.close()
+    assert diary.moments[-1] == ("close", 1)
+    learned(tmp_path, resume="auto", epochs=2).close()
+
+
+def test_callbacks_hear_of_a_failed_environment(tmp_path):
+    diary = Diary()
+
+    class Broken(amago.Experiment):
+        def compute_loss(self, batch, log_step):
+            raise FloatingPointError
+
+    e = started(tmp_path, experiment_type=Broken, callbacks=[diary])
+    with pytest.raises(FloatingPointError):
+        e.learn()
+    assert diary.moments[-1] == ("exception", "FloatingPointError")
+
+
+def test_callbacks_hear_of_a_signal(tmp_path):
+    import signal
+
+    diary = Diary()
+
+    class Kill(amago.Callback):
+        def on_collect_epoch_end(self, experiment, metrics):
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(Stopped):
+        learned(tmp_path, callbacks=[Kill(), diary], ckpt_interval=1)
+    assert diary.moments == [("start", 0), ("collect", 0), ("save", 0), ("exception", "Stopped"), ("close", 0)]
+
+
+# ---- state ---------------------------------------------------------------------------------------------------------------
+
+
+class Counts(amago.Callback):
+    def __init__(self, start=0):
+        self.epochs, self.sums = start, torch.zeros(2)
+
+    def on_epoch_end(self, experiment, metrics):
+        self.epochs += 1
+        self.sums += 1.5
+
+    def state_dict(self):
+        return {"epochs": self.epochs, "sums": self.sums, "more": [None, "a", (1.5, True)]}
+
+    def load_state_dict(self, state):
+        assert state["more"] == [None, "a", (1.5, True)]
+        self.epochs, self.sums = state["epochs"], state["sums"]
+
+    def on_start(self, experiment):
+        assert self.epochs == experiment.epoch or self.epochs >= 10, "the state is restored before"
+
+
+def test_states_go_on_after_a_resume(tmp_path):
+    learned(tmp_path, callbacks=[Counts(), Counts(10)], epochs=2, ckpt_interval=1).close()
+    again = [Counts(), Counts()]
+    learned(tmp_path, callbacks=again, epochs=3, ckpt_interval=1, resume="auto").close()
+    assert [c.epochs for c in again] == [3, 13]
+    assert again[0].sums.tolist() == [4.5, 4.5]
+
+
+def test_a_state_without_its_callback_is_said(tmp_path, capsys):
+    learned(tmp_path, callbacks=[Counts()], ckpt_interval=1).close()
+    learned(tmp_path, epochs=2, ckpt_interval=1, resume="auto", verbose=True).close()
+    assert "the state of the callback Counts is not used" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("value", [np.float64(1.0), np.zeros(2), {1, 2}, object()])
+def test_a_state_that_could_not_be_loaded_is_not_saved(tmp_path, value):
+    class Wrong(amago.Callback):
+        def state_dict(self):
+            return {"a": [value]}
+
+    with pytest.raises(TypeError, match=naming("Wrong", "'a'[0]", type(value).__name__)):
+        learned(tmp_path, callbacks=[Wrong()], ckpt_interval=1)
+
+
+# ---- mistakes ------------------------------------------------------------------------------------------------------------
+
+
+class Misspelled(amago.Callback):
+    def on_train_epoch_ended(self, experiment, metrics):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "named"),
+    [
+        ([Diary], ("callbacks[0]", "Diary()")),
+        ([Diary(), print], ("callbacks[1]", "amago.Callback")),
+        (3, ("callbacks", 3)),
+        ("abc", ("callbacks", "'abc'")),
+        ([Misspelled()], ("on_train_epoch_ended", "on_train_epoch_end")),
+    ],
+)
+def test_what_is_no_callback_is_refused(tmp_path, callbacks, named):
+    with pytest.raises(SettingsError, match=naming(*named)):
+        started(tmp_path, callbacks=callbacks)
+
+
+def test_an_iterator_of_callbacks_is_read_once(tmp_path):
+    diary = Diary()
+    learned(tmp_path, callbacks=iter([diary])).close()
+    assert len(diary.moments) > 3
+
+
+# ---- early stopping ------------------------------------------------------------------------------------------------------
+
+
+class Scripted(amago.Experiment):
+    """Evaluations with given returns."""
+
+    returns = ()
+
+    def policy_metrics(self, returns, specials):
+        metrics = super().policy_metrics(returns, specials)
+        return {**metrics, AVERAGE_RETURN: self.returns[min(self.epoch, len(self.returns) - 1)]}
+
+
+def stopped_at(tmp_path, returns, epochs=8, resume="never", **options):
+    class Run(Scripted):
+        pass
+
+    Run.returns = returns
+    stopping = amago.EarlyStopping(**options)
+    e = learned(
+        tmp_path, experiment_type=Run, callbacks=[stopping], val_interval=1, epochs=epochs, ckpt_interval=1, resume=resume,
+        train_timesteps_per_epoch=EPISODE,
+    )  # fmt: skip
+    e.close()
+    return e.epoch, stopping
+
+
+@pytest.mark.parametrize(
+    ("returns", "options", "epoch"),
+    [
+        ([1, 2, 2, 2, 5], {"patience": 2}, 4),
+        ([1, 3, 3.5, 3.9, 9], {"patience": 2, "min_delta": 1.0}, 4),
+        ([5, 4, 4, 3, 3, 3], {"patience": 2, "mode": "min"}, 6),
+        ([1, 2, 3, 4, 5, 6, 7, 8], {"patience": 2}, 8),
+        ([1, 2, 3, 4, 5, 6, 7, 8], {"threshold": 3.0}, 3),
+        ([float("nan"), float("nan"), 3], {"patience": 2}, 2),
+    ],
+)
+def test_early_stopping(tmp_path, returns, options, epoch):
+    assert stopped_at(tmp_path, returns, **options)[0] == epoch
+
+
+def test_early_stopping_goes_on_waiting_after_a_resume(tmp_path):
+    returns = [3, 2, 2, 2, 2, 2, 2, 2]
+    epoch, stopping = stopped_at(tmp_path, returns, epochs=2, patience=3)
+    assert (epoch, stopping.best, stopping.waited) == (2, 3, 1)
+    assert stopped_at(tmp_path, returns, patience=3, resume="auto")[0] == 4
+    assert stopped_at(tmp_path, returns, patience=3, resume="auto")[0] == 4, "it has ended"
+
+
+def test_mistakes_in_early_stopping(tmp_path):
+    with pytest.raises(ValueError, match=naming("mode", "'best'")):
+        amago.EarlyStopping(mode="best")
+    with pytest.raises(ValueError, match=naming("patience", 0)):
+        amago.EarlyStopping(patience=0)
+    with pytest.raises(ValueError, match=naming("min_delta", -1)):
+        amago.EarlyStopping(min_delta=-1)
+    with pytest.raises(ValueError, match=naming("val_interval")):
+        started(tmp_path, callbacks=[amago.EarlyStopping()])
+    with pytest.raises(ValueError, match=naming("Number of Rollout", "'Number of Rollouts'")):
+        learned(tmp_path, name="other", callbacks=[amago.EarlyStopping("Number of Rollout")], val_interval=1)
