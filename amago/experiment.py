@@ -8,21 +8,21 @@ from typing import Any
 
 import gin
 
+from amago.agent import BaseAgent
+from amago.compat.acting import as_actor
 from amago.compat.datasets import collection_ended
-from amago.envs.pool import ActorPool
 from amago.envs.statistics import PhaseStatistics, ReturnHistory, SpecialMetricHistory
-from amago.loading import RLDataset, SequenceLoader
+from amago.loading import SequenceLoader
+from amago.nets.ranks import joint_batch
 from amago.policy import acting_by, find_run, load_agent_weights, write_policy_spec
-from amago.run import console
 from amago.run.allocator import FreedMemory
 from amago.run.batch_memory import check_batch_memory
-from amago.run.checks import check_buffer, check_required_extras, check_settings, warn_if_nothing_saved
-from amago.run.collect import RunActors, interact
-from amago.run.evaluate import histories, warn_if_nothing_ended
+from amago.run.building import BuiltRun
+from amago.run.checks import check_buffer, warn_if_nothing_saved, warn_if_nothing_to_do
+from amago.run.collect import interact
+from amago.run.evaluate import warn_if_nothing_ended
 from amago.run.own_parts import warn_of_faulty_parts
 from amago.run.pace import COLLECT, EVALUATE, TRAIN
-from amago.run.persistence import PersistentRun
-from amago.run.roles.find import find_role
 from amago.run.rollout import Rollout
 from amago.run.settings import EnvMakers
 from amago.run.signals import Stopped
@@ -30,12 +30,12 @@ from amago.run.signals import Stopped
 
 @gin.configurable
 @dataclass
-class Experiment(PersistentRun):
+class Experiment(BuiltRun):
     """Build, train and evaluate an agent.
 
     ``start()`` builds everything and ``learn()`` runs the epochs. The arguments are those of
     `amago.run.settings.ExperimentSettings`. Losses and updates are in `amago.run.learner.Learner`; progress, log and
-    checkpoints are in `amago.run.persistence.PersistentRun`.
+    checkpoints are in `amago.run.persistence.PersistentRun`, and the parts that ``start()`` builds in `amago.run.building.BuiltRun`.
     """
 
     def __post_init__(self) -> None:
@@ -48,19 +48,17 @@ class Experiment(PersistentRun):
     def start(self) -> None:
         """Check the settings; build environments, data set, model, optimizer and loggers; resume as ``resume`` says.
 
+        Calls `init_dsets`, `init_envs`, `init_dloaders`, `init_model`, `init_checkpoints`, `init_logger` and `summary`, in this order.
+
         Raises:
-            SettingsError: lists all wrong fields, before any process is started; or says that the directory or the buffer holds another
-                run, or is being written (`amago.run.ownership`), or what cannot change on resume (`amago.run.changes`).
+            SettingsError: lists all wrong fields, before any process is started; or says that the buffer holds another run, that the
+                directory is being written (`amago.run.ownership`), or what cannot change on resume (`amago.run.changes`).
             CheckpointError: there is no training state to resume from, or ``init_from`` does not fit.
         """
         if self._started:
             raise RuntimeError("start() was called before; build a new Experiment")
-        self.resolve()
-        self._role = find_role()
-        self._role.apply(self)
-        check_settings(self)
-        self._build_accelerator()
-        self._init_callbacks()
+        self._prepared = False  # settings may have changed since parts were built
+        self._prepare()
         try:
             resumed = self._claim()
             self._init_seeds(resumed)
@@ -68,63 +66,36 @@ class Experiment(PersistentRun):
             env_summary = self.init_envs()
             self._replace_earlier_run()
             check_buffer(dataset, self._actors.spaces.observation, self._actors.spaces.action)
-            self.init_dloaders()
+            self._renew_loader()
             self.init_model()
             if self.init_from is not None and resumed is None:
                 load_agent_weights(self.policy, find_run(str(self.init_from))[1])
-            self._record_start(resumed)
+            self.init_checkpoints()
             if self.DEVICE.type == "cpu" and self.train_batches_per_epoch:
                 self._freed_memory.keep()
-            self.init_logger()
+            self._open_log()
             self._started = True
-            if resumed is not None:
-                self.load_checkpoint_from_path(str(resumed))
+            self._resume()
             self.print(self._resume_note(resumed))
             self._role.started(self)
             self._callbacks.start(self)
         except BaseException:
             self.close()
             raise
-        self.summary(env_summary)
+        if self.verbose and self.accelerator.is_main_process:
+            self.summary(env_summary=env_summary)
 
-    def init_dsets(self) -> RLDataset:
-        """Configure the data set."""
-        assert self.dataset is not None
-        self.dataset.configure_from_experiment(self)
-        return self.dataset
-
-    def init_envs(self) -> str:
-        """Start the training actors, or, if this run never collects, make one environment for its spaces.
-
-        Returns:
-            a description of the environments for `summary`.
-        """
-        self._actors = RunActors(self, self._data.save_new_trajs_to, self._env_seed, self.DEVICE, self.caster)
-        spaces = self._actors.find_spaces()
-        shapes = ", ".join(f"{k} {v.shape}" for k, v in spaces.observation.spaces.items())
-        return f"{self.parallel_actors} actors ({self._actors.mode_text}); observations: {shapes}; actions: {spaces.action}"
-
-    def init_dloaders(self) -> SequenceLoader:
-        """Create the loader of training batches."""
-        self.train_dloader = SequenceLoader(
-            self._data, self.batch_size, self.dloader_workers, self.run_seed, self.accelerator.process_index, self.DEVICE
-        )
-        return self.train_dloader
-
-    def init_model(self) -> None:
-        """Build the agent for the environments' spaces, its optimizer and schedule."""
-        spaces = self._actors.spaces
-        self._data.check_spaces(spaces.observation, spaces.action)
-        self._build_model(spaces)
-        check_required_extras(self.policy, self.extra_fields)
-        if self.accelerator.is_main_process:
-            self.checkpoints.description = write_policy_spec(self.run_dir, self.policy, spaces.raw_observation)
-            warn_of_faulty_parts(self.policy)
-
-    def summary(self, env_summary: str) -> None:
-        """Print the most important settings."""
-        processes = self.accelerator.num_processes
-        self.print(console.summary(self, self.policy, env_summary, processes, self.epoch, self.run_seed))
+    def init_checkpoints(self) -> None:
+        """Create ``ckpts/training_states``, ``ckpts/policy_weights`` and ``ckpts/latest`` in ``ckpt_dir``, and describe the policy there."""
+        self._prepare()
+        if not hasattr(self, "checkpoints"):
+            self._claim()
+        policy: Any = getattr(self, "policy_aclr", None) and self.policy
+        if self.accelerator.is_main_process and isinstance(policy, BaseAgent):
+            warn_of_faulty_parts(policy)
+            if self._refusal is None:
+                raw = self._actors.spaces.raw_observation
+                self.checkpoints.description = write_policy_spec(self.run_dir, policy, raw)
 
     # ---- the loop -------------------------------------------------------------------------------------------------------
 
@@ -137,13 +108,16 @@ class Experiment(PersistentRun):
         A run that was to train and has made no update raises `amago.run.waiting.NothingTrainedError`.
         """
         self._require_start("learn()")
+        warn_if_nothing_to_do(self)
+        self._open_log()
+        self._resume()
         with self._callbacks.told_of_exceptions(self), self._stop:
             with self._console.learning(self):
-                while self.epoch < self.epochs and not self._stop and not self.should_stop:
+                while self.epoch < self.epochs and not self._stop.decide() and not self.should_stop:
                     self._learn_epoch()
             if self._stop:
                 self._leave()
-        if self._stop:  # a signal between the last check and the removal of the handlers
+        if self._stop.decide():  # a signal between the last check and the removal of the handlers
             self._leave()
         self._role.ended(self, "finished")
         with self._callbacks.told_of_exceptions(self):
@@ -152,6 +126,7 @@ class Experiment(PersistentRun):
 
     def _learn_epoch(self) -> None:
         """Evaluate, collect, train, save and publish; after a signal, return as soon as possible."""
+        self._epoch_is_over = False
         begins = self._collected == self._trained == 0
         if self.always_load_latest:
             self.read_latest_policy()
@@ -159,32 +134,36 @@ class Experiment(PersistentRun):
             self.evaluate_val()
         if self._stop:
             return
-        collects = bool(self.train_timesteps_per_epoch) and self.epoch >= self.start_collecting_at_epoch
+        collects = self.train_timesteps_per_epoch is not None and self.epoch >= self.start_collecting_at_epoch
         if collects:
             self.collect_new_training_data()
-        self.log(collection_ended(self._data) | self._role.metrics(), "buffer")
-        if collects and not self._stop:
+        self.log(collection_ended(self._data, self) | self._role.metrics(), "dataset")
+        if collects and self.train_timesteps_per_epoch and not self._stop:
             phases = self.epoch + 1 - max(0, self.start_collecting_at_epoch)
             warn_if_nothing_saved(self._data, phases, self.train_timesteps_per_epoch or 0, self.max_seq_len, self._trajs_saved)
         if not self._stop and self.epoch >= self.start_learning_at_epoch and self._wait_for_data():
+            self._renew_loader()
             self.train_epoch()
             self._ever_trained = True
         if self._stop:
             return
         if self._trained:
-            self.log(self._data.on_end_of_training(), "buffer")
-        finished, self.epoch = self.epoch, self.epoch + 1
+            self.log(self._data.on_end_of_training(), "dataset")
         self._collected = self._trained = 0
+        finished, self._epoch = self._epoch, self._epoch + 1  # callbacks count the finished epochs
         self._finish_epoch()
-        if self.ckpt_interval and (finished % self.ckpt_interval == 0 or self.epoch == self.epochs or self.should_stop):
+        self._epoch, self._epoch_is_over = finished, True  # while files are named by its number
+        last = finished + 1 == self.epochs or self.should_stop
+        if self.ckpt_interval and (finished % self.ckpt_interval == 0 or last):
             self.save_checkpoint()
         if self.always_save_latest:
             self.write_latest_policy()
+        self._epoch, self._epoch_is_over = finished + 1, False
 
     def _leave(self) -> None:
         """Save and exit, after a signal."""
         self._saved = False
-        if self.ckpt_interval is not None:
+        if self.ckpt_interval:
             self.save_checkpoint()
         if self.always_save_latest:
             self.write_latest_policy()
@@ -203,14 +182,15 @@ class Experiment(PersistentRun):
     def collect_new_training_data(self) -> None:
         """Step each training actor ``train_timesteps_per_epoch`` times, less the steps of a resumed epoch."""
         self._require_start("collect_new_training_data()")
-        rollout, steps = self._actors.train, (self.train_timesteps_per_epoch or 0) - self._collected
+        steps, every = (self.train_timesteps_per_epoch or 0) - self._collected, self.force_reset_train_envs_every
         if steps <= 0:
             return
-        every = self.force_reset_train_envs_every
-        if every is not None and self.epoch and self.epoch % every == 0 and self._collected == 0:
+        rollout = self._actors.train
+        if every and self.epoch and self.epoch % every == 0 and self._collected == 0:
             rollout.reset()
         taken, stats = self._interact(rollout, steps, COLLECT, self.sample_actions_train, stoppable=True)
-        self._collected += taken
+        stats = self._of_all_ranks(stats)
+        self._collected = self._ranks.smallest(self._collected + taken)
         for name, frames in stats.frames.items():
             self.frames_by_env[name] = self.frames_by_env.get(name, 0) + frames
         self._log_faults(stats, "rollout")
@@ -221,19 +201,23 @@ class Experiment(PersistentRun):
     def train_epoch(self) -> None:
         """Train on ``train_batches_per_epoch`` batches, less the batches of a resumed epoch."""
         self._require_start("train_epoch()")
-        check_batch_memory(self.policy, self.train_dloader, self.max_seq_len)
+        loader, count = self._loader, self.train_batches_per_epoch - self._trained
+        if isinstance(loader, SequenceLoader):
+            check_batch_memory(self.policy, loader, self.max_seq_len)
+        else:
+            count = loader.count(count, self.train_batches_per_epoch)
         self.policy_aclr.train()
-        with self._phase(TRAIN, self.train_batches_per_epoch - self._trained, "batch") as phase:
-            for batch in self.train_dloader.batches(self.train_batches_per_epoch - self._trained):
+        with self._phase(TRAIN, count, "batch") as phase, joint_batch(self._ranks.count):
+            for batch in loader.batches(count):
                 if not self._role.may_update(self, self._stop):
                     break
-                log_step = self._trained % self.log_interval == 0
+                log_step = bool(self.log_interval) and self._trained % self.log_interval == 0
                 self._means.add(self.train_step(batch, log_step))
                 self._trained += 1
                 phase.update(1)
                 if log_step and self._trained > 1:
                     self._log_training(phase)
-                if self._stop:
+                if self._stop.decide():
                     break
             self._log_training(phase)
         self._end_training(phase, finished=not self._stop)
@@ -242,34 +226,39 @@ class Experiment(PersistentRun):
 
     def interact(
         self,
-        envs: ActorPool,
+        envs: Any,
         timesteps: int,
         hidden_state: Any = None,
         render: bool = False,
         save_on_done: bool = False,
         episodes: int | None = None,
-    ) -> tuple[ReturnHistory, SpecialMetricHistory]:
-        """Let the policy act in a pool of actors.
+        sample: bool = True,
+    ) -> tuple[Any, tuple[list[ReturnHistory], list[SpecialMetricHistory]]]:
+        """Let the policy act in several environments, which must have been reset.
 
         Args:
-            envs: from `amago.envs.make_pool`, reset.
-            timesteps: steps of each actor.
-            hidden_state: a list with the initial memory of each of ``envs.groups``; None: empty memory.
+            envs: ``train_envs``, ``val_envs``, a pool of `amago.envs.make_pool`, or a vector environment of `SequenceWrapper`.
+            timesteps: steps of each environment.
+            hidden_state: the policy's memory, as returned by an earlier call, or a list with that of each of the groups of a pool; None:
+                empty memory.
             render: draw each step.
             save_on_done: save trajectories as soon as a rollout ends.
             episodes: take exactly so many rollouts, divided equally among the actors (`Rollout.run_phase`), or fewer if
                 ``timesteps`` are over first.
+            sample: draw actions from the policy; else take its mode.
 
         Returns:
-            returns, and the environments' own metrics, of the rollouts that ended.
+            the memory, to go on with, and a pair of lists with one entry an environment: returns, and the environments' own metrics, of
+            the rollouts that ended.
         """
-        self._require_start("interact()")
-        rollout = Rollout(envs, self.DEVICE, self.caster)
-        rollout.memory = hidden_state
+        self._require_start("interact()", writes=False)
+        rollout = self._actors.rollout_in(envs)
+        rollout.take_hidden_state(as_actor(self.policy), hidden_state)
         options: dict[str, Any] = {"render": render, "save_on_done": save_on_done, "episodes": episodes}
-        _, stats = self._interact(rollout, timesteps, "interact", self.sample_actions, **options)
-        self._log_faults(stats, "test")
-        return histories(stats)
+        _, stats = self._interact(rollout, timesteps, "interact", sample, **options)
+        if stats.restarts:
+            self._log_faults(stats, "test")
+        return rollout.hidden_state, stats.by_actor(rollout.pool.num_actors)
 
     def _interact(
         self, rollout: Rollout, timesteps: int, title: str, sample: bool, *, stoppable: bool = False, **options: Any
@@ -280,7 +269,7 @@ class Experiment(PersistentRun):
             title: of the phase.
             stoppable: a signal ends the phase early.
         """
-        should_stop = self._stop.__bool__ if stoppable else None
+        should_stop = self._stop.heard if stoppable else None
         with self._phase(title, timesteps * rollout.pool.num_actors, "step") as phase:
 
             def after_step(steps: int) -> None:
@@ -293,11 +282,13 @@ class Experiment(PersistentRun):
     def evaluate_val(self) -> None:
         """Evaluate without exploration on the validation environments of all processes; log the metrics as ``val``."""
         self._require_start("evaluate_val()")
-        rollout = self._actors.val
-        rollout.reset()
         steps, episodes = self.val_timesteps_per_epoch, self._own_share(self.val_episodes)
-        _, stats = self._interact(rollout, steps, EVALUATE, self.sample_actions, stoppable=True, episodes=episodes)
-        self._log_faults(stats, "val")
+        if not steps:
+            return
+        rollout, sample = self._actors.val, self.sample_actions and self.sample_actions_val
+        rollout.reset()
+        _, stats = self._interact(rollout, steps, EVALUATE, sample, stoppable=True, episodes=episodes)
+        self._log_faults(self._of_all_ranks(stats), "val")
         if self._stop:
             return  # the evaluation runs again after a resume
         metrics = self._metrics(stats)
@@ -339,8 +330,9 @@ class Experiment(PersistentRun):
             try:
                 rollout.reset()
                 options: dict[str, Any] = {"episodes": self._own_share(episodes), "render": render}
-                _, stats = self._interact(rollout, timesteps, "test", self.sample_actions, **options)
-                self._log_faults(stats, "test")
+                sample = self.sample_actions and self.sample_actions_val
+                _, stats = self._interact(rollout, timesteps, "test", sample, **options)
+                self._log_faults(self._of_all_ranks(stats), "test")
                 rollout.pool.flush()
             finally:
                 rollout.pool.close()
@@ -358,7 +350,9 @@ class Experiment(PersistentRun):
             epoch: as in the file's name.
             resume_training_state: load the whole training state; otherwise only the policy's weights.
         """
-        self._require_start("load_checkpoint()")
+        self._require_start("load_checkpoint()", writes=False)
+        if not hasattr(self, "checkpoints"):
+            self.init_checkpoints()
         of = self.checkpoints.of_epoch if resume_training_state else self.checkpoints.weights_of_epoch
         self.load_checkpoint_from_path(str(of(epoch)), is_accelerate_state=resume_training_state)
 
@@ -373,12 +367,13 @@ class Experiment(PersistentRun):
         Raises:
             CheckpointError: no such file, damaged, or it does not fit; lists every name without counterpart.
         """
-        self._require_start("load_checkpoint_from_path()")
+        self._require_start("load_checkpoint_from_path()", writes=False)
         if is_accelerate_state:
             self._restore(Path(path))
         else:
             load_agent_weights(self.policy, path)
         self.policy.on_checkpoint_loaded(is_resume=is_accelerate_state)
+        self._continue_earlier_run(Path(path), is_accelerate_state)
 
     def close(self) -> None:
         """Stop actors and threads, close loggers and the data set; twice is fine. The experiment cannot be used afterwards."""
@@ -387,4 +382,4 @@ class Experiment(PersistentRun):
         finally:
             self._close_parts()
             self._freed_memory.restore()
-            self._started = False
+            self._started, self._closed = False, True

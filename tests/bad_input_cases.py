@@ -215,9 +215,13 @@ def ran_in_vain(root: Path) -> None:
     tiny.started(root, resume=3)
 
 
+def nothing_to_do(root: Path) -> None:
+    tiny.learned(root, start_learning_at_epoch=INF, start_collecting_at_epoch=INF)
+
+
 def second_run(root: Path) -> None:
     tiny.learned(root, ckpt_interval=1).close()
-    tiny.started(root)
+    tiny.learned(root)
 
 
 def buffer_of_another(root: Path) -> None:
@@ -567,7 +571,13 @@ CASES = [
         CANNOT + "parallel_actors must be a whole number of at least 1, got 0",
         starting(parallel_actors=0),
     ),
-    Case(FIELDS, "no epochs", SettingsError, CANNOT + "epochs must be a whole number of at least 1, got 0", starting(epochs=0)),
+    Case(
+        FIELDS,
+        "a negative number of epochs",
+        SettingsError,
+        CANNOT + "epochs must be a whole number of 0 or more, got -1",
+        starting(epochs=-1),
+    ),
     Case(
         FIELDS,
         "a negative number of batches",
@@ -640,10 +650,10 @@ CASES = [
     ),
     Case(
         FIELDS,
-        "0 where None switches off",
+        "0 where None means all",
         SettingsError,
-        CANNOT + "ckpt_interval must be None or a whole number of at least 1, got 0",
-        starting(ckpt_interval=0),
+        CANNOT + "keep_training_states must be None or a whole number of at least 1, got 0",
+        starting(keep_training_states=0),
     ),
     Case(
         FIELDS,
@@ -797,14 +807,6 @@ CASES = [
     ),
     Case(
         TOGETHER,
-        "evaluation without steps",
-        SettingsError,
-        CANNOT
-        + "val_timesteps_per_epoch=0 leaves nothing to evaluate: set it to the length of an episode or more, or val_interval=None",
-        starting(val_timesteps_per_epoch=0, val_interval=2),
-    ),
-    Case(
-        TOGETHER,
         "another number of functions than of actors",
         SettingsError,
         CANNOT + "make_train_env lists 1 functions, but parallel_actors=2: give one for each actor",
@@ -835,10 +837,9 @@ CASES = [
     Case(
         TOGETHER,
         "nothing to do in any epoch",
-        SettingsError,
-        CANNOT
-        + "epochs=1, start_collecting_at_epoch=inf, start_learning_at_epoch=inf, train_timesteps_per_epoch=12, train_batches_per_epoch=2 and val_interval=None leave nothing to do: this run would neither collect, nor learn, nor evaluate",
-        starting(start_learning_at_epoch=INF, start_collecting_at_epoch=INF),
+        UserWarning,
+        "epochs=1, start_collecting_at_epoch=inf, start_learning_at_epoch=inf, train_timesteps_per_epoch=12, train_batches_per_epoch=2, val_interval=None and val_timesteps_per_epoch=7 leave nothing to do: learn() neither collects, nor learns, nor evaluates",
+        nothing_to_do,
     ),
     Case(
         TOGETHER,
@@ -886,7 +887,7 @@ CASES = [
         AROUND,
         "a run name that was used before",
         RunExistsError,
-        "run 'run' exists: runs/run has training state run_epoch_0, metrics.jsonl, and with resume='never' a second run would be mixed with it. Choose: resume='auto' (--resume auto) continues it; another run_name (--run_name) begins a new one beside it; overwrite=True (--overwrite) deletes its checkpoints, its metrics and the trajectories that it collected",
+        "run 'run' exists: runs/run has training state run_epoch_0, metrics.jsonl, and with resume='never' a second run would be mixed with it. Choose: resume='auto' (--resume auto) continues it, as does load_checkpoint(N) after start(); another run_name (--run_name) begins a new one beside it; overwrite=True (--overwrite) deletes its checkpoints, its metrics and the trajectories that it collected",
         second_run,
     ),
     Case(

@@ -107,7 +107,7 @@ def finished(tmp_path_factory):
 def test_the_directory_is_as_documented(finished):
     run = finished.run_dir
     assert {p.name for p in run.iterdir()} >= {"config.txt", "policy.json", "policy.pt", "metrics.jsonl", "ckpts", "buffer"}
-    assert sorted(p.name for p in (run / "ckpts").iterdir()) == ["latest", "policy_weights", "training_states"]
+    assert sorted(p.name for p in (run / "ckpts").iterdir()) == ["config.txt", "latest", "policy_weights", "training_states"]
     assert sorted(p.name for p in (run / "ckpts" / "training_states").iterdir()) == ["run_epoch_0", "run_epoch_1"]
     assert sorted(p.name for p in (run / "ckpts" / "policy_weights").iterdir()) == ["policy_epoch_0.pt", "policy_epoch_1.pt"]
     assert (run / "policy.pt").resolve() == (run / "ckpts" / "latest" / "policy.pt").resolve()
@@ -510,14 +510,14 @@ def test_interact_takes_a_pool_of_ones_own(tmp_path):
     pool = make_pool([tiny.tmaze] * 3, env_mode="sync", seed=1)
     pool.reset()
     try:
-        returns, specials = e.interact(pool, 2 * EPISODE)
-        assert len(returns.data["TMaze"]) == 6
-        assert {len(v) for v in specials.data["TMaze"].values()} == {6}
-        returns, _ = e.interact(pool, 10 * EPISODE, episodes=3)
-        assert len(returns.data["TMaze"]) == 3
+        _, (returns, specials) = e.interact(pool, 2 * EPISODE)
+        assert [len(r.data["TMaze"]) for r in returns] == [2, 2, 2]
+        assert {len(v) for s in specials for v in s.data["TMaze"].values()} == {2}
+        _, (returns, _) = e.interact(pool, 10 * EPISODE, episodes=3)
+        assert [len(r.data["TMaze"]) for r in returns] == [1, 1, 1]
         memory = [e.policy.init_hidden_state(3, "cpu")]
-        returns, _ = e.interact(pool, EPISODE, hidden_state=memory)
-        assert len(returns.data["TMaze"]) == 3
+        _, (returns, _) = e.interact(pool, EPISODE, hidden_state=memory)
+        assert [len(r.data["TMaze"]) for r in returns] == [1, 1, 1]
     finally:
         pool.close()
         e.close()

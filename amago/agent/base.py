@@ -14,6 +14,7 @@ from amago import ops
 from amago.config import NamedArguments
 from amago.data.batch import Batch
 from amago.data.trajectory import MAGIC_PAD_VAL
+from amago.nets import ranks
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
 from amago.spaces import action_spec
@@ -334,7 +335,8 @@ class BaseAgent(NamedArguments, nn.Module):
         if rl2s.ndim != 3 or rl2s.shape[1] != 1:
             raise ValueError(f"get_actions takes one timestep, rl2s (N, 1 + A) or (N, 1, 1 + A), got {tuple(rl2s.shape)}")
         first = {key: value[:, 0] for key, value in obs.items()}
-        actions, hidden_state = self.get_actions(first, rl2s[:, 0], time_idxs[:, 0], hidden_state, sample, gamma_idx)
+        state, hidden_state = self._next_state(first, rl2s[:, 0], time_idxs[:, 0], hidden_state)
+        actions = self.act(state, first, sample, gamma_idx)
         small = self.multibinary or (self.discrete and self.action_dim <= 256)
         return (actions.to(torch.uint8) if small else actions).unsqueeze(1), hidden_state
 
@@ -377,8 +379,10 @@ class BaseAgent(NamedArguments, nn.Module):
 
 
 def _masked(loss: Tensor, mask: Tensor) -> Tensor:
-    """The mean of a loss where a mask of its shape is True, or its mean with the weights ``mask``."""
+    """The mean of a loss where a mask of its shape is True, or its mean with the weights ``mask``; over several ranks, this rank's share of
+    the mean over all (`amago.nets.ranks.divisor`)."""
     if mask.dtype is torch.bool:
-        return ops.masked_mean(loss, mask)
+        kept = torch.where(mask, loss, torch.zeros((), dtype=loss.dtype, device=loss.device)).sum()
+        return kept / ranks.divisor(mask.sum(), 1)
     weighted = torch.where(mask != 0, loss * mask, 0.0).sum()
-    return weighted / mask.sum().clamp(min=1e-5)
+    return weighted / ranks.divisor(mask.sum(), 1e-5)

@@ -1,11 +1,11 @@
-"""Metrics of a training batch. Pure functions; none of them affects training."""
+"""Metrics of a training batch, over the batches of all ranks (`amago.nets.ranks`). None of them affects training."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from amago import ops
+from amago.nets import ranks
 
 
 def gamma_label(gamma: float) -> str:
@@ -24,14 +24,14 @@ def critic_metrics(q: Tensor, target: Tensor, gammas: Tensor, mask: Tensor) -> d
     out = {}
     for g, gamma in enumerate(gammas.tolist()):
         label, qg, yg = gamma_label(gamma), q[:, :, :, g], target[:, :, :, g]
-        out[f"Q(s, a) ({label})"] = ops.masked_mean(qg, real)
-        out[f"TD Target ({label})"] = ops.masked_mean(yg, real)
+        out[f"Q(s, a) ({label})"] = ranks.masked_mean(qg, real)
+        out[f"TD Target ({label})"] = ranks.masked_mean(yg, real)
     last, y = q[:, :, :, -1], target[:, :, :, -1]
     if q.shape[2] > 1:
-        out["Q(s, a) Ensemble Stdev. (main gamma)"] = ops.masked_mean(last.std(dim=2, keepdim=True), real)
-    out["Mean |TD Error| (main gamma)"] = ops.masked_mean((last - y).abs(), real)
-    out["Min TD Target (main gamma)"] = torch.where(real, y, torch.inf).amin()
-    out["Max TD Target (main gamma)"] = torch.where(real, y, -torch.inf).amax()
+        out["Q(s, a) Ensemble Stdev. (main gamma)"] = ranks.masked_mean(last.std(dim=2, keepdim=True), real)
+    out["Mean |TD Error| (main gamma)"] = ranks.masked_mean((last - y).abs(), real)
+    out["Min TD Target (main gamma)"] = ranks.masked_min(y, real)
+    out["Max TD Target (main gamma)"] = ranks.masked_max(y, real)
     return out
 
 
@@ -40,10 +40,10 @@ def advantage_metrics(adv: Tensor, weight: Tensor, mask: Tensor) -> dict[str, Te
     """Advantages and filter weights (B, L, G, 1) of the main discount."""
     adv, weight = adv[:, :, -1], weight[:, :, -1]
     return {
-        "Advantage (main gamma)": ops.masked_mean(adv, mask),
-        "Advantage Stdev. (main gamma)": ops.masked_std(adv, mask),
-        "Filter Weight (main gamma)": ops.masked_mean(weight, mask),
-        "Pct. of Actions Approved by Filter (main gamma)": 100.0 * ops.masked_mean((weight > 0).float(), mask),
+        "Advantage (main gamma)": ranks.masked_mean(adv, mask),
+        "Advantage Stdev. (main gamma)": ranks.masked_std(adv, mask),
+        "Filter Weight (main gamma)": ranks.masked_mean(weight, mask),
+        "Pct. of Actions Approved by Filter (main gamma)": 100.0 * ranks.masked_mean((weight > 0).float(), mask),
     }
 
 
@@ -51,8 +51,8 @@ def advantage_metrics(adv: Tensor, weight: Tensor, mask: Tensor) -> dict[str, Te
 def batch_metrics(rews: Tensor, dones: Tensor, mask: Tensor) -> dict[str, Tensor]:
     """Rewards, before ``reward_multiplier``, and terminations (B, L, 1) of the sequences."""
     return {
-        "Reward in Batch (mean)": ops.masked_mean(rews, mask),
-        "Reward in Batch (max)": torch.where(mask, rews, -torch.inf).amax(),
-        "Reward in Batch (min)": torch.where(mask, rews, torch.inf).amin(),
-        "Pct. of Terminations in Batch": 100.0 * ops.masked_mean(dones.float(), mask),
+        "Reward in Batch (mean)": ranks.masked_mean(rews, mask),
+        "Reward in Batch (max)": ranks.masked_max(rews, mask),
+        "Reward in Batch (min)": ranks.masked_min(rews, mask),
+        "Pct. of Terminations in Batch": 100.0 * ranks.masked_mean(dones.float(), mask),
     }

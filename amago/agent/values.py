@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from amago import ops
+from amago.nets import ranks
 from amago.nets.popart import PopArtLayer
 
 
@@ -145,4 +145,4 @@ class TwoHotValues(ValueRepresentation):
     @torch.no_grad()
     def metrics(self, target: Tensor, mask: Tensor) -> dict[str, Tensor]:
         beyond = self.bins.beyond(target[:, :, :, -1]).float()
-        return {"Pct. of TD Targets beyond the Bins (main gamma)": 100.0 * ops.masked_mean(beyond, mask[..., None])}
+        return {"Pct. of TD Targets beyond the Bins (main gamma)": 100.0 * ranks.masked_mean(beyond, mask[..., None])}

@@ -111,7 +111,13 @@ def add_common_cli(parser: ArgumentParser) -> ArgumentParser:
 def _add_files(group: Any) -> None:
     _add(group, "run_name", required=True, help="name of the run; --trials appends _trial_N")
     _add(group, "buffer_dir", required=True, help="directory for replay buffers, checkpoints and logs")
-    _add(group, "ckpt", type=whole_number, default=None, help="start with the weights saved in this epoch")
+    _add(
+        group,
+        "ckpt",
+        type=whole_number,
+        default=None,
+        help="go on with the training state saved in this epoch, or with the weights where only these are left",
+    )
     _add(
         group,
         "resume",

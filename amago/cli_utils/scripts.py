@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from amago.agent import Agent, BaseAgent
@@ -15,9 +14,11 @@ from amago.experiment import Experiment
 from amago.loading import DiskTrajDataset, RLDataset
 from amago.nets.traj_encoders import TformerTrajEncoder, TrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder, TstepEncoder
+from amago.run import checkpoint
 from amago.run.checkpoint import CheckpointError
 from amago.run.console import metrics_table
 from amago.run.roles.modes import collect_only, learn_only
+from amago.run.run_checkpoints import RunCheckpoints
 
 
 def switch_async_mode(experiment: Experiment, mode: str) -> Experiment:
@@ -46,8 +47,9 @@ def switch_async_mode(experiment: Experiment, mode: str) -> Experiment:
 
 
 def make_experiment_collect_only(experiment: Experiment) -> Experiment:
-    """``switch_async_mode(experiment, "collect")``."""
+    """``switch_async_mode(experiment, "collect")``. Also configures the data set."""
     collect_only(experiment)
+    experiment.init_dsets()
     return experiment
 
 
@@ -136,7 +138,7 @@ def run_trials(
         started: called with each experiment after its ``start()``, for example to write files into the run's directory.
 
     Raises:
-        CheckpointError: there are no weights of ``--ckpt``.
+        CheckpointError: the run has no checkpoint ``--ckpt``.
     """
     relaunch_if_asked(args)
     for trial in range(args.trials):
@@ -145,12 +147,11 @@ def run_trials(
             own.run_name = f"{args.run_name}_trial_{trial}"
             own.seed = None if args.seed is None else args.seed + trial
         experiment = switch_async_mode(make_experiment(own), own.mode)
-        if own.ckpt is not None and own.resume == "never":
-            experiment.init_from = _weights_of_epoch(experiment, own.ckpt)
+        has_state = own.ckpt is not None and _has_state(experiment, own.ckpt)
         experiment.start()
         try:
-            if own.ckpt is not None and own.resume != "never":
-                experiment.load_checkpoint(own.ckpt, resume_training_state=False)
+            if own.ckpt is not None:
+                experiment.load_checkpoint(own.ckpt, resume_training_state=has_state)
             if started is not None:
                 started(experiment)
             with running():
@@ -161,12 +162,20 @@ def run_trials(
             experiment.close()
 
 
-def _weights_of_epoch(experiment: Experiment, epoch: int) -> Path:
-    """The file with the weights that the run saved in an epoch."""
-    path = experiment.run_dir / "ckpts" / "policy_weights" / f"policy_epoch_{epoch}.pt"
-    if not path.is_file():
-        raise CheckpointError(f"no weights at {path}")
-    return path
+def _has_state(experiment: Experiment, epoch: int) -> bool:
+    """Whether the run has the training state of an epoch, and not only its weights (``keep_training_states``).
+
+    Raises:
+        CheckpointError: it has neither.
+    """
+    saved = RunCheckpoints(experiment.run_dir, experiment.run_name)
+    if epoch in {checkpoint.epoch_of(path) for path in checkpoint.training_states(saved.states)}:
+        return True
+    if not saved.weights_of_epoch(epoch).is_file():
+        raise CheckpointError(
+            f"no training state of epoch {epoch} in {saved.states}, and no weights at {saved.weights_of_epoch(epoch)}"
+        )
+    return False
 
 
 def evaluate_after_training(

@@ -126,9 +126,14 @@ def configure(dataset: RLDataset, settings: DatasetSettings) -> None:
         dataset.configure(settings)
 
 
-def collection_ended(dataset: RLDataset) -> dict[str, Any]:
-    """Call `on_end_of_collection`, with the experiment that has configured the data set if the method takes it."""
+def collection_ended(dataset: RLDataset, experiment: Any = None) -> dict[str, Any]:
+    """Call `on_end_of_collection`, with the experiment if the method takes it.
+
+    Args:
+        experiment: None: the one that has configured the data set.
+    """
     if type(dataset).form.hears_experiment:
         settings = getattr(dataset, "settings", None)
-        return dataset.on_end_of_collection(experiment=None if settings is None else settings.experiment)
+        known = None if settings is None else settings.experiment
+        return dataset.on_end_of_collection(experiment=known if experiment is None else experiment)
     return dataset.on_end_of_collection()

@@ -8,7 +8,7 @@ from amago.envs.environment import AMAGOEnv
 from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper
 from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 from amago.envs.pieces import RecordingError
-from amago.envs.pool import ActorPool, make_pool
+from amago.envs.pool import ActorPool, PoolEnv, make_pool
 from amago.envs.pool.faults import ActorError
 from amago.envs.sequence_wrapper import SequenceWrapper
 from amago.envs.statistics import EpisodeRecord, PhaseStatistics, ReturnHistory, SpecialMetricHistory
@@ -24,6 +24,7 @@ __all__ = [
     "EpsilonGreedy",
     "ExplorationWrapper",
     "PhaseStatistics",
+    "PoolEnv",
     "RecordingError",
     "ReturnHistory",
     "SequenceWrapper",

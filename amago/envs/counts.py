@@ -84,6 +84,15 @@ class Counts:
         """The n rollouts that ended last; they must have ended since the last `drain`."""
         return self._episodes[-n:] if n else []
 
+    @property
+    def episodes(self) -> list[EpisodeRecord]:
+        """The rollouts that have ended since the last `drain` or `forget_episodes`."""
+        return list(self._episodes)
+
+    def forget_episodes(self) -> None:
+        """Drop the rollouts that have ended; their steps stay counted."""
+        self._episodes = []
+
     def drain(self) -> tuple[list[EpisodeRecord], dict[str, int]]:
         out = self._episodes, self._frames
         self._episodes, self._frames = [], {}

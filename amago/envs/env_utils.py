@@ -113,7 +113,7 @@ class DummyAsyncVectorEnv(_Calls):
         made = [
             env.reset(seed=s) if options is None else env.reset(seed=s, options=options) for env, s in zip(self.envs, seeds)
         ]
-        return _stacked([obs for obs, _ in made]), _infos([info for _, info in made])
+        return _stacked([obs for obs, _ in made]), infos_of_rows([info for _, info in made])
 
     def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         """Take one step of every environment.
@@ -137,7 +137,7 @@ class DummyAsyncVectorEnv(_Calls):
             all_obs.append(obs)
             outs.append((reward, terminated, truncated, info))
         rewards, terminated, truncated, infos = zip(*outs)
-        return _stacked(all_obs), np.array(rewards), np.array(terminated, bool), np.array(truncated, bool), _infos(infos)
+        return _stacked(all_obs), np.array(rewards), np.array(terminated, bool), np.array(truncated, bool), infos_of_rows(infos)
 
 
 class AlreadyVectorizedEnv(_Calls):
@@ -177,7 +177,7 @@ def _stacked(parts: Sequence[Any]) -> Any:
     return np.stack([np.asarray(part) for part in parts])
 
 
-def _infos(infos: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
+def infos_of_rows(infos: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
     """Infos in Gymnasium's form for vectorised environments."""
     out: dict[str, Any] = {}
     for i, info in enumerate(infos):

@@ -164,6 +164,11 @@ class SequenceWrapper(AMAGOWrapper):
         return self._current.as_input()
 
     @property
+    def has_begun(self) -> bool:
+        """Whether `reset` was called."""
+        return self._current is not None
+
+    @property
     def active_trajs(self) -> list[Trajectory]:
         """The timesteps of each row since its rollout began, or since its latest piece was written."""
         return [Trajectory(row_of(t, i) for t in self._latest[self._first(i) :]) for i in range(self.batched_envs)]

@@ -75,6 +75,13 @@ class PhaseStatistics:
         counts = Counter(e.actor for e in self.episodes)
         return [counts[actor] for actor in range(num_actors)]
 
+    def by_actor(self, num_actors: int) -> tuple[list[ReturnHistory], list[SpecialMetricHistory]]:
+        """Returns, and the environments' own metrics, of each actor's rollouts."""
+        episodes: list[list[EpisodeRecord]] = [[] for _ in range(num_actors)]
+        for episode in self.episodes:
+            episodes[episode.actor].append(episode)
+        return [ReturnHistory.of(e) for e in episodes], [SpecialMetricHistory.of(e) for e in episodes]
+
     def keep_first(self, quotas: Sequence[int]) -> None:
         """Drop the rollouts of each actor after its first ``quotas[actor]``."""
         seen: Counter[int] = Counter()

@@ -30,6 +30,7 @@ class SequenceLoader:
         seed: of the random streams.
         rank: index of this process among those that train together.
         device: batches are copied there.
+        length: batches of one iteration; None: as many as the data set has items.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class SequenceLoader:
         seed: int = 0,
         rank: int = 0,
         device: torch.device | str = "cpu",
+        length: int | None = None,
     ):
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
@@ -47,7 +49,7 @@ class SequenceLoader:
             raise ValueError(f"workers must not be negative, got {workers}")
         self.dataset, self.batch_size, self.seed, self.rank = dataset, batch_size, seed, rank
         self.device = torch.device(device)
-        self.next_batch = 0
+        self.next_batch, self.workers, self.length = 0, workers, length
         threads = min(workers, os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="amago-loader") if threads else None
         self._ahead = 2 * threads
@@ -57,6 +59,15 @@ class SequenceLoader:
         rng = np.random.default_rng(np.random.SeedSequence((self.seed, self.rank, number)))
         batch = self.dataset.sample_batch(rng, self.batch_size)
         return batch.pin_memory() if self.device.type == "cuda" else batch
+
+    def __len__(self) -> int:
+        """Batches of one iteration: those of an epoch, as the data set was configured."""
+        self.dataset.check_configured()
+        return self.dataset.items_per_epoch // self.batch_size if self.length is None else self.length
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The next ``len(self)`` batches, on the device."""
+        return self.batches(len(self))
 
     def batches(self, count: int) -> Iterator[Batch]:
         """The next ``count`` batches, on the device. Stopping early counts only those that were taken."""

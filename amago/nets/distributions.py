@@ -18,6 +18,7 @@ from torch.distributions import Distribution
 from torch.types import _size as Shape  # what PyTorch's own signatures use
 
 from amago.config import NamedArguments
+from amago.nets import ranks
 from amago.nets.utils import at_least_float32, autocast_dtype, check_positive
 
 ONE: torch.Size = torch.Size()
@@ -156,6 +157,9 @@ class PolicyOutput(NamedArguments, nn.Module):
         dist = self.make(vec)
         if log_dict is not None and mask is None:
             log_dict.update(dist.metrics())
-        elif log_dict is not None and mask is not None and mask.any():
-            log_dict.update(self.make(vec.detach()[mask.squeeze(-1)]).metrics())
+        elif log_dict is not None and mask is not None:
+            weight = ranks.weight(mask)
+            if mask.any():
+                found = self.make(vec.detach()[mask.squeeze(-1)]).metrics()
+                log_dict.update(found if weight is None else {name: weight * value for name, value in found.items()})
         return dist

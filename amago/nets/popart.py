@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from amago import config
+from amago.nets import ranks
 from amago.nets.moments import RunningMoments
 from amago.nets.utils import check_positive
 
@@ -73,8 +74,9 @@ class PopArtLayer(RunningMoments):
             return
         mask = (mask != 0).expand_as(val)
         dims = tuple(range(val.ndim - 2))
-        kept, count = torch.where(mask, val.to(self.nu.dtype), 0.0), mask.sum(dims)
-        first, second = (k.sum(dims) / count.clamp(min=1) for k in (kept, kept.square()))
+        kept = torch.where(mask, val.to(self.nu.dtype), 0.0)
+        sums, squares, count = ranks.total(kept.sum(dims), kept.square().sum(dims), mask.sum(dims))
+        first, second = (x / count.clamp(min=1) for x in (sums, squares))
         use = (count > 0) & torch.isfinite(first) & torch.isfinite(second)
         old_mu, old_sigma = self.mu.clone(), self.sigma
         self._move(first, second, use, use)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from amago import config
+from amago.nets import ranks
 from amago.nets.cpu.weight_cache import WeightCache
 from amago.nets.dtypes import at_least_float32 as at_least_float32
 from amago.nets.dtypes import autocast_dtype as autocast_dtype
@@ -145,12 +146,13 @@ class InputNorm(RunningMoments):
         A batch without a real timestep changes nothing; a feature with a non-finite value keeps its statistics.
         """
         x = x.to(self.nu.dtype)
-        if mask is None:
+        if mask is None and not ranks.is_joint():
             first, second, real = x.mean((0, 1)), x.square().mean((0, 1)), torch.ones((), dtype=torch.bool, device=x.device)
         else:
+            mask = torch.ones((*x.shape[:2], 1), dtype=torch.bool, device=x.device) if mask is None else mask
             kept = torch.where(mask, x, 0.0)
-            count = mask.sum()
-            first, second = (k.sum((0, 1)) / count.clamp(min=1) for k in (kept, kept.square()))
+            sums, squares, count = ranks.total(kept.sum((0, 1)), kept.square().sum((0, 1)), mask.sum())
+            first, second = (s / count.clamp(min=1) for s in (sums, squares))
             real = count > 0
         self._move(first, second, real & torch.isfinite(first) & torch.isfinite(second), real)
 

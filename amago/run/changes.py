@@ -60,6 +60,7 @@ FIELDS: dict[str, tuple[str, str]] = {
     "l2_coeff": (APPLIED, ""),
     "mixed_precision": (APPLIED, ""),
     "sample_actions_train": (APPLIED, ""),
+    "sample_actions_val": (APPLIED, ""),
     "lr_cooldown": (APPLIED, _SCHEDULE),
     "seed": (APPLIED, "batches, networks and actors are seeded anew"),
     "resume": (IRRELEVANT, "how this process starts"),

@@ -34,23 +34,17 @@ from amago.spaces import action_spec, space_differences
 SAVE_FORMATS = ("segments", "npz", "npz-compressed")
 PRECISIONS = ("no", "fp16", "bf16")
 
-_FROM_ONE = ("max_seq_len", "batch_size", "batches_per_update", "parallel_actors", "epochs", "log_interval")
+_FROM_ONE = ("max_seq_len", "batch_size", "batches_per_update", "parallel_actors")
 _FROM_ZERO = (
     "dloader_workers", "train_batches_per_epoch", "val_timesteps_per_epoch", "lr_warmup_steps", "max_env_restarts", "env_trial_steps",
+    "epochs", "log_interval",
 )  # fmt: skip
 _NOT_NEGATIVE = ("start_learning_at_epoch", "start_collecting_at_epoch", "refused_data_timeout")
 _POSITIVE = ("grad_clip", "env_step_timeout")
-_INTERVALS = (
-    "val_interval",
-    "ckpt_interval",
-    "force_reset_train_envs_every",
-    "keep_training_states",
-    "env_workers",
-    "val_episodes",
-)
-_OPTIONAL = ("train_timesteps_per_epoch", "seed")
+_COUNTS = ("keep_training_states", "env_workers", "val_episodes")
+_OPTIONAL = ("train_timesteps_per_epoch", "seed", "val_interval", "ckpt_interval", "force_reset_train_envs_every")
 _SWITCHES = (
-    "sample_actions", "sample_actions_train", "log_to_wandb", "log_to_tensorboard", "verbose", "has_dset_edit_rights",
+    "sample_actions", "sample_actions_train", "sample_actions_val", "log_to_wandb", "log_to_tensorboard", "verbose", "has_dset_edit_rights",
     "stagger_traj_file_lengths", "always_save_latest", "always_load_latest", "cut_short_trajectories",
     "overwrite", "share_buffer",
 )  # fmt: skip
@@ -85,7 +79,7 @@ def _numbers(s: ExperimentSettings) -> Iterable[str]:
     for names, rule, ok in (
         (_FROM_ONE, "a whole number of at least 1", lambda v: _is_whole(v) and v >= 1),
         (_FROM_ZERO, "a whole number of 0 or more", lambda v: _is_whole(v) and v >= 0),
-        (_INTERVALS, "None or a whole number of at least 1", lambda v: v is None or (_is_whole(v) and v >= 1)),
+        (_COUNTS, "None or a whole number of at least 1", lambda v: v is None or (_is_whole(v) and v >= 1)),
         (_OPTIONAL, "None or a whole number of 0 or more", lambda v: v is None or (_is_whole(v) and v >= 0)),
         (_NOT_NEGATIVE, "a number of 0 or more", lambda v: _is_number(v) and v >= 0),
         (("l2_coeff",), "a finite number of 0 or more", lambda v: _is_number(v) and 0 <= v < math.inf),
@@ -231,8 +225,6 @@ def _contradictions(s: ExperimentSettings) -> Iterable[str]:
             f"traj_save_len={s.traj_save_len:g} is less than max_seq_len={s.max_seq_len}: rollouts would be cut on disk into "
             "pieces shorter than a training sequence; make traj_save_len at least max_seq_len"
         )
-    if s.val_interval is not None and s.val_timesteps_per_epoch == 0:
-        yield "val_timesteps_per_epoch=0 leaves nothing to evaluate: set it to the length of an episode or more, or val_interval=None"
     if isinstance(s.dataset, RLDataset) and not _is_of_shorthand(s.dataset, s.dset_root, s.dset_name):
         yield (
             f"dataset is given, and dset_root={s.dset_root!r}, dset_name={s.dset_name!r} would build another: give one of the two"
@@ -242,8 +234,6 @@ def _contradictions(s: ExperimentSettings) -> Iterable[str]:
     yield from _ignored_limits(s)
     if s.mixed_precision == "fp16" and not torch.cuda.is_available():
         yield "mixed_precision='fp16' needs a GPU, and there is none: use 'bf16', or 'no'"
-    if all(_is_number(v) for v in (s.epochs, s.start_learning_at_epoch, s.start_collecting_at_epoch)) and s.epochs >= 1:
-        yield from _nothing_to_do(s)
 
 
 def _ignored_limits(s: ExperimentSettings) -> Iterable[str]:
@@ -263,13 +253,15 @@ def _is_of_shorthand(dataset: RLDataset, root: str | None, name: str | None) -> 
     return isinstance(dataset, DiskTrajDataset) and (dataset.dset_root, dataset.dset_name) == (Path(root).expanduser(), name)
 
 
-def _nothing_to_do(s: ExperimentSettings) -> Iterable[str]:
-    if not s.collects and not s.learns and s.val_interval is None:
-        yield (
+def warn_if_nothing_to_do(s: ExperimentSettings) -> None:
+    """Warn at the start of a loop of empty epochs."""
+    if s.epochs and not s.collects and not s.learns and not s.evaluates:
+        warnings.warn(
             f"epochs={s.epochs}, start_collecting_at_epoch={s.start_collecting_at_epoch:g}, start_learning_at_epoch="
             f"{s.start_learning_at_epoch:g}, train_timesteps_per_epoch={s.train_timesteps_per_epoch}, train_batches_per_epoch="
-            f"{s.train_batches_per_epoch} and val_interval=None leave nothing to do: this run would neither collect, nor learn, "
-            "nor evaluate"
+            f"{s.train_batches_per_epoch}, val_interval={s.val_interval} and val_timesteps_per_epoch={s.val_timesteps_per_epoch} leave "
+            "nothing to do: learn() neither collects, nor learns, nor evaluates",
+            stacklevel=3,
         )
 
 

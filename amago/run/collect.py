@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple
@@ -10,11 +11,12 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from amago.agent import BaseAgent
+from amago.compat.acting import as_actor
+from amago.compat.vector_envs import as_pool
 from amago.data.extras import check_extra_fields
 from amago.envs import AMAGOEnv
 from amago.envs.exploration import ExplorationWrapper
-from amago.envs.pool import make_pool
+from amago.envs.pool import ActorPool, PoolEnv, make_pool
 from amago.envs.pool.auto import ModeChoice, choose_mode
 from amago.envs.pool.trial import random_state_kept, try_environment
 from amago.envs.statistics import PhaseStatistics
@@ -48,7 +50,6 @@ class RunActors:
 
     Attributes:
         pools: the rollouts in the pools that were started, by "train" or "val".
-        spaces: of the environments, after `find_spaces`.
     """
 
     def __init__(
@@ -62,7 +63,9 @@ class RunActors:
         self.settings, self.save_trajs_to, self.seed = settings, save_trajs_to, seed
         self.device, self.autocast = device, autocast
         self.pools: dict[str, Rollout] = {}
-        self.spaces: Spaces
+        self._envs: dict[str, Any] = {}  # {"train" or "val": what steps all its environments}
+        self._spaces: Spaces | None = None
+        self._given: gym.spaces.Dict | None = None  # by `set_spaces`
         self._choice: ModeChoice | None = None
 
     def find_spaces(self) -> Spaces:
@@ -71,12 +74,59 @@ class RunActors:
         Raises:
             TypeError: that environment is not an `AMAGOEnv`.
         """
-        if self.settings.collects:
-            pool = self.train.pool
-            self.spaces = Spaces(pool.observation_space, pool.action_spec.space, pool.rl2_space, pool.raw_observation_space)
+        if self._spaces is not None:
+            return self._spaces
+        given = [kind for kind in ("train", "val") if kind in self._envs]
+        if given or self.settings.collects:
+            pool = (self.val if given == ["val"] else self.train).pool
+            found = Spaces(pool.observation_space, pool.action_spec.space, pool.rl2_space, pool.raw_observation_space)
         else:
-            self.spaces = spaces_of(self.settings.make_val_env, self.settings.env_trial_steps)
-        return self.spaces
+            found = spaces_of(self.settings.make_val_env, self.settings.env_trial_steps)
+        self._spaces = found if self._given is None else _with(found, self._given)
+        return self._spaces
+
+    def set_spaces(self, rl2_space: gym.spaces.Dict) -> None:
+        """Build the agent for other observations than those of the environments.
+
+        Args:
+            rl2_space: Dict {"obs": flat observations, "rl2": Box}.
+        """
+        self._given = rl2_space
+        self._spaces = None if self._spaces is None else _with(self._spaces, rl2_space)
+
+    @property
+    def spaces(self) -> Spaces:
+        """Those of `find_spaces`."""
+        return self.find_spaces()
+
+    def envs(self, kind: Literal["train", "val"]) -> Any:
+        """The environments as one that steps them all: those of `use`, or a `PoolEnv`."""
+        if kind not in self._envs:
+            self._envs[kind] = PoolEnv((self.train if kind == "train" else self.val).pool)
+        return self._envs[kind]
+
+    def use(self, kind: Literal["train", "val"], envs: Any) -> None:
+        """Act in environments that were made elsewhere; they are closed with the others.
+
+        Args:
+            envs: a pool of actors, a `PoolEnv`, or a vector environment of `SequenceWrapper`.
+        """
+        self._envs[kind] = envs
+        self._spaces = self._spaces if kind in self.pools else None
+        before = self.pools.pop(kind, None)
+        pool = as_pool(envs)
+        if before is not None and before.pool is not pool:
+            before.pool.close()
+        self.pools[kind] = self._rollout(pool)
+
+    def rollout_in(self, envs: Any) -> Rollout:
+        """The rollout of "train" or "val", if these are its environments, else a new one in them."""
+        pool = as_pool(envs)
+        known = [rollout for kind, rollout in self.pools.items() if rollout.pool is pool or self._envs.get(kind) is envs]
+        return known[0] if known else self._rollout(pool)
+
+    def _rollout(self, pool: ActorPool) -> Rollout:
+        return Rollout(pool, self.device, self.autocast, repeatable=self.settings.seed is not None)
 
     @property
     def mode(self) -> str:
@@ -166,13 +216,20 @@ class RunActors:
         except BaseException:
             pool.close()
             raise
-        return Rollout(pool, self.device, self.autocast, repeatable=s.seed is not None)
+        return self._rollout(pool)
 
     def close(self) -> None:
         """Stop the pools "train" and "val"."""
         for rollout in self.pools.values():
             rollout.pool.close()
-        self.pools = {}
+        self.pools, self._envs = {}, {}
+
+
+def _with(spaces: Spaces, rl2_space: gym.spaces.Dict) -> Spaces:
+    obs: Any = rl2_space["obs"]
+    rl2: Any = rl2_space["rl2"]
+    raw = spaces.raw_observation if obs == spaces.observation else obs
+    return Spaces(obs, spaces.action, rl2, raw)
 
 
 def recorder_settings(settings: ExperimentSettings, directory: str) -> dict[str, Any]:
@@ -202,16 +259,19 @@ def spaces_of(makers: EnvMakers, trial_steps: int = 0) -> Spaces:
             f"make_val_env must return an AMAGOEnv, but returned {type(env).__name__}: wrap it in amago.envs.AMAGOEnv"
         )
     spaces = Spaces(env.observation_space, env.action_spec.space, env.rl2_space, env.raw_observation_space)
-    if trial_steps and not env.vectorized:
-        with random_state_kept():
-            try_environment(env, env, trial_steps, np.random.SeedSequence(0))
-    env.close()
+    try:
+        if trial_steps and not env.vectorized:
+            with random_state_kept():
+                try_environment(env, env, trial_steps, np.random.SeedSequence(0))
+    finally:
+        with contextlib.suppress(Exception, SystemExit):
+            env.close()
     return spaces
 
 
 def interact(
     rollout: Rollout,
-    policy: BaseAgent,
+    policy: Any,
     timesteps: int,
     sample: bool,
     on_step: Callable[[int], Any],
@@ -223,6 +283,7 @@ def interact(
     """Let a policy act in a pool; see `Rollout.run_phase`.
 
     Args:
+        policy: an agent, or any module that acts (`amago.compat.acting`).
         on_step: called after each step with the number of environment steps taken in it.
         render: draw each step.
         save_on_done: save trajectories as soon as a rollout ends.
@@ -238,4 +299,4 @@ def interact(
         if save_on_done and rollout.pool.resets.any():
             rollout.pool.flush()
 
-    return rollout.run_phase(policy, timesteps, sample, episodes, after_step, should_stop)
+    return rollout.run_phase(as_actor(policy), timesteps, sample, episodes, after_step, should_stop)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedDataParallelKwargs
+from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 from torch import Tensor
 
 from amago.agent import BaseAgent
 from amago.data.batch import Batch
+from amago.nets.ranks import joint_batch
 from amago.run import parameters
 from amago.run.collect import Spaces
+from amago.run.ranks import TIMEOUT, ranks_on_cpus
 from amago.run.settings import ExperimentSettings
 from amago.run.update import Updater, adamw, lr_schedule, total_loss
 
@@ -22,28 +25,54 @@ from amago.run.update import Updater, adamw, lr_schedule, total_loss
 class Learner(ExperimentSettings):
     """Base class of `amago.Experiment`: model, losses and updates. Override its methods to change what is learned from a batch.
 
+    Where several ranks train together, an update is that of one process with the batches of all of them (`amago.nets.ranks`).
+
     Attributes:
-        accelerator: device, precision and processes.
-        policy_aclr: the agent, in Accelerate's wrapper.
-        optimizer, lr_schedule, updater: of the agent; without ``builds_optimizer``, there are none.
+        policy_aclr: the agent, in Accelerate's wrapper. It may be replaced by any module that acts (`amago.compat.acting`).
+        optimizer, lr_schedule: of the agent; without ``builds_optimizer``, there are none.
         builds_optimizer: whether this process may train. One that only collects need not have an optimizer.
     """
 
-    accelerator: Accelerator
     policy_aclr: Any
     optimizer: Any
     lr_schedule: torch.optim.lr_scheduler.LambdaLR
-    updater: Updater
     builds_optimizer = True
+    _accelerator: Accelerator | None = None
+    _own_accelerator: tuple[Accelerator, int, str] | None = None  # that was built here, and for which settings
+    _updater: Updater | None = None
     _calls: parameters.Calls | None = None  # of configurables, when the agent was built
 
+    @property
+    def accelerator(self) -> Accelerator:
+        """Device, precision and processes. It is made when it is first asked for, before or in ``start()``; set it to use another."""
+        if self._accelerator is None:
+            self._build_accelerator()
+        assert self._accelerator is not None
+        return self._accelerator
+
+    @accelerator.setter
+    def accelerator(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+
     def _build_accelerator(self) -> None:
+        """Make the accelerator for the settings of now, unless there is one for them, or one that was set."""
+        wanted = self.batches_per_update, self.mixed_precision
+        known = self._own_accelerator
+        if self._accelerator is not None and (known is None or known[0] is not self._accelerator):
+            return
+        if known is not None and known[1:] == wanted and known[0].mixed_precision == self.mixed_precision:
+            return
         AcceleratorState._reset_state()  # otherwise an earlier experiment of this process decides the precision
-        self.accelerator = Accelerator(
+        self._accelerator = Accelerator(
             gradient_accumulation_steps=self.batches_per_update,
             mixed_precision=self.mixed_precision,
-            kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
+            cpu=ranks_on_cpus(),
+            kwargs_handlers=[
+                DistributedDataParallelKwargs(find_unused_parameters=True),
+                InitProcessGroupKwargs(timeout=TIMEOUT),
+            ],
         )
+        self._own_accelerator = (self._accelerator, *wanted)
 
     def _build_model(self, spaces: Spaces) -> None:
         """Build the agent, its optimizer and schedule."""
@@ -66,7 +95,29 @@ class Learner(ExperimentSettings):
         learning_epochs = max(0, self.epochs - int(min(self.start_learning_at_epoch, self.epochs)))
         updates = learning_epochs * self.train_batches_per_epoch // self.batches_per_update
         self.lr_schedule = lr_schedule(self.optimizer, self.lr_warmup_steps, updates, self.lr_cooldown)
-        self.updater = Updater(self.accelerator, self.policy, self.optimizer, self.lr_schedule, self.grad_clip)
+        self.accelerator.register_for_checkpointing(self.lr_schedule)  # for those who call accelerator.save_state()
+
+    @property
+    def updater(self) -> Updater:
+        """What updates the policy; made anew where policy, optimizer or schedule were replaced."""
+        parts = self.accelerator, self.policy, self.optimizer, self.lr_schedule, self.grad_clip
+        known = self._updater
+        if known is None or any(a is not b for a, b in zip(known.parts, parts)):
+            self._updater = Updater(*parts)
+            if known is not None:
+                self._updater.load_state_dict(known.state_dict())
+        assert self._updater is not None
+        return self._updater
+
+    @property
+    def grad_update_counter(self) -> int:
+        """Updates of the policy so far. A `train_step` that replaces this class's counts its own here."""
+        return 0 if self._updater is None else self._updater.grad_steps
+
+    @grad_update_counter.setter
+    def grad_update_counter(self, count: int) -> None:
+        if count or hasattr(self, "optimizer"):  # there is nothing to count before
+            self.updater.grad_steps = int(count)
 
     def init_optimizer(self, policy: BaseAgent) -> torch.optim.Optimizer:
         """Create the optimizer. Override to use another one than AdamW."""
@@ -95,7 +146,7 @@ class Learner(ExperimentSettings):
         Returns:
             the metrics of `compute_loss`, "Loss", and, with an update, those of `amago.run.update.Updater.step`.
         """
-        with self.accelerator.accumulate(self.policy_aclr):
+        with joint_batch(self.accelerator.num_processes), self.accelerator.accumulate(self.policy_aclr):
             with self.caster():
                 metrics = self.compute_loss(batch, log_step)
             loss = total_loss(metrics, self.policy.critic_loss_weight)
@@ -117,12 +168,12 @@ class Learner(ExperimentSettings):
             "Auxiliary Loss", which is what an agent adds to the result of `BaseAgent.forward`; or "Loss" instead, where an agent
             or an override of this method sets it.
         """
-        with self.policy.masks_edited_by(self):
+        with self.policy.masks_edited_by(self), _outputs_of(self.policy, self.policy_aclr) as outputs:
             loss = self.policy_aclr(batch, log_step)
         metrics, terms = dict(self.policy.update_info), self.policy.loss_terms
         if terms is None or metrics.get("Actor Loss") is not terms.actor or metrics.get("Critic Loss") is not terms.critic:
             metrics["Loss"] = loss
-        elif loss is not terms.total:
+        elif (outputs[0] if outputs else loss) is not terms.total:
             metrics["Auxiliary Loss"] = loss - terms.total
         return metrics
 
@@ -149,3 +200,17 @@ class Learner(ExperimentSettings):
             bool, of the same shape; True where the loss counts.
         """
         return pad_mask
+
+
+@contextmanager
+def _outputs_of(agent: BaseAgent, wrapped: Any) -> Iterator[list[Tensor]]:
+    """In the block, what the agent returns to a wrapper that returns a copy, as that of several ranks does; nothing if there is no wrapper."""
+    outputs: list[Tensor] = []
+    if wrapped is agent:
+        yield outputs
+        return
+    hook = agent.register_forward_hook(lambda module, args, out: outputs.append(out))
+    try:
+        yield outputs
+    finally:
+        hook.remove()

@@ -10,3 +10,5 @@ SUCCESS = "Success"
 """In the names of metrics that are success rates."""
 RETURN_OF = "Average Total Return in "
 """Followed by the name of an environment."""
+SECTIONS = {"train-update": "train", "dataset": "buffer"}
+"""Sections of the log, by what `Experiment.log` is called with where that differs."""

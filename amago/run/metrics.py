@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,15 @@ class MetricsLogger:
         for logger in self.loggers:
             logger.on_close(None)
         self.loggers = []
+
+
+def mean_of_rows(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each number over the rows that have it."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.items():
+            found.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in found.items()}
 
 
 class RunningMeans:

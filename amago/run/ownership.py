@@ -41,6 +41,9 @@ class Ownership:
     Args:
         settings: of the run.
         data: its data set.
+
+    Attributes:
+        refusal: why a new run may not begin here; None where it may. It is lifted when the earlier run is continued.
     """
 
     def __init__(self, settings: ExperimentSettings, data: RLDataset):
@@ -48,13 +51,16 @@ class Ownership:
         self.buffer = buffer_of(data)
         self._lock: RunLock | None = None
         self._replaces = False
+        self.refusal: RunExistsError | None = None
 
     def claim(self) -> None:
         """Lock the run, if this process learns, and refuse what is of another run. Nothing is changed on refusal.
 
+        An earlier run of this name is not refused here: `refusal` is set, and is to be raised before anything is written.
+
         Raises:
             RunInUseError: another process that learns writes the run.
-            RunExistsError: there is an earlier run, or the buffer is of another run.
+            RunExistsError: the buffer is of another run.
         """
         s = self.settings
         if s.learns and self.run_dir.is_dir():
@@ -62,17 +68,23 @@ class Ownership:
         begins = s.learns and s.resume == "never" and not self._goes_on_from_own_weights
         earlier = files_of_a_run(self.run_dir) if begins else []
         if earlier and not s.overwrite:
-            raise RunExistsError(
+            self.refusal = RunExistsError(
                 f"run {s.run_name!r} exists: {self.run_dir} has {', '.join(earlier)}, and with resume='never' a second run would be mixed "
-                "with it. Choose: resume='auto' (--resume auto) continues it; another run_name (--run_name) begins a new one beside it; "
+                "with it. Choose: resume='auto' (--resume auto) continues it, as does load_checkpoint(N) after start(); another run_name (--run_name) begins a new one beside it; "
                 "overwrite=True (--overwrite) deletes its checkpoints, its metrics and the trajectories that it collected"
             )
         record = read_record(self.run_dir)
         known = None if record is None else record["id"]
-        self._check_buffer(known, begins)
+        self._check_buffer(known, begins and self.refusal is None)
         if s.learns and self._lock is None:
             self._take_lock()
         self._replaces = begins and s.overwrite
+        if self.refusal is None:
+            self._register(run_id(self.run_dir))
+
+    def accept(self) -> None:
+        """Go on with the earlier run, of which weights or a training state were loaded."""
+        self.refusal = None
         self._register(run_id(self.run_dir))
 
     @property

@@ -25,6 +25,10 @@ def shares(total: int, parts: int) -> list[int]:
     return [total // parts + (i < total % parts) for i in range(parts)]
 
 
+class GroupMemories(list[Any]):
+    """One memory for each group of actors."""
+
+
 @gin.configurable
 class Rollout(NamedArguments):
     """The loop between a policy and a pool of actors, and the policy's memory (hidden state) of every actor.
@@ -76,6 +80,38 @@ class Rollout(NamedArguments):
         self._memory = memory
         self._joint_memory: Any = None
         self._can_step_jointly = False  # whether the groups' memories are slices of the joint one
+
+    @property
+    def hidden_state(self) -> Any:
+        """The memory of all actors, to go on with later: of a pool with one group what the policy returned, else a `GroupMemories`
+        unless there is one memory for all groups. None before the first step."""
+        if self._memory is None or self._can_step_jointly:
+            return None if self._memory is None else self._joint_memory
+        only = self._memory[0]
+        return only if len(self._memory) == 1 and not isinstance(only, list) else GroupMemories(self._memory)
+
+    def take_hidden_state(self, agent: BaseAgent, hidden_state: Any) -> None:
+        """Go on with a memory: `hidden_state` of before, a list with one memory for each group, or one of all actors.
+
+        Args:
+            agent: whose memory it is.
+
+        Raises:
+            ValueError: there are several groups of actors, and the memory can be divided among them no more.
+        """
+        groups = self.pool.groups
+        if hidden_state is None or (type(hidden_state) in (list, GroupMemories) and len(hidden_state) == len(groups)):
+            self.memory = hidden_state
+        elif len(groups) == 1:
+            self.memory = [hidden_state]
+        elif agent.can_slice_hidden_state(hidden_state):
+            self._set_joint_memory(agent, hidden_state)
+            self._can_step_jointly = not self.repeatable
+        else:
+            raise ValueError(
+                f"hidden_state is one of {self.pool.num_actors} actors, which are stepped in {len(groups)} groups, and "
+                f"{type(hidden_state).__name__} cannot be divided: pass what interact() returned, None, or a list with one for each group"
+            )
 
     def reset(self) -> None:
         """Reset every actor and forget everything."""

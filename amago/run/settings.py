@@ -37,7 +37,7 @@ class ExperimentSettings(NamedArguments):
             that keeps at most ``dset_max_size`` trajectories, ``dset_max_steps`` transitions and ``dset_max_bytes`` bytes.
         tstep_encoder_type, traj_encoder_type, agent_type: classes, built with their (gin) defaults; or their names, as on the command line
             ("ff", "cnn", "goal"; "ff", "gru", "mamba", "mingru", "transformer"; "agent", "multitask"; and those of `amago.cli_utils.register`).
-        val_timesteps_per_epoch: steps of each actor in an evaluation, at most; enough for at least one rollout to end.
+        val_timesteps_per_epoch: steps of each actor in an evaluation, at most; enough for at least one rollout to end. 0: no evaluation.
         val_episodes: rollouts in an evaluation, over all actors and processes, each of which takes its share and then waits. None: as many
             as end within ``val_timesteps_per_epoch``.
         make_train_env, make_val_env: a function that returns an `AMAGOEnv`, or a list with one function for each actor.
@@ -47,13 +47,14 @@ class ExperimentSettings(NamedArguments):
             in a run with a ``seed``, else "sync" or "async" by the measured speed of one environment.
         async_env_mp_context: start method of the worker processes: "fork", "spawn" or "forkserver"; None means "forkserver".
         exploration_wrapper_type: wraps training environments: a class, "egreedy" or "bilevel"; with None only the policy's samples explore.
-        sample_actions: evaluation samples from the policy; otherwise it takes the policy's mode.
+        sample_actions, sample_actions_val: evaluation samples from the policy, unless one of these is False; otherwise it takes the policy's
+            mode. (Two names for one thing.)
         sample_actions_train: the same for collection.
-        force_reset_train_envs_every: reset all training environments every so many epochs; None: never.
+        force_reset_train_envs_every: reset all training environments every so many epochs; None or 0: never.
         env_workers: worker processes of "async"; None: one for each core. 1 gives exactly the results of "sync".
         env_step_timeout: seconds after which a step counts as hung and its worker is replaced.
-        env_trial_steps: ``start()`` makes one more environment and takes so many random steps in it, a second's worth at most, to find
-            mistakes in its code at once; 0: it does not. Never with "already_vectorized".
+        env_trial_steps: ``start()`` takes so many random steps in the first environment, a second's worth at most, before its first
+            rollout, to find mistakes in its code at once; 0: it does not. Never with "already_vectorized".
         max_env_restarts: environments that may be replaced within an hour before the run fails.
 
         log_to_wandb, wandb_project, wandb_entity, wandb_group_name: Weights & Biases. Project and entity default to the
@@ -63,7 +64,7 @@ class ExperimentSettings(NamedArguments):
         progress: "rich": a line for each epoch, and, in a terminal or a notebook, a bar with the time left of the whole run; "plain": the
             lines alone; "none": neither.
         callbacks: called at named moments of the run (`amago.Callback`), in this order.
-        log_interval: compute costly training metrics every so many batches.
+        log_interval: compute costly training metrics every so many batches; 0: never.
 
         traj_save_len: save a rollout in pieces of so many steps; the last piece ends with the rollout.
         has_dset_edit_rights: this process deletes the oldest trajectories.
@@ -80,12 +81,12 @@ class ExperimentSettings(NamedArguments):
             "behaviour_log_prob" and "log_prob" may be declared by name.
         dloader_workers: threads that read batches ahead; 0 reads in the training thread.
 
-        epochs: number of epochs, each of one collection phase and one training phase.
+        epochs: number of epochs, each of one collection phase and one training phase; 0: `learn` does nothing.
         start_learning_at_epoch, start_collecting_at_epoch: first epoch with training, or with collection; infinity: never.
         train_timesteps_per_epoch: steps of each actor in a collection phase; None or 0: no collection.
         train_batches_per_epoch: batches in a training phase.
-        val_interval: evaluate every so many epochs; None: never.
-        ckpt_interval: save a training state every so many epochs; None: never.
+        val_interval: evaluate every so many epochs; None or 0: never.
+        ckpt_interval: save a training state every so many epochs; None or 0: never.
         keep_training_states: number of training states to keep, the newest; None keeps all.
         always_save_latest, always_load_latest: write, or read, ``ckpts/latest`` in every epoch, to pass weights between
             processes of one run.
@@ -160,6 +161,7 @@ class ExperimentSettings(NamedArguments):
     mixed_precision: str = "no"
 
     sample_actions_train: bool = True
+    sample_actions_val: bool = True
     lr_cooldown: float = 0.0
     seed: int | None = None
     resume: str | int = "never"
@@ -222,6 +224,11 @@ class ExperimentSettings(NamedArguments):
     def learns(self) -> bool:
         """Whether this process trains in some epoch."""
         return bool(self.train_batches_per_epoch) and self.start_learning_at_epoch < self.epochs
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether there are evaluations between epochs."""
+        return bool(self.val_interval) and bool(self.val_timesteps_per_epoch)
 
     @property
     def collects(self) -> bool:

@@ -42,6 +42,14 @@ class GracefulStop:
         """128 + the signal's number: 130 (SIGINT), 143 (SIGTERM) or 138 (SIGUSR1)."""
         return 128 + (self.requested or 0)
 
+    def decide(self) -> bool:
+        """Whether to stop; where several ranks train together, all of them get the same answer (`amago.run.ranks.JointStop`)."""
+        return bool(self)
+
+    def heard(self) -> bool:
+        """Whether a signal has arrived, for phases that several ranks pass each at its own pace."""
+        return bool(self)
+
     def wait(self, seconds: float) -> None:
         """Sleep until a signal arrives, for so many seconds at most."""
         end = time.monotonic() + seconds

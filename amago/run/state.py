@@ -12,13 +12,15 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from amago.agent import BaseAgent
+from amago.compat.loaders import ForeignLoader
 from amago.loading import RLDataset, SequenceLoader
 from amago.run import checkpoint
 from amago.run.callbacks import CallbackList
 from amago.run.carry_over import load_dataset_state, load_pool_state
 from amago.run.checkpoint import CheckpointError
 from amago.run.metrics import MetricsLogger
-from amago.run.rng import rng_state, set_rng_state
+from amago.run.ranks import Ranks
+from amago.run.rng import rng_state, seed_process, set_rng_state
 from amago.run.rollout import Rollout
 from amago.run.update import Updater
 from amago.run.weights import load_into
@@ -36,7 +38,7 @@ class Progress:
         collected: steps of each actor in the current epoch.
         trained: batches in the current epoch.
         seed: of the run.
-        frames_by_env: environment steps collected by this process, by environment name.
+        frames_by_env: environment steps collected by all ranks, by environment name.
     """
 
     epoch: int
@@ -81,15 +83,25 @@ class TrainingParts:
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LambdaLR
     updater: Updater
-    loader: SequenceLoader
+    loader: SequenceLoader | ForeignLoader
     dataset: RLDataset
     logger: MetricsLogger | None
     pools: dict[str, Rollout]
     batches_per_update: int
     callbacks: CallbackList
 
-    def local_state(self) -> dict[str, Any]:
-        """The state that differs between processes: random streams, and the exploration schedules of the actors."""
+    def local_state(self, ranks: Ranks) -> dict[str, Any]:
+        """The state that differs between ranks: random streams, and the exploration schedules of the actors.
+
+        Gradients of an update of several batches differ too until it ends, which takes their mean. Here they become it already, so that
+        rank 0 can save them for all.
+        """
+        if ranks.count > 1:
+            parameters, found = dict(self.policy.named_parameters()), self._unused_gradients()
+            for name in sorted(set().union(*ranks.gather([list(found)]))):
+                if name not in found:
+                    found[name] = parameters[name].grad = torch.zeros_like(parameters[name])
+                ranks.average([found[name]])
         return {"rng": rng_state(), "pools": {k: r.pool.state_dict() for k, r in self.pools.items()}}
 
     def snapshot(self, progress: Progress, ranks: list[dict[str, Any]], settings: dict[str, Any]) -> Snapshot:
@@ -99,12 +111,11 @@ class TrainingParts:
             ranks: the `local_state` of each process.
             settings: of the run (`amago.run.record.settings_of`).
         """
-        assert self.logger is not None
         state = {
             "epoch": progress.epoch, "collected": progress.collected, "trained": progress.trained, "seed": progress.seed,
-            "frames_by_env": progress.frames_by_env, "updater": self.updater.state_dict(),
+            "frames_by_env": progress.frames_by_env, "frames_of_all_ranks": True, "updater": self.updater.state_dict(),
             "schedule": self.schedule.state_dict(), "next_batch": self.loader.next_batch,
-            "wall_time": self.logger.wall_time, "dataset": self.dataset.state_dict(),
+            "wall_time": 0.0 if self.logger is None else self.logger.wall_time, "dataset": self.dataset.state_dict(),
             "processes": self.accelerator.num_processes, "ranks": ranks, "settings": settings,
             "batches_in_update": self.accelerator.step % self.batches_per_update,
         }  # fmt: skip
@@ -165,8 +176,9 @@ class TrainingParts:
             self.logger.rewind(state["wall_time"])
         self._restore_process(state["ranks"], change)
         frames = dict(state["frames_by_env"])
+        if not state.get("frames_of_all_ranks"):  # an earlier version saved those of rank 0
+            frames = {name: n * saved for name, n in frames.items()}
         if saved != now:
-            frames = {name: round(n * saved / now) for name, n in frames.items()}  # of one process; the total stays
             change.notes.append(f"{saved} processes saved it, and there are {now}: the run is not repeated exactly")
         return Progress(state["epoch"], state["collected"], state["trained"], self.loader.seed, frames)
 
@@ -181,6 +193,8 @@ class TrainingParts:
                 load_pool_state(pool, known, "exploration_wrapper_type" in change.fields)
         if rank < len(ranks) and change.new_seed is None:
             set_rng_state(local["rng"])
+        elif change.new_seed is None:
+            seed_process((self.loader.seed, rank, len(ranks)))
 
     def _load_optimizer(self, saved: dict[str, Any], schedule: dict[str, Any]) -> None:
         """Restore the optimizer's moments and the place in the schedule. Rates, weight decay and the like are those of now."""
@@ -190,11 +204,12 @@ class TrainingParts:
                 f"the optimizer had groups of {[len(g['params']) for g in saved['param_groups']]} parameters, and now has groups of "
                 f"{[len(g['params']) for g in now]}"
             )
-        base = list(self.schedule.base_lrs)
+        own: Any = getattr(self.schedule, "scheduler", self.schedule)  # Accelerate's wrapper around one
+        base = list(own.base_lrs)
         groups = [{**new, "params": old["params"]} for new, old in zip(now, saved["param_groups"])]
         self.optimizer.load_state_dict({**saved, "param_groups": groups})
-        self.schedule.load_state_dict({**schedule, "base_lrs": base})
-        step = self.schedule.last_epoch
-        for group, rate, factor in zip(self.optimizer.param_groups, base, self.schedule.lr_lambdas):
-            group["lr"] = rate * factor(step)
-        self.schedule._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+        own.load_state_dict({**schedule, "base_lrs": base})
+        if isinstance(own, torch.optim.lr_scheduler.LambdaLR):
+            for group, rate, factor in zip(self.optimizer.param_groups, base, own.lr_lambdas):
+                group["lr"] = rate * factor(own.last_epoch)
+            own._last_lr = [group["lr"] for group in self.optimizer.param_groups]

@@ -10,6 +10,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from amago.agent import BaseAgent
+from amago.nets import ranks
 
 MAX_SKIPPED_IN_A_ROW = 20
 
@@ -86,6 +87,11 @@ class Updater:
         self.params, self.grad_clip = list(agent.trainable_params), grad_clip
         self.grad_steps = self.skipped = self._in_a_row = 0
 
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """The arguments that it was made with."""
+        return self.accelerator, self.agent, self.optimizer, self.schedule, self.grad_clip
+
     def step(self, log_step: bool, loss: Tensor | None = None) -> dict[str, float | Tensor]:
         """Update with the gradients in ``.grad``, and clear them.
 
@@ -105,7 +111,8 @@ class Updater:
         norm = self.accelerator.clip_grad_norm_(self.params, self.grad_clip)
         assert norm is not None
         scaled = self.accelerator.scaler is not None  # float16: the scaler skips by itself, and lowers its scale
-        if not scaled and not (norm if loss is None else norm + loss.detach()).isfinite():
+        checked = norm if loss is None else norm + ranks.average(loss.detach())  # all ranks skip, or none
+        if not scaled and not checked.isfinite():
             self._skip()
         else:
             self.optimizer.step()

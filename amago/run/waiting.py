@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from amago.compat.datasets import collection_ended
 from amago.loading import RLDataset
+from amago.run.ranks import Ranks
 from amago.run.settings import ExperimentSettings
 
 logger = logging.getLogger(__name__)
@@ -49,21 +50,26 @@ def check_trained(s: ExperimentSettings, dataset: RLDataset, skipped: int, resta
     raise NothingTrainedError(f"the run is over and has trained on nothing: {why}")
 
 
-def wait_for_data(dataset: RLDataset, refused_timeout: float, pause: Callable[[], bool]) -> None:
-    """Wait until a data set is ready for training.
+def wait_for_data(dataset: RLDataset, refused_timeout: float, pause: Callable[[], bool], ranks: Ranks | None = None) -> bool:
+    """Wait until a data set is ready for training, in all ranks.
 
     While nothing is found, wait without limit, as other processes may begin to collect later. Files that are refused are a
     mistake rather than a delay: another format, another place, damage.
 
     Args:
         refused_timeout: seconds to wait for others while there are refused files alone.
-        pause: waits a moment; whether to go on waiting.
+        pause: waits a moment; whether to go on waiting, equally in all ranks.
+        ranks: that wait together; None: this process alone.
+
+    Returns:
+        whether it is ready.
 
     Raises:
         NoReadableDataError: that time is over.
     """
+    ranks = ranks or Ranks()
     since = None  # when there were refused files for the first time
-    while not dataset.ready_for_training:
+    while not ranks.all(dataset.ready_for_training):
         refused, now = dataset.refused_files(), time.monotonic()
         if not refused:
             since = None
@@ -72,15 +78,16 @@ def wait_for_data(dataset: RLDataset, refused_timeout: float, pause: Callable[[]
             logger.warning(
                 "no file that was found can be sampled; the run fails after %g s: %s", refused_timeout, _listed(refused)
             )
-        if since is not None and now - since >= refused_timeout:
+        if ranks.any(since is not None and now - since >= refused_timeout):
             raise NoReadableDataError(
                 f"there is nothing to train on: this process does not collect, all {len(refused):,} files that were found were "
                 f"refused, and no others came within refused_data_timeout={refused_timeout:g} seconds. Remove these files, or convert "
                 f"recordings of other systems ('amago buffer import'); start processes that collect before this one:{_listed(refused)}"
             )
         if not pause():
-            return
+            return False
         collection_ended(dataset)
+    return True
 
 
 def _listed(refused: Mapping[str, str]) -> str:

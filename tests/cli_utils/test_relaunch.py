@@ -27,7 +27,7 @@ experiment = cli_utils.create_experiment_from_cli(
 experiment = cli_utils.switch_async_mode(experiment, args.mode)
 experiment.start()
 experiment.learn()
-print("learned", experiment.grad_steps, "of", experiment.env_steps)
+print("learned", experiment.grad_update_counter, "of", experiment.env_steps)
 experiment.close()
 '''
 WORDS = (

@@ -47,5 +47,5 @@ if __name__ == "__main__":
     experiment = tiny.experiment(sys.argv[1], slow, **defaults | fields)
     experiment.start()
     experiment.learn()
-    print("learned", experiment.grad_steps, experiment.env_steps, flush=True)
+    print("learned", experiment.grad_update_counter, experiment.env_steps, flush=True)
     experiment.close()

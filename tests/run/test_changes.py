@@ -64,7 +64,7 @@ OTHER = {
     "start_collecting_at_epoch": 1, "train_timesteps_per_epoch": 6, "train_batches_per_epoch": 3, "val_interval": 5,
     "ckpt_interval": 2, "always_save_latest": True, "always_load_latest": True, "batch_size": 3, "batches_per_update": 2,
     "learning_rate": 0.5, "critic_loss_weight": 2.0, "lr_warmup_steps": 9, "grad_clip": 0.5, "l2_coeff": 0.25,
-    "sample_actions_train": False, "lr_cooldown": 0.5, "log_to_tensorboard": True, "env_workers": 1, "env_step_timeout": 5.0,
+    "sample_actions_train": False, "sample_actions_val": False, "lr_cooldown": 0.5, "log_to_tensorboard": True, "env_workers": 1, "env_step_timeout": 5.0,
     "max_env_restarts": 3, "keep_training_states": 4, "dset_max_size": None, "extra_fields": None, "cut_short_trajectories": True,
     "dset_max_steps": None, "dset_max_bytes": None, "env_trial_steps": 0, "val_episodes": 2, "refused_data_timeout": 1.0, "share_buffer": True,
     "progress": "plain", "callbacks": [amago.Callback()],
@@ -317,17 +317,20 @@ def test_another_seed_is_applied(tmp_path, capsys):
     assert seven[2] != eight[2]
 
 
-def test_a_state_of_another_number_of_processes(tmp_path, capsys):
+@pytest.mark.parametrize("counts", ["of all ranks", "of rank 0"])
+def test_a_state_of_another_number_of_processes(tmp_path, capsys, counts):
     e = learned(tmp_path, ckpt_interval=1)
     frames = e.env_steps
     e.close()
     directory = e.ckpt_dir / "training_states" / "run_epoch_0"
     weights, tensors, content = checkpoint.load_training_state(directory)
     content["processes"], content["ranks"] = 2, content["ranks"] * 2
+    if counts == "of rank 0":  # as earlier versions saved them
+        del content["frames_of_all_ranks"]
     checkpoint.save_training_state(directory, weights, tensors, content)
     e = resumed(tmp_path)
     assert "note: 2 processes saved it, and there are 1" in capsys.readouterr().out
-    assert e.env_steps == 2 * frames, "steps of both processes"
+    assert e.env_steps == (frames if counts == "of all ranks" else 2 * frames)
     e.learn()
     assert e.epoch == 2
     e.close()

@@ -42,11 +42,11 @@ def fifo(root, name="run"):
 def test_a_second_run_of_a_name_is_refused_with_the_ways_out(tmp_path, fields):
     learned(tmp_path, **fields).close()
     before = contents(tmp_path)
-    made = []
+    e = started(tmp_path)
     with pytest.raises(RunExistsError, match=naming("'run'", "resume='auto'", "run_name", "overwrite=True", "--overwrite")):
-        started(tmp_path, lambda: made.append(1) or tiny.tmaze())
+        e.learn()
+    e.close()
     assert contents(tmp_path) == before, "nothing is lost"
-    assert not made, "before any environment is started"
     for way in ({"resume": "auto"}, {"name": "other"}, {"overwrite": True}):
         started(tmp_path, **way).close()
 
@@ -192,8 +192,10 @@ def test_a_buffer_of_an_earlier_version_goes_with_the_run_that_resumes(tmp_path)
     learned(tmp_path, ckpt_interval=1).close()
     (tmp_path / "run" / "settings.json").unlink()
     (tmp_path / "run" / "buffer" / "owner.json").unlink()
+    e = started(tmp_path)
     with pytest.raises(RunExistsError, match=naming("metrics.jsonl")):
-        started(tmp_path)
+        e.learn()
+    e.close()
     learned(tmp_path, resume="auto", epochs=2).close()
     assert json.loads((tmp_path / "run" / "buffer" / "owner.json").read_text())["run"] == "run"
     (tmp_path / "run" / "buffer" / "owner.json").unlink()

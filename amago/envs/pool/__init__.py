@@ -11,6 +11,7 @@
 | `plan`, `actor`, `actor_set` | the actors of one process: what they are made from, one, all |
 | `buffers`, `memory` | the arrays that actors and policy share |
 | `faults` | environment faults, the restart budget, and mistakes that end a run |
+| `view`, `vector` | calling environments by name; a pool as a vector environment |
 | `trial` | trying an environment before a run |
 """
 
@@ -18,5 +19,6 @@ from amago.envs.pool.base import ActorPool
 from amago.envs.pool.faults import ActorError, EnvironmentMistake
 from amago.envs.pool.make import ENV_MODES, make_pool
 from amago.envs.pool.sync import InProcessPool
+from amago.envs.pool.vector import PoolEnv
 
-__all__ = ["ENV_MODES", "ActorError", "ActorPool", "EnvironmentMistake", "InProcessPool", "make_pool"]
+__all__ = ["ENV_MODES", "ActorError", "ActorPool", "EnvironmentMistake", "InProcessPool", "PoolEnv", "make_pool"]

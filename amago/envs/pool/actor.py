@@ -33,10 +33,12 @@ class Actor:
         writer_for: returns the writer that records trajectories of this environment, or None.
 
     Attributes:
+        made: what the user's function returned.
         base: the `AMAGOEnv` inside all wrappers.
         env: the outermost wrapper around it.
         recorder: records its rollouts.
         exploration: the exploration wrapper, or None.
+        outcome: what the environment returned in the last step; None before the first.
 
     Raises:
         TypeError: the function did not return an `AMAGOEnv`.
@@ -49,8 +51,10 @@ class Actor:
     ) -> None:
         self.number, self.generation, self._worker = number, generation, plan.worker
         made, self.base = make_env(plan.make_envs[number], plan.batch)
+        self.made = made
         self._reset_seed, exploration_seed, recorder_seed = plan.actor_seeds(number, generation)
         self._seeded = False
+        self.outcome: Any = None
         self.exploration: ExplorationWrapper | None = None
         if plan.exploration is not None:
             made = self.exploration = plan.exploration(made)
@@ -67,9 +71,14 @@ class Actor:
     def spaces(self) -> Spaces:
         return Spaces(self.base.observation_space, self.base.action_spec.space, self.base.raw_observation_space)
 
+    @property
+    def rows(self) -> slice:
+        """Its rows of the pool's arrays."""
+        return self._rows
+
     def attach(self, buffers: Buffers) -> None:
         """Use these arrays from now on."""
-        rows = self._rows
+        rows, self.buffers = self._rows, buffers
         self._obs = [(key, array[rows]) for key, array in buffers.obs.items()]
         self._rl2s, self._time, self._resets = buffers.rl2s[rows], buffers.time_idxs[rows, 0], buffers.resets[rows]
         reward, self._prev_action = split_rl2(self._rl2s)
@@ -93,7 +102,7 @@ class Actor:
 
     def step(self) -> None:
         """Take one step with the actions in the arrays; a rollout that ends is followed by a new one at once."""
-        out = self.env.step(self._action)
+        self.outcome = out = self.env.step(self._action)
         if self.recorder.stepped(*out):
             self._any_ended[0] = True
             self.reset()

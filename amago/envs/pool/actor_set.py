@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from amago.envs.environment import AMAGOEnv
-from amago.envs.pool.actor import Actor, make_env
+from amago.envs.pool.actor import Actor
 from amago.envs.pool.buffers import Buffers
 from amago.envs.pool.faults import MAX_RETRY_PAUSE, MIN_RETRY_PAUSE, PROVEN_STEPS, ActorError, Fault, mistake_in
 from amago.envs.pool.plan import ActorPlan, Spaces
 from amago.envs.pool.trial import random_state_kept, try_environment
+from amago.envs.pool.view import ActorView, Answer, answer_of
 from amago.envs.recorder import RecordingError, open_writer
 from amago.envs.statistics import PhaseStatistics
 
@@ -45,10 +46,11 @@ class ActorSet:
         self._actors: dict[int, Actor] = {}
         self._replaced = PhaseStatistics()  # of actors that were replaced since the last `drain`
         self._buffers: Buffers | None = None
-        self._try_one()
         try:
             for number in plan.make_envs:
                 self._actors[number] = actor = Actor(plan, number, plan.generation, self._writer_for)
+                if len(self._actors) == 1:
+                    self._try(actor)
                 if actor.exploration is not None:
                     actor.exploration.global_step = plan.steps.get(number, 0)
             self.spaces = _common_spaces(self._actors.values())
@@ -57,14 +59,12 @@ class ActorSet:
             raise
         self._form_groups()
 
-    def _try_one(self) -> None:
-        """Try another instance of the first actor's environment, so that its actor begins as if nothing had happened."""
+    def _try(self, actor: Actor) -> None:
+        """Try the first actor's environment; its reset, which comes next, ends the rollout of the trial."""
         plan = self.plan
-        if not plan.trial_steps or plan.worker or plan.generation:
-            return
-        with random_state_kept():
-            number, maker = next(iter(plan.make_envs.items()))
-            try_environment(*make_env(maker, plan.batch), plan.trial_steps, plan.trial_seed(number))
+        if plan.trial_steps and not plan.worker and not plan.generation:
+            with random_state_kept():
+                try_environment(actor.made, actor.base, plan.trial_steps, plan.trial_seed(actor.number))
 
     def _form_groups(self) -> None:
         self._groups = [[self._actors[number] for number in group] for group in self.plan.groups]
@@ -189,6 +189,24 @@ class ActorSet:
         """Restore what `state_dict` returned."""
         for number, actor in self._actors.items():
             actor.load_state_dict(state[str(number)])
+
+    def call(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], check: Callable[[Any], Any] | None = None
+    ) -> dict[int, Answer]:
+        """Call a method of each environment, or read an attribute (`ActorView`); errors are in the answers.
+
+        Args:
+            check: raises for what cannot be sent to the learner's process; None: the answers stay in this one.
+
+        Returns:
+            {actor's number: its answer}.
+        """
+        return {n: answer_of(ActorView(actor), name, args, kwargs, check) for n, actor in self._actors.items()}
+
+    @property
+    def views(self) -> list[ActorView]:
+        """The environments, as `call` sees them."""
+        return [ActorView(actor) for actor in self._actors.values()]
 
     def render(self) -> Any:
         """Render the first actor's environment."""

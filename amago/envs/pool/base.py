@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from amago.envs.pool.buffers import Buffers
 from amago.envs.pool.faults import PROVEN_STEPS, RestartBudget
 from amago.envs.pool.plan import Spaces
+from amago.envs.pool.view import Answer, take
 from amago.envs.statistics import PhaseStatistics
 from amago.spaces import ActionSpec, action_spec, rl2_space
 
@@ -67,6 +68,7 @@ class ActorPool(ABC):
         self.rl2_space = rl2_space(self.action_spec)
         self._budget = budget
         self._in_flight = [False] * len(groups)
+        self._calling: str | None = None  # what `call_async` has called
 
     def _use_buffers(self, buffers: Buffers) -> None:
         self._buffers, self.extras, self.idle = buffers, buffers.extras, buffers.idle
@@ -144,6 +146,53 @@ class ActorPool(ABC):
     @abstractmethod
     def _finish(self, group: int) -> None:
         """Return when the group has taken its step."""
+
+    # ------------------------------------------------------------------ calls
+
+    def call_async(self, name: str, *args: Any, **kwargs: Any) -> None:
+        """Call a method of each environment, or read an attribute; `call_wait` returns what they answer.
+
+        Names are looked up in the environment with all its wrappers, and what `SequenceWrapper` has of a rollout's state is there too
+        (`amago.envs.pool.view.ActorView`). Arguments and answers must be picklable where environments are in worker processes.
+
+        Raises:
+            ValueError: the answers of the last call were not taken, or a group is stepping.
+        """
+        if self._calling is not None:
+            raise ValueError(f"call_wait() must take the answers to {self._calling!r} first")
+        if any(self._in_flight):
+            raise ValueError("a group is stepping: wait() for it before calling environments")
+        self._begin_call(name, args, kwargs)
+        self._calling = name
+
+    def call_wait(self) -> list[Any]:
+        """The answers to the last `call_async`, one an environment, in order.
+
+        Raises:
+            ValueError: there was no `call_async`.
+            AttributeError: an environment has no such method or attribute.
+            ActorError: a worker was lost meanwhile, or an environment of a worker raised an error; with its traceback. (In this
+                process, the environment's own exception is raised.)
+        """
+        if self._calling is None:
+            raise ValueError("there is nothing to wait for: call call_async(name, *args) first")
+        name, self._calling = self._calling, None
+        answers = self._end_call()
+        numbers = range(len(answers) if not self.can_idle else self.num_actors)
+        return [take(answers.get(n), name, n) for n in numbers]
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """`call_async`, then `call_wait`."""
+        self.call_async(name, *args, **kwargs)
+        return self.call_wait()
+
+    @abstractmethod
+    def _begin_call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Begin `call_async`."""
+
+    @abstractmethod
+    def _end_call(self) -> dict[int, Answer]:
+        """{actor's number: its answer}."""
 
     # ------------------------------------------------------------------ statistics, files, state
 

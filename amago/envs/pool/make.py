@@ -52,8 +52,8 @@ def make_pool(
             ``writer_name`` (must be unique in the directory; default: random). None records only returns and metrics.
         seed: of the environments' first resets and of exploration; the same in every mode. None: random.
         mp_context: how workers start: "forkserver" (default), "spawn" or "fork".
-        trial_steps: first make one more environment, take so many random steps in it, and close it, so that a mistake in its code
-            is found at once. 0: do not.
+        trial_steps: take so many random steps in the first environment before it is reset for its first rollout, so that a mistake in
+            its code is found at once. 0: do not.
 
     Returns:
         the pool; call its `reset` first and its `close` last.

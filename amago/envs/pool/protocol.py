@@ -16,6 +16,7 @@ file descriptor of their memory, and answers `ATTACHED`. From then on it answers
 | `FLUSH`, `FLUSH_PARTIAL` | commits finished (and parts of unfinished) trajectories | | how many, an int |
 | `GET_STATE` | reports the state of all actors | | dict |
 | `SET_STATE` | loads the state of all actors | dict | |
+| `CALL` | calls a method of each environment, or reads an attribute | (name, args, kwargs) | {actor's number: its `Answer`} |
 | `QUIT` | closes everything and ends | | a traceback, or None |
 
 Two messages come without a command: `FAULT`, when an environment was replaced (with a `Fault`), and `FAILED`, when the worker cannot
@@ -31,7 +32,8 @@ RESET = b"R"
 DRAIN = b"D"
 FLUSH, FLUSH_PARTIAL = b"F", b"P"
 GET_STATE, SET_STATE = b"S", b"L"
+CALL = b"C"
 QUIT = b"Q"
 FAULT, FAILED = b"!", b"X"
 
-ANSWERED_WITH_MESSAGE = frozenset((READY, DRAIN, FLUSH, FLUSH_PARTIAL, GET_STATE, QUIT))
+ANSWERED_WITH_MESSAGE = frozenset((READY, DRAIN, FLUSH, FLUSH_PARTIAL, GET_STATE, CALL, QUIT))

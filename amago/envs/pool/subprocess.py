@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 from multiprocessing import util
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from amago.envs.pool import protocol
@@ -17,6 +18,7 @@ from amago.envs.pool.faults import ActorError, RestartBudget
 from amago.envs.pool.handle import WorkerHandle, WorkerLost
 from amago.envs.pool.plan import ActorPlan
 from amago.envs.pool.supervisor import Supervisor
+from amago.envs.pool.view import Answer
 from amago.envs.statistics import PhaseStatistics
 
 CONTEXTS = ("forkserver", "spawn", "fork")
@@ -127,6 +129,20 @@ class AsyncPool(ActorPool):
         for i in range(self.num_actors):
             self._supervisor.actor_steps[i] = states[str(i)].get("exploration", {}).get("global_step", 0)
         self._supervisor.set_states(states)
+
+    def _begin_call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        message = (name, args, kwargs)
+        try:
+            ForkingPickler.dumps(message)
+        except Exception as err:
+            raise ValueError(f"the arguments of {name!r} cannot be sent to a worker process: {err}") from err
+        self._supervisor.broadcast(protocol.CALL, message)
+
+    def _end_call(self) -> dict[int, Answer]:
+        answers: dict[int, Answer] = {}
+        for found in self._supervisor.gather(protocol.CALL, time.monotonic() + self._start_timeout):
+            answers |= found or {}
+        return answers
 
     def render(self) -> Any:
         raise ValueError("env_mode='async' cannot render: the environments live in other processes; use env_mode='sync'")

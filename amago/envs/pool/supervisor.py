@@ -97,12 +97,12 @@ class Supervisor:
 
     # ------------------------------------------------------------------ commands
 
-    def broadcast(self, command: bytes) -> None:
-        """Send a command without a message to every worker; then call `gather`."""
+    def broadcast(self, command: bytes, *message: Any) -> None:
+        """Send a command, and its message if it has one, to every worker; then call `gather`."""
         self.check_open()
         self._pending.add(command)
         for worker in self.workers:
-            worker.send_command(command)
+            worker.send_command(command, *message)
 
     def set_states(self, states: dict[str, Any]) -> None:
         """Let every worker load {actor's number: its state}."""

@@ -11,6 +11,7 @@ from amago.envs.pool.base import ActorPool
 from amago.envs.pool.buffers import Buffers, Layout
 from amago.envs.pool.faults import RestartBudget
 from amago.envs.pool.plan import ActorPlan
+from amago.envs.pool.view import ActorView, Answer
 from amago.envs.statistics import PhaseStatistics
 
 
@@ -54,6 +55,17 @@ class InProcessPool(ActorPool):
 
     def _load_actor_states(self, states: dict[str, Any]) -> None:
         self._actors.load_state_dict(states)
+
+    def _begin_call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._answers = self._actors.call(name, args, kwargs)
+
+    def _end_call(self) -> dict[int, Answer]:
+        return self._answers
+
+    @property
+    def envs(self) -> list[ActorView]:
+        """The environments, one an actor."""
+        return self._actors.views
 
     def render(self) -> Any:
         return self._actors.render()

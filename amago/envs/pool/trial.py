@@ -21,7 +21,7 @@ _SECONDS = 1.0
 
 
 def try_environment(made: Any, base: AMAGOEnv, steps: int, seed: np.random.SeedSequence) -> None:
-    """Reset an environment, take random actions, and close it.
+    """Reset an environment and take random actions. It is reset or closed next.
 
     Other errors than mistakes are ignored: they may be crashes, which a pool of actors survives.
 
@@ -55,9 +55,6 @@ def try_environment(made: Any, base: AMAGOEnv, steps: int, seed: np.random.SeedS
                 f"{mistake}\nThe environment {_name(base)} raised this {when}, while it was tried with random actions before the run "
                 "(Experiment.env_trial_steps)."
             ) from None
-    finally:
-        with contextlib.suppress(Exception, SystemExit):
-            made.close()
 
 
 def _name(base: AMAGOEnv) -> str:

@@ -223,6 +223,9 @@ def _obey(command: bytes, conn: Connection, actors: ActorSet) -> tuple[Any, ...]
         return (actors.flush(partial=command == protocol.FLUSH_PARTIAL),)
     if command == protocol.GET_STATE:
         return (actors.state_dict(),)
+    if command == protocol.CALL:
+        name, args, kwargs = conn.recv()
+        return (actors.call(name, args, kwargs, check=reduction.ForkingPickler.dumps),)
     if command == protocol.SET_STATE:
         actors.load_state_dict(conn.recv())
         return ()

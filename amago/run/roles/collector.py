@@ -120,7 +120,7 @@ class Collector(Role):
     def evaluates(self, epoch: int, interval: int | None, version: int) -> bool:
         self._beat["version"] = version
         since = max(0, version - 1)  # epochs of the learner: it publishes once before the first
-        if interval is None or since // interval == self._evaluated:
+        if not interval or since // interval == self._evaluated:
             return False
         self._evaluated = since // interval
         return True

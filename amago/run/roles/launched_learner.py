@@ -73,7 +73,7 @@ class LaunchedLearner(Role):
         write_soon(Path(self.assignment.control) / HELLO, hello)
 
     def published(self, run: PersistentRun) -> None:
-        self._axes[run.checkpoints.version] = run.axes()
+        self._axes[run.checkpoints.version] = {**run.axes(), "epoch": run.epoch + run._epoch_is_over}
         for old in sorted(self._axes)[:-1000]:
             del self._axes[old]
         if self._main and run.logger is not None:
@@ -84,15 +84,16 @@ class LaunchedLearner(Role):
     def may_update(self, run: PersistentRun, stop: GracefulStop) -> bool:
         self._look(run, "training")
         if not self._main:
-            return not stop  # the main process waits, and the others for its gradients
-        while not stop and self.limits.learner_waits(run.updater.grad_steps, run.env_steps):
+            return True  # the main process waits, and the others for its gradients
+        while not stop.heard() and self.limits.learner_waits(run.grad_update_counter, run.env_steps):
             began = time.monotonic()
             self._waits = True
             stop.wait(0.1)
             self._look(run, "waiting")
             self._waited += time.monotonic() - began
         self._waits = False
-        return not stop
+        # several ranks make this update together, and decide together afterwards
+        return not stop.heard() or run.accelerator.num_processes > 1
 
     def waiting(self, run: PersistentRun) -> None:
         self._look(run, "waiting")
@@ -102,7 +103,7 @@ class LaunchedLearner(Role):
         now = time.monotonic()
         if now < self._next_look:
             return
-        collection_ended(run._data)
+        collection_ended(run._data, run)
         self._next_look = now + max(LOOK_SECONDS, _SHARE * (time.monotonic() - now))  # a look into many files takes longer
         if self._main:
             self._say(run, state)
@@ -111,7 +112,7 @@ class LaunchedLearner(Role):
 
     def _say(self, run: PersistentRun, state: str) -> None:
         self._count += 1
-        self._updates, self._steps = run.updater.grad_steps, run.env_steps
+        self._updates, self._steps = run.grad_update_counter, run.env_steps
         beat = {
             "state": state, "epoch": run.epoch, "epochs": run.epochs, "updates": self._updates, "steps": self._steps,
             "version": run.checkpoints.version, "pause": self.limits.collectors_pause(self._updates, self._steps),

@@ -41,7 +41,7 @@ class Role:
             interval: ``val_interval``.
             version: of the published policy that this process has read.
         """
-        return interval is not None and epoch % interval == 0
+        return bool(interval) and epoch % (interval or 1) == 0
 
     def after_step(self, steps: int, stop: GracefulStop, collecting: bool) -> None:
         """The actors have taken a step. May wait.
@@ -56,8 +56,8 @@ class Role:
         """A phase is over."""
 
     def may_update(self, run: PersistentRun, stop: GracefulStop) -> bool:
-        """Wait until the next update may be made; False: a signal has arrived."""
-        return not stop
+        """Wait until the next update may be made; False: not at all, as a signal has arrived."""
+        return True
 
     def waiting(self, run: PersistentRun) -> None:
         """The run waits for data."""

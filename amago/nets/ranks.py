@@ -1,0 +1,98 @@
+"""Sums over ranks: the processes that train one agent together, each on a batch of its own.
+
+Within `joint_batch` the batches of all ranks count as one batch: running statistics, and the means of losses and metrics, are what they
+would be if one process had all of it. Outside of it, and in one process, nothing here communicates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from amago import ops
+
+_ranks = 1  # that share a batch; 1 outside of `joint_batch`
+
+
+@contextmanager
+def joint_batch(ranks: int) -> Iterator[None]:
+    """In the block, the batches of so many ranks are one batch. All ranks must make the same calls in it, in the same order."""
+    global _ranks
+    before, _ranks = _ranks, ranks
+    try:
+        yield
+    finally:
+        _ranks = before
+
+
+def is_joint() -> bool:
+    """Whether batches of several ranks count as one now."""
+    return _ranks > 1
+
+
+def total(*parts: Tensor) -> tuple[Tensor, ...]:
+    """The sums over all ranks of tensors on one device, computed in float64 and in one message; without gradient."""
+    if _ranks == 1:
+        return parts
+    flat = torch.cat([part.detach().reshape(-1).double() for part in parts])
+    dist.all_reduce(flat)
+    pieces = flat.split([part.numel() for part in parts])
+    return tuple(piece.view(part.shape).to(part.dtype) for piece, part in zip(pieces, parts))
+
+
+def average(part: Tensor) -> Tensor:
+    """The mean over all ranks; without gradient."""
+    return part if _ranks == 1 else total(part.double())[0].div(_ranks).to(part.dtype)
+
+
+def divisor(count: Tensor, least: float) -> Tensor:
+    """What each rank divides its own sum by, so that the mean of the ranks' quotients is the sum of all over the count of all.
+
+    Data-parallel training takes the mean of the ranks' losses and gradients. The mean of the ranks' own means would give the steps of a
+    rank whose sequences are short more weight.
+
+    Args:
+        count: of this rank.
+        least: smallest count of all ranks together.
+    """
+    return count.clamp(min=least) if _ranks == 1 else total(count.double())[0].clamp(min=least) / _ranks
+
+
+def weight(mask: Tensor) -> Tensor | None:
+    """What the mean of a metric where ``mask`` is True is multiplied by, so that the mean over the ranks is that of all; None in one process."""
+    return None if _ranks == 1 else mask.sum() / divisor(mask.sum(), 1)
+
+
+@torch.no_grad()
+def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+    """`amago.ops.masked_mean` over the batches of all ranks; without gradient."""
+    if _ranks == 1:
+        return ops.masked_mean(x, mask)
+    mask = mask.expand_as(x)
+    kept, count = total(torch.where(mask, x, 0.0).sum(dtype=torch.float64), mask.sum())
+    return (kept / count.clamp(min=1)).to(x.dtype)
+
+
+@torch.no_grad()
+def masked_std(x: Tensor, mask: Tensor) -> Tensor:
+    """`amago.ops.masked_std` over the batches of all ranks; without gradient."""
+    return masked_mean((x - masked_mean(x, mask)) ** 2, mask).sqrt()
+
+
+@torch.no_grad()
+def masked_max(x: Tensor, mask: Tensor) -> Tensor:
+    """The largest number of all ranks where ``mask`` is True; -inf where nothing is."""
+    largest = torch.where(mask, x, -torch.inf).amax()
+    if _ranks > 1:
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return largest
+
+
+@torch.no_grad()
+def masked_min(x: Tensor, mask: Tensor) -> Tensor:
+    """The smallest number of all ranks where ``mask`` is True; inf where nothing is."""
+    return -masked_max(-x, mask)

@@ -1,0 +1,711 @@
+"""`Experiment` as code for the original system uses it: parts of ``start()``, environments, hooks, loops and checkpoints of its own."""
+
+import os
+from dataclasses import dataclass
+
+import gin
+import numpy as np
+import pytest
+import tiny
+import torch
+from messages import naming
+from tiny import EPISODE, experiment, learned, started
+from torch.utils.data import DataLoader
+
+import amago
+from amago import cli_utils
+from amago.envs import AMAGOEnv, EnvCreator, make_pool
+from amago.envs.builtin import TMazePassive
+from amago.envs.env_utils import DummyAsyncVectorEnv
+from amago.loading import Batch, RLData_pad_collate
+from amago.run.ownership import RunExistsError
+from amago.utils import call_async_env
+
+INF = float("inf")
+
+
+class Maze(AMAGOEnv):
+    """Has a method that a client calls from outside, and one that fails."""
+
+    def __init__(self):
+        super().__init__(TMazePassive(tiny.CORRIDOR), env_name="TMaze")
+        self.breaks = 0
+
+    def take_long_break(self, minutes=1):
+        self.breaks += 1
+        return (self.env_name, self.breaks, minutes)
+
+    def lose_the_line(self):
+        raise ConnectionError("the server is gone")
+
+
+# ---- before start, and in parts --------------------------------------------------------------------------------------------
+
+
+def test_accelerator_and_device_exist_before_the_start(tmp_path):
+    e = experiment(tmp_path)
+    assert torch.device("cpu") == e.DEVICE
+    made = e.accelerator
+    assert made.num_processes == 1
+    e.parallel_actors, e.env_mode, e.verbose, e.epoch = 3, "sync", False, 4
+    e.start()
+    assert e.accelerator is made
+    assert (e.train_envs.num_envs, e.epoch) == (3, 4)
+    e.close()
+
+
+def test_the_accelerator_follows_fields_that_change_before_the_start(tmp_path):
+    e = experiment(tmp_path)
+    assert e.accelerator.mixed_precision == "no"
+    e.mixed_precision, e.batches_per_update = "bf16", 2
+    other = experiment(tmp_path, name="other")
+    assert other.accelerator.mixed_precision == "no"
+    e.start()
+    assert (e.accelerator.mixed_precision, e.accelerator.gradient_accumulation_steps) == ("bf16", 2)
+    e.close()
+
+
+@pytest.mark.parametrize("model_first", [False, True])
+def test_the_parts_of_start_are_called_one_by_one(tmp_path, model_first):
+    e = experiment(tmp_path, ckpt_interval=1, always_save_latest=True)
+    assert e.init_dsets() is e.dataset
+    text = e.init_envs()
+    assert "2 actors" in text
+    for part in (e.init_model, e.init_dloaders) if model_first else (e.init_dloaders, e.init_model):
+        part()
+    assert not (e.run_dir / "policy.json").exists()
+    e.init_checkpoints()
+    assert os.path.isdir(os.path.join(e.ckpt_dir, "training_states"))
+    e.init_logger()
+    e.summary(env_summary=text)
+    e.learn()
+    assert (e.epoch, e.grad_update_counter) == (1, 2)
+    assert {r["section"] for r in tiny.rows(e.run_dir)} >= {"train", "rollout", "buffer"}
+    e.close()
+    again = started(tmp_path, resume="auto")
+    assert again.epoch == 1
+    again.close()
+
+
+def test_a_policy_acts_without_checkpoints_and_log(tmp_path):
+    e = experiment(tmp_path)
+    e.init_dsets()
+    e.init_envs()
+    e.init_model()
+    _, (returns, _) = e.interact(e.val_envs, EPISODE)
+    assert [len(r.data["TMaze"]) for r in returns] == [1, 1]
+    assert not e.run_dir.joinpath("ckpts").exists()
+    e.close()
+
+
+def test_start_calls_its_parts_in_order(tmp_path):
+    calls = []
+
+    class Telling(amago.Experiment):
+        pass
+
+    for name in (
+        "init_dsets",
+        "init_envs",
+        "init_dloaders",
+        "init_model",
+        "init_optimizer",
+        "init_checkpoints",
+        "init_logger",
+        "summary",
+    ):
+
+        def told(self, *args, _name=name, **kwargs):
+            calls.append(_name)
+            return getattr(super(Telling, self), _name)(*args, **kwargs)
+
+        setattr(Telling, name, told)
+    started(tmp_path, experiment_type=Telling, verbose=True).close()
+    assert calls == [
+        "init_dsets",
+        "init_envs",
+        "init_dloaders",
+        "init_model",
+        "init_optimizer",
+        "init_checkpoints",
+        "init_logger",
+        "summary",
+    ]
+
+
+PLACEHOLDER = {
+    "epochs": 0, "train_batches_per_epoch": 0, "train_timesteps_per_epoch": 0, "val_timesteps_per_epoch": 0,
+    "start_learning_at_epoch": INF, "start_collecting_at_epoch": INF, "val_interval": 0, "ckpt_interval": 0,
+}  # fmt: skip
+
+
+def test_an_experiment_that_is_there_to_act_only(tmp_path):
+    e = learned(tmp_path, **PLACEHOLDER)
+    metrics = e.evaluate_test([tiny.tmaze, tiny.tmaze], timesteps=EPISODE)
+    assert metrics["Average Total Return in TMaze"] <= 1
+    assert e.policy_metrics([], []) == {}
+    e.close()
+
+
+def test_zero_switches_intervals_off(tmp_path):
+    class Strict(amago.Experiment):
+        def evaluate_val(self):
+            raise AssertionError("val_interval=0")
+
+    fields = {"val_interval": 0, "ckpt_interval": 0, "force_reset_train_envs_every": 0, "log_interval": 0}
+    e = learned(tmp_path, experiment_type=Strict, epochs=2, **fields)
+    assert e.updater.grad_steps == 4
+    assert not list((e.run_dir / "ckpts" / "training_states").iterdir())
+    e.close()
+
+
+@pytest.mark.parametrize("field", ["sample_actions_val", "sample_actions"])
+def test_evaluation_by_the_mode_has_two_names(tmp_path, field):
+    e = started(tmp_path, tiny.cartpole)
+    setattr(e, field, False)  # after the start
+    assert e.evaluate_test(tiny.cartpole, 31) == e.evaluate_test(tiny.cartpole, 31)
+    e.close()
+
+
+# ---- environments ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_environments_answer_right_after_init_envs(tmp_path, mode):
+    e = experiment(tmp_path, Maze, env_mode=mode, env_workers=2 if mode == "async" else None)
+    e.init_dsets()
+    e.init_envs()
+    assert call_async_env(e.val_envs, "take_long_break") == [("TMaze", 1, 1)] * 2
+    assert call_async_env(e.train_envs, "take_long_break", 5) == [("TMaze", 1, 5)] * 2
+    assert call_async_env(e.val_envs, "env_name") == ["TMaze"] * 2
+    kind = ConnectionError if mode == "sync" else amago.envs.ActorError
+    with pytest.raises(kind, match="the server is gone"):
+        call_async_env(e.val_envs, "lose_the_line")
+    with pytest.raises(AttributeError, match=naming("'nothing'", "Maze")):
+        call_async_env(e.val_envs, "nothing")
+    e.init_dloaders()
+    e.init_model()
+    e.evaluate_val()
+    e.evaluate_val()
+    assert call_async_env(e.val_envs, "take_long_break")[0][1] == 2  # the same ones
+    assert hasattr(e.val_envs, "envs") is (mode == "sync")
+    e.close()
+
+
+def test_the_trial_makes_no_environment_of_its_own(tmp_path):
+    made = []
+    started(tmp_path, lambda: made.append(1) or Maze(), env_trial_steps=5).close()
+    assert len(made) == 2
+
+
+def test_spaces_of_the_environments(tmp_path):
+    e = started(tmp_path)
+    assert set(e.rl2_space) == {"obs", "rl2"}
+    assert e.rl2_space["rl2"].shape == (5,)
+    assert e.train_envs.single_action_space == e.policy.action_space
+    assert e.policy.obs_space == e.rl2_space["obs"]
+    assert e.train_envs.envs[0].unwrapped.__class__ is TMazePassive
+    e.close()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_loop_of_ones_own_around_get_actions(tmp_path, mode):
+    e = started(tmp_path, traj="gru", env_mode=mode)
+    envs = e.val_envs
+    obs, _ = envs.reset()
+    hidden = e.policy.traj_encoder.init_hidden_state(2, e.DEVICE)
+    ended = np.zeros(2, int)
+    for _ in range(2 * EPISODE):
+        steps = call_async_env(envs, "current_timestep")
+        np.testing.assert_array_equal(np.concatenate([o["observation"] for o, _, _ in steps]), obs["observation"])
+        obs_now = {k: torch.from_numpy(np.stack([o[k] for o, _, _ in steps])) for k in steps[0][0]}
+        rl2s, times = (torch.from_numpy(np.stack([t[i] for t in steps])) for i in (1, 2))
+        actions, hidden = e.policy_aclr.get_actions(obs=obs_now, rl2s=rl2s, time_idxs=times, hidden_state=hidden, sample=True)
+        assert actions.shape == (2, 1, 1)
+        obs, rewards, terminated, truncated, _ = envs.step(actions.squeeze(1).cpu().numpy())
+        assert rewards.shape == terminated.shape == truncated.shape == (2,)
+        ended += terminated | truncated
+        hidden = e.policy.traj_encoder.reset_hidden_state(hidden, terminated | truncated)
+    assert ended.tolist() == [2, 2]
+    histories = call_async_env(envs, "return_history")
+    assert [len(h.data["TMaze"]) for h in histories] == [2, 2]
+    assert call_async_env(envs, "total_frames_by_env_name") == [{"TMaze": 2 * EPISODE}] * 2
+    e.close()
+
+
+def test_steps_with_a_wrong_number_of_actions_are_refused(tmp_path):
+    e = started(tmp_path)
+    with pytest.raises(ValueError, match=naming("(3, 1)", "2 environments")):
+        e.val_envs.step(np.zeros((3, 1), int))
+    e.close()
+
+
+def creators(number, root=None, exploration=None):
+    return [
+        EnvCreator(
+            make_env=tiny.tmaze, exploration_wrapper_type=exploration, save_trajs_to=root, save_every_low=1000, save_every_high=1000,
+            save_trajs_as="npz",
+        )
+        for _ in range(number)
+    ]  # fmt: skip
+
+
+class OwnPools(amago.Experiment):
+    def init_envs(self):
+        self.train_envs = DummyAsyncVectorEnv(creators(3, self.dataset.save_new_trajs_to))
+        self.train_envs.reset()
+        self.val_envs = DummyAsyncVectorEnv(creators(2))
+        self.val_envs.reset()
+        self.rl2_space = self.train_envs.envs[0].rl2_space
+        return "pools of my own"
+
+
+def test_pools_of_a_subclass(tmp_path):
+    e = learned(tmp_path, experiment_type=OwnPools, epochs=2, val_interval=1, ckpt_interval=1)
+    assert isinstance(e.train_envs, DummyAsyncVectorEnv)
+    assert e.frames_by_env == {"TMaze": 2 * 3 * 2 * EPISODE}
+    assert e.updater.grad_steps == 4
+    assert len(list((e.run_dir / "buffer" / "fifo").glob("*.npz"))) == 12
+    assert tiny.rows(e.run_dir, "val")[0]["values"]["Number of Rollouts"] == 2
+    e.close()
+    again = learned(tmp_path, experiment_type=OwnPools, epochs=3, resume="auto")
+    assert (again.epoch, again.updater.grad_steps) == (3, 6)
+    again.close()
+
+
+def test_what_is_no_vector_environment_is_refused(tmp_path):
+    e = started(tmp_path)
+    with pytest.raises(TypeError, match=naming("AMAGOEnv", "call_async", "call_wait")):
+        e.interact(tiny.tmaze(), 3)
+    e.close()
+
+
+# ---- acting ----------------------------------------------------------------------------------------------------------------
+
+
+def test_interact_returns_memory_and_histories(tmp_path):
+    e = started(tmp_path, traj="gru")
+    envs = e.val_envs
+    hidden, (returns, specials) = e.interact(envs, EPISODE // 2)
+    assert [r.data for r in returns] == [{}, {}]
+    hidden, (returns, specials) = e.interact(envs, EPISODE - EPISODE // 2, hidden_state=hidden, sample=False)
+    assert [len(r.data["TMaze"]) for r in returns] == [1, 1]
+    assert [len(s.data["TMaze"]) for s in specials] == [1, 1]
+    assert e.policy_metrics(returns, specials)["Number of Rollouts"] == 2
+    fresh = e.policy.traj_encoder.init_hidden_state(2, e.DEVICE)
+    _, (returns, _) = e.interact(envs, EPISODE, hidden_state=fresh)
+    assert sum(len(r.data["TMaze"]) for r in returns) == 2
+    e.close()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_memory_of_the_actors_outlives_the_phase(tmp_path, workers):
+    e = started(tmp_path, traj="gru", env_mode="async", env_workers=workers, parallel_actors=4)
+    assert e.hidden_state is None
+    e.collect_new_training_data()
+    kept = e.hidden_state
+    assert kept is not None
+    e.hidden_state = None
+    assert e.hidden_state is None
+    e.hidden_state = kept
+    e.collect_new_training_data()
+    e.close()
+
+
+class Stepwise(amago.Agent):
+    """Expects a dimension of one timestep, as the original calls it."""
+
+    def get_actions(self, obs, rl2s, time_idxs, hidden_state=None, sample=True):
+        n, one, _ = rl2s.shape
+        assert (one, obs["observation"].shape[:2], time_idxs.shape) == (1, (n, 1), (n, 1, 1))
+        _, hidden_state = super().get_actions(obs, rl2s, time_idxs, hidden_state, sample)
+        return torch.full((n, 1, 1), 1, dtype=torch.uint8), hidden_state
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_an_overridden_get_actions_acts_in_rollouts(tmp_path, mode):
+    e = learned(tmp_path, traj="gru", agent_type=Stepwise, env_mode=mode, parallel_actors=4, exploration_wrapper_type=None)
+    batch = next(iter(e.train_dloader))
+    assert (batch.actions.argmax(-1)[batch.transition_mask.squeeze(-1)] == 1).all()
+    assert e.updater.grad_steps == 2
+    e.close()
+
+
+class Opponent(torch.nn.Module):
+    """Acts without being an agent of this library."""
+
+    class Memory(torch.nn.Module):
+        def init_hidden_state(self, batch_size, device):
+            return torch.zeros(batch_size, 1, device=device)
+
+        def reset_hidden_state(self, hidden_state, dones):
+            hidden_state[torch.as_tensor(dones, dtype=torch.bool)] = 0
+            return hidden_state
+
+    def __init__(self):
+        super().__init__()
+        self.traj_encoder = self.Memory()
+        self.seen = []
+
+    def get_actions(self, obs, rl2s, time_idxs, hidden_state=None, sample=True):
+        assert not self.training
+        hidden_state = hidden_state + 1
+        assert (hidden_state[:, 0] == time_idxs[:, 0, 0] + 1).all()
+        self.seen.append(sample)
+        return torch.zeros(len(rl2s), 1, 1, dtype=torch.uint8), hidden_state
+
+
+def test_the_policy_is_replaced_by_another_module(tmp_path):
+    e = started(tmp_path)
+    e.policy_aclr = other = Opponent()
+    assert e.policy is other
+    _, (returns, _) = e.interact(e.val_envs, 2 * EPISODE, sample=False)
+    assert [len(r.data["TMaze"]) for r in returns] == [2, 2]
+    assert e.evaluate_test(tiny.tmaze, 2 * EPISODE)["Number of Rollouts"] == 4
+    assert other.seen == [False] * (2 * EPISODE) + [True] * (2 * EPISODE)
+    e.close()
+
+
+# ---- the loop --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_order_of_an_epoch(tmp_path):
+    order = []
+
+    class Ordered(amago.Experiment):
+        def log(self, metrics_dict, key):
+            order.append(f"log {key}")
+            super().log(metrics_dict, key)
+
+        def train_step(self, batch, log_step):
+            order.append(f"train_step {log_step}")
+            out = super().train_step(batch, log_step)
+            assert out["Loss"].isfinite()
+            assert out["Learning Rate"] > 0
+            assert ("Actor Grad Norm" in out) == log_step
+            return out
+
+    for name in (
+        "read_latest_policy", "evaluate_val", "collect_new_training_data", "init_dloaders", "save_checkpoint", "write_latest_policy",
+    ):  # fmt: skip
+
+        def told(self, *args, _name=name, **kwargs):
+            order.append(f"{_name} {self.epoch}")
+            return getattr(super(Ordered, self), _name)(*args, **kwargs)
+
+        setattr(Ordered, name, told)
+    fields = {"always_load_latest": True, "always_save_latest": True, "val_interval": 1, "ckpt_interval": 1, "log_interval": 2}
+    e = started(tmp_path, experiment_type=Ordered, epochs=2, train_batches_per_epoch=3, **fields)
+    on_end = e.dataset.on_end_of_collection
+    e.dataset.on_end_of_collection = lambda *args, **kwargs: order.append("on_end_of_collection") or on_end(*args, **kwargs)
+    order.clear()
+    e.learn()
+    epoch = [
+        "read_latest_policy N", "evaluate_val N", "log val", "collect_new_training_data N", "log rollout", "on_end_of_collection",
+        "log dataset", "init_dloaders N", "train_step True", "train_step False", "train_step True", "log train-update",
+        "log train-update", "log dataset", "save_checkpoint N", "write_latest_policy N",
+    ]  # fmt: skip
+    assert [o for o in order if o != "log dataset" or order.count(o) > 4] == [
+        line.replace("N", str(n)) for n in range(2) for line in epoch if line != "log dataset" or order.count(line) > 4
+    ]
+    assert e.epoch == 2
+    assert (e.run_dir / "ckpts" / "policy_weights" / "policy_epoch_1.pt").exists()
+    e.close()
+
+
+def test_a_data_set_hears_the_experiment_with_its_own_attributes(tmp_path):
+    class Counted(amago.loading.DiskTrajDataset):
+        heard = []
+
+        def on_end_of_collection(self, experiment):
+            experiment.accelerator.wait_for_everyone()
+            self.heard.append((experiment.epoch, experiment.opponents, experiment.accelerator.is_main_process))
+            return super().on_end_of_collection(experiment)
+
+    class League(amago.Experiment):
+        opponents = 7
+
+    learned(tmp_path, experiment_type=League, dataset=Counted(tmp_path, "run"), epochs=2).close()
+    assert Counted.heard == [(0, 7, True), (1, 7, True)]
+
+
+class Accumulating(amago.Experiment):
+    """Replaces the step as a whole."""
+
+    def train_step(self, batch, log_step):
+        with self.accelerator.accumulate(self.policy_aclr):
+            self.optimizer.zero_grad()
+            loss = self.policy_aclr(batch, log_step=log_step)
+            metrics = dict(self.policy.update_info)
+            self.accelerator.backward(loss)
+            if self.accelerator.sync_gradients:
+                self.accelerator.clip_grad_norm_(self.policy_aclr.parameters(), self.grad_clip)
+                self.policy.soft_sync_targets()
+                self.grad_update_counter += 1
+                metrics |= self.policy.get_grad_norms()
+            self.optimizer.step()
+            self.lr_schedule.step()
+        return {"Loss": loss, "Learning Rate": self.lr_schedule.get_last_lr()[0], **metrics}
+
+
+def test_train_step_is_replaced_as_a_whole(tmp_path):
+    e = started(tmp_path, experiment_type=Accumulating, ckpt_interval=1)
+    before = tiny.weights(e)
+    e.learn()
+    assert e.grad_update_counter == e.x_axis_metrics()["gradient_steps"] == 2
+    assert tiny.differing(before, tiny.weights(e))
+    e.close()
+    again = started(tmp_path, experiment_type=Accumulating, resume="auto")
+    assert again.grad_update_counter == 2
+    again.close()
+
+
+def test_hooks_are_overridden_around_super(tmp_path):
+    seen = []
+
+    class Hooked(amago.Experiment):
+        def collect_new_training_data(self):
+            if self.epoch == 0:
+                return  # nothing this time
+            super().collect_new_training_data()
+            self.log({"Opponents": 3}, key="league")
+
+        def evaluate_val(self):
+            super().evaluate_val()
+            seen.append(self.epoch)
+
+        def init_optimizer(self, policy):
+            return torch.optim.SGD(policy.trainable_params, lr=self.learning_rate)
+
+    e = learned(tmp_path, experiment_type=Hooked, epochs=2, val_interval=1)
+    assert seen == [0, 1]
+    assert [r["values"] for r in tiny.rows(e.run_dir, "league")] == [{"Opponents": 3.0}]
+    assert (e.env_steps, e.updater.grad_steps) == (24, 2)
+    assert isinstance(e.optimizer.optimizer, torch.optim.SGD)
+    e.close()
+
+
+def test_init_model_is_replaced_as_a_whole(tmp_path):
+    class OwnModel(amago.Experiment):
+        def init_model(self):
+            policy = self.agent_type(
+                obs_space=self.rl2_space["obs"], rl2_space=self.rl2_space["rl2"], action_space=self.train_envs.single_action_space,
+                max_seq_len=self.max_seq_len, tstep_encoder_type=self.tstep_encoder_type, traj_encoder_type=self.traj_encoder_type,
+            )  # fmt: skip
+            optimizer = self.init_optimizer(policy)
+            schedule = amago.utils.get_constant_schedule_with_warmup(optimizer, num_warmup_steps=2)
+            self.policy_aclr, self.optimizer, self.lr_schedule = self.accelerator.prepare(policy, optimizer, schedule)
+            self.grad_update_counter = 0
+
+    e = learned(tmp_path, experiment_type=OwnModel, train_batches_per_epoch=3, ckpt_interval=1)
+    assert e.grad_update_counter == 3
+    e.close()
+    again = started(tmp_path, experiment_type=OwnModel, resume="auto")
+    assert again.grad_update_counter == 3
+    again.close()
+
+
+# ---- loaders ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("returned", [False, True])
+def test_a_data_loader_of_torch(tmp_path, returned):
+    class OwnLoader(amago.Experiment):
+        loaders = 0
+
+        def init_dloaders(self):
+            self.loaders += 1
+            loader = DataLoader(self.dataset, batch_size=self.batch_size, collate_fn=RLData_pad_collate, num_workers=0)
+            loader = self.accelerator.prepare(loader)
+            if not returned:
+                self.train_dloader = loader
+                return None
+            return loader
+
+    e = learned(tmp_path, experiment_type=OwnLoader, epochs=2, train_batches_per_epoch=3, ckpt_interval=1)
+    assert e.updater.grad_steps == 6
+    assert e.loaders == 3
+    assert isinstance(next(iter(e.train_dloader)), Batch)
+    e.close()
+    again = learned(tmp_path, experiment_type=OwnLoader, epochs=3, resume="auto")
+    assert again.updater.grad_steps == 8
+    again.close()
+
+
+def test_ones_own_iterable_is_trained_on_to_its_end(tmp_path):
+    class Five(amago.Experiment):
+        def init_dloaders(self):
+            batches = super().init_dloaders()
+            if self.dataset.ready_for_training:
+                self.train_dloader = [batches.draw(n) for n in range(5)]
+
+    e = learned(tmp_path, experiment_type=Five, train_batches_per_epoch=3)
+    assert e.updater.grad_steps == 5
+    e.close()
+
+
+def test_the_loader_iterates_over_an_epoch_and_follows_its_fields(tmp_path):
+    e = learned(tmp_path)
+    assert [len(b.rews) for b in e.train_dloader] == [4, 4]
+    e.batch_size, e.epochs = 3, 2
+    e.learn()
+    assert len(next(iter(e.train_dloader)).rews) == 3
+    e.close()
+
+
+def test_a_loader_that_yields_nothing_iterable_is_refused(tmp_path):
+    class Broken(amago.Experiment):
+        def init_dloaders(self):
+            return 5
+
+    e = started(tmp_path, experiment_type=Broken)
+    with pytest.raises(TypeError, match=naming("init_dloaders", "5")):
+        e.learn()
+    e.close()
+
+
+# ---- checkpoints -----------------------------------------------------------------------------------------------------------
+
+
+def test_start_and_then_load_continues_an_earlier_run(tmp_path):
+    first = learned(tmp_path, epochs=2, ckpt_interval=1)
+    weights, rows = tiny.weights(first), len(tiny.rows(first.run_dir))
+    first.close()
+    e = started(tmp_path, epochs=3, ckpt_interval=1)
+    with pytest.raises(RunExistsError, match=naming("'run'", "load_checkpoint(N)", "resume='auto'", "overwrite=True")):
+        e.learn()
+    e.load_checkpoint(1)
+    assert tiny.differing(weights, tiny.weights(e)) == []
+    assert (e.epoch, e.grad_update_counter, e.env_steps) == (2, 4, 48)
+    e.learn()
+    assert (e.epoch, e.grad_update_counter) == (3, 6)
+    assert len(tiny.rows(e.run_dir)) > rows
+    e.close()
+
+
+def test_nothing_is_written_over_an_earlier_run_before_it_is_loaded(tmp_path):
+    first = learned(tmp_path, ckpt_interval=1, always_save_latest=True)
+    first.close()
+
+    def contents():
+        return {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file() and p.name != ".lock"}
+
+    before = contents()
+    e = started(tmp_path)
+    _, (returns, _) = e.interact(e.val_envs, EPISODE)
+    assert sum(len(r.data["TMaze"]) for r in returns) == 2
+    for call in (
+        e.learn, e.collect_new_training_data, e.evaluate_val, e.save_checkpoint, e.write_latest_policy, e.train_epoch,
+        e.delete_buffer_from_disk, lambda: e.log({"x": 1}, "val"), lambda: e.evaluate_test(tiny.tmaze, EPISODE),
+    ):  # fmt: skip
+        with pytest.raises(RunExistsError):
+            call()
+    e.close()
+    assert contents() == before
+
+
+def test_weights_of_an_earlier_run_continue_it_too(tmp_path):
+    first = learned(tmp_path, ckpt_interval=1)
+    weights = tiny.weights(first)
+    first.close()
+    e = started(tmp_path)
+    e.load_checkpoint(0, resume_training_state=False)
+    assert tiny.differing(weights, tiny.weights(e)) == []
+    assert e.epoch == 0
+    e.learn()
+    e.close()
+
+
+def test_weights_of_another_run_do_not(tmp_path):
+    learned(tmp_path, ckpt_interval=1).close()
+    other = learned(tmp_path, ckpt_interval=1, name="other")
+    other.close()
+    e = started(tmp_path)
+    e.load_checkpoint_from_path(os.path.join(other.ckpt_dir, "policy_weights", "policy_epoch_0.pt"), is_accelerate_state=False)
+    with pytest.raises(RunExistsError):
+        e.learn()
+    e.close()
+
+
+def test_a_checkpoint_is_told_to_the_policy(tmp_path):
+    class Told(amago.Agent):
+        told = ()
+
+        def on_checkpoint_loaded(self, is_resume=False):
+            self.told = (*self.told, is_resume)
+
+    first = learned(tmp_path, agent_type=Told, ckpt_interval=1)
+    path = str(first.run_dir / "ckpts" / "policy_weights" / "policy_epoch_0.pt")
+    first.close()
+    e = started(tmp_path, agent_type=Told)
+    e.load_checkpoint_from_path(path, is_accelerate_state=False)
+    e.load_checkpoint(0)
+    assert e.policy.told == (False, True)
+    e.close()
+
+
+def test_files_lie_where_they_did(tmp_path):
+    e = learned(tmp_path, ckpt_interval=1, always_save_latest=True)
+    weights = torch.load(os.path.join(e.ckpt_dir, "latest", "policy.pt"), weights_only=True)
+    assert weights.keys() == e.policy.state_dict().keys()
+    for name in ("training_states/run_epoch_0", "policy_weights/policy_epoch_0.pt", "config.txt"):
+        assert (e.run_dir / "ckpts" / name).exists()
+    e.close()
+
+
+# ---- subclasses and scripts ------------------------------------------------------------------------------------------------
+
+
+@gin.configurable
+@dataclass
+class LeagueExperiment(amago.Experiment):
+    opponents: int = 3
+    league: str = gin.REQUIRED
+
+
+def test_a_dataclass_with_fields_of_its_own_is_bound_by_its_own_name(tmp_path):
+    cli_utils.use_config({"LeagueExperiment.league": "gold", "LeagueExperiment.batch_size": 2}, [])
+    e = experiment(tmp_path, experiment_type=LeagueExperiment, opponents=5)
+    assert (e.opponents, e.league, e.batch_size) == (5, "gold", 4)
+    e.start()
+    e.learn()
+    assert len(next(iter(e.train_dloader)).rews) == 4
+    e.close()
+
+
+def test_collect_only_configures_the_data_set(tmp_path):
+    e = experiment(tmp_path)
+    assert not e.dataset.configured
+    assert cli_utils.make_experiment_collect_only(e) is e
+    assert e.dataset.configured
+    assert not e.dataset.has_edit_rights
+    e.start()
+    e.learn()
+    assert e.env_steps == 24
+    e.close()
+
+
+def test_ckpt_of_a_script_resumes_the_training_state(tmp_path):
+    from argparse import ArgumentParser
+
+    learned(tmp_path, ckpt_interval=1, epochs=2).close()
+    parser = ArgumentParser()
+    cli_utils.add_common_cli(parser)
+    args = parser.parse_args(["--run_name", "run", "--buffer_dir", str(tmp_path), "--ckpt", "1"])
+    seen = []
+    cli_utils.run_trials(
+        args, lambda args: experiment(tmp_path, epochs=3), lambda e: seen.append((e.epoch, e.grad_update_counter))
+    )
+    assert seen == [(3, 6)]
+
+
+def test_interact_takes_pools_and_their_vector_form(tmp_path):
+    e = started(tmp_path)
+    pool = make_pool([tiny.tmaze] * 3, env_mode="sync", seed=1)
+    pool.reset()
+    hidden, (returns, _) = e.interact(pool, EPISODE)
+    assert len(returns) == 3
+    _, (returns, _) = e.interact(amago.envs.PoolEnv(pool), EPISODE, hidden_state=hidden)
+    assert [len(r.data["TMaze"]) for r in returns] == [1, 1, 1]
+    pool.close()
+    e.close()
