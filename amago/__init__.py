@@ -39,14 +39,14 @@ _LAZY = {
     "CheckError": "amago.data.findings",
 }
 _SUBMODULES = (
-    "agent", "cli_utils", "config", "envs", "experiment", "hindsight", "loading", "nets", "ops", "policy", "spaces", "store",
+    "agent", "cli_utils", "config", "distributed", "envs", "experiment", "hindsight", "loading", "nets", "ops", "policy", "spaces", "store",
     "utils",
 )  # fmt: skip
 
 __all__ = [*_LAZY, *_SUBMODULES, "__version__"]
 
 if TYPE_CHECKING:
-    from amago import agent, config, envs, experiment, hindsight, loading, nets, ops, policy, spaces, store, utils
+    from amago import agent, config, distributed, envs, experiment, hindsight, loading, nets, ops, policy, spaces, store, utils
     from amago.agent import Agent, check_traj_encoder, check_tstep_encoder
     from amago.data.extras import ExtraField
     from amago.data.findings import CheckError

@@ -146,7 +146,8 @@ def _explain(name: str, err: Exception) -> str:
     if not matches:
         known = {full.rpartition(".")[2] for full in _registry()} | set(_registry())
         near = difflib.get_close_matches(scopeless, sorted(known), n=3, cutoff=0.5)
-        return f"no configurable is called {scopeless!r}" + (f"; did you mean {' or '.join(near)}?" if near else "")
+        hint = f"did you mean {' or '.join(near)}?" if near else "if its module is not imported yet, import that first"
+        return f"no configurable is called {scopeless!r}; {hint}"
     if len(matches) > 1:
         return f"{scopeless!r} is ambiguous: it may be {' or '.join(sorted(matches))}; use the full name"
     if parameter not in parameters_of(matches[0]):
@@ -190,17 +191,42 @@ def export_bindings() -> list[Binding]:
     return out
 
 
-def import_bindings(exported: Iterable[Binding]) -> None:
+def import_bindings(exported: Iterable[Binding]) -> list[str]:
     """Apply the bindings of the parent process, as `export_bindings` returned them.
 
     Bindings of configurables that this process has not imported are skipped without unpickling their values: an actor must not
     import torch because a network has a binding.
+
+    Returns:
+        the names of those that were skipped, for `refuse_late`.
     """
+    skipped = []
     for scope, selector, parameter, blob in exported:
-        if is_registered(selector):
-            key = f"{scope}/{selector}.{parameter}" if scope else f"{selector}.{parameter}"
-            with gin.unlock_config():
-                gin.bind_parameter(key, cloudpickle.loads(blob))
+        key = f"{scope}/{selector}.{parameter}" if scope else f"{selector}.{parameter}"
+        if not is_registered(selector):
+            skipped.append(key)
+            continue
+        with gin.unlock_config():
+            gin.bind_parameter(key, cloudpickle.loads(blob))
+    return skipped
+
+
+def refuse_late(skipped: Iterable[str], during: str) -> None:
+    """Refuse to go on if a configurable has been imported since `import_bindings` skipped its bindings: it was used with its defaults.
+
+    Args:
+        skipped: from `import_bindings`.
+        during: what has imported it, for the message.
+
+    Raises:
+        ValueError: names the bindings.
+    """
+    late = [name for name in skipped if is_registered(name.rpartition(".")[0])]
+    if late:
+        raise ValueError(
+            f"{', '.join(late)}: bound, but without effect, because the module of {late[0].rpartition('.')[0]!r} was not imported before "
+            f"{during}: import it at the top of the file, rather than in a function"
+        )
 
 
 def reset_config() -> None:

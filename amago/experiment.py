@@ -25,8 +25,7 @@ from amago.run.own_parts import warn_of_faulty_parts
 from amago.run.pace import COLLECT, EVALUATE, TRAIN
 from amago.run.rollout import Rollout
 from amago.run.settings import EnvMakers
-from amago.run.signals import GracefulStop, Stopped
-from amago.run.waiting import wait_for_data
+from amago.run.signals import Stopped
 
 
 @gin.configurable
@@ -41,7 +40,7 @@ class Experiment(BuiltRun):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._stop = GracefulStop()
+        self._trajs_saved = 0  # at least, by this process
         self._freed_memory = FreedMemory()
 
     # ---- start ----------------------------------------------------------------------------------------------------------
@@ -78,6 +77,7 @@ class Experiment(BuiltRun):
             self._started = True
             self._resume()
             self.print(self._resume_note(resumed))
+            self._role.started(self)
             self._callbacks.start(self)
         except BaseException:
             self.close()
@@ -119,6 +119,7 @@ class Experiment(BuiltRun):
                 self._leave()
         if self._stop.decide():  # a signal between the last check and the removal of the handlers
             self._leave()
+        self._role.ended(self, "finished")
         with self._callbacks.told_of_exceptions(self):
             self._check_trained()
             self._callbacks.call("on_end", self)
@@ -129,17 +130,17 @@ class Experiment(BuiltRun):
         begins = self._collected == self._trained == 0
         if self.always_load_latest:
             self.read_latest_policy()
-        if begins and self.val_interval and self.epoch % self.val_interval == 0:
+        if begins and self._role.evaluates(self.epoch, self.val_interval, self.checkpoints.version):
             self.evaluate_val()
         if self._stop:
             return
         collects = self.train_timesteps_per_epoch is not None and self.epoch >= self.start_collecting_at_epoch
         if collects:
             self.collect_new_training_data()
-        self.log(collection_ended(self._data, self), "dataset")
+        self.log(collection_ended(self._data, self) | self._role.metrics(), "dataset")
         if collects and self.train_timesteps_per_epoch and not self._stop:
             phases = self.epoch + 1 - max(0, self.start_collecting_at_epoch)
-            warn_if_nothing_saved(self._data, phases, self.train_timesteps_per_epoch or 0, self.max_seq_len)
+            warn_if_nothing_saved(self._data, phases, self.train_timesteps_per_epoch or 0, self.max_seq_len, self._trajs_saved)
         if not self._stop and self.epoch >= self.start_learning_at_epoch and self._wait_for_data():
             self._renew_loader()
             self.train_epoch()
@@ -169,6 +170,7 @@ class Experiment(BuiltRun):
         code = self._stop.exit_code
         saved = "saved; continue with resume='auto'" if self._saved else "nothing was saved"
         self.print(f"stopped by a signal in epoch {self.epoch}; {saved} (exit code {code})")
+        self._role.ended(self, "stopped")
         try:
             raise Stopped(code)
         except Stopped as stopped:
@@ -176,25 +178,6 @@ class Experiment(BuiltRun):
             raise
         finally:
             self.close()
-
-    def _wait_for_data(self) -> bool:
-        """Whether there is data to train on, in all ranks. A process that never collects waits for the data of others.
-
-        Raises:
-            NoReadableDataError: for ``refused_data_timeout`` seconds there were refused files and no others.
-        """
-        dataset = self._data
-        ready = self._ranks.all(dataset.ready_for_training)
-        if ready or self.collects or not dataset.can_become_ready:
-            return ready
-        with self._phase("waiting for data", None, "s") as phase:
-
-            def pause() -> bool:
-                self._stop.wait(1.0)
-                phase.update(1)
-                return not self._stop.decide()
-
-            return wait_for_data(dataset, self.refused_data_timeout, pause, self._ranks)
 
     def collect_new_training_data(self) -> None:
         """Step each training actor ``train_timesteps_per_epoch`` times, less the steps of a resumed epoch."""
@@ -211,8 +194,9 @@ class Experiment(BuiltRun):
         for name, frames in stats.frames.items():
             self.frames_by_env[name] = self.frames_by_env.get(name, 0) + frames
         self._log_faults(stats, "rollout")
-        rollout.pool.flush()
+        self._trajs_saved += rollout.pool.flush() + len(stats.episodes)
         self._end_collection(stats, finished=not self._stop)
+        self._role.report(self, "rollout", stats)
 
     def train_epoch(self) -> None:
         """Train on ``train_batches_per_epoch`` batches, less the batches of a resumed epoch."""
@@ -225,6 +209,8 @@ class Experiment(BuiltRun):
         self.policy_aclr.train()
         with self._phase(TRAIN, count, "batch") as phase, joint_batch(self._ranks.count):
             for batch in loader.batches(count):
+                if not self._role.may_update(self, self._stop):
+                    break
                 log_step = bool(self.log_interval) and self._trained % self.log_interval == 0
                 self._means.add(self.train_step(batch, log_step))
                 self._trained += 1
@@ -285,7 +271,13 @@ class Experiment(BuiltRun):
         """
         should_stop = self._stop.heard if stoppable else None
         with self._phase(title, timesteps * rollout.pool.num_actors, "step") as phase:
-            return interact(rollout, self.policy, timesteps, sample, phase.update, should_stop=should_stop, **options)
+
+            def after_step(steps: int) -> None:
+                phase.update(steps)
+                self._role.after_step(steps, self._stop, collecting=title == COLLECT)
+
+            on_step = after_step if self._role.launched else phase.update
+            return interact(rollout, self.policy, timesteps, sample, on_step, should_stop=should_stop, **options)
 
     def evaluate_val(self) -> None:
         """Evaluate without exploration on the validation environments of all processes; log the metrics as ``val``."""
@@ -302,6 +294,7 @@ class Experiment(BuiltRun):
         metrics = self._metrics(stats)
         warn_if_nothing_ended(metrics, self.val_timesteps_per_epoch)
         self.log(metrics, "val")
+        self._role.report(self, "val", stats)
         self._callbacks.call("on_validation_end", self, metrics)
 
     def evaluate_test(

@@ -8,7 +8,7 @@ import sys
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser
 
 NAMES = ("startup", "policy_step", "rollout", "learner", "learner_memory", "replay", "context")
-ONLY_BY_NAME = ("scaling", "solve", "compiled", "fast_paths", "watch")
+ONLY_BY_NAME = ("scaling", "solve", "compiled", "fast_paths", "watch", "cluster")
 """Benchmarks that take several minutes each and are not part of ``all``."""
 
 

@@ -12,6 +12,7 @@ from amago import __version__
 
 COMMANDS = {
     "train": "train an agent on a Gymnasium environment",
+    "launch": "run a training script as one learner and several collectors",
     "eval": "evaluate a trained agent",
     "card": "write a directory with a trained agent, its scores and a page about it, to be handed on",
     "push": "upload a card to the Hugging Face Hub",

@@ -103,6 +103,7 @@ def add_common_cli(parser: ArgumentParser) -> ArgumentParser:
     _add_agent(parser.add_argument_group("agent"))
     _add_collection(parser.add_argument_group("data collection"))
     _add_learning(parser.add_argument_group("learning"))
+    _add_processes(parser.add_argument_group("several processes"))
     _add_logging(parser.add_argument_group("logging"))
     return parser
 
@@ -239,6 +240,24 @@ def _add_learning(group: Any) -> None:
         default=(),
         metavar="FILE.gin",
         help="gin files, applied from left to right after all other settings",
+    )
+
+
+def _add_processes(group: Any) -> None:
+    _add(
+        group,
+        "collectors",
+        type=whole_number,
+        default=0,
+        help="run as one learner and so many collectors, each with all actors, which overlap ('amago launch'); 0: one process",
+    )
+    _add(group, "learners", type=whole_number, default=1, help="with --collectors: processes that train together")
+    _add(
+        group,
+        "updates_per_step",
+        default=None,
+        metavar="MIN:MAX",
+        help="with --collectors: updates per environment step, within which learner or collectors wait",
     )
 
 

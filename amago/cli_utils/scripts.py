@@ -9,6 +9,7 @@ from typing import Any
 from amago.agent import Agent, BaseAgent
 from amago.cli_utils.arguments import DefaultsHelpFormatter, add_common_cli, dataset_limits_from_cli, experiment_fields_from_cli
 from amago.cli_utils.errors import running
+from amago.cli_utils.relaunch import relaunch_if_asked
 from amago.experiment import Experiment
 from amago.loading import DiskTrajDataset, RLDataset
 from amago.nets.traj_encoders import TformerTrajEncoder, TrajEncoder
@@ -16,6 +17,7 @@ from amago.nets.tstep_encoders import FFTstepEncoder, TstepEncoder
 from amago.run import checkpoint
 from amago.run.checkpoint import CheckpointError
 from amago.run.console import metrics_table
+from amago.run.roles.modes import collect_only, learn_only
 from amago.run.run_checkpoints import RunCheckpoints
 
 
@@ -46,21 +48,14 @@ def switch_async_mode(experiment: Experiment, mode: str) -> Experiment:
 
 def make_experiment_collect_only(experiment: Experiment) -> Experiment:
     """``switch_async_mode(experiment, "collect")``. Also configures the data set."""
-    experiment.start_learning_at_epoch = float("inf")
-    experiment.ckpt_interval = None
-    experiment.always_save_latest, experiment.always_load_latest = False, True
-    experiment.has_dset_edit_rights = False
+    collect_only(experiment)
     experiment.init_dsets()
     return experiment
 
 
 def make_experiment_learn_only(experiment: Experiment) -> Experiment:
     """``switch_async_mode(experiment, "learn")``."""
-    experiment.start_collecting_at_epoch = float("inf")
-    experiment.train_timesteps_per_epoch = 0
-    experiment.val_interval = None
-    experiment.always_save_latest, experiment.always_load_latest = True, False
-    experiment.has_dset_edit_rights = True
+    learn_only(experiment)
     return experiment
 
 
@@ -82,7 +77,8 @@ def create_experiment_from_cli(
 ) -> Experiment:
     """Make an `amago.Experiment` from the arguments of `add_common_cli` and the values that depend on the environment.
 
-    ``--mode`` has no effect here: `run_trials` and `switch_async_mode` apply it.
+    ``--mode`` has no effect here: `run_trials` and `switch_async_mode` apply it. With ``--collectors`` the process is replaced by a launcher
+    that runs the same command line in several processes.
 
     Args:
         command_line_args: parsed arguments. ``--max_seq_len`` and ``--eval_timesteps``, if given, win over the next values, unless the
@@ -102,9 +98,10 @@ def create_experiment_from_cli(
         the experiment, not started.
 
     Raises:
-        ValueError: nothing says how many steps an evaluation has.
+        ValueError: nothing says how many steps an evaluation has; the arguments contradict ``--collectors``.
     """
     args = command_line_args
+    relaunch_if_asked(args)
     val_timesteps = (
         getattr(args, "common_eval_timesteps", None) or val_timesteps_per_epoch or getattr(args, "eval_timesteps", None)
     )
@@ -143,6 +140,7 @@ def run_trials(
     Raises:
         CheckpointError: the run has no checkpoint ``--ckpt``.
     """
+    relaunch_if_asked(args)
     for trial in range(args.trials):
         own = Namespace(**vars(args))
         if args.trials > 1:

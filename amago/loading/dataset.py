@@ -260,6 +260,14 @@ class RLDataset(NamedArguments, Dataset[RLData], ABC):
         """
         return {}
 
+    @property
+    def collected_steps(self) -> int | None:
+        """Transitions that actors have ever delivered, deleted ones included; None (the default) if that is not counted.
+
+        The environment steps of a process that trains and never collects.
+        """
+        return None
+
     def state_dict(self) -> dict[str, Any]:
         """State that a checkpoint must hold, as plain JSON types."""
         return {}

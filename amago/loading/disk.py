@@ -303,6 +303,10 @@ class DiskTrajDataset(RLDataset):
             "Buffer Disk Space (GB)": sizes["bytes"] / 1e9,
         }
 
+    @property
+    def collected_steps(self) -> int | None:
+        return None if self._store is None else self._store.collected_steps
+
     def describe(self) -> str:
         return f"{self.buffer_dir}: {len(self.store):,} trajectories"
 

@@ -127,6 +127,11 @@ class MixtureOfDatasets(RLDataset):
     def refused_files(self) -> dict[str, str]:
         return {path: reason for d in self.datasets for path, reason in d.refused_files().items()}
 
+    @property
+    def collected_steps(self) -> int | None:
+        i = self.collecting
+        return None if i is None else self.datasets[i].collected_steps
+
     # ---- preparation -------------------------------------------------------------------------------------------------
 
     def configure(self, settings: DatasetSettings | None = None, **values: Any) -> None:

@@ -11,6 +11,8 @@ from amago.run import console
 from amago.run.checks import check_required_extras, check_settings
 from amago.run.collect import RunActors, Spaces
 from amago.run.persistence import PersistentRun
+from amago.run.roles.find import find_role
+from amago.run.waiting import wait_for_data
 
 
 class BuiltRun(PersistentRun):
@@ -22,12 +24,14 @@ class BuiltRun(PersistentRun):
     """
 
     _made_actors: RunActors | None = None
+    _has_role = False
 
     def _prepare(self) -> None:
         """Check the settings, before the first part is built."""
         self.resolve()
         if self._prepared:
             return
+        self._take_role()
         check_settings(self)
         self._build_accelerator()
         self._init_callbacks()
@@ -42,11 +46,18 @@ class BuiltRun(PersistentRun):
             self._made_actors = RunActors(self, self._data.save_new_trajs_to, self._env_seed, self.DEVICE, self.caster)
         return self._made_actors
 
+    def _take_role(self) -> None:
+        """Let a launcher's role change the settings, once, before anything is built of them."""
+        if not self._has_role:
+            self._has_role, self._role = True, find_role()
+            self._role.apply(self)
+
     # ---- data -----------------------------------------------------------------------------------------------------------
 
     def init_dsets(self) -> RLDataset:
         """Configure the data set."""
         self.resolve()
+        self._take_role()
         self._build_accelerator()
         self._data.configure_from_experiment(self)
         return self._data
@@ -76,6 +87,26 @@ class BuiltRun(PersistentRun):
         made = self.init_dloaders()
         if made is not None:
             self.train_dloader = made
+
+    def _wait_for_data(self) -> bool:
+        """Whether there is data to train on, in all ranks. A process that never collects waits for the data of others.
+
+        Raises:
+            NoReadableDataError: for ``refused_data_timeout`` seconds there were refused files and no others.
+        """
+        dataset = self._data
+        ready = self._ranks.all(dataset.ready_for_training)
+        if ready or self.collects or not dataset.can_become_ready:
+            return ready
+        with self._phase("waiting for data", None, "s") as phase:
+
+            def pause() -> bool:
+                self._stop.wait(1.0)
+                self._role.waiting(self)
+                phase.update(1)
+                return not self._stop.decide()
+
+            return wait_for_data(dataset, self.refused_data_timeout, pause, self._ranks)
 
     # ---- environments ---------------------------------------------------------------------------------------------------
 

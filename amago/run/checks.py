@@ -317,7 +317,7 @@ def check_evaluation_spaces(
         raise SettingsError(f"{name} makes environments that the agent was not built for ({text}): give both the same spaces")
 
 
-def warn_if_nothing_saved(dataset: RLDataset, phases: float, timesteps: int, max_seq_len: int) -> None:
+def warn_if_nothing_saved(dataset: RLDataset, phases: float, timesteps: int, max_seq_len: int, saved: int = 0) -> None:
     """Warn if collection has left nothing to learn from although every actor has taken 1,000 steps.
 
     Args:
@@ -325,8 +325,9 @@ def warn_if_nothing_saved(dataset: RLDataset, phases: float, timesteps: int, max
         phases: of collection so far.
         timesteps: of each actor in a phase.
         max_seq_len: transitions in a training sequence.
+        saved: trajectories that this process has saved; others may have taken them away since.
     """
-    if dataset.save_new_trajs_to is None or dataset.ready_for_training or phases * timesteps < _STEPS_BEFORE_WARNING:
+    if dataset.save_new_trajs_to is None or dataset.ready_for_training or saved or phases * timesteps < _STEPS_BEFORE_WARNING:
         return
     warnings.warn(
         f"no rollout ended within train_timesteps_per_epoch={timesteps} steps of each actor, so nothing was saved and there is "

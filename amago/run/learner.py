@@ -29,12 +29,14 @@ class Learner(ExperimentSettings):
 
     Attributes:
         policy_aclr: the agent, in Accelerate's wrapper. It may be replaced by any module that acts (`amago.compat.acting`).
-        optimizer, lr_schedule: of the agent.
+        optimizer, lr_schedule: of the agent; without ``builds_optimizer``, there are none.
+        builds_optimizer: whether this process may train. One that only collects need not have an optimizer.
     """
 
     policy_aclr: Any
     optimizer: Any
     lr_schedule: torch.optim.lr_scheduler.LambdaLR
+    builds_optimizer = True
     _accelerator: Accelerator | None = None
     _own_accelerator: tuple[Accelerator, int, str] | None = None  # that was built here, and for which settings
     _updater: Updater | None = None
@@ -86,6 +88,9 @@ class Learner(ExperimentSettings):
             ).to(self.DEVICE)
         if self.critic_loss_weight is not None:
             agent.critic_loss_weight = float(self.critic_loss_weight)
+        if not self.builds_optimizer and self.resume == "never":
+            self.policy_aclr = self.accelerator.prepare_model(agent, evaluation_mode=True)
+            return
         self.policy_aclr, self.optimizer = self.accelerator.prepare(agent, self.init_optimizer(agent))
         learning_epochs = max(0, self.epochs - int(min(self.start_learning_at_epoch, self.epochs)))
         updates = learning_epochs * self.train_batches_per_epoch // self.batches_per_update

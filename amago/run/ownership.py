@@ -14,13 +14,14 @@ from amago.run.checkpoint import write_json
 from amago.run.checks import SettingsError
 from amago.run.locks import HeldError, RunLock
 from amago.run.record import SETTINGS_FILE, has_learned, read_record, run_id
+from amago.run.roles.protocol import STAGING
 from amago.run.settings import ExperimentSettings
 from amago.store.original import NAME as ORIGINAL_NAME
 
 LOCK_FILE = ".lock"
 OWNER_FILE = "owner.json"
 _FILES = ("metrics.jsonl", SETTINGS_FILE, "config.txt", "policy.json", "policy.pt", "train_args.json")
-_DIRECTORIES = ("ckpts", "tensorboard", "wandb")
+_DIRECTORIES = ("ckpts", "tensorboard", "wandb", "launch")
 
 
 class RunExistsError(SettingsError):
@@ -157,6 +158,7 @@ class Ownership:
         existed = bool(files_of_a_run(self.run_dir))
         if self.buffer is not None and has_trajectories(self.buffer) and self._is_own(self.buffer):
             data.delete()
+            shutil.rmtree(self.buffer / STAGING, ignore_errors=True)
             existed = True
         for name in _DIRECTORIES:
             shutil.rmtree(self.run_dir / name, ignore_errors=True)

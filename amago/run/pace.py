@@ -63,7 +63,7 @@ def work(s: ExperimentSettings, first: int, last: int) -> dict[str, float]:
         return max(0.0, last - max(float(first), start))
 
     every = s.val_interval
-    evaluations = 0 if every is None else sum(1 for _ in range(first + -first % every, last, every))
+    evaluations = 0 if every is None else len(range(first + -first % every, last, every))
     steps = s.parallel_actors * (s.train_timesteps_per_epoch or 0)
     return {
         COLLECT: steps * epochs_from(s.start_collecting_at_epoch) if steps else 0.0,

@@ -15,7 +15,7 @@ from amago.envs.statistics import PhaseStatistics, ReturnHistory, SpecialMetricH
 from amago.loading import RLDataset, SequenceLoader
 from amago.run.callbacks import CallbackList
 from amago.run.changes import Change, changes, refuse
-from amago.run.checkpoint import epoch_of, identity, settings_in
+from amago.run.checkpoint import CheckpointError, epoch_of, identity, settings_in
 from amago.run.collect import RunActors
 from amago.run.evaluate import histories, mean_length, merge_returns, merge_specials, merge_values, summarise
 from amago.run.learner import Learner
@@ -27,6 +27,7 @@ from amago.run.progress import Console, Phase
 from amago.run.ranks import JointStop, Ranks
 from amago.run.record import fields_of, flat, has_learned, note_start, read_record, role_of, settings_of
 from amago.run.rng import draw_seed, seed_process
+from amago.run.roles import Role
 from amago.run.rollout import shares
 from amago.run.run_checkpoints import RunCheckpoints
 from amago.run.signals import GracefulStop
@@ -72,6 +73,8 @@ class PersistentRun(Learner):
         self._restarts = 0  # of environments, in this process
         self._closed = self._prepared = False
         self._ownership: Ownership | None = None
+        self._role = Role()
+        self._stop = GracefulStop()
         self.should_stop = False
         self._callbacks, self._console = CallbackList(), Console(speaks=False)
         self._speeds: dict[str, float] = {}  # for the next row of the log; not an argument, as subclasses override `log`
@@ -175,7 +178,7 @@ class PersistentRun(Learner):
 
     def _init_seeds(self, resumed: Path | None) -> None:
         self.run_seed = self._ranks.of_first(draw_seed()) if self.seed is None else int(self.seed)
-        process_seed = (self.run_seed, self.accelerator.process_index)
+        process_seed = (self.run_seed, self.accelerator.process_index, *self._role.seed_key)
         if self.seed is not None:
             seed_process(process_seed)
         # environments cannot be restored: after each resume they begin with new rollouts, from a seed of their own
@@ -292,7 +295,7 @@ class PersistentRun(Learner):
         if self._refusal is None and self.accelerator.is_main_process:
             settings = flat(self._settings)
             wandb = wandb_options(self, settings) if self.log_to_wandb else None
-            self.logger = MetricsLogger(self.run_dir, self.log_to_tensorboard, wandb, settings)
+            self.logger = MetricsLogger(self._role.log_dir(self.run_dir), self.log_to_tensorboard, wandb, settings)
 
     @property
     def done_in_epoch(self) -> tuple[int, int]:
@@ -301,13 +304,21 @@ class PersistentRun(Learner):
 
     @property
     def env_steps(self) -> int:
-        """Environment steps collected, of all environments and ranks."""
-        return sum(self.frames_by_env.values())
+        """Environment steps collected, of all environments and ranks.
+
+        In a process that never collects, the steps that others have delivered to its data set, if that counts them.
+        """
+        delivered = None if self.collects or self.dataset is None else self.dataset.collected_steps
+        return delivered or sum(self.frames_by_env.values())
 
     def x_axis_metrics(self) -> dict[str, int | float]:
         """Numbers that curves may be drawn against."""
         by_env = {f"total_frames-{name}": frames for name, frames in self.frames_by_env.items()}
         return {"Epoch": self.epoch, "total_frames": self.env_steps, "gradient_steps": self.grad_update_counter, **by_env}
+
+    def axes(self) -> dict[str, int]:
+        """Where the run is: "epoch", "env_steps" and "grad_steps"."""
+        return {"epoch": self.epoch, "env_steps": self.env_steps, "grad_steps": self.grad_update_counter}
 
     def log(self, metrics_dict: Mapping[str, Any], key: str) -> None:
         """Log numbers by name; no row for an empty dict.
@@ -319,6 +330,10 @@ class PersistentRun(Learner):
         Raises:
             RunExistsError: see `start`.
         """
+        self.log_at(metrics_dict, key, self.axes())
+
+    def log_at(self, metrics_dict: Mapping[str, Any], key: str, axes: Mapping[str, int]) -> None:
+        """`log`, at another place of the run, given as by `axes`."""
         speeds, self._speeds = self._speeds, {}
         if not metrics_dict and not speeds:
             return
@@ -327,8 +342,7 @@ class PersistentRun(Learner):
         key, numbers = SECTIONS.get(key, key), to_floats(metrics_dict)
         self._epoch_metrics.update({f"{key}/{name}": value for name, value in {**numbers, **speeds}.items()})
         if self.logger is not None:
-            x = {"epoch": self.epoch, "env_steps": self.env_steps, "grad_steps": self.grad_update_counter}
-            self._callbacks.call("on_log", self, self.logger.log(numbers, key, x, self.x_axis_metrics(), speeds))
+            self._callbacks.call("on_log", self, self.logger.log(numbers, key, axes, self.x_axis_metrics(), speeds))
 
     def _end_collection(self, stats: PhaseStatistics, finished: bool) -> None:
         """Log a collection phase, and tell the callbacks if it is finished."""
@@ -430,6 +444,11 @@ class PersistentRun(Learner):
 
     def _restore(self, path: Path) -> None:
         """Load a training state, and say which settings differ from it and what is lost."""
+        if not hasattr(self, "optimizer"):
+            raise CheckpointError(
+                "this process only collects, and has nothing into which a training state could be loaded: load the weights alone "
+                "(resume_training_state=False)"
+            )
         if accelerate_states.is_one(path):
             parts = self.policy, self.optimizer, self.lr_schedule
             self.grad_update_counter = accelerate_states.load(path, *parts)
@@ -457,6 +476,7 @@ class PersistentRun(Learner):
         self._require_start("write_latest_policy()")
         if self.accelerator.is_main_process:
             self.checkpoints.publish(self.policy.state_dict())
+            self._role.published(self)
 
     def read_latest_policy(self) -> None:
         """Load the weights that another process published last, if there are any; never older ones than before."""

@@ -117,7 +117,7 @@ class TrajectoryStore:
         self._given: original.Spaces | None = None  # of files that record none
         self._shortcut: index_cache.IndexCache | None = None  # in use during the first refresh only
         self._looked_into = 0  # files that the saved index lacks
-        self._ingested = self._evicted = self._quarantined = 0
+        self._ingested = self._evicted = self._quarantined = self._collected_steps = 0
         self._rewrite = False  # whether the journal is incomplete
         self._taken_out = 0  # files removed by readers since the index was published
         self._vanished = 0  # of these, files that were missing, since the last refresh
@@ -223,6 +223,12 @@ class TrajectoryStore:
                 "quarantined": float(self._quarantined),
             }
 
+    @property
+    def collected_steps(self) -> int:
+        """Transitions that have ever been found in ``fifo``, those deleted since included. `load_state_dict` goes on with the count of
+        the state, to which it adds the files in ``fifo`` that came after it."""
+        return self._collected_steps
+
     def refused(self) -> dict[str, str]:
         """{path: reason} of the files, as of the last `refresh`, that are not sampled: skipped, unreadable or in quarantine."""
         with self._lock:
@@ -280,6 +286,8 @@ class TrajectoryStore:
                 found.sort(key=lambda e: (place.get((e.partition, e.name), last), e.sequence, e.writer, e.name))
                 self._files[partition].update((e.name, e) for e in found)
                 new += found
+                if partition == FIFO:
+                    self._collected_steps += sum(e.total for e in found)
             self._recorded, self._shortcut = {}, None
             report.added_files, report.added = len(new), sum(e.n for e in new)
             self._ingested += report.added
@@ -488,7 +496,12 @@ class TrajectoryStore:
             return {
                 "version": 1,
                 "order": {p: list(self._files[p]) for p in PARTITIONS},
-                "counters": {"ingested": self._ingested, "evicted": self._evicted, "quarantined": self._quarantined},
+                "counters": {
+                    "ingested": self._ingested,
+                    "evicted": self._evicted,
+                    "quarantined": self._quarantined,
+                    "collected_steps": self._collected_steps,
+                },
             }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -502,6 +515,7 @@ class TrajectoryStore:
                 raise ValueError(f"state has version {state['version']!r}, not 1")
             order = {p: list(state["order"][p]) for p in PARTITIONS}
             counters = [int(state["counters"][k]) for k in ("ingested", "evicted", "quarantined")]
+            steps = state["counters"].get("collected_steps")
         except (KeyError, TypeError) as err:
             raise ValueError(f"not the state of a TrajectoryStore: {err!r}") from err
         with self._lock:
@@ -511,6 +525,9 @@ class TrajectoryStore:
                 known = {name: files[name] for name in order[partition] if name in files}
                 self._files[partition] = known | {name: entry for name, entry in files.items() if name not in known}
             self._ingested, self._evicted, self._quarantined = counters
+            if steps is not None:
+                later = set(self._files[FIFO]).difference(order[FIFO])
+                self._collected_steps = int(steps) + sum(self._files[FIFO][name].total for name in later)
             self._publish()
             if self.edit:
                 self._journal.rewrite([e for p in PARTITIONS for e in self._files[p].values()])

@@ -19,6 +19,7 @@ CASES = {
     "solve": ("CartPole-v1", "recall", "Meta-FrozenLake", "RoomKeyDoor", "T-Maze"),
     "scaling": ("actors", "sequences", "wide", "opening", "slice"),
     "compiled": ("policy_step",),
+    "cluster": ("CartPole, 1 ms a step",),
     "fast_paths": ("critics in blocks", "classified returns in blocks", "packed linear layers"),
 }
 MORE = {"compiled": ("--only", "policy_step")}  # updates take a minute to compile

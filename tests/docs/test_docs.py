@@ -45,6 +45,7 @@ REDUCED = {
         "val_timesteps_per_epoch=100": "val_timesteps_per_epoch=30",
     },
 }
+REDUCED["scaling.md"] = {"epochs=40": "epochs=2", "train_batches_per_epoch=50": "train_batches_per_epoch=2"}
 REDUCED["coming_from.md"] = {
     "epochs=80": "epochs=1",
     "train_batches_per_epoch=125": "train_batches_per_epoch=2",
@@ -70,6 +71,7 @@ ARGUMENTS = {
     "amago doctor": "",
     "amago demo": "--epochs 1 --minutes 0",
     "amago buffer": "",
+    "amago launch": "",
     "amago report": "",
     "examples/00_meta_frozen_lake.py": f"{_FEW} --lake_size 2 --k_episodes 2",
     "examples/01_basic_gym.py": f"{_FEW} --horizon 20",

@@ -694,7 +694,7 @@ def test_one_process_collects_and_another_learns(tmp_path, exploration):
     collector.start()
     first = tiny.weights(collector)
     collector.learn()
-    assert (collector.env_steps, collector.updater.grad_steps) == (24, 0)
+    assert (collector.env_steps, collector.grad_update_counter) == (24, 0)
     assert not tiny.differing(first, tiny.weights(collector))
 
     learner = switch_async_mode(experiment(tmp_path, seed=2, **fields), "learn")

@@ -91,15 +91,15 @@ def _by_value(spec: Any, entry: str) -> Any:
     return spec
 
 
-def unpack(payload: dict[str, Any]) -> ActorPlan:
-    """The plan, after registering the environments and binding the parameters that it needs."""
+def unpack(payload: dict[str, Any]) -> tuple[ActorPlan, list[str]]:
+    """The plan, after registering the environments and binding the parameters that it needs; and the bindings that were skipped."""
     plan: ActorPlan = cloudpickle.loads(payload["plan"])
-    config.import_bindings(payload["gin"])
+    skipped = config.import_bindings(payload["gin"])
     for blob in payload["specs"]:
         with contextlib.suppress(Exception):
             spec = cloudpickle.loads(blob)
             gym.registry.setdefault(spec.id, spec)
-    return plan
+    return plan, skipped
 
 
 def worker_main(conn: Connection, payload: dict[str, Any] | ActorPlan, inherited_fds: tuple[int, ...] = ()) -> None:
@@ -119,7 +119,7 @@ def worker_main(conn: Connection, payload: dict[str, Any] | ActorPlan, inherited
     threading.Thread(target=_kill_orphan, args=(conn.fileno(),), name="amago-orphan", daemon=True).start()
     actors = None
     try:
-        plan = payload if isinstance(payload, ActorPlan) else unpack(payload)
+        plan, skipped = (payload, []) if isinstance(payload, ActorPlan) else unpack(payload)
         _seed_process(plan)
 
         def report(fault: Fault) -> None:
@@ -128,6 +128,7 @@ def worker_main(conn: Connection, payload: dict[str, Any] | ActorPlan, inherited
                 raise _QuitRequested
 
         actors = ActorSet(plan, report)
+        _refuse_late(skipped)
         _answer(conn, protocol.READY, actors.spaces)
         layout = conn.recv()
         fd = reduction.recv_handle(conn)
@@ -147,6 +148,13 @@ def worker_main(conn: Connection, payload: dict[str, Any] | ActorPlan, inherited
             if actors is not None:
                 actors.close()
         conn.close()
+
+
+def _refuse_late(skipped: list[str]) -> None:
+    try:
+        config.refuse_late(skipped, "a worker process made the environments")
+    except ValueError as err:
+        raise EnvironmentMistake(str(err)) from None
 
 
 def _seed_process(plan: ActorPlan) -> None:

@@ -1,0 +1,63 @@
+"""``amago launch SCRIPT``: run a training script with one learner and several collectors."""
+
+from __future__ import annotations
+
+import dataclasses
+from argparse import REMAINDER, ArgumentParser, ArgumentTypeError, Namespace
+
+from amago.distributed.children import Patience
+from amago.distributed.launcher import Plan, run_plan
+from amago.run.roles.limits import UpdateLimits
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.description = (
+        "Run a training script as one learner and several collectors, which overlap. The script is as it would be for one process. "
+        "Ctrl-C and SIGTERM end all processes, after the learner has saved a training state. Collectors that die or hang are replaced. "
+        "Example: amago launch --collectors 4 train.py --run_name demo --buffer_dir runs"
+    )
+    parser.add_argument(
+        "--collectors", type=int, required=True, help="processes that act, each with all of the script's actors"
+    )
+    parser.add_argument("--learners", type=int, default=1, help="processes that train together")
+    parser.add_argument(
+        "--updates-per-step",
+        type=_limits,
+        default=UpdateLimits(),
+        metavar="MIN:MAX",
+        help="updates per environment step: collectors pause below MIN, the learner waits at MAX; either may be left out",
+    )
+    parser.add_argument(
+        "--hang-timeout",
+        type=_seconds,
+        default=Patience.step,
+        help="seconds without a step after which a collector is replaced",
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress line")
+    parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
+    parser.add_argument("script", metavar="SCRIPT", help="the training script")
+    parser.add_argument("arguments", nargs=REMAINDER, metavar="ARGS", help="the script's own arguments")
+
+
+def _limits(text: str) -> UpdateLimits:
+    try:
+        return UpdateLimits.parse(text)
+    except ValueError as err:
+        raise ArgumentTypeError(str(err)) from None
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return value
+
+
+def run(args: Namespace) -> int:
+    program = [*(["-m"] if args.module else []), args.script, *args.arguments]
+    patience = dataclasses.replace(Patience(), step=args.hang_timeout)
+    plan = Plan(program, args.collectors, args.learners, args.updates_per_step, patience, args.quiet)
+    return run_plan(plan)

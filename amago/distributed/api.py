@@ -1,0 +1,55 @@
+"""`launch`: a learner and its collectors, from Python."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+
+def launch(
+    program: str | os.PathLike[str],
+    argv: Sequence[str] = (),
+    *,
+    collectors: int,
+    learners: int = 1,
+    updates_per_step: str | None = None,
+    hang_timeout: float | None = None,
+    quiet: bool = False,
+) -> int:
+    """Run a program with one learner and several collectors, as ``amago launch`` does, and wait for its end.
+
+    The launcher is a process of its own. If this process is killed, so are all that it has started.
+
+    Args:
+        program: a script that builds and starts an `amago.Experiment`; or "-m", with the module's name as the first of ``argv``.
+        argv: the script's arguments.
+        collectors: processes that act. Each has ``parallel_actors`` environments.
+        learners: processes that train, on a GPU each.
+        updates_per_step: "MIN:MAX", updates per environment step (`amago.run.roles.limits.UpdateLimits`); None: no limit.
+        hang_timeout: seconds without a step after which a collector is replaced; None: 180.
+        quiet: show no progress.
+
+    Returns:
+        the exit code: that of the learner; 1 if collectors die again and again; 2 after a mistake in the arguments.
+    """
+    words = command(program, argv, collectors, learners, updates_per_step, hang_timeout, quiet)
+    return subprocess.run(words, check=False).returncode
+
+
+def command(
+    program: str | os.PathLike[str],
+    argv: Sequence[str],
+    collectors: int,
+    learners: int = 1,
+    updates_per_step: str | None = None,
+    hang_timeout: float | None = None,
+    quiet: bool = False,
+) -> list[str]:
+    """The command line that does what `launch` says."""
+    words = [sys.executable, "-m", "amago.cli", "launch", "--collectors", str(collectors), "--learners", str(learners)]
+    words += [] if updates_per_step is None else [f"--updates-per-step={updates_per_step}"]
+    words += [] if hang_timeout is None else ["--hang-timeout", str(hang_timeout)]
+    words += ["--quiet"] if quiet else []
+    return [*words, os.fspath(program), *argv]

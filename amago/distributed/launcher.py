@@ -1,0 +1,247 @@
+"""One learner and its collectors on this machine: started, watched and stopped by one process without PyTorch."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import TextIO
+
+from amago.distributed.children import Child, CollectorError, Collectors, Patience
+from amago.distributed.ingest import Ingest
+from amago.distributed.link import Answer, Beats, LocalLink
+from amago.distributed.mirror import Mirror
+from amago.distributed.progress import Rates, progress_line
+from amago.run.roles.limits import UpdateLimits
+from amago.run.roles.protocol import HELLO, ORDERS, REPORTS, Assignment, collector_dir, launch_dir, read_soon, write_soon
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+TICK_SECONDS = 0.1
+_LINE_SECONDS = 30.0  # between two progress lines in a file; on a terminal one line is rewritten
+
+
+@dataclass
+class Plan:
+    """What to launch.
+
+    Attributes:
+        program: the user's program and its arguments, after the interpreter: ["train.py", "--run_name", "a"] or ["-m", "module"].
+        collectors, learners: processes of each role.
+        limits: of updates per environment step.
+        patience: of the launcher.
+        quiet: no progress line.
+        out: for the progress line.
+    """
+
+    program: Sequence[str]
+    collectors: int
+    learners: int = 1
+    limits: UpdateLimits = field(default_factory=UpdateLimits)
+    patience: Patience = field(default_factory=Patience)
+    quiet: bool = False
+    out: TextIO = field(default_factory=lambda: sys.stderr)
+
+    def __post_init__(self) -> None:
+        for name in ("collectors", "learners"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+        if not self.program:
+            raise ValueError("program is empty: name a script, such as train.py")
+        if self.program[0] != "-m" and not Path(self.program[0]).is_file():
+            raise ValueError(f"program is {self.program[0]!r}, which is not a file: name a script, or '-m' and a module")
+
+
+class Launcher:
+    """Runs a `Plan`. Everything happens in one loop of the main thread: children die with the thread that started them.
+
+    Args:
+        plan: what to launch.
+    """
+
+    def __init__(self, plan: Plan):
+        self.plan = plan
+        self.control = Path(tempfile.mkdtemp(prefix="amago-launch-"))
+        most = None if plan.limits.most == math.inf else plan.limits.most
+        limits = {"least": plan.limits.least, "most": most, "collectors": plan.collectors, "control": str(self.control)}
+        self.learner = Child(Assignment("learner", 0, **limits), self._learner_command(), {})  # type: ignore[arg-type]
+        # one thread, and no GPU unless the user says otherwise: a collector's products are small, and there are many collectors
+        alone = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "ACCELERATE_USE_CPU": "true"}
+        variables = {k: os.environ.get(k, v) for k, v in alone.items()}
+        self.collectors = Collectors(
+            [
+                Child(
+                    Assignment("collector", i, **limits),  # type: ignore[arg-type]
+                    [sys.executable, *plan.program],
+                    variables,
+                    self.control / f"collector-{i}.log",
+                )
+                for i in range(plan.collectors)
+            ],
+            plan.patience,
+        )
+        self.ingest: Ingest | None = None
+        self.mirror: Mirror | None = None
+        self._signal: int | None = None
+        self._rates, self._paused, self._paused_seconds = Rates(), False, 0.0
+        self._pump_at = self._line_at = 0.0
+        self._width = 0
+
+    def _learner_command(self) -> list[str]:
+        if self.plan.learners == 1:
+            return [sys.executable, *self.plan.program]
+        ranks = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={self.plan.learners}"]
+        return [sys.executable, *ranks, *self.plan.program]
+
+    # ---- the loop --------------------------------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Until the learner has ended, or a signal arrives.
+
+        Returns:
+            the exit code: that of the learner; 128 + the number of the signal that stopped the launch; 1 if collectors fail.
+        """
+        heard = [s for s in SIGNALS if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]  # nohup ignores it
+        before = {s: signal.signal(s, self._on_signal) for s in heard}
+        try:
+            self.learner.start()
+            failure = self._loop()
+            self._stop_all()
+            self._clear_line()
+            if failure:
+                print(failure, file=self.plan.out, flush=True)
+            return self._exit_code(bool(failure))
+        finally:
+            self.collectors.kill()
+            self.learner.kill()
+            if self.ingest is not None:
+                self.ingest.close()
+            shutil.rmtree(self.control, ignore_errors=True)
+            for s, handler in before.items():
+                signal.signal(s, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._signal is None:
+            self._signal = number
+
+    def _exit_code(self, failed: bool) -> int:
+        if self._signal is not None:
+            return 128 + self._signal
+        if failed:
+            return 1
+        code = self.learner.code
+        return 1 if code is None else code if code >= 0 else 128 - code
+
+    def _loop(self) -> str:
+        """Returns what went wrong, if the learner was not the one to end."""
+        while self._signal is None and self.learner.runs:
+            self.learner.listen()
+            if self.learner.beat.get("state") in ("finished", "stopped"):
+                self.collectors.tell(signal.SIGTERM)  # the learner still evaluates
+            else:
+                try:
+                    self.collectors.watch()
+                except CollectorError as err:
+                    return str(err)
+            self._tick()
+            time.sleep(TICK_SECONDS)
+        return ""
+
+    def _tick(self) -> None:
+        """Deliver, give orders, and show progress."""
+        for text in self.collectors.news:
+            self._say(text)
+        self.collectors.news.clear()
+        if self.mirror is None:
+            self._meet_learner()
+        if self.mirror is not None:
+            answer = self.mirror.pump(self.collectors.beats)
+            self._order(answer)
+        self._show()
+
+    def _meet_learner(self) -> None:
+        """Open the way to the learner's store, once it has said where that is."""
+        hello = read_soon(self.control / HELLO)
+        if hello is None:
+            return
+        run_dir = Path(hello["run_dir"])
+        self.ingest = Ingest(hello["save_to"], launch_dir(run_dir) / REPORTS)
+        # directories of collectors that an earlier launch had and this one has not still hold what they have collected
+        found = {path for path in launch_dir(run_dir).glob("collector-*") if path.is_dir()}
+        found |= {collector_dir(run_dir, i) for i in range(self.plan.collectors)}
+        self.mirror = Mirror(LocalLink(self.ingest, self._answer), sorted(found))
+
+    def _answer(self, beats: Beats) -> Answer:
+        beat = self.learner.beat
+        return Answer(int(beat.get("version", 0)), bool(beat.get("pause")) and self.learner.runs)
+
+    def _order(self, answer: Answer) -> None:
+        self._paused_seconds += TICK_SECONDS * self._paused
+        if answer.pause != self._paused or not (self.control / ORDERS).exists() or self._paused:
+            self._paused = answer.pause
+            write_soon(self.control / ORDERS, {"pause": answer.pause, "paused_seconds": round(self._paused_seconds, 1)})
+
+    # ---- the end ---------------------------------------------------------------------------------------------------------
+
+    def _stop_all(self) -> None:
+        """Ask all to end, deliver what they write meanwhile, and end those that do not."""
+        write_soon(self.control / ORDERS, {"pause": False})
+        if self._signal is not None:
+            self._say("stopping: collectors end, the learner saves")
+        self.learner.tell(signal.SIGINT if self._signal == signal.SIGINT else signal.SIGTERM)
+        self.collectors.tell(signal.SIGTERM)
+        deadline = time.monotonic() + self.plan.patience.stop
+        while (self.learner.runs or self.collectors.run) and time.monotonic() < deadline:
+            for child in (self.learner, *self.collectors.children):
+                child.listen()
+            if self.mirror is not None:
+                self.mirror.pump(self.collectors.beats)
+            time.sleep(TICK_SECONDS)
+        self.learner.listen()
+        self.collectors.kill()
+        self.learner.kill()
+        if self.mirror is not None:
+            self.mirror.pump({})
+
+    # ---- the screen ------------------------------------------------------------------------------------------------------
+
+    def _show(self) -> None:
+        now, beat = time.monotonic(), self.learner.beat
+        tty = self.plan.out.isatty()
+        if self.plan.quiet or now < self._line_at:
+            return
+        self._line_at = now + (0.5 if tty else _LINE_SECONDS if beat else 2.0)
+        if not beat and not tty:
+            return
+        speeds = self._rates.add(now, int(beat.get("updates", 0)), int(beat.get("steps", 0)))
+        collectors = [child.beat for child in self.collectors.children]
+        line = progress_line(beat, collectors, speeds, self.plan.limits, self.collectors.replaced)
+        if tty:
+            line = line[: shutil.get_terminal_size().columns - 1]
+            self.plan.out.write("\r" + line.ljust(self._width))
+            self._width = len(line)
+        else:
+            self.plan.out.write(line + "\n")
+        self.plan.out.flush()
+
+    def _clear_line(self) -> None:
+        if self._width:
+            self.plan.out.write("\r" + " " * self._width + "\r")
+            self._width = 0
+
+    def _say(self, text: str) -> None:
+        self._clear_line()
+        print(text, file=self.plan.out, flush=True)
+
+
+def run_plan(plan: Plan, launcher: Callable[[Plan], Launcher] = Launcher) -> int:
+    """Launch, and wait for the end; returns the exit code (`Launcher.run`)."""
+    return launcher(plan).run()

@@ -1,0 +1,72 @@
+"""How many updates belong to the environment steps that have been collected, as pure functions of both counters."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class UpdateLimits:
+    """Keeps the number of updates between ``least`` and ``most`` times the number of environment steps.
+
+    The learner waits while its next update would be too early; collectors pause while an update that is due is missing. With the same
+    counters never both, because ``least * steps <= most * steps``.
+
+    Args:
+        least: updates per environment step, at least; 0: collectors never pause.
+        most: updates per environment step, at most; infinity: the learner never waits.
+        warmup: environment steps before the first update.
+
+    Raises:
+        ValueError: they are not numbers of 0 or more, ``most`` is 0, or ``least`` exceeds ``most``.
+    """
+
+    least: float = 0.0
+    most: float = math.inf
+    warmup: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.least < math.inf:
+            raise ValueError(f"the least updates per environment step must be a finite number of 0 or more, got {self.least}")
+        if not self.most > 0:
+            raise ValueError(f"the most updates per environment step must be above 0, got {self.most}")
+        if self.least > self.most:
+            raise ValueError(
+                f"the least updates per environment step, {self.least:g}, exceed the most, {self.most:g}: give MIN:MAX in this order"
+            )
+        if not self.warmup >= 0:
+            raise ValueError(f"warmup counts environment steps and must be 0 or more, got {self.warmup}")
+
+    @classmethod
+    def parse(cls, text: str) -> UpdateLimits:
+        """Limits from "MIN:MAX"; either side may be empty.
+
+        Raises:
+            ValueError: the text has another form.
+        """
+        parts = text.split(":")
+        try:
+            if len(parts) != 2:
+                raise ValueError
+            least, most = (float(part) if part.strip() else default for part, default in zip(parts, (0.0, math.inf)))
+        except ValueError:
+            raise ValueError(f"{text!r} is not of the form MIN:MAX, two numbers of updates per environment step") from None
+        return cls(least, most)
+
+    def learner_waits(self, updates: int, steps: int) -> bool:
+        """Whether the next update would be too early.
+
+        Args:
+            updates: so far.
+            steps: environment steps that have arrived in the learner's store so far.
+        """
+        return steps < self.warmup or (self.most < math.inf and updates + 1 > self.most * steps)
+
+    def collectors_pause(self, updates: int, steps: int) -> bool:
+        """Whether collectors are ahead: an update is due that has not been made. Arguments as of `learner_waits`."""
+        return steps >= self.warmup and updates + 1 <= self.least * steps
+
+    def __str__(self) -> str:
+        most = "" if self.most == math.inf else f"{self.most:g}"
+        return f"{self.least:g}:{most}" if self.least or most else "unlimited"

@@ -1,0 +1,118 @@
+"""What a launcher and the processes of its run tell each other: one variable of the environment, and small JSON files.
+
+A launcher has no PyTorch, so this module and all that it imports have none.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import itertools
+import json
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+VARIABLE = "AMAGO_ROLE"
+ORDERS = "orders.json"
+HELLO = "hello.json"
+STAGING = ".arriving"
+"""Directory, beside a store's, where files are before they are in the store."""
+REPORTS = "reports"
+"""Directory, in the directory of a launch, with the reports of collectors that the learner has not read yet."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a process of a launch is to do.
+
+    Attributes:
+        kind: "learner" or "collector".
+        index: of the collector, from 0.
+        collectors: of the launch, in all.
+        control: directory of the small files through which it talks to the launcher.
+        least, most: updates per environment step.
+    """
+
+    kind: Literal["learner", "collector"]
+    index: int
+    collectors: int
+    control: str
+    least: float = 0.0
+    most: float | None = None
+
+    @classmethod
+    def of_this_process(cls) -> Assignment | None:
+        """The assignment in the environment; None if no launcher has started this process."""
+        text = os.environ.get(VARIABLE)
+        return None if not text else cls(**json.loads(text))
+
+    def variables(self) -> dict[str, str]:
+        """The variables of the environment for the process."""
+        return {VARIABLE: json.dumps(dataclasses.asdict(self))}
+
+    @property
+    def name(self) -> str:
+        """Of the process: "learner" or "collector-INDEX"."""
+        return self.kind if self.kind == "learner" else f"{self.kind}-{self.index}"
+
+    @property
+    def beat_file(self) -> Path:
+        """What the process says of itself, again and again."""
+        return Path(self.control) / f"{self.name}.json"
+
+
+def launch_dir(run_dir: Path) -> Path:
+    """The directory of a run in which its launches keep what a later one goes on with."""
+    return run_dir / "launch"
+
+
+def collector_dir(run_dir: Path, index: int) -> Path:
+    """The directory of one collector: its spool, its reports, its log."""
+    return launch_dir(run_dir) / f"collector-{index}"
+
+
+def spool_of(directory: Path) -> Path:
+    """Where a collector with this directory writes trajectories."""
+    return directory / "spool" / "buffer" / "fifo"
+
+
+def outbox_of(directory: Path) -> Path:
+    """Where a collector with this directory writes reports."""
+    return directory / "outbox"
+
+
+_count = itertools.count()
+
+
+def write_soon(path: Path, value: Mapping[str, Any]) -> None:
+    """Replace a small JSON file; readers see the old content or the new one. Not made durable: it is of use while its writer lives."""
+    tmp = path.with_name(f".tmp-{path.name}-{os.getpid()}-{next(_count)}")
+    tmp.write_text(json.dumps(value))
+    os.replace(tmp, path)
+
+
+def read_soon(path: Path) -> dict[str, Any] | None:
+    """The content of such a file; None if there is none."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _prctl() -> Any:
+    try:
+        return ctypes.CDLL(None, use_errno=True).prctl
+    except (OSError, AttributeError, TypeError):
+        return None
+
+
+def die_with_parent() -> None:
+    """Let the system kill this process when its parent ends, however that ends (Linux; elsewhere without effect)."""
+    prctl = _prctl()
+    if prctl is not None:
+        prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG

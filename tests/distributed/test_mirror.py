@@ -1,0 +1,97 @@
+"""What collectors write is delivered, and stays where it is if it cannot be."""
+
+import pytest
+
+from amago.distributed import Answer, Ingest, LocalLink
+from amago.distributed.mirror import BUNDLE_BYTES, Mirror
+from amago.run.roles.protocol import outbox_of, spool_of
+
+
+class OneNode:
+    """A collector's directory, and the learner's store; ``share_disk`` as of `Mirror`."""
+
+    def __init__(self, root, share_disk):
+        self.directory, self.store, self.inbox = root / "collector-0", root / "buffer" / "fifo", root / "reports"
+        self.said = []
+        spool_of(self.directory).mkdir(parents=True)
+        outbox_of(self.directory).mkdir(parents=True)
+        self.ingest = Ingest(self.store, self.inbox)
+        self.link = LocalLink(self.ingest, lambda beats: self.said.append(beats) or Answer(7, pause=True))
+        self.mirror = Mirror(self.link, [self.directory], share_disk)
+
+    def spool(self, name, size=3):
+        (spool_of(self.directory) / name).write_bytes(bytes(size))
+
+    @property
+    def waiting(self):
+        return sorted(p.name for p in spool_of(self.directory).iterdir())
+
+    @property
+    def arrived(self):
+        return sorted(p.name for p in self.store.iterdir())
+
+
+@pytest.fixture(params=[True, False], ids=["shared-disk", "content"])
+def node(request, tmp_path):
+    return OneNode(tmp_path, request.param)
+
+
+def test_files_go_to_the_store_and_reports_to_the_learner(node):
+    node.spool("w-0.safetensors")
+    (outbox_of(node.directory) / "r-0.json").write_text("{}")
+    answer = node.mirror.pump({"collector-0": {"steps": 5}})
+    assert (node.arrived, node.waiting) == (["w-0.safetensors"], [])
+    assert (node.inbox / "r-0.json").read_text() == "{}"
+    assert list(outbox_of(node.directory).iterdir()) == []
+    assert (answer.version, answer.pause, answer.stop) == (7, True, False)
+    assert node.said == [{"collector-0": {"steps": 5}}]
+    assert node.mirror.delivered == 1
+
+
+def test_without_files_there_is_an_answer_too(node):
+    assert node.mirror.pump({}).version == 7
+
+
+def test_a_bundle_has_a_limited_size(node):
+    calls = []
+    put = node.link.put
+    node.link.put = lambda parcels, beats: calls.append([p.name for p in parcels]) or put(parcels, beats)
+    for i, size in enumerate((BUNDLE_BYTES // 2, BUNDLE_BYTES // 2, 10, 2 * BUNDLE_BYTES)):
+        node.spool(f"w-{i}.safetensors", size)
+    node.mirror.pump({})
+    assert calls == [["w-0.safetensors", "w-1.safetensors"], ["w-2.safetensors"], ["w-3.safetensors"]]
+
+
+def test_files_that_are_not_complete_stay(node):
+    node.spool(".tmp-00000000-1-abc")
+    node.mirror.pump({})
+    assert node.arrived == []
+    assert node.waiting == [".tmp-00000000-1-abc"]
+
+
+def test_what_cannot_be_delivered_is_kept_and_delivered_later(node, monkeypatch, caplog):
+    node.spool("w-0.safetensors")
+    with monkeypatch.context() as m:
+        m.setattr(node.link, "put", lambda parcels, beats: (_ for _ in ()).throw(OSError("no way")))
+        for _ in range(3):
+            node.mirror.pump({})
+    assert node.waiting == ["w-0.safetensors"]
+    assert len([r for r in caplog.records if "no way" in r.getMessage()]) == 1
+    node.mirror.pump({})
+    assert (node.arrived, node.waiting) == (["w-0.safetensors"], [])
+
+
+def test_an_answer_that_is_lost_does_not_double_files(node, monkeypatch):
+    node.spool("w-0.safetensors")
+    put = node.link.put
+
+    def lost(parcels, beats):
+        put(parcels, beats)
+        raise OSError("the answer is lost")
+
+    with monkeypatch.context() as m:
+        m.setattr(node.link, "put", lost)
+        node.mirror.pump({})
+    (node.store / "w-0.safetensors").unlink()
+    node.mirror.pump({})
+    assert (node.arrived, node.waiting) == ([], [])

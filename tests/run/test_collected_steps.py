@@ -1,0 +1,102 @@
+"""Environment steps of a process that never collects: what others have delivered to its store."""
+
+import pytest
+import tiny
+
+from amago.cli_utils import switch_async_mode
+from amago.loading import DiskTrajDataset, MixtureOfDatasets
+from amago.run.checkpoint import CheckpointError
+
+
+@pytest.fixture(autouse=True)
+def _close():
+    yield
+    tiny.close_all()
+
+
+def collect(root, epochs=1, **fields):
+    e = switch_async_mode(tiny.experiment(root, epochs=epochs, seed=None, **fields), "collect")
+    e.start()
+    e.learn()
+    e.close()
+    return e.env_steps
+
+
+def learner(root, **fields):
+    e = switch_async_mode(tiny.experiment(root, **fields), "learn")
+    e.start()
+    return e
+
+
+def test_a_learner_counts_what_collectors_deliver(tmp_path):
+    steps = collect(tmp_path)
+    e = learner(tmp_path)
+    e.learn()
+    assert e.env_steps == steps == 24
+    assert [row["env_steps"] for row in tiny.rows(tmp_path / "run", "train")] == [24]
+
+
+def test_steps_that_were_deleted_still_count(tmp_path):
+    collect(tmp_path)
+    e = learner(tmp_path, dataset=DiskTrajDataset(tmp_path, "run", dset_max_size=1), epochs=3)
+    e.learn()
+    collect(tmp_path)
+    e._data.on_end_of_collection()
+    assert e.env_steps == 48
+    assert e._data.store.info()["evicted"] > 0
+
+
+def test_a_resumed_learner_goes_on_counting(tmp_path):
+    collect(tmp_path)
+    e = learner(tmp_path, ckpt_interval=1, dataset=DiskTrajDataset(tmp_path, "run", dset_max_size=1))
+    e.learn()
+    e.close()
+    collect(tmp_path)
+    e = learner(tmp_path, ckpt_interval=1, resume="auto", epochs=2, dataset=DiskTrajDataset(tmp_path, "run", dset_max_size=1))
+    assert e.env_steps == 48, "those before the training state, and those that came while nobody learned"
+
+
+def test_files_that_are_never_deleted_were_not_collected(tmp_path):
+    collect(tmp_path)
+    fifo, protected = tmp_path / "run" / "buffer" / "fifo", tmp_path / "run" / "buffer" / "protected"
+    for path in fifo.glob("*.safetensors"):
+        path.rename(protected / path.name)
+    assert learner(tmp_path).env_steps == 0
+
+
+def test_a_mixture_counts_what_its_collecting_data_set_receives(tmp_path):
+    collect(tmp_path)
+    mixture = MixtureOfDatasets(
+        [DiskTrajDataset(tmp_path, "run"), DiskTrajDataset(tmp_path, "other")], [0.5, 0.5], collect_into=0
+    )
+    assert learner(tmp_path, dataset=mixture).env_steps == 24
+
+
+def test_a_process_that_collects_counts_its_own_steps(tmp_path):
+    e = tiny.learned(tmp_path)
+    assert e.env_steps == 24
+
+
+def test_a_collector_has_no_optimizer_and_says_so(tmp_path):
+    first = learner(tmp_path, name="other")
+    first.save_checkpoint()
+    e = switch_async_mode(tiny.experiment(tmp_path), "collect")
+    e.start()
+    assert not hasattr(e, "optimizer")
+    with pytest.raises(CheckpointError, match="only collects"):
+        e.load_checkpoint_from_path(str(first.checkpoints.of_epoch(0)))
+
+
+def test_nothing_is_said_about_data_that_another_process_takes_away(tmp_path, recwarn):
+    e = switch_async_mode(tiny.experiment(tmp_path, epochs=2, train_timesteps_per_epoch=1200), "collect")
+    e.start()
+    found = e._data.on_end_of_collection
+
+    def taken(**kwargs):
+        for path in (tmp_path / "run" / "buffer" / "fifo").glob("*.safetensors"):
+            path.unlink()
+        return found(**kwargs)
+
+    e._data.on_end_of_collection = taken
+    e.learn()
+    assert not [w for w in recwarn if "nothing was saved" in str(w.message)]
