@@ -21,8 +21,8 @@ import cloudpickle
 import gin
 
 log = logging.getLogger(__name__)
-Binding = tuple[str, str, str, bytes]
-"""(scope, selector, parameter, cloudpickled value)."""
+Binding = tuple[str, str, str, bytes | None]
+"""(scope, selector, parameter, pickled value; None: it cannot be pickled)."""
 _of_earlier_experiments: dict[str, Any] = {}  # bindings with which an Experiment has started since the last reset
 
 
@@ -183,11 +183,16 @@ def bindings() -> dict[str, Any]:
     return out
 
 
-def export_bindings() -> list[Binding]:
-    """All bindings in force, each pickled separately, for `import_bindings` in a child process."""
-    out = []
+def export_bindings(dumps: Callable[[Any], bytes] = cloudpickle.dumps) -> list[Binding]:
+    """All bindings in force, each pickled separately by ``dumps``, for `import_bindings` in a child process."""
+    out: list[Binding] = []
     for (scope, selector), params in gin.config._CONFIG.items():
-        out += [(scope, selector, p, cloudpickle.dumps(v)) for p, v in params.items()]
+        for parameter, value in params.items():
+            try:
+                blob = dumps(value)
+            except Exception:  # of no matter where nobody asks for it: networks have bindings too
+                blob = None
+            out.append((scope, selector, parameter, blob))
     return out
 
 
@@ -199,6 +204,9 @@ def import_bindings(exported: Iterable[Binding]) -> list[str]:
 
     Returns:
         the names of those that were skipped, for `refuse_late`.
+
+    Raises:
+        ValueError: a value could not be pickled.
     """
     skipped = []
     for scope, selector, parameter, blob in exported:
@@ -206,6 +214,8 @@ def import_bindings(exported: Iterable[Binding]) -> list[str]:
         if not is_registered(selector):
             skipped.append(key)
             continue
+        if blob is None:
+            raise ValueError(f"the value bound to {key} cannot be pickled, which this process needs to know it")
         with gin.unlock_config():
             gin.bind_parameter(key, cloudpickle.loads(blob))
     return skipped

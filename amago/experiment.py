@@ -191,8 +191,7 @@ class Experiment(BuiltRun):
         taken, stats = self._interact(rollout, steps, COLLECT, self.sample_actions_train, stoppable=True)
         stats = self._of_all_ranks(stats)
         self._collected = self._ranks.smallest(self._collected + taken)
-        for name, frames in stats.frames.items():
-            self.frames_by_env[name] = self.frames_by_env.get(name, 0) + frames
+        self._count_frames(stats)
         self._log_faults(stats, "rollout")
         self._trajs_saved += rollout.pool.flush() + len(stats.episodes)
         self._end_collection(stats, finished=not self._stop)
@@ -237,7 +236,8 @@ class Experiment(BuiltRun):
         """Let the policy act in several environments, which must have been reset.
 
         Args:
-            envs: ``train_envs``, ``val_envs``, a pool of `amago.envs.make_pool`, or a vector environment of `SequenceWrapper`.
+            envs: ``train_envs``, whose steps count as collected, in all ranks; ``val_envs``, a pool of `amago.envs.make_pool`, or a vector
+                environment of `SequenceWrapper`.
             timesteps: steps of each environment.
             hidden_state: the policy's memory, as returned by an earlier call, or a list with that of each of the groups of a pool; None:
                 empty memory.
@@ -256,6 +256,8 @@ class Experiment(BuiltRun):
         rollout.take_hidden_state(as_actor(self.policy), hidden_state)
         options: dict[str, Any] = {"render": render, "save_on_done": save_on_done, "episodes": episodes}
         _, stats = self._interact(rollout, timesteps, "interact", sample, **options)
+        if rollout is self._actors.pools.get("train"):
+            self._count_frames(self._of_all_ranks(stats))
         if stats.restarts:
             self._log_faults(stats, "test")
         return rollout.hidden_state, stats.by_actor(rollout.pool.num_actors)

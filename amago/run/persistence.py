@@ -11,6 +11,7 @@ from typing import Any
 from amago import config
 from amago.compat import accelerate_states
 from amago.compat.loaders import ForeignLoader, as_loader
+from amago.compat.paths import TextPath
 from amago.envs.statistics import PhaseStatistics, ReturnHistory, SpecialMetricHistory
 from amago.loading import RLDataset, SequenceLoader
 from amago.run.callbacks import CallbackList
@@ -52,7 +53,7 @@ class PersistentRun(Learner):
     run_seed: int
     checkpoints: RunCheckpoints
     logger: MetricsLogger | None
-    ckpt_dir: Path
+    ckpt_dir: TextPath
     train_dloader: Any
     _stop: GracefulStop
 
@@ -217,7 +218,9 @@ class PersistentRun(Learner):
         self._refusal = None
         if self._ownership is not None:
             self._ownership.accept()
+        finished = self._epoch, self._epoch_is_over
         self.init_checkpoints()
+        self._epoch, self._epoch_is_over = finished  # an override sets it to 0
         self._to_resume = path if is_state else None
         self._open_log()
         self._to_resume = None
@@ -310,6 +313,11 @@ class PersistentRun(Learner):
         """
         delivered = None if self.collects or self.dataset is None else self.dataset.collected_steps
         return delivered or sum(self.frames_by_env.values())
+
+    def _count_frames(self, stats: PhaseStatistics) -> None:
+        """Add the environment steps of a phase of collection, given those of all ranks."""
+        for name, frames in stats.frames.items():
+            self.frames_by_env[name] = self.frames_by_env.get(name, 0) + frames
 
     def x_axis_metrics(self) -> dict[str, int | float]:
         """Numbers that curves may be drawn against."""
@@ -406,7 +414,7 @@ class PersistentRun(Learner):
     def _make_checkpoints(self) -> None:
         self.checkpoints = RunCheckpoints(self.run_dir, self.run_name)
         self.checkpoints.prepare()
-        self.ckpt_dir = self.checkpoints.directory
+        self.ckpt_dir = TextPath(self.checkpoints.directory)
 
     @property
     def _loader(self) -> SequenceLoader | ForeignLoader:

@@ -75,7 +75,9 @@ def test_the_parts_of_start_are_called_one_by_one(tmp_path, model_first):
         part()
     assert not (e.run_dir / "policy.json").exists()
     e.init_checkpoints()
+    assert isinstance(e.ckpt_dir, str)
     assert os.path.isdir(os.path.join(e.ckpt_dir, "training_states"))
+    assert e.ckpt_dir + "/latest" == str(e.ckpt_dir / "latest") == f"{e.run_dir}/ckpts/latest"
     e.init_logger()
     e.summary(env_summary=text)
     e.learn()
@@ -258,6 +260,40 @@ class OwnPools(amago.Experiment):
         self.val_envs.reset()
         self.rl2_space = self.train_envs.envs[0].rl2_space
         return "pools of my own"
+
+
+class OwnParts(OwnPools):
+    """Goes by the letter: memory is set with the environments, ``init_checkpoints`` sets the epoch, collecting is a call of ``interact``."""
+
+    def init_envs(self):
+        text = super().init_envs()
+        self.hidden_state = None
+        return text
+
+    def init_checkpoints(self):
+        super().init_checkpoints()
+        self.epoch = 0
+
+    def collect_new_training_data(self):
+        self.hidden_state, _ = self.interact(self.train_envs, self.train_timesteps_per_epoch, hidden_state=self.hidden_state)
+        call_async_env(self.train_envs, "save_finished_trajs")
+
+    def evaluate_val(self):
+        self.interact(self.val_envs, EPISODE)
+
+
+def test_parts_of_a_subclass_that_collects_by_itself(tmp_path):
+    settings = {"experiment_type": OwnParts, "save_trajs_as": "npz", "ckpt_interval": 1}
+    e = learned(tmp_path, epochs=2, **settings)
+    steps = 3 * 2 * e.train_timesteps_per_epoch
+    assert e.x_axis_metrics() == {"Epoch": 2, "total_frames": steps, "gradient_steps": 4, "total_frames-TMaze": steps}
+    e.close()
+    again = started(tmp_path, epochs=3, **settings)
+    again.load_checkpoint(1)
+    assert (again.epoch, again.env_steps) == (2, steps)
+    again.learn()
+    assert (again.epoch, again.grad_update_counter, again.env_steps) == (3, 6, steps * 3 // 2)
+    again.close()
 
 
 def test_pools_of_a_subclass(tmp_path):
