@@ -149,7 +149,7 @@ class Experiment(BuiltRun):
             return
         if self._trained:
             self.log(self._data.on_end_of_training(), "dataset")
-        self._collected = self._trained = 0
+        self._begin_epoch()
         finished, self._epoch = self._epoch, self._epoch + 1  # callbacks count the finished epochs
         self._finish_epoch()
         self._epoch, self._epoch_is_over = finished, True  # while files are named by its number
@@ -182,6 +182,8 @@ class Experiment(BuiltRun):
     def collect_new_training_data(self) -> None:
         """Step each training actor ``train_timesteps_per_epoch`` times, less the steps of a resumed epoch."""
         self._require_start("collect_new_training_data()")
+        if self._has_collected:  # another call in this epoch, or a loop of one's own
+            self._collected = 0
         steps, every = (self.train_timesteps_per_epoch or 0) - self._collected, self.force_reset_train_envs_every
         if steps <= 0:
             return
@@ -191,6 +193,7 @@ class Experiment(BuiltRun):
         taken, stats = self._interact(rollout, steps, COLLECT, self.sample_actions_train, stoppable=True)
         stats = self._of_all_ranks(stats)
         self._collected = self._ranks.smallest(self._collected + taken)
+        self._has_collected = True
         self._count_frames(stats)
         self._log_faults(stats, "rollout")
         self._trajs_saved += rollout.pool.flush() + len(stats.episodes)

@@ -67,7 +67,7 @@ class PersistentRun(Learner):
         self._ranks = Ranks()
         self._epoch = 0
         self.frames_by_env: dict[str, int] = {}
-        self._collected = self._trained = 0  # in the current epoch: steps of each actor, and batches
+        self._begin_epoch()
         self._epoch_is_over = False  # and `epoch` is its number
         self._used_loader: SequenceLoader | ForeignLoader | None = None
         self._started = self._saved = self._ever_trained = False
@@ -94,7 +94,12 @@ class PersistentRun(Learner):
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
+        self._begin_epoch()
         self._epoch, self._epoch_is_over = int(epoch), True
+
+    def _begin_epoch(self) -> None:
+        self._collected = self._trained = 0  # steps of each actor, and batches
+        self._has_collected = False  # by a call of this process
 
     def _require_start(self, what: str, writes: bool = True) -> None:
         """Refuse a call that comes too early.
@@ -218,9 +223,9 @@ class PersistentRun(Learner):
         self._refusal = None
         if self._ownership is not None:
             self._ownership.accept()
-        finished = self._epoch, self._epoch_is_over
-        self.init_checkpoints()
-        self._epoch, self._epoch_is_over = finished  # an override sets it to 0
+        loaded = self._epoch, self._epoch_is_over, self._collected, self._trained
+        self.init_checkpoints()  # an override sets the epoch to 0
+        self._epoch, self._epoch_is_over, self._collected, self._trained = loaded
         self._to_resume = path if is_state else None
         self._open_log()
         self._to_resume = None
@@ -437,8 +442,8 @@ class PersistentRun(Learner):
         If that fails, for example because the disk is full, a warning is logged; earlier checkpoints are intact.
         """
         self._require_start("save_checkpoint()")
-        epoch = self.epoch + self._epoch_is_over
-        progress = Progress(epoch, self._collected, self._trained, self.run_seed, self.frames_by_env)
+        epoch, done = (self.epoch + 1, (0, 0)) if self._epoch_is_over else (self.epoch, self.done_in_epoch)
+        progress = Progress(epoch, *done, self.run_seed, self.frames_by_env)
         ranks = self._gather([self._parts.local_state(self._ranks)])
         if self.accelerator.is_main_process:
             self._saved = self.checkpoints.save(
@@ -460,7 +465,8 @@ class PersistentRun(Learner):
         if accelerate_states.is_one(path):
             parts = self.policy, self.optimizer, self.lr_schedule
             self.grad_update_counter = accelerate_states.load(path, *parts)
-            self._epoch, self._collected, self._trained, self._epoch_is_over = 1 + epoch_of(path), 0, 0, False
+            self._begin_epoch()
+            self._epoch, self._epoch_is_over = 1 + epoch_of(path), False
             self.print(f"note: {path.name} was written by Accelerate: frames, batches and random numbers begin anew")
             return
         found = self._changes(path)
@@ -472,7 +478,7 @@ class PersistentRun(Learner):
             seed_process((reseed, self.accelerator.process_index, *identity(path)))
         progress = self._parts.restore(path, change)
         self._epoch, self._collected, self._trained = progress.epoch, progress.collected, progress.trained
-        self._epoch_is_over = False
+        self._epoch_is_over = self._has_collected = False
         self.frames_by_env, self.run_seed = progress.frames_by_env, progress.seed
         if found:
             self.print(f"settings that differ from those of {path.name}:\n  " + "\n  ".join(map(str, found)))

@@ -386,6 +386,16 @@ def test_values_by_name():
 # ---- targets -------------------------------------------------------------------------------------------------------------
 
 
+def test_an_agent_is_copied_after_a_loss():
+    agent, batch = build(), padded_batch()
+    agent(batch, log_step=True).backward()
+    twin = copy.deepcopy(agent)
+    assert twin.update_info.keys() == agent.update_info.keys()
+    assert tiny.differing(dict(agent.state_dict()), dict(twin.state_dict())) == []
+    twin(batch, log_step=False).backward()
+    assert twin.actor.base.out_layer.bias.grad is not agent.actor.base.out_layer.bias.grad
+
+
 def test_copies_of_networks():
     agent = build()
     with torch.no_grad():

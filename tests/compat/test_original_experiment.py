@@ -519,6 +519,53 @@ def test_hooks_are_overridden_around_super(tmp_path):
     e.close()
 
 
+class OwnLoop(amago.Experiment):
+    """``learn`` is replaced as a whole; the number of the epoch is set at its beginning or at its end."""
+
+    sets_epoch = "last"
+
+    def learn(self):
+        for epoch in range(self.epoch, self.epochs):
+            if self.sets_epoch == "first":
+                self.epoch = epoch
+            self.collect_new_training_data()
+            self.log(self.dataset.on_end_of_collection(experiment=self), key="dataset")
+            self.init_dloaders()
+            for batch in self.train_dloader:
+                self.train_step(batch, log_step=True)
+            self.epoch = epoch
+            self.save_checkpoint()
+
+
+@pytest.mark.parametrize("sets_epoch", ["first", "last"])
+def test_learn_is_replaced_as_a_whole(tmp_path, sets_epoch):
+    class Loop(OwnLoop):
+        pass
+
+    Loop.sets_epoch = sets_epoch
+    e = learned(tmp_path, experiment_type=Loop, epochs=3)
+    assert (e.env_steps, e.grad_update_counter) == (3 * 2 * e.train_timesteps_per_epoch, 6)
+    assert sorted(os.listdir(e.ckpt_dir + "/policy_weights")) == [f"policy_epoch_{n}.pt" for n in range(3)]
+    e.close()
+    again = started(tmp_path, experiment_type=Loop, epochs=4)
+    again.load_checkpoint(2)
+    assert again.epoch == 3
+    again.learn()
+    assert (again.env_steps, again.grad_update_counter) == (4 * 2 * again.train_timesteps_per_epoch, 8)
+    again.close()
+
+
+def test_a_second_call_collects_again(tmp_path):
+    class Twice(amago.Experiment):
+        def collect_new_training_data(self):
+            super().collect_new_training_data()
+            super().collect_new_training_data()
+
+    e = learned(tmp_path, experiment_type=Twice)
+    assert e.env_steps == 2 * 2 * e.train_timesteps_per_epoch
+    e.close()
+
+
 def test_init_model_is_replaced_as_a_whole(tmp_path):
     class OwnModel(amago.Experiment):
         def init_model(self):
