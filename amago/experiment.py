@@ -147,8 +147,8 @@ class Experiment(BuiltRun):
             self._ever_trained = True
         if self._stop:
             return
-        if self._trained:
-            self.log(self._data.on_end_of_training(), "dataset")
+        if self._trained and (metrics := self._data.on_end_of_training()):
+            self.log(metrics, "dataset")
         self._begin_epoch()
         finished, self._epoch = self._epoch, self._epoch + 1  # callbacks count the finished epochs
         self._finish_epoch()

@@ -417,6 +417,7 @@ def test_the_order_of_an_epoch(tmp_path):
             order.append(f"train_step {log_step}")
             out = super().train_step(batch, log_step)
             assert out["Loss"].isfinite()
+            assert not any(torch.is_tensor(x) and x.requires_grad for x in out.values())
             assert out["Learning Rate"] > 0
             assert ("Actor Grad Norm" in out) == log_step
             return out
@@ -438,7 +439,7 @@ def test_the_order_of_an_epoch(tmp_path):
     e.learn()
     epoch = [
         "read_latest_policy N", "evaluate_val N", "log val", "collect_new_training_data N", "log rollout", "on_end_of_collection",
-        "log dataset", "init_dloaders N", "train_step True", "train_step False", "train_step True", "log train-update", "log dataset",
+        "log dataset", "init_dloaders N", "train_step True", "train_step False", "train_step True", "log train-update",
         "save_checkpoint N", "write_latest_policy N",
     ]  # fmt: skip
     assert order == [line.replace("N", str(n)) for n in range(2) for line in epoch]
