@@ -221,7 +221,9 @@ class ActorCriticAgent(AgentWithTargets):
         critic_loss, advantage = None, None
 
         if self.online_coeff > 0 or not self.fake_filter:
-            chosen = self._policy_actions(pi, self.num_actions_for_value_in_actor_loss, grad=self.online_coeff > 0)  # (K, B, L, G, A)
+            chosen = self._policy_actions(
+                pi, self.num_actions_for_value_in_actor_loss, grad=self.online_coeff > 0
+            )  # (K, B, L, G, A)
             with torch.no_grad():
                 taken = taken_next(self.targets, batch, action)
                 target = self._td_target(next_state, rews, batch.dones, real, self._straight(batch, slice(1, None)), taken, log)
