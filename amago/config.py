@@ -21,8 +21,8 @@ import cloudpickle
 import gin
 
 log = logging.getLogger(__name__)
-Binding = tuple[str, str, str, bytes]
-"""(scope, selector, parameter, cloudpickled value)."""
+Binding = tuple[str, str, str, bytes | None]
+"""(scope, selector, parameter, pickled value; None: it cannot be pickled)."""
 _of_earlier_experiments: dict[str, Any] = {}  # bindings with which an Experiment has started since the last reset
 
 
@@ -183,11 +183,16 @@ def bindings() -> dict[str, Any]:
     return out
 
 
-def export_bindings() -> list[Binding]:
-    """All bindings in force, each pickled separately, for `import_bindings` in a child process."""
-    out = []
+def export_bindings(dumps: Callable[[Any], bytes] = cloudpickle.dumps) -> list[Binding]:
+    """All bindings in force, each pickled separately by ``dumps``, for `import_bindings` in a child process."""
+    out: list[Binding] = []
     for (scope, selector), params in gin.config._CONFIG.items():
-        out += [(scope, selector, p, cloudpickle.dumps(v)) for p, v in params.items()]
+        for parameter, value in params.items():
+            try:
+                blob = dumps(value)
+            except Exception:  # of no matter where nobody asks for it: networks have bindings too
+                blob = None
+            out.append((scope, selector, parameter, blob))
     return out
 
 
@@ -199,6 +204,9 @@ def import_bindings(exported: Iterable[Binding]) -> list[Binding]:
 
     Returns:
         those that were skipped; again an argument of this function, once their modules may have been imported.
+
+    Raises:
+        ValueError: a value could not be pickled.
     """
     skipped = []
     for binding in exported:
@@ -206,10 +214,11 @@ def import_bindings(exported: Iterable[Binding]) -> list[Binding]:
         if not is_registered(selector):
             skipped.append(binding)
             continue
+        key = f"{scope}/{selector}.{parameter}" if scope else f"{selector}.{parameter}"
+        if blob is None:
+            raise ValueError(f"the value bound to {key} cannot be pickled, so this worker process cannot have it")
         with gin.unlock_config():
-            gin.bind_parameter(
-                f"{scope}/{selector}.{parameter}" if scope else f"{selector}.{parameter}", cloudpickle.loads(blob)
-            )
+            gin.bind_parameter(key, cloudpickle.loads(blob))
     return skipped
 
 

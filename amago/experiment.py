@@ -148,9 +148,9 @@ class Experiment(BuiltRun):
             self._ever_trained = True
         if self._stop:
             return
-        if self._trained:
-            self.log(self._data.on_end_of_training(), "dataset")
-        self._collected = self._trained = 0
+        if self._trained and (metrics := self._data.on_end_of_training()):
+            self.log(metrics, "dataset")
+        self._begin_epoch()
         finished, self._epoch = self._epoch, self._epoch + 1  # callbacks count the finished epochs
         self._finish_epoch()
         self._epoch, self._epoch_is_over = finished, True  # while files are named by its number
@@ -183,6 +183,8 @@ class Experiment(BuiltRun):
     def collect_new_training_data(self) -> None:
         """Step each training actor ``train_timesteps_per_epoch`` times, less the steps of a resumed epoch."""
         self._require_start("collect_new_training_data()")
+        if self._has_collected:  # another call in this epoch, or a loop of one's own
+            self._collected = 0
         steps, every = (self.train_timesteps_per_epoch or 0) - self._collected, self.force_reset_train_envs_every
         if steps <= 0:
             return
@@ -192,8 +194,8 @@ class Experiment(BuiltRun):
         taken, stats = self._interact(rollout, steps, COLLECT, self.sample_actions_train, stoppable=True)
         stats = self._of_all_ranks(stats)
         self._collected = self._ranks.smallest(self._collected + taken)
-        for name, frames in stats.frames.items():
-            self.frames_by_env[name] = self.frames_by_env.get(name, 0) + frames
+        self._has_collected = True
+        self._count_frames(stats)
         self._log_faults(stats, "rollout")
         self._trajs_saved += rollout.pool.flush() + len(stats.episodes)
         self._end_collection(stats, finished=not self._stop)
@@ -238,7 +240,8 @@ class Experiment(BuiltRun):
         """Let the policy act in several environments, which must have been reset.
 
         Args:
-            envs: ``train_envs``, ``val_envs``, a pool of `amago.envs.make_pool`, or a vector environment of `SequenceWrapper`.
+            envs: ``train_envs``, whose steps count as collected, in all ranks; ``val_envs``, a pool of `amago.envs.make_pool`, or a vector
+                environment of `SequenceWrapper`.
             timesteps: steps of each environment.
             hidden_state: the policy's memory, as returned by an earlier call, or a list with that of each of the groups of a pool; None:
                 empty memory.
@@ -257,6 +260,8 @@ class Experiment(BuiltRun):
         rollout.take_hidden_state(as_actor(self.policy), hidden_state)
         options: dict[str, Any] = {"render": render, "save_on_done": save_on_done, "episodes": episodes}
         _, stats = self._interact(rollout, timesteps, "interact", sample, **options)
+        if rollout is self._actors.pools.get("train"):
+            self._count_frames(self._of_all_ranks(stats))
         if stats.restarts:
             self._log_faults(stats, "test")
         return rollout.hidden_state, stats.by_actor(rollout.pool.num_actors)

@@ -48,7 +48,7 @@ def amago_warning(msg: str, category: type[Warning] = AmagoWarning) -> None:
     warnings.warn(msg, category, stacklevel=2)
 
 
-def call_async_env(env: Any, method_name: str, *args: Any) -> Any:
+def call_async_env(env: Any, method_name: str, *args: Any) -> list[Any]:
     """Call a method of every environment of a vectorised one, or read an attribute.
 
     Args:
@@ -59,7 +59,7 @@ def call_async_env(env: Any, method_name: str, *args: Any) -> Any:
         one entry for each environment.
     """
     env.call_async(method_name, *args)
-    return env.call_wait()
+    return list(env.call_wait())
 
 
 def stack_list_array_dicts(list_: Sequence[Mapping[str, Any]], axis: int = 0, cat: bool = False) -> dict[str, Any]:

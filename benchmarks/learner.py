@@ -223,11 +223,11 @@ def critics(case: Case, agent: Any, rows: int) -> list[Product]:
     found = linear(rows, w, w, C)  # W_s s: once for all discounts and actions
     found += linear(rows, width, w, C, input_grad=False)  # W_a a of stored actions: once for all discounts
     found += linear(rows * G, w, w, C) + linear(rows * G, w, out, C)  # all other layers: once per discount
-    samples = rows * G * agent.k_actor
+    samples = rows * G * agent.num_actions_for_value_in_actor_loss
     found += forward(samples, width, w, C) + forward(samples, w, w, C) + forward(samples, w, out, C)
     if agent.online_coeff > 0:  # the gradient of the action, through the smallest critic only
         found += [Product(1, samples, out, w), Product(1, samples, w, w), Product(1, samples, w, width)]
-    samples = rows * G * agent.k_critic
+    samples = rows * G * agent.num_actions_for_value_in_critic_loss
     found += forward(rows, w, w, drawn) + forward(samples, width, w, drawn)
     return found + forward(samples, w, w, drawn) + forward(samples, w, out, drawn)
 

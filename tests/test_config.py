@@ -121,6 +121,15 @@ def test_exported_bindings_reach_only_what_is_imported():
     assert done.stdout.strip().endswith(b"False")
 
 
+def test_a_binding_that_cannot_be_pickled_fails_where_it_is_needed():
+    config.bind({"EpsilonGreedy.eps_end": 0.25, "Agent.fbc_filter_func": (x for x in "generators cannot be pickled").__next__})
+    exported = config.export_bindings()
+    config.clear()
+    with pytest.raises(ValueError, match=naming("Agent.fbc_filter_func")):
+        config.import_bindings(exported)
+    assert 0.25 in config.bindings().values()
+
+
 def test_operative_config_names_classes():
     config.bind({"TformerTrajEncoder.attention_type": TformerTrajEncoder, "Agent.tau": 0.25})
     text = config.operative_config()

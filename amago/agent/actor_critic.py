@@ -106,7 +106,9 @@ class ActorCriticAgent(AgentWithTargets):
             )
         self.use_target_actor = options.use_target_actor
         self.fake_filter, self.fbc_filter_func = options.fake_filter, options.fbc_filter_func
-        self.k_critic, self.k_actor = options.num_actions_for_value_in_critic_loss, options.num_actions_for_value_in_actor_loss
+        self.num_actions_for_value_in_critic_loss = options.num_actions_for_value_in_critic_loss
+        self.num_actions_for_value_in_actor_loss = options.num_actions_for_value_in_actor_loss
+        self.use_multigamma = options.use_multigamma
         self.exact = self.discrete and self.exact_expectation
         self.register_buffer("gammas", gammas, persistent=False)
 
@@ -219,7 +221,9 @@ class ActorCriticAgent(AgentWithTargets):
         critic_loss, advantage = None, None
 
         if self.online_coeff > 0 or not self.fake_filter:
-            chosen = self._policy_actions(pi, self.k_actor, grad=self.online_coeff > 0)  # (K, B, L, G, A)
+            chosen = self._policy_actions(
+                pi, self.num_actions_for_value_in_actor_loss, grad=self.online_coeff > 0
+            )  # (K, B, L, G, A)
             with torch.no_grad():
                 taken = taken_next(self.targets, batch, action)
                 target = self._td_target(next_state, rews, batch.dones, real, self._straight(batch, slice(1, None)), taken, log)
@@ -256,7 +260,7 @@ class ActorCriticAgent(AgentWithTargets):
         try:
             state = self.encode(batch)[:, :-1]
             pi = self._policy(self.actor, state, self._straight(batch, slice(None, -1)))
-            chosen = self._policy_actions(pi, self.k_actor)
+            chosen = self._policy_actions(pi, self.num_actions_for_value_in_actor_loss)
             stored = self._like_policy(pi, self._action_vectors(batch.actions))
             out_data, q_pi = self._evaluate(state, stored, chosen)
         finally:
@@ -301,7 +305,7 @@ class ActorCriticAgent(AgentWithTargets):
             log: takes a metric, if given.
         """
         pi = self._policy(self.target_actor if self.use_target_actor else self.actor, next_state, straight)
-        actions = self._policy_actions(pi, self.k_critic)
+        actions = self._policy_actions(pi, self.num_actions_for_value_in_critic_loss)
         drawn = torch.randint(self.target_critics.num_critics, (self.num_critics_td,), device=next_state.device)
         if taken is not None:  # one more sample
             stored = self._like_policy(pi, taken.action).expand(actions.shape[1:])

@@ -101,6 +101,11 @@ class BaseAgent(NamedArguments, nn.Module):
         self.init_extra_networks()
         self.hard_sync_targets()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the graph of the last loss, which cannot be copied or pickled."""
+        info = {k: v.detach() if isinstance(v, Tensor) else v for k, v in self.update_info.items()}
+        return self.__dict__ | {"update_info": info, "loss_terms": None}
+
     # ---- construction -------------------------------------------------------------------------------------------------
 
     def init_options(self) -> None:

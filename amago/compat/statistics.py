@@ -16,7 +16,8 @@ from amago import ops
 
 
 class LossStatistics:
-    """The methods above. None of them affects training."""
+    """The methods above. None of them affects training. Tensors may have a row for the last observation too, which no mask of
+    transitions has: it does not count."""
 
     popart: Any
 
@@ -31,7 +32,7 @@ class LossStatistics:
         tensors = {f"TD Statistic {i}": x for i, x in enumerate(values, start=1)} | named
         out = {}
         for name, x in tensors.items():
-            real = _like(mask, x)
+            x, real = _matched(x, mask)
             out[f"{name} (mean)"], out[f"{name} (std)"] = ops.masked_mean(x.float(), real), ops.masked_std(x.float(), real)
         return out
 
@@ -47,7 +48,7 @@ class LossStatistics:
         except NotImplementedError:
             return {}
         entropy = entropy.unsqueeze(-1) if entropy.ndim == 3 else entropy  # of independent parts: (B, L, G, A)
-        return {"Policy Entropy": ops.masked_mean(entropy, _like(mask, entropy))}
+        return {"Policy Entropy": ops.masked_mean(*_matched(entropy, mask))}
 
     @torch.no_grad()
     def _filter_stats(self, mask: Tensor, logp: Tensor, filter: Tensor) -> dict[str, Tensor]:
@@ -57,11 +58,10 @@ class LossStatistics:
             mask: (B, L, 1) or (B, L, G, 1), True where a transition counts.
             logp, filter: (B, L, G, 1).
         """
-        approved = 100.0 * ops.masked_mean((filter > 0).float(), _like(mask, filter))
         return {
-            "Filter Weight": ops.masked_mean(filter.float(), _like(mask, filter)),
-            "Pct. of Actions Approved by Filter": approved,
-            "Log-Probability of Actions": ops.masked_mean(logp, _like(mask, logp)),
+            "Filter Weight": ops.masked_mean(*_matched(filter.float(), mask)),
+            "Pct. of Actions Approved by Filter": 100.0 * ops.masked_mean(*_matched((filter > 0).float(), mask)),
+            "Log-Probability of Actions": ops.masked_mean(*_matched(logp, mask)),
         }
 
     @torch.no_grad()
@@ -74,9 +74,12 @@ class LossStatistics:
         return out
 
 
-def _like(mask: Tensor, x: Tensor) -> Tensor:
-    """A mask (B, L, ...) as a bool of the shape of ``x``: dimensions that it lacks come before its last."""
+def _matched(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """``x`` without the row of the last observation, if it has one that the mask (B, L, ...) lacks, and the mask as a bool of its shape:
+    dimensions that the mask lacks come before its last."""
     mask = mask.bool()
     while mask.ndim < x.ndim:
         mask = mask.unsqueeze(-2)
-    return mask.expand_as(x)
+    if x.shape[1] == mask.shape[1] + 1:
+        x = x[:, :-1]
+    return x, mask.expand_as(x)

@@ -28,7 +28,7 @@ def global_rng() -> np.random.Generator:
 
 @dataclass
 class RLData:
-    """One training sequence of L transitions.
+    """One training sequence of L transitions. Arrays of numpy become tensors that share their memory.
 
     Attributes:
         obs: {key: (L + 1, ...)}.
@@ -50,6 +50,11 @@ class RLData:
     extras: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if isinstance(self.rews, np.ndarray):
+            for name in ("rews", "dones", "actions", "time_idxs", "rl2s"):
+                value = getattr(self, name)
+                setattr(self, name, None if value is None else torch.as_tensor(value))
+            self.obs, self.extras = ({k: torch.as_tensor(v) for k, v in d.items()} for d in (self.obs, self.extras))
         if self.rl2s is None:
             later = rl2_tensor(self.rews.float(), self.actions.float())
             self.rl2s = torch.cat((torch.zeros_like(later[:1]), later))

@@ -166,8 +166,10 @@ class BuiltRun(PersistentRun):
 
     @hidden_state.setter
     def hidden_state(self, memory: Any) -> None:
-        if memory is not None or "train" in self._actors.pools:
+        if memory is not None:
             self._actors.train.take_hidden_state(self.policy, memory)
+        elif "train" in self._actors.pools:  # there may be no agent yet
+            self._actors.train.memory = None
 
     # ---- model ---------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from amago import config
 from amago.compat import accelerate_states
+from amago.compat.paths import TextPath
 from amago.loading import RLDataset
 from amago.run.changes import Change, changes, refuse
 from amago.run.checkpoint import identity, settings_in
@@ -28,7 +29,7 @@ class ClaimedRun(LoggedRun):
 
     run_seed: int
     checkpoints: RunCheckpoints
-    ckpt_dir: Path
+    ckpt_dir: TextPath
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -134,7 +135,9 @@ class ClaimedRun(LoggedRun):
         self._refusal = None
         if self._ownership is not None:
             self._ownership.accept()
-        self.init_checkpoints()
+        loaded = self._epoch, self._epoch_is_over, self._collected, self._trained
+        self.init_checkpoints()  # an override sets the epoch to 0
+        self._epoch, self._epoch_is_over, self._collected, self._trained = loaded
         self._to_resume = path if is_state else None
         self._open_log()
         self._to_resume = None
@@ -146,7 +149,7 @@ class ClaimedRun(LoggedRun):
     def _make_checkpoints(self) -> None:
         self.checkpoints = RunCheckpoints(self.run_dir, self.run_name)
         self.checkpoints.prepare()
-        self.ckpt_dir = self.checkpoints.directory
+        self.ckpt_dir = TextPath(self.checkpoints.directory)
 
     # ---- how the run was started ------------------------------------------------------------------------------------------
 

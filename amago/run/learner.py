@@ -154,7 +154,7 @@ class Learner(ExperimentSettings):
             self.accelerator.backward(loss)
             if self.accelerator.sync_gradients:
                 metrics |= self.updater.step(log_step, loss)
-        return metrics
+        return {k: v.detach() if isinstance(v, Tensor) and v.requires_grad else v for k, v in metrics.items()}
 
     def compute_loss(self, batch: Batch, log_step: bool) -> dict[str, Any]:
         """Losses of actor and critics, averaged over their masks, and metrics.

@@ -44,7 +44,7 @@ class LoggedRun(Learner):
         self.should_stop = False
         self._epoch = 0
         self._epoch_is_over = False  # and `epoch` is its number
-        self._collected = self._trained = 0  # in the current epoch: steps of each actor, and batches
+        self._begin_epoch()
         self._ever_trained = False
         self._restarts = 0  # of environments, in this process
         self.frames_by_env: dict[str, int] = {}
@@ -63,7 +63,12 @@ class LoggedRun(Learner):
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
+        self._begin_epoch()
         self._epoch, self._epoch_is_over = int(epoch), True
+
+    def _begin_epoch(self) -> None:
+        self._collected = self._trained = 0  # steps of each actor, and batches
+        self._has_collected = False  # by a call of this process
 
     @property
     def done_in_epoch(self) -> tuple[int, int]:
@@ -78,6 +83,11 @@ class LoggedRun(Learner):
         """
         delivered = None if self.collects or self.dataset is None else self.dataset.collected_steps
         return delivered or sum(self.frames_by_env.values())
+
+    def _count_frames(self, stats: PhaseStatistics) -> None:
+        """Add the environment steps of a phase of collection, given those of all ranks."""
+        for name, frames in stats.frames.items():
+            self.frames_by_env[name] = self.frames_by_env.get(name, 0) + frames
 
     def x_axis_metrics(self) -> dict[str, int | float]:
         """Numbers that curves may be drawn against."""

@@ -57,8 +57,8 @@ class PersistentRun(ClaimedRun):
         If that fails, for example because the disk is full, a warning is logged; earlier checkpoints are intact.
         """
         self._require_start("save_checkpoint()")
-        epoch = self.epoch + self._epoch_is_over
-        progress = Progress(epoch, self._collected, self._trained, self.run_seed, self.frames_by_env)
+        epoch, done = (self.epoch + 1, (0, 0)) if self._epoch_is_over else (self.epoch, self.done_in_epoch)
+        progress = Progress(epoch, *done, self.run_seed, self.frames_by_env)
         ranks = self._gather([self._parts.local_state(self._ranks)])
         if self.accelerator.is_main_process:
             self._saved = self.checkpoints.save(
@@ -80,7 +80,8 @@ class PersistentRun(ClaimedRun):
         if accelerate_states.is_one(path):
             parts = self.policy, self.optimizer, self.lr_schedule
             self.grad_update_counter = accelerate_states.load(path, *parts)
-            self._epoch, self._collected, self._trained, self._epoch_is_over = 1 + epoch_of(path), 0, 0, False
+            self._begin_epoch()
+            self._epoch, self._epoch_is_over = 1 + epoch_of(path), False
             self.print(f"note: {path.name} was written by Accelerate: frames, batches and random numbers begin anew")
             return
         found = self._changes(path)
@@ -92,7 +93,7 @@ class PersistentRun(ClaimedRun):
             seed_process((reseed, self.accelerator.process_index, *identity(path)))
         progress = self._parts.restore(path, change)
         self._epoch, self._collected, self._trained = progress.epoch, progress.collected, progress.trained
-        self._epoch_is_over = False
+        self._epoch_is_over = self._has_collected = False
         self.frames_by_env, self.run_seed = progress.frames_by_env, progress.seed
         if found:
             self.print(f"settings that differ from those of {path.name}:\n  " + "\n  ".join(map(str, found)))

@@ -32,7 +32,8 @@ def multitask(kind, **options):
 
 def test_defaults():
     agent = multitask("discrete")
-    assert (agent.online_coeff, agent.offline_coeff, agent.k_actor, agent.k_critic) == (0.0, 1.0, 3, 1)
+    assert (agent.online_coeff, agent.offline_coeff) == (0.0, 1.0)
+    assert (agent.num_actions_for_value_in_actor_loss, agent.num_actions_for_value_in_critic_loss) == (3, 1)
     assert (agent.reward_multiplier, agent.tau, agent.num_critics_td, len(agent.gammas)) == (10.0, 0.003, 2, 7)
     assert isinstance(agent.critics, NCriticsTwoHot)
     config.bind({"MultiTaskAgent.tau": 0.5, "Agent.n_step": 9})

@@ -17,6 +17,7 @@ import tiny
 from amago import cli_utils
 from amago.envs import AMAGOEnv
 from amago.envs.exploration import ExplorationWrapper
+from amago.nets.actor_critic import Actor
 
 
 @gin.configurable
@@ -45,6 +46,11 @@ class Short(AMAGOEnv):
 
 
 @gin.configurable
+class Head(Actor):
+    """Stays in this process; the workers are told of its binding all the same."""
+
+
+@gin.configurable
 def make_short(suffix="none"):
     assert suffix == "given"
     return Short()
@@ -55,7 +61,8 @@ if __name__ == "__main__":
     cli_utils.add_common_cli(parser)
     parser.add_argument("--max_seq_len", type=int, default=8)
     args = parser.parse_args()
-    config = {"Uniform.rate": 0.25, "Short.length": 7, "make_short.suffix": "given", "MultiTaskAgent.num_critics": 2} | tiny.SMALL
+    config = {"Uniform.rate": 0.25, "Short.length": 7, "make_short.suffix": "given", "MultiTaskAgent.num_critics": 2}
+    config |= {"MultiTaskAgent.actor_type": Head} | tiny.SMALL
     traj_encoder_type = cli_utils.switch_traj_encoder(config, arch=args.traj_encoder, memory_size=args.memory_size, layers=1)
     agent_type = cli_utils.switch_agent(config, args.agent_type, reward_multiplier=1.0)
     tstep_encoder_type = cli_utils.switch_tstep_encoder(config, arch="ff", n_layers=1, d_hidden=16, d_output=16)

@@ -55,6 +55,14 @@ def test_rl2s_are_rewards_and_actions_one_step_later():
     torch.testing.assert_close(data.rl2s[1:, 1:], data.actions)
 
 
+def test_arrays_of_numpy_become_tensors():
+    data = sequence(5)
+    arrays = {name: getattr(data, name).numpy() for name in ("rews", "dones", "actions", "time_idxs")}
+    same = RLData(obs={k: v.numpy() for k, v in data.obs.items()}, **arrays)
+    assert same.rl2s.equal(data.rl2s)
+    assert RLData_pad_collate([same, data]).obs["observation"].shape == (2, 6, *data.obs["observation"].shape[1:])
+
+
 def test_a_missing_last_time_is_added():
     data = sequence(5, start=3)
     short = RLData(obs=data.obs, rews=data.rews, dones=data.dones, actions=data.actions, time_idxs=data.time_idxs[:-1])

@@ -147,6 +147,8 @@ def test_attributes(agent_type):
     assert (agent.obs_space, agent.action_space) == (OBS, SPACES["discrete"])
     assert agent.rl2_space.shape == (4,)
     assert (agent.num_critics, agent.num_critics_td, agent.n_step, agent.tau, agent.fake_filter) == (4, 2, 1, 0.003, False)
+    assert agent.num_actions_for_value_in_critic_loss == 1
+    assert agent.num_actions_for_value_in_actor_loss == (3 if agent_type is MultiTaskAgent else 1)
     assert agent.fbc_filter_func is amago.agent.binary_filter
     assert agent.pass_obs_keys_to_actor == []
     assert len(agent.critics) == len(agent.target_critics) == len(agent.maximized_critics) == 4
@@ -271,6 +273,8 @@ def test_statistics_for_a_loss_of_ones_own(kind):
     assert entropy.keys() <= {"Policy Entropy"}
     if kind == "discrete":
         torch.testing.assert_close(entropy["Policy Entropy"], dist.entropy()[mask.squeeze(-1)].mean())
+        of_all = agent._policy_stats(mask, agent.actor(agent.encode(batch)))  # with the row of the last observation
+        torch.testing.assert_close(of_all, entropy)
     wide = mask[:, :, None].expand(-1, -1, G, -1)
     weights = torch.arange(B).float()[:, None, None, None].expand(B, L, G, 1)
     for given in (mask, wide):
@@ -380,6 +384,16 @@ def test_values_by_name():
 
 
 # ---- targets -------------------------------------------------------------------------------------------------------------
+
+
+def test_an_agent_is_copied_after_a_loss():
+    agent, batch = build(), padded_batch()
+    agent(batch, log_step=True).backward()
+    twin = copy.deepcopy(agent)
+    assert twin.update_info.keys() == agent.update_info.keys()
+    assert tiny.differing(dict(agent.state_dict()), dict(twin.state_dict())) == []
+    twin(batch, log_step=False).backward()
+    assert twin.actor.base.out_layer.bias.grad is not agent.actor.base.out_layer.bias.grad
 
 
 def test_copies_of_networks():

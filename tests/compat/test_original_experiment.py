@@ -75,7 +75,9 @@ def test_the_parts_of_start_are_called_one_by_one(tmp_path, model_first):
         part()
     assert not (e.run_dir / "policy.json").exists()
     e.init_checkpoints()
+    assert isinstance(e.ckpt_dir, str)
     assert os.path.isdir(os.path.join(e.ckpt_dir, "training_states"))
+    assert e.ckpt_dir + "/latest" == str(e.ckpt_dir / "latest") == f"{e.run_dir}/ckpts/latest"
     e.init_logger()
     e.summary(env_summary=text)
     e.learn()
@@ -252,6 +254,40 @@ class OwnPools(amago.Experiment):
         return "pools of my own"
 
 
+class OwnParts(OwnPools):
+    """Goes by the letter: memory is set with the environments, ``init_checkpoints`` sets the epoch, collecting is a call of ``interact``."""
+
+    def init_envs(self):
+        text = super().init_envs()
+        self.hidden_state = None
+        return text
+
+    def init_checkpoints(self):
+        super().init_checkpoints()
+        self.epoch = 0
+
+    def collect_new_training_data(self):
+        self.hidden_state, _ = self.interact(self.train_envs, self.train_timesteps_per_epoch, hidden_state=self.hidden_state)
+        call_async_env(self.train_envs, "save_finished_trajs")
+
+    def evaluate_val(self):
+        self.interact(self.val_envs, EPISODE)
+
+
+def test_parts_of_a_subclass_that_collects_by_itself(tmp_path):
+    settings = {"experiment_type": OwnParts, "save_trajs_as": "npz", "ckpt_interval": 1}
+    e = learned(tmp_path, epochs=2, **settings)
+    steps = 3 * 2 * e.train_timesteps_per_epoch
+    assert e.x_axis_metrics() == {"Epoch": 2, "total_frames": steps, "gradient_steps": 4, "total_frames-TMaze": steps}
+    e.close()
+    again = started(tmp_path, epochs=3, **settings)
+    again.load_checkpoint(1)
+    assert (again.epoch, again.env_steps) == (2, steps)
+    again.learn()
+    assert (again.epoch, again.grad_update_counter, again.env_steps) == (3, 6, steps * 3 // 2)
+    again.close()
+
+
 def test_pools_of_a_subclass(tmp_path):
     e = learned(tmp_path, experiment_type=OwnPools, epochs=2, val_interval=1, ckpt_interval=1)
     assert isinstance(e.train_envs, DummyAsyncVectorEnv)
@@ -373,6 +409,7 @@ def test_the_order_of_an_epoch(tmp_path):
             order.append(f"train_step {log_step}")
             out = super().train_step(batch, log_step)
             assert out["Loss"].isfinite()
+            assert not any(torch.is_tensor(x) and x.requires_grad for x in out.values())
             assert out["Learning Rate"] > 0
             assert ("Actor Grad Norm" in out) == log_step
             return out
@@ -394,7 +431,7 @@ def test_the_order_of_an_epoch(tmp_path):
     e.learn()
     epoch = [
         "read_latest_policy N", "evaluate_val N", "log val", "collect_new_training_data N", "log rollout", "on_end_of_collection",
-        "log dataset", "init_dloaders N", "train_step True", "train_step False", "train_step True", "log train-update", "log dataset",
+        "log dataset", "init_dloaders N", "train_step True", "train_step False", "train_step True", "log train-update",
         "save_checkpoint N", "write_latest_policy N",
     ]  # fmt: skip
     assert order == [line.replace("N", str(n)) for n in range(2) for line in epoch]
@@ -472,6 +509,53 @@ def test_hooks_are_overridden_around_super(tmp_path):
     assert [r["values"] for r in tiny.rows(e.run_dir, "league")] == [{"Opponents": 3.0}]
     assert (e.env_steps, e.updater.grad_steps) == (24, 2)
     assert isinstance(e.optimizer.optimizer, torch.optim.SGD)
+    e.close()
+
+
+class OwnLoop(amago.Experiment):
+    """``learn`` is replaced as a whole; the number of the epoch is set at its beginning or at its end."""
+
+    sets_epoch = "last"
+
+    def learn(self):
+        for epoch in range(self.epoch, self.epochs):
+            if self.sets_epoch == "first":
+                self.epoch = epoch
+            self.collect_new_training_data()
+            self.log(self.dataset.on_end_of_collection(experiment=self), key="dataset")
+            self.init_dloaders()
+            for batch in self.train_dloader:
+                self.train_step(batch, log_step=True)
+            self.epoch = epoch
+            self.save_checkpoint()
+
+
+@pytest.mark.parametrize("sets_epoch", ["first", "last"])
+def test_learn_is_replaced_as_a_whole(tmp_path, sets_epoch):
+    class Loop(OwnLoop):
+        pass
+
+    Loop.sets_epoch = sets_epoch
+    e = learned(tmp_path, experiment_type=Loop, epochs=3)
+    assert (e.env_steps, e.grad_update_counter) == (3 * 2 * e.train_timesteps_per_epoch, 6)
+    assert sorted(os.listdir(e.ckpt_dir + "/policy_weights")) == [f"policy_epoch_{n}.pt" for n in range(3)]
+    e.close()
+    again = started(tmp_path, experiment_type=Loop, epochs=4)
+    again.load_checkpoint(2)
+    assert again.epoch == 3
+    again.learn()
+    assert (again.env_steps, again.grad_update_counter) == (4 * 2 * again.train_timesteps_per_epoch, 8)
+    again.close()
+
+
+def test_a_second_call_collects_again(tmp_path):
+    class Twice(amago.Experiment):
+        def collect_new_training_data(self):
+            super().collect_new_training_data()
+            super().collect_new_training_data()
+
+    e = learned(tmp_path, experiment_type=Twice)
+    assert e.env_steps == 2 * 2 * e.train_timesteps_per_epoch
     e.close()
 
 

@@ -258,8 +258,8 @@ def test_gymnasium_steps_them_in_processes(tmp_path):
             obs, reward, terminated, truncated, _ = envs.step(np.zeros((2, 1), np.uint8))
         assert np.reshape(reward, 2).tolist() == [1.0, 1.0]
         assert (np.reshape(terminated, 2) | np.reshape(truncated, 2)).all()
-        assert list(amago.utils.call_async_env(envs, "take_long_break", 3)) == [3, 3]
-        assert list(amago.utils.call_async_env(envs, "env_name")) == ["Longer", "Longer"]
+        assert amago.utils.call_async_env(envs, "take_long_break", 3) == [3, 3]
+        assert amago.utils.call_async_env(envs, "env_name") == ["Longer", "Longer"]
         assert [len(x) for x in amago.utils.call_async_env(envs, "current_timestep")] == [3, 3]
     finally:
         envs.close()

@@ -57,7 +57,7 @@ def pack(plan: ActorPlan) -> dict[str, Any]:
             _try_pickle(f"make_envs[{i}] = {maker!r}", maker)
         _try_pickle(f"exploration = {plan.exploration!r}", plan.exploration)
         raise ValueError(f"the actors' settings cannot be sent to a worker process: {err}") from err
-    return {"plan": blob, "gin": config.export_bindings(), "specs": _gym_specs()}
+    return {"plan": blob, "gin": config.export_bindings(dumps), "specs": _gym_specs()}
 
 
 def _try_pickle(what: str, value: Any) -> None:
