@@ -25,6 +25,7 @@ from amago.loading.dataset import (
     checked_relabeler,
     sample_window,
 )
+from amago.loading.sampling import Chances, Sampling
 from amago.spaces import action_spec
 from amago.store import EvictedError, StoreView, TrajectoryStore
 from amago.store.schema import Schema
@@ -35,10 +36,10 @@ logger = logging.getLogger(__name__)
 
 @gin.configurable(module="amago.loading")
 class DiskTrajDataset(RLDataset):
-    """The replay buffer: trajectories on disk, sampled uniformly.
+    """The replay buffer: trajectories on disk, sampled at random.
 
     ``{dset_root}/{dset_name}/buffer/fifo`` is written by actors, its oldest files deleted; ``buffer/protected`` is sampled
-    and never deleted. A trajectory is drawn uniformly, then a window of it (`subsequence`).
+    and never deleted. A trajectory is drawn as ``sampling`` says, by default uniformly, then a window of it (`subsequence`).
 
     Args:
         dset_root: directory of all data sets ("~" is expanded).
@@ -49,6 +50,13 @@ class DiskTrajDataset(RLDataset):
         allow_pickle: load ``.traj`` pickles. They run code: only for files that you wrote yourself.
         dset_max_steps, dset_max_bytes: transitions, and bytes, kept in ``fifo``. All three limits hold at the same time. The oldest
             files are deleted, each as a whole, so up to one file more may remain.
+        sampling: "uniform": every trajectory is as likely as any other. "length": every timestep is in as many training sequences as any
+            other, on average over its trajectory; a trajectory of T transitions, of which `subsequence` chooses E on average, has the
+            weight T / E. "recent": the weight halves with every ``half_life`` trajectories that are newer; those in ``protected`` count as
+            older than all in ``fifo``.
+        half_life: of "recent", in trajectories; more than 0.
+        balance: "env_name": each environment, by its name, has the same share of the sequences, and its trajectories share it as
+            ``sampling`` says (ages are counted among them). None: trajectories are drawn without regard to their environments.
 
     Attributes:
         reads_batches: `sample_batch` reads its sequences directly into the batch, which is faster, instead of calling
@@ -74,6 +82,9 @@ class DiskTrajDataset(RLDataset):
         allow_pickle: bool = False,
         dset_max_steps: float = float("inf"),
         dset_max_bytes: float = float("inf"),
+        sampling: str = "uniform",
+        half_life: float | None = None,
+        balance: str | None = None,
     ):
         limits = {
             "size": (dset_max_size, "trajectories"),
@@ -93,6 +104,9 @@ class DiskTrajDataset(RLDataset):
         self.dset_max_size, self.dset_max_steps, self.dset_max_bytes = dset_max_size, dset_max_steps, dset_max_bytes
         self.relabeler = checked_relabeler(relabeler)
         self.allow_pickle = allow_pickle
+        self._sampling = Sampling(sampling, half_life, balance)
+        self.sampling, self.half_life, self.balance = sampling, half_life, balance
+        self._chances: Chances | None = None  # of the view that was drawn from last
         self._store: TrajectoryStore | None = None
         self._pending_state: dict[str, Any] | None = None
         self._spaces: tuple[gym.spaces.Dict, gym.Space[Any]] | None = None  # of the policy
@@ -168,6 +182,7 @@ class DiskTrajDataset(RLDataset):
                 self.dset_name, len(strangers), self.buffer_dir, min(strangers),
             )  # fmt: skip
         self._only = None if known <= chosen else (None, chosen, np.zeros(0, np.int64))
+        self._chances = None
 
     def _refresh_files(self) -> None:
         """Find files that were added or deleted. Override, call super, and change ``all_filenames`` to sample only some of them."""
@@ -195,13 +210,31 @@ class DiskTrajDataset(RLDataset):
     def _drawn(self, rng: np.random.Generator) -> tuple[StoreView, int]:
         """A random trajectory of those to sample."""
         view = self.store.view()  # does not change when another thread adds or deletes files
-        if self._only is not None:
+        if not self._sampling.plain:
+            index = self._chances_in(view).draw(rng)
+            if index is not None:
+                return view, index
+        elif self._only is not None:
             indices = self._indices(view, *self._only)
             if len(indices):
                 return view, int(indices[rng.integers(len(indices))])
         elif len(view):
             return view, int(rng.integers(len(view)))
         raise RuntimeError(f"the replay buffer {self.buffer_dir} is empty: collect first, or check dset_root and dset_name")
+
+    def _chances_in(self, view: StoreView) -> Chances:
+        """The probabilities of the trajectories, computed once for each view."""
+        chances = self._chances
+        if chances is None or chances.view is not view:
+            only = None if self._only is None else self._indices(view, *self._only)
+            self._chances = chances = self._sampling.chances(view, only, self.settings)
+        return chances
+
+    def _lost(self, view: StoreView, index: int) -> None:
+        """Draw no more from a file that could not be read."""
+        chances = self._chances
+        if chances is not None and chances.view is view:
+            chances.exclude(index)
 
     def _indices(self, view: StoreView, of: StoreView | None, paths: set[str], indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """The trajectories in the files to sample: those known of a view, or those of another."""
@@ -219,6 +252,7 @@ class DiskTrajDataset(RLDataset):
                     return RLData.from_traj(self._window(view, index, settings, rng))
                 data = self._traj_to_rl_data(self._stored(view, index).derive(view.action_spec(index)))
             except EvictedError:  # deleted since the view was made: draw another
+                self._lost(view, index)
                 continue
             return data if whole else data.random_slice(
                 settings.max_seq_len, settings.padded_sampling, rng, settings.cut_short_trajectories
@@ -257,6 +291,7 @@ class DiskTrajDataset(RLDataset):
                 buffers.read(row, view, index, start, stop)
                 row += 1
             except EvictedError:  # deleted since the view was made: draw another
+                self._lost(view, index)
                 continue
         return buffers
 
@@ -308,7 +343,7 @@ class DiskTrajDataset(RLDataset):
         return None if self._store is None else self._store.collected_steps
 
     def describe(self) -> str:
-        return f"{self.buffer_dir}: {len(self.store):,} trajectories"
+        return f"{self.buffer_dir}: {len(self.store):,} trajectories{self._sampling}"
 
     def delete(self, *, delete_protected: bool = False, delete_quarantine: bool = False) -> None:
         """Delete the trajectories in ``fifo``; ``protected`` and ``quarantine`` only on request. Other files stay.
