@@ -82,7 +82,7 @@ def test_the_expected_length_of_a_window_is_that_of_all_its_starts(padded, cut_s
         stream, sizes = Every(), []
         stream.low, stream.high = 0, 1
         subsequence(length, max_len, padded, stream, cut_short)
-        for stream.value in range(stream.low, stream.high):
+        for stream.value in range(stream.low, stream.high):  # noqa: B020
             start, stop = subsequence(length, max_len, padded, stream, cut_short)
             sizes.append(stop - start)
         want.append(np.mean(sizes))
