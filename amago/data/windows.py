@@ -9,7 +9,12 @@ PADDED_SAMPLING = ("none", "both", "left", "right")
 
 
 def subsequence(
-    length: int, max_len: int, padded_sampling: str, rng: np.random.Generator, cut_short: bool = False
+    length: int,
+    max_len: int,
+    padded_sampling: str,
+    rng: np.random.Generator,
+    cut_short: bool = False,
+    piece: tuple[int, int] = (0, 1),
 ) -> tuple[int, int]:
     """Choose the transitions [start, stop) of a trajectory to train on.
 
@@ -22,12 +27,14 @@ def subsequence(
         max_len: L.
         cut_short: draw a window of a trajectory with T <= L in the same way. With "both", half of the trajectory is then missing
             on average where T = L: what an agent has to remember and what it is for are hardly ever in one sequence.
+        piece: (k, K): the start is drawn from the k-th of K equal parts of its range, k from 0.
     """
     if length <= max_len and not cut_short:
         return 0, length
     low = 1 - max_len if padded_sampling in ("both", "left") else 0
     high = length - 2 if padded_sampling in ("both", "right") else length - max_len
-    start = int(rng.integers(low, max(high, low) + 1))
+    starts, (k, pieces) = max(high, low) + 1 - low, piece
+    start = int(rng.integers(low + k * starts // pieces, low + (k + 1) * starts // pieces))
     return max(start, 0), min(start + max_len, length)
 
 
@@ -50,6 +57,14 @@ def expected_transitions(
     lost = _sum_to(after - low) - _sum_to(after - high - 1) + _sum_to(high) - _sum_to(low - 1)
     mean = lengths - lost / (high - low + 1)
     return mean if cut_short else np.where(lengths <= max_len, lengths, mean)
+
+
+def pieces_of(lengths: NDArray[np.int64], max_len: int, padded_sampling: str, cut_short: bool = False) -> NDArray[np.int64]:
+    """Into how many sequences, T / L rounded up, each trajectory divides: the K of `subsequence` with one start in each part at least."""
+    lengths = np.asarray(lengths, np.int64)
+    low = 1 - max_len if padded_sampling in ("both", "left") else 0
+    high = np.maximum(lengths - 2 if padded_sampling in ("both", "right") else lengths - max_len, low)
+    return np.minimum(-(-lengths // max_len), high - low + 1)
 
 
 def _sum_to(n: NDArray[np.int64] | int) -> NDArray[np.float64]:

@@ -21,6 +21,7 @@ from amago.run.collect import Spaces
 from amago.run.param_groups import ignored_settings, param_groups
 from amago.run.ranks import TIMEOUT, ranks_on_cpus
 from amago.run.settings import ExperimentSettings
+from amago.run.td_errors import report_td_errors
 from amago.run.update import Updater, adamw, lr_schedule, total_loss
 
 
@@ -158,6 +159,7 @@ class Learner(ExperimentSettings):
         with joint_batch(self.accelerator.num_processes), self.accelerator.accumulate(self.policy_aclr):
             with self.caster():
                 metrics = self.compute_loss(batch, log_step)
+            report_td_errors(batch, self.policy)
             loss = total_loss(metrics, self.policy.critic_loss_weight)
             metrics["Loss"] = loss.detach()
             self.accelerator.backward(loss)

@@ -111,6 +111,10 @@ class StoreView:
         names = list(places)
         return ids, [names[i] for i in used]
 
+    def files(self) -> list[tuple[str, int, int]]:
+        """For each file, "partition/name" and the indices [first, stop) of its trajectories."""
+        return [(f"{e.partition}/{e.name}", i, i + e.n) for i, e in zip(self._first, self._entries)]
+
     def file_range(self, index: int) -> tuple[int, int]:
         """The indices [first, stop) of the trajectories in the file that holds this one."""
         entry, j = self._find(index)
