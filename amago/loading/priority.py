@@ -65,10 +65,10 @@ class Priorities:
         """
         if self._now is None:
             return
-        for i in np.flatnonzero(np.isfinite(most) & np.isfinite(mean)):
-            priority = np.float32(self.eta * float(most[i]) + (1 - self.eta) * float(mean[i]) + SMALLEST)
-            self.largest = max(self.largest, float(priority))
-            self._now.set(sources[i].file, sources[i].unit, priority)
+        finite = np.flatnonzero(np.isfinite(most) & np.isfinite(mean))
+        priorities = (self.eta * most[finite] + (1 - self.eta) * mean[finite] + SMALLEST).astype(np.float32)
+        self.largest = max(self.largest, float(priorities.max(initial=0.0)))
+        self._now.set([sources[i] for i in finite], priorities)
 
     def _by_file(self) -> dict[str, NDArray[np.float32]]:
         return self._saved if self._now is None else self._now.by_file()
@@ -147,18 +147,20 @@ class PriorityChances:
         first, stop = self.view.file_range(index)
         self._weigh(np.arange(self._first[first], self._first[stop]), np.zeros(1))
 
-    def set(self, file: str, unit: int, priority: np.float32) -> None:
-        """Change a sequence's priority; one whose file is not in this view, or cannot be read, is left alone."""
-        low, high = self._files.get(file, (0, 0))
-        at = low + unit
-        if at < high and self._group[at] >= 0 and self._groups[self._group[at]][1][int(self._place[at])] > 0:
-            self._priority[at] = priority
-            self._weigh(np.array([at]), self._powers(self._priority[at : at + 1]))
+    def set(self, sources: list[Source], priorities: NDArray[np.float32]) -> None:
+        """Change the priorities of sequences; those whose file is not in this view, or cannot be read, are left alone."""
+        known = [(self._files[s.file][0] + s.unit, p) for s, p in zip(sources, priorities) if s.file in self._files]
+        found = {
+            at: p for at, p in known if self._group[at] >= 0 and self._groups[self._group[at]][1][int(self._place[at])] > 0
+        }
+        units, given = np.array(list(found), np.int64), np.array(list(found.values()), np.float32)
+        self._priority[units] = given
+        self._weigh(units, self._powers(given))
 
     def _weigh(self, units: Indices, weight: NDArray[np.float64]) -> None:
         for g, (_, tree) in enumerate(self._groups):
-            own = units[self._group[units] == g]
-            tree.set(self._place[own], np.broadcast_to(weight, own.shape))
+            own = self._group[units] == g
+            tree.set(self._place[units[own]], np.broadcast_to(weight, units.shape)[own])
 
     def by_file(self) -> dict[str, NDArray[np.float32]]:
         """The priorities of the sequences of each file."""
