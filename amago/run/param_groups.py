@@ -70,9 +70,8 @@ def without_weight_decay(agent: nn.Module) -> set[int]:
 
 def ignored_settings(settings: ExperimentSettings, optimizer: torch.optim.Optimizer) -> list[str]:
     """The fields of `GROUPING` that are set, where an optimizer was not built from `param_groups`."""
-    if any("name" in group for group in optimizer.param_groups):
-        return []
-    return sorted(name for name in GROUPING if getattr(settings, name) not in (None, False))
+    wanted = sorted(name for name in GROUPING if getattr(settings, name) not in (None, False))
+    return [] if not wanted or any("name" in group for group in optimizer.param_groups) else wanted
 
 
 def names_in(optimizer: torch.optim.Optimizer, agent: nn.Module) -> list[str]:
