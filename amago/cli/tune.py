@@ -278,7 +278,7 @@ class Study:
         with config.temporary({}):
             experiment = self._experiment(trial, name)
             prune = PruneTrial(trial, self.args.metric)
-            experiment.callbacks = [prune]
+            experiment.callbacks = [*experiment.callbacks, prune]
             experiment.start()
             try:
                 write_args_file(experiment.run_dir, self.args.env, self.args.horizon)
