@@ -84,7 +84,7 @@ def _measure(args: Namespace, policy: Policy, make_env: GymEnv, seed: int) -> Re
     envs = [make_env() for _ in range(min(args.actors, args.episodes))]
     try:
         check_fits(make_env.env_id, envs[0], policy)
-        with running(), tqdm(desc="evaluate", unit="step", leave=False, dynamic_ncols=True) as bar:
+        with running(), tqdm(desc="evaluate", unit="step", leave=False, dynamic_ncols=True, disable=None) as bar:
             return measure(policy, envs, args.episodes, make_env.horizon(envs[0]), args.greedy, seed, bar.update)
     finally:
         for env in envs:

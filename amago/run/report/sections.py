@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from amago.run.metric_names import AVERAGE_RETURN, RETURN_OF
+from amago.run.metric_names import AVERAGE_RETURN, RETURN_OF, ROLLOUT_LENGTH
 from amago.run.report import episodes, figures
 from amago.run.report.content import Content, Section, shown, table
 from amago.run.report.curves import LATE, last_return, metric_names, rates, recent_rate
@@ -19,6 +19,10 @@ from amago.store import StoreError
 _LOSSES = ("Critic Loss", "Actor Loss", "Mean |TD Error| (main gamma)")
 _POLICY = (
     "Policy Entropy", "Advantage (main gamma)", "Pct. of Actions Approved by Filter (main gamma)", "Learning Rate",
+)  # fmt: skip
+_ALSO_LEARNING = (
+    ("val", ROLLOUT_LENGTH, "Mean length of rollouts, evaluation"), ("rollout", ROLLOUT_LENGTH, "Mean length of rollouts, collection"),
+    ("rollout", "Epsilon", "Epsilon of the exploration"),
 )  # fmt: skip
 _FAULTS = {
     "Skipped Updates": "skipped updates", "Restarted Environments": "restarted environments", "Dropped Rollouts": "dropped rollouts",
@@ -86,7 +90,7 @@ def _fault_words(run: Run) -> str:
 
 
 def learning(content: Content) -> Section:
-    """The mean return over the run."""
+    """The mean return over the run, the length of rollouts, and how much is explored."""
     section = Section("learning", "Learning curves")
     for key, title, words in (
         ("val", "Mean return, evaluation", "no evaluation has ended yet"),
@@ -98,6 +102,9 @@ def learning(content: Content) -> Section:
         made = figures.returns(content.groups, key, title, content.choices, content.points)
         if made is not None or words:
             section.add(made, f"{title[0].lower()}{title[1:]}: {words}")
+    for key, name, title in _ALSO_LEARNING:
+        made = figures.curves(content.groups, [(key, name)], title, content.choices, content.points)
+        section.add(made, f"{title[0].lower()}{title[1:]}: not in the logs")
     bands = [g for g in content.groups if len(g.runs) > 1]
     if bands:
         section.parts.append(
