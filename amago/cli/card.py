@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from amago.cli.eval import check_fits, environment_of
 from amago.cli.eval_video import check_draws, film
-from amago.cli.gym_env import ARGS_FILE, GymEnv
+from amago.cli.gym_env import ARGS_FILE, GymEnv, look_in_working_directory
 from amago.cli_utils import whole_number
 from amago.cli_utils.errors import running
 from amago.policy import Policy, find_run, load_policy
@@ -61,6 +61,8 @@ def run(args: Namespace) -> int:
             raise ValueError(f"--{name} must be at least {least}, got {getattr(args, name)}")
     run_dir, weights = find_run(args.run)
     make_env = environment_of(run_dir, args.env)
+    for module in args.modules:
+        look_in_working_directory(module)
     policy = load_policy(args.run, device=args.device, gamma=args.gamma, modules=args.modules)
     seed = draw_seed() if args.seed is None else args.seed
     results = _measure(args, policy, make_env, seed)
