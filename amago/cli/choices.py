@@ -78,6 +78,8 @@ def choose_settings(
     else:
         chosen = _discrete(isinstance(env.raw_observation_space, gym.spaces.Discrete))
     arguments, options, settings = chosen
+    if model == "ff" and not _has_images(env):  # where the observation is the state, some deterministic policy is optimal
+        settings |= {f"{EXPERIMENT}.sample_actions": False}
     selector = config.selector_of(agent_type)
     known = config.settable_parameters(selector)
     own = {f"{selector}.{name}": value for name, value in options.items() if name in known}

@@ -91,7 +91,8 @@ def run(args: Namespace) -> int:
         rollouts = 2 * experiment.parallel_actors * experiment.accelerator.num_processes
         metrics = experiment.evaluate_test(make_env, timesteps=steps, episodes=rollouts)
         print(metrics_table(metrics, title=f"{args.env} after training"))
-        print(f"\nto evaluate it again: amago eval {experiment.run_dir}")
+        greedy = "" if experiment.sample_actions else " --greedy"
+        print(f"\nto evaluate it again: amago eval {experiment.run_dir}{greedy}")
 
     def record(experiment: Experiment) -> None:
         write_args_file(experiment.run_dir, args.env, args.horizon)

@@ -33,12 +33,12 @@ class Launch:
         )  # fmt: skip
         self.output = ""
 
-    def wait(self, seconds=180):
+    def wait(self, seconds=270):
         """The exit code, after the end; `output` is complete then."""
         self.output, _ = self.process.communicate(timeout=seconds)
         return self.process.returncode
 
-    def until(self, condition, seconds=120):
+    def until(self, condition, seconds=270):
         """Wait for a condition, while the launch runs."""
         deadline = time.monotonic() + seconds
         while not condition():

@@ -12,7 +12,7 @@ from amago.run.plots import read_metrics
 FOREVER = 100_000
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_run_with_two_collectors_is_one_run(launch, tmp_path):
     run = launch(
         "--updates-per-step", "0.005:0.05", collectors=2, epochs=6, train_batches_per_epoch=5, val_interval=2, ckpt_interval=1
@@ -43,7 +43,7 @@ def test_a_run_with_two_collectors_is_one_run(launch, tmp_path):
     assert "val" not in sections, "collector 0 alone evaluates"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_all_with_a_complete_state_and_the_same_command_resumes(launch, number):
     run = launch(collectors=1, epochs=FOREVER, train_batches_per_epoch=2, ckpt_interval=FOREVER, resume="auto")
@@ -64,7 +64,7 @@ def test_a_signal_ends_all_with_a_complete_state_and_the_same_command_resumes(la
     assert steps == sorted(steps), "the count of environment steps goes on"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_collectors_pause_while_the_learner_is_behind_until_it_has_caught_up(launch):
     run = launch("--updates-per-step", "0.2:0.3", collectors=1, epochs=FOREVER, train_batches_per_epoch=20)
 
@@ -81,14 +81,14 @@ def test_collectors_pause_while_the_learner_is_behind_until_it_has_caught_up(lau
     assert all(row["values"].get("Updates per Environment Step", 0) <= 0.3 for row in run.rows("buffer"))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_mistake_in_the_script_ends_the_launch_with_its_message(launch, tmp_path):
     run = launch(collectors=1, batch_size=0)
     assert run.wait() == 1
     assert "batch_size must be a whole number of at least 1" in run.output
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_collector_that_never_starts_ends_the_launch_with_its_log(launch, tmp_path):
     program = tmp_path / "broken.py"
     program.write_text(
@@ -103,7 +103,7 @@ def test_a_collector_that_never_starts_ends_the_launch_with_its_log(launch, tmp_
     assert "5 times in a row" in run.output
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("order", ["crash", "hold"])
 def test_a_collector_that_dies_or_hangs_is_replaced(launch, order):
     run = launch("--hang-timeout", "8", collectors=2, epochs=FOREVER, train_batches_per_epoch=2)

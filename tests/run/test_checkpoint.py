@@ -700,7 +700,7 @@ def test_one_process_collects_and_another_learns(tmp_path, exploration):
     learner = switch_async_mode(experiment(tmp_path, seed=2, **fields), "learn")
     learner.start()
     learner.learn()
-    assert (learner.env_steps, learner.updater.grad_steps) == (0, 2)
+    assert (learner.env_steps, learner.updater.grad_steps) == (24, 2)
     assert len(learner.dataset.store) == 4
 
     collector.epochs = 2
