@@ -20,7 +20,7 @@ _LOSSES = ("Critic Loss", "Actor Loss", "Mean |TD Error| (main gamma)")
 _POLICY = (
     "Policy Entropy", "Advantage (main gamma)", "Pct. of Actions Approved by Filter (main gamma)", "Learning Rate",
 )  # fmt: skip
-_ALSO_LEARNING = (
+_OF_ROLLOUTS = (
     ("val", ROLLOUT_LENGTH, "Mean length of rollouts, evaluation"), ("rollout", ROLLOUT_LENGTH, "Mean length of rollouts, collection"),
     ("rollout", "Epsilon", "Epsilon of the exploration"),
 )  # fmt: skip
@@ -90,7 +90,7 @@ def _fault_words(run: Run) -> str:
 
 
 def learning(content: Content) -> Section:
-    """The mean return over the run, the length of rollouts, and how much is explored."""
+    """The mean return over the run."""
     section = Section("learning", "Learning curves")
     for key, title, words in (
         ("val", "Mean return, evaluation", "no evaluation has ended yet"),
@@ -102,9 +102,6 @@ def learning(content: Content) -> Section:
         made = figures.returns(content.groups, key, title, content.choices, content.points)
         if made is not None or words:
             section.add(made, f"{title[0].lower()}{title[1:]}: {words}")
-    for key, name, title in _ALSO_LEARNING:
-        made = figures.curves(content.groups, [(key, name)], title, content.choices, content.points)
-        section.add(made, f"{title[0].lower()}{title[1:]}: not in the logs")
     bands = [g for g in content.groups if len(g.runs) > 1]
     if bands:
         section.parts.append(
@@ -178,6 +175,15 @@ def environments(content: Content) -> Section:
         section.add(made, f"{name}: no value")
     if len(names) > figures.MOST_NAMES:
         section.missing.append(f"{len(names) - figures.MOST_NAMES} of {len(names)} environments, so that the page can be read")
+    return section
+
+
+def rollouts(content: Content) -> Section:
+    """How long rollouts are, and how much is explored."""
+    section = Section("rollouts", "Rollouts: length, exploration")
+    for key, name, title in _OF_ROLLOUTS:
+        made = figures.curves(content.groups, [(key, name)], title, content.choices, content.points)
+        section.add(made, f"{title[0].lower()}{title[1:]}: not in the logs")
     return section
 
 
@@ -350,7 +356,8 @@ def _start(start: dict[str, Any]) -> list[str]:
 
 
 SECTIONS: dict[str, Callable[[Content], Section]] = {
-    "runs": overview, "learning": learning, "adaptation": adaptation, "environments": environments, "updates": updates,
+    "runs": overview, "learning": learning, "adaptation": adaptation, "environments": environments, "rollouts": rollouts,
+    "updates": updates,
     "throughput": throughput, "faults": faults, "settings": settings, "machines": machines,
 }  # fmt: skip
 """In the order of the page."""
