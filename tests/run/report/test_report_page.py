@@ -107,6 +107,13 @@ def test_values_are_drawn_with_returns(tmp_path, report):
     }
 
 
+def test_values_of_runs_with_other_discounts(tmp_path, report):
+    for name, gamma in (("short", 0.9), ("long", 0.99)):
+        write_run(tmp_path / name, (1, 2), learning_rate=gamma, train={f"Q(s, a) (gamma={gamma})": gamma})
+    found = lines(figures_of(report())["Values and returns"])
+    assert {name for name in found if "Q(s, a)" in name} == {"short: Q(s, a), discount 0.9", "long: Q(s, a), discount 0.99"}
+
+
 def test_where_the_time_went(tmp_path, report):
     write_run(tmp_path / "r", (1, 2))
     page = report()
