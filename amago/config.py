@@ -191,42 +191,26 @@ def export_bindings() -> list[Binding]:
     return out
 
 
-def import_bindings(exported: Iterable[Binding]) -> list[str]:
+def import_bindings(exported: Iterable[Binding]) -> list[Binding]:
     """Apply the bindings of the parent process, as `export_bindings` returned them.
 
     Bindings of configurables that this process has not imported are skipped without unpickling their values: an actor must not
     import torch because a network has a binding.
 
     Returns:
-        the names of those that were skipped, for `refuse_late`.
+        those that were skipped; again an argument of this function, once their modules may have been imported.
     """
     skipped = []
-    for scope, selector, parameter, blob in exported:
-        key = f"{scope}/{selector}.{parameter}" if scope else f"{selector}.{parameter}"
+    for binding in exported:
+        scope, selector, parameter, blob = binding
         if not is_registered(selector):
-            skipped.append(key)
+            skipped.append(binding)
             continue
         with gin.unlock_config():
-            gin.bind_parameter(key, cloudpickle.loads(blob))
+            gin.bind_parameter(
+                f"{scope}/{selector}.{parameter}" if scope else f"{selector}.{parameter}", cloudpickle.loads(blob)
+            )
     return skipped
-
-
-def refuse_late(skipped: Iterable[str], during: str) -> None:
-    """Refuse to go on if a configurable has been imported since `import_bindings` skipped its bindings: it was used with its defaults.
-
-    Args:
-        skipped: from `import_bindings`.
-        during: what has imported it, for the message.
-
-    Raises:
-        ValueError: names the bindings.
-    """
-    late = [name for name in skipped if is_registered(name.rpartition(".")[0])]
-    if late:
-        raise ValueError(
-            f"{', '.join(late)}: bound, but without effect, because the module of {late[0].rpartition('.')[0]!r} was not imported before "
-            f"{during}: import it at the top of the file, rather than in a function"
-        )
 
 
 def reset_config() -> None:

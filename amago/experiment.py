@@ -34,8 +34,9 @@ class Experiment(BuiltRun):
     """Build, train and evaluate an agent.
 
     ``start()`` builds everything and ``learn()`` runs the epochs. The arguments are those of
-    `amago.run.settings.ExperimentSettings`. Losses and updates are in `amago.run.learner.Learner`; progress, log and
-    checkpoints are in `amago.run.persistence.PersistentRun`, and the parts that ``start()`` builds in `amago.run.building.BuiltRun`.
+    `amago.run.settings.ExperimentSettings`. Losses and updates are in `amago.run.learner.Learner`, counts and log in
+    `amago.run.logged.LoggedRun`, the claim to the run's directory in `amago.run.claimed.ClaimedRun`, checkpoints in
+    `amago.run.persistence.PersistentRun`, and the parts that ``start()`` builds in `amago.run.building.BuiltRun`.
     """
 
     def __post_init__(self) -> None:

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from amago.cli.eval import check_fits, environment_of
+from amago.cli.eval import add_playing_arguments, check_fits, environment_of
 from amago.cli.eval_video import check_draws, film
 from amago.cli.gym_env import ARGS_FILE, GymEnv, look_in_working_directory
-from amago.cli_utils import whole_number
 from amago.cli_utils.errors import running
 from amago.policy import Policy, find_run, load_policy
 from amago.policy.card import Results, measure, write_card
@@ -36,19 +35,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="ID",
         help="under which others may use the agent, as the Hub names it: mit, cc-by-4.0, ...",
     )
-    parser.add_argument(
-        "--env",
-        default=None,
-        help="id of the environment, or module:function for what makes it; if not given, the one that it was trained on",
-    )
-    parser.add_argument("--episodes", type=whole_number, default=100, help="rollouts to evaluate")
-    parser.add_argument("--actors", type=whole_number, default=8, help="number of environments that run side by side")
-    parser.add_argument("--greedy", action="store_true", help="take the mode of the policy instead of sampling from it")
-    parser.add_argument("--gamma", type=float, default=None, help="discount whose policy acts; if not given, that of rollouts")
-    parser.add_argument("--device", default="cpu", help="where the networks compute, such as cuda:0")
-    parser.add_argument(
-        "--seed", type=whole_number, default=None, help="of environments and policy; if not given, a new one is drawn"
-    )
+    add_playing_arguments(parser, episodes=100)
     parser.add_argument(
         "--modules", nargs="+", default=[], help="your own modules that the agent's classes come from; they are imported"
     )

@@ -29,24 +29,7 @@ _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")  # the last: someb
 def add_arguments(parser: ArgumentParser) -> None:
     parser.description = "Evaluate an agent that 'amago train' trained. Example: amago eval runs/demo --episodes 100"
     parser.add_argument("run", help="run directory (its latest policy), or one of its checkpoints")
-    parser.add_argument(
-        "--env",
-        default=None,
-        help="id of the environment, or module:function for what makes it; if not given, the one that it was trained on",
-    )
-    parser.add_argument("--episodes", type=whole_number, default=40, help="rollouts to evaluate")
-    parser.add_argument("--actors", type=whole_number, default=8, help="number of environments that run in parallel")
-    parser.add_argument("--greedy", action="store_true", help="take the mode of the policy instead of sampling from it")
-    parser.add_argument(
-        "--gamma", type=float, default=None, help="discount whose policy acts, such as 0.9; if not given, that of rollouts"
-    )
-    parser.add_argument("--device", default="cpu", help="where the networks compute, such as cuda:0")
-    parser.add_argument(
-        "--seed",
-        type=whole_number,
-        default=None,
-        help="seed of the environments and the policy; if not given, a new one is drawn",
-    )
+    add_playing_arguments(parser, episodes=40)
     parser.add_argument("--render", action="store_true", help="show one environment in a window")
     video = parser.add_argument_group("video")
     video.add_argument(
@@ -70,6 +53,28 @@ def add_arguments(parser: ArgumentParser) -> None:
     )  # fmt: skip
     memory.add_argument(
         "--picture", type=Path, default=None, metavar="FILE", help="where to draw it; if not given, RUN/memory.png"
+    )
+
+
+def add_playing_arguments(parser: ArgumentParser, episodes: int) -> None:
+    """Add the arguments that say how rollouts are played; ``episodes`` is how many unless the user says."""
+    parser.add_argument(
+        "--env",
+        default=None,
+        help="id of the environment, or module:function for what makes it; if not given, the one that it was trained on",
+    )
+    parser.add_argument("--episodes", type=whole_number, default=episodes, help="rollouts to evaluate")
+    parser.add_argument("--actors", type=whole_number, default=8, help="number of environments that run in parallel")
+    parser.add_argument("--greedy", action="store_true", help="take the mode of the policy instead of sampling from it")
+    parser.add_argument(
+        "--gamma", type=float, default=None, help="discount whose policy acts, such as 0.9; if not given, that of rollouts"
+    )
+    parser.add_argument("--device", default="cpu", help="where the networks compute, such as cuda:0")
+    parser.add_argument(
+        "--seed",
+        type=whole_number,
+        default=None,
+        help="seed of the environments and the policy; if not given, a new one is drawn",
     )
 
 

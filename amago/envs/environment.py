@@ -25,10 +25,8 @@ from amago.spaces import ActionSpec, NonFiniteError, action_spec, all_finite, rl
 Array = NDArray[Any]
 Step = tuple[Timestep, NDArray[np.float32], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
 
-_TRUE, _FALSE = (
-    np.ones(1, dtype=bool),
-    np.zeros(1, dtype=bool),
-)  # shared: a cheap environment steps in the time of few allocations
+# shared: a cheap environment steps in the time of few allocations
+_TRUE, _FALSE = np.ones(1, dtype=bool), np.zeros(1, dtype=bool)
 _TRUE.flags.writeable = _FALSE.flags.writeable = False
 _FIVE = "step() returned {}, but must return (observation, reward, terminated, truncated, info)"
 _LARGEST = float(np.finfo(np.float32).max)  # rewards are stored in float32

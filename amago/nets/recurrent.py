@@ -35,6 +35,8 @@ class GRUTrajEncoder(LayeredStateEncoder):
         norm: of the output: "layer", "rmsnorm" or "none".
     """
 
+    __module__ = "amago.nets.traj_encoders"  # where it is imported from, and what saved runs call it
+
     def __init__(
         self,
         tstep_dim: int,
@@ -102,6 +104,8 @@ class MinGRUTrajEncoder(LayeredStateEncoder):
         norm: before each part and of the output: "layer", "rmsnorm" or "none".
         longest: at the start, the numbers of state forget over 1 to ``longest`` timesteps; None: ``max_seq_len``.
     """
+
+    __module__ = "amago.nets.traj_encoders"  # where it is imported from, and what saved runs call it
 
     def __init__(
         self,
@@ -171,6 +175,8 @@ class MambaTrajEncoder(TrajEncoder):
         dt_min, dt_max, A_scale: set the time over which a new model remembers, see `amago.nets.mamba.Mamba`. The defaults are those
             of the paper, for text. To carry one bit over a hundred equal timesteps, ``0.5, 2.0, 3e-4`` takes fewer updates.
     """
+
+    __module__ = "amago.nets.traj_encoders"  # where it is imported from, and what saved runs call it
 
     def __init__(
         self,

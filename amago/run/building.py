@@ -84,9 +84,13 @@ class BuiltRun(PersistentRun):
         return made
 
     def _renew_loader(self) -> None:
+        """Call `init_dloaders`. A new `SequenceLoader` goes on where the one before it was: it draws batches by their number."""
+        before = getattr(self, "train_dloader", None)
         made = self.init_dloaders()
-        if made is not None:
-            self.train_dloader = made
+        now = self.train_dloader = made if made is not None else self.train_dloader
+        if now is not before and isinstance(now, SequenceLoader) and isinstance(before, SequenceLoader):
+            now.next_batch = max(now.next_batch, before.next_batch)
+            before.close()
 
     def _wait_for_data(self) -> bool:
         """Whether there is data to train on, in all ranks. A process that never collects waits for the data of others.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -20,44 +18,16 @@ from amago.data.extras import ExtraField
 from amago.data.trajectory import StoredTraj
 from amago.spaces import ActionSpec
 from amago.store import index as ix
-from amago.store import index_cache, legacy, original
-from amago.store.errors import BadFileError, EvictedError
+from amago.store.errors import EvictedError
 from amago.store.file_cache import FileCache
-from amago.store.files import TEMPORARY, is_stale
 from amago.store.index import Entry
+from amago.store.intake import FIFO, PARTITIONS, PROTECTED, Intake, RefreshReport
 from amago.store.limits import Limits
-from amago.store.quarantine import Quarantine, reason_of
+from amago.store.quarantine import Quarantine
+from amago.store.record import Record, Stamps
 from amago.store.view import Lost, StoreView
 
 logger = logging.getLogger(__name__)
-
-FIFO, PROTECTED = "fifo", "protected"
-PARTITIONS = (PROTECTED, FIFO)
-"""In the order of their indices."""
-
-WORTH_SAVING = 64
-"""The index of fewer new files is not saved: checking that many headers takes some 10 ms."""
-
-
-@dataclass
-class RefreshReport:
-    """What one `TrajectoryStore.refresh` did.
-
-    Attributes:
-        added, added_files: trajectories and files that are new.
-        evicted, evicted_files: deleted because ``fifo`` had grown past its limit.
-        vanished_files: files that another process deleted or moved away.
-        quarantined_files: files that are damaged or not trajectory files.
-        temporary_files: deleted temporary files of writers that were killed.
-    """
-
-    added: int = 0
-    added_files: int = 0
-    evicted: int = 0
-    evicted_files: int = 0
-    vanished_files: int = 0
-    quarantined_files: int = 0
-    temporary_files: int = 0
 
 
 _stores: weakref.WeakSet[TrajectoryStore] = weakref.WeakSet()
@@ -108,26 +78,28 @@ class TrajectoryStore:
         self._cache = FileCache()
         self._lock = threading.RLock()  # held to change the index, not to read
         _stores.add(self)
-        self._journal, self.quarantine = ix.Journal(self.root), Quarantine(self.root)
-        self._schemas = ix.Schemas()
+        self._record = Record(self.root)
+        self._intake = Intake(self.root, edit, allow_pickle, self._record)
         self._files: dict[str, dict[str, Entry]] = {p: {} for p in PARTITIONS}  # by name, in order of ingestion
-        self._bad: dict[str, dict[str, str]] = {p: {} for p in PARTITIONS}  # files that are skipped: name -> reason
-        self._unreadable: dict[str, str] = {}  # path -> reason, as of the last refresh
-        self._recorded: dict[tuple[str, str], tuple[int, int]] | None = None  # the journal, until the first refresh has used it
-        self._given: original.Spaces | None = None  # of files that record none
-        self._shortcut: index_cache.IndexCache | None = None  # in use during the first refresh only
-        self._looked_into = 0  # files that the saved index lacks
-        self._ingested = self._evicted = self._quarantined = self._collected_steps = 0
-        self._rewrite = False  # whether the journal is incomplete
+        self._recorded: Stamps | None = None  # the journal, until the first refresh has used it
+        self._ingested = self._evicted = self._collected_steps = 0
         self._taken_out = 0  # files removed by readers since the index was published
         self._vanished = 0  # of these, files that were missing, since the last refresh
         self._peak = 0
         self._publish()
 
+    @property
+    def quarantine(self) -> Quarantine:
+        """The directory of damaged files."""
+        return self._intake.quarantine
+
     def _publish(self) -> None:
-        entries = [e for p in PARTITIONS for e in self._files[p].values()]
-        self._view, self._taken_out = StoreView(str(self.root), entries, self._cache, self._listener()), 0
+        self._view, self._taken_out = StoreView(str(self.root), self._live(), self._cache, self._listener()), 0
         self._peak = max(self._peak, len(self._view))
+
+    def _live(self) -> list[Entry]:
+        """All files, in their order."""
+        return [e for p in PARTITIONS for e in self._files[p].values()]
 
     def _listener(self) -> Lost:
         store = weakref.ref(self)
@@ -146,7 +118,7 @@ class TrajectoryStore:
                 return  # deleted, or removed by another thread
             del files[entry.name]
             if not isinstance(reason, EvictedError):
-                self._quarantine(entry.partition, entry.name, reason)
+                self._intake.set_aside(entry.partition, entry.name, reason)
             else:
                 logger.log(
                     logging.WARNING if self.edit else logging.DEBUG, "%s", reason
@@ -220,7 +192,7 @@ class TrajectoryStore:
                 "files": float(len(every)),
                 "ingested": float(self._ingested),
                 "evicted": float(self._evicted),
-                "quarantined": float(self._quarantined),
+                "quarantined": float(self._intake.refused_files),
             }
 
     @property
@@ -232,8 +204,7 @@ class TrajectoryStore:
     def refused(self) -> dict[str, str]:
         """{path: reason} of the files, as of the last `refresh`, that are not sampled: skipped, unreadable or in quarantine."""
         with self._lock:
-            skipped = {str(self.root / p / name): reason for p in PARTITIONS for name, reason in self._bad[p].items()}
-            return skipped | self._unreadable | self.quarantine.reasons()
+            return self._intake.refused()
 
     # Changing
 
@@ -244,13 +215,8 @@ class TrajectoryStore:
             ValueError: such a file does not fit them.
         """
         with self._lock:
-            self._given = original.Spaces(obs_space, action_space, self._schemas)
-            found = [e for p in PARTITIONS for e in self._files[p].values() if e.kind == ix.ORIGINAL]
-            for entry in found:
-                try:
-                    self._given.give(entry, self.root)
-                except BadFileError as err:
-                    raise ValueError(f"{self.root / entry.partition / entry.name} does not fit the environment: {err}") from err
+            found = [e for e in self._live() if e.kind == ix.ORIGINAL]
+            self._intake.set_spaces(obs_space, action_space, found)
             if found:
                 self._publish()
 
@@ -270,17 +236,18 @@ class TrajectoryStore:
         with self._lock:
             report, new = RefreshReport(vanished_files=self._vanished), []
             self._vanished = 0
-            self._unreadable = {}
+            self._intake.unreadable = {}
             first = self._recorded is None
-            recorded = self._journal.load() if self._recorded is None else self._recorded
+            recorded = self._record.load() if self._recorded is None else self._recorded
             if first:
-                self._shortcut = index_cache.IndexCache(self.root, self._schemas)
-                report.temporary_files += sum(self._remove_stale(".", name) for name in os.listdir(self.root))
+                self._intake.open_index()
+                report.temporary_files += sum(self._intake.remove_stale(".", name) for name in os.listdir(self.root))
             listed = {p: os.listdir(self.root / p) for p in PARTITIONS}
-            self._refuse_pickles(listed, first)
+            self._intake.refuse_pickles(listed, first)
             for partition in PARTITIONS:
                 self._forget_missing(partition, set(listed[partition]), report)
-                found = self._ingest(partition, listed[partition], recorded, report)
+                unknown = [name for name in listed[partition] if name not in self._files[partition]]
+                found = self._intake.check(partition, unknown, recorded, report)
                 place = {key: i for i, key in enumerate(recorded)} if first else {}
                 last = len(place)
                 found.sort(key=lambda e: (place.get((e.partition, e.name), last), e.sequence, e.writer, e.name))
@@ -288,15 +255,16 @@ class TrajectoryStore:
                 new += found
                 if partition == FIFO:
                     self._collected_steps += sum(e.total for e in found)
-            self._recorded, self._shortcut = {}, None
+            self._recorded = {}
+            self._intake.close_index()
             report.added_files, report.added = len(new), sum(e.n for e in new)
             self._ingested += report.added
             if self.edit:
-                self._record(new, recorded)
+                self._record.add(self._live(), new, recorded)
             if evict:
                 self._evict(report)
             if self.edit:
-                self._save_shortcut()
+                self._record.save_index(self._live())
             if new or report.evicted_files or report.vanished_files or self._taken_out:
                 self._publish()
             return report
@@ -308,113 +276,12 @@ class TrajectoryStore:
             self._evict(report)
             return report
 
-    def _refuse_pickles(self, listed: dict[str, list[str]], first: bool) -> None:
-        if self.allow_pickle:
-            return
-        for partition, names in listed.items():
-            bad = self._bad[partition]
-            pickles = [n for n in names if n.endswith(legacy.SUFFIX) and not n.startswith(".") and n not in bad]
-            if pickles and first:
-                raise legacy.refuse(self.root / partition / min(pickles), len(pickles))
-            for name in pickles:
-                bad[name] = "a pickle"
-                self._quarantined += 1
-                logger.error("skipped: %s", legacy.refuse(self.root / partition / name))
-
     def _forget_missing(self, partition: str, present: set[str], report: RefreshReport) -> None:
-        files, bad = self._files[partition], self._bad[partition]
+        files = self._files[partition]
         for name in [n for n in files if n not in present]:
             self._retire(files.pop(name))
             report.vanished_files += 1
-        for name in [n for n in bad if n not in present]:
-            del bad[name]
-
-    def _ingest(
-        self, partition: str, names: list[str], recorded: dict[tuple[str, str], tuple[int, int]], report: RefreshReport
-    ) -> list[Entry]:
-        directory, found = str(self.root / partition), []
-        files, bad = self._files[partition], self._bad[partition]
-        for name in names:
-            if name in files or name in bad:
-                continue
-            if name.startswith("."):
-                report.temporary_files += self._remove_stale(partition, name)
-                continue
-            checked = recorded.get((partition, name))
-            try:
-                entry = self._shortcut.entry(partition, name, checked) if self._shortcut else None
-                if entry is None:
-                    entry = ix.load(
-                        directory, partition, name, self._schemas, lambda *now, was=checked: now == was, self.allow_pickle
-                    )
-                    self._looked_into += 1
-                if entry.kind == ix.ORIGINAL and self._given is not None:
-                    self._given.give(entry, self.root)
-            except FileNotFoundError:
-                continue  # deleted since it was listed
-            except OSError as err:
-                self._unreadable[os.path.join(directory, name)] = f"it cannot be read now: {err}"
-                logger.warning("%s/%s cannot be read now: %s", directory, name, err)
-                continue
-            except Exception as err:  # no file may stop the training, whatever error it causes
-                report.quarantined_files += 1
-                self._quarantine(partition, name, err)
-                continue
-            found.append(entry)
-        return found
-
-    def _remove_stale(self, partition: str, name: str) -> int:
-        directory = self.root / partition
-        if not (self.edit and name.startswith(TEMPORARY) and is_stale(directory, name)):
-            return 0
-        try:
-            os.unlink(directory / name)
-        except OSError as err:
-            logger.warning("%s/%s cannot be removed: %s", directory, name, err)
-            return 0
-        return 1
-
-    def _quarantine(self, partition: str, name: str, err: Exception) -> None:
-        source = self.root / partition / name
-        reason = reason_of(err)
-        self._quarantined += 1
-        self._bad[partition][name] = reason
-        others = isinstance(err, original.OriginalFileError) or original.NAME.fullmatch(name)
-        if not self.edit or others or (source.is_dir() and not source.is_symlink()):
-            logger.warning("%s is skipped: %s", source, reason)
-            return
-        try:
-            target = self.quarantine.add(partition, name, reason)
-        except OSError as problem:
-            logger.warning("%s is skipped: %s (and it cannot be moved to quarantine: %s)", source, reason, problem)
-            return
-        del self._bad[partition][name]
-        logger.warning("%s is moved to %s: %s", source, target, reason)
-
-    def _record(self, new: list[Entry], recorded: dict[tuple[str, str], tuple[int, int]]) -> None:
-        live = [e for p in PARTITIONS for e in self._files[p].values()]
-        fresh = [e for e in new if (e.partition, e.name) not in recorded]
-        touched = any(recorded.get((e.partition, e.name), (e.size, e.mtime_ns)) != (e.size, e.mtime_ns) for e in new)
-        try:
-            if touched or self._rewrite or self._journal.lines + len(fresh) > 2 * len(live) + 1024:
-                self._journal.rewrite(live)
-            elif fresh:
-                self._journal.append(fresh)
-            self._rewrite = False
-        except OSError as err:
-            self._rewrite = True  # the next refresh tries again
-            logger.warning("the order of the files in %s could not be recorded: %s", self.root, err)
-
-    def _save_shortcut(self) -> None:
-        """Save the index when the saved one lacks a quarter of the files, which took longer to check than saving takes."""
-        live = [e for p in PARTITIONS for e in self._files[p].values()]
-        if self._looked_into < WORTH_SAVING or 4 * self._looked_into < len(live):
-            return
-        try:
-            index_cache.save(self.root, live)
-        except OSError as err:
-            logger.warning("the index of %s could not be saved; the next process will open each file: %s", self.root, err)
-        self._looked_into = 0
+        self._intake.forget_missing(partition, present)
 
     def _evict(self, report: RefreshReport) -> None:
         files = self._files[FIFO]
@@ -436,7 +303,7 @@ class TrajectoryStore:
             try:
                 path.unlink(missing_ok=True)
             except OSError as err:
-                self._bad[entry.partition][entry.name] = f"it could not be deleted: {err}"
+                self._intake.bad[entry.partition][entry.name] = f"it could not be deleted: {err}"
                 logger.warning("%s cannot be deleted: %s", path, err)
 
     def _retire(self, entry: Entry) -> None:
@@ -470,19 +337,7 @@ class TrajectoryStore:
             self._unlink(doomed)
             if delete_quarantine:
                 self.quarantine.clear()
-            self._forget_deleted()
-
-    def _forget_deleted(self) -> None:
-        """Let the recorded order and the saved index hold the remaining files only."""
-        live = [e for p in PARTITIONS for e in self._files[p].values()]
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.root / index_cache.NAME)
-        if not live:
-            self._journal.delete()
-            return
-        self._journal.rewrite(live)
-        self._looked_into = len(live)
-        self._save_shortcut()
+            self._record.forget_deleted(self._live())
 
     def close(self) -> None:
         """Close all files. Reading opens them again."""
@@ -499,7 +354,7 @@ class TrajectoryStore:
                 "counters": {
                     "ingested": self._ingested,
                     "evicted": self._evicted,
-                    "quarantined": self._quarantined,
+                    "quarantined": self._intake.refused_files,
                     "collected_steps": self._collected_steps,
                 },
             }
@@ -524,13 +379,13 @@ class TrajectoryStore:
                 files = self._files[partition]
                 known = {name: files[name] for name in order[partition] if name in files}
                 self._files[partition] = known | {name: entry for name, entry in files.items() if name not in known}
-            self._ingested, self._evicted, self._quarantined = counters
+            self._ingested, self._evicted, self._intake.refused_files = counters
             if steps is not None:
                 later = set(self._files[FIFO]).difference(order[FIFO])
                 self._collected_steps = int(steps) + sum(self._files[FIFO][name].total for name in later)
             self._publish()
             if self.edit:
-                self._journal.rewrite([e for p in PARTITIONS for e in self._files[p].values()])
+                self._record.replace(self._live())
 
     def __getstate__(self) -> dict[str, Any]:
         with self._lock:

@@ -6,11 +6,12 @@ Everything here is a pure function of curves, lists of `Point`, one for each see
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from amago.run.report import curves
 from benchmarks.suite.runs import Point
 
 Curve = Sequence[Point]
@@ -38,16 +39,10 @@ def interpolated(curve: Curve, at: NDArray[np.float64], axis: str = "cpu") -> ND
     return np.interp(at, x, [p.score for p in curve])
 
 
-def interval(
-    values: Sequence[float],
-    statistic: Callable[[NDArray[np.float64]], float] = lambda x: float(np.mean(x)),
-    level: float = 0.95,
-) -> tuple[float, float]:
-    """A percentile-bootstrap interval of a statistic over seeds. With one seed both ends are its value."""
-    rng, x = np.random.default_rng(0), np.asarray(values, float)
-    resampled = [statistic(rng.choice(x, len(x))) for _ in range(RESAMPLES)]
-    low, high = np.quantile(resampled, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
+def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
+    """A percentile-bootstrap interval of the mean over seeds. With one seed both ends are its value."""
+    low, high = curves.interval(np.asarray(values, float)[:, None], level=level, resamples=RESAMPLES)
+    return float(low[0]), float(high[0])
 
 
 def better(a: Sequence[float], b: Sequence[float]) -> float:

@@ -202,7 +202,7 @@ def test_the_command_trains_compares_and_draws(tmp_path, capsys):
 
 
 def test_what_amago_train_reaches_is_recorded_and_drawn(tmp_path, capsys):
-    assert shell.main(["one", "--envs", "CartPole-v1", "--seeds", "3", "--budget", "0.1", "--results", str(tmp_path)]) == 0
+    assert shell.main(["one", "--envs", "CartPole-v1", "--seeds", "3", "--budget", "0", "--results", str(tmp_path)]) == 0
     found = runs.rows(tmp_path / "CartPole-v1" / "seed3.jsonl")
     assert found[0]["task"] == "CartPole-v1"
     assert found[-1] == {"done": True}

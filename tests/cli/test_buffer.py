@@ -1,6 +1,5 @@
 """`amago buffer`: import, export, info, verify, head."""
 
-import io
 import os
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import recordings as rec
 from messages import names
+from terminal import Terminal
 
 from amago import ExtraField
 from amago.cli import main
@@ -92,10 +92,6 @@ def test_import_of_every_kind(capsys, kind, want, save_as):
 def test_progress_is_shown_in_a_terminal(capsys, monkeypatch):
     assert buffer("import", make_source("d4rl"), "run", quiet=False) == 0
     assert capsys.readouterr().err == ""
-
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
 
     monkeypatch.setattr(sys, "stderr", Terminal())
     assert buffer("import", "d.hdf5", "again", quiet=False) == 0

@@ -104,24 +104,7 @@ def test_start_calls_its_parts_in_order(tmp_path):
     class Telling(amago.Experiment):
         pass
 
-    for name in (
-        "init_dsets",
-        "init_envs",
-        "init_dloaders",
-        "init_model",
-        "init_optimizer",
-        "init_checkpoints",
-        "init_logger",
-        "summary",
-    ):
-
-        def told(self, *args, _name=name, **kwargs):
-            calls.append(_name)
-            return getattr(super(Telling, self), _name)(*args, **kwargs)
-
-        setattr(Telling, name, told)
-    started(tmp_path, experiment_type=Telling, verbose=True).close()
-    assert calls == [
+    parts = [
         "init_dsets",
         "init_envs",
         "init_dloaders",
@@ -131,6 +114,15 @@ def test_start_calls_its_parts_in_order(tmp_path):
         "init_logger",
         "summary",
     ]
+    for name in parts:
+
+        def told(self, *args, _name=name, **kwargs):
+            calls.append(_name)
+            return getattr(super(Telling, self), _name)(*args, **kwargs)
+
+        setattr(Telling, name, told)
+    started(tmp_path, experiment_type=Telling, verbose=True).close()
+    assert calls == parts
 
 
 PLACEHOLDER = {

@@ -346,9 +346,11 @@ def test_the_tutorial_names_every_sequence_model_and_agent() -> None:
     models = text.partition("## 4.")[2].partition("## 5.")[0]
     rows = dict(re.findall(r"^\| `(\w+)` \| (`[^|]+`) \|", models, flags=re.MULTILINE))
     for name, cls in TRAJ_ENCODERS.items():
+        if not cls.__module__.startswith("amago."):  # a program in the docs has registered it
+            continue
         assert f"`{name}`" in rows.get(cls.__name__, ""), f"{cls.__name__}, called {name}, is missing from section 4"
     agents = text.partition("## 5.")[2].partition("## 6.")[0]
-    assert all(f"`{cls.__name__}`" in agents for cls in AGENTS.values())
+    assert all(f"`{cls.__name__}`" in agents for cls in AGENTS.values() if cls.__module__.startswith("amago."))
 
 
 def test_gin_is_left_as_it_was(tmp_path: Path) -> None:

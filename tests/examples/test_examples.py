@@ -211,7 +211,7 @@ WRONG = [
     ("--mode both_of_them", "--mode"),
     ("--batch_size 0", "batch_size must be"),
     ("--resume sometimes", "sometimes"),
-    ("--ckpt_interval 0", "ckpt_interval"),
+    ("--ckpt_interval -1", "ckpt_interval"),
 ]
 
 

@@ -1,12 +1,12 @@
 """Metrics of finished rollouts."""
 
-import io
 import sys
 
 import numpy as np
 import pytest
 import tiny
 import torch
+from terminal import Terminal
 from tiny import EPISODE, started
 
 from amago.envs import EpisodeRecord, ReturnHistory, SpecialMetricHistory, make_pool
@@ -108,10 +108,6 @@ def test_progress(tmp_path, capsys, monkeypatch):
     agent = started(tmp_path).policy
     run(agent, progress=True)
     assert not capsys.readouterr().err, "no bar where the output is no terminal"
-
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
 
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     run(agent, progress=True)

@@ -1,22 +1,17 @@
 """What a run prints: a line for each epoch, and a bar in a terminal."""
 
-import io
 import re
 import sys
 
 import pytest
 import tiny
 from messages import naming
+from terminal import Terminal
 from tiny import experiment, learned
 
 from amago.run import pace
 from amago.run.checks import SettingsError
 from amago.run.pace import COLLECT, EVALUATE, TRAIN, Pace, duration, rate, work
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 def lines(text):

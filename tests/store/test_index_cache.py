@@ -10,12 +10,12 @@ from store_helpers import assert_numbered, assert_same, episodes, numbered, open
 
 from amago.store import TrajectoryStore, index_cache
 from amago.store import index as ix
-from amago.store import store as store_module
+from amago.store import record as record_module
 
 
 @pytest.fixture(autouse=True)
 def _save_small_ones(monkeypatch):
-    monkeypatch.setattr(store_module, "WORTH_SAVING", 1)
+    monkeypatch.setattr(record_module, "WORTH_SAVING", 1)
 
 
 @pytest.fixture

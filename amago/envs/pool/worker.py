@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any
@@ -31,6 +32,8 @@ from amago.envs.pool.pickling import dumps
 from amago.envs.pool.plan import ActorPlan
 from amago.envs.recorder import RecordingError
 
+_OF_LEARNERS = ("amago.agent.", "amago.experiment.", "amago.loading.", "amago.nets.", "amago.run.")
+"""Modules whose classes no worker uses, though an environment's file may import them."""
 _DISCONNECTED = (EOFError, BrokenPipeError, ConnectionResetError)
 ORPHAN_SECONDS = 30.0  # how long a worker whose learner is gone may take to end by itself
 
@@ -91,7 +94,7 @@ def _by_value(spec: Any, entry: str) -> Any:
     return spec
 
 
-def unpack(payload: dict[str, Any]) -> tuple[ActorPlan, list[str]]:
+def unpack(payload: dict[str, Any]) -> tuple[ActorPlan, list[config.Binding]]:
     """The plan, after registering the environments and binding the parameters that it needs; and the bindings that were skipped."""
     plan: ActorPlan = cloudpickle.loads(payload["plan"])
     skipped = config.import_bindings(payload["gin"])
@@ -120,15 +123,13 @@ def worker_main(conn: Connection, payload: dict[str, Any] | ActorPlan, inherited
     actors = None
     try:
         plan, skipped = (payload, []) if isinstance(payload, ActorPlan) else unpack(payload)
-        _seed_process(plan)
 
         def report(fault: Fault) -> None:
             _answer(conn, protocol.FAULT, fault)
             if protocol.QUIT in _unread_commands(conn):
                 raise _QuitRequested
 
-        actors = ActorSet(plan, report)
-        _refuse_late(skipped)
+        actors = _make_actors(plan, skipped, report)
         _answer(conn, protocol.READY, actors.spaces)
         layout = conn.recv()
         fd = reduction.recv_handle(conn)
@@ -150,11 +151,16 @@ def worker_main(conn: Connection, payload: dict[str, Any] | ActorPlan, inherited
         conn.close()
 
 
-def _refuse_late(skipped: list[str]) -> None:
-    try:
-        config.refuse_late(skipped, "a worker process made the environments")
-    except ValueError as err:
-        raise EnvironmentMistake(str(err)) from None
+def _make_actors(plan: ActorPlan, skipped: list[config.Binding], report: Callable[[Fault], None]) -> ActorSet:
+    """The actors of a plan, made with the bindings that were ``skipped`` if making them has imported what those configure."""
+    _seed_process(plan)
+    actors = ActorSet(plan, report)
+    late = [b for b in skipped if not b[1].startswith(_OF_LEARNERS)]
+    if len(config.import_bindings(late)) == len(late):
+        return actors
+    actors.close()
+    _seed_process(plan)
+    return ActorSet(plan, report)
 
 
 def _seed_process(plan: ActorPlan) -> None:

@@ -76,14 +76,16 @@ def mean(values: Array, axis: int = 0) -> Array:
 STATISTICS: dict[str, Callable[..., Array]] = {"mean": mean, "IQM": interquartile_mean}
 
 
-def interval(values: Array, statistic: Callable[..., Array] = mean, level: float = 0.95) -> tuple[Array, Array]:
+def interval(
+    values: Array, statistic: Callable[..., Array] = mean, level: float = 0.95, resamples: int = RESAMPLES
+) -> tuple[Array, Array]:
     """A percentile-bootstrap interval of a statistic over axis 0, for each column of (runs, points). One run has no spread."""
     rng = np.random.default_rng(0)
-    drawn = rng.integers(len(values), size=(RESAMPLES, len(values)))
+    drawn = rng.integers(len(values), size=(resamples, len(values)))
     if statistic is mean:  # as a product of matrices, which is many times faster
         times = np.stack([(drawn == i).sum(axis=1) for i in range(len(values))], axis=1)
         resampled = times @ values.reshape(len(values), -1) / len(values)
-        resampled = resampled.reshape(RESAMPLES, *values.shape[1:])
+        resampled = resampled.reshape(resamples, *values.shape[1:])
     else:
         resampled = np.stack([statistic(values[rows]) for rows in drawn])
     low, high = np.quantile(resampled, [(1.0 - level) / 2, (1.0 + level) / 2], axis=0)

@@ -1,13 +1,13 @@
-"""A binding of a class that a worker process imports too late is refused, rather than ignored."""
+"""Bindings of a class that a worker process imports while it makes the environments."""
 
 import sys
 
 import gin
 import pytest
+import tiny
 
 from amago import config
 from amago.envs import AMAGOEnv, make_pool
-from amago.envs.pool import ActorError
 
 MODULE = """
 import gin
@@ -42,17 +42,33 @@ def late(tmp_path, monkeypatch):
     gin.config._REGISTRY._selector_map.pop("late_module.Late", None)
 
 
-def test_it_is_refused_by_name(late):
+def test_they_have_their_effect(late):
     def make_env():
         import late_module
 
         return AMAGOEnv(late_module.Late(), env_name="late")
 
-    with (
-        config.temporary({"Late.size": 5}),
-        pytest.raises(ActorError, match=r"late_module\.Late\.size: bound, but without effect"),
-    ):
-        make_pool([make_env], env_mode="async", parallel_actors=1, mp_context="spawn", trial_steps=0)
+    with config.temporary({"Late.size": 5}):
+        pool = make_pool([make_env], env_mode="async", parallel_actors=1, mp_context="spawn", trial_steps=0)
+        pool.reset()
+        assert pool.obs["observation"][0, 0] == 0.5
+        pool.close()
+
+
+def test_bindings_of_networks_make_no_environment_twice(tmp_path):
+    """Many scripts import their networks where they import their environments."""
+    made = tmp_path / "made"
+
+    def make_env():
+        import amago.nets.tstep_encoders  # noqa: F401
+
+        with made.open("a") as file:
+            file.write("1")
+        return tiny.cartpole()
+
+    with config.temporary({"FFTstepEncoder.d_hidden": 7}):
+        make_pool([make_env], env_mode="async", parallel_actors=1, mp_context="spawn", trial_steps=0).close()
+    assert made.read_text() == "1"
 
 
 def test_imported_at_the_top_of_the_file_it_has_its_effect(late):

@@ -234,7 +234,8 @@ def test_only_bindings_of_what_a_worker_has_are_carried():
     plan = ActorPlan({0: make_counting(0)}, 1, [[0]], BilevelEpsilonGreedy, None, 0, ())
     payload = pack(plan)
     config.clear()
-    fresh = unpack(payload)
+    fresh, skipped = unpack(payload)
+    assert not skipped
     assert fresh.exploration is BilevelEpsilonGreedy
     assert fresh.exploration(fresh.make_envs[0]()).rollout_horizon == 33
     assert cloudpickle.loads(cloudpickle.dumps(plan)).groups == [[0]]
