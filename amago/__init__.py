@@ -15,6 +15,7 @@ _LAZY = {
     "Agent": "amago.agent",
     "Callback": "amago.run.callbacks",
     "EarlyStopping": "amago.run.callbacks",
+    "RecordVideo": "amago.policy.filming",
     "ExtraField": "amago.data.extras",
     "TstepEncoder": "amago.nets.tstep_encoders",
     "TrajEncoder": "amago.nets.traj_encoders",
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from amago.nets.traj_encoders import TrajEncoder
     from amago.nets.tstep_encoders import TstepEncoder
     from amago.policy import load_policy
+    from amago.policy.filming import RecordVideo
     from amago.run.callbacks import Callback, EarlyStopping
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from amago import config
+from amago.cli_utils.parts import REGISTRIES
 
 
 @dataclass
@@ -29,9 +30,10 @@ def program(
 ) -> Iterator[io.StringIO]:
     """In the block: another directory, other arguments and variables, only ``bindings`` in gin, output caught.
 
-    Modules that the program imports from ``cwd`` are forgotten afterwards.
+    Modules that the program imports from ``cwd``, and names that it registers, are forgotten afterwards.
     """
     saved = (os.getcwd(), sys.argv, list(sys.path), dict(os.environ))
+    registered = [(names, dict(names)) for names in REGISTRIES.values()]
     known, text = set(sys.modules), io.StringIO()
     os.chdir(cwd)
     sys.argv = list(argv)
@@ -45,6 +47,10 @@ def program(
         sys.argv, sys.path[:] = saved[1], saved[2]
         os.environ.clear()
         os.environ.update(saved[3])
+        for names, before in registered:
+            for name in set(names) - set(before):
+                if not names[name].__module__.startswith("amago."):  # which is imported once
+                    del names[name]
         for name in set(sys.modules) - known:
             if str(getattr(sys.modules[name], "__file__", None)).startswith(f"{cwd}{os.sep}"):
                 del sys.modules[name]

@@ -232,6 +232,8 @@ class ActorCriticAgent(AgentWithTargets):
             stored = self._like_policy(pi, action)
             out_data, q_pi = self._evaluate(state, stored, chosen)  # (B, L, C, G, O), (B, L, C, G, 1)
             critic_loss = self.values.loss(out_data, target)
+            if batch.sources is not None:
+                self.td_errors = self.values.td_error(out_data, target)
             if self.online_coeff > 0:
                 actor_loss = actor_loss - self.online_coeff * self.values.objective(q_pi).amin(dim=2)
             if self.offline_coeff > 0 or log_step:

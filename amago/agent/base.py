@@ -67,6 +67,7 @@ class BaseAgent(NamedArguments, nn.Module):
         state_dim: E, width of the sequence model's output.
         update_info: metrics of the last `forward`, by name.
         critic_loss_weight: weight of the critics' loss in the loss; the actor's is 1.
+        td_errors: (B, L, 1), magnitudes, of the last batch whose sequences were drawn by them (`Batch.sources`); None: not computed.
         burn_in: transitions at the start of a sequence that have no loss, unless the sequence begins a rollout.
         pad_val: what numbers at padded steps of a batch are (`amago.loading.Batch`).
     """
@@ -94,6 +95,7 @@ class BaseAgent(NamedArguments, nn.Module):
         self.tstep_encoder_type, self.traj_encoder_type = tstep_encoder_type, traj_encoder_type
         self.update_info: dict[str, Any] = {}
         self.loss_terms: LossTerms | None = None
+        self.td_errors: Tensor | None = None
         self._mask_editor: Any = None
         self.init_options()
         self.init_encoders()
@@ -173,16 +175,17 @@ class BaseAgent(NamedArguments, nn.Module):
             state_mask: bool, (B, L, 1), True where a transition has a loss.
         """
         pad, editor = state_mask.to(torch.bool)[:, :, None], self._mask_editor  # (B, L, 1, 1)
+        weights = batch.weights  # of sequences that were drawn more often than others
         mask = self.edit_actor_mask(batch, actor_loss, pad.expand_as(actor_loss))
         if editor is not None:
             mask = editor.edit_actor_mask(batch, actor_loss, mask)
-        actor = _masked(actor_loss, mask)
+        actor = _masked(actor_loss, mask if weights is None else mask * weights[:, None, None, None])
         critic = torch.zeros_like(actor)
         if critic_loss is not None:
             mask = self.edit_critic_mask(batch, critic_loss, pad[:, :, None].expand_as(critic_loss))
             if editor is not None:
                 mask = editor.edit_critic_mask(batch, critic_loss, mask)
-            critic = _masked(critic_loss, mask)
+            critic = _masked(critic_loss, mask if weights is None else mask * weights[:, None, None, None, None])
         b, length = batch.rews.shape[:2]
         self.update_info |= {
             "Actor Loss": actor,

@@ -76,6 +76,14 @@ class ValueRepresentation(ABC):
     def loss(self, out: Tensor, target: Tensor) -> Tensor:
         """The loss (B, L, C, G, 1) of outputs (B, L, C, G, O) for target returns (B, L, 1, G, 1)."""
 
+    @torch.no_grad()
+    def td_error(self, out: Tensor, target: Tensor) -> Tensor:
+        """abs(value - target), (B, L, 1), of outputs (B, L, C, G, O) for target returns (B, L, 1, G, 1), normalised per discount by the statistics
+        of the targets and averaged over critics and discounts."""
+        returns = self.returns(self.value(out))
+        difference = self.popart.normalize_values(returns) - self.popart.normalize_values(target)
+        return difference.abs().mean(dim=(2, 3))
+
     def observe(self, target: Tensor, mask: Tensor) -> None:
         """Update the statistics with targets (B, L, 1, G, 1) where ``mask`` is True."""
         self.popart.update_stats(target, mask)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import select
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 from amago import __version__
 
@@ -78,10 +80,22 @@ def _reader_has_gone() -> bool:
     """Whether nobody reads the standard output any more, as with ``amago envs | head -1``; what is still buffered is dropped then."""
     try:
         sys.stdout.flush()
+        gone = _is_broken(sys.stdout)  # print() drops what it could not write, and may have left nothing to flush
     except BrokenPipeError:
+        gone = True
+    if gone:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    return False
+    return gone
+
+
+def _is_broken(output: TextIO) -> bool:
+    """Whether an output is a pipe that nobody reads any more."""
+    try:
+        poll = select.poll()
+        poll.register(output.fileno(), 0)
+        return any(event & select.POLLERR for _, event in poll.poll(0))
+    except (OSError, ValueError):  # no file of the system
+        return False
 
 
 # What these import imports torch, which commands that train nothing do without; and they are needed when something is wrong alone.

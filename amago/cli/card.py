@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from amago.cli.eval import add_playing_arguments, check_fits, environment_of
 from amago.cli.eval_video import check_draws, film
-from amago.cli.gym_env import ARGS_FILE, GymEnv
+from amago.cli.gym_env import ARGS_FILE, GymEnv, look_in_working_directory
 from amago.cli_utils.errors import running
 from amago.policy import Policy, find_run, load_policy
 from amago.policy.card import Results, measure, write_card
@@ -48,6 +48,8 @@ def run(args: Namespace) -> int:
             raise ValueError(f"--{name} must be at least {least}, got {getattr(args, name)}")
     run_dir, weights = find_run(args.run)
     make_env = environment_of(run_dir, args.env)
+    for module in args.modules:
+        look_in_working_directory(module)
     policy = load_policy(args.run, device=args.device, gamma=args.gamma, modules=args.modules)
     seed = draw_seed() if args.seed is None else args.seed
     results = _measure(args, policy, make_env, seed)
@@ -71,7 +73,7 @@ def _measure(args: Namespace, policy: Policy, make_env: GymEnv, seed: int) -> Re
     envs = [make_env() for _ in range(min(args.actors, args.episodes))]
     try:
         check_fits(make_env.env_id, envs[0], policy)
-        with running(), tqdm(desc="evaluate", unit="step", leave=False, dynamic_ncols=True) as bar:
+        with running(), tqdm(desc="evaluate", unit="step", leave=False, dynamic_ncols=True, disable=None) as bar:
             return measure(policy, envs, args.episodes, make_env.horizon(envs[0]), args.greedy, seed, bar.update)
     finally:
         for env in envs:

@@ -13,6 +13,7 @@ from amago.agent import Agent, BaseAgent
 from amago.envs import AMAGOEnv
 from amago.nets.dict_encoder import is_image
 from amago.nets.registry import TRAJ_ENCODERS
+from amago.run.layout import fitted
 
 ARGUMENTS: dict[str, Any] = {
     "traj_encoder": "transformer", "parallel_actors": 8, "timesteps_per_epoch": 500, "grads_per_epoch": 250, "epochs": 40, "memory_size": 64,
@@ -50,7 +51,7 @@ class Choice:
         lines = [f"chosen for {env_id}: an agent {memory}, {self.reason}"]
         lines += ["  " + " ".join(words)] if words else []
         lines += ["  " + "; ".join(bindings)] if bindings else []
-        return "\n".join(lines)
+        return "\n".join(fitted(line) for line in lines)
 
 
 def choose_settings(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from amago.cli.checkup import Finding, checkup
 from amago.cli.extras import EXTRAS, missing
+from amago.run.layout import fitted
 
 MARKS = {"ok": "ok     ", "note": "note   ", "problem": "PROBLEM"}
 
@@ -59,6 +60,7 @@ def _page(found: list[Finding]) -> str:
     lines: list[str] = []
     for i, f in enumerate(found):
         lines += [f"{'' if i == 0 else chr(10)}{f.section}"] if i == 0 or f.section != found[i - 1].section else []
-        lines += [f"  {MARKS[f.state]}  {f.name:<{wide}}  {f.said}"]
-        lines += [f"  {'':<7}  {'':<{wide}}  -> {f.advice}"] if f.advice else []
+        hang = wide + len(MARKS["ok"]) + 6
+        lines += [fitted(f"  {MARKS[f.state]}  {f.name:<{wide}}  {f.said}", hang)]
+        lines += [fitted(f"  {'':<7}  {'':<{wide}}  -> {f.advice}", hang + 3)] if f.advice else []
     return "\n".join(lines)

@@ -9,6 +9,7 @@ from typing import Any
 
 from amago.cli.catalog import ENTRIES, Entry
 from amago.cli.extras import missing
+from amago.run.layout import fitted
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -84,7 +85,13 @@ def _table(found: list[dict[str, Any]]) -> str:
             "",
             f"for those that are not installed: pip install 'amago[{','.join(absent)}]' (amago doctor says what each needs)",
         ]
-    return "\n".join([*lines, "", "amago envs NAME says more; amago train takes module:function for what makes one."])
+    return "\n".join(
+        [
+            *(fitted(line, hang=25) for line in lines),
+            "",
+            "amago envs NAME says more; amago train takes module:function for what makes one.",
+        ]
+    )
 
 
 def _short(space: str) -> str:
@@ -102,4 +109,4 @@ def _all_of(d: dict[str, Any]) -> str:
         "to install": "; ".join(d["install"]) or None, "cannot be made": d["problem"], "example": d["example"],
         "settings": ", ".join(d["zoo"]) or None, "docs": d["docs"],
     }  # fmt: skip
-    return "\n".join(f"{name:<18} {' '.join(value.split())}" for name, value in rows.items() if value)
+    return "\n".join(fitted(f"{name:<18} {' '.join(value.split())}", hang=19) for name, value in rows.items() if value)

@@ -198,5 +198,8 @@ def environment_of(run_dir: Path, env_id: str | None) -> GymEnv:
             _check_recorded(recorded["env"], path)
         return GymEnv(env_id or recorded["env"], recorded["horizon"] if env_id is None else None)
     if env_id is None:
-        raise CheckpointError(f"{run_dir} was not made by 'amago train' (no {ARGS_FILE}): name the environment with --env")
+        raise CheckpointError(
+            f"{run_dir} was not made by 'amago train' (no {ARGS_FILE}): name the environment with --env, by its id or as "
+            "module:function, a function that makes it"
+        )
     return GymEnv(env_id)

@@ -11,6 +11,7 @@ from amago.cli.gym_env import GymEnv
 from amago.cli_utils.errors import running
 from amago.policy import Policy
 from amago.policy.memory import conclusion, plot_memory, study_memory, table
+from amago.run.layout import fitted
 from amago.run.rng import draw_seed
 
 
@@ -49,5 +50,5 @@ def show_memory(
     print(
         f"\nMemory in {study.name}: {episodes} rollouts on the same tasks for each line; mean and 95% interval\n{table(study)}\n"
     )
-    print("\n".join(conclusion(study)))
+    print("\n".join(fitted(line, hang=0) for line in conclusion(study)))
     print(f"picture: {plot_memory(study, picture)}")

@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from amago.cli.gym_env import GymEnv
 from amago.cli_utils.errors import running
-from amago.policy import Policy
-from amago.policy.playing import Played, play
+from amago.policy import Policy, filming
+from amago.policy.playing import Played
 from amago.run import video
 from amago.run.plots import read_metrics
 from amago.run.rng import draw_seed
@@ -26,37 +24,18 @@ def check_draws(make_env: GymEnv) -> None:
     """
     env = make_env(render_mode="rgb_array")
     try:
-        env.reset(seed=0)
-        picture = env.render()
-    except NotImplementedError:
-        picture = None
+        filming.check_draws(env, make_env.env_id)
     finally:
         env.close()
-    if not isinstance(picture, np.ndarray):
-        raise ValueError(
-            f"{make_env.env_id} does not draw itself with render_mode='rgb_array' (it returns {picture!r}), so it cannot be filmed"
-        )
 
 
 def film(policy: Policy, make_env: GymEnv, greedy: bool, seed: int | None) -> tuple[Played, list[Any], float]:
     """A rollout, its pictures, and how many of them make a second."""
     env = make_env(render_mode="rgb_array")
-    pictures: list[Any] = []
-
     drawn = draw_seed() if seed is None else seed
     try:
         with running():
-            (played,) = play(
-                policy.agent,
-                [env],
-                [drawn],
-                make_env.horizon(env),
-                sample=not greedy,
-                device=policy.device,
-                seed=drawn,
-                on_step=lambda _: pictures.append(env.render()),
-            )
-        return played, pictures, float(env.metadata.get("render_fps") or 10)
+            return filming.film(policy.agent, env, make_env.horizon(env), sample=not greedy, device=policy.device, seed=drawn)
     finally:
         env.close()
 

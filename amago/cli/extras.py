@@ -38,7 +38,7 @@ EXTRAS: dict[str, Extra] = {
     "report": Extra("amago report, amago watch", ("plotly>=6",)),
     "tensorboard": Extra("--tensorboard", ("tensorboard>=2.14",)),
     "tune": Extra("amago tune", ("optuna>=4",)),
-    "video": Extra("amago eval --video, films of cards", ("moviepy>=2", "pillow")),
+    "video": Extra("films as MP4: amago eval --video, --video-interval, cards (GIF needs Pillow alone)", ("moviepy>=2", "pillow")),
     "wandb": Extra("--log: Weights & Biases", ("wandb>=0.20",)),
     "mujoco": Extra("HalfCheetahVel, and Gymnasium's MuJoCo environments", _MUJOCO),
     "dmc": Extra("DeepMind Control", (*_MUJOCO, "shimmy>=2.0.1", "dm-control>=1.0.28")),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import json
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +79,17 @@ def maker_is_named(env_id: str) -> bool:
     return bool(colon) and name.isidentifier() and name not in gym.registry
 
 
+def look_in_working_directory(module: str) -> None:
+    """Let a module be imported from the working directory, where the command ``amago``, unlike ``python -m``, does not look."""
+    try:
+        known = importlib.util.find_spec(module.partition(".")[0]) is not None
+    except ValueError:  # __main__
+        known = True
+    here = os.getcwd()
+    if not known and here not in sys.path:
+        sys.path.append(here)
+
+
 def maker(env_id: str) -> Callable[..., Any] | None:
     """The function that "module:function" names; None for other names, which are Gymnasium's (it has "module:Id", too).
 
@@ -85,6 +99,7 @@ def maker(env_id: str) -> Callable[..., Any] | None:
     if not maker_is_named(env_id):
         return None
     module, _, name = env_id.partition(":")
+    look_in_working_directory(module)
     try:
         found = getattr(importlib.import_module(module), name, None)
     except ImportError as err:

@@ -14,6 +14,7 @@ import torch
 from amago import cli_utils, config
 from amago.cli import train
 from amago.cli.gym_env import write_args_file
+from amago.cli.tune_result import best_command
 from amago.cli_utils.errors import running
 from amago.envs.pool.subprocess import usable_cores
 from amago.experiment import Experiment
@@ -278,7 +279,7 @@ class Study:
         with config.temporary({}):
             experiment = self._experiment(trial, name)
             prune = PruneTrial(trial, self.args.metric)
-            experiment.callbacks = [prune]
+            experiment.callbacks = [*experiment.callbacks, prune]
             experiment.start()
             try:
                 write_args_file(experiment.run_dir, self.args.env, self.args.horizon)
@@ -362,8 +363,10 @@ class Study:
         if not done:
             return f"\n{ended}: no best settings yet"
         best = self.directory / _run_of(done[0])
+        command = best_command(self.args, self.space, done[0].params, self.directory / "best.gin")
         return "\n".join(
-            ["", f"the best of {self.directory} ({ended})", *lines, "", f"amago eval {best}", f"amago report {self.directory}"]
+            ["", f"the best of {self.directory} ({ended})", *lines, "", "to train with these settings:", command, ""]
+            + [f"amago eval {best}", f"amago report {self.directory}"]
         )
 
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from amago import config
+from amago.run.layout import fitted
 
 _HEAD = re.compile(r"# (Task|Used by|Reached): (.+)")
 
@@ -84,16 +85,18 @@ def run(args: Namespace) -> int:
 
 
 def _table(found: list[Settings]) -> str:
-    wide = max(len(s.name) for s in found), max(len(s.task) for s in found)
+    wide = max(len(s.name) for s in found)
     lines = []
     for s in found:
-        lines += [f"{s.name:<{wide[0]}}  {s.task:<{wide[1]}}  {s.used_by}"]
-        lines += [f"{'':<{wide[0]}}    reached: {r}" for r in s.reached if r != "not measured"]
+        lines += [f"{s.name:<{wide}}  {s.task} ({s.used_by})"]
+        lines += [f"{'':<{wide}}    reached: {r}" for r in s.reached if r != "not measured"]
     measured = sum("not measured" not in s.reached for s in found)
     return "\n".join(
         [
-            *lines,
+            *(fitted(line, hang=wide + 6) for line in lines),
             "",
-            f"{len(found)} settings; what {len(found) - measured} of them reach was not measured. amago zoo NAME shows a file.",
+            fitted(
+                f"{len(found)} settings; what {len(found) - measured} of them reach was not measured. amago zoo NAME shows a file."
+            ),
         ]
     )

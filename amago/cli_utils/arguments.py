@@ -265,6 +265,8 @@ def _add_logging(group: Any) -> None:
     _add(group, "log", action="store_true", help="log to Weights & Biases (AMAGO_WANDB_PROJECT, AMAGO_WANDB_ENTITY)")
     _add(group, "no_log", action="store_true", help="do not log to Weights & Biases, whatever --log says")
     _add(group, "tensorboard", action="store_true", help="log to TensorBoard")
+    films = "epochs between films of a rollout, in the run's directory, TensorBoard and Weights & Biases; if not given, there are none"
+    _add(group, "video_interval", type=whole_number, default=None, help=films)
     _add(
         group,
         "progress",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -39,6 +40,7 @@ class RLData:
         rl2s: (L + 1, 1 + A) float32: reward, then previous action. Default: rewards and actions one step later, after a row of
             zeros, as at the start of a rollout.
         extras: {name: (rows, ...)} of declared extra fields (`amago.data.extras.ExtraField`): L + 1, L or 1 rows.
+        source: where the sequence comes from (`amago.loading.priority.Source`), if its TD error is wanted there.
     """
 
     obs: dict[str, Tensor]
@@ -48,6 +50,7 @@ class RLData:
     time_idxs: Tensor
     rl2s: Tensor = None  # type: ignore[assignment]  # None is replaced
     extras: dict[str, Tensor] = field(default_factory=dict)
+    source: Any = None
 
     def __post_init__(self) -> None:
         if isinstance(self.rews, np.ndarray):
@@ -116,6 +119,8 @@ class Batch:
         mask: (B, L + 1, 1) bool (0/1 of any dtype is taken), True where the *observation* is real. Transition t is real where
             observation t + 1 is. Default: False where the whole rl2 is 4.0.
         extras: {name: (B, rows, ...)} of the declared extra fields (`amago.data.extras.ExtraField`): L + 1, L or 1 rows.
+        sources: of the sequences, with their importance weights, if they were drawn by priority: `RLData.source`, B of them. None:
+            the losses of all sequences count alike.
     """
 
     obs: dict[str, Tensor]
@@ -126,6 +131,7 @@ class Batch:
     time_idxs: Tensor
     mask: Tensor = None  # type: ignore[assignment]  # None is replaced
     extras: dict[str, Tensor] = field(default_factory=dict)
+    sources: Any = None
 
     def __post_init__(self) -> None:
         if self.mask is None:
@@ -151,6 +157,13 @@ class Batch:
         """(B, L, 1) bool, True where a transition is real."""
         return self.mask[:, 1:]
 
+    @property
+    def weights(self) -> Tensor | None:
+        """(B,) importance weights of the sequences, on the device of the batch; None: all alike."""
+        if self.sources is None:
+            return None
+        return torch.tensor([1.0 if s is None else s.weight for s in self.sources], device=self.rews.device)
+
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """Move every tensor to ``device``; returns self."""
         return self._map(lambda x: x.to(device, non_blocking=non_blocking))
@@ -161,7 +174,8 @@ class Batch:
 
     def _map(self, f: Callable[[Tensor], Tensor]) -> Batch:
         for name, value in vars(self).items():
-            setattr(self, name, {k: f(v) for k, v in value.items()} if isinstance(value, dict) else f(value))
+            if name != "sources":
+                setattr(self, name, {k: f(v) for k, v in value.items()} if isinstance(value, dict) else f(value))
         return self
 
 
@@ -192,8 +206,14 @@ def collate(
         obs={k: _padded([x[k] for x in obs], _bounds(obs_space, k)) for k in obs[0]},
         extras={k: _padded([x[k] for x in extras], value=0.0) for k in extras[0]},
         mask=mask,
+        sources=sources_of([s.source for s in samples]),
         **{name: _padded([getattr(s, name) for s in samples]) for name in SEQUENCE_ROWS},
     )
+
+
+def sources_of(sources: list[Any]) -> list[Any] | None:
+    """The sources of the sequences of a batch; None if none has any."""
+    return sources if any(s is not None for s in sources) else None
 
 
 def _bounds(obs_space: gym.spaces.Dict | None, key: str) -> gym.spaces.Box | None:

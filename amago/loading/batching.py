@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from amago import config
-from amago.data.batch import Batch
+from amago.data.batch import Batch, sources_of
 from amago.data.extras import ExtraField
 from amago.data.trajectory import MAGIC_PAD_VAL, rl2
 from amago.loading.recycler import Recycler
@@ -42,6 +42,7 @@ class BatchBuffers:
         self._arrays = [empty((batch, s.take(steps), *s.row), s.dtype) for s in self._slots]
         self._sliced = [(a, s.each, s.more) for s, a in zip(self._slots, self._arrays)]
         self._extra_order = [x.name for x in extra_fields]
+        self.sources: list[Any] = []  # of the sequences read, in their order
         self._times, self._lengths = np.zeros((batch, 1), np.int64), np.zeros((batch, 1), np.int64)
 
     def read(self, i: int, view: StoreView, index: int, start: int, stop: int) -> None:
@@ -76,7 +77,7 @@ class BatchBuffers:
         tensors = {name: torch.from_numpy(a) for name, a in found.items()}
         obs = {key: torch.from_numpy(a) for key, a in groups["obs"].items()}
         extras = {key: torch.from_numpy(groups["extras"][key]) for key in self._extra_order}
-        return Batch(obs=obs, extras=extras, **tensors)
+        return Batch(obs=obs, extras=extras, sources=sources_of(self.sources), **tensors)
 
 
 def _cut(a: NDArray, rows: int, mask: NDArray[np.bool_], pad: Any) -> NDArray:

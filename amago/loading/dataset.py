@@ -70,9 +70,9 @@ class DatasetSettings:
             experiment,
         )
 
-    def window(self, length: int, rng: np.random.Generator) -> tuple[int, int]:
+    def window(self, length: int, rng: np.random.Generator, piece: tuple[int, int] = (0, 1)) -> tuple[int, int]:
         """The transitions to train on, of a trajectory of ``length``: `subsequence` with these settings."""
-        return subsequence(length, self.max_seq_len, self.padded_sampling, rng, self.cut_short_trajectories)
+        return subsequence(length, self.max_seq_len, self.padded_sampling, rng, self.cut_short_trajectories, piece)
 
     def drawing(self, rng: np.random.Generator | None) -> tuple[DatasetSettings, np.random.Generator]:
         """The settings and the random stream of `RLDataset.sample_random_trajectory`; without ``rng``, for whole trajectories."""
@@ -342,14 +342,16 @@ def sample_window(
     relabeler: Relabeler | Callable[[FrozenTraj], FrozenTraj],
     settings: DatasetSettings,
     rng: np.random.Generator,
+    piece: tuple[int, int] = (0, 1),
 ) -> FrozenTraj:
     """A window (`subsequence`) of one stored trajectory, relabelled.
 
     Args:
         length: T of the whole trajectory.
         read: ``read()`` gives the whole trajectory, ``read(start, stop)`` a part of it; new arrays either way.
+        piece: see `subsequence`; of a trajectory that the relabeler makes longer or shorter, the window is drawn from all of it.
     """
-    start, stop = settings.window(length, rng)
+    start, stop = settings.window(length, rng, piece)
     if isinstance(relabeler, NoOpRelabeler):
         return read(start, stop).derive(spec)
     frozen = read().derive(spec)

@@ -25,6 +25,8 @@ from amago.loading.dataset import (
     checked_relabeler,
     sample_window,
 )
+from amago.loading.priority import PriorityChances
+from amago.loading.sampling import Chances, Draw, Sampling
 from amago.spaces import action_spec
 from amago.store import EvictedError, StoreView, TrajectoryStore
 from amago.store.schema import Schema
@@ -35,10 +37,10 @@ logger = logging.getLogger(__name__)
 
 @gin.configurable(module="amago.loading")
 class DiskTrajDataset(RLDataset):
-    """The replay buffer: trajectories on disk, sampled uniformly.
+    """The replay buffer: trajectories on disk, sampled at random.
 
     ``{dset_root}/{dset_name}/buffer/fifo`` is written by actors, its oldest files deleted; ``buffer/protected`` is sampled
-    and never deleted. A trajectory is drawn uniformly, then a window of it (`subsequence`).
+    and never deleted. A trajectory is drawn as ``sampling`` says, by default uniformly, then a window of it (`subsequence`).
 
     Args:
         dset_root: directory of all data sets ("~" is expanded).
@@ -49,6 +51,18 @@ class DiskTrajDataset(RLDataset):
         allow_pickle: load ``.traj`` pickles. They run code: only for files that you wrote yourself.
         dset_max_steps, dset_max_bytes: transitions, and bytes, kept in ``fifo``. All three limits hold at the same time. The oldest
             files are deleted, each as a whole, so up to one file more may remain.
+        sampling: "uniform": every trajectory is as likely as any other. "length": every timestep is in as many training sequences as any
+            other, on average over its trajectory; a trajectory of T transitions, of which `subsequence` chooses E on average, has the
+            weight T / E. "recent": the weight halves with every ``half_life`` trajectories that are newer; those in ``protected`` count as
+            older than all in ``fifo``. "priority": sequences by the TD error of their last update (R2D2, Kapturowski et al. 2019); a
+            trajectory divides into sequences of ``max_seq_len``, and those that are new come first. Errors arrive after the update,
+            so with ``dloader_workers`` above 0 a seeded run does not repeat exactly.
+        half_life: of "recent", in trajectories; more than 0.
+        balance: "env_name": each environment, by its name, has the same share of the sequences, and its trajectories share it as
+            ``sampling`` says (ages are counted among them). None: trajectories are drawn without regard to their environments.
+        priority_alpha, priority_beta, priority_eta: of "priority", in [0, 1]. A sequence is drawn in proportion to p^alpha, and its losses
+            are weighted by (N P)^-beta, with N sequences and probability P. Its p is eta times the largest plus 1 - eta times the
+            mean of abs(TD error) over its timesteps.
 
     Attributes:
         reads_batches: `sample_batch` reads its sequences directly into the batch, which is faster, instead of calling
@@ -74,6 +88,12 @@ class DiskTrajDataset(RLDataset):
         allow_pickle: bool = False,
         dset_max_steps: float = float("inf"),
         dset_max_bytes: float = float("inf"),
+        sampling: str = "uniform",
+        half_life: float | None = None,
+        balance: str | None = None,
+        priority_alpha: float = 0.9,
+        priority_beta: float = 0.6,
+        priority_eta: float = 0.9,
     ):
         limits = {
             "size": (dset_max_size, "trajectories"),
@@ -93,6 +113,10 @@ class DiskTrajDataset(RLDataset):
         self.dset_max_size, self.dset_max_steps, self.dset_max_bytes = dset_max_size, dset_max_steps, dset_max_bytes
         self.relabeler = checked_relabeler(relabeler)
         self.allow_pickle = allow_pickle
+        self._sampling = Sampling(sampling, half_life, balance, (priority_alpha, priority_beta, priority_eta))
+        self.sampling, self.half_life, self.balance = sampling, half_life, balance
+        self.priority_alpha, self.priority_beta, self.priority_eta = priority_alpha, priority_beta, priority_eta
+        self._chances: Chances | PriorityChances | None = None  # of the view that was drawn from last
         self._store: TrajectoryStore | None = None
         self._pending_state: dict[str, Any] | None = None
         self._spaces: tuple[gym.spaces.Dict, gym.Space[Any]] | None = None  # of the policy
@@ -136,6 +160,7 @@ class DiskTrajDataset(RLDataset):
 
     def configure(self, settings: DatasetSettings | None = None, **values: Any) -> None:
         super().configure(settings, **values)
+        self._sampling.check(self.settings)
         if self._store is not None:
             self._store.close()
         self._store = TrajectoryStore(
@@ -168,6 +193,7 @@ class DiskTrajDataset(RLDataset):
                 self.dset_name, len(strangers), self.buffer_dir, min(strangers),
             )  # fmt: skip
         self._only = None if known <= chosen else (None, chosen, np.zeros(0, np.int64))
+        self._chances = None
 
     def _refresh_files(self) -> None:
         """Find files that were added or deleted. Override, call super, and change ``all_filenames`` to sample only some of them."""
@@ -192,16 +218,34 @@ class DiskTrajDataset(RLDataset):
 
     # ---- sampling --------------------------------------------------------------------------------------------------------
 
-    def _drawn(self, rng: np.random.Generator) -> tuple[StoreView, int]:
+    def _drawn(self, rng: np.random.Generator) -> Draw:
         """A random trajectory of those to sample."""
         view = self.store.view()  # does not change when another thread adds or deletes files
-        if self._only is not None:
+        if not self._sampling.plain:
+            drawn = self._chances_in(view).draw(rng)
+            if drawn is not None:
+                return Draw(view, *drawn)
+        elif self._only is not None:
             indices = self._indices(view, *self._only)
             if len(indices):
-                return view, int(indices[rng.integers(len(indices))])
+                return Draw(view, int(indices[rng.integers(len(indices))]))
         elif len(view):
-            return view, int(rng.integers(len(view)))
+            return Draw(view, int(rng.integers(len(view))))
         raise RuntimeError(f"the replay buffer {self.buffer_dir} is empty: collect first, or check dset_root and dset_name")
+
+    def _chances_in(self, view: StoreView) -> Chances | PriorityChances:
+        """The probabilities of the trajectories, computed once for each view."""
+        chances = self._chances
+        if chances is None or chances.view is not view:
+            only = None if self._only is None else self._indices(view, *self._only)
+            self._chances = chances = self._sampling.chances(view, only, self.settings)
+        return chances
+
+    def _lost(self, view: StoreView, index: int) -> None:
+        """Draw no more from a file that could not be read."""
+        chances = self._chances
+        if chances is not None and chances.view is view:
+            chances.exclude(index)
 
     def _indices(self, view: StoreView, of: StoreView | None, paths: set[str], indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """The trajectories in the files to sample: those known of a view, or those of another."""
@@ -213,12 +257,16 @@ class DiskTrajDataset(RLDataset):
     def sample_random_trajectory(self, rng: np.random.Generator | None = None) -> RLData:
         (settings, rng), whole = self.settings.drawing(rng), rng is None
         while True:
-            view, index = self._drawn(rng)
+            view, index, piece, source = self._drawn(rng)
             try:
                 if not self.form.converts_whole:
-                    return RLData.from_traj(self._window(view, index, settings, rng))
+                    data = RLData.from_traj(self._window(view, index, settings, rng, piece))
+                    data.source = source
+                    return data
                 data = self._traj_to_rl_data(self._stored(view, index).derive(view.action_spec(index)))
+                data.source = source
             except EvictedError:  # deleted since the view was made: draw another
+                self._lost(view, index)
                 continue
             return data if whole else data.random_slice(
                 settings.max_seq_len, settings.padded_sampling, rng, settings.cut_short_trajectories
@@ -246,8 +294,8 @@ class DiskTrajDataset(RLDataset):
         extra_fields = self.settings.extra_fields
         buffers, row = None, 0
         while row < batch_size:
-            view, index = self._drawn(rng)
-            start, stop = self.settings.window(int(view.lengths[index]), rng)
+            view, index, piece, source = self._drawn(rng)
+            start, stop = self.settings.window(int(view.lengths[index]), rng, piece)
             schema = view.schema(index)
             if buffers is None:
                 buffers = BatchBuffers(schema, batch_size, self.settings.max_seq_len, extra_fields)
@@ -255,17 +303,21 @@ class DiskTrajDataset(RLDataset):
                 return None
             try:
                 buffers.read(row, view, index, start, stop)
+                buffers.sources.append(source)
                 row += 1
             except EvictedError:  # deleted since the view was made: draw another
+                self._lost(view, index)
                 continue
         return buffers
 
     def _stored(self, view: StoreView, index: int, start: int = 0, stop: int | None = None) -> StoredTraj:
         return view.read(index, start, stop, extras=self.settings.extra_fields)
 
-    def _window(self, view: StoreView, index: int, settings: DatasetSettings, rng: np.random.Generator) -> FrozenTraj:
+    def _window(
+        self, view: StoreView, index: int, settings: DatasetSettings, rng: np.random.Generator, piece: tuple[int, int]
+    ) -> FrozenTraj:
         read = functools.partial(self._stored, view, index)
-        return sample_window(int(view.lengths[index]), view.action_spec(index), read, self.relabeler, settings, rng)
+        return sample_window(int(view.lengths[index]), view.action_spec(index), read, self.relabeler, settings, rng, piece)
 
     def check_spaces(self, obs_space: gym.spaces.Dict, action_space: gym.Space[Any]) -> None:
         super().check_spaces(obs_space, action_space)
@@ -308,7 +360,7 @@ class DiskTrajDataset(RLDataset):
         return None if self._store is None else self._store.collected_steps
 
     def describe(self) -> str:
-        return f"{self.buffer_dir}: {len(self.store):,} trajectories"
+        return f"{self.buffer_dir}: {len(self.store):,} trajectories{self._sampling}"
 
     def delete(self, *, delete_protected: bool = False, delete_quarantine: bool = False) -> None:
         """Delete the trajectories in ``fifo``; ``protected`` and ``quarantine`` only on request. Other files stay.
@@ -323,9 +375,13 @@ class DiskTrajDataset(RLDataset):
         return self.store.refused()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"store": self.store.state_dict()}
+        priorities = self._sampling.priorities
+        return {"store": self.store.state_dict()} | ({} if priorities is None else {"priorities": priorities.state_dict()})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self._sampling.priorities is not None and "priorities" in state:
+            self._sampling.priorities.load_state_dict(state["priorities"])
+        self._chances = None
         if self._store is None:
             self._pending_state = state["store"]
         else:

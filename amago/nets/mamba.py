@@ -181,6 +181,8 @@ class Mamba(nn.Module):
         ValueError: a number that is not positive, or ``dt_min`` above ``dt_max``.
     """
 
+    no_weight_decay = ("A_log",)
+
     def __init__(
         self,
         d_model: int,

@@ -152,6 +152,8 @@ class AttentionLayer(CachedLinears):
         ValueError: ``d_model`` is no multiple of ``n_heads``, or a number is out of range.
     """
 
+    no_weight_decay = ("head_scaler",)
+
     def __init__(
         self,
         self_attention: SelfAttention,

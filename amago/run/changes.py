@@ -59,6 +59,10 @@ FIELDS: dict[str, tuple[str, str]] = {
     "grad_clip": (APPLIED, ""),
     "l2_coeff": (APPLIED, ""),
     "mixed_precision": (APPLIED, ""),
+    "l2_weights_only": (APPLIED, ""),
+    "actor_learning_rate": (APPLIED, ""),
+    "critic_learning_rate": (APPLIED, ""),
+    "traj_learning_rate": (APPLIED, ""),
     "sample_actions_train": (APPLIED, ""),
     "sample_actions_val": (APPLIED, ""),
     "lr_cooldown": (APPLIED, _SCHEDULE),
@@ -192,8 +196,16 @@ def _fields(saved: dict[str, Any], now: dict[str, Any]) -> Iterator[Change]:
             yield Change(name, before.get(name), after.get(name), kind, note)
             continue
         for part in sorted(before.keys() | after.keys()):
-            if before.get(part) != after.get(part):
-                yield Change(part, before.get(part), after.get(part), kind, note)
+            was = before[part] if part in before else _default_of_part(part, after)
+            if was != after.get(part):
+                yield Change(part, was, after.get(part), kind, note)
+
+
+def _default_of_part(part: str, now: dict[str, Any]) -> Any:
+    """The default of a data set's argument that an earlier version of the library did not have; None if it is no such argument."""
+    owner, _, argument = part.rpartition(".")
+    cls = now.get(owner)
+    return _default(f"amago.loading.{cls.rpartition('.')[2]}.{argument}") if isinstance(cls, str) else None
 
 
 def _moved(before: Any, now: Any) -> bool:

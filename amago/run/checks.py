@@ -46,7 +46,7 @@ _OPTIONAL = ("train_timesteps_per_epoch", "seed", "val_interval", "ckpt_interval
 _SWITCHES = (
     "sample_actions", "sample_actions_train", "sample_actions_val", "log_to_wandb", "log_to_tensorboard", "verbose", "has_dset_edit_rights",
     "stagger_traj_file_lengths", "always_save_latest", "always_load_latest", "cut_short_trajectories",
-    "overwrite", "share_buffer",
+    "overwrite", "share_buffer", "l2_weights_only",
 )  # fmt: skip
 _CLASSES = {
     "tstep_encoder_type": TstepEncoder, "traj_encoder_type": TrajEncoder, "agent_type": BaseAgent,
@@ -90,6 +90,11 @@ def _numbers(s: ExperimentSettings) -> Iterable[str]:
         ),
         (_POSITIVE, "a number above 0", lambda v: _is_number(v) and v > 0),
         (("learning_rate",), "a finite number above 0", lambda v: _is_number(v) and 0 < v < math.inf),
+        (
+            ("actor_learning_rate", "critic_learning_rate", "traj_learning_rate"),
+            "None or a finite number above 0",
+            lambda v: v is None or (_is_number(v) and 0 < v < math.inf),
+        ),
         (("lr_cooldown",), "a share between 0 and 1", lambda v: _is_number(v) and 0 <= v <= 1),
         (_SWITCHES, "True or False", lambda v: isinstance(v, bool | np.bool_)),
         (("traj_save_len",), "a number of at least 1", lambda v: _is_number(v) and v >= 1),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from amago.agent import BaseAgent
+from amago.run.layout import fitted
 from amago.run.metric_names import AVERAGE_RETURN
 from amago.run.natural import natural
 from amago.run.settings import ExperimentSettings
@@ -35,7 +36,7 @@ def summary(settings: ExperimentSettings, policy: BaseAgent, env_summary: str, p
         "seed": f"{seed}",
     }
     width = max(map(len, rows))
-    return "\n".join(f"  {k:<{width}}  {v}" for k, v in rows.items() if v)
+    return "\n".join(fitted(f"  {k:<{width}}  {v}", width + 4) for k, v in rows.items() if v)
 
 
 def _how_often(what: str, interval: int | None) -> str:

@@ -16,9 +16,12 @@ from amago.agent import BaseAgent
 from amago.data.batch import Batch
 from amago.nets.ranks import joint_batch
 from amago.run import parameters
+from amago.run.checks import SettingsError
 from amago.run.collect import Spaces
+from amago.run.param_groups import ignored_settings, param_groups
 from amago.run.ranks import TIMEOUT, ranks_on_cpus
 from amago.run.settings import ExperimentSettings
+from amago.run.td_errors import report_td_errors
 from amago.run.update import Updater, adamw, lr_schedule, total_loss
 
 
@@ -91,7 +94,13 @@ class Learner(ExperimentSettings):
         if not self.builds_optimizer and self.resume == "never":
             self.policy_aclr = self.accelerator.prepare_model(agent, evaluation_mode=True)
             return
-        self.policy_aclr, self.optimizer = self.accelerator.prepare(agent, self.init_optimizer(agent))
+        optimizer = self.init_optimizer(agent)
+        if ignored := ignored_settings(self, optimizer):
+            raise SettingsError(
+                f"init_optimizer of {type(self).__name__} does not use {', '.join(ignored)}: build its optimizer from "
+                "amago.run.param_groups.param_groups(policy, self) in place of policy.trainable_params, or leave these out"
+            )
+        self.policy_aclr, self.optimizer = self.accelerator.prepare(agent, optimizer)
         learning_epochs = max(0, self.epochs - int(min(self.start_learning_at_epoch, self.epochs)))
         updates = learning_epochs * self.train_batches_per_epoch // self.batches_per_update
         self.lr_schedule = lr_schedule(self.optimizer, self.lr_warmup_steps, updates, self.lr_cooldown)
@@ -120,8 +129,9 @@ class Learner(ExperimentSettings):
             self.updater.grad_steps = int(count)
 
     def init_optimizer(self, policy: BaseAgent) -> torch.optim.Optimizer:
-        """Create the optimizer. Override to use another one than AdamW."""
-        return adamw(list(policy.trainable_params), float(self.learning_rate), float(self.l2_coeff))
+        """Create the optimizer. Override to use another one than AdamW; ``amago.run.param_groups.param_groups(policy, self)`` in place of
+        ``policy.trainable_params`` gives it the rates of ``actor_learning_rate`` and the like, and ``l2_weights_only``."""
+        return adamw(param_groups(policy, self), float(self.learning_rate), float(self.l2_coeff))
 
     @property
     def DEVICE(self) -> torch.device:
@@ -149,6 +159,7 @@ class Learner(ExperimentSettings):
         with joint_batch(self.accelerator.num_processes), self.accelerator.accumulate(self.policy_aclr):
             with self.caster():
                 metrics = self.compute_loss(batch, log_step)
+            report_td_errors(batch, self.policy)
             loss = total_loss(metrics, self.policy.critic_loss_weight)
             metrics["Loss"] = loss.detach()
             self.accelerator.backward(loss)

@@ -6,13 +6,14 @@ import json
 import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from amago.run.callbacks import Callback, LogRow
 from amago.run.metric_names import AVERAGE_RETURN
 from amago.run.settings import ExperimentSettings
+from amago.run.video import add_to_events
 
 if TYPE_CHECKING:
     from amago.experiment import Experiment
@@ -98,6 +99,11 @@ class TensorBoardLogger(Callback):
         for name, value in {**row.values, **row.speeds}.items():
             self._writer.add_scalar(f"{row.section}/{name}", value, row.env_steps)
 
+    def log_video(self, tag: str, path: Path, pictures: Sequence[Any], fps: float, env_steps: int) -> None:
+        """Show a film under the tab of images; see `amago.run.metrics.MetricsLogger.log_video`."""
+        add_to_events(self._writer, tag, pictures, fps, env_steps)
+        self._writer.flush()
+
     def on_close(self, experiment: Experiment | None) -> None:
         self._writer.close()
 
@@ -118,11 +124,16 @@ class WandbLogger(Callback):
             import wandb
         except ImportError as err:
             raise ImportError("log_to_wandb=True needs Weights & Biases: pip install 'amago[wandb]'") from err
+        self._video = wandb.Video
         self._run: Any = wandb.init(dir=str(run_dir), **options)
 
     def on_log(self, experiment: Experiment | None, row: LogRow) -> None:
         numbers = {f"{row.section}/{k}": v for k, v in {**row.values, **row.speeds}.items()}
         self._run.log(numbers | {f"Charts/{k}": v for k, v in row.charts.items()})
+
+    def log_video(self, tag: str, path: Path, pictures: Sequence[Any], fps: float, env_steps: int) -> None:
+        """Upload a film; see `amago.run.metrics.MetricsLogger.log_video`."""
+        self._run.log({tag: self._video(str(path)), "Charts/total_frames": env_steps})
 
     def on_close(self, experiment: Experiment | None) -> None:
         self._run.finish()

@@ -92,6 +92,20 @@ class MetricsLogger:
             logger.on_log(None, row)
         return row
 
+    def log_video(self, tag: str, path: Path, pictures: Sequence[Any], fps: float, env_steps: int) -> None:
+        """Show a film in TensorBoard and Weights & Biases, where the run logs to them.
+
+        Args:
+            tag: its name there.
+            path: the file.
+            pictures: its content (`amago.run.video.as_frames`).
+            fps: pictures a second.
+            env_steps: where the run is.
+        """
+        for logger in self.loggers:
+            if not isinstance(logger, JsonlLogger):
+                logger.log_video(tag, path, pictures, fps, env_steps)
+
     def close(self) -> None:
         """Write and close everything; twice is fine."""
         for logger in self.loggers:

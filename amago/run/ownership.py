@@ -21,6 +21,8 @@ from amago.store.original import NAME as ORIGINAL_NAME
 LOCK_FILE = ".lock"
 OWNER_FILE = "owner.json"
 _FILES = ("metrics.jsonl", SETTINGS_FILE, "config.txt", "policy.json", "policy.pt", "train_args.json")
+FILMS = "videos"
+"""The directory of films, in which users may keep others."""
 _DIRECTORIES = ("ckpts", "tensorboard", "wandb", "launch")
 
 
@@ -164,6 +166,8 @@ class Ownership:
             shutil.rmtree(self.run_dir / name, ignore_errors=True)
         for name in _FILES:
             (self.run_dir / name).unlink(missing_ok=True)
+        for path in (self.run_dir / FILMS).glob("epoch_*"):
+            path.unlink(missing_ok=True)
         self._register(run_id(self.run_dir, renew=True))
         return existed
 

@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from amago.run import pace
 from amago.run.callbacks import Callback
+from amago.run.layout import fitted
 from amago.run.metric_names import AVERAGE_RETURN, ROLLOUT_LENGTH, SUCCESS
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ class Console(Callback):
         if self._lines:
             left = self._left(None) if experiment.epoch < experiment.epochs else 0.0
             rates = [_speed(kind, self._rates[kind]) for kind in pace.UNITS if kind in self._in_epoch]
-            self.print(epoch_line(experiment, metrics, rates, left))
+            self.print(fitted(epoch_line(experiment, metrics, rates, left)))
         self._in_epoch = []
 
     # ---- the bar --------------------------------------------------------------------------------------------------------

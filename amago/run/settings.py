@@ -104,6 +104,9 @@ class ExperimentSettings(NamedArguments):
         batches_per_update: batches whose gradients are accumulated for one step of the optimizer.
         learning_rate, lr_warmup_steps, grad_clip, l2_coeff: AdamW's learning rate, updates of linear warm-up, largest norm
             of the gradient, and weight decay.
+        l2_weights_only: no weight decay on biases, gains of norms, and other vectors and scalars.
+        actor_learning_rate, critic_learning_rate, traj_learning_rate: of the actor, the critics and the sequence model, with the same warm-up
+            and cool-down; None: ``learning_rate``.
         lr_cooldown: share of all updates (those of ``epochs`` epochs), at the end, over which the learning rate falls linearly to 0.
         critic_loss_weight: weight of the critic's loss; the actor's is 1. None: that of the agent (``Agent.critic_loss_weight``, 10).
         mixed_precision: "no", "bf16" or "fp16".
@@ -185,6 +188,10 @@ class ExperimentSettings(NamedArguments):
     init_from: str | os.PathLike[str] | None = None
     progress: str = "rich"
     callbacks: Sequence[Callback] = ()
+    l2_weights_only: bool = False
+    actor_learning_rate: float | None = None
+    critic_learning_rate: float | None = None
+    traj_learning_rate: float | None = None
 
     def __post_init__(self) -> None:
         if self.ckpt_base_dir is REQUIRED and self.dset_root is not None and self.dset_name is not None:

@@ -19,6 +19,7 @@ from amago.run.callbacks import CallbackList
 from amago.run.carry_over import load_dataset_state, load_pool_state
 from amago.run.checkpoint import CheckpointError
 from amago.run.metrics import MetricsLogger
+from amago.run.param_groups import GROUPING, names_in, regrouped
 from amago.run.ranks import Ranks
 from amago.run.rng import rng_state, seed_process, set_rng_state
 from amago.run.rollout import Rollout
@@ -117,7 +118,7 @@ class TrainingParts:
             "schedule": self.schedule.state_dict(), "next_batch": self.loader.next_batch,
             "wall_time": 0.0 if self.logger is None else self.logger.wall_time, "dataset": self.dataset.state_dict(),
             "processes": self.accelerator.num_processes, "ranks": ranks, "settings": settings,
-            "batches_in_update": self.accelerator.step % self.batches_per_update,
+            "batches_in_update": self.accelerator.step % self.batches_per_update, "optimizer_parameters": names_in(self.optimizer, self.policy),
         }  # fmt: skip
         tensors = {"optimizer": self.optimizer.state_dict(), "gradients": self._unused_gradients()}
         if self.accelerator.scaler is not None:
@@ -159,7 +160,8 @@ class TrainingParts:
         gradients = tensors["gradients"] if same_update else {}
         for name, p in self.policy.named_parameters():
             p.grad = gradients[name].to(p.device) if name in gradients else None
-        self._load_optimizer(tensors["optimizer"], state["schedule"])
+        names = state.get("optimizer_parameters") if GROUPING & change.fields else None
+        self._load_optimizer(tensors["optimizer"], state["schedule"], names)
         if self.accelerator.scaler is not None and "scaler" in tensors:
             self.accelerator.scaler.load_state_dict(tensors["scaler"])
         self.updater.load_state_dict(state["updater"])
@@ -196,9 +198,15 @@ class TrainingParts:
         elif change.new_seed is None:
             seed_process((self.loader.seed, rank, len(ranks)))
 
-    def _load_optimizer(self, saved: dict[str, Any], schedule: dict[str, Any]) -> None:
-        """Restore the optimizer's moments and the place in the schedule. Rates, weight decay and the like are those of now."""
+    def _load_optimizer(self, saved: dict[str, Any], schedule: dict[str, Any], names: list[str] | None) -> None:
+        """Restore the optimizer's moments and the place in the schedule. Rates, weight decay and the like are those of now.
+
+        Args:
+            names: of the parameters, in the order of ``saved``, if settings now divide them into other groups.
+        """
         now = self.optimizer.state_dict()["param_groups"]
+        if names is not None:
+            saved = regrouped(saved, names, names_in(self.optimizer, self.policy), now) or saved
         if [len(g["params"]) for g in now] != [len(g["params"]) for g in saved["param_groups"]]:
             raise ValueError(
                 f"the optimizer had groups of {[len(g['params']) for g in saved['param_groups']]} parameters, and now has groups of "

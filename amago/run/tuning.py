@@ -45,11 +45,19 @@ class Dimension:
     values: tuple[Any, ...]
     text: str
 
+    @property
+    def _labels(self) -> list[Any]:
+        """The values of a choice as Optuna stores them."""
+        return [v if isinstance(v, _SCALARS) else repr(v) for v in self.values]
+
+    def value_of(self, stored: Any) -> Any:
+        """The value that a finished trial had, of ``trial.params``."""
+        return self.values[self._labels.index(stored)] if self.kind == "choice" else stored
+
     def suggest(self, trial: optuna.trial.Trial) -> Any:
         """The value of a trial."""
         if self.kind == "choice":
-            labels = [v if isinstance(v, _SCALARS) else repr(v) for v in self.values]
-            return self.values[labels.index(trial.suggest_categorical(self.name, labels))]
+            return self.value_of(trial.suggest_categorical(self.name, self._labels))
         low, high = self.values
         if self.kind in ("int", "logint"):
             return trial.suggest_int(self.name, low, high, log=self.kind == "logint")

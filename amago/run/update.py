@@ -11,13 +11,15 @@ from torch import Tensor
 
 from amago.agent import BaseAgent
 from amago.nets import ranks
+from amago.run.param_groups import Params
 
 MAX_SKIPPED_IN_A_ROW = 20
 
 
-def adamw(params: list[torch.nn.Parameter], learning_rate: float, l2_coeff: float) -> torch.optim.Optimizer:
-    """AdamW, in its fused form if the device has one."""
-    fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in params)
+def adamw(params: Params, learning_rate: float, l2_coeff: float) -> torch.optim.Optimizer:
+    """AdamW, in its fused form if the device has one, for parameters or for groups of them (`amago.run.param_groups`)."""
+    every = [p for group in params for p in (group["params"] if isinstance(group, dict) else [group])]
+    fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in every)
     return torch.optim.AdamW(params, lr=learning_rate, weight_decay=l2_coeff, fused=fused or None)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import io
 import os
 import tempfile
@@ -33,6 +34,11 @@ def check_video_path(path: str | Path) -> Path:
         raise ValueError(f"a video must end in .mp4 or .gif, got {str(path)!r}")
     _require("moviepy" if path.suffix.lower() == ".mp4" else "PIL.Image", path.suffix)
     return path
+
+
+def best_suffix() -> str:
+    """The first of `SUFFIXES` whose packages are installed; ".gif" if there is none, for which `check_video_path` names the extra."""
+    return ".mp4" if importlib.util.find_spec("moviepy") is not None else ".gif"
 
 
 def as_frames(pictures: Sequence[Any]) -> list[Frame]:
@@ -121,21 +127,32 @@ def log_to_tensorboard(directory: Path, tag: str, pictures: Sequence[Any], fps: 
     Raises:
         ImportError: TensorBoard or Pillow is not installed; names the extra.
     """
-    frames = as_frames(pictures)
-    data = gif(frames, fps)
+    as_frames(pictures)  # what cannot be shown leaves no file of events
     try:
-        from tensorboard.compat.proto.summary_pb2 import Summary
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as err:
         raise ImportError("--tensorboard needs TensorBoard: pip install 'amago[tensorboard]'") from err
-    height, width, channels = frames[0].shape
-    image = Summary.Image(height=height, width=width, colorspace=channels, encoded_image_string=data)
     writer = SummaryWriter(str(directory))
     try:
-        # SummaryWriter.add_video would need moviepy, and encodes a GIF, too
-        writer._get_file_writer().add_summary(Summary(value=[Summary.Value(tag=tag, image=image)]), step)  # type: ignore[no-untyped-call]
+        add_to_events(writer, tag, pictures, fps, step)
     finally:
         writer.close()  # type: ignore[no-untyped-call]
+
+
+def add_to_events(writer: Any, tag: str, pictures: Sequence[Any], fps: float, step: int) -> None:
+    """Add a video to an open ``SummaryWriter``, under TensorBoard's tab of images, as an animated GIF.
+
+    Raises:
+        ImportError: Pillow is not installed; names the extra.
+    """
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    frames = as_frames(pictures)
+    height, width, channels = frames[0].shape
+    data = gif(frames, fps)
+    image = Summary.Image(height=height, width=width, colorspace=channels, encoded_image_string=data)
+    # SummaryWriter.add_video would need moviepy, and encodes a GIF, too
+    writer._get_file_writer().add_summary(Summary(value=[Summary.Value(tag=tag, image=image)]), step)
 
 
 def log_to_wandb(run_dir: Path, name: str, path: Path) -> None:

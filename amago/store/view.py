@@ -102,6 +102,24 @@ class StoreView:
         entry, j = self._find(index)
         return entry.env_names[entry.env_id[j]]
 
+    def env_ids(self) -> tuple[np.ndarray, list[str]]:
+        """The environments' names without repetitions, and for each trajectory the place of its name among them, (n,) int64."""
+        places: dict[str, int] = {}
+        found = [np.array([places.setdefault(n, len(places)) for n in e.env_names])[e.env_id] for e in self._entries]
+        ids = np.concatenate([np.zeros(0, np.int64), *found])
+        used, ids = np.unique(ids, return_inverse=True)  # a file may list a name that none of its trajectories has
+        names = list(places)
+        return ids, [names[i] for i in used]
+
+    def files(self) -> list[tuple[str, int, int]]:
+        """For each file, "partition/name" and the indices [first, stop) of its trajectories."""
+        return [(f"{e.partition}/{e.name}", i, i + e.n) for i, e in zip(self._first, self._entries)]
+
+    def file_range(self, index: int) -> tuple[int, int]:
+        """The indices [first, stop) of the trajectories in the file that holds this one."""
+        entry, j = self._find(index)
+        return index - j, index - j + entry.n
+
     def path(self, index: int) -> str:
         """The file that holds a trajectory."""
         entry, _ = self._find(index)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import sys
 import types
 
@@ -167,6 +168,16 @@ def test_a_function_makes_the_environment(module):
     short.reset(seed=0)
     ends = [np.asarray(short.step(np.array([[0]]))[3]).item() for _ in range(2)]
     assert ends == [False, True]
+
+
+def test_modules_are_found_in_the_working_directory(tmp_path):
+    """By the installed command, too, whose search path does not begin there."""
+    (tmp_path / "my_maze.py").write_text("from amago.envs.builtin import TMazePassive\nmake = lambda: TMazePassive(3)\n")
+    code = "import sys\nsys.path[:] = [p for p in sys.path if p not in ('', %r)]\nfrom amago.cli import main\nsys.exit(main())"
+    argv = [sys.executable, "-c", code % str(tmp_path), "train", "my_maze:make", "--run-name", "a", "--buffer-dir", "r", *TINY]
+    done = subprocess.run(argv, cwd=tmp_path, env=tiny.environment(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "r" / "a" / "train_args.json").read_text())["env"] == "my_maze:make"
 
 
 @pytest.mark.parametrize(

@@ -238,6 +238,16 @@ def test_a_reader_that_has_enough():
     assert not done.stderr
 
 
+def test_a_reader_that_was_never_there():
+    """The failed write leaves nothing behind that could be flushed."""
+    command = [sys.executable, "-m", "amago.cli", "envs"]
+    with subprocess.Popen(
+        command, env=tiny.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        running.stdout.close()
+        assert not running.stderr.read()
+
+
 def test_it_trains_what_is_listed(tmp_path):
     """A name of the list, as "module:class", is what `amago train` takes."""
     entry = next(e for e in ENTRIES if e.name == "ToyMixture")

@@ -2,10 +2,12 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from argparse import ArgumentParser
 
 import optuna
 import pytest
@@ -13,6 +15,9 @@ import tiny
 from messages import names
 
 from amago.cli import main
+from amago.cli.tune import add_arguments
+from amago.cli.tune_result import best_command
+from amago.run.tuning import parse_space
 
 SMALL = [
     "--memory-size", "16", "--memory-layers", "1", "--max-seq-len", "8", "--epochs", "3", "--no-async", "--seed", "1", "--val-interval", "1",
@@ -50,6 +55,48 @@ def test_a_study(tmp_path, capsys):
     best = max(found, key=lambda t: t.value)
     assert names(table, "3 trials finished", f"trial_{best.number}", "learning_rate", "Agent.gamma", "l2_coeff")
     assert table.index(f"trial_{best.number} ") == min(table.index(f"trial_{i} ") for i in range(3))
+
+
+def test_the_command_that_is_printed_trains_with_the_best_settings(tmp_path, capsys):
+    space = [*SPACE, "train_batches_per_epoch=int(3,5)", "Agent.fake_filter=choice(True,False)", "memory_layers=choice(1,2)"]
+    assert tune(tmp_path, *space, "--trials", "2", "--no-prune", "--mixed-precision", "bf16") == 0
+    out = capsys.readouterr().out.splitlines()
+    command = shlex.split(out[out.index("to train with these settings:") + 1])
+    assert command[:3] == ["amago", "train", "CartPole-v1"]
+    best = max(study(tmp_path).trials, key=lambda t: t.value)
+    found = {}
+    for name, where in (("trial", tmp_path / "s" / f"trial_{best.number}"), ("again", tmp_path / "s_best")):
+        if name == "again":
+            assert main([*command[1:], "--quiet", "--seed", "1"]) == 0
+        found[name] = json.loads((where / "settings.json").read_text())
+    for part, own in (("fields", found["trial"]["fields"]), ("parameters", found["trial"]["parameters"])):
+        differ = {k for k, v in own.items() if found["again"][part][k] != v}
+        assert differ <= {"run_name", "ckpt_base_dir", "dataset", "callbacks", "resume", "ckpt_interval", "verbose", "progress"}
+
+
+def test_settings_of_choices_and_fields_that_train_sets_itself(tmp_path):
+    parser = ArgumentParser()
+    add_arguments(parser)
+    args = parser.parse_args(["CartPole-v1", "--run-name", "s", "--buffer-dir", "my runs", "--configs", "a.gin", "--no-async"])
+    space = [
+        (d, t)
+        for d, t in zip(
+            parse_space(["Agent.gammas=choice([0.9,0.99],[0.5])", "padded_sampling=choice(none,left)", "batch_size=int(1,9)"]),
+            ["gin", "field", "argument"],
+        )
+    ]
+    file = tmp_path / "best.gin"
+    command = best_command(args, space, {"Agent.gammas": "[0.5]", "padded_sampling": "left", "batch_size": 7}, file)
+    words = shlex.split(command)
+    assert words[words.index("--batch_size") + 1] == "7"
+    assert words[words.index("--buffer_dir") + 1] == "my runs"
+    assert words[words.index("--configs") :] == ["--configs", "a.gin", str(file)]
+    assert "--no_async" in words
+    lines = file.read_text().splitlines()
+    assert "Agent.gammas = [0.5]" in lines
+    assert any(line.startswith("# experiment.padded_sampling = 'left'") for line in lines)
+    best_command(args, space, {"batch_size": 3}, file)
+    assert not file.exists(), "a file of an earlier best trial is taken away"
 
 
 def test_the_same_command_goes_on(tmp_path, capsys):

@@ -38,7 +38,7 @@ class Actor:
         env: the outermost wrapper around it.
         recorder: records its rollouts.
         exploration: the exploration wrapper, or None.
-        outcome: what the environment returned in the last step; None before the first.
+        outcome: reward, terminated, truncated and info of the last step; None before the first.
 
     Raises:
         TypeError: the function did not return an `AMAGOEnv`.
@@ -54,7 +54,7 @@ class Actor:
         self.made = made
         self._reset_seed, exploration_seed, recorder_seed = plan.actor_seeds(number, generation)
         self._seeded = False
-        self.outcome: Any = None
+        self.outcome: tuple[Any, ...] | None = None
         self.exploration: ExplorationWrapper | None = None
         if plan.exploration is not None:
             made = self.exploration = plan.exploration(made)
@@ -102,7 +102,8 @@ class Actor:
 
     def step(self) -> None:
         """Take one step with the actions in the arrays; a rollout that ends is followed by a new one at once."""
-        self.outcome = out = self.env.step(self._action)
+        out = self.env.step(self._action)
+        self.outcome = out[1:]  # without the observations, whose memory the next step uses again
         if self.recorder.stepped(*out):
             self._any_ended[0] = True
             self.reset()

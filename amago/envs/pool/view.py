@@ -52,8 +52,7 @@ class ActorView:
     @property
     def outcome(self) -> tuple[Any, Any, Any, dict[str, Any]] | None:
         """(reward, terminated, truncated, info) of the last step; None before the first of a new environment."""
-        out: Any = self._actor.outcome
-        return None if out is None else tuple(out[1:])  # type: ignore[return-value]
+        return self._actor.outcome  # type: ignore[return-value]
 
     @property
     def return_history(self) -> ReturnHistory:

@@ -199,13 +199,14 @@ def recent_rate(run: Run, what: str, share: float = 0.1) -> float | None:
 
 def rate_curve(run: Run, what: str, points: int = 40) -> Curve | None:
     """Steps or updates (a key of `POSITION`) a second over hours; None where the log is too short to say, or has several writers."""
-    position = run.log.track.position
-    if len(position) < 8 or run.log.several or not run.log.complete:
+    if run.log.rows < 8 or run.log.several or not run.log.complete:
         return None
-    # between starts of epochs: within an epoch, steps and updates come in turns
-    starts = np.flatnonzero(np.diff(np.floor(position[:, 0]), prepend=-1.0) > 0)
-    starts = starts[:: -(-len(starts) // points)]
-    seconds, values = position[starts, 3], position[starts, POSITION.index(what)]
-    if len(starts) < 3 or not (np.diff(seconds) > 0).all():
+    # from the end of a phase to that of the same phase in the next epoch: within an epoch, steps and updates come in turns
+    table = run.log.sections.get({"env_steps": "rollout", "grad_steps": "train"}.get(what, ""), run.log.track)
+    position = table.position
+    ends = np.flatnonzero(np.diff(np.floor(position[:, 0]), append=np.inf) > 0)
+    ends = ends[:: -(-len(ends) // points)] if len(ends) else ends
+    seconds, values = position[ends, 3], position[ends, POSITION.index(what)]
+    if len(ends) < 3 or not (np.diff(seconds) > 0).all():
         return None
     return Curve((seconds[1:] + seconds[:-1]) / 2 / 3600.0, np.diff(values) / np.diff(seconds))

@@ -157,15 +157,24 @@ def returns(groups: Sequence[Group], section: str, title: str, choices: Sequence
 
 
 def values_and_returns(groups: Sequence[Group], choices: Sequence[Choice], points: int) -> Figure | None:
-    """Estimates of the critics for the longest discount, their targets, and the mean return of rollouts, undiscounted."""
-    names = [n for n in metric_names([r for g in groups for r in g.runs], "train") if n.startswith("Q(s, a) (gamma=")]
-    if not names:
+    """Estimates of the critics for each group's longest discount, their targets, and the mean return of rollouts, undiscounted."""
+    drawn: list[list[tuple[str, str, str, str]]] = []  # for each group: section, metric, dash, words
+    for group in groups:
+        estimates = [n for n in metric_names(group.runs, "train") if n.startswith("Q(s, a) (gamma=")]
+        discounts = [n.partition("(gamma=")[2].rstrip(")") for n in estimates]
+        longest = max(discounts, key=float, default=None)
+        own = [("train", f"Q(s, a) (gamma={longest})", "solid", f"Q(s, a), discount {longest}")] if longest else []
+        own += [("train", f"TD Target (gamma={longest})", "dash", "its target")] if longest else []
+        drawn.append([*own, ("val", AVERAGE_RETURN, "dot", "return of evaluations")])
+    if all(len(own) == 1 for own in drawn):
         return None
-    longest = max(names, key=lambda n: float(n.partition("gamma=")[2].rstrip(")")))
-    discount = longest.partition("(gamma=")[2].rstrip(")")
-    metrics = [("train", longest), ("train", f"TD Target (gamma={discount})"), ("val", AVERAGE_RETURN)]
-    names = [f"Q(s, a), discount {discount}", "its target", "return of evaluations"]
-    return curves(groups, metrics, "Values and returns", choices, points, names)
+    variants: dict[str, list[Trace]] = {}
+    for choice in choices:
+        for i, (group, own) in enumerate(zip(groups, drawn)):
+            for section, metric, dash, words in own:
+                look = {**style(i), "dash": dash}
+                variants.setdefault(str(choice), []).extend(_lines(group, section, metric, choice, points, look, f": {words}"))
+    return {"layout": layout("Values and returns"), "variants": variants, "axes": AXES}
 
 
 def adaptations(groups: Sequence[Group]) -> list[Figure]:

@@ -27,10 +27,16 @@ NOT_SETTINGS = frozenset(
         "share_buffer",
         "verbose",
         "progress",
+        "log_to_tensorboard",
+        "log_to_wandb",
+        "wandb_project",
+        "wandb_entity",
         "wandb_group_name",
     }
 )
-"""Settings in which two runs of one group may differ: where files are, and what is random."""
+"""Settings in which two runs of one group may differ: where files are, what is shown, and what is random."""
+SPECTATORS = frozenset({"amago.policy.filming.RecordVideo"})
+"""Callbacks that change nothing in a run."""
 _PARTS = frozenset({"ckpts", "buffer", "tensorboard", "wandb"})
 NO_SETTINGS = "no settings.json, which runs of earlier versions lack"
 
@@ -181,7 +187,11 @@ def compared_settings(run: Run) -> dict[str, Any] | None:
     """The settings that make runs alike, `NOT_SETTINGS` left out, also of objects."""
     if run.settings is None:
         return None
-    return {k: v for k, v in run.settings.items() if not _means_nothing(k)}
+    kept = {k: v for k, v in run.settings.items() if not _means_nothing(k)}
+    callbacks = kept.get("callbacks")
+    if isinstance(callbacks, list):
+        kept["callbacks"] = [c for c in callbacks if not (isinstance(c, dict) and c.get("type") in SPECTATORS)]
+    return kept
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:

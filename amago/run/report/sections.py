@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from amago.run.metric_names import AVERAGE_RETURN, RETURN_OF
+from amago.run.metric_names import AVERAGE_RETURN, RETURN_OF, ROLLOUT_LENGTH
 from amago.run.report import episodes, figures
 from amago.run.report.content import Content, Section, shown, table
 from amago.run.report.curves import LATE, last_return, metric_names, rates, recent_rate
@@ -19,6 +19,10 @@ from amago.store import StoreError
 _LOSSES = ("Critic Loss", "Actor Loss", "Mean |TD Error| (main gamma)")
 _POLICY = (
     "Policy Entropy", "Advantage (main gamma)", "Pct. of Actions Approved by Filter (main gamma)", "Learning Rate",
+)  # fmt: skip
+_OF_ROLLOUTS = (
+    ("val", ROLLOUT_LENGTH, "Mean length of rollouts, evaluation"), ("rollout", ROLLOUT_LENGTH, "Mean length of rollouts, collection"),
+    ("rollout", "Epsilon", "Epsilon of the exploration"),
 )  # fmt: skip
 _FAULTS = {
     "Skipped Updates": "skipped updates", "Restarted Environments": "restarted environments", "Dropped Rollouts": "dropped rollouts",
@@ -171,6 +175,15 @@ def environments(content: Content) -> Section:
         section.add(made, f"{name}: no value")
     if len(names) > figures.MOST_NAMES:
         section.missing.append(f"{len(names) - figures.MOST_NAMES} of {len(names)} environments, so that the page can be read")
+    return section
+
+
+def rollouts(content: Content) -> Section:
+    """How long rollouts are, and how much is explored."""
+    section = Section("rollouts", "Rollouts: length, exploration")
+    for key, name, title in _OF_ROLLOUTS:
+        made = figures.curves(content.groups, [(key, name)], title, content.choices, content.points)
+        section.add(made, f"{title[0].lower()}{title[1:]}: not in the logs")
     return section
 
 
@@ -343,7 +356,8 @@ def _start(start: dict[str, Any]) -> list[str]:
 
 
 SECTIONS: dict[str, Callable[[Content], Section]] = {
-    "runs": overview, "learning": learning, "adaptation": adaptation, "environments": environments, "updates": updates,
+    "runs": overview, "learning": learning, "adaptation": adaptation, "environments": environments, "rollouts": rollouts,
+    "updates": updates,
     "throughput": throughput, "faults": faults, "settings": settings, "machines": machines,
 }  # fmt: skip
 """In the order of the page."""

@@ -118,6 +118,15 @@ def test_phases_that_take_turns_make_no_waves_in_rates(tmp_path):
     assert curves.rate_curve(run, "grad_steps", points=7).y == pytest.approx(10 / 30)
 
 
+def test_evaluations_in_some_epochs_make_no_waves_in_rates(tmp_path):
+    """The first row of an epoch is before its collection where it evaluates, and after it where it does not."""
+    append(tmp_path / "r", *(r for epoch in range(30) for r in phases(epoch, 1)[0 if epoch % 3 == 0 else 1 :]))
+    append(tmp_path / "r", row("test", {}, 30, 3000, 300, 930.0))
+    run = read_run(tmp_path / "r")
+    assert curves.rate_curve(run, "env_steps").y == pytest.approx(100 / 30)
+    assert curves.rate_curve(run, "grad_steps").y == pytest.approx(10 / 30)
+
+
 def test_values_have_the_unit_of_returns(tmp_path):
     append(tmp_path / "r", *phases(0, 1, train={"Q(s, a) (gamma=0.9)": 50.0, "Critic Loss": 50.0}))
     assert curves.series(read_run(tmp_path / "r"), "train", "Q(s, a) (gamma=0.9)", "env_steps").y == [50]

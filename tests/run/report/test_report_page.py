@@ -52,6 +52,18 @@ def test_axes_and_statistics_can_be_chosen(tmp_path, report):
     assert data_of(page)["statistic"] == "IQM"
 
 
+def test_lengths_of_rollouts_and_exploration(tmp_path, report):
+    write_run(tmp_path / "old", (1, 2))
+    assert "length of rollouts" in text_of(report()), "runs of earlier versions lack them, which is said"
+    path = write_run(tmp_path / "new", (1, 2), learning_rate=1e-2)
+    append(path, row("val", {"Average Rollout Length": 12.5}, 2, 200, 20, 61.0))
+    append(path, row("rollout", {"Average Rollout Length": 7.5, "Epsilon": 0.25}, 2, 300, 20, 70.0))
+    drawn = figures_of(report())
+    shown_lines = [lines(drawn[f"Mean length of rollouts, {phase}"]) for phase in ("evaluation", "collection")]
+    assert shown_lines == [{"new": ([200], [12.5])}, {"new": ([300], [7.5])}]
+    assert lines(drawn["Epsilon of the exploration"]) == {"new": ([300], [0.25])}
+
+
 def test_a_run_that_was_killed_and_resumed_is_one_curve(tmp_path, report):
     path = write_run(tmp_path / "r", (1, 2, 3, 4))
     append(path, *phases(2, 30, seconds=61.0), *phases(3, 40, seconds=92.0))  # from the state after epoch 1
@@ -93,6 +105,13 @@ def test_values_are_drawn_with_returns(tmp_path, report):
         "r: its target": [4, 4],
         "r: return of evaluations": [1, 2],
     }
+
+
+def test_values_of_runs_with_other_discounts(tmp_path, report):
+    for name, gamma in (("short", 0.9), ("long", 0.99)):
+        write_run(tmp_path / name, (1, 2), learning_rate=gamma, train={f"Q(s, a) (gamma={gamma})": gamma})
+    found = lines(figures_of(report())["Values and returns"])
+    assert {name for name in found if "Q(s, a)" in name} == {"short: Q(s, a), discount 0.9", "long: Q(s, a), discount 0.99"}
 
 
 def test_where_the_time_went(tmp_path, report):

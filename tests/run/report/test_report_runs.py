@@ -37,6 +37,22 @@ def test_where_a_run_lies_and_its_buffer_are_no_settings(tmp_path):
     assert len(groups_of(paths)) == 2
 
 
+def test_what_is_shown_of_a_run_is_no_setting_and_other_callbacks_are(tmp_path):
+    film = {"type": "amago.policy.filming.RecordVideo", "interval": 5}
+    stop = {"type": "amago.run.callbacks.EarlyStopping", "patience": 3}
+    told = [
+        {}, {"callbacks": []}, {"callbacks": [film], "log_to_tensorboard": True, "progress": "none"}, {"callbacks": [film, stop]},
+        {"callbacks": [stop], "log_to_wandb": True, "wandb_project": "p"},
+    ]  # fmt: skip
+    for i, own in enumerate(told):
+        write_run(tmp_path / f"a_{i}", (1,), settings=False)
+        write_settings(
+            tmp_path / f"a_{i}", seed=i, **{"callbacks": [], "log_to_wandb": False, "log_to_tensorboard": False, **own}
+        )
+    groups = [sorted(runs) for runs in groups_of(find_runs([tmp_path])).values()]
+    assert groups == [["a_0", "a_1", "a_2"], ["a_3", "a_4"]]
+
+
 def test_groups_of_one_name_are_named_after_what_differs(tmp_path):
     for i, rate in enumerate([1e-3, 1e-3, 1e-2, 1e-2]):
         write_run(tmp_path / f"a_{i}", (1,), seed=i, learning_rate=rate)

@@ -1,0 +1,203 @@
+"""Films of rollouts, and `RecordVideo`, the callback that makes them while a run trains."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from amago.agent import BaseAgent
+from amago.envs import AMAGOEnv
+from amago.policy.playing import Played, play
+from amago.run import video
+from amago.run.callbacks import Callback
+from amago.run.ownership import FILMS
+from amago.run.rng import draw_seed, rng_state, set_rng_state
+
+if TYPE_CHECKING:
+    from amago.experiment import Experiment
+
+log = logging.getLogger(__name__)
+MODE = "rgb_array"
+DEFAULT_FPS = 10.0
+"""Pictures a second of environments whose metadata names no ``render_fps``."""
+
+
+def check_draws(env: AMAGOEnv, what: str) -> None:
+    """Reset an environment and draw it once.
+
+    Args:
+        what: the environment's name in the message.
+
+    Raises:
+        ValueError: it does not draw itself as an array.
+    """
+    env.reset(seed=0)
+    try:
+        with _no_devices():
+            picture = env.render()
+    except NotImplementedError:
+        picture = None
+    if not isinstance(picture, np.ndarray):
+        raise ValueError(
+            f"{what} does not draw itself with render_mode={MODE!r} (it returns {picture!r}), so it cannot be filmed"
+        )
+
+
+def film(
+    agent: BaseAgent, env: AMAGOEnv, max_steps: int, *, sample: bool, device: torch.device | str, seed: int
+) -> tuple[Played, list[Any], float]:
+    """Play one rollout and draw each of its steps.
+
+    Args:
+        agent: on ``device``.
+        env: of one row, made with ``render_mode="rgb_array"``.
+        max_steps: the rollout is broken off after so many steps.
+        sample: draw actions from the policy; else take its mode.
+        seed: of the environment and of the policy's samples.
+
+    Returns:
+        the rollout, its pictures (one more than it has steps), and how many of them make a second.
+    """
+    pictures: list[Any] = []
+
+    def draw(_: int) -> None:
+        pictures.append(env.render())
+
+    with _no_devices():
+        (played,) = play(agent, [env], [seed], max_steps, sample=sample, device=device, seed=seed, on_step=draw)
+    return played, pictures, float(env.metadata.get("render_fps") or DEFAULT_FPS)
+
+
+@contextmanager
+def _no_devices() -> Iterator[None]:
+    """Within the block, pygame, with which many environments draw, looks for no sound card, and for no screen where there is none.
+
+    It would print ten lines of errors about each on machines that lack them.
+    """
+    wanted = {"SDL_AUDIODRIVER": "dummy"}
+    if not any(name in os.environ for name in ("DISPLAY", "WAYLAND_DISPLAY")):
+        wanted["SDL_VIDEODRIVER"] = "dummy"
+    added = {name: value for name, value in wanted.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+class RecordVideo(Callback):
+    """Films a rollout of the policy, without exploration, every few epochs.
+
+    The films are ``videos/epoch_N.mp4`` (or ``.gif``) in the run's directory, where N is the number of finished epochs. Runs that log to
+    TensorBoard or Weights & Biases show them there as ``val/video``. Filming changes nothing in the run: the environment is one of its
+    own, and the random streams are put back. A film that fails is reported as a warning, and the run goes on.
+
+    The main process films; of processes with ``--mode``, the one that learns.
+
+    Args:
+        interval: epochs between films. There is also one after the last epoch.
+        make_env: makes the environment, an `AMAGOEnv`, as ``make_val_env`` of the experiment does, which is used if this is None (the first, if
+            there are several). If the function takes an argument ``render_mode``, it is called with "rgb_array". An
+            environment whose ``render_mode`` is None is set to "rgb_array", if its metadata lists that.
+        suffix: ".mp4" (needs ``pip install 'amago[video]'``) or ".gif" (needs Pillow). None: ".mp4", or ".gif" where its package is missing.
+        max_steps: a longer rollout is broken off after so many steps.
+        sample: draw actions from the policy; else take its mode. None: as evaluations of the run do.
+        seed: of the environment and of the policy's samples, the same in each film, so that they can be compared. None: a new one for each.
+
+    Raises:
+        ValueError: an argument is outside its range. Also `on_start`, if the environment does not draw itself or has several rows.
+        ImportError: no package is installed that writes such films; names the extra.
+    """
+
+    def __init__(
+        self,
+        interval: int = 10,
+        make_env: Callable[..., Any] | None = None,
+        suffix: str | None = None,
+        max_steps: int = 1000,
+        sample: bool | None = None,
+        seed: int | None = 0,
+    ):
+        for name, value in (("interval", interval), ("max_steps", max_steps)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+        if make_env is not None and not callable(make_env):
+            raise ValueError(f"make_env must be a function that makes an environment, got {make_env!r}")
+        if suffix is not None and suffix not in video.SUFFIXES:
+            raise ValueError(f"suffix must be one of {', '.join(video.SUFFIXES)}, got {suffix!r}")
+        self.interval, self.make_env, self.max_steps, self.sample, self.seed = interval, make_env, max_steps, sample, seed
+        self.suffix = suffix or video.best_suffix()
+        video.check_video_path(f"film{self.suffix}")
+
+    def on_start(self, experiment: Experiment) -> None:
+        if self._films(experiment):
+            with self._environment(experiment) as env:
+                if env.vectorized:
+                    raise ValueError(
+                        "RecordVideo films environments of one row, and that of make_val_env has several: pass make_env=..., which makes such a one"
+                    )
+                check_draws(env, "RecordVideo: the environment of " + ("make_env" if self.make_env else "make_val_env"))
+
+    def on_epoch_end(self, experiment: Experiment, metrics: Mapping[str, float]) -> None:
+        due = experiment.epoch % self.interval == 0 or experiment.epoch == experiment.epochs or experiment.should_stop
+        if due and self._films(experiment):
+            try:
+                self._film(experiment)
+            except Exception as err:  # of any renderer or encoder: training is worth more than a film
+                log.warning("no film of epoch %d: %s: %s", experiment.epoch, type(err).__name__, err)
+
+    @staticmethod
+    def _films(experiment: Experiment) -> bool:
+        return experiment.accelerator.is_main_process and experiment.builds_optimizer
+
+    def _film(self, experiment: Experiment) -> None:
+        sample = experiment.sample_actions and experiment.sample_actions_val if self.sample is None else self.sample
+        seed = draw_seed() if self.seed is None else self.seed
+        with self._environment(experiment) as env, experiment.caster():
+            steps = min(self.max_steps, env.horizon or self.max_steps)
+            played, pictures, fps = film(experiment.policy, env, steps, sample=sample, device=experiment.DEVICE, seed=seed)
+        width = max(4, len(str(experiment.epochs)))
+        path = Path(experiment.run_dir) / FILMS / f"epoch_{experiment.epoch:0{width}}{self.suffix}"
+        video.write_video(pictures, path, fps)
+        experiment.print(f"video: {path} ({len(played.rewards)} steps, return {sum(played.rewards):.4g})")
+        if experiment.logger is not None:
+            experiment.logger.log_video("val/video", path, pictures, fps, experiment.env_steps)
+
+    @contextmanager
+    def _environment(self, experiment: Experiment) -> Iterator[AMAGOEnv]:
+        """An environment that draws itself; the random streams of the process are those of before afterwards."""
+        before = rng_state()
+        env = None
+        try:
+            env = _drawing(self.make_env or _first(experiment.make_val_env))
+            yield env
+        finally:
+            if env is not None:
+                env.close()
+            set_rng_state(before)
+
+
+def _first(makers: Any) -> Callable[..., Any]:
+    return makers if callable(makers) else next(iter(makers))
+
+
+def _drawing(make_env: Callable[..., Any]) -> AMAGOEnv:
+    """Make an environment that draws itself as arrays, if it can."""
+    try:
+        takes_mode = "render_mode" in inspect.signature(make_env).parameters
+    except (TypeError, ValueError):  # a callable whose signature is not known
+        takes_mode = False
+    env: AMAGOEnv = make_env(render_mode=MODE) if takes_mode else make_env()
+    inner: Any = env.unwrapped
+    if getattr(inner, "render_mode", MODE) is None and MODE in (inner.metadata.get("render_modes") or ()):
+        inner.render_mode = MODE
+    return env
