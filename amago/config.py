@@ -200,10 +200,7 @@ def import_bindings(exported: Iterable[Binding]) -> list[Binding]:
     """Apply the bindings of the parent process, as `export_bindings` returned them.
 
     Bindings of configurables that this process has not imported are skipped without unpickling their values: an actor must not
-    import torch because a network has a binding.
-
-    Returns:
-        those that were skipped; again an argument of this function, once their modules may have been imported.
+    import torch because a network has a binding. Those are returned, for another call when more may have been imported.
 
     Raises:
         ValueError: a value could not be pickled.
