@@ -56,7 +56,7 @@ def unavoidable(case: Case, learner: Learner) -> float:
     others = sum(p.numel() for p in agent.parameters()) - trained
     values = (getattr(learner.batch, f.name) for f in fields(Batch))
     tensors = [x for value in values for x in (value.values() if isinstance(value, dict) else [value])]
-    data = sum(x.numel() * x.element_size() for x in tensors)
+    data = sum(x.numel() * x.element_size() for x in tensors if isinstance(x, torch.Tensor))
     size = 2 if case.bf16 else 4
     return 4.0 * (4 * trained + others) + data + size * activations(case, agent)
 

@@ -6,7 +6,7 @@ import ast
 import difflib
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -163,6 +163,12 @@ class PruneTrial(Callback):
         self.value = float(metrics[self.metric])
         if math.isnan(self.value):
             return
-        self._trial.report(self.value, step=experiment.epoch)
+        if experiment.epoch not in self._reported():
+            self._trial.report(self.value, step=experiment.epoch)
         if experiment.epoch < experiment.epochs and self._trial.should_prune():
             raise optuna.TrialPruned(f"{self.metric} was {self.value:.4g} at epoch {experiment.epoch}")
+
+    def _reported(self) -> Container[int]:
+        """Epochs whose evaluations the study has. A run that was stopped after an evaluation and before a checkpoint repeats it."""
+        study = getattr(self._trial, "study", None)
+        return () if study is None else study.get_trials(deepcopy=False)[self._trial.number].intermediate_values
