@@ -14,7 +14,7 @@ import pytest
 import tiny
 import torch
 from battle.game import ACTIONS, WORDS, Duel, DuelAMAGOEnv
-from battle.learner import AdvantageWeights, DuelAgent
+from battle.learner import AdvantageWeights, DuelLearner
 from battle.networks import DuelTstepEncoder, LegalActor
 from battle.replays import ParsedReplays
 
@@ -39,7 +39,7 @@ custom.AdvantageWeights.beta = 0.5
 MultiTaskAgent.actor_type = @networks.LegalActor
 MultiTaskAgent.pass_obs_keys_to_actor = ["illegal_actions"]
 MultiTaskAgent.num_critics = 3
-DuelAgent.return_loss_weight = 0.25
+DuelLearner.return_loss_weight = 0.25
 MultiTaskAgent.online_coeff = 0.0
 MultiTaskAgent.offline_coeff = 1.0
 amago.agent.Multigammas.discrete = [0.9]
@@ -108,7 +108,7 @@ def make_experiment(root, run_name, dataset, **fields):
     settings = {
         "run_name": run_name, "ckpt_base_dir": str(root), "max_seq_len": 6, "dataset": dataset, "make_train_env": make_env,
         "make_val_env": make_env, "parallel_actors": 2, "env_mode": "sync", "tstep_encoder_type": DuelTstepEncoder,
-        "traj_encoder_type": TformerTrajEncoder, "agent_type": DuelAgent, "epochs": 2, "train_timesteps_per_epoch": 16,
+        "traj_encoder_type": TformerTrajEncoder, "agent_type": DuelLearner, "epochs": 2, "train_timesteps_per_epoch": 16,
         "train_batches_per_epoch": 3, "val_timesteps_per_epoch": 16, "val_interval": 1, "ckpt_interval": 1, "batch_size": 4,
         "log_interval": 1, "dloader_workers": 0, "verbose": False, "padded_sampling": "none", "traj_save_len": 100,
         "start_collecting_at_epoch": float("inf"), "learning_rate": 1e-3, "l2_coeff": 1e-4, "lr_warmup_steps": 2,
@@ -176,7 +176,7 @@ def test_weights_go_both_ways(client):
     after = torch.load(client / "tuned" / "ckpts" / "policy_weights" / "policy_epoch_0.pt", map_location="cpu")
     assert any(not v.equal(published[k]) for k, v in after.items())
 
-    class RealCopies(DuelAgent):
+    class RealCopies(DuelLearner):
         """Holds copies of the critics, as the original does."""
 
         def init_actor_critic(self):

@@ -32,7 +32,7 @@ class AdvantageWeights:
 
 
 @gin.configurable
-class DuelAgent(MultiTaskAgent):
+class DuelLearner(MultiTaskAgent):
     """Also predicts the sum of the rewards of a sequence. Steps whose action is unknown train the critics alone."""
 
     def __init__(self, *args, return_loss_weight=0.5, **kwargs):
