@@ -416,9 +416,11 @@ def test_a_run_that_trained_on_nothing_fails_and_may_go_on(tmp_path):
 
 def test_a_run_that_was_not_to_train_ends_well(tmp_path):
     nothing = {"train_timesteps_per_epoch": EPISODE - 1}  # no episode ends
-    learned(tmp_path, name="a", train_batches_per_epoch=0, **nothing).close()
-    learned(tmp_path, name="b", start_learning_at_epoch=float("inf"), **nothing).close()
-    learned(tmp_path, name="c", dataset=DoNothingDataset(), **nothing).close()
+    kinds = {"train_batches_per_epoch": 0}, {"start_learning_at_epoch": float("inf")}, {"dataset": DoNothingDataset()}
+    for i, kind in enumerate(kinds):
+        e = learned(tmp_path, name=f"run{i}", **kind, **nothing)
+        assert (e.epoch, e.updater.grad_steps) == (e.epochs, 0)
+        assert e.env_steps > 0
 
 
 def test_a_test_that_is_too_short_says_so(tmp_path):

@@ -171,4 +171,5 @@ def test_an_unknown_entry_of_the_zoo_names_the_nearest_and_not_all(wrong, meant)
 def test_environments_of_gymnasium_still_wrap(tmp_path):
     env = EpsilonGreedy(AMAGOEnv(gym.make("CartPole-v1"), env_name="C"))
     env.reset(seed=0)
+    assert env.env_name == "C"
     env.close()

@@ -179,13 +179,15 @@ def test_a_buffer_that_only_has_protected_data_is_free(tmp_path):
     (buffer / "fifo").rename(buffer / "protected_")
     (buffer / "protected").rmdir() if (buffer / "protected").is_dir() else None
     (buffer / "protected_").rename(buffer / "protected")
-    learned(tmp_path, name="second", dataset=DiskTrajDataset(tmp_path, "first")).close()
+    e = learned(tmp_path, name="second", dataset=DiskTrajDataset(tmp_path, "first"))
+    assert e.updater.grad_steps > 0
 
 
 def test_a_renamed_run_keeps_its_buffer(tmp_path):
     learned(tmp_path, name="before", ckpt_interval=1).close()
     (tmp_path / "before").rename(tmp_path / "after")
-    learned(tmp_path, name="after", resume="auto", epochs=2).close()
+    e = learned(tmp_path, name="after", resume="auto", epochs=2)
+    assert (e.epoch, e.updater.grad_steps) == (2, 2 * e.train_batches_per_epoch), "it went on from the first epoch"
 
 
 def test_a_buffer_of_an_earlier_version_goes_with_the_run_that_resumes(tmp_path):
