@@ -7,7 +7,7 @@ LEARNER = {"state": "training", "epoch": 3, "epochs": 20, "updates": 1500, "step
 
 
 def test_it_says_what_each_role_does_how_fast_the_ratio_and_the_lag():
-    collectors = [{"state": "collecting", "version": 4}, {"state": "collecting", "paused": True, "version": 2}, {}]
+    collectors = [{"state": "collecting", "version": 4}, {"state": "collecting", "paused": "paused", "version": 2}, {}]
     line = progress_line(LEARNER, collectors, (12.5, 2000.0), UpdateLimits(0.01, 0.05), replaced=1)
     assert line == (
         "learner training, epoch 3/20, 1,500 updates (12.5/s) | collectors: 1 collecting, 1 paused, 1 starting, 1 replaced; "
