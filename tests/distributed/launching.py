@@ -28,9 +28,7 @@ class Launch:
         fields: of the experiment.
     """
 
-    def __init__(
-        self, root, *options, collectors=2, program=PROGRAM, words=(), before=(), cli=("-m", "amago.cli"), **fields
-    ):
+    def __init__(self, root, *options, collectors=2, program=PROGRAM, words=(), before=(), cli=("-m", "amago.cli"), **fields):
         self.root, self.run_dir = root, root / "run"
         words = ["launch", "--collectors", str(collectors), *options, str(program), str(root), json.dumps(fields), *words]
         environment = tiny.environment() | {"OMP_NUM_THREADS": "1"}

@@ -65,7 +65,9 @@ def test_a_signal_to_one_rank_while_the_first_waits_ends_all(launch, rank, waits
 
 @pytest.mark.timeout(600)
 def test_a_program_that_calls_the_parts_of_start_is_launched(launch):
-    run = launch(program=PARTS, collectors=2, epochs=4, train_batches_per_epoch=3, val_interval=2, ckpt_interval=1, resume="auto")
+    run = launch(
+        program=PARTS, collectors=2, epochs=4, train_batches_per_epoch=3, val_interval=2, ckpt_interval=1, resume="auto"
+    )
     assert run.wait() == 0, run.output
     assert "learned 12" in run.output
     assert run.rows("val")

@@ -65,7 +65,7 @@ class Collector(LaunchedRole):
             "pid": os.getpid(),
             "count": 0,
         }
-        self._next_beat = 0.0
+        self._next_look = 0.0
         self._reports = 0
         self._evaluated = -1  # the learner's epoch at the last evaluation, in intervals
         self._too_old = False  # the policy, for the phase to go on
@@ -166,8 +166,11 @@ class Collector(LaunchedRole):
     def after_step(self, run: PersistentRun, steps: int, collecting: bool) -> None:
         if collecting:
             self._beat["steps"] += steps
-        if time.monotonic() < self._next_beat:
+        if time.monotonic() < self._next_look:
             return
+        self._next_look = (
+            time.monotonic() + BEAT_SECONDS
+        )  # reports are beats, too, and with short phases they would put this off for ever
         self._say()
         if collecting:
             self._wait_for_space(run)
@@ -221,7 +224,6 @@ class Collector(LaunchedRole):
     def _say(self, **news: Any) -> None:
         self._beat.update(news)
         self._beat["count"] += 1
-        self._next_beat = time.monotonic() + BEAT_SECONDS
         write_beat(self.assignment.beat_file, self._beat)
 
     # ---- between phases --------------------------------------------------------------------------------------------------
