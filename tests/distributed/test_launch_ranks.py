@@ -64,6 +64,22 @@ def test_a_signal_to_one_rank_while_the_first_waits_ends_all(launch, rank, waits
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("moment", ["starting", "training"])
+def test_a_killed_launcher_leaves_no_rank_behind(launch, moment):
+    """Also not ranks that were importing then, whose parent is torchrun."""
+    run = launch("--learners", "2", collectors=1, **RUN)
+    run.until(lambda: len(run.ranks) == 2 and (moment == "starting" or updates(run) > 2))
+    everyone = family(run.process.pid)
+    assert len(everyone) >= 4
+    run.process.kill()
+    run.process.communicate()
+    began = time.monotonic()
+    while alive(everyone) and time.monotonic() < began + 30:
+        time.sleep(0.1)
+    assert not alive(everyone)
+
+
+@pytest.mark.timeout(600)
 def test_a_program_that_calls_the_parts_of_start_is_launched(launch):
     run = launch(
         program=PARTS, collectors=2, epochs=4, train_batches_per_epoch=3, val_interval=2, ckpt_interval=1, resume="auto"
@@ -84,3 +100,21 @@ def test_a_loop_of_the_program_s_own_is_refused(launch):
     assert run.wait() == 1
     assert "a launched program calls learn()" in run.output
     assert "collect_new_training_data() before it is a loop" in run.output
+
+
+@pytest.mark.timeout(600)
+def test_when_one_of_two_learners_hangs_both_are_started_again(launch):
+    run = launch(
+        "--learners", "2", "--hang-timeout", "8", collectors=1, **RUN | {"ckpt_interval": 1, "keep_training_states": 3}
+    )
+    run.until(lambda: updates(run) > 6 and len(run.ranks) == 2)
+    before = run.ranks
+    (run.root / "hang-learner").touch()
+    run.until(lambda: not (run.root / "hang-learner").exists())
+    done = updates(run)
+    run.until(lambda: len(run.ranks) == 2 and not set(before.values()) & set(run.ranks.values()))
+    assert not alive(before.values())
+    run.until(lambda: updates(run) > done + 2)
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait() == 143, run.output
+    assert "it starts again from its last training state" in run.output

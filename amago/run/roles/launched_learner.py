@@ -148,7 +148,7 @@ class LaunchedLearner(LaunchedRole):
         self._next_look = now + max(LOOK_SECONDS, _SHARE * (time.monotonic() - now))  # a look into many files takes longer
         if self._main:
             # the first update may compile, and choose algorithms
-            self._say(run, state, SHORT if state == "waiting" or run.grad_update_counter != self._first_update else LONG)
+            self._say(run, state, LONG if run.grad_update_counter == self._first_update else SHORT)
             if now >= self._next_row:
                 self._log_reports(run)
 
