@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import os
@@ -45,6 +46,15 @@ class Undertaker:
             [sys.executable, "-I", "-S", "-c", _UNDERTAKER], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
+        atexit.register(self._close)
+
+    def _close(self) -> None:
+        if self.owner == os.getpid():
+            assert self._process.stdin is not None
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(5)
 
     def say(self, text: str) -> None:
         """Add ("+GROUP") or remove ("-GROUP") a process group."""
