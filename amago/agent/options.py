@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from amago import ops
+from amago.agent.entropy import check_entropy_options
 from amago.agent.traces import TARGETS
 from amago.config import NamedArguments
 from amago.nets.actor_critic import Actor, NCritics, NCriticsTwoHot
@@ -149,6 +150,13 @@ class ActorCriticOptions:
             1606.02647), for which the experiment must declare ``extra_fields=["behaviour_log_prob"]``; "tree_backup" (Precup et al. 2000),
             for choices and bits; "peng", the uncorrected Q(lambda) of Peng & Williams 1996 (Kozuno et al. 2021, arXiv 2103.00107).
         trace_lambda: lambda of these, in [0, 1]; 0 gives the target with one reward.
+        entropy_target: the policy gradient and the targets of values also count the policy's entropy (soft actor-critic, Haarnoja et al. 2018,
+            arXiv 1812.05905), with a weight for each discount (the temperature) that keeps the entropy near this target: for choices and
+            bits a share of the largest possible entropy, in (0, 1); for numbers in nats for each number of an action, below log 2 = 0.693
+            (-1 is usual). None: no target.
+        entropy_coeff: the temperature, in units of reward x ``reward_multiplier``. With ``entropy_target`` that of the start (None: 0.1),
+            without one it stays as it is (None: no entropy).
+        entropy_lr: by how much log(temperature) moves at most with each batch.
         burn_in: the first so many transitions of a sequence that begins in the middle of a rollout have no loss, and only build the
             state (Kapturowski et al. 2019, R2D2). Sequences from the beginning of a rollout keep theirs.
         popart: divide the errors of scalar critics, and the objective of the policy gradient, by the running standard deviation
@@ -182,6 +190,9 @@ class ActorCriticOptions:
     n_step: int = 1
     targets: str = "n_step"
     trace_lambda: float = 0.95
+    entropy_target: float | None = None
+    entropy_coeff: float | None = None
+    entropy_lr: float = 0.01
     burn_in: int = 0
     popart: bool = True
     use_target_actor: bool = True
@@ -220,6 +231,7 @@ class ActorCriticOptions:
                 raise ValueError(f"{name} must not be negative, got {name}={getattr(self, name)}")
         if self.online_coeff == self.offline_coeff == 0:
             raise ValueError("online_coeff and offline_coeff are both 0: nothing would train the actor")
+        check_entropy_options(self.entropy_target, self.entropy_coeff, self.entropy_lr, self.online_coeff)
 
 
 @dataclass(frozen=True, kw_only=True)

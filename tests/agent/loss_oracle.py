@@ -43,6 +43,7 @@ class Oracle:
         kind: of actions. exact: discrete actions, valued by expectation.
         bins: centres of two-hot critics, in symlog(return); None: scalar critics. decoding: "mean_bin" or "mean_return".
         popart: mu, nu, w, b, t, each (G,); the statistics before the update.
+        temperature: weights (G,) of the entropy; None: it has none.
     """
 
     params: dict
@@ -63,6 +64,7 @@ class Oracle:
     num_actions: int = 4
     targets: str = "n_step"
     trace_lambda: float = 0.95
+    temperature: list | None = None
 
     # ---- networks
 
@@ -137,6 +139,25 @@ class Oracle:
         normal = -0.5 * ((x - loc) / std) ** 2 - torch.log(std) - 0.5 * math.log(2.0 * math.pi)
         return (normal - torch.log(1.0 - a**2)).sum()
 
+    def entropy(self, vec, noises):
+        """Of choices and bits by its definition; of numbers minus the log-density of the samples, by their values before tanh."""
+        if self.kind == "discrete":
+            p = self.probs(vec)
+            return -(p * torch.log(p)).sum()
+        if self.kind == "multibinary":
+            p = 1.0 / (1.0 + torch.exp(-vec))
+            return -(p * torch.log(p) + (1.0 - p) * torch.log(1.0 - p)).sum()
+        (loc, std), total = self.gaussian(vec), 0.0
+        for noise in noises:
+            x = loc + std * noise
+            normal = torch.exp(-0.5 * ((x - loc) / std) ** 2) / (std * math.sqrt(2.0 * math.pi))
+            total = total - torch.log(normal / (1.0 - torch.tanh(x) ** 2)).sum()
+        return total / len(noises)
+
+    def bonus(self, vec, g, noises):
+        """What a state is worth by the entropy of its policy."""
+        return 0.0 if self.temperature is None else self.temperature[g] * self.entropy(vec, noises)
+
     # ---- returns
 
     def value(self, out):
@@ -177,7 +198,11 @@ class Oracle:
                 total = total + discount * self.reward_multiplier * data.rews[b, now, 0]
                 discount = discount * gamma * (1.0 - float(data.dones[b, now, 0]))
                 now += 1
-                if discount == 0.0 or now == data.lengths[b]:
+                if discount == 0.0:
+                    break
+                vec = self.policy_vector(self.target_params, data.states[b, now].detach())[g]
+                total = total + discount * self.bonus(vec, g, [e[b, now - 1, g] for e in draws.noise])
+                if now == data.lengths[b]:
                     break
             out.append(total + discount * self.bootstrap(data, b, now, g, draws))
         return torch.stack(out)
@@ -189,18 +214,20 @@ class Oracle:
             return reward
         values, vec = self.values(data, b, t + 1, g, draws)
         v = self.reduced(values)
+        bonus = self.bonus(vec, g, [e[b, t, g] for e in draws.noise])
         if t + 1 == data.lengths[b]:
-            return reward + self.gammas[g] * v
+            return reward + self.gammas[g] * (v + bonus)
         later = self.trace_target(data, b, t + 1, g, draws)
         if self.targets == "peng":
-            return reward + self.gammas[g] * ((1.0 - self.trace_lambda) * v + self.trace_lambda * later)
+            both = (1.0 - self.trace_lambda) * (v + bonus) + self.trace_lambda * (later + bonus)
+            return reward + self.gammas[g] * both
         s, a = data.states[b, t + 1].detach(), data.actions[b, t + 1]
         stored = self.clip(a) if self.kind == "discrete" else a.clamp(-1, 1)
         of_taken = [self.in_returns(self.value(self.q(self.target_params, c, g, s, stored)), g) for c in draws.critics]
         q = of_taken[values.index(min(values))] if self.online > 0 else sum(of_taken) / len(of_taken)
         pi = torch.exp(self.log_prob_of_action(vec, a))
         c = pi if self.targets == "tree_backup" else torch.clamp(pi / torch.exp(data.behaviour[b, t + 1]), max=1.0)
-        return reward + self.gammas[g] * (v + self.trace_lambda * c * (later - q))
+        return reward + self.gammas[g] * (v + bonus + self.trace_lambda * c * (later - q))
 
     def bootstrap(self, data, b, t, g, draws):
         """The value of the state at time t."""
@@ -260,7 +287,8 @@ class Oracle:
                 advantage = sum(self.value(outs[c]) - values[c] for c in C) / self.num_critics
                 loss = -self.offline * self.weight(advantage.detach()) * self.log_prob(vec, a)
                 if self.online > 0:
-                    loss = loss - self.online * torch.stack([self.objective(v, g) for v in values]).min()
+                    soft = self.bonus(vec, g, [e[b, t, g] for e in draws_pi.noise]) / self.sigma(g)
+                    loss = loss - self.online * (torch.stack([self.objective(v, g) for v in values]).min() + soft)
                 actor.append(loss)
         return sum(actor) / len(actor), sum(critic) / len(critic)
 

@@ -120,6 +120,21 @@ def test_losses_and_gradients_of_targets_over_sequences(agent_type, kind, online
     check(agent_type, kind, online, 0.3, "binary", "mean_bin", options, {"n_step": 1, **options})
 
 
+def entropy_cases():
+    for kind in SPACES:
+        for targets in ("n_step", "retrace", "peng"):
+            yield Agent, kind, targets
+        yield MultiTaskAgent, kind, "n_step"
+
+
+@pytest.mark.parametrize(("agent_type", "kind", "targets"), list(entropy_cases()))
+@pytest.mark.usefixtures("_float64")
+def test_losses_and_gradients_with_an_entropy(agent_type, kind, targets):
+    options = {"targets": targets, "n_step": N_STEP if targets == "n_step" else 1}
+    entropy = {"entropy_target": -1.0 if kind == "continuous" else 0.5, "entropy_coeff": 1.5}
+    check(agent_type, kind, 0.7, 0.3, "binary", "mean_bin", options | entropy, options | {"temperature": [1.0, 2.0, 0.5]})
+
+
 def check(agent_type, kind, online, offline, name, decoding, options, of_oracle=None):
     torch.manual_seed(0)
     function, weight = FILTERS[name]
@@ -131,6 +146,9 @@ def check(agent_type, kind, online, offline, name, decoding, options, of_oracle=
         kind, agent_type=agent_type, online_coeff=online, offline_coeff=offline, num_critics=C, num_critics_td=2, **options,
         gamma=0.875, fbc_filter_func=function, num_actions_for_value_in_actor_loss=K, num_actions_for_value_in_critic_loss=K,
     ))  # fmt: skip
+    if agent.temperature is not None:
+        assert agent.temperature.value.flatten().tolist() == pytest.approx([1.5, 1.5, 1.5])
+        agent.temperature.log.copy_(torch.tensor(of_oracle["temperature"]).log()[:, None])
     batch = batch_of(kind)
     batch.extras["behaviour_log_prob"] = behaviour = -3.0 * torch.rand(3, 6)
     oracle = oracle_of(agent, kind, weight, decoding, online=online, offline=offline, **(of_oracle or options))
