@@ -28,8 +28,8 @@ from amago.run.signals import Stopped
 AGENTS = {"agent": amago.Agent, "multitask": MultiTaskAgent}
 KINDS = {"discrete": tiny.tmaze, "continuous": tiny.pendulum, "multibinary": tiny.bits}
 CASES = [(agent, kind, "mean") for agent in AGENTS for kind in KINDS] + [
-    ("agent", "continuous", "weights"),
     ("agent", "discrete", "entropy"),
+    ("agent", "continuous", "weights"),
 ]
 ROWS, LENGTH, UPDATES = 8, EPISODE, 3
 LEARNS = {"train_timesteps_per_epoch": 0, "share_buffer": True, "ckpt_interval": 1, "train_batches_per_epoch": 6, "epochs": 2}
