@@ -24,7 +24,7 @@ from amago.agent.values import AgentValues, ValueRepresentation
 from amago.data.batch import Batch
 from amago.data.extras import BEHAVIOUR_LOG_PROB
 from amago.nets.actor_critic import PopArtLayer
-from amago.nets.heads import DetachedCritics
+from amago.nets.heads import DetachedCritics, outputs_of
 from amago.nets.policy_dists import ActionDistribution
 from amago.nets.torch_distributions import action_distribution
 from amago.nets.traj_encoders import TrajEncoder
@@ -94,6 +94,7 @@ class ActorCriticAgent(AgentWithHeads):
         check_gamma_idx("rollout_gamma_idx", options.rollout_gamma_idx, gammas)
         self.rollout_gamma_idx = options.rollout_gamma_idx
         self.num_critics, self.num_critics_td = options.num_critics, options.num_critics_td
+        self.critics_td_per_step = options.critics_td_per_step
         self.online_coeff, self.offline_coeff = options.online_coeff, options.offline_coeff
         self.critic_loss_weight = options.critic_loss_weight
         self.reward_multiplier, self.tau, self.n_step = options.reward_multiplier, options.tau, options.n_step
@@ -261,11 +262,10 @@ class ActorCriticAgent(AgentWithHeads):
         """
         pi = self._policy(self.target_actor if self.use_target_actor else self.actor, next_state, straight)
         actions, entropy = self._policy_actions_and_entropy(pi, self.num_actions_for_value_in_critic_loss)
-        drawn = torch.randint(self.target_critics.num_critics, (self.num_critics_td,), device=next_state.device)
         if taken is not None:  # one more sample
             stored = self._like_policy(pi, taken.action).expand(actions.shape[1:])
             actions = torch.cat((actions, stored[None].to(actions.dtype)))
-        out = self.values.value(self.target_critics.evaluate_subset(next_state, actions, drawn))  # (K, B, L, drawn, G, 1)
+        out = self._drawn_target_values(next_state, actions)  # (K, B, L, drawn, G, 1)
         gammas, counts = self.gammas[:, None], real[:, :, None, None]
         step = rews[:, :, None, None], dones[:, :, None, None]
         if self.temperature is not None and entropy is not None:
@@ -282,6 +282,17 @@ class ActorCriticAgent(AgentWithHeads):
         if log is not None:
             log["Trace Coefficient (main gamma)"] = ops.masked_mean(traces[:, :-1, :, -1], counts[:, 1:, :, 0])
         return ops.trace_return(*step, value, of_taken, traces, gammas, counts)
+
+    def _drawn_target_values(self, state: Tensor, actions: Tensor) -> Tensor:
+        """The values of actions (K, B, L, G, A) by ``num_critics_td`` random target critics, (K, B, L, drawn, G, 1)."""
+        num, critics = self.num_critics_td, self.target_critics
+        if not self.critics_td_per_step:
+            drawn = torch.randint(critics.num_critics, (num,), device=state.device)
+            return self.values.value(critics.evaluate_subset(state, actions, drawn))
+        every = self.values.value(outputs_of(critics(state, actions)))
+        shape = (*state.shape[:2], num, len(self.gammas), 1)
+        drawn = torch.randint(critics.num_critics, shape, device=state.device)
+        return every.gather(3, drawn.expand(len(every), *shape))
 
     def _like_policy(self, pi: ActionDistribution, action: Tensor) -> Tensor:
         """Stored actions (B, L, A) clipped as those of the policy are: (B, L, 1, A). With a mask (B, L, G, A), with 0 at

@@ -138,6 +138,7 @@ class ActorCriticOptions:
         num_critics: C, size of the ensemble.
         num_critics_td: number of critics drawn at random (with replacement) for a target. Their minimum is taken if
             ``online_coeff`` > 0, else their mean (Chen et al. 2021, arXiv 2101.05982).
+        critics_td_per_step: draw them for each timestep and discount, instead of once for a batch; all critics are then evaluated.
         online_coeff: weight of the policy-gradient loss -min_C Q(s, a ~ pi).
         offline_coeff: weight of the filtered behaviour cloning loss -f(A) log pi(a | s).
         critic_loss_weight: weight of the critics' loss; that of the actor is 1. `Experiment.critic_loss_weight` replaces it.
@@ -180,6 +181,7 @@ class ActorCriticOptions:
 
     num_critics: int = 4
     num_critics_td: int = 2
+    critics_td_per_step: bool = False
     online_coeff: float = 1.0
     offline_coeff: float = 0.1
     critic_loss_weight: float = 10.0

@@ -161,6 +161,8 @@ class NCritics(EnsembleCritics):
     Args:
         state_dim, action_dim, discrete, gammas, num_critics: see `BaseCriticHead`.
         d_hidden, n_layers, dropout_p, activation: of each network.
+        normalization: of its hidden layers before their activation, "layer", "rmsnorm" or "none" (Ball et al. 2023, arXiv 2302.02948:
+            "layer" keeps values of actions that the data lack from growing).
     """
 
     fused = True
@@ -176,11 +178,12 @@ class NCritics(EnsembleCritics):
         n_layers: int = 2,
         dropout_p: float = 0.0,
         activation: str = "leaky_relu",
+        normalization: str = "none",
     ) -> None:
         super().__init__(state_dim, action_dim, discrete, gammas, num_critics)
         self.reads_action = not self.discrete
         d_inp, d_output = (state_dim, len(gammas) * action_dim) if self.discrete else (state_dim + 1 + action_dim, 1)
-        self.net = EnsembleMLP(num_critics, d_inp, d_hidden, n_layers, d_output, dropout_p, activation)
+        self.net = EnsembleMLP(num_critics, d_inp, d_hidden, n_layers, d_output, dropout_p, activation, normalization)
 
     def all_values(self, state: Tensor, detach_params: bool = False) -> Tensor:
         """Discrete actions: the value of each, (B, L, D) -> (B, L, C, G, A).
@@ -232,6 +235,7 @@ class NCriticsTwoHot(EnsembleCritics):
             whose values are near the middle of the bins.
         decoding: "mean_bin" (arXiv 2411.11188) or "mean_return", see `amago.nets.twohot.Bins`.
         clamp_labels: clamp targets of "hlgauss" labels to the bins.
+        normalization: see `NCritics`.
     """
 
     fused = True
@@ -256,6 +260,7 @@ class NCriticsTwoHot(EnsembleCritics):
         init_value: float | None = None,
         decoding: str = "mean_bin",
         clamp_labels: bool = True,
+        normalization: str = "none",
     ) -> None:
         super().__init__(state_dim, action_dim, discrete, gammas, num_critics)
         self.reads_action = True
@@ -264,7 +269,9 @@ class NCriticsTwoHot(EnsembleCritics):
             (LARGEST_RETURN if max_return is None else max_return),
         )
         self.bins = Bins(low, high, output_bins, use_symlog, label_type, sigma, decoding, clamp_labels)
-        self.net = EnsembleMLP(num_critics, state_dim + 1 + action_dim, d_hidden, n_layers, output_bins, dropout_p, activation)
+        self.net = EnsembleMLP(
+            num_critics, state_dim + 1 + action_dim, d_hidden, n_layers, output_bins, dropout_p, activation, normalization
+        )
         # A random layer would value actions at +-100, because the largest bins, at 100,000, are as likely as any other.
         if init_value is not None or (use_symlog and decoding == "mean_return"):
             with torch.no_grad():

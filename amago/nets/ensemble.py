@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from amago.config import fast_paths
@@ -40,12 +41,43 @@ class EnsembleLinear(nn.Module):
         return torch.baddbmm(bias, x, weight)
 
 
+class EnsembleNorm(nn.Module):
+    """C normalisations of the last dimension, each with a gain and, for "layer", a bias of its own: (C, 1, width).
+
+    Args:
+        method: "layer" (LayerNorm) or "rmsnorm" (RMSNorm).
+
+    Raises:
+        ValueError: another method.
+    """
+
+    no_weight_decay = ("weight",)
+
+    def __init__(self, method: str, ensemble: int, width: int) -> None:
+        super().__init__()
+        if method not in ("layer", "rmsnorm"):
+            raise ValueError(f"unknown normalization {method!r} of an ensemble: use 'layer', 'rmsnorm' or 'none'")
+        self.weight = nn.Parameter(torch.ones(ensemble, 1, width))
+        self.bias = nn.Parameter(torch.zeros(ensemble, 1, width)) if method == "layer" else None
+        self.subset: Tensor | None = None
+
+    def forward(self, x: Tensor, detach_params: bool = False) -> Tensor:
+        """(C, N, width) -> (C, N, width); the parameters are out of the graph if ``detach_params``."""
+        weight, bias = (p if p is None or self.subset is None else p[self.subset] for p in (self.weight, self.bias))
+        assert weight is not None
+        weight = weight.detach() if detach_params else weight
+        if bias is None:
+            return F.rms_norm(x, x.shape[-1:], eps=1e-5) * weight
+        return torch.addcmul(bias.detach() if detach_params else bias, F.layer_norm(x, x.shape[-1:]), weight)
+
+
 class EnsembleMLP(nn.Module):
     """C multi-layer perceptrons, evaluated together. The ensemble is the first dimension of all intermediate results.
 
     Args:
         ensemble: C.
         d_inp, d_hidden, n_layers, d_output, dropout_p, activation: of each network.
+        normalization: of each hidden layer before its activation, a method of `EnsembleNorm`; None or "none": none.
 
     Attributes:
         fast: use `amago.nets.cpu.blocked` where it applies.
@@ -60,6 +92,7 @@ class EnsembleMLP(nn.Module):
         d_output: int,
         dropout_p: float = 0.0,
         activation: str = "leaky_relu",
+        normalization: str | None = None,
     ) -> None:
         super().__init__()
         check_positive(n_layers=n_layers)
@@ -67,6 +100,9 @@ class EnsembleMLP(nn.Module):
         self.inp_layer = EnsembleLinear(ensemble, d_inp, d_hidden)
         self.core_layers = nn.ModuleList(EnsembleLinear(ensemble, d_hidden, d_hidden) for _ in range(n_layers - 1))
         self.output_layer = EnsembleLinear(ensemble, d_hidden, d_output)
+        self.norms = None
+        if normalization not in (None, "none"):
+            self.norms = nn.ModuleList(EnsembleNorm(normalization, ensemble, d_hidden) for _ in range(n_layers))
         self.dropout = nn.Dropout(dropout_p)
         self.activation = activation_switch(activation, inplace=True)
         self.fast, self.slope = fast_paths(), blocked.slope_of(activation)
@@ -74,7 +110,7 @@ class EnsembleMLP(nn.Module):
     @contextmanager
     def only(self, subset: Tensor) -> Iterator[None]:
         """Within the block the ensemble consists of the networks with the indices ``subset`` (N,)."""
-        layers = (self.inp_layer, *self.core_layers, self.output_layer)
+        layers = (self.inp_layer, *self.core_layers, self.output_layer, *(self.norms or ()))
         for layer in layers:
             layer.subset = subset
         try:
@@ -93,10 +129,19 @@ class EnsembleMLP(nn.Module):
         """From the first layer's output (C, ..., d_hidden), before its activation (which overwrites it), to (C, ...,
         d_output)."""
         lead = h.shape[1:-1]
-        h = self.dropout(self.activation(h)).flatten(1, -2)
-        for layer in self.core_layers:
-            h = self.dropout(self.activation(layer(h, detach_params)))
+        h = self._hidden_layers(h if self.norms is None else h.flatten(1, -2), detach_params)
         return self.output_layer(h, detach_params).unflatten(1, lead)  # type: ignore[no-any-return]
+
+    def _hidden_layers(self, h: Tensor, detach_params: bool = False) -> Tensor:
+        """From the first layer's output (C, ..., d_hidden), before its activation, to the features before the last layer, (C, N,
+        d_hidden)."""
+        for n, layer in enumerate((None, *self.core_layers)):
+            if layer is not None:
+                h = layer(h.flatten(1, -2), detach_params)
+            if self.norms is not None:
+                h = self.norms[n](h, detach_params)
+            h = self.dropout(self.activation(h))
+        return h.flatten(1, -2)
 
     def evaluate(self, x: Tensor, detach_params: bool = False) -> Tensor:
         """(N, d_inp) -> (C, N, d_output)."""
@@ -105,17 +150,15 @@ class EnsembleMLP(nn.Module):
     def forward(self, inp: Tensor) -> tuple[Tensor, Tensor]:
         """(B, L, d_inp) -> outputs (B, L, C, d_output), and the features before the last layer, (B, L, C, d_hidden)."""
         B, L = inp.shape[:2]
-        h = self.first(inp.flatten(0, 1), slice(None), bias=True)
-        h = self.dropout(self.activation(h))
-        for layer in self.core_layers:
-            h = self.dropout(self.activation(layer(h)))
+        h = self._hidden_layers(self.first(inp.flatten(0, 1), slice(None), bias=True))
         out, phi = (x.transpose(0, 1).unflatten(0, (B, L)) for x in (self.output_layer(h), h))
         return out, phi
 
     def blocks_apply(self, x: Tensor) -> bool:
         """Whether `amago.nets.cpu.blocked` can do the work of `rest` for tensors like ``x``."""
         drops = self.training and self.dropout.p > 0.0
-        return self.fast and self.slope is not None and not drops and x.is_cpu and not torch.compiler.is_compiling()
+        plain = self.slope is not None and self.norms is None and not drops
+        return self.fast and plain and x.is_cpu and not torch.compiler.is_compiling()
 
 
 def _clamp_straight_through(action: Tensor, limit: float = 0.999) -> Tensor:

@@ -93,7 +93,7 @@ FIELDS: dict[str, tuple[str, str]] = {
 
 APPLIED_PARAMETERS = {
     "amago.agent.": {
-        "Agent": "critic_loss_weight num_critics_td online_coeff offline_coeff reward_multiplier tau n_step use_target_actor fake_filter fbc_filter_func "
+        "Agent": "critic_loss_weight num_critics_td critics_td_per_step online_coeff offline_coeff reward_multiplier tau n_step use_target_actor fake_filter fbc_filter_func "
         "targets trace_lambda entropy_target entropy_coeff entropy_lr burn_in num_actions_for_value_in_critic_loss num_actions_for_value_in_actor_loss rollout_gamma_idx",
         "binary_filter": "threshold",
         "exp_filter": "beta clip_adv_low clip_adv_high clip_weights_low clip_weights_high",

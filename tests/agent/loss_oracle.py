@@ -28,10 +28,17 @@ def leaky(x):
 
 @dataclass
 class Draws:
-    """What was random, in the order of drawing: one entry for each k of the actor's loss, then for each k of the target."""
+    """What was random, in the order of drawing: one entry for each k of the actor's loss, then for each k of the target.
+
+    The critics of a target are indices, or lists of lists by sequence, step, place in the subset and discount.
+    """
 
     noise: list = field(default_factory=list)
     critics: list = field(default_factory=list)
+
+    def critics_of(self, b, t, g):
+        """Those of the target of a transition."""
+        return [c[g][0] for c in self.critics[b][t]] if isinstance(self.critics[0], list) else self.critics
 
 
 @dataclass
@@ -83,8 +90,14 @@ class Oracle:
         layers = ["inp_layer"]
         while f"critics.net.core_layers.{len(layers) - 1}.weight" in params:
             layers.append(f"core_layers.{len(layers) - 1}")
-        for name in layers:
-            x = leaky(x @ params[f"critics.net.{name}.weight"][c] + params[f"critics.net.{name}.bias"][0, 0, c])
+        for n, name in enumerate(layers):
+            x = x @ params[f"critics.net.{name}.weight"][c] + params[f"critics.net.{name}.bias"][0, 0, c]
+            if f"critics.net.norms.{n}.bias" in params:
+                x = (x - x.mean()) / torch.sqrt(((x - x.mean()) ** 2).mean() + 1e-5)
+                x = x * params[f"critics.net.norms.{n}.weight"][c, 0] + params[f"critics.net.norms.{n}.bias"][c, 0]
+            elif f"critics.net.norms.{n}.weight" in params:
+                x = x / torch.sqrt((x**2).mean() + 1e-5) * params[f"critics.net.norms.{n}.weight"][c, 0]
+            x = leaky(x)
         return x @ params["critics.net.output_layer.weight"][c] + params["critics.net.output_layer.bias"][0, 0, c]
 
     def q(self, params, c, g, s, a):
@@ -223,7 +236,9 @@ class Oracle:
             return reward + self.gammas[g] * both
         s, a = data.states[b, t + 1].detach(), data.actions[b, t + 1]
         stored = self.clip(a) if self.kind == "discrete" else a.clamp(-1, 1)
-        of_taken = [self.in_returns(self.value(self.q(self.target_params, c, g, s, stored)), g) for c in draws.critics]
+        of_taken = [
+            self.in_returns(self.value(self.q(self.target_params, c, g, s, stored)), g) for c in draws.critics_of(b, t, g)
+        ]
         q = of_taken[values.index(min(values))] if self.online > 0 else sum(of_taken) / len(of_taken)
         pi = torch.exp(self.log_prob_of_action(vec, a))
         c = pi if self.targets == "tree_backup" else torch.clamp(pi / torch.exp(data.behaviour[b, t + 1]), max=1.0)
@@ -244,7 +259,7 @@ class Oracle:
         policy there."""
         s, values = data.states[b, t].detach(), []
         vec = self.policy_vector(self.target_params, s)[g]
-        for c in draws.critics:
+        for c in draws.critics_of(b, t - 1, g):
             samples = [self.value(self.q(self.target_params, c, g, s, self.sample(vec, e[b, t - 1, g]))) for e in draws.noise]
             values.append(self.in_returns(sum(samples) / len(samples), g))
         return values, vec

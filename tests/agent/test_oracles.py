@@ -135,6 +135,24 @@ def test_losses_and_gradients_with_an_entropy(agent_type, kind, targets):
     check(agent_type, kind, 0.7, 0.3, "binary", "mean_bin", options | entropy, options | {"temperature": [1.0, 2.0, 0.5]})
 
 
+@pytest.mark.parametrize("kind", list(SPACES))
+@pytest.mark.parametrize("agent_type", [Agent, MultiTaskAgent])
+@pytest.mark.parametrize("normalization", ["layer", "rmsnorm"])
+@pytest.mark.usefixtures("_float64")
+def test_losses_and_gradients_with_normalised_critics(agent_type, kind, normalization):
+    config.bind({"NCritics.normalization": normalization, "NCriticsTwoHot.normalization": normalization})
+    check(agent_type, kind, 0.7, 0.3, "exp", "mean_bin", {"n_step": N_STEP})
+
+
+@pytest.mark.parametrize("kind", list(SPACES))
+@pytest.mark.parametrize(("agent_type", "online"), [(Agent, 1.0), (MultiTaskAgent, 0.0)])
+@pytest.mark.parametrize("targets", ["n_step", "retrace"])
+@pytest.mark.usefixtures("_float64")
+def test_losses_and_gradients_with_critics_drawn_for_each_step(agent_type, online, kind, targets):
+    options = {"targets": targets, "n_step": N_STEP if targets == "n_step" else 1}
+    check(agent_type, kind, online, 0.3, "binary", "mean_bin", options | {"critics_td_per_step": True}, options)
+
+
 def check(agent_type, kind, online, offline, name, decoding, options, of_oracle=None):
     torch.manual_seed(0)
     function, weight = FILTERS[name]
