@@ -23,7 +23,7 @@ from amago.agent.traces import Taken, check_targets, taken_next, trace_coefficie
 from amago.agent.values import AgentValues, ValueRepresentation
 from amago.data.batch import Batch
 from amago.data.extras import BEHAVIOUR_LOG_PROB
-from amago.nets.actor_critic import PopArtLayer
+from amago.nets.actor_critic import PopArtLayer, StateValues
 from amago.nets.heads import DetachedCritics, outputs_of
 from amago.nets.policy_dists import ActionDistribution
 from amago.nets.torch_distributions import action_distribution
@@ -50,6 +50,7 @@ class ActorCriticAgent(AgentWithHeads):
         maximized_critics: the critics, with their parameters held out of the graph.
         popart: running statistics of the targets.
         temperature: weights of the entropy; None: it has none.
+        state_values: values of states, learned with an ``expectile``; None: those of the policy's actions.
 
     Raises:
         ValueError: an option does not fit the spaces, or a policy gradient is asked of a distribution that has none.
@@ -65,6 +66,7 @@ class ActorCriticAgent(AgentWithHeads):
     gammas: Tensor
     popart: Any
     temperature: Temperature | None
+    state_values: StateValues | None
 
     @abstractmethod
     def __init__(
@@ -102,6 +104,12 @@ class ActorCriticAgent(AgentWithHeads):
         check_targets(options.targets, spec)
         self.required_extras = (BEHAVIOUR_LOG_PROB,) if options.targets == "retrace" else ()
         self.temperature = temperature_for(spec, len(gammas), options.entropy_target, options.entropy_coeff, options.entropy_lr)
+        self.expectile, self.state_values = options.expectile, None
+        if self.expectile is not None and not self.values_type.scalar:
+            raise ValueError(
+                f"expectile={self.expectile} needs critics with scalar values, but those of {type(self).__name__} classify returns: "
+                "use Agent"
+            )
         self.burn_in = options.burn_in
         if self.burn_in >= self.max_seq_len:
             raise ValueError(
@@ -123,6 +131,8 @@ class ActorCriticAgent(AgentWithHeads):
         self.critics = options.critic_type(**heads, num_critics=options.num_critics)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.maximized_critics = DetachedCritics(self.critics)
+        if self.expectile is not None:
+            self.state_values = StateValues(self.state_dim, self.gammas)
         self.actor = options.actor_type(**heads, **self._kind_of_actions(options.actor_type))
         self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
 
@@ -168,17 +178,21 @@ class ActorCriticAgent(AgentWithHeads):
         critic_loss, advantage = None, None
 
         if self.online_coeff > 0 or not self.fake_filter:
-            chosen, entropy = self._policy_actions_and_entropy(
-                pi, self.num_actions_for_value_in_actor_loss, grad=self.online_coeff > 0
-            )  # (K, B, L, G, A), (B, L, G, 1)
+            num, grad = self.num_actions_for_value_in_actor_loss, self.online_coeff > 0
+            drawn = self._policy_actions_and_entropy(pi, num, grad) if self.state_values is None else None
             with torch.no_grad():
                 taken = taken_next(self.targets, batch, action)
                 target = self._td_target(next_state, rews, batch.dones, real, self._straight(batch, slice(1, None)), taken, log)
                 if self.training:
                     self.values.observe(target, self.loss_mask(batch)[:, :, None, :, None].expand_as(target))
             stored = self._like_policy(pi, action)
-            out_data, q_pi = self._evaluate(state, stored, chosen)  # (B, L, C, G, O), (B, L, C, G, 1)
-            critic_loss = self.values.loss(out_data, target)
+            if drawn is not None:
+                (chosen, entropy), q_taken = drawn, None  # (K, B, L, G, A), (B, L, G, 1)
+                out_data, q_pi = self._evaluate(state, stored, chosen)  # (B, L, C, G, O), (B, L, C, G, 1)
+                critic_loss = self.values.loss(out_data, target)
+            else:
+                out_data, q_pi, q_taken = self._evaluate_taken(state, stored)
+                critic_loss = self.values.loss(out_data, target) + self._state_value_loss(q_pi, q_taken)
             if batch.sources is not None:
                 self.td_errors = self.values.td_error(out_data, target)
             if self.online_coeff > 0:
@@ -190,7 +204,7 @@ class ActorCriticAgent(AgentWithHeads):
                 actor_loss = actor_loss - self.online_coeff * objective
             if self.offline_coeff > 0 or log_step:
                 q_data = self.values.value(out_data.detach())
-                advantage = self._advantage(q_data, q_pi.detach())
+                advantage = self._advantage(q_data if q_taken is None else q_taken, q_pi.detach())
             if log_step:
                 metrics |= diagnostics.critic_metrics(self.values.returns(q_data), target, self.gammas, real)
                 metrics |= self.values.metrics(target, real)
@@ -216,13 +230,16 @@ class ActorCriticAgent(AgentWithHeads):
         try:
             state = self.encode(batch)[:, :-1]
             pi = self._policy(self.actor, state, self._straight(batch, slice(None, -1)))
-            chosen = self._policy_actions(pi, self.num_actions_for_value_in_actor_loss)
             stored = self._like_policy(pi, self._action_vectors(batch.actions))
-            out_data, q_pi = self._evaluate(state, stored, chosen)
+            if self.state_values is None:
+                chosen, q_taken = self._policy_actions(pi, self.num_actions_for_value_in_actor_loss), None
+                out_data, q_pi = self._evaluate(state, stored, chosen)
+            else:
+                out_data, q_pi, q_taken = self._evaluate_taken(state, stored)
         finally:
             self.train(was_training)
         q_data = self.values.value(out_data)
-        advantage = self._advantage(q_data, q_pi)
+        advantage = self._advantage(q_data if q_taken is None else q_taken, q_pi)
         q, v = (self.values.returns(x) / self.reward_multiplier for x in (q_data, q_pi))
         weights, (q_std, v_std) = self._filter_weight(advantage, advantage), (x.std(dim=2, correction=0) for x in (q, v))
         return AgentValues(
@@ -260,6 +277,8 @@ class ActorCriticAgent(AgentWithHeads):
             taken: what the data did there (`taken_next`).
             log: takes a metric, if given.
         """
+        if self.state_values is not None:
+            return self._n_step_target(next_state, rews, dones, real)
         pi = self._policy(self.target_actor if self.use_target_actor else self.actor, next_state, straight)
         actions, entropy = self._policy_actions_and_entropy(pi, self.num_actions_for_value_in_critic_loss)
         if taken is not None:  # one more sample
@@ -282,6 +301,31 @@ class ActorCriticAgent(AgentWithHeads):
         if log is not None:
             log["Trace Coefficient (main gamma)"] = ops.masked_mean(traces[:, :-1, :, -1], counts[:, 1:, :, 0])
         return ops.trace_return(*step, value, of_taken, traces, gammas, counts)
+
+    def _n_step_target(self, next_state: Tensor, rews: Tensor, dones: Tensor, real: Tensor) -> Tensor:
+        """`_td_target`, bootstrapped with the values of states."""
+        assert self.state_values is not None
+        value = self.values.returns(self.state_values(next_state))[:, :, None]
+        rews, dones, real = (x[:, :, None, None] for x in (rews, dones, real))
+        return ops.n_step_return(rews, dones, value, self.gammas[:, None], real, n=self.n_step)
+
+    def _evaluate_taken(self, state: Tensor, stored: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Evaluate the actions of the data, and the states alone.
+
+        Returns:
+            the critics' outputs (B, L, C, G, O) for ``stored`` and the values (B, L, 1, G, 1) of ``state``, both with gradients; the
+            values (B, L, 1, G, 1) of ``stored`` by random target critics.
+        """
+        assert self.state_values is not None
+        out = outputs_of(self.critics(state, stored[None]))[0]
+        with torch.no_grad():
+            taken = self._reduce(self._drawn_target_values(state, stored[None])[0])
+        return out, self.state_values(state)[:, :, None], taken
+
+    def _state_value_loss(self, value: Tensor, taken: Tensor) -> Tensor:
+        """The loss (B, L, 1, G, 1) of values of states, normalised as that of the critics is."""
+        assert self.expectile is not None
+        return ops.expectile_loss(self.values.objective(taken) - self.values.objective(value), self.expectile)
 
     def _drawn_target_values(self, state: Tensor, actions: Tensor) -> Tensor:
         """The values of actions (K, B, L, G, A) by ``num_critics_td`` random target critics, (K, B, L, drawn, G, 1)."""
@@ -363,5 +407,6 @@ class ActorCriticAgent(AgentWithHeads):
 
     @property
     def trainable_params(self) -> list[nn.Parameter]:
-        parts = (self.tstep_encoder, self.traj_encoder, self.critics, self.actor)
+        parts = [self.tstep_encoder, self.traj_encoder, self.critics, self.actor]
+        parts += [] if self.state_values is None else [self.state_values]
         return [p for part in parts for p in part.parameters() if p.requires_grad]

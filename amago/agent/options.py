@@ -137,7 +137,7 @@ class ActorCriticOptions:
     Attributes:
         num_critics: C, size of the ensemble.
         num_critics_td: number of critics drawn at random (with replacement) for a target. Their minimum is taken if
-            ``online_coeff`` > 0, else their mean (Chen et al. 2021, arXiv 2101.05982).
+            ``online_coeff`` > 0 or with ``expectile``, else their mean (Chen et al. 2021, arXiv 2101.05982).
         critics_td_per_step: draw them for each timestep and discount, instead of once for a batch; all critics are then evaluated.
         online_coeff: weight of the policy-gradient loss -min_C Q(s, a ~ pi).
         offline_coeff: weight of the filtered behaviour cloning loss -f(A) log pi(a | s).
@@ -158,6 +158,11 @@ class ActorCriticOptions:
         entropy_coeff: the temperature, in units of reward x ``reward_multiplier``. With ``entropy_target`` that of the start (None: 0.1),
             without one it stays as it is (None: no entropy).
         entropy_lr: by how much log(temperature) moves at most with each batch.
+        expectile: implicit Q-learning (Kostrikov et al. 2021, arXiv 2110.06169), for data that others have recorded: a network of the state
+            alone (`amago.nets.actor_critic.StateValues`) learns this expectile, in (0, 1), of the target critics' values of the actions in
+            the data, instead of the mean over actions of the policy. It replaces that mean in TD targets, and in the advantages that
+            ``fbc_filter_func`` gets (`exp_filter` in the paper). 0.7 to 0.99; higher combines more of different rollouts, and trusts luck
+            more. With ``online_coeff=0`` alone. None: values of the policy's actions.
         burn_in: the first so many transitions of a sequence that begins in the middle of a rollout have no loss, and only build the
             state (Kapturowski et al. 2019, R2D2). Sequences from the beginning of a rollout keep theirs.
         popart: divide the errors of scalar critics, and the objective of the policy gradient, by the running standard deviation
@@ -195,6 +200,7 @@ class ActorCriticOptions:
     entropy_target: float | None = None
     entropy_coeff: float | None = None
     entropy_lr: float = 0.01
+    expectile: float | None = None
     burn_in: int = 0
     popart: bool = True
     use_target_actor: bool = True
@@ -233,7 +239,27 @@ class ActorCriticOptions:
                 raise ValueError(f"{name} must not be negative, got {name}={getattr(self, name)}")
         if self.online_coeff == self.offline_coeff == 0:
             raise ValueError("online_coeff and offline_coeff are both 0: nothing would train the actor")
+        if self.expectile is not None:
+            self._check_expectile()
         check_entropy_options(self.entropy_target, self.entropy_coeff, self.entropy_lr, self.online_coeff)
+
+    def _check_expectile(self) -> None:
+        given = f"expectile={self.expectile}"
+        if not 0.0 < self.expectile < 1.0:  # type: ignore[operator]
+            raise ValueError(f"expectile must lie in (0, 1), got {given}")
+        if self.online_coeff > 0:
+            raise ValueError(
+                f"{given} learns values from the actions of the data alone, which contradicts the policy gradient of "
+                f"online_coeff={self.online_coeff}: set online_coeff=0 and offline_coeff=1"
+            )
+        if self.fake_filter:
+            raise ValueError(
+                f"{given} weighs actions by their advantage, but fake_filter=True imitates them all: leave it at False"
+            )
+        if self.targets != "n_step":
+            raise ValueError(
+                f"{given} contradicts targets={self.targets!r}, which needs values of the policy's actions: leave targets at 'n_step'"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

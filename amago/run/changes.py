@@ -94,7 +94,7 @@ FIELDS: dict[str, tuple[str, str]] = {
 APPLIED_PARAMETERS = {
     "amago.agent.": {
         "Agent": "critic_loss_weight num_critics_td critics_td_per_step online_coeff offline_coeff reward_multiplier tau n_step use_target_actor fake_filter fbc_filter_func "
-        "targets trace_lambda entropy_target entropy_coeff entropy_lr burn_in num_actions_for_value_in_critic_loss num_actions_for_value_in_actor_loss rollout_gamma_idx",
+        "targets trace_lambda expectile entropy_target entropy_coeff entropy_lr burn_in num_actions_for_value_in_critic_loss num_actions_for_value_in_actor_loss rollout_gamma_idx",
         "binary_filter": "threshold",
         "exp_filter": "beta clip_adv_low clip_adv_high clip_weights_low clip_weights_high",
         "leaky_relu_filter": "beta tau neg_slope target_f0 add_binary clip_weights_low clip_weights_high",
@@ -103,6 +103,7 @@ APPLIED_PARAMETERS = {
         "actor_critic.Actor": "dropout_p",
         "actor_critic.ResidualActor": "dropout_p",
         "actor_critic.NCritics": "dropout_p",
+        "actor_critic.StateValues": "dropout_p",
         "actor_critic.NCriticsTwoHot": "dropout_p label_type sigma decoding clamp_labels",
         "actor_critic.PopArtLayer": "beta",
         "dict_encoder.DictTstepEncoder": "drqv2_aug",
@@ -125,7 +126,7 @@ APPLIED_PARAMETERS = {
     },
 }
 """Parameters of agents and networks that may change. All others would make the weights not fit, or mean something else."""
-SWITCHES = ("entropy_target", "entropy_coeff")
+SWITCHES = ("entropy_target", "entropy_coeff", "expectile")
 """Those of them that may change, but neither from nor to None: weights with them and without them are not the same."""
 APPLIED_PARAMETERS["amago.agent."]["MultiTaskAgent"] = APPLIED_PARAMETERS["amago.agent."]["Agent"]
 INITIAL_PARAMETERS = {

@@ -153,6 +153,13 @@ def test_losses_and_gradients_with_critics_drawn_for_each_step(agent_type, onlin
     check(agent_type, kind, online, 0.3, "binary", "mean_bin", options | {"critics_td_per_step": True}, options)
 
 
+@pytest.mark.parametrize("kind", list(SPACES))
+@pytest.mark.usefixtures("_float64")
+def test_losses_and_gradients_with_an_expectile(kind):
+    config.bind({"StateValues.d_hidden": 8})
+    check(Agent, kind, 0.0, 0.5, "exp", "mean_bin", {"n_step": N_STEP, "expectile": 0.8})
+
+
 def check(agent_type, kind, online, offline, name, decoding, options, of_oracle=None):
     torch.manual_seed(0)
     function, weight = FILTERS[name]
@@ -180,14 +187,14 @@ def check(agent_type, kind, online, offline, name, decoding, options, of_oracle=
     )
     with Recorder() as drawn:
         loss, got = agent(batch), agent.update_info
-    if oracle.exact:
+    if oracle.exact or oracle.expectile:
         assert drawn.noise == []
         drawn.noise = 2 * [torch.zeros(3, 6, 3, 4)]
     k = len(drawn.noise) // 2
-    assert k == (1 if oracle.exact else K)
+    assert k == (1 if oracle.exact or oracle.expectile else K)
     [critics] = drawn.critics
 
-    want = oracle.losses(data, Draws(drawn.noise[:k]), Draws(drawn.noise[k:], critics))
+    want = oracle.losses(data, Draws(drawn.noise[:k]), Draws(drawn.noise[k:], critics), critics)
     for part, expected in zip(("Actor Loss", "Critic Loss"), want):
         torch.testing.assert_close(got[part], expected, rtol=1e-6, atol=1e-9, msg=lambda m, part=part: f"{part}: {m}")
         assert expected.abs() > 1e-3
