@@ -16,15 +16,15 @@ from amago import ops
 from amago.agent import diagnostics
 from amago.agent.base import AgentLoss
 from amago.agent.entropy import Temperature, exact_entropy, sample_with_entropy, soft_rewards, temperature_for
-from amago.agent.heads import AgentWithHeads
 from amago.agent.log_prob import behaviour_of, log_prob_of_stored
 from amago.agent.options import ActorCriticOptions, check_gamma_idx, gammas_for
+from amago.agent.state_values import AgentWithStateValues
 from amago.agent.traces import Taken, check_targets, taken_next, trace_coefficients
 from amago.agent.values import AgentValues, ValueRepresentation
 from amago.data.batch import Batch
 from amago.data.extras import BEHAVIOUR_LOG_PROB
 from amago.nets.actor_critic import PopArtLayer, StateValues
-from amago.nets.heads import DetachedCritics, outputs_of
+from amago.nets.heads import DetachedCritics
 from amago.nets.policy_dists import ActionDistribution
 from amago.nets.torch_distributions import action_distribution
 from amago.nets.traj_encoders import TrajEncoder
@@ -32,7 +32,7 @@ from amago.nets.tstep_encoders import TstepEncoder
 from amago.nets.utils import has_argument
 
 
-class ActorCriticAgent(AgentWithHeads):
+class ActorCriticAgent(AgentWithStateValues):
     """Actor and critic ensemble on a shared sequence model, trained for several discounts at once.
 
     A subclass sets what critics output (`values_type`), how discrete actions reach them (`exact_expectation`), and the
@@ -66,7 +66,6 @@ class ActorCriticAgent(AgentWithHeads):
     gammas: Tensor
     popart: Any
     temperature: Temperature | None
-    state_values: StateValues | None
 
     @abstractmethod
     def __init__(
@@ -301,42 +300,6 @@ class ActorCriticAgent(AgentWithHeads):
         if log is not None:
             log["Trace Coefficient (main gamma)"] = ops.masked_mean(traces[:, :-1, :, -1], counts[:, 1:, :, 0])
         return ops.trace_return(*step, value, of_taken, traces, gammas, counts)
-
-    def _n_step_target(self, next_state: Tensor, rews: Tensor, dones: Tensor, real: Tensor) -> Tensor:
-        """`_td_target`, bootstrapped with the values of states."""
-        assert self.state_values is not None
-        value = self.values.returns(self.state_values(next_state))[:, :, None]
-        rews, dones, real = (x[:, :, None, None] for x in (rews, dones, real))
-        return ops.n_step_return(rews, dones, value, self.gammas[:, None], real, n=self.n_step)
-
-    def _evaluate_taken(self, state: Tensor, stored: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Evaluate the actions of the data, and the states alone.
-
-        Returns:
-            the critics' outputs (B, L, C, G, O) for ``stored`` and the values (B, L, 1, G, 1) of ``state``, both with gradients; the
-            values (B, L, 1, G, 1) of ``stored`` by random target critics.
-        """
-        assert self.state_values is not None
-        out = outputs_of(self.critics(state, stored[None]))[0]
-        with torch.no_grad():
-            taken = self._reduce(self._drawn_target_values(state, stored[None])[0])
-        return out, self.state_values(state)[:, :, None], taken
-
-    def _state_value_loss(self, value: Tensor, taken: Tensor) -> Tensor:
-        """The loss (B, L, 1, G, 1) of values of states, normalised as that of the critics is."""
-        assert self.expectile is not None
-        return ops.expectile_loss(self.values.objective(taken) - self.values.objective(value), self.expectile)
-
-    def _drawn_target_values(self, state: Tensor, actions: Tensor) -> Tensor:
-        """The values of actions (K, B, L, G, A) by ``num_critics_td`` random target critics, (K, B, L, drawn, G, 1)."""
-        num, critics = self.num_critics_td, self.target_critics
-        if not self.critics_td_per_step:
-            drawn = torch.randint(critics.num_critics, (num,), device=state.device)
-            return self.values.value(critics.evaluate_subset(state, actions, drawn))
-        every = self.values.value(outputs_of(critics(state, actions)))
-        shape = (*state.shape[:2], num, len(self.gammas), 1)
-        drawn = torch.randint(critics.num_critics, shape, device=state.device)
-        return every.gather(3, drawn.expand(len(every), *shape))
 
     def _like_policy(self, pi: ActionDistribution, action: Tensor) -> Tensor:
         """Stored actions (B, L, A) clipped as those of the policy are: (B, L, 1, A). With a mask (B, L, G, A), with 0 at

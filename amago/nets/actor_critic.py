@@ -163,7 +163,7 @@ class NCritics(EnsembleCritics):
     Args:
         state_dim, action_dim, discrete, gammas, num_critics: see `BaseCriticHead`.
         d_hidden, n_layers, dropout_p, activation: of each network.
-        normalization: of its hidden layers before their activation, "layer", "rmsnorm" or "none" (Ball et al. 2023, arXiv 2302.02948:
+        normalization: of its hidden layers before their activation, "layer" or "none" (Ball et al. 2023, arXiv 2302.02948:
             "layer" keeps values of actions that the data lack from growing).
     """
 

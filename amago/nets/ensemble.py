@@ -42,33 +42,29 @@ class EnsembleLinear(nn.Module):
 
 
 class EnsembleNorm(nn.Module):
-    """C normalisations of the last dimension, each with a gain and, for "layer", a bias of its own: (C, 1, width).
-
-    Args:
-        method: "layer" (LayerNorm) or "rmsnorm" (RMSNorm).
-
-    Raises:
-        ValueError: another method.
-    """
+    """C LayerNorms; gain and bias (C, 1, width)."""
 
     no_weight_decay = ("weight",)
 
-    def __init__(self, method: str, ensemble: int, width: int) -> None:
+    def __init__(self, ensemble: int, width: int) -> None:
         super().__init__()
-        if method not in ("layer", "rmsnorm"):
-            raise ValueError(f"unknown normalization {method!r} of an ensemble: use 'layer', 'rmsnorm' or 'none'")
         self.weight = nn.Parameter(torch.ones(ensemble, 1, width))
-        self.bias = nn.Parameter(torch.zeros(ensemble, 1, width)) if method == "layer" else None
+        self.bias = nn.Parameter(torch.zeros(ensemble, 1, width))
         self.subset: Tensor | None = None
 
+    def parts(self, detach: bool) -> tuple[Tensor, Tensor]:
+        """Gain and bias, of the ``subset`` where one is set; out of the graph if ``detach``."""
+        gain: Tensor = self.weight
+        bias: Tensor = self.bias
+        if self.subset is not None:
+            gain, bias = gain[self.subset], bias[self.subset]
+        return (gain.detach(), bias.detach()) if detach else (gain, bias)
+
     def forward(self, x: Tensor, detach_params: bool = False) -> Tensor:
-        """(C, N, width) -> (C, N, width); the parameters are out of the graph if ``detach_params``."""
-        weight, bias = (p if p is None or self.subset is None else p[self.subset] for p in (self.weight, self.bias))
-        assert weight is not None
-        weight = weight.detach() if detach_params else weight
-        if bias is None:
-            return F.rms_norm(x, x.shape[-1:], eps=1e-5) * weight
-        return torch.addcmul(bias.detach() if detach_params else bias, F.layer_norm(x, x.shape[-1:]), weight)
+        """(C, N, width) -> (C, N, width)."""
+        # one network at a time: the norm of all at once leaves gain and bias to a second pass over x, and takes twice as long
+        each = zip(x.unbind(), *(part.squeeze(1).unbind() for part in self.parts(detach_params)))
+        return torch.stack([F.layer_norm(rows, rows.shape[-1:], gain, bias, 1e-5) for rows, gain, bias in each])
 
 
 class EnsembleMLP(nn.Module):
@@ -77,7 +73,7 @@ class EnsembleMLP(nn.Module):
     Args:
         ensemble: C.
         d_inp, d_hidden, n_layers, d_output, dropout_p, activation: of each network.
-        normalization: of each hidden layer before its activation, a method of `EnsembleNorm`; None or "none": none.
+        normalization: of each hidden layer before its activation, "layer" (`EnsembleNorm`) or "none".
 
     Attributes:
         fast: use `amago.nets.cpu.blocked` where it applies.
@@ -92,7 +88,7 @@ class EnsembleMLP(nn.Module):
         d_output: int,
         dropout_p: float = 0.0,
         activation: str = "leaky_relu",
-        normalization: str | None = None,
+        normalization: str = "none",
     ) -> None:
         super().__init__()
         check_positive(n_layers=n_layers)
@@ -100,9 +96,11 @@ class EnsembleMLP(nn.Module):
         self.inp_layer = EnsembleLinear(ensemble, d_inp, d_hidden)
         self.core_layers = nn.ModuleList(EnsembleLinear(ensemble, d_hidden, d_hidden) for _ in range(n_layers - 1))
         self.output_layer = EnsembleLinear(ensemble, d_hidden, d_output)
+        if normalization not in ("layer", "none"):
+            raise ValueError(f"unknown normalization {normalization!r} of critics: use 'layer' or 'none'")
         self.norms = None
-        if normalization not in (None, "none"):
-            self.norms = nn.ModuleList(EnsembleNorm(normalization, ensemble, d_hidden) for _ in range(n_layers))
+        if normalization == "layer":
+            self.norms = nn.ModuleList(EnsembleNorm(ensemble, d_hidden) for _ in range(n_layers))
         self.dropout = nn.Dropout(dropout_p)
         self.activation = activation_switch(activation, inplace=True)
         self.fast, self.slope = fast_paths(), blocked.slope_of(activation)
@@ -157,8 +155,7 @@ class EnsembleMLP(nn.Module):
     def blocks_apply(self, x: Tensor) -> bool:
         """Whether `amago.nets.cpu.blocked` can do the work of `rest` for tensors like ``x``."""
         drops = self.training and self.dropout.p > 0.0
-        plain = self.slope is not None and self.norms is None and not drops
-        return self.fast and plain and x.is_cpu and not torch.compiler.is_compiling()
+        return self.fast and self.slope is not None and not drops and x.is_cpu and not torch.compiler.is_compiling()
 
 
 def _clamp_straight_through(action: Tensor, limit: float = 0.999) -> Tensor:
@@ -224,7 +221,9 @@ def evaluate_action(
         extra = net.first(features, slice(-1 - A, -A), detach_params=detach_params)  # (C, G, H)
     if net.blocks_apply(base):
         params = [p for layer in (*net.core_layers, net.output_layer) for p in layer.parts(detach_params)]
-        out = blocked.evaluate(net.slope or 0.0, base, extra, w_extra, params, value)
+        norms: list[EnsembleNorm] = [] if net.norms is None else list(net.norms)  # type: ignore[arg-type]
+        params += [p for norm in norms for p in norm.parts(detach_params)]
+        out = blocked.evaluate(net.slope or 0.0, base, extra, w_extra, params, value, net.norms is not None)
     else:
         out = net.rest(first_layer(base, extra, w_extra), detach_params)
         out = out if value is None else value(out)

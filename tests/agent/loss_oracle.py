@@ -97,8 +97,6 @@ class Oracle:
             if f"critics.net.norms.{n}.bias" in params:
                 x = (x - x.mean()) / torch.sqrt(((x - x.mean()) ** 2).mean() + 1e-5)
                 x = x * params[f"critics.net.norms.{n}.weight"][c, 0] + params[f"critics.net.norms.{n}.bias"][c, 0]
-            elif f"critics.net.norms.{n}.weight" in params:
-                x = x / torch.sqrt((x**2).mean() + 1e-5) * params[f"critics.net.norms.{n}.weight"][c, 0]
             x = leaky(x)
         return x @ params["critics.net.output_layer.weight"][c] + params["critics.net.output_layer.bias"][0, 0, c]
 
