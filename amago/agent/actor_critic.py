@@ -128,6 +128,8 @@ class ActorCriticAgent(AgentWithStateValues):
         heads = {"state_dim": self.state_dim, "action_dim": self.action_dim, "discrete": self.discrete, "gammas": self.gammas}
         self.popart = PopArtLayer(gammas=len(self.gammas), enabled=options.popart)
         self.critics = options.critic_type(**heads, num_critics=options.num_critics)
+        if options.rescale_critics:
+            self._start_scaling()
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.maximized_critics = DetachedCritics(self.critics)
         if self.expectile is not None:
@@ -184,6 +186,8 @@ class ActorCriticAgent(AgentWithStateValues):
                 target = self._td_target(next_state, rews, batch.dones, real, self._straight(batch, slice(1, None)), taken, log)
                 if self.training:
                     self.values.observe(target, self.loss_mask(batch)[:, :, None, :, None].expand_as(target))
+                    if self.options.rescale_critics:
+                        self._grow_scale(batch, rews)
             stored = self._like_policy(pi, action)
             if drawn is not None:
                 (chosen, entropy), q_taken = drawn, None  # (K, B, L, G, A), (B, L, G, 1)

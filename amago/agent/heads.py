@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from amago.agent.targets import AgentWithTargets
 from amago.agent.values import ValueRepresentation
-from amago.nets.actor_critic import Actor, ResidualActor
-from amago.nets.heads import BaseCriticHead
+from amago.data.batch import Batch
+from amago.nets import ranks
+from amago.nets.actor_critic import Actor, ResidualActor, StateValues
+from amago.nets.heads import BaseCriticHead, EnsembleCritics
 from amago.nets.policy_dists import Multibinary
 from amago.nets.utils import has_argument
 from amago.spaces import check_mask
@@ -23,7 +25,32 @@ class AgentWithHeads(AgentWithTargets):
     gammas: Tensor
     values: ValueRepresentation
     exact: bool
+    popart: Any
+    state_values: StateValues | None
     pass_obs_keys_to_actor: list[str]
+
+    def _start_scaling(self) -> None:
+        if not isinstance(self.critics, EnsembleCritics) or hasattr(self.critics, "bins"):
+            raise ValueError(
+                f"rescale_critics=True needs scalar critics whose networks are an EnsembleMLP, such as NCritics; critic_type="
+                f"{type(self.critics).__name__} are not"
+            )
+        self.critics.start_scaling()
+
+    def _grow_scale(self, batch: Batch, rews: Tensor) -> None:
+        """Let the scale of the critics' outputs follow the returns.
+
+        The first batch sets the scale of the random networks: the size of returns if each reward were the mean one.
+        """
+        first, real = self.popart.updates == 1, batch.transition_mask
+        steps = ranks.masked_max(batch.time_idxs[:, 1:].to(rews.dtype), real).clamp(min=1.0)
+        reward = torch.where(first, ranks.masked_mean(rews, real), 0.0)
+        expected = reward.abs() * torch.minimum(1.0 / (1.0 - self.gammas.amax()), steps)
+        factor = self.values.growth(self.critics.output_scale, expected)
+        for critics in (self.critics, self.target_critics):
+            critics.grow_scale(factor, keep_values=~first)
+        if self.state_values is not None:
+            self.state_values.divide(torch.where(first, 1.0, factor))
 
     def _kind_of_actions(self, actor_type: type[nn.Module]) -> dict[str, Any]:
         """What an actor is told beside ``discrete``: nothing, if an action is one choice or a vector of numbers."""

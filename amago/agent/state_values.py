@@ -7,21 +7,18 @@ from torch import Tensor
 
 from amago import ops
 from amago.agent.heads import AgentWithHeads
-from amago.nets.actor_critic import StateValues
 from amago.nets.heads import outputs_of
 
 
 class AgentWithStateValues(AgentWithHeads):
     """A base class of agents that may learn values of states, ``state_values``, in place of those of the policy's actions."""
 
-    state_values: StateValues | None
     critics_td_per_step: bool
     n_step: int
 
     def _n_step_target(self, next_state: Tensor, rews: Tensor, dones: Tensor, real: Tensor) -> Tensor:
         """`_td_target`, bootstrapped with the values of states."""
-        assert self.state_values is not None
-        value = self.values.returns(self.state_values(next_state))[:, :, None]
+        value = self.values.returns(self._state_value(next_state))
         rews, dones, real = (x[:, :, None, None] for x in (rews, dones, real))
         return ops.n_step_return(rews, dones, value, self.gammas[:, None], real, n=self.n_step)
 
@@ -32,11 +29,17 @@ class AgentWithStateValues(AgentWithHeads):
             the critics' outputs (B, L, C, G, O) for ``stored`` and the values (B, L, 1, G, 1) of ``state``, both with gradients; the
             values (B, L, 1, G, 1) of ``stored`` by random target critics.
         """
-        assert self.state_values is not None
         out = outputs_of(self.critics(state, stored[None]))[0]
         with torch.no_grad():
             taken = self._reduce(self._drawn_target_values(state, stored[None])[0])
-        return out, self.state_values(state)[:, :, None], taken
+        return out, self._state_value(state), taken
+
+    def _state_value(self, state: Tensor) -> Tensor:
+        """(B, L, D) -> values (B, L, 1, G, 1), on the scale of the critics' outputs."""
+        assert self.state_values is not None
+        value: Tensor = self.state_values(state)[:, :, None]
+        scale = getattr(self.critics, "output_scale", None)
+        return value if scale is None else value * scale
 
     def _state_value_loss(self, value: Tensor, taken: Tensor) -> Tensor:
         """The loss (B, L, 1, G, 1) of values of states, normalised as that of the critics is."""
