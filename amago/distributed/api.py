@@ -17,6 +17,8 @@ def launch(
     updates_per_step: str | None = None,
     hang_timeout: float | None = None,
     quiet: bool = False,
+    max_policy_lag: int | None = None,
+    max_undelivered: float | None = None,
 ) -> int:
     """Run a program with one learner and several collectors, as ``amago launch`` does, and wait for its end.
 
@@ -28,13 +30,16 @@ def launch(
         collectors: processes that act. Each has ``parallel_actors`` environments.
         learners: processes that train, on a GPU each.
         updates_per_step: "MIN:MAX", updates per environment step (`amago.run.roles.limits.UpdateLimits`); None: no limit.
-        hang_timeout: seconds without a step after which a collector is replaced; None: 180.
+        hang_timeout: seconds without a step after which a collector is replaced, and without an update after which the learner is started
+            again; None: 180.
         quiet: show no progress.
+        max_policy_lag: a collector whose policy is more versions than this older than the newest waits for a newer one; None: never.
+        max_undelivered: gigabytes that may wait while they cannot be delivered, before collectors pause; None: 10.
 
     Returns:
-        the exit code: that of the learner; 1 if collectors die again and again; 2 after a mistake in the arguments.
+        the exit code: that of the learner; 1 if collectors die, or the learner hangs, again and again; 2 after a mistake in the arguments.
     """
-    words = command(program, argv, collectors, learners, updates_per_step, hang_timeout, quiet)
+    words = command(program, argv, collectors, learners, updates_per_step, hang_timeout, quiet, max_policy_lag, max_undelivered)
     return subprocess.run(words, check=False).returncode
 
 
@@ -46,10 +51,14 @@ def command(
     updates_per_step: str | None = None,
     hang_timeout: float | None = None,
     quiet: bool = False,
+    max_policy_lag: int | None = None,
+    max_undelivered: float | None = None,
 ) -> list[str]:
     """The command line that does what `launch` says."""
     words = [sys.executable, "-m", "amago.cli", "launch", "--collectors", str(collectors), "--learners", str(learners)]
     words += [] if updates_per_step is None else [f"--updates-per-step={updates_per_step}"]
     words += [] if hang_timeout is None else ["--hang-timeout", str(hang_timeout)]
+    words += [] if max_policy_lag is None else ["--max-policy-lag", str(max_policy_lag)]
+    words += [] if max_undelivered is None else ["--max-undelivered", str(max_undelivered)]
     words += ["--quiet"] if quiet else []
     return [*words, os.fspath(program), *argv]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,17 +20,72 @@ from amago.run.roles.protocol import Assignment, die_with_parent, read_soon
 STOPPED_CODES = {128 + s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
 
 
+_UNDERTAKER = """
+import os, signal, sys
+groups = set()
+for line in sys.stdin:
+    (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
+for group in groups:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except OSError:
+        pass
+"""
+
+
+class Undertaker:
+    """A small process that kills the process groups of this process's children when this process ends, however that ends.
+
+    The children themselves die with it (`die_with_parent`). What they have started need not: workers, and what starts workers, take many
+    seconds to import on a busy machine, and notice only then.
+    """
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _UNDERTAKER], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        atexit.register(self._close)
+
+    def _close(self) -> None:
+        if self.owner == os.getpid():
+            assert self._process.stdin is not None
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(5)
+
+    def say(self, text: str) -> None:
+        """Add ("+GROUP") or remove ("-GROUP") a process group."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it was killed; there is still `die_with_parent`
+            self._process.stdin.write(f"{text}\n".encode())
+            self._process.stdin.flush()
+
+    @classmethod
+    def of_this_process(cls) -> Undertaker:
+        """The one of this process, which has one for all of its children."""
+        global _undertaker
+        if _undertaker is None or _undertaker.owner != os.getpid():
+            _undertaker = cls()
+        return _undertaker
+
+
+_undertaker: Undertaker | None = None
+
+
 @dataclass(frozen=True)
 class Patience:
     """How long a launcher waits, in seconds.
 
     Attributes:
-        start: for the first sign of a process that starts, importing and making its environments.
-        step: for the next sign of one that collects.
+        start: for the first sign of a process that starts, importing and making its environments, and for a learner that saves.
+        step: for the next sign of one that collects or trains.
         stop: for the end of a process that was told to end.
         first, longest: pause before a collector is replaced, the first time and at most; it doubles with each early death.
         early: a collector that dies sooner than this after its start has died early.
-        deaths: early deaths of one collector in a row, after which the launch fails.
+        deaths: early deaths of one collector in a row, after which the launch fails; and hangs of the learner without an update between.
     """
 
     start: float = 600.0
@@ -50,16 +108,17 @@ class Child:
 
     def __init__(self, assignment: Assignment, command: Sequence[str], variables: Mapping[str, str], log: Path | None = None):
         self.assignment, self.command, self.log = assignment, list(command), log
+        assignment = dataclasses.replace(assignment, launcher=os.getpid())
         self._variables = {**os.environ, **variables, **assignment.variables()}
         self.process: subprocess.Popen[bytes] | None = None
         self.beat: dict[str, Any] = {}
         self.began = self.heard = 0.0
-        self._told = False
+        self._told, self._stamp = False, 0
 
     def start(self) -> None:
         """Start the process."""
         self.assignment.beat_file.unlink(missing_ok=True)
-        self.beat, self._told = {}, False
+        self.beat, self._told, self._stamp = {}, False, 0
         self.began = self.heard = time.monotonic()
         with contextlib.ExitStack() as stack:
             out: IO[bytes] | None = None
@@ -82,6 +141,7 @@ class Child:
                 start_new_session=True,
                 preexec_fn=bind,
             )
+        Undertaker.of_this_process().say(f"+{self.process.pid}")
 
     @property
     def code(self) -> int | None:
@@ -95,10 +155,13 @@ class Child:
 
     def listen(self) -> None:
         """Read what it says of itself."""
-        beat = read_soon(self.assignment.beat_file)
-        if beat is not None and beat.get("count") != self.beat.get("count"):
-            self.heard = time.monotonic()
-            self.beat = beat
+        try:
+            stamp = self.assignment.beat_file.stat().st_mtime_ns
+        except OSError:
+            return
+        if stamp != self._stamp:
+            self._stamp, self.heard = stamp, time.monotonic()
+            self.beat = read_soon(self.assignment.beat_file) or self.beat
 
     @property
     def was_stopped(self) -> bool:
@@ -120,6 +183,7 @@ class Child:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        Undertaker.of_this_process().say(f"-{self.process.pid}")
 
     @property
     def own_log(self) -> Path | None:

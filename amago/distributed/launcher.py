@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shutil
@@ -16,9 +17,11 @@ from types import FrameType
 from typing import TextIO
 
 from amago.distributed.children import Child, CollectorError, Collectors, Patience
+from amago.distributed.hung import HungLearner, LearnerError
 from amago.distributed.ingest import Ingest
+from amago.distributed.lag import OldPolicies
 from amago.distributed.link import Answer, Beats, LocalLink
-from amago.distributed.mirror import Mirror
+from amago.distributed.mirror import MOST_WAITING_BYTES, Mirror
 from amago.distributed.progress import Rates, progress_line
 from amago.run.roles.limits import UpdateLimits
 from amago.run.roles.protocol import HELLO, ORDERS, REPORTS, Assignment, collector_dir, launch_dir, read_soon, write_soon
@@ -39,6 +42,8 @@ class Plan:
         patience: of the launcher.
         quiet: no progress line.
         out: for the progress line.
+        max_policy_lag: versions by which the policy of a collector may be older than the newest; None: any number.
+        max_undelivered: bytes that may wait while they cannot be delivered, before collectors pause.
     """
 
     program: Sequence[str]
@@ -48,12 +53,19 @@ class Plan:
     patience: Patience = field(default_factory=Patience)
     quiet: bool = False
     out: TextIO = field(default_factory=lambda: sys.stderr)
+    max_policy_lag: int | None = None
+    max_undelivered: float = MOST_WAITING_BYTES
 
     def __post_init__(self) -> None:
         for name in ("collectors", "learners"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+        lag = self.max_policy_lag
+        if lag is not None and (not isinstance(lag, int) or isinstance(lag, bool) or lag < 0):
+            raise ValueError(f"max_policy_lag counts versions and must be a whole number of at least 0, or None, got {lag!r}")
+        if not self.max_undelivered > 0:
+            raise ValueError(f"max_undelivered must be a number of bytes above 0, got {self.max_undelivered!r}")
         if not self.program:
             raise ValueError("program is empty: name a script, such as train.py")
         if self.program[0] != "-m" and not Path(self.program[0]).is_file():
@@ -72,6 +84,7 @@ class Launcher:
         self.control = Path(tempfile.mkdtemp(prefix="amago-launch-"))
         most = None if plan.limits.most == math.inf else plan.limits.most
         limits = {"least": plan.limits.least, "most": most, "collectors": plan.collectors, "control": str(self.control)}
+        limits["max_policy_lag"] = plan.max_policy_lag
         self.learner = Child(Assignment("learner", 0, **limits), self._learner_command(), {})  # type: ignore[arg-type]
         # one thread, and no GPU unless the user says otherwise: a collector's products are small, and there are many collectors
         alone = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "ACCELERATE_USE_CPU": "true"}
@@ -90,8 +103,11 @@ class Launcher:
         )
         self.ingest: Ingest | None = None
         self.mirror: Mirror | None = None
+        self.guard = HungLearner(self.learner, plan.patience)
+        self.old_policies = OldPolicies(plan.max_policy_lag)
         self._signal: int | None = None
-        self._rates, self._paused, self._paused_seconds = Rates(), False, 0.0
+        self._rates, self._version = Rates(), 0
+        self._orders, self._paused_seconds = {"pause": False, "version": 0}, 0.0
         self._pump_at = self._line_at = 0.0
         self._width = 0
 
@@ -138,6 +154,8 @@ class Launcher:
         if failed:
             return 1
         code = self.learner.code
+        if self.plan.learners > 1:  # torchrun's code says less than that of its first rank
+            code = self.learner.beat.get("code") or code
         return 1 if code is None else code if code >= 0 else 128 - code
 
     def _loop(self) -> str:
@@ -148,8 +166,9 @@ class Launcher:
                 self.collectors.tell(signal.SIGTERM)  # the learner still evaluates
             else:
                 try:
+                    self.guard.watch()
                     self.collectors.watch()
-                except CollectorError as err:
+                except (CollectorError, LearnerError) as err:
                     return str(err)
             self._tick()
             time.sleep(TICK_SECONDS)
@@ -157,9 +176,10 @@ class Launcher:
 
     def _tick(self) -> None:
         """Deliver, give orders, and show progress."""
-        for text in self.collectors.news:
-            self._say(text)
-        self.collectors.news.clear()
+        for news in (self.collectors.news, self.guard.news, self.old_policies.news(self._version, self.collectors.beats)):
+            for text in news:
+                self._say(text)
+            news.clear()
         if self.mirror is None:
             self._meet_learner()
         if self.mirror is not None:
@@ -177,23 +197,27 @@ class Launcher:
         # directories of collectors that an earlier launch had and this one has not still hold what they have collected
         found = {path for path in launch_dir(run_dir).glob("collector-*") if path.is_dir()}
         found |= {collector_dir(run_dir, i) for i in range(self.plan.collectors)}
-        self.mirror = Mirror(LocalLink(self.ingest, self._answer), sorted(found))
+        self.mirror = Mirror(LocalLink(self.ingest, self._answer), sorted(found), most_waiting=self.plan.max_undelivered)
 
     def _answer(self, beats: Beats) -> Answer:
         beat = self.learner.beat
-        return Answer(int(beat.get("version", 0)), bool(beat.get("pause")) and self.learner.runs)
+        self._version = max(self._version, int(beat.get("version", 0)))  # a learner that was started again has said nothing yet
+        return Answer(self._version, bool(beat.get("pause")) and self.learner.runs)
 
     def _order(self, answer: Answer) -> None:
-        self._paused_seconds += TICK_SECONDS * self._paused
-        if answer.pause != self._paused or not (self.control / ORDERS).exists() or self._paused:
-            self._paused = answer.pause
-            write_soon(self.control / ORDERS, {"pause": answer.pause, "paused_seconds": round(self._paused_seconds, 1)})
+        orders = {"pause": answer.pause, "version": answer.version}
+        self._paused_seconds += TICK_SECONDS * self._orders["pause"]
+        if orders != self._orders or not (self.control / ORDERS).exists() or answer.pause:
+            self._orders = orders
+            with contextlib.suppress(OSError):  # the disk is full: the next orders, or the same ones again
+                write_soon(self.control / ORDERS, {**orders, "paused_seconds": round(self._paused_seconds, 1)})
 
     # ---- the end ---------------------------------------------------------------------------------------------------------
 
     def _stop_all(self) -> None:
         """Ask all to end, deliver what they write meanwhile, and end those that do not."""
-        write_soon(self.control / ORDERS, {"pause": False})
+        with contextlib.suppress(OSError):
+            write_soon(self.control / ORDERS, {"pause": False})
         if self._signal is not None:
             self._say("stopping: collectors end, the learner saves")
         self.learner.tell(signal.SIGINT if self._signal == signal.SIGINT else signal.SIGTERM)
@@ -223,7 +247,8 @@ class Launcher:
             return
         speeds = self._rates.add(now, int(beat.get("updates", 0)), int(beat.get("steps", 0)))
         collectors = [child.beat for child in self.collectors.children]
-        line = progress_line(beat, collectors, speeds, self.plan.limits, self.collectors.replaced)
+        waiting = 0 if self.mirror is None else self.mirror.waiting
+        line = progress_line(beat, collectors, speeds, self.plan.limits, self.collectors.replaced, self._version, waiting)
         if tty:
             line = line[: shutil.get_terminal_size().columns - 1]
             self.plan.out.write("\r" + line.ljust(self._width))
