@@ -16,6 +16,8 @@ def launch(
     learners: int = 1,
     updates_per_step: str | None = None,
     hang_timeout: float | None = None,
+    ray: str | None = None,
+    node_dir: str | None = None,
     quiet: bool = False,
 ) -> int:
     """Run a program with one learner and several collectors, as ``amago launch`` does, and wait for its end.
@@ -29,12 +31,14 @@ def launch(
         learners: processes that train, on a GPU each.
         updates_per_step: "MIN:MAX", updates per environment step (`amago.run.roles.limits.UpdateLimits`); None: no limit.
         hang_timeout: seconds without a step after which a collector is replaced; None: 180.
+        ray: collectors run on the nodes of a Ray cluster, of which this machine is one: "auto", or "HOST:PORT"; None: on this machine.
+        node_dir: with ``ray``, directory of each node for what is not delivered yet (``amago launch --node-dir``).
         quiet: show no progress.
 
     Returns:
         the exit code: that of the learner; 1 if collectors die again and again; 2 after a mistake in the arguments.
     """
-    words = command(program, argv, collectors, learners, updates_per_step, hang_timeout, quiet)
+    words = command(program, argv, collectors, learners, updates_per_step, hang_timeout, quiet, ray=ray, node_dir=node_dir)
     return subprocess.run(words, check=False).returncode
 
 
@@ -46,10 +50,15 @@ def command(
     updates_per_step: str | None = None,
     hang_timeout: float | None = None,
     quiet: bool = False,
+    *,
+    ray: str | None = None,
+    node_dir: str | None = None,
 ) -> list[str]:
     """The command line that does what `launch` says."""
     words = [sys.executable, "-m", "amago.cli", "launch", "--collectors", str(collectors), "--learners", str(learners)]
     words += [] if updates_per_step is None else [f"--updates-per-step={updates_per_step}"]
     words += [] if hang_timeout is None else ["--hang-timeout", str(hang_timeout)]
+    words += [] if ray is None else ["--ray", ray]
+    words += [] if node_dir is None else [f"--node-dir={node_dir}"]
     words += ["--quiet"] if quiet else []
     return [*words, os.fspath(program), *argv]

@@ -17,6 +17,7 @@ from amago.run.roles.modes import collect_only
 from amago.run.roles.protocol import (
     HELLO,
     ORDERS,
+    STATE_FILE,
     Assignment,
     collector_dir,
     die_with_parent,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 BEAT_SECONDS = 0.25
 _FOR_EVER = sys.maxsize // 2**16  # epochs: the launcher ends a collector
-_STATE_FILE, _STARTS_FILE = "exploration.json", "starts.json"
+_STARTS_FILE = "starts.json"
 
 
 class Collector(Role):
@@ -63,10 +64,14 @@ class Collector(Role):
         self._evaluated = -1  # the learner's epoch at the last evaluation, in intervals
         self._directory: Path
         self._start = 0
+        self._node: list[int] = []  # number of the node's directory, if that is not the learner's
 
     def apply(self, run: PersistentRun) -> None:
         die_with_parent()
-        self._wait_for_learner()
+        hello = self._wait_for_learner()
+        if "node" in hello:  # the learner's directory is on another machine
+            run.ckpt_base_dir, run.run_name = os.path.split(hello["run_dir"])
+            self._node = [int(hello["node"])]
         self._begin(run.run_dir)
         self._write_to(self._directory / "log.txt")
         collect_only(run)
@@ -87,7 +92,8 @@ class Collector(Role):
         outbox_of(self._directory).mkdir(parents=True, exist_ok=True)
         self._start = 1 + (read_soon(self._directory / _STARTS_FILE) or {"starts": 0})["starts"]
         write_soon(self._directory / _STARTS_FILE, {"starts": self._start})
-        self.seed_key = (1 + self.assignment.index, self._start)  # one that replaces another does not repeat its random numbers
+        # one that replaces another does not repeat its random numbers, nor one on another node
+        self.seed_key = (1 + self.assignment.index, self._start, *self._node)
 
     def _write_to(self, log: Path) -> None:
         """From here on all output goes to a file in the run's directory."""
@@ -99,14 +105,14 @@ class Collector(Role):
         os.close(fd)
         self._say(log=str(log))
 
-    def _wait_for_learner(self) -> None:
-        """Until the learner has claimed the run, which this process then joins."""
-        hello = Path(self.assignment.control) / HELLO
-        while not hello.is_file():
+    def _wait_for_learner(self) -> dict[str, Any]:
+        """Until the learner has claimed the run, which this process then joins; returns where that is."""
+        while (hello := read_soon(Path(self.assignment.control) / HELLO)) is None:
             self._say()
             time.sleep(0.1)
             if os.getppid() == 1:
                 raise SystemExit("the launcher is gone")
+        return hello
 
     def started(self, run: PersistentRun) -> None:
         saved = self._read_state()
@@ -161,17 +167,18 @@ class Collector(Role):
             "exploration": {name: list(map(float, values)) for name, values in stats.exploration.items()},
         }  # fmt: skip
         self._reports += 1
-        name = f"{self.assignment.name}-{self._start:06d}-{self._reports:09d}.json"
+        place = "".join(f"-{node:08x}" for node in self._node)
+        name = f"{self.assignment.name}{place}-{self._start:06d}-{self._reports:09d}.json"
         write_soon(outbox_of(self._directory) / name, content)
         if section == "rollout":
             state = {"pool": run._actors.train.pool.state_dict(), "exploration": str(run.exploration_wrapper_type)}
-            write_soon(self._directory / _STATE_FILE, state)
+            write_soon(self._directory / STATE_FILE, state)
         self._say()
 
     def _read_state(self) -> dict[str, Any] | None:
         """The exploration schedules with which an earlier collector of this number has left off; None if there was none."""
         try:
-            found = json.loads((self._directory / _STATE_FILE).read_text())
+            found = json.loads((self._directory / STATE_FILE).read_text())
         except (OSError, ValueError):
             return None
         return found if isinstance(found, dict) and found.keys() == {"pool", "exploration"} else None

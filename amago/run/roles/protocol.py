@@ -19,6 +19,8 @@ from typing import Any, Literal
 VARIABLE = "AMAGO_ROLE"
 ORDERS = "orders.json"
 HELLO = "hello.json"
+STATE_FILE = "exploration.json"
+"""File, in a collector's directory, with the exploration schedules that its successor goes on with."""
 STAGING = ".arriving"
 """Directory, beside a store's, where files are before they are in the store."""
 REPORTS = "reports"
@@ -32,7 +34,7 @@ class Assignment:
     Attributes:
         kind: "learner" or "collector".
         index: of the collector, from 0.
-        collectors: of the launch, in all.
+        collectors: of the launch on this machine.
         control: directory of the small files through which it talks to the launcher.
         least, most: updates per environment step.
     """
@@ -111,8 +113,10 @@ def _prctl() -> Any:
         return None
 
 
+_PRCTL = _prctl()  # found now: a process that was forked from one with threads had better load nothing
+
+
 def die_with_parent() -> None:
     """Let the system kill this process when its parent ends, however that ends (Linux; elsewhere without effect)."""
-    prctl = _prctl()
-    if prctl is not None:
-        prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+    if _PRCTL is not None:
+        _PRCTL(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
