@@ -28,6 +28,8 @@ from amago.store.files import temporary_file
 
 CALL_SECONDS = 20.0
 """Longest wait for one call of the ingest actor; it is repeated."""
+INGEST = "ingest"
+"""Name of the ingest actor. A handle in the arguments of an actor's constructor would be in the object store, and could be lost."""
 _WATCH_SECONDS, _PUMP_SECONDS, _LEFT_SECONDS = 0.1, 0.2, 10.0
 
 
@@ -174,15 +176,14 @@ class NodeAgent:
     """Runs the collectors of one node. After a kill Ray starts it again there, and it goes on with what is on the disk.
 
     Args:
-        ingest: handle of the `IngestActor`.
         setup: of the launch.
     """
 
-    def __init__(self, ingest: Any, setup: Setup):
+    def __init__(self, setup: Setup):
         if setup.version != __version__:
             raise RuntimeError(f"amago is {__version__} there, and {setup.version} where the launcher runs: install the same on all nodes")
         home = node_home(setup.node_dir)
-        self._node = Node(RayLink(ingest), setup.task, home, setup.run_name, setup.run_id, setup.launch)
+        self._node = Node(RayLink(ray.get_actor(INGEST)), setup.task, home, setup.run_name, setup.run_id, setup.launch)
         logging.getLogger("amago").addHandler(_ToNews(self._node))
         for step, pause in ((self._node.watch, _WATCH_SECONDS), (self._node.pump, _PUMP_SECONDS)):
             threading.Thread(target=self._repeat, args=(step, pause), daemon=True).start()

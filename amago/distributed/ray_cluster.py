@@ -124,7 +124,7 @@ class RayCluster:
         self._setup = self._actors.Setup(self._task, self._node_dir, self._run_dir.name, run_id, self._launch, __version__)
         beat_file = Assignment("learner", 0, self.work.collectors, str(self.work.control)).beat_file
         remote = self._ray.remote(self._actors.IngestActor)
-        self._ingest = remote.options(**self._on(self._here)).remote(dict(hello), str(beat_file))
+        self._ingest = remote.options(name=self._actors.INGEST, **self._on(self._here)).remote(dict(hello), str(beat_file))
 
     def _on(self, node: str) -> dict[str, Any]:
         """Options of an actor of a node: it needs no CPU of Ray's, and is started again there, and nowhere else."""
@@ -224,7 +224,7 @@ class RayCluster:
     def _join(self, node: str, info: Mapping[str, Any], first: bool) -> None:
         name = f"{info['NodeManagerHostname']} ({node[:6]})"
         remote = self._ray.remote(self._actors.NodeAgent)
-        self._agents[node] = _Agent(name, remote.options(**self._on(node)).remote(self._ingest, self._setup))
+        self._agents[node] = _Agent(name, remote.options(**self._on(node)).remote(self._setup))
         if not first:
             self.news.append(f"node {name} has joined")
 
