@@ -95,7 +95,7 @@ $(RAY_STAMP): pyproject.toml constraints.txt
 	@touch $(RAY_STAMP)
 
 test-ray: $(RAY_STAMP)
-	OMP_NUM_THREADS=1 $(RAY)/bin/python -m pytest tests/ray
+	OMP_NUM_THREADS=1 $(RAY)/bin/python -m pytest tests/ray_cluster
 
 bench: install
 	$(BIN)/python -m benchmarks all

@@ -36,7 +36,13 @@ def relaunch_if_asked(args: Namespace) -> None:
             "collectors is set, but not on the command line: call amago.distributed.launch(script, argv, collectors=...)"
         )
     words = command(
-        *_program(), args.collectors, args.learners, args.updates_per_step, quiet=args.quiet, ray=args.ray, node_dir=args.node_dir
+        *_program(),
+        args.collectors,
+        args.learners,
+        args.updates_per_step,
+        quiet=args.quiet,
+        ray=args.ray,
+        node_dir=args.node_dir,
     )
     sys.stdout.flush()
     sys.stderr.flush()
@@ -51,6 +57,8 @@ def _program() -> tuple[str, list[str]]:
         return "-m", [spec.name.removesuffix(".__main__"), *sys.argv[1:]]
     if file is None or not Path(file).is_file():
         raise ValueError("--collectors needs a script in a file, which each process can run")
-    if Path(file).name == "amago" and Path(file).parent == Path(sys.executable).parent:  # the command, which other machines have elsewhere
+    if (
+        Path(file).name == "amago" and Path(file).parent == Path(sys.executable).parent
+    ):  # the command, which other machines have elsewhere
         return "-m", ["amago.cli", *sys.argv[1:]]
     return file, sys.argv[1:]

@@ -172,7 +172,7 @@ class Node:
                 self._replaced += group.replaced
                 group.tell(signal.SIGTERM)
                 self._leaving += [(child, time.monotonic() + self.task.patience.stop) for child in group.children]
-        for index, group in self._groups.items():
+        for group in self._groups.values():
             try:
                 group.watch()
             except CollectorError as err:
@@ -256,7 +256,8 @@ class Node:
 
 def _claim(parent: Path) -> tuple[list[Path], list[RunLock]]:
     """A directory of its own for a node: the first below ``parent`` that no living node has; then others that dead nodes have left."""
-    bases, locks = [], []
+    bases: list[Path] = []
+    locks: list[RunLock] = []
     left = sum(1 for _ in parent.glob("*/")) if parent.is_dir() else 0
     for slot in itertools.count():
         if bases and slot >= left:

@@ -181,7 +181,9 @@ class NodeAgent:
 
     def __init__(self, setup: Setup):
         if setup.version != __version__:
-            raise RuntimeError(f"amago is {__version__} there, and {setup.version} where the launcher runs: install the same on all nodes")
+            raise RuntimeError(
+                f"amago is {__version__} there, and {setup.version} where the launcher runs: install the same on all nodes"
+            )
         home = node_home(setup.node_dir)
         self._node = Node(RayLink(ray.get_actor(INGEST)), setup.task, home, setup.run_name, setup.run_id, setup.launch)
         logging.getLogger("amago").addHandler(_ToNews(self._node))

@@ -120,7 +120,9 @@ class RayCluster:
     def meet_learner(self, hello: Mapping[str, Any]) -> None:
         self._run_dir = Path(hello["run_dir"])
         record = read_soon(self._run_dir / "settings.json") or {}
-        run_id = str(record.get("id", self._launch))  # so that what nodes have not delivered is found by the next launch of the run
+        run_id = str(
+            record.get("id", self._launch)
+        )  # so that what nodes have not delivered is found by the next launch of the run
         self._setup = self._actors.Setup(self._task, self._node_dir, self._run_dir.name, run_id, self._launch, __version__)
         beat_file = Assignment("learner", 0, self.work.collectors, str(self.work.control)).beat_file
         remote = self._ray.remote(self._actors.IngestActor)
