@@ -113,6 +113,7 @@ class Node:
         self._orders = Orders()
         self._news: list[str] = []
         self._first = self._replaced = 0
+        self._had: set[int] = set()  # collectors that this object has started
         self._sent: dict[str, int] = {}  # times of the exploration schedules that the learner's node has
         self._given = Answer()
         self._lock = threading.Lock()
@@ -189,6 +190,7 @@ class Node:
 
     def _new(self, index: int, neighbours: int, state: bytes | None) -> Collectors:
         directory = collector_dir(self.run_dir, index)
+        self._had = self._had | {index}
         outbox_of(directory).mkdir(parents=True, exist_ok=True)
         if state is not None:
             with temporary_file(directory) as tmp:
@@ -235,7 +237,7 @@ class Node:
     def _send_states(self) -> None:
         """Send exploration schedules, with which another node could go on."""
         parcels, times = [], {}
-        for index in list(self._groups):
+        for index in sorted(self._had):
             path = collector_dir(self.run_dir, index) / STATE_FILE
             with contextlib.suppress(FileNotFoundError):
                 if (changed := path.stat().st_mtime_ns) != self._sent.get(path.parent.name):

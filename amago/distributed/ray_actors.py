@@ -102,35 +102,38 @@ def _lock(path: Path, seconds: float = 30.0) -> RunLock:
 
 
 class RayLink:
-    """The `Link` from a node to the learner's.
+    """The `Link` from a node to the learner's. It finds the `IngestActor` by its name, again after each failure."""
 
-    Args:
-        ingest: handle of an `IngestActor`.
-    """
-
-    def __init__(self, ingest: Any):
-        self._ingest = ingest
+    _ingest: Any = None
 
     def put(self, parcels: Sequence[Parcel], beats: Beats) -> Answer:
-        return _result(self._ingest.put.remote(list(parcels), dict(beats)))
+        return self._result(self._actor().put.remote(list(parcels), dict(beats)))
 
     def weights(self) -> bytes | None:
-        found = _result(self._ingest.weights.remote())
-        return _result(found[0]) if found else None
+        found = self._result(self._actor().weights.remote())
+        return self._result(found[0]) if found else None
 
+    def _actor(self) -> Any:
+        if self._ingest is None:
+            try:
+                self._ingest = ray.get_actor(INGEST)
+            except (ValueError, ray.exceptions.RayError) as err:
+                raise OSError("the learner's node takes no files at the moment") from err
+        return self._ingest
 
-def _result(ref: Any) -> Any:
-    """The result of a call.
+    def _result(self, ref: Any) -> Any:
+        """The result of a call.
 
-    Raises:
-        OSError: there is none: the call may be repeated.
-    """
-    try:
-        return ray.get(ref, timeout=CALL_SECONDS)
-    except ray.exceptions.RayTaskError as err:
-        raise OSError(f"the learner's node could not take it: {err.cause}") from err
-    except ray.exceptions.RayError as err:
-        raise OSError(f"the learner's node does not answer ({type(err).__name__})") from err
+        Raises:
+            OSError: there is none: the call may be repeated.
+        """
+        try:
+            return ray.get(ref, timeout=CALL_SECONDS)
+        except ray.exceptions.RayTaskError as err:
+            raise OSError(f"the learner's node could not take it: {err.cause}") from err
+        except ray.exceptions.RayError as err:
+            self._ingest = None
+            raise OSError(f"the learner's node does not answer ({type(err).__name__})") from err
 
 
 @dataclass(frozen=True)
@@ -185,7 +188,7 @@ class NodeAgent:
                 f"amago is {__version__} there, and {setup.version} where the launcher runs: install the same on all nodes"
             )
         home = node_home(setup.node_dir)
-        self._node = Node(RayLink(ray.get_actor(INGEST)), setup.task, home, setup.run_name, setup.run_id, setup.launch)
+        self._node = Node(RayLink(), setup.task, home, setup.run_name, setup.run_id, setup.launch)
         logging.getLogger("amago").addHandler(_ToNews(self._node))
         for step, pause in ((self._node.watch, _WATCH_SECONDS), (self._node.pump, _PUMP_SECONDS)):
             threading.Thread(target=self._repeat, args=(step, pause), daemon=True).start()

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from amago.run.roles.protocol import STATE_FILE, Assignment, collector_dir, read
 
 _LOOK_SECONDS = 2.0  # between two looks at the nodes of the cluster
 _EXCHANGE_SECONDS = 0.5  # between two calls of an agent
+_HUNG_SECONDS, _INGEST_DEATHS = 180.0, 5
 _SILENT_SECONDS = 60.0
 """An agent that has not answered for so long is told of."""
 
@@ -35,9 +36,12 @@ def import_ray() -> Any:
         ImportError: it is not installed; names the extra.
     """
     try:
-        return importlib.import_module("ray")
+        ray = importlib.import_module("ray")
+        if getattr(ray, "__file__", None) is None:
+            raise ImportError("there is a directory of this name, and no package")
     except ImportError as err:
         raise ImportError(f"--ray needs Ray ({err}): pip install 'amago[ray]', on each node") from err
+    return ray
 
 
 @dataclass
@@ -52,6 +56,51 @@ class _Agent:
     heard: float = field(default_factory=time.monotonic)
     seen: int = 0
     silent: bool = False
+
+
+class _Ingest:
+    """The ingest actor. Ray starts it again when its process ends; one that has ended for good is made anew.
+
+    Args:
+        ray: the package.
+        make: makes the actor.
+    """
+
+    def __init__(self, ray: Any, make: Callable[[], Any]):
+        self._ray, self._make = ray, make
+        self.handle = make()
+        self._call: Any = None
+        self._called, self._deaths = time.monotonic(), 0
+
+    def check(self, now: float) -> str:
+        """What is wrong with it, the first time; else nothing.
+
+        Raises:
+            CollectorError: it has ended for good several times in a row.
+        """
+        if self._call is None:
+            if now >= self._called + _LOOK_SECONDS:
+                self._called, self._call = now, self.handle.pid.remote()
+            return ""
+        if not self._ray.wait([self._call], timeout=0)[0]:
+            if now < self._called + _HUNG_SECONDS:
+                return ""
+            self._call, self._called = None, now
+            self._ray.kill(self.handle, no_restart=False)
+            return f"nothing has arrived from the nodes for {_HUNG_SECONDS:.0f} seconds: the process that takes it is replaced"
+        call, self._call = self._call, None
+        try:
+            self._ray.get(call, timeout=1)
+            self._deaths = 0
+        except self._ray.exceptions.ActorDiedError as err:
+            self._deaths += 1
+            if self._deaths == _INGEST_DEATHS:
+                raise CollectorError(f"what collectors write cannot be taken: {_cause(err)}") from None
+            self.handle = self._make()
+            return f"the process that takes what collectors write is replaced: {_cause(err)}"
+        except self._ray.exceptions.RayError:  # it is being started again
+            pass
+        return ""
 
 
 class RayCluster:
@@ -86,7 +135,7 @@ class RayCluster:
         self._node_dir = self._actors.DEFAULT_NODE_DIR if node_dir is None else node_dir
         self._here: str = self._ray.get_runtime_context().get_node_id()
         self._launch = uuid.uuid4().hex
-        self._ingest: Any = None
+        self._ingest: _Ingest | None = None
         self._setup: Any = None
         self._run_dir = Path()
         self._agents: dict[str, _Agent] = {}  # by node
@@ -125,8 +174,8 @@ class RayCluster:
         )  # so that what nodes have not delivered is found by the next launch of the run
         self._setup = self._actors.Setup(self._task, self._node_dir, self._run_dir.name, run_id, self._launch, __version__)
         beat_file = Assignment("learner", 0, self.work.collectors, str(self.work.control)).beat_file
-        remote = self._ray.remote(self._actors.IngestActor)
-        self._ingest = remote.options(name=self._actors.INGEST, **self._on(self._here)).remote(dict(hello), str(beat_file))
+        remote = self._ray.remote(self._actors.IngestActor).options(name=self._actors.INGEST, **self._on(self._here))
+        self._ingest = _Ingest(self._ray, lambda: remote.remote(dict(hello), str(beat_file)))
 
     def _on(self, node: str) -> dict[str, Any]:
         """Options of an actor of a node: it needs no CPU of Ray's, and is started again there, and nowhere else."""
@@ -135,6 +184,8 @@ class RayCluster:
 
     def watch(self) -> None:
         if self._ingest is not None:
+            trouble = self._ingest.check(time.monotonic())
+            self.news += [trouble] if trouble else []
             self._look()
 
     def deliver(self) -> Answer | None:
@@ -175,7 +226,8 @@ class RayCluster:
 
     def close(self) -> None:
         self.kill()
-        self._end(self._ingest)
+        if self._ingest is not None:
+            self._end(self._ingest.handle)
         self._ray.shutdown()
         shutil.rmtree(self._files, ignore_errors=True)
 
@@ -210,7 +262,7 @@ class RayCluster:
             self._lose(node)
         if self._ends:
             return
-        sizes = {node: self._size(n) for node, n in nodes.items() if node not in self._unfit}
+        sizes = self._sizes([n for node, n in nodes.items() if node not in self._unfit])
         if not sizes:
             raise CollectorError("\n".join(["no node of the cluster can run collectors", *self._unfit.values()]))
         before, self._holders = self._holders, assign(self.work.collectors, sizes, self._holders)
@@ -218,10 +270,10 @@ class RayCluster:
         for node in sorted(set(self._holders.values()) - self._agents.keys()):
             self._join(node, nodes[node], first=not before)
 
-    def _size(self, node: Mapping[str, Any]) -> float:
-        """CPUs of a node for collectors; a little where there are none, so that a cluster of such nodes works too."""
-        learners = self.work.learners if node["NodeID"] == self._here else 0
-        return max(0.25, float(node["Resources"].get("CPU", 0.0)) - learners)
+    def _sizes(self, nodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """CPUs for collectors, of the nodes that have any; if none has, all nodes count alike."""
+        left = {n["NodeID"]: n["Resources"].get("CPU", 0.0) - self.work.learners * (n["NodeID"] == self._here) for n in nodes}
+        return {node: cpus for node, cpus in left.items() if cpus > 0} or dict.fromkeys(left, 1.0)
 
     def _join(self, node: str, info: Mapping[str, Any], first: bool) -> None:
         name = f"{info['NodeManagerHostname']} ({node[:6]})"
@@ -267,7 +319,7 @@ class RayCluster:
         call, agent.call = agent.call, None
         try:
             status: Status = self._ray.get(call, timeout=1)
-        except self._ray.exceptions.ActorDiedError as err:
+        except (self._ray.exceptions.ActorDiedError, self._ray.exceptions.RuntimeEnvSetupError) as err:
             if self._is_alive(node):  # it could not be started, or it would be started again
                 self._fail(node, _cause(err))
             return

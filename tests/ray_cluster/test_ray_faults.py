@@ -106,7 +106,12 @@ def test_launcher_killed_and_started_again(cluster):
     for _ in range(wanted):
         run = cluster.launch(collectors=2, **SETTINGS)
         run.until(lambda: len(run.collecting()) == 2)  # noqa: B023
-        everyone = {*run.children.values(), *run.collector_pids().values(), *cluster.pids("NodeAgent"), *cluster.pids("IngestActor")}
+        everyone = {
+            *run.children.values(),
+            *run.collector_pids().values(),
+            *cluster.pids("NodeAgent"),
+            *cluster.pids("IngestActor"),
+        }
         assert len(everyone) == 6
         run.process.kill()
         run.process.communicate()

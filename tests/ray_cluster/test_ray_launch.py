@@ -31,7 +31,9 @@ def test_a_run_on_two_nodes_is_one_run(cluster):
     assert sorted([*on_head, *on_a]) == [0, 1, 2]
     run.check_nothing_is_lost_or_twice()
     said = [(path / "log.txt").read_text() for path in (*on_head.values(), *on_a.values())]
-    assert not any(str(run.root / "program") in text for text in said), "collectors use what reached their node, not the learner's files"
+    assert not any(str(run.root / "program") in text for text in said), (
+        "collectors use what reached their node, not the learner's files"
+    )
     assert not cluster.pids("collector")
     assert not cluster.pids("NodeAgent")
 
@@ -62,7 +64,9 @@ def test_nodes_join_and_are_lost_and_their_directory_is_delivered_by_the_next_la
 
     cluster.add("a")
     left = [p.name for d in cluster.directories("a").values() for p in (d / "spool" / "buffer" / "fifo").glob("*.safetensors")]
-    (next(iter(cluster.directories("a").values())) / "spool" / "buffer" / "fifo" / "0000000000-000000000000-n1.safetensors").write_bytes(b"x")
+    (
+        next(iter(cluster.directories("a").values())) / "spool" / "buffer" / "fifo" / "0000000000-000000000000-n1.safetensors"
+    ).write_bytes(b"x")
     again = cluster.launch(**settings)
     again.until(lambda: {*left, "0000000000-000000000000-n1.safetensors"} <= set(again.arrived))
     again.process.send_signal(signal.SIGTERM)
@@ -83,15 +87,18 @@ def test_a_signal_ends_all_nodes_with_a_complete_state(cluster, number):
     run.check_nothing_is_lost_or_twice()
 
 
-def test_what_cannot_be_launched_is_said(cluster, tmp_path):
-    broken = tmp_path / "broken"
-    broken.mkdir()
+def test_what_cannot_be_launched_is_said(cluster):
     run = cluster.launch("--node-dir", "/proc/$NO_SUCH_VARIABLE", collectors=1, epochs=FOREVER)
     assert run.wait() == 1
     assert "no node of the cluster can run collectors" in run.output
     assert "NO_SUCH_VARIABLE" in run.output
 
 
-def test_collectors_that_never_start_end_the_launch_with_their_log(cluster):
-    run = cluster.launch("--quiet", collectors=1, epochs=FOREVER, **SMALL, make_train_env=None)
-    assert run.wait() == 1
+def test_a_node_whose_collectors_never_start_is_used_no_more(cluster):
+    cluster.add("a")
+    run = cluster.launch("--updates-per-step", ":0.05", collectors=2, epochs=FOREVER, broken_on="a", **SMALL)
+    run.until(lambda: len(cluster.directories("head")) == 2 and len(run.collecting()) == 2)
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait() == 143
+    assert "can run no collectors" in run.output
+    assert "no display is there" in run.output
