@@ -127,8 +127,8 @@ class RayLaunch(launching.Launch):
         for node in (self.root / "nodes").iterdir():
             if node.name not in except_nodes:
                 for directory in self.cluster.directories(node.name).values():
-                    assert not [p for p in spool_of(directory).glob("[!.]*")], directory
-                    assert not [p for p in outbox_of(directory).glob("[!.]*")], directory
+                    assert not list(spool_of(directory).glob("[!.]*")), directory
+                    assert not list(outbox_of(directory).glob("[!.]*")), directory
 
 
 def _role(pid):

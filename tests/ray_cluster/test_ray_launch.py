@@ -2,9 +2,12 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
+import tiny
 
 FOREVER = 100_000
 SMALL = {"train_batches_per_epoch": 5}
@@ -92,6 +95,30 @@ def test_what_cannot_be_launched_is_said(cluster):
     assert run.wait() == 1
     assert "no node of the cluster can run collectors" in run.output
     assert "NO_SUCH_VARIABLE" in run.output
+
+
+@pytest.mark.parametrize(
+    ("address", "said"), [("127.0.0.1:1", "127.0.0.1:1"), ("ray://127.0.0.1:1", "on a node of the cluster")]
+)
+def test_an_address_without_a_cluster_is_refused(tmp_path, address, said):
+    program = tmp_path / "train.py"
+    program.touch()
+    words = [sys.executable, "-m", "amago.cli", "launch", "--collectors", "1", "--ray", address, str(program)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=200, env=tiny.environment(), check=False)
+    assert done.returncode == 2
+    assert said in done.stderr.splitlines()[-1]
+
+
+def test_the_command_for_any_environment_runs_on_a_cluster(cluster, tmp_path):
+    cluster.add("a")
+    sizes = "--parallel_actors 2 --timesteps_per_epoch 40 --batches_per_epoch 2 --epochs 2 --batch_size 4 --max_seq_len 8 --env_mode sync"
+    options = f"{sizes} --quiet --horizon 20 --updates_per_step=:0.05 --run-name run --collectors 2".split()
+    words = ["train", "CartPole-v1", *options]
+    where = ["--buffer-dir", str(tmp_path), "--ray", cluster.address, "--node-dir", f"{tmp_path}/nodes/$AMAGO_TEST_NODE"]
+    words = [sys.executable, "-m", "amago.cli", *words, *where]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=200, env=tiny.environment(), cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [len(cluster.directories(node)) for node in ("head", "a")] == [1, 1]
 
 
 def test_a_node_whose_collectors_never_start_is_used_no_more(cluster):
