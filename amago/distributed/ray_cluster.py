@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import shutil
+import socket
 import tempfile
 import time
 import uuid
@@ -148,6 +149,8 @@ class RayCluster:
             raise ValueError(
                 f"--ray is {address!r}, a connection from outside: run the launcher on a node of the cluster, with --ray auto"
             )
+        if address != "auto":
+            _check_reachable(address)
         (self._files / "program").mkdir(exist_ok=True)
         sent: dict[str, Any] = {"working_dir": str(self._files / "program")}
         library = pack_library(self._files)
@@ -158,11 +161,8 @@ class RayCluster:
                 address=address, runtime_env=sent, namespace=f"amago-{uuid.uuid4().hex}", log_to_driver=False,
                 logging_level=logging.ERROR,
             )  # fmt: skip
-        except (ConnectionError, OSError, RuntimeError, ValueError) as err:
-            where = "runs on this machine" if address == "auto" else f"can be reached at {address!r} from this machine"
-            raise ValueError(
-                f"no Ray cluster {where} ({err}): 'ray start --head' begins one, 'ray start --address HOST:6379' on other machines joins it"
-            ) from err
+        except (OSError, RuntimeError, ValueError) as err:
+            raise ValueError(_no_cluster(address, err)) from err
 
     # ---- what a Place is -------------------------------------------------------------------------------------------------
 
@@ -349,6 +349,29 @@ class RayCluster:
             return (collector_dir(self._run_dir, index) / STATE_FILE).read_bytes()
         except OSError:
             return None
+
+
+def _check_reachable(address: str) -> None:
+    """Refuse an address at which nobody listens, for which Ray would wait for minutes.
+
+    Raises:
+        ValueError: it is not of the form HOST:PORT, or nobody listens there.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError(f"--ray is {address!r}, and must be auto or HOST:PORT")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except (OSError, OverflowError) as err:
+        raise ValueError(_no_cluster(address, err)) from err
+
+
+def _no_cluster(address: str, err: Exception) -> str:
+    where = "on this machine" if address == "auto" else f"at {address}, of which this machine is a node"
+    return (
+        f"there is no Ray cluster {where} ({err}): 'ray start --head' begins one, and 'ray start --address HOST:6379' on other machines "
+        "joins it"
+    )
 
 
 def _cause(err: Exception) -> str:

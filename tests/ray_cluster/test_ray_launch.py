@@ -98,7 +98,12 @@ def test_what_cannot_be_launched_is_said(cluster):
 
 
 @pytest.mark.parametrize(
-    ("address", "said"), [("127.0.0.1:1", "127.0.0.1:1"), ("ray://127.0.0.1:1", "on a node of the cluster")]
+    ("address", "said"),
+    [
+        ("127.0.0.1:1", "no Ray cluster at 127.0.0.1:1"),
+        ("ray://127.0.0.1:1", "on a node of the cluster"),
+        ("here", "HOST:PORT"),
+    ],
 )
 def test_an_address_without_a_cluster_is_refused(tmp_path, address, said):
     program = tmp_path / "train.py"
