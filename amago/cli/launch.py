@@ -8,7 +8,7 @@ from argparse import REMAINDER, ArgumentParser, ArgumentTypeError, Namespace
 
 from amago.distributed.children import Patience
 from amago.distributed.launcher import Plan, run_plan
-from amago.distributed.ray_cluster import RayCluster
+from amago.distributed.ray_place import RayPlace
 from amago.run.roles.limits import UpdateLimits
 
 
@@ -79,5 +79,5 @@ def run(args: Namespace) -> int:
         raise ValueError("--node-dir is of no use without --ray: on one machine everything is in the run's directory")
     plan = Plan(program, args.collectors, args.learners, args.updates_per_step, patience, args.quiet)
     if args.ray is not None:
-        plan.place = functools.partial(RayCluster, address=args.ray, node_dir=args.node_dir)
+        plan.place = functools.partial(RayPlace, address=args.ray, node_dir=args.node_dir)
     return run_plan(plan)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import logging
 import shutil
-import socket
 import tempfile
 import time
 import uuid
@@ -16,9 +15,10 @@ from typing import Any
 
 from amago import __version__
 from amago.distributed.children import CollectorError
-from amago.distributed.link import Answer, Beats
+from amago.distributed.link import Beats
 from amago.distributed.node import Orders, Status
-from amago.distributed.place import Work
+from amago.distributed.place import Task
+from amago.distributed.ray_place import no_cluster
 from amago.distributed.shares import assign
 from amago.distributed.shipping import pack, pack_library
 from amago.run.roles.protocol import STATE_FILE, Assignment, collector_dir, read_soon
@@ -28,21 +28,6 @@ _EXCHANGE_SECONDS = 0.5  # between two calls of an agent
 _HUNG_SECONDS, _INGEST_DEATHS = 180.0, 5
 _SILENT_SECONDS = 60.0
 """An agent that has not answered for so long is told of."""
-
-
-def import_ray() -> Any:
-    """Ray.
-
-    Raises:
-        ImportError: it is not installed; names the extra.
-    """
-    try:
-        ray = importlib.import_module("ray")
-        if getattr(ray, "__file__", None) is None:
-            raise ImportError("there is a directory of this name, and no package")
-    except ImportError as err:
-        raise ImportError(f"--ray needs Ray ({err}): pip install 'amago[ray]', on each node") from err
-    return ray
 
 
 @dataclass
@@ -105,29 +90,35 @@ class _Ingest:
 
 
 class RayCluster:
-    """The collectors of a launch on the nodes of a Ray cluster (a `amago.distributed.place.Place`).
+    """The collectors of a launch on the nodes of a Ray cluster.
 
     Each node gets its share of the collectors by its CPUs, the learner's less one for each learner. When a node joins or is gone, the
     shares are made again, and as few collectors as possible move.
 
     Args:
-        work: of the collectors.
+        task: of each collector.
+        collectors: how many there are.
+        learners: processes that train on this machine.
+        control: directory of the small files of launcher and learner.
         address: of the cluster: "auto", or "HOST:PORT". This machine must be one of its nodes.
         node_dir: template of the directory in which nodes keep what is not delivered yet (`amago.distributed.ray_actors.node_home`); None:
             the temporary directory.
+
+    Attributes:
+        news: sentences for the user, until somebody takes them.
 
     Raises:
         ImportError: Ray is not installed.
         ValueError: there is no such cluster, or the program's files are too large.
     """
 
-    def __init__(self, work: Work, address: str = "auto", node_dir: str | None = None):
-        self.work, self.news = work, []  # type: ignore[var-annotated]
-        self._ray = import_ray()
+    def __init__(self, task: Task, collectors: int, learners: int, control: Path, address: str, node_dir: str | None = None):
+        self.collectors, self.learners, self.control = collectors, learners, control
+        self.news: list[str] = []
+        self._ray = importlib.import_module("ray")
         self._files = Path(tempfile.mkdtemp(prefix="amago-files-"))
         try:
-            words = pack(work.task.program, self._files / "program")
-            self._task = replace(work.task, program=words)
+            self._task = replace(task, program=pack(task.program, self._files / "program"))
             self._connect(address)
         except BaseException:
             shutil.rmtree(self._files, ignore_errors=True)
@@ -145,12 +136,6 @@ class RayCluster:
         self._replaced, self._look_at, self._ends, self._troubled = 0, 0.0, False, False
 
     def _connect(self, address: str) -> None:
-        if "://" in address:
-            raise ValueError(
-                f"--ray is {address!r}, a connection from outside: run the launcher on a node of the cluster, with --ray auto"
-            )
-        if address != "auto":
-            _check_reachable(address)
         (self._files / "program").mkdir(exist_ok=True)
         sent: dict[str, Any] = {"working_dir": str(self._files / "program")}
         library = pack_library(self._files)
@@ -162,18 +147,19 @@ class RayCluster:
                 logging_level=logging.ERROR,
             )  # fmt: skip
         except (OSError, RuntimeError, ValueError) as err:
-            raise ValueError(_no_cluster(address, err)) from err
+            raise ValueError(no_cluster(address, err)) from err
 
-    # ---- what a Place is -------------------------------------------------------------------------------------------------
+    # ---- for the launcher ------------------------------------------------------------------------------------------------
 
     def meet_learner(self, hello: Mapping[str, Any]) -> None:
+        """The learner has said where its run ("run_dir") and its store ("save_to") are, once."""
         self._run_dir = Path(hello["run_dir"])
         record = read_soon(self._run_dir / "settings.json") or {}
         run_id = str(
             record.get("id", self._launch)
         )  # so that what nodes have not delivered is found by the next launch of the run
         self._setup = self._actors.Setup(self._task, self._node_dir, self._run_dir.name, run_id, self._launch, __version__)
-        beat_file = Assignment("learner", 0, self.work.collectors, str(self.work.control)).beat_file
+        beat_file = Assignment("learner", 0, self.collectors, str(self.control)).beat_file
         remote = self._ray.remote(self._actors.IngestActor).options(name=self._actors.INGEST, **self._on(self._here))
         self._ingest = _Ingest(self._ray, lambda: remote.remote(dict(hello), str(beat_file)))
 
@@ -182,23 +168,24 @@ class RayCluster:
         strategy = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy(node, soft=False)
         return {"num_cpus": 0, "max_restarts": -1, "max_task_retries": 0, "scheduling_strategy": strategy}
 
-    def watch(self) -> None:
-        if self._ingest is not None:
+    def tend(self) -> None:
+        """Look after nodes, and talk to their agents; waits for the cluster alone.
+
+        Raises:
+            CollectorError: no node can run collectors.
+        """
+        if self._ingest is None:
+            return
+        if not self._ends:
             trouble = self._ingest.check(time.monotonic())
             self.news += [trouble] if trouble else []
-            self._look()
-
-    def deliver(self) -> Answer | None:
-        if self._ingest is None:
-            return None
-        if self._ends:
-            self._look()  # nodes may be gone, for which nobody needs to wait
+        self._look()
         self._exchange()
-        return self.work.answer(self.beats)
 
     @property
     def beats(self) -> Beats:
-        found: dict[str, Mapping[str, Any]] = {f"collector-{i}": {} for i in range(self.work.collectors)}
+        """What each collector says of itself, by name; empty before its start."""
+        found: dict[str, Mapping[str, Any]] = {f"collector-{i}": {} for i in range(self.collectors)}
         for index, node in self._holders.items():
             agent = self._agents.get(node)
             if agent is not None and agent.status is not None:
@@ -207,25 +194,24 @@ class RayCluster:
 
     @property
     def replaced(self) -> int:
+        """Processes that were replaced so far."""
         return self._replaced + sum(agent.status.replaced for agent in self._agents.values() if agent.status is not None)
 
     @property
     def run(self) -> int:
+        """How many collectors run; agents count that have not answered, or still have something to deliver."""
         return sum(1 if a.status is None else a.status.run + a.status.left for a in self._agents.values())
 
-    def tell(self, number: int) -> None:
-        if not self._ends:
-            self._ends = True
-            for agent in self._agents.values():
-                agent.called = 0.0
-
-    def kill(self) -> None:
+    def end(self) -> None:
+        """Ask all collectors to end."""
+        self._ends = True
         for agent in self._agents.values():
-            self._end(agent.handle)
-        self._agents.clear()
+            agent.called = 0.0
 
     def close(self) -> None:
-        self.kill()
+        """End everything at once."""
+        for agent in self._agents.values():
+            self._end(agent.handle)
         if self._ingest is not None:
             self._end(self._ingest.handle)
         self._ray.shutdown()
@@ -265,14 +251,14 @@ class RayCluster:
         sizes = self._sizes([n for node, n in nodes.items() if node not in self._unfit])
         if not sizes:
             raise CollectorError("\n".join(["no node of the cluster can run collectors", *self._unfit.values()]))
-        before, self._holders = self._holders, assign(self.work.collectors, sizes, self._holders)
+        before, self._holders = self._holders, assign(self.collectors, sizes, self._holders)
         self._replaced += sum(before.get(i, node) != node for i, node in self._holders.items())
         for node in sorted(set(self._holders.values()) - self._agents.keys()):
             self._join(node, nodes[node], first=not before)
 
     def _sizes(self, nodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """CPUs for collectors, of the nodes that have any; if none has, all nodes count alike."""
-        left = {n["NodeID"]: n["Resources"].get("CPU", 0.0) - self.work.learners * (n["NodeID"] == self._here) for n in nodes}
+        left = {n["NodeID"]: n["Resources"].get("CPU", 0.0) - self.learners * (n["NodeID"] == self._here) for n in nodes}
         return {node: cpus for node, cpus in left.items() if cpus > 0} or dict.fromkeys(left, 1.0)
 
     def _join(self, node: str, info: Mapping[str, Any], first: bool) -> None:
@@ -349,29 +335,6 @@ class RayCluster:
             return (collector_dir(self._run_dir, index) / STATE_FILE).read_bytes()
         except OSError:
             return None
-
-
-def _check_reachable(address: str) -> None:
-    """Refuse an address at which nobody listens, for which Ray would wait for minutes.
-
-    Raises:
-        ValueError: it is not of the form HOST:PORT, or nobody listens there.
-    """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
-        raise ValueError(f"--ray is {address!r}, and must be auto or HOST:PORT")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-    except (OSError, OverflowError) as err:
-        raise ValueError(_no_cluster(address, err)) from err
-
-
-def _no_cluster(address: str, err: Exception) -> str:
-    where = "on this machine" if address == "auto" else f"at {address}, of which this machine is a node"
-    return (
-        f"there is no Ray cluster {where} ({err}): 'ray start --head' begins one, and 'ray start --address HOST:6379' on other machines "
-        "joins it"
-    )
 
 
 def _cause(err: Exception) -> str:

@@ -150,7 +150,8 @@ def _is(pid, title):
     try:
         if title == "collector":
             return _role(pid)["kind"] == "collector" and b"multiprocessing" not in Path(f"/proc/{pid}/cmdline").read_bytes()
-        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(f"ray::{title}".encode())
+        line = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return line.startswith(f"ray::{title}".encode()) or line.partition(b"\0")[0].endswith(f"/{title}".encode())
     except (OSError, StopIteration):
         return False
 

@@ -112,7 +112,7 @@ def test_launcher_killed_and_started_again(cluster):
             *cluster.pids("NodeAgent"),
             *cluster.pids("IngestActor"),
         }
-        assert len(everyone) == 6
+        assert len(everyone) == 7
         run.process.kill()
         run.process.communicate()
         began = time.monotonic()
@@ -127,3 +127,20 @@ def test_launcher_killed_and_started_again(cluster):
     run.check_nothing_is_lost_or_twice()
     say(f"all ended after {slowest:.2f} s at most")
     report("launchers killed: nobody left on any node, and the same command goes on", wanted, wanted)
+
+
+def test_a_lost_cluster_does_not_end_the_learner(cluster):
+    """Ray ends whoever cannot reach the head of its cluster for a minute; the learner goes on until it is told to stop, and saves."""
+    run = cluster.launch(collectors=1, **SETTINGS)
+    run.until(lambda: len(run.collecting()) == 1 and run.rows("train"))
+    before = run.children
+    (head,) = cluster.pids("gcs_server")
+    kill(head)
+    run.until(lambda: before["nodes"] not in run.children.values(), seconds=150)
+    updates = run.rows("train")[-1]["grad_steps"]
+    run.until(lambda: run.rows("train")[-1]["grad_steps"] > updates)
+    assert run.children["learner"] == before["learner"]
+    stop(run)
+    assert "the Ray cluster is lost, and the learner goes on" in run.output
+    assert list((run.run_dir / "ckpts" / "training_states").iterdir())
+    report("clusters lost: the learner goes on, and saves", 1, 1)

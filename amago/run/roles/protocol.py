@@ -32,14 +32,14 @@ class Assignment:
     """What a process of a launch is to do.
 
     Attributes:
-        kind: "learner" or "collector".
+        kind: "learner" or "collector"; "nodes" is the process that talks to a cluster.
         index: of the collector, from 0.
         collectors: of the launch on this machine.
         control: directory of the small files through which it talks to the launcher.
         least, most: updates per environment step.
     """
 
-    kind: Literal["learner", "collector"]
+    kind: Literal["learner", "collector", "nodes"]
     index: int
     collectors: int
     control: str
@@ -58,8 +58,8 @@ class Assignment:
 
     @property
     def name(self) -> str:
-        """Of the process: "learner" or "collector-INDEX"."""
-        return self.kind if self.kind == "learner" else f"{self.kind}-{self.index}"
+        """Of the process: "learner", "nodes" or "collector-INDEX"."""
+        return self.kind if self.kind != "collector" else f"{self.kind}-{self.index}"
 
     @property
     def beat_file(self) -> Path:
