@@ -1,0 +1,25 @@
+"""A Ray cluster of nodes on this machine, which does what its standard input says: "add NAME", "remove NAME". It ends with its parent."""
+
+import sys
+
+from ray.cluster_utils import Cluster
+
+NODE = {"num_cpus": 2, "object_store_memory": 100 << 20, "include_dashboard": False}
+
+
+def variables(name):
+    """Each node has another value of the variable, from which its directory follows."""
+    return {"env_vars": {"AMAGO_TEST_NODE": name}}
+
+
+cluster = Cluster(initialize_head=True, head_node_args=NODE | variables("head"))
+nodes = {}
+print(cluster.address, flush=True)
+for line in sys.stdin:
+    order, name = line.split()
+    if order == "add":
+        nodes[name] = cluster.add_node(**NODE, **variables(name))
+    else:
+        cluster.remove_node(nodes.pop(name), allow_graceful=False)
+    print("done", flush=True)
+cluster.shutdown()
