@@ -16,8 +16,8 @@ from amago.run.roles.protocol import OUTBOX, outbox_of, spool_of
 from amago.store.files import TEMPORARY, is_stale
 
 log = logging.getLogger(__name__)
-BUNDLE_BYTES = 8 << 20
-"""Most bytes in one call of `Link.put`, unless one file alone has more."""
+BUNDLE_BYTES, BUNDLE_FILES = 8 << 20, 256
+"""Most bytes in one call of `Link.put`, unless one file alone has more; and most files, each of which takes milliseconds to be made durable."""
 MOST_WAITING_BYTES = 10e9
 _COUNT_SECONDS = 1.0
 
@@ -96,7 +96,7 @@ class Mirror:
         bundle: list[tuple[Parcel, Path]] = []
         size = 0
         for parcel, path, n in self._waiting():
-            if bundle and size + n > BUNDLE_BYTES:
+            if bundle and (size + n > BUNDLE_BYTES or len(bundle) == BUNDLE_FILES):
                 yield bundle
                 bundle, size = [], 0
             bundle.append((parcel, path))

@@ -65,6 +65,18 @@ def test_a_bundle_has_a_limited_size(node):
     assert calls == [["w-0.safetensors", "w-1.safetensors"], ["w-2.safetensors"], ["w-3.safetensors"]]
 
 
+def test_a_bundle_has_a_limited_number_of_files(node, monkeypatch):
+    monkeypatch.setattr(module, "BUNDLE_FILES", 2)
+    calls = []
+    put = node.link.put
+    node.link.put = lambda parcels, beats: calls.append(len(parcels)) or put(parcels, beats)
+    for i in range(5):
+        node.spool(f"w-{i}.safetensors")
+    node.mirror.pump({})
+    assert calls == [2, 2, 1]
+    assert len(node.arrived) == 5
+
+
 def test_files_that_are_not_complete_stay(node):
     node.spool(".tmp-00000000-1-abc")
     node.mirror.pump({})

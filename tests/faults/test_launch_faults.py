@@ -75,6 +75,8 @@ def test_ingest_killed_while_files_arrive_and_are_deleted(tmp_path, kind):
                 written.append(name)
             n += 1
             time.sleep(0.002)
+            while len(os.listdir(spool_of(directories[1]))) > 200 and not stop.is_set():  # the last to be delivered
+                time.sleep(0.01)
 
     def start():
         words = [sys.executable, str(SCRIPT), str(store), *map(str, directories)]
