@@ -112,6 +112,7 @@ class Experiment(BuiltRun):
         warn_if_nothing_to_do(self)
         self._open_log()
         self._resume()
+        self._role.learns(self)
         with self._callbacks.told_of_exceptions(self), self._stop:
             with self._console.learning(self):
                 while self.epoch < self.epochs and not self._stop.decide() and not self.should_stop:
@@ -131,6 +132,7 @@ class Experiment(BuiltRun):
         begins = self._collected == self._trained == 0
         if self.always_load_latest:
             self.read_latest_policy()
+            self._role.policy_read(self)
         if begins and self._role.evaluates(self.epoch, self.val_interval, self.checkpoints.version):
             self.evaluate_val()
         if self._stop:
@@ -145,6 +147,7 @@ class Experiment(BuiltRun):
         if not self._stop and self.epoch >= self.start_learning_at_epoch and self._wait_for_data():
             self._renew_loader()
             self.train_epoch()
+            self._role.busy(self)
             self._ever_trained = True
         if self._stop:
             return
@@ -163,6 +166,7 @@ class Experiment(BuiltRun):
 
     def _leave(self) -> None:
         """Save and exit, after a signal."""
+        self._role.busy(self)
         self._saved = False
         if self.ckpt_interval:
             self.save_checkpoint()
@@ -275,12 +279,12 @@ class Experiment(BuiltRun):
             title: of the phase.
             stoppable: a signal ends the phase early.
         """
-        should_stop = self._stop.heard if stoppable else None
+        should_stop = self._role.ends_phase(self._stop, title == COLLECT) if stoppable else None
         with self._phase(title, timesteps * rollout.pool.num_actors, "step") as phase:
 
             def after_step(steps: int) -> None:
                 phase.update(steps)
-                self._role.after_step(steps, self._stop, collecting=title == COLLECT)
+                self._role.after_step(self, steps, collecting=title == COLLECT)
 
             on_step = after_step if self._role.launched else phase.update
             return interact(rollout, self.policy, timesteps, sample, on_step, should_stop=should_stop, **options)

@@ -8,6 +8,7 @@ from argparse import REMAINDER, ArgumentParser, ArgumentTypeError, Namespace
 
 from amago.distributed.children import Patience
 from amago.distributed.launcher import Plan, run_plan
+from amago.distributed.mirror import MOST_WAITING_BYTES
 from amago.distributed.ray_place import RayPlace
 from amago.run.roles.limits import UpdateLimits
 
@@ -34,7 +35,20 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--hang-timeout",
         type=_seconds,
         default=Patience.step,
-        help="seconds without a step after which a collector is replaced",
+        help="seconds without a step after which a collector is replaced, and without an update after which the learner is started again",
+    )
+    parser.add_argument(
+        "--max-policy-lag",
+        type=_versions,
+        metavar="N",
+        help="collectors whose policy is more than N versions older than the newest end their phase, and wait until they have read a newer one",
+    )
+    parser.add_argument(
+        "--max-undelivered",
+        type=_gigabytes,
+        default=MOST_WAITING_BYTES,
+        metavar="GB",
+        help=f"collectors pause while so much waits on the disk that cannot be delivered (default: {MOST_WAITING_BYTES / 1e9:g})",
     )
     parser.add_argument(
         "--ray",
@@ -72,12 +86,31 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _versions(text: str) -> int:
+    if not text.isdecimal():
+        raise ArgumentTypeError(f"{text!r} is not a number of versions, 0 or more")
+    return int(text)
+
+
+def _gigabytes(text: str) -> float:
+    try:
+        value = 1e9 * float(text)
+    except ValueError:
+        value = 0.0
+    if not value > 0:
+        raise ArgumentTypeError(f"{text!r} is not a number of gigabytes above 0")
+    return value
+
+
 def run(args: Namespace) -> int:
     program = [*(["-m"] if args.module else []), args.script, *args.arguments]
     patience = dataclasses.replace(Patience(), step=args.hang_timeout)
     if args.node_dir is not None and args.ray is None:
         raise ValueError("--node-dir is of no use without --ray: on one machine everything is in the run's directory")
-    plan = Plan(program, args.collectors, args.learners, args.updates_per_step, patience, args.quiet)
+    plan = Plan(
+        program, args.collectors, args.learners, args.updates_per_step, patience, args.quiet, max_policy_lag=args.max_policy_lag,
+        max_undelivered=args.max_undelivered,
+    )  # fmt: skip
     if args.ray is not None:
         plan.place = functools.partial(RayPlace, address=args.ray, node_dir=args.node_dir)
     return run_plan(plan)

@@ -19,6 +19,8 @@ def launch(
     ray: str | None = None,
     node_dir: str | None = None,
     quiet: bool = False,
+    max_policy_lag: int | None = None,
+    max_undelivered: float | None = None,
 ) -> int:
     """Run a program with one learner and several collectors, as ``amago launch`` does, and wait for its end.
 
@@ -30,15 +32,19 @@ def launch(
         collectors: processes that act. Each has ``parallel_actors`` environments.
         learners: processes that train, on a GPU each.
         updates_per_step: "MIN:MAX", updates per environment step (`amago.run.roles.limits.UpdateLimits`); None: no limit.
-        hang_timeout: seconds without a step after which a collector is replaced; None: 180.
+        hang_timeout: seconds without a step after which a collector is replaced, and without an update after which the learner is started
+            again; None: 180.
         ray: collectors run on the nodes of a Ray cluster, of which this machine is one: "auto", or "HOST:PORT"; None: on this machine.
         node_dir: with ``ray``, directory of each node for what is not delivered yet (``amago launch --node-dir``).
         quiet: show no progress.
+        max_policy_lag: a collector whose policy is more versions than this older than the newest waits for a newer one; None: never.
+        max_undelivered: gigabytes that may wait while they cannot be delivered, before collectors pause; None: 10.
 
     Returns:
-        the exit code: that of the learner; 1 if collectors die again and again; 2 after a mistake in the arguments.
+        the exit code: that of the learner; 1 if collectors die, or the learner hangs, again and again; 2 after a mistake in the arguments.
     """
-    words = command(program, argv, collectors, learners, updates_per_step, hang_timeout, quiet, ray=ray, node_dir=node_dir)
+    options = {"max_policy_lag": max_policy_lag, "max_undelivered": max_undelivered, "ray": ray, "node_dir": node_dir}
+    words = command(program, argv, collectors, learners, updates_per_step, hang_timeout, quiet, **options)  # type: ignore[arg-type]
     return subprocess.run(words, check=False).returncode
 
 
@@ -51,6 +57,8 @@ def command(
     hang_timeout: float | None = None,
     quiet: bool = False,
     *,
+    max_policy_lag: int | None = None,
+    max_undelivered: float | None = None,
     ray: str | None = None,
     node_dir: str | None = None,
 ) -> list[str]:
@@ -58,6 +66,8 @@ def command(
     words = [sys.executable, "-m", "amago.cli", "launch", "--collectors", str(collectors), "--learners", str(learners)]
     words += [] if updates_per_step is None else [f"--updates-per-step={updates_per_step}"]
     words += [] if hang_timeout is None else ["--hang-timeout", str(hang_timeout)]
+    words += [] if max_policy_lag is None else ["--max-policy-lag", str(max_policy_lag)]
+    words += [] if max_undelivered is None else ["--max-undelivered", str(max_undelivered)]
     words += [] if ray is None else ["--ray", ray]
     words += [] if node_dir is None else [f"--node-dir={node_dir}"]
     words += ["--quiet"] if quiet else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
@@ -22,12 +23,12 @@ class Patience:
     """How long a launcher waits, in seconds.
 
     Attributes:
-        start: for the first sign of a process that starts, importing and making its environments.
-        step: for the next sign of one that collects.
+        start: for the first sign of a process that starts, importing and making its environments, and for a learner that saves.
+        step: for the next sign of one that collects or trains.
         stop: for the end of a process that was told to end.
         first, longest: pause before a collector is replaced, the first time and at most; it doubles with each early death.
         early: a collector that dies sooner than this after its start has died early.
-        deaths: early deaths of one collector in a row, after which the launch fails.
+        deaths: early deaths of one collector in a row, after which the launch fails; and hangs of the learner without an update between.
     """
 
     start: float = 600.0
@@ -50,16 +51,17 @@ class Child:
 
     def __init__(self, assignment: Assignment, command: Sequence[str], variables: Mapping[str, str], log: Path | None = None):
         self.assignment, self.command, self.log = assignment, list(command), log
+        assignment = dataclasses.replace(assignment, launcher=os.getpid())
         self._variables = {**os.environ, **variables, **assignment.variables()}
         self.process: subprocess.Popen[bytes] | None = None
         self.beat: dict[str, Any] = {}
         self.began = self.heard = 0.0
-        self._told = False
+        self._told, self._stamp = False, 0
 
     def start(self) -> None:
         """Start the process."""
         self.assignment.beat_file.unlink(missing_ok=True)
-        self.beat, self._told = {}, False
+        self.beat, self._told, self._stamp = {}, False, 0
         self.began = self.heard = time.monotonic()
         with contextlib.ExitStack() as stack:
             out: IO[bytes] | None = None
@@ -95,10 +97,13 @@ class Child:
 
     def listen(self) -> None:
         """Read what it says of itself."""
-        beat = read_soon(self.assignment.beat_file)
-        if beat is not None and beat.get("count") != self.beat.get("count"):
-            self.heard = time.monotonic()
-            self.beat = beat
+        try:
+            stamp = self.assignment.beat_file.stat().st_mtime_ns
+        except OSError:
+            return
+        if stamp != self._stamp:
+            self._stamp, self.heard = stamp, time.monotonic()
+            self.beat = read_soon(self.assignment.beat_file) or self.beat
 
     @property
     def was_stopped(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
 import signal
@@ -15,7 +16,10 @@ from types import FrameType
 from typing import TextIO
 
 from amago.distributed.children import Child, CollectorError, Patience
+from amago.distributed.hung import HungLearner, LearnerError
+from amago.distributed.lag import OldPolicies
 from amago.distributed.link import Answer, Beats
+from amago.distributed.mirror import MOST_WAITING_BYTES
 from amago.distributed.place import Place, Task, ThisMachine, Work
 from amago.distributed.progress import Rates, progress_line
 from amago.run.roles.limits import UpdateLimits
@@ -37,6 +41,8 @@ class Plan:
         patience: of the launcher.
         quiet: no progress line.
         out: for the progress line.
+        max_policy_lag: versions by which the policy of a collector may be older than the newest; None: any number.
+        max_undelivered: bytes that may wait while they cannot be delivered, before collectors pause.
         place: where the collectors run.
     """
 
@@ -47,6 +53,8 @@ class Plan:
     patience: Patience = field(default_factory=Patience)
     quiet: bool = False
     out: TextIO = field(default_factory=lambda: sys.stderr)
+    max_policy_lag: int | None = None
+    max_undelivered: float = MOST_WAITING_BYTES
     place: Callable[[Work], Place] = ThisMachine
 
     def __post_init__(self) -> None:
@@ -54,6 +62,11 @@ class Plan:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+        lag = self.max_policy_lag
+        if lag is not None and (not isinstance(lag, int) or isinstance(lag, bool) or lag < 0):
+            raise ValueError(f"max_policy_lag counts versions and must be a whole number of at least 0, or None, got {lag!r}")
+        if not self.max_undelivered > 0:
+            raise ValueError(f"max_undelivered must be a number of bytes above 0, got {self.max_undelivered!r}")
         if not self.program:
             raise ValueError("program is empty: name a script, such as train.py")
         if self.program[0] != "-m" and not Path(self.program[0]).is_file():
@@ -73,15 +86,25 @@ class Launcher:
         most = None if plan.limits.most == math.inf else plan.limits.most
         assignment = Assignment("learner", 0, plan.collectors, str(self.control), plan.limits.least, most)
         self.learner = Child(assignment, self._learner_command(), {})
-        task = Task(plan.program, plan.limits.least, most, plan.patience)
+        task = Task(
+            plan.program,
+            plan.limits.least,
+            most,
+            plan.patience,
+            max_policy_lag=plan.max_policy_lag,
+            max_undelivered=plan.max_undelivered,
+        )
         try:
             self.collectors = plan.place(Work(task, plan.collectors, plan.learners, self.control, self._answer))
         except BaseException:
             shutil.rmtree(self.control, ignore_errors=True)
             raise
         self._met = False
+        self.guard = HungLearner(self.learner, plan.patience)
+        self.old_policies = OldPolicies(plan.max_policy_lag)
         self._signal: int | None = None
-        self._rates, self._paused, self._paused_seconds = Rates(), False, 0.0
+        self._rates, self._version = Rates(), 0
+        self._orders, self._paused_seconds = {"pause": False, "version": 0}, 0.0
         self._pump_at = self._line_at = 0.0
         self._width = 0
 
@@ -126,6 +149,8 @@ class Launcher:
         if failed:
             return 1
         code = self.learner.code
+        if self.plan.learners > 1:  # torchrun's code says less than that of its first rank
+            code = self.learner.beat.get("code") or code
         return 1 if code is None else code if code >= 0 else 128 - code
 
     def _loop(self) -> str:
@@ -136,8 +161,9 @@ class Launcher:
                 self.collectors.tell(signal.SIGTERM)  # the learner still evaluates
             else:
                 try:
+                    self.guard.watch()
                     self.collectors.watch()
-                except CollectorError as err:
+                except (CollectorError, LearnerError) as err:
                     return str(err)
             self._tick()
             time.sleep(TICK_SECONDS)
@@ -145,9 +171,10 @@ class Launcher:
 
     def _tick(self) -> None:
         """Deliver, give orders, and show progress."""
-        for text in self.collectors.news:
-            self._say(text)
-        self.collectors.news.clear()
+        for news in (self.collectors.news, self.guard.news, self.old_policies.news(self._version, self.collectors.beats)):
+            for text in news:
+                self._say(text)
+            news.clear()
         if not self._met and (hello := read_soon(self.control / HELLO)) is not None:
             self._met = True
             self.collectors.meet_learner(hello)
@@ -158,19 +185,23 @@ class Launcher:
 
     def _answer(self, beats: Beats) -> Answer:
         beat = self.learner.beat
-        return Answer(int(beat.get("version", 0)), bool(beat.get("pause")) and self.learner.runs)
+        self._version = max(self._version, int(beat.get("version", 0)))  # a learner that was started again has said nothing yet
+        return Answer(self._version, bool(beat.get("pause")) and self.learner.runs)
 
     def _order(self, answer: Answer) -> None:
-        self._paused_seconds += TICK_SECONDS * self._paused
-        if answer.pause != self._paused or not (self.control / ORDERS).exists() or self._paused:
-            self._paused = answer.pause
-            write_soon(self.control / ORDERS, {"pause": answer.pause, "paused_seconds": round(self._paused_seconds, 1)})
+        orders = {"pause": answer.pause, "version": answer.version}
+        self._paused_seconds += TICK_SECONDS * self._orders["pause"]
+        if orders != self._orders or not (self.control / ORDERS).exists() or answer.pause:
+            self._orders = orders
+            with contextlib.suppress(OSError):  # the disk is full: the next orders, or the same ones again
+                write_soon(self.control / ORDERS, {**orders, "paused_seconds": round(self._paused_seconds, 1)})
 
     # ---- the end ---------------------------------------------------------------------------------------------------------
 
     def _stop_all(self) -> None:
         """Ask all to end, deliver what they write meanwhile, and end those that do not."""
-        write_soon(self.control / ORDERS, {"pause": False})
+        with contextlib.suppress(OSError):
+            write_soon(self.control / ORDERS, {"pause": False})
         if self._signal is not None:
             self._say("stopping: collectors end, the learner saves")
         self.learner.tell(signal.SIGINT if self._signal == signal.SIGINT else signal.SIGTERM)
@@ -196,8 +227,8 @@ class Launcher:
         if not beat and not tty:
             return
         speeds = self._rates.add(now, int(beat.get("updates", 0)), int(beat.get("steps", 0)))
-        collectors = list(self.collectors.beats.values())
-        line = progress_line(beat, collectors, speeds, self.plan.limits, self.collectors.replaced)
+        collectors, moved = list(self.collectors.beats.values()), self.collectors
+        line = progress_line(beat, collectors, speeds, self.plan.limits, moved.replaced, self._version, moved.waiting)
         if tty:
             line = line[: shutil.get_terminal_size().columns - 1]
             self.plan.out.write("\r" + line.ljust(self._width))

@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,7 @@ class Status:
         left: files that are not delivered yet.
         replaced: processes so far.
         version: of the weights on its disk.
+        waiting: bytes that could not be delivered when that was last tried.
         news: sentences for the user, from number ``first`` on.
         failure: why it can run no collectors; empty if it can.
     """
@@ -74,6 +75,7 @@ class Status:
     left: bool
     replaced: int
     version: int
+    waiting: int
     first: int
     news: Sequence[str]
     failure: str
@@ -106,7 +108,7 @@ class Node:
         self.number = _number(bases[0])
         self.control = Path(tempfile.mkdtemp(prefix="amago-node-"))
         found = {path for base in bases for path in launch_dir(base / run_name).glob("collector-*") if path.is_dir()}
-        self.mirror = Mirror(link, sorted(found), share_disk=False)
+        self.mirror = Mirror(link, sorted(found), False, task.max_undelivered)
         self.version, self.failure = 0, ""
         self._groups: dict[int, Collectors] = {}  # of one collector each
         self._leaving: list[tuple[Child, float]] = []
@@ -149,7 +151,7 @@ class Node:
         return Status(
             {name: beat for group in groups.values() for name, beat in group.beats.items()},
             frozenset(groups), run, self._left(), self._replaced + sum(group.replaced for group in groups.values()),
-            self.version, first, news, self.failure,
+            self.version, self.mirror.waiting, first, news, self.failure,
         )  # fmt: skip
 
     def _left(self) -> bool:
@@ -212,9 +214,11 @@ class Node:
             self._send_states()
             if answer.version > self.version:
                 self._fetch(answer.version)
-        if answer.pause != self._given.pause:
-            write_soon(self.control / ORDERS, {"pause": answer.pause})
-        self._given = answer
+        answer = replace(answer, version=max(answer.version, self._given.version))  # the learner may have been started again
+        if answer != self._given:
+            with contextlib.suppress(OSError):  # the disk is full: the next orders
+                write_soon(self.control / ORDERS, {"pause": answer.pause, "version": answer.version})
+                self._given = answer
         return answer
 
     def _fetch(self, version: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from amago.distributed.children import Child, Collectors, Patience
 from amago.distributed.ingest import Ingest
 from amago.distributed.link import Answer, Beats, LocalLink
-from amago.distributed.mirror import Mirror
+from amago.distributed.mirror import MOST_WAITING_BYTES, Mirror
 from amago.run.roles.protocol import REPORTS, Assignment, collector_dir, launch_dir
 
 # one thread, and no GPU unless the user says otherwise: a collector's products are small, and there are many collectors
@@ -28,6 +28,8 @@ class Task:
         least, most: updates per environment step.
         patience: of whoever watches the collectors.
         variables: of the environment, which the collectors get.
+        max_policy_lag: versions by which the policy of a collector may be older than the newest; None: any number.
+        max_undelivered: bytes that may wait on a machine while they cannot be delivered.
     """
 
     program: Sequence[str]
@@ -35,6 +37,8 @@ class Task:
     most: float | None
     patience: Patience
     variables: Mapping[str, str] = field(default_factory=lambda: {k: os.environ.get(k, v) for k, v in _ALONE.items()})
+    max_policy_lag: int | None = None
+    max_undelivered: float = MOST_WAITING_BYTES
 
     def collector(self, index: int, neighbours: int, control: Path) -> Child:
         """The process of a collector, not started.
@@ -44,7 +48,7 @@ class Task:
             neighbours: collectors on its machine.
             control: directory of its small files.
         """
-        assignment = Assignment("collector", index, neighbours, str(control), self.least, self.most)
+        assignment = Assignment("collector", index, neighbours, str(control), self.least, self.most, self.max_policy_lag)
         return Child(assignment, [sys.executable, *self.program], self.variables, control / f"{assignment.name}.log")
 
 
@@ -74,6 +78,7 @@ class Place(Protocol):
         news: sentences for the user, until somebody takes them.
         replaced: processes that were replaced so far.
         beats: what each collector says of itself, by name; empty before its start.
+        waiting: bytes that could not be delivered when that was last tried.
         run: how many run, or have ended with files that are still on their way.
     """
 
@@ -84,6 +89,9 @@ class Place(Protocol):
 
     @property
     def beats(self) -> Beats: ...
+
+    @property
+    def waiting(self) -> int: ...
 
     @property
     def run(self) -> int: ...
@@ -131,7 +139,13 @@ class ThisMachine(Collectors):
         # directories of collectors that an earlier launch had and this one has not still hold what they have collected
         found = {path for path in launch_dir(run_dir).glob("collector-*") if path.is_dir()}
         found |= {collector_dir(run_dir, i) for i in range(self.work.collectors)}
-        self.mirror = Mirror(LocalLink(self.ingest, self.work.answer), sorted(found))
+        self.mirror = Mirror(
+            LocalLink(self.ingest, self.work.answer), sorted(found), most_waiting=self.work.task.max_undelivered
+        )
+
+    @property
+    def waiting(self) -> int:
+        return 0 if self.mirror is None else self.mirror.waiting
 
     def deliver(self) -> Answer | None:
         for child in self.children:

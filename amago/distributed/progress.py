@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from amago.run.roles.limits import UpdateLimits
+from amago.run.roles.protocol import NO_SPACE, OLD_POLICY, PAUSED
+
+_DOING = ("collecting", PAUSED, OLD_POLICY, NO_SPACE, "starting")
 
 
 @dataclass
@@ -40,6 +43,8 @@ def progress_line(
     speeds: tuple[float, float],
     limits: UpdateLimits,
     replaced: int = 0,
+    newest: int = 0,
+    waiting: int = 0,
 ) -> str:
     """What each role does, how fast, the ratio of updates to steps, and the lag of the weights.
 
@@ -49,14 +54,14 @@ def progress_line(
         speeds: updates and steps a second.
         limits: of the ratio.
         replaced: processes so far.
+        newest: version of the newest policy that is known; at least that of ``learner``.
+        waiting: bytes that cannot be delivered.
     """
     if not learner:
         return "learner starting"
-    updates, steps, version = int(learner["updates"]), int(learner["steps"]), int(learner["version"])
+    updates, steps, version = int(learner["updates"]), int(learner["steps"]), max(newest, int(learner["version"]))
     doing = [_doing(beat) for beat in collectors]
-    counts = (
-        ", ".join(f"{doing.count(what)} {what}" for what in ("collecting", "paused", "starting") if what in doing) or "none"
-    )
+    counts = ", ".join(f"{doing.count(what)} {what}" for what in _DOING if what in doing) or "none"
     lags = [version - int(beat["version"]) for beat in collectors if beat.get("version")]
     parts = [
         f"learner {learner['state']}, epoch {learner['epoch']}/{learner['epochs']}, {updates:,} updates ({speeds[0]:.1f}/s)",
@@ -66,10 +71,12 @@ def progress_line(
         within = "" if str(limits) == "unlimited" else f" in {limits}"
         parts.append(f"{updates / steps:.4g} updates/step{within}")
     parts.append(f"policy {version}" + (f", lag {max(lags)}" if lags else ""))
+    if waiting:
+        parts.append(f"{waiting / 1e6:,.0f} MB not delivered")
     return " | ".join(parts)
 
 
 def _doing(beat: Mapping[str, Any]) -> str:
     if beat.get("paused"):
-        return "paused"
+        return str(beat["paused"])
     return "collecting" if beat.get("state") == "collecting" else "starting"

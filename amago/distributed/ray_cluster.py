@@ -198,6 +198,11 @@ class RayCluster:
         return self._replaced + sum(agent.status.replaced for agent in self._agents.values() if agent.status is not None)
 
     @property
+    def waiting(self) -> int:
+        """Bytes that could not be delivered when that was last tried."""
+        return sum(agent.status.waiting for agent in self._agents.values() if agent.status is not None)
+
+    @property
     def run(self) -> int:
         """How many collectors run; agents count that have not answered, or still have something to deliver."""
         return sum(1 if a.status is None else a.status.run + a.status.left for a in self._agents.values())

@@ -80,7 +80,7 @@ class Driver:
             self._news += cluster.news
             cluster.news.clear()
             self._say(
-                state="connected", beats=cluster.beats, replaced=cluster.replaced, run=cluster.run, failure=failure, first=self._first,
+                state="connected", beats=cluster.beats, replaced=cluster.replaced, waiting=cluster.waiting, run=cluster.run, failure=failure, first=self._first,
                 news=self._news,
             )  # fmt: skip
             time.sleep(_TICK_SECONDS)

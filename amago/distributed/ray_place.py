@@ -130,6 +130,10 @@ class RayPlace:
         return self._replaced + int(self._driver.beat.get("replaced", 0))
 
     @property
+    def waiting(self) -> int:
+        return int(self._driver.beat.get("waiting", 0))
+
+    @property
     def run(self) -> int:
         return int(self._driver.beat.get("run", 0)) if self._driver.runs else 0
 

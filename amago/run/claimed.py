@@ -46,11 +46,12 @@ class ClaimedRun(LoggedRun):
             writes: it writes to the run's directory or its buffer.
 
         Raises:
-            RuntimeError: the model is not built, or `close` was called.
+            RuntimeError: the model is not built, `close` was called, or a launched process does not call ``learn()``.
             RunExistsError: there is an earlier run, which no checkpoint was loaded of.
         """
         if self._closed or getattr(self, "policy_aclr", None) is None:
             raise RuntimeError(f"call Experiment.start() before {what}")
+        self._role.check_call(what)
         if writes and self._refusal is not None:
             raise self._refusal
 

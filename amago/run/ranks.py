@@ -152,8 +152,11 @@ class JointStop(GracefulStop):
     def decide(self) -> bool:
         """Whether to stop, equally in all ranks: whether a signal has reached any of them. All ranks must call this together."""
         if self.decided is None:
-            self.decided = self.ranks.largest(self.requested or 0, self._tell) or None
+            self.decided = self.meet(self.requested or 0) or None
         return bool(self)
+
+    def meet(self, number: int = 0) -> int:
+        return self.ranks.largest(number, self._tell)
 
     def heard(self) -> bool:
         """Whether a signal is known to have reached any rank, which ends this rank's part of a phase early; `decide` follows."""

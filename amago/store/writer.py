@@ -52,6 +52,7 @@ class TrajectoryWriter:
         committed: trajectories on disk so far.
         pending, pending_bytes: trajectories that wait for `flush`, for a segment to fill, or for space on the disk.
         refused: how often the disk had no space.
+        disk_is_full: whether the last try to write found no space; trajectories wait in memory.
 
     Raises:
         ValueError: an argument is wrong; the message names it, and says what would be right.
@@ -103,6 +104,10 @@ class TrajectoryWriter:
     @property
     def pending(self) -> int:
         return len(self._queue)
+
+    @property
+    def disk_is_full(self) -> bool:
+        return self._retry_at > 0.0
 
     def __enter__(self) -> TrajectoryWriter:
         return self

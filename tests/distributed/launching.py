@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,15 +21,20 @@ class Launch:
     Args:
         root: directory of the run.
         options: words before the program.
+        program: a script.
+        words: its further arguments.
+        before: words before the command, such as ``unshare``.
+        cli: the command that launches.
         fields: of the experiment.
     """
 
-    def __init__(self, root, *options, collectors=2, program=PROGRAM, **fields):
+    def __init__(self, root, *options, collectors=2, program=PROGRAM, words=(), before=(), cli=("-m", "amago.cli"), **fields):
         self.root, self.run_dir = root, root / "run"
-        words = ["launch", "--collectors", str(collectors), *options, str(program), str(root), json.dumps(fields)]
+        words = ["launch", "--collectors", str(collectors), *options, str(program), str(root), json.dumps(fields), *words]
         environment = tiny.environment() | {"OMP_NUM_THREADS": "1"}
+        environment["PYTHONPATH"] = os.pathsep.join([str(PROGRAM.parent), environment["PYTHONPATH"]])
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "amago.cli", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
+            [*before, sys.executable, *cli, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
             start_new_session=True,
         )  # fmt: skip
         self.output = ""
@@ -60,6 +66,40 @@ class Launch:
                 role = json.loads(next(w for w in words if w.startswith(b"AMAGO_ROLE=")).partition(b"=")[2])
                 found[role["kind"] + (f"-{role['index']}" if role["kind"] == "collector" else "")] = pid
         return found
+
+    @property
+    def ranks(self):
+        """{rank: process id} of the learner's processes, where there are several."""
+        found = {}
+        for pid in family(self.process.pid):
+            with contextlib.suppress(OSError, KeyError):
+                words = dict(w.partition(b"=")[::2] for w in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+                if json.loads(words[b"AMAGO_ROLE"])["kind"] == "learner":
+                    found[int(words[b"RANK"])] = pid
+        return found
+
+    def beat(self, name):
+        """What a process says of itself; empty if it has not said anything."""
+        for pid in self.children.values():
+            with contextlib.suppress(OSError, StopIteration, ValueError):
+                words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                role = json.loads(next(w for w in words if w.startswith(b"AMAGO_ROLE=")).partition(b"=")[2])
+                return json.loads((Path(role["control"]) / f"{name}.json").read_text())
+        return {}
+
+    @property
+    def rollouts(self):
+        """Rollouts that collectors have reported, those included that the learner has not read."""
+        unread = [json.loads(p.read_text()) for p in (self.run_dir / "launch" / "reports").glob("*.json")]
+        logged = sum(row["values"].get("Number of Rollouts", 0) for row in self.rows("rollout"))
+        return int(logged) + sum(len(r["lengths"]) for r in unread if r["section"] == "rollout")
+
+    @property
+    def arrived(self):
+        """Trajectories in the store, and names in the journal of what has arrived."""
+        files = [p.name for p in self.store.glob("*.safetensors")]
+        names = (self.run_dir / "buffer" / ".arriving" / "journal").read_text().splitlines()
+        return sum(int(re.search(r"-n(\d+)\.", name)[1]) for name in files), names
 
     def rows(self, section):
         return tiny.rows(self.run_dir, section) if (self.run_dir / "metrics.jsonl").exists() else []

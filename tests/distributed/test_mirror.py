@@ -1,8 +1,11 @@
 """What collectors write is delivered, and stays where it is if it cannot be."""
 
+import time
+
 import pytest
 
 from amago.distributed import Answer, Ingest, LocalLink
+from amago.distributed import mirror as module
 from amago.distributed.mirror import BUNDLE_BYTES, Mirror
 from amago.run.roles.protocol import outbox_of, spool_of
 
@@ -62,6 +65,18 @@ def test_a_bundle_has_a_limited_size(node):
     assert calls == [["w-0.safetensors", "w-1.safetensors"], ["w-2.safetensors"], ["w-3.safetensors"]]
 
 
+def test_a_bundle_has_a_limited_number_of_files(node, monkeypatch):
+    monkeypatch.setattr(module, "BUNDLE_FILES", 2)
+    calls = []
+    put = node.link.put
+    node.link.put = lambda parcels, beats: calls.append(len(parcels)) or put(parcels, beats)
+    for i in range(5):
+        node.spool(f"w-{i}.safetensors")
+    node.mirror.pump({})
+    assert calls == [2, 2, 1]
+    assert len(node.arrived) == 5
+
+
 def test_files_that_are_not_complete_stay(node):
     node.spool(".tmp-00000000-1-abc")
     node.mirror.pump({})
@@ -95,3 +110,27 @@ def test_an_answer_that_is_lost_does_not_double_files(node, monkeypatch):
     (node.store / "w-0.safetensors").unlink()
     node.mirror.pump({})
     assert (node.arrived, node.waiting) == ([], [])
+
+
+def test_collectors_pause_while_too_much_waits(node, monkeypatch, caplog):
+    mirror, reachable = Mirror(node.link, [node.directory], node.mirror.share_disk, most_waiting=1000), False
+    put = node.link.put
+
+    def perhaps(parcels, beats):
+        if not reachable:
+            raise OSError("no way")
+        return put(parcels, beats)
+
+    monkeypatch.setattr(node.link, "put", perhaps)
+    monkeypatch.setattr(module, "_COUNT_SECONDS", 0.0)
+    for i in range(4):
+        node.spool(f"w-{i}.safetensors", 300)
+        for _ in range(20):
+            time.sleep(0.002)  # more than ten times as long as counting takes
+            answer = mirror.pump({})
+        assert answer.pause == (i == 3)
+        assert mirror.waiting == 300 * (i + 1)
+    assert len([r for r in caplog.records if "collectors pause until they are" in r.getMessage()]) == 1
+    reachable = True
+    assert mirror.pump({}).version == 7
+    assert (mirror.waiting, node.waiting, len(node.arrived)) == (0, [], 4)

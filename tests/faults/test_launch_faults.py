@@ -1,6 +1,8 @@
 """Launches whose processes are killed: nothing is lost, nothing arrives twice, nobody is left behind."""
 
+import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,13 +14,16 @@ from pathlib import Path
 import pytest
 from fault_helpers import count, environment, report, rng, say
 
-from amago.run.roles.protocol import spool_of
+from amago.run.roles.protocol import NO_SPACE, PAUSED, spool_of
+from amago.run.weights import load_weights_and_version
 from amago.store import TrajectoryStore
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "distributed"))
 from launching import Launch, alive, family
 
-SCRIPT = Path(__file__).parent / "launch_fault_scripts" / "deliverer.py"
+SCRIPTS = Path(__file__).parent / "launch_fault_scripts"
+SCRIPT, FULL_SPOOL, PARTITIONED = SCRIPTS / "deliverer.py", SCRIPTS / "full_spool.py", SCRIPTS / "partitioned.py"
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 FOREVER = 1_000_000
 
 
@@ -70,6 +75,8 @@ def test_ingest_killed_while_files_arrive_and_are_deleted(tmp_path, kind):
                 written.append(name)
             n += 1
             time.sleep(0.002)
+            while len(os.listdir(spool_of(directories[1]))) > 200 and not stop.is_set():  # the last to be delivered
+                time.sleep(0.01)
 
     def start():
         words = [sys.executable, str(SCRIPT), str(store), *map(str, directories)]
@@ -103,42 +110,163 @@ def test_ingest_killed_while_files_arrive_and_are_deleted(tmp_path, kind):
     report(f"ingest killed ({kind}): no file lost, none twice", killed, wanted)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_collectors_killed_at_random_moments(tmp_path):
-    """What a collector has finished writing arrives; a collector that is killed is replaced."""
+    """While they collect, and now and then while they start. What was finished arrives; a collector that is killed is replaced."""
     wanted, random = count(3, 100), rng("collectors")
     run = Launch(tmp_path, collectors=2, epochs=FOREVER, train_batches_per_epoch=2)
+    killed, killed_early = 0, [False, False]
     try:
         run.until(lambda: len(run.children) == 3 and run.rows("rollout"))
-        killed = 0
         for _ in range(wanted):
-            name = f"collector-{random.integers(2)}"
+            i = int(random.integers(2))
+            name = f"collector-{i}"
             run.until(lambda: name in run.children)  # noqa: B023
             pid = run.children[name]
-            run.until(lambda: (run.run_dir / "launch" / name / "log.txt").exists())  # noqa: B023
+            killed_early[i] = not killed_early[i] and random.uniform() < 0.3
+            if not killed_early[i]:
+                run.until(lambda: run.beat(name).get("steps"))  # noqa: B023
             time.sleep(float(random.uniform(0, 2)))
             os.kill(pid, signal.SIGKILL)
             run.until(lambda: run.children.get(name) not in (None, pid), seconds=200)  # noqa: B023
             killed += 1
-        before = len(list(run.store.glob("*.safetensors")))
-        run.until(lambda: len(list(run.store.glob("*.safetensors"))) > before + 2)
+        before = run.arrived[0]
+        run.until(lambda: run.arrived[0] > before + 10)
         run.process.send_signal(signal.SIGTERM)
         assert run.wait() == 143, run.output
     finally:
         run.end()
-    left = [p for i in (0, 1) for p in spool_of(run.run_dir / "launch" / f"collector-{i}").glob("*.safetensors")]
+    all_arrived_once(run, whole=False)
+    say(f"{run.arrived[0]} trajectories in {len(run.arrived[1])} files")
+    report("collectors killed and replaced; all files readable, none twice, none left behind", killed, wanted)
+
+
+def all_arrived_once(run, whole=True):
+    """The store is sound, nothing is left in the spools, no file came twice; with ``whole``, every rollout that ended is there."""
+    left = [p for d in (run.run_dir / "launch").glob("collector-*") for p in spool_of(d).glob("*.safetensors")]
     assert left == []
     store = TrajectoryStore(run.run_dir / "buffer", edit=False)
     store.refresh()
     assert store.refused() == {}
-    assert len(store) > 0
-    report("collectors killed and replaced; all files readable, none left behind", killed, wanted)
+    trajectories, names = run.arrived
+    assert len(names) == len(set(names)) == len(list(run.store.glob("*.safetensors")))
+    assert len(store) == trajectories > 0
+    if whole:
+        assert run.rollouts == trajectories
+
+
+def small_disk(directory, size="4m"):
+    """The beginning of a command for which a directory is a small file system; empty if this machine does not permit that."""
+    command = ["unshare", "-m", "sh", "-c", f'mount -t tmpfs -o size={size} tmpfs "$0" && exec "$@"', str(directory)]
+    allowed = shutil.which("unshare") and subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0
+    return command if allowed else []
+
+
+class SmallDisk:
+    """The directory of a collector, full and not."""
+
+    def __init__(self, run):
+        self.ballast = Path(f"/proc/{run.process.pid}/root{run.run_dir}/launch/collector-0/ballast")
+
+    def fill(self):
+        with open(self.ballast, "ab", buffering=0) as f, contextlib.suppress(OSError):
+            while True:
+                f.write(bytes(4096))
+
+    def empty(self):
+        self.ballast.unlink(missing_ok=True)
+
+
+class Pretended:
+    """The same where no file system can be mounted."""
+
+    def __init__(self, run):
+        self.order = run.root / "full"
+
+    def fill(self):
+        self.order.touch()
+
+    def empty(self):
+        self.order.unlink(missing_ok=True)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("way", ["injected", "tmpfs"])
+def test_a_collector_whose_disk_is_full_waits_and_loses_nothing(tmp_path, way):
+    wanted, directory, options = count(1, 5), tmp_path / "run" / "launch" / "collector-0", {"program": FULL_SPOOL}
+    if way == "tmpfs":
+        directory.mkdir(parents=True)
+        options = {"before": small_disk(directory)}
+        if not options["before"]:
+            pytest.skip("this machine does not let a test mount a small file system")
+    run, done = Launch(tmp_path, collectors=1, epochs=FOREVER, train_batches_per_epoch=2, **options), 0
+    try:
+        run.until(lambda: run.rows("rollout"))
+        disk, pid = (SmallDisk if way == "tmpfs" else Pretended)(run), run.children["collector-0"]
+        for _ in range(wanted):
+            waits = lambda: disk.fill() or run.beat("collector-0").get("paused") == NO_SPACE  # noqa: E731
+            run.until(waits)
+            until = time.monotonic() + 4
+            while time.monotonic() < until:
+                disk.fill()
+                time.sleep(0.05)
+            assert waits()
+            steps = run.beat("collector-0")["steps"]
+            time.sleep(0.5)
+            assert run.beat("collector-0")["steps"] == steps
+            disk.empty()
+            run.until(lambda: run.beat("collector-0")["steps"] > steps + 100)  # noqa: B023
+            done += 1
+        assert run.children["collector-0"] == pid, "it was not replaced"
+        run.process.send_signal(signal.SIGTERM)
+        assert run.wait() == 143, run.output
+    finally:
+        run.end()
+    all_arrived_once(run)
+    say(f"{run.arrived[0]} trajectories")
+    report(f"full disks of a collector ({way}), which waited; every rollout arrived once", done, wanted)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("bounded", [True, False])
+def test_nothing_is_lost_while_nothing_can_be_delivered(tmp_path, bounded):
+    """Collection goes on; with little space for what waits, until that is used up."""
+    seconds, limit = count(6, 60), 300_000
+    options = ["--max-undelivered", f"{limit / 1e9:.9f}"] if bounded else []
+    run = Launch(tmp_path, *options, cli=(str(PARTITIONED),), collectors=2, epochs=FOREVER, train_batches_per_epoch=2)
+    beats = lambda: [run.beat(f"collector-{i}") for i in (0, 1)]  # noqa: E731
+    steps = lambda: [beat.get("steps", 0) for beat in beats()]  # noqa: E731
+    try:
+        run.until(lambda: min(steps()) > 0 and run.rows("rollout"))
+        (tmp_path / "partition").touch()
+        ends, before = time.monotonic() + seconds, steps()
+        run.until(lambda: min(b - a for a, b in zip(before, steps(), strict=True)) > 100)
+        if bounded:
+            run.until(lambda: [beat.get("paused") for beat in beats()] == [PAUSED] * 2)
+            before = steps()
+            waits = sum(p.stat().st_size for i in (0, 1) for p in spool_of(run.run_dir / "launch" / f"collector-{i}").iterdir())
+            assert 0.5 * limit < waits < 2 * limit, "reports count, too; what waits is counted each second"
+        time.sleep(max(1.0, ends - time.monotonic()))
+        assert (steps() == before) == bounded
+        (tmp_path / "partition").unlink()
+        before = steps()
+        run.until(lambda: min(b - a for a, b in zip(before, steps(), strict=True)) > 100)
+        run.process.send_signal(signal.SIGTERM)
+        assert run.wait() == 143, run.output
+    finally:
+        run.end()
+    all_arrived_once(run)
+    assert "cannot be delivered now, and waits on the disk" in run.output
+    assert "what has waited is delivered" in run.output
+    assert ("collectors pause until they are" in run.output) == bounded
+    say(f"{seconds} s without delivery; {run.arrived[0]} trajectories")
+    report(f"partitions ({'with' if bounded else 'without'} a bound that is reached): every rollout arrived once", 1, 1)
 
 
 @pytest.mark.timeout(900)
 def test_launcher_killed_and_started_again(tmp_path):
     """All its processes end within ten seconds, environment workers included, and the same command goes on."""
-    wanted, random, slowest, updates = count(2, 20), rng("launcher"), 0.0, []
+    wanted, random, slowest, updates, versions = count(2, 20), rng("launcher"), 0.0, [], [0]
     ended = 0
     for _ in range(wanted):
         run = Launch(
@@ -159,11 +287,13 @@ def test_launcher_killed_and_started_again(tmp_path):
             slowest = max(slowest, time.monotonic() - began)
             assert not alive(everyone)
             updates.append(run.rows("train")[-1]["grad_steps"])
+            versions.append(load_weights_and_version(run.run_dir / "ckpts" / "latest" / "policy.pt")[1])
+            assert versions[-1] > versions[-2], "each life publishes newer policies"
             ended += 1
         finally:
             run.end()
-    say(f"all ended after {slowest:.2f} s at most; updates {updates}")
-    report("launchers killed: nobody left behind, and the same command goes on", ended, wanted)
+    say(f"all ended after {slowest:.2f} s at most; updates {updates}; versions {versions}")
+    report("launchers killed: nobody left behind, the same command goes on, versions never fall", ended, wanted)
 
 
 @pytest.mark.timeout(900)
@@ -189,19 +319,22 @@ def test_hung_collectors_are_replaced_and_the_others_go_on(tmp_path, order):
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("role", ["learner", "collector-0"])
+@pytest.mark.parametrize("role", ["launcher", "learner", "collector-0"])
 def test_signals_to_one_role(tmp_path, role):
-    """A learner that is told to stop saves, and the launch ends with it; a collector is replaced."""
+    """A learner that is told to stop saves, and the launch ends with it, as with a signal to the launcher; a collector is replaced."""
     wanted, random, done = count(1, 20), rng(f"signals {role}"), 0
     for _ in range(wanted):
         run = Launch(tmp_path, collectors=1, epochs=FOREVER, train_batches_per_epoch=2, ckpt_interval=FOREVER, resume="auto")
         try:
             run.until(lambda: len(run.children) == 2 and run.rows("rollout"))  # noqa: B023
             time.sleep(float(random.uniform(0, 1)))
-            pid = run.children[role]
-            os.kill(pid, signal.SIGTERM)
-            if role == "learner":
-                assert run.wait(60) == 143, run.output
+            number = SIGNALS[done % len(SIGNALS)]
+            pid = run.process.pid if role == "launcher" else run.children[role]
+            everyone = family(run.process.pid)
+            os.kill(pid, number)
+            if role != "collector-0":
+                assert run.wait(60) == 128 + number, run.output
+                assert not alive(everyone)
                 assert list((run.run_dir / "ckpts" / "training_states").iterdir())
             else:
                 run.until(lambda: run.children.get(role) not in (None, pid))  # noqa: B023

@@ -177,9 +177,11 @@ class ActorSet:
         return n
 
     def _report_unsaved(self, writer: TrajectoryWriter) -> None:
-        """Leave the number of trajectories that are in no file yet where the learner finds it if this process dies."""
+        """Leave the number of trajectories that are in no file yet where the learner finds it if this process dies, and say whether the disk
+        is full."""
         if self._buffers is not None:
             self._buffers.unsaved[self.plan.worker] = writer.pending
+            self._buffers.no_space[self.plan.worker] = writer.disk_is_full
 
     def state_dict(self) -> dict[str, Any]:
         """{actor's number: its state}, JSON-able."""

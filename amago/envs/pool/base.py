@@ -236,6 +236,12 @@ class ActorPool(ABC):
             raise ValueError(f"the saved state is of {state['num_actors']} actors, but this pool has {self.num_actors}")
         self._load_actor_states(state["actors"])
 
+    @property
+    def disk_is_full(self) -> bool:
+        """Whether finished trajectories wait in memory because the disk had no space for them when that was last tried."""
+        buffers = getattr(self, "_buffers", None)  # rows of a vector environment that others have made have none
+        return buffers is not None and bool(buffers.no_space.any())
+
     @abstractmethod
     def _actor_states(self) -> dict[str, Any]:
         """{actor's number: its state}."""

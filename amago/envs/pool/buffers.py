@@ -60,6 +60,7 @@ class Layout:
             ("resets", (n,), np.dtype(np.bool_)),
             ("actions", (n, spec.stored_dim), spec.stored_dtype),
             ("unsaved", (workers,), np.dtype(np.int64)),
+            ("no_space", (workers,), np.dtype(np.bool_)),
             ("any_ended", (workers,), np.dtype(np.bool_)),
             ("idle", (n,), np.dtype(np.bool_)),
         ]
@@ -88,6 +89,7 @@ class Buffers:
         extras: {name: (N, ...)}, extra fields that the policy computes with the actions. `BEHAVIOUR_LOG_PROB` is (N, 1 + A): the policy's
             log-probability of its action, then the probability of each choice and bit (`amago.agent.BaseAgent.act_with_extras`).
         unsaved: (W,) int64, finished trajectories of each worker that are in no file yet.
+        no_space: (W,) bool, whether the disk was full when each worker last tried to write.
         idle: (N,) bool, the actors that skip their steps.
         any_ended: (W,) bool, whether an actor of each worker has finished a rollout, or failed in one that lasted `PROVEN_STEPS`.
     """
@@ -100,7 +102,7 @@ class Buffers:
         self.obs = {name.removeprefix(_OBS): a for name, a in arrays.items() if name.startswith(_OBS)}
         self.extras = {name.removeprefix(_EXTRAS): a for name, a in arrays.items() if name.startswith(_EXTRAS)}
         self.rl2s, self.time_idxs, self.resets = arrays["rl2s"], arrays["time_idxs"], arrays["resets"]
-        self.actions, self.unsaved = arrays["actions"], arrays["unsaved"]
+        self.actions, self.unsaved, self.no_space = arrays["actions"], arrays["unsaved"], arrays["no_space"]
         self.any_ended, self.idle = arrays["any_ended"], arrays["idle"]
 
     @classmethod

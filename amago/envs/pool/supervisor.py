@@ -197,7 +197,7 @@ class Supervisor:
             raise ActorError(
                 f"{worker.who} was replaced, but its new environments have other spaces: {spaces}, not {self._spaces}"
             )
-        self._buffers.unsaved[index] = 0
+        self._buffers.unsaved[index], self._buffers.no_space[index] = 0, False
         self._attach(worker)
 
     # ------------------------------------------------------------------ the end

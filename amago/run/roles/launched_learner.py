@@ -14,8 +14,19 @@ from amago.compat.datasets import collection_ended
 from amago.run.evaluate import mean_length, merge_values, summarise
 from amago.run.roles.limits import UpdateLimits
 from amago.run.roles.modes import learn_only
-from amago.run.roles.protocol import HELLO, REPORTS, Assignment, die_with_parent, launch_dir, read_soon, write_soon
-from amago.run.roles.role import Role
+from amago.run.roles.protocol import (
+    HELLO,
+    LONG,
+    ORDERS,
+    REPORTS,
+    SHORT,
+    Assignment,
+    launch_dir,
+    read_soon,
+    write_beat,
+    write_soon,
+)
+from amago.run.roles.role import LaunchedRole
 from amago.run.signals import GracefulStop
 
 if TYPE_CHECKING:
@@ -24,30 +35,33 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 0.25
 """Between two looks at the store, and two beats."""
 _SHARE = 20  # a look takes a twentieth of the time at most
+_AGAIN, _MEETING_SECONDS = 1, 60.0  # ranks that wait for the first meet it so often, long before a call between ranks times out
 ROW_SECONDS = 20.0
 """Between two rows of rollouts in the log, at most; there is one at the end of each epoch."""
 
 
-class LaunchedLearner(Role):
+class LaunchedLearner(LaunchedRole):
     """Trains and publishes weights; never acts.
+
+    Its beats say how soon the next follows, so that the launcher can tell a learner that hangs from one that saves.
 
     Args:
         assignment: from the launcher.
     """
 
-    launched = True
-
     def __init__(self, assignment: Assignment):
-        self.assignment = assignment
+        super().__init__(assignment)
         self.limits = UpdateLimits(assignment.least, math.inf if assignment.most is None else assignment.most)
         self._next_look = self._next_row = 0.0
         self._axes: dict[int, dict[str, int]] = {}  # of published versions of the policy
         self._waited, self._waits, self._count = 0.0, False, 0
         self._steps = self._updates = 0
+        self._next_meeting, self._code = time.monotonic() + _MEETING_SECONDS, 0
         self._main = True
+        self._first_update: int | None = None  # of this process in learn(); None before
 
     def apply(self, run: PersistentRun) -> None:
-        die_with_parent()
+        super().apply(run)
         per_epoch = (run.train_timesteps_per_epoch or 0) * run.parallel_actors
         begins = run.start_learning_at_epoch
         warmup = int(begins * per_epoch) if 0 < begins < math.inf else 0
@@ -57,6 +71,7 @@ class LaunchedLearner(Role):
             run.progress = "plain"  # the launcher has the last line of the terminal
 
     def started(self, run: PersistentRun) -> None:
+        super().started(run)
         self._main = run.accelerator.is_main_process
         if not self._main:
             return
@@ -72,6 +87,11 @@ class LaunchedLearner(Role):
         self._say(run, "waiting")
         write_soon(Path(self.assignment.control) / HELLO, hello)
 
+    def learns(self, run: PersistentRun) -> None:
+        super().learns(run)
+        self._first_update = run.grad_update_counter
+        self.busy(run)
+
     def published(self, run: PersistentRun) -> None:
         self._axes[run.checkpoints.version] = {**run.axes(), "epoch": run.epoch + run._epoch_is_over}
         for old in sorted(self._axes)[:-1000]:
@@ -83,17 +103,38 @@ class LaunchedLearner(Role):
 
     def may_update(self, run: PersistentRun, stop: GracefulStop) -> bool:
         self._look(run, "training")
-        if not self._main:
-            return True  # the main process waits, and the others for its gradients
-        while not stop.heard() and self.limits.learner_waits(run.grad_update_counter, run.env_steps):
+        several = run.accelerator.num_processes > 1
+        if not self.limits.make_learner_wait:
+            return several or not stop.heard()
+        while self._main and not stop.heard() and self.limits.learner_waits(run.grad_update_counter, run.env_steps):
             began = time.monotonic()
             self._waits = True
             stop.wait(0.1)
             self._look(run, "waiting")
             self._waited += time.monotonic() - began
+            if several and time.monotonic() >= self._next_meeting:
+                self._meet(stop, _AGAIN)
         self._waits = False
-        # several ranks make this update together, and decide together afterwards
-        return not stop.heard() or run.accelerator.num_processes > 1
+        # Ranks make this update together, and decide together afterwards. The others wait for the first here, where signals to them are
+        # handled, rather than for its gradients.
+        while several and self._meet(stop, 0) == _AGAIN:
+            continue
+        return several or not stop.heard()
+
+    def _meet(self, stop: GracefulStop, verdict: int) -> int:
+        self._next_meeting = time.monotonic() + _MEETING_SECONDS
+        return stop.meet(verdict)
+
+    def after_step(self, run: PersistentRun, steps: int, collecting: bool) -> None:
+        """A callback evaluates."""
+        if self._main and time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + LOOK_SECONDS
+            self._say(run, "evaluating", LONG)
+
+    def busy(self, run: PersistentRun) -> None:
+        if self._main:
+            self._say(run, "preparing" if run.grad_update_counter == self._first_update else "saving", LONG)
+            self._next_look = 0.0  # the end of it is said at once
 
     def waiting(self, run: PersistentRun) -> None:
         self._look(run, "waiting")
@@ -106,24 +147,32 @@ class LaunchedLearner(Role):
         collection_ended(run._data, run)
         self._next_look = now + max(LOOK_SECONDS, _SHARE * (time.monotonic() - now))  # a look into many files takes longer
         if self._main:
-            self._say(run, state)
+            # the first update may compile, and choose algorithms
+            self._say(run, state, LONG if run.grad_update_counter == self._first_update else SHORT)
             if now >= self._next_row:
                 self._log_reports(run)
 
-    def _say(self, run: PersistentRun, state: str) -> None:
+    def _say(self, run: PersistentRun, state: str, silence: str | None = None) -> None:
+        """Write a beat.
+
+        Args:
+            state: for the progress line.
+            silence: how long it may be until the next: `SHORT`, `LONG`, or None where nobody knows, outside of ``learn()``.
+        """
         self._count += 1
         self._updates, self._steps = run.grad_update_counter, run.env_steps
         beat = {
             "state": state, "epoch": run.epoch, "epochs": run.epochs, "updates": self._updates, "steps": self._steps,
             "version": run.checkpoints.version, "pause": self.limits.collectors_pause(self._updates, self._steps),
             "waited": round(self._waited, 3), "pid": os.getpid(), "count": self._count,
+            "silence": None if self._first_update is None else silence, "resumes": run.resume == "auto", "code": self._code,
         }  # fmt: skip
-        write_soon(self.assignment.beat_file, beat)
+        write_beat(self.assignment.beat_file, beat)
 
     def metrics(self) -> dict[str, float]:
         if not self._main:
             return {}
-        paused = (read_soon(Path(self.assignment.control) / "orders.json") or {}).get("paused_seconds", 0.0)
+        paused = (read_soon(Path(self.assignment.control) / ORDERS) or {}).get("paused_seconds", 0.0)
         per_step = {"Updates per Environment Step": self._updates / self._steps} if self._steps else {}
         return per_step | {"Learner Waited (s)": self._waited, "Collectors Paused (s)": float(paused)}
 
@@ -162,6 +211,7 @@ class LaunchedLearner(Role):
                 yield report
 
     def ended(self, run: Any, state: str) -> None:
+        self._code = run._stop.exit_code if state == "stopped" else 0
         if self._main:
             self._log_reports(run)
             self._say(run, state)
@@ -182,5 +232,9 @@ def _merged(reports: list[dict[str, Any]], version: int | None = None) -> dict[s
         metrics |= {name: float(total)} if total else {}
     if version is not None and metrics:
         metrics["Collectors"] = float(len({r["collector"] for r in reports}))
-        metrics["Policy Lag (Versions)"] = sum(version - r["version"] for r in reports) / len(reports)
+        lags = [version - r["version"] for r in reports]
+        metrics["Policy Lag (Versions)"] = sum(lags) / len(lags)
+        metrics["Largest Policy Lag (Versions)"] = float(max(lags))
+        waited = sum(r.get("waited", 0.0) for r in reports)  # with a limit to the lag
+        metrics |= {"Collectors Waited for Policy (s)": waited} if waited else {}
     return metrics

@@ -54,6 +54,11 @@ class UpdateLimits:
             raise ValueError(f"{text!r} is not of the form MIN:MAX, two numbers of updates per environment step") from None
         return cls(least, most)
 
+    @property
+    def make_learner_wait(self) -> bool:
+        """Whether there are counters for which `learner_waits`."""
+        return self.warmup > 0 or self.most < math.inf
+
     def learner_waits(self, updates: int, steps: int) -> bool:
         """Whether the next update would be too early.
 

@@ -5,8 +5,10 @@ A launcher has no PyTorch, so this module and all that it imports have none.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
+import errno
 import itertools
 import json
 import os
@@ -19,10 +21,16 @@ from typing import Any, Literal
 VARIABLE = "AMAGO_ROLE"
 ORDERS = "orders.json"
 HELLO = "hello.json"
+PAUSED, OLD_POLICY, NO_SPACE = "paused", "waiting for a newer policy", "waiting for disk space"
+"""Why a collector waits: the launcher says so; its policy is too old; the disk is full. In its beats, as "paused"."""
+SHORT, LONG = "short", "long"
+"""How long it may be until a learner's next beat: while it trains or waits; while it prepares, saves or runs callbacks."""
 STATE_FILE = "exploration.json"
 """File, in a collector's directory, with the exploration schedules that its successor goes on with."""
 STAGING = ".arriving"
 """Directory, beside a store's, where files are before they are in the store."""
+OUTBOX = "outbox"
+"""Directory, in that of a collector, with its reports that are not delivered yet."""
 REPORTS = "reports"
 """Directory, in the directory of a launch, with the reports of collectors that the learner has not read yet."""
 
@@ -37,6 +45,8 @@ class Assignment:
         collectors: of the launch on this machine.
         control: directory of the small files through which it talks to the launcher.
         least, most: updates per environment step.
+        max_policy_lag: versions by which a collector's policy may be older than the newest published one; None: any number.
+        launcher: process id of what has started the process; 0: not known.
     """
 
     kind: Literal["learner", "collector", "nodes"]
@@ -45,6 +55,8 @@ class Assignment:
     control: str
     least: float = 0.0
     most: float | None = None
+    max_policy_lag: int | None = None
+    launcher: int = 0
 
     @classmethod
     def of_this_process(cls) -> Assignment | None:
@@ -60,6 +72,11 @@ class Assignment:
     def name(self) -> str:
         """Of the process: "learner", "nodes" or "collector-INDEX"."""
         return self.kind if self.kind != "collector" else f"{self.kind}-{self.index}"
+
+    @property
+    def launcher_lives(self) -> bool:
+        """Whether what has started the process runs."""
+        return not self.launcher or _runs(self.launcher)
 
     @property
     def beat_file(self) -> Path:
@@ -84,7 +101,7 @@ def spool_of(directory: Path) -> Path:
 
 def outbox_of(directory: Path) -> Path:
     """Where a collector with this directory writes reports."""
-    return directory / "outbox"
+    return directory / OUTBOX
 
 
 _count = itertools.count()
@@ -93,8 +110,23 @@ _count = itertools.count()
 def write_soon(path: Path, value: Mapping[str, Any]) -> None:
     """Replace a small JSON file; readers see the old content or the new one. Not made durable: it is of use while its writer lives."""
     tmp = path.with_name(f".tmp-{path.name}-{os.getpid()}-{next(_count)}")
-    tmp.write_text(json.dumps(value))
-    os.replace(tmp, path)
+    try:
+        tmp.write_text(json.dumps(value))
+        os.replace(tmp, path)
+    except OSError:
+        tmp.unlink(missing_ok=True)
+        raise
+
+
+def write_beat(path: Path, value: Mapping[str, Any]) -> None:
+    """`write_soon`, or, where the disk is full, only a new time stamp: a sign of life needs no space."""
+    try:
+        write_soon(path, value)
+    except OSError as err:
+        if err.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        with contextlib.suppress(OSError):
+            os.utime(path)
 
 
 def read_soon(path: Path) -> dict[str, Any] | None:
@@ -104,6 +136,20 @@ def read_soon(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process exists that is no zombie."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (OSError, IndexError):
+        return not os.path.isdir("/proc/self")  # no such file system: the signal has told
 
 
 def _prctl() -> Any:
