@@ -15,7 +15,7 @@ def pytest_collection_modifyitems(items):
     here = pathlib.Path(__file__).parent
     for item in items:
         if fault_helpers.LONG and here in item.path.parents:
-            item.add_marker(pytest.mark.timeout(_LONGEST))
+            item.add_marker(pytest.mark.timeout(_LONGEST), append=False)  # before that of the short version
 
 
 @pytest.fixture(autouse=True)

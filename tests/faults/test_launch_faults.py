@@ -196,7 +196,7 @@ def test_a_collector_whose_disk_is_full_waits_and_loses_nothing(tmp_path, way):
     wanted, directory, options = count(1, 5), tmp_path / "run" / "launch" / "collector-0", {"program": FULL_SPOOL}
     if way == "tmpfs":
         directory.mkdir(parents=True)
-        options = {"before": small_disk(directory)}
+        options = {"before": small_disk(directory), "env_mode": "async"}
         if not options["before"]:
             pytest.skip("this machine does not let a test mount a small file system")
     run, done = Launch(tmp_path, collectors=1, epochs=FOREVER, train_batches_per_epoch=2, **options), 0

@@ -174,9 +174,8 @@ class Collector(LaunchedRole):
             self._beat["steps"] += steps
         if time.monotonic() < self._next_look:
             return
-        self._next_look = (
-            time.monotonic() + BEAT_SECONDS
-        )  # reports are beats, too, and with short phases they would put this off for ever
+        # not put off by the beat of a report, or it would never come in short phases
+        self._next_look = time.monotonic() + BEAT_SECONDS
         self._say()
         if collecting:
             self._wait_for_space(run)
