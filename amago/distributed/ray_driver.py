@@ -17,7 +17,7 @@ from typing import Any
 
 from amago.distributed.children import CollectorError, Patience
 from amago.distributed.place import Task
-from amago.distributed.ray_place import ORDERS, config_of
+from amago.distributed.ray_place import ORDERS, check_reachable, config_of
 from amago.run.roles.protocol import HELLO, Assignment, die_with_parent, read_soon, write_soon
 
 _TICK_SECONDS = 0.2
@@ -44,6 +44,7 @@ class Driver:
         from amago.distributed.ray_cluster import RayCluster  # loads Ray, which takes a second
 
         try:
+            check_reachable(config["address"])  # again: it may have been lost since
             cluster = RayCluster(
                 task, config["collectors"], config["learners"], self.control, config["address"], config["node_dir"]
             )

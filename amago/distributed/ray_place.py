@@ -40,8 +40,7 @@ class RayPlace:
 
     def __init__(self, work: Work, address: str = "auto", node_dir: str | None = None):
         require_ray()
-        if address != "auto":
-            _check_reachable(address)
+        check_reachable(address)
         self.work, self.news = work, []  # type: ignore[var-annotated]
         config = {
             "task": dataclasses.asdict(work.task), "collectors": work.collectors, "learners": work.learners, "address": address,
@@ -168,12 +167,14 @@ def require_ray() -> None:
         raise ImportError("--ray needs Ray, on each node: pip install 'amago[ray]'")
 
 
-def _check_reachable(address: str) -> None:
+def check_reachable(address: str) -> None:
     """Refuse an address at which nobody listens, for which Ray would wait for minutes.
 
     Raises:
-        ValueError: it is not of the form HOST:PORT, or nobody listens there.
+        ValueError: it is neither "auto" nor of the form HOST:PORT, or nobody listens there.
     """
+    if address == "auto":
+        return
     if "://" in address:
         raise ValueError(
             f"--ray is {address!r}, a connection from outside: run the launcher on a node of the cluster, with --ray auto"

@@ -1,4 +1,7 @@
-"""A Ray cluster of nodes on this machine, which does what its standard input says: "add NAME", "remove NAME". It ends with its parent."""
+"""A Ray cluster of nodes on this machine, which does what its standard input says: "add NAME", "remove NAME". It ends with its parent.
+
+Argument: the port of its head; one that is free if there is none.
+"""
 
 import sys
 
@@ -12,7 +15,8 @@ def variables(name):
     return {"env_vars": {"AMAGO_TEST_NODE": name}}
 
 
-cluster = Cluster(initialize_head=True, head_node_args=NODE | variables("head"))
+port = {"gcs_server_port": int(sys.argv[1])} if len(sys.argv) > 1 else {}
+cluster = Cluster(initialize_head=True, head_node_args=NODE | variables("head") | port)
 nodes = {}
 print(cluster.address, flush=True)
 for line in sys.stdin:

@@ -24,15 +24,16 @@ class Cluster:
 
     Args:
         root: for the directories of the nodes, ``root/nodes/NAME``, and of the run.
+        port: of its head.
     """
 
-    def __init__(self, root):
+    def __init__(self, root, *port):
         self.root = root
         self.started = []
         environment = {**tiny.environment(), "RAY_USAGE_STATS_ENABLED": "0"}
         environment.pop("PYTHONPATH")  # nodes have nothing but what reaches them
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "cluster_process.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            [sys.executable, str(HERE / "cluster_process.py"), *port], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             text=True, env=environment, cwd=root,
         )  # fmt: skip
         self.address = self.process.stdout.readline().strip()
@@ -66,6 +67,9 @@ class Cluster:
     def end(self):
         for each in self.started:
             each.end()
+        self.end_nodes()
+
+    def end_nodes(self):
         with contextlib.suppress(OSError):
             self.process.stdin.close()
         try:

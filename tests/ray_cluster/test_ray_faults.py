@@ -5,7 +5,7 @@ import os
 import signal
 import time
 
-from clusters import kill
+from clusters import Cluster, kill
 from fault_helpers import count, report, rng, say
 from launching import alive
 
@@ -129,8 +129,8 @@ def test_launcher_killed_and_started_again(cluster):
     report("launchers killed: nobody left on any node, and the same command goes on", wanted, wanted)
 
 
-def test_a_lost_cluster_does_not_end_the_learner(cluster):
-    """Ray ends whoever cannot reach the head of its cluster for a minute; the learner goes on until it is told to stop, and saves."""
+def test_a_lost_cluster_does_not_end_the_learner_and_is_found_again(cluster, tmp_path):
+    """Ray ends whoever cannot reach the head of its cluster for a minute; the learner goes on."""
     run = cluster.launch(collectors=1, **SETTINGS)
     run.until(lambda: len(run.collecting()) == 1 and run.rows("train"))
     before = run.children
@@ -139,8 +139,17 @@ def test_a_lost_cluster_does_not_end_the_learner(cluster):
     run.until(lambda: before["nodes"] not in run.children.values(), seconds=150)
     updates = run.rows("train")[-1]["grad_steps"]
     run.until(lambda: run.rows("train")[-1]["grad_steps"] > updates)
-    assert run.children["learner"] == before["learner"]
-    stop(run)
+    cluster.end_nodes()
+    again = Cluster(tmp_path, cluster.address.rpartition(":")[2])
+    try:
+        run.cluster = again
+        run.until(lambda: len(run.collecting()) == 1)
+        goes_on(run)
+        assert run.children["learner"] == before["learner"]
+        stop(run)
+    finally:
+        again.end()
+    run.check_nothing_is_lost_or_twice()
     assert "the Ray cluster is lost, and the learner goes on" in run.output
     assert list((run.run_dir / "ckpts" / "training_states").iterdir())
-    report("clusters lost: the learner goes on, and saves", 1, 1)
+    report("clusters lost: the learner goes on, and uses a new one at the same address", 1, 1)
