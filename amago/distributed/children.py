@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +18,61 @@ from typing import IO, Any
 from amago.run.roles.protocol import Assignment, die_with_parent, read_soon
 
 STOPPED_CODES = {128 + s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+
+
+_UNDERTAKER = """
+import os, signal, sys
+groups = set()
+for line in sys.stdin:
+    (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
+for group in groups:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except OSError:
+        pass
+"""
+
+
+class Undertaker:
+    """A small process that kills the process groups of this process's children when this process ends, however that ends.
+
+    The children themselves die with it (`die_with_parent`). What they have started need not: workers, and what starts workers, take many
+    seconds to import on a busy machine, and notice only then.
+    """
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _UNDERTAKER], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        atexit.register(self._close)
+
+    def _close(self) -> None:
+        if self.owner == os.getpid():
+            assert self._process.stdin is not None
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(5)
+
+    def say(self, text: str) -> None:
+        """Add ("+GROUP") or remove ("-GROUP") a process group."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it was killed; there is still `die_with_parent`
+            self._process.stdin.write(f"{text}\n".encode())
+            self._process.stdin.flush()
+
+    @classmethod
+    def of_this_process(cls) -> Undertaker:
+        """The one of this process, which has one for all of its children."""
+        global _undertaker
+        if _undertaker is None or _undertaker.owner != os.getpid():
+            _undertaker = cls()
+        return _undertaker
+
+
+_undertaker: Undertaker | None = None
 
 
 @dataclass(frozen=True)
@@ -84,6 +141,7 @@ class Child:
                 start_new_session=True,
                 preexec_fn=bind,
             )
+        Undertaker.of_this_process().say(f"+{self.process.pid}")
 
     @property
     def code(self) -> int | None:
@@ -125,6 +183,7 @@ class Child:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        Undertaker.of_this_process().say(f"-{self.process.pid}")
 
     @property
     def own_log(self) -> Path | None:

@@ -322,11 +322,11 @@ def test_hung_collectors_are_replaced_and_the_others_go_on(tmp_path, order):
 @pytest.mark.parametrize("role", ["launcher", "learner", "collector-0"])
 def test_signals_to_one_role(tmp_path, role):
     """A learner that is told to stop saves, and the launch ends with it, as with a signal to the launcher; a collector is replaced."""
-    wanted, random, done = count(1, 20), rng(f"signals {role}"), 0
+    wanted, random, done, rows = count(1, 20), rng(f"signals {role}"), 0, 0
     for _ in range(wanted):
         run = Launch(tmp_path, collectors=1, epochs=FOREVER, train_batches_per_epoch=2, ckpt_interval=FOREVER, resume="auto")
         try:
-            run.until(lambda: len(run.children) == 2 and run.rows("rollout"))  # noqa: B023
+            run.until(lambda: len(run.children) == 2 and len(run.rows("train")) > rows)  # noqa: B023
             time.sleep(float(random.uniform(0, 1)))
             number = SIGNALS[done % len(SIGNALS)]
             pid = run.process.pid if role == "launcher" else run.children[role]
@@ -340,7 +340,7 @@ def test_signals_to_one_role(tmp_path, role):
                 run.until(lambda: run.children.get(role) not in (None, pid))  # noqa: B023
                 run.process.send_signal(signal.SIGTERM)
                 assert run.wait(60) == 143, run.output
-            done += 1
+            rows, done = len(run.rows("train")), done + 1
         finally:
             run.end()
     report(f"signals to a {role.partition('-')[0]}", done, wanted)
