@@ -7,7 +7,6 @@ import itertools
 import os
 import shutil
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -33,7 +32,7 @@ from amago.run.roles.protocol import (
 )
 from amago.store.files import temporary_file
 
-_NUMBER, _LAUNCH, _LOCK = "node.json", "launch.json", ".lock"
+_NUMBER, _LAUNCH, _LOCK, _CONTROL = "node.json", "launch.json", ".lock", "control"
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,9 @@ class Node:
         self.run_dir = bases[0] / run_name
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self.number = _number(bases[0])
-        self.control = Path(tempfile.mkdtemp(prefix="amago-node-"))
+        self.control = bases[0] / _CONTROL
+        shutil.rmtree(self.control, ignore_errors=True)  # of an agent that was killed
+        self.control.mkdir()
         found = {path for base in bases for path in launch_dir(base / run_name).glob("collector-*") if path.is_dir()}
         self.mirror = Mirror(link, sorted(found), False, task.max_undelivered)
         self.version, self.failure = 0, ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import logging
 import shutil
-import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -116,7 +115,8 @@ class RayCluster:
         self.collectors, self.learners, self.control = collectors, learners, control
         self.news: list[str] = []
         self._ray = importlib.import_module("ray")
-        self._files = Path(tempfile.mkdtemp(prefix="amago-files-"))
+        self._files = control / "files"
+        shutil.rmtree(self._files, ignore_errors=True)
         try:
             self._task = replace(task, program=pack(task.program, self._files / "program"))
             self._connect(address)
@@ -136,7 +136,7 @@ class RayCluster:
         self._replaced, self._look_at, self._ends, self._troubled = 0, 0.0, False, False
 
     def _connect(self, address: str) -> None:
-        (self._files / "program").mkdir(exist_ok=True)
+        (self._files / "program").mkdir(parents=True, exist_ok=True)
         sent: dict[str, Any] = {"working_dir": str(self._files / "program")}
         library = pack_library(self._files)
         if library is not None:
