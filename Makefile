@@ -4,11 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+RAY := .venv-ray
+RAY_STAMP := $(RAY)/.installed
+
 ENVS := .venv-envs
 ENVS_STAMP := $(ENVS)/.installed
 SHOWDOWN := tools/showdown/node_modules/.package-lock.json
 
-.PHONY: help install demo test test-faults test-gpu test-envs qt showdown bench lint types unit format clean
+.PHONY: help install demo test test-faults test-gpu test-envs test-ray qt showdown bench lint types unit format clean
 
 help:
 	@echo "make demo    install, train a memory agent, evaluate it, leave a picture (about 6 minutes on two cores)"
@@ -17,6 +20,7 @@ help:
 	@echo "make test-faults  the tests of faults with their full counts (AMAGO_FAULTS_SEED=N repeats a run)"
 	@echo "make test-gpu     the tests of the CPU on a CUDA device; elsewhere they are skipped"
 	@echo "make test-envs    the benchmarks of docs/benchmarks.md, in an environment of their own with every package (4 GB)"
+	@echo "make test-ray     collectors on many machines: clusters of several nodes on this one, in an environment of their own"
 	@echo "make showdown     the battle server of examples/15_pokemon.py, from npm (Node.js 20 or later)"
 	@echo "make bench   how fast each part is, as a share of what the machine could do (30 minutes; keep the machine quiet)"
 	@echo "make format  put the code into its standard form"
@@ -84,6 +88,15 @@ $(SHOWDOWN): tools/showdown/package.json tools/showdown/package-lock.json
 test-envs: $(ENVS_STAMP) $(SHOWDOWN) qt
 	OMP_NUM_THREADS=1 $(ENVS)/bin/python -m pytest -n 2 --dist worksteal tests/envs_extra tests/examples tests/clients/test_old_tutorial.py
 
+$(RAY_STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(RAY)
+	$(RAY)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
+	$(RAY)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,ray]'
+	@touch $(RAY_STAMP)
+
+test-ray: $(RAY_STAMP)
+	OMP_NUM_THREADS=1 $(RAY)/bin/python -m pytest tests/ray_cluster
+
 bench: install
 	$(BIN)/python -m benchmarks all
 
@@ -92,4 +105,4 @@ format: install
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) $(ENVS) tools/showdown/node_modules build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo_out site
+	rm -rf $(VENV) $(ENVS) $(RAY) tools/showdown/node_modules build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo_out site

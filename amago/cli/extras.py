@@ -35,6 +35,7 @@ EXTRAS: dict[str, Extra] = {
     "hub": Extra("amago push, amago pull", ("huggingface_hub>=0.30",)),
     "offline": Extra("Minari and HDF5 data sets", ("minari[hdf5]>=0.5.4", "pillow", "h5py>=3.10")),
     "plots": Extra("pictures: amago demo, amago eval --memory", ("matplotlib>=3.7",)),
+    "ray": Extra("--ray: collectors on many machines", ("ray>=2.40",)),
     "report": Extra("amago report, amago watch", ("plotly>=6",)),
     "tensorboard": Extra("--tensorboard", ("tensorboard>=2.14",)),
     "tune": Extra("amago tune", ("optuna>=4",)),

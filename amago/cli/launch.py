@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from argparse import REMAINDER, ArgumentParser, ArgumentTypeError, Namespace
 
 from amago.distributed.children import Patience
 from amago.distributed.launcher import Plan, run_plan
 from amago.distributed.mirror import MOST_WAITING_BYTES
+from amago.distributed.ray_place import RayPlace
 from amago.run.roles.limits import UpdateLimits
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.description = (
-        "Run a training script as one learner and several collectors, which overlap. The script is as it would be for one process. "
+        "Run a training script as one learner and several collectors, which overlap, on this machine or (--ray) on those of a Ray cluster. "
+        "The script is as it would be for one process. "
         "Ctrl-C and SIGTERM end all processes, after the learner has saved a training state. Collectors that die or hang are replaced. "
         "Example: amago launch --collectors 4 train.py --run_name demo --buffer_dir runs"
     )
@@ -46,6 +49,19 @@ def add_arguments(parser: ArgumentParser) -> None:
         default=MOST_WAITING_BYTES,
         metavar="GB",
         help=f"collectors pause while so much waits on the disk that cannot be delivered (default: {MOST_WAITING_BYTES / 1e9:g})",
+    )
+    parser.add_argument(
+        "--ray",
+        default=None,
+        metavar="ADDRESS",
+        help="collectors run on all nodes of a Ray cluster, of which this machine is one: auto, or HOST:PORT; needs pip install 'amago[ray]'",
+    )
+    parser.add_argument(
+        "--node-dir",
+        default=None,
+        metavar="DIR",
+        help="with --ray: directory of each node for what is not delivered yet; variables of the environment, {host}, {user} and {tmp} are "
+        "replaced there; if not given, {tmp}/amago-{user}",
     )
     parser.add_argument("--quiet", action="store_true", help="no progress line")
     parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
@@ -89,8 +105,12 @@ def _gigabytes(text: str) -> float:
 def run(args: Namespace) -> int:
     program = [*(["-m"] if args.module else []), args.script, *args.arguments]
     patience = dataclasses.replace(Patience(), step=args.hang_timeout)
+    if args.node_dir is not None and args.ray is None:
+        raise ValueError("--node-dir is of no use without --ray: on one machine everything is in the run's directory")
     plan = Plan(
         program, args.collectors, args.learners, args.updates_per_step, patience, args.quiet, max_policy_lag=args.max_policy_lag,
         max_undelivered=args.max_undelivered,
     )  # fmt: skip
+    if args.ray is not None:
+        plan.place = functools.partial(RayPlace, address=args.ray, node_dir=args.node_dir)
     return run_plan(plan)

@@ -259,6 +259,14 @@ def _add_processes(group: Any) -> None:
         metavar="MIN:MAX",
         help="with --collectors: updates per environment step, within which learner or collectors wait",
     )
+    _add(
+        group,
+        "ray",
+        default=None,
+        metavar="ADDRESS",
+        help="with --collectors: they run on the nodes of a Ray cluster, of which this machine is one: auto, or HOST:PORT",
+    )
+    _add(group, "node_dir", default=None, metavar="DIR", help="with --ray: directory of each node ('amago launch --help')")
 
 
 def _add_logging(group: Any) -> None:

@@ -19,7 +19,11 @@ def relaunch_if_asked(args: Namespace) -> None:
     Raises:
         ValueError: the arguments contradict ``--collectors``, or this process was not started by a command line that has it.
     """
-    if not getattr(args, "collectors", 0) or os.environ.get(VARIABLE):
+    if os.environ.get(VARIABLE):
+        return
+    if not getattr(args, "collectors", 0):
+        if getattr(args, "ray", None) is not None:
+            raise ValueError(f"--ray {args.ray} says where collectors run, but there are none: give --collectors N")
         return
     if args.mode != "both":
         raise ValueError(
@@ -31,7 +35,15 @@ def relaunch_if_asked(args: Namespace) -> None:
         raise ValueError(
             "collectors is set, but not on the command line: call amago.distributed.launch(script, argv, collectors=...)"
         )
-    words = command(*_program(), args.collectors, args.learners, args.updates_per_step, quiet=args.quiet)
+    words = command(
+        *_program(),
+        args.collectors,
+        args.learners,
+        args.updates_per_step,
+        quiet=args.quiet,
+        ray=args.ray,
+        node_dir=args.node_dir,
+    )
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(words[0], words)
@@ -45,4 +57,8 @@ def _program() -> tuple[str, list[str]]:
         return "-m", [spec.name.removesuffix(".__main__"), *sys.argv[1:]]
     if file is None or not Path(file).is_file():
         raise ValueError("--collectors needs a script in a file, which each process can run")
+    if (
+        Path(file).name == "amago" and Path(file).parent == Path(sys.executable).parent
+    ):  # the command, which other machines have elsewhere
+        return "-m", ["amago.cli", *sys.argv[1:]]
     return file, sys.argv[1:]

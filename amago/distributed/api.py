@@ -16,6 +16,8 @@ def launch(
     learners: int = 1,
     updates_per_step: str | None = None,
     hang_timeout: float | None = None,
+    ray: str | None = None,
+    node_dir: str | None = None,
     quiet: bool = False,
     max_policy_lag: int | None = None,
     max_undelivered: float | None = None,
@@ -32,6 +34,8 @@ def launch(
         updates_per_step: "MIN:MAX", updates per environment step (`amago.run.roles.limits.UpdateLimits`); None: no limit.
         hang_timeout: seconds without a step after which a collector is replaced, and without an update after which the learner is started
             again; None: 180.
+        ray: collectors run on the nodes of a Ray cluster, of which this machine is one: "auto", or "HOST:PORT"; None: on this machine.
+        node_dir: with ``ray``, directory of each node for what is not delivered yet (``amago launch --node-dir``).
         quiet: show no progress.
         max_policy_lag: a collector whose policy is more versions than this older than the newest waits for a newer one; None: never.
         max_undelivered: gigabytes that may wait while they cannot be delivered, before collectors pause; None: 10.
@@ -39,7 +43,8 @@ def launch(
     Returns:
         the exit code: that of the learner; 1 if collectors die, or the learner hangs, again and again; 2 after a mistake in the arguments.
     """
-    words = command(program, argv, collectors, learners, updates_per_step, hang_timeout, quiet, max_policy_lag, max_undelivered)
+    options = {"max_policy_lag": max_policy_lag, "max_undelivered": max_undelivered, "ray": ray, "node_dir": node_dir}
+    words = command(program, argv, collectors, learners, updates_per_step, hang_timeout, quiet, **options)  # type: ignore[arg-type]
     return subprocess.run(words, check=False).returncode
 
 
@@ -51,8 +56,11 @@ def command(
     updates_per_step: str | None = None,
     hang_timeout: float | None = None,
     quiet: bool = False,
+    *,
     max_policy_lag: int | None = None,
     max_undelivered: float | None = None,
+    ray: str | None = None,
+    node_dir: str | None = None,
 ) -> list[str]:
     """The command line that does what `launch` says."""
     words = [sys.executable, "-m", "amago.cli", "launch", "--collectors", str(collectors), "--learners", str(learners)]
@@ -60,5 +68,7 @@ def command(
     words += [] if hang_timeout is None else ["--hang-timeout", str(hang_timeout)]
     words += [] if max_policy_lag is None else ["--max-policy-lag", str(max_policy_lag)]
     words += [] if max_undelivered is None else ["--max-undelivered", str(max_undelivered)]
+    words += [] if ray is None else ["--ray", ray]
+    words += [] if node_dir is None else [f"--node-dir={node_dir}"]
     words += ["--quiet"] if quiet else []
     return [*words, os.fspath(program), *argv]

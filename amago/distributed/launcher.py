@@ -1,10 +1,9 @@
-"""One learner and its collectors on this machine: started, watched and stopped by one process without PyTorch."""
+"""One learner and its collectors: started, watched and stopped by one process without PyTorch."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-import os
 import shutil
 import signal
 import sys
@@ -16,15 +15,15 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-from amago.distributed.children import Child, CollectorError, Collectors, Patience
+from amago.distributed.children import Child, CollectorError, Patience
 from amago.distributed.hung import HungLearner, LearnerError
-from amago.distributed.ingest import Ingest
 from amago.distributed.lag import OldPolicies
-from amago.distributed.link import Answer, Beats, LocalLink
-from amago.distributed.mirror import MOST_WAITING_BYTES, Mirror
+from amago.distributed.link import Answer, Beats
+from amago.distributed.mirror import MOST_WAITING_BYTES
+from amago.distributed.place import Place, Task, ThisMachine, Work
 from amago.distributed.progress import Rates, progress_line
 from amago.run.roles.limits import UpdateLimits
-from amago.run.roles.protocol import HELLO, ORDERS, REPORTS, Assignment, collector_dir, launch_dir, read_soon, write_soon
+from amago.run.roles.protocol import HELLO, ORDERS, Assignment, read_soon, write_soon
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 TICK_SECONDS = 0.1
@@ -44,6 +43,7 @@ class Plan:
         out: for the progress line.
         max_policy_lag: versions by which the policy of a collector may be older than the newest; None: any number.
         max_undelivered: bytes that may wait while they cannot be delivered, before collectors pause.
+        place: where the collectors run.
     """
 
     program: Sequence[str]
@@ -55,6 +55,7 @@ class Plan:
     out: TextIO = field(default_factory=lambda: sys.stderr)
     max_policy_lag: int | None = None
     max_undelivered: float = MOST_WAITING_BYTES
+    place: Callable[[Work], Place] = ThisMachine
 
     def __post_init__(self) -> None:
         for name in ("collectors", "learners"):
@@ -83,26 +84,22 @@ class Launcher:
         self.plan = plan
         self.control = Path(tempfile.mkdtemp(prefix="amago-launch-"))
         most = None if plan.limits.most == math.inf else plan.limits.most
-        limits = {"least": plan.limits.least, "most": most, "collectors": plan.collectors, "control": str(self.control)}
-        limits["max_policy_lag"] = plan.max_policy_lag
-        self.learner = Child(Assignment("learner", 0, **limits), self._learner_command(), {})  # type: ignore[arg-type]
-        # one thread, and no GPU unless the user says otherwise: a collector's products are small, and there are many collectors
-        alone = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "ACCELERATE_USE_CPU": "true"}
-        variables = {k: os.environ.get(k, v) for k, v in alone.items()}
-        self.collectors = Collectors(
-            [
-                Child(
-                    Assignment("collector", i, **limits),  # type: ignore[arg-type]
-                    [sys.executable, *plan.program],
-                    variables,
-                    self.control / f"collector-{i}.log",
-                )
-                for i in range(plan.collectors)
-            ],
+        assignment = Assignment("learner", 0, plan.collectors, str(self.control), plan.limits.least, most)
+        self.learner = Child(assignment, self._learner_command(), {})
+        task = Task(
+            plan.program,
+            plan.limits.least,
+            most,
             plan.patience,
+            max_policy_lag=plan.max_policy_lag,
+            max_undelivered=plan.max_undelivered,
         )
-        self.ingest: Ingest | None = None
-        self.mirror: Mirror | None = None
+        try:
+            self.collectors = plan.place(Work(task, plan.collectors, plan.learners, self.control, self._answer))
+        except BaseException:
+            shutil.rmtree(self.control, ignore_errors=True)
+            raise
+        self._met = False
         self.guard = HungLearner(self.learner, plan.patience)
         self.old_policies = OldPolicies(plan.max_policy_lag)
         self._signal: int | None = None
@@ -136,10 +133,8 @@ class Launcher:
                 print(failure, file=self.plan.out, flush=True)
             return self._exit_code(bool(failure))
         finally:
-            self.collectors.kill()
             self.learner.kill()
-            if self.ingest is not None:
-                self.ingest.close()
+            self.collectors.close()
             shutil.rmtree(self.control, ignore_errors=True)
             for s, handler in before.items():
                 signal.signal(s, handler)
@@ -180,24 +175,13 @@ class Launcher:
             for text in news:
                 self._say(text)
             news.clear()
-        if self.mirror is None:
-            self._meet_learner()
-        if self.mirror is not None:
-            answer = self.mirror.pump(self.collectors.beats)
+        if not self._met and (hello := read_soon(self.control / HELLO)) is not None:
+            self._met = True
+            self.collectors.meet_learner(hello)
+        answer = self.collectors.deliver()
+        if answer is not None:
             self._order(answer)
         self._show()
-
-    def _meet_learner(self) -> None:
-        """Open the way to the learner's store, once it has said where that is."""
-        hello = read_soon(self.control / HELLO)
-        if hello is None:
-            return
-        run_dir = Path(hello["run_dir"])
-        self.ingest = Ingest(hello["save_to"], launch_dir(run_dir) / REPORTS)
-        # directories of collectors that an earlier launch had and this one has not still hold what they have collected
-        found = {path for path in launch_dir(run_dir).glob("collector-*") if path.is_dir()}
-        found |= {collector_dir(run_dir, i) for i in range(self.plan.collectors)}
-        self.mirror = Mirror(LocalLink(self.ingest, self._answer), sorted(found), most_waiting=self.plan.max_undelivered)
 
     def _answer(self, beats: Beats) -> Answer:
         beat = self.learner.beat
@@ -224,16 +208,13 @@ class Launcher:
         self.collectors.tell(signal.SIGTERM)
         deadline = time.monotonic() + self.plan.patience.stop
         while (self.learner.runs or self.collectors.run) and time.monotonic() < deadline:
-            for child in (self.learner, *self.collectors.children):
-                child.listen()
-            if self.mirror is not None:
-                self.mirror.pump(self.collectors.beats)
+            self.learner.listen()
+            self.collectors.deliver()
             time.sleep(TICK_SECONDS)
         self.learner.listen()
         self.collectors.kill()
         self.learner.kill()
-        if self.mirror is not None:
-            self.mirror.pump({})
+        self.collectors.deliver()
 
     # ---- the screen ------------------------------------------------------------------------------------------------------
 
@@ -246,9 +227,8 @@ class Launcher:
         if not beat and not tty:
             return
         speeds = self._rates.add(now, int(beat.get("updates", 0)), int(beat.get("steps", 0)))
-        collectors = [child.beat for child in self.collectors.children]
-        waiting = 0 if self.mirror is None else self.mirror.waiting
-        line = progress_line(beat, collectors, speeds, self.plan.limits, self.collectors.replaced, self._version, waiting)
+        collectors, moved = list(self.collectors.beats.values()), self.collectors
+        line = progress_line(beat, collectors, speeds, self.plan.limits, moved.replaced, self._version, moved.waiting)
         if tty:
             line = line[: shutil.get_terminal_size().columns - 1]
             self.plan.out.write("\r" + line.ljust(self._width))

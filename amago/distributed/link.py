@@ -18,13 +18,14 @@ class Parcel:
     """A file on its way to the learner.
 
     Attributes:
-        kind: "trajectories", for its store, or "report", for its log.
+        kind: "trajectories", for its store; "report", for its log; "state", the exploration schedules of the collector ``name``, which
+            another node may go on with.
         name: of the file, unique in the run.
         path: of the file, on a node whose disk the learner's node shares. The file is moved.
         data: its content, from another node.
     """
 
-    kind: Literal["trajectories", "report"]
+    kind: Literal["trajectories", "report", "state"]
     name: str
     path: Path | None = None
     data: bytes | None = None

@@ -69,8 +69,22 @@ def arguments(*words):
         (["--collectors", "2", "--mode", "collect"], "--mode collect"),
         (["--collectors", "2", "--trials", "3"], "--trials 3"),
         (["--collectors", "2"], "not on the command line"),
+        (["--ray", "auto"], "--ray auto"),
     ],
 )
 def test_what_contradicts_it_is_refused(words, said):
     with pytest.raises(ValueError, match=said):
         cli_utils.create_experiment_from_cli(arguments(*words), tiny.tmaze, tiny.tmaze, 6, 7)
+
+
+def test_the_command_is_called_by_its_module_which_other_machines_have_too(monkeypatch, tmp_path):
+    from amago.cli_utils import relaunch
+
+    main = tmp_path / "bin" / "amago"
+    main.parent.mkdir()
+    main.touch()
+    monkeypatch.setattr(sys, "executable", str(main.parent / "python"))
+    monkeypatch.setattr(sys, "argv", ["amago", "train", "CartPole-v1", "--collectors", "2"])
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(main), raising=False)
+    assert relaunch._program() == ("-m", ["amago.cli", "train", "CartPole-v1", "--collectors", "2"])

@@ -64,7 +64,7 @@ class Launch:
             with contextlib.suppress(OSError, ValueError, StopIteration):
                 words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
                 role = json.loads(next(w for w in words if w.startswith(b"AMAGO_ROLE=")).partition(b"=")[2])
-                found[role["kind"] + ("" if role["kind"] == "learner" else f"-{role['index']}")] = pid
+                found[role["kind"] + (f"-{role['index']}" if role["kind"] == "collector" else "")] = pid
         return found
 
     @property

@@ -22,6 +22,7 @@ from amago.run.roles.protocol import (
     OLD_POLICY,
     ORDERS,
     PAUSED,
+    STATE_FILE,
     Assignment,
     collector_dir,
     outbox_of,
@@ -40,7 +41,7 @@ logger = logging.getLogger(__name__)
 BEAT_SECONDS = 0.25
 _RETRY_SECONDS = 1.0  # after a full disk
 _FOR_EVER = sys.maxsize // 2**16  # epochs: the launcher ends a collector
-_STATE_FILE, _STARTS_FILE = "exploration.json", "starts.json"
+_STARTS_FILE = "starts.json"
 
 
 class Collector(LaunchedRole):
@@ -72,10 +73,14 @@ class Collector(LaunchedRole):
         self._waited = 0.0  # seconds for a newer policy, since the last report
         self._directory: Path
         self._start = 0
+        self._node: list[int] = []  # number of the node's directory, if that is not the learner's
 
     def apply(self, run: PersistentRun) -> None:
         super().apply(run)
-        self._wait_for_learner()
+        hello = self._wait_for_learner()
+        if "node" in hello:  # the learner's directory is on another machine
+            run.ckpt_base_dir, run.run_name = os.path.split(hello["run_dir"])
+            self._node = [int(hello["node"])]
         self._begin(run.run_dir)
         self._write_to(self._directory / "log.txt")
         collect_only(run)
@@ -96,7 +101,8 @@ class Collector(LaunchedRole):
         outbox_of(self._directory).mkdir(parents=True, exist_ok=True)
         self._start = 1 + (read_soon(self._directory / _STARTS_FILE) or {"starts": 0})["starts"]
         self._write(self._directory / _STARTS_FILE, {"starts": self._start})
-        self.seed_key = (1 + self.assignment.index, self._start)  # one that replaces another does not repeat its random numbers
+        # one that replaces another does not repeat its random numbers, nor one on another node
+        self.seed_key = (1 + self.assignment.index, self._start, *self._node)
 
     def _write_to(self, log: Path) -> None:
         """From here on all output goes to a file in the run's directory."""
@@ -108,14 +114,14 @@ class Collector(LaunchedRole):
         os.close(fd)
         self._say(log=str(log))
 
-    def _wait_for_learner(self) -> None:
-        """Until the learner has claimed the run, which this process then joins."""
-        hello = Path(self.assignment.control) / HELLO
-        while not hello.is_file():
+    def _wait_for_learner(self) -> dict[str, Any]:
+        """Until the learner has claimed the run, which this process then joins; returns where that is."""
+        while (hello := read_soon(Path(self.assignment.control) / HELLO)) is None:
             self._say()
             time.sleep(0.1)
             if not self.assignment.launcher_lives:
                 raise SystemExit("the launcher is gone")
+        return hello
 
     def started(self, run: PersistentRun) -> None:
         super().started(run)
@@ -238,17 +244,18 @@ class Collector(LaunchedRole):
         }  # fmt: skip
         self._waited = 0.0
         self._reports += 1
-        name = f"{self.assignment.name}-{self._start:06d}-{self._reports:09d}.json"
+        place = "".join(f"-{node:08x}" for node in self._node)
+        name = f"{self.assignment.name}{place}-{self._start:06d}-{self._reports:09d}.json"
         self._write(outbox_of(self._directory) / name, content, run._stop)
         if section == "rollout":
             state = {"pool": run._actors.train.pool.state_dict(), "exploration": str(run.exploration_wrapper_type)}
-            self._write(self._directory / _STATE_FILE, state, run._stop)
+            self._write(self._directory / STATE_FILE, state, run._stop)
         self._say()
 
     def _read_state(self) -> dict[str, Any] | None:
         """The exploration schedules with which an earlier collector of this number has left off; None if there was none."""
         try:
-            found = json.loads((self._directory / _STATE_FILE).read_text())
+            found = json.loads((self._directory / STATE_FILE).read_text())
         except (OSError, ValueError):
             return None
         return found if isinstance(found, dict) and found.keys() == {"pool", "exploration"} else None

@@ -25,6 +25,8 @@ PAUSED, OLD_POLICY, NO_SPACE = "paused", "waiting for a newer policy", "waiting 
 """Why a collector waits: the launcher says so; its policy is too old; the disk is full. In its beats, as "paused"."""
 SHORT, LONG = "short", "long"
 """How long it may be until a learner's next beat: while it trains or waits; while it prepares, saves or runs callbacks."""
+STATE_FILE = "exploration.json"
+"""File, in a collector's directory, with the exploration schedules that its successor goes on with."""
 STAGING = ".arriving"
 """Directory, beside a store's, where files are before they are in the store."""
 OUTBOX = "outbox"
@@ -38,16 +40,16 @@ class Assignment:
     """What a process of a launch is to do.
 
     Attributes:
-        kind: "learner" or "collector".
+        kind: "learner" or "collector"; "nodes" is the process that talks to a cluster.
         index: of the collector, from 0.
-        collectors: of the launch, in all.
+        collectors: of the launch on this machine.
         control: directory of the small files through which it talks to the launcher.
         least, most: updates per environment step.
         max_policy_lag: versions by which a collector's policy may be older than the newest published one; None: any number.
         launcher: process id of what has started the process; 0: not known.
     """
 
-    kind: Literal["learner", "collector"]
+    kind: Literal["learner", "collector", "nodes"]
     index: int
     collectors: int
     control: str
@@ -68,8 +70,8 @@ class Assignment:
 
     @property
     def name(self) -> str:
-        """Of the process: "learner" or "collector-INDEX"."""
-        return self.kind if self.kind == "learner" else f"{self.kind}-{self.index}"
+        """Of the process: "learner", "nodes" or "collector-INDEX"."""
+        return self.kind if self.kind != "collector" else f"{self.kind}-{self.index}"
 
     @property
     def launcher_lives(self) -> bool:
@@ -157,8 +159,10 @@ def _prctl() -> Any:
         return None
 
 
+_PRCTL = _prctl()  # found now: a process that was forked from one with threads had better load nothing
+
+
 def die_with_parent() -> None:
     """Let the system kill this process when its parent ends, however that ends (Linux; elsewhere without effect)."""
-    prctl = _prctl()
-    if prctl is not None:
-        prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+    if _PRCTL is not None:
+        _PRCTL(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG

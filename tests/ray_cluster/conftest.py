@@ -1,0 +1,29 @@
+import importlib.util
+import pathlib
+import sys
+
+import pytest
+
+HERE = pathlib.Path(__file__).parent
+for other in ("distributed", "faults"):
+    sys.path.insert(0, str(HERE.parent / other))
+
+
+def pytest_collection_modifyitems(items):
+    missing = importlib.util.find_spec("ray") is None
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.ray)
+            item.add_marker(pytest.mark.timeout(600))
+            if missing:
+                item.add_marker(pytest.mark.skip(reason="Ray is not installed: make test-ray"))
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """A cluster of this machine alone, to which a test adds nodes."""
+    from clusters import Cluster
+
+    made = Cluster(tmp_path)
+    yield made
+    made.end()
