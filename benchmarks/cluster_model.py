@@ -18,7 +18,7 @@ from amago.run.roles.collector import BEAT_SECONDS
 from amago.run.roles.launched_learner import _SHARE as LOOKS_SHARE
 from amago.run.roles.launched_learner import LOOK_SECONDS
 
-MEASURED = Path(__file__).parent / "cluster_constants.json"
+MEASURED = Path(__file__).parent / "cluster_measured.json"
 """The constants that docs/scaling.md shows."""
 
 

@@ -209,14 +209,10 @@ class Simulation:
 
     def _begin_phase(self, collector: Collector) -> None:
         collector.left = self.cluster.phase
-        newest, seconds = self._newest(collector.node), 0.0
-        if newest != collector.version:
-            collector.version, seconds = newest, cm.load_seconds(self.cluster, self.constants)
+        collector.version = collector.node.version if self.cluster.nodes else self.version
+        seconds = cm.load_seconds(self.cluster, self.constants)  # also of weights that it has read before
         collector.seconds["loading"] += seconds
         self._at(self.now + seconds, self._act, collector)
-
-    def _newest(self, node: Node) -> int:
-        return node.version if self.cluster.nodes else self.version
 
     def _act(self, collector: Collector) -> None:
         """Some steps, until the collector looks at its orders."""

@@ -121,7 +121,7 @@ def test_ranks_wait_for_the_slowest():
 def test_what_saturates_first():
     cluster = Cluster(10, actors=16, step=0.01, phase=200, update=0.1, least=0.001, most=0.01)
     found = cm.saturation(cluster, FREE)
-    assert list(found)[0] == "learner waits"
+    assert next(iter(found)) == "learner waits"
     assert found["learner"] == pytest.approx(10 / (0.001 * 1600))  # u / (r E)
     assert found["learner waits"] == pytest.approx(10 / (0.01 * 1600))
     slow_disk = dataclasses.replace(FREE, read_rate=24.0)
