@@ -89,8 +89,8 @@ class Arriving:
         self.folder, self.ingest, self.count = folder, Ingest(folder / "buffer" / "fifo"), 0
 
     def _names(self, files: int) -> list[str]:
-        self.count += files
-        return [f"{self.count + i:09d}.safetensors" for i in range(files)]
+        first, self.count = self.count, self.count + files
+        return [f"{first + i:09d}.safetensors" for i in range(files)]
 
     def copied(self, files: int, size: int) -> float:
         """Seconds to take files that come as bytes."""
