@@ -32,7 +32,7 @@ from benchmarks.cluster_simulation import simulate
 from benchmarks.harness import Row
 
 COLLECTORS = (1, 2, 4, 8)
-LIMITS = UpdateLimits(0.075, 0.17)
+LIMITS = UpdateLimits(0.035, 0.08)
 """So that the learner waits for one collector, neither side waits with two, and collectors pause with four and eight."""
 SECONDS, SETTLED = 45.0, 8.0
 WITHIN = 1 / 1.2
@@ -117,7 +117,9 @@ def launched(collectors: int, seconds: float) -> Series:
         words = ["-m", "benchmarks.cluster_watched", str(record), str(seconds), str(collectors), limits]
         program_words = ["-m", "benchmarks.cluster_sleeping", str(folder)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        subprocess.run([sys.executable, *words, *program_words], env=environment, timeout=seconds + 300, stderr=subprocess.DEVNULL)
+        subprocess.run(
+            [sys.executable, *words, *program_words], env=environment, timeout=seconds + 300, stderr=subprocess.DEVNULL
+        )
         return read(record.read_text().splitlines())
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -99,7 +99,8 @@ class Arriving:
 
     def moved(self, files: int, size: int) -> float:
         """Seconds to take files that lie on the same disk."""
-        return _seconds(lambda given=self._made(files, size): self.ingest.take(given))  # type: ignore[misc]
+        given = self._made(files, size)
+        return _seconds(lambda: self.ingest.take(given))
 
     def _made(self, files: int, size: int) -> list[tuple[str, Path]]:
         spool = self.folder / "spool"
@@ -245,9 +246,11 @@ def small_run(folder: Path, options: Namespace, found: Found) -> Iterator[Row]:
     alone = program.ACTORS * program.STEP_SECONDS
     steps = [program.ACTORS * (long - 1) / (many - one) for one, many in collected]
     yield _row("small run, a collector", "steps/s", {"ours": steps, "ceiling": [program.ACTORS / alone] * rounds})
-    yield Row("small run, the rest of a phase", 1000 * phase, "ms", 1000 * step, step / max(phase, 1e-9), note="the ceiling is a step")
+    yield Row(
+        "small run, the rest of a phase", 1000 * phase, "ms", 1000 * step, step / max(phase, 1e-9), note="the ceiling is a step"
+    )
 
-    updates = 3 if options.smoke else 30
+    updates = 3 if options.smoke else 12
     files = list((folder / "c0" / "run" / "buffer" / "fifo").iterdir())
     learned = [_learning(folder / f"l{i}", files, updates) for i in range(rounds)]
     update = statistics.median((many - one) / (updates - 1) for one, many in learned)
@@ -306,13 +309,17 @@ def process(folder: Path, options: Namespace, found: Found) -> Iterator[Row]:
 
     def start(name: str, words: list[str]) -> float:
         began = time.perf_counter()
-        done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, check=True, timeout=120)
+        done = subprocess.run(
+            [sys.executable, *words], env=environment, capture_output=True, text=True, check=True, timeout=120
+        )
         memory[name].append(float(done.stdout.split()[-1]) / 2**20)
         return time.perf_counter() - began
 
     made = iter(range(10**6))
     turns = {
-        "ours": lambda: start("ours", ["-m", "benchmarks.cluster_sleeping", str(folder / str(next(made))), '{"mode": "first step"}']),
+        "ours": lambda: start(
+            "ours", ["-m", "benchmarks.cluster_sleeping", str(folder / str(next(made))), '{"mode": "first step"}']
+        ),
         "ceiling": lambda: start("ceiling", ["-c", _TORCH]),
     }
     figures = in_turns(turns, rounds)

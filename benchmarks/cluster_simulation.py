@@ -41,7 +41,8 @@ class Sample:
         stored: environment steps that the learner has found in its store.
         updates: made by the learner.
         spool: environment steps in finished files that have not arrived in the store's directory.
-        lag_versions, lag_seconds: mean over collectors, of the policy that acts: versions behind the newest, and age.
+        lag_versions, lag_seconds: mean over collectors, of the policy that acts: versions behind the newest, and age, as the launcher
+            hears of them from the learner's and the collectors' beats.
         paused: share of the collectors that pause.
     """
 
@@ -71,7 +72,7 @@ class Collector:
         taken: steps of each of its actors.
         left: steps of each actor until its phase is over.
         given: steps of each actor in rollouts that were written to files.
-        version: of the policy that acts.
+        version: of the policy that acts; told: in its last beat.
         seconds: spent acting, paused, and reading weights.
     """
 
@@ -81,6 +82,7 @@ class Collector:
     left: int = 0
     given: int = 0
     version: int = 0
+    told: int = 0
     paused: bool = False
     seconds: dict[str, float] = field(default_factory=lambda: {"acting": 0.0, "paused": 0.0, "loading": 0.0, "writing": 0.0})
 
@@ -168,7 +170,8 @@ class Simulation:
         ]
         # the learner
         self.updates, self.stored, self.files = 0, 0, files
-        self.version, self._published = 0, [0.0]  # when each version was published
+        self.version = self._told = 0  # of the published policy; in its last beat
+        self._heard = [0.0]  # when the launcher has heard of each version
         self._next_look = 0.0
         self._arrived: list[File] = []  # in the directory, not found yet
         self._sent = self._finding = 0  # steps between a spool and the directory, and those of a look that goes on
@@ -223,6 +226,7 @@ class Simulation:
 
     def _acted(self, collector: Collector, steps: int) -> None:
         collector.taken += steps
+        collector.told = collector.version
         collector.left -= steps
         self._go_on(collector)
 
@@ -317,7 +321,7 @@ class Simulation:
         self.files += len(new)
         self.stored += self._finding
         self._finding = 0
-        self._pause = self.limits.collectors_pause(self.updates, self.stored)
+        self._pause, self._told = self.limits.collectors_pause(self.updates, self.stored), self.version
         then()
 
     def _updated(self) -> None:
@@ -331,14 +335,15 @@ class Simulation:
 
     def _publish(self) -> None:
         self.version += 1
-        self._published.append(self.now)
         self._look(self._decide)  # the next epoch begins with one
 
     # ---- figures ---------------------------------------------------------------------------------------------------------
 
     def _take_sample(self) -> None:
-        acting = [c.version for c in self.collectors]
-        ages = [self.now - self._published[v] for v in acting]
+        acting = [c.told for c in self.collectors]
+        newest = max(self._told, *acting)
+        self._heard += [self.now] * (newest + 1 - len(self._heard))
+        ages = [self.now - self._heard[v] for v in acting]
         self.samples.append(
             Sample(
                 self.now,
@@ -346,7 +351,7 @@ class Simulation:
                 self.stored,
                 self.updates,
                 self.spooled,
-                float(np.mean([self.version - v for v in acting])),
+                float(np.mean([newest - v for v in acting])),
                 float(np.mean(ages)),
                 float(np.mean([c.paused for c in self.collectors])),
             )

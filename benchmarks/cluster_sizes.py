@@ -35,7 +35,16 @@ def machine(update: float = 0.05, env: float = 0.01, actors: int = 16, **fields:
     """
     step = actors * env + POLICY * max(1.0, actors / 16)
     base = Cluster(
-        collectors=1, actors=actors, step=step, phase=50, horizon=50, update=update, epoch=100, step_bytes=100.0, weights=2e7, jitter=0.2
+        collectors=1,
+        actors=actors,
+        step=step,
+        phase=50,
+        horizon=50,
+        update=update,
+        epoch=100,
+        step_bytes=100.0,
+        weights=2e7,
+        jitter=0.2,
     )
     return dataclasses.replace(base, **fields)  # type: ignore[arg-type]
 
@@ -80,7 +89,11 @@ def tables(constants: Constants) -> Iterator[tuple[str, list[Cluster], list[Resu
     """Each cluster with its launches, simulated; prints them."""
     for name, clusters in typical().items():
         full = clusters[-1]
-        print(f"\n**{name}**, `--updates-per-step {full.least:g}:{full.most:g}`\n\n{HEAD}\n|" + " --- |" * HEAD.count(" | ") + " --- |")
+        print(
+            f"\n**{name}**, `--updates-per-step {full.least:g}:{full.most:g}`\n\n{HEAD}\n|"
+            + " --- |" * HEAD.count(" | ")
+            + " --- |"
+        )
         results = []
         for cluster in clusters:
             results.append(simulate(cluster, constants, SIMULATED, since=SIMULATED / 3, sample=1.0))
@@ -99,9 +112,13 @@ def draw(figures: Iterable[tuple[str, list[Cluster], list[Result]]], constants: 
         sizes = sorted({max(1, round(most * 1.08**-i)) for i in range(100)})
         predicted = [predict(dataclasses.replace(clusters[-1], collectors=n), constants) for n in sizes]
         axes.loglog(sizes, [p.steps for p in predicted], color="#1f5fa8", label="steps/s, closed form")
-        axes.loglog([c.collectors for c in clusters], [r.steps for r in results], "o", color="#1f5fa8", label="steps/s, simulated")
+        axes.loglog(
+            [c.collectors for c in clusters], [r.steps for r in results], "o", color="#1f5fa8", label="steps/s, simulated"
+        )
         axes.loglog(sizes, [p.updates for p in predicted], color="#b5541c", label="updates/s, closed form")
-        axes.loglog([c.collectors for c in clusters], [r.updates for r in results], "o", color="#b5541c", label="updates/s, simulated")
+        axes.loglog(
+            [c.collectors for c in clusters], [r.updates for r in results], "o", color="#b5541c", label="updates/s, simulated"
+        )
         axes.set(title=name, xlabel="collectors")
         axes.title.set_fontsize(9)
         axes.grid(alpha=0.3)
@@ -111,7 +128,9 @@ def draw(figures: Iterable[tuple[str, list[Cluster], list[Result]]], constants: 
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = ArgumentParser(prog="python -m benchmarks.cluster_sizes", description=__doc__, formatter_class=ArgumentDefaultsHelpFormatter)
+    parser = ArgumentParser(
+        prog="python -m benchmarks.cluster_sizes", description=__doc__, formatter_class=ArgumentDefaultsHelpFormatter
+    )
     parser.add_argument("--collectors", type=int, default=None, help="processes that act; default: the tables")
     parser.add_argument("--update", type=float, default=0.05, help="seconds of an update")
     parser.add_argument("--env_ms", type=float, default=10.0, help="milliseconds of a step of one environment")
@@ -137,7 +156,9 @@ def one(options: Namespace, constants: Constants) -> None:
         pump=NODE_PUMP if options.nodes else 0.1,
     )  # fmt: skip
     expected = predict(cluster, constants, options.files)
-    print(f"closed form: {expected.steps:,.0f} steps/s, {expected.updates:.1f} updates/s; more {expected.limit} would make it faster")
+    print(
+        f"closed form: {expected.steps:,.0f} steps/s, {expected.updates:.1f} updates/s; more {expected.limit} would make it faster"
+    )
     found = simulate(cluster, constants, SIMULATED, since=SIMULATED / 3, files=options.files)
     print(f"simulated:\n{HEAD}\n{line(cluster, found)}")
     if cluster.least or not math.isinf(cluster.most):

@@ -26,8 +26,8 @@ from amago.loading import DiskTrajDataset
 from amago.nets.traj_encoders import FFTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
 
-STEP_SECONDS, UPDATE_SECONDS = 0.02, 0.08
-ACTORS, PHASE, HORIZON, EPOCH, BATCH = 2, 50, 25, 10, 8
+STEP_SECONDS, UPDATE_SECONDS = 0.02, 0.2
+ACTORS, PHASE, HORIZON, EPOCH, BATCH = 2, 50, 25, 5, 8
 """Of a collector; steps of each; steps of a rollout; updates between two publications; sequences of an update."""
 WIDTHS = {
     "FFTstepEncoder.n_layers": 1, "FFTstepEncoder.d_hidden": 32, "FFTstepEncoder.d_output": 32, "FFTrajEncoder.d_model": 32,

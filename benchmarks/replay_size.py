@@ -1,13 +1,12 @@
 """Replay from stores of 10^6 to 10^8 transitions and more: opening, batches, and finding new files.
 
-A store has trajectories of 100 transitions (4 floats and a discrete action), 10 to a file, as collectors would leave them after years; written
-without fsync. Beyond `WRITTEN` transitions (or a third of the free disk), files are further names (hard links) of those before: the index
+A store has trajectories of 100 transitions (4 floats and a discrete action), 10 to a file, written without fsync. Beyond `WRITTEN` transitions (or a third of the free disk), files are further names (hard links) of those before: the index
 does not know, and neither do the batches, but the page cache holds each only once.
 
 The "ceiling" of a row is the figure of the smallest store, times the growth of the work: in proportion to the number of files for
 opening and for a look, the same for a batch. A ratio of 1 is growth in proportion; a batch of a ratio of 1 costs the same at any size.
 
-``--transitions 3.46e8`` sets the largest store.
+``--transitions 3.46e8`` sets the largest store, and ``--only '346,000,000 transitions'`` measures that alone.
 """
 
 from __future__ import annotations
@@ -38,6 +37,10 @@ WRITTEN = 10**8
 SMALLEST, LARGEST = 10**6, 10**8
 SAMPLINGS = ("uniform", "length", "recent", "priority")
 OPENINGS = {"first seen": True, "known": False}
+WHAT = (
+    "opening, first seen", "opening, known", "memory of the opened store", "a look for new files", "a batch, uniform, cold",
+    *(f"{which} batch, {sampling}" for sampling in SAMPLINGS for which in ("first", "a")),
+)  # fmt: skip
 
 
 def rows(options: Namespace) -> Iterator[Row]:
@@ -51,6 +54,8 @@ def rows(options: Namespace) -> Iterator[Row]:
     sizes = [n for n in (10**i for i in range(20)) if smallest <= n < largest] + [largest]
     first: dict[str, float] = {}
     for size in sizes:
+        if not any(options.only in f"{size:,} transitions, {what}" for what in WHAT):
+            continue  # nothing to measure
         root = Path(tempfile.mkdtemp())
         try:
             files = fill(root / "run" / "buffer", size)
@@ -104,7 +109,13 @@ def figures(root: Path, files: int, options: Namespace) -> Iterator[tuple[str, s
         yield f"first batch, {sampling}", "ms", 1000 * (time.perf_counter() - began), True, ""
         if sampling == "uniform":
             dropped = drop_cache(root / "run" / "buffer" / "fifo")
-            yield "a batch, uniform, cold", "ms", _batch(loader, 1, count), False, "" if dropped else "the page cache was not dropped: warm"
+            yield (
+                "a batch, uniform, cold",
+                "ms",
+                _batch(loader, 1, count),
+                False,
+                "" if dropped else "the page cache was not dropped: warm",
+            )
             looked = [_look(dataset) for _ in range(rounds)]
             yield "a look for new files", "s", median(looked), True, ""
         yield f"a batch, {sampling}", "ms", median(_batch(loader, 1 + i * count, count) for i in range(1, 4)), False, ""
