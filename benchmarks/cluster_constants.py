@@ -6,11 +6,15 @@
 Ceilings: of the ingest, the same bytes written to one file with one fsync, or the same files renamed; of a look, listing the directory;
 of weights, the same bytes written with an fsync, or read; of batches, the byte ranges read one after another (`benchmarks.replay`); of the
 small run (`benchmarks.cluster_sleeping`), the sleeping alone; of a process's start and memory, one that imports PyTorch and Gymnasium.
+
+Looks, loading, batches and starts, which wait for nothing, are measured as processor time, so that other work on the machine does not
+count. The rest is wall time.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -20,6 +24,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +74,15 @@ def _row(case: str, unit: str, figures: dict[str, list[float]], note: str = "") 
     return Row(case, ours, unit, ceiling, ratio, note=note)
 
 
-def _seconds(work: Callable[[], Any]) -> float:
-    began = time.perf_counter()
+def _seconds(work: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> float:
+    began = clock()
     work()
-    return time.perf_counter() - began
+    return clock() - began
+
+
+def _cpu_seconds(work: Callable[[], Any]) -> float:
+    """Processor time of this process, for work that waits for nothing: other work on the machine does not count."""
+    return _seconds(work, time.process_time)
 
 
 def _rounds(options: Namespace, usual: int) -> int:
@@ -172,7 +182,10 @@ def looks(folder: Path, options: Namespace, found: Found) -> Iterator[Row]:
         dataset = DiskTrajDataset(root, "run")
         dataset.configure(DatasetSettings(8))
         fifo = dataset.fifo_path
-        turns = {"ours": lambda: _seconds(dataset.on_end_of_collection), "ceiling": lambda: _seconds(lambda: os.listdir(fifo))}  # noqa: B023
+        turns = {
+            "ours": partial(_cpu_seconds, dataset.on_end_of_collection),
+            "ceiling": partial(_cpu_seconds, partial(os.listdir, fifo)),
+        }
         figures = in_turns(turns, _rounds(options, 9))
         milliseconds = {name: [1000 * s for s in values] for name, values in figures.items()}
         yield _row(f"a look at a store of {files:,} files", "ms", milliseconds)
@@ -181,7 +194,7 @@ def looks(folder: Path, options: Namespace, found: Found) -> Iterator[Row]:
     replay.fill_index(later, new, 1)
     for entry in os.scandir(later / "fifo"):
         os.rename(entry.path, os.path.join(fifo, "later-" + entry.name))
-    arrived = _seconds(dataset.on_end_of_collection)
+    arrived = _cpu_seconds(dataset.on_end_of_collection)
     dataset.close()
     look_file = max(0.0, (taken[large] - taken[small]) / (large - small))
     found.constants |= {
@@ -202,9 +215,9 @@ def weights(folder: Path, options: Namespace, found: Found) -> Iterator[Row]:
         checkpoints.publish(policy)
         turns: dict[str, Callable[[], float]] = {
             "publish": lambda: _seconds(lambda: checkpoints.publish(policy)),  # noqa: B023
-            "load": lambda: _seconds(checkpoints.read_latest),  # noqa: B023
+            "load": lambda: _cpu_seconds(checkpoints.read_latest),  # noqa: B023
             "write": lambda: plain.written(size),  # noqa: B023
-            "read": lambda: _seconds(content.read_bytes),  # noqa: B023
+            "read": lambda: _cpu_seconds(content.read_bytes),  # noqa: B023
         }
         figures = {n: [1000 * s for s in values] for n, values in in_turns(turns, _rounds(options, 7)).items()}
         for name, ceiling in (("publish", "write"), ("load", "read")):
@@ -225,7 +238,10 @@ def batches(folder: Path, options: Namespace, found: Found) -> Iterator[Row]:
     dataset.configure(DatasetSettings(replay.SLICE))
     slices = replay.Slices(dataset.store, 100 if options.smoke else 3000)
     loader, count = SequenceLoader(dataset, replay.BATCH, workers=6), len(slices.asked) // replay.BATCH
-    turns = {"ours": lambda: count * replay.BATCH / _seconds(lambda: list(loader.batches(count))), "ceiling": slices.ceiling}
+    turns = {
+        "ours": lambda: count * replay.BATCH / _cpu_seconds(lambda: list(loader.batches(count))),
+        "ceiling": slices.ceiling,
+    }
     figures = in_turns(turns, _rounds(options, 5))
     loader.close()
     slices.close()
@@ -299,6 +315,12 @@ _TORCH = (
     "import torch, gymnasium, pathlib; lines = pathlib.Path('/proc/self/smaps_rollup').read_text().splitlines(); "
     "print(1024 * sum(float(x.split()[1]) for x in lines if x.startswith('Private_')))"
 )
+
+
+def _children() -> float:
+    """Processor time of the processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def process(folder: Path, options: Namespace, found: Found) -> Iterator[Row]:
