@@ -23,7 +23,7 @@ POLICY = 0.0038
 """Seconds of the policy's step for 16 actors: docs/performance.md, a Transformer of width 256 with 3 layers."""
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "cluster.png"
 NODE_PUMP = 0.2
-SIMULATED = 900.0
+SIMULATED = 300.0
 
 
 def machine(update: float = 0.05, env: float = 0.01, actors: int = 16, **fields: float | int) -> Cluster:
