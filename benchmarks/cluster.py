@@ -1,8 +1,9 @@
 """Wall time to a score: one process that alternates, and a learner with collectors that overlap, on the same cores.
 
 CartPole with a millisecond of waiting a step (`benchmarks.cluster_program`), from the start of the program until the first evaluation
-that reaches `SCORE`. Both have 16 actors in all, and as many updates per environment step: the launch within 20% of the ratio of the
-program that alternates. The "ceiling" is the time of the alternating program, and the ratio is how many times faster the launch is.
+that reaches `SCORE`. Both have 16 actors in all, as many processes that step environments, and as many updates per environment step: the
+launch within 20% of the ratio of the program that alternates. The "ceiling" is the time of the alternating program, and the ratio is how
+many times faster the launch is.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from amago.run.plots import read_metrics
 from benchmarks.harness import Row
 
 SCORE, LIMIT = 400.0, 400.0
-COLLECTORS = 2
+COLLECTORS = 4
 ACTORS, STEPS = 16, 500
 RETURN = "Average Total Return (Across All Env Names)"
 _TARGET = 1.5
@@ -43,9 +44,9 @@ def _row(case: str, batches: int, options: Namespace) -> Row:
     limits = f"{0.8 * ratio}:{1.2 * ratio}"
     alone, together = [], []
     for _ in range(1 if options.smoke else options.rounds or 3):
-        alone.append(_seconds([], ACTORS, batches, options.smoke))
+        alone.append(_seconds([], ACTORS, COLLECTORS, batches, options.smoke))
         launch = ["-m", "amago.cli", "launch", "--quiet", "--collectors", str(COLLECTORS), f"--updates-per-step={limits}"]
-        together.append(_seconds(launch, ACTORS // COLLECTORS, batches, options.smoke))
+        together.append(_seconds(launch, ACTORS // COLLECTORS, 1, batches, options.smoke))
     ours, ceiling = statistics.median(s for s, _ in together), statistics.median(s for s, _ in alone)
     missed = [name for name, runs in (("alternating", alone), ("launch", together)) if any(not ok for _, ok in runs)]
     details = {f"alternating {i}": s for i, (s, _) in enumerate(alone)} | {
@@ -55,11 +56,11 @@ def _row(case: str, batches: int, options: Namespace) -> Row:
     return Row(case, ours, "s", ceiling, ceiling / ours, _TARGET, note=note, details=details)
 
 
-def _seconds(launch: list[str], actors: int, batches: int, smoke: bool) -> tuple[float, bool]:
+def _seconds(launch: list[str], actors: int, workers: int, batches: int, smoke: bool) -> tuple[float, bool]:
     """Seconds until a run has the score, and whether it has."""
     folder = Path(tempfile.mkdtemp())
     epochs = 1 if smoke else 100
-    program = ["-m", "benchmarks.cluster_program", str(folder), str(actors), str(epochs), str(batches)]
+    program = ["-m", "benchmarks.cluster_program", str(folder), str(actors), str(workers), str(epochs), str(batches)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     began = time.monotonic()
     process = subprocess.Popen([sys.executable, *launch, *program], env=environment, start_new_session=True)

@@ -23,8 +23,9 @@ from amago.agent.traces import Taken, check_targets, taken_next, trace_coefficie
 from amago.agent.values import AgentValues, ValueRepresentation
 from amago.data.batch import Batch
 from amago.data.extras import BEHAVIOUR_LOG_PROB
+from amago.nets import ranks
 from amago.nets.actor_critic import Actor, PopArtLayer, ResidualActor
-from amago.nets.heads import BaseCriticHead, DetachedCritics
+from amago.nets.heads import BaseCriticHead, DetachedCritics, EnsembleCritics
 from amago.nets.policy_dists import ActionDistribution, Multibinary
 from amago.nets.torch_distributions import action_distribution
 from amago.nets.traj_encoders import TrajEncoder
@@ -118,10 +119,33 @@ class ActorCriticAgent(AgentWithTargets):
         heads = {"state_dim": self.state_dim, "action_dim": self.action_dim, "discrete": self.discrete, "gammas": self.gammas}
         self.popart = PopArtLayer(gammas=len(self.gammas), enabled=options.popart)
         self.critics = options.critic_type(**heads, num_critics=options.num_critics)
+        if options.rescale_critics:
+            self._start_scaling()
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.maximized_critics = DetachedCritics(self.critics)
         self.actor = options.actor_type(**heads, **self._kind_of_actions(options.actor_type))
         self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
+
+    def _start_scaling(self) -> None:
+        if not isinstance(self.critics, EnsembleCritics) or hasattr(self.critics, "bins"):
+            raise ValueError(
+                f"rescale_critics=True needs scalar critics whose networks are an EnsembleMLP, such as NCritics; critic_type="
+                f"{type(self.critics).__name__} are not"
+            )
+        self.critics.start_scaling()
+
+    def _grow_scale(self, batch: Batch, rews: Tensor) -> None:
+        """Let the scale of the critics' outputs follow the returns.
+
+        The first batch sets the scale of the random networks: the size of returns if each reward were the mean one.
+        """
+        first, real = self.popart.updates == 1, batch.transition_mask
+        steps = ranks.masked_max(batch.time_idxs[:, 1:].to(rews.dtype), real).clamp(min=1.0)
+        reward = torch.where(first, ranks.masked_mean(rews, real), 0.0)
+        expected = reward.abs() * torch.minimum(1.0 / (1.0 - self.gammas.amax()), steps)
+        factor = self.values.growth(self.critics.output_scale, expected)
+        for critics in (self.critics, self.target_critics):
+            critics.grow_scale(factor, keep_values=~first)
 
     def _kind_of_actions(self, actor_type: type[nn.Module]) -> dict[str, Any]:
         """What an actor is told beside ``discrete``: nothing, if an action is one choice or a vector of numbers."""
@@ -229,6 +253,8 @@ class ActorCriticAgent(AgentWithTargets):
                 target = self._td_target(next_state, rews, batch.dones, real, self._straight(batch, slice(1, None)), taken, log)
                 if self.training:
                     self.values.observe(target, self.loss_mask(batch)[:, :, None, :, None].expand_as(target))
+                    if self.options.rescale_critics:
+                        self._grow_scale(batch, rews)
             stored = self._like_policy(pi, action)
             out_data, q_pi = self._evaluate(state, stored, chosen)  # (B, L, C, G, O), (B, L, C, G, 1)
             critic_loss = self.values.loss(out_data, target)

@@ -153,6 +153,11 @@ class ActorCriticOptions:
             state (Kapturowski et al. 2019, R2D2). Sequences from the beginning of a rollout keep theirs.
         popart: divide the errors of scalar critics, and the objective of the policy gradient, by the running standard deviation
             of the TD targets (`amago.nets.popart.PopArtLayer`). The critics' outputs are not normalised.
+        rescale_critics: keep the outputs of the critics' networks near 1 where returns are large, by a power of two that their outputs
+            are multiplied by. The first batch sets it to the size of returns if each reward were the mean one; when the returns outgrow
+            it, it grows, and the last layers are divided by as much, so that values stay the same to the bit (as in PopArt, whose paper
+            also shifts them). Without, Adam takes thousands of updates to carry outputs from 0 to returns in the hundreds, and loses
+            the differences between actions on the way. Requires ``popart`` and scalar critics.
         use_target_actor: take the action of a TD target from the target actor instead of the trained one.
         fake_filter: f = 1, plain behaviour cloning.
         fbc_filter_func: f, from advantages (B, L, G, 1) to weights; in `MultiTaskAgent` from (B, L + 1, G, 1), whose last row repeats the one
@@ -184,6 +189,7 @@ class ActorCriticOptions:
     trace_lambda: float = 0.95
     burn_in: int = 0
     popart: bool = True
+    rescale_critics: bool = False
     use_target_actor: bool = True
     fake_filter: bool = False
     fbc_filter_func: Callable[[Tensor], Tensor] = binary_filter
@@ -211,6 +217,8 @@ class ActorCriticOptions:
             raise ValueError(f"trace_lambda must lie in [0, 1], got trace_lambda={self.trace_lambda}")
         if self.burn_in < 0 or int(self.burn_in) != self.burn_in:
             raise ValueError(f"burn_in must be a whole number of at least 0, got burn_in={self.burn_in}")
+        if self.rescale_critics and not self.popart:
+            raise ValueError("rescale_critics=True needs the statistics that popart=True keeps, got popart=False")
         if not 0.0 < self.tau <= 1.0:
             raise ValueError(f"tau must lie in (0, 1], got tau={self.tau}")
         if not self.reward_multiplier > 0.0:

@@ -84,6 +84,10 @@ class ValueRepresentation(ABC):
         difference = self.popart.normalize_values(returns) - self.popart.normalize_values(target)
         return difference.abs().mean(dim=(2, 3))
 
+    def growth(self, scale: Tensor, expected: Tensor) -> Tensor:
+        """By which factor the critics' outputs should be scaled up."""
+        raise NotImplementedError(f"the outputs of {type(self).__name__} have no scale")
+
     def observe(self, target: Tensor, mask: Tensor) -> None:
         """Update the statistics with targets (B, L, 1, G, 1) where ``mask`` is True."""
         self.popart.update_stats(target, mask)
@@ -116,6 +120,13 @@ class PopArtValues(ValueRepresentation):
 
     def objective(self, value: Tensor) -> Tensor:
         return self.popart(value, normalized=True)
+
+    @torch.no_grad()
+    def growth(self, scale: Tensor, expected: Tensor) -> Tensor:
+        """By which power of two, at least 1, the critics' `amago.nets.heads.EnsembleCritics.output_scale` should grow, so that the
+        networks' outputs are below 2 in root mean square, for the targets so far and for returns of the size ``expected``."""
+        size = torch.maximum(self.popart.raw_size, self.popart.raw(expected).amax())
+        return torch.exp2((size / scale).log2().floor().clamp(0.0, 32.0))
 
     def loss(self, out: Tensor, target: Tensor) -> Tensor:
         return (self.popart(out.float(), normalized=True) - self.popart.normalize_values(target)).square()

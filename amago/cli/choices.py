@@ -80,6 +80,8 @@ def choose_settings(
     arguments, options, settings = chosen
     if model == "ff" and not _has_images(env):  # where the observation is the state, some deterministic policy is optimal
         settings |= {f"{EXPERIMENT}.sample_actions": False}
+    if issubclass(agent_type, Agent):  # agents that classify returns have no outputs of their size
+        options["rescale_critics"] = True
     selector = config.selector_of(agent_type)
     known = config.settable_parameters(selector)
     own = {f"{selector}.{name}": value for name, value in options.items() if name in known}

@@ -192,14 +192,14 @@ class NCritics(EnsembleCritics):
             raise ValueError("all_values: only the critics of discrete actions have a value for each action")
         B, L, D = state.shape
         out = self.net.evaluate(state.reshape(B * L, D), detach_params)
-        return out.view(len(out), B, L, self.num_gammas, self.action_dim).permute(1, 2, 0, 3, 4)
+        return self.scaled(out.view(len(out), B, L, self.num_gammas, self.action_dim).permute(1, 2, 0, 3, 4))
 
     def outputs(self, state: Tensor, action: Tensor, detach_params: bool = False) -> Tensor:
         self._check_shapes(state, action)
         if self.discrete:
             of_each = at_least_float32(self.all_values(state, detach_params))
             return (of_each * action.unsqueeze(3)).sum(dim=-1, keepdim=True)
-        return at_least_float32(evaluate_state_action(self.net, state, self.gamma_features, action, detach_params))
+        return self.scaled(at_least_float32(evaluate_state_action(self.net, state, self.gamma_features, action, detach_params)))
 
     def critic_network_forward(
         self, state: Tensor, action: Tensor, log_dict: dict[str, Any] | None = None, detach_params: bool = False

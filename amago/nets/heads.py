@@ -272,6 +272,34 @@ class EnsembleCritics(BaseCriticHead):
     net: EnsembleMLP
     reads_action: bool
     """The networks are functions of [s, h(gamma), a], else of s alone."""
+    output_scale: Tensor | None
+    """What the networks' outputs are multiplied by, a power of two; None: nothing."""
+
+    def __init__(self, state_dim: int, action_dim: int, discrete: bool, gammas: Tensor, num_critics: int) -> None:
+        super().__init__(state_dim, action_dim, discrete, gammas, num_critics)
+        self.register_buffer("output_scale", None)
+
+    def start_scaling(self) -> None:
+        """Multiply the networks' outputs by `output_scale`, 1 at first, which is saved with the parameters."""
+        self.register_buffer("output_scale", torch.ones((), device=self.net.output_layer.weight.device))
+
+    @torch.no_grad()
+    def grow_scale(self, factor: Tensor, keep_values: Tensor) -> None:
+        """Multiply `output_scale` by a power of two and, if ``keep_values``, divide the output layers by it: values stay as they are, to
+        the bit."""
+        assert self.output_scale is not None
+        self.output_scale.mul_(factor)
+        for param in (self.net.output_layer.weight, self.net.output_layer.bias):
+            param.div_(torch.where(keep_values, factor, 1.0))
+
+    def scaled(self, out: Tensor) -> Tensor:
+        """The networks' outputs -> those of the critics."""
+        return out if self.output_scale is None else out * self.output_scale
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        if self.output_scale is not None:  # a state that was saved without
+            state_dict.setdefault(f"{prefix}output_scale", torch.ones_like(self.output_scale))
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def outputs(self, state: Tensor, action: Tensor, detach_params: bool = False) -> Tensor:
         """Values or logits, (K, B, L, C, G, O); arguments as for `forward`."""
@@ -285,12 +313,14 @@ class EnsembleCritics(BaseCriticHead):
         self._check_shapes(state, stored[None])
         self._check_shapes(state, chosen)
         of_state = state_part(self.net, state)  # serves both
-        out = at_least_float32(evaluate_action(self.net, of_state, self.gamma_features, stored[None]))[0]
+        out = self.scaled(at_least_float32(evaluate_action(self.net, of_state, self.gamma_features, stored[None]))[0])
         if chosen.requires_grad and torch.is_grad_enabled():
             q = evaluate_action(self.net, of_state.detach(), self.gamma_features, chosen, detach_params=True)
-            return out, at_least_float32(value(q))
+            return out, at_least_float32(value(self.scaled(q)))
         with torch.no_grad():  # block by block, so that the outputs of all samples need not exist at once
-            values = evaluate_action(self.net, of_state, self.gamma_features, chosen, detach_params=True, value=value)
+            values = evaluate_action(
+                self.net, of_state, self.gamma_features, chosen, detach_params=True, value=lambda q: value(self.scaled(q))
+            )
         return out, at_least_float32(values)
 
     def evaluate_subset(self, state: Tensor, action: Tensor, subset: Tensor) -> Tensor:

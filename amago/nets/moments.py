@@ -42,7 +42,7 @@ class RunningMoments(NamedArguments, nn.Module):
             raise ValueError(f"init_nu must be positive, got init_nu={init_nu}")
         if initial_samples < 0:
             raise ValueError(f"initial_samples must not be negative, got initial_samples={initial_samples}")
-        self.beta = beta
+        self.beta, self.initial_samples = beta, initial_samples
         self.register_buffer("mu", torch.zeros(shape, dtype=torch.float64))
         self.register_buffer("nu", torch.full(shape, float(init_nu), dtype=torch.float64))
         self.register_buffer("_t", torch.full(count_shape, float(initial_samples)))

@@ -85,6 +85,20 @@ class PopArtLayer(RunningMoments):
         self.w = self.w * (old_sigma / sigma)
         self.b = ((old_sigma * self.b + old_mu - self.mu) / sigma).to(self.b.dtype)
 
+    @property
+    def updates(self) -> Tensor:
+        """(), how often the statistics have moved; of the discount that has moved most often."""
+        return self._t.amax() - self.initial_samples
+
+    @property
+    def raw_size(self) -> Tensor:
+        """(), root mean square of the targets so far, on the scale of raw outputs; of the discount where it is largest."""
+        return self.raw(self.nu.sqrt().to(self.w.dtype)).amax()
+
+    def raw(self, size: Tensor) -> Tensor:
+        """Sizes of returns on the scale of raw outputs, (G, 1)."""
+        return size / (self.sigma * self.w)
+
     def normalize_values(self, target: Tensor) -> Tensor:
         """(..., G, 1) on the scale of returns -> (target - mu) / sigma."""
         return ((target - self.mu) / self.sigma).to(target.dtype) if self.enabled else target
