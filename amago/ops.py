@@ -126,6 +126,15 @@ def binary_filter(adv: Tensor, threshold: float = 0.0) -> Tensor:
     return (adv > threshold).to(adv.dtype)
 
 
+def expectile_loss(difference: Tensor, expectile: float) -> Tensor:
+    """abs(expectile - 1[difference < 0]) difference^2, of target minus estimate.
+
+    The estimate that minimises its mean is that expectile of the targets: their mean for 0.5, towards the largest for 1 (Kostrikov et al.
+    2021, arXiv 2110.06169).
+    """
+    return torch.where(difference < 0, 1.0 - expectile, expectile) * difference.square()
+
+
 def exp_filter(
     adv: Tensor, beta: float = 1.0, clip_weights_low: float | None = None, clip_weights_high: float | None = None
 ) -> Tensor:

@@ -27,7 +27,10 @@ from amago.run.signals import Stopped
 
 AGENTS = {"agent": amago.Agent, "multitask": MultiTaskAgent}
 KINDS = {"discrete": tiny.tmaze, "continuous": tiny.pendulum, "multibinary": tiny.bits}
-CASES = [(agent, kind, "mean") for agent in AGENTS for kind in KINDS] + [("agent", "continuous", "weights")]
+CASES = [(agent, kind, "mean") for agent in AGENTS for kind in KINDS] + [
+    ("agent", "discrete", "entropy"),
+    ("agent", "continuous", "weights"),
+]
 ROWS, LENGTH, UPDATES = 8, EPISODE, 3
 LEARNS = {"train_timesteps_per_epoch": 0, "share_buffer": True, "ckpt_interval": 1, "train_batches_per_epoch": 6, "epochs": 2}
 """A run that learns from what another has collected."""
@@ -51,7 +54,7 @@ class Watched(amago.Experiment):
         return {name: p.grad.clone() for name, p in self.policy.named_parameters() if p.grad is not None}
 
     def edit_critic_mask(self, batch, critic_loss, pad_mask):
-        if self.weights == "mean":
+        if self.weights != "weights":
             return pad_mask
         return pad_mask * (1.0 + batch.time_idxs[:, :-1, :, None, None])  # later steps count more
 
@@ -129,6 +132,7 @@ def updates(directory, agent, kind, weights, rank=0, count=1):
     }  # else rounding decides where an advantage is 0
     tiny.config.bind(
         {**tiny.TWO_HOT, **no_dropout, **smooth, "exp_filter.clip_weights_high": 5.0, "MultiTaskAgent.online_coeff": 0.5}
+        | {"Agent.entropy_target": 0.5 if weights == "entropy" else None}
     )
     torch.set_default_dtype(torch.float64)
     try:

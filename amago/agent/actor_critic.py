@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -16,25 +15,24 @@ from torch.distributions import Distribution
 from amago import ops
 from amago.agent import diagnostics
 from amago.agent.base import AgentLoss
+from amago.agent.entropy import Temperature, exact_entropy, sample_with_entropy, soft_rewards, temperature_for
 from amago.agent.log_prob import behaviour_of, log_prob_of_stored
 from amago.agent.options import ActorCriticOptions, check_gamma_idx, gammas_for
-from amago.agent.targets import AgentWithTargets
+from amago.agent.state_values import AgentWithStateValues
 from amago.agent.traces import Taken, check_targets, taken_next, trace_coefficients
 from amago.agent.values import AgentValues, ValueRepresentation
 from amago.data.batch import Batch
 from amago.data.extras import BEHAVIOUR_LOG_PROB
-from amago.nets import ranks
-from amago.nets.actor_critic import Actor, PopArtLayer, ResidualActor
-from amago.nets.heads import BaseCriticHead, DetachedCritics, EnsembleCritics
-from amago.nets.policy_dists import ActionDistribution, Multibinary
+from amago.nets.actor_critic import PopArtLayer, StateValues
+from amago.nets.heads import DetachedCritics
+from amago.nets.policy_dists import ActionDistribution
 from amago.nets.torch_distributions import action_distribution
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
 from amago.nets.utils import has_argument
-from amago.spaces import check_mask
 
 
-class ActorCriticAgent(AgentWithTargets):
+class ActorCriticAgent(AgentWithStateValues):
     """Actor and critic ensemble on a shared sequence model, trained for several discounts at once.
 
     A subclass sets what critics output (`values_type`), how discrete actions reach them (`exact_expectation`), and the
@@ -51,6 +49,8 @@ class ActorCriticAgent(AgentWithTargets):
             `amago.nets.actor_critic.BaseCriticHead`, and their slow copies.
         maximized_critics: the critics, with their parameters held out of the graph.
         popart: running statistics of the targets.
+        temperature: weights of the entropy; None: it has none.
+        state_values: values of states, learned with an ``expectile``; None: those of the policy's actions.
 
     Raises:
         ValueError: an option does not fit the spaces, or a policy gradient is asked of a distribution that has none.
@@ -65,6 +65,7 @@ class ActorCriticAgent(AgentWithTargets):
 
     gammas: Tensor
     popart: Any
+    temperature: Temperature | None
 
     @abstractmethod
     def __init__(
@@ -94,12 +95,20 @@ class ActorCriticAgent(AgentWithTargets):
         check_gamma_idx("rollout_gamma_idx", options.rollout_gamma_idx, gammas)
         self.rollout_gamma_idx = options.rollout_gamma_idx
         self.num_critics, self.num_critics_td = options.num_critics, options.num_critics_td
+        self.critics_td_per_step = options.critics_td_per_step
         self.online_coeff, self.offline_coeff = options.online_coeff, options.offline_coeff
         self.critic_loss_weight = options.critic_loss_weight
         self.reward_multiplier, self.tau, self.n_step = options.reward_multiplier, options.tau, options.n_step
         self.targets, self.trace_lambda = options.targets, options.trace_lambda
         check_targets(options.targets, spec)
         self.required_extras = (BEHAVIOUR_LOG_PROB,) if options.targets == "retrace" else ()
+        self.temperature = temperature_for(spec, len(gammas), options.entropy_target, options.entropy_coeff, options.entropy_lr)
+        self.expectile, self.state_values = options.expectile, None
+        if self.expectile is not None and not self.values_type.scalar:
+            raise ValueError(
+                f"expectile={self.expectile} needs critics with scalar values, but those of {type(self).__name__} classify returns: "
+                "use Agent"
+            )
         self.burn_in = options.burn_in
         if self.burn_in >= self.max_seq_len:
             raise ValueError(
@@ -123,85 +132,10 @@ class ActorCriticAgent(AgentWithTargets):
             self._start_scaling()
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.maximized_critics = DetachedCritics(self.critics)
+        if self.expectile is not None:
+            self.state_values = StateValues(self.state_dim, self.gammas)
         self.actor = options.actor_type(**heads, **self._kind_of_actions(options.actor_type))
         self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
-
-    def _start_scaling(self) -> None:
-        if not isinstance(self.critics, EnsembleCritics) or hasattr(self.critics, "bins"):
-            raise ValueError(
-                f"rescale_critics=True needs scalar critics whose networks are an EnsembleMLP, such as NCritics; critic_type="
-                f"{type(self.critics).__name__} are not"
-            )
-        self.critics.start_scaling()
-
-    def _grow_scale(self, batch: Batch, rews: Tensor) -> None:
-        """Let the scale of the critics' outputs follow the returns.
-
-        The first batch sets the scale of the random networks: the size of returns if each reward were the mean one.
-        """
-        first, real = self.popart.updates == 1, batch.transition_mask
-        steps = ranks.masked_max(batch.time_idxs[:, 1:].to(rews.dtype), real).clamp(min=1.0)
-        reward = torch.where(first, ranks.masked_mean(rews, real), 0.0)
-        expected = reward.abs() * torch.minimum(1.0 / (1.0 - self.gammas.amax()), steps)
-        factor = self.values.growth(self.critics.output_scale, expected)
-        for critics in (self.critics, self.target_critics):
-            critics.grow_scale(factor, keep_values=~first)
-
-    def _kind_of_actions(self, actor_type: type[nn.Module]) -> dict[str, Any]:
-        """What an actor is told beside ``discrete``: nothing, if an action is one choice or a vector of numbers."""
-        kind = self.action_spec.kind
-        if kind in ("discrete", "continuous"):
-            return {}
-        if has_argument(actor_type, "action_kind"):
-            return {"action_kind": kind}
-        if self.multibinary and has_argument(actor_type, "continuous_dist_type"):
-            return {"continuous_dist_type": Multibinary}
-        raise ValueError(
-            f"actor_type={actor_type.__name__} cannot have actions of kind {kind!r}: give its __init__ an argument action_kind, "
-            "and hand it to super().__init__"
-        )
-
-    def _check_heads(self) -> None:
-        """Add the key of a mask of actions to those of the actor; refuse heads that do not fit the options."""
-        actor, plain = self.actor, (Actor.actor_network_forward, ResidualActor.actor_network_forward)
-        if self.pass_obs_keys_to_actor and getattr(type(actor), "actor_network_forward", None) in plain:
-            warnings.warn(
-                f"pass_obs_keys_to_actor={self.pass_obs_keys_to_actor}, but {type(actor).__name__} ignores observations: override "
-                "actor_network_forward in a subclass",
-                stacklevel=2,
-            )
-        self.mask_key: str | None = getattr(actor, "mask_key", None)
-        if self.mask_key is not None:
-            check_mask(self.mask_key, self.obs_space, self.action_spec)
-            if self.mask_key not in self.pass_obs_keys_to_actor:
-                self.pass_obs_keys_to_actor.append(self.mask_key)
-        if self.online_coeff > 0 and not actor.policy_dist.actions_differentiable:
-            raise ValueError(
-                f"online_coeff={self.online_coeff} asks for a policy gradient, but samples of "
-                f"{type(actor.policy_dist).__name__} carry none (they are not reparametrised): set "
-                f"{type(self).__name__}.online_coeff = 0 to train by filtered behaviour cloning alone, or choose another distribution"
-            )
-        if self.online_coeff > 0 and not self.exact and isinstance(self.critics, BaseCriticHead):
-            self._check_critics_detach()
-
-    def _check_critics_detach(self) -> None:
-        """Raise ValueError if critics receive a gradient from the values of the policy's actions, which they must not follow."""
-        training, param = self.critics.training, next(self.critics.parameters(), None)
-        if param is None:
-            return
-        shape = (1, 1, 1, len(self.gammas), self.action_spec.dim)
-        state = param.new_zeros((1, 1, self.traj_encoder.emb_dim))
-        chosen = param.new_zeros(shape).requires_grad_()
-        with torch.enable_grad():
-            _, values = self.critics.eval().evaluate(state, chosen.detach()[0], chosen, self.values.value)
-            self.critics.train(training)
-            params = [p for p in self.critics.parameters() if p.requires_grad]
-            grads = torch.autograd.grad(values.sum(), params, allow_unused=True) if values.requires_grad and params else ()
-        if any(g is not None for g in grads):
-            raise ValueError(
-                f"critic_type={type(self.critics).__name__} ignores detach_params=True: the actor's loss would train the critics, "
-                "towards high values. In its forward, detach every parameter where detach_params is True"
-            )
 
     # ---- acting -------------------------------------------------------------------------------------------------------
 
@@ -245,9 +179,8 @@ class ActorCriticAgent(AgentWithTargets):
         critic_loss, advantage = None, None
 
         if self.online_coeff > 0 or not self.fake_filter:
-            chosen = self._policy_actions(
-                pi, self.num_actions_for_value_in_actor_loss, grad=self.online_coeff > 0
-            )  # (K, B, L, G, A)
+            num, grad = self.num_actions_for_value_in_actor_loss, self.online_coeff > 0
+            drawn = self._policy_actions_and_entropy(pi, num, grad) if self.state_values is None else None
             with torch.no_grad():
                 taken = taken_next(self.targets, batch, action)
                 target = self._td_target(next_state, rews, batch.dones, real, self._straight(batch, slice(1, None)), taken, log)
@@ -256,18 +189,30 @@ class ActorCriticAgent(AgentWithTargets):
                     if self.options.rescale_critics:
                         self._grow_scale(batch, rews)
             stored = self._like_policy(pi, action)
-            out_data, q_pi = self._evaluate(state, stored, chosen)  # (B, L, C, G, O), (B, L, C, G, 1)
-            critic_loss = self.values.loss(out_data, target)
+            if drawn is not None:
+                (chosen, entropy), q_taken = drawn, None  # (K, B, L, G, A), (B, L, G, 1)
+                out_data, q_pi = self._evaluate(state, stored, chosen)  # (B, L, C, G, O), (B, L, C, G, 1)
+                critic_loss = self.values.loss(out_data, target)
+            else:
+                out_data, q_pi, q_taken = self._evaluate_taken(state, stored)
+                critic_loss = self.values.loss(out_data, target) + self._state_value_loss(q_pi, q_taken)
             if batch.sources is not None:
                 self.td_errors = self.values.td_error(out_data, target)
             if self.online_coeff > 0:
-                actor_loss = actor_loss - self.online_coeff * self.values.objective(q_pi).amin(dim=2)
+                objective = self.values.objective(q_pi).amin(dim=2)
+                if self.temperature is not None and entropy is not None:
+                    objective = objective + self.temperature.value / self.popart.sigma * entropy
+                    if self.training:
+                        self.temperature.observe(pi, entropy, self.loss_mask(batch))
+                actor_loss = actor_loss - self.online_coeff * objective
             if self.offline_coeff > 0 or log_step:
                 q_data = self.values.value(out_data.detach())
-                advantage = self._advantage(q_data, q_pi.detach())
+                advantage = self._advantage(q_data if q_taken is None else q_taken, q_pi.detach())
             if log_step:
                 metrics |= diagnostics.critic_metrics(self.values.returns(q_data), target, self.gammas, real)
                 metrics |= self.values.metrics(target, real)
+                if self.temperature is not None and entropy is not None:
+                    metrics |= self.temperature.metrics(entropy, real)
 
         if self.offline_coeff > 0:
             log_prob = pi.log_prob_of_vector(action[:, :, None]).float()  # (B, L, G, 1)
@@ -288,13 +233,16 @@ class ActorCriticAgent(AgentWithTargets):
         try:
             state = self.encode(batch)[:, :-1]
             pi = self._policy(self.actor, state, self._straight(batch, slice(None, -1)))
-            chosen = self._policy_actions(pi, self.num_actions_for_value_in_actor_loss)
             stored = self._like_policy(pi, self._action_vectors(batch.actions))
-            out_data, q_pi = self._evaluate(state, stored, chosen)
+            if self.state_values is None:
+                chosen, q_taken = self._policy_actions(pi, self.num_actions_for_value_in_actor_loss), None
+                out_data, q_pi = self._evaluate(state, stored, chosen)
+            else:
+                out_data, q_pi, q_taken = self._evaluate_taken(state, stored)
         finally:
             self.train(was_training)
         q_data = self.values.value(out_data)
-        advantage = self._advantage(q_data, q_pi)
+        advantage = self._advantage(q_data if q_taken is None else q_taken, q_pi)
         q, v = (self.values.returns(x) / self.reward_multiplier for x in (q_data, q_pi))
         weights, (q_std, v_std) = self._filter_weight(advantage, advantage), (x.std(dim=2, correction=0) for x in (q, v))
         return AgentValues(
@@ -332,15 +280,18 @@ class ActorCriticAgent(AgentWithTargets):
             taken: what the data did there (`taken_next`).
             log: takes a metric, if given.
         """
+        if self.state_values is not None:
+            return self._n_step_target(next_state, rews, dones, real)
         pi = self._policy(self.target_actor if self.use_target_actor else self.actor, next_state, straight)
-        actions = self._policy_actions(pi, self.num_actions_for_value_in_critic_loss)
-        drawn = torch.randint(self.target_critics.num_critics, (self.num_critics_td,), device=next_state.device)
+        actions, entropy = self._policy_actions_and_entropy(pi, self.num_actions_for_value_in_critic_loss)
         if taken is not None:  # one more sample
             stored = self._like_policy(pi, taken.action).expand(actions.shape[1:])
             actions = torch.cat((actions, stored[None].to(actions.dtype)))
-        out = self.values.value(self.target_critics.evaluate_subset(next_state, actions, drawn))  # (K, B, L, drawn, G, 1)
-        step = rews[:, :, None, None], dones[:, :, None, None]
+        out = self._drawn_target_values(next_state, actions)  # (K, B, L, drawn, G, 1)
         gammas, counts = self.gammas[:, None], real[:, :, None, None]
+        step = rews[:, :, None, None], dones[:, :, None, None]
+        if self.temperature is not None and entropy is not None:
+            step = soft_rewards(*step, gammas, (self.temperature.value * entropy)[:, :, None]), step[1]
         q = self.values.returns((out if taken is None else out[:-1]).mean(dim=0))
         if self.targets == "n_step":
             return ops.n_step_return(*step, self._reduce(q), gammas, counts, n=self.n_step)
@@ -387,6 +338,15 @@ class ActorCriticAgent(AgentWithTargets):
             return (pi.probs if grad else pi.probs.detach())[None]
         return torch.stack([pi.sample_vector(grad) for _ in range(num)])
 
+    def _policy_actions_and_entropy(self, pi: Any, num: int, grad: bool = False) -> tuple[Tensor, Tensor | None]:
+        """`_policy_actions`, and the policy's entropy (B, L, G, 1), exact or the mean over the same samples; None without temperature."""
+        if self.temperature is None:
+            return self._policy_actions(pi, num, grad), None
+        if self.exact:
+            return self._policy_actions(pi, num, grad), exact_entropy(pi)
+        pairs = [sample_with_entropy(pi, grad) for _ in range(num)]
+        return torch.stack([vector for vector, _ in pairs]), torch.stack([entropy for _, entropy in pairs]).mean(dim=0)
+
     def _sample_k_actions(self, dist: Distribution, k: int) -> Tensor:
         """``k`` actions of a policy (B, L, G) as vectors (K, B, L, G, A), with gradient where samples can carry one."""
         policy_dist = self.actor.policy_dist
@@ -414,5 +374,6 @@ class ActorCriticAgent(AgentWithTargets):
 
     @property
     def trainable_params(self) -> list[nn.Parameter]:
-        parts = (self.tstep_encoder, self.traj_encoder, self.critics, self.actor)
+        parts = [self.tstep_encoder, self.traj_encoder, self.critics, self.actor]
+        parts += [] if self.state_values is None else [self.state_values]
         return [p for part in parts for p in part.parameters() if p.requires_grad]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from amago import ops
+from amago.agent.entropy import check_entropy_options
 from amago.agent.traces import TARGETS
 from amago.config import NamedArguments
 from amago.nets.actor_critic import Actor, NCritics, NCriticsTwoHot
@@ -136,7 +137,8 @@ class ActorCriticOptions:
     Attributes:
         num_critics: C, size of the ensemble.
         num_critics_td: number of critics drawn at random (with replacement) for a target. Their minimum is taken if
-            ``online_coeff`` > 0, else their mean (Chen et al. 2021, arXiv 2101.05982).
+            ``online_coeff`` > 0 or with ``expectile``, else their mean (Chen et al. 2021, arXiv 2101.05982).
+        critics_td_per_step: draw them for each timestep and discount, instead of once for a batch; all critics are then evaluated.
         online_coeff: weight of the policy-gradient loss -min_C Q(s, a ~ pi).
         offline_coeff: weight of the filtered behaviour cloning loss -f(A) log pi(a | s).
         critic_loss_weight: weight of the critics' loss; that of the actor is 1. `Experiment.critic_loss_weight` replaces it.
@@ -149,6 +151,18 @@ class ActorCriticOptions:
             1606.02647), for which the experiment must declare ``extra_fields=["behaviour_log_prob"]``; "tree_backup" (Precup et al. 2000),
             for choices and bits; "peng", the uncorrected Q(lambda) of Peng & Williams 1996 (Kozuno et al. 2021, arXiv 2103.00107).
         trace_lambda: lambda of these, in [0, 1]; 0 gives the target with one reward.
+        entropy_target: the policy gradient and the targets of values also count the policy's entropy (soft actor-critic, Haarnoja et al. 2018,
+            arXiv 1812.05905), with a weight for each discount (the temperature) that keeps the entropy near this target: for choices and
+            bits a share of the largest possible entropy, in (0, 1); for numbers in nats for each number of an action, below log 2 = 0.693
+            (-1 is usual). None: no target.
+        entropy_coeff: the temperature, in units of reward x ``reward_multiplier``. With ``entropy_target`` that of the start (None: 0.1),
+            without one it stays as it is (None: no entropy).
+        entropy_lr: by how much log(temperature) moves at most with each batch.
+        expectile: implicit Q-learning (Kostrikov et al. 2021, arXiv 2110.06169), for data that others have recorded: a network of the state
+            alone (`amago.nets.actor_critic.StateValues`) learns this expectile, in (0, 1), of the target critics' values of the actions in
+            the data, instead of the mean over actions of the policy. It replaces that mean in TD targets, and in the advantages that
+            ``fbc_filter_func`` gets (`exp_filter` in the paper). 0.7 to 0.99; higher combines more of different rollouts, and trusts luck
+            more. With ``online_coeff=0`` alone. None: values of the policy's actions.
         burn_in: the first so many transitions of a sequence that begins in the middle of a rollout have no loss, and only build the
             state (Kapturowski et al. 2019, R2D2). Sequences from the beginning of a rollout keep theirs.
         popart: divide the errors of scalar critics, and the objective of the policy gradient, by the running standard deviation
@@ -177,6 +191,7 @@ class ActorCriticOptions:
 
     num_critics: int = 4
     num_critics_td: int = 2
+    critics_td_per_step: bool = False
     online_coeff: float = 1.0
     offline_coeff: float = 0.1
     critic_loss_weight: float = 10.0
@@ -187,6 +202,10 @@ class ActorCriticOptions:
     n_step: int = 1
     targets: str = "n_step"
     trace_lambda: float = 0.95
+    entropy_target: float | None = None
+    entropy_coeff: float | None = None
+    entropy_lr: float = 0.01
+    expectile: float | None = None
     burn_in: int = 0
     popart: bool = True
     rescale_critics: bool = False
@@ -228,6 +247,27 @@ class ActorCriticOptions:
                 raise ValueError(f"{name} must not be negative, got {name}={getattr(self, name)}")
         if self.online_coeff == self.offline_coeff == 0:
             raise ValueError("online_coeff and offline_coeff are both 0: nothing would train the actor")
+        if self.expectile is not None:
+            self._check_expectile()
+        check_entropy_options(self.entropy_target, self.entropy_coeff, self.entropy_lr, self.online_coeff)
+
+    def _check_expectile(self) -> None:
+        given = f"expectile={self.expectile}"
+        if not 0.0 < self.expectile < 1.0:  # type: ignore[operator]
+            raise ValueError(f"expectile must lie in (0, 1), got {given}")
+        if self.online_coeff > 0:
+            raise ValueError(
+                f"{given} learns values from the actions of the data alone, which contradicts the policy gradient of "
+                f"online_coeff={self.online_coeff}: set online_coeff=0 and offline_coeff=1"
+            )
+        if self.fake_filter:
+            raise ValueError(
+                f"{given} weighs actions by their advantage, but fake_filter=True imitates them all: leave it at False"
+            )
+        if self.targets != "n_step":
+            raise ValueError(
+                f"{given} contradicts targets={self.targets!r}, which needs values of the policy's actions: leave targets at 'n_step'"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

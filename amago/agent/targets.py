@@ -27,6 +27,12 @@ class AgentWithTargets(LossStatistics, BaseAgent):
     tau: float
     online_coeff: float
     num_critics_td: int
+    expectile: float | None = None
+
+    @property
+    def _takes_minimum(self) -> bool:
+        """Whether values of several critics are their minimum; else they are their mean."""
+        return self.online_coeff > 0 or self.expectile is not None
 
     def hard_sync_targets(self) -> None:
         """Set the target networks, and the critics that a policy gradient passes through, to the trained ones."""
@@ -59,8 +65,8 @@ class AgentWithTargets(LossStatistics, BaseAgent):
         ops.ema_update(target, online, self.tau if tau is None else tau)
 
     def _reduce_critic_ensemble(self, q: Tensor) -> Tensor:
-        """Values (..., C, G, 1) of ``num_critics_td`` random critics: their minimum if there is a policy gradient, else their mean,
-        (..., 1, G, 1)."""
+        """Values (..., C, G, 1) of ``num_critics_td`` random critics: their minimum if there is a policy gradient or an
+        expectile, else their mean, (..., 1, G, 1)."""
         drawn = torch.randint(q.shape[-3], (self.num_critics_td,), device=q.device)
         return self._reduce(q[..., drawn, :, :])
 
@@ -70,11 +76,11 @@ class AgentWithTargets(LossStatistics, BaseAgent):
         Where the minimum is taken, the critic with the lowest value of the state gives both: were each a minimum of its own, the action's
         would be lower on average over the policy's actions than the state's, and targets too high.
         """
-        if not self.online_coeff > 0:
+        if not self._takes_minimum:
             return self._reduce(q), self._reduce(of_taken)
         lowest = q.argmin(dim=-3, keepdim=True)
         return q.gather(-3, lowest), of_taken.gather(-3, lowest)
 
     def _reduce(self, q: Tensor) -> Tensor:
         """(..., C, G, 1) -> (..., 1, G, 1)."""
-        return q.amin(dim=-3, keepdim=True) if self.online_coeff > 0 else q.mean(dim=-3, keepdim=True)
+        return q.amin(dim=-3, keepdim=True) if self._takes_minimum else q.mean(dim=-3, keepdim=True)

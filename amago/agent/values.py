@@ -6,7 +6,7 @@ A *value* (..., G, 1) is the quantity that is averaged over samples and critics,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -60,6 +60,9 @@ class ValueRepresentation(ABC):
     def __init__(self, critics: Any, popart: PopArtLayer):
         self.popart = popart
 
+    scalar: ClassVar[bool]
+    """Critics output values, not distributions."""
+
     @abstractmethod
     def value(self, out: Tensor) -> Tensor:
         """Critics' outputs (..., G, O) -> values (..., G, 1), in float32."""
@@ -107,6 +110,8 @@ class PopArtValues(ValueRepresentation):
         ValueError: the critics output bins.
     """
 
+    scalar = True
+
     def __init__(self, critics: Any, popart: PopArtLayer):
         super().__init__(critics, popart)
         if hasattr(critics, "bins"):
@@ -140,6 +145,8 @@ class TwoHotValues(ValueRepresentation):
     Raises:
         ValueError: the critics do not output bins.
     """
+
+    scalar = False
 
     def __init__(self, critics: Any, popart: PopArtLayer):
         super().__init__(critics, popart)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical
 
+from amago.config import NamedArguments
 from amago.nets.ensemble import EnsembleMLP, evaluate_state_action
 from amago.nets.ff import MLP, Normalization
 from amago.nets.heads import BaseActorHead, BaseCriticHead, EnsembleCritics, outputs_of
@@ -23,7 +24,8 @@ from amago.nets.utils import activation_switch, at_least_float32, check_positive
 from amago.ops import gamma_feature
 
 __all__ = [
-    "Actor", "BaseActorHead", "BaseCriticHead", "NCritics", "NCriticsTwoHot", "PopArtLayer", "ResidualActor", "gammas_as_input_seq",
+    "Actor", "BaseActorHead", "BaseCriticHead", "NCritics", "NCriticsTwoHot", "PopArtLayer", "ResidualActor", "StateValues",
+    "gammas_as_input_seq",
 ]  # fmt: skip
 
 
@@ -161,6 +163,8 @@ class NCritics(EnsembleCritics):
     Args:
         state_dim, action_dim, discrete, gammas, num_critics: see `BaseCriticHead`.
         d_hidden, n_layers, dropout_p, activation: of each network.
+        normalization: of its hidden layers before their activation, "layer" or "none" (Ball et al. 2023, arXiv 2302.02948:
+            "layer" keeps values of actions that the data lack from growing).
     """
 
     fused = True
@@ -176,11 +180,12 @@ class NCritics(EnsembleCritics):
         n_layers: int = 2,
         dropout_p: float = 0.0,
         activation: str = "leaky_relu",
+        normalization: str = "none",
     ) -> None:
         super().__init__(state_dim, action_dim, discrete, gammas, num_critics)
         self.reads_action = not self.discrete
         d_inp, d_output = (state_dim, len(gammas) * action_dim) if self.discrete else (state_dim + 1 + action_dim, 1)
-        self.net = EnsembleMLP(num_critics, d_inp, d_hidden, n_layers, d_output, dropout_p, activation)
+        self.net = EnsembleMLP(num_critics, d_inp, d_hidden, n_layers, d_output, dropout_p, activation, normalization)
 
     def all_values(self, state: Tensor, detach_params: bool = False) -> Tensor:
         """Discrete actions: the value of each, (B, L, D) -> (B, L, C, G, A).
@@ -232,6 +237,7 @@ class NCriticsTwoHot(EnsembleCritics):
             whose values are near the middle of the bins.
         decoding: "mean_bin" (arXiv 2411.11188) or "mean_return", see `amago.nets.twohot.Bins`.
         clamp_labels: clamp targets of "hlgauss" labels to the bins.
+        normalization: see `NCritics`.
     """
 
     fused = True
@@ -256,6 +262,7 @@ class NCriticsTwoHot(EnsembleCritics):
         init_value: float | None = None,
         decoding: str = "mean_bin",
         clamp_labels: bool = True,
+        normalization: str = "none",
     ) -> None:
         super().__init__(state_dim, action_dim, discrete, gammas, num_critics)
         self.reads_action = True
@@ -264,7 +271,9 @@ class NCriticsTwoHot(EnsembleCritics):
             (LARGEST_RETURN if max_return is None else max_return),
         )
         self.bins = Bins(low, high, output_bins, use_symlog, label_type, sigma, decoding, clamp_labels)
-        self.net = EnsembleMLP(num_critics, state_dim + 1 + action_dim, d_hidden, n_layers, output_bins, dropout_p, activation)
+        self.net = EnsembleMLP(
+            num_critics, state_dim + 1 + action_dim, d_hidden, n_layers, output_bins, dropout_p, activation, normalization
+        )
         # A random layer would value actions at +-100, because the largest bins, at 100,000, are as likely as any other.
         if init_value is not None or (use_symlog and decoding == "mean_return"):
             with torch.no_grad():
@@ -301,3 +310,38 @@ class NCriticsTwoHot(EnsembleCritics):
         if log_dict is not None:
             self._log(log_dict, self.bins.value(logits.detach()))
         return ReturnDistribution(logits)
+
+
+@gin.configurable
+class StateValues(NamedArguments, nn.Module):
+    """An MLP from a state to a scalar value for each discount, without an action (`Agent.expectile`).
+
+    Args:
+        state_dim: D.
+        gammas: (G,) discounts.
+        d_hidden, n_layers, dropout_p, activation: of the MLP.
+        normalization: of its hidden layers before their activation, a method of `amago.nets.ff.Normalization`; "none": none.
+    """
+
+    def __init__(
+        self,
+        state_dim: int,
+        gammas: Tensor,
+        d_hidden: int = 256,
+        n_layers: int = 2,
+        dropout_p: float = 0.0,
+        activation: str = "leaky_relu",
+        normalization: str = "none",
+    ) -> None:
+        super().__init__()
+        self.net = MLP(state_dim, d_hidden, n_layers, len(gammas), activation, normalization, dropout_p)
+
+    def forward(self, state: Tensor) -> Tensor:
+        """(..., D) -> (..., G, 1)."""
+        return at_least_float32(self.net(state)).unsqueeze(-1)
+
+    @torch.no_grad()
+    def divide(self, factor: Tensor) -> None:
+        """Divide the network's outputs by a power of two, where what they are multiplied by has grown by as much."""
+        for param in self.net.out_layer.parameters():
+            param.div_(factor)

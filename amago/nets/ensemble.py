@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from amago.config import fast_paths
@@ -40,12 +41,39 @@ class EnsembleLinear(nn.Module):
         return torch.baddbmm(bias, x, weight)
 
 
+class EnsembleNorm(nn.Module):
+    """C LayerNorms; gain and bias (C, 1, width)."""
+
+    no_weight_decay = ("weight",)
+
+    def __init__(self, ensemble: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(ensemble, 1, width))
+        self.bias = nn.Parameter(torch.zeros(ensemble, 1, width))
+        self.subset: Tensor | None = None
+
+    def parts(self, detach: bool) -> tuple[Tensor, Tensor]:
+        """Gain and bias, of the ``subset`` where one is set; out of the graph if ``detach``."""
+        gain: Tensor = self.weight
+        bias: Tensor = self.bias
+        if self.subset is not None:
+            gain, bias = gain[self.subset], bias[self.subset]
+        return (gain.detach(), bias.detach()) if detach else (gain, bias)
+
+    def forward(self, x: Tensor, detach_params: bool = False) -> Tensor:
+        """(C, N, width) -> (C, N, width)."""
+        # one network at a time: the norm of all at once leaves gain and bias to a second pass over x, and takes twice as long
+        each = zip(x.unbind(), *(part.squeeze(1).unbind() for part in self.parts(detach_params)))
+        return torch.stack([F.layer_norm(rows, rows.shape[-1:], gain, bias, 1e-5) for rows, gain, bias in each])
+
+
 class EnsembleMLP(nn.Module):
     """C multi-layer perceptrons, evaluated together. The ensemble is the first dimension of all intermediate results.
 
     Args:
         ensemble: C.
         d_inp, d_hidden, n_layers, d_output, dropout_p, activation: of each network.
+        normalization: of each hidden layer before its activation, "layer" (`EnsembleNorm`) or "none".
 
     Attributes:
         fast: use `amago.nets.cpu.blocked` where it applies.
@@ -60,6 +88,7 @@ class EnsembleMLP(nn.Module):
         d_output: int,
         dropout_p: float = 0.0,
         activation: str = "leaky_relu",
+        normalization: str = "none",
     ) -> None:
         super().__init__()
         check_positive(n_layers=n_layers)
@@ -67,6 +96,11 @@ class EnsembleMLP(nn.Module):
         self.inp_layer = EnsembleLinear(ensemble, d_inp, d_hidden)
         self.core_layers = nn.ModuleList(EnsembleLinear(ensemble, d_hidden, d_hidden) for _ in range(n_layers - 1))
         self.output_layer = EnsembleLinear(ensemble, d_hidden, d_output)
+        if normalization not in ("layer", "none"):
+            raise ValueError(f"unknown normalization {normalization!r} of critics: use 'layer' or 'none'")
+        self.norms = None
+        if normalization == "layer":
+            self.norms = nn.ModuleList(EnsembleNorm(ensemble, d_hidden) for _ in range(n_layers))
         self.dropout = nn.Dropout(dropout_p)
         self.activation = activation_switch(activation, inplace=True)
         self.fast, self.slope = fast_paths(), blocked.slope_of(activation)
@@ -74,7 +108,7 @@ class EnsembleMLP(nn.Module):
     @contextmanager
     def only(self, subset: Tensor) -> Iterator[None]:
         """Within the block the ensemble consists of the networks with the indices ``subset`` (N,)."""
-        layers = (self.inp_layer, *self.core_layers, self.output_layer)
+        layers = (self.inp_layer, *self.core_layers, self.output_layer, *(self.norms or ()))
         for layer in layers:
             layer.subset = subset
         try:
@@ -93,10 +127,19 @@ class EnsembleMLP(nn.Module):
         """From the first layer's output (C, ..., d_hidden), before its activation (which overwrites it), to (C, ...,
         d_output)."""
         lead = h.shape[1:-1]
-        h = self.dropout(self.activation(h)).flatten(1, -2)
-        for layer in self.core_layers:
-            h = self.dropout(self.activation(layer(h, detach_params)))
+        h = self._hidden_layers(h if self.norms is None else h.flatten(1, -2), detach_params)
         return self.output_layer(h, detach_params).unflatten(1, lead)  # type: ignore[no-any-return]
+
+    def _hidden_layers(self, h: Tensor, detach_params: bool = False) -> Tensor:
+        """From the first layer's output (C, ..., d_hidden), before its activation, to the features before the last layer, (C, N,
+        d_hidden)."""
+        for n, layer in enumerate((None, *self.core_layers)):
+            if layer is not None:
+                h = layer(h.flatten(1, -2), detach_params)
+            if self.norms is not None:
+                h = self.norms[n](h, detach_params)
+            h = self.dropout(self.activation(h))
+        return h.flatten(1, -2)
 
     def evaluate(self, x: Tensor, detach_params: bool = False) -> Tensor:
         """(N, d_inp) -> (C, N, d_output)."""
@@ -105,10 +148,7 @@ class EnsembleMLP(nn.Module):
     def forward(self, inp: Tensor) -> tuple[Tensor, Tensor]:
         """(B, L, d_inp) -> outputs (B, L, C, d_output), and the features before the last layer, (B, L, C, d_hidden)."""
         B, L = inp.shape[:2]
-        h = self.first(inp.flatten(0, 1), slice(None), bias=True)
-        h = self.dropout(self.activation(h))
-        for layer in self.core_layers:
-            h = self.dropout(self.activation(layer(h)))
+        h = self._hidden_layers(self.first(inp.flatten(0, 1), slice(None), bias=True))
         out, phi = (x.transpose(0, 1).unflatten(0, (B, L)) for x in (self.output_layer(h), h))
         return out, phi
 
@@ -181,7 +221,9 @@ def evaluate_action(
         extra = net.first(features, slice(-1 - A, -A), detach_params=detach_params)  # (C, G, H)
     if net.blocks_apply(base):
         params = [p for layer in (*net.core_layers, net.output_layer) for p in layer.parts(detach_params)]
-        out = blocked.evaluate(net.slope or 0.0, base, extra, w_extra, params, value)
+        norms: list[EnsembleNorm] = [] if net.norms is None else list(net.norms)  # type: ignore[arg-type]
+        params += [p for norm in norms for p in norm.parts(detach_params)]
+        out = blocked.evaluate(net.slope or 0.0, base, extra, w_extra, params, value, net.norms is not None)
     else:
         out = net.rest(first_layer(base, extra, w_extra), detach_params)
         out = out if value is None else value(out)

@@ -78,6 +78,15 @@ class TanhGaussianOutput(ActionDistribution):
         loc = _repeated(self.loc, sample_shape)
         return torch.tanh(loc + self.scale * torch.randn_like(loc))
 
+    def rsample_with_log_prob(self) -> tuple[Tensor, Tensor]:
+        """Like `rsample`, with the log-density of each number of the action, (..., A) both.
+
+        It is computed from what tanh is applied to. That of `log_prob` is another for actions beyond ``clip``: a policy whose actions are
+        all at +-1 would seem to have a very large entropy.
+        """
+        before = self.loc + self.scale * torch.randn_like(self.loc)
+        return torch.tanh(before), self._log_prob_before_tanh(before)
+
     @property
     def mean(self) -> Tensor:
         """tanh(loc), (..., A): the median, used in place of the mean."""
@@ -88,7 +97,10 @@ class TanhGaussianOutput(ActionDistribution):
         return self.mean
 
     def log_prob(self, action: Tensor) -> Tensor:
-        x = torch.atanh(action.clamp(*self.clip))
+        return self._log_prob_before_tanh(torch.atanh(action.clamp(*self.clip)))
+
+    def _log_prob_before_tanh(self, x: Tensor) -> Tensor:
+        """The log-density of tanh(x)."""
         normal = -0.5 * ((x - self.loc) / self.scale).square() - self.scale.log() - 0.5 * math.log(2.0 * math.pi)
         return normal - 2.0 * (math.log(2.0) - x - F.softplus(-2.0 * x))
 
@@ -344,6 +356,11 @@ class MultibinaryOutput(ActionDistribution, Bernoulli):
 
     def entropy(self) -> Tensor:
         return F.binary_cross_entropy_with_logits(self.logits, self.probs, reduction="none")
+
+    @property
+    def open_bits(self) -> Tensor:
+        """(..., A) bool, False where a mask of actions keeps a bit at 0."""
+        return self.logits.detach() > _NEVER
 
     def sample_action(self, sample: bool) -> Tensor:
         return (self.sample() if sample else self.mode).to(torch.int8)

@@ -93,8 +93,8 @@ FIELDS: dict[str, tuple[str, str]] = {
 
 APPLIED_PARAMETERS = {
     "amago.agent.": {
-        "Agent": "critic_loss_weight num_critics_td online_coeff offline_coeff reward_multiplier tau n_step use_target_actor fake_filter fbc_filter_func "
-        "targets trace_lambda burn_in num_actions_for_value_in_critic_loss num_actions_for_value_in_actor_loss rollout_gamma_idx",
+        "Agent": "critic_loss_weight num_critics_td critics_td_per_step online_coeff offline_coeff reward_multiplier tau n_step use_target_actor fake_filter fbc_filter_func "
+        "targets trace_lambda expectile entropy_target entropy_coeff entropy_lr burn_in num_actions_for_value_in_critic_loss num_actions_for_value_in_actor_loss rollout_gamma_idx",
         "binary_filter": "threshold",
         "exp_filter": "beta clip_adv_low clip_adv_high clip_weights_low clip_weights_high",
         "leaky_relu_filter": "beta tau neg_slope target_f0 add_binary clip_weights_low clip_weights_high",
@@ -103,6 +103,7 @@ APPLIED_PARAMETERS = {
         "actor_critic.Actor": "dropout_p",
         "actor_critic.ResidualActor": "dropout_p",
         "actor_critic.NCritics": "dropout_p",
+        "actor_critic.StateValues": "dropout_p",
         "actor_critic.NCriticsTwoHot": "dropout_p label_type sigma decoding clamp_labels",
         "actor_critic.PopArtLayer": "beta",
         "dict_encoder.DictTstepEncoder": "drqv2_aug",
@@ -125,6 +126,8 @@ APPLIED_PARAMETERS = {
     },
 }
 """Parameters of agents and networks that may change. All others would make the weights not fit, or mean something else."""
+SWITCHES = ("entropy_target", "entropy_coeff", "expectile")
+"""Those of them that may change, but neither from nor to None: weights with them and without them are not the same."""
 APPLIED_PARAMETERS["amago.agent."]["MultiTaskAgent"] = APPLIED_PARAMETERS["amago.agent."]["Agent"]
 INITIAL_PARAMETERS = {
     "amago.nets.actor_critic.NCriticsTwoHot.init_value", "amago.nets.ff.InputNorm.init_nu", "amago.nets.ff.InputNorm.initial_samples",
@@ -220,6 +223,8 @@ def _parameters(saved: dict[str, Any], now: dict[str, Any]) -> Iterator[Change]:
         before = saved["parameters"][name] if name in saved["parameters"] else _default(name)
         after = now["parameters"][name] if name in now["parameters"] else _default(name)
         kind = kind_of(name)
+        if kind == APPLIED and name.rpartition(".")[2] in SWITCHES and (before is None) != (after is None):
+            kind = REFUSED
         if before != after and not (kind == REFUSED and _moved(before, after)):
             yield Change(name, before, after, kind, "")
 

@@ -46,6 +46,8 @@ def param_groups(agent: BaseAgent, settings: ExperimentSettings) -> Params:
                 f"{field}={rates[part]:g}, but agent_type {type(agent).__name__} has no {part!r} to train with that rate"
             )
         part_of |= {id(p): part for p in module.parameters()}
+        if part == "critics" and isinstance(values := getattr(agent, "state_values", None), nn.Module):
+            part_of |= {id(p): part for p in values.parameters()}
     plain = without_weight_decay(agent) if settings.l2_weights_only else set()
     groups: dict[str, dict[str, Any]] = {}
     for p in params:

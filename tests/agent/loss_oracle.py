@@ -28,10 +28,17 @@ def leaky(x):
 
 @dataclass
 class Draws:
-    """What was random, in the order of drawing: one entry for each k of the actor's loss, then for each k of the target."""
+    """What was random, in the order of drawing: one entry for each k of the actor's loss, then for each k of the target.
+
+    The critics of a target are indices, or lists of lists by sequence, step, place in the subset and discount.
+    """
 
     noise: list = field(default_factory=list)
     critics: list = field(default_factory=list)
+
+    def critics_of(self, b, t, g):
+        """Those of the target of a transition."""
+        return [c[g][0] for c in self.critics[b][t]] if isinstance(self.critics[0], list) else self.critics
 
 
 @dataclass
@@ -43,6 +50,8 @@ class Oracle:
         kind: of actions. exact: discrete actions, valued by expectation.
         bins: centres of two-hot critics, in symlog(return); None: scalar critics. decoding: "mean_bin" or "mean_return".
         popart: mu, nu, w, b, t, each (G,); the statistics before the update.
+        temperature: weights (G,) of the entropy; None: it has none.
+        expectile: of the values of states; None: values are those of the policy's actions.
     """
 
     params: dict
@@ -63,6 +72,8 @@ class Oracle:
     num_actions: int = 4
     targets: str = "n_step"
     trace_lambda: float = 0.95
+    temperature: list | None = None
+    expectile: float | None = None
 
     # ---- networks
 
@@ -81,9 +92,20 @@ class Oracle:
         layers = ["inp_layer"]
         while f"critics.net.core_layers.{len(layers) - 1}.weight" in params:
             layers.append(f"core_layers.{len(layers) - 1}")
-        for name in layers:
-            x = leaky(x @ params[f"critics.net.{name}.weight"][c] + params[f"critics.net.{name}.bias"][0, 0, c])
+        for n, name in enumerate(layers):
+            x = x @ params[f"critics.net.{name}.weight"][c] + params[f"critics.net.{name}.bias"][0, 0, c]
+            if f"critics.net.norms.{n}.bias" in params:
+                x = (x - x.mean()) / torch.sqrt(((x - x.mean()) ** 2).mean() + 1e-5)
+                x = x * params[f"critics.net.norms.{n}.weight"][c, 0] + params[f"critics.net.norms.{n}.bias"][c, 0]
+            x = leaky(x)
         return x @ params["critics.net.output_layer.weight"][c] + params["critics.net.output_layer.bias"][0, 0, c]
+
+    def state_value(self, s):
+        """Raw values (G,) of a state."""
+        x = s
+        for name in ("in_layer", "layers.0"):
+            x = leaky(self.params[f"state_values.net.{name}.weight"] @ x + self.params[f"state_values.net.{name}.bias"])
+        return self.params["state_values.net.out_layer.weight"] @ x + self.params["state_values.net.out_layer.bias"]
 
     def q(self, params, c, g, s, a):
         """Output (O,) of critic c for discount g at a state and an action vector."""
@@ -137,6 +159,25 @@ class Oracle:
         normal = -0.5 * ((x - loc) / std) ** 2 - torch.log(std) - 0.5 * math.log(2.0 * math.pi)
         return (normal - torch.log(1.0 - a**2)).sum()
 
+    def entropy(self, vec, noises):
+        """Of choices and bits by its definition; of numbers minus the log-density of the samples, by their values before tanh."""
+        if self.kind == "discrete":
+            p = self.probs(vec)
+            return -(p * torch.log(p)).sum()
+        if self.kind == "multibinary":
+            p = 1.0 / (1.0 + torch.exp(-vec))
+            return -(p * torch.log(p) + (1.0 - p) * torch.log(1.0 - p)).sum()
+        (loc, std), total = self.gaussian(vec), 0.0
+        for noise in noises:
+            x = loc + std * noise
+            normal = torch.exp(-0.5 * ((x - loc) / std) ** 2) / (std * math.sqrt(2.0 * math.pi))
+            total = total - torch.log(normal / (1.0 - torch.tanh(x) ** 2)).sum()
+        return total / len(noises)
+
+    def bonus(self, vec, g, noises):
+        """What a state is worth by the entropy of its policy."""
+        return 0.0 if self.temperature is None else self.temperature[g] * self.entropy(vec, noises)
+
     # ---- returns
 
     def value(self, out):
@@ -177,7 +218,11 @@ class Oracle:
                 total = total + discount * self.reward_multiplier * data.rews[b, now, 0]
                 discount = discount * gamma * (1.0 - float(data.dones[b, now, 0]))
                 now += 1
-                if discount == 0.0 or now == data.lengths[b]:
+                if discount == 0.0:
+                    break
+                vec = self.policy_vector(self.target_params, data.states[b, now].detach())[g]
+                total = total + discount * self.bonus(vec, g, [e[b, now - 1, g] for e in draws.noise])
+                if now == data.lengths[b]:
                     break
             out.append(total + discount * self.bootstrap(data, b, now, g, draws))
         return torch.stack(out)
@@ -189,25 +234,31 @@ class Oracle:
             return reward
         values, vec = self.values(data, b, t + 1, g, draws)
         v = self.reduced(values)
+        bonus = self.bonus(vec, g, [e[b, t, g] for e in draws.noise])
         if t + 1 == data.lengths[b]:
-            return reward + self.gammas[g] * v
+            return reward + self.gammas[g] * (v + bonus)
         later = self.trace_target(data, b, t + 1, g, draws)
         if self.targets == "peng":
-            return reward + self.gammas[g] * ((1.0 - self.trace_lambda) * v + self.trace_lambda * later)
+            both = (1.0 - self.trace_lambda) * (v + bonus) + self.trace_lambda * (later + bonus)
+            return reward + self.gammas[g] * both
         s, a = data.states[b, t + 1].detach(), data.actions[b, t + 1]
         stored = self.clip(a) if self.kind == "discrete" else a.clamp(-1, 1)
-        of_taken = [self.in_returns(self.value(self.q(self.target_params, c, g, s, stored)), g) for c in draws.critics]
+        of_taken = [
+            self.in_returns(self.value(self.q(self.target_params, c, g, s, stored)), g) for c in draws.critics_of(b, t, g)
+        ]
         q = of_taken[values.index(min(values))] if self.online > 0 else sum(of_taken) / len(of_taken)
         pi = torch.exp(self.log_prob_of_action(vec, a))
         c = pi if self.targets == "tree_backup" else torch.clamp(pi / torch.exp(data.behaviour[b, t + 1]), max=1.0)
-        return reward + self.gammas[g] * (v + self.trace_lambda * c * (later - q))
+        return reward + self.gammas[g] * (v + bonus + self.trace_lambda * c * (later - q))
 
     def bootstrap(self, data, b, t, g, draws):
         """The value of the state at time t."""
+        if self.expectile is not None:
+            return self.in_returns(self.state_value(data.states[b, t].detach())[g], g)
         return self.reduced(self.values(data, b, t, g, draws)[0])
 
     def reduced(self, values):
-        return torch.stack(values).min() if self.online > 0 else sum(values) / len(values)
+        return torch.stack(values).min() if self.online > 0 or self.expectile else sum(values) / len(values)
 
     def in_returns(self, value, g):
         return value if self.bins is not None else self.sigma(g) * self.normalized(value, g) + self.popart["mu"][g]
@@ -217,7 +268,7 @@ class Oracle:
         policy there."""
         s, values = data.states[b, t].detach(), []
         vec = self.policy_vector(self.target_params, s)[g]
-        for c in draws.critics:
+        for c in draws.critics_of(b, t - 1, g):
             samples = [self.value(self.q(self.target_params, c, g, s, self.sample(vec, e[b, t - 1, g]))) for e in draws.noise]
             values.append(self.in_returns(sum(samples) / len(samples), g))
         return values, vec
@@ -239,8 +290,8 @@ class Oracle:
 
     # ---- losses
 
-    def losses(self, data, draws_pi, draws_next):
-        """Mean losses of actor and critics over the real transitions."""
+    def losses(self, data, draws_pi, draws_next, draws_taken=None):
+        """Mean losses of actor and critics over the real transitions. ``draws_taken``: critics that value the actions of the data."""
         real = [(b, t) for b, n in enumerate(data.lengths) for t in range(n)]
         with torch.no_grad():
             targets = {(b, t): self.target(data, b, t, draws_next) for b, t in real}
@@ -255,12 +306,20 @@ class Oracle:
                 y, vec = targets[b, t][g], policies[g]
                 outs = [self.q(self.params, c, g, s, stored) for c in C]
                 critic += [self.critic_loss(out, y, g) for out in outs]
+                if self.expectile is not None:
+                    of_targets = [self.q(self.target_params, c, g, s.detach(), stored)[0] for c in draws_taken]
+                    q, v = torch.stack(of_targets).min(), self.state_value(s)[g]
+                    u = self.normalized(q, g) - self.normalized(v, g)
+                    critic[-1] = critic[-1] + self.num_critics * (self.expectile if u > 0 else 1.0 - self.expectile) * u**2
+                    actor.append(-self.offline * self.weight((q - v).detach()) * self.log_prob(vec, a))
+                    continue
                 chosen = [self.sample(vec, e[b, t, g]) for e in draws_pi.noise]
                 values = [sum(self.value(self.q(held, c, g, s.detach(), x)) for x in chosen) / len(chosen) for c in C]
                 advantage = sum(self.value(outs[c]) - values[c] for c in C) / self.num_critics
                 loss = -self.offline * self.weight(advantage.detach()) * self.log_prob(vec, a)
                 if self.online > 0:
-                    loss = loss - self.online * torch.stack([self.objective(v, g) for v in values]).min()
+                    soft = self.bonus(vec, g, [e[b, t, g] for e in draws_pi.noise]) / self.sigma(g)
+                    loss = loss - self.online * (torch.stack([self.objective(v, g) for v in values]).min() + soft)
                 actor.append(loss)
         return sum(actor) / len(actor), sum(critic) / len(critic)
 

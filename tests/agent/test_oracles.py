@@ -120,6 +120,45 @@ def test_losses_and_gradients_of_targets_over_sequences(agent_type, kind, online
     check(agent_type, kind, online, 0.3, "binary", "mean_bin", options, {"n_step": 1, **options})
 
 
+def entropy_cases():
+    for kind in SPACES:
+        for targets in ("n_step", "retrace", "peng"):
+            yield Agent, kind, targets
+        yield MultiTaskAgent, kind, "n_step"
+
+
+@pytest.mark.parametrize(("agent_type", "kind", "targets"), list(entropy_cases()))
+@pytest.mark.usefixtures("_float64")
+def test_losses_and_gradients_with_an_entropy(agent_type, kind, targets):
+    options = {"targets": targets, "n_step": N_STEP if targets == "n_step" else 1}
+    entropy = {"entropy_target": -1.0 if kind == "continuous" else 0.5, "entropy_coeff": 1.5}
+    check(agent_type, kind, 0.7, 0.3, "binary", "mean_bin", options | entropy, options | {"temperature": [1.0, 2.0, 0.5]})
+
+
+@pytest.mark.parametrize("kind", list(SPACES))
+@pytest.mark.parametrize("agent_type", [Agent, MultiTaskAgent])
+@pytest.mark.usefixtures("_float64")
+def test_losses_and_gradients_with_normalised_critics(agent_type, kind):
+    config.bind({"NCritics.normalization": "layer", "NCriticsTwoHot.normalization": "layer"})
+    check(agent_type, kind, 0.7, 0.3, "exp", "mean_bin", {"n_step": N_STEP})
+
+
+@pytest.mark.parametrize("kind", list(SPACES))
+@pytest.mark.parametrize(("agent_type", "online"), [(Agent, 1.0), (MultiTaskAgent, 0.0)])
+@pytest.mark.parametrize("targets", ["n_step", "retrace"])
+@pytest.mark.usefixtures("_float64")
+def test_losses_and_gradients_with_critics_drawn_for_each_step(agent_type, online, kind, targets):
+    options = {"targets": targets, "n_step": N_STEP if targets == "n_step" else 1}
+    check(agent_type, kind, online, 0.3, "binary", "mean_bin", options | {"critics_td_per_step": True}, options)
+
+
+@pytest.mark.parametrize("kind", list(SPACES))
+@pytest.mark.usefixtures("_float64")
+def test_losses_and_gradients_with_an_expectile(kind):
+    config.bind({"StateValues.d_hidden": 8})
+    check(Agent, kind, 0.0, 0.5, "exp", "mean_bin", {"n_step": N_STEP, "expectile": 0.8})
+
+
 def check(agent_type, kind, online, offline, name, decoding, options, of_oracle=None):
     torch.manual_seed(0)
     function, weight = FILTERS[name]
@@ -131,6 +170,9 @@ def check(agent_type, kind, online, offline, name, decoding, options, of_oracle=
         kind, agent_type=agent_type, online_coeff=online, offline_coeff=offline, num_critics=C, num_critics_td=2, **options,
         gamma=0.875, fbc_filter_func=function, num_actions_for_value_in_actor_loss=K, num_actions_for_value_in_critic_loss=K,
     ))  # fmt: skip
+    if agent.temperature is not None:
+        assert agent.temperature.value.flatten().tolist() == pytest.approx([1.5, 1.5, 1.5])
+        agent.temperature.log.copy_(torch.tensor(of_oracle["temperature"]).log()[:, None])
     batch = batch_of(kind)
     batch.extras["behaviour_log_prob"] = behaviour = -3.0 * torch.rand(3, 6)
     oracle = oracle_of(agent, kind, weight, decoding, online=online, offline=offline, **(of_oracle or options))
@@ -144,14 +186,14 @@ def check(agent_type, kind, online, offline, name, decoding, options, of_oracle=
     )
     with Recorder() as drawn:
         loss, got = agent(batch), agent.update_info
-    if oracle.exact:
+    if oracle.exact or oracle.expectile:
         assert drawn.noise == []
         drawn.noise = 2 * [torch.zeros(3, 6, 3, 4)]
     k = len(drawn.noise) // 2
-    assert k == (1 if oracle.exact else K)
+    assert k == (1 if oracle.exact or oracle.expectile else K)
     [critics] = drawn.critics
 
-    want = oracle.losses(data, Draws(drawn.noise[:k]), Draws(drawn.noise[k:], critics))
+    want = oracle.losses(data, Draws(drawn.noise[:k]), Draws(drawn.noise[k:], critics), critics)
     for part, expected in zip(("Actor Loss", "Critic Loss"), want):
         torch.testing.assert_close(got[part], expected, rtol=1e-6, atol=1e-9, msg=lambda m, part=part: f"{part}: {m}")
         assert expected.abs() > 1e-3

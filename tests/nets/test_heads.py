@@ -71,9 +71,10 @@ def test_discrete_critics_weigh_the_value_of_each_action():
         critics("continuous").all_values(state)
 
 
+@pytest.mark.parametrize("normalization", ["none", "layer"])
 @pytest.mark.parametrize("kind", ["continuous", "discrete"])
-def test_detach_params_lets_the_gradient_reach_the_action_alone(kind):
-    net = critics(kind)
+def test_detach_params_lets_the_gradient_reach_the_action_alone(kind, normalization):
+    net = critics(kind, normalization=normalization)
     state, action = torch.randn(B, L, D), torch.rand(K, B, L, G, A) * 0.9
     expected_state, expected_action = state.clone().requires_grad_(), action.clone().requires_grad_()
     net(expected_state, expected_action).sum().backward()
@@ -94,6 +95,39 @@ def test_gradients_of_critics_against_finite_differences():
     state = torch.randn(1, 2, D, dtype=torch.float64, requires_grad=True)
     action = (torch.rand(1, 1, 2, G, A, dtype=torch.float64) * 0.9).requires_grad_()
     assert torch.autograd.gradcheck(lambda s, a: net(s, a), (state, action))
+
+
+@pytest.mark.parametrize("kind", ["continuous", "discrete"])
+def test_normalised_critics_are_the_same_by_every_way(kind):
+    """Also a subset of them, in blocks or not, and for actions of the data and of the policy together."""
+    net = critics(kind, normalization="layer", n_layers=3)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.add_(torch.randn_like(p))
+    state, action = torch.randn(B, L, D), torch.rand(K, B, L, G, A)
+    want = net(state, action)
+    subset = torch.tensor([2, 0])
+    torch.testing.assert_close(net.evaluate_subset(state, action, subset), want[:, :, :, subset])
+    of_data, of_policy = net.evaluate(state, action[0], action, lambda out: out)
+    torch.testing.assert_close(of_data, want[0])
+    torch.testing.assert_close(of_policy, want)
+    features = net.net(torch.randn(B, L, net.net.inp_layer.weight.shape[1]))[1]
+    assert features.shape == (B, L, C, 16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(net(state, action), want, rtol=0.1, atol=0.5)
+
+
+def test_the_values_of_normalised_critics_stay_near_the_data_far_from_it():
+    state, action = torch.randn(B, L, D), torch.rand(1, B, L, G, A)
+    near, far = (critics("discrete", normalization="layer")(scale * state, action) for scale in (1.0, 1e4))
+    assert far.abs().max() < 3.0 * near.abs().max()
+    assert critics("discrete")(1e4 * state, action).abs().max() > 1e3 * near.abs().max()
+
+
+def test_critics_without_a_norm_have_no_names_of_one():
+    assert not [name for name in critics("discrete").state_dict() if "norm" in name]
+    with pytest.raises(ValueError, match="unknown normalization 'batch' of critics: use 'layer'"):
+        critics("discrete", normalization="batch")
 
 
 def test_critic_refusals_and_metrics():

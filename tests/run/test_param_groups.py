@@ -216,3 +216,12 @@ def test_a_rate_of_a_part_that_the_agent_lacks(tmp_path):
 def test_wrong_values_are_named(tmp_path, name, value):
     with pytest.raises(SettingsError, match=naming(name, value)):
         started(tmp_path, **{name: value})
+
+
+def test_gains_of_normalised_critics_do_not_decay(tmp_path):
+    tiny.config.bind({"NCritics.normalization": "layer"})
+    e = tiny.started(tmp_path, l2_weights_only=True)
+    plain = {id(p) for g in e.optimizer.param_groups if g["weight_decay"] == 0.0 for p in g["params"]}
+    norms = [p for name, p in e.policy.critics.named_parameters() if "norms" in name]
+    assert len(norms) == 4
+    assert {id(p) for p in norms} <= plain

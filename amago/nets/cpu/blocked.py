@@ -45,6 +45,7 @@ def evaluate(
     w_extra: Tensor | None,
     params: Sequence[Tensor],
     value: Callable[[Tensor], Tensor] | None = None,
+    normed: bool = False,
 ) -> Tensor:
     """The output of C networks, given the two parts whose sum is their first layer's output.
 
@@ -53,8 +54,10 @@ def evaluate(
         base: (C, N, H), the part of the state. Its dtype is that of the computation.
         extra: (K, N, G, F), the inputs beside the state; or, without ``w_extra``, their part (C, G, H), the same for all N.
         w_extra: (C, F, H), the first layer's weights of ``extra``.
-        params: weight (C, d_in, d_out) and bias (C, 1, d_out) of each further layer, the output layer last.
+        params: weight (C, d_in, d_out) and bias (C, 1, d_out) of each further layer, the output layer last. With ``normed``, then gain and
+            bias (C, 1, H) of each hidden layer's LayerNorm.
         value: maps outputs (R, O) to values (R, 1). If given, values are returned, without gradient.
+        normed: hidden layers are normalised before their activation.
 
     Returns:
         (C, K, N, G, O), or (C, K, N, G, 1) with ``value``; K is 1 without ``w_extra``. In float32 where the computation is in
@@ -62,8 +65,8 @@ def evaluate(
     """
     if value is not None:
         with torch.no_grad():
-            return _Layers(slope, base, extra, w_extra, params).forward([], value)
-    out: Tensor = _Evaluate.apply(slope, base, extra, w_extra, *params)
+            return _Layers(slope, base, extra, w_extra, params, normed).forward([], value)
+    out: Tensor = _Evaluate.apply(slope, normed, base, extra, w_extra, *params)
     return out
 
 
@@ -82,14 +85,21 @@ class _Block(NamedTuple):
 
 
 class _Layers:
-    """The arguments of `evaluate`, in the dtype of the computation, and the forward pass of a block."""
+    """The arguments of `evaluate`, in the dtype of the computation, and the forward pass of a block.
 
-    def __init__(self, slope: float, base: Tensor, extra: Tensor, w_extra: Tensor | None, params: Sequence[Tensor]) -> None:
+    What is kept of a hidden layer is its output before the norm where there is one, else its activation, which overwrites it.
+    """
+
+    def __init__(
+        self, slope: float, base: Tensor, extra: Tensor, w_extra: Tensor | None, params: Sequence[Tensor], normed: bool
+    ) -> None:
         dtype = base.dtype
         self.slope, self.base, self.extra = slope, base, extra.to(dtype)
         self.w_extra = None if w_extra is None else w_extra.to(dtype)
-        cast = [p.to(dtype) for p in params]
+        linear = len(params) // 2 if normed else len(params)
+        cast = [p.to(dtype) for p in params[:linear]]
         self.weights, self.biases = cast[0::2], cast[1::2]
+        self.gains, self.shifts = params[linear::2], params[linear + 1 :: 2]  # in float32, so that the moments of rows are
         self.C, self.N, self.H = base.shape
         self.K, self.G = (1, extra.shape[1]) if w_extra is None else (extra.shape[0], extra.shape[2])
 
@@ -103,21 +113,20 @@ class _Layers:
                     rows = slice((sample * self.N + start) * self.G, (sample * self.N + stop) * self.G)
                     yield _Block(critic, sample, slice(start, stop), rows)
 
-    def activations(self, *lead: int) -> list[Tensor]:
-        """Empty tensors (*lead, width) for the output of each hidden layer."""
+    def empty(self, *lead: int) -> list[Tensor]:
+        """Empty tensors (*lead, width) for what is kept of each hidden layer."""
         return [self.base.new_empty((*lead, w.shape[1])) for w in self.weights]
 
     def forward(self, kept: list[Tensor], value: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """The result of `evaluate`. Activations are written to ``kept``, (C, K N G, width) each, unless it is empty."""
+        """The result of `evaluate`. What is kept of hidden layers is written to ``kept``, (C, K N G, width) each, unless it is empty."""
         width = 1 if value else self.weights[-1].shape[-1]
         out = at_least_float32(self.base.new_empty(0)).new_empty(self.C, self.K * self.N * self.G, width)
-        scratch = [] if kept else self.activations(max(1, ROWS // self.G) * self.G)
+        scratch = [] if kept else self.empty(max(1, ROWS // self.G) * self.G)
         for block in self.blocks():
             c, rows = block.critic, block.rows
             hidden = [h[c, rows] for h in kept] or [h[: block.size] for h in scratch]
             self.first_layer(block, hidden[0])
-            self.hidden_layers(c, hidden)
-            result = torch.mm(hidden[-1], self.weights[-1][c]).add_(self.biases[-1][c])
+            result = torch.mm(self.hidden_layers(c, hidden), self.weights[-1][c]).add_(self.biases[-1][c])
             out[c, rows] = value(result) if value else result
         return out.view(self.C, self.K, self.N, self.G, width)
 
@@ -135,25 +144,38 @@ class _Layers:
         """The inputs beside the state of a block, (R, F)."""
         return self.extra[block.sample, block.steps].reshape(block.size, -1)
 
-    def hidden_layers(self, critic: int, hidden: list[Tensor]) -> None:
-        """From the first layer's output in ``hidden[0]``, before its activation, to the activations of all hidden layers, in
-        place."""
+    def hidden_layers(self, critic: int, hidden: list[Tensor]) -> Tensor:
+        """From the first layer's output in ``hidden[0]``, before norm and activation, to what is kept of all hidden layers, in place.
+
+        Returns:
+            the activation of the last.
+        """
         for layer, h in enumerate(hidden):
-            F.leaky_relu_(h, self.slope)
+            h = F.leaky_relu_(self.normalized(critic, layer, h)[0], self.slope)
             if layer + 1 < len(hidden):  # not addmm, which would first copy the bias to every row
                 torch.mm(h, self.weights[layer][critic], out=hidden[layer + 1])
                 hidden[layer + 1].add_(self.biases[layer][critic])
+        return h
+
+    def normalized(self, critic: int, layer: int, h: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """A layer's output (R, width) after its norm, with the mean and the inverse standard deviation of each row; ``h`` itself where
+        there is no norm."""
+        if not self.gains:
+            return h, None, None
+        return torch.native_layer_norm(h, h.shape[-1:], self.gains[layer][critic, 0], self.shifts[layer][critic, 0], 1e-5)
 
 
 class _Evaluate(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, slope: float, base: Tensor, extra: Tensor, w_extra: Tensor | None, *params: Tensor) -> Tensor:
-        layers = _Layers(slope, base, extra, w_extra, params)
-        kept = layers.activations(layers.C, layers.K * layers.N * layers.G) if any(ctx.needs_input_grad[4:]) else []
+    def forward(
+        ctx: Any, slope: float, normed: bool, base: Tensor, extra: Tensor, w_extra: Tensor | None, *params: Tensor
+    ) -> Tensor:
+        layers = _Layers(slope, base, extra, w_extra, params, normed)
+        kept = layers.empty(layers.C, layers.K * layers.N * layers.G) if any(ctx.needs_input_grad[5:]) else []
         out = layers.forward(kept)
         if kept:
             base = base.new_empty(()).expand(base.shape)  # backward needs its shape only
-        ctx.slope, ctx.num_kept = slope, len(kept)
+        ctx.slope, ctx.normed, ctx.num_kept = slope, normed, len(kept)
         ctx.save_for_backward(base, extra, w_extra, *kept, *params)
         return out
 
@@ -167,12 +189,12 @@ class _Evaluate(torch.autograd.Function):
         base, extra, w_extra, *rest = ctx.saved_tensors
         kept, params = rest[: ctx.num_kept], rest[ctx.num_kept :]
         with torch.autocast(grad.device.type, enabled=False):
-            layers = _Layers(ctx.slope, base, extra, w_extra, params)
-            sums = _Gradients(layers, kept, *ctx.needs_input_grad[1:4])
+            layers = _Layers(ctx.slope, base, extra, w_extra, params, ctx.normed)
+            sums = _Gradients(layers, kept, *ctx.needs_input_grad[2:5])
             grad = grad.reshape(layers.C, -1, grad.shape[-1])
             for block in layers.blocks():
                 sums.add(block, grad[block.critic, block.rows].to(layers.base.dtype))
-        return None, sums.base, sums.extra, sums.w_extra, *sums.params
+        return None, None, sums.base, sums.extra, sums.w_extra, *sums.params
 
 
 class _Gradients:
@@ -182,7 +204,7 @@ class _Gradients:
 
     Args:
         layers: the arguments.
-        kept: the activations, from `_Layers.forward`; empty where parameters need no gradient.
+        kept: of hidden layers, from `_Layers.forward`; empty where parameters need no gradient.
         base, extra, w_extra: whether these arguments need one.
     """
 
@@ -194,7 +216,7 @@ class _Gradients:
         self.base = layers.base.new_zeros(layers.base.shape) if base else None
         self.extra = zeros(layers.extra) if extra else None
         self.w_extra = zeros(layers.w_extra) if w_extra and layers.w_extra is not None else None
-        pairs = zip(layers.weights, layers.biases)
+        pairs = [*zip(layers.weights, layers.biases), *zip(layers.gains, layers.shifts)]
         self.params = [zeros(p) if kept else None for pair in pairs for p in pair]
 
     def add(self, block: _Block, grad: Tensor) -> None:
@@ -204,17 +226,17 @@ class _Gradients:
         if not len(rows):
             return
         selected, grad = _select(rows, grad)
-        hidden = self._activations(block, selected)
+        hidden = self._hidden(block, selected)
         grad = self._hidden_layers(block.critic, hidden, grad)
         self._first_layer(block, selected, grad)
 
-    def _activations(self, block: _Block, selected: Tensor | None) -> list[Tensor]:
-        """The activations (R', width) of the selected rows of a block: kept by forward, or recomputed."""
+    def _hidden(self, block: _Block, selected: Tensor | None) -> list[Tensor]:
+        """What is kept of hidden layers (R', width), for the selected rows of a block: by forward, or recomputed."""
         layers = self.layers
         if self.kept:
             hidden = [h[block.critic, block.rows] for h in self.kept]
             return hidden if selected is None else [h.index_select(0, selected) for h in hidden]
-        hidden = layers.activations(block.size)
+        hidden = layers.empty(block.size)
         layers.first_layer(block, hidden[0])
         if selected is not None:
             hidden = [hidden[0].index_select(0, selected), *(h[: len(selected)] for h in hidden[1:])]
@@ -226,12 +248,28 @@ class _Gradients:
         layers = self.layers
         for n in reversed(range(len(hidden))):
             weight, bias = self.params[2 * n], self.params[2 * n + 1]
+            active, mean, rstd = layers.normalized(critic, n, hidden[n])
+            active = active if mean is None else F.leaky_relu_(active, layers.slope)
             if weight is not None and bias is not None:
-                weight[critic] += torch.mm(hidden[n].t(), grad)
+                weight[critic] += torch.mm(active.t(), grad)
                 bias[critic] += grad.sum(dim=0)
             grad = torch.mm(grad, layers.weights[n][critic].t())
-            torch.ops.aten.leaky_relu_backward.grad_input(grad, hidden[n], layers.slope, True, grad_input=grad)
+            torch.ops.aten.leaky_relu_backward.grad_input(grad, active, layers.slope, True, grad_input=grad)
+            if mean is not None:
+                grad = self._norm(critic, n, hidden[n], grad, mean, rstd)
         return grad
+
+    def _norm(self, critic: int, n: int, h: Tensor, grad: Tensor, mean: Tensor, rstd: Tensor | None) -> Tensor:
+        """From the gradient of a norm's output to that of its input ``h``, (R', H) all."""
+        gain, shift = (x[n][critic, 0] for x in (self.layers.gains, self.layers.shifts))
+        place, needed = 2 * (len(self.layers.weights) + n), bool(self.kept)
+        grads = torch.ops.aten.native_layer_norm_backward(
+            grad, h, h.shape[-1:], mean, rstd, gain, shift, [True, needed, needed]
+        )
+        for total, part in zip(self.params[place : place + 2], grads[1:]):
+            if total is not None:
+                total[critic] += part
+        return grads[0]  # type: ignore[no-any-return]
 
     def _first_layer(self, block: _Block, selected: Tensor | None, grad: Tensor) -> None:
         """Add to the gradients of ``base``, ``extra`` and ``w_extra``, given that of the first layer's output (R', H)."""

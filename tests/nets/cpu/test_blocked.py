@@ -34,18 +34,31 @@ def written_out(net, state, features, action):
         layers = [net.inp_layer, *net.core_layers, net.output_layer]
         for i, layer in enumerate(layers):
             h = h @ layer.weight[c] + layer.bias[0, 0, c]
+            if i + 1 < len(layers) and net.norms is not None:
+                norm = net.norms[i]
+                h = (h - h.mean(-1, keepdim=True)) / (h.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
+                h = h * norm.weight[c, 0] + norm.bias[c, 0]
             h = net.activation(h) if i + 1 < len(layers) else h
         outs.append(h)
     return torch.stack(outs, dim=3)
 
 
+def network(n_layers, outputs, activation="leaky_relu", normalization="none"):
+    net = EnsembleMLP(C, D + 1 + A, 8, n_layers, outputs, activation=activation, normalization=normalization).double()
+    for norm in net.norms or ():
+        for p in norm.parameters():
+            p.data += torch.randn_like(p)
+    return net
+
+
 @pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("normalization", ["none", "layer"])
 @pytest.mark.parametrize("activation", ["leaky_relu", "relu", "gelu"])
 @pytest.mark.parametrize("n_layers", [1, 3])
 @pytest.mark.parametrize(("K", "shared"), [(1, False), (2, False), (1, True), (2, True)])
-def test_values_and_all_gradients(K, shared, n_layers, activation, fast):
+def test_values_and_all_gradients(K, shared, n_layers, activation, normalization, fast):
     torch.manual_seed(0)
-    net = EnsembleMLP(C, D + 1 + A, 8, n_layers, 5, activation=activation).double()
+    net = network(n_layers, 5, activation, normalization)
     net.fast = fast
     state = torch.randn(B, L, D, dtype=torch.float64, requires_grad=True)
     action = (torch.rand(K, B, L, 1 if shared else G, A, dtype=torch.float64) * 1.8 - 0.9).requires_grad_()
@@ -59,11 +72,12 @@ def test_values_and_all_gradients(K, shared, n_layers, activation, fast):
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("normalization", ["none", "layer"])
 @pytest.mark.parametrize("shared", [False, True])
-def test_with_parameters_held_out_the_gradient_is_that_of_the_rows_that_have_one(shared):
+def test_with_parameters_held_out_the_gradient_is_that_of_the_rows_that_have_one(shared, normalization):
     """The least value over critics, whose gradient reaches one critic of each row."""
     torch.manual_seed(1)
-    net = EnsembleMLP(C, D + 1 + A, 8, 2, 1).double()
+    net = network(2, 1, normalization=normalization)
     state = torch.randn(B, L, D, dtype=torch.float64, requires_grad=True)
     action = (torch.rand(2, B, L, 1 if shared else G, A, dtype=torch.float64) * 1.8 - 0.9).requires_grad_()
     features = torch.rand(G, dtype=torch.float64)
@@ -111,9 +125,10 @@ def test_dropout_is_applied():
     assert evaluate_state_action(*args).equal(evaluate_state_action(*args))
 
 
-def test_bf16_errs_no_more_than_layer_by_layer_and_gradients_come_in_float32():
+@pytest.mark.parametrize("normalization", ["none", "layer"])
+def test_bf16_errs_no_more_than_layer_by_layer_and_gradients_come_in_float32(normalization):
     torch.manual_seed(3)
-    net, features = EnsembleMLP(C, D + 1 + A, 32, 2, 1), torch.rand(G)
+    net, features = EnsembleMLP(C, D + 1 + A, 32, 2, 1, normalization=normalization), torch.rand(G)
     state, action = torch.randn(B, L, D, requires_grad=True), (torch.rand(1, B, L, G, A) - 0.5).requires_grad_()
     weigh = torch.randn(1, B, L, C, G, 1)
 

@@ -1,0 +1,288 @@
+"""Entropy with a temperature, as a user of the agents meets it; `test_oracles` has the numbers of the losses."""
+
+import math
+
+import gymnasium as gym
+import pytest
+import tiny
+import torch
+from messages import naming
+from test_agent import SMALL, SPACES, build, make_batch
+
+import amago
+from amago import config
+from amago.agent import Agent, MultiTaskAgent
+from amago.agent.entropy import entropy_scale, exact_entropy, sample_with_entropy
+from amago.loading import Batch, DiskTrajDataset
+from amago.nets.policy_dists import GMM, Beta, Discrete, TanhGaussian
+from amago.nets.product import distribution_of
+from amago.nets.traj_encoders import FFTrajEncoder
+from amago.nets.tstep_encoders import FFTstepEncoder
+from amago.run.checks import SettingsError
+from amago.spaces import action_spec, rl2_space
+
+EVERY = {**SPACES, "choices": gym.spaces.MultiDiscrete((3, 4))}
+SEVERAL = gym.spaces.Tuple((gym.spaces.Discrete(3), gym.spaces.MultiBinary(2), gym.spaces.Box(-1, 1, (2,))))
+TARGET = {"discrete": 0.6, "continuous": -0.5, "multibinary": 0.6, "choices": 0.6}
+
+
+# ---- entropies of distributions
+
+
+def density(policy, n=200_001):
+    """The entropy of each number of a `TanhGaussianOutput`, by integrating over what tanh is applied to."""
+    x = torch.linspace(-60, 60, n, dtype=torch.float64)[:, None]
+    log_prob = policy._log_prob_before_tanh(x)
+    log_dx = torch.nn.functional.logsigmoid(2 * x) + torch.nn.functional.logsigmoid(-2 * x) + math.log(4.0)  # d tanh(x) / dx
+    return -torch.trapezoid((log_prob + log_dx).exp() * log_prob, x[:, 0], dim=0)
+
+
+@pytest.mark.parametrize("loc", [0.0, 1.0, 6.0])
+def test_samples_of_a_tanh_gaussian_have_its_entropy_also_at_the_bounds(loc):
+    torch.manual_seed(0)
+    policy = TanhGaussian(1).make(torch.tensor([[loc, 0.3]], dtype=torch.float64).expand(40_000, 2))
+    vector, entropy = sample_with_entropy(policy, grad=False)
+    assert vector.shape == entropy.shape == (40_000, 1)
+    assert entropy.mean() == pytest.approx(density(TanhGaussian(1).make(torch.tensor([loc, 0.3]).double())).item(), abs=0.02)
+    if loc == 6.0:
+        assert entropy.mean() < -5.0, "all actions are at 1"
+        assert -policy.log_prob(vector).mean() > 0.0, "which the log-probability of stored actions hides"
+
+
+def test_a_policy_of_several_parts_has_the_sum_of_their_entropies():
+    torch.manual_seed(0)
+    spec = action_spec(SEVERAL)
+    head = distribution_of(spec.kind, spec.dim, Beta)
+    policy = head(torch.randn(2, 3, 4, head.input_dimension).requires_grad_())
+    vector, entropy = sample_with_entropy(policy, grad=True)
+    choice, bits, numbers = policy.factors
+    want = -(choice.probs * choice.probs.log()).sum(-1) + bits.entropy().sum(-1) + numbers.entropy().sum(-1)
+    torch.testing.assert_close(entropy[..., 0], want)
+    torch.testing.assert_close(exact_entropy(policy), entropy)
+    assert vector.shape == (2, 3, 4, 7)
+    torch.autograd.grad(entropy.sum(), policy.factors[2].alpha)
+
+
+def test_what_is_illegal_cannot_add_to_the_entropy():
+    spec = action_spec(gym.spaces.Tuple((gym.spaces.Discrete(4), gym.spaces.MultiBinary(2))))
+    head = distribution_of(spec.kind, spec.dim, TanhGaussian)
+    legal = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 0, 0, 0, 1], [1, 0, 0, 0, 0, 0]]) > 0
+    policy = head(head.masked(torch.zeros(3, 6), legal))
+    want = torch.tensor([math.log(4) + 2 * math.log(2), 2 * math.log(2), 0.0])[:, None]
+    torch.testing.assert_close(entropy_scale(policy), want)
+    torch.testing.assert_close(exact_entropy(policy), want)
+
+
+def test_without_a_closed_form_the_entropy_is_that_of_the_sample():
+    policy = GMM(2).make(torch.randn(5, 25))
+    vector, entropy = sample_with_entropy(policy, grad=False)
+    torch.testing.assert_close(entropy, -policy.log_prob(vector))
+    assert entropy_scale(policy).item() == 2.0
+
+
+# ---- learning
+
+
+def one_step(space, draw, b=64):
+    """A batch of rollouts of one step; ``draw(vectors)`` gives the rewards (B,) of random actions."""
+    spec = action_spec(space)
+    vectors = torch.cat([
+        torch.nn.functional.one_hot(torch.randint(p.dim, (b,)), p.dim).float() if p.kind == "discrete"
+        else torch.randint(2, (b, p.dim)).float() if p.kind == "multibinary" else torch.rand(b, p.dim) * 2 - 1
+        for p in spec.parts
+    ], dim=-1)  # fmt: skip
+    return Batch(
+        {"observation": torch.ones(b, 2, 1)}, torch.zeros(b, 2, 1 + spec.dim), draw(vectors)[:, None, None],
+        torch.ones(b, 1, 1) > 0, vectors[:, None], torch.arange(2)[None, :, None].expand(b, -1, -1), torch.ones(b, 2, 1) > 0,
+    )  # fmt: skip
+
+
+def learned(space, draw, updates, lr=3e-3, agent_type=Agent, **options):
+    """The agent after so many updates, and its policy (G,) at the only observation."""
+    config.bind(
+        SMALL | {"FFTstepEncoder.normalize_inputs": False, "Multigammas.discrete": [0.5], "Multigammas.continuous": [0.5]}
+    )
+    torch.manual_seed(0)
+    obs = gym.spaces.Dict({"observation": gym.spaces.Box(0, 1, (1,))})
+    agent = agent_type(
+        obs, rl2_space(action_spec(space)), space, 1, FFTstepEncoder, FFTrajEncoder, offline_coeff=0.0, num_critics=2, tau=0.05,
+        **options,
+    )  # fmt: skip
+    optimizer = torch.optim.Adam(agent.trainable_params, lr=lr)
+    for _ in range(updates):
+        optimizer.zero_grad()
+        batch = one_step(space, draw)
+        agent.train()(batch).backward()
+        optimizer.step()
+        agent.soft_sync_targets()
+    with torch.no_grad():
+        return agent, agent._policy(agent.actor, agent.encode(batch)[:1, :1], {})
+
+
+@pytest.mark.parametrize("multiplier", [1.0, 10.0])
+def test_a_fixed_temperature_gives_boltzmanns_policy(multiplier):
+    """exp(m r / alpha), normalised, for rewards r and multiplier m: alpha is in units of reward x multiplier."""
+    rewards = torch.tensor([0.0, 0.3, 0.6, 1.0])
+    options = {"entropy_coeff": 0.5 * multiplier, "reward_multiplier": multiplier}
+    _, pi = learned(SPACES["discrete"], lambda a: a @ rewards, 500, **options)
+    want = (rewards / 0.5).softmax(0)
+    for g in range(2):
+        torch.testing.assert_close(pi.probs[0, 0, g], want, atol=0.06, rtol=0.0)
+
+
+@pytest.mark.parametrize(("kind", "agent_type"), [*((kind, Agent) for kind in EVERY), ("discrete", MultiTaskAgent)])
+def test_the_entropy_comes_to_its_target_for_every_discount(kind, agent_type):
+    rewards = {"continuous": lambda a: -a.square().sum(-1), "multibinary": lambda a: a.mean(-1)}
+    config.bind({"NCriticsTwoHot.min_return": -20.0, "NCriticsTwoHot.max_return": 20.0})
+    agent, pi = learned(
+        EVERY[kind], rewards.get(kind, lambda a: a[:, 0]), 400, agent_type=agent_type, entropy_target=TARGET[kind],
+        entropy_lr=0.05, online_coeff=1.0,
+    )  # fmt: skip
+    if kind == "continuous":
+        torch.manual_seed(0)
+        found = torch.stack([sample_with_entropy(pi, False)[1] for _ in range(4000)]).mean(0) / 3
+    else:
+        found = exact_entropy(pi) / entropy_scale(pi)
+    torch.testing.assert_close(found.flatten(), torch.full((2,), TARGET[kind]), atol=0.1, rtol=0.0)
+    assert agent.temperature.value.shape == (2, 1)
+    assert (agent.temperature.value > 0.01).all()
+
+
+def test_what_a_state_is_worth_includes_the_entropy_to_come():
+    """Rewards are 0 and the policy is uniform: a value is alpha log(A) for each later step."""
+    agent = build("discrete", entropy_coeff=2.0, num_critics=2, popart=False)
+    with torch.no_grad():
+        for p in (*agent.target_actor.parameters(), *agent.target_critics.parameters()):
+            p.zero_()
+    batch = make_batch("discrete")
+    batch.rews[:] = 0.0
+    batch.dones[:] = False
+    batch.dones[0, 3] = True
+    seen = []
+    agent.values.observe = lambda target, mask: seen.append(target[:, :, 0, :, 0])
+    agent.train()(batch)
+    want = (agent.gammas * 2.0 * math.log(4.0)).expand(3, 6, 7) * ~batch.dones
+    real = batch.transition_mask[..., 0]
+    torch.testing.assert_close(seen[0][real], want[real])
+
+
+# ---- temperatures
+
+
+def test_only_real_steps_after_burn_in_move_the_temperature():
+    def moved(batch, **options):
+        torch.manual_seed(0)
+        agent = build("discrete", entropy_target=0.5, burn_in=2, **options).train()
+        agent(batch)
+        return agent.temperature.log.clone()
+
+    batch = make_batch("discrete")
+    batch.time_idxs = batch.time_idxs + 30
+    before = moved(batch)
+    batch.obs["observation"][:, :2] += 3.0
+    batch.obs["observation"][~batch.mask[..., 0]] = 3.0
+    torch.testing.assert_close(moved(batch), before)
+    batch.obs["observation"][:, 3] += 3.0
+    assert (moved(batch) != before).any()
+
+
+def test_temperatures_stay_in_evaluation_and_where_nothing_can_be_chosen():
+    agent, batch = build("discrete", entropy_target=0.5), make_batch("discrete")
+    before = agent.temperature.log.clone()
+    agent.eval()(batch)
+    agent.get_values(batch)
+    assert agent.temperature.log.equal(before)
+    agent.train()(batch)
+    assert not agent.temperature.log.equal(before)
+    config.bind({"ActionMask.key": "mask"})
+    agent = build("discrete", entropy_target=0.5)
+    batch.obs["mask"] = batch.obs["mask"] * torch.tensor([1.0, 0.0, 0.0, 0.0])
+    agent.train()(batch)
+    assert agent.temperature.log.equal(before)
+
+
+def test_a_fixed_temperature_stays():
+    agent = build("continuous", entropy_coeff=0.25)
+    agent.train()(make_batch("continuous"))
+    assert agent.temperature.value.flatten().tolist() == pytest.approx(7 * [0.25])
+
+
+def test_metrics():
+    agent = build("discrete", entropy_target=0.5)
+    agent.train()(make_batch("discrete"), log_step=True)
+    info = agent.update_info
+    assert 0.099 < info["Temperature (main gamma)"] < 0.101
+    assert 0.0 < info["Entropy (main gamma)"] <= math.log(4.0)
+    assert not any("Temperature" in name for name in build("discrete").losses(make_batch("discrete"), True).metrics)
+
+
+def test_without_it_nothing_of_it_is_saved():
+    assert not [name for name in build("discrete").state_dict() if "temperature" in name]
+    assert "temperature.log" in build("discrete", entropy_target=0.5).state_dict()
+
+
+def test_a_run_goes_on_with_its_temperatures_exactly(tmp_path):
+    config.bind({"Agent.entropy_target": 0.5})
+    tiny.learned(tmp_path, name="data").close()
+    options = {"ckpt_interval": 1, "train_timesteps_per_epoch": 0, "share_buffer": True, "train_batches_per_epoch": 4}
+    options["dataset"] = DiskTrajDataset(tmp_path, "data")
+    straight = tiny.learned(tmp_path, name="straight", epochs=2, **options)
+    half = tiny.learned(tmp_path, name="half", epochs=1, **options)
+    stopped = half.policy.temperature.log.clone()
+    half.close()
+    later = tiny.started(tmp_path, name="half", epochs=2, resume="auto", **options)
+    assert later.policy.temperature.log.equal(stopped)
+    assert not stopped.equal(torch.full_like(stopped, math.log(0.1)))
+    later.learn()
+    assert not tiny.differing(tiny.weights(straight), tiny.weights(later))
+    policy = amago.load_policy(later.run_dir)
+    assert policy.agent.temperature.log.equal(later.policy.temperature.log)
+
+
+def test_a_resumed_run_may_change_the_target_but_not_begin_with_one(tmp_path, capsys):
+    config.bind({"Agent.entropy_target": 0.5})
+    tiny.learned(tmp_path, epochs=1, ckpt_interval=1).close()
+    config.bind({"Agent.entropy_target": 0.7, "Agent.entropy_lr": 0.1})
+    e = tiny.started(tmp_path, epochs=2, ckpt_interval=1, resume="auto", verbose=True)
+    assert "entropy_target 0.5 -> 0.7" in capsys.readouterr().out
+    assert (e.policy.temperature.target, e.policy.temperature.rate) == (0.7, 0.1)
+    e.close()
+    config.bind({"Agent.entropy_target": None})
+    with pytest.raises(SettingsError, match=naming("Agent.entropy_target", "0.5", "None")):
+        tiny.started(tmp_path, epochs=2, ckpt_interval=1, resume="auto")
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "words"),
+    [
+        ("discrete", {"entropy_target": 1.0}, ("entropy_target=1.0", "share")),
+        ("discrete", {"entropy_target": -0.5}, ("entropy_target=-0.5", "share")),
+        ("multibinary", {"entropy_target": 1.5}, ("entropy_target=1.5", "share")),
+        ("continuous", {"entropy_target": 0.7}, ("entropy_target=0.7", "0.693")),
+        ("continuous", {"entropy_target": math.nan}, ("entropy_target=nan",)),
+        ("discrete", {"entropy_coeff": 0.0}, ("entropy_coeff=0.0", "None")),
+        ("discrete", {"entropy_lr": 0.0}, ("entropy_lr=0.0",)),
+        ("discrete", {"entropy_target": 0.5, "online_coeff": 0.0}, ("entropy_target=0.5", "online_coeff=0")),
+        ("discrete", {"entropy_coeff": 0.5, "agent_type": MultiTaskAgent}, ("entropy_coeff=0.5", "online_coeff=0")),
+    ],
+)
+def test_wrong_entropies_are_refused(kind, options, words):
+    with pytest.raises(ValueError, match=naming(*words)):
+        build(kind, **options)
+
+
+def test_choices_and_numbers_have_no_common_target_but_a_common_weight():
+    config.bind(SMALL)
+    obs = gym.spaces.Dict({"observation": gym.spaces.Box(-1, 1, (6,))})
+    parts = (obs, rl2_space(action_spec(SEVERAL)), SEVERAL, 8, FFTstepEncoder, FFTrajEncoder)
+    with pytest.raises(ValueError, match=naming("entropy_target=0.5", "Tuple", "entropy_coeff")):
+        Agent(*parts, entropy_target=0.5)
+    assert Agent(*parts, entropy_coeff=0.5).temperature is not None
+
+
+def test_low_clips_leave_room_for_small_targets():
+    policy = Discrete(4).make(torch.tensor([50.0, 0.0, 0.0, 0.0]))
+    assert exact_entropy(policy) / entropy_scale(policy) < 0.05

@@ -1,0 +1,203 @@
+"""Implicit Q-learning: values of states by expectile regression. `test_oracles` has the numbers of the losses."""
+
+import gymnasium as gym
+import pytest
+import tiny
+import torch
+from messages import naming
+from test_agent import SMALL, SPACES, build, make_batch
+
+import amago
+from amago import config, ops
+from amago.agent import Agent, MultiTaskAgent, exp_filter
+from amago.loading import Batch
+from amago.nets.traj_encoders import FFTrajEncoder
+from amago.nets.tstep_encoders import FFTstepEncoder
+from amago.run.checks import SettingsError
+from amago.spaces import action_spec, rl2_space
+
+OFFLINE = {"online_coeff": 0.0, "offline_coeff": 1.0}
+
+
+def expectile_of(x, tau, w=None):
+    """By bisection: where the weighted deviations above and below are equal."""
+    low, high = x.min(), x.max()
+    for _ in range(60):
+        mid = (low + high) / 2
+        above = (tau * (x - mid).clamp(min=0)).sum() - ((1 - tau) * (mid - x).clamp(min=0)).sum()
+        low, high = (mid, high) if above > 0 else (low, mid)
+    return low
+
+
+@pytest.mark.parametrize("tau", [0.1, 0.5, 0.9])
+def test_the_estimate_that_minimises_the_loss_is_the_expectile(tau):
+    torch.manual_seed(0)
+    x = torch.randn(1000, dtype=torch.float64)
+    v = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    for _ in range(200):
+        (grad,) = torch.autograd.grad(ops.expectile_loss(x - v, tau).mean(), v)
+        v = (v - grad).detach().requires_grad_()
+    assert v.item() == pytest.approx(expectile_of(x, tau).item(), abs=1e-6)
+    if tau == 0.5:
+        assert v.item() == pytest.approx(x.mean().item())
+
+
+# ---- learning from rollouts none of which is good
+
+STATES, RIGHT = 5, 0.25
+SPACE = gym.spaces.Discrete(2)
+
+
+def pieces(b, g):
+    """Rollouts of two steps at most that begin anywhere in a corridor. Action 0, taken a quarter of the time, goes right, and out of the
+    last state pays 1. Action 1 pays 0.3 and ends the rollout. None goes from the first state to the reward."""
+    first = torch.randint(STATES, (b,), generator=g)
+    exits = (torch.rand(b, 2, generator=g) > RIGHT).long()
+    at = torch.stack([first, first + 1, first + 2], dim=1)
+    done = (exits == 1) | (at[:, :2] == STATES - 1)
+    rews = torch.where(exits == 1, 0.3, (at[:, :2] == STATES - 1).float())
+    mask = torch.stack([torch.ones(b), torch.ones(b), (~done[:, 0]).float()], dim=1)[..., None] > 0
+    return Batch(
+        {"observation": torch.nn.functional.one_hot(at.clamp(max=STATES), STATES + 1).float()}, torch.zeros(b, 3, 3), rews[..., None],
+        done[..., None], torch.nn.functional.one_hot(exits, 2).float(), torch.arange(3)[None, :, None].expand(b, -1, -1), mask,
+    )  # fmt: skip
+
+
+def offline_agent(updates, gamma=0.95, **options):
+    """The probability of going right in each state, after so many updates on such rollouts, and the agent."""
+    config.bind(SMALL | {"FFTstepEncoder.normalize_inputs": False, "StateValues.d_hidden": 16, "exp_filter.beta": 4.0})
+    torch.manual_seed(0)
+    obs = gym.spaces.Dict({"observation": gym.spaces.Box(0, 1, (STATES + 1,))})
+    agent = Agent(
+        obs, rl2_space(action_spec(SPACE)), SPACE, 2, FFTstepEncoder, FFTrajEncoder, **OFFLINE | options, tau=0.05, gamma=gamma,
+        use_multigamma=False, fbc_filter_func=exp_filter,
+    )  # fmt: skip
+    optimizer, g = torch.optim.Adam(agent.trainable_params, lr=3e-3), torch.Generator().manual_seed(0)
+    for _ in range(updates):
+        optimizer.zero_grad()
+        agent.train()(pieces(64, g)).backward()
+        optimizer.step()
+        agent.soft_sync_targets()
+    every = torch.eye(STATES + 1)[:STATES, None].expand(-1, 3, -1)
+    batch = pieces(STATES, g)
+    batch.obs = {"observation": every}
+    with torch.no_grad():
+        return agent._policy(agent.actor, agent.eval().encode(batch)[:, 0], {}).probs[:, -1, 0], agent, batch
+
+
+def greedy_return(right, gamma=1.0):
+    """Of the likelier action in each state, from the first."""
+    stops = [n for n, p in enumerate(right.tolist()) if p <= 0.5]
+    return 0.3 if stops else 1.0
+
+
+def test_pieces_of_rollouts_are_put_together():
+    """With the same filter, cloning weighs actions by the values of a policy that stays near the data, and mostly leaves the corridor."""
+    cloned, _, _ = offline_agent(500)
+    joined, agent, batch = offline_agent(500, expectile=0.98)
+    assert greedy_return(cloned) == pytest.approx(0.3), cloned
+    assert cloned[0] < 0.4
+    assert greedy_return(joined) == 1.0, joined
+    assert joined[0] > 0.55
+    v = agent.get_values(batch).v[:, 0, -1, 0]
+    torch.testing.assert_close(v, 0.95 ** torch.arange(STATES - 1, -1, -1.0), atol=0.15, rtol=0.0)
+
+
+def test_the_expectile_of_one_half_is_the_mean_of_the_data():
+    """V is the value of the behaviour, whatever the policy has come to."""
+    _, agent, batch = offline_agent(500, expectile=0.5)
+    want, v = [], 0.0
+    for state in reversed(range(STATES)):
+        v = RIGHT * (1.0 if state == STATES - 1 else 0.95 * v) + (1 - RIGHT) * 0.3
+        want.insert(0, v)
+    torch.testing.assert_close(agent.get_values(batch).v[:, 0, -1, 0], torch.tensor(want), atol=0.07, rtol=0.0)
+
+
+# ---- what it is
+
+
+@pytest.mark.parametrize("kind", SPACES)
+def test_no_action_of_the_policy_is_evaluated(kind, monkeypatch):
+    agent, batch = build(kind, expectile=0.8, **OFFLINE), make_batch(kind)
+    monkeypatch.setattr(agent, "_policy_actions", None)
+    monkeypatch.setattr(agent, "target_actor", None)
+    loss = agent.losses(batch, log_step=True)
+    assert loss.actor_loss.shape == (3, 6, 7, 1)
+    assert loss.critic_loss.shape == (3, 6, 4, 7, 1)
+    (loss.actor_loss.mean() + loss.critic_loss.mean()).backward()
+    assert all(p.grad is not None for p in agent.trainable_params)
+    assert {id(p) for p in agent.state_values.parameters()} <= {id(p) for p in agent.trainable_params}
+    assert all(torch.isfinite(torch.as_tensor(v)) for v in loss.metrics.values())
+
+
+def test_values_of_a_batch_are_those_of_the_states():
+    agent, batch = (
+        build("continuous", expectile=0.8, num_critics=1, num_critics_td=1, popart=False, **OFFLINE),
+        make_batch("continuous"),
+    )
+    found = agent.get_values(batch)
+    v = agent.state_values(agent.eval().encode(batch)[:, :-1]) / agent.reward_multiplier
+    torch.testing.assert_close(found.v, v)
+    torch.testing.assert_close(found.advantage, agent.reward_multiplier * (found.q - found.v))
+
+
+def test_without_it_nothing_of_it_is_saved():
+    assert not [name for name in build("discrete").state_dict() if "state_values" in name]
+
+
+def test_critics_and_state_values_have_one_learning_rate(tmp_path):
+    config.bind({"Agent.expectile": 0.8, "Agent.online_coeff": 0.0, "Agent.offline_coeff": 1.0})
+    e = tiny.started(tmp_path, critic_learning_rate=0.5)
+    (group,) = (g for g in e.optimizer.param_groups if g["name"] == "critics")
+    of = {id(p) for part in (e.policy.critics, e.policy.state_values) for p in part.parameters()}
+    assert {id(p) for p in group["params"]} == of
+
+
+def test_a_run_learns_saves_and_goes_on(tmp_path):
+    config.bind({"Agent.expectile": 0.8, "Agent.online_coeff": 0.0, "Agent.offline_coeff": 1.0})
+    e = tiny.learned(tmp_path, epochs=1, ckpt_interval=1)
+    before = tiny.weights(e)
+    e.close()
+    e = tiny.started(tmp_path, epochs=2, ckpt_interval=1, resume="auto")
+    assert not tiny.differing(before, tiny.weights(e))
+    assert "state_values.net.in_layer.weight" in before
+    e.learn()
+    assert amago.load_policy(e.run_dir).agent.state_values is not None
+    e.close()
+    config.bind({"Agent.expectile": None})
+    with pytest.raises(SettingsError, match=naming("Agent.expectile", "0.8", "None")):
+        tiny.started(tmp_path, epochs=2, ckpt_interval=1, resume="auto")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"expectile": 1.0, **OFFLINE}, ("expectile=1.0", "(0, 1)")),
+        ({"expectile": 0.8}, ("expectile=0.8", "online_coeff=1.0", "offline_coeff=1")),
+        ({"expectile": 0.8, "fake_filter": True, **OFFLINE}, ("expectile=0.8", "fake_filter")),
+        ({"expectile": 0.8, "targets": "peng", **OFFLINE}, ("expectile=0.8", "targets='peng'", "n_step")),
+        ({"expectile": 0.8, "entropy_target": 0.5, **OFFLINE}, ("entropy_target=0.5", "online_coeff=0")),
+        ({"expectile": 0.8, "agent_type": MultiTaskAgent}, ("expectile=0.8", "MultiTaskAgent", "Agent")),
+    ],
+)
+def test_what_contradicts_an_expectile_is_refused(options, words):
+    with pytest.raises(ValueError, match=naming(*words)):
+        build("discrete", **options)
+
+
+def test_values_of_states_stay_where_critics_are_rescaled():
+    agent = build("continuous", expectile=0.8, rescale_critics=True, **OFFLINE)
+    batch = make_batch("continuous")
+
+    def advantage():
+        torch.manual_seed(0)
+        return agent.get_values(batch).advantage
+
+    with torch.no_grad():
+        agent.train()(batch)
+        before, scale = advantage(), agent.critics.output_scale.clone()
+        for _ in range(15):
+            batch.rews = batch.rews * 2.0
+            agent.train()(batch)
+    assert agent.critics.output_scale > scale
+    assert advantage().equal(before)
