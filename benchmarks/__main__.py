@@ -8,7 +8,7 @@ import sys
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser
 
 NAMES = ("startup", "policy_step", "rollout", "learner", "learner_memory", "replay", "context")
-ONLY_BY_NAME = ("scaling", "solve", "compiled", "fast_paths", "watch", "cluster")
+ONLY_BY_NAME = ("scaling", "solve", "compiled", "fast_paths", "watch", "cluster", "cluster_check", "replay_size")
 """Benchmarks that take several minutes each and are not part of ``all``."""
 
 
@@ -24,6 +24,12 @@ def main(argv: list[str] | None = None) -> int:
         "--smoke", action="store_true", help="tiny sizes, to check that the benchmark runs; figures mean nothing"
     )
     parser.add_argument("--out", default=None, metavar="DIR", help="directory of NAME.json; default: benchmarks/results")
+    parser.add_argument(
+        "--constants", action="store_true", help="cluster: measure the constants of its cost model (docs/scaling.md) instead"
+    )
+    parser.add_argument(
+        "--transitions", type=float, default=None, help="replay_size: transitions of the largest store; default: 100 million"
+    )
     parser.add_argument("--peer", default=None, metavar="PATH", help="folder of another implementation of the same interface")
     parser.add_argument(
         "--peer-python", default=sys.executable, metavar="PYTHON", help="Python interpreter of that implementation"
@@ -33,6 +39,11 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"--threads must be at least 1, got {options.threads}")
     if options.peer is not None and not os.path.isdir(options.peer):
         parser.error(f"--peer must be a folder, got {options.peer}")
+
+    if options.constants:
+        if options.name != "cluster":
+            parser.error(f"--constants is an option of cluster, not of {options.name}")
+        options.name = "cluster_constants"
 
     import torch
 
