@@ -21,6 +21,9 @@ ARGUMENTS: dict[str, Any] = {
 }  # fmt: skip
 """The arguments of the command that are chosen unless the user gives them, with their values for agents with memory."""
 
+TRIAL_STEPS = 1000
+"""Most steps of random actions before settings are chosen."""
+
 MULTIGAMMAS, EXPERIMENT = "amago.agent.Multigammas", "amago.experiment.Experiment"
 
 Settings = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
@@ -60,7 +63,8 @@ def choose_settings(
     """Choose settings for an environment.
 
     Args:
-        env: the environment; only its spaces and its Gymnasium spec are read.
+        env: the environment. Its spaces and its Gymnasium spec are read; where it needs no memory and actions are choices, random ones
+            are tried for at most `TRIAL_STEPS` steps.
         horizon: most steps of a rollout.
         memory: "auto", "none", or the name of a sequence model with memory.
         traj_encoder: the sequence model, if the user names one; it decides, and "ff" means no memory.
@@ -75,11 +79,10 @@ def choose_settings(
         chosen: Settings = {}, {"tau": 0.01}, {f"{EXPERIMENT}.lr_cooldown": 0.5}
     elif any(part.kind == "continuous" for part in env.action_spec.parts):
         chosen = _continuous(horizon)
+        chosen[2][f"{EXPERIMENT}.sample_actions"] = False  # where the observation is the state, some deterministic policy is optimal
     else:
-        chosen = _discrete(isinstance(env.raw_observation_space, gym.spaces.Discrete))
+        chosen = _discrete(isinstance(env.raw_observation_space, gym.spaces.Discrete), chance_tells_nothing(env))
     arguments, options, settings = chosen
-    if model == "ff" and not _has_images(env):  # where the observation is the state, some deterministic policy is optimal
-        settings |= {f"{EXPERIMENT}.sample_actions": False}
     if issubclass(agent_type, Agent):  # agents that classify returns have no outputs of their size
         options["rescale_critics"] = True
     selector = config.selector_of(agent_type)
@@ -121,7 +124,25 @@ def comes_with_gymnasium(env: AMAGOEnv) -> bool:
     return module.startswith("gymnasium.envs.") and not getattr(spec, "additional_wrappers", ())
 
 
-def _discrete(counted_states: bool) -> Settings:
+def chance_tells_nothing(env: AMAGOEnv, steps: int = TRIAL_STEPS) -> bool:
+    """Whether random actions meet one reward only, and no end other than that of time, within some steps."""
+    if env.batched_envs > 1:
+        return False
+    inner = env.env.env  # without the conversion of actions
+    inner.action_space.seed(0)
+    inner.reset(seed=0)
+    rewards = set()
+    for _ in range(steps):
+        _, reward, terminated, truncated, _ = inner.step(inner.action_space.sample())
+        rewards.add(float(reward))
+        if terminated or len(rewards) > 1:
+            return False
+        if truncated:
+            inner.reset()
+    return True
+
+
+def _discrete(counted_states: bool, hard_to_explore: bool) -> Settings:
     arguments = {
         "parallel_actors": 16, "grads_per_epoch": 125, "memory_layers": 1, "max_seq_len": 16, "batch_size": 48, "learning_rate": 6e-4,
     }  # fmt: skip
@@ -132,12 +153,14 @@ def _discrete(counted_states: bool) -> Settings:
     if counted_states:  # moves are often random there: FrozenLake needs targets of the trained policy, not of the exploring one
         options |= {"n_step": 1, "offline_coeff": 1.0}
         settings["EpsilonGreedy.repeat"] = 4.0
+    elif hard_to_explore:  # choices that are held reach further (Acrobot), and end rollouts early where that is easy (CartPole)
+        settings |= {"EpsilonGreedy.repeat": (1.0, 16.0), "EpsilonGreedy.randomize_eps": False}
     return arguments, options, settings
 
 
 def _continuous(horizon: int) -> Settings:
     arguments = {
-        "parallel_actors": 12, "epochs": 48, "memory_size": 16, "memory_layers": 1, "max_seq_len": 8, "batch_size": 32, "learning_rate": 1e-3,
+        "parallel_actors": 12, "epochs": 48, "memory_layers": 1, "max_seq_len": 8, "batch_size": 32, "learning_rate": 5e-4,
     }  # fmt: skip
     # a tenth of a rollout: critics need as many rounds of updates as they look ahead, and noise in actions blurs what is further away
     gamma = round(1.0 - 1.0 / min(max(horizon / 10, 20), 100), 4)

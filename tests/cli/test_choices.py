@@ -145,11 +145,25 @@ def test_the_horizon_is_the_environments_limit_unless_one_is_given(tmp_path, cap
         assert f"Agent.gamma = {gamma};" in capsys.readouterr().out
 
 
+def test_choices_are_held_where_random_ones_tell_nothing():
+    """Random single steps end a rollout of CartPole after some twenty; they do not reach the goal of Acrobot."""
+    easy, hard = chosen(gym.make("CartPole-v1")), chosen(gym.make("Acrobot-v1"))
+    assert hard.settings == easy.settings | {"EpsilonGreedy.repeat": (1.0, 16.0), "EpsilonGreedy.randomize_eps": False}
+    assert "EpsilonGreedy.repeat" not in easy.settings
+    assert "EpsilonGreedy.repeat = (1.0, 16.0)" in hard.describe("Acrobot-v1", {})
+
+
+@pytest.mark.parametrize(("agent_type", "scales"), [(amago.Agent, True), (MultiTaskAgent, False)])
+def test_scalar_critics_learn_large_returns_in_units_of_their_size(agent_type, scales):
+    choice = chosen(gym.make("CartPole-v1"), agent_type=agent_type)
+    assert any("rescale_critics" in name for name in choice.settings) is scales
+
+
 def test_the_kind_of_actions_decides_not_the_name():
     def same(a, b):
         return (a.arguments, a.settings) == (b.arguments, b.settings)
 
-    assert same(chosen(gym.make("CartPole-v1")), chosen(gym.make("Acrobot-v1")))
+    assert same(chosen(gym.make("Acrobot-v1")), chosen(gym.make("MountainCar-v0")))
     assert same(chosen(gym.make("Pendulum-v1")), chosen(gym.make("MountainCarContinuous-v0")))
     assert not same(chosen(gym.make("CartPole-v1")), chosen(gym.make("Pendulum-v1")))
     assert same(chosen(tiny.Bits(), memory="none"), chosen(gym.make("CartPole-v1"))), "bits are not continuous"
