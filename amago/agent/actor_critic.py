@@ -182,12 +182,14 @@ class ActorCriticAgent(AgentWithStateValues):
             num, grad = self.num_actions_for_value_in_actor_loss, self.online_coeff > 0
             drawn = self._policy_actions_and_entropy(pi, num, grad) if self.state_values is None else None
             with torch.no_grad():
+                if self.training and self.options.rescale_critics:
+                    self._choose_scale(batch, rews)
                 taken = taken_next(self.targets, batch, action)
                 target = self._td_target(next_state, rews, batch.dones, real, self._straight(batch, slice(1, None)), taken, log)
                 if self.training:
                     self.values.observe(target, self.loss_mask(batch)[:, :, None, :, None].expand_as(target))
                     if self.options.rescale_critics:
-                        self._grow_scale(batch, rews)
+                        self._grow_scale()
             stored = self._like_policy(pi, action)
             if drawn is not None:
                 (chosen, entropy), q_taken = drawn, None  # (K, B, L, G, A), (B, L, G, 1)

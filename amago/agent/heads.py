@@ -37,20 +37,27 @@ class AgentWithHeads(AgentWithTargets):
             )
         self.critics.start_scaling()
 
-    def _grow_scale(self, batch: Batch, rews: Tensor) -> None:
-        """Let the scale of the critics' outputs follow the returns.
+    def _choose_scale(self, batch: Batch, rews: Tensor) -> None:
+        """Set the scale of the critics' outputs, and of the statistics before any data, if this is the first batch.
 
-        The first batch sets the scale of the random networks: the size of returns if each reward were the mean one.
+        The scale is that of returns if each reward were the mean one. Everything then is as with smaller rewards.
         """
-        first, real = self.popart.updates == 1, batch.transition_mask
+        real = batch.transition_mask
         steps = ranks.masked_max(batch.time_idxs[:, 1:].to(rews.dtype), real).clamp(min=1.0)
-        reward = torch.where(first, ranks.masked_mean(rews, real), 0.0)
-        expected = reward.abs() * torch.minimum(1.0 / (1.0 - self.gammas.amax()), steps)
-        factor = self.values.growth(self.critics.output_scale, expected)
+        size = ranks.masked_mean(rews, real).abs() * torch.minimum(1.0 / (1.0 - self.gammas.amax()), steps)
+        factor = self.values.growth(size, self.critics.output_scale)
+        factor = torch.where(self.popart.updates == 0, factor, torch.ones_like(factor))
+        self.popart.scale_start(factor)
         for critics in (self.critics, self.target_critics):
-            critics.grow_scale(factor, keep_values=~first)
+            critics.output_scale.mul_(factor)
+
+    def _grow_scale(self) -> None:
+        """Let the scale of the critics' outputs follow the targets, when these outgrow it; values stay the same."""
+        factor = self.values.growth(self.popart.nu.sqrt(), self.critics.output_scale)
+        for critics in (self.critics, self.target_critics):
+            critics.grow_scale(factor)
         if self.state_values is not None:
-            self.state_values.divide(torch.where(first, 1.0, factor))
+            self.state_values.divide(factor)
 
     def _kind_of_actions(self, actor_type: type[nn.Module]) -> dict[str, Any]:
         """What an actor is told beside ``discrete``: nothing, if an action is one choice or a vector of numbers."""

@@ -168,7 +168,8 @@ class ActorCriticOptions:
         popart: divide the errors of scalar critics, and the objective of the policy gradient, by the running standard deviation
             of the TD targets (`amago.nets.popart.PopArtLayer`). The critics' outputs are not normalised.
         rescale_critics: keep the outputs of the critics' networks near 1 where returns are large, by a power of two that their outputs
-            are multiplied by. The first batch sets it to the size of returns if each reward were the mean one; when the returns outgrow
+            are multiplied by. The first batch sets it, and the statistics before any data, to the size of returns if each reward were the
+            mean one: training is then the same as with smaller rewards. When the returns outgrow
             it, it grows, and the last layers are divided by as much, so that values stay the same to the bit (as in PopArt, whose paper
             also shifts them). Without, Adam takes thousands of updates to carry outputs from 0 to returns in the hundreds, and loses
             the differences between actions on the way. Requires ``popart`` and scalar critics.

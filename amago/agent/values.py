@@ -87,8 +87,8 @@ class ValueRepresentation(ABC):
         difference = self.popart.normalize_values(returns) - self.popart.normalize_values(target)
         return difference.abs().mean(dim=(2, 3))
 
-    def growth(self, scale: Tensor, expected: Tensor) -> Tensor:
-        """By which factor the critics' outputs should be scaled up."""
+    def growth(self, size: Tensor, scale: Tensor) -> Tensor:
+        """By which factor the scale of critics' outputs should grow for returns of a size."""
         raise NotImplementedError(f"the outputs of {type(self).__name__} have no scale")
 
     def observe(self, target: Tensor, mask: Tensor) -> None:
@@ -127,11 +127,11 @@ class PopArtValues(ValueRepresentation):
         return self.popart(value, normalized=True)
 
     @torch.no_grad()
-    def growth(self, scale: Tensor, expected: Tensor) -> Tensor:
-        """By which power of two, at least 1, the critics' `amago.nets.heads.EnsembleCritics.output_scale` should grow, so that the
-        networks' outputs are below 2 in root mean square, for the targets so far and for returns of the size ``expected``."""
-        size = torch.maximum(self.popart.raw_size, self.popart.raw(expected).amax())
-        return torch.exp2((size / scale).log2().floor().clamp(0.0, 32.0))
+    def growth(self, size: Tensor, scale: Tensor) -> Tensor:
+        """By which power of two, at least 1, the ``scale`` of critics' outputs should grow, so that the networks' own outputs are below 2 for
+        returns of this size, () or (G, 1)."""
+        ratio = self.popart.raw(size.to(scale.dtype)).amax() / scale
+        return torch.exp2(ratio.log2().floor().clamp(0.0, 32.0))
 
     def loss(self, out: Tensor, target: Tensor) -> Tensor:
         return (self.popart(out.float(), normalized=True) - self.popart.normalize_values(target)).square()

@@ -79,7 +79,9 @@ def choose_settings(
         chosen: Settings = {}, {"tau": 0.01}, {f"{EXPERIMENT}.lr_cooldown": 0.5}
     elif any(part.kind == "continuous" for part in env.action_spec.parts):
         chosen = _continuous(horizon)
-        chosen[2][f"{EXPERIMENT}.sample_actions"] = False  # where the observation is the state, some deterministic policy is optimal
+        chosen[2][f"{EXPERIMENT}.sample_actions"] = (
+            False  # where the observation is the state, some deterministic policy is optimal
+        )
     else:
         chosen = _discrete(isinstance(env.raw_observation_space, gym.spaces.Discrete), chance_tells_nothing(env))
     arguments, options, settings = chosen

@@ -284,13 +284,12 @@ class EnsembleCritics(BaseCriticHead):
         self.register_buffer("output_scale", torch.ones((), device=self.net.output_layer.weight.device))
 
     @torch.no_grad()
-    def grow_scale(self, factor: Tensor, keep_values: Tensor) -> None:
-        """Multiply `output_scale` by a power of two and, if ``keep_values``, divide the output layers by it: values stay as they are, to
-        the bit."""
+    def grow_scale(self, factor: Tensor) -> None:
+        """Multiply `output_scale` by a power of two, and divide the output layers by it: values stay as they are, to the bit."""
         assert self.output_scale is not None
         self.output_scale.mul_(factor)
         for param in (self.net.output_layer.weight, self.net.output_layer.bias):
-            param.div_(torch.where(keep_values, factor, 1.0))
+            param.div_(factor)
 
     def scaled(self, out: Tensor) -> Tensor:
         """The networks' outputs -> those of the critics."""

@@ -90,10 +90,11 @@ class PopArtLayer(RunningMoments):
         """(), how often the statistics have moved; of the discount that has moved most often."""
         return self._t.amax() - self.initial_samples
 
-    @property
-    def raw_size(self) -> Tensor:
-        """(), root mean square of the targets so far, on the scale of raw outputs; of the discount where it is largest."""
-        return self.raw(self.nu.sqrt().to(self.w.dtype)).amax()
+    @torch.no_grad()
+    def scale_start(self, factor: Tensor) -> None:
+        """Let the moments before any data be those of returns ``factor`` times as large; raw outputs keep their meaning."""
+        self.nu.mul_(factor.square())
+        self.w = self.w / factor
 
     def raw(self, size: Tensor) -> Tensor:
         """Sizes of returns on the scale of raw outputs, (G, 1)."""

@@ -83,7 +83,7 @@ def test_values_are_the_same_to_the_bit_when_the_scale_grows(space):
     before = agent.get_values(batch)
     weight = agent.critics.net.output_layer.weight.detach().clone()
     for critics in (agent.critics, agent.target_critics):
-        critics.grow_scale(torch.tensor(64.0), keep_values=torch.tensor(True))
+        critics.grow_scale(torch.tensor(64.0))
     torch.manual_seed(1)
     after = agent.get_values(batch)
     assert torch.equal(before["q_sa"], after["q_sa"])
@@ -101,6 +101,18 @@ def test_the_scale_follows_the_returns_and_values_do_not_change_units(space):
     with torch.no_grad():
         q = agent.get_values(two_sides(torch.Generator().manual_seed(1), -300.0, space))["q_sa"]
     assert q.mean().item() == pytest.approx(-300.0, rel=0.05)
+
+
+@pytest.mark.parametrize("space", [CHOICES, NUMBERS], ids=["choices", "numbers"])
+def test_large_rewards_are_learned_as_small_ones(space):
+    """Training is the same as with a smaller reward multiplier, but for the units of values."""
+    options = {"use_multigamma": False, "gamma": 0.9}
+    scaled = trained(-100.0, 20, space, rescale_critics=True, **options)
+    scale = scaled.critics.output_scale.item()
+    assert scale == 64.0
+    small = trained(-100.0, 20, space, reward_multiplier=10.0 / scale, **options)
+    for a, b in zip(scaled.parameters(), small.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_small_returns_change_nothing():
