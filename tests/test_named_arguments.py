@@ -49,7 +49,7 @@ def test_constructors_say_what_was_meant(cls, wrong, meant):
 
 def _configurable_classes():
     for module in pkgutil.walk_packages(amago.__path__, "amago."):
-        if "__main__" not in module.name and "builtin" not in module.name:
+        if not any(word in module.name for word in ("__main__", "builtin", "distributed.ray_")):  # these need Ray
             importlib.import_module(module.name)
     entries = [e.wrapped for k, e in config._registry().items() if k.startswith("amago.")]
     # relabelers are data, which knows nothing of settings

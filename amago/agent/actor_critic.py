@@ -181,15 +181,7 @@ class ActorCriticAgent(AgentWithStateValues):
         if self.online_coeff > 0 or not self.fake_filter:
             num, grad = self.num_actions_for_value_in_actor_loss, self.online_coeff > 0
             drawn = self._policy_actions_and_entropy(pi, num, grad) if self.state_values is None else None
-            with torch.no_grad():
-                if self.training and self.options.rescale_critics:
-                    self._choose_scale(batch, rews)
-                taken = taken_next(self.targets, batch, action)
-                target = self._td_target(next_state, rews, batch.dones, real, self._straight(batch, slice(1, None)), taken, log)
-                if self.training:
-                    self.values.observe(target, self.loss_mask(batch)[:, :, None, :, None].expand_as(target))
-                    if self.options.rescale_critics:
-                        self._grow_scale()
+            target = self._observed_target(batch, next_state, rews, action, log)
             stored = self._like_policy(pi, action)
             if drawn is not None:
                 (chosen, entropy), q_taken = drawn, None  # (K, B, L, G, A), (B, L, G, 1)
@@ -225,6 +217,21 @@ class ActorCriticAgent(AgentWithStateValues):
         if log_step:
             metrics |= diagnostics.batch_metrics(batch.rews, batch.dones, real)
         return AgentLoss(actor_loss, critic_loss, metrics)
+
+    @torch.no_grad()
+    def _observed_target(
+        self, batch: Batch, next_state: Tensor, rews: Tensor, action: Tensor, log: dict[str, float | Tensor] | None
+    ) -> Tensor:
+        """TD targets (B, L, 1, G, 1), which in training move the statistics and the scale of the critics."""
+        if self.training and self.options.rescale_critics:
+            self._choose_scale(batch, rews)
+        taken, straight = taken_next(self.targets, batch, action), self._straight(batch, slice(1, None))
+        target = self._td_target(next_state, rews, batch.dones, batch.transition_mask, straight, taken, log)
+        if self.training:
+            self.values.observe(target, self.loss_mask(batch)[:, :, None, :, None].expand_as(target))
+            if self.options.rescale_critics:
+                self._grow_scale()
+        return target
 
     @torch.no_grad()
     def get_values(self, batch: Batch) -> AgentValues:
