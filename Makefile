@@ -63,7 +63,7 @@ test-faults: install
 $(ENVS_STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(ENVS)
 	$(ENVS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
-	$(ENVS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,envs]'
+	$(ENVS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,envs]' sb3-contrib
 	@touch $(ENVS_STAMP)
 
 # Procgen (EnvPool) links Qt 5, which pip cannot bring; the names are those of Debian 12

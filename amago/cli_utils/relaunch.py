@@ -41,6 +41,8 @@ def relaunch_if_asked(args: Namespace) -> None:
         args.learners,
         args.updates_per_step,
         quiet=args.quiet,
+        max_policy_lag=args.max_policy_lag,
+        max_undelivered=args.max_undelivered,
         ray=args.ray,
         node_dir=args.node_dir,
     )

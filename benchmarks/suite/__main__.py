@@ -10,14 +10,12 @@ interrupted ones continue.
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks.suite.runs import Config, is_done, result_path, train
+from benchmarks.suite.recorded import in_processes, is_done
+from benchmarks.suite.runs import Config, result_path, train
 from benchmarks.suite.tables import comparison, draw, read, summary
 from benchmarks.suite.tasks import NAMES, TASKS
 
@@ -71,31 +69,27 @@ def _run_all(args: Namespace) -> int:
     todo = [(t, s) for s in range(args.seeds) for t in args.tasks if not is_done(result_path(args.results, args.config, t, s))]
     print(f"{len(todo)} runs to do, {len(args.tasks) * args.seeds - len(todo)} done before", flush=True)
 
-    def one(job: tuple[str, int]) -> bool:
-        task, seed = job
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.suite",
-            "one",
-            "--config",
-            args.config,
-            "--tasks",
-            task,
-            "--seed",
-            str(seed),
-        ]
-        command += ["--results", str(args.results), "--work", str(work / args.config / f"{task}_{seed}")]
-        command += ["--base", args.base] if args.base else []
-        command += ["--traj_encoder", args.traj_encoder] if args.traj_encoder else []
-        command += ["--files", *args.files] if args.files else []
-        command += ["--budget", str(args.budget)] if args.budget is not None else []
-        done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
-        print(f"{task}, seed {seed}: " + ("done" if done.returncode == 0 else f"failed\n{done.stderr[-2000:]}"), flush=True)
-        return done.returncode == 0
+    return 0 if in_processes(todo, lambda job: _words(*job, args, work), args.jobs) else 1
 
-    with ThreadPoolExecutor(args.jobs) as pool:
-        return 0 if all(list(pool.map(one, todo))) else 1
+
+def _words(task: str, seed: int, args: Namespace, work: Path) -> list[str]:
+    words = [
+        "benchmarks.suite",
+        "one",
+        "--config",
+        args.config,
+        "--tasks",
+        task,
+        "--seed",
+        str(seed),
+        "--results",
+        str(args.results),
+    ]
+    words += ["--work", str(work / args.config / f"{task}_{seed}")]
+    words += ["--base", args.base] if args.base else []
+    words += ["--traj_encoder", args.traj_encoder] if args.traj_encoder else []
+    words += ["--files", *args.files] if args.files else []
+    return words + (["--budget", str(args.budget)] if args.budget is not None else [])
 
 
 def main(argv: list[str] | None = None) -> int:

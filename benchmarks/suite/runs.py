@@ -1,14 +1,11 @@
 """One run of the suite: a task, a configuration and a seed, until its budget of processor time is spent.
 
 A run may be interrupted at any time: started again, it continues from its last training state, with the processor time spent until
-then. Its result is one file of JSON lines: first what the run is, then a row for each evaluation, at last ``{"done": true}``.
+then. Its result is a file of `benchmarks.suite.recorded`.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +17,9 @@ from amago.experiment import Experiment
 from amago.loading import DiskTrajDataset
 from amago.nets.traj_encoders import TformerTrajEncoder, TrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
-from benchmarks.harness import machine
+from benchmarks.suite.recorded import BudgetSpent, Recorder, append, is_done
 from benchmarks.suite.tasks import Task, bindings, classes
 
-RETURN = "Average Total Return (Across All Env Names)"
 ENDLESS = 1_000_000
 """Epochs of a run, which ends with its budget."""
 
@@ -43,69 +39,11 @@ class Config:
     traj_encoder: str | None = None
 
 
-@dataclass(frozen=True)
-class Point:
-    """An evaluation: processor seconds, environment steps and updates until then, and the mean return."""
-
-    cpu: float
-    steps: int
-    updates: int
-    score: float
-
-
-class BudgetSpent(Exception):
-    """Ends a run whose processor time is spent."""
-
-
-class SuiteRun(Experiment):
-    """An experiment that writes its evaluations to ``path`` and ends when ``budget`` processor seconds are spent."""
-
-    path: Path
-    budget: float = math.inf
-    spent_before: float = 0.0
-    began: float = 0.0
-
-    @property
-    def cpu(self) -> float:
-        """Processor seconds of this run, those before it was interrupted included."""
-        return self.spent_before + time.process_time() - self.began
-
-    def log(self, metrics_dict: Any, key: str) -> None:
-        super().log(metrics_dict, key)
-        if key != "val" or RETURN not in metrics_dict:
-            return
-        point = Point(round(self.cpu, 2), self.env_steps, self.updater.grad_steps, float(metrics_dict[RETURN]))
-        append(self.path, asdict(point))
-        if self.cpu >= self.budget:
-            raise BudgetSpent
-
-
-def append(path: Path, row: dict[str, Any]) -> None:
-    with path.open("a") as file:
-        file.write(json.dumps(row) + "\n")
-
-
-def rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a result; an incomplete last line, of a run that was killed, does not count."""
-    found = []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        try:
-            found.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return found
-
-
-def is_done(path: Path) -> bool:
-    found = rows(path)
-    return bool(found) and bool(found[-1].get("done"))
-
-
 def result_path(results: Path, config_name: str, task: str, seed: int) -> Path:
     return results / config_name / task / f"seed{seed}.jsonl"
 
 
-def build(task: Task, chosen: Config, seed: int, work: Path) -> SuiteRun:
+def build(task: Task, chosen: Config, seed: int, work: Path, recorder: Recorder) -> Experiment:
     """The experiment of a run, with the present gin bindings, not started."""
     traj_encoder, exploration = classes(task, chosen.base)
     if chosen.traj_encoder is not None:
@@ -114,12 +52,12 @@ def build(task: Task, chosen: Config, seed: int, work: Path) -> SuiteRun:
     def make_env() -> AMAGOEnv:
         return AMAGOEnv(task.make(), env_name=task.name)
 
-    run = SuiteRun(
+    run = Experiment(
         run_name="run", ckpt_base_dir=str(work), dataset=DiskTrajDataset(work, "buffer", task.buffer), max_seq_len=task.context,
         tstep_encoder_type=FFTstepEncoder, traj_encoder_type=traj_encoder, agent_type=Agent, exploration_wrapper_type=exploration,
         make_train_env=make_env, make_val_env=make_env, val_timesteps_per_epoch=1, epochs=ENDLESS, lr_cooldown=0.0, ckpt_interval=20,
         keep_training_states=1, always_save_latest=False, save_trajs_as="segments", env_mode="sync", seed=seed, verbose=False,
-        dloader_workers=0, resume="auto",
+        dloader_workers=0, resume="auto", callbacks=[recorder],
     )  # fmt: skip
     run.val_timesteps_per_epoch = -(-task.rollouts // run.parallel_actors) * task.horizon + 1
     return run
@@ -145,19 +83,15 @@ def train(task: Task, chosen: Config, seed: int, results: Path, work: Path, budg
     path = result_path(results, chosen.name, task.name, seed)
     if is_done(path):
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
     bound, zoo = bindings(task, chosen.base)
     with config.temporary({}):
         cli_utils.use_config(bound, zoo)
         cli_utils.use_config(bound, list(chosen.files))
-        run = build(task, chosen, seed, work)
-        run.path, run.budget, run.began = path, task.cpu_seconds if budget is None else budget, time.process_time()
-        run.start()
-        earlier = [r for r in rows(path) if "score" in r and r["updates"] <= run.updater.grad_steps and run.epoch > 0]
-        run.spent_before = earlier[-1]["cpu"] if earlier else 0.0
-        head = {"task": task.name, "seed": seed, "config": asdict(chosen), "budget": run.budget, "machine": machine()}
-        path.write_text("".join(json.dumps(r) + "\n" for r in [head, *earlier]))
+        head = {"task": task.name, "seed": seed, "config": asdict(chosen)}
+        recorder = Recorder(path, head, task.cpu_seconds if budget is None else budget)
+        run = build(task, chosen, seed, work, recorder)
         try:
+            run.start()
             run.learn()
         except BudgetSpent:
             append(path, {"done": True})

@@ -9,23 +9,16 @@ It ends when its budget is spent, or by itself after its epochs. Results are fil
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 import tempfile
-import time
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from amago.cli.train import add_arguments, make_experiment
-from benchmarks.harness import machine
-from benchmarks.suite.runs import RETURN, BudgetSpent, Point, append, is_done, rows
+from benchmarks.suite.recorded import BudgetSpent, Point, Recorder, append, in_processes, is_done, points
 from benchmarks.suite.statistics import final_score, interpolated, interval, time_to_threshold
 
 RESULTS = Path(__file__).parents[2] / "results" / "train"
@@ -57,22 +50,10 @@ def train(goal: Goal, seed: int, path: Path, budget: float | None = None) -> Non
         words = [goal.env, "--run_name", "run", "--buffer_dir", folder, "--seed", str(seed), "--env_mode", "sync"]
         args = parser.parse_args([*words, "--val_interval", "4", "--val_episodes", "24"])
         args.trial = 0
-        run, limit = make_experiment(args), goal.budget if budget is None else budget
-        log, began = run.log, time.process_time()
-
-        def log_and_count(metrics: Any, key: str) -> None:
-            log(metrics, key)
-            if key != "val" or RETURN not in metrics:
-                return
-            cpu = time.process_time() - began
-            append(path, asdict(Point(round(cpu, 2), run.env_steps, run.updater.grad_steps, float(metrics[RETURN]))))
-            if cpu >= limit:
-                raise BudgetSpent
-
-        run.log = log_and_count  # type: ignore[method-assign]
-        head = {"task": goal.env, "seed": seed, "command": "amago train", "budget": limit, "machine": machine()}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(head) + "\n")
+        head = {"task": goal.env, "seed": seed, "command": "amago train"}
+        path.unlink(missing_ok=True)
+        run = make_experiment(args)
+        run.callbacks = [*run.callbacks, Recorder(path, head, goal.budget if budget is None else budget)]
         try:
             run.start()
             run.learn()
@@ -85,9 +66,7 @@ def train(goal: Goal, seed: int, path: Path, budget: float | None = None) -> Non
 
 def read(results: Path, goal: Goal) -> list[list[Point]]:
     """The curves of an environment's finished runs, one for each seed."""
-    found = (
-        ([Point(**r) for r in rows(p) if "score" in r]) for p in sorted((results / goal.env).glob("seed*.jsonl")) if is_done(p)
-    )
+    found = (points(p) for p in sorted((results / goal.env).glob("seed*.jsonl")) if is_done(p))
     return [curve for curve in found if curve]
 
 
@@ -164,17 +143,13 @@ def main(argv: list[str] | None = None) -> int:
         for goal in goals:
             train(goal, args.seeds, args.results / goal.env / f"seed{args.seeds}.jsonl", args.budget)
         return 0
-    jobs = [(g, s) for s in range(args.seeds) for g in goals if not is_done(args.results / g.env / f"seed{s}.jsonl")]
-    with ThreadPoolExecutor(args.jobs) as pool:
-        return 0 if all(list(pool.map(lambda job: _in_a_process(*job, args.results, args.budget), jobs))) else 1
+    jobs = [(g.env, s) for s in range(args.seeds) for g in goals if not is_done(args.results / g.env / f"seed{s}.jsonl")]
+    return 0 if in_processes(jobs, lambda job: _words(*job, args), args.jobs) else 1
 
 
-def _in_a_process(goal: Goal, seed: int, results: Path, budget: float | None) -> bool:
-    command = [sys.executable, "-m", "benchmarks.suite.shell", "one", "--envs", goal.env, "--seeds", str(seed)]
-    command += ["--results", str(results)] + (["--budget", str(budget)] if budget is not None else [])
-    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
-    print(f"{goal.env}, seed {seed}: " + ("done" if done.returncode == 0 else f"failed\n{done.stderr[-2000:]}"), flush=True)
-    return done.returncode == 0
+def _words(env: str, seed: int, args: Namespace) -> list[str]:
+    words = ["benchmarks.suite.shell", "one", "--envs", env, "--seeds", str(seed), "--results", str(args.results)]
+    return words + (["--budget", str(args.budget)] if args.budget is not None else [])
 
 
 if __name__ == "__main__":

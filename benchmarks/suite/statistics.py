@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amago.run.report import curves
-from benchmarks.suite.runs import Point
+from benchmarks.suite.recorded import Point
 
 Curve = Sequence[Point]
 RESAMPLES = 2_000

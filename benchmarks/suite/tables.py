@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.suite.runs import Point, is_done, result_path, rows
+from benchmarks.suite.recorded import is_done, points
+from benchmarks.suite.runs import result_path
 from benchmarks.suite.statistics import (
     Curve,
     final_score,
@@ -27,7 +28,7 @@ def read(results: Path, name: str, tasks: Sequence[Task], finished: bool = True)
     found: dict[str, list[Curve]] = {}
     for task in tasks:
         for path in sorted(result_path(results, name, task.name, 0).parent.glob("seed*.jsonl")):
-            curve = [Point(**r) for r in rows(path) if "score" in r]
+            curve = points(path)
             if curve and (is_done(path) or not finished):
                 found.setdefault(task.name, []).append(curve)
     return found

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.suite import runs, shell, statistics
+from benchmarks.suite import popgym, recorded, recurrent_ppo, runs, shell, statistics
 from benchmarks.suite.__main__ import main
 from benchmarks.suite.envs import Autoencode, BernoulliBandit
-from benchmarks.suite.runs import Config, Point
+from benchmarks.suite.recorded import Point, Recorder
+from benchmarks.suite.runs import Config
 from benchmarks.suite.tasks import TASKS
 
 LAKE = TASKS[0]
@@ -133,7 +134,7 @@ def task(monkeypatch):
 def test_a_run_ends_with_its_budget_and_is_not_repeated(tmp_path, task):
     runs.train(task, Config("c"), 0, tmp_path, tmp_path / "work", budget=0.0)
     path = runs.result_path(tmp_path, "c", task.name, 0)
-    head, *points, last = runs.rows(path)
+    head, *points, last = recorded.rows(path)
     assert (head["task"], head["seed"], head["config"]["base"]) == ("lake3", 0, "tuned")
     assert len(points) == 1
     assert last == {"done": True}
@@ -147,26 +148,26 @@ def test_an_interrupted_run_continues_with_the_time_it_has_spent(tmp_path, task,
     class Killed(Exception):
         pass
 
-    ended = runs.SuiteRun.log
+    ended = Recorder.on_log
 
-    def log(self, metrics_dict, key):
-        ended(self, metrics_dict, key)
-        if key == "val" and self.epoch == 3:
+    def log(self, experiment, row):
+        ended(self, experiment, row)
+        if row.section == "val" and experiment.epoch == 3:
             raise Killed
 
     path = runs.result_path(tmp_path, "c", task.name, 1)
-    monkeypatch.setattr(runs.SuiteRun, "log", log)
+    monkeypatch.setattr(Recorder, "on_log", log)
     built = runs.build
     monkeypatch.setattr(runs, "build", lambda *a: _every_epoch(built(*a)))
     with pytest.raises(Killed):
         runs.train(task, Config("c"), 1, tmp_path, tmp_path / "work", budget=1e9)
-    assert not runs.is_done(path)
+    assert not recorded.is_done(path)
     path.write_text(path.read_text() + '{"cpu": 1')  # killed while writing
-    before = [r for r in runs.rows(path) if "score" in r]
-    monkeypatch.setattr(runs.SuiteRun, "log", ended)
+    before = [r for r in recorded.rows(path) if "score" in r]
+    monkeypatch.setattr(Recorder, "on_log", ended)
     runs.train(task, Config("c"), 1, tmp_path, tmp_path / "work", budget=0.0)
-    after = [r for r in runs.rows(path) if "score" in r]
-    assert runs.is_done(path)
+    after = [r for r in recorded.rows(path) if "score" in r]
+    assert recorded.is_done(path)
     assert len(after) >= 2
     kept = [r for r in before if r["updates"] <= after[-2]["updates"]]
     assert after[: len(kept)] == kept
@@ -203,7 +204,7 @@ def test_the_command_trains_compares_and_draws(tmp_path, capsys):
 
 def test_what_amago_train_reaches_is_recorded_and_drawn(tmp_path, capsys):
     assert shell.main(["one", "--envs", "CartPole-v1", "--seeds", "3", "--budget", "0", "--results", str(tmp_path)]) == 0
-    found = runs.rows(tmp_path / "CartPole-v1" / "seed3.jsonl")
+    found = recorded.rows(tmp_path / "CartPole-v1" / "seed3.jsonl")
     assert found[0]["task"] == "CartPole-v1"
     assert found[-1] == {"done": True}
     assert [r["steps"] for r in found[1:-1]] == [0]
@@ -212,3 +213,39 @@ def test_what_amago_train_reaches_is_recorded_and_drawn(tmp_path, capsys):
     row = capsys.readouterr().out.splitlines()[2]
     assert "CartPole-v1 | 475 | not in" in row
     assert (tmp_path / "curves.png").stat().st_size > 5000
+
+
+# ---- POPGym ----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_of_popgym_counts_the_games_that_reach_the_best_published(tmp_path, capsys):
+    for name, greedy in (("RepeatPreviousMedium", 0.95), ("AutoencodeHard", -0.5)):
+        path = popgym.result_path(tmp_path, name, 0)
+        path.parent.mkdir(parents=True)
+        evaluations = [{"cpu": 10.0 * i, "steps": 100_000 * i, "updates": i, "score": greedy - 0.1 * (3 - i)} for i in range(4)]
+        last = [{"cpu": 31.0, "steps": 330_000, "greedy": greedy, "sampled": greedy - 0.02, "rollouts": 256}, {"done": True}]
+        path.write_text("".join(json.dumps(r) + "\n" for r in [{"task": name}, *evaluations, *last]))
+    unfinished = popgym.result_path(tmp_path, "RepeatFirstEasy", 0)
+    unfinished.parent.mkdir()
+    unfinished.write_text('{"task": "RepeatFirstEasy"}\n')
+    picture = tmp_path / "p.png"
+    assert popgym.main(["table", "--results", str(tmp_path), "--picture", str(picture)]) == 0
+    out = capsys.readouterr().out
+    assert "| RepeatPreviousMedium | -0.315 | 0.789 | **0.950** | 0.930 | 0.950 | 0.33M (1/45) | 31 |" in out
+    assert "| AutoencodeHard | -0.456 | -0.448 | -0.500 | -0.520 |" in out
+    assert "RepeatFirst" not in out
+    assert "At least the best of 13: 1 of 2 that were trained, of 24." in out
+    assert picture.stat().st_size > 5_000
+
+
+# ---- RecurrentPPO ----------------------------------------------------------------------------------------------------------
+
+
+def test_recurrent_ppo_sees_what_our_agents_see():
+    env = recurrent_ppo.Remembered(BernoulliBandit(3, 4))
+    first, _ = env.reset(seed=0)
+    assert env.observation_space.contains(first)
+    assert list(first[-5:]) == [0, 0, 0, 0, 1]  # no action, no reward, a rollout begins
+    obs, reward, *_ = env.step(2)
+    assert env.observation_space.contains(obs)
+    assert list(obs[-5:]) == [0, 0, 1, reward, 0]

@@ -88,3 +88,20 @@ def test_the_command_is_called_by_its_module_which_other_machines_have_too(monke
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(main), raising=False)
     assert relaunch._program() == ("-m", ["amago.cli", "train", "CartPole-v1", "--collectors", "2"])
+
+
+def test_limits_of_the_launch_reach_the_launcher(monkeypatch, tmp_path):
+    from amago.cli_utils import relaunch
+
+    called = []
+    script = tmp_path / "train.py"
+    script.touch()
+    monkeypatch.setattr(sys, "argv", ["train.py", "--collectors", "2"])
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
+    monkeypatch.setattr(relaunch.os, "execv", lambda program, words: called.extend(words))
+    monkeypatch.delenv("AMAGO_ROLE", raising=False)
+    relaunch.relaunch_if_asked(arguments("--collectors", "2", "--max_policy_lag", "3", "--max_undelivered", "0.5"))
+    launch = called[: called.index(str(script))]
+    assert launch[launch.index("--max-policy-lag") + 1] == "3"
+    assert launch[launch.index("--max-undelivered") + 1] == "0.5"

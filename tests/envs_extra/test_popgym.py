@@ -390,3 +390,23 @@ def test_the_example_trains(arguments: str, tmp_path: Path) -> None:
         assert "Warm-up Return" in outcome.text
     else:
         assert "popgym_RepeatPreviousEasy" in outcome.text
+
+
+def test_a_run_of_the_scoreboard_is_judged_both_ways_and_not_repeated(tmp_path, monkeypatch):
+    from benchmarks.suite import popgym
+
+    monkeypatch.setattr(popgym, "JUDGED", 8)
+    game = popgym.GAMES[popgym.NAMES.index("RepeatPreviousEasy")]
+    small = "--parallel_actors 4 --grads_per_epoch 2 --epochs 1 --batch_size 4 --memory_layers 1"
+    popgym.train(game, 0, tmp_path, tmp_path / "work", small)
+    (found,) = popgym.read(tmp_path, game.name)
+    assert found.curve[0].steps == 0
+    assert -0.6 < found.greedy < 1
+    assert -0.6 < found.sampled < 1
+    assert found.cpu >= found.curve[-1].cpu
+    assert not (tmp_path / "work").exists()
+    path = popgym.result_path(tmp_path, game.name, 0)
+    before = path.read_bytes()
+    popgym.train(game, 0, tmp_path, tmp_path / "work", small)
+    assert path.read_bytes() == before
+    assert game.name in popgym.table(tmp_path)

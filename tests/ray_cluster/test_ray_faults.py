@@ -99,6 +99,33 @@ def test_a_partition_between_nodes_and_ingest(cluster):
     report(f"partitions of {seconds} s", 1, 1)
 
 
+def test_nodes_removed(cluster):
+    """Of a node that loses its power, only what it had not delivered is missing; its collectors start elsewhere."""
+    wanted, random = count(1, 5), rng("ray nodes")
+    cluster.add("stays")
+    run = cluster.launch(collectors=3, **SETTINGS)
+    run.until(lambda: len(run.collecting()) == 3)
+    removed = [f"removed{i}" for i in range(wanted)]
+    left = 0
+    for name in removed:
+        cluster.add(name)
+        run.until(lambda: cluster.directories(name) and len(run.collecting()) == 3)  # noqa: B023
+        goes_on(run)
+        time.sleep(float(random.uniform(0, 2)))
+        cluster.remove(name)
+        run.until(lambda: set(run.collecting()) == {0, 1, 2})
+        goes_on(run)
+        undelivered = {
+            p.name for d in cluster.directories(name).values() for p in (d / "spool" / "buffer" / "fifo").glob("[!.]*")
+        }
+        left += len(undelivered - set(run.arrived))
+    stop(run)
+    run.check_nothing_is_lost_or_twice(except_nodes=removed)
+    assert run.output.count("is gone; ") == wanted
+    say(f"{len(run.arrived)} files arrived; {left} wait on the nodes that were removed")
+    report("nodes removed: what they had not delivered is missing, and nothing else", wanted, wanted)
+
+
 def test_launcher_killed_and_started_again(cluster):
     """All its processes on all nodes end, and the same command goes on, with what was left on the nodes."""
     wanted, slowest = count(1, 5), 0.0

@@ -1,0 +1,256 @@
+"""POPGym's 24 environments that have published figures (`examples/03_popgym_suite.py`), on one thread each.
+
+    python -m benchmarks.suite.popgym run --seeds 2 --jobs 2
+    python -m benchmarks.suite.popgym table --picture docs/images/popgym.png
+
+Published are Morad et al. 2023 (arXiv 2303.01859), appendix B: PPO for 15 million steps, the best epoch's mean return, mean of three trials;
+a GRU, and the best of 13 memory models. Runs that are done are not repeated, and interrupted ones continue.
+"""
+
+from __future__ import annotations
+
+import runpy
+import shutil
+import sys
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from amago import cli_utils
+from amago.run.metric_names import AVERAGE_RETURN, NUMBER_OF_ROLLOUTS
+from benchmarks.suite.recorded import BudgetSpent, Point, Recorder, append, in_processes, is_done, points, rows
+from benchmarks.suite.statistics import interpolated
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results" / "popgym"
+SCRIPT = ROOT / "examples" / "03_popgym_suite.py"
+BUDGET = 3600.0
+STEPS = 15e6
+"""Of the published figures."""
+JUDGED = 256
+"""Rollouts of the evaluations after training."""
+
+
+@dataclass(frozen=True)
+class Game:
+    """An environment, and what was published of it.
+
+    Attributes:
+        name: of the environment.
+        gru, best: return of a GRU, and of the best of 13 models, after 15 million steps.
+        settings: arguments of the example.
+    """
+
+    name: str
+    gru: float
+    best: float
+    settings: str
+
+
+_CARDS = "--configs zoo/popgym --parallel_actors 32 --grads_per_epoch 50"
+_POLES = "--configs zoo/popgym zoo/popgym_cartpole --memory_layers 1 --parallel_actors 16 --grads_per_epoch 125 --batch_size 48"
+GAMES = (
+    Game("AutoencodeEasy", -0.283, -0.283, f"{_CARDS} --epochs 80 --val_interval 5"),
+    Game("AutoencodeMedium", -0.425, -0.420, f"{_CARDS} --epochs 120 --val_interval 5"),
+    Game("AutoencodeHard", -0.456, -0.448, f"{_CARDS} --epochs 120 --val_interval 5 --batch_size 16"),
+    Game("CountRecallEasy", 0.177, 0.509, f"{_CARDS} --epochs 100 --val_interval 5"),
+    Game("CountRecallMedium", -0.528, -0.519, f"{_CARDS} --epochs 120 --val_interval 5"),
+    Game("CountRecallHard", -0.475, -0.470, f"{_CARDS} --epochs 120 --val_interval 5 --batch_size 16"),
+    Game("HigherLowerEasy", 0.529, 0.529, f"{_CARDS} --epochs 40 --val_interval 2"),
+    Game("HigherLowerMedium", 0.511, 0.513, f"{_CARDS} --epochs 40 --val_interval 2"),
+    Game("HigherLowerHard", 0.506, 0.509, f"{_CARDS} --epochs 40 --val_interval 2"),
+    Game("MultiarmedBanditEasy", 0.619, 0.631, f"{_CARDS} --epochs 60 --val_interval 3"),
+    Game("MultiarmedBanditMedium", 0.538, 0.598, f"{_CARDS} --epochs 60 --val_interval 3 --batch_size 12"),
+    Game("MultiarmedBanditHard", 0.516, 0.574, f"{_CARDS} --epochs 60 --val_interval 3 --batch_size 8"),
+    Game("NoisyPositionOnlyCartPoleEasy", 0.995, 0.995, f"{_POLES} --max_seq_len 32 --epochs 60 --val_interval 5"),
+    Game("NoisyPositionOnlyCartPoleMedium", 0.642, 0.659, f"{_POLES} --max_seq_len 32 --epochs 60 --val_interval 5"),
+    Game("NoisyPositionOnlyCartPoleHard", 0.390, 0.404, f"{_POLES} --max_seq_len 32 --epochs 60 --val_interval 5"),
+    Game("PositionOnlyCartPoleEasy", 1.0, 1.0, f"{_POLES} --max_seq_len 16 --epochs 80 --val_interval 5"),
+    Game("PositionOnlyCartPoleMedium", 1.0, 1.0, f"{_POLES} --max_seq_len 16 --epochs 80 --val_interval 5"),
+    Game("PositionOnlyCartPoleHard", 1.0, 1.0, f"{_POLES} --max_seq_len 16 --epochs 80 --val_interval 5"),
+    Game("RepeatFirstEasy", 1.0, 1.0, f"{_CARDS} --epochs 20 --val_interval 2"),
+    Game("RepeatFirstMedium", 1.0, 1.0, f"{_CARDS} --epochs 30 --val_interval 2 --batch_size 8"),
+    Game("RepeatFirstHard", 0.940, 0.969, f"{_CARDS} --epochs 30 --val_interval 2 --batch_size 4 --max_seq_len 831"),
+    Game("RepeatPreviousEasy", 1.0, 1.0, f"{_CARDS} --epochs 20 --val_interval 2"),
+    Game("RepeatPreviousMedium", -0.315, 0.789, f"{_CARDS} --epochs 60 --val_interval 3"),
+    Game("RepeatPreviousHard", -0.428, 0.191, f"{_CARDS} --epochs 80 --val_interval 4 --batch_size 16"),
+)
+NAMES = tuple(game.name for game in GAMES)
+
+
+# ---- runs ------------------------------------------------------------------------------------------------------------------
+
+
+def train(game: Game, seed: int, results: Path, work: Path, more: str = "", budget: float = BUDGET) -> None:
+    """Run, or continue, the example on a game, and write a row for each evaluation; at last evaluate both ways. Done already: nothing.
+
+    Args:
+        results: folder of results.
+        work: folder for the replay buffer and training states of this run alone.
+        more: arguments of the example, after those of the game.
+        budget: processor seconds.
+    """
+    path = result_path(results, game.name, seed)
+    if is_done(path):
+        return
+    script = runpy.run_path(str(SCRIPT))
+    words = f"{game.settings} --lr_cooldown 0.5 --env {game.name} --seed {seed} --no_async {more}".split()
+    args = cli_utils.parse_args(None, script["add_cli"], [*words, "--run_name", "run", "--buffer_dir", str(work)])
+    args.trial = 0
+    run = script["make_experiment"](args)
+    run.resume, run.ckpt_interval, run.keep_training_states, run.verbose = "auto", 10, 1, False
+    recorder = Recorder(path, {"task": game.name, "seed": seed, "command": " ".join(words)}, budget)
+    run.callbacks = [*run.callbacks, recorder]
+    try:
+        run.start()
+        try:
+            run.learn()
+        except BudgetSpent:
+            append(path, {"budget": "spent"})
+        append(path, {"cpu": round(recorder.cpu, 2), "steps": run.env_steps, **judge(run)})
+        append(path, {"done": True})
+    finally:
+        run.close()
+    shutil.rmtree(work, ignore_errors=True)
+
+
+def judge(run: Any) -> dict[str, float]:
+    """Mean returns of the policy's most likely actions ("greedy") and of those it draws ("sampled")."""
+    found = {}
+    horizon, rounds = (run.val_timesteps_per_epoch - 1) // 2, -(-JUDGED // run.parallel_actors)  # as the example sets it
+    for name, run.sample_actions in (("greedy", False), ("sampled", True)):
+        metrics = run.evaluate_test(run.make_val_env, rounds * horizon + 1)
+        found |= {name: metrics[AVERAGE_RETURN], "rollouts": metrics[NUMBER_OF_ROLLOUTS]}
+    return found
+
+
+def result_path(results: Path, game: str, seed: int) -> Path:
+    return results / game / f"seed{seed}.jsonl"
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run: its curve, and what `judge` found."""
+
+    curve: list[Point]
+    greedy: float
+    sampled: float
+    cpu: float
+    steps: int
+
+
+def read(results: Path, game: str) -> list[Result]:
+    """The finished runs of a game, one for each seed."""
+    found = []
+    for path in sorted(result_path(results, game, 0).parent.glob("seed*.jsonl")):
+        last = [row for row in rows(path) if "greedy" in row]
+        if is_done(path):
+            found.append(Result(points(path), *(last[-1][name] for name in ("greedy", "sampled", "cpu", "steps"))))
+    return found
+
+
+def table(results: Path) -> str:
+    """One row for each game with a finished run, and how many are at least as good as the best of 13."""
+    lines = [
+        "| environment | GRU, 15M steps | best of 13, 15M | ours, greedy, by seed | sampled | best evaluation | steps | CPU s |",
+        "| --- " * 8 + "|",
+    ]
+    reached = []
+    for game in GAMES:
+        found = read(results, game.name)
+        if not found:
+            continue
+        ours = float(np.mean([max(r.greedy, r.sampled) for r in found]))
+        if ours >= game.best - 0.005:  # published figures have two or three digits
+            reached.append(game.name)
+        cells = [", ".join(f"{getattr(r, k):.3f}" for r in found) for k in ("greedy", "sampled")]
+        tops = ", ".join(f"{max(p.score for p in r.curve):.3f}" for r in found)
+        steps = max(r.steps for r in found)
+        mark = "**" if game.name in reached else ""
+        lines.append(
+            f"| {game.name} | {game.gru:g} | {game.best:g} | {mark}{cells[0]}{mark} | {cells[1]} | {tops} | {steps / 1e6:.2f}M "
+            f"(1/{STEPS / steps:.0f}) | {', '.join(f'{r.cpu:.0f}' for r in found)} |"
+        )
+    lines += ["", f"At least the best of 13: {len(reached)} of {len(lines) - 2} that were trained, of {len(GAMES)}."]
+    return "\n".join(lines)
+
+
+def draw(results: Path, path: Path) -> None:
+    """Return against environment steps, a panel for each game; the published figures are lines."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    shown = [(game, found) for game in GAMES if (found := read(results, game.name))]
+    columns = min(6, len(shown))
+    height = -(-len(shown) // columns)
+    figure, axes = plt.subplots(height, columns, figsize=(2.9 * columns, 2.2 * height), squeeze=False)
+    for (game, found), panel in zip(shown, axes.flat):
+        for run in found:
+            x = np.linspace(0.0, run.curve[-1].steps, 100)
+            panel.plot(x / 1e6, interpolated(run.curve, x, "steps"), color="tab:blue", linewidth=1.4)
+        panel.axhline(game.best, color="black", linewidth=0.9, linestyle="--", label="best of 13, 15M steps")
+        panel.axhline(game.gru, color="grey", linewidth=0.9, linestyle=":", label="GRU, 15M steps")
+        panel.set_title(f"{game.name} ({len(found)})", fontsize=7)
+        panel.tick_params(labelsize=7)
+    for panel in axes.flat[len(shown) :]:
+        panel.set_visible(False)
+    axes[0, 0].legend(fontsize=6)
+    figure.supxlabel("million environment steps", fontsize=8)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------------
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = ArgumentParser(
+        prog="python -m benchmarks.suite.popgym", description=__doc__, formatter_class=RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "command", choices=("run", "one", "table"), help="train, a single run in this process, or print results"
+    )
+    parser.add_argument("--games", nargs="+", choices=NAMES, default=list(NAMES), metavar="GAME", help=", ".join(NAMES))
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of results (default: results/popgym)")
+    parser.add_argument("--seeds", type=int, default=1, help="run: seeds 0 to N - 1; one: the seed")
+    parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
+    parser.add_argument("--budget", type=float, default=BUDGET, help="processor seconds of each run (default: %(default)s)")
+    parser.add_argument("--work", type=Path, default=None, help="folder for buffers and states (default: beside the results)")
+    parser.add_argument("--more", default="", help="further arguments of the example, in one word")
+    parser.add_argument("--picture", type=Path, default=None, metavar="FILE.png", help="table: draw the curves")
+    args = parser.parse_args(argv)
+    if args.command == "table":
+        print(table(args.results))
+        if args.picture is not None:
+            draw(args.results, args.picture)
+        return 0
+    if args.command == "one":
+        import torch
+
+        torch.set_num_threads(1)
+        for game in (g for g in GAMES if g.name in args.games):
+            work = (args.work or args.results.parent / "work" / "popgym") / f"{game.name}_{args.seeds}"
+            train(game, args.seeds, args.results, work, args.more, args.budget)
+        return 0
+    jobs = [(g, s) for s in range(args.seeds) for g in args.games if not is_done(result_path(args.results, g, s))]
+    return 0 if in_processes(jobs, lambda job: _words(*job, args), args.jobs) else 1
+
+
+def _words(game: str, seed: int, args: Namespace) -> list[str]:
+    words = ["benchmarks.suite.popgym", "one", "--games", game, "--seeds", str(seed), "--results", str(args.results)]
+    words += ["--budget", str(args.budget), f"--more={args.more}"]
+    return words + (["--work", str(args.work)] if args.work is not None else [])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

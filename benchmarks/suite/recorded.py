@@ -1,0 +1,120 @@
+"""What the learning benchmarks keep of a run: a file of JSON lines, and the callback that writes it and ends the run with its budget.
+
+The first line says what the run is; then comes a row for each evaluation, and at last ``{"done": true}``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from amago.experiment import Experiment
+from amago.run.callbacks import Callback, LogRow
+from amago.run.metric_names import AVERAGE_RETURN
+from benchmarks.harness import machine
+
+Job = TypeVar("Job")
+
+
+@dataclass(frozen=True)
+class Point:
+    """An evaluation: processor seconds, environment steps and updates until then, and the mean return."""
+
+    cpu: float
+    steps: int
+    updates: int
+    score: float
+
+
+class BudgetSpent(Exception):
+    """Ends a run whose processor time is spent."""
+
+
+class Recorder(Callback):
+    """Writes a row for each evaluation, and raises `BudgetSpent` after one that ends beyond the budget.
+
+    The processor time of a run that continues includes that until its training state; rows of evaluations after that are dropped.
+
+    Args:
+        path: the file.
+        head: what the run is; the budget and the machine are added.
+        budget: processor seconds of this process, from the making of this object on.
+    """
+
+    def __init__(self, path: Path, head: dict[str, Any], budget: float = math.inf):
+        self.path, self.head, self.budget = path, head, budget
+        self._before, self._began = 0.0, time.process_time()
+
+    @property
+    def cpu(self) -> float:
+        """Processor seconds of the run."""
+        return self._before + time.process_time() - self._began
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"cpu": self.cpu}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._before = state["cpu"]
+
+    def on_start(self, experiment: Experiment) -> None:
+        done = experiment.updater.grad_steps
+        earlier = [r for r in rows(self.path) if "score" in r and r["updates"] <= done and experiment.epoch > 0]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        head = self.head | {"budget": self.budget, "machine": machine()}
+        self.path.write_text("".join(json.dumps(r) + "\n" for r in [head, *earlier]))
+
+    def on_log(self, experiment: Experiment, row: LogRow) -> None:
+        if row.section != "val" or AVERAGE_RETURN not in row.values:
+            return
+        append(self.path, asdict(Point(round(self.cpu, 2), row.env_steps, row.grad_steps, float(row.values[AVERAGE_RETURN]))))
+        if self.cpu >= self.budget:
+            raise BudgetSpent
+
+
+def append(path: Path, row: dict[str, Any]) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a result; an incomplete last line, of a run that was killed, does not count."""
+    found = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return found
+
+
+def points(path: Path) -> list[Point]:
+    """The evaluations of a result."""
+    return [Point(**r) for r in rows(path) if "score" in r]
+
+
+def is_done(path: Path) -> bool:
+    found = rows(path)
+    return bool(found) and bool(found[-1].get("done"))
+
+
+def in_processes(jobs: Sequence[Job], words: Callable[[Job], list[str]], side_by_side: int) -> bool:
+    """Run ``python -m WORDS`` of one thread for each job, and print a line when it has ended; returns whether all succeeded."""
+
+    def one(job: Job) -> bool:
+        command = [sys.executable, "-m", *words(job)]
+        ended = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+        said = "done" if ended.returncode == 0 else f"failed\n{ended.stderr[-2000:]}"
+        print(", ".join(map(str, job)) if isinstance(job, tuple) else job, said, sep=": ", flush=True)
+        return ended.returncode == 0
+
+    with ThreadPoolExecutor(side_by_side) as pool:
+        return all(list(pool.map(one, jobs)))
