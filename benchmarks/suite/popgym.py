@@ -9,29 +9,22 @@ a GRU, and the best of 13 memory models. Runs that are done are not repeated, an
 
 from __future__ import annotations
 
-import runpy
-import shutil
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from amago import cli_utils
-from amago.run.metric_names import AVERAGE_RETURN, NUMBER_OF_ROLLOUTS
-from benchmarks.suite.recorded import BudgetSpent, Point, Recorder, append, in_processes, is_done, points, rows
+from benchmarks.suite.example import read, train
+from benchmarks.suite.recorded import in_processes, is_done
 from benchmarks.suite.statistics import interpolated
 
-ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "results" / "popgym"
-SCRIPT = ROOT / "examples" / "03_popgym_suite.py"
+RESULTS = Path(__file__).parents[2] / "results" / "popgym"
+SCRIPT = "03_popgym_suite.py"
 BUDGET = 3600.0
 STEPS = 15e6
 """Of the published figures."""
-JUDGED = 256
-"""Rollouts of the evaluations after training."""
 
 
 @dataclass(frozen=True)
@@ -84,75 +77,11 @@ NAMES = tuple(game.name for game in GAMES)
 # ---- runs ------------------------------------------------------------------------------------------------------------------
 
 
-def train(game: Game, seed: int, results: Path, work: Path, more: str = "", budget: float = BUDGET) -> None:
-    """Run, or continue, the example on a game, and write a row for each evaluation; at last evaluate both ways. Done already: nothing.
-
-    Args:
-        results: folder of results.
-        work: folder for the replay buffer and training states of this run alone.
-        more: arguments of the example, after those of the game.
-        budget: processor seconds.
-    """
-    path = result_path(results, game.name, seed)
-    if is_done(path):
-        return
-    script = runpy.run_path(str(SCRIPT))
-    words = f"{game.settings} --lr_cooldown 0.5 --env {game.name} --seed {seed} --no_async {more}".split()
-    args = cli_utils.parse_args(None, script["add_cli"], [*words, "--run_name", "run", "--buffer_dir", str(work)])
-    args.trial = 0
-    run = script["make_experiment"](args)
-    run.resume, run.ckpt_interval, run.keep_training_states, run.verbose = "auto", 10, 1, False
-    recorder = Recorder(path, {"task": game.name, "seed": seed, "command": " ".join(words)}, budget)
-    run.callbacks = [*run.callbacks, recorder]
-    try:
-        run.start()
-        try:
-            run.learn()
-        except BudgetSpent:
-            append(path, {"budget": "spent"})
-        append(path, {"cpu": round(recorder.cpu, 2), "steps": run.env_steps, **judge(run)})
-        append(path, {"done": True})
-    finally:
-        run.close()
-    shutil.rmtree(work, ignore_errors=True)
-
-
-def judge(run: Any) -> dict[str, float]:
-    """Mean returns of the policy's most likely actions ("greedy") and of those it draws ("sampled")."""
-    found = {}
-    horizon, rounds = (run.val_timesteps_per_epoch - 1) // 2, -(-JUDGED // run.parallel_actors)  # as the example sets it
-    for name, run.sample_actions in (("greedy", False), ("sampled", True)):
-        metrics = run.evaluate_test(run.make_val_env, rounds * horizon + 1)
-        found |= {name: metrics[AVERAGE_RETURN], "rollouts": metrics[NUMBER_OF_ROLLOUTS]}
-    return found
-
-
 def result_path(results: Path, game: str, seed: int) -> Path:
     return results / game / f"seed{seed}.jsonl"
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Result:
-    """A finished run: its curve, and what `judge` found."""
-
-    curve: list[Point]
-    greedy: float
-    sampled: float
-    cpu: float
-    steps: int
-
-
-def read(results: Path, game: str) -> list[Result]:
-    """The finished runs of a game, one for each seed."""
-    found = []
-    for path in sorted(result_path(results, game, 0).parent.glob("seed*.jsonl")):
-        last = [row for row in rows(path) if "greedy" in row]
-        if is_done(path):
-            found.append(Result(points(path), *(last[-1][name] for name in ("greedy", "sampled", "cpu", "steps"))))
-    return found
 
 
 def table(results: Path) -> str:
@@ -163,7 +92,7 @@ def table(results: Path) -> str:
     ]
     reached = []
     for game in GAMES:
-        found = read(results, game.name)
+        found = read(results / game.name)
         if not found:
             continue
         ours = float(np.mean([max(r.greedy, r.sampled) for r in found]))
@@ -188,7 +117,7 @@ def draw(results: Path, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    shown = [(game, found) for game in GAMES if (found := read(results, game.name))]
+    shown = [(game, found) for game in GAMES if (found := read(results / game.name))]
     columns = min(6, len(shown))
     height = -(-len(shown) // columns)
     figure, axes = plt.subplots(height, columns, figsize=(2.9 * columns, 2.2 * height), squeeze=False)
@@ -240,7 +169,9 @@ def main(argv: list[str] | None = None) -> int:
         torch.set_num_threads(1)
         for game in (g for g in GAMES if g.name in args.games):
             work = (args.work or args.results.parent / "work" / "popgym") / f"{game.name}_{args.seeds}"
-            train(game, args.seeds, args.results, work, args.more, args.budget)
+            words = f"{game.settings} --lr_cooldown 0.5 --env {game.name} {args.more}"
+            path = result_path(args.results, game.name, args.seeds)
+            train(SCRIPT, words.strip(), game.name, args.seeds, path, work, args.budget)
         return 0
     jobs = [(g, s) for s in range(args.seeds) for g in args.games if not is_done(result_path(args.results, g, s))]
     return 0 if in_processes(jobs, lambda job: _words(*job, args), args.jobs) else 1

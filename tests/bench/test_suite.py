@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.suite import popgym, recorded, recurrent_ppo, runs, shell, statistics
+from benchmarks.suite import example, popgym, recorded, recurrent_ppo, runs, shell, statistics, tmaze
 from benchmarks.suite.__main__ import main
 from benchmarks.suite.envs import Autoencode, BernoulliBandit
 from benchmarks.suite.recorded import Point, Recorder
@@ -249,3 +249,22 @@ def test_recurrent_ppo_sees_what_our_agents_see():
     obs, reward, *_ = env.step(2)
     assert env.observation_space.contains(obs)
     assert list(obs[-5:]) == [0, 0, 1, reward, 0]
+
+
+# ---- T-Maze ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_corridor_is_trained_and_shown(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(example, "JUDGED", 2)
+    results = tmp_path / "r"
+    words = "--memory_size 8 --parallel_actors 2 --grads_per_epoch 2 --epochs 1 --batch_size 2 --timesteps_per_epoch 310"
+    run = ["one", "--horizons", "300", "--models", "gru", "--results", str(results), f"--more={words}"]
+    assert tmaze.main(run) == 0
+    found = recorded.rows(results / "300_gru" / "seed1.jsonl")
+    assert found[0]["task"] == "tmaze 300 gru"
+    assert found[-1] == {"done": True}
+    assert found[-2]["steps"] == 620
+    assert not (tmp_path / "work" / "tmaze" / "300_gru_1").exists()
+    capsys.readouterr()
+    assert tmaze.main(["table", "--results", str(results)]) == 0
+    assert "| 300 | gru | " in capsys.readouterr().out.splitlines()[2]

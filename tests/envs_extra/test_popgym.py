@@ -393,20 +393,18 @@ def test_the_example_trains(arguments: str, tmp_path: Path) -> None:
 
 
 def test_a_run_of_the_scoreboard_is_judged_both_ways_and_not_repeated(tmp_path, monkeypatch):
-    from benchmarks.suite import popgym
+    from benchmarks.suite import example
 
-    monkeypatch.setattr(popgym, "JUDGED", 8)
-    game = popgym.GAMES[popgym.NAMES.index("RepeatPreviousEasy")]
-    small = "--parallel_actors 4 --grads_per_epoch 2 --epochs 1 --batch_size 4 --memory_layers 1"
-    popgym.train(game, 0, tmp_path, tmp_path / "work", small)
-    (found,) = popgym.read(tmp_path, game.name)
-    assert found.curve[0].steps == 0
+    monkeypatch.setattr(example, "JUDGED", 8)
+    words = "--env RepeatPreviousEasy --configs zoo/popgym --parallel_actors 4 --grads_per_epoch 2 --epochs 1 --batch_size 4"
+    path = tmp_path / "seed0.jsonl"
+    example.train("03_popgym_suite.py", words, "RepeatPreviousEasy", 0, path, tmp_path / "work", 100.0)
+    (found,) = example.read(tmp_path)
+    assert (found.curve[0].steps, found.steps) == (0, 400)
     assert -0.6 < found.greedy < 1
     assert -0.6 < found.sampled < 1
     assert found.cpu >= found.curve[-1].cpu
     assert not (tmp_path / "work").exists()
-    path = popgym.result_path(tmp_path, game.name, 0)
     before = path.read_bytes()
-    popgym.train(game, 0, tmp_path, tmp_path / "work", small)
+    example.train("03_popgym_suite.py", words, "RepeatPreviousEasy", 0, path, tmp_path / "work", 100.0)
     assert path.read_bytes() == before
-    assert game.name in popgym.table(tmp_path)
