@@ -268,7 +268,9 @@ def _add_processes(group: Any) -> None:
     )
     lag = "with --collectors: versions by which the policy of a collector may be older than the newest; then it waits ('amago launch --help')"
     _add(group, "max_policy_lag", type=whole_number, default=None, metavar="VERSIONS", help=lag)
-    waiting = "with --collectors: gigabytes that may wait on a machine while they cannot be delivered; then collectors pause (10)"
+    waiting = (
+        "with --collectors: gigabytes that may wait on a machine while they cannot be delivered; then collectors pause (10)"
+    )
     _add(group, "max_undelivered", type=float, default=None, metavar="GB", help=waiting)
     _add(group, "node_dir", default=None, metavar="DIR", help="with --ray: directory of each node ('amago launch --help')")
 

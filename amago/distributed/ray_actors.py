@@ -22,6 +22,7 @@ from amago.distributed.link import Answer, Beats, LocalLink, Parcel
 from amago.distributed.mirror import Mirror
 from amago.distributed.node import Node, Orders, Status
 from amago.distributed.place import Task
+from amago.distributed.shipping import keep
 from amago.run.locks import HeldError, RunLock
 from amago.run.roles.protocol import REPORTS, STATE_FILE, launch_dir, read_soon
 from amago.store.files import temporary_file
@@ -189,6 +190,7 @@ class NodeAgent:
             )
         home = node_home(setup.node_dir)
         self._node = Node(RayLink(), setup.task, home, setup.run_name, setup.run_id, setup.launch)
+        keep(self._node.run_dir.parent / "program")
         logging.getLogger("amago").addHandler(_ToNews(self._node))
         for step, pause in ((self._node.watch, _WATCH_SECONDS), (self._node.pump, _PUMP_SECONDS)):
             threading.Thread(target=self._repeat, args=(step, pause), daemon=True).start()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+_SENT = "runtime_resources"  # the directory of Ray's session for what it was sent
 MOST_BYTES = 100 << 20
 """Most bytes of a program's files."""
 _ENDINGS = (".pyc", ".safetensors", ".pt", ".ckpt", ".log", ".jsonl")
@@ -62,6 +64,24 @@ def pack_library(target: Path) -> Path | None:
         return None
     shutil.copytree(package, target / package.name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
     return target / package.name
+
+
+def keep(target: Path) -> None:
+    """Copy what Ray has sent to this process, go there, and import from there, here and in processes that start from now on.
+
+    Ray deletes what it has sent when it takes it for unused: among nodes that share a machine, as soon as one of them ends.
+
+    Args:
+        target: directory for the copies; replaced.
+    """
+    here = Path.cwd()
+    entries = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    sent = dict.fromkeys([here, *(Path(entry) for entry in entries if _SENT in Path(entry).parts)])
+    shutil.rmtree(target, ignore_errors=True)
+    copies = {str(source): str(shutil.copytree(source, target / str(i))) for i, source in enumerate(sent)}
+    os.environ["PYTHONPATH"] = os.pathsep.join(copies.get(entry, entry) for entry in entries)
+    sys.path[:] = [copies.get(entry, entry) for entry in sys.path]
+    os.chdir(copies[str(here)])
 
 
 def _is_own(module: str, here: Path) -> bool:

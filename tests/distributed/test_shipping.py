@@ -1,6 +1,11 @@
 """What of the user's files reaches other machines."""
 
+import os
 import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -69,3 +74,30 @@ def test_too_much_is_refused_with_the_largest_files(project, tmp_path, monkeypat
 def test_a_script_that_collects_itself_is_found_once(project, tmp_path):
     pack([str(project / "train.py"), "train.py"], tmp_path / "sent")
     assert names(tmp_path / "sent").count("train.py") == 1
+
+
+def test_a_node_keeps_what_ray_may_delete(tmp_path, monkeypatch):
+    sent = tmp_path / "session" / "runtime_resources"
+    (sent / "files").mkdir(parents=True)
+    (sent / "files" / "train.py").write_text("print('runs')")
+    (sent / "modules" / "library").mkdir(parents=True)
+    (sent / "modules" / "library" / "__init__.py").write_text("here = __file__")
+    own = tmp_path / "own"
+    own.mkdir()
+    monkeypatch.chdir(sent / "files")
+    entries = [sent / "files", sent / "modules", own]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, entries)))
+    monkeypatch.setattr(sys, "path", [*sys.path, str(sent / "modules")])
+    target = tmp_path / "node" / "program"
+    target.mkdir(parents=True)
+    (target / "old").touch()
+    shipping.keep(target)
+    shutil.rmtree(sent)
+    assert not (target / "old").exists()
+    assert Path.cwd().is_relative_to(target)
+    assert os.environ["PYTHONPATH"].split(os.pathsep)[2] == str(own)
+    code = "import runpy, library; runpy.run_path('train.py'); print(library.here)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert said[0] == "runs"
+    assert Path(said[1]).is_relative_to(target)
+    assert any(Path(entry).is_relative_to(target) for entry in sys.path)
