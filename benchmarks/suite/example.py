@@ -13,8 +13,8 @@ from amago.run.metric_names import AVERAGE_RETURN, NUMBER_OF_ROLLOUTS
 from benchmarks.suite.recorded import BudgetSpent, Point, Recorder, append, is_done, points, rows
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-JUDGED = 256
-"""Rollouts of the evaluations after training."""
+JUDGED = 256, 1024, 100_000
+"""The evaluations after training: rollouts, at least and at most, and steps between these limits."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,10 @@ def train(script: str, words: str, task: str, seed: int, path: Path, work: Path,
 
 
 def judge(run: Any) -> dict[str, float]:
-    """Mean returns of the policy's most likely actions ("greedy") and of those it draws ("sampled"), over `JUDGED` rollouts or more."""
-    horizon, rounds = (run.val_timesteps_per_epoch - 1) // 2, -(-JUDGED // run.parallel_actors)  # as the examples set it
+    """Mean returns of the policy's most likely actions ("greedy") and of those it draws ("sampled"), over as many rollouts as `JUDGED` says."""
+    horizon = (run.val_timesteps_per_epoch - 1) // 2  # as the examples set it
+    least, most, steps = JUDGED
+    rounds = -(-max(least, min(most, steps // horizon)) // run.parallel_actors)
     found = {}
     for name, run.sample_actions in (("greedy", False), ("sampled", True)):
         metrics = run.evaluate_test(run.make_val_env, rounds * horizon + 1)

@@ -44,20 +44,22 @@ class Game:
 
 
 _CARDS = "--configs zoo/popgym --parallel_actors 32 --grads_per_epoch 50"
+_ANSWERS = "--configs zoo/popgym zoo/popgym_answers --parallel_actors 32 --grads_per_epoch 50"
+_BANDIT = "--configs zoo/popgym zoo/popgym_bandit --parallel_actors 32 --grads_per_epoch 50"
 _POLES = "--configs zoo/popgym zoo/popgym_cartpole --memory_layers 1 --parallel_actors 16 --grads_per_epoch 125 --batch_size 48"
 GAMES = (
-    Game("AutoencodeEasy", -0.283, -0.283, f"{_CARDS} --epochs 80 --val_interval 5"),
-    Game("AutoencodeMedium", -0.425, -0.420, f"{_CARDS} --epochs 120 --val_interval 5"),
-    Game("AutoencodeHard", -0.456, -0.448, f"{_CARDS} --epochs 120 --val_interval 5 --batch_size 16"),
-    Game("CountRecallEasy", 0.177, 0.509, f"{_CARDS} --epochs 100 --val_interval 5"),
-    Game("CountRecallMedium", -0.528, -0.519, f"{_CARDS} --epochs 120 --val_interval 5"),
-    Game("CountRecallHard", -0.475, -0.470, f"{_CARDS} --epochs 120 --val_interval 5 --batch_size 16"),
-    Game("HigherLowerEasy", 0.529, 0.529, f"{_CARDS} --epochs 40 --val_interval 2"),
-    Game("HigherLowerMedium", 0.511, 0.513, f"{_CARDS} --epochs 40 --val_interval 2"),
-    Game("HigherLowerHard", 0.506, 0.509, f"{_CARDS} --epochs 40 --val_interval 2"),
-    Game("MultiarmedBanditEasy", 0.619, 0.631, f"{_CARDS} --epochs 60 --val_interval 3"),
-    Game("MultiarmedBanditMedium", 0.538, 0.598, f"{_CARDS} --epochs 60 --val_interval 3 --batch_size 12"),
-    Game("MultiarmedBanditHard", 0.516, 0.574, f"{_CARDS} --epochs 60 --val_interval 3 --batch_size 8"),
+    Game("AutoencodeEasy", -0.283, -0.283, f"{_ANSWERS} --epochs 50 --val_interval 5"),
+    Game("AutoencodeMedium", -0.425, -0.420, f"{_ANSWERS} --epochs 120 --val_interval 5"),
+    Game("AutoencodeHard", -0.456, -0.448, f"{_ANSWERS} --epochs 120 --val_interval 5 --batch_size 16"),
+    Game("CountRecallEasy", 0.177, 0.509, f"{_ANSWERS} --epochs 100 --val_interval 5"),
+    Game("CountRecallMedium", -0.528, -0.519, f"{_ANSWERS} --epochs 120 --val_interval 5"),
+    Game("CountRecallHard", -0.475, -0.470, f"{_ANSWERS} --epochs 120 --val_interval 5 --batch_size 16"),
+    Game("HigherLowerEasy", 0.529, 0.529, f"{_ANSWERS} --epochs 100 --val_interval 5"),
+    Game("HigherLowerMedium", 0.511, 0.513, f"{_ANSWERS} --epochs 100 --val_interval 5"),
+    Game("HigherLowerHard", 0.506, 0.509, f"{_ANSWERS} --epochs 100 --val_interval 5"),
+    Game("MultiarmedBanditEasy", 0.619, 0.631, f"{_BANDIT} --epochs 60 --val_interval 3"),
+    Game("MultiarmedBanditMedium", 0.538, 0.598, f"{_BANDIT} --epochs 60 --val_interval 3 --batch_size 12"),
+    Game("MultiarmedBanditHard", 0.516, 0.574, f"{_BANDIT} --epochs 60 --val_interval 3 --batch_size 8"),
     Game("NoisyPositionOnlyCartPoleEasy", 0.995, 0.995, f"{_POLES} --max_seq_len 32 --epochs 60 --val_interval 5"),
     Game("NoisyPositionOnlyCartPoleMedium", 0.642, 0.659, f"{_POLES} --max_seq_len 32 --epochs 60 --val_interval 5"),
     Game("NoisyPositionOnlyCartPoleHard", 0.390, 0.404, f"{_POLES} --max_seq_len 32 --epochs 60 --val_interval 5"),

@@ -255,7 +255,7 @@ def test_recurrent_ppo_sees_what_our_agents_see():
 
 
 def test_a_corridor_is_trained_and_shown(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(example, "JUDGED", 2)
+    monkeypatch.setattr(example, "JUDGED", (2, 2, 0))
     results = tmp_path / "r"
     words = "--memory_size 8 --parallel_actors 2 --grads_per_epoch 2 --epochs 1 --batch_size 2 --timesteps_per_epoch 310"
     run = ["one", "--horizons", "300", "--models", "gru", "--results", str(results), f"--more={words}"]

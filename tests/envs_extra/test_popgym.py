@@ -395,7 +395,7 @@ def test_the_example_trains(arguments: str, tmp_path: Path) -> None:
 def test_a_run_of_the_scoreboard_is_judged_both_ways_and_not_repeated(tmp_path, monkeypatch):
     from benchmarks.suite import example
 
-    monkeypatch.setattr(example, "JUDGED", 8)
+    monkeypatch.setattr(example, "JUDGED", (8, 8, 0))
     words = "--env RepeatPreviousEasy --configs zoo/popgym --parallel_actors 4 --grads_per_epoch 2 --epochs 1 --batch_size 4"
     path = tmp_path / "seed0.jsonl"
     example.train("03_popgym_suite.py", words, "RepeatPreviousEasy", 0, path, tmp_path / "work", 100.0)

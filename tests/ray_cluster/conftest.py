@@ -1,4 +1,5 @@
 import importlib.util
+import os
 import pathlib
 import sys
 
@@ -14,7 +15,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.ray)
-            item.add_marker(pytest.mark.timeout(600))
+            item.add_marker(pytest.mark.timeout(3600 if os.environ.get("AMAGO_FAULTS") == "long" else 600))
             if missing:
                 item.add_marker(pytest.mark.skip(reason="Ray is not installed: make test-ray"))
 
