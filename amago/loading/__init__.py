@@ -4,6 +4,7 @@ from torch.utils.data import Dataset as Dataset
 
 from amago.data.batch import Batch, RLData, collate
 from amago.data.batch import collate as RLData_pad_collate
+from amago.data.novelty import NoveltyRelabeler
 from amago.data.relabel import GoalSequenceRelabeler
 from amago.data.trajectory import MAGIC_PAD_VAL
 from amago.loading.checking import check_dataset
@@ -29,6 +30,7 @@ __all__ = [
     "GoalSequenceRelabeler",
     "MinariDataset",
     "MixtureOfDatasets",
+    "NoveltyRelabeler",
     "OfflineDataset",
     "OriginalDataset",
     "RLData",
