@@ -15,8 +15,7 @@ from pathlib import Path
 
 from amago.distributed.mirror import BUNDLE_BYTES
 from amago.run.roles.collector import BEAT_SECONDS
-from amago.run.roles.launched_learner import _SHARE as LOOKS_SHARE
-from amago.run.roles.launched_learner import LOOK_SECONDS
+from amago.run.roles.launched_learner import LOOK_SECONDS, LOOKS_SHARE
 
 MEASURED = Path(__file__).parent / "cluster_measured.json"
 """The constants that docs/scaling.md shows."""

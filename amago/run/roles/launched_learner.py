@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 0.25
 """Between two looks at the store, and two beats."""
-_SHARE = 20  # a look takes a twentieth of the time at most
+LOOKS_SHARE = 20  # a look takes a twentieth of the time at most
 _AGAIN, _MEETING_SECONDS = 1, 60.0  # ranks that wait for the first meet it so often, long before a call between ranks times out
 ROW_SECONDS = 20.0
 """Between two rows of rollouts in the log, at most; there is one at the end of each epoch."""
@@ -145,7 +145,7 @@ class LaunchedLearner(LaunchedRole):
         if now < self._next_look:
             return
         collection_ended(run._data, run)
-        self._next_look = now + max(LOOK_SECONDS, _SHARE * (time.monotonic() - now))  # a look into many files takes longer
+        self._next_look = now + max(LOOK_SECONDS, LOOKS_SHARE * (time.monotonic() - now))  # a look into many files takes longer
         if self._main:
             # the first update may compile, and choose algorithms
             self._say(run, state, LONG if run.grad_update_counter == self._first_update else SHORT)
