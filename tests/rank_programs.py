@@ -29,6 +29,7 @@ AGENTS = {"agent": amago.Agent, "multitask": MultiTaskAgent}
 KINDS = {"discrete": tiny.tmaze, "continuous": tiny.pendulum, "multibinary": tiny.bits}
 CASES = [(agent, kind, "mean") for agent in AGENTS for kind in KINDS] + [
     ("agent", "discrete", "entropy"),
+    ("agent", "discrete", "rescaled"),
     ("agent", "continuous", "weights"),
 ]
 ROWS, LENGTH, UPDATES = 8, EPISODE, 3
@@ -132,7 +133,7 @@ def updates(directory, agent, kind, weights, rank=0, count=1):
     }  # else rounding decides where an advantage is 0
     tiny.config.bind(
         {**tiny.TWO_HOT, **no_dropout, **smooth, "exp_filter.clip_weights_high": 5.0, "MultiTaskAgent.online_coeff": 0.5}
-        | {"Agent.entropy_target": 0.5 if weights == "entropy" else None}
+        | {"Agent.entropy_target": 0.5 if weights == "entropy" else None, "Agent.rescale_critics": weights == "rescaled"}
     )
     torch.set_default_dtype(torch.float64)
     try:
@@ -158,7 +159,7 @@ def updates(directory, agent, kind, weights, rank=0, count=1):
         for number in range(UPDATES):
             found = e.train_step(batch_of(e._actors.spaces, kind, number, rows), True)
             metrics.append(to_floats(found))
-            statistics.append({k: v.clone() for k, v in tiny.weights(e).items() if k.endswith((".mu", ".nu", "_t"))})
+            statistics.append({k: v.clone() for k, v in tiny.weights(e).items() if k.endswith((".mu", ".nu", "_t", "_scale"))})
     e.close()
     return {"metrics": metrics, "gradients": e.gradients, "statistics": statistics, "weights": tiny.weights(e)}
 

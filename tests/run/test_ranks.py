@@ -73,6 +73,8 @@ def test_an_update_of_two_ranks_is_that_of_one_process_with_both_batches(directo
             assert_equal(whole["statistics"][update], rank["statistics"][update], 1e-12)
         assert_equal(whole["weights"], rank["weights"], 1e-12)
     assert {"tstep_encoder.in_norm.nu", "popart.nu"} <= whole["statistics"][0].keys()
+    if "rescaled" in case:
+        assert whole["statistics"][0]["critics.output_scale"] > 1.0
 
 
 @pytest.mark.parametrize("case", rank_programs.CASES, ids="-".join)
