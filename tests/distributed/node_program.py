@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -12,15 +13,19 @@ assignment = Assignment.of_this_process()
 if "break" in sys.argv:
     raise SystemExit("no display is there")
 beat = {"state": "starting", "steps": 0, "version": 0, "pid": os.getpid(), "count": 0}
+ended = []
+signal.signal(signal.SIGTERM, lambda *_: ended.append(1))  # a file and its report are both written, or neither
 hello = None
-while hello is None:
+while hello is None and not ended:
     hello = read_soon(Path(assignment.control) / HELLO)
     time.sleep(0.01)
+if ended:
+    raise SystemExit(128 + signal.SIGTERM)
 run_dir = Path(hello["run_dir"])
 directory = collector_dir(run_dir, assignment.index)
 for folder in (spool_of(directory), outbox_of(directory)):
     folder.mkdir(parents=True, exist_ok=True)
-while True:
+while not ended:
     beat["count"] += 1
     paused = (read_soon(Path(assignment.control) / "orders.json") or {}).get("pause", False)
     beat.update(state="collecting", paused=paused, version=int((run_dir / "ckpts" / "latest" / "policy.pt").read_text()))
@@ -35,3 +40,4 @@ while True:
                                             if (directory / STATE_FILE).exists() else 1000})  # fmt: skip
     write_soon(assignment.beat_file, beat)
     time.sleep(0.01)
+raise SystemExit(128 + signal.SIGTERM)
