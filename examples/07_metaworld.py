@@ -35,7 +35,8 @@ def add_cli(parser: ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def make_experiment(args: Namespace, tasks: MetaWorldTasks) -> Experiment:
+def make_experiment(args: Namespace, tasks: MetaWorldTasks | None = None) -> Experiment:
+    tasks = metaworld_tasks(args.benchmark, args.goal_seed) if tasks is None else tasks
     make_env = MakeMetaWorld(tasks, "train", args.k, args.episode_length)
     horizon = make_env().horizon
     assert horizon is not None

@@ -9,27 +9,29 @@ from pathlib import Path
 from typing import Any
 
 from amago import cli_utils
-from amago.run.metric_names import AVERAGE_RETURN, NUMBER_OF_ROLLOUTS
+from amago.run.metric_names import AVERAGE_RETURN
 from benchmarks.suite.recorded import BudgetSpent, Point, Recorder, append, is_done, points, rows
 
+_NO_LIMIT = 10**9  # steps: the number of rollouts is the limit
 EXAMPLES = Path(__file__).parents[2] / "examples"
-JUDGED = 256, 1024, 100_000
-"""The evaluations after training: rollouts, at least and at most, and steps between these limits."""
+JUDGED = 256
+"""Rollouts of each evaluation after training, unless another number is given."""
 
 
 @dataclass(frozen=True)
 class Result:
     """A finished run: its curve; mean returns after training of the most likely actions and of those that the policy draws; processor
-    seconds and environment steps."""
+    seconds and environment steps; all metrics of the most likely actions."""
 
     curve: list[Point]
     greedy: float
     sampled: float
     cpu: float
     steps: int
+    metrics: dict[str, float]
 
 
-def train(script: str, words: str, task: str, seed: int, path: Path, work: Path, budget: float) -> None:
+def train(script: str, words: str, task: str, seed: int, path: Path, work: Path, budget: float, judged: int = JUDGED) -> None:
     """Run an example, or continue it from its last training state; done already: nothing.
 
     Args:
@@ -39,6 +41,7 @@ def train(script: str, words: str, task: str, seed: int, path: Path, work: Path,
         path: of the result, a file of `benchmarks.suite.recorded`.
         work: folder for the replay buffer and training states of this run alone; deleted at the end.
         budget: processor seconds.
+        judged: rollouts of each evaluation after training.
     """
     if is_done(path):
         return
@@ -56,22 +59,19 @@ def train(script: str, words: str, task: str, seed: int, path: Path, work: Path,
             run.learn()
         except BudgetSpent:
             append(path, {"budget": "spent"})
-        append(path, {"cpu": round(recorder.cpu, 2), "steps": run.env_steps, **judge(run)})
+        append(path, {"cpu": round(recorder.cpu, 2), "steps": run.env_steps, **judge(run, judged)})
         append(path, {"done": True})
     finally:
         run.close()
     shutil.rmtree(work, ignore_errors=True)
 
 
-def judge(run: Any) -> dict[str, float]:
-    """Mean returns of the policy's most likely actions ("greedy") and of those it draws ("sampled"), over as many rollouts as `JUDGED` says."""
-    horizon = (run.val_timesteps_per_epoch - 1) // 2  # as the examples set it
-    least, most, steps = JUDGED
-    rounds = -(-max(least, min(most, steps // horizon)) // run.parallel_actors)
-    found = {}
+def judge(run: Any, rollouts: int) -> dict[str, Any]:
+    """Mean returns of the policy's most likely actions ("greedy") and of those it draws ("sampled"), and all metrics of both."""
+    found: dict[str, Any] = {"rollouts": rollouts}
     for name, run.sample_actions in (("greedy", False), ("sampled", True)):
-        metrics = run.evaluate_test(run.make_val_env, rounds * horizon + 1)
-        found |= {name: metrics[AVERAGE_RETURN], "rollouts": metrics[NUMBER_OF_ROLLOUTS]}
+        metrics = run.evaluate_test(run.make_val_env, _NO_LIMIT, episodes=rollouts)
+        found |= {name: metrics[AVERAGE_RETURN], f"{name} metrics": metrics}
     return found
 
 
@@ -79,7 +79,8 @@ def read(folder: Path) -> list[Result]:
     """The finished runs ``seed*.jsonl`` of a folder, one for each seed."""
     found = []
     for path in sorted(folder.glob("seed*.jsonl")):
-        last = [row for row in rows(path) if "greedy" in row]
         if is_done(path):
-            found.append(Result(points(path), *(last[-1][name] for name in ("greedy", "sampled", "cpu", "steps"))))
+            (judged,) = (row for row in rows(path) if "greedy" in row)
+            numbers = (judged[name] for name in ("greedy", "sampled", "cpu", "steps"))
+            found.append(Result(points(path), *numbers, judged.get("greedy metrics", {})))
     return found

@@ -10,19 +10,15 @@ a GRU, and the best of 13 memory models. Runs that are done are not repeated, an
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.suite.example import read, train
-from benchmarks.suite.recorded import in_processes, is_done
+from benchmarks.suite.board import Board, Entry, main
+from benchmarks.suite.example import read
 from benchmarks.suite.statistics import interpolated
 
-RESULTS = Path(__file__).parents[2] / "results" / "popgym"
-SCRIPT = "03_popgym_suite.py"
-BUDGET = 3600.0
 STEPS = 15e6
 """Of the published figures."""
 
@@ -34,12 +30,14 @@ class Game:
     Attributes:
         name: of the environment.
         gru, best: return of a GRU, and of the best of 13 models, after 15 million steps.
+        steps: of a rollout, at most.
         settings: arguments of the example.
     """
 
     name: str
     gru: float
     best: float
+    steps: int
     settings: str
 
 
@@ -48,39 +46,31 @@ _ANSWERS = "--configs zoo/popgym zoo/popgym_answers --parallel_actors 32 --grads
 _BANDIT = "--configs zoo/popgym zoo/popgym_bandit --parallel_actors 32 --grads_per_epoch 50"
 _POLES = "--configs zoo/popgym zoo/popgym_cartpole --memory_layers 1 --parallel_actors 16 --grads_per_epoch 125 --batch_size 48"
 GAMES = (
-    Game("AutoencodeEasy", -0.283, -0.283, f"{_ANSWERS} --epochs 50 --val_interval 5"),
-    Game("AutoencodeMedium", -0.425, -0.420, f"{_ANSWERS} --epochs 120 --val_interval 5"),
-    Game("AutoencodeHard", -0.456, -0.448, f"{_ANSWERS} --epochs 120 --val_interval 5 --batch_size 16"),
-    Game("CountRecallEasy", 0.177, 0.509, f"{_ANSWERS} --epochs 100 --val_interval 5"),
-    Game("CountRecallMedium", -0.528, -0.519, f"{_ANSWERS} --epochs 120 --val_interval 5"),
-    Game("CountRecallHard", -0.475, -0.470, f"{_ANSWERS} --epochs 120 --val_interval 5 --batch_size 16"),
-    Game("HigherLowerEasy", 0.529, 0.529, f"{_ANSWERS} --epochs 100 --val_interval 5"),
-    Game("HigherLowerMedium", 0.511, 0.513, f"{_ANSWERS} --epochs 100 --val_interval 5"),
-    Game("HigherLowerHard", 0.506, 0.509, f"{_ANSWERS} --epochs 100 --val_interval 5"),
-    Game("MultiarmedBanditEasy", 0.619, 0.631, f"{_BANDIT} --epochs 60 --val_interval 3"),
-    Game("MultiarmedBanditMedium", 0.538, 0.598, f"{_BANDIT} --epochs 60 --val_interval 3 --batch_size 12"),
-    Game("MultiarmedBanditHard", 0.516, 0.574, f"{_BANDIT} --epochs 60 --val_interval 3 --batch_size 8"),
-    Game("NoisyPositionOnlyCartPoleEasy", 0.995, 0.995, f"{_POLES} --max_seq_len 32 --epochs 60 --val_interval 5"),
-    Game("NoisyPositionOnlyCartPoleMedium", 0.642, 0.659, f"{_POLES} --max_seq_len 32 --epochs 60 --val_interval 5"),
-    Game("NoisyPositionOnlyCartPoleHard", 0.390, 0.404, f"{_POLES} --max_seq_len 32 --epochs 60 --val_interval 5"),
-    Game("PositionOnlyCartPoleEasy", 1.0, 1.0, f"{_POLES} --max_seq_len 16 --epochs 80 --val_interval 5"),
-    Game("PositionOnlyCartPoleMedium", 1.0, 1.0, f"{_POLES} --max_seq_len 16 --epochs 80 --val_interval 5"),
-    Game("PositionOnlyCartPoleHard", 1.0, 1.0, f"{_POLES} --max_seq_len 16 --epochs 80 --val_interval 5"),
-    Game("RepeatFirstEasy", 1.0, 1.0, f"{_CARDS} --epochs 20 --val_interval 2"),
-    Game("RepeatFirstMedium", 1.0, 1.0, f"{_CARDS} --epochs 30 --val_interval 2 --batch_size 8"),
-    Game("RepeatFirstHard", 0.940, 0.969, f"{_CARDS} --epochs 30 --val_interval 2 --batch_size 4 --max_seq_len 831"),
-    Game("RepeatPreviousEasy", 1.0, 1.0, f"{_CARDS} --epochs 20 --val_interval 2"),
-    Game("RepeatPreviousMedium", -0.315, 0.789, f"{_CARDS} --epochs 60 --val_interval 3"),
-    Game("RepeatPreviousHard", -0.428, 0.191, f"{_CARDS} --epochs 80 --val_interval 4 --batch_size 16"),
+    Game("AutoencodeEasy", -0.283, -0.283, 103, f"{_ANSWERS} --epochs 50 --val_interval 5"),
+    Game("AutoencodeMedium", -0.425, -0.420, 207, f"{_ANSWERS} --epochs 120 --val_interval 5"),
+    Game("AutoencodeHard", -0.456, -0.448, 311, f"{_ANSWERS} --epochs 120 --val_interval 5 --batch_size 16"),
+    Game("CountRecallEasy", 0.177, 0.509, 51, f"{_ANSWERS} --epochs 100 --val_interval 5"),
+    Game("CountRecallMedium", -0.528, -0.519, 103, f"{_ANSWERS} --epochs 120 --val_interval 5"),
+    Game("CountRecallHard", -0.475, -0.470, 207, f"{_ANSWERS} --epochs 120 --val_interval 5 --batch_size 16"),
+    Game("HigherLowerEasy", 0.529, 0.529, 51, f"{_ANSWERS} --epochs 100 --val_interval 5"),
+    Game("HigherLowerMedium", 0.511, 0.513, 103, f"{_ANSWERS} --epochs 100 --val_interval 5"),
+    Game("HigherLowerHard", 0.506, 0.509, 155, f"{_ANSWERS} --epochs 100 --val_interval 5"),
+    Game("MultiarmedBanditEasy", 0.619, 0.631, 200, f"{_BANDIT} --epochs 60 --val_interval 3"),
+    Game("MultiarmedBanditMedium", 0.538, 0.598, 400, f"{_BANDIT} --epochs 60 --val_interval 3 --batch_size 12"),
+    Game("MultiarmedBanditHard", 0.516, 0.574, 600, f"{_BANDIT} --epochs 60 --val_interval 3 --batch_size 8"),
+    Game("NoisyPositionOnlyCartPoleEasy", 0.995, 0.995, 200, f"{_POLES} --max_seq_len 32 --epochs 60 --val_interval 5"),
+    Game("NoisyPositionOnlyCartPoleMedium", 0.642, 0.659, 200, f"{_POLES} --max_seq_len 32 --epochs 60 --val_interval 5"),
+    Game("NoisyPositionOnlyCartPoleHard", 0.390, 0.404, 200, f"{_POLES} --max_seq_len 32 --epochs 60 --val_interval 5"),
+    Game("PositionOnlyCartPoleEasy", 1.0, 1.0, 200, f"{_POLES} --max_seq_len 16 --epochs 80 --val_interval 5"),
+    Game("PositionOnlyCartPoleMedium", 1.0, 1.0, 400, f"{_POLES} --max_seq_len 16 --epochs 80 --val_interval 5"),
+    Game("PositionOnlyCartPoleHard", 1.0, 1.0, 600, f"{_POLES} --max_seq_len 16 --epochs 80 --val_interval 5"),
+    Game("RepeatFirstEasy", 1.0, 1.0, 51, f"{_CARDS} --epochs 20 --val_interval 2"),
+    Game("RepeatFirstMedium", 1.0, 1.0, 415, f"{_CARDS} --epochs 30 --val_interval 2 --batch_size 8"),
+    Game("RepeatFirstHard", 0.940, 0.969, 831, f"{_CARDS} --epochs 30 --val_interval 2 --batch_size 4 --max_seq_len 831"),
+    Game("RepeatPreviousEasy", 1.0, 1.0, 51, f"{_CARDS} --epochs 20 --val_interval 2"),
+    Game("RepeatPreviousMedium", -0.315, 0.789, 103, f"{_CARDS} --epochs 60 --val_interval 3"),
+    Game("RepeatPreviousHard", -0.428, 0.191, 155, f"{_CARDS} --epochs 80 --val_interval 4 --batch_size 16"),
 )
-NAMES = tuple(game.name for game in GAMES)
-
-
-# ---- runs ------------------------------------------------------------------------------------------------------------------
-
-
-def result_path(results: Path, game: str, seed: int) -> Path:
-    return results / game / f"seed{seed}.jsonl"
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------------
@@ -144,46 +134,12 @@ def draw(results: Path, path: Path) -> None:
 # ---- the command -----------------------------------------------------------------------------------------------------------
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = ArgumentParser(
-        prog="python -m benchmarks.suite.popgym", description=__doc__, formatter_class=RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "command", choices=("run", "one", "table"), help="train, a single run in this process, or print results"
-    )
-    parser.add_argument("--games", nargs="+", choices=NAMES, default=list(NAMES), metavar="GAME", help=", ".join(NAMES))
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of results (default: results/popgym)")
-    parser.add_argument("--seeds", type=int, default=1, help="run: seeds 0 to N - 1; one: the seed")
-    parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
-    parser.add_argument("--budget", type=float, default=BUDGET, help="processor seconds of each run (default: %(default)s)")
-    parser.add_argument("--work", type=Path, default=None, help="folder for buffers and states (default: beside the results)")
-    parser.add_argument("--more", default="", help="further arguments of the example, in one word")
-    parser.add_argument("--picture", type=Path, default=None, metavar="FILE.png", help="table: draw the curves")
-    args = parser.parse_args(argv)
-    if args.command == "table":
-        print(table(args.results))
-        if args.picture is not None:
-            draw(args.results, args.picture)
-        return 0
-    if args.command == "one":
-        import torch
-
-        torch.set_num_threads(1)
-        for game in (g for g in GAMES if g.name in args.games):
-            work = (args.work or args.results.parent / "work" / "popgym") / f"{game.name}_{args.seeds}"
-            words = f"{game.settings} --lr_cooldown 0.5 --env {game.name} {args.more}"
-            path = result_path(args.results, game.name, args.seeds)
-            train(SCRIPT, words.strip(), game.name, args.seeds, path, work, args.budget)
-        return 0
-    jobs = [(g, s) for s in range(args.seeds) for g in args.games if not is_done(result_path(args.results, g, s))]
-    return 0 if in_processes(jobs, lambda job: _words(*job, args), args.jobs) else 1
+def _entry(game: Game) -> Entry:
+    words = f"{game.settings} --lr_cooldown 0.5 --env {game.name}"
+    return Entry(game.name, "03_popgym_suite.py", words, judged=min(1024, max(256, 100_000 // game.steps)))
 
 
-def _words(game: str, seed: int, args: Namespace) -> list[str]:
-    words = ["benchmarks.suite.popgym", "one", "--games", game, "--seeds", str(seed), "--results", str(args.results)]
-    words += ["--budget", str(args.budget), f"--more={args.more}"]
-    return words + (["--work", str(args.work)] if args.work is not None else [])
-
+BOARD = Board("popgym", __doc__ or "", [_entry(game) for game in GAMES], table, draw)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(BOARD))

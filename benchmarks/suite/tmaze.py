@@ -10,17 +10,14 @@ are done are not repeated, and interrupted ones continue.
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
 
-from benchmarks.suite.example import Result, read, train
-from benchmarks.suite.recorded import in_processes, is_done
+from benchmarks.suite.board import Board, Entry, main
+from benchmarks.suite.example import Result, read
 from benchmarks.suite.statistics import time_to_threshold
 
-RESULTS = Path(__file__).parents[2] / "results" / "tmaze"
 HORIZONS = (300, 1000, 3000)
 MODELS = ("transformer", "gru", "mingru")
-BUDGET = 3600.0
 SOLVED = 0.95
 """A return that only an agent with memory has: 1 for the right turn, less for each step that was wasted on the way."""
 SETTINGS = {
@@ -52,52 +49,15 @@ def _row(horizon: int, model: str, found: list[Result]) -> str:
     return f"| {horizon:,} | {model} | {greedy} | {shown} | {speeds} | {max(r.steps for r in found):,} | {cpu} |"
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = ArgumentParser(
-        prog="python -m benchmarks.suite.tmaze", description=__doc__, formatter_class=RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "command", choices=("run", "one", "table"), help="train, a single run in this process, or print results"
-    )
-    parser.add_argument(
-        "--horizons", nargs="+", type=int, choices=HORIZONS, default=list(HORIZONS), help="lengths (default: all)"
-    )
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="sequence models (default: all)")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of results (default: results/tmaze)")
-    parser.add_argument("--seeds", type=int, default=1, help="run: seeds 0 to N - 1; one: the seed")
-    parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
-    parser.add_argument("--budget", type=float, default=BUDGET, help="processor seconds of each run (default: %(default)s)")
-    parser.add_argument("--more", default="", help="further arguments of the example, in one word")
-    args = parser.parse_args(argv)
-    if args.command == "table":
-        print(table(args.results))
-        return 0
-    cases = [(h, m) for h in args.horizons for m in args.models]
-    if args.command == "one":
-        import torch
-
-        torch.set_num_threads(1)
-        for horizon, model in cases:
-            name = f"{horizon}_{model}"
-            words = f"--horizon {horizon} --traj_encoder {model} {SHARED} {SETTINGS[horizon]} {args.more}".strip()
-            path, work = (
-                _path(args, horizon, model, args.seeds),
-                args.results.parent / "work" / "tmaze" / f"{name}_{args.seeds}",
-            )
-            train("04_tmaze.py", words, f"tmaze {horizon} {model}", args.seeds, path, work, args.budget)
-        return 0
-    jobs = [(h, m, s) for s in range(args.seeds) for h, m in cases if not is_done(_path(args, h, m, s))]
-    return 0 if in_processes(jobs, lambda job: _words(*job, args), args.jobs) else 1
+def _entries() -> list[Entry]:
+    return [
+        Entry(f"{h}_{m}", "04_tmaze.py", f"--horizon {h} --traj_encoder {m} {SHARED} {SETTINGS[h]}")
+        for h in HORIZONS
+        for m in MODELS
+    ]
 
 
-def _path(args: Namespace, horizon: int, model: str, seed: int) -> Path:
-    return Path(args.results) / f"{horizon}_{model}" / f"seed{seed}.jsonl"
-
-
-def _words(horizon: int, model: str, seed: int, args: Namespace) -> list[str]:
-    words = ["benchmarks.suite.tmaze", "one", "--horizons", str(horizon), "--models", model, "--seeds", str(seed)]
-    return [*words, "--results", str(args.results), "--budget", str(args.budget), f"--more={args.more}"]
-
+BOARD = Board("tmaze", __doc__ or "", _entries(), table)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(BOARD))

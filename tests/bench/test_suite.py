@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.suite import example, popgym, recorded, recurrent_ppo, runs, shell, statistics, tmaze
+from benchmarks.suite import board, meta, popgym, recorded, recurrent_ppo, runs, shell, statistics, tmaze
 from benchmarks.suite.__main__ import main
 from benchmarks.suite.envs import Autoencode, BernoulliBandit
 from benchmarks.suite.recorded import Point, Recorder
@@ -220,16 +220,16 @@ def test_what_amago_train_reaches_is_recorded_and_drawn(tmp_path, capsys):
 
 def test_the_table_of_popgym_counts_the_games_that_reach_the_best_published(tmp_path, capsys):
     for name, greedy in (("RepeatPreviousMedium", 0.95), ("AutoencodeHard", -0.5)):
-        path = popgym.result_path(tmp_path, name, 0)
+        path = board.result_path(tmp_path, name, 0)
         path.parent.mkdir(parents=True)
         evaluations = [{"cpu": 10.0 * i, "steps": 100_000 * i, "updates": i, "score": greedy - 0.1 * (3 - i)} for i in range(4)]
         last = [{"cpu": 31.0, "steps": 330_000, "greedy": greedy, "sampled": greedy - 0.02, "rollouts": 256}, {"done": True}]
         path.write_text("".join(json.dumps(r) + "\n" for r in [{"task": name}, *evaluations, *last]))
-    unfinished = popgym.result_path(tmp_path, "RepeatFirstEasy", 0)
+    unfinished = board.result_path(tmp_path, "RepeatFirstEasy", 0)
     unfinished.parent.mkdir()
     unfinished.write_text('{"task": "RepeatFirstEasy"}\n')
     picture = tmp_path / "p.png"
-    assert popgym.main(["table", "--results", str(tmp_path), "--picture", str(picture)]) == 0
+    assert board.main(popgym.BOARD, ["table", "--results", str(tmp_path), "--picture", str(picture)]) == 0
     out = capsys.readouterr().out
     assert "| RepeatPreviousMedium | -0.315 | 0.789 | **0.950** | 0.930 | 0.950 | 0.33M (1/45) | 31 |" in out
     assert "| AutoencodeHard | -0.456 | -0.448 | -0.500 | -0.520 |" in out
@@ -255,16 +255,33 @@ def test_recurrent_ppo_sees_what_our_agents_see():
 
 
 def test_a_corridor_is_trained_and_shown(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(example, "JUDGED", (2, 2, 0))
+    small = [replace(e, judged=2) for e in tmaze.BOARD.entries]
+    monkeypatch.setattr(tmaze, "BOARD", replace(tmaze.BOARD, entries=small))
     results = tmp_path / "r"
     words = "--memory_size 8 --parallel_actors 2 --grads_per_epoch 2 --epochs 1 --batch_size 2 --timesteps_per_epoch 310"
-    run = ["one", "--horizons", "300", "--models", "gru", "--results", str(results), f"--more={words}"]
-    assert tmaze.main(run) == 0
+    run = ["one", "--tasks", "300_gru", "--results", str(results), f"--more={words}"]
+    assert board.main(tmaze.BOARD, run) == 0
     found = recorded.rows(results / "300_gru" / "seed1.jsonl")
-    assert found[0]["task"] == "tmaze 300 gru"
+    assert found[0]["task"] == "300_gru"
     assert found[-1] == {"done": True}
     assert found[-2]["steps"] == 620
-    assert not (tmp_path / "work" / "tmaze" / "300_gru_1").exists()
+    assert not (tmp_path / "work" / "r" / "300_gru_1").exists()
     capsys.readouterr()
-    assert tmaze.main(["table", "--results", str(results)]) == 0
+    assert board.main(tmaze.BOARD, ["table", "--results", str(results)]) == 0
     assert "| 300 | gru | " in capsys.readouterr().out.splitlines()[2]
+
+
+# ---- new worlds ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_of_new_worlds_is_trained_and_shown(tmp_path, capsys, monkeypatch):
+    lake = replace(meta.ENTRIES[0], judged=2)
+    monkeypatch.setattr(meta, "BOARD", replace(meta.BOARD, entries=[lake]))
+    words = "--lake_size 3 --k_episodes 2 --memory_size 8 --parallel_actors 2 --batches_per_epoch 2 --epochs 1 --timesteps_per_epoch 20"
+    assert board.main(meta.BOARD, ["one", "--results", str(tmp_path), "--seeds", "0", f"--more={words} --batch_size 2"]) == 0
+    capsys.readouterr()
+    assert board.main(meta.BOARD, ["table", "--results", str(tmp_path)]) == 0
+    row = capsys.readouterr().out.splitlines()[2]
+    assert row.startswith("| lake5 | ")
+    assert "Attempt 1 Success 0." in row or "Attempt 1 Success 1." in row
+    assert "| 40 |" in row

@@ -392,13 +392,12 @@ def test_the_example_trains(arguments: str, tmp_path: Path) -> None:
         assert "popgym_RepeatPreviousEasy" in outcome.text
 
 
-def test_a_run_of_the_scoreboard_is_judged_both_ways_and_not_repeated(tmp_path, monkeypatch):
+def test_a_run_of_the_scoreboard_is_judged_both_ways_and_not_repeated(tmp_path):
     from benchmarks.suite import example
 
-    monkeypatch.setattr(example, "JUDGED", (8, 8, 0))
     words = "--env RepeatPreviousEasy --configs zoo/popgym --parallel_actors 4 --grads_per_epoch 2 --epochs 1 --batch_size 4"
     path = tmp_path / "seed0.jsonl"
-    example.train("03_popgym_suite.py", words, "RepeatPreviousEasy", 0, path, tmp_path / "work", 100.0)
+    example.train("03_popgym_suite.py", words, "RepeatPreviousEasy", 0, path, tmp_path / "work", 100.0, 8)
     (found,) = example.read(tmp_path)
     assert (found.curve[0].steps, found.steps) == (0, 400)
     assert -0.6 < found.greedy < 1
@@ -406,5 +405,5 @@ def test_a_run_of_the_scoreboard_is_judged_both_ways_and_not_repeated(tmp_path, 
     assert found.cpu >= found.curve[-1].cpu
     assert not (tmp_path / "work").exists()
     before = path.read_bytes()
-    example.train("03_popgym_suite.py", words, "RepeatPreviousEasy", 0, path, tmp_path / "work", 100.0)
+    example.train("03_popgym_suite.py", words, "RepeatPreviousEasy", 0, path, tmp_path / "work", 100.0, 8)
     assert path.read_bytes() == before

@@ -1,0 +1,104 @@
+"""The command of a scoreboard: examples as runs of one thread each, with a budget of processor time, resumed after interruptions."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.suite.example import JUDGED, train
+from benchmarks.suite.recorded import in_processes, is_done
+
+ROOT = Path(__file__).parents[2] / "results"
+BUDGET = 3600.0
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row of a scoreboard.
+
+    Attributes:
+        name: of its folder of results.
+        script: in ``examples/``.
+        words: arguments of the script.
+        judged: rollouts of the evaluations after training.
+    """
+
+    name: str
+    script: str
+    words: str
+    judged: int = JUDGED
+
+
+@dataclass(frozen=True)
+class Board:
+    """A scoreboard.
+
+    Attributes:
+        module: that is called, after "benchmarks.suite.".
+        doc: its description.
+        entries: its rows.
+        table: the text of its table, from the folder of results.
+        draw: draws its curves, from the folder of results into a file; None: it has no picture.
+    """
+
+    module: str
+    doc: str
+    entries: Sequence[Entry]
+    table: Callable[[Path], str]
+    draw: Callable[[Path, Path], None] | None = None
+
+
+def result_path(results: Path, name: str, seed: int) -> Path:
+    return results / name / f"seed{seed}.jsonl"
+
+
+def main(board: Board, argv: list[str] | None = None) -> int:
+    """Run the command of a scoreboard; returns its exit code."""
+    args = _parser(board).parse_args(argv)
+    if args.command == "table":
+        print(board.table(args.results))
+        if args.picture is not None and board.draw is not None:
+            board.draw(args.results, args.picture)
+        return 0
+    if args.command == "one":
+        import torch
+
+        torch.set_num_threads(1)
+        for entry in (e for e in board.entries if e.name in args.tasks):
+            path = result_path(args.results, entry.name, args.seeds)
+            work = (args.work or args.results.parent / "work" / args.results.name) / f"{entry.name}_{args.seeds}"
+            words = f"{entry.words} {args.more}".strip()
+            train(entry.script, words, entry.name, args.seeds, path, work, args.budget, entry.judged)
+        return 0
+    jobs = [(t, s) for s in range(args.seeds) for t in args.tasks if not is_done(result_path(args.results, t, s))]
+    return 0 if in_processes(jobs, lambda job: _words(board, *job, args), args.jobs) else 1
+
+
+def _parser(board: Board) -> ArgumentParser:
+    parser = ArgumentParser(
+        prog=f"python -m benchmarks.suite.{board.module}", description=board.doc, formatter_class=RawDescriptionHelpFormatter
+    )
+    names, folder = [e.name for e in board.entries], ROOT / board.module
+    parser.add_argument(
+        "command", choices=("run", "one", "table"), help="train, a single run in this process, or print results"
+    )
+    parser.add_argument("--tasks", nargs="+", choices=names, default=names, metavar="TASK", help=", ".join(names))
+    parser.add_argument("--results", type=Path, default=folder, help=f"folder of results (default: results/{board.module})")
+    parser.add_argument("--seeds", type=int, default=1, help="run: seeds 0 to N - 1; one: the seed")
+    parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
+    parser.add_argument("--budget", type=float, default=BUDGET, help="processor seconds of each run (default: %(default)s)")
+    parser.add_argument("--work", type=Path, default=None, help="folder for buffers and states (default: beside the results)")
+    parser.add_argument("--more", default="", help="further arguments of the example, in one word")
+    if board.draw is not None:
+        parser.add_argument("--picture", type=Path, default=None, metavar="FILE.png", help="table: draw the curves")
+    else:
+        parser.set_defaults(picture=None)
+    return parser
+
+
+def _words(board: Board, task: str, seed: int, args: Namespace) -> list[str]:
+    words = [f"benchmarks.suite.{board.module}", "one", "--tasks", task, "--seeds", str(seed), "--results", str(args.results)]
+    words += ["--budget", str(args.budget), f"--more={args.more}"]
+    return words + (["--work", str(args.work)] if args.work is not None else [])
