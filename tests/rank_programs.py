@@ -1,5 +1,6 @@
 """What each rank does in `tests/run/test_ranks.py`: ``torchrun rank_programs.py PROGRAM DIRECTORY``. A start costs seconds, so each does much."""
 
+import atexit
 import contextlib
 import dataclasses
 import json
@@ -277,6 +278,8 @@ def fed(directory, rank):
 
 def everything(directory, rank, count):
     """Updates, the resume of a run of one process, resumes of runs of two, a normal run, and signals."""
+    # registered before the library's own, so that it is called afterwards
+    atexit.register(lambda: (directory / f"left-{rank}").write_text(str(not torch.distributed.is_initialized())))
     for case in CASES:
         torch.save(updates(directory, *case, rank, count), directory / f"{'-'.join(case)}-{rank}.pt")
     lives = {}

@@ -19,7 +19,7 @@ from amago.run import parameters
 from amago.run.checks import SettingsError
 from amago.run.collect import Spaces
 from amago.run.param_groups import ignored_settings, param_groups
-from amago.run.ranks import TIMEOUT, ranks_on_cpus
+from amago.run.ranks import TIMEOUT, leave_at_exit, ranks_on_cpus
 from amago.run.settings import ExperimentSettings
 from amago.run.td_errors import report_td_errors
 from amago.run.update import Updater, adamw, lr_schedule, total_loss
@@ -76,6 +76,8 @@ class Learner(ExperimentSettings):
             ],
         )
         self._own_accelerator = (self._accelerator, *wanted)
+        if self._accelerator.num_processes > 1:
+            leave_at_exit()
 
     def _build_model(self, spaces: Spaces) -> None:
         """Build the agent, its optimizer and schedule."""

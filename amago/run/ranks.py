@@ -6,6 +6,7 @@ it first tells the others, at points that all of them reach.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import os
@@ -34,6 +35,26 @@ def ranks_on_cpus() -> bool:
     of its own."""
     several = int(os.environ.get("WORLD_SIZE") or 1) > 1
     return several and not (torch.cuda.is_available() or (hasattr(torch, "xpu") and torch.xpu.is_available()))
+
+
+def leave_at_exit() -> None:
+    """Let this process leave the group of ranks before the interpreter ends, if the group communicates by gloo.
+
+    PyTorch's threads for the group are otherwise ended with the process, which can abort it when all is done (SIGABRT). With NCCL, leaving
+    may wait for ranks that have failed.
+    """
+    global _leaves
+    if not _leaves:
+        _leaves = True
+        atexit.register(_leave)
+
+
+_leaves = False
+
+
+def _leave() -> None:
+    if dist.is_initialized() and dist.get_backend() == "gloo":
+        dist.destroy_process_group()
 
 
 class RankLostError(RuntimeError):

@@ -107,6 +107,11 @@ def test_ranks_collect_evaluate_and_learn_together(directory, lives):
     assert len([r for r in found if r["section"] == "test"]) == 1
 
 
+def test_ranks_leave_their_group_before_the_interpreter_ends(directory):
+    """Otherwise PyTorch's threads for it may abort a process that is done."""
+    assert [(directory / f"left-{rank}").read_text() for rank in (0, 1)] == ["True", "True"]
+
+
 def test_ranks_read_the_same_published_weights(directory):
     """The second rank may look before the first has written, and has other weights until then."""
     before, after = loaded(directory, "normal")[0], loaded(directory, "published")
