@@ -91,9 +91,12 @@ def _run(launch: list[str], actors: int, workers: int, batches: int, seed: int, 
 
 
 def _rate(run_dir: Path) -> float:
-    trained = [row for row in read_metrics(run_dir) if row["section"] == "train"]
+    rows = read_metrics(run_dir) if (run_dir / "metrics.jsonl").is_file() else []
+    trained = [row for row in rows if row["section"] == "train"]
+    if len(trained) < 2:
+        return 0.0
     first, last = trained[0], trained[-1]
-    return (last["grad_steps"] - first["grad_steps"]) / max(last["wall_time"] - first["wall_time"], 1e-9)
+    return (last["grad_steps"] - first["grad_steps"]) / (last["wall_time"] - first["wall_time"])
 
 
 def _reached(run_dir: Path) -> bool:
