@@ -287,7 +287,8 @@ class Experiment(BuiltRun):
                 self._role.after_step(self, steps, collecting=title == COLLECT)
 
             on_step = after_step if self._role.launched else phase.update
-            return interact(rollout, self.policy, timesteps, sample, on_step, should_stop=should_stop, **options)
+            with self.acting_weights():
+                return interact(rollout, self.policy, timesteps, sample, on_step, should_stop=should_stop, **options)
 
     def evaluate_val(self) -> None:
         """Evaluate without exploration on the validation environments of all processes; log the metrics as ``val``."""
@@ -382,6 +383,7 @@ class Experiment(BuiltRun):
             self._restore(Path(path))
         else:
             load_agent_weights(self.policy, path)
+            self._weights_loaded()
         self.policy.on_checkpoint_loaded(is_resume=is_accelerate_state)
         self._continue_earlier_run(Path(path), is_accelerate_state)
 

@@ -134,11 +134,16 @@ def updates(directory, agent, kind, weights, rank=0, count=1):
     }  # else rounding decides where an advantage is 0
     tiny.config.bind(
         {**tiny.TWO_HOT, **no_dropout, **smooth, "exp_filter.clip_weights_high": 5.0, "MultiTaskAgent.online_coeff": 0.5}
-        | {"Agent.entropy_target": 0.5 if weights == "entropy" else None, "Agent.rescale_critics": weights == "rescaled"}
+        | {
+            "Agent.entropy_target": 0.5 if weights == "entropy" else None,
+            "Agent.rescale_critics": weights == "rescaled",
+        }
     )
     torch.set_default_dtype(torch.float64)
     try:
-        e = tiny.started(directory, KINDS[kind], "transformer", max_seq_len=LENGTH, train_timesteps_per_epoch=12, **run)
+        e = tiny.started(
+            directory, KINDS[kind], "transformer", max_seq_len=LENGTH, train_timesteps_per_epoch=12, ema_decay=0.5, **run
+        )
     finally:
         torch.set_default_dtype(torch.float32)
     e.weights = weights
@@ -161,8 +166,16 @@ def updates(directory, agent, kind, weights, rank=0, count=1):
             found = e.train_step(batch_of(e._actors.spaces, kind, number, rows), True)
             metrics.append(to_floats(found))
             statistics.append({k: v.clone() for k, v in tiny.weights(e).items() if k.endswith((".mu", ".nu", "_t", "_scale"))})
+    with e.acting_weights():
+        acting = tiny.weights(e)
     e.close()
-    return {"metrics": metrics, "gradients": e.gradients, "statistics": statistics, "weights": tiny.weights(e)}
+    return {
+        "metrics": metrics,
+        "gradients": e.gradients,
+        "statistics": statistics,
+        "weights": tiny.weights(e),
+        "acting": acting,
+    }
 
 
 # ---- signals --------------------------------------------------------------------------------------------------------------

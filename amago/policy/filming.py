@@ -162,7 +162,7 @@ class RecordVideo(Callback):
     def _film(self, experiment: Experiment) -> None:
         sample = experiment.sample_actions and experiment.sample_actions_val if self.sample is None else self.sample
         seed = draw_seed() if self.seed is None else self.seed
-        with self._environment(experiment) as env, experiment.caster():
+        with self._environment(experiment) as env, experiment.caster(), experiment.acting_weights():
             steps = min(self.max_steps, env.horizon or self.max_steps)
             played, pictures, fps = film(experiment.policy, env, steps, sample=sample, device=experiment.DEVICE, seed=seed)
         width = max(4, len(str(experiment.epochs)))

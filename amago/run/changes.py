@@ -63,6 +63,7 @@ FIELDS: dict[str, tuple[str, str]] = {
     "actor_learning_rate": (APPLIED, ""),
     "critic_learning_rate": (APPLIED, ""),
     "traj_learning_rate": (APPLIED, ""),
+    "ema_decay": (APPLIED, "an average of the weights that was not kept before begins with the present ones"),
     "sample_actions_train": (APPLIED, ""),
     "sample_actions_val": (APPLIED, ""),
     "lr_cooldown": (APPLIED, _SCHEDULE),

@@ -96,6 +96,7 @@ def _numbers(s: ExperimentSettings) -> Iterable[str]:
             lambda v: v is None or (_is_number(v) and 0 < v < math.inf),
         ),
         (("lr_cooldown",), "a share between 0 and 1", lambda v: _is_number(v) and 0 <= v <= 1),
+        (("ema_decay",), "a number of at least 0 and below 1", lambda v: _is_number(v) and 0 <= v < 1),
         (_SWITCHES, "True or False", lambda v: isinstance(v, bool | np.bool_)),
         (("traj_save_len",), "a number of at least 1", lambda v: _is_number(v) and v >= 1),
     ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -111,7 +111,7 @@ class Learner(ExperimentSettings):
     @property
     def updater(self) -> Updater:
         """What updates the policy; made anew where policy, optimizer or schedule were replaced."""
-        parts = self.accelerator, self.policy, self.optimizer, self.lr_schedule, self.grad_clip
+        parts = self.accelerator, self.policy, self.optimizer, self.lr_schedule, self.grad_clip, self.ema_decay
         known = self._updater
         if known is None or any(a is not b for a, b in zip(known.parts, parts)):
             self._updater = Updater(*parts)
@@ -119,6 +119,16 @@ class Learner(ExperimentSettings):
                 self._updater.load_state_dict(known.state_dict())
         assert self._updater is not None
         return self._updater
+
+    def acting_weights(self) -> AbstractContextManager[Any]:
+        """In the block, the policy has the weights with which it acts: with ``ema_decay``, their average."""
+        average = None if self._updater is None else self._updater.average
+        return nullcontext() if average is None else average.acting()
+
+    def _weights_loaded(self) -> None:
+        """The policy has other weights than those that training has led to: an average begins with them."""
+        if self._updater is not None and self._updater.average is not None:
+            self._updater.average.restart()
 
     @property
     def grad_update_counter(self) -> int:

@@ -57,6 +57,10 @@ class PersistentRun(ClaimedRun):
         If that fails, for example because the disk is full, a warning is logged; earlier checkpoints are intact.
         """
         self._require_start("save_checkpoint()")
+        with self.acting_weights():
+            self._save()
+
+    def _save(self) -> None:
         epoch, done = (self.epoch + 1, (0, 0)) if self._epoch_is_over else (self.epoch, self.done_in_epoch)
         progress = Progress(epoch, *done, self.run_seed, self.frames_by_env)
         ranks = self._gather([self._parts.local_state(self._ranks)])
@@ -104,7 +108,8 @@ class PersistentRun(ClaimedRun):
         """Publish the policy's weights for other processes."""
         self._require_start("write_latest_policy()")
         if self.accelerator.is_main_process:
-            self.checkpoints.publish(self.policy.state_dict())
+            with self.acting_weights():
+                self.checkpoints.publish(self.policy.state_dict())
             self._role.published(self)
 
     def read_latest_policy(self) -> None:
@@ -113,6 +118,7 @@ class PersistentRun(ClaimedRun):
         weights = self.checkpoints.read_latest()
         if weights is not None:
             load_into(self.policy, weights, self.checkpoints.latest)
+            self._weights_loaded()
         self._ranks.copy_from_first(
             list(self.policy.state_dict().values())
         )  # the others may have read an older or a newer file

@@ -108,6 +108,8 @@ class ExperimentSettings(NamedArguments):
         actor_learning_rate, critic_learning_rate, traj_learning_rate: of the actor, the critics and the sequence model, with the same warm-up
             and cool-down; None: ``learning_rate``.
         lr_cooldown: share of all updates (those of ``epochs`` epochs), at the end, over which the learning rate falls linearly to 0.
+        ema_decay: the policy that acts, is evaluated and is published has an exponential moving average of the trained weights, with this
+            decay at each update: 0.99 looks back about 100 updates (`amago.run.averaging`). 0: it has the trained weights themselves.
         critic_loss_weight: weight of the critic's loss; the actor's is 1. None: that of the agent (``Agent.critic_loss_weight``, 10).
         mixed_precision: "no", "bf16" or "fp16".
     """
@@ -192,6 +194,7 @@ class ExperimentSettings(NamedArguments):
     actor_learning_rate: float | None = None
     critic_learning_rate: float | None = None
     traj_learning_rate: float | None = None
+    ema_decay: float = 0.0
 
     def __post_init__(self) -> None:
         if self.ckpt_base_dir is REQUIRED and self.dset_root is not None and self.dset_name is not None:

@@ -106,7 +106,7 @@ class TrainingParts:
         return {"rng": rng_state(), "pools": {k: r.pool.state_dict() for k, r in self.pools.items()}}
 
     def snapshot(self, progress: Progress, ranks: list[dict[str, Any]], settings: dict[str, Any]) -> Snapshot:
-        """The training state, in the main process.
+        """The training state, in the main process. Its weights are those that act; with an average, the trained ones are beside them.
 
         Args:
             ranks: the `local_state` of each process.
@@ -121,6 +121,8 @@ class TrainingParts:
             "batches_in_update": self.accelerator.step % self.batches_per_update, "optimizer_parameters": names_in(self.optimizer, self.policy),
         }  # fmt: skip
         tensors = {"optimizer": self.optimizer.state_dict(), "gradients": self._unused_gradients()}
+        if self.updater.average is not None:
+            tensors["trained"] = self.updater.average.state_dict()
         if self.accelerator.scaler is not None:
             tensors["scaler"] = self.accelerator.scaler.state_dict()
         if callbacks := self.callbacks.state_dict():
@@ -144,6 +146,7 @@ class TrainingParts:
         """
         weights, tensors, state = checkpoint.load_training_state(path)
         load_into(self.policy, weights, path)
+        self._restore_average(tensors.get("trained"))
         try:
             progress = self._restore(tensors, state, change)
         except KeyError as err:
@@ -183,6 +186,13 @@ class TrainingParts:
         if saved != now:
             change.notes.append(f"{saved} processes saved it, and there are {now}: the run is not repeated exactly")
         return Progress(state["epoch"], state["collected"], state["trained"], self.loader.seed, frames)
+
+    def _restore_average(self, trained: Mapping[str, Tensor] | None) -> None:
+        """Begin the average, if there is to be one, with the weights that act, which are loaded; put the trained ones in their place."""
+        if self.updater.average is not None:
+            self.updater.average.restart()
+        if trained is not None:
+            self.policy.load_state_dict(trained, strict=False)
 
     def _restore_process(self, ranks: list[dict[str, Any]], change: StateChange) -> None:
         """Random streams and actors; processes that were not there before have actors of another, and streams of their own."""

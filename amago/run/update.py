@@ -11,6 +11,7 @@ from torch import Tensor
 
 from amago.agent import BaseAgent
 from amago.nets import ranks
+from amago.run.averaging import WeightAverage
 from amago.run.param_groups import Params
 
 MAX_SKIPPED_IN_A_ROW = 20
@@ -71,8 +72,10 @@ class Updater:
     Args:
         schedule: of ``optimizer``; steps with each update that is not skipped.
         grad_clip: largest norm of the gradient of ``agent.trainable_params``.
+        ema_decay: of the average of the weights that acts; 0: there is none.
 
     Attributes:
+        average: of the weights, or None.
         grad_steps: updates so far, without skipped ones.
         skipped: updates skipped so far.
     """
@@ -84,15 +87,17 @@ class Updater:
         optimizer: torch.optim.Optimizer,
         schedule: torch.optim.lr_scheduler.LambdaLR,
         grad_clip: float,
+        ema_decay: float = 0.0,
     ):
         self.accelerator, self.agent, self.optimizer, self.schedule = accelerator, agent, optimizer, schedule
-        self.params, self.grad_clip = list(agent.trainable_params), grad_clip
+        self.params, self.grad_clip, self.ema_decay = list(agent.trainable_params), grad_clip, ema_decay
+        self.average = WeightAverage(agent, ema_decay) if ema_decay else None
         self.grad_steps = self.skipped = self._in_a_row = 0
 
     @property
     def parts(self) -> tuple[Any, ...]:
         """The arguments that it was made with."""
-        return self.accelerator, self.agent, self.optimizer, self.schedule, self.grad_clip
+        return self.accelerator, self.agent, self.optimizer, self.schedule, self.grad_clip, self.ema_decay
 
     def step(self, log_step: bool, loss: Tensor | None = None) -> dict[str, float | Tensor]:
         """Update with the gradients in ``.grad``, and clear them.
@@ -125,6 +130,8 @@ class Updater:
                 self.grad_steps += 1
                 self.schedule.step()
                 self.agent.soft_sync_targets()
+                if self.average is not None:
+                    self.average.update(self.grad_steps)
         self.optimizer.zero_grad(set_to_none=True)
         metrics["Gradient Norm"] = norm.detach()
         metrics["Learning Rate"] = self.schedule.get_last_lr()[0]

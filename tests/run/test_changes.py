@@ -67,7 +67,7 @@ OTHER = {
     "sample_actions_train": False, "sample_actions_val": False, "lr_cooldown": 0.5, "log_to_tensorboard": True, "env_workers": 1, "env_step_timeout": 5.0,
     "max_env_restarts": 3, "keep_training_states": 4, "dset_max_size": None, "extra_fields": None, "cut_short_trajectories": True,
     "dset_max_steps": None, "dset_max_bytes": None, "env_trial_steps": 0, "val_episodes": 2, "refused_data_timeout": 1.0, "share_buffer": True,
-    "l2_weights_only": True, "actor_learning_rate": 0.5, "critic_learning_rate": 0.5, "traj_learning_rate": 0.5,
+    "l2_weights_only": True, "actor_learning_rate": 0.5, "critic_learning_rate": 0.5, "traj_learning_rate": 0.5, "ema_decay": 0.5,
     "progress": "plain", "callbacks": [amago.Callback()],
 }  # fmt: skip
 

@@ -72,6 +72,8 @@ def test_an_update_of_two_ranks_is_that_of_one_process_with_both_batches(directo
             assert_equal(whole["gradients"][update], rank["gradients"][update], 1e-12)
             assert_equal(whole["statistics"][update], rank["statistics"][update], 1e-12)
         assert_equal(whole["weights"], rank["weights"], 1e-12)
+        assert_equal(whole["acting"], rank["acting"], 1e-12)
+        assert tiny.differing(rank["weights"], rank["acting"])
     assert {"tstep_encoder.in_norm.nu", "popart.nu"} <= whole["statistics"][0].keys()
     if "rescaled" in case:
         assert whole["statistics"][0]["critics.output_scale"] > 1.0

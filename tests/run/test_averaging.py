@@ -1,0 +1,224 @@
+"""`Experiment.ema_decay`: an average of the trained weights acts in their place."""
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from messages import naming
+from tiny import learned, started
+
+import amago
+from amago.agent import MultiTaskAgent
+from amago.loading import DiskTrajDataset
+from amago.run.averaging import WeightAverage
+from amago.run.checks import SettingsError
+
+DECAY = 0.6
+
+
+class Watched(amago.Experiment):
+    """Keeps the trained weights after each update, and those that act in each phase."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.history, self.acted = [], []
+
+    def train_step(self, batch, log_step):
+        metrics = super().train_step(batch, log_step)
+        self.history.append(tiny.weights(self))
+        return metrics
+
+    def _interact(self, rollout, timesteps, title, sample, **options):
+        with self.acting_weights():
+            self.acted.append((title, len(self.history), tiny.weights(self)))
+        return super()._interact(rollout, timesteps, title, sample, **options)
+
+
+def trained_names(e):
+    own = {id(p) for p in e.policy.trainable_params}
+    return [name for name, p in e.policy.named_parameters() if id(p) in own]
+
+
+def average_of(history, name, decay=DECAY, first=None):
+    """In float64, from the definition; ``history`` begins with the weights before the first update."""
+    mean = (history[0] if first is None else first)[name].double()
+    for n, weights in enumerate(history[1:], start=1):
+        d = min(decay, (1 + n) / (10 + n))
+        mean = d * mean + (1 - d) * weights[name].double()
+    return mean
+
+
+def assert_is_average(found, history, names):
+    for name in names:
+        np.testing.assert_allclose(found[name], average_of(history, name), rtol=1e-5, atol=1e-7)
+
+
+@pytest.fixture(scope="module", params=["agent", "multitask"])
+def run(request, tmp_path_factory):
+    """Three epochs of four updates, with the weights before the first update."""
+    tiny.config.clear()
+    kind = {"agent": amago.Agent, "multitask": MultiTaskAgent}[request.param]
+    root = tmp_path_factory.mktemp(request.param)
+    tiny.config.bind(tiny.TWO_HOT)
+    e = started(
+        root, tiny.tmaze, "transformer", Watched, agent_type=kind, ema_decay=DECAY, epochs=3, val_interval=1, ckpt_interval=1,
+        always_save_latest=True, train_batches_per_epoch=4, learning_rate=1e-2, keep_training_states=None,
+    )  # fmt: skip
+    e.history.append(tiny.weights(e))
+    e.learn()
+    e.evaluate_test(tiny.tmaze, timesteps=tiny.EPISODE + 1)
+    yield e
+    e.close()
+    tiny.config.clear()
+
+
+def test_what_acts_is_the_average_in_every_phase(run):
+    names = trained_names(run)
+    assert [title for title, _, _ in run.acted] == ["evaluate", "collect"] * 3 + ["test"]
+    assert [updates - 1 for _, updates, _ in run.acted] == [0, 0, 4, 4, 8, 8, 12]
+    for _, updates, weights in run.acted:
+        assert_is_average(weights, run.history[:updates], names)
+
+
+def test_training_goes_on_from_the_trained_weights(run):
+    assert len(run.history) == 13
+    assert not tiny.differing(tiny.weights(run), run.history[-1]), "evaluating put them back"
+    largest = max((a - b).abs().max() for a, b in zip(tiny.weights(run).values(), run.acted[-1][2].values()))
+    assert largest > 1e-3, "the test above would pass without an average"
+
+
+def test_what_is_not_trained_is_not_averaged(run):
+    trained = {p.data_ptr() for p in run.policy.trainable_params}  # some have a second name
+    rest = [name for name, value in run.policy.state_dict().items() if value.data_ptr() not in trained]
+    assert any("target" in name for name in rest)
+    for _, updates, weights in run.acted:
+        assert not [name for name in rest if not weights[name].equal(run.history[updates - 1][name])]
+
+
+@pytest.mark.parametrize("file", ["policy.pt", "ckpts/policy_weights/policy_epoch_2.pt", "ckpts/training_states/run_epoch_2"])
+def test_what_is_published_is_the_average(run, file):
+    from amago import load_policy
+
+    loaded = load_policy(run.run_dir / file).agent.state_dict()
+    assert_is_average(loaded, run.history, trained_names(run))
+
+
+# ---- the average by itself -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def agent():
+    env = tiny.tmaze()
+    yield tiny.agent(env)
+    env.close()
+
+
+def move(agent, amount):
+    with torch.no_grad():
+        for p in agent.trainable_params:
+            p.add_(amount)
+
+
+def test_an_exception_puts_the_trained_weights_back(agent):
+    average = WeightAverage(agent, 0.9)
+    move(agent, 1.0)
+    before = {k: v.clone() for k, v in agent.state_dict().items()}
+    with pytest.raises(KeyboardInterrupt), average.acting():
+        assert tiny.differing(before, agent.state_dict())
+        raise KeyboardInterrupt
+    assert not tiny.differing(before, agent.state_dict())
+
+
+def test_a_block_within_a_block_changes_nothing(agent):
+    average = WeightAverage(agent, 0.9)
+    first = {k: v.clone() for k, v in agent.state_dict().items()}
+    move(agent, 1.0)
+    with average.acting():
+        with average.acting():
+            assert not tiny.differing(first, agent.state_dict())
+        assert not tiny.differing(first, agent.state_dict())
+        trained = average.state_dict()
+    assert all(trained[name].equal(p) for name, p in agent.named_parameters() if name in trained)
+
+
+def test_weights_that_are_loaded_while_the_average_acts_remain(agent):
+    average = WeightAverage(agent, 0.9)
+    with average.acting():
+        move(agent, 3.0)
+        average.restart()
+        loaded = {k: v.clone() for k, v in agent.state_dict().items()}
+    assert not tiny.differing(loaded, agent.state_dict())
+    with average.acting():
+        assert not tiny.differing(loaded, agent.state_dict())
+
+
+def test_untrained_weights_are_soon_forgotten(agent):
+    average = WeightAverage(agent, 0.999)
+    move(agent, 1.0)
+    for n in range(1, 51):
+        average.update(n)
+    (name, p), *_ = agent.named_parameters()
+    with average.acting():
+        left = (average.state_dict()[name] - p).max().item()
+    assert 0 < left < 1e-3  # 0.999 ** 50 would be 0.95
+
+
+# ---- resume --------------------------------------------------------------------------------------------------------------
+
+FIELDS = {"ema_decay": DECAY, "ckpt_interval": 1, "train_batches_per_epoch": 3, "learning_rate": 1e-2}
+
+
+def both(e):
+    """The trained weights, and those that act."""
+    trained = tiny.weights(e)
+    with e.acting_weights():
+        return trained, tiny.weights(e)
+
+
+def test_a_resumed_run_has_the_same_average(tmp_path):
+    learned(tmp_path, train_batches_per_epoch=0).close()
+    learns = FIELDS | {"train_timesteps_per_epoch": 0, "share_buffer": True}
+    data = lambda: DiskTrajDataset(tmp_path, "run")  # noqa: E731
+    e = learned(tmp_path, **learns, name="straight", dataset=data(), epochs=4)
+    straight = both(e)
+    e.close()
+    learned(tmp_path, **learns, name="halved", dataset=data(), epochs=2).close()
+    e = learned(tmp_path, **learns, name="halved", dataset=data(), epochs=4, resume="auto")
+    for a, b in zip(straight, both(e)):
+        assert not tiny.differing(a, b)
+    assert e.updater.grad_steps == 12
+    e.close()
+
+
+def test_a_run_may_go_on_without_the_average_and_begin_one(tmp_path):
+    e = learned(tmp_path, **FIELDS)
+    trained, acting = both(e)
+    assert tiny.differing(trained, acting)
+    e.close()
+    e = started(tmp_path, **FIELDS | {"ema_decay": 0.0}, resume="auto", epochs=2)
+    for found in both(e):
+        assert not tiny.differing(trained, found)
+    e.learn()
+    trained = tiny.weights(e)
+    e.close()
+    e = started(tmp_path, **FIELDS, resume="auto", epochs=3)
+    for found in both(e):
+        assert not tiny.differing(trained, found)
+    e.learn()
+    assert tiny.differing(*both(e))
+    e.close()
+
+
+def test_weights_that_are_loaded_begin_the_average_anew(tmp_path):
+    e = learned(tmp_path, **FIELDS)
+    _, acting = both(e)
+    e.load_checkpoint(0, resume_training_state=False)
+    for found in both(e):
+        assert not tiny.differing(acting, found)
+    e.close()
+
+
+@pytest.mark.parametrize("value", [1.0, -0.1, 1.5, "0.99", float("nan"), True])
+def test_the_decay_is_checked(tmp_path, value):
+    with pytest.raises(SettingsError, match=naming("ema_decay", value, "a number of at least 0 and below 1")):
+        started(tmp_path, ema_decay=value)
