@@ -1,4 +1,4 @@
-"""The command of a scoreboard: examples as runs of one thread each, with a budget of processor time, resumed after interruptions."""
+"""The command of a scoreboard: examples, or `amago train`, as runs of one thread each, with a budget of processor time, resumed after interruptions."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ class Entry:
 
     Attributes:
         name: of its folder of results.
-        script: in ``examples/``.
-        words: arguments of the script.
+        script: in ``examples/``; or "amago train".
+        words: its arguments.
         judged: rollouts of the evaluations after training.
+        budget: processor seconds, unless the command gives others.
     """
 
     name: str
     script: str
     words: str
     judged: int = JUDGED
+    budget: float = BUDGET
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Board:
         entries: its rows.
         table: the text of its table, from the folder of results.
         draw: draws its curves, from the folder of results into a file; None: it has no picture.
+        seeds: of ``run``, unless the command gives another number.
     """
 
     module: str
@@ -48,6 +51,7 @@ class Board:
     entries: Sequence[Entry]
     table: Callable[[Path], str]
     draw: Callable[[Path, Path], None] | None = None
+    seeds: int = 1
 
 
 def result_path(results: Path, name: str, seed: int) -> Path:
@@ -70,7 +74,8 @@ def main(board: Board, argv: list[str] | None = None) -> int:
             path = result_path(args.results, entry.name, args.seeds)
             work = (args.work or args.results.parent / "work" / args.results.name) / f"{entry.name}_{args.seeds}"
             words = f"{entry.words} {args.more}".strip()
-            train(entry.script, words, entry.name, args.seeds, path, work, args.budget, entry.judged)
+            budget = entry.budget if args.budget is None else args.budget
+            train(entry.script, words, entry.name, args.seeds, path, work, budget, entry.judged)
         return 0
     jobs = [(t, s) for s in range(args.seeds) for t in args.tasks if not is_done(result_path(args.results, t, s))]
     return 0 if in_processes(jobs, lambda job: _words(board, *job, args), args.jobs) else 1
@@ -86,11 +91,13 @@ def _parser(board: Board) -> ArgumentParser:
     )
     parser.add_argument("--tasks", nargs="+", choices=names, default=names, metavar="TASK", help=", ".join(names))
     parser.add_argument("--results", type=Path, default=folder, help=f"folder of results (default: results/{board.module})")
-    parser.add_argument("--seeds", type=int, default=1, help="run: seeds 0 to N - 1; one: the seed")
+    parser.add_argument(
+        "--seeds", type=int, default=board.seeds, help="run: seeds 0 to N - 1 (default: %(default)s); one: the seed"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
-    parser.add_argument("--budget", type=float, default=BUDGET, help="processor seconds of each run (default: %(default)s)")
+    parser.add_argument("--budget", type=float, default=None, help="processor seconds of each run, instead of its own")
     parser.add_argument("--work", type=Path, default=None, help="folder for buffers and states (default: beside the results)")
-    parser.add_argument("--more", default="", help="further arguments of the example, in one word")
+    parser.add_argument("--more", default="", help="further arguments of the runs, in one word")
     if board.draw is not None:
         parser.add_argument("--picture", type=Path, default=None, metavar="FILE.png", help="table: draw the curves")
     else:
@@ -100,5 +107,5 @@ def _parser(board: Board) -> ArgumentParser:
 
 def _words(board: Board, task: str, seed: int, args: Namespace) -> list[str]:
     words = [f"benchmarks.suite.{board.module}", "one", "--tasks", task, "--seeds", str(seed), "--results", str(args.results)]
-    words += ["--budget", str(args.budget), f"--more={args.more}"]
+    words += [f"--more={args.more}"] + ([] if args.budget is None else ["--budget", str(args.budget)])
     return words + (["--work", str(args.work)] if args.work is not None else [])

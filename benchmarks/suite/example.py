@@ -1,19 +1,23 @@
-"""A run of one of the examples for a scoreboard: until its budget of processor time is spent, then judged greedy and sampled."""
+"""A run of one of the examples, or of `amago train`, for a scoreboard: until its budget of processor time is spent, then judged greedy and sampled."""
 
 from __future__ import annotations
 
 import runpy
 import shutil
+from argparse import ArgumentParser
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from amago import cli_utils
+from amago.cli import train as amago_train
 from amago.run.metric_names import AVERAGE_RETURN
 from benchmarks.suite.recorded import BudgetSpent, Point, Recorder, append, is_done, points, rows
 
 _NO_LIMIT = 10**9  # steps: the number of rollouts is the limit
 EXAMPLES = Path(__file__).parents[2] / "examples"
+AMAGO_TRAIN = "amago train"
+"""In place of an example: the command, with the defaults that it chooses."""
 JUDGED = 256
 """Rollouts of each evaluation after training, unless another number is given."""
 
@@ -32,10 +36,10 @@ class Result:
 
 
 def train(script: str, words: str, task: str, seed: int, path: Path, work: Path, budget: float, judged: int = JUDGED) -> None:
-    """Run an example, or continue it from its last training state; done already: nothing.
+    """Run an example or `amago train`, or continue it from its last training state; done already: nothing.
 
     Args:
-        script: its name in ``examples/``.
+        script: its name in ``examples/``; or `AMAGO_TRAIN`.
         words: its arguments, without those of the run's name, directory and seed.
         task: what the result is called.
         path: of the result, a file of `benchmarks.suite.recorded`.
@@ -45,13 +49,14 @@ def train(script: str, words: str, task: str, seed: int, path: Path, work: Path,
     """
     if is_done(path):
         return
-    example = runpy.run_path(str(EXAMPLES / script))
     words = f"{words} --seed {seed} --no_async"
-    args = cli_utils.parse_args(None, example["add_cli"], [*words.split(), "--run_name", "run", "--buffer_dir", str(work)])
-    args.trial = 0
-    run = example["make_experiment"](args)
+    run = _experiment(script, [*words.split(), "--run_name", "run", "--buffer_dir", str(work)])
     run.resume, run.ckpt_interval, run.keep_training_states, run.verbose = "auto", 10, 1, False
-    recorder = Recorder(path, {"task": task, "seed": seed, "command": f"examples/{script} {words}"}, budget)
+    recorder = Recorder(
+        path,
+        {"task": task, "seed": seed, "command": f"{script if script == AMAGO_TRAIN else f'examples/{script}'} {words}"},
+        budget,
+    )
     run.callbacks = [*run.callbacks, recorder]
     try:
         run.start()
@@ -66,6 +71,19 @@ def train(script: str, words: str, task: str, seed: int, path: Path, work: Path,
     shutil.rmtree(work, ignore_errors=True)
 
 
+def _experiment(script: str, words: list[str]) -> Any:
+    """The experiment of a command, not started."""
+    if script == AMAGO_TRAIN:
+        parser = ArgumentParser()
+        amago_train.add_arguments(parser)
+        args, make = parser.parse_args(words), amago_train.make_experiment
+    else:
+        example = runpy.run_path(str(EXAMPLES / script))
+        args, make = cli_utils.parse_args(None, example["add_cli"], words), example["make_experiment"]
+    args.trial = 0
+    return make(args)
+
+
 def judge(run: Any, rollouts: int) -> dict[str, Any]:
     """Mean returns of the policy's most likely actions ("greedy") and of those it draws ("sampled"), and all metrics of both."""
     found: dict[str, Any] = {"rollouts": rollouts}
@@ -73,6 +91,12 @@ def judge(run: Any, rollouts: int) -> dict[str, Any]:
         metrics = run.evaluate_test(run.make_val_env, _NO_LIMIT, episodes=rollouts)
         found |= {name: metrics[AVERAGE_RETURN], f"{name} metrics": metrics}
     return found
+
+
+def curves_in(folder: Path) -> list[list[Point]]:
+    """The curves of the finished runs ``seed*.jsonl`` of a folder, one for each seed."""
+    found = (points(path) for path in sorted(folder.glob("seed*.jsonl")) if is_done(path))
+    return [curve for curve in found if curve]
 
 
 def read(folder: Path) -> list[Result]:
