@@ -85,6 +85,7 @@ def choose_settings(
     else:
         chosen = _discrete(isinstance(env.raw_observation_space, gym.spaces.Discrete), chance_tells_nothing(env))
     arguments, options, settings = chosen
+    settings |= {f"{EXPERIMENT}.ema_decay": 0.99}  # policies waver around good ones; their average does not
     if issubclass(agent_type, Agent):  # agents that classify returns have no outputs of their size
         options["rescale_critics"] = True
     selector = config.selector_of(agent_type)
@@ -169,7 +170,7 @@ def _continuous(horizon: int) -> Settings:
     options = {"gamma": gamma, "tau": 0.02}
     settings = {
         f"{MULTIGAMMAS}.continuous": [0.8], f"{EXPERIMENT}.lr_cooldown": 0.5, "TanhGaussian.std_low": 0.29, "TanhGaussian.std_high": 0.3,
-        "EpsilonGreedy.repeat": 4.0,
+        "EpsilonGreedy.repeat": (1.0, 16.0),
     }  # fmt: skip
     return arguments, options, settings
 

@@ -14,7 +14,7 @@ import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
 
-from benchmarks.suite.recorded import in_processes, is_done
+from benchmarks.suite.recorded import IN_A_ROW, in_processes, is_done
 from benchmarks.suite.runs import Config, result_path, train
 from benchmarks.suite.tables import comparison, draw, read, summary
 from benchmarks.suite.tasks import NAMES, TASKS
@@ -45,6 +45,11 @@ def _parser() -> ArgumentParser:
             )
             command.add_argument(
                 "--budget", type=float, default=None, help="processor seconds of each run, instead of the tasks'"
+            )
+            command.add_argument(
+                "--until_solved",
+                action="store_true",
+                help=f"end a run early when {IN_A_ROW} evaluations in a row have reached the task's threshold",
             )
         if name == "run":
             command.add_argument("--seeds", type=int, default=3, help="seeds 0 to N - 1")
@@ -89,6 +94,7 @@ def _words(task: str, seed: int, args: Namespace, work: Path) -> list[str]:
     words += ["--base", args.base] if args.base else []
     words += ["--traj_encoder", args.traj_encoder] if args.traj_encoder else []
     words += ["--files", *args.files] if args.files else []
+    words += ["--until_solved"] if args.until_solved else []
     return words + (["--budget", str(args.budget)] if args.budget is not None else [])
 
 
@@ -102,7 +108,7 @@ def main(argv: list[str] | None = None) -> int:
 
         torch.set_num_threads(1)
         for task in tasks:
-            train(task, _config(args), args.seed, args.results, args.work, args.budget)
+            train(task, _config(args), args.seed, args.results, args.work, args.budget, args.until_solved)
         return 0
     names = [args.config] + ([args.against] if args.against else [])
     found = {name: read(args.results, name, tasks) for name in names}

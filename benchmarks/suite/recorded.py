@@ -35,8 +35,12 @@ class Point:
     score: float
 
 
+IN_A_ROW = 3
+"""Evaluations that must reach a goal for a run to end early."""
+
+
 class BudgetSpent(Exception):
-    """Ends a run whose processor time is spent."""
+    """Ends a run whose processor time is spent, or whose goal is reached."""
 
 
 class Recorder(Callback):
@@ -48,10 +52,11 @@ class Recorder(Callback):
         path: the file.
         head: what the run is; the budget and the machine are added.
         budget: processor seconds of this process, from the making of this object on.
+        goal: the run also ends when so many evaluations in a row as `IN_A_ROW` have reached this score; None: it does not.
     """
 
-    def __init__(self, path: Path, head: dict[str, Any], budget: float = math.inf):
-        self.path, self.head, self.budget = path, head, budget
+    def __init__(self, path: Path, head: dict[str, Any], budget: float = math.inf, goal: float | None = None):
+        self.path, self.head, self.budget, self.goal = path, head, budget, goal
         self._before, self._began = 0.0, time.process_time()
 
     @property
@@ -69,15 +74,19 @@ class Recorder(Callback):
         done = experiment.updater.grad_steps
         earlier = [r for r in rows(self.path) if "score" in r and r["updates"] <= done and experiment.epoch > 0]
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        head = self.head | {"budget": self.budget, "machine": machine()}
+        head = self.head | {"budget": self.budget, "goal": self.goal, "machine": machine()}
         self.path.write_text("".join(json.dumps(r) + "\n" for r in [head, *earlier]))
 
     def on_log(self, experiment: Experiment, row: LogRow) -> None:
         if row.section != "val" or AVERAGE_RETURN not in row.values:
             return
         append(self.path, asdict(Point(round(self.cpu, 2), row.env_steps, row.grad_steps, float(row.values[AVERAGE_RETURN]))))
-        if self.cpu >= self.budget:
+        if self.cpu >= self.budget or self._solved():
             raise BudgetSpent
+
+    def _solved(self) -> bool:
+        last = points(self.path)[-IN_A_ROW:]
+        return self.goal is not None and len(last) == IN_A_ROW and min(p.score for p in last) >= self.goal
 
 
 def append(path: Path, row: dict[str, Any]) -> None:

@@ -72,13 +72,16 @@ def _same_size(name: str) -> type[TrajEncoder]:
     return found
 
 
-def train(task: Task, chosen: Config, seed: int, results: Path, work: Path, budget: float | None = None) -> None:
+def train(
+    task: Task, chosen: Config, seed: int, results: Path, work: Path, budget: float | None = None, until_solved: bool = False
+) -> None:
     """Run, or continue, one run; does nothing if it is done.
 
     Args:
         results: folder of results.
         work: folder for the replay buffer and training states of this run alone.
         budget: processor seconds; None: ``task.cpu_seconds``.
+        until_solved: end the run earlier when `benchmarks.suite.recorded.IN_A_ROW` evaluations have reached the task's threshold.
     """
     path = result_path(results, chosen.name, task.name, seed)
     if is_done(path):
@@ -88,7 +91,8 @@ def train(task: Task, chosen: Config, seed: int, results: Path, work: Path, budg
         cli_utils.use_config(bound, zoo)
         cli_utils.use_config(bound, list(chosen.files))
         head = {"task": task.name, "seed": seed, "config": asdict(chosen)}
-        recorder = Recorder(path, head, task.cpu_seconds if budget is None else budget)
+        goal = task.threshold if until_solved else None
+        recorder = Recorder(path, head, task.cpu_seconds if budget is None else budget, goal)
         run = build(task, chosen, seed, work, recorder)
         try:
             run.start()

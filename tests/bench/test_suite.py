@@ -144,6 +144,17 @@ def test_a_run_ends_with_its_budget_and_is_not_repeated(tmp_path, task):
     assert not (tmp_path / "other").exists()
 
 
+def test_a_run_may_end_when_the_task_is_solved(tmp_path, task):
+    easy, hard = replace(task, threshold=-1.0), replace(task, threshold=1e9)
+    runs.train(easy, Config("easy"), 0, tmp_path, tmp_path / "work", budget=60.0, until_solved=True)
+    head, *points, last = recorded.rows(runs.result_path(tmp_path, "easy", task.name, 0))
+    assert (head["goal"], len(points), last) == (-1.0, recorded.IN_A_ROW, {"done": True})
+    runs.train(hard, Config("hard"), 0, tmp_path, tmp_path / "work2", budget=2.0, until_solved=True)
+    head, *points, last = recorded.rows(runs.result_path(tmp_path, "hard", task.name, 0))
+    assert points[-1]["cpu"] >= 2.0
+    assert last == {"done": True}
+
+
 def test_an_interrupted_run_continues_with_the_time_it_has_spent(tmp_path, task, monkeypatch):
     class Killed(Exception):
         pass
