@@ -170,7 +170,7 @@ def _continuous(horizon: int) -> Settings:
     options = {"gamma": gamma, "tau": 0.02}
     settings = {
         f"{MULTIGAMMAS}.continuous": [0.8], f"{EXPERIMENT}.lr_cooldown": 0.5, "TanhGaussian.std_low": 0.29, "TanhGaussian.std_high": 0.3,
-        "EpsilonGreedy.repeat": (1.0, 16.0),
+        "EpsilonGreedy.repeat": (1.0, round(max(4.0, horizon / 20), 1)),  # swinging up a hill takes dozens of steps in one direction
     }  # fmt: skip
     return arguments, options, settings
 
