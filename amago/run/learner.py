@@ -42,6 +42,7 @@ class Learner(ExperimentSettings):
     builds_optimizer = True
     _accelerator: Accelerator | None = None
     _own_accelerator: tuple[Accelerator, int, str] | None = None  # that was built here, and for which settings
+    _unwrapped: tuple[Any, BaseAgent] | None = None  # the wrapper, and the agent in it
     _updater: Updater | None = None
     _calls: parameters.Calls | None = None  # of configurables, when the agent was built
 
@@ -153,7 +154,12 @@ class Learner(ExperimentSettings):
     @property
     def policy(self) -> BaseAgent:
         """The agent, without Accelerate's wrapper."""
-        return self.accelerator.unwrap_model(self.policy_aclr)  # type: ignore[no-any-return]
+        wrapped = self.policy_aclr
+        if (
+            self._unwrapped is None or self._unwrapped[0] is not wrapped
+        ):  # a search through all modules, several times an update
+            self._unwrapped = wrapped, self.accelerator.unwrap_model(wrapped)
+        return self._unwrapped[1]
 
     def caster(self) -> AbstractContextManager[Any]:
         """The context of mixed precision."""
