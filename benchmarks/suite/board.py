@@ -24,6 +24,7 @@ class Entry:
         words: its arguments.
         judged: rollouts of the evaluations after training.
         budget: processor seconds, unless the command gives others.
+        goal: mean return; a run ends early when several evaluations in a row have reached it. None: it does not.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Entry:
     words: str
     judged: int = JUDGED
     budget: float = BUDGET
+    goal: float | None = None
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def main(board: Board, argv: list[str] | None = None) -> int:
             work = (args.work or args.results.parent / "work" / args.results.name) / f"{entry.name}_{args.seeds}"
             words = f"{entry.words} {args.more}".strip()
             budget = entry.budget if args.budget is None else args.budget
-            train(entry.script, words, entry.name, args.seeds, path, work, budget, entry.judged)
+            train(entry.script, words, entry.name, args.seeds, path, work, budget, entry.judged, entry.goal)
         return 0
     jobs = [(t, s) for s in range(args.seeds) for t in args.tasks if not is_done(result_path(args.results, t, s))]
     return 0 if in_processes(jobs, lambda job: _words(board, *job, args), args.jobs) else 1

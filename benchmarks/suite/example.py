@@ -35,7 +35,17 @@ class Result:
     metrics: dict[str, float]
 
 
-def train(script: str, words: str, task: str, seed: int, path: Path, work: Path, budget: float, judged: int = JUDGED) -> None:
+def train(
+    script: str,
+    words: str,
+    task: str,
+    seed: int,
+    path: Path,
+    work: Path,
+    budget: float,
+    judged: int = JUDGED,
+    goal: float | None = None,
+) -> None:
     """Run an example or `amago train`, or continue it from its last training state; done already: nothing.
 
     Args:
@@ -46,17 +56,15 @@ def train(script: str, words: str, task: str, seed: int, path: Path, work: Path,
         work: folder for the replay buffer and training states of this run alone; deleted at the end.
         budget: processor seconds.
         judged: rollouts of each evaluation after training.
+        goal: of `benchmarks.suite.recorded.Recorder`.
     """
     if is_done(path):
         return
     words = f"{words} --seed {seed} --no_async"
     run = _experiment(script, [*words.split(), "--run_name", "run", "--buffer_dir", str(work)])
     run.resume, run.ckpt_interval, run.keep_training_states, run.verbose = "auto", 10, 1, False
-    recorder = Recorder(
-        path,
-        {"task": task, "seed": seed, "command": f"{script if script == AMAGO_TRAIN else f'examples/{script}'} {words}"},
-        budget,
-    )
+    command = f"{script if script == AMAGO_TRAIN else f'examples/{script}'} {words}"
+    recorder = Recorder(path, {"task": task, "seed": seed, "command": command}, budget, goal)
     run.callbacks = [*run.callbacks, recorder]
     try:
         run.start()
