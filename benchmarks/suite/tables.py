@@ -34,8 +34,10 @@ def read(results: Path, name: str, tasks: Sequence[Task], finished: bool = True)
     return found
 
 
-def _times(task: Task, curves: Sequence[Curve]) -> str:
-    """Median processor seconds to the threshold, and how many seeds reached it."""
+def times(task: Task, curves: Sequence[Curve]) -> str:
+    """Median processor seconds to the threshold, and how many seeds reached it; "" without runs."""
+    if not curves:
+        return ""
     times = [time_to_threshold(c, task.threshold) for c in curves]
     reached, middle = sum(t < math.inf for t in times), float(np.median(times))
     shown = f"{middle:.0f} s" if middle < math.inf else f"> {max(c[-1].cpu for c in curves):.0f} s"
@@ -56,7 +58,7 @@ def summary(found: Results) -> str:
         low, high = interval(finals)
         steps, updates = (np.mean([getattr(c[-1], k) for c in curves]) for k in ("steps", "updates"))
         lines.append(
-            f"| {task.what} | {task.threshold:g} | {_times(task, curves)} | {np.mean(finals):.2f} | {low:.2f} to {high:.2f} | "
+            f"| {task.what} | {task.threshold:g} | {times(task, curves)} | {np.mean(finals):.2f} | {low:.2f} to {high:.2f} | "
             f"{steps:,.0f} | {updates:,.0f} |"
         )
     return "\n".join(lines)
@@ -69,7 +71,7 @@ def comparison(a: Results, b: Results, names: tuple[str, str]) -> str:
     for task in shared:
         finals = [float(np.mean([final_score(c) for c in x[task.name]])) for x in (a, b)]
         lines.append(
-            f"| {task.what} | {_times(task, a[task.name])} | {_times(task, b[task.name])} | {finals[0]:.2f} | {finals[1]:.2f} |"
+            f"| {task.what} | {times(task, a[task.name])} | {times(task, b[task.name])} | {finals[0]:.2f} | {finals[1]:.2f} |"
         )
     of_final = [{t.name: [final_score(c) for c in x[t.name]] for t in shared} for x in (a, b)]
     of_time = [{t.name: [-time_to_threshold(c, t.threshold) for c in x[t.name]] for t in shared} for x in (a, b)]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.suite import board, meta, popgym, recorded, recurrent_ppo, runs, shell, statistics, tmaze
+from benchmarks.suite import board, meta, methods, popgym, recorded, recurrent_ppo, runs, shell, statistics, tmaze
 from benchmarks.suite.__main__ import main
 from benchmarks.suite.envs import Autoencode, BernoulliBandit
 from benchmarks.suite.recorded import Point, Recorder
@@ -153,6 +153,46 @@ def test_a_run_may_end_when_the_task_is_solved(tmp_path, task):
     head, *points, last = recorded.rows(runs.result_path(tmp_path, "hard", task.name, 0))
     assert points[-1]["cpu"] >= 2.0
     assert last == {"done": True}
+
+
+@pytest.mark.parametrize("method", methods.METHODS, ids=[m.name for m in methods.METHODS])
+def test_every_method_trains(tmp_path, task, method):
+    files = (str(method.file),) if method.file else ()
+    easy, config = replace(task, threshold=-1.0), Config(method.name, "tuned", files, method.traj_encoder)
+    runs.train(easy, config, 0, tmp_path, tmp_path / "work", budget=60.0, until_solved=True)
+    *_, last, done = recorded.rows(runs.result_path(tmp_path, method.name, task.name, 0))
+    assert (last["updates"], done) == (4, {"done": True})
+    assert method.what
+
+
+def test_the_table_of_methods_says_how_likely_each_is_sooner(tmp_path, capsys):
+    for name, until in (("tuned", (30, 40)), ("gru", (20, 60)), ("burn_in", (10, 50))):
+        for seed, seconds in enumerate(until):
+            path = runs.result_path(tmp_path, name, "lake3", seed)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            points = [{"cpu": float(c), "steps": c, "updates": c, "score": 5.1 * (c >= seconds)} for c in range(0, 90, 10)]
+            path.write_text("".join(json.dumps(r) + "\n" for r in [{"task": "lake3"}, *points, {"done": True}]))
+    assert methods.main(["table", "--results", str(tmp_path)]) == 0
+    head, _, tuned, gru, burn_in = capsys.readouterr().out.splitlines()
+    assert head == "| configuration | lake3 | P(sooner) |"
+    assert tuned.endswith("| 35 s (2 of 2) |  |")
+    assert "| 40 s (2 of 2) | 0.50 (" in gru
+    assert "against tuned" in gru
+    assert "| 30 s (2 of 2) | 0.75 (" in burn_in
+    assert "against gru" in burn_in
+
+
+def test_methods_run_beside_what_they_are_compared_with(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(methods, "suite", lambda words: started.append(words) or 0)
+    arguments = ["run", "--methods", "burn_in", "--tasks", "poles", "--seeds", "2", "--results", str(tmp_path)]
+    assert methods.main(arguments) == 0
+    assert [(w[w.index("--config") + 1], w[w.index("--seeds") + 1]) for w in started] == [
+        ("gru", "1"), ("burn_in", "1"), ("gru", "2"), ("burn_in", "2"),
+    ]  # fmt: skip
+    assert all(w[w.index("--traj_encoder") + 1] == "gru" for w in started)
+    assert started[1][started[1].index("--files") + 1].endswith("burn_in.gin")
+    assert all("--until_solved" in w for w in started)
 
 
 def test_an_interrupted_run_continues_with_the_time_it_has_spent(tmp_path, task, monkeypatch):
