@@ -34,6 +34,9 @@ def make_experiment(args: Namespace) -> Experiment:
     anneal = max(1, args.epochs * args.timesteps_per_epoch // 2)
     explore = cli_utils.switch_exploration(config, TMazeExploration, horizon=args.horizon)
     config |= {"EpsilonGreedy.steps_anneal": anneal, "Actor.d_hidden": 64, "NCritics.d_hidden": 64}
+    # A single wrong step misses the goal: where probabilities are clipped leaves about one in a corridor, however long it is.
+    wrong = min(0.01, 1 / args.horizon)
+    config |= {"Discrete.clip_prob_high": 1 - wrong, "Discrete.clip_prob_low": wrong / 10}
     cli_utils.use_config(config, args.configs)
     return cli_utils.create_experiment_from_cli(
         args, make_env, make_env, max_seq_len=args.horizon, val_timesteps_per_epoch=2 * args.horizon + 1, tstep_encoder_type=tstep,

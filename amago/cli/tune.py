@@ -325,15 +325,19 @@ class Study:
 
     def _give_back_lost_trials(self) -> None:
         """Let trials whose process was killed be continued from their last training state."""
-        running_now = self.study.get_trials(deepcopy=False, states=(self.optuna.trial.TrialState.RUNNING,))
-        for trial in running_now:
+        running = self.optuna.trial.TrialState.RUNNING
+        for trial in self.study.get_trials(deepcopy=False, states=(running,)):
             lock = self._lock(_run_of(trial))
             try:
                 lock.acquire()
             except HeldError:
                 continue
-            lock.release()
-            self._give_back(trial.number, _run_of(trial), trial.params)
+            try:
+                # another process may have ended the trial, and then freed its lock, since the list was made
+                if self.study.get_trials(deepcopy=False)[trial.number].state == running:
+                    self._give_back(trial.number, _run_of(trial), trial.params)
+            finally:
+                lock.release()
 
     def _give_back(self, number: int, name: str, params: dict[str, Any]) -> None:
         self.study.tell(number, state=self.optuna.trial.TrialState.FAIL)

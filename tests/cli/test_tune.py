@@ -17,6 +17,7 @@ from messages import names
 from amago.cli import main
 from amago.cli.tune import add_arguments
 from amago.cli.tune_result import best_command
+from amago.run.locks import RunLock
 from amago.run.tuning import parse_space
 
 SMALL = [
@@ -120,6 +121,22 @@ def test_several_processes(tmp_path):
     assert {p.name for p in (tmp_path / "s").glob("trial_*")} == {f"trial_{i}" for i in range(4)}
     began = [json.loads((tmp_path / "s" / f"trial_{i}" / "settings.json").read_text())["starts"][0] for i in range(4)]
     assert len({s["pid"] for s in began if "pid" in s}) != 1
+
+
+def test_a_trial_that_another_process_has_just_ended_is_left_alone(tmp_path, monkeypatch):
+    assert tune(tmp_path, *SPACE, "--trials", "1", "--quiet") == 0
+    study(tmp_path).enqueue_trial(study(tmp_path).trials[0].params)
+    study(tmp_path).ask()  # trial_1 of another process
+    acquire = RunLock.acquire
+
+    def after_the_other_ended(lock):
+        if lock.path.name == "trial_1" and study(tmp_path).trials[1].state.name == "RUNNING":
+            study(tmp_path).tell(1, 1.0)
+        acquire(lock)
+
+    monkeypatch.setattr(RunLock, "acquire", after_the_other_ended)
+    assert tune(tmp_path, "--trials", "3", "--quiet") == 0
+    assert [(t.number, t.state.name) for t in study(tmp_path).trials] == [(i, "COMPLETE") for i in range(3)]
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
