@@ -60,7 +60,7 @@ ENTRIES: tuple[Entry, ...] = (
     Entry("RoomKeyDoor", _B, "where key and door are, from one trial to the next", _OWN + "roomkeydoor",
           "examples/05_dark_key_door.py", zoo=("solve_room",)),
     Entry("TMazePassive", _B, "one bit, from the first step to the last", _OWN + "tmazepassive-and-tmazeactive",
-          "examples/04_tmaze.py", zoo=("solve_tmaze", "tmaze_mamba", "tmaze_10k")),
+          "examples/04_tmaze.py", zoo=("solve_tmaze", "tmaze", "tmaze_mamba", "tmaze_10k")),
     Entry("TMazeActive", _B, "one bit, which must first be looked for", _OWN + "tmazepassive-and-tmazeactive", "examples/04_tmaze.py"),
     Entry("SymbolicAlchemy", _B, "what this chemistry's potions do, from one trial to the next", _OWN + "symbolicalchemy",
           "examples/06_alchemy.py", zoo=("alchemy", "alchemy_by_colour")),

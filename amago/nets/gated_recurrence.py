@@ -17,6 +17,19 @@ from amago.nets.linear_scan import linear_scan
 from amago.nets.utils import at_least_float32, check_positive
 
 
+def set_forgetting(bias: Tensor, longest: float) -> None:
+    """Set the biases of gates that keep the state such that, at the start, its numbers forget over 1 to ``longest`` timesteps (Tallec &
+    Ollivier 2018, arXiv 1804.11188).
+
+    Raises:
+        ValueError: ``longest`` is less than 1.
+    """
+    if not longest >= 1.0:
+        raise ValueError(f"longest must be at least 1 timestep, got {longest}")
+    with torch.no_grad():
+        bias.uniform_(0.0, math.log(longest))
+
+
 class MinGRU(nn.Module):
     """The minimal GRU (Feng et al. 2024, arXiv 2410.01201): h_t = (1 - z_t) h_{t-1} + z_t c_t, whose gate z and candidate c are functions
     of the input, multiplied by a gate on the way out. (L, B, d_model) -> (L, B, d_model).
@@ -24,18 +37,17 @@ class MinGRU(nn.Module):
     Args:
         d_model: E.
         d_hidden: numbers of state.
-        longest: at the start, the numbers of state forget over 1 to ``longest`` timesteps (Tallec & Ollivier 2018, arXiv 1804.11188).
+        longest: at the start, the numbers of state forget over 1 to ``longest`` timesteps, see `set_forgetting`.
     """
 
     def __init__(self, d_model: int, d_hidden: int, longest: float) -> None:
         super().__init__()
         check_positive(d_model=d_model, d_hidden=d_hidden)
-        if not longest >= 1.0:
-            raise ValueError(f"longest must be at least 1 timestep, got {longest}")
         self.inp = Linear(d_model, 3 * d_hidden)
         self.out = Linear(d_hidden, d_model)
         with torch.no_grad():
-            self.inp.bias[:d_hidden].uniform_(0.0, math.log(longest)).neg_()
+            set_forgetting(self.inp.bias[:d_hidden], longest)
+            self.inp.bias[:d_hidden].neg_()
 
     def forward(self, x: Tensor, state: Tensor | None = None) -> Tensor:
         """Map a sequence; from ``state`` (B, d_hidden), which is written in place, or from zeros."""

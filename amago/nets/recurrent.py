@@ -15,7 +15,7 @@ from amago.config import fast_paths
 from amago.nets.cpu.gru import GRUStep
 from amago.nets.cpu.packed import Linear
 from amago.nets.ff import FFBlock, Normalization
-from amago.nets.gated_recurrence import GatedRecurrenceBlock, MinGRU
+from amago.nets.gated_recurrence import GatedRecurrenceBlock, MinGRU, set_forgetting
 from amago.nets.mamba import Mamba, MambaBlock, MambaState
 from amago.nets.registry import named_traj_encoder
 from amago.nets.traj_base import Dones, LayeredStateEncoder, TrajEncoder, check_batch
@@ -33,6 +33,8 @@ class GRUTrajEncoder(LayeredStateEncoder):
         d_hidden, n_layers: width and number of layers of the GRU.
         d_output: E, after a linear layer.
         norm: of the output: "layer", "rmsnorm" or "none".
+        longest: at the start, the numbers of state forget over 1 to ``longest`` timesteps, see
+            `amago.nets.gated_recurrence.set_forgetting`. None: PyTorch's initial values, with which they forget over two.
     """
 
     __module__ = "amago.nets.traj_encoders"  # where it is imported from, and what saved runs call it
@@ -45,14 +47,23 @@ class GRUTrajEncoder(LayeredStateEncoder):
         n_layers: int = 2,
         d_output: int = 256,
         norm: str = "layer",
+        longest: float | None = None,
     ) -> None:
         super().__init__(tstep_dim, max_seq_len)
         check_positive(d_hidden=d_hidden, n_layers=n_layers, d_output=d_output)
         self.rnn = nn.GRU(tstep_dim, d_hidden, num_layers=n_layers, batch_first=True)
+        if longest is not None:
+            self._remember(longest)
         self.fast, self._fast_step = fast_paths(), GRUStep(self.rnn)
         self.out = Linear(d_hidden, d_output)
         self.out_norm = Normalization(norm, d_output)
         self._emb_dim = d_output
+
+    def _remember(self, longest: float) -> None:
+        updates = slice(self.rnn.hidden_size, 2 * self.rnn.hidden_size)  # of the biases of reset, update and new gates
+        for layer in range(self.rnn.num_layers):
+            set_forgetting(getattr(self.rnn, f"bias_ih_l{layer}")[updates], longest)
+            nn.init.zeros_(getattr(self.rnn, f"bias_hh_l{layer}")[updates])
 
     def train(self, mode: bool = True) -> GRUTrajEncoder:
         self._fast_step.clear()

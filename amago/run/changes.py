@@ -136,7 +136,7 @@ INITIAL_PARAMETERS = {
     "amago.nets.utils.InputNorm.initial_samples", "amago.nets.transformer.SigmaReparam.fast_init",
     "amago.nets.actor_critic.PopArtLayer.init_nu", "amago.nets.actor_critic.PopArtLayer.initial_samples", "amago.nets.traj_encoders.MambaTrajEncoder.dt_min",
     "amago.nets.traj_encoders.MambaTrajEncoder.dt_max", "amago.nets.traj_encoders.MambaTrajEncoder.A_scale",
-    "amago.nets.traj_encoders.MinGRUTrajEncoder.longest",
+    "amago.nets.traj_encoders.MinGRUTrajEncoder.longest", "amago.nets.traj_encoders.GRUTrajEncoder.longest",
 }  # fmt: skip
 """Parameters that only count when an agent is built: what they were is in the training state."""
 

@@ -273,6 +273,23 @@ def test_documented_defaults():
     assert FFTrajEncoder(10, 8).emb_dim == 256
 
 
+def test_a_gru_may_remember_from_the_start():
+    torch.manual_seed(0)
+    models = {longest: GRUTrajEncoder(4, 8, d_hidden=500, n_layers=2, longest=longest) for longest in (None, 200.0)}
+    for layer in range(2):
+        kept = {
+            k: m.rnn.get_parameter(f"bias_ih_l{layer}") + m.rnn.get_parameter(f"bias_hh_l{layer}") for k, m in models.items()
+        }
+        over = {k: 1.0 / torch.sigmoid(-bias[500:1000]) for k, bias in kept.items()}  # timesteps
+        assert over[None].max() < 2.2
+        assert 1.9 < over[200.0].min() < 2.1
+        assert 180.0 < over[200.0].max() < 202.0
+    untouched = dict(models[200.0].rnn.named_parameters())["bias_ih_l0"][:500]
+    assert untouched.abs().max() < 500**-0.5, "the reset gate is PyTorch's"
+    with pytest.raises(ValueError, match=r"longest must be at least 1 timestep, got 0\.9"):
+        GRUTrajEncoder(4, 8, longest=0.9)
+
+
 def test_gin_selects_attention_by_its_public_name():
     config.bind({
         "TformerTrajEncoder.attention_type": public.VanillaAttention,
