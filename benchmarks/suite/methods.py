@@ -91,10 +91,13 @@ def table(results: Path, tasks: Sequence[Task]) -> str:
 
 
 def _sooner(with_it: Results, without: Results | None, method: Method, tasks: Sequence[Task]) -> str:
-    if not without or not set(with_it) & set(without):
+    common = set(with_it) & set(without or ())
+    if not without or not common:
         return ""
+    if min(len(of[name]) for of in (with_it, without) for name in common) < 2:
+        return "one seed"  # an interval over seeds would have no width, and look like certainty
     speeds = [
-        {t.name: [-time_to_threshold(c, t.threshold) for c in of[t.name]] for t in tasks if t.name in of}
+        {t.name: [-time_to_threshold(c, t.threshold) for c in of[t.name]] for t in tasks if t.name in common}
         for of in (with_it, without)
     ]
     p, low, high = probability_of_improvement(*speeds)

@@ -72,6 +72,12 @@ def _same_size(name: str) -> type[TrajEncoder]:
     return found
 
 
+def _within(file: str) -> str:
+    """The path of a file of this repository from its root; other paths as they are."""
+    path, root = Path(file).absolute(), Path(__file__).parents[2]
+    return str(path.relative_to(root)) if path.is_relative_to(root) else file
+
+
 def train(
     task: Task, chosen: Config, seed: int, results: Path, work: Path, budget: float | None = None, until_solved: bool = False
 ) -> None:
@@ -90,7 +96,7 @@ def train(
     with config.temporary({}):
         cli_utils.use_config(bound, zoo)
         cli_utils.use_config(bound, list(chosen.files))
-        head = {"task": task.name, "seed": seed, "config": asdict(chosen)}
+        head = {"task": task.name, "seed": seed, "config": asdict(chosen) | {"files": [_within(file) for file in chosen.files]}}
         goal = task.threshold if until_solved else None
         recorder = Recorder(path, head, task.cpu_seconds if budget is None else budget, goal)
         run = build(task, chosen, seed, work, recorder)

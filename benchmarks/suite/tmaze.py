@@ -25,7 +25,7 @@ SETTINGS = {
     1000: "--parallel_actors 16 --batch_size 8 --grads_per_epoch 50 --epochs 60 --val_interval 3",
     3000: "--parallel_actors 16 --batch_size 4 --grads_per_epoch 50 --epochs 60 --val_interval 3",
 }
-SHARED = "--configs zoo/tmaze --memory_layers 1 --learning_rate 5e-4"
+SHARED = "--configs zoo/tmaze --memory_layers 1 --learning_rate 2e-3"
 
 
 def table(results: Path) -> str:

@@ -160,8 +160,9 @@ def test_every_method_trains(tmp_path, task, method):
     files = (str(method.file),) if method.file else ()
     easy, config = replace(task, threshold=-1.0), Config(method.name, "tuned", files, method.traj_encoder)
     runs.train(easy, config, 0, tmp_path, tmp_path / "work", budget=60.0, until_solved=True)
-    *_, last, done = recorded.rows(runs.result_path(tmp_path, method.name, task.name, 0))
+    head, *_, last, done = recorded.rows(runs.result_path(tmp_path, method.name, task.name, 0))
     assert (last["updates"], done) == (4, {"done": True})
+    assert head["config"]["files"] == [f"benchmarks/suite/method_files/{method.name}.gin"] * len(files), "of no machine alone"
     assert method.what
 
 
@@ -180,6 +181,10 @@ def test_the_table_of_methods_says_how_likely_each_is_sooner(tmp_path, capsys):
     assert "against tuned" in gru
     assert "| 30 s (2 of 2) | 0.75 (" in burn_in
     assert "against gru" in burn_in
+    runs.result_path(tmp_path, "gru", "lake3", 1).unlink()
+    assert methods.main(["table", "--results", str(tmp_path)]) == 0
+    *_, gru, burn_in = capsys.readouterr().out.splitlines()
+    assert [row.split(" | ")[-1] for row in (gru, burn_in)] == ["one seed |", "one seed |"]
 
 
 def test_methods_run_beside_what_they_are_compared_with(tmp_path, monkeypatch):
