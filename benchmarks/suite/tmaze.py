@@ -31,8 +31,8 @@ SHARED = "--configs zoo/tmaze --memory_layers 1 --learning_rate 2e-3"
 def table(results: Path) -> str:
     """One row for each length and model with a finished run."""
     lines = [
-        "| steps | sequence model | return, greedy, by seed | CPU s until 0.95, by seed | updates/CPU s | environment steps | CPU s |",
-        "| --- " * 7 + "|",
+        "| steps, sequence model | return, greedy, by seed | CPU s until 0.95, by seed | updates/CPU s | environment steps | CPU s |",
+        "| --- " * 6 + "|",
     ]
     for horizon in HORIZONS:
         for model in MODELS:
@@ -46,7 +46,7 @@ def _row(horizon: int, model: str, found: list[Result]) -> str:
     shown = ", ".join(f"{t:.0f}" if t < float("inf") else "not reached" for t in times)
     speeds = ", ".join(f"{r.curve[-1].updates / r.curve[-1].cpu:.1f}" for r in found)
     greedy, cpu = ", ".join(f"{r.greedy:.2f}" for r in found), ", ".join(f"{r.cpu:.0f}" for r in found)
-    return f"| {horizon:,} | {model} | {greedy} | {shown} | {speeds} | {max(r.steps for r in found):,} | {cpu} |"
+    return f"| {horizon:,}, {model} | {greedy} | {shown} | {speeds} | {max(r.steps for r in found):,} | {cpu} |"
 
 
 def _entries() -> list[Entry]:

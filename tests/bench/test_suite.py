@@ -327,7 +327,7 @@ def test_a_corridor_is_trained_and_shown(tmp_path, capsys, monkeypatch):
     assert not (tmp_path / "work" / "r" / "300_gru_1").exists()
     capsys.readouterr()
     assert board.main(tmaze.BOARD, ["table", "--results", str(results)]) == 0
-    assert "| 300 | gru | " in capsys.readouterr().out.splitlines()[2]
+    assert "| 300, gru | " in capsys.readouterr().out.splitlines()[2]
 
 
 # ---- new worlds ------------------------------------------------------------------------------------------------------------
