@@ -94,7 +94,8 @@ def _sooner(with_it: Results, without: Results | None, method: Method, tasks: Se
     common = set(with_it) & set(without or ())
     if not without or not common:
         return ""
-    if min(len(of[name]) for of in (with_it, without) for name in common) < 2:
+    common = {name for name in common if min(len(with_it[name]), len(without[name])) >= 2}
+    if not common:
         return "one seed"  # an interval over seeds would have no width, and look like certainty
     speeds = [
         {t.name: [-time_to_threshold(c, t.threshold) for c in of[t.name]] for t in tasks if t.name in common}
