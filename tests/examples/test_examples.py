@@ -271,6 +271,16 @@ def test_gin_files_come_last(tmp_path: Path) -> None:
     assert "amago.agent.Agent.reward_multiplier = 3.0\n" in text  # the script itself says 100
 
 
+@pytest.mark.parametrize(("horizon", "low", "high"), [(50, "0.001", "0.99"), (200, "0.0005", "0.995")])
+def test_the_clip_of_probabilities_allows_one_wrong_step_in_a_corridor(
+    horizon: int, low: str, high: str, tmp_path: Path
+) -> None:
+    run("04_tmaze.py", tmp_path, "--no_async", "--horizon", str(horizon), "--timesteps_per_epoch", str(2 * horizon))
+    text = (tmp_path / "tiny" / "config.txt").read_text()
+    assert f"Discrete.clip_prob_low = {low}\n" in text
+    assert f"Discrete.clip_prob_high = {high}\n" in text
+
+
 @pytest.mark.parametrize("encoder", ["ff", "gru", "transformer"])
 def test_other_sequence_models_and_active_maze(encoder: str, tmp_path: Path) -> None:
     run("04_tmaze.py", tmp_path, "--no_async", "--active", "--traj_encoder", encoder, "--memory-size", "8")
