@@ -29,6 +29,9 @@ def add_cli(parser: ArgumentParser) -> None:
     parser.add_argument("--k", type=int, default=3, help="attempts at each goal")
     parser.add_argument("--episode_length", type=int, default=500, help="steps of an attempt, at most 500")
     parser.add_argument("--goal_seed", type=int, default=0, help="seed of the 50 goals of each task")
+    parser.add_argument(
+        "--validate_on", choices=("train", "test"), default="train", help="split whose goals the evaluations during training have"
+    )
     parser.set_defaults(
         parallel_actors=24, timesteps_per_epoch=None, grads_per_epoch=200, epochs=500, memory_size=128, memory_layers=2,
         learning_rate=3e-4,
@@ -49,8 +52,9 @@ def make_experiment(args: Namespace, tasks: MetaWorldTasks | None = None) -> Exp
     anneal = max(1, args.epochs * args.timesteps_per_epoch // 2)
     explore = cli_utils.switch_exploration(config, "bilevel", rollout_horizon=horizon, steps_anneal=anneal)
     cli_utils.use_config(config, ["zoo/metaworld", *args.configs])
+    make_val_env = MakeMetaWorld(tasks, args.validate_on, args.k, args.episode_length)
     return cli_utils.create_experiment_from_cli(
-        args, make_env, make_env, max_seq_len=max_seq_len, val_timesteps_per_epoch=horizon + 1, tstep_encoder_type=tstep,
+        args, make_env, make_val_env, max_seq_len=max_seq_len, val_timesteps_per_epoch=horizon + 1, tstep_encoder_type=tstep,
         traj_encoder_type=traj, agent_type=agent, exploration_wrapper_type=explore,
         group_name=f"metaworld_{tasks.benchmark}_k{args.k}", padded_sampling="both",
     )  # fmt: skip

@@ -18,6 +18,7 @@ import numpy as np
 
 from benchmarks.suite.board import Board, Entry, main
 from benchmarks.suite.example import read
+from benchmarks.suite.pictures import panels
 from benchmarks.suite.statistics import interpolated
 
 STEPS = 15e6
@@ -109,31 +110,16 @@ def table(results: Path) -> str:
 
 def draw(results: Path, path: Path) -> None:
     """Return against environment steps, a panel for each game; the published figures are lines."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
     shown = [(game, found) for game in GAMES if (found := read(results / game.name))]
-    columns = min(6, len(shown))
-    height = -(-len(shown) // columns)
-    figure, axes = plt.subplots(height, columns, figsize=(2.9 * columns, 2.2 * height), squeeze=False)
-    for (game, found), panel in zip(shown, axes.flat):
-        for run in found:
-            x = np.linspace(0.0, run.curve[-1].steps, 100)
-            panel.plot(x / 1e6, interpolated(run.curve, x, "steps"), color="tab:blue", linewidth=1.4)
-        panel.axhline(game.best, color="black", linewidth=0.9, linestyle="--", label="best of 13, 15M steps")
-        panel.axhline(game.gru, color="grey", linewidth=0.9, linestyle=":", label="GRU, 15M steps")
-        panel.set_title(f"{game.name} ({len(found)})", fontsize=7)
-        panel.tick_params(labelsize=7)
-    for panel in axes.flat[len(shown) :]:
-        panel.set_visible(False)
-    axes[0, 0].legend(fontsize=6)
-    figure.supxlabel("million environment steps", fontsize=8)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    with panels(path, len(shown), 6, (2.9, 2.2), "million environment steps") as axes:
+        for (game, found), panel in zip(shown, axes):
+            for run in found:
+                x = np.linspace(0.0, run.curve[-1].steps, 100)
+                panel.plot(x / 1e6, interpolated(run.curve, x, "steps"), color="tab:blue", linewidth=1.4)
+            panel.axhline(game.best, color="black", linewidth=0.9, linestyle="--", label="best of 13, 15M steps")
+            panel.axhline(game.gru, color="grey", linewidth=0.9, linestyle=":", label="GRU, 15M steps")
+            panel.set_title(f"{game.name} ({len(found)})", fontsize=7)
+        axes[0].legend(fontsize=6)
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import numpy as np
 
 from benchmarks.suite.board import Board, Entry, main
 from benchmarks.suite.example import AMAGO_TRAIN, curves_in
+from benchmarks.suite.pictures import panels
 from benchmarks.suite.statistics import final_score, interpolated, interval, time_to_threshold
 
 
@@ -58,27 +59,16 @@ def table(results: Path) -> str:
 
 def draw(results: Path, path: Path) -> None:
     """A panel for each environment with a thin line for each seed and the mean."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
     shown = [(goal, curves) for goal in GOALS if (curves := curves_in(results / goal.env))]
-    figure, axes = plt.subplots(1, len(shown), figsize=(3.2 * len(shown), 2.7), squeeze=False)
-    for (goal, curves), panel in zip(shown, axes[0]):
-        x = np.linspace(0.0, min(goal.budget, max(c[-1].cpu for c in curves)), 120)
-        y = np.stack([interpolated(c, x) for c in curves])
-        panel.plot(x, y.T, color="tab:blue", alpha=0.35, linewidth=0.9)
-        panel.plot(x, y.mean(0), color="tab:blue", linewidth=2.0)
-        panel.axhline(goal.threshold, color="grey", linewidth=0.8, linestyle=":")
-        panel.set_title(f"{goal.env} ({len(curves)} seeds)", fontsize=9)
-        panel.tick_params(labelsize=8)
-    axes[0, 0].set_ylabel("mean return", fontsize=9)
-    figure.supxlabel("processor seconds of one thread", fontsize=9)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    with panels(path, len(shown), len(shown), (3.2, 2.7), "processor seconds of one thread") as axes:
+        for (goal, curves), panel in zip(shown, axes):
+            x = np.linspace(0.0, min(goal.budget, max(c[-1].cpu for c in curves)), 120)
+            y = np.stack([interpolated(c, x) for c in curves])
+            panel.plot(x, y.T, color="tab:blue", alpha=0.35, linewidth=0.9)
+            panel.plot(x, y.mean(0), color="tab:blue", linewidth=2.0)
+            panel.axhline(goal.threshold, color="grey", linewidth=0.8, linestyle=":")
+            panel.set_title(f"{goal.env} ({len(curves)} seeds)", fontsize=9)
+        axes[0].set_ylabel("mean return", fontsize=9)
 
 
 def _entry(goal: Goal) -> Entry:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.suite.pictures import panels
 from benchmarks.suite.recorded import is_done, points
 from benchmarks.suite.runs import result_path
 from benchmarks.suite.statistics import (
@@ -83,34 +84,19 @@ def comparison(a: Results, b: Results, names: tuple[str, str]) -> str:
 
 def draw(results: Mapping[str, Results], path: Path, axis: str = "cpu") -> None:
     """A picture of the mean curves with intervals over seeds, a panel for each task, a line for each configuration."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
     shown = [t for t in TASKS if any(t.name in found for found in results.values())]
-    columns = min(5, len(shown))
-    figure, axes = plt.subplots(
-        -(-len(shown) // columns), columns, figsize=(3.4 * columns, 2.8 * -(-len(shown) // columns)), squeeze=False
-    )
-    for task, panel in zip(shown, axes.flat):
-        for name, found in results.items():
-            curves = found.get(task.name, ())
-            if not curves:
-                continue
-            x = np.linspace(0.0, max(float(getattr(c[-1], axis)) for c in curves), 100)
-            y = np.stack([interpolated(c, x, axis) for c in curves])
-            ends = np.array([interval(column) for column in y.T])
-            panel.plot(x, y.mean(0), label=f"{name} ({len(curves)})")
-            panel.fill_between(x, ends[:, 0], ends[:, 1], alpha=0.25)
-        panel.axhline(task.threshold, color="grey", linewidth=0.8, linestyle=":")
-        panel.set_title(task.what, fontsize=9)
-        panel.tick_params(labelsize=8)
-    for panel in axes.flat[len(shown) :]:
-        panel.set_visible(False)
-    axes[0, 0].legend(fontsize=8)
-    figure.supxlabel({"cpu": "processor seconds", "steps": "environment steps", "updates": "updates"}[axis], fontsize=9)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    what = {"cpu": "processor seconds", "steps": "environment steps", "updates": "updates"}[axis]
+    with panels(path, len(shown), 5, (3.4, 2.8), what) as axes:
+        for task, panel in zip(shown, axes):
+            for name, found in results.items():
+                curves = found.get(task.name, ())
+                if not curves:
+                    continue
+                x = np.linspace(0.0, max(float(getattr(c[-1], axis)) for c in curves), 100)
+                y = np.stack([interpolated(c, x, axis) for c in curves])
+                ends = np.array([interval(column) for column in y.T])
+                panel.plot(x, y.mean(0), label=f"{name} ({len(curves)})")
+                panel.fill_between(x, ends[:, 0], ends[:, 1], alpha=0.25)
+            panel.axhline(task.threshold, color="grey", linewidth=0.8, linestyle=":")
+            panel.set_title(task.what, fontsize=9)
+        axes[0].legend(fontsize=8)

@@ -334,13 +334,16 @@ def test_a_corridor_is_trained_and_shown(tmp_path, capsys, monkeypatch):
 
 
 def test_a_task_of_new_worlds_is_trained_and_shown(tmp_path, capsys, monkeypatch):
-    lake = replace(meta.ENTRIES[0], judged=2)
-    monkeypatch.setattr(meta, "BOARD", replace(meta.BOARD, entries=[lake]))
+    lakes = [replace(entry, judged=2) for entry in meta.ENTRIES[:2]]
+    assert [lake.name for lake in lakes] == ["lake5", "lake5 without memory"]
+    monkeypatch.setattr(meta, "BOARD", replace(meta.BOARD, entries=lakes))
     words = "--lake_size 3 --k_episodes 2 --memory_size 8 --parallel_actors 2 --batches_per_epoch 2 --epochs 1 --timesteps_per_epoch 20"
     assert board.main(meta.BOARD, ["one", "--results", str(tmp_path), "--seeds", "0", f"--more={words} --batch_size 2"]) == 0
     capsys.readouterr()
-    assert board.main(meta.BOARD, ["table", "--results", str(tmp_path)]) == 0
-    row = capsys.readouterr().out.splitlines()[2]
-    assert row.startswith("| lake5 | ")
-    assert "Attempt 1 Success 0." in row or "Attempt 1 Success 1." in row
-    assert "| 40 |" in row
+    picture = tmp_path / "p.png"
+    assert board.main(meta.BOARD, ["table", "--results", str(tmp_path), "--picture", str(picture)]) == 0
+    rows = capsys.readouterr().out.splitlines()[2:]
+    assert [row.split(" | ")[0] for row in rows] == ["| lake5", "| lake5 without memory"]
+    assert all("Attempt 1 Success 0." in row or "Attempt 1 Success 1." in row for row in rows)
+    assert "| 40 |" in rows[0]
+    assert picture.stat().st_size > 5_000
