@@ -1,4 +1,7 @@
-"""The command of a scoreboard: examples, or `amago train`, as runs of one thread each, with a budget of processor time, resumed after interruptions."""
+"""The command of a scoreboard.
+
+It runs examples, or `amago train`, in processes of one thread each, with a budget of processor time, and continues them after interruptions.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.suite.example import JUDGED, train
-from benchmarks.suite.recorded import in_processes, is_done
+from benchmarks.suite.recorded import claimed, in_processes, is_done
 
 ROOT = Path(__file__).parents[2] / "results"
 BUDGET = 3600.0
@@ -77,7 +80,8 @@ def main(board: Board, argv: list[str] | None = None) -> int:
             work = (args.work or args.results.parent / "work" / args.results.name) / f"{entry.name}_{args.seeds}"
             words = f"{entry.words} {args.more}".strip()
             budget = entry.budget if args.budget is None else args.budget
-            train(entry.script, words, entry.name, args.seeds, path, work, budget, entry.judged, entry.goal)
+            with claimed(path):
+                train(entry.script, words, entry.name, args.seeds, path, work, budget, entry.judged, entry.goal)
         return 0
     jobs = [(t, s) for s in range(args.seeds) for t in args.tasks if not is_done(result_path(args.results, t, s))]
     return 0 if in_processes(jobs, lambda job: _words(board, *job, args), args.jobs) else 1

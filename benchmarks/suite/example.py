@@ -1,4 +1,7 @@
-"""A run of one of the examples, or of `amago train`, for a scoreboard: until its budget of processor time is spent, then judged greedy and sampled."""
+"""A run of one of the examples, or of `amago train`, for a scoreboard.
+
+It ends when its budget of processor time is spent, and is then judged greedy and sampled.
+"""
 
 from __future__ import annotations
 

@@ -11,14 +11,16 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from amago.experiment import Experiment
 from amago.run.callbacks import Callback, LogRow
+from amago.run.locks import HeldError, RunLock
 from amago.run.metric_names import AVERAGE_RETURN
 from benchmarks.harness import machine
 
@@ -87,6 +89,24 @@ class Recorder(Callback):
     def _solved(self) -> bool:
         last = points(self.path)[-IN_A_ROW:]
         return self.goal is not None and len(last) == IN_A_ROW and min(p.score for p in last) >= self.goal
+
+
+@contextmanager
+def claimed(path: Path) -> Iterator[None]:
+    """For the block, the right of this process alone to write a result.
+
+    Raises:
+        RuntimeError: another process is writing it.
+    """
+    lock = RunLock(path.with_suffix(".lock"))
+    try:
+        lock.acquire()
+    except HeldError as err:
+        raise RuntimeError(f"{path} is {err}; wait for it, or choose another folder with --results") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def append(path: Path, row: dict[str, Any]) -> None:

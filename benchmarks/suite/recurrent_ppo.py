@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness import machine
-from benchmarks.suite.recorded import Point, append, in_processes, is_done, points
+from benchmarks.suite.recorded import Point, append, claimed, in_processes, is_done, points
 from benchmarks.suite.runs import result_path
 from benchmarks.suite.statistics import final_score
 from benchmarks.suite.tasks import NAMES, TASKS, Task
@@ -203,7 +203,9 @@ def _one(args: Namespace) -> None:
         budget = task.cpu_seconds if args.budget is None else args.budget
         settings = searched(args.results, task.name) if args.searched else CANDIDATES[args.candidate or "default"]
         share = SEARCH_SHARE if args.candidate else 1.0
-        train(task, dict(settings), args.seeds, _path(args, task.name, args.seeds, args.candidate or ""), budget * share)
+        path = _path(args, task.name, args.seeds, args.candidate or "")
+        with claimed(path):
+            train(task, dict(settings), args.seeds, path, budget * share)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from amago.experiment import Experiment
 from amago.loading import DiskTrajDataset
 from amago.nets.traj_encoders import TformerTrajEncoder, TrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
-from benchmarks.suite.recorded import BudgetSpent, Recorder, append, is_done
+from benchmarks.suite.recorded import BudgetSpent, Recorder, append, claimed, is_done
 from benchmarks.suite.tasks import Task, bindings, classes
 
 ENDLESS = 1_000_000
@@ -93,7 +93,7 @@ def train(
     if is_done(path):
         return
     bound, zoo = bindings(task, chosen.base)
-    with config.temporary({}):
+    with claimed(path), config.temporary({}):
         cli_utils.use_config(bound, zoo)
         cli_utils.use_config(bound, list(chosen.files))
         head = {"task": task.name, "seed": seed, "config": asdict(chosen) | {"files": [_within(file) for file in chosen.files]}}
