@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,9 @@ ARGUMENTS: dict[str, Any] = {
 
 TRIAL_STEPS = 1000
 """Most steps of random actions before settings are chosen."""
+
+TRIAL_SECONDS = 10.0
+"""Most time for them; an environment that takes longer counts as one of which they tell something."""
 
 MULTIGAMMAS, EXPERIMENT = "amago.agent.Multigammas", "amago.experiment.Experiment"
 
@@ -64,7 +68,7 @@ def choose_settings(
 
     Args:
         env: the environment. Its spaces and its Gymnasium spec are read; where it needs no memory and actions are choices, random ones
-            are tried for at most `TRIAL_STEPS` steps.
+            are tried for at most `TRIAL_STEPS` steps and `TRIAL_SECONDS`.
         horizon: most steps of a rollout.
         memory: "auto", "none", or the name of a sequence model with memory.
         traj_encoder: the sequence model, if the user names one; it decides, and "ff" means no memory.
@@ -127,15 +131,20 @@ def comes_with_gymnasium(env: AMAGOEnv) -> bool:
     return module.startswith("gymnasium.envs.") and not getattr(spec, "additional_wrappers", ())
 
 
-def chance_tells_nothing(env: AMAGOEnv, steps: int = TRIAL_STEPS) -> bool:
-    """Whether random actions meet one reward only, and no end other than that of time, within some steps."""
+def chance_tells_nothing(env: AMAGOEnv, steps: int = TRIAL_STEPS, clock: Callable[[], float] = time.monotonic) -> bool:
+    """Whether random actions meet one reward only, and no end other than that of time, within some steps.
+
+    False if `TRIAL_SECONDS` by ``clock`` are not enough for the steps.
+    """
     if env.batched_envs > 1:
         return False
     inner = env.env.env  # without the conversion of actions
     inner.action_space.seed(0)
     inner.reset(seed=0)
-    rewards = set()
+    rewards, until = set(), clock() + TRIAL_SECONDS
     for _ in range(steps):
+        if clock() > until:
+            return False
         _, reward, terminated, truncated, _ = inner.step(inner.action_space.sample())
         rewards.add(float(reward))
         if terminated or len(rewards) > 1:

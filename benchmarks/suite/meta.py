@@ -9,7 +9,10 @@ Each run is an example with one thread and an hour of processor time. Besides la
 
 from __future__ import annotations
 
+import math
+import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.suite.board import Board, Entry, main
@@ -46,24 +49,48 @@ ENTRIES = (
 )
 _BLIND = " without memory"
 """Ends the name of a row whose agent has no memory; the row before has the same task."""
-_SHOWN = ("Success", "Error")  # in the names of further metrics for the table
+_MEASURES = {"room9": "Doors Opened", "cheetah": "Velocity Error", "alchemy": "Return"}
+"""Beside the return, by the first word of a row's name; of others "Success"."""
+_PART = r"(in )?(Attempt|Trial|Shot) \d+"
 
 
 def table(results: Path) -> str:
     """One row for each task with a finished run: returns, what else measures success, and what it took."""
-    lines = ["| task | return, greedy, by seed | sampled | further, greedy, seed 0 | steps | CPU s |", "| --- " * 6 + "|"]
+    lines = [
+        "| task | return, greedy, by seed | sampled | further, greedy, seed 0 | updates, steps | CPU s |",
+        "| --- " * 6 + "|",
+    ]
     for entry in ENTRIES:
         found = read(results / entry.name)
         if not found:
             continue
         greedy, sampled = (", ".join(f"{getattr(r, name):.2f}" for r in found) for name in ("greedy", "sampled"))
-        further = {k: v for k, v in found[0].metrics.items() if any(word in k for word in _SHOWN)}
-        shown = "; ".join(
-            f"{name.partition(' in ')[0].removeprefix('Average ')} {value:.2f}" for name, value in sorted(further.items())
-        )
-        took = f"{max(r.steps for r in found):,} | {', '.join(f'{r.cpu:.0f}' for r in found)}"
-        lines.append(f"| {entry.name} | {greedy} | {sampled} | {shown} | {took} |")
+        measure = _MEASURES.get(entry.name.split()[0], "Success")
+        took = f"{found[0].curve[-1].updates:,}, {_short(found[0].steps)} | {', '.join(f'{r.cpu:.0f}' for r in found)}"
+        lines.append(f"| {entry.name} | {greedy} | {sampled} | {further(found[0].metrics, measure)} | {took} |")
     return "\n".join(lines)
+
+
+def further(metrics: Mapping[str, float], measure: str) -> str:
+    """A measure beside the return, in few words: by attempt the first and the last, where it is counted by attempt."""
+    parts, whole = [], math.nan
+    for (
+        name,
+        value,
+    ) in metrics.items():  # "Average Attempt 3 Success in room" or "Average Success in Shot 3 in room", in this order
+        words = name.rpartition(" in ")[0].removeprefix("Average ")
+        if re.sub(_PART, "", words).strip() == measure:
+            if re.search(_PART, words):
+                parts.append(value)
+            else:
+                whole = value
+    if len(parts) > 1:
+        return f"{measure.lower()} {parts[0]:.2f} in attempt 1, {parts[-1]:.2f} in attempt {len(parts)}"
+    return f"{measure.lower()} {parts[0] if parts else whole:.2f}"
+
+
+def _short(steps: int) -> str:
+    return f"{steps / 1e6:.2f}M"
 
 
 def draw(results: Path, path: Path) -> None:

@@ -234,7 +234,9 @@ def test_an_interrupted_run_continues_with_the_time_it_has_spent(tmp_path, task,
 def test_a_result_that_another_process_writes_is_left_alone(tmp_path, task):
     path = runs.result_path(tmp_path, "c", task.name, 0)
     with recorded.claimed(path):
-        with pytest.raises(RuntimeError, match=f"{path.name} is being written by .* wait for it, or choose another folder with --results"):
+        with pytest.raises(
+            RuntimeError, match=f"{path.name} is being written by .* wait for it, or choose another folder with --results"
+        ):
             runs.train(task, Config("c"), 0, tmp_path, tmp_path / "work", budget=0.0)
         assert not path.exists()
         assert not (tmp_path / "work").exists()

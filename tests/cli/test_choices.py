@@ -10,7 +10,7 @@ import tiny
 import amago
 from amago import config
 from amago.agent import MultiTaskAgent
-from amago.cli import main
+from amago.cli import choices, main
 from amago.cli import train as train_command
 from amago.cli.choices import choose_settings, library_settings
 from amago.envs import AMAGOEnv
@@ -151,6 +151,14 @@ def test_choices_are_held_where_random_ones_tell_nothing():
     assert hard.settings == easy.settings | {"EpsilonGreedy.repeat": (1.0, 16.0), "EpsilonGreedy.randomize_eps": False}
     assert "EpsilonGreedy.repeat" not in easy.settings
     assert "EpsilonGreedy.repeat = (1.0, 16.0)" in hard.describe("Acrobot-v1", {})
+
+
+def test_random_choices_are_tried_for_a_limited_time():
+    ticks = iter(range(10_000))
+    slow = AMAGOEnv(gym.make("Acrobot-v1"), env_name="E")
+    assert choices.chance_tells_nothing(slow, clock=lambda: 0.0)
+    assert not choices.chance_tells_nothing(slow, clock=lambda: next(ticks) * 1.0)
+    assert next(ticks) == choices.TRIAL_SECONDS + 2, "one reading before the steps, and one before each"
 
 
 @pytest.mark.parametrize(("agent_type", "scales"), [(amago.Agent, True), (MultiTaskAgent, False)])
