@@ -42,7 +42,12 @@ ENTRIES = (
     Entry("ml1 reach", "07_metaworld.py", _REACH + _GRU, budget=900),
     Entry("alchemy from numbers", "06_alchemy.py", _ALCHEMY + _GRU, budget=1500),
     Entry("xland trivial", "11_xland_minigrid.py", f"--rulesets trivial --k_shots 3 --epochs 120 {_LOOP}{_GRU}", budget=700),
-    Entry("xland small", "11_xland_minigrid.py", f"--rulesets small --k_shots 3 --epochs 120 {_LOOP}{_GRU}", budget=700),
+    Entry(
+        "xland small",
+        "11_xland_minigrid.py",
+        f"--rulesets small --configs zoo/xland --k_shots 3 --epochs 120 {_LOOP}{_GRU}",
+        budget=700,
+    ),
     Entry("babyai GoToRedBall", "10_babyai.py", f"--levels GoToRedBall {_MISSIONS}", budget=450),
     Entry("babyai GoToLocal", "10_babyai.py", f"--levels GoToLocal {_MISSIONS}", budget=450),
     Entry("babyai PickupLoc", "10_babyai.py", f"--levels PickupLoc {_MISSIONS}", budget=450),
