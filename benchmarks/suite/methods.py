@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.suite.__main__ import RESULTS
 from benchmarks.suite.__main__ import main as suite
 from benchmarks.suite.statistics import probability_of_improvement, time_to_threshold
-from benchmarks.suite.tables import Results, read, times
+from benchmarks.suite.tables import Results, read, times, with_two_seeds
 from benchmarks.suite.tasks import NAMES, TASKS, Task
 
 FILES = Path(__file__).parent / "method_files"
@@ -91,12 +91,11 @@ def table(results: Path, tasks: Sequence[Task]) -> str:
 
 
 def _sooner(with_it: Results, without: Results | None, method: Method, tasks: Sequence[Task]) -> str:
-    common = set(with_it) & set(without or ())
-    if not without or not common:
+    if not without or not set(with_it) & set(without):
         return ""
-    common = {name for name in common if min(len(with_it[name]), len(without[name])) >= 2}
+    common = with_two_seeds(with_it, without)
     if not common:
-        return "one seed"  # an interval over seeds would have no width, and look like certainty
+        return "one seed"
     speeds = [
         {t.name: [-time_to_threshold(c, t.threshold) for c in of[t.name]] for t in tasks if t.name in common}
         for of in (with_it, without)

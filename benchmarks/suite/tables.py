@@ -65,20 +65,30 @@ def summary(found: Results) -> str:
     return "\n".join(lines)
 
 
+def with_two_seeds(a: Results, b: Results) -> list[str]:
+    """The tasks of which both have two seeds or more: an interval over one seed has no width, and looks like certainty."""
+    return [t.name for t in TASKS if min(len(x.get(t.name, ())) for x in (a, b)) >= 2]
+
+
 def comparison(a: Results, b: Results, names: tuple[str, str]) -> str:
-    """Two configurations side by side, and the probability that the first is better."""
+    """Two configurations side by side, and the probability that the first is better, over the tasks with two seeds of both."""
     lines = [f"| task | CPU until reached: {names[0]} | {names[1]} | final: {names[0]} | {names[1]} |", "| --- " * 5 + "|"]
-    shared = [t for t in TASKS if t.name in a and t.name in b]
-    for task in shared:
+    for task in (t for t in TASKS if t.name in a and t.name in b):
         finals = [float(np.mean([final_score(c) for c in x[task.name]])) for x in (a, b)]
         lines.append(
             f"| {task.what} | {times(task, a[task.name])} | {times(task, b[task.name])} | {finals[0]:.2f} | {finals[1]:.2f} |"
         )
-    of_final = [{t.name: [final_score(c) for c in x[t.name]] for t in shared} for x in (a, b)]
-    of_time = [{t.name: [-time_to_threshold(c, t.threshold) for c in x[t.name]] for t in shared} for x in (a, b)]
+    compared = [t for t in TASKS if t.name in with_two_seeds(a, b)]
+    if not compared:
+        return "\n".join([*lines, "", "One seed each: too few for a probability of improvement."])
+    of_final = [{t.name: [final_score(c) for c in x[t.name]] for t in compared} for x in (a, b)]
+    of_time = [{t.name: [-time_to_threshold(c, t.threshold) for c in x[t.name]] for t in compared} for x in (a, b)]
     for what, (x, y) in (("final score", of_final), ("time to the threshold", of_time)):
         p, low, high = probability_of_improvement(x, y)
-        lines += ["", f"P({names[0]} beats {names[1]}) by {what}: {p:.2f} (95%: {low:.2f} to {high:.2f}), {len(shared)} tasks"]
+        lines += [
+            "",
+            f"P({names[0]} beats {names[1]}) by {what}: {p:.2f} (95%: {low:.2f} to {high:.2f}), {len(compared)} tasks",
+        ]
     return "\n".join(lines)
 
 

@@ -269,6 +269,9 @@ def test_the_command_trains_compares_and_draws(tmp_path, capsys):
     assert picture.stat().st_size > 5_000
     with pytest.raises(SystemExit):
         main(["run", "--config", "a", "--tasks", "lake4"])
+    runs.result_path(results, "a", "lake3", 1).unlink()
+    assert main(["table", "--config", "b", "--against", "a", "--results", str(results)]) == 0
+    assert "One seed each: too few for a probability" in capsys.readouterr().out
 
 
 def test_what_amago_train_reaches_is_recorded_and_drawn(tmp_path, capsys):

@@ -1,0 +1,33 @@
+"""The tables of docs/results.md are those of the rows in results/."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SPEC = importlib.util.spec_from_file_location("make_results", ROOT / "docs" / "make_results.py")
+assert SPEC is not None
+assert SPEC.loader is not None
+make_results = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(make_results)
+
+
+def test_the_tables_of_results_are_current():
+    text = make_results.PAGE.read_text()
+    assert len(make_results.BLOCK.findall(text)) >= 5
+    assert make_results.page(text, pictures=False) == text, "changed rows or tables: run python docs/make_results.py"
+
+
+def test_a_block_holds_the_last_table_and_what_follows():
+    printed = "print('x\\n\\n| a |\\n| - |\\n\\n| b |\\n| - |\\n| 1 |\\n\\nmore')"
+    text = f'before\n<!-- table: python -c "{printed}" -->\nold\n<!-- end -->\nafter\n'
+    assert make_results.page(text) == text.replace("old", "| b |\n| - |\n| 1 |\n\nmore")
+
+
+@pytest.mark.parametrize(("code", "said"), [("1/0", "failed:\n.*ZeroDivisionError"), ("print(1)", "printed no table, but\n1")])
+def test_a_command_that_gives_no_table_is_named(code, said):
+    with pytest.raises(RuntimeError, match=f"(?s)python -c '{code.replace('(', '.').replace(')', '.')}' {said}"):
+        make_results.page(f"<!-- table: python -c '{code}' -->\n<!-- end -->")
