@@ -74,7 +74,7 @@ GAMES = (
     Game("RepeatFirstEasy", 1.0, 1.0, 51, f"{_CARDS} --epochs 20 --val_interval 2"),
     Game("RepeatFirstMedium", 1.0, 1.0, 415, f"{_CARDS} --epochs 30 --val_interval 2 --batch_size 8"),
     Game(
-        "RepeatFirstHard", 0.940, 0.969, 831, f"{_ANSWERS} {_GRU} --epochs 60 --val_interval 3 --batch_size 8 --max_seq_len 831"
+        "RepeatFirstHard", 0.940, 0.969, 831, f"{_ANSWERS} --memory_layers 1 --epochs 80 --val_interval 4 --batch_size 8 --max_seq_len 831"
     ),
     Game("RepeatPreviousEasy", 1.0, 1.0, 51, f"{_CARDS} --epochs 20 --val_interval 2"),
     Game("RepeatPreviousMedium", -0.315, 0.789, 103, f"{_CARDS} --epochs 60 --val_interval 3"),
