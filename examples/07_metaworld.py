@@ -30,7 +30,10 @@ def add_cli(parser: ArgumentParser) -> None:
     parser.add_argument("--episode_length", type=int, default=500, help="steps of an attempt, at most 500")
     parser.add_argument("--goal_seed", type=int, default=0, help="seed of the 50 goals of each task")
     parser.add_argument(
-        "--validate_on", choices=("train", "test"), default="train", help="split whose goals the evaluations during training have"
+        "--validate_on",
+        choices=("train", "test"),
+        default="train",
+        help="split whose goals the evaluations during training have",
     )
     parser.set_defaults(
         parallel_actors=24, timesteps_per_epoch=None, grads_per_epoch=200, epochs=500, memory_size=128, memory_layers=2,

@@ -83,7 +83,7 @@ ENTRIES: tuple[Entry, ...] = (
           _BENCH + "xland-minigrid", "examples/11_xland_minigrid.py", "xland", ("xland",), {"num_envs": 1, "num_rulesets": 20},
           ("Dict('image': (5, 5, 25) uint8, 'pocket': (25,) uint8, 'status': (7,) float32)", "Discrete(6)"), vectorized=True),
     Entry("HalfCheetahVel", f"{_B}.half_cheetah_vel", "a hidden target velocity", _BENCH + "halfcheetahvel",
-          "examples/12_half_cheetah_vel.py", "mujoco", ("half_cheetah_vel",),
+          "examples/12_half_cheetah_vel.py", "mujoco", ("half_cheetah_vel", "half_cheetah_vel_wide"),
           spaces=("Box(-inf, inf, (19,), float32)", "Box(-1.0, 1.0, (6,), float32)")),
     Entry("MetaWorld", f"{_B}.metaworld_envs", "hidden goals of a robot arm, from one attempt to the next", _BENCH + "metaworld",
           "examples/07_metaworld.py", "metaworld", ("metaworld", "metaworld_ml45"),
