@@ -28,13 +28,14 @@ JUDGED = 256
 @dataclass(frozen=True)
 class Result:
     """A finished run: its curve; mean returns after training of the most likely actions and of those that the policy draws; processor
-    seconds and environment steps; all metrics of the most likely actions."""
+    seconds, environment steps and updates; all metrics of the most likely actions."""
 
     curve: list[Point]
     greedy: float
     sampled: float
     cpu: float
     steps: int
+    updates: int
     metrics: dict[str, float]
 
 
@@ -75,7 +76,8 @@ def train(
             run.learn()
         except BudgetSpent:
             append(path, {"budget": "spent"})
-        append(path, {"cpu": round(recorder.cpu, 2), "steps": run.env_steps, **judge(run, judged)})
+        spent = {"cpu": round(recorder.cpu, 2), "steps": run.env_steps, "updates": run.updater.grad_steps}
+        append(path, {**spent, **judge(run, judged)})
         append(path, {"done": True})
     finally:
         run.close()
@@ -116,6 +118,7 @@ def read(folder: Path) -> list[Result]:
     for path in sorted(folder.glob("seed*.jsonl")):
         if is_done(path):
             (judged,) = (row for row in rows(path) if "greedy" in row)
-            numbers = (judged[name] for name in ("greedy", "sampled", "cpu", "steps"))
-            found.append(Result(points(path), *numbers, judged.get("greedy metrics", {})))
+            numbers, curve = (judged[name] for name in ("greedy", "sampled", "cpu", "steps")), points(path)
+            updates = judged.get("updates", curve[-1].updates)  # older rows have those of the last evaluation alone
+            found.append(Result(curve, *numbers, updates, judged.get("greedy metrics", {})))
     return found

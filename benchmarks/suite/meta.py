@@ -59,7 +59,7 @@ _BLIND = " without memory"
 """Ends the name of a row whose agent has no memory; the row before has the same task."""
 _MEASURES = {"room9": "Doors Opened", "cheetah": "Velocity Error", "alchemy": "Return"}
 """Beside the return, by the first word of a row's name; of others "Success"."""
-_PART = r"(in )?(Attempt|Trial|Shot) \d+"
+_PART = r"(?:in )?(?:Attempt|Trial|Shot) (\d+)"
 
 
 def table(results: Path) -> str:
@@ -74,31 +74,25 @@ def table(results: Path) -> str:
             continue
         greedy, sampled = (", ".join(f"{getattr(r, name):.2f}" for r in found) for name in ("greedy", "sampled"))
         measure = _MEASURES.get(entry.name.split()[0], "Success")
-        took = f"{found[0].curve[-1].updates:,}, {_short(found[0].steps)} | {', '.join(f'{r.cpu:.0f}' for r in found)}"
+        took = f"{found[0].updates:,}, {f'{found[0].steps / 1e6:.2f}M'} | {', '.join(f'{r.cpu:.0f}' for r in found)}"
         lines.append(f"| {entry.name} | {greedy} | {sampled} | {further(found[0].metrics, measure)} | {took} |")
     return "\n".join(lines)
 
 
 def further(metrics: Mapping[str, float], measure: str) -> str:
     """A measure beside the return, in few words: by attempt the first and the last, where it is counted by attempt."""
-    parts, whole = [], math.nan
-    for (
-        name,
-        value,
-    ) in metrics.items():  # "Average Attempt 3 Success in room" or "Average Success in Shot 3 in room", in this order
+    whole, parts = math.nan, {}
+    for name, value in metrics.items():  # "Average Attempt 3 Success in room" or "Average Success in Shot 3 in room"
         words = name.rpartition(" in ")[0].removeprefix("Average ")
-        if re.sub(_PART, "", words).strip() == measure:
-            if re.search(_PART, words):
-                parts.append(value)
-            else:
-                whole = value
+        if re.sub(_PART, "", words).strip() != measure:
+            continue
+        if number := re.search(_PART, words):
+            parts[int(number[1])] = value
+        else:
+            whole = value
     if len(parts) > 1:
-        return f"{measure.lower()} {parts[0]:.2f} in attempt 1, {parts[-1]:.2f} in attempt {len(parts)}"
-    return f"{measure.lower()} {parts[0] if parts else whole:.2f}"
-
-
-def _short(steps: int) -> str:
-    return f"{steps / 1e6:.2f}M"
+        return f"{measure.lower()} {parts[min(parts)]:.2f} in attempt 1, {parts[max(parts)]:.2f} in attempt {len(parts)}"
+    return f"{measure.lower()} {next(iter(parts.values()), whole):.2f}"
 
 
 def draw(results: Path, path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import gymnasium as gym
@@ -360,6 +361,20 @@ def test_a_task_of_new_worlds_is_trained_and_shown(tmp_path, capsys, monkeypatch
     assert board.main(meta.BOARD, ["table", "--results", str(tmp_path), "--picture", str(picture)]) == 0
     rows = capsys.readouterr().out.splitlines()[2:]
     assert [row.split(" | ")[0] for row in rows] == ["| lake5", "| lake5 without memory"]
-    assert all("Attempt 1 Success 0." in row or "Attempt 1 Success 1." in row for row in rows)
-    assert "| 40 |" in rows[0]
+    assert all(re.search(r"\| success [01]\.\d\d in attempt 1, [01]\.\d\d in attempt 2 \|", row) for row in rows)
+    assert "| 2, 0.00M |" in rows[0]
     assert picture.stat().st_size > 5_000
+
+
+@pytest.mark.parametrize(
+    ("metrics", "measure", "said"),
+    [
+        ({f"Average Attempt {i} Success in lake": i / 20 for i in (0, 10, 1, 11)}, "Success", "success 0.00 in attempt 1, 0.55 in attempt 4"),
+        ({"Average Success in Shot 0 in xland": 0.5, "Average Success in Shot 1 in xland": 0.75, "Average Success in xland": 0.6},
+         "Success", "success 0.50 in attempt 1, 0.75 in attempt 2"),
+        ({"Average Attempt 0 Velocity Error in cheetah": 1.5, "Average Attempt 0 Return in cheetah": 9.0}, "Velocity Error", "velocity error 1.50"),
+        ({"Average Doors Opened in room": 3.0, "Average Keys Found in room": 4.0}, "Doors Opened", "doors opened 3.00"),
+    ],
+)  # fmt: skip
+def test_of_attempts_the_first_and_the_last_are_shown(metrics, measure, said):
+    assert meta.further(metrics, measure) == said
