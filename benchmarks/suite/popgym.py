@@ -51,7 +51,6 @@ _NOISY = (
     "--configs zoo/popgym zoo/popgym_cartpole --traj_encoder gru --memory_layers 1 --parallel_actors 48 --grads_per_epoch 125 "
     "--batch_size 24 --max_seq_len 64 --learning_rate 5e-4"
 )
-_LONG = "--memory_layers 1 --max_seq_len 831"
 GAMES = (
     Game("AutoencodeEasy", -0.283, -0.283, 103, f"{_ANSWERS} --epochs 50 --val_interval 5"),
     Game("AutoencodeMedium", -0.425, -0.420, 207, f"{_ANSWERS} --epochs 120 --val_interval 5"),
@@ -73,7 +72,7 @@ GAMES = (
     Game("PositionOnlyCartPoleHard", 1.0, 1.0, 600, f"{_POLES} --max_seq_len 16 --epochs 40 --val_interval 5"),
     Game("RepeatFirstEasy", 1.0, 1.0, 51, f"{_CARDS} --epochs 20 --val_interval 2"),
     Game("RepeatFirstMedium", 1.0, 1.0, 415, f"{_CARDS} --epochs 30 --val_interval 2 --batch_size 8"),
-    Game("RepeatFirstHard", 0.940, 0.969, 831, f"{_ANSWERS} {_LONG} --epochs 80 --val_interval 4 --batch_size 8"),
+    Game("RepeatFirstHard", 0.940, 0.969, 831, f"{_CARDS} --epochs 30 --val_interval 2 --batch_size 4 --max_seq_len 831"),
     Game("RepeatPreviousEasy", 1.0, 1.0, 51, f"{_CARDS} --epochs 20 --val_interval 2"),
     Game("RepeatPreviousMedium", -0.315, 0.789, 103, f"{_CARDS} --epochs 60 --val_interval 3"),
     Game("RepeatPreviousHard", -0.428, 0.191, 155, f"{_CARDS} --epochs 80 --val_interval 4 --batch_size 16"),

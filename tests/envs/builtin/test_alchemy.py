@@ -521,7 +521,7 @@ TINY = (
 @pytest.mark.parametrize(
     ("more", "gamma"),
     [
-        ("", "Agent.gamma = 0.99"),
+        ("", "Agent.gamma = 0.93"),
         ("--agent_type multitask --traj_encoder gru --max_seq_len 6 --view colours", "MultiTaskAgent.gamma = 0.99"),
         ("--view colours --shaping --traj_encoder gru --configs zoo/alchemy_by_colour", "Agent.gamma = 0.85"),
     ],
