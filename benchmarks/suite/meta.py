@@ -1,9 +1,9 @@
 """Tasks in which an agent meets a new world in each rollout: lakes, rooms, speeds, goals, chemistries, rules, missions.
 
     python -m benchmarks.suite.meta run --tasks lake5 room9 --jobs 2
-    python -m benchmarks.suite.meta table
+    python -m benchmarks.suite.meta table --picture docs/images/new_worlds.png
 
-Each run is an example with one thread and an hour of processor time. Besides lakes and rooms they need extras of the library
+Each run is an example with one thread and 450 to 1,500 processor seconds. Besides lakes and rooms they need extras of the library
 (docs/benchmarks.md). Runs that are done are not repeated, and interrupted ones continue.
 """
 
@@ -74,7 +74,7 @@ def table(results: Path) -> str:
             continue
         greedy, sampled = (", ".join(f"{getattr(r, name):.2f}" for r in found) for name in ("greedy", "sampled"))
         measure = _MEASURES.get(entry.name.split()[0], "Success")
-        took = f"{found[0].updates:,}, {f'{found[0].steps / 1e6:.2f}M'} | {', '.join(f'{r.cpu:.0f}' for r in found)}"
+        took = f"{found[0].updates:,}, {found[0].steps / 1e6:.2f}M | {', '.join(f'{r.cpu:.0f}' for r in found)}"
         lines.append(f"| {entry.name} | {greedy} | {sampled} | {further(found[0].metrics, measure)} | {took} |")
     return "\n".join(lines)
 

@@ -18,7 +18,12 @@ def panels(path: Path, count: int, columns: int, size: tuple[float, float], x: s
         columns: most panels in a row.
         size: width and height of a panel in inches.
         x: what the horizontal axes show.
+
+    Raises:
+        ValueError: there is nothing to draw.
     """
+    if count < 1:
+        raise ValueError(f"there is no finished run to draw in {path.name}")
     import matplotlib
 
     matplotlib.use("Agg")

@@ -294,6 +294,11 @@ def test_what_amago_train_reaches_is_recorded_and_drawn(tmp_path, capsys):
 # ---- POPGym ----------------------------------------------------------------------------------------------------------------
 
 
+def test_without_runs_there_is_nothing_to_draw(tmp_path):
+    with pytest.raises(ValueError, match=r"there is no finished run to draw in p\.png"):
+        board.main(popgym.BOARD, ["table", "--results", str(tmp_path), "--picture", str(tmp_path / "p.png")])
+
+
 def test_the_table_of_popgym_counts_the_games_that_reach_the_best_published(tmp_path, capsys):
     for name, greedy in (("RepeatPreviousMedium", 0.95), ("AutoencodeHard", -0.5)):
         path = board.result_path(tmp_path, name, 0)
