@@ -15,6 +15,7 @@ _LAZY = {
     "Agent": "amago.agent",
     "Callback": "amago.run.callbacks",
     "EarlyStopping": "amago.run.callbacks",
+    "KeepBest": "amago.run.callbacks",
     "RecordVideo": "amago.policy.filming",
     "ExtraField": "amago.data.extras",
     "TstepEncoder": "amago.nets.tstep_encoders",
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
     from amago.nets.tstep_encoders import TstepEncoder
     from amago.policy import load_policy
     from amago.policy.filming import RecordVideo
-    from amago.run.callbacks import Callback, EarlyStopping
+    from amago.run.callbacks import Callback, EarlyStopping, KeepBest
 
 
 def __getattr__(name: str) -> Any:

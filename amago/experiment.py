@@ -20,7 +20,7 @@ from amago.run.batch_memory import check_batch_memory
 from amago.run.building import BuiltRun
 from amago.run.checks import check_buffer, warn_if_nothing_saved, warn_if_nothing_to_do
 from amago.run.collect import interact
-from amago.run.evaluate import warn_if_nothing_ended
+from amago.run.evaluate import warn_if_too_short
 from amago.run.own_parts import warn_of_faulty_parts
 from amago.run.pace import COLLECT, EVALUATE, TRAIN
 from amago.run.rollout import Rollout
@@ -303,7 +303,7 @@ class Experiment(BuiltRun):
         if self._stop:
             return  # the evaluation runs again after a resume
         metrics = self._metrics(stats)
-        warn_if_nothing_ended(metrics, self.val_timesteps_per_epoch)
+        warn_if_too_short(metrics, self.val_timesteps_per_epoch, self.val_episodes)
         self.log(metrics, "val")
         self._role.report(self, "val", stats)
         self._callbacks.call("on_validation_end", self, metrics)
@@ -348,7 +348,7 @@ class Experiment(BuiltRun):
             finally:
                 rollout.pool.close()
         metrics = self._metrics(stats)
-        warn_if_nothing_ended(metrics, timesteps, "timesteps")
+        warn_if_too_short(metrics, timesteps, episodes, "timesteps")
         self.log(metrics, "test")
         return metrics
 

@@ -206,6 +206,10 @@ def too_short(root: Path) -> None:
     tiny.started(root, tiny.tmaze, val_timesteps_per_epoch=tiny.EPISODE - 1, val_interval=1).evaluate_val()
 
 
+def too_few(root: Path) -> None:
+    tiny.started(root, parallel_actors=2).evaluate_test(tiny.tmaze, 2 * tiny.EPISODE, episodes=5)
+
+
 def twice(root: Path) -> None:
     e = tiny.started(root)
     e.start()
@@ -938,6 +942,13 @@ CASES = [
         UserWarning,
         "no rollout ended within val_timesteps_per_epoch=5 steps of each actor, so nothing was measured; make it longer than a rollout, or give the environment a time limit",
         too_short,
+    ),
+    Case(
+        AROUND,
+        "an evaluation too short for the rollouts asked for",
+        UserWarning,
+        "only 4 of the 5 rollouts asked for ended within timesteps=12 steps of each actor, and long ones are missing first; allow more steps (on the command line: --eval_timesteps), or ask for fewer",
+        too_few,
     ),
     Case(
         AROUND,

@@ -19,6 +19,7 @@ from amago import config
 from amago.envs import make_pool
 from amago.envs.exploration import EpsilonGreedy
 from amago.loading import DatasetSettings, DiskTrajDataset, DoNothingDataset
+from amago.run.metric_names import NUMBER_OF_ROLLOUTS
 from amago.run.waiting import NothingTrainedError
 
 ROW = {"epoch", "env_steps", "grad_steps", "wall_time", "section", "values"}
@@ -438,6 +439,19 @@ def test_evaluation_that_is_too_short_says_so(tmp_path):
     e.close()
 
 
+def test_an_evaluation_with_fewer_rollouts_than_asked_for_says_so(tmp_path):
+    e = started(tmp_path, parallel_actors=2, val_timesteps_per_epoch=2 * EPISODE, val_episodes=5)
+    said = f"only 4 of the 5 rollouts asked for ended within NAME={2 * EPISODE} steps of each actor"
+    with pytest.warns(UserWarning, match=said.replace("NAME", "val_timesteps_per_epoch")):
+        e.evaluate_val()
+    with pytest.warns(UserWarning, match=said.replace("NAME", "timesteps")):
+        e.evaluate_test(tiny.tmaze, 2 * EPISODE, episodes=5)
+    e.val_episodes = 4
+    e.evaluate_val()  # a warning would be an error
+    assert [row["values"][NUMBER_OF_ROLLOUTS] for row in rows(e.run_dir, "val")] == [4, 4]
+    e.close()
+
+
 def test_the_buffer_can_be_deleted_and_filled_again(tmp_path):
     e = learned(tmp_path)
     assert e.dataset.ready_for_training
@@ -486,7 +500,8 @@ def test_evaluation_stops_after_so_many_episodes(tmp_path):
     e = started(tmp_path)
     for episodes in (1, 3, 4):
         assert e.evaluate_test(tiny.tmaze, timesteps=100 * EPISODE, episodes=episodes)["Number of Rollouts"] == episodes
-    assert e.evaluate_test(tiny.tmaze, timesteps=EPISODE + 1, episodes=100)["Number of Rollouts"] == 2
+    with pytest.warns(UserWarning, match="only 2 of the 100 rollouts asked for ended within timesteps"):
+        assert e.evaluate_test(tiny.tmaze, timesteps=EPISODE + 1, episodes=100)["Number of Rollouts"] == 2
     e.close()
 
 

@@ -225,6 +225,7 @@ def _add_learning(group: Any) -> None:
     )
     _add(group, "mixed_precision", default="no", choices=("no", "bf16", "fp16"), help="precision of the networks")
     _add(group, "ckpt_interval", type=whole_number, default=20, help="epochs between training states")
+    _add(group, "keep_best", action="store_true", help="also keep the weights of the best evaluation, in ckpts/best")
     _add(group, "seed", type=whole_number, default=None, help="seed of all random numbers; if not given, a new one is drawn")
     _add(
         group,

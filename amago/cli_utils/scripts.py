@@ -16,6 +16,7 @@ from amago.nets.traj_encoders import TformerTrajEncoder, TrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder, TstepEncoder
 from amago.policy.filming import RecordVideo
 from amago.run import checkpoint
+from amago.run.callbacks import Callback, KeepBest
 from amago.run.checkpoint import CheckpointError
 from amago.run.console import metrics_table
 from amago.run.roles.modes import collect_only, learn_only
@@ -115,8 +116,11 @@ def create_experiment_from_cli(
         "wandb_group_name": group_name,
     }
     settings |= {name: value for name, value in optional.items() if value is not None} | fields
+    callbacks: list[Callback] = [KeepBest()] if getattr(args, "keep_best", False) else []
     if getattr(args, "video_interval", None) is not None:
-        settings["callbacks"] = [*settings.get("callbacks", ()), RecordVideo(args.video_interval)]
+        callbacks.append(RecordVideo(args.video_interval))
+    if callbacks:
+        settings["callbacks"] = [*settings.get("callbacks", ()), *callbacks]
     if "dataset" not in settings:
         settings["dataset"] = DiskTrajDataset(args.buffer_dir, settings["run_name"], **dataset_limits_from_cli(args))
     return experiment_type(

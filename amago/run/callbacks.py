@@ -235,14 +235,87 @@ def _check_state(value: Any, where: str) -> None:
         )
 
 
-class EarlyStopping(Callback):
-    """Ends the run when a metric of the evaluations does not improve any more.
+class Monitored(Callback):
+    """Base of callbacks that follow a metric of the evaluations, and know its best value so far.
 
     Args:
         monitor: the metric's name in the section ``val`` of the log; by default the mean return.
-        patience: evaluations without an improvement after which the run ends.
         min_delta: by how much a value must be better than the best one so far to count as an improvement.
         mode: "max" or "min": which values are better.
+
+    Attributes:
+        best: the best value so far; None before the first evaluation.
+
+    Raises:
+        ValueError: an argument is outside its range.
+    """
+
+    def __init__(self, monitor: str = AVERAGE_RETURN, min_delta: float = 0.0, mode: str = "max"):
+        if mode not in ("max", "min"):
+            raise ValueError(f"mode must be 'max' or 'min', got {mode!r}")
+        if not (isinstance(min_delta, int | float) and 0.0 <= min_delta < math.inf):
+            raise ValueError(f"min_delta must be a finite number of 0 or more, got {min_delta!r}")
+        self.monitor, self.min_delta, self.mode = monitor, min_delta, mode
+        self.best: float | None = None
+
+    def on_start(self, experiment: Experiment) -> None:
+        if experiment.val_interval is None and not experiment._role.launched:  # of a launched run, collectors evaluate
+            raise ValueError(f"{type(self).__name__} needs evaluations, but val_interval is None")
+
+    def improves(self, metrics: Mapping[str, float]) -> bool:
+        """Whether an evaluation is better than all before, which makes it the best one.
+
+        Raises:
+            ValueError: it has no such metric.
+        """
+        if self.monitor not in metrics:
+            near = difflib.get_close_matches(self.monitor, metrics, n=1, cutoff=0.0)
+            raise ValueError(
+                f"{type(self).__name__}(monitor={self.monitor!r}): no such metric in this evaluation; did you mean {near[0]!r}? "
+                f"There are {', '.join(map(repr, metrics))}"
+            )
+        value = float(metrics[self.monitor])
+        if math.isnan(value) or not (self.best is None or self._sign * (value - self.best) > self.min_delta):
+            return False
+        self.best = value
+        return True
+
+    @property
+    def _sign(self) -> int:
+        return 1 if self.mode == "max" else -1
+
+    @property
+    def state_key(self) -> str:
+        return f"{type(self).__name__}({self.monitor}, {self.mode})"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best = state["best"]
+
+
+class KeepBest(Monitored):
+    """Keeps the policy's weights of the best evaluation in ``ckpts/best/policy.pt`` of the run's directory.
+
+    ``amago eval RUN/ckpts/best`` and `amago.load_policy` take them. The best of many noisy evaluations is too good by chance: judge
+    the weights by new rollouts. Where collectors in other processes evaluate (``amago launch``), the learner's weights of the moment
+    are kept, which may be some updates newer than those that were evaluated.
+
+    Args, attributes and errors are those of `Monitored`.
+    """
+
+    def on_validation_end(self, experiment: Experiment, metrics: Mapping[str, float]) -> None:
+        if metrics and self.improves(metrics):
+            experiment.write_best_policy()
+
+
+class EarlyStopping(Monitored):
+    """Ends the run when a metric of the evaluations does not improve any more.
+
+    Args:
+        monitor, min_delta, mode: see `Monitored`.
+        patience: evaluations without an improvement after which the run ends.
         threshold: end the run at once when the metric is at least this good; None: never.
 
     Attributes:
@@ -261,54 +334,32 @@ class EarlyStopping(Callback):
         mode: str = "max",
         threshold: float | None = None,
     ):
-        if mode not in ("max", "min"):
-            raise ValueError(f"mode must be 'max' or 'min', got {mode!r}")
+        super().__init__(monitor, min_delta, mode)
         if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
             raise ValueError(f"patience must be a whole number of at least 1, got {patience!r}")
-        if not (isinstance(min_delta, int | float) and 0.0 <= min_delta < math.inf):
-            raise ValueError(f"min_delta must be a finite number of 0 or more, got {min_delta!r}")
-        self.monitor, self.patience, self.min_delta, self.mode, self.threshold = monitor, patience, min_delta, mode, threshold
-        self.best: float | None = None
+        self.patience, self.threshold = patience, threshold
         self.waited = 0
 
     def on_start(self, experiment: Experiment) -> None:
-        if experiment.val_interval is None:
-            raise ValueError("EarlyStopping needs evaluations, but val_interval is None")
+        super().on_start(experiment)
         if self._is_over():  # a resumed run had ended
             experiment.should_stop = True
 
     def on_validation_end(self, experiment: Experiment, metrics: Mapping[str, float]) -> None:
         if not metrics:
             return
-        if self.monitor not in metrics:
-            near = difflib.get_close_matches(self.monitor, metrics, n=1, cutoff=0.0)
-            raise ValueError(
-                f"EarlyStopping(monitor={self.monitor!r}): no such metric in this evaluation; did you mean {near[0]!r}? "
-                f"There are {', '.join(map(repr, metrics))}"
-            )
-        value = float(metrics[self.monitor])
-        if not math.isnan(value) and (self.best is None or self._sign * (value - self.best) > self.min_delta):
-            self.best, self.waited = value, 0
-        else:
-            self.waited += 1
+        self.waited = 0 if self.improves(metrics) else self.waited + 1
         if self._is_over():
             experiment.should_stop = True
             experiment.print(f"early stopping: the best {self.monitor!r} was {self.best}, {self.waited} evaluations ago")
-
-    @property
-    def _sign(self) -> int:
-        return 1 if self.mode == "max" else -1
 
     def _is_over(self) -> bool:
         reached = self.threshold is not None and self.best is not None and self._sign * (self.best - self.threshold) >= 0
         return reached or self.waited >= self.patience
 
-    @property
-    def state_key(self) -> str:
-        return f"EarlyStopping({self.monitor}, {self.mode})"
-
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "waited": self.waited}
+        return super().state_dict() | {"waited": self.waited}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best, self.waited = state["best"], state["waited"]
+        super().load_state_dict(state)
+        self.waited = state["waited"]

@@ -74,18 +74,27 @@ def summarise(returns: Mapping[str, Sequence[float]], specials: Mapping[str, Seq
     return out | {f"Average {name}": float(np.mean(v)) for name, v in specials.items()}
 
 
-def warn_if_nothing_ended(metrics: Mapping[str, float], timesteps: int, name: str = "val_timesteps_per_epoch") -> None:
-    """Warn if an evaluation was too short to measure anything.
+def warn_if_too_short(
+    metrics: Mapping[str, float], timesteps: int, episodes: int | None = None, name: str = "val_timesteps_per_epoch"
+) -> None:
+    """Warn if an evaluation was too short to measure anything, or as much as was asked for.
 
     Args:
         metrics: of `summarise`.
         timesteps: of each actor.
-        name: of the argument that set them.
+        episodes: rollouts that were asked for, over all actors; None: as many as end.
+        name: of the argument that set the steps.
     """
     if not metrics:
         warnings.warn(
             f"no rollout ended within {name}={timesteps} steps of each actor, so nothing was measured; make it longer than a "
             "rollout, or give the environment a time limit",
+            stacklevel=3,
+        )
+    elif episodes is not None and metrics[NUMBER_OF_ROLLOUTS] < episodes:
+        warnings.warn(
+            f"only {metrics[NUMBER_OF_ROLLOUTS]:.0f} of the {episodes} rollouts asked for ended within {name}={timesteps} steps of "
+            "each actor, and long ones are missing first; allow more steps (on the command line: --eval_timesteps), or ask for fewer",
             stacklevel=3,
         )
 

@@ -112,6 +112,13 @@ class PersistentRun(ClaimedRun):
                 self.checkpoints.publish(self.policy.state_dict())
             self._role.published(self)
 
+    def write_best_policy(self) -> None:
+        """Keep the policy's weights in ``ckpts/best/policy.pt``, which replaces those kept before (`amago.KeepBest`)."""
+        self._require_start("write_best_policy()")
+        if self.accelerator.is_main_process:
+            with self.acting_weights():
+                self.checkpoints.keep_best(self.policy.state_dict())
+
     def read_latest_policy(self) -> None:
         """Load the weights that another process published last, if there are any; never older ones than before."""
         self._require_start("read_latest_policy()", writes=False)

@@ -43,6 +43,7 @@ class RunCheckpoints:
         self.directory = run_dir / "ckpts"
         self.states = self.directory / "training_states"
         self.latest = self.directory / "latest" / "policy.pt"
+        self.best = self.directory / "best" / "policy.pt"
         self.version = 0
 
     def prepare(self) -> None:
@@ -120,6 +121,16 @@ class RunCheckpoints:
                 link.symlink_to(self.latest.relative_to(self.run_dir))
         except OSError as err:
             self._warn("the latest policy could not be published", err, weights)
+            return False
+        return True
+
+    def keep_best(self, weights: Mapping[str, Tensor]) -> bool:
+        """Keep weights as those of the best evaluation so far; returns whether that succeeded."""
+        try:
+            self.best.parent.mkdir(exist_ok=True)
+            save_weights(weights, self.best, description=self.description)
+        except OSError as err:
+            self._warn("the weights of the best evaluation could not be kept", err, weights)
             return False
         return True
 

@@ -1,6 +1,7 @@
 """A run of one of the examples, or of `amago train`, for a scoreboard.
 
-It ends when its budget of processor time is spent, and is then judged greedy and sampled.
+It ends when its budget of processor time is spent, and is then judged greedy and sampled: the last weights, and those of the best
+evaluation.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 from amago import cli_utils
 from amago.cli import train as amago_train
+from amago.run.callbacks import KeepBest
 from amago.run.metric_names import AVERAGE_RETURN
 from benchmarks.suite.recorded import BudgetSpent, Point, Recorder, append, is_done, points, rows
 
@@ -28,7 +30,8 @@ JUDGED = 256
 @dataclass(frozen=True)
 class Result:
     """A finished run: its curve; mean returns after training of the most likely actions and of those that the policy draws; processor
-    seconds, environment steps and updates; all metrics of the most likely actions."""
+    seconds, environment steps and updates; all metrics of the most likely actions; the better mean return of the weights of the best
+    evaluation, in new rollouts (None: not measured)."""
 
     curve: list[Point]
     greedy: float
@@ -37,6 +40,7 @@ class Result:
     steps: int
     updates: int
     metrics: dict[str, float]
+    best: float | None = None
 
 
 def train(
@@ -68,16 +72,22 @@ def train(
     run = _experiment(script, [*words.split(), "--run_name", "run", "--buffer_dir", str(work)])
     run.resume, run.ckpt_interval, run.keep_training_states, run.verbose = "auto", 10, 1, False
     command = f"{script if script == AMAGO_TRAIN else f'examples/{script}'} {words}"
-    recorder = Recorder(path, {"task": task, "seed": seed, "command": command}, budget, goal)
-    run.callbacks = [*run.callbacks, recorder]
+    recorder, kept = Recorder(path, {"task": task, "seed": seed, "command": command}, budget, goal), KeepBest()
+    run.callbacks = [*run.callbacks, kept, recorder]
     try:
         run.start()
         try:
             run.learn()
-        except BudgetSpent:
+            seen = True
+        except BudgetSpent:  # raised before the last evaluation was compared
             append(path, {"budget": "spent"})
+            seen = False
         spent = {"cpu": round(recorder.cpu, 2), "steps": run.env_steps, "updates": run.updater.grad_steps}
-        append(path, {**spent, **judge(run, judged)})
+        final = judge(run, judged)
+        if kept.best is not None and (seen or points(path)[-1].score < kept.best):
+            run.load_checkpoint_from_path(str(run.ckpt_dir / "best" / "policy.pt"), is_accelerate_state=False)
+            final["best"] = {name: score for name, score in judge(run, judged).items() if name in ("greedy", "sampled")}
+        append(path, {**spent, **final})
         append(path, {"done": True})
     finally:
         run.close()
@@ -120,5 +130,6 @@ def read(folder: Path) -> list[Result]:
             (judged,) = (row for row in rows(path) if "greedy" in row)
             numbers, curve = (judged[name] for name in ("greedy", "sampled", "cpu", "steps")), points(path)
             updates = judged.get("updates", curve[-1].updates)  # older rows have those of the last evaluation alone
-            found.append(Result(curve, *numbers, updates, judged.get("greedy metrics", {})))
+            best = max(judged["best"].values()) if "best" in judged else None
+            found.append(Result(curve, *numbers, updates, judged.get("greedy metrics", {}), best))
     return found

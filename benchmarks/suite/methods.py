@@ -45,9 +45,13 @@ class Method:
     against: str = "tuned"
 
 
+_WITH_A_GRU = ("burn_in", "steady")
+"""Methods that are judged with a GRU, beside a GRU: Transformers need no burn-in, and the other was found on a GRU."""
+
+
 def _of_file(path: Path) -> Method:
     what = path.read_text().splitlines()[0].removeprefix("# ").rstrip(".")
-    model, against = ("gru", "gru") if path.stem == "burn_in" else (None, "tuned")  # Transformers need none
+    model, against = ("gru", "gru") if path.stem in _WITH_A_GRU else (None, "tuned")
     return Method(path.stem, what, path, model, against)
 
 
@@ -101,7 +105,8 @@ def _sooner(with_it: Results, without: Results | None, method: Method, tasks: Se
         for of in (with_it, without)
     ]
     p, low, high = probability_of_improvement(*speeds)
-    return f"{p:.2f} ({low:.2f} to {high:.2f}) against {method.against}"
+    tasks_of_both = f"{len(common)} task{'s' if len(common) > 1 else ''}"
+    return f"{p:.2f} ({low:.2f} to {high:.2f}) against {method.against} on {tasks_of_both}"
 
 
 def main(argv: list[str] | None = None) -> int:

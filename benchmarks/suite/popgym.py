@@ -47,7 +47,7 @@ _CARDS = "--configs zoo/popgym --parallel_actors 32 --grads_per_epoch 50"
 _ANSWERS = "--configs zoo/popgym zoo/popgym_answers --parallel_actors 32 --grads_per_epoch 50"
 _BANDIT = "--configs zoo/popgym zoo/popgym_bandit --parallel_actors 32 --grads_per_epoch 50"
 _POLES = "--configs zoo/popgym zoo/popgym_cartpole --memory_layers 1 --parallel_actors 16 --grads_per_epoch 125 --batch_size 48"
-_NOISY = (
+_GRU_POLES = (
     "--configs zoo/popgym zoo/popgym_cartpole --traj_encoder gru --memory_layers 1 --parallel_actors 48 --grads_per_epoch 125 "
     "--batch_size 24 --max_seq_len 64 --learning_rate 5e-4"
 )
@@ -64,12 +64,12 @@ GAMES = (
     Game("MultiarmedBanditEasy", 0.619, 0.631, 200, f"{_BANDIT} --epochs 60 --val_interval 3"),
     Game("MultiarmedBanditMedium", 0.538, 0.598, 400, f"{_BANDIT} --epochs 60 --val_interval 3 --batch_size 12"),
     Game("MultiarmedBanditHard", 0.516, 0.574, 600, f"{_BANDIT} --epochs 60 --val_interval 3 --batch_size 8"),
-    Game("NoisyPositionOnlyCartPoleEasy", 0.995, 0.995, 200, f"{_NOISY} --epochs 60 --val_interval 5"),
-    Game("NoisyPositionOnlyCartPoleMedium", 0.642, 0.659, 200, f"{_NOISY} --epochs 100 --val_interval 5"),
-    Game("NoisyPositionOnlyCartPoleHard", 0.390, 0.404, 200, f"{_NOISY} --epochs 100 --val_interval 5"),
+    Game("NoisyPositionOnlyCartPoleEasy", 0.995, 0.995, 200, f"{_GRU_POLES} --epochs 60 --val_interval 5"),
+    Game("NoisyPositionOnlyCartPoleMedium", 0.642, 0.659, 200, f"{_GRU_POLES} --epochs 100 --val_interval 5"),
+    Game("NoisyPositionOnlyCartPoleHard", 0.390, 0.404, 200, f"{_GRU_POLES} --epochs 100 --val_interval 5"),
     Game("PositionOnlyCartPoleEasy", 1.0, 1.0, 200, f"{_POLES} --max_seq_len 16 --epochs 40 --val_interval 5"),
-    Game("PositionOnlyCartPoleMedium", 1.0, 1.0, 400, f"{_POLES} --max_seq_len 16 --epochs 40 --val_interval 5"),
-    Game("PositionOnlyCartPoleHard", 1.0, 1.0, 600, f"{_POLES} --max_seq_len 16 --epochs 40 --val_interval 5"),
+    Game("PositionOnlyCartPoleMedium", 1.0, 1.0, 400, f"{_GRU_POLES} --epochs 80 --val_interval 5"),
+    Game("PositionOnlyCartPoleHard", 1.0, 1.0, 600, f"{_GRU_POLES} --epochs 80 --val_interval 5"),
     Game("RepeatFirstEasy", 1.0, 1.0, 51, f"{_CARDS} --epochs 20 --val_interval 2"),
     Game("RepeatFirstMedium", 1.0, 1.0, 415, f"{_CARDS} --epochs 30 --val_interval 2 --batch_size 8"),
     Game("RepeatFirstHard", 0.940, 0.969, 831, f"{_CARDS} --epochs 30 --val_interval 2 --batch_size 4 --max_seq_len 831"),
@@ -85,24 +85,30 @@ GAMES = (
 def table(results: Path) -> str:
     """One row for each game with a finished run, and how many are at least as good as the best of 13."""
     lines = [
-        "| environment | GRU, 15M steps | best of 13, 15M | ours, greedy, by seed | sampled | best evaluation | steps | CPU s |",
-        "| --- " * 8 + "|",
+        "| environment | GRU, 15M steps | best of 13, 15M | ours, greedy, by seed | sampled | best evaluation | its weights | steps "
+        "| CPU s |",
+        "| --- " * 9 + "|",
     ]
     reached = []
     for game in GAMES:
         found = read(results / game.name)
         if not found:
             continue
-        ours = float(np.mean([max(r.greedy, r.sampled) for r in found]))
-        if ours >= game.best - 0.005:  # published figures have two or three digits
+        last = float(np.mean([max(r.greedy, r.sampled) for r in found]))
+        kept = float(np.mean([max(r.greedy, r.sampled, -np.inf if r.best is None else r.best) for r in found]))
+        marks = [
+            "**" if score >= game.best - 0.005 else "" for score in (last, kept)
+        ]  # published figures have two or three digits
+        if any(marks):
             reached.append(game.name)
         cells = [", ".join(f"{getattr(r, k):.3f}" for r in found) for k in ("greedy", "sampled")]
         tops = ", ".join(f"{max(p.score for p in r.curve):.3f}" for r in found)
+        anew = ", ".join(f"{r.best:.3f}" for r in found if r.best is not None)
         steps = max(r.steps for r in found)
-        mark = "**" if game.name in reached else ""
         lines.append(
-            f"| {game.name} | {game.gru:g} | {game.best:g} | {mark}{cells[0]}{mark} | {cells[1]} | {tops} | {steps / 1e6:.2f}M "
-            f"(1/{STEPS / steps:.0f}) | {', '.join(f'{r.cpu:.0f}' for r in found)} |"
+            f"| {game.name} | {game.gru:g} | {game.best:g} | {marks[0]}{cells[0]}{marks[0]} | {cells[1]} | {tops} "
+            f"| {marks[1] + anew + marks[1] if anew else ''} | {steps / 1e6:.2f}M (1/{STEPS / steps:.0f}) "
+            f"| {', '.join(f'{r.cpu:.0f}' for r in found)} |"
         )
     lines += ["", f"At least the best of 13: {len(reached)} of {len(lines) - 2} that were trained, of {len(GAMES)}."]
     return "\n".join(lines)

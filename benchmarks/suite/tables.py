@@ -57,9 +57,10 @@ def summary(found: Results) -> str:
         curves = found[task.name]
         finals = [final_score(c) for c in curves]
         low, high = interval(finals)
+        shown = f"{low:.2f} to {high:.2f}" if len(finals) > 1 else "one seed"
         steps, updates = (np.mean([getattr(c[-1], k) for c in curves]) for k in ("steps", "updates"))
         lines.append(
-            f"| {task.what} | {task.threshold:g} | {times(task, curves)} | {np.mean(finals):.2f} | {low:.2f} to {high:.2f} | "
+            f"| {task.what} | {task.threshold:g} | {times(task, curves)} | {np.mean(finals):.2f} | {shown} | "
             f"{steps:,.0f} | {updates:,.0f} |"
         )
     return "\n".join(lines)

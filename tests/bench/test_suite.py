@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.suite import board, meta, methods, popgym, recorded, recurrent_ppo, runs, shell, statistics, tmaze
+from benchmarks.suite import board, meta, methods, popgym, recorded, recurrent_ppo, runs, shell, statistics, supervised, tmaze
 from benchmarks.suite.__main__ import main
 from benchmarks.suite.envs import Autoencode, BernoulliBandit
 from benchmarks.suite.recorded import Point, Recorder
@@ -300,11 +300,14 @@ def test_without_runs_there_is_nothing_to_draw(tmp_path):
 
 
 def test_the_table_of_popgym_counts_the_games_that_reach_the_best_published(tmp_path, capsys):
-    for name, greedy in (("RepeatPreviousMedium", 0.95), ("AutoencodeHard", -0.5)):
+    for name, greedy in (("RepeatPreviousMedium", 0.95), ("AutoencodeHard", -0.5), ("AutoencodeEasy", -0.5)):
         path = board.result_path(tmp_path, name, 0)
         path.parent.mkdir(parents=True)
         evaluations = [{"cpu": 10.0 * i, "steps": 100_000 * i, "updates": i, "score": greedy - 0.1 * (3 - i)} for i in range(4)]
-        last = [{"cpu": 31.0, "steps": 330_000, "greedy": greedy, "sampled": greedy - 0.02, "rollouts": 256}, {"done": True}]
+        judged = {"greedy": greedy, "sampled": greedy - 0.02, "rollouts": 256}
+        if name == "AutoencodeHard":
+            judged["best"] = {"greedy": -0.46, "sampled": -0.45}
+        last = [{"cpu": 31.0, "steps": 330_000, **judged}, {"done": True}]
         path.write_text("".join(json.dumps(r) + "\n" for r in [{"task": name}, *evaluations, *last]))
     unfinished = board.result_path(tmp_path, "RepeatFirstEasy", 0)
     unfinished.parent.mkdir()
@@ -312,10 +315,11 @@ def test_the_table_of_popgym_counts_the_games_that_reach_the_best_published(tmp_
     picture = tmp_path / "p.png"
     assert board.main(popgym.BOARD, ["table", "--results", str(tmp_path), "--picture", str(picture)]) == 0
     out = capsys.readouterr().out
-    assert "| RepeatPreviousMedium | -0.315 | 0.789 | **0.950** | 0.930 | 0.950 | 0.33M (1/45) | 31 |" in out
-    assert "| AutoencodeHard | -0.456 | -0.448 | -0.500 | -0.520 |" in out
+    assert "| RepeatPreviousMedium | -0.315 | 0.789 | **0.950** | 0.930 | 0.950 |  | 0.33M (1/45) | 31 |" in out
+    assert "| AutoencodeHard | -0.456 | -0.448 | -0.500 | -0.520 | -0.500 | **-0.450** | 0.33M (1/45) | 31 |" in out
+    assert "| AutoencodeEasy | -0.283 |" in out
     assert "RepeatFirst" not in out
-    assert "At least the best of 13: 1 of 2 that were trained, of 24." in out
+    assert "At least the best of 13: 2 of 3 that were trained, of 24." in out
     assert picture.stat().st_size > 5_000
 
 
@@ -346,6 +350,7 @@ def test_a_corridor_is_trained_and_shown(tmp_path, capsys, monkeypatch):
     assert found[0]["task"] == "300_gru"
     assert found[-1] == {"done": True}
     assert found[-2]["steps"] == 620
+    assert found[-2]["best"].keys() == {"greedy", "sampled"}  # of the evaluation before training
     assert not (tmp_path / "work" / "r" / "300_gru_1").exists()
     capsys.readouterr()
     assert board.main(tmaze.BOARD, ["table", "--results", str(results)]) == 0
@@ -383,3 +388,37 @@ def test_a_task_of_new_worlds_is_trained_and_shown(tmp_path, capsys, monkeypatch
 )  # fmt: skip
 def test_of_attempts_the_first_and_the_last_are_shown(metrics, measure, said):
     assert meta.further(metrics, measure) == said
+
+
+# ---- learning from labels --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", supervised.MODELS)
+def test_each_model_learns_speeds_from_labels(model):
+    found = supervised.learn("velocity", model, 8, updates=70, rate=2e-3, seed=0)
+    assert list(found) == [60, 70]
+    assert found[70] < 0.7  # a guess has 1
+
+
+def test_the_sign_of_the_first_step_is_learned_from_labels(capsys):
+    words = "sign --models gru transformer_no_dropout --length 6 --updates 130 --rate 3e-3 --seeds 2"
+    assert supervised.main(words.split()) == 0
+    head, _, *rows = capsys.readouterr().out.splitlines()
+    assert head == "| model | 60 | 125 | 130 |"
+    assert [row.split(" | ")[0] for row in rows] == ["| gru", "| transformer_no_dropout"]
+    assert all(float(share) > 0.9 for row in rows for share in row.split(" | ")[-1].strip(" |").split(", "))
+
+
+def test_labels_of_speeds_follow_from_positions():
+    inputs, times, speeds = next(supervised.velocity(np.random.default_rng(0), 16))
+    moved = (inputs[:, 1:, :2] - inputs[:, :-1, :2]).flatten().numpy()
+    assert np.corrcoef(moved, speeds[:, :-1].flatten().numpy())[0, 1] > 0.8
+    assert (times[:, 1:] - times[:, :-1] == 1).all()
+    assert (inputs[..., 2:].sum(-1) == 1).all()
+
+
+def test_lengths_that_no_rollout_has_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        supervised.main(["velocity", "--length", "201"])
+    assert "--length must lie in [5, 200] for velocity, got 201" in capsys.readouterr().err
+    assert len(supervised.pole_rollouts(2, 100, np.random.default_rng(0))[0][0]) >= 100

@@ -75,6 +75,8 @@ def made():
     """The experiment of this program, not started."""
     fields = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
     defaults = {"always_save_latest": True, "env_trial_steps": 0, "experiment_type": Obedient}
+    if fields.get("val_interval"):
+        defaults["callbacks"] = [amago.KeepBest()]
     return tiny.experiment(ROOT, slow, **defaults | fields)
 
 

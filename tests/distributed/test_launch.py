@@ -29,6 +29,7 @@ def test_a_run_with_two_collectors_is_one_run(launch, tmp_path):
     assert rollouts[-1]["env_steps"] > 0
     assert all(row["grad_steps"] % 5 == 0 for row in evaluations), "weights are published at the end of epochs of five updates"
     assert len({row["grad_steps"] for row in evaluations}) == len(evaluations), "each of other weights, at their place"
+    assert (run.run_dir / "ckpts" / "best" / "policy.pt").is_file(), "the learner's callbacks hear of evaluations"
     for rows in (rollouts, evaluations, buffer, run.rows("train")):
         for axis in ("env_steps", "grad_steps", "epoch"):
             values = [row[axis] for row in rows]
@@ -70,7 +71,7 @@ def test_collectors_pause_while_the_learner_is_behind_until_it_has_caught_up(lau
 
     def caught_up():
         rows = [row["values"] for row in run.rows("buffer")]
-        paused = [v["Collectors Paused (s)"] > 0.5 for v in rows]
+        paused = [v["Collectors Paused (s)"] > 0 for v in rows]  # however short: a fast learner is behind for a moment only
         return any(p and v.get("Updates per Environment Step", 0) >= 0.2 for p, v in zip(paused, rows, strict=True))
 
     run.until(caught_up)

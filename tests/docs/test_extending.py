@@ -220,9 +220,12 @@ def test_the_extra_fields_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_the_program_of_callbacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = run("Callbacks", tmp_path, monkeypatch)
-    keep, stopping = names["experiment"].callbacks
-    assert keep.best == stopping.best > float("-inf")
-    assert (tmp_path / "runs" / "callbacks" / "best.pt").is_file()
+    waiting, keep, stopping = names["experiment"].callbacks
+    assert waiting.best == keep.best == stopping.best > float("-inf")
+    assert waiting.waited == stopping.waited
+    rows = read_metrics(tmp_path / "runs" / "callbacks")
+    assert [r["values"]["Evaluations since the best"] for r in rows if r["section"] == "test"][-1] == waiting.waited
+    assert names["best"].agent.state_dict().keys() == names["experiment"].policy.state_dict().keys()
 
 
 def test_the_exploration_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

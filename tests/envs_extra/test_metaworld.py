@@ -268,33 +268,34 @@ def test_wrong_actions_are_refused(reach: MetaWorldTasks) -> None:
 # ---- the example -------------------------------------------------------------------------------------------------------------
 
 
+def example_arguments(*more: str) -> list[str]:
+    few = "--run_name tiny --buffer_dir . --epochs 1 --grads_per_epoch 2 --parallel_actors 2 --batch_size 4 --memory_size 16 "
+    return [*(few + "--memory_layers 1 --env_workers 1 --seed 0 --quiet --episode_length 6").split(), *more]
+
+
+def logged(run: Path, section: str) -> set[str]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {key for row in rows if row["section"] == section for key in row["values"]}
+
+
 def test_example_logs_success_by_attempt_and_task(tmp_path: Path) -> None:
-    arguments = (
-        "--run_name tiny --buffer_dir . --epochs 1 --grads_per_epoch 2 --parallel_actors 2 --batch_size 4 --memory_size 16 "
-        "--memory_layers 1 --env_workers 1 --seed 0 --quiet --k 2 --episode_length 6 --benchmark reach-v3"
-    )
-    outcome = run_script(EXAMPLE, arguments.split(), tmp_path)
+    outcome = run_script(EXAMPLE, example_arguments("--k", "2", "--benchmark", "reach-v3"), tmp_path)
     assert outcome.code == 0, outcome.text
-    rows = [json.loads(line) for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]
-    keys = " ".join(key for row in rows if row["section"] == "test" for key in row["values"])
+    keys = " ".join(logged(tmp_path / "tiny", "test"))
     for i in range(2):
         assert re.search(rf"reach-v3-test.*Attempt {i} Success|Attempt {i} Success.*reach-v3-test", keys), keys
-    assert not any("reach-v3-test" in key for row in rows if row["section"] == "val" for key in row["values"])
+    assert not any("reach-v3-test" in key for key in logged(tmp_path / "tiny", "val"))
     told = run_script(EXAMPLE, ["--help"], tmp_path)
     assert told.code == 0
     assert "--benchmark" in told.text
     with pytest.raises(ValueError, match="got 'ml11'"):
-        run_script(EXAMPLE, [*arguments.split()[:-1], "ml11"], tmp_path)
+        run_script(EXAMPLE, example_arguments("--benchmark", "ml11"), tmp_path)
 
 
 def test_evaluations_during_training_may_have_unseen_goals(tmp_path: Path) -> None:
-    arguments = (
-        "--run_name tiny --buffer_dir . --epochs 1 --grads_per_epoch 2 --parallel_actors 2 --batch_size 4 --memory_size 16 "
-        "--memory_layers 1 --env_workers 1 --seed 0 --quiet --k 1 --episode_length 6 --benchmark reach-v3 --validate_on test"
-    )
-    outcome = run_script(EXAMPLE, arguments.split(), tmp_path)
+    arguments = example_arguments("--k", "1", "--benchmark", "reach-v3", "--validate_on", "test")
+    outcome = run_script(EXAMPLE, arguments, tmp_path)
     assert outcome.code == 0, outcome.text
-    rows = [json.loads(line) for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]
-    keys = [key for row in rows if row["section"] == "val" for key in row["values"]]
+    keys = logged(tmp_path / "tiny", "val")
     assert any("reach-v3-test" in key for key in keys)
     assert not any("reach-v3-train" in key for key in keys)

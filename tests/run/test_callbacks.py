@@ -12,6 +12,7 @@ from amago.run.callbacks import MOMENTS
 from amago.run.checks import SettingsError
 from amago.run.metric_names import AVERAGE_RETURN, ROLLOUT_LENGTH, STEPS_PER_SECOND, UPDATES_PER_SECOND
 from amago.run.signals import Stopped
+from amago.run.weights import load_weights_and_version
 
 
 class Diary(amago.Callback):
@@ -270,14 +271,14 @@ class Scripted(amago.Experiment):
         return {**metrics, AVERAGE_RETURN: self.returns[min(self.epoch, len(self.returns) - 1)]}
 
 
-def stopped_at(tmp_path, returns, epochs=8, resume="never", **options):
-    class Run(Scripted):
-        pass
+def scripted(returns):
+    return type("Run", (Scripted,), {"returns": returns})
 
-    Run.returns = returns
+
+def stopped_at(tmp_path, returns, epochs=8, resume="never", **options):
     stopping = amago.EarlyStopping(**options)
     e = learned(
-        tmp_path, experiment_type=Run, callbacks=[stopping], val_interval=1, epochs=epochs, ckpt_interval=1, resume=resume,
+        tmp_path, experiment_type=scripted(returns), callbacks=[stopping], val_interval=1, epochs=epochs, ckpt_interval=1, resume=resume,
         train_timesteps_per_epoch=EPISODE,
     )  # fmt: skip
     e.close()
@@ -318,3 +319,66 @@ def test_mistakes_in_early_stopping(tmp_path):
         started(tmp_path, callbacks=[amago.EarlyStopping()])
     with pytest.raises(ValueError, match=naming("Number of Rollout", "'Number of Rollouts'")):
         learned(tmp_path, name="other", callbacks=[amago.EarlyStopping("Number of Rollout")], val_interval=1)
+
+
+# ---- keeping the best weights ----------------------------------------------------------------------------------------------
+
+
+class Evaluated(amago.Callback):
+    """Remembers the weights that were evaluated, in order."""
+
+    def __init__(self):
+        self.weights = []
+
+    def on_validation_end(self, experiment, metrics):
+        with experiment.acting_weights():
+            self.weights.append({k: v.clone() for k, v in experiment.policy.state_dict().items()})
+
+
+def kept_by(tmp_path, returns, resume="never", **options):
+    seen = Evaluated()
+    e = learned(
+        tmp_path, experiment_type=scripted(returns), callbacks=[seen, amago.KeepBest(**options)], val_interval=1,
+        epochs=len(returns), ckpt_interval=1, resume=resume, ema_decay=0.9,
+    )  # fmt: skip
+    e.close()
+    kept, _ = load_weights_and_version(e.run_dir / "ckpts" / "best" / "policy.pt")
+    return [i for i, w in enumerate(seen.weights) if all(torch.equal(w[k], kept[k]) for k in kept)], e.run_dir
+
+
+@pytest.mark.parametrize(("mode", "best"), [("max", 2), ("min", 1)])
+def test_weights_of_the_best_evaluation_are_kept(tmp_path, mode, best):
+    returns = [2.0, 1.0, 5.0, 5.0, float("nan")]  # the first of equal ones
+    found, run_dir = kept_by(tmp_path, returns, mode=mode)
+    assert found == [best]
+    best_policy = amago.load_policy(run_dir / "ckpts" / "best").agent.state_dict()
+    latest = amago.load_policy(run_dir).agent.state_dict()
+    assert any(not torch.equal(best_policy[k], latest[k]) for k in latest)
+
+
+def test_the_best_is_that_of_the_whole_run_after_a_resume(tmp_path):
+    kept_by(tmp_path, [2.0, 5.0])
+    before = (tmp_path / "run" / "ckpts" / "best" / "policy.pt").read_bytes()
+    found, _ = kept_by(tmp_path, [0.0, 0.0, 3.0, 4.0], resume="auto")
+    assert found == []
+    assert (tmp_path / "run" / "ckpts" / "best" / "policy.pt").read_bytes() == before
+    found, _ = kept_by(tmp_path, [0.0, 0.0, 0.0, 0.0, 6.0], resume="auto")
+    assert found == [0]
+
+
+def test_best_weights_that_cannot_be_kept_do_not_end_the_run(tmp_path, monkeypatch, caplog):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    e = started(tmp_path)
+    monkeypatch.setattr("amago.run.run_checkpoints.save_weights", full)
+    e.write_best_policy()
+    assert "the weights of the best evaluation could not be kept: [Errno 28] No space left on device" in caplog.text
+    e.close()
+
+
+def test_mistakes_in_keeping_the_best(tmp_path):
+    with pytest.raises(ValueError, match="KeepBest needs evaluations, but val_interval is None"):
+        started(tmp_path, callbacks=[amago.KeepBest()])
+    with pytest.raises(ValueError, match=naming("Number of Rollout", "'Number of Rollouts'")):
+        learned(tmp_path, name="other", callbacks=[amago.KeepBest("Number of Rollout")], val_interval=1)
