@@ -96,9 +96,8 @@ def table(results: Path) -> str:
             continue
         last = float(np.mean([max(r.greedy, r.sampled) for r in found]))
         kept = float(np.mean([max(r.greedy, r.sampled, -np.inf if r.best is None else r.best) for r in found]))
-        marks = [
-            "**" if score >= game.best - 0.005 else "" for score in (last, kept)
-        ]  # published figures have two or three digits
+        least = game.best - 0.005  # published figures have two or three digits
+        marks = ["**" if score >= least else "" for score in (last, kept)]
         if any(marks):
             reached.append(game.name)
         cells = [", ".join(f"{getattr(r, k):.3f}" for r in found) for k in ("greedy", "sampled")]

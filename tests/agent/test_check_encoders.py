@@ -212,7 +212,7 @@ def test_it_is_fast_and_changes_nothing():
     model.train()
     begun = time.perf_counter()
     amago.check_traj_encoder(model, export=False)
-    assert time.perf_counter() - begun < 5.0
+    assert time.perf_counter() - begun < 20.0
     assert torch.get_rng_state().equal(state)
     assert model.training
     assert not tiny.differing(weights, dict(model.state_dict()))

@@ -335,7 +335,7 @@ def test_waiting_ends_with_a_signal():
         threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGUSR1)).start()
         stop.wait(20.0)
         assert stop.exit_code == 138
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15
 
 
 def test_outside_the_main_thread_signals_are_left_alone(tmp_path):

@@ -190,7 +190,7 @@ def test_too_many_faults_end_the_run_with_the_traceback(mode, tmp_path):
     finally:
         begin = time.monotonic()
         pool.close()
-        assert time.monotonic() - begin < 4
+        assert time.monotonic() - begin < 15
     assert sum(map(len, read(tmp_path).values())) > 10  # what had ended before is on disk
 
 
