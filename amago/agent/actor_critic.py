@@ -100,6 +100,7 @@ class ActorCriticAgent(AgentWithStateValues):
         self.critic_loss_weight = options.critic_loss_weight
         self.reward_multiplier, self.tau, self.n_step = options.reward_multiplier, options.tau, options.n_step
         self.targets, self.trace_lambda = options.targets, options.trace_lambda
+        self.advantage_learning = options.advantage_learning
         check_targets(options.targets, spec)
         self.required_extras = (BEHAVIOUR_LOG_PROB,) if options.targets == "retrace" else ()
         self.temperature = temperature_for(spec, len(gammas), options.entropy_target, options.entropy_coeff, options.entropy_lr)
@@ -173,7 +174,7 @@ class ActorCriticAgent(AgentWithStateValues):
 
         counted = {"mask": real} if log_step and has_argument(self.actor.forward, "mask") else {}
         states = self.encode(batch, log)
-        state, next_state = states[:, :-1], states[:, 1:].detach()
+        state = states[:, :-1]
         pi = self._policy(self.actor, state, self._straight(batch, slice(None, -1)), log_dict=log, **counted)
         actor_loss = states.new_zeros((*rews.shape[:2], len(self.gammas), 1), dtype=torch.float32)
         critic_loss, advantage = None, None
@@ -181,7 +182,7 @@ class ActorCriticAgent(AgentWithStateValues):
         if self.online_coeff > 0 or not self.fake_filter:
             num, grad = self.num_actions_for_value_in_actor_loss, self.online_coeff > 0
             drawn = self._policy_actions_and_entropy(pi, num, grad) if self.state_values is None else None
-            target = self._observed_target(batch, next_state, rews, action, log)
+            target = self._observed_target(batch, states.detach(), rews, action, log)
             stored = self._like_policy(pi, action)
             if drawn is not None:
                 (chosen, entropy), q_taken = drawn, None  # (K, B, L, G, A), (B, L, G, 1)
@@ -220,13 +221,15 @@ class ActorCriticAgent(AgentWithStateValues):
 
     @torch.no_grad()
     def _observed_target(
-        self, batch: Batch, next_state: Tensor, rews: Tensor, action: Tensor, log: dict[str, float | Tensor] | None
+        self, batch: Batch, states: Tensor, rews: Tensor, action: Tensor, log: dict[str, float | Tensor] | None
     ) -> Tensor:
-        """TD targets (B, L, 1, G, 1), which in training move the statistics and the scale of the critics."""
+        """Targets (B, L, 1, G, 1) for states s_0..s_L, which in training move the statistics and the scale of the critics."""
         if self.training and self.options.rescale_critics:
             self._choose_scale(batch, rews)
         taken, straight = taken_next(self.targets, batch, action), self._straight(batch, slice(1, None))
-        target = self._td_target(next_state, rews, batch.dones, batch.transition_mask, straight, taken, log)
+        target = self._td_target(states[:, 1:], rews, batch.dones, batch.transition_mask, straight, taken, log)
+        if self.advantage_learning > 0.0:
+            target = target + self.advantage_learning * self._target_advantage(batch, states[:, :-1], action)
         if self.training:
             self.values.observe(target, self.loss_mask(batch)[:, :, None, :, None].expand_as(target))
             if self.options.rescale_critics:
@@ -314,6 +317,16 @@ class ActorCriticAgent(AgentWithStateValues):
             log["Trace Coefficient (main gamma)"] = ops.masked_mean(traces[:, :-1, :, -1], counts[:, 1:, :, 0])
         return ops.trace_return(*step, value, of_taken, traces, gammas, counts)
 
+    def _target_advantage(self, batch: Batch, state: Tensor, action: Tensor) -> Tensor:
+        """Q - V (B, L, 1, G, 1) of the data's actions (B, L, A), by the same random target critics; V is the value of the target policy."""
+        pi = self._policy(
+            self.target_actor if self.use_target_actor else self.actor, state, self._straight(batch, slice(None, -1))
+        )
+        chosen = self._policy_actions(pi, self.num_actions_for_value_in_critic_loss)
+        stored = self._like_policy(pi, action).expand(chosen.shape[1:])
+        q = self.values.returns(self._drawn_target_values(state, torch.cat((chosen, stored[None].to(chosen.dtype)))))
+        return (q[-1] - q[:-1].mean(dim=0)).mean(dim=2, keepdim=True)
+
     def _like_policy(self, pi: ActionDistribution, action: Tensor) -> Tensor:
         """Stored actions (B, L, A) clipped as those of the policy are: (B, L, 1, A). With a mask (B, L, G, A), with 0 at
         illegal choices."""
@@ -361,22 +374,6 @@ class ActorCriticAgent(AgentWithStateValues):
         policy_dist = self.actor.policy_dist
         grad = torch.is_grad_enabled() and policy_dist.actions_differentiable
         return torch.stack([action_distribution(dist, policy_dist).sample_vector(grad) for _ in range(k)])
-
-    def _action_vectors(self, actions: Tensor) -> Tensor:
-        """The actions of a batch as float vectors (B, L, A), from vectors or from their stored form (B, L, S)."""
-        spec = self.action_spec
-        if actions.shape[-1] != spec.dim:  # the stored form, with an index for each discrete part
-            actions = torch.cat(
-                [
-                    nn.functional.one_hot(actions[..., p.stored.start].long(), p.dim).float()
-                    if p.kind == "discrete"
-                    else actions[..., p.stored].float()
-                    for p in spec.parts
-                ],
-                dim=-1,
-            )
-        actions = actions.float()
-        return actions if spec.kind in ("discrete", "multibinary") else actions.clamp(-1.0, 1.0)
 
     def _straight(self, batch: Batch, steps: slice) -> dict[str, Tensor]:
         return {k: batch.obs[k][:, steps] for k in self.pass_obs_keys_to_actor}

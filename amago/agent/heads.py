@@ -59,6 +59,22 @@ class AgentWithHeads(AgentWithTargets):
         if self.state_values is not None:
             self.state_values.divide(factor)
 
+    def _action_vectors(self, actions: Tensor) -> Tensor:
+        """The actions of a batch as float vectors (B, L, A), from vectors or from their stored form (B, L, S)."""
+        spec = self.action_spec
+        if actions.shape[-1] != spec.dim:  # the stored form, with an index for each discrete part
+            actions = torch.cat(
+                [
+                    nn.functional.one_hot(actions[..., p.stored.start].long(), p.dim).float()
+                    if p.kind == "discrete"
+                    else actions[..., p.stored].float()
+                    for p in spec.parts
+                ],
+                dim=-1,
+            )
+        actions = actions.float()
+        return actions if spec.kind in ("discrete", "multibinary") else actions.clamp(-1.0, 1.0)
+
     def _kind_of_actions(self, actor_type: type[nn.Module]) -> dict[str, Any]:
         """What an actor is told beside ``discrete``: nothing, if an action is one choice or a vector of numbers."""
         kind = self.action_spec.kind
