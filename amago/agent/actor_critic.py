@@ -115,6 +115,11 @@ class ActorCriticAgent(AgentWithStateValues):
             raise ValueError(
                 f"burn_in={self.burn_in} must be less than max_seq_len={self.max_seq_len}: nothing would be trained on"
             )
+        self.bootstrap_context = options.bootstrap_context
+        if self.bootstrap_context is not None and self.bootstrap_context > self.max_seq_len:
+            raise ValueError(
+                f"bootstrap_context={self.bootstrap_context} must be at most max_seq_len={self.max_seq_len}: no trained state remembers more"
+            )
         self.use_target_actor = options.use_target_actor
         self.fake_filter, self.fbc_filter_func = options.fake_filter, options.fbc_filter_func
         self.num_actions_for_value_in_critic_loss = options.num_actions_for_value_in_critic_loss
@@ -227,7 +232,10 @@ class ActorCriticAgent(AgentWithStateValues):
         if self.training and self.options.rescale_critics:
             self._choose_scale(batch, rews)
         taken, straight = taken_next(self.targets, batch, action), self._straight(batch, slice(1, None))
-        target = self._td_target(states[:, 1:], rews, batch.dones, batch.transition_mask, straight, taken, log)
+        next_state = states[:, 1:]
+        if self.bootstrap_context is not None and next_state.shape[1] == self.max_seq_len:
+            next_state = torch.cat((next_state[:, :-1], self.encode_end(batch, self.bootstrap_context)), dim=1)
+        target = self._td_target(next_state, rews, batch.dones, batch.transition_mask, straight, taken, log)
         if self.advantage_learning > 0.0:
             target = target + self.advantage_learning * self._target_advantage(batch, states[:, :-1], action)
         if self.training:

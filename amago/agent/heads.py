@@ -59,6 +59,27 @@ class AgentWithHeads(AgentWithTargets):
         if self.state_values is not None:
             self.state_values.divide(factor)
 
+    @torch.no_grad()
+    def encode_end(self, batch: Batch, timesteps: int) -> Tensor:
+        """The state s_L (B, 1, E) as it would be had each sequence begun ``timesteps`` - 1 steps before its end; as in evaluation mode."""
+        last = slice(-timesteps, None)
+        parts = [(part, part.training) for part in (self.tstep_encoder, self.traj_encoder)]
+        try:
+            for part, _ in parts:
+                part.eval()
+            emb = self.tstep_encoder(
+                obs={k: v[:, last] for k, v in batch.obs.items()},
+                rl2s=batch.rl2s[:, last],
+                log_dict=None,
+                mask=batch.mask[:, last],
+            )
+            mask = {"mask": batch.mask[:, last]} if self.traj_encoder.takes_mask else {}
+            states, _ = self.traj_encoder(seq=emb, time_idxs=batch.time_idxs[:, last], hidden_state=None, log_dict=None, **mask)
+        finally:
+            for part, was_training in parts:
+                part.train(was_training)
+        return states[:, -1:]  # type: ignore[no-any-return]
+
     def _action_vectors(self, actions: Tensor) -> Tensor:
         """The actions of a batch as float vectors (B, L, A), from vectors or from their stored form (B, L, S)."""
         spec = self.action_spec

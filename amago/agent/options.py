@@ -170,6 +170,11 @@ class ActorCriticOptions:
             more. With ``online_coeff=0`` alone. None: values of the policy's actions.
         burn_in: the first so many transitions of a sequence that begins in the middle of a rollout have no loss, and only build the
             state (Kapturowski et al. 2019, R2D2). Sequences from the beginning of a rollout keep theirs.
+        bootstrap_context: where rollouts are longer than ``max_seq_len``, the value of the state after a sequence's last transition is that
+            of a state which remembers the last so many observations alone, at most ``max_seq_len``. No other state is at such a place: one
+            observation more than any that is trained. Its value then follows from nothing but the network's smoothness, and all
+            targets rest on it. About half of ``max_seq_len``. Costs another pass, without a gradient, over so many timesteps. None: the state
+            remembers the whole sequence. Sequences shorter than ``max_seq_len`` are not concerned.
         popart: divide the errors of scalar critics, and the objective of the policy gradient, by the running standard deviation
             of the TD targets (`amago.nets.popart.PopArtLayer`). The critics' outputs are not normalised.
         rescale_critics: keep the outputs of the critics' networks near 1 where returns are large, by a power of two that their outputs
@@ -214,6 +219,7 @@ class ActorCriticOptions:
     entropy_lr: float = 0.01
     expectile: float | None = None
     burn_in: int = 0
+    bootstrap_context: int | None = None
     popart: bool = True
     rescale_critics: bool = False
     use_target_actor: bool = True
@@ -245,6 +251,11 @@ class ActorCriticOptions:
             raise ValueError(f"advantage_learning must lie in [0, 1), got advantage_learning={self.advantage_learning}")
         if self.burn_in < 0 or int(self.burn_in) != self.burn_in:
             raise ValueError(f"burn_in must be a whole number of at least 0, got burn_in={self.burn_in}")
+        context = self.bootstrap_context
+        if context is not None and (context < 1 or int(context) != context):
+            raise ValueError(
+                f"bootstrap_context must be a whole number of at least 1, or None, got bootstrap_context={context}"
+            )
         if self.rescale_critics and not self.popart:
             raise ValueError("rescale_critics=True needs the statistics that popart=True keeps, got popart=False")
         if not 0.0 < self.tau <= 1.0:

@@ -95,7 +95,7 @@ FIELDS: dict[str, tuple[str, str]] = {
 APPLIED_PARAMETERS = {
     "amago.agent.": {
         "Agent": "critic_loss_weight num_critics_td critics_td_per_step online_coeff offline_coeff reward_multiplier tau n_step use_target_actor fake_filter fbc_filter_func "
-        "targets trace_lambda advantage_learning expectile entropy_target entropy_coeff entropy_lr burn_in num_actions_for_value_in_critic_loss num_actions_for_value_in_actor_loss rollout_gamma_idx",
+        "targets trace_lambda advantage_learning expectile entropy_target entropy_coeff entropy_lr burn_in bootstrap_context num_actions_for_value_in_critic_loss num_actions_for_value_in_actor_loss rollout_gamma_idx",
         "binary_filter": "threshold",
         "exp_filter": "beta clip_adv_low clip_adv_high clip_weights_low clip_weights_high",
         "leaky_relu_filter": "beta tau neg_slope target_f0 add_binary clip_weights_low clip_weights_high",

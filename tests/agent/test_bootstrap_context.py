@@ -1,0 +1,91 @@
+"""The value at the end of a sequence that fills `max_seq_len`, from a state that remembers fewer observations."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from messages import naming
+from test_agent import AGENTS, SPACES, build, make_batch
+from test_trace_targets import targets_of
+
+from amago import config
+from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, MambaTrajEncoder, TformerTrajEncoder
+
+LENGTH = 8  # of `build`'s agents
+
+
+def full(kind="discrete", length=LENGTH):
+    """Sequences of which the first fills `max_seq_len`; nothing ends."""
+    batch = make_batch(kind, length=length)
+    batch.dones[:] = False
+    return batch
+
+
+def end_of(batch, timesteps):
+    """The last observations of a batch, as a batch of its own."""
+    steps, transitions = slice(-timesteps, None), slice(batch.rews.shape[1] + 1 - timesteps, None)
+    return replace(
+        batch, obs={k: v[:, steps] for k, v in batch.obs.items()}, rl2s=batch.rl2s[:, steps], rews=batch.rews[:, transitions],
+        dones=batch.dones[:, transitions], actions=batch.actions[:, transitions], time_idxs=batch.time_idxs[:, steps],
+        mask=batch.mask[:, steps],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("traj", [GRUTrajEncoder, TformerTrajEncoder, MambaTrajEncoder, FFTrajEncoder])
+@pytest.mark.parametrize("timesteps", [1, 4, 9])
+def test_it_is_the_state_of_the_last_observations_alone(traj, timesteps):
+    agent, batch = build("discrete", traj).train(), full()
+    modes = [m.training for m in agent.modules()]
+    weights, random = {k: v.clone() for k, v in agent.state_dict().items()}, torch.get_rng_state()
+    found = agent.encode_end(batch, timesteps)
+    assert found.requires_grad is False
+    assert [m.training for m in agent.modules()] == modes
+    assert torch.get_rng_state().equal(random)
+    assert all(v.equal(weights[k]) for k, v in agent.state_dict().items()), "no statistics move"
+    expected = agent.eval().encode(end_of(batch, timesteps))[:, -1:]
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", list(AGENTS))
+@pytest.mark.parametrize("kind", list(SPACES))
+def test_only_targets_that_rest_on_the_last_state_change(name, kind):
+    config.bind({"FFTstepEncoder.normalize_inputs": False})
+    batch, found = full(kind), []
+    for context in (None, 3):
+        torch.manual_seed(0)
+        agent = build(kind, GRUTrajEncoder, agent_type=AGENTS[name], bootstrap_context=context, n_step=2)
+        found.append(targets_of(agent, batch))
+    assert found[0][0, :-2].equal(found[1][0, :-2])
+    assert (found[0][0, -2:] != found[1][0, -2:]).all()
+    for row, length in ((1, LENGTH - 2), (2, 1)):  # shorter ones
+        assert found[0][row, :length].equal(found[1][row, :length])
+
+
+def test_the_last_value_is_that_of_the_shorter_memory():
+    config.bind({"FFTstepEncoder.normalize_inputs": False})
+    torch.manual_seed(0)
+    agent, batch = build("discrete", GRUTrajEncoder, bootstrap_context=3, num_critics=1, popart=False), full()
+    found = targets_of(agent, batch)[0, -1].double()
+    with torch.no_grad():
+        state = agent.encode_end(batch, 3)[:1]
+        probs = agent._policy(agent.target_actor, state, {}).probs.double()
+        value = (agent.target_critics.all_values(state)[:, :, 0].double() * probs).sum(-1)[0, 0]
+    expected = agent.reward_multiplier * batch.rews[0, -1].double() + agent.gammas.double() * value
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_batches_of_shorter_sequences_are_not_concerned():
+    batch, found = full(length=LENGTH - 1), []
+    for context in (None, 2):
+        torch.manual_seed(0)
+        found.append(targets_of(build("discrete", GRUTrajEncoder, bootstrap_context=context), batch))
+    assert found[0].equal(found[1])
+
+
+@pytest.mark.parametrize(
+    ("context", "words"),
+    [(0, ("bootstrap_context=0",)), (2.5, ("bootstrap_context=2.5",)), (9, ("bootstrap_context=9", "max_seq_len=8"))],
+)
+def test_wrong_contexts_are_refused(context, words):
+    with pytest.raises(ValueError, match=naming(*words)):
+        build("discrete", bootstrap_context=context)
