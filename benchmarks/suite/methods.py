@@ -45,8 +45,8 @@ class Method:
     against: str = "tuned"
 
 
-_WITH_A_GRU = ("burn_in", "steady")
-"""Methods that are judged with a GRU, beside a GRU: Transformers need no burn-in, and the other was found on a GRU."""
+_WITH_A_GRU = ("bootstrap_context", "burn_in", "steady")
+"""Methods that are judged with a GRU, beside a GRU: Transformers need no burn-in, and the others were found on a GRU."""
 
 
 def _of_file(path: Path) -> Method:
