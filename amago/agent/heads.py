@@ -36,16 +36,22 @@ class AgentWithHeads(AgentWithTargets):
                 f"{type(self.critics).__name__} are not"
             )
         self.critics.start_scaling()
+        self.popart.start_scaling()
 
     def _choose_scale(self, batch: Batch, rews: Tensor) -> None:
         """Set the scale of the critics' outputs, and of the statistics before any data, if this is the first batch.
 
-        The scale is that of returns if each reward were the mean one. Everything then is as with smaller rewards.
+        It is that of returns if each reward were the mean one; where that is small, at least that of the largest reward, but then no more
+        than 1. Everything is then as with rewards of another size. A batch without rewards leaves it.
         """
         real = batch.transition_mask
         steps = ranks.masked_max(batch.time_idxs[:, 1:].to(rews.dtype), real).clamp(min=1.0)
         size = ranks.masked_mean(rews, real).abs() * torch.minimum(1.0 / (1.0 - self.gammas.amax()), steps)
-        factor = self.values.growth(size, self.critics.output_scale)
+        growth, shrinkage = (
+            self.values.change_of_scale(x, self.critics.output_scale)
+            for x in (size, torch.maximum(size, ranks.masked_max(rews.abs(), real)))
+        )
+        factor = torch.where(growth > 1.0, growth, shrinkage.clamp(max=1.0))
         factor = torch.where(self.popart.updates == 0, factor, torch.ones_like(factor))
         self.popart.scale_start(factor)
         for critics in (self.critics, self.target_critics):
@@ -53,7 +59,7 @@ class AgentWithHeads(AgentWithTargets):
 
     def _grow_scale(self) -> None:
         """Let the scale of the critics' outputs follow the targets, when these outgrow it; values stay the same."""
-        factor = self.values.growth(self.popart.nu.sqrt(), self.critics.output_scale)
+        factor = self.values.change_of_scale(self.popart.nu.sqrt(), self.critics.output_scale).clamp(min=1.0)
         for critics in (self.critics, self.target_critics):
             critics.grow_scale(factor)
         if self.state_values is not None:

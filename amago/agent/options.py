@@ -177,12 +177,13 @@ class ActorCriticOptions:
             remembers the whole sequence. Sequences shorter than ``max_seq_len`` are not concerned.
         popart: divide the errors of scalar critics, and the objective of the policy gradient, by the running standard deviation
             of the TD targets (`amago.nets.popart.PopArtLayer`). The critics' outputs are not normalised.
-        rescale_critics: keep the outputs of the critics' networks near 1 where returns are large, by a power of two that their outputs
-            are multiplied by. The first batch sets it, and the statistics before any data, to the size of returns if each reward were the
-            mean one: training is then the same as with smaller rewards. When the returns outgrow
-            it, it grows, and the last layers are divided by as much, so that values stay the same to the bit (as in PopArt, whose paper
-            also shifts them). Without, Adam takes thousands of updates to carry outputs from 0 to returns in the hundreds, and loses
-            the differences between actions on the way. Requires ``popart`` and scalar critics.
+        rescale_critics: keep the outputs of the critics' networks near 1 where returns are large or rewards small, by a power of two that
+            their outputs are multiplied by. The first batch sets it, and the statistics before any data, to the size of returns if each
+            reward were the mean one, or, where that is small, to that of the largest reward: training is then the same as with rewards of another
+            size. When the returns outgrow it, it grows, and the last layers are divided by as much, so that values stay the same to the bit (as in
+            PopArt, whose paper also shifts them). Without, Adam takes thousands of updates to carry outputs from 0 to returns in the
+            hundreds, and loses the differences between actions on the way; returns of a hundredth are less than the noise of the outputs.
+            Requires ``popart`` and scalar critics.
         use_target_actor: take the action of a TD target from the target actor instead of the trained one.
         fake_filter: f = 1, plain behaviour cloning.
         fbc_filter_func: f, from advantages (B, L, G, 1) to weights; in `MultiTaskAgent` from (B, L + 1, G, 1), whose last row repeats the one

@@ -87,8 +87,8 @@ class ValueRepresentation(ABC):
         difference = self.popart.normalize_values(returns) - self.popart.normalize_values(target)
         return difference.abs().mean(dim=(2, 3))
 
-    def growth(self, size: Tensor, scale: Tensor) -> Tensor:
-        """By which factor the scale of critics' outputs should grow for returns of a size."""
+    def change_of_scale(self, size: Tensor, scale: Tensor) -> Tensor:
+        """By which factor the scale of critics' outputs should change for returns of a size."""
         raise NotImplementedError(f"the outputs of {type(self).__name__} have no scale")
 
     def observe(self, target: Tensor, mask: Tensor) -> None:
@@ -127,11 +127,11 @@ class PopArtValues(ValueRepresentation):
         return self.popart(value, normalized=True)
 
     @torch.no_grad()
-    def growth(self, size: Tensor, scale: Tensor) -> Tensor:
-        """By which power of two, at least 1, the ``scale`` of critics' outputs should grow, so that the networks' own outputs are below 2 for
-        returns of this size, () or (G, 1)."""
+    def change_of_scale(self, size: Tensor, scale: Tensor) -> Tensor:
+        """By which power of two the ``scale`` of critics' outputs should change, so that the networks' own outputs are between 1 and 2 for
+        returns of this size, () or (G, 1). Returns of 0 have no scale, and change none."""
         ratio = self.popart.raw(size.to(scale.dtype)).amax() / scale
-        return torch.exp2(ratio.log2().floor().clamp(0.0, 32.0))
+        return torch.where(ratio > 0.0, torch.exp2(ratio.log2().floor().clamp(-32.0, 32.0)), 1.0)
 
     def loss(self, out: Tensor, target: Tensor) -> Tensor:
         return (self.popart(out.float(), normalized=True) - self.popart.normalize_values(target)).square()

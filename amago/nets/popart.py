@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import gin
 import torch
@@ -12,6 +13,9 @@ from amago import config
 from amago.nets import ranks
 from amago.nets.moments import RunningMoments
 from amago.nets.utils import check_positive
+
+LEAST_SIGMA = 0.01
+"""Standard deviation of returns (times ``reward_multiplier``) below which errors are no longer divided by it."""
 
 
 @gin.configurable(module="amago.nets.actor_critic")
@@ -38,6 +42,8 @@ class PopArtLayer(RunningMoments):
 
     w: Tensor
     b: Tensor
+    least_sigma: Tensor | None
+    """Smallest standard deviation, where `scale_start` may change it; None: `LEAST_SIGMA`."""
 
     def __init__(
         self,
@@ -53,13 +59,24 @@ class PopArtLayer(RunningMoments):
         self.enabled = enabled
         self.register_buffer("w", torch.ones(gammas, 1))
         self.register_buffer("b", torch.zeros(gammas, 1))
+        self.register_buffer("least_sigma", None)
+
+    def start_scaling(self) -> None:
+        """Save `least_sigma` with the statistics, because `scale_start` will change it."""
+        self.register_buffer("least_sigma", torch.full((), LEAST_SIGMA, device=self.w.device))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        if self.least_sigma is not None:  # a state that was saved without
+            state_dict.setdefault(f"{prefix}least_sigma", torch.full_like(self.least_sigma, LEAST_SIGMA))
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     @property
     def sigma(self) -> Tensor:
         """(G, 1); 1 where disabled."""
         if not self.enabled:
             return torch.ones_like(self.w)
-        return torch.sqrt(self.variance.clamp(1e-4, 1e8)).clamp(1e-4, 1e6)
+        least = LEAST_SIGMA if self.least_sigma is None else self.least_sigma
+        return self.variance.clamp(0.0, 1e8).sqrt().clamp(min=least)
 
     @torch.no_grad()
     def update_stats(self, val: Tensor, mask: Tensor) -> None:
@@ -95,6 +112,8 @@ class PopArtLayer(RunningMoments):
         """Let the moments before any data be those of returns ``factor`` times as large; raw outputs keep their meaning."""
         self.nu.mul_(factor.square())
         self.w = self.w / factor
+        if self.least_sigma is not None:
+            self.least_sigma.mul_(factor)
 
     def raw(self, size: Tensor) -> Tensor:
         """Sizes of returns on the scale of raw outputs, (G, 1)."""

@@ -28,33 +28,26 @@ JUDGES = ("lake3", "tmaze100", "recall8", "poles", "bandit")
 
 @dataclass(frozen=True)
 class Method:
-    """A configuration, and the one that it is compared with.
+    """A configuration that is compared with "tuned".
 
     Attributes:
         name: of its folder of results, and of its file, if it has one.
         what: one line for the table.
         file: settings on top of "tuned".
         traj_encoder: the sequence model, by name; None: that of "tuned".
-        against: name of the configuration without it.
     """
 
     name: str
     what: str
     file: Path | None = None
     traj_encoder: str | None = None
-    against: str = "tuned"
-
-
-_WITH_A_GRU = ("bootstrap_context", "burn_in", "steady")
-"""Methods that are judged with a GRU, beside a GRU: Transformers need no burn-in, and the others were found on a GRU."""
 
 
 def _of_file(path: Path) -> Method:
-    what = path.read_text().splitlines()[0].removeprefix("# ").rstrip(".")
-    model, against = ("gru", "gru") if path.stem in _WITH_A_GRU else (None, "tuned")
-    return Method(path.stem, what, path, model, against)
+    return Method(path.stem, path.read_text().splitlines()[0].removeprefix("# ").rstrip("."), path)
 
 
+_TUNED = Method("tuned", "`tuned`: settings of the zoo, most with a Transformer")
 METHODS = (
     Method("gru", "a GRU in place of the Transformer", traj_encoder="gru"),
     Method("mingru", "a linear recurrence, the minGRU, in place of the Transformer", traj_encoder="mingru"),
@@ -64,9 +57,7 @@ METHODS = (
 
 def run(args: Namespace) -> int:
     """All configurations with seed 0, then with seed 1, and so on; returns the highest exit code."""
-    chosen = [m for m in METHODS if m.name in args.methods]
-    bases = {m.against for m in chosen} - {m.name for m in chosen}
-    configs = [Method("tuned", "")] * ("tuned" in bases) + [m for m in METHODS if m.name in bases] + chosen
+    configs = [_TUNED, *(m for m in METHODS if m.name in args.methods)]
     return max(suite(_words(config, seeds, args)) for seeds in range(1, args.seeds + 1) for config in configs)
 
 
@@ -85,17 +76,16 @@ def table(results: Path, tasks: Sequence[Task]) -> str:
     found = {name: read(results, name, tasks) for name in ("tuned", *(m.name for m in METHODS))}
     tasks = [t for t in tasks if any(t.name in of for of in found.values())]
     lines = [f"| configuration | {' | '.join(t.name for t in tasks)} | P(sooner) |", "| --- " * (len(tasks) + 2) + "|"]
-    for method in (Method("tuned", "`tuned`: settings of the zoo, most with a Transformer", against=""), *METHODS):
-        if found[method.name]:
-            shown = [times(t, found[method.name].get(t.name, ())) for t in tasks]
-            lines.append(
-                f"| {method.what} | {' | '.join(shown)} | {_sooner(found[method.name], found.get(method.against), method, tasks)} |"
-            )
+    for method in (_TUNED, *METHODS):
+        if with_it := found[method.name]:
+            shown = [times(t, with_it.get(t.name, ())) for t in tasks]
+            sooner = "" if method is _TUNED else _sooner(with_it, found["tuned"], tasks)
+            lines.append(f"| {method.what} | {' | '.join(shown)} | {sooner} |")
     return "\n".join(lines)
 
 
-def _sooner(with_it: Results, without: Results | None, method: Method, tasks: Sequence[Task]) -> str:
-    if not without or not set(with_it) & set(without):
+def _sooner(with_it: Results, without: Results, tasks: Sequence[Task]) -> str:
+    if not set(with_it) & set(without):
         return ""
     common = with_two_seeds(with_it, without)
     if not common:
@@ -106,7 +96,7 @@ def _sooner(with_it: Results, without: Results | None, method: Method, tasks: Se
     ]
     p, low, high = probability_of_improvement(*speeds)
     tasks_of_both = f"{len(common)} task{'s' if len(common) > 1 else ''}"
-    return f"{p:.2f} ({low:.2f} to {high:.2f}) against {method.against} on {tasks_of_both}"
+    return f"{p:.2f} ({low:.2f} to {high:.2f}) on {tasks_of_both}"
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -15,7 +15,7 @@ from amago.envs.builtin.point_robot import PointRobot
 from amago.envs.builtin.tmaze import TMazePassive
 from amago.envs.builtin.tmaze_exploration import TMazeExploration
 from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy
-from amago.nets.traj_encoders import TformerTrajEncoder
+from amago.nets.traj_encoders import GRUTrajEncoder, TformerTrajEncoder
 from benchmarks.recall import RepeatPrevious
 from benchmarks.suite.envs import Autoencode, BernoulliBandit
 
@@ -91,6 +91,7 @@ def _loop(actors: int, steps: int, batches: int, every: int, batch_size: int, ra
     }  # fmt: skip
 
 
+_GRU = {"GRUTrajEncoder.d_hidden": 64, "GRUTrajEncoder.d_output": 64, "GRUTrajEncoder.n_layers": 1}
 _BALANCE = {"FFTstepEncoder.d_output": 64, "Experiment.sample_actions": False}
 
 TASKS = (
@@ -114,8 +115,8 @@ TASKS = (
     ),
     Task(
         "tmaze300", "passive T-Maze, 300 steps", lambda: TMazePassive(299),
-        -0.75, 1.0, 0.95, 300, 300, 900, "solve_tmaze", {"TMazeExploration.horizon": 300, "Experiment.train_timesteps_per_epoch": 300},
-        exploration=TMazeExploration, buffer=5_000,
+        -0.75, 1.0, 0.95, 300, 300, 900, "solve_tmaze", {**_GRU, "TMazeExploration.horizon": 300, "Experiment.train_timesteps_per_epoch": 300},
+        exploration=TMazeExploration, buffer=5_000, traj_encoder=GRUTrajEncoder,
     ),
     Task("recall8", "name the suit shown 8 cards ago", lambda: RepeatPrevious(8), -0.5, 1.0, 0.9, 51, 51, 400, "solve_recall"),
     Task(
@@ -123,8 +124,8 @@ TASKS = (
     ),
     Task(
         "poles", "CartPole-v1 without velocities", PositionOnlyCartPole,
-        22.0, 500.0, 450.0, 500, 16, 600, "solve_cartpole", {**_BALANCE, "TformerTrajEncoder.d_model": 64, "TformerTrajEncoder.d_ff": 256,
-        "TformerTrajEncoder.n_layers": 1, "TformerTrajEncoder.n_heads": 4, "Experiment.lr_cooldown": 0.0}, rollouts=32, buffer=5_000,
+        22.0, 500.0, 450.0, 500, 16, 600, "solve_cartpole", {**_BALANCE, **_GRU, "Experiment.lr_cooldown": 0.0,
+        "Experiment.learning_rate": 2e-4, "Experiment.ema_decay": 0.99}, rollouts=32, buffer=5_000, traj_encoder=GRUTrajEncoder,
     ),
     Task(
         "robot", "PointRobot, 3 attempts, final rewards", lambda: PointRobot(k_episodes=3, rewards="final"),

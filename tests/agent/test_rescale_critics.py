@@ -1,4 +1,4 @@
-"""Critics whose networks' outputs stay small where returns are large."""
+"""Critics whose networks' outputs stay near 1 where returns are large or small."""
 
 import gymnasium as gym
 import pytest
@@ -29,13 +29,13 @@ def make(space=CHOICES, agent_type=Agent, **options):
     return agent_type(OBS, rl2, space, 1, FFTstepEncoder, FFTrajEncoder, num_critics=2, tau=0.05, **options)
 
 
-def two_sides(generator, base, space=CHOICES, b=64):
-    """Rollouts of one step, which pay ``base``, and 1 more if the action is on the side of the observation."""
+def two_sides(generator, base, space=CHOICES, b=64, unit=1.0):
+    """Rollouts of one step, which pay ``base``, and ``unit`` more if the action is on the side of the observation."""
     x = torch.rand(b, generator=generator) * 2 - 1
     a = torch.rand(b, generator=generator) * 2 - 1
     actions = (a > 0).long() if space == CHOICES else a
     obs = torch.stack((x, x), dim=1)[..., None]
-    rews = base + ((a > 0) == (x > 0)).float()
+    rews = base + unit * ((a > 0) == (x > 0)).float()
     return Batch(
         {"observation": obs}, torch.zeros(b, 2, 1 + (2 if space == CHOICES else 1)), rews[:, None, None], torch.ones(b, 1, 1) > 0,
         actions[:, None, None], torch.arange(2)[None, :, None].expand(b, -1, -1), torch.ones(b, 2, 1) > 0,
@@ -50,11 +50,11 @@ def update(agent, optimizer, batch):
     agent.soft_sync_targets()
 
 
-def trained(base, updates, space=CHOICES, lr=6e-4, **options):
+def trained(base, updates, space=CHOICES, lr=6e-4, unit=1.0, **options):
     agent, g = make(space, **options), torch.Generator().manual_seed(0)
     optimizer = torch.optim.Adam(agent.trainable_params, lr=lr)
     for _ in range(updates):
-        update(agent, optimizer, two_sides(g, base, space))
+        update(agent, optimizer, two_sides(g, base, space, unit=unit))
     return agent.eval()
 
 
@@ -115,8 +115,45 @@ def test_large_rewards_are_learned_as_small_ones(space):
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("space", [CHOICES, NUMBERS], ids=["choices", "numbers"])
+def test_small_rewards_are_learned_as_large_ones(space):
+    """Training is the same to the bit as with a larger reward multiplier: all sizes are divided by one power of two."""
+    options = {"use_multigamma": False, "gamma": 0.9}
+    scaled = trained(0.0, 20, space, unit=1e-5, rescale_critics=True, **options)
+    scale = scaled.critics.output_scale.item()
+    assert scale == 2.0**-17  # rewards of 1e-5 are 1.3 times as large
+    large = trained(0.0, 20, space, unit=1e-5, reward_multiplier=10.0 / scale, **options)
+    for a, b in zip(scaled.parameters(), large.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+    assert scaled.popart.sigma.item() == pytest.approx(scale * large.popart.sigma.item())
+
+
+def test_small_rewards_whose_mean_is_zero_are_seen():
+    agent, g = make(rescale_critics=True), torch.Generator().manual_seed(0)
+    agent.losses(two_sides(g, -1e-3, unit=2e-3))
+    assert agent.critics.output_scale.item() == agent.target_critics.output_scale.item() == 2.0**-10
+
+
+def test_a_first_batch_without_rewards_leaves_the_scale():
+    agent, g = make(rescale_critics=True), torch.Generator().manual_seed(0)
+    agent.losses(two_sides(g, 0.0, unit=0.0))
+    assert agent.critics.output_scale.item() == 1.0
+
+
+def test_rewards_that_become_larger_are_followed():
+    """Values keep their units when the first batch was a hundredth of what follows."""
+    agent, g = make(rescale_critics=True, use_multigamma=False), torch.Generator().manual_seed(0)
+    optimizer = torch.optim.Adam(agent.trainable_params, lr=3e-3)
+    update(agent, optimizer, two_sides(g, 0.0, unit=0.01))
+    assert agent.critics.output_scale.item() < 0.01
+    for _ in range(300):
+        update(agent, optimizer, two_sides(g, 0.0))
+    assert 0.25 <= agent.critics.output_scale.item() <= 1.0
+    assert share_of_right_choices(agent.eval()) > 0.8
+
+
 def test_small_returns_change_nothing():
-    """Until the scale grows, training is the same to the bit."""
+    """Where the first rewards are of size 1, training is the same to the bit until the scale grows."""
     plain, scaled = trained(0.0, 20), trained(0.0, 20, rescale_critics=True)
     assert scaled.critics.output_scale.item() == 1.0
     for a, b in zip(plain.parameters(), scaled.parameters(), strict=True):
@@ -129,9 +166,11 @@ def test_the_scale_is_saved_and_older_states_have_none():
     other.load_state_dict(agent.state_dict())
     assert torch.equal(other.critics.output_scale, agent.critics.output_scale)
     assert agent.critics.output_scale > 1
+    assert torch.equal(other.popart.least_sigma, agent.popart.least_sigma)
     other.load_state_dict(make().state_dict())
     assert other.critics.output_scale.item() == 1.0
-    assert not [name for name in make().state_dict() if "output_scale" in name]
+    assert other.popart.least_sigma.item() == pytest.approx(0.01)
+    assert not [name for name in make().state_dict() if "output_scale" in name or "least_sigma" in name]
 
 
 class Other(BaseCriticHead):
