@@ -71,7 +71,7 @@ ENTRIES: tuple[Entry, ...] = (
     Entry("Nim", _B, "nothing: a game whose legal moves change", _OWN + "nim"),
     Entry("ToyMixture", _B, "three tasks whose returns are 1, 90 and 2,000", _OWN + "toymixture", "examples/19_returns_of_any_size.py"),
     Entry("POPGymGame", f"{_B}.popgym_envs", "48 small games of cards, boards, bandits, poles and mazes", _BENCH + "popgym",
-          "examples/03_popgym_suite.py", "popgym", ("popgym", "popgym_cartpole"), {"game": "RepeatPreviousEasy"},
+          "examples/03_popgym_suite.py", "popgym", ("popgym", "popgym_cartpole", "popgym_long"), {"game": "RepeatPreviousEasy"},
           ("those of the game, and a clock", "those of the game")),
     Entry("MultiDomainPOPGym", f"{_B}.popgym_envs", "27 of these games, one of them in each rollout", _BENCH + "popgym",
           "examples/03_popgym_suite.py", "popgym", ("popgym",),

@@ -94,20 +94,23 @@ def comparison(a: Results, b: Results, names: tuple[str, str]) -> str:
 
 
 def draw(results: Mapping[str, Results], path: Path, axis: str = "cpu") -> None:
-    """A picture of the mean curves with intervals over seeds, a panel for each task, a line for each configuration."""
+    """A picture of the mean curves with intervals over seeds, a panel for each task, a line for each configuration. Titles end with the
+    numbers of seeds."""
     shown = [t for t in TASKS if any(t.name in found for found in results.values())]
     what = {"cpu": "processor seconds", "steps": "environment steps", "updates": "updates"}[axis]
     with panels(path, len(shown), 5, (3.4, 2.8), what) as axes:
         for task, panel in zip(shown, axes):
+            seeds = []
             for name, found in results.items():
                 curves = found.get(task.name, ())
                 if not curves:
                     continue
+                seeds.append(str(len(curves)))
                 x = np.linspace(0.0, max(float(getattr(c[-1], axis)) for c in curves), 100)
                 y = np.stack([interpolated(c, x, axis) for c in curves])
                 ends = np.array([interval(column) for column in y.T])
-                panel.plot(x, y.mean(0), label=f"{name} ({len(curves)})")
+                panel.plot(x, y.mean(0), label=name)
                 panel.fill_between(x, ends[:, 0], ends[:, 1], alpha=0.25)
             panel.axhline(task.threshold, color="grey", linewidth=0.8, linestyle=":")
-            panel.set_title(task.what, fontsize=9)
+            panel.set_title(f"{task.what} ({', '.join(seeds)})", fontsize=9)
         axes[0].legend(fontsize=8)

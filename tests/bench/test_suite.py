@@ -28,6 +28,7 @@ from benchmarks.suite import (
     statistics,
     supervised,
     tmaze,
+    tmaze_cost,
 )
 from benchmarks.suite.__main__ import main
 from benchmarks.suite.envs import Autoencode, BernoulliBandit
@@ -445,3 +446,11 @@ def test_lengths_that_no_rollout_has_are_refused(capsys):
         supervised.main(["velocity", "--length", "201"])
     assert "--length must lie in [5, 200] for velocity, got 201" in capsys.readouterr().err
     assert len(supervised.pole_rollouts(2, 100, np.random.default_rng(0))[0][0]) >= 100
+
+
+def test_the_cost_of_a_t_maze_is_measured_for_each_model(capsys):
+    assert tmaze_cost.main(["--lengths", "8", "12"]) == 0
+    head, _, *rows = capsys.readouterr().out.splitlines()
+    assert head.count("update, ms") == 3
+    assert [row.split(" | ")[0] for row in rows] == ["| 8", "| 12"]
+    assert all(float(cell) > 0 for row in rows for cell in row.strip("| ").split(" | "))
