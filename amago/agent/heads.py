@@ -41,8 +41,8 @@ class AgentWithHeads(AgentWithTargets):
     def _choose_scale(self, batch: Batch, rews: Tensor) -> None:
         """Set the scale of the critics' outputs, and of the statistics before any data, if this is the first batch.
 
-        It is that of returns if each reward were the mean one; where that is small, at least that of the largest reward, but then no more
-        than 1. Everything is then as with rewards of another size. A batch without rewards leaves it.
+        Networks should output 1 to 2 for returns as they would be if each reward were the mean one or, where those are below 1, for the largest
+        reward. Everything is then as with rewards of another size. A batch without rewards leaves the scale.
         """
         real = batch.transition_mask
         steps = ranks.masked_max(batch.time_idxs[:, 1:].to(rews.dtype), real).clamp(min=1.0)

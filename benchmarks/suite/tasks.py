@@ -115,7 +115,8 @@ TASKS = (
     ),
     Task(
         "tmaze300", "passive T-Maze, 300 steps", lambda: TMazePassive(299),
-        -0.75, 1.0, 0.95, 300, 300, 900, "solve_tmaze", {**_GRU, "TMazeExploration.horizon": 300, "Experiment.train_timesteps_per_epoch": 300},
+        -0.75, 1.0, 0.95, 300, 300, 900, "solve_tmaze", {**_GRU, "TMazeExploration.horizon": 300, "Experiment.train_timesteps_per_epoch": 300,
+        "Discrete.clip_prob_high": 1 - 1 / 300, "Discrete.clip_prob_low": 1 / 3000},
         exploration=TMazeExploration, buffer=5_000, traj_encoder=GRUTrajEncoder,
     ),
     Task("recall8", "name the suit shown 8 cards ago", lambda: RepeatPrevious(8), -0.5, 1.0, 0.9, 51, 51, 400, "solve_recall"),
