@@ -60,7 +60,7 @@ GAMES = (
     Game("AutoencodeHard", -0.456, -0.448, 311, f"{_LONG_ANSWERS} --epochs 120 --val_interval 5 --batch_size 16"),
     Game("CountRecallEasy", 0.177, 0.509, 51, f"{_ANSWERS} --epochs 100 --val_interval 5"),
     Game("CountRecallMedium", -0.528, -0.519, 103, f"{_ANSWERS} --epochs 120 --val_interval 5"),
-    Game("CountRecallHard", -0.475, -0.470, 207, f"{_ANSWERS} --epochs 120 --val_interval 5 --batch_size 16"),
+    Game("CountRecallHard", -0.475, -0.470, 207, f"{_LONG_ANSWERS} --epochs 120 --val_interval 5 --batch_size 16"),
     Game("HigherLowerEasy", 0.529, 0.529, 51, f"{_ANSWERS} --epochs 100 --val_interval 5"),
     Game("HigherLowerMedium", 0.511, 0.513, 103, f"{_ANSWERS} --epochs 100 --val_interval 5"),
     Game("HigherLowerHard", 0.506, 0.509, 155, f"{_ANSWERS} --epochs 100 --val_interval 5"),
