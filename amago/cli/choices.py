@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,9 @@ TRIAL_STEPS = 1000
 
 TRIAL_SECONDS = 10.0
 """Most time for them; an environment that takes longer counts as one of which they tell something."""
+
+SMALL_REWARD = 0.05
+"""Rewards up to this size are scaled before agents with memory observe them; `InputNorm` alone would leave most of them as they are."""
 
 MULTIGAMMAS, EXPERIMENT = "amago.agent.Multigammas", "amago.experiment.Experiment"
 
@@ -67,8 +70,8 @@ def choose_settings(
     """Choose settings for an environment.
 
     Args:
-        env: the environment. Its spaces and its Gymnasium spec are read; where it needs no memory and actions are choices, random ones
-            are tried for at most `TRIAL_STEPS` steps and `TRIAL_SECONDS`.
+        env: the environment. Its spaces and its Gymnasium spec are read; where actions are choices or the agent has memory, random
+            actions are tried for at most `TRIAL_STEPS` steps and `TRIAL_SECONDS`.
         horizon: most steps of a rollout.
         memory: "auto", "none", or the name of a sequence model with memory.
         traj_encoder: the sequence model, if the user names one; it decides, and "ff" means no memory.
@@ -89,6 +92,8 @@ def choose_settings(
     else:
         chosen = _discrete(isinstance(env.raw_observation_space, gym.spaces.Discrete), chance_tells_nothing(env))
     arguments, options, settings = chosen
+    if model != "ff" and rewards_are_small(env):
+        settings["InputNorm.skip_below"] = 0.001
     settings |= {f"{EXPERIMENT}.ema_decay": 0.99}  # policies waver around good ones; their average does not
     if issubclass(agent_type, Agent):  # agents that classify returns have no outputs of their size
         options["rescale_critics"] = True
@@ -136,22 +141,40 @@ def chance_tells_nothing(env: AMAGOEnv, steps: int = TRIAL_STEPS, clock: Callabl
 
     False if `TRIAL_SECONDS` by ``clock`` are not enough for the steps.
     """
+    rewards, done = set(), 0
+    for reward, terminated in _random_steps(env, steps, clock):
+        rewards.add(reward)
+        if terminated or len(rewards) > 1:
+            return False
+        done += 1
+    return done == steps
+
+
+def rewards_are_small(env: AMAGOEnv, steps: int = TRIAL_STEPS, clock: Callable[[], float] = time.monotonic) -> bool:
+    """Whether random actions meet rewards, but none above `SMALL_REWARD`, within some steps and `TRIAL_SECONDS` by ``clock``."""
+    any_reward = False
+    for reward, _ in _random_steps(env, steps, clock):
+        if abs(reward) > SMALL_REWARD:
+            return False
+        any_reward |= reward != 0.0
+    return any_reward
+
+
+def _random_steps(env: AMAGOEnv, steps: int, clock: Callable[[], float]) -> Iterator[tuple[float, bool]]:
+    """The reward of each of some random steps, and whether it terminated a rollout; none of environments that step in batches."""
     if env.batched_envs > 1:
-        return False
+        return
     inner = env.env.env  # without the conversion of actions
     inner.action_space.seed(0)
     inner.reset(seed=0)
-    rewards, until = set(), clock() + TRIAL_SECONDS
+    until = clock() + TRIAL_SECONDS
     for _ in range(steps):
         if clock() > until:
-            return False
+            return
         _, reward, terminated, truncated, _ = inner.step(inner.action_space.sample())
-        rewards.add(float(reward))
-        if terminated or len(rewards) > 1:
-            return False
-        if truncated:
+        yield float(reward), bool(terminated)
+        if terminated or truncated:
             inner.reset()
-    return True
 
 
 def _discrete(counted_states: bool, hard_to_explore: bool) -> Settings:

@@ -161,6 +161,37 @@ def test_random_choices_are_tried_for_a_limited_time():
     assert next(ticks) == choices.TRIAL_SECONDS + 2, "one reading before the steps, and one before each"
 
 
+class PaysLittle(tiny.Bits):
+    """`Bits` whose rewards are multiplied by ``factor`` from step ``since`` on, and 0 before."""
+
+    def __init__(self, factor, since=0):
+        self._factor, self._since, self.steps = factor, since, 0
+
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        self.steps += 1
+        return obs, reward * self._factor * (self.steps > self._since), *rest
+
+
+@pytest.mark.parametrize(
+    ("factor", "since", "memory", "small"),
+    [
+        (0.05, 0, "auto", True), (-0.05, 0, "gru", True), (0.05, 990, "auto", True), (0.051, 0, "auto", False), (1.0, 990, "auto", False),
+        (0.0, 0, "auto", False), (0.05, 1000, "auto", False), (0.05, 0, "none", False),
+    ],
+)  # fmt: skip
+def test_agents_with_memory_observe_small_rewards(factor, since, memory, small):
+    choice = chosen(PaysLittle(factor, since), memory=memory)
+    assert (choice.settings.get("InputNorm.skip_below") == 0.001) is small
+    assert ("InputNorm.skip_below = 0.001" in choice.describe("E", {})) is small
+
+
+def test_an_environment_that_pays_more_is_not_tried_for_long():
+    env = PaysLittle(1.0)
+    chosen(env)
+    assert env.steps < 20, "until the first reward that is not 0"
+
+
 @pytest.mark.parametrize(("agent_type", "scales"), [(amago.Agent, True), (MultiTaskAgent, False)])
 def test_scalar_critics_learn_large_returns_in_units_of_their_size(agent_type, scales):
     choice = chosen(gym.make("CartPole-v1"), agent_type=agent_type)
