@@ -15,6 +15,11 @@ from amago.experiment import Experiment
 def add_cli(parser: ArgumentParser) -> None:
     parser.add_argument("--horizon", type=int, default=100, help="steps of an episode; the last requires memory of the first")
     parser.add_argument("--active", action="store_true", help="the sign is visible only one step behind the start")
+    parser.add_argument(
+        "--long_memory",
+        action="store_true",
+        help="a GRU forgets over up to --horizon steps from the start (GRUTrajEncoder.longest)",
+    )
     parser.set_defaults(
         parallel_actors=16, grads_per_epoch=100, epochs=40, memory_size=64, memory_layers=2, timesteps_per_epoch=None, batch_size=16,
         dset_max_size=5_000, learning_rate=3e-4,
@@ -34,6 +39,8 @@ def make_experiment(args: Namespace) -> Experiment:
     anneal = max(1, args.epochs * args.timesteps_per_epoch // 2)
     explore = cli_utils.switch_exploration(config, TMazeExploration, horizon=args.horizon)
     config |= {"EpsilonGreedy.steps_anneal": anneal, "Actor.d_hidden": 64, "NCritics.d_hidden": 64}
+    if args.long_memory:
+        config["GRUTrajEncoder.longest"] = float(args.horizon)
     # A single wrong step misses the goal: where probabilities are clipped leaves about one in a corridor, however long it is.
     wrong = min(0.01, 1 / args.horizon)
     config |= {"Discrete.clip_prob_high": 1 - wrong, "Discrete.clip_prob_low": wrong / 10}

@@ -87,7 +87,8 @@ class Recorder(Callback):
             raise BudgetSpent
 
     def _solved(self) -> bool:
-        last = points(self.path)[-IN_A_ROW:]
+        found = {p.updates: p for p in points(self.path)}  # a run that continues may repeat the evaluation before it
+        last = list(found.values())[-IN_A_ROW:]
         return self.goal is not None and len(last) == IN_A_ROW and min(p.score for p in last) >= self.goal
 
 

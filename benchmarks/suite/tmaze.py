@@ -26,6 +26,8 @@ SETTINGS = {
     3000: "--parallel_actors 16 --batch_size 4 --grads_per_epoch 50 --epochs 60 --val_interval 3",
 }
 SHARED = "--configs zoo/tmaze --memory_layers 1 --learning_rate 2e-3"
+MORE = {(1000, "gru"): " --long_memory --epochs 120", (3000, "gru"): " --long_memory --epochs 120 --batch_size 8"}
+"""Settings of single runs. Other models either remember as long without being told to, or learned nothing within 3,000 updates."""
 
 
 def table(results: Path) -> str:
@@ -51,7 +53,12 @@ def _row(horizon: int, model: str, found: list[Result]) -> str:
 
 def _entries() -> list[Entry]:
     return [
-        Entry(f"{h}_{m}", "04_tmaze.py", f"--horizon {h} --traj_encoder {m} {SHARED} {SETTINGS[h]}", goal=SOLVED)
+        Entry(
+            f"{h}_{m}",
+            "04_tmaze.py",
+            f"--horizon {h} --traj_encoder {m} {SHARED} {SETTINGS[h]}{MORE.get((h, m), '')}",
+            goal=SOLVED,
+        )
         for h in HORIZONS
         for m in MODELS
     ]

@@ -14,6 +14,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from amago.run.callbacks import LogRow
+from amago.run.metric_names import AVERAGE_RETURN
 from amago.run.weights import load_weights
 from benchmarks.suite import (
     board,
@@ -245,6 +247,18 @@ def test_an_interrupted_run_continues_with_the_time_it_has_spent(tmp_path, task,
     assert after[: len(kept)] == kept
     assert all(x["cpu"] <= y["cpu"] for x, y in zip(after, after[1:]))
     assert after[-1]["updates"] >= kept[-1]["updates"] > 0
+
+
+def test_an_evaluation_that_is_repeated_counts_once_towards_the_goal(tmp_path):
+    recorder = Recorder(tmp_path / "seed0.jsonl", {}, goal=1.0)
+
+    def evaluate(updates):
+        recorder.on_log(None, LogRow("val", {AVERAGE_RETURN: 1.0}, 1, 10 * updates, updates, 0.0))
+
+    for updates in (2, 4, 4, 4):
+        evaluate(updates)
+    with pytest.raises(recorded.BudgetSpent):
+        evaluate(6)
 
 
 def test_a_result_that_another_process_writes_is_left_alone(tmp_path, task):
