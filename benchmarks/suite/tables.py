@@ -81,7 +81,7 @@ def comparison(a: Results, b: Results, names: tuple[str, str]) -> str:
         )
     compared = [t for t in TASKS if t.name in with_two_seeds(a, b)]
     if not compared:
-        return "\n".join([*lines, "", "One seed each: too few for a probability of improvement."])
+        return "\n".join([*lines, "", "No task with two seeds of both: too few for a probability of improvement."])
     of_final = [{t.name: [final_score(c) for c in x[t.name]] for t in compared} for x in (a, b)]
     of_time = [{t.name: [-time_to_threshold(c, t.threshold) for c in x[t.name]] for t in compared} for x in (a, b)]
     for what, (x, y) in (("final score", of_final), ("time to the threshold", of_time)):

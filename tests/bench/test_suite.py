@@ -301,7 +301,7 @@ def test_the_command_trains_compares_and_draws(tmp_path, capsys):
         main(["run", "--config", "a", "--tasks", "lake4"])
     runs.result_path(results, "a", "lake3", 1).unlink()
     assert main(["table", "--config", "b", "--against", "a", "--results", str(results)]) == 0
-    assert "One seed each: too few for a probability" in capsys.readouterr().out
+    assert "No task with two seeds of both: too few for a probability" in capsys.readouterr().out
 
 
 def test_what_amago_train_reaches_is_recorded_and_drawn(tmp_path, capsys):
