@@ -19,6 +19,7 @@ from amago import config
 from amago.envs import make_pool
 from amago.envs.exploration import EpsilonGreedy
 from amago.loading import DatasetSettings, DiskTrajDataset, DoNothingDataset
+from amago.run import console
 from amago.run.metric_names import NUMBER_OF_ROLLOUTS
 from amago.run.waiting import NothingTrainedError
 
@@ -188,6 +189,13 @@ def test_the_summary_is_printed(tmp_path, capsys):
     assert "trainable parameters" in out
     assert "0 to 1; evaluation every epoch, no checkpoint" in out
     assert err == ""
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_large_agent_on_a_cpu_is_told_what_is_faster(tmp_path, capsys, monkeypatch, large):
+    monkeypatch.setattr(console, "LARGE", 1_000 if large else 10**9)
+    started(tmp_path, verbose=True).close()
+    assert ("Fast on a CPU" in capsys.readouterr().out) is large
 
 
 # ---- order ---------------------------------------------------------------------------------------------------------------

@@ -281,6 +281,22 @@ def test_the_clip_of_probabilities_allows_one_wrong_step_in_a_corridor(
     assert f"Discrete.clip_prob_high = {high}\n" in text
 
 
+def test_a_gru_may_remember_a_corridor_from_the_start(tmp_path: Path) -> None:
+    run(
+        "04_tmaze.py",
+        tmp_path,
+        "--no_async",
+        "--horizon",
+        "50",
+        "--timesteps_per_epoch",
+        "100",
+        "--traj_encoder",
+        "gru",
+        "--long_memory",
+    )
+    assert "GRUTrajEncoder.longest = 50.0\n" in (tmp_path / "tiny" / "config.txt").read_text()
+
+
 @pytest.mark.parametrize("encoder", ["ff", "gru", "transformer"])
 def test_other_sequence_models_and_active_maze(encoder: str, tmp_path: Path) -> None:
     run("04_tmaze.py", tmp_path, "--no_async", "--active", "--traj_encoder", encoder, "--memory-size", "8")
