@@ -161,20 +161,26 @@ def rewards_are_small(env: AMAGOEnv, steps: int = TRIAL_STEPS, clock: Callable[[
 
 
 def _random_steps(env: AMAGOEnv, steps: int, clock: Callable[[], float]) -> Iterator[tuple[float, bool]]:
-    """The reward of each of some random steps, and whether it terminated a rollout; none of environments that step in batches."""
+    """The reward of each of some random steps, and whether it terminated a rollout; none of environments that step in batches.
+
+    Ends at an error of the environment: `Experiment.start` meets it again, and says what is wrong.
+    """
     if env.batched_envs > 1:
         return
     inner = env.env.env  # without the conversion of actions
     inner.action_space.seed(0)
-    inner.reset(seed=0)
-    until = clock() + TRIAL_SECONDS
-    for _ in range(steps):
+    until, over = clock() + TRIAL_SECONDS, True
+    for step in range(steps):
         if clock() > until:
             return
-        _, reward, terminated, truncated, _ = inner.step(inner.action_space.sample())
-        yield float(reward), bool(terminated)
-        if terminated or truncated:
-            inner.reset()
+        try:
+            if over:
+                inner.reset(seed=0 if step == 0 else None)
+            _, reward, terminated, truncated, _ = inner.step(inner.action_space.sample())
+            found, over = (float(reward), bool(terminated)), bool(terminated or truncated)
+        except Exception:
+            return
+        yield found
 
 
 def _discrete(counted_states: bool, hard_to_explore: bool) -> Settings:

@@ -186,6 +186,28 @@ def test_agents_with_memory_observe_small_rewards(factor, since, memory, small):
     assert ("InputNorm.skip_below = 0.001" in choice.describe("E", {})) is small
 
 
+class Breaks(PaysLittle):
+    """`PaysLittle` whose step ``at`` (from 1 on) is wrong: ``mistake`` is raised, or is the reward."""
+
+    def __init__(self, mistake, at):
+        super().__init__(0.01)
+        self.mistake, self.at = mistake, at
+
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        if self.steps != self.at:
+            return obs, reward, *rest
+        if isinstance(self.mistake, Exception):
+            raise self.mistake
+        return obs, self.mistake, *rest
+
+
+@pytest.mark.parametrize("mistake", [ZeroDivisionError("mine"), None, "1 point"])
+@pytest.mark.parametrize(("at", "small"), [(1, False), (50, True)])
+def test_an_error_of_the_environment_is_left_to_the_start_of_the_run(mistake, at, small):
+    assert ("InputNorm.skip_below" in chosen(Breaks(mistake, at)).settings) is small
+
+
 def test_an_environment_that_pays_more_is_not_tried_for_long():
     env = PaysLittle(1.0)
     chosen(env)
