@@ -286,7 +286,7 @@ class Experiment(BuiltRun):
                 phase.update(steps)
                 self._role.after_step(self, steps, collecting=title == COLLECT)
 
-            on_step = after_step if self._role.launched else phase.update
+            on_step = after_step if self.launched else phase.update
             with self.acting_weights():
                 return interact(rollout, self.policy, timesteps, sample, on_step, should_stop=should_stop, **options)
 

@@ -259,7 +259,7 @@ class Monitored(Callback):
         self.best: float | None = None
 
     def on_start(self, experiment: Experiment) -> None:
-        if experiment.val_interval is None and not experiment._role.launched:  # of a launched run, collectors evaluate
+        if experiment.val_interval is None and not experiment.launched:  # of a launched run, collectors evaluate
             raise ValueError(f"{type(self).__name__} needs evaluations, but val_interval is None")
 
     def improves(self, metrics: Mapping[str, float]) -> bool:

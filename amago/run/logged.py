@@ -56,6 +56,11 @@ class LoggedRun(Learner):
         self._refusal: Exception | None = None  # why nothing may be written
 
     @property
+    def launched(self) -> bool:
+        """Whether a launcher started this process, so that other processes collect and evaluate for it, or it for them."""
+        return self._role.launched
+
+    @property
     def epoch(self) -> int:
         """Number of the current epoch, which is that of the finished ones. A loop of your own sets it to the number of the epoch that it
         has just finished, by which `save_checkpoint` names files."""
