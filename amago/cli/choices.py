@@ -196,6 +196,7 @@ def _discrete(counted_states: bool, hard_to_explore: bool) -> Settings:
         settings["EpsilonGreedy.repeat"] = 4.0
     elif hard_to_explore:  # choices that are held reach further (Acrobot), and end rollouts early where that is easy (CartPole)
         settings |= {"EpsilonGreedy.repeat": (1.0, 16.0), "EpsilonGreedy.randomize_eps": False}
+        arguments["epochs"] = 60  # what is found later is learned later
     return arguments, options, settings
 
 

@@ -43,6 +43,8 @@ class NoveltyRelabeler(Relabeler):
         coeff: bonus of what is new, in units of the environment's reward; at least 0.
         decay: 0.5 for 1 / sqrt(n); ``inf``: only what is new has a bonus.
         keys: observations that are counted; None: all. Leave out what changes in each step by itself, such as a clock.
+        features: positions of the numbers that are counted, in these observations flattened and joined in the order of ``keys`` (None:
+            alphabetical); None: all numbers.
         resolution: numbers that are equal after division by this and rounding are the same; None: only equal numbers are.
     """
 
@@ -52,6 +54,7 @@ class NoveltyRelabeler(Relabeler):
         decay: float = 0.5,
         keys: Sequence[str] | None = None,
         resolution: float | None = None,
+        features: Sequence[int] | None = None,
     ):
         if not 0 <= coeff < np.inf:
             raise ValueError(f"coeff must be a reward of at least 0, got {coeff!r}")
@@ -61,14 +64,17 @@ class NoveltyRelabeler(Relabeler):
             raise ValueError(f"keys must be a list of names of observations, got {keys!r}: write [{keys!r}]")
         if resolution is not None and not 0 < resolution < np.inf:
             raise ValueError(f"resolution must be a distance above 0, or None, got {resolution!r}")
+        if features is not None and (not features or any(not isinstance(i, int) or i < 0 for i in features)):
+            raise ValueError(f"features must be a list of positions of at least 0, or None, got {features!r}")
         self.coeff, self.decay, self.resolution = coeff, decay, resolution
         self.keys = None if keys is None else tuple(keys)
+        self.features = None if features is None else list(features)
 
     def relabel(self, traj: FrozenTraj) -> FrozenTraj:
         """The trajectory with other rewards.
 
         Raises:
-            ValueError: an observation of ``keys`` is missing; the message names it.
+            ValueError: an observation of ``keys`` is missing, or a number of ``features``; the message names it.
         """
         counts = visits(self._counted(traj))[1:, None]
         bonus = self.coeff * (counts == 1 if self.decay == np.inf else counts.astype(float) ** -self.decay)
@@ -82,4 +88,11 @@ class NoveltyRelabeler(Relabeler):
         rows = [np.asarray(traj.obs[key]).reshape(len(traj) + 1, -1) for key in self.keys or sorted(traj.obs)]
         if self.resolution is not None:
             rows = [np.round(a / self.resolution) if a.dtype.kind == "f" else a for a in rows]
-        return np.concatenate(rows, axis=1)
+        joined = np.concatenate(rows, axis=1)
+        if self.features is None:
+            return joined
+        if max(self.features) >= joined.shape[1]:
+            raise ValueError(
+                f"features has {max(self.features)}, but the observations that are counted have {joined.shape[1]} numbers"
+            )
+        return joined[:, self.features]

@@ -6,6 +6,7 @@ from amago.data.batch import Batch, RLData, collate
 from amago.data.batch import collate as RLData_pad_collate
 from amago.data.novelty import NoveltyRelabeler
 from amago.data.relabel import GoalSequenceRelabeler
+from amago.data.shaping import LastRewardShaping
 from amago.data.trajectory import MAGIC_PAD_VAL
 from amago.loading.checking import check_dataset
 from amago.loading.dataset import DatasetSettings, DoNothingDataset, RLDataset
@@ -28,6 +29,7 @@ __all__ = [
     "DiskTrajDataset",
     "DoNothingDataset",
     "GoalSequenceRelabeler",
+    "LastRewardShaping",
     "MinariDataset",
     "MixtureOfDatasets",
     "NoveltyRelabeler",

@@ -35,6 +35,8 @@ class GRUTrajEncoder(LayeredStateEncoder):
         norm: of the output: "layer", "rmsnorm" or "none".
         longest: at the start, the numbers of state forget over 1 to ``longest`` timesteps, see
             `amago.nets.gated_recurrence.set_forgetting`. None: PyTorch's initial values, with which they forget over two.
+        shortcut: add a linear function of the timestep itself to the output, before its norm, so that what is seen now need not pass
+            through the gates (Ni et al. 2022, arXiv 2110.05038, give it to actor and critics).
     """
 
     __module__ = "amago.nets.traj_encoders"  # where it is imported from, and what saved runs call it
@@ -48,6 +50,7 @@ class GRUTrajEncoder(LayeredStateEncoder):
         d_output: int = 256,
         norm: str = "layer",
         longest: float | None = None,
+        shortcut: bool = False,
     ) -> None:
         super().__init__(tstep_dim, max_seq_len)
         check_positive(d_hidden=d_hidden, n_layers=n_layers, d_output=d_output)
@@ -56,6 +59,7 @@ class GRUTrajEncoder(LayeredStateEncoder):
             self._remember(longest)
         self.fast, self._fast_step = fast_paths(), GRUStep(self.rnn)
         self.out = Linear(d_hidden, d_output)
+        self.shortcut = Linear(tstep_dim, d_output) if shortcut else None
         self.out_norm = Normalization(norm, d_output)
         self._emb_dim = d_output
 
@@ -93,7 +97,8 @@ class GRUTrajEncoder(LayeredStateEncoder):
                 # a graph of this call must not contain the tensor that is written next
                 x, new = self.rnn(seq, hidden_state.clone())
                 hidden_state.detach().copy_(new.detach())
-        return self.out_norm(self.out(x)), hidden_state
+        out = self.out(x)
+        return self.out_norm(out if self.shortcut is None else out + self.shortcut(seq)), hidden_state
 
 
 @named_traj_encoder("mingru")

@@ -21,14 +21,16 @@ from benchmarks.suite.pictures import panels
 
 _WITHOUT = " --traj_encoder ff --memory_size 64 --memory_layers 1"
 _GRU = " --traj_encoder gru --memory_size 64 --memory_layers 1"
-_TRANSFORMER = " --traj_encoder transformer --memory_size 64 --memory_layers 1"
 _LOOP = "--parallel_actors 64 --batch_size 24 --grads_per_epoch 50 --val_interval 10 --learning_rate 1e-3"
 _LAKE = f"--lake_size 5 --k_episodes 10 --configs zoo/solve_lake --timesteps_per_epoch 250 --epochs 400 {_LOOP}"
 _SPEEDS = (
-    "--configs zoo/half_cheetah_vel_wide --train_range 0 3 --test_range 0 3 --parallel_actors 16 --grads_per_epoch 250 --epochs 240 "
-    "--val_interval 10 --val_episodes 64 --learning_rate 5e-4 --lr_cooldown 0.4 --max_seq_len 8 --batch_size 32"
+    "--configs zoo/half_cheetah_vel_wide --train_range 0 3 --test_range 0 3 --parallel_actors 16 --grads_per_epoch 250 --epochs 160 "
+    "--val_interval 10 --learning_rate 5e-4 --lr_cooldown 0.4 --batch_size 32"
 )
-_ROOM = f"--room_size 9 --episode_length 50 --meta_horizon 500 --epochs 60 {_LOOP}"
+_ROOM = (
+    "--room_size 9 --episode_length 50 --meta_horizon 500 --configs zoo/key_door --parallel_actors 64 --batch_size 12 "
+    "--grads_per_epoch 50 --epochs 80 --val_interval 8 --learning_rate 1e-3 --lr_cooldown 0.4"
+)
 _REACH = (
     "--benchmark reach-v3 --k 3 --episode_length 200 --validate_on test --parallel_actors 16 --batch_size 32 --max_seq_len 64 "
     "--grads_per_epoch 100 --epochs 100 --val_interval 10 --learning_rate 5e-4"
@@ -38,9 +40,9 @@ _MISSIONS = "--k_episodes 2 --val_interval 10"
 ENTRIES = (
     Entry("lake5", "00_meta_frozen_lake.py", _LAKE + _GRU, budget=900),
     Entry("lake5 without memory", "00_meta_frozen_lake.py", _LAKE + _WITHOUT, budget=450),
-    Entry("room9", "05_dark_key_door.py", _ROOM + _GRU, budget=900),
-    Entry("cheetah", "12_half_cheetah_vel.py", _SPEEDS + _TRANSFORMER, budget=1800),
-    Entry("cheetah without memory", "12_half_cheetah_vel.py", _SPEEDS + _WITHOUT, budget=1800),
+    Entry("room9", "05_dark_key_door.py", _ROOM + _GRU, budget=1500),
+    Entry("cheetah", "12_half_cheetah_vel.py", f"{_SPEEDS} --max_seq_len 16{_GRU}", budget=1800),
+    Entry("cheetah without memory", "12_half_cheetah_vel.py", f"{_SPEEDS} --max_seq_len 8{_WITHOUT}", budget=1800),
     Entry("ml1 reach", "07_metaworld.py", _REACH + _GRU, budget=900),
     Entry("alchemy from numbers", "06_alchemy.py", _ALCHEMY + _GRU, budget=1500),
     Entry("xland trivial", "11_xland_minigrid.py", f"--rulesets trivial --k_shots 3 --epochs 120 {_LOOP}{_GRU}", budget=700),

@@ -150,6 +150,7 @@ def test_choices_are_held_where_random_ones_tell_nothing():
     easy, hard = chosen(gym.make("CartPole-v1")), chosen(gym.make("Acrobot-v1"))
     assert hard.settings == easy.settings | {"EpsilonGreedy.repeat": (1.0, 16.0), "EpsilonGreedy.randomize_eps": False}
     assert "EpsilonGreedy.repeat" not in easy.settings
+    assert hard.arguments == easy.arguments | {"epochs": 60}, "what is found later is learned later"
     assert "EpsilonGreedy.repeat = (1.0, 16.0)" in hard.describe("Acrobot-v1", {})
 
 

@@ -67,6 +67,15 @@ def test_a_clock_is_left_out_and_near_numbers_are_the_same():
     assert NoveltyRelabeler(1.0, np.inf, resolution=0.25).relabel(near).rews[:, 0].tolist() == [0, 1, 0, 0]
 
 
+def test_chosen_numbers_are_counted_in_the_order_of_the_keys():
+    traj = walk([0, 0, 1], clock=True)
+    assert NoveltyRelabeler(1.0, np.inf, features=[0]).relabel(traj).rews[:, 0].tolist() == [0, 1], "alphabetical: at, clock"
+    assert NoveltyRelabeler(1.0, np.inf, features=[1]).relabel(traj).rews[:, 0].tolist() == [1, 1]
+    assert NoveltyRelabeler(1.0, np.inf, keys=["clock", "at"], features=[1]).relabel(traj).rews[:, 0].tolist() == [0, 1]
+    with pytest.raises(ValueError, match="features has 2, but the observations that are counted have 2 numbers"):
+        NoveltyRelabeler(features=[0, 2]).relabel(traj)
+
+
 def test_a_data_set_learns_from_other_rewards_and_stores_the_same(tmp_path):
     actions, observations = gym.spaces.Discrete(2), gym.spaces.Dict({"at": gym.spaces.Box(0, 9, (1,), np.float32)})
     fifo = tmp_path / "b" / "buffer" / "fifo"
@@ -93,6 +102,8 @@ def test_a_data_set_learns_from_other_rewards_and_stores_the_same(tmp_path):
         ({"decay": -1.0}, "decay"),
         ({"keys": "at"}, "['at']"),
         ({"resolution": 0.0}, "resolution"),
+        ({"features": []}, "features"),
+        ({"features": [0, -1]}, "features"),
     ],
 )
 def test_bad_settings_are_refused_by_name(arguments, said):

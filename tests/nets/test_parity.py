@@ -86,6 +86,7 @@ PLAIN = {"sigma_reparam": False, "normformer_norms": False, "head_scaling": Fals
 MODELS = {
     "ff": lambda: FFTrajEncoder(D, MAX_LEN, d_model=16, n_layers=2),
     "gru": lambda: GRUTrajEncoder(D, MAX_LEN, d_hidden=16, d_output=12),
+    "gru with a shortcut": lambda: GRUTrajEncoder(D, MAX_LEN, d_hidden=16, d_output=12, shortcut=True),
     "fixed": lambda: TformerTrajEncoder(D, MAX_LEN, **SMALL),
     "learned": lambda: TformerTrajEncoder(D, MAX_LEN, **SMALL, pos_emb="learned"),
     "rope": lambda: TformerTrajEncoder(D, MAX_LEN, **SMALL, pos_emb="rope"),
