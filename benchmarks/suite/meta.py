@@ -32,8 +32,8 @@ _ROOM = (
     "--grads_per_epoch 50 --epochs 80 --val_interval 8 --learning_rate 1e-3 --lr_cooldown 0.4"
 )
 _REACH = (
-    "--benchmark reach-v3 --k 3 --episode_length 200 --validate_on test --parallel_actors 16 --batch_size 32 --max_seq_len 64 "
-    "--grads_per_epoch 100 --epochs 100 --val_interval 10 --learning_rate 5e-4"
+    "--benchmark reach-v3 --k 3 --episode_length 200 --validate_on test --configs zoo/metaworld_reach --parallel_actors 16 --batch_size 24 "
+    "--max_seq_len 24 --timesteps_per_epoch 200 --grads_per_epoch 250 --epochs 160 --val_interval 10 --learning_rate 5e-4"
 )
 _ALCHEMY = "--parallel_actors 256 --batch_size 48 --grads_per_epoch 40 --epochs 100 --val_interval 5 --learning_rate 2e-3"
 _MISSIONS = "--k_episodes 2 --val_interval 10"
@@ -43,7 +43,7 @@ ENTRIES = (
     Entry("room9", "05_dark_key_door.py", _ROOM + _GRU, budget=1500),
     Entry("cheetah", "12_half_cheetah_vel.py", f"{_SPEEDS} --max_seq_len 16{_GRU}", budget=1800),
     Entry("cheetah without memory", "12_half_cheetah_vel.py", f"{_SPEEDS} --max_seq_len 8{_WITHOUT}", budget=1800),
-    Entry("ml1 reach", "07_metaworld.py", _REACH + _GRU, budget=900),
+    Entry("ml1 reach", "07_metaworld.py", _REACH + _GRU, budget=600),
     Entry("alchemy from numbers", "06_alchemy.py", _ALCHEMY + _GRU, budget=1500),
     Entry("xland trivial", "11_xland_minigrid.py", f"--rulesets trivial --k_shots 3 --epochs 120 {_LOOP}{_GRU}", budget=700),
     Entry(

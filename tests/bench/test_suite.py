@@ -22,6 +22,7 @@ from benchmarks.suite import (
     example,
     meta,
     methods,
+    offline,
     popgym,
     recorded,
     recurrent_ppo,
@@ -393,6 +394,23 @@ def test_a_corridor_is_trained_and_shown(tmp_path, capsys, monkeypatch):
     capsys.readouterr()
     assert board.main(tmaze.BOARD, ["table", "--results", str(results)]) == 0
     assert "| 300, gru | " in capsys.readouterr().out.splitlines()[2]
+
+
+# ---- recorded data ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_method_learns_from_a_record_and_is_shown(tmp_path, capsys, monkeypatch):
+    small = [replace(e, judged=2) for e in offline.BOARD.entries]
+    monkeypatch.setattr(offline, "BOARD", replace(offline.BOARD, entries=small))
+    words = f"--dataset {tmp_path / 'p.hdf5'} --record 600 --grads_per_epoch 2 --epochs 1 --parallel_actors 2 --batch_size 2"
+    for method in offline.METHODS:
+        run = ["one", "--tasks", f"pendulum_{method}", "--seeds", "0", "--results", str(tmp_path / "r"), f"--more={words}"]
+        assert board.main(offline.BOARD, run) == 0
+    capsys.readouterr()
+    assert board.main(offline.BOARD, ["table", "--results", str(tmp_path / "r")]) == 0
+    *_, row = capsys.readouterr().out.splitlines()
+    assert row.startswith("| Pendulum-v1, all of training (Minari) | -")
+    assert row.count(" | -") == len(offline.METHODS) == len(list(offline.SETTINGS.glob("*.gin")))
 
 
 # ---- new worlds ------------------------------------------------------------------------------------------------------------
