@@ -3,7 +3,7 @@
     python -m benchmarks.suite.offline run --seeds 2 --jobs 2
     python -m benchmarks.suite.offline table
 
-Each run is an example with one thread and 90 processor seconds. The records are made first:
+Each run is an example with one thread and 60 processor seconds. The records are made first:
 
     amago demo --out demo_half --epochs 6
     amago train Pendulum-v1 --run-name pendulum --buffer-dir runs --seed 0 --no_async --epochs 10
@@ -43,7 +43,7 @@ _SHOWN = {"lake": "Meta-FrozenLake 3x3, 6 attempts, half learned", "pendulum": "
 
 def _entries() -> list[Entry]:
     return [
-        Entry(f"{data}_{method}", script, f"{words} {SETTINGS / method}.gin", budget=90)
+        Entry(f"{data}_{method}", script, f"{words} {SETTINGS / method}.gin", budget=60)
         for data, (script, words) in DATA.items()
         for method in METHODS
     ]

@@ -8,6 +8,8 @@ import pytest
 from amago.envs.builtin.half_cheetah_vel import HalfCheetahVel
 from benchmarks.suite import gait
 
+pytest.importorskip("mujoco", reason="MuJoCo is not installed: pip install 'amago[mujoco]'")
+
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_target_of_a_real_rollout_is_found(seed):
