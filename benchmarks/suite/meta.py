@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.suite.board import Board, Entry, main
@@ -66,7 +66,7 @@ _PART = r"(?:in )?(?:Attempt|Trial|Shot) (\d+)"
 def table(results: Path) -> str:
     """One row for each task with a finished run: returns, what else measures success, and what it took."""
     lines = [
-        "| task | return, greedy, by seed | sampled | further, greedy, seed 0 | updates, steps | CPU s |",
+        "| task | return, greedy, by seed | sampled | further, greedy, by seed | updates, steps | CPU s |",
         "| --- " * 6 + "|",
     ]
     for entry in ENTRIES:
@@ -76,12 +76,22 @@ def table(results: Path) -> str:
         greedy, sampled = (", ".join(f"{getattr(r, name):.2f}" for r in found) for name in ("greedy", "sampled"))
         measure = _MEASURES.get(entry.name.split()[0], "Success")
         took = f"{found[0].updates:,}, {found[0].steps / 1e6:.2f}M | {', '.join(f'{r.cpu:.0f}' for r in found)}"
-        lines.append(f"| {entry.name} | {greedy} | {sampled} | {further(found[0].metrics, measure)} | {took} |")
+        lines.append(f"| {entry.name} | {greedy} | {sampled} | {further([r.metrics for r in found], measure)} | {took} |")
     return "\n".join(lines)
 
 
-def further(metrics: Mapping[str, float], measure: str) -> str:
-    """A measure beside the return, in few words: by attempt the first and the last, where it is counted by attempt."""
+def further(seeds: Sequence[Mapping[str, float]], measure: str) -> str:
+    """A measure beside the return, in few words: by attempt the first and the last, where it is counted by attempt; the seeds' in turn."""
+    found = [_measured(metrics, measure) for metrics in seeds]
+    if all(len(parts) > 1 for parts in found):
+        last = max(found[0])
+        first, final = (", ".join(f"{parts[n]:.2f}" for parts in found) for n in (min(found[0]), last))
+        return f"{measure.lower()} {first} in attempt 1; {final} in attempt {last + 1}"
+    return f"{measure.lower()} {', '.join(f'{next(iter(parts.values()), math.nan):.2f}' for parts in found)}"
+
+
+def _measured(metrics: Mapping[str, float], measure: str) -> dict[int, float]:
+    """A measure by attempt, from 0; where it is not counted by attempt, under 0."""
     whole, parts = math.nan, {}
     for name, value in metrics.items():  # "Average Attempt 3 Success in room" or "Average Success in Shot 3 in room"
         words = name.rpartition(" in ")[0].removeprefix("Average ")
@@ -91,9 +101,7 @@ def further(metrics: Mapping[str, float], measure: str) -> str:
             parts[int(number[1])] = value
         else:
             whole = value
-    if len(parts) > 1:
-        return f"{measure.lower()} {parts[min(parts)]:.2f} in attempt 1, {parts[max(parts)]:.2f} in attempt {len(parts)}"
-    return f"{measure.lower()} {next(iter(parts.values()), whole):.2f}"
+    return parts or {0: whole}
 
 
 def draw(results: Path, path: Path) -> None:

@@ -31,7 +31,7 @@ METHODS = {
 _LAKE = "--val_interval 5 --epochs 60 --configs zoo/solve_lake"
 _PENDULUM = (
     "--dataset recorded/pendulum-v0 --env Pendulum-v1 --traj_encoder ff --memory_layers 1 --memory_size 64 --grads_per_epoch 250 "
-    "--epochs 60 --val_interval 4 --learning_rate 5e-4 --parallel_actors 24 --configs"
+    "--epochs 60 --val_interval 4 --learning_rate 1e-3 --max_seq_len 8 --batch_size 32 --parallel_actors 24 --configs zoo/pendulum"
 )
 DATA = {
     "lake": ("20_offline_lake.py", f"--recorder demo_half/transformer {_LAKE}"),

@@ -427,7 +427,7 @@ def test_a_task_of_new_worlds_is_trained_and_shown(tmp_path, capsys, monkeypatch
     assert board.main(meta.BOARD, ["table", "--results", str(tmp_path), "--picture", str(picture)]) == 0
     rows = capsys.readouterr().out.splitlines()[2:]
     assert [row.split(" | ")[0] for row in rows] == ["| lake5", "| lake5 without memory"]
-    assert all(re.search(r"\| success [01]\.\d\d in attempt 1, [01]\.\d\d in attempt 2 \|", row) for row in rows)
+    assert all(re.search(r"\| success [01]\.\d\d in attempt 1; [01]\.\d\d in attempt 2 \|", row) for row in rows)
     assert "| 2, 0.00M |" in rows[0]
     assert picture.stat().st_size > 5_000
 
@@ -435,15 +435,22 @@ def test_a_task_of_new_worlds_is_trained_and_shown(tmp_path, capsys, monkeypatch
 @pytest.mark.parametrize(
     ("metrics", "measure", "said"),
     [
-        ({f"Average Attempt {i} Success in lake": i / 20 for i in (0, 10, 1, 11)}, "Success", "success 0.00 in attempt 1, 0.55 in attempt 4"),
+        ({f"Average Attempt {i} Success in lake": i / 20 for i in (0, 10, 1, 11)}, "Success", "success 0.00 in attempt 1; 0.55 in attempt 12"),
         ({"Average Success in Shot 0 in xland": 0.5, "Average Success in Shot 1 in xland": 0.75, "Average Success in xland": 0.6},
-         "Success", "success 0.50 in attempt 1, 0.75 in attempt 2"),
+         "Success", "success 0.50 in attempt 1; 0.75 in attempt 2"),
         ({"Average Attempt 0 Velocity Error in cheetah": 1.5, "Average Attempt 0 Return in cheetah": 9.0}, "Velocity Error", "velocity error 1.50"),
         ({"Average Doors Opened in room": 3.0, "Average Keys Found in room": 4.0}, "Doors Opened", "doors opened 3.00"),
     ],
 )  # fmt: skip
 def test_of_attempts_the_first_and_the_last_are_shown(metrics, measure, said):
-    assert meta.further(metrics, measure) == said
+    assert meta.further([metrics], measure) == said
+
+
+def test_measures_beside_the_return_are_shown_of_each_seed():
+    seeds = [{"Average Doors Opened in room": 3.0}, {"Average Doors Opened in room": 1.25}]
+    assert meta.further(seeds, "Doors Opened") == "doors opened 3.00, 1.25"
+    seeds = [{f"Average Attempt {i} Success in lake": (i + s) / 10 for i in range(3)} for s in range(2)]
+    assert meta.further(seeds, "Success") == "success 0.00, 0.10 in attempt 1; 0.20, 0.30 in attempt 3"
 
 
 # ---- learning from labels --------------------------------------------------------------------------------------------------
