@@ -43,7 +43,7 @@ ENTRIES = (
     Entry("room9", "05_dark_key_door.py", _ROOM + _GRU, budget=1500),
     Entry("cheetah", "12_half_cheetah_vel.py", f"{_SPEEDS} --max_seq_len 16{_GRU}", budget=1800),
     Entry("cheetah without memory", "12_half_cheetah_vel.py", f"{_SPEEDS} --max_seq_len 8{_WITHOUT}", budget=1800),
-    Entry("ml1 reach", "07_metaworld.py", _REACH + _GRU, budget=600),
+    Entry("ml1 reach", "07_metaworld.py", _REACH + _GRU, budget=1300),
     Entry("alchemy from numbers", "06_alchemy.py", _ALCHEMY + _GRU, budget=1500),
     Entry("xland trivial", "11_xland_minigrid.py", f"--rulesets trivial --k_shots 3 --epochs 120 {_LOOP}{_GRU}", budget=700),
     Entry(
