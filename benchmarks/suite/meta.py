@@ -3,7 +3,7 @@
     python -m benchmarks.suite.meta run --tasks lake5 room9 --jobs 2
     python -m benchmarks.suite.meta table --picture docs/images/new_worlds.png
 
-Each run is an example with one thread and 450 to 1,500 processor seconds. Besides lakes and rooms they need extras of the library
+Each run is an example with one thread and 450 to 1,800 processor seconds. Besides lakes and rooms they need extras of the library
 (docs/benchmarks.md). Runs that are done are not repeated, and interrupted ones continue.
 """
 
