@@ -11,14 +11,16 @@ ENVS := .venv-envs
 ENVS_STAMP := $(ENVS)/.installed
 SHOWDOWN := tools/showdown/node_modules/.package-lock.json
 
-.PHONY: help install demo test test-faults test-gpu test-envs test-ray qt showdown bench lint types unit format clean
+.PHONY: help install demo test test-long test-faults test-gpu test-sim test-envs test-ray qt showdown bench lint types unit format clean
 
 help:
 	@echo "make demo    install, train a memory agent, evaluate it, leave a picture (about 6 minutes on two cores)"
 	@echo "make test    install, then format, lint, types, docs and tests, as CI does"
+	@echo "make test-long    notebooks, small learning runs and miniatures of the benchmarks, which CI also runs"
 	@echo "make docs    build the docs site into site/"
 	@echo "make test-faults  the tests of faults with their full counts (AMAGO_FAULTS_SEED=N repeats a run)"
 	@echo "make test-gpu     the tests of the CPU on a CUDA device; elsewhere they are skipped"
+	@echo "make test-sim     the same on a simulated device, where its sources are to be had"
 	@echo "make test-envs    the benchmarks of docs/benchmarks.md, in an environment of their own with every package (4 GB)"
 	@echo "make test-ray     collectors on many machines: clusters of several nodes on this one, in an environment of their own"
 	@echo "make showdown     the battle server of examples/15_pokemon.py, from npm (Node.js 20 or later)"
@@ -51,11 +53,25 @@ types: install
 docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
+LONG := tests/bench tests/docs/test_notebooks.py tests/test_learning.py
+
 unit: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(LONG:%=--ignore=%)
+
+test-long: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(LONG)
 
 test-gpu: install
 	$(BIN)/python -m pytest -m gpu tests/gpu
+
+# the tests of the GPU on a simulated one (`$AMAGO_SIMCUDA`, with g++): devices, copies and control flow are a GPU's, numerics a CPU's
+AMAGO_SIMCUDA ?= ../shared/simcuda
+
+test-sim: install
+	@if [ ! -d "$(AMAGO_SIMCUDA)" ]; then echo "skipped: no simulated device in $(AMAGO_SIMCUDA)"; \
+	elif ! command -v g++ > /dev/null; then echo "skipped: the simulated device needs g++"; \
+	else PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$(AMAGO_SIMCUDA)/..:$(AMAGO_SIMCUDA)" OMP_NUM_THREADS=1 \
+	  $(BIN)/python -m pytest -n 2 -p pytest_simcuda -m gpu tests/gpu; fi
 
 test-faults: install
 	AMAGO_FAULTS=long OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/faults -s

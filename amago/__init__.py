@@ -5,14 +5,16 @@ The public names are imported on first use (PEP 562), so that an actor's process
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from amago.compat.names import attributes
 
 __version__ = "4.0.0"
 
 _LAZY = {
     "Experiment": "amago.experiment",
     "Agent": "amago.agent",
+    "MultiTaskAgent": "amago.agent",
     "Callback": "amago.run.callbacks",
     "EarlyStopping": "amago.run.callbacks",
     "KeepBest": "amago.run.callbacks",
@@ -22,6 +24,7 @@ _LAZY = {
     "TrajEncoder": "amago.nets.traj_encoders",
     "ExplorationWrapper": "amago.envs.exploration",
     "load_policy": "amago.policy",
+    "train": "amago.quick",
     "register_agent": "amago.agent",
     "get_agent_cls": "amago.agent",
     "list_registered_agents": "amago.agent",
@@ -49,7 +52,7 @@ __all__ = [*_LAZY, *_SUBMODULES, "__version__"]
 
 if TYPE_CHECKING:
     from amago import agent, config, distributed, envs, experiment, hindsight, loading, nets, ops, policy, spaces, store, utils
-    from amago.agent import Agent, check_traj_encoder, check_tstep_encoder
+    from amago.agent import Agent, MultiTaskAgent, check_traj_encoder, check_tstep_encoder
     from amago.data.extras import ExtraField
     from amago.data.findings import CheckError
     from amago.envs import check_env
@@ -59,18 +62,11 @@ if TYPE_CHECKING:
     from amago.nets.tstep_encoders import TstepEncoder
     from amago.policy import load_policy
     from amago.policy.filming import RecordVideo
+    from amago.quick import train
     from amago.run.callbacks import Callback, EarlyStopping, KeepBest
 
 
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        value = getattr(importlib.import_module(_LAZY[name]), name)
-    elif name in _SUBMODULES:
-        value = importlib.import_module(f"amago.{name}")
-    else:
-        raise AttributeError(f"module 'amago' has no attribute {name!r}")
-    globals()[name] = value
-    return value
+__getattr__ = attributes(__name__, _LAZY)
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,7 @@
 """Default arguments changed by gin: binding them by name, listing them, handing them to other processes.
 
-Every public constructor of the library is ``gin.configurable``, and no code of the library passes an optional argument of one, so
-every default can be changed from outside.
+Every public constructor of the library is ``gin.configurable``, and no code of the library passes an optional argument of one,
+so every default can be changed from outside.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import difflib
 import inspect
 import logging
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import partial
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,9 @@ _of_earlier_experiments: dict[str, Any] = {}  # bindings with which an Experimen
 
 @gin.configurable(module="amago.config")
 def fast_paths(enabled: bool = True) -> bool:
-    """Whether modules use their fast paths for CPUs (`amago.nets.cpu`) or the plain code beside them.
+    """True if modules use their fast paths for CPUs (`amago.nets.blocked`) instead of the plain code beside them.
 
-    Each module asks once, when it is built, and keeps the answer in its attribute ``fast``. To switch all of them off:
+    Each module calls this once, when it is built, and keeps the result in its attribute ``fast``. To switch all of them off:
     ``amago.config.fast_paths.enabled = False`` in a gin file, or ``use_config({"amago.config.fast_paths.enabled": False})``.
     """
     return enabled
@@ -40,19 +41,34 @@ def bind(params: Mapping[str, Any]) -> None:
     """Change the defaults of parameters.
 
     Args:
-        params: {"Class.parameter": value}. The class may be named in full (``amago.agent.Agent``) or by a unique suffix (``Agent``).
+        params: {"Class.parameter": value}. The class may be named in full (``amago.agent.Agent``) or by a unique suffix
+            (``Agent``).
 
     Raises:
-        ValueError: the class or the parameter does not exist; the message names the entry and the nearest known names. Or the value has
-            another type than the parameter.
+        ValueError: the class or the parameter does not exist; the message names the entry and the nearest known names. Or the
+            value has another type than the parameter.
     """
-    for name, value in params.items():
+    for name, given in params.items():
+        value = given if isinstance(given, type) else plain(given)
         try:
             _check_type(name, value)
             with gin.unlock_config():
                 gin.bind_parameter(name, value)
         except ValueError as err:
             raise ValueError(f"cannot bind {name!r} = {value!r}: {_explain(name, err)}") from err
+
+
+def plain(value: Any) -> Any:
+    """A number or text of NumPy, PyTorch and the like as Python's own; an array as lists; within lists, tuples and dicts, too.
+
+    Files hold the result, so that a setting is the same after it was saved and loaded. Everything else is returned as it is.
+    """
+    if type(value) in (list, tuple):
+        return type(value)(plain(v) for v in value)
+    if type(value) is dict:
+        return {plain(k): plain(v) for k, v in value.items()}
+    own = type(value).__module__.partition(".")[0] in ("builtins", "amago")
+    return value.tolist() if not own and callable(getattr(value, "tolist", None)) else value
 
 
 def parse_files(paths: Iterable[str]) -> None:
@@ -62,11 +78,11 @@ def parse_files(paths: Iterable[str]) -> None:
         paths: files, or "zoo/NAME" for the settings of that name that come with the library.
 
     Raises:
-        ValueError: a file cannot be read, or names a class or parameter that does not exist; there is no such name in the zoo.
+        ValueError: a file cannot be read, or has a mistake as for `bind`; there is no such name in the zoo.
     """
     for path in paths:
         try:
-            with gin.unlock_config():
+            with gin.unlock_config(), _utf8_files():
                 gin.parse_config_file(str(zoo_file(path) if str(path).startswith("zoo/") else path))
         except OSError as err:
             raise ValueError(f"cannot read the gin file {str(path)!r}: {err}") from err
@@ -79,8 +95,19 @@ def parse_files(paths: Iterable[str]) -> None:
                 raise ValueError(f"{path}: cannot bind {name!r} = {value!r}: {err}") from err
 
 
+@contextmanager
+def _utf8_files() -> Iterator[None]:
+    """Let gin read its files, included ones too, as UTF-8 within the block, and not in the encoding of the locale."""
+    readers = gin.config._FILE_READERS
+    before, readers[0] = readers[0], (partial(open, encoding="utf-8"), os.path.isfile)
+    try:
+        yield
+    finally:
+        readers[0] = before
+
+
 def _explain_file(path: str, err: ValueError) -> str:
-    """The message for an error in a file: like that of `bind`, with the line that gin quotes."""
+    """The message for an error in a file: like `bind`'s, with the line that gin quotes."""
     where = re.search(r'In file "(.*)", line (\d+)\s+([^\s=]+)\s*=', str(err))
     if where is None:
         return f"{path}: {err}"
@@ -93,26 +120,64 @@ def zoo_files() -> dict[str, Path]:
 
 
 def zoo_file(name: str) -> Path:
-    """The file of "zoo/NAME".
-
-    Raises:
-        ValueError: there is none; names similar ones.
-    """
+    """The file of "zoo/NAME", or a ValueError that names similar ones."""
     known = zoo_files()
     if name not in known:
-        near = difflib.get_close_matches(name.removeprefix("zoo/"), [k.removeprefix("zoo/") for k in known], n=3, cutoff=0.6)
-        hint = (
-            f"did you mean {' or '.join(f'zoo/{n}' for n in near)}?"
-            if near
-            else f"its {len(known)} settings are the .gin files in {Path(__file__).parent / 'zoo'}; 'amago zoo' lists them"
-        )
+        names = [k.removeprefix("zoo/") for k in known]
+        near = [f"zoo/{n}" for n in difflib.get_close_matches(name.removeprefix("zoo/"), names, n=3, cutoff=0.6)]
+        directory = Path(__file__).parent / "zoo"
+        listing = f"its {len(known)} settings are the .gin files in {directory}; 'amago list zoo' lists them"
+        hint = f"did you mean {' or '.join(near)}?" if near else listing
         raise ValueError(f"the zoo has no settings called {name!r}; {hint}")
     return known[name]
 
 
-def _registry() -> Mapping[str, Any]:
+def registry() -> Mapping[str, Any]:
     """gin's entries of all configurables that this process has imported, by full name."""
     return gin.config._REGISTRY._selector_map  # gin offers no public listing
+
+
+def signature_of(selector: str) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a configurable, which is given by its full name."""
+    wrapped = registry()[selector].wrapped
+    found = dict(inspect.signature(wrapped.__init__ if inspect.isclass(wrapped) else wrapped).parameters)
+    found.pop("self", None)
+    return found
+
+
+def settable_parameters(selector: str) -> list[str]:
+    """The parameters of a configurable that have a default, or wait for a binding: others are given by the code that calls
+    it."""
+    return [name for name, p in signature_of(selector).items() if p.default is not p.empty]
+
+
+def selector_of(cls: Any) -> str:
+    """The full name of a configurable, such as "amago.agent.Agent"; a ValueError without the decorator ``@gin.configurable``."""
+    for selector, entry in registry().items():
+        if entry.wrapped is cls or entry.wrapper is cls:
+            return selector
+    raise ValueError(f"{cls.__module__}.{cls.__qualname__} is not marked @gin.configurable, so its defaults cannot be changed")
+
+
+def _matches(name: str) -> list[str]:
+    """The full names that a name, in full or a suffix of one, may mean. A scope is ignored."""
+    scopeless = name.rpartition("/")[2]
+    return [full for full in registry() if full == scopeless or full.endswith("." + scopeless)]
+
+
+def is_registered(selector: str) -> bool:
+    """True if a configurable with this name, in full or a suffix of it, has been imported. A scope is ignored."""
+    return bool(_matches(selector))
+
+
+def also_known_as(cls: object, *selectors: str) -> None:
+    """Let bindings name a configurable by other full names too, such as the name in its former module.
+
+    Give each spelling that shall be recognised: no parts of it are, so that names such as "InputNorm" stay unambiguous.
+    """
+    entry = registry()[selector_of(cls)]
+    for selector in selectors:
+        gin.config._REGISTRY._selector_map.setdefault(selector, entry)
 
 
 def run_finalize_hooks() -> None:
@@ -123,76 +188,32 @@ def run_finalize_hooks() -> None:
     gin.config._set_config_is_locked(was_locked)
 
 
-def also_known_as(cls: Any, *selectors: str) -> None:
-    """Let bindings name a configurable by other full names too, such as that of the module where it used to be.
-
-    Give each spelling that shall be recognised: no parts of it are, so that names such as "InputNorm" stay unambiguous.
-    """
-    entry = _registry()[selector_of(cls)]
-    for selector in selectors:
-        gin.config._REGISTRY._selector_map.setdefault(selector, entry)
-
-
-def is_registered(selector: str) -> bool:
-    """Whether a configurable with this name, in full or a suffix of it, has been imported. A scope is ignored."""
-    plain = selector.rpartition("/")[2]
-    return any(full == plain or full.endswith("." + plain) for full in _registry())
-
-
-def _explain(name: str, err: Exception) -> str:
-    selector, _, parameter = name.rpartition(".")
-    scopeless = selector.rpartition("/")[2]
-    matches = [full for full in _registry() if full == scopeless or full.endswith("." + scopeless)]
-    if not matches:
-        known = {full.rpartition(".")[2] for full in _registry()} | set(_registry())
-        near = difflib.get_close_matches(scopeless, sorted(known), n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else "if its module is not imported yet, import that first"
-        return f"no configurable is called {scopeless!r}; {hint}"
-    if len(matches) > 1:
-        return f"{scopeless!r} is ambiguous: it may be {' or '.join(sorted(matches))}; use the full name"
-    if parameter not in parameters_of(matches[0]):
-        return f"{matches[0]} has no parameter {parameter!r}; {suggestion(parameter, settable_parameters(matches[0]))}"
-    return str(err)
-
-
-def selector_of(cls: Any) -> str:
-    """The full name of a configurable, such as "amago.agent.Agent".
-
-    Raises:
-        ValueError: the class does not have the decorator ``@gin.configurable``.
-    """
-    for full, entry in _registry().items():
-        if entry.wrapped is cls or entry.wrapper is cls:
-            return full
-    raise ValueError(f"{cls.__module__}.{cls.__qualname__} is not marked @gin.configurable, so its defaults cannot be changed")
-
-
-def parameters_of(selector: str) -> list[str]:
-    """The names of the parameters of a configurable, which is given by its full name."""
-    wrapped = _registry()[selector].wrapped
-    signature = inspect.signature(wrapped.__init__ if inspect.isclass(wrapped) else wrapped)
-    return [p for p in signature.parameters if p != "self"]
+# ---- bindings in force ------------------------------------------------------------------------------------------------------
 
 
 def bindings() -> dict[str, Any]:
     """All bindings in force, {"scope/selector.parameter": value}."""
-    out = {}
+    return {_key(*binding): value for *binding, value in _in_force()}
+
+
+def _in_force() -> Iterator[tuple[str, str, str, Any]]:
     for (scope, selector), params in gin.config._CONFIG.items():
-        prefix = f"{scope}/{selector}" if scope else selector
-        out.update({f"{prefix}.{p}": v for p, v in params.items()})
-    return out
+        yield from ((scope, selector, parameter, value) for parameter, value in params.items())
+
+
+def _key(scope: str, selector: str, parameter: str) -> str:
+    return f"{scope}/{selector}.{parameter}" if scope else f"{selector}.{parameter}"
 
 
 def export_bindings(dumps: Callable[[Any], bytes] = cloudpickle.dumps) -> list[Binding]:
     """All bindings in force, each pickled separately by ``dumps``, for `import_bindings` in a child process."""
     out: list[Binding] = []
-    for (scope, selector), params in gin.config._CONFIG.items():
-        for parameter, value in params.items():
-            try:
-                blob = dumps(value)
-            except Exception:  # of no matter where nobody asks for it: networks have bindings too
-                blob = None
-            out.append((scope, selector, parameter, blob))
+    for scope, selector, parameter, value in _in_force():
+        try:
+            blob = dumps(value)
+        except Exception:  # harmless if the parameter is not used there: networks have bindings too
+            blob = None
+        out.append((scope, selector, parameter, blob))
     return out
 
 
@@ -208,22 +229,22 @@ def import_bindings(exported: Iterable[Binding]) -> list[Binding]:
     skipped = []
     for binding in exported:
         scope, selector, parameter, blob = binding
+        key = _key(scope, selector, parameter)
         if not is_registered(selector):
             skipped.append(binding)
-            continue
-        key = f"{scope}/{selector}.{parameter}" if scope else f"{selector}.{parameter}"
-        if blob is None:
+        elif blob is None:
             raise ValueError(f"the value bound to {key} cannot be pickled, so this worker process cannot have it")
-        with gin.unlock_config():
-            gin.bind_parameter(key, cloudpickle.loads(blob))
+        else:
+            with gin.unlock_config():
+                gin.bind_parameter(key, cloudpickle.loads(blob))
     return skipped
 
 
 def reset_config() -> None:
-    """Remove all bindings: every default argument is again what its signature says.
+    """Remove all bindings: every default argument is again as in its signature.
 
-    Bindings belong to the process, not to an `Experiment`: without this, a second experiment in a notebook is built with the bindings
-    of the first. Experiments that have started keep what they were built with.
+    Bindings belong to the process, not to an `Experiment`: without this, a second experiment in a notebook is built with the
+    bindings of the first. Experiments that have started keep the bindings they were built with.
     """
     gin.clear_config()
     _of_earlier_experiments.clear()
@@ -241,32 +262,40 @@ def change(params: Mapping[str, Any], files: Iterable[str] = ()) -> list[str]:
     """`bind` and then `parse_files`: all of it, or nothing if a part is wrong.
 
     Returns:
-        what was replaced, and what an earlier `Experiment` has left in force; one line each.
-
-    Raises:
-        ValueError: as `bind` and `parse_files`.
+        the replaced bindings, and the bindings that an earlier `Experiment` has left in force; one line each.
     """
-    before, saved = bindings(), _emptied()
+    before, saved, new = bindings(), _emptied(), {}
     try:
         bind(params)
         parse_files(files)
         new = bindings()
-    except BaseException:
-        gin.config._CONFIG.clear()
-        raise
     finally:
-        for key, values in saved.items():
-            gin.config._CONFIG[key] = {**values, **gin.config._CONFIG.get(key, {})}
+        for key, values in gin.config._CONFIG.items() if new else ():
+            saved[key] = {**saved.get(key, {}), **values}
+        gin.config._CONFIG.clear()
+        gin.config._CONFIG.update(saved)
     lines = [
-        f"{k} was {_shown(before[k])} and is now {_shown(v)}" for k, v in new.items() if k in before and differ(before[k], v)
+        f"{k} was {_text(before[k])} and is now {_text(v)}" for k, v in new.items() if k in before and _differ(before[k], v)
     ]
-    kept = [k for k, v in _of_earlier_experiments.items() if k not in new and k in before and not differ(v, before[k])]
+    kept = [k for k, v in _of_earlier_experiments.items() if k not in new and k in before and not _differ(v, before[k])]
     if kept:
         lines.append(
-            f"still in force from an earlier experiment of this process: {', '.join(f'{k} = {_shown(before[k])}' for k in kept)}; "
+            f"still in force from an earlier experiment of this process: {', '.join(f'{k} = {_text(before[k])}' for k in kept)}; "
             "reset_config() removes all bindings"
         )
     return lines
+
+
+@contextmanager
+def temporary(params: Mapping[str, Any]) -> Iterator[None]:
+    """Bind only ``params`` within the block. Afterwards the earlier bindings are restored."""
+    saved = _emptied()
+    try:
+        bind(params)
+        yield
+    finally:
+        gin.config._CONFIG.clear()
+        gin.config._CONFIG.update(saved)
 
 
 def _emptied() -> dict[Any, dict[str, Any]]:
@@ -276,36 +305,20 @@ def _emptied() -> dict[Any, dict[str, Any]]:
     return saved
 
 
-def differ(a: Any, b: Any) -> bool:
-    """Whether two values of a parameter differ; values that cannot be compared do."""
+def _differ(a: object, b: object) -> bool:
     try:
         return type(a) is not type(b) or not bool(a == b)
-    except Exception:  # arrays, above all
+    except Exception:  # values that cannot be compared, arrays above all
         return True
 
 
 def operative_config() -> str:
     """All bindings in force as the text of ``config.txt``: sorted, one a line, classes by name."""
-    lines = []
-    for name, value in sorted(bindings().items()):
-        lines.append(f"{name} = {_shown(value)}")
-    return "\n".join(lines) + "\n"
+    return "".join(f"{name} = {_text(value)}\n" for name, value in sorted(bindings().items()))
 
 
-def _shown(value: Any) -> str:
-    return f"@{value.__module__}.{value.__qualname__}" if isinstance(value, type) else repr(value)
-
-
-@contextmanager
-def temporary(params: Mapping[str, Any]) -> Iterator[None]:
-    """Within the block only ``params`` are bound. Afterwards the earlier bindings are restored."""
-    saved = _emptied()
-    try:
-        bind(params)
-        yield
-    finally:
-        gin.config._CONFIG.clear()
-        gin.config._CONFIG.update(saved)
+def _text(value: object) -> str:
+    return f"@{value.__module__}.{value.__qualname__}" if isinstance(value, type) else repr(plain(value))
 
 
 # ---- mistakes in names and types of arguments ---------------------------------------------------------------------------------
@@ -317,11 +330,11 @@ _SYNONYMS = {
     "weight_decay": "l2_coeff", "max_grad_norm": "grad_clip", "num_epochs": "epochs", "buffer_size": "dset_max_size",
     "warmup_steps": "lr_warmup_steps", "name": "env_name",
 }  # fmt: skip
-"""What other libraries call an argument, in lower case."""
+"""The names of arguments in other libraries, in lower case."""
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """What to write instead of a name that does not exist: "did you mean X?", or the list of what exists."""
+    """Suggest a replacement for a name that does not exist: "did you mean X?", or the list of existing names."""
     known = list(known)
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
     synonym = _SYNONYMS.get(name.lower())
@@ -333,69 +346,40 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f"it has {', '.join(known)}" if known else "it has none"
 
 
-def settable_parameters(selector: str) -> list[str]:
-    """The parameters of a configurable that have a default, or wait for a binding: others are given by the code that calls it."""
-    wrapped = _registry()[selector].wrapped
-    signature = inspect.signature(wrapped.__init__ if inspect.isclass(wrapped) else wrapped)
-    return [p.name for p in signature.parameters.values() if p.default is not p.empty]
-
-
-class NamedArguments:
-    """Base of classes whose constructor says, of an argument that it does not have, which one may have been meant.
-
-    Subclasses inherit this for constructors of their own.
-    """
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        if args and cls.__init__ is object.__init__:
-            raise TypeError(f"{cls.__name__} takes no arguments")
-        if kwargs:
-            _check_names(cls, kwargs)
-        return super().__new__(cls)
-
-
-def _check_names(cls: Any, given: Mapping[str, Any]) -> None:
-    known = _argument_names(cls)
-    unknown = [] if known is None else [name for name in given if name not in known]
-    if known is not None and unknown:
-        free = [name for name in known if name not in given]
-        raise TypeError(f"{cls.__name__} has no argument {unknown[0]!r}; {suggestion(unknown[0], free)}")
-
-
-@cache
-def _argument_names(cls: Any) -> tuple[str, ...] | None:
-    """The names of a constructor's arguments, in order, with those of its bases if it passes ``**kwargs`` on; None: it takes any."""
-    names: dict[str, None] = {}
-    constructors = [base for base in cls.__mro__ if "__init__" in base.__dict__ and base is not object]
-    for base in constructors:
-        parameters = list(inspect.signature(base.__dict__["__init__"]).parameters.values())[1:]
-        names |= {p.name: None for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-        if all(p.kind is not p.VAR_KEYWORD for p in parameters):
-            return tuple(names)
-    return None if constructors else ()
+def _explain(name: str, err: Exception) -> str:
+    selector, _, parameter = name.rpartition(".")
+    scopeless, matches = selector.rpartition("/")[2], _matches(selector)
+    if not matches:
+        known = {full.rpartition(".")[2] for full in registry()} | set(registry())
+        near = difflib.get_close_matches(scopeless, sorted(known), n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else "if its module is not imported yet, import that first"
+        return f"no configurable is called {scopeless!r}; {hint}"
+    if len(matches) > 1:
+        return f"{scopeless!r} is ambiguous: it may be {' or '.join(sorted(matches))}; use the full name"
+    if parameter not in signature_of(matches[0]):
+        return f"{matches[0]} has no parameter {parameter!r}; {suggestion(parameter, settable_parameters(matches[0]))}"
+    return str(err)
 
 
 _PLAIN: dict[str, Callable[[Any], bool]] = {
     "int": lambda v: isinstance(v, Real) and not isinstance(v, bool) and float(v).is_integer(),
     "float": lambda v: isinstance(v, Real) and not isinstance(v, bool),
-    "bool": lambda v: isinstance(v, bool) or type(v).__name__ in ("bool_", "bool"),
+    "bool": lambda v: isinstance(v, bool),
     "str": lambda v: isinstance(v, str),
     "None": lambda v: v is None,
 }
 
 
-def _check_type(name: str, value: Any) -> None:
+def _check_type(name: str, value: object) -> None:
     """Refuse a value for a parameter that is annotated with another plain type (int, float, bool, str, None).
 
     Names that do not exist are left to gin, and so are references (``@Class``, ``%MACRO``).
     """
     selector, _, parameter = name.rpartition(".")
-    scopeless = selector.rpartition("/")[2]
-    matches = [full for full in _registry() if full == scopeless or full.endswith("." + scopeless)]
+    matches = _matches(selector)
     if len(matches) != 1 or type(value).__module__.startswith("gin"):
         return
-    wrapped = _registry()[matches[0]].wrapped
-    found = inspect.signature(wrapped.__init__ if inspect.isclass(wrapped) else wrapped).parameters.get(parameter)
+    found = signature_of(matches[0]).get(parameter)
     kinds = found.annotation.replace(" ", "").split("|") if found is not None and isinstance(found.annotation, str) else []
     if kinds and all(kind in _PLAIN for kind in kinds) and not any(_PLAIN[kind](value) for kind in kinds):
         raise ValueError(f"{matches[0]}.{parameter} must be {' or '.join(kinds)}, got {value!r} ({type(value).__name__})")

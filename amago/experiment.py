@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import gin
+import torch
+from torch import Tensor
 
 from amago.agent import BaseAgent
-from amago.compat.acting import as_actor
-from amago.compat.datasets import collection_ended
-from amago.envs.statistics import PhaseStatistics, ReturnHistory, SpecialMetricHistory
-from amago.loading import SequenceLoader
+from amago.compat.names import attributes
+from amago.compat.parts import as_actor
+from amago.data.batch import Batch
+from amago.envs.pool import PoolEnv
+from amago.envs.statistics import ReturnHistory, SpecialMetricHistory
+from amago.loading import RLDataset
+from amago.loading.dataset import collection_ended
 from amago.nets.ranks import joint_batch
 from amago.policy import acting_by, find_run, load_agent_weights, write_policy_spec
-from amago.run.allocator import FreedMemory
-from amago.run.batch_memory import check_batch_memory
 from amago.run.building import BuiltRun
-from amago.run.checks import check_buffer, warn_if_nothing_saved, warn_if_nothing_to_do
-from amago.run.collect import interact
+from amago.run.checks import check_buffer, warn_if_nothing_saved, warn_of_faulty_parts
+from amago.run.collect import ActingPhase
+from amago.run.console import COLLECT, EVALUATE, TRAIN, Phase
+from amago.run.data import REFUSED_SECONDS, check_trained, wait_for_data
 from amago.run.evaluate import warn_if_too_short
-from amago.run.own_parts import warn_of_faulty_parts
-from amago.run.pace import COLLECT, EVALUATE, TRAIN
-from amago.run.rollout import Rollout
-from amago.run.settings import EnvMakers
-from amago.run.signals import Stopped
+from amago.run.group import Stopped
+from amago.run.metric_names import STEPS_PER_SECOND, UPDATES_PER_SECOND
+from amago.run.metrics import mean_of_rows
+from amago.run.settings import EnvMakers, warn_if_nothing_to_do
+
+__getattr__ = attributes(__name__)
+Histories = tuple[list[ReturnHistory], list[SpecialMetricHistory]]  # with one entry an environment each
 
 
 @gin.configurable
@@ -33,27 +42,38 @@ from amago.run.signals import Stopped
 class Experiment(BuiltRun):
     """Build, train and evaluate an agent.
 
-    ``start()`` builds everything and ``learn()`` runs the epochs. The arguments are those of
-    `amago.run.settings.ExperimentSettings`. Losses and updates are in `amago.run.learner.Learner`, counts and log in
-    `amago.run.logged.LoggedRun`, the claim to the run's directory in `amago.run.claimed.ClaimedRun`, checkpoints in
-    `amago.run.persistence.PersistentRun`, and the parts that ``start()`` builds in `amago.run.building.BuiltRun`.
+    ``start()`` builds everything and ``learn()`` runs the epochs. The arguments are the fields of
+    `amago.run.settings.ExperimentSettings`. ``start()`` calls `init_dsets`, `init_envs`, `init_dloaders`, `init_model`,
+    `init_checkpoints`, `init_logger` and `summary`. Each may be overridden. A program may also call them by itself in place of ``start()``,
+    in this order or with the model before the loaders, and leave out those that it does not need; files are written from
+    `init_checkpoints` on.
+
+    Attributes:
+        policy, policy_aclr: the agent, without and in Accelerate's wrapper; any module that acts may replace the latter (`amago.compat.parts`).
+        optimizer, lr_schedule, updater: of the agent; without ``builds_optimizer``, there are no optimizer and schedule.
+        accelerator: device, precision and processes. It is made on first use; set it to use another.
+        grad_update_counter: updates so far. A `train_step` that replaces this class's counts its own here.
+        builds_optimizer: whether this process may train. One that only collects need not have an optimizer.
+        train_envs, val_envs: the environments as one that steps them all (`PoolEnv`), started when first needed, until `close`. A program
+            may set them to its own: a `PoolEnv`, a pool of actors, or a vector environment of `amago.envs.SequenceWrapper`.
+        train_dloader: source of batches: any iterable of them.
+        run_seed: the seed of the run, given or drawn.
+        frames_by_env: environment steps collected by all ranks, by environment name.
+        logger: in the main process; None in others.
+        should_stop: `learn` ends when the epoch is finished; set by callbacks.
+        position, signals, group: epoch, phase and step counts; what stops the run; the processes that train together.
+        learner, batches, run_log, rundir: agent and updates; loader; log; directory and checkpoints.
+        phase_statistics: of the phase of collection or evaluation that has ended last.
     """
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._trajs_saved = 0  # at least, by this process
-        self._freed_memory = FreedMemory()
-
-    # ---- start ----------------------------------------------------------------------------------------------------------
+    # ---- start and end -------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Check the settings; build environments, data set, model, optimizer and loggers; resume as ``resume`` says.
-
-        Calls `init_dsets`, `init_envs`, `init_dloaders`, `init_model`, `init_checkpoints`, `init_logger` and `summary`, in this order.
+        """Check the settings; build environments, dataset, model, optimizer and loggers; resume according to ``resume``.
 
         Raises:
-            SettingsError: lists all wrong fields, before any process is started; or says that the buffer holds another run, that the
-                directory is being written (`amago.run.ownership`), or what cannot change on resume (`amago.run.changes`).
+            SettingsError: lists all wrong fields, before any process is started; or the buffer holds another run, the directory
+                is being written (`amago.run.rundir`), or a changed field cannot change on resume (`amago.run.state`).
             CheckpointError: there is no training state to resume from, or ``init_from`` does not fit.
         """
         if self._started:
@@ -62,12 +82,14 @@ class Experiment(BuiltRun):
         self._prepare()
         try:
             resumed = self._claim()
-            self._init_seeds(resumed)
+            self._seed(resumed)
             dataset = self.init_dsets()
             env_summary = self.init_envs()
-            self._replace_earlier_run()
-            check_buffer(dataset, self._actors.spaces.observation, self._actors.spaces.action)
-            self._renew_loader()
+            if self.rundir is not None and self.rundir.replace():
+                self.print(f"deleted the earlier run in {self.run_dir} (overwrite=True)")
+            self.accelerator.wait_for_everyone()
+            check_buffer(dataset, self.actors.spaces.observation, self.actors.spaces.action)
+            self.batches.renew(self.init_dloaders, self.DEVICE)
             self.init_model()
             if self.init_from is not None and resumed is None:
                 load_agent_weights(self.policy, find_run(str(self.init_from))[1])
@@ -77,28 +99,86 @@ class Experiment(BuiltRun):
             self._open_log()
             self._started = True
             self._resume()
-            self.print(self._resume_note(resumed))
-            self._role.started(self)
-            self._callbacks.start(self)
+            if self.rundir is not None:
+                steps = f"{self.grad_update_counter} gradient steps, {self.env_steps} environment steps"
+                self.print(self.rundir.describe_start(resumed, self.epoch, steps))
+            self.moments.start(self)
         except BaseException:
             self.close()
             raise
         if self.verbose and self.accelerator.is_main_process:
             self.summary(env_summary=env_summary)
 
+    def close(self) -> None:
+        """Stop actors and threads, close loggers and the dataset; twice is fine. The experiment cannot be used afterwards."""
+        try:
+            self.moments.close(self)
+        finally:
+            for part in (
+                self._actors,
+                self.batches,
+                self.run_log,
+                self.dataset if isinstance(self.dataset, RLDataset) else None,
+            ):
+                if part is not None:
+                    part.close()
+            if self.rundir is not None:
+                self.rundir.release()
+            self._freed_memory.restore()
+            self._started, self._closed = False, True
+
     def init_checkpoints(self) -> None:
         """Create ``ckpts/training_states``, ``ckpts/policy_weights`` and ``ckpts/latest`` in ``ckpt_dir``, and describe the policy there."""
         self._prepare()
-        if not hasattr(self, "checkpoints"):
+        if self.rundir is None:
             self._claim()
-        policy: Any = getattr(self, "policy_aclr", None) and self.policy
-        if self.accelerator.is_main_process and isinstance(policy, BaseAgent):
-            warn_of_faulty_parts(policy)
-            if self._refusal is None:
-                raw = self._actors.spaces.raw_observation
-                self.checkpoints.description = write_policy_spec(self.run_dir, policy, raw)
+        if self.accelerator.is_main_process and isinstance(self.policy, BaseAgent):
+            warn_of_faulty_parts(self.policy)
+            if self.rundir is not None and self.rundir.refusal is None:
+                raw = self.actors.spaces.raw_observation
+                self.checkpoints.description = write_policy_spec(self.run_dir, self.policy, raw)
 
-    # ---- the loop -------------------------------------------------------------------------------------------------------
+    def load_checkpoint_from_path(self, path: str, is_accelerate_state: bool = True) -> None:
+        """Load a training state, or weights only.
+
+        Args:
+            path: the directory of a training state; or, for weights, a ``.pt`` or ``.safetensors`` file. Weights may be a
+                state dict trained by the original system, for an agent of the same classes and sizes.
+            is_accelerate_state: ``path`` is a training state.
+
+        Raises:
+            CheckpointError: no such file, damaged, or it does not fit; lists every name without counterpart.
+        """
+        self._require_start("load_checkpoint_from_path()", writes=False)
+        if self.rundir is None:
+            self.init_checkpoints()
+        if is_accelerate_state:
+            self._restore(Path(path))
+        else:
+            load_agent_weights(self.policy, path)
+            self.learner.restart_average()
+        self.policy.on_checkpoint_loaded(is_resume=is_accelerate_state)
+        if self.rundir is not None and self.rundir.continues(Path(path)):
+            loaded = copy.copy(self.position)
+            self.init_checkpoints()  # an override sets the epoch to 0
+            self.position = loaded
+            self.rundir.to_resume = Path(path) if is_accelerate_state else None
+            self._open_log()
+            self.rundir.to_resume = None
+
+    def delete_buffer_from_disk(self, delete_protected: bool = False, delete_quarantine: bool = False) -> None:
+        """Delete the collected trajectories, those in ``buffer/fifo``, in the main process (``dataset.delete()``).
+
+        Args:
+            delete_protected: also those in ``buffer/protected``: imported recordings, demonstrations.
+            delete_quarantine: also damaged files in ``buffer/quarantine``.
+        """
+        self._require_start("delete_buffer_from_disk()")
+        options = {"delete_protected": delete_protected, "delete_quarantine": delete_quarantine}
+        if self.accelerator.is_main_process:
+            self.data.delete(**{k: v for k, v in options.items() if v})  # a dataset of the user's own may lack the options
+
+    # ---- the loop ------------------------------------------------------------------------------------------------------------
 
     def learn(self) -> None:
         """Run the remaining epochs.
@@ -106,149 +186,211 @@ class Experiment(BuiltRun):
         SIGINT, SIGTERM and SIGUSR1 finish the current step, save a training state and exit with code 128 + signal
         (130, 143, 138); ``resume="auto"`` continues from there. Further signals change nothing. ``should_stop``, which callbacks set, ends
         it when the epoch is finished.
-        A run that was to train and has made no update raises `amago.run.waiting.NothingTrainedError`.
+        A run that was to train and has made no update raises `amago.run.data.NothingTrainedError`.
         """
         self._require_start("learn()")
         warn_if_nothing_to_do(self)
         self._open_log()
         self._resume()
-        self._role.learns(self)
-        with self._callbacks.told_of_exceptions(self), self._stop:
-            with self._console.learning(self):
-                while self.epoch < self.epochs and not self._stop.decide() and not self.should_stop:
-                    self._learn_epoch()
-            if self._stop:
-                self._leave()
-        if self._stop.decide():  # a signal between the last check and the removal of the handlers
-            self._leave()
-        self._role.ended(self, "finished")
-        with self._callbacks.told_of_exceptions(self):
-            self._check_trained()
-            self._callbacks.call("on_end", self)
+        with self.moments.report_exceptions(self):
+            try:
+                with self.signals, self.console.learning(self):
+                    while self.epoch < self.epochs and not self.should_stop:
+                        self.signals.check()
+                        self._epoch()
+                self.signals.check()
+            except Stopped as stop:
+                self._leave(stop)
+                raise
+            if not self.grad_update_counter and (self.learner.skipped or not self.position.has_trained):
+                check_trained(self, self.data, self.learner.skipped, self._restarts)
+            self.moments.call("on_end", self)
 
-    def _learn_epoch(self) -> None:
-        """Evaluate, collect, train, save and publish; after a signal, return as soon as possible."""
-        self._epoch_is_over = False
-        begins = self._collected == self._trained == 0
+    def _epoch(self) -> None:
+        """Evaluate, collect, train, save and publish."""
+        n, begins = self.epoch, not self.position.has_begun
         if self.always_load_latest:
             self.read_latest_policy()
-            self._role.policy_read(self)
-        if begins and self._role.evaluates(self.epoch, self.val_interval, self.checkpoints.version):
+        self.moments.call("before_epoch", self)
+        if begins and self.val_interval and n % self.val_interval == 0:
             self.evaluate_val()
-        if self._stop:
-            return
-        collects = self.train_timesteps_per_epoch is not None and self.epoch >= self.start_collecting_at_epoch
-        if collects:
+        if self.train_timesteps_per_epoch is not None and n >= self.start_collecting_at_epoch:
             self.collect_new_training_data()
-        self.log(collection_ended(self._data, self) | self._role.metrics(), "dataset")
-        if collects and self.train_timesteps_per_epoch and not self._stop:
-            phases = self.epoch + 1 - max(0, self.start_collecting_at_epoch)
-            warn_if_nothing_saved(self._data, phases, self.train_timesteps_per_epoch or 0, self.max_seq_len, self._trajs_saved)
-        if not self._stop and self.epoch >= self.start_learning_at_epoch and self._wait_for_data():
-            self._renew_loader()
+        self.log(collection_ended(self.data, self), "dataset")
+        self.signals.check()
+        if self.train_timesteps_per_epoch and n >= self.start_collecting_at_epoch:
+            phases = n + 1 - max(0, self.start_collecting_at_epoch)
+            warn_if_nothing_saved(self.data, phases, self.train_timesteps_per_epoch, self.max_seq_len, self._trajs_saved)
+        if n >= self.start_learning_at_epoch and self._wait_for_data():
+            self.batches.renew(self.init_dloaders, self.DEVICE)
             self.train_epoch()
-            self._role.busy(self)
-            self._ever_trained = True
-        if self._stop:
-            return
-        if self._trained and (metrics := self._data.on_end_of_training()):
+            self.position.has_trained = True
+        if self.position.trained and (metrics := self.data.on_end_of_training()):
             self.log(metrics, "dataset")
-        self._begin_epoch()
-        finished, self._epoch = self._epoch, self._epoch + 1  # callbacks count the finished epochs
-        self._finish_epoch()
-        self._epoch, self._epoch_is_over = finished, True  # while files are named by its number
-        last = finished + 1 == self.epochs or self.should_stop
-        if self.ckpt_interval and (finished % self.ckpt_interval == 0 or last):
+        self.position.begin(n + 1)
+        self.moments.call("on_epoch_end", self, self.run_log.take_epoch())
+        self.should_stop = any(self.group.gather([self.should_stop]))
+        if self.ckpt_interval and (n % self.ckpt_interval == 0 or self.epoch == self.epochs or self.should_stop):
             self.save_checkpoint()
         if self.always_save_latest:
             self.write_latest_policy()
-        self._epoch, self._epoch_is_over = finished + 1, False
 
-    def _leave(self) -> None:
-        """Save and exit, after a signal."""
-        self._role.busy(self)
-        self._saved = False
-        if self.ckpt_interval:
-            self.save_checkpoint()
-        if self.always_save_latest:
-            self.write_latest_policy()
-        code = self._stop.exit_code
-        saved = "saved; continue with resume='auto'" if self._saved else "nothing was saved"
-        self.print(f"stopped by a signal in epoch {self.epoch}; {saved} (exit code {code})")
-        self._role.ended(self, "stopped")
+    def _leave(self, stop: Stopped) -> None:
+        """Save, call the callbacks, and close, after a signal."""
         try:
-            raise Stopped(code)
-        except Stopped as stopped:
-            self._callbacks.call("on_exception", self, stopped)
-            raise
+            self._saved = False
+            if self.ckpt_interval:
+                self.save_checkpoint()
+            if self.always_save_latest:
+                self.write_latest_policy()
+            saved = "saved; continue with resume='auto'" if self._saved else "nothing was saved"
+            self.print(f"stopped by a signal in epoch {self.epoch}; {saved} (exit code {stop.code})")
+            self.moments.call("on_exception", self, stop)
         finally:
             self.close()
 
     def collect_new_training_data(self) -> None:
         """Step each training actor ``train_timesteps_per_epoch`` times, less the steps of a resumed epoch."""
         self._require_start("collect_new_training_data()")
-        if self._has_collected:  # another call in this epoch, or a loop of one's own
-            self._collected = 0
-        steps, every = (self.train_timesteps_per_epoch or 0) - self._collected, self.force_reset_train_envs_every
+        position = self.position
+        if position.has_collected:  # another call in this epoch, or a loop of one's own
+            position.collected = 0
+        steps, every = (self.train_timesteps_per_epoch or 0) - position.collected, self.force_reset_train_envs_every
         if steps <= 0:
             return
-        rollout = self._actors.train
-        if every and self.epoch and self.epoch % every == 0 and self._collected == 0:
+        rollout = self.actors.train
+        if every and self.epoch and self.epoch % every == 0 and position.collected == 0:
             rollout.reset()
-        taken, stats = self._interact(rollout, steps, COLLECT, self.sample_actions_train, stoppable=True)
-        stats = self._of_all_ranks(stats)
-        self._collected = self._ranks.smallest(self._collected + taken)
-        self._has_collected = True
-        self._count_frames(stats)
+        phase = ActingPhase(COLLECT, stoppable=True)
+        memory, histories = self._act(phase, self.train_envs, steps, self.sample_actions_train, hidden_state=self.hidden_state)
+        self.hidden_state = memory
+        stats = self._of_all_ranks(phase.statistics)
+        position.collected, position.has_collected = self.group.smallest(position.collected + phase.taken), True
+        position.count(stats.frames)
         self._log_faults(stats, "rollout")
         self._trajs_saved += rollout.pool.flush() + len(stats.episodes)
-        self._end_collection(stats, finished=not self._stop)
-        self._role.report(self, "rollout", stats)
+        metrics = {**self._metrics(histories, stats), **{name: fmean(values) for name, values in stats.exploration.items()}}
+        speeds = self.run_log.speeds = {STEPS_PER_SECOND: self.console.rate(COLLECT)}
+        self.log(metrics, "rollout")
+        self.phase_statistics = stats
+        if not self.signals:
+            self.moments.call("on_collect_epoch_end", self, {**metrics, **speeds})
 
     def train_epoch(self) -> None:
         """Train on ``train_batches_per_epoch`` batches, less the batches of a resumed epoch."""
         self._require_start("train_epoch()")
-        loader, count = self._loader, self.train_batches_per_epoch - self._trained
-        if isinstance(loader, SequenceLoader):
-            check_batch_memory(self.policy, loader, self.max_seq_len)
-        else:
-            count = loader.count(count, self.train_batches_per_epoch)
+        count = self.batches.count(self.train_batches_per_epoch - self.position.trained, self.train_batches_per_epoch)
         self.policy_aclr.train()
-        with self._phase(TRAIN, count, "batch") as phase, joint_batch(self._ranks.count):
-            for batch in loader.batches(count):
-                if not self._role.may_update(self, self._stop):
+        with self.console.phase(TRAIN, count, "batch") as phase, joint_batch(self.group.count):
+            for batch in self.batches.take(count):
+                self.moments.call("before_update", self)
+                if self.group.count == 1 and self.signals:  # it has waited
                     break
-                log_step = bool(self.log_interval) and self._trained % self.log_interval == 0
-                self._means.add(self.train_step(batch, log_step))
-                self._trained += 1
+                log_step = bool(self.log_interval) and self.position.trained % self.log_interval == 0
+                self.run_log.means.add(self.train_step(batch, log_step))
+                self.position.trained += 1
                 phase.update(1)
-                if log_step and self._trained > 1:
+                if log_step and self.position.trained > 1:
                     self._log_training(phase)
-                if self._stop.decide():
+                if self.signals.decide():
                     break
             self._log_training(phase)
-        self._end_training(phase, finished=not self._stop)
+        means = self.run_log.means.take_epoch()
+        self.signals.check()
+        if means:
+            means[UPDATES_PER_SECOND] = self.console.rate(TRAIN)
+            self.run_log.note("train", means)
+            self.moments.call("on_train_epoch_end", self, means)
 
-    # ---- interaction and evaluation -------------------------------------------------------------------------------------
+    def _log_training(self, phase: Phase) -> None:
+        """Log the means since the last row."""
+        means = self.run_log.means.take()
+        means = mean_of_rows(self.group.gather([means])) if self.group.count > 1 else means
+        if means:
+            self.run_log.speeds = {UPDATES_PER_SECOND: phase.lap() / self.batches_per_update}
+            self.log(means, "train-update")
+
+    def _wait_for_data(self) -> bool:
+        """True if all ranks have data to train on. A process that never collects waits for the data of other processes."""
+        ready = self.group.all(self.data.ready_for_training)
+        if ready or self.collects or not self.data.can_become_ready:
+            return ready
+        with self.console.phase("waiting for data", None, "s") as phase:
+
+            def pause() -> None:
+                self.signals.wait(1.0)
+                self.moments.step(self, 0, "wait")
+                phase.update(1)
+                self.signals.check()
+
+            wait_for_data(self.data, REFUSED_SECONDS, pause, self.group)
+        return True
+
+    # ---- updates -------------------------------------------------------------------------------------------------------------
+
+    def train_step(self, batch: Batch, log_step: bool) -> dict[str, float | Tensor]:
+        """Forward and backward of one batch, and an update after every ``batches_per_update`` batches.
+
+        Args:
+            log_step: also compute costly metrics.
+
+        Returns:
+            the metrics of `compute_loss`, "Loss", and, with an update, the metrics of `amago.run.learner.Updater.step`.
+        """
+        with torch.enable_grad(), joint_batch(self.accelerator.num_processes), self.accelerator.accumulate(self.policy_aclr):
+            with self.caster():
+                metrics = self.compute_loss(batch, log_step)
+            return self.learner.step(batch, metrics, log_step)
+
+    def compute_loss(self, batch: Batch, log_step: bool) -> dict[str, Any]:
+        """Losses of actor and critics, averaged over their masks, and metrics.
+
+        Args:
+            log_step: also compute costly metrics.
+
+        Returns:
+            "Actor Loss", "Critic Loss", "Auxiliary Loss" (the rest of the result of `BaseAgent.forward`), "Sequence Length",
+            "Batch Size (in Timesteps)", "Unmasked Batch Size (in Timesteps)", and the other metrics of the agent. The update
+            minimises "Loss" where an override sets it, else the weighted sum of the losses.
+        """
+        return self.learner.loss_of(batch, log_step, self)
+
+    def edit_actor_mask(self, batch: Batch, actor_loss: Tensor, pad_mask: Tensor) -> Tensor:
+        """Override to exclude timesteps from the actor's loss.
+
+        Args:
+            actor_loss: (B, L, G, 1).
+            pad_mask: bool, of the same shape; False at padding.
+
+        Returns:
+            bool, of the same shape; True where the loss counts.
+        """
+        return pad_mask
+
+    def edit_critic_mask(self, batch: Batch, critic_loss: Tensor, pad_mask: Tensor) -> Tensor:
+        """Override to exclude timesteps from the critics' loss; as `edit_actor_mask`, for (B, L, C, G, 1)."""
+        return pad_mask
+
+    # ---- interaction and evaluation ------------------------------------------------------------------------------------------
 
     def interact(
         self,
-        envs: Any,
+        envs: object,
         timesteps: int,
-        hidden_state: Any = None,
+        hidden_state: object = None,
         render: bool = False,
         save_on_done: bool = False,
         episodes: int | None = None,
         sample: bool = True,
-    ) -> tuple[Any, tuple[list[ReturnHistory], list[SpecialMetricHistory]]]:
+    ) -> tuple[Any, Histories]:
         """Let the policy act in several environments, which must have been reset.
 
         Args:
             envs: ``train_envs``, whose steps count as collected, in all ranks; ``val_envs``, a pool of `amago.envs.make_pool`, or a vector
                 environment of `SequenceWrapper`.
             timesteps: steps of each environment.
-            hidden_state: the policy's memory, as returned by an earlier call, or a list with that of each of the groups of a pool; None:
-                empty memory.
+            hidden_state: the policy's memory, as returned by an earlier call, or a list with one memory for each group of a
+                pool; None: empty memory.
             render: draw each step.
             save_on_done: save trajectories as soon as a rollout ends.
             episodes: take exactly so many rollouts, divided equally among the actors (`Rollout.run_phase`), or fewer if
@@ -260,35 +402,37 @@ class Experiment(BuiltRun):
             the rollouts that ended.
         """
         self._require_start("interact()", writes=False)
-        rollout = self._actors.rollout_in(envs)
-        rollout.take_hidden_state(as_actor(self.policy), hidden_state)
-        options: dict[str, Any] = {"render": render, "save_on_done": save_on_done, "episodes": episodes}
-        _, stats = self._interact(rollout, timesteps, "interact", sample, **options)
-        if rollout is self._actors.pools.get("train"):
-            self._count_frames(self._of_all_ranks(stats))
-        if stats.restarts:
-            self._log_faults(stats, "test")
+        rollout = self.actors.rollout_in(envs)
+        agent, phase, ended = as_actor(self.policy), self._phase or ActingPhase("interact"), False
+        rollout.take_hidden_state(agent, hidden_state)
+
+        def after_step(steps: int) -> None:
+            nonlocal ended
+            progress.update(steps)
+            ended = self.moments.step(self, steps, phase.title)
+            if render:
+                rollout.pool.render()
+            if save_on_done and rollout.pool.resets.any():
+                rollout.pool.flush()
+
+        stop = (lambda: ended or self.signals.pending()) if phase.stoppable else None
+        with self.console.phase(phase.title, timesteps * rollout.pool.num_actors, "step") as progress, self.acting_weights():
+            taken, stats = rollout.run_phase(agent, timesteps, sample, episodes, after_step, stop, phase.evaluation)
+        phase.add(taken, stats)
+        if self._phase is None:  # no method of this class counts what happened
+            if rollout is self.actors.pools.get("train"):
+                self.position.count(self._of_all_ranks(stats).frames)
+            if stats.restarts:
+                self._log_faults(stats, "test")
         return rollout.hidden_state, stats.by_actor(rollout.pool.num_actors)
 
-    def _interact(
-        self, rollout: Rollout, timesteps: int, title: str, sample: bool, *, stoppable: bool = False, **options: Any
-    ) -> tuple[int, PhaseStatistics]:
-        """`amago.run.collect.interact`, whose progress is shown.
-
-        Args:
-            title: of the phase.
-            stoppable: a signal ends the phase early.
-        """
-        should_stop = self._role.ends_phase(self._stop, title == COLLECT) if stoppable else None
-        with self._phase(title, timesteps * rollout.pool.num_actors, "step") as phase:
-
-            def after_step(steps: int) -> None:
-                phase.update(steps)
-                self._role.after_step(self, steps, collecting=title == COLLECT)
-
-            on_step = after_step if self.launched else phase.update
-            with self.acting_weights():
-                return interact(rollout, self.policy, timesteps, sample, on_step, should_stop=should_stop, **options)
+    def _act(self, phase: ActingPhase, envs: object, timesteps: int, sample: bool, **options: Any) -> tuple[Any, Histories]:
+        """Call `interact`, which a subclass may override, for a phase. An override may lack the argument ``sample``."""
+        self._phase = phase
+        try:
+            return self.interact(envs, timesteps, **options, **({} if sample else {"sample": False}))
+        finally:
+            self._phase = None
 
     def evaluate_val(self) -> None:
         """Evaluate without exploration on the validation environments of all processes; log the metrics as ``val``."""
@@ -296,17 +440,18 @@ class Experiment(BuiltRun):
         steps, episodes = self.val_timesteps_per_epoch, self._own_share(self.val_episodes)
         if not steps:
             return
-        rollout, sample = self._actors.val, self.sample_actions and self.sample_actions_val
-        rollout.reset()
-        _, stats = self._interact(rollout, steps, EVALUATE, sample, stoppable=True, episodes=episodes)
+        self.actors.val.reset()
+        phase = ActingPhase(EVALUATE, stoppable=True, evaluation=True)
+        sample = self.sample_actions and self.sample_actions_val
+        _, histories = self._act(phase, self.val_envs, steps, sample, episodes=episodes)
+        stats = phase.statistics
         self._log_faults(self._of_all_ranks(stats), "val")
-        if self._stop:
-            return  # the evaluation runs again after a resume
-        metrics = self._metrics(stats)
+        self.signals.check()  # the evaluation runs again after a resume
+        metrics = self._metrics(histories, stats)
         warn_if_too_short(metrics, self.val_timesteps_per_epoch, self.val_episodes)
         self.log(metrics, "val")
-        self._role.report(self, "val", stats)
-        self._callbacks.call("on_validation_end", self, metrics)
+        self.phase_statistics = stats
+        self.moments.call("on_validation_end", self, metrics)
 
     def evaluate_test(
         self,
@@ -337,61 +482,18 @@ class Experiment(BuiltRun):
         self._require_start("evaluate_test()")
         mode = "sync" if render and self.env_mode in ("async", "auto") else None
         with acting_by(self.policy, gamma):  # refuses an unknown discount before any actor starts
-            rollout = self._actors.start("test", make_test_env, None, save_trajs_to, mode)
+            rollout = self.actors.start("test", make_test_env, None, save_trajs_to, mode)
             try:
                 rollout.reset()
+                phase, sample = ActingPhase("test", evaluation=True), self.sample_actions and self.sample_actions_val
                 options: dict[str, Any] = {"episodes": self._own_share(episodes), "render": render}
-                sample = self.sample_actions and self.sample_actions_val
-                _, stats = self._interact(rollout, timesteps, "test", sample, **options)
+                _, histories = self._act(phase, PoolEnv(rollout.pool), timesteps, sample, **options)
+                stats = phase.statistics
                 self._log_faults(self._of_all_ranks(stats), "test")
                 rollout.pool.flush()
             finally:
-                rollout.pool.close()
-        metrics = self._metrics(stats)
+                rollout.close()
+        metrics = self._metrics(histories, stats)
         warn_if_too_short(metrics, timesteps, episodes, "timesteps")
         self.log(metrics, "test")
         return metrics
-
-    # ---- checkpoints ----------------------------------------------------------------------------------------------------
-
-    def load_checkpoint(self, epoch: int, resume_training_state: bool = True) -> None:
-        """Load a checkpoint of this run.
-
-        Args:
-            epoch: as in the file's name.
-            resume_training_state: load the whole training state; otherwise only the policy's weights.
-        """
-        self._require_start("load_checkpoint()", writes=False)
-        if not hasattr(self, "checkpoints"):
-            self.init_checkpoints()
-        of = self.checkpoints.of_epoch if resume_training_state else self.checkpoints.weights_of_epoch
-        self.load_checkpoint_from_path(str(of(epoch)), is_accelerate_state=resume_training_state)
-
-    def load_checkpoint_from_path(self, path: str, is_accelerate_state: bool = True) -> None:
-        """Load a training state, or weights only.
-
-        Args:
-            path: the directory of a training state; or, for weights, a ``.pt`` or ``.safetensors`` file. Weights may be a
-                state dict trained by the original system, for an agent of the same classes and sizes.
-            is_accelerate_state: ``path`` is a training state.
-
-        Raises:
-            CheckpointError: no such file, damaged, or it does not fit; lists every name without counterpart.
-        """
-        self._require_start("load_checkpoint_from_path()", writes=False)
-        if is_accelerate_state:
-            self._restore(Path(path))
-        else:
-            load_agent_weights(self.policy, path)
-            self._weights_loaded()
-        self.policy.on_checkpoint_loaded(is_resume=is_accelerate_state)
-        self._continue_earlier_run(Path(path), is_accelerate_state)
-
-    def close(self) -> None:
-        """Stop actors and threads, close loggers and the data set; twice is fine. The experiment cannot be used afterwards."""
-        try:
-            self._callbacks.close(self)
-        finally:
-            self._close_parts()
-            self._freed_memory.restore()
-            self._started, self._closed = False, True

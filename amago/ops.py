@@ -53,7 +53,7 @@ def n_step_return(rews: Tensor, dones: Tensor, next_values: Tensor, gammas: Tens
     """n-step TD targets.
 
     y_t = r_t + gamma r_{t+1} + ... + gamma^m V_{t+m}. m is n, or less where the rollout terminates, without a bootstrap value,
-    or where the real data end, with that of the last real observation.
+    or where the real data end, with the value of the last real observation.
 
     Args:
         rews, dones: (B, L, ...), reward and termination of step t.
@@ -88,9 +88,9 @@ def trace_return(
 ) -> Tensor:
     """TD targets over whole sequences.
 
-    y_t = r_t + gamma (V_{t+1} + c_{t+1} (y_{t+1} - Q_{t+1})). Where the rollout terminates, V and c are 0; where the real data end, c is.
-    With c of lambda min(1, pi / mu) it is Retrace (Munos et al. 2016, arXiv 1606.02647), with lambda pi tree backup (Precup et al.
-    2000); with lambda, and V in place of Q, the uncorrected Q(lambda) of Peng & Williams 1996.
+    y_t = r_t + gamma (V_{t+1} + c_{t+1} (y_{t+1} - Q_{t+1})). Where the rollout terminates, V and c are 0; where the real data
+    end, c is. With c of lambda min(1, pi / mu) it is Retrace (Munos et al. 2016, arXiv 1606.02647), with lambda pi tree backup
+    (Precup et al. 2000); with lambda, and V in place of Q, the uncorrected Q(lambda) of Peng & Williams 1996.
 
     Args:
         rews, dones: (B, L, ...), reward and termination of step t.
@@ -129,8 +129,8 @@ def binary_filter(adv: Tensor, threshold: float = 0.0) -> Tensor:
 def expectile_loss(difference: Tensor, expectile: float) -> Tensor:
     """abs(expectile - 1[difference < 0]) difference^2, of target minus estimate.
 
-    The estimate that minimises its mean is that expectile of the targets: their mean for 0.5, towards the largest for 1 (Kostrikov et al.
-    2021, arXiv 2110.06169).
+    The estimate that minimises its mean is that expectile of the targets: their mean for 0.5, towards the largest for 1
+    (Kostrikov et al. 2021, arXiv 2110.06169).
     """
     return torch.where(difference < 0, 1.0 - expectile, expectile) * difference.square()
 

@@ -13,7 +13,7 @@ class Registry(dict[str, T]):
     """The classes of one kind by name, a dict.
 
     Args:
-        kind: what messages call them, such as "agent".
+        kind: their name in messages, such as "agent".
     """
 
     def __init__(self, kind: str) -> None:

@@ -1,6 +1,8 @@
-"""Helpers that scripts written for the original system import: warnings, calls of vectorised environments, dicts of arrays, optimizers.
+"""Helpers that scripts written for the original system import: warnings, calls of vectorised environments, dicts of arrays,
+optimizers.
 
-The names that need torch are imported on first use, because environments import the others in actors' processes, which have no torch.
+The names that need torch are imported on first use, because environments import the others in actors' processes, which have no
+torch.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from amago.compat.training import (
@@ -49,30 +52,16 @@ def amago_warning(msg: str, category: type[Warning] = AmagoWarning) -> None:
 
 
 def call_async_env(env: Any, method_name: str, *args: Any) -> list[Any]:
-    """Call a method of every environment of a vectorised one, or read an attribute.
+    """Call a method of every environment of a vectorised one with ``args``, or read an attribute; returns one entry for each.
 
-    Args:
-        env: has the methods ``call_async`` and ``call_wait`` of `gymnasium.vector.AsyncVectorEnv`.
-        method_name: a method, which is called with ``args``, or a plain attribute.
-
-    Returns:
-        one entry for each environment.
+    ``env`` has the methods ``call_async`` and ``call_wait`` of `gymnasium.vector.AsyncVectorEnv`.
     """
     env.call_async(method_name, *args)
     return list(env.call_wait())
 
 
 def stack_list_array_dicts(list_: Sequence[Mapping[str, Any]], axis: int = 0, cat: bool = False) -> dict[str, Any]:
-    """Stack the arrays of each key.
-
-    Args:
-        list_: dicts with the same keys.
-        axis: the new axis, or with ``cat`` the axis along which the arrays are concatenated.
-        cat: concatenate instead of stacking.
-
-    Raises:
-        ValueError: there are no dicts, or their keys differ.
-    """
+    """Stack the arrays of each key of dicts with the same keys along a new axis; with ``cat`` concatenate them along that axis."""
     if not list_:
         raise ValueError("list_ is empty: there is nothing to stack")
     for i, other in enumerate(list_):
@@ -82,18 +71,14 @@ def stack_list_array_dicts(list_: Sequence[Mapping[str, Any]], axis: int = 0, ca
     return {key: join([d[key] for d in list_], axis=axis) for key in list_[0]}
 
 
-def split_batch(arr: Any, axis: int) -> list[Any]:
+def split_batch(arr: NDArray[Any], axis: int) -> list[Any]:
     """The parts of an array (or tensor) along an axis, each of which keeps that axis with length 1."""
     whole = (slice(None),) * (axis % arr.ndim)
     return [arr[(*whole, slice(i, i + 1))] for i in range(arr.shape[axis])]
 
 
 def split_dict(d: Mapping[str, Any], axis: int = 0) -> list[dict[str, Any]]:
-    """A dict of arrays as one dict for each index of their axis, which is kept with length 1; see `split_batch`.
-
-    Raises:
-        ValueError: the arrays differ in the length of that axis.
-    """
+    """A dict of arrays as one dict for each index of their axis, which is kept with length 1; see `split_batch`."""
     parts = {key: split_batch(arr, axis) for key, arr in d.items()}
     if len({len(p) for p in parts.values()}) > 1:
         raise ValueError(f"lengths along axis {axis} differ: { {key: len(p) for key, p in parts.items()} }")

@@ -30,9 +30,11 @@ from typing import Any
 
 import torch
 
-from amago.distributed import Ingest
+from amago.launch.bundles import Ingest, Spool
+from amago.launch.bus import Bus, own_directory
 from amago.loading import DatasetSettings, DiskTrajDataset, SequenceLoader
-from amago.run.run_checkpoints import RunCheckpoints
+from amago.run.launched.protocol import collector_spool
+from amago.run.rundir import RunCheckpoints
 from benchmarks import cluster_sleeping as program
 from benchmarks import replay
 from benchmarks.cluster_model import MEASURED, Constants
@@ -93,33 +95,40 @@ def _rounds(options: Namespace, usual: int) -> int:
 
 
 class Arriving:
-    """Files that arrive in a directory through an `Ingest`, and the same without it."""
+    """Files that go from a spool over a bus into a directory, and the same without it."""
 
     def __init__(self, folder: Path):
-        self.folder, self.ingest, self.count = folder, Ingest(folder / "buffer" / "fifo"), 0
-
-    def _names(self, files: int) -> list[str]:
-        first, self.count = self.count, self.count + files
-        return [f"{first + i:09d}.safetensors" for i in range(files)]
+        self.folder, self.count = folder, 0
+        home = own_directory(folder / "home")
+        self.spooled = collector_spool(home / "collector-0")
+        self.spooled.mkdir(parents=True)
+        bus = Bus(str(folder / "bus"))
+        self.spool = Spool(bus, home, "writer", [home / "collector-0"])
+        self.ingest = Ingest(bus, folder / "buffer" / "fifo", folder / "reports", "bench")
 
     def copied(self, files: int, size: int) -> float:
-        """Seconds to take files that come as bytes."""
-        given = [(name, os.urandom(size // files)) for name in self._names(files)]
-        return _seconds(lambda: self.ingest.take(given))
+        """Seconds to take files that are on the bus."""
+        self._made(files, size)
+        self.spool.pump(flush=True)
+        return _seconds(self.ingest.pull)
 
     def moved(self, files: int, size: int) -> float:
-        """Seconds to take files that lie on the same disk."""
-        given = self._made(files, size)
-        return _seconds(lambda: self.ingest.take(given))
+        """Seconds to bundle and take files that lie on the same disk."""
+        self._made(files, size)
+
+        def deliver() -> None:
+            self.spool.pump(flush=True)
+            self.ingest.pull()
+
+        return _seconds(deliver)
 
     def _made(self, files: int, size: int) -> list[tuple[str, Path]]:
-        spool = self.folder / "spool"
-        spool.mkdir(exist_ok=True)
-        given = [(name, spool / name) for name in self._names(files)]
-        for _, path in given:
-            path.write_bytes(bytes(size // files))
+        first, self.count = self.count, self.count + files
+        names = [f"{first + i:09d}-n1.safetensors" for i in range(files)]
+        for name in names:
+            (self.spooled / name).write_bytes(os.urandom(size // files))
         os.sync()  # what a collector has written is durable when it is delivered
-        return given
+        return [(name, self.spooled / name) for name in names]
 
     def renamed(self, files: int, size: int) -> float:
         """Seconds to rename them."""
@@ -145,7 +154,7 @@ class Arriving:
 
 
 def ingest(folder: Path, options: Namespace, found: Found) -> Iterator[Row]:
-    """Files that arrive: 8 MB in one and in 80, as bytes from another node and by renaming on this."""
+    """Files that arrive: 8 MB in one and in 80, from a bus, and bundled first."""
     files, size, rounds = (4, 40_000, 1) if options.smoke else (80, 8_000_000, _rounds(options, 9))
     arriving = Arriving(folder)
     turns: dict[str, Callable[[], float]] = {
@@ -158,12 +167,11 @@ def ingest(folder: Path, options: Namespace, found: Found) -> Iterator[Row]:
         "written": lambda: arriving.written(size),
     }
     taken = in_turns(turns, rounds)
-    arriving.ingest.close()
     for case, name in (("one file", "one"), (f"{files} files", "many")):
         rates = {"ours": [size / MEGABYTE / s for s in taken[name]], "ceiling": [size / MEGABYTE / s for s in taken["written"]]}
-        yield _row(f"ingest from another node, {size / MEGABYTE:g} MB in {case}", "MB/s", rates)
+        yield _row(f"ingest from a bus, {size / MEGABYTE:g} MB in {case}", "MB/s", rates)
     rates = {"ours": [files / s for s in taken["moved"]], "ceiling": [files / s for s in taken["renamed"]]}
-    yield _row(f"ingest on one machine, {files} files", "files/s", rates)
+    yield _row(f"bundling and ingest, {files} files", "files/s", rates)
     one, many, tiny, moved, one_moved = (statistics.median(taken[n]) for n in ("one", "many", "tiny", "moved", "one moved"))
     move_file = max(0.0, (moved - one_moved) / (files - 1))
     copy_file = max(0.0, (many - one) / (files - 1))
@@ -224,7 +232,6 @@ def weights(folder: Path, options: Namespace, found: Found) -> Iterator[Row]:
             text = f"weights of {size / MEGABYTE:g} MB, {'publication' if name == 'publish' else 'loading'}"
             yield _row(text, "ms", {"ours": figures[name], "ceiling": figures[ceiling]})
             taken[name].append(statistics.median(figures[name]) / 1000)
-        plain.ingest.close()
     for name, (small, large) in taken.items():
         each = max(large - small, 1e-9) / (sizes[1] - sizes[0])
         found.constants |= {name: max(0.0, small - each * sizes[0]), f"{name}_rate": 1.0 / each}

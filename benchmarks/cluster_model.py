@@ -1,6 +1,6 @@
 """The cost model of a launched run: how fast it collects and learns, and what saturates first, as pure functions.
 
-A launch (`amago.distributed`) has a learner, of one or more ranks, and collectors on one or more nodes. Two descriptions go in: a
+A launch (`amago.launch`) has a learner, of one or more ranks, and collectors on one or more nodes. Two descriptions go in: a
 `Cluster`, what somebody wants to run, and `Constants`, what the parts of the library cost on a machine
 (``python -m benchmarks cluster --constants``). `predict` gives the steady state in closed form, `saturation` how many collectors
 each resource can serve. `benchmarks.cluster_simulation` plays the same costs out event by event.
@@ -13,9 +13,9 @@ import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from amago.distributed.mirror import BUNDLE_BYTES
-from amago.run.roles.collector import BEAT_SECONDS
-from amago.run.roles.launched_learner import LOOK_SECONDS, LOOKS_SHARE
+from amago.launch.bundles import BUNDLE_BYTES
+from amago.run.launched.collector import BEAT_SECONDS
+from amago.run.launched.learner import LOOK_SECONDS, LOOKS_SHARE
 
 MEASURED = Path(__file__).parent / "cluster_measured.json"
 """The constants that docs/scaling.md shows."""
@@ -26,9 +26,9 @@ class Constants:
     """What parts of a launch cost. All are seconds, unless a name ends in ``_rate``: bytes (or sequences) a second.
 
     Attributes:
-        call: one call of `Ingest.take` that brings files, whatever it brings: three fsyncs.
-        move_file: each file that lies on the learner's disk.
-        copy_file, copy_rate: each file that comes as bytes, with its fsync; and its bytes.
+        call: one call of `Ingest.pull` that brings files, whatever it brings: three fsyncs.
+        move_file: each file that lies on the learner's disk, bundled there.
+        copy_file, copy_rate: each file that comes in a bundle; and its bytes.
         look, look_file, new_file: a look of the learner at its store; for each file there; for each new file.
         publish, publish_rate: the learner writes weights.
         load, load_rate: a collector reads weights.

@@ -40,7 +40,7 @@ def main() -> None:
         run_name="run", ckpt_base_dir=folder, dataset=DiskTrajDataset(folder, "run", 5_000), max_seq_len=16, agent_type=Agent,
         tstep_encoder_type=FFTstepEncoder, traj_encoder_type=FFTrajEncoder, exploration_wrapper_type=EpsilonGreedy,
         make_train_env=make_env, make_val_env=make_env, val_timesteps_per_epoch=HORIZON + 1, val_episodes=EVALUATED, seed=seed,
-        verbose=False, env_mode="async", env_trial_steps=0, ckpt_interval=None, parallel_actors=actors, env_workers=workers, epochs=epochs,
+        verbose=False, env_mode="async", ckpt_interval=None, parallel_actors=actors, env_workers=workers, epochs=epochs,
         train_batches_per_epoch=batches, val_interval=2,
     )  # fmt: skip
     experiment.start()

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from amago.distributed.mirror import BUNDLE_BYTES
-from amago.run.roles.collector import BEAT_SECONDS
-from amago.run.roles.limits import UpdateLimits
+from amago.launch.bundles import BUNDLE_BYTES
+from amago.run.launched.collector import BEAT_SECONDS
+from amago.run.launched.limits import UpdateLimits
 from benchmarks import cluster_model as cm
 from benchmarks.cluster_model import Cluster, Constants
 

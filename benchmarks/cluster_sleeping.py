@@ -74,12 +74,14 @@ def build(folder: str, mode: str | None = None, **fields: Any) -> SleepingExperi
     defaults: dict[str, Any] = {
         "run_name": "run", "ckpt_base_dir": folder, "dataset": DiskTrajDataset(folder, "run"), "max_seq_len": 16, "batch_size": BATCH,
         "agent_type": Agent, "tstep_encoder_type": FFTstepEncoder, "traj_encoder_type": FFTrajEncoder, "make_train_env": make_env,
-        "make_val_env": make_env, "env_mode": "sync", "env_trial_steps": 0, "parallel_actors": ACTORS, "train_timesteps_per_epoch": PHASE,
+        "make_val_env": make_env, "env_mode": "sync", "parallel_actors": ACTORS, "train_timesteps_per_epoch": PHASE,
         "train_batches_per_epoch": EPOCH, "epochs": 1_000_000, "val_interval": None, "val_timesteps_per_epoch": HORIZON + 1, "ckpt_interval": None, "verbose": False,
     }  # fmt: skip
     experiment = SleepingExperiment(**defaults | fields)
     if mode is not None:
+        epochs = experiment.epochs
         cli_utils.switch_async_mode(experiment, mode)
+        experiment.epochs = epochs  # a process that only collects would run until it is stopped
     return experiment
 
 

@@ -1,4 +1,4 @@
-"""A launch that writes down what its processes say of themselves, and ends some time after all collectors have begun.
+"""A launch that writes down the signs of life of its processes, and ends some time after all collectors have begun.
 
     python -m benchmarks.cluster_watched RECORD SECONDS COLLECTORS MIN:MAX -m MODULE ARGS...
 
@@ -14,40 +14,39 @@ import sys
 import time
 from typing import Any
 
-from amago.distributed.launcher import Launcher, Plan, run_plan
-from amago.run.roles.limits import UpdateLimits
+from amago.launch.agent import Task
+from amago.launch.launcher import Launcher
 
 
 class Watched(Launcher):
     """A `Launcher` that keeps a record.
 
     Args:
-        plan: what to launch.
+        task, limits: of the launch.
         record: file for it.
         seconds: to go on after the last collector has begun.
     """
 
-    def __init__(self, plan: Plan, record: str, seconds: float):
-        super().__init__(plan)
+    def __init__(self, task: Task, limits: str, record: str, seconds: float):
+        super().__init__(task, limits=limits, quiet=True)
         self._record = open(record, "w")
         self._seconds, self._end = seconds, math.inf
 
     def _tick(self) -> None:
         super()._tick()
-        now, collectors = time.monotonic(), [child.beat for child in self.collectors.children]
+        now, collectors = time.monotonic(), list(self.agent.beats.values())
         line: dict[str, Any] = {"time": now, "learner": self.learner.beat, "collectors": collectors}
         self._record.write(json.dumps(line) + "\n")
         if self._end == math.inf and all(beat.get("state") == "collecting" for beat in collectors):
             self._end = now + self._seconds
-        if now >= self._end and self._signal is None:
+        if now >= self._end and not self.signals:
             self._record.close()
-            self._signal = signal.SIGTERM
+            self.signals.append(signal.SIGTERM)
 
 
 def main() -> int:
     record, seconds, collectors, limits, *program = sys.argv[1:]
-    plan = Plan(program, int(collectors), limits=UpdateLimits.parse(limits), quiet=True)
-    return run_plan(plan, lambda plan: Watched(plan, record, float(seconds)))
+    return Watched(Task(program, int(collectors)), limits, record, float(seconds)).run()
 
 
 if __name__ == "__main__":

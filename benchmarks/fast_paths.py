@@ -1,4 +1,4 @@
-"""What each fast path for CPUs earns: whole updates and policy steps, with one path switched off at a time.
+"""What each fast path for CPUs earns: whole updates, with one path switched off at a time.
 
 *Ours* has all paths; the *ceiling* is the same work without the named one. The ratio says how many times as long the work
 takes without it. CPU time of the process, which varies less than wall time on a machine that does other work too.
@@ -13,23 +13,17 @@ from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
-import torch
 from torch import nn
 
 from amago.agent import Agent, MultiTaskAgent
-from amago.nets.cpu.packed import Linear
 from amago.nets.ensemble import EnsembleMLP
 from amago.nets.twohot import Bins
 from benchmarks.harness import Row, compare
 from benchmarks.learner import SMOKE, Case, Learner
-from benchmarks.policy_step import TRAJ, Acting, make_agent
 
 LEARNING: dict[str, tuple[type[nn.Module], ...]] = {
     "critics in blocks": (EnsembleMLP,),
     "classified returns in blocks": (Bins,),
-}
-ACTING: dict[str, tuple[type[nn.Module], ...]] = {
-    "packed linear layers": (Linear,),
 }
 """Paths by name, and the modules whose attribute ``fast`` switches them."""
 
@@ -73,7 +67,7 @@ def cases(smoke: bool) -> Iterator[Case]:
 
 
 def rows(options: Namespace) -> Iterator[Row]:
-    """A row for each path and each update or step that uses it."""
+    """A row for each path and each update that uses it."""
     rounds = options.rounds or (1 if options.smoke else 5)
     for case in cases(options.smoke):
         learner: Learner | None = None
@@ -86,16 +80,6 @@ def rows(options: Namespace) -> Iterator[Row]:
             if any(isinstance(m, types) for m in agent.modules()) and not (agent.exact and EnsembleMLP in types):
                 learner.update()
                 yield _row(name, agent, types, learner.update, 1, rounds, "s", 1.0)
-    for traj in TRAJ:
-        for actors in (4,) if options.smoke else (16, 64):
-            for path, types in ACTING.items():
-                name = f"{path}: {traj}, {actors} actors"
-                if options.only not in name:
-                    continue
-                torch.manual_seed(0)
-                agent = make_agent(traj, 32, options.smoke)
-                acting = Acting(agent, actors)
-                yield _row(name, agent, types, acting.step, 1 if options.smoke else 100, rounds, "ms", 1e3)
 
 
 def _row(

@@ -32,8 +32,9 @@ from amago.agent import Agent, BaseAgent, MultiTaskAgent
 from amago.loading import Batch
 from amago.nets.traj_encoders import TformerTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
-from amago.run.allocator import FreedMemory
-from amago.run.update import Updater, adamw, lr_schedule
+from amago.run.learner import Updater
+from amago.run.optimizer import adamw, lr_schedule
+from amago.run.process import FreedMemory
 from amago.spaces import action_spec, rl2_space
 from benchmarks.harness import Row, compare
 from benchmarks.peer import peer_contenders

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from amago import cli_utils, config
 from amago.agent import BaseAgent
-from amago.envs.builtin.metaworld_envs import MetaWorldTasks
+from amago.envs.builtin.metaworld_ml import MetaWorldTasks
 from amago.experiment import Experiment
 from amago.loading import Batch
 from amago.spaces import action_spec, rl2_space
@@ -116,8 +116,9 @@ def build(run: Run, *more: str) -> tuple[Experiment, BaseAgent]:
 
 
 def observations(run: Run, *shape: int) -> dict[str, Tensor]:
-    """Random observations of 0 and 1."""
-    return {k: torch.rand(*shape, *s.shape).round().to(torch.from_numpy(s.low).dtype) for k, s in run.obs.items()}
+    """Random whole numbers, of the given leading shape, up to the bound of each space, or 1."""
+    most = {k: float(s.high.max()) if np.isfinite(s.high).all() else 1.0 for k, s in run.obs.items()}
+    return {k: (torch.rand(*shape, *s.shape) * most[k]).round().to(torch.from_numpy(s.low).dtype) for k, s in run.obs.items()}
 
 
 def make_batch(run: Run, batch: int, length: int) -> Batch:

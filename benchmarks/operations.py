@@ -22,7 +22,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from amago.agent import BaseAgent
 from amago.loading import Batch
-from amago.run.update import Updater, adamw, lr_schedule
+from amago.run.learner import Updater
+from amago.run.optimizer import adamw, lr_schedule
 from benchmarks.learner import Learner
 
 FEW, LENGTHS = (2, 3), (2, 4, 8)

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from amago import config
 from amago.agent import Agent
-from amago.nets.cpu.packed import linear, pack
 from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder, TrajEncoder
 from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder
 from amago.spaces import action_spec, rl2_space
@@ -88,9 +87,6 @@ def _fastest_product(weight: Tensor, actors: int) -> Callable[[], Any]:
     x, out = torch.randn(actors, d_in), torch.empty(actors, d_out)
     ways: list[Callable[[], Any]] = [partial(torch.mm, x, weight.t(), out=out)]
     with torch.inference_mode():
-        packed = pack(weight)
-        if packed is not weight:
-            ways.append(partial(linear, x, packed, None))
         return min(ways, key=lambda way: min(seconds_per_call(way, 0.0, 5) for _ in range(8)))
 
 

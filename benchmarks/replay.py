@@ -35,7 +35,7 @@ import numpy as np
 
 from amago.data.trajectory import StoredTraj
 from amago.loading import DatasetSettings, DiskTrajDataset, SequenceLoader
-from amago.store import TrajectoryStore, TrajectoryWriter, segment
+from amago.store import TrajectoryStore, TrajectoryWriter, formats
 from amago.store import schema as sc
 from benchmarks.harness import Row, compare
 
@@ -252,9 +252,9 @@ def fill_index(folder: Path, files: int, trajectories: int) -> None:
     trajs, spaces = [data.make(rng) for _ in range(trajectories)], sc.spaces_text(data.space, ACTIONS)
     (folder / "fifo").mkdir(parents=True)
     for i in range(files):
-        name = segment.file_name("bench", i, trajectories)
+        name = formats.file_name("segments", "bench", i, trajectories, "")
         with open(folder / "fifo" / name, "wb") as f:
-            f.writelines(segment.encode(trajs, spaces, "bench", i))
+            f.writelines(formats.encode_segment(trajs, spaces, "bench", i))
     settled = time.time() - 60.0
     for entry in os.scandir(folder / "fifo"):
         os.utime(entry.path, (settled, settled))
@@ -294,11 +294,10 @@ def rebuild(folder: Path, known: bool) -> float:
 def _header_bytes(path: Path, trajectories: int) -> list[tuple[int, int]]:
     """(offset, bytes) of the header and of each index field."""
     fd = os.open(path, os.O_RDONLY)
-    parsed = segment.parse(fd, os.fstat(fd).st_size)
+    members = formats.parse_segment(fd, os.fstat(fd).st_size).members
     os.close(fd)
-    fields = [(p, at) for p, at in zip(parsed.parts, parsed.offsets) if p.name in ("ep_offsets", "start_time", "env_id")]
-    first = min(parsed.offsets)
-    return [(0, first), *((at, (trajectories + (p.name == "ep_offsets")) * p.row_bytes) for p, at in fields)]
+    first = min(m.at for m in members.values())
+    return [(0, first), *((members[name].at, members[name].size) for name in sc.INDEX)]
 
 
 def look_at(folder: Path, names: list[str], places: list[tuple[int, int]], known: bool) -> float:

@@ -26,7 +26,7 @@ from statistics import median
 import numpy as np
 
 from amago.loading import DatasetSettings, DiskTrajDataset, SequenceLoader
-from amago.store import TrajectoryStore, segment
+from amago.store import TrajectoryStore, formats
 from amago.store import schema as sc
 from benchmarks.harness import Row
 from benchmarks.replay import ACTIONS, Data
@@ -35,7 +35,7 @@ STEPS, TRAJECTORIES, LENGTH, BATCH = 100, 10, 64, 24
 """Of a trajectory; of a file; of a training sequence; sequences of a batch."""
 WRITTEN = 10**8
 SMALLEST, LARGEST = 10**6, 10**8
-SAMPLINGS = ("uniform", "length", "recent", "priority")
+SAMPLINGS = ("uniform", "length", "priority")
 OPENINGS = {"first seen": True, "known": False}
 WHAT = (
     "opening, first seen", "opening, known", "memory of the opened store", "a look for new files", "a batch, uniform, cold",
@@ -76,15 +76,15 @@ def fill(buffer: Path, transitions: int) -> int:
     folder = buffer / "fifo"
     folder.mkdir(parents=True)
     files = max(1, transitions // (STEPS * TRAJECTORIES))
-    size = sum(len(part) for part in segment.encode(trajs, spaces, "bench", 0))
+    size = sum(len(part) for part in formats.encode_segment(trajs, spaces, "bench", 0))
     written = min(files, WRITTEN // (STEPS * TRAJECTORIES), max(1, shutil.disk_usage(buffer).free // 3 // size))
     for i in range(files):
-        path = folder / segment.file_name("bench", i, TRAJECTORIES)
+        path = folder / formats.file_name("segments", "bench", i, TRAJECTORIES, "")
         if i < written:
             with open(path, "wb") as f:
-                f.writelines(segment.encode(trajs, spaces, "bench", i))
+                f.writelines(formats.encode_segment(trajs, spaces, "bench", i))
         else:
-            os.link(folder / segment.file_name("bench", i % written, TRAJECTORIES), path)
+            os.link(folder / formats.file_name("segments", "bench", i % written, TRAJECTORIES, ""), path)
     settled = time.time() - 60.0
     for entry in os.scandir(folder):
         os.utime(entry.path, (settled, settled))
@@ -100,8 +100,7 @@ def figures(root: Path, files: int, options: Namespace) -> Iterator[tuple[str, s
         yield f"opening, {what}", "s", median(seconds for seconds, _ in measured), True, note
     yield "memory of the opened store", "MiB", measured[-1][1] / 2**20, True, "more than before it was opened"
     for sampling in SAMPLINGS:
-        options_ = {"half_life": 1000.0} if sampling == "recent" else {}
-        dataset = DiskTrajDataset(root, "run", sampling=sampling, **options_)  # type: ignore[arg-type]
+        dataset = DiskTrajDataset(root, "run", sampling=sampling)
         dataset.configure(DatasetSettings(LENGTH))
         loader, count = SequenceLoader(dataset, BATCH), 5 if options.smoke else 100
         began = time.perf_counter()

@@ -29,8 +29,8 @@ from amago.envs import AMAGOEnv, make_pool
 from amago.loading import Batch
 from amago.nets.traj_encoders import TformerTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
+from amago.run.optimizer import adamw
 from amago.run.rollout import Rollout
-from amago.run.update import adamw
 from amago.spaces import action_spec, rl2_space
 from amago.store import TrajectoryStore
 from benchmarks.harness import Row, seconds_per_call

@@ -24,10 +24,8 @@ import gymnasium as gym
 from amago import cli_utils, config
 from amago.agent import Agent
 from amago.envs import AMAGOEnv
-from amago.envs.builtin.frozen_lake import MetaFrozenLake
-from amago.envs.builtin.key_door import RoomKeyDoor
-from amago.envs.builtin.tmaze import TMazePassive
-from amago.envs.builtin.tmaze_exploration import TMazeExploration
+from amago.envs.builtin.tmaze import TMazeExploration, TMazePassive
+from amago.envs.builtin.toy_gym import MetaFrozenLake, RoomKeyDoor
 from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy
 from amago.experiment import Experiment
 from amago.loading import DiskTrajDataset

@@ -19,7 +19,7 @@ Observations, rewards and actions are checked in every step. In a pool of actors
 unfinished rollout is dropped, the environment is replaced, and the event is logged and counted (`Restarted Environments`,
 `Dropped Rollouts`). After `max_env_restarts` faults within an hour the run stops with the last message. An error of
 type or shape ends the run at once as long as no rollout has ended, since it would come again in every new environment
-(`EnvironmentMistake`); `start()` looks for such errors by trying one environment for `env_trial_steps` steps. Steps are counted from 1 in each
+(`EnvironmentMistake`); `amago.check_env` finds such errors before a run. Steps are counted from 1 in each
 rollout; step 0 is the observation of the reset.
 
 If NaN or infinity still reaches the optimizer, for example from files written by other programs, the update is skipped and counted

@@ -1,4 +1,4 @@
-"""Write the tables of ``docs/results.md``, and their pictures, from the rows in ``results/``: ``python docs/make_results.py``.
+"""Write the tables of ``docs/results.md``, and their pictures, from the rows in ``benchmarks/results/``: ``python docs/make_results.py``.
 
 A table stands between ``<!-- table: COMMAND -->`` and ``<!-- end -->``. It is the last table that the command prints, with what follows it.
 """

@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 
 from amago import cli_utils
 from amago.envs import AMAGOEnv
-from amago.envs.builtin.frozen_lake import MetaFrozenLake
+from amago.envs.builtin.toy_gym import MetaFrozenLake
 from amago.experiment import Experiment
 
 
@@ -21,6 +21,11 @@ def add_cli(parser: ArgumentParser) -> None:
         help="a hole costs 0.1 and moves the agent back one step, instead of ending the attempt",
     )
     parser.add_argument("--slip_chance", type=float, default=0.0, help="probability that a move has no effect")
+    parser.add_argument(
+        "--max_episode_steps", type=int, default=None, help="steps of an attempt; None: by the size of the lake"
+    )
+    parser.add_argument("--hide_k_progress", action="store_true", help="do not observe the number of the attempt")
+    cli_utils.also_known_as(parser, "traj_encoder", "--seq_model")
     parser.set_defaults(
         parallel_actors=24, timesteps_per_epoch=500, grads_per_epoch=300, epochs=60, memory_size=64, memory_layers=2
     )
@@ -30,7 +35,7 @@ def make_experiment(args: Namespace) -> Experiment:
     def make_env() -> AMAGOEnv:
         lake = MetaFrozenLake(
             size=args.lake_size, k_episodes=args.k_episodes, hard_mode=args.hard_mode, recover_mode=args.recover_mode,
-            slip_chance=args.slip_chance,
+            slip_chance=args.slip_chance, max_episode_steps=args.max_episode_steps, show_k_progress=not args.hide_k_progress,
         )  # fmt: skip
         return AMAGOEnv(lake, env_name=f"meta_frozen_lake_k{args.k_episodes}_{args.lake_size}x{args.lake_size}")
 

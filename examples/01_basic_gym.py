@@ -8,10 +8,11 @@ zoo/halfcheetah`), and all of DeepMind Control, such as dm_control/cartpole-bala
 
 from argparse import ArgumentParser, Namespace
 
+from support.dmc import PREFIX, DeepMindControl
+
 from amago import cli_utils
 from amago.cli.gym_env import GymEnv
 from amago.envs import AMAGOEnv
-from amago.envs.builtin.dmc import PREFIX, DeepMindControl
 from amago.experiment import Experiment
 
 

@@ -14,7 +14,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # read when jax
 
 from amago import cli_utils
 from amago.envs import AMAGOEnv
-from amago.envs.builtin._extras import require
+from amago.envs.builtin._common import require
 from amago.envs.builtin.gymnax_envs import GymnaxCompatibility
 from amago.experiment import Experiment
 

@@ -7,8 +7,7 @@ from argparse import ArgumentParser, Namespace
 
 from amago import cli_utils
 from amago.envs import AMAGOEnv
-from amago.envs.builtin.tmaze import TMazeActive, TMazePassive
-from amago.envs.builtin.tmaze_exploration import TMazeExploration
+from amago.envs.builtin.tmaze import TMazeActive, TMazeExploration, TMazePassive
 from amago.experiment import Experiment
 
 

@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 
 from amago import cli_utils
 from amago.envs import AMAGOEnv
-from amago.envs.builtin.key_door import RoomKeyDoor
+from amago.envs.builtin.toy_gym import RoomKeyDoor
 from amago.experiment import Experiment
 
 
@@ -15,7 +15,9 @@ def add_cli(parser: ArgumentParser) -> None:
     parser.add_argument("--room_size", type=int, default=5, help="width and height of the room")
     parser.add_argument("--episode_length", type=int, default=20, help="steps after which the agent returns to the start")
     parser.add_argument("--meta_horizon", type=int, default=100, help="steps in a rollout")
-    parser.add_argument("--light", action="store_true", help="observe the positions of key and door")
+    parser.add_argument(
+        "--light", "--light_room_observation", action="store_true", help="observe the positions of key and door"
+    )
     parser.add_argument("--randomize_actions", action="store_true", help="permute the actions in each rollout")
     parser.set_defaults(
         parallel_actors=64, timesteps_per_epoch=None, grads_per_epoch=50, epochs=64, memory_size=64, memory_layers=2,

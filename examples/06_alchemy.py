@@ -7,13 +7,12 @@ from argparse import ArgumentParser, Namespace
 from functools import partial
 
 import gymnasium as gym
+from support.alchemy import AlchemyByColour, AlchemyShaping
 
 from amago import cli_utils
 from amago.config import bindings, selector_of
 from amago.envs import AMAGOEnv
 from amago.envs.builtin.alchemy import SymbolicAlchemy
-from amago.envs.builtin.alchemy_by_colour import AlchemyByColour
-from amago.envs.builtin.alchemy_shaping import AlchemyShaping
 from amago.experiment import Experiment
 
 

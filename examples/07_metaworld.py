@@ -10,7 +10,7 @@ from functools import partial
 
 from amago import cli_utils
 from amago.envs import AMAGOEnv
-from amago.envs.builtin.metaworld_envs import MetaWorld, MetaWorldTasks, metaworld_tasks
+from amago.envs.builtin.metaworld_ml import MetaWorld, MetaWorldTasks, metaworld_tasks
 from amago.experiment import Experiment
 
 
@@ -35,6 +35,7 @@ def add_cli(parser: ArgumentParser) -> None:
         default="train",
         help="split whose goals the evaluations during training have",
     )
+    parser.add_argument("--hide_rl2s", action="store_true", help="do not observe rewards and previous actions")
     parser.set_defaults(
         parallel_actors=24, timesteps_per_epoch=None, grads_per_epoch=200, epochs=500, memory_size=128, memory_layers=2,
         learning_rate=3e-4,
@@ -49,7 +50,7 @@ def make_experiment(args: Namespace, tasks: MetaWorldTasks | None = None) -> Exp
     max_seq_len = args.max_seq_len or min(horizon, 256)
     args.timesteps_per_epoch = args.timesteps_per_epoch or horizon
     config: dict = {}
-    tstep = cli_utils.switch_tstep_encoder(config, "ff", n_layers=2, d_hidden=256, d_output=128)
+    tstep = cli_utils.switch_tstep_encoder(config, "ff", n_layers=2, d_hidden=256, d_output=128, hide_rl2s=args.hide_rl2s)
     traj = cli_utils.switch_traj_encoder(config, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
     agent = cli_utils.switch_agent(config, args.agent_type)
     anneal = max(1, args.epochs * args.timesteps_per_epoch // 2)

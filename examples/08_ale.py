@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from amago import cli_utils
 from amago.envs import AMAGOEnv
-from amago.envs.builtin.atari import ACTION_SPACES, AtariGame
+from amago.envs.builtin.ale_retro import ACTION_SPACES, AtariGame
 from amago.experiment import Experiment
 
 PIECE = 256  # steps of a rollout that are saved together; a game takes up to 27,000
@@ -48,8 +48,8 @@ def make_experiment(args: Namespace) -> Experiment:
     def maker(game: str, life_loss: bool) -> Callable[[], AMAGOEnv]:
         def make_env() -> AMAGOEnv:
             env = AtariGame(
-                game, args.action_space, (args.resolution, args.resolution), args.grayscale, args.sticky_actions,
-                terminal_on_life_loss=life_loss, time_limit=args.time_limit,
+                game, args.action_space, sticky_action_prob=args.sticky_actions, grayscale=args.grayscale,
+                resolution=(args.resolution, args.resolution), terminal_on_life_loss=life_loss, time_limit=args.time_limit,
             )  # fmt: skip
             return AMAGOEnv(env)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from amago import cli_utils
 from amago.envs import AMAGOEnv
-from amago.envs.builtin.procgen import MODES, TwoAttemptMTProcgen
+from amago.envs.builtin.procgen_envs import MODES, TwoAttemptMTProcgen
 from amago.experiment import Experiment
 
 
@@ -20,7 +20,9 @@ def add_cli(parser: ArgumentParser) -> None:
         "--games", nargs="+", default=None, metavar="GAME", help="names of games, such as coinrun; None: all 16"
     )
     parser.add_argument("--distribution", default="easy", choices=MODES, help="size of the levels, and of the visible part")
-    parser.add_argument("--num_levels", type=cli_utils.whole_number, default=10_000, help="training levels of each game")
+    parser.add_argument(
+        "--num_levels", "--train_seeds", type=cli_utils.whole_number, default=10_000, help="training levels of each game"
+    )
     parser.add_argument("--k_episodes", type=int, default=2, help="attempts at a level")
     parser.add_argument("--time_limit", type=int, default=500, help="steps of an attempt")
     cli_utils.add_pixel_cli(parser)

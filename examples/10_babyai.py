@@ -20,7 +20,7 @@ from amago.envs.builtin.babyai import (
 from amago.experiment import Experiment
 from amago.nets.cnn import GridworldCNN, NatureishCNN
 from amago.nets.goal_embedders import TokenGoalEmb
-from amago.nets.image_goal_encoder import ImageGoalTstepEncoder
+from amago.nets.tstep_encoders import ImageGoalTstepEncoder
 
 
 def add_cli(parser: ArgumentParser) -> None:
@@ -38,7 +38,7 @@ def add_cli(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--grid_size", type=int, default=22, help="width and height in cells of full views; at most 22")
     parser.add_argument("--tile_size", type=int, default=8, help="width of a cell in pixels")
-    parser.add_argument("--num_seeds", type=int, default=1_000_000, help="training seeds of each level")
+    parser.add_argument("--num_seeds", "--train_seeds", type=int, default=1_000_000, help="training seeds of each level")
     parser.set_defaults(
         parallel_actors=64, timesteps_per_epoch=None, grads_per_epoch=50, epochs=200, memory_size=64, memory_layers=2,
         learning_rate=5e-4,

@@ -7,20 +7,32 @@ at once; with `--env_device cpu` jax does not use the GPU.
 """
 
 import os
+import re
 from argparse import ArgumentParser, Namespace
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # read when jax is imported
 
 from amago import cli_utils
 from amago.envs import AMAGOEnv
-from amago.envs.builtin.xland_envs import XLandMiniGrid
+from amago.envs.builtin.xland_minigrid import XLandMiniGrid
 from amago.experiment import Experiment
 
 
 def add_cli(parser: ArgumentParser) -> None:
-    parser.add_argument("--rulesets", default="trivial", help="trivial, small, medium or high, or an .npz file with tasks")
+    parser.add_argument(
+        "--rulesets",
+        "--benchmark",
+        default="trivial",
+        help="trivial, small, medium or high (or trivial-1m, ...), or an .npz file with tasks",
+    )
     parser.add_argument("--num_rulesets", type=int, default=1000, help="training tasks; there are a fifth as many test tasks")
     parser.add_argument("--grid", default="XLand-MiniGrid-R1-9x9", help="name of the world: R1 to R9 rooms, 9x9 to 25x25")
+    parser.add_argument(
+        "--rooms", type=int, default=None, help="rooms of the world, instead of those of --grid: 1, 2, 4, 6 or 9"
+    )
+    parser.add_argument(
+        "--grid_size", type=int, default=None, help="width of the world in cells, instead of that of --grid: 9 to 25"
+    )
     parser.add_argument("--k_shots", type=int, default=3, help="attempts at a task in a rollout")
     parser.add_argument("--shot_length", type=int, default=60, help="steps of an attempt")
     parser.add_argument("--env_device", default=None, choices=("cpu", "gpu", "tpu"), help="device of jax; None: its default")
@@ -30,11 +42,19 @@ def add_cli(parser: ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def grid_name(args: Namespace) -> str:
+    rooms, size = re.findall(r"\d+", args.grid)[:2] if None in (args.rooms, args.grid_size) else ("", "")
+    rooms, size = args.rooms or rooms, args.grid_size or size
+    return args.grid if args.rooms is args.grid_size is None else f"XLand-MiniGrid-R{rooms}-{size}x{size}"
+
+
 def make_experiment(args: Namespace) -> Experiment:
+    rulesets, grid = re.sub("-[0-9]+m$", "", args.rulesets), grid_name(args)
+
     def maker(split: str, tasks: int):
         def make_env() -> AMAGOEnv:
             worlds = XLandMiniGrid(
-                args.parallel_actors, rulesets=args.rulesets, split=split, k_shots=args.k_shots, grid=args.grid,
+                args.parallel_actors, rulesets=rulesets, split=split, k_shots=args.k_shots, grid=grid,
                 shot_length=args.shot_length, num_rulesets=tasks, device=args.env_device,
             )  # fmt: skip
             return AMAGOEnv(worlds, batched_envs=args.parallel_actors)
@@ -57,7 +77,7 @@ def make_experiment(args: Namespace) -> Experiment:
         args, maker("train", args.num_rulesets), maker("test", max(1, args.num_rulesets // 5)), max_seq_len=max_seq_len,
         val_timesteps_per_epoch=horizon + 1, tstep_encoder_type=tstep, traj_encoder_type=traj, agent_type=agent,
         exploration_wrapper_type=explore, env_mode="already_vectorized", padded_sampling="both",
-        group_name=f"xland_{args.rulesets}",
+        group_name=f"xland_{rulesets}",
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from functools import partial
 
 from amago import cli_utils
 from amago.envs import AMAGOEnv
-from amago.envs.builtin.half_cheetah_vel import HalfCheetahVel
+from amago.envs.builtin.half_cheetah_v4_vel import HalfCheetahVel
 from amago.experiment import Experiment
 
 
@@ -18,7 +18,11 @@ class MakeCheetah:
     """A picklable function that makes an environment with target velocities in a range."""
 
     def __init__(self, args: Namespace, name: str) -> None:
-        self.target_range, self.name = tuple(getattr(args, f"{name}_range")), name
+        low, high = getattr(args, f"{name}_range")
+        if name == "train":
+            low = low if args.task_min_velocity is None else args.task_min_velocity
+            high = high if args.task_max_velocity is None else args.task_max_velocity
+        self.target_range, self.name = (low, high), name
         self.k_episodes, self.episode_length = args.k_episodes, args.episode_length
 
     def __call__(self) -> AMAGOEnv:
@@ -30,6 +34,9 @@ def add_cli(parser: ArgumentParser) -> None:
     two = {"type": float, "nargs": 2, "metavar": ("LOW", "HIGH")}
     parser.add_argument("--train_range", default=(0.0, 2.5), help="target velocities in training, in m/s", **two)
     parser.add_argument("--test_range", default=(2.5, 3.0), help="target velocities of the test after training", **two)
+    parser.add_argument("--task_min_velocity", type=float, default=None, help="LOW of --train_range")
+    parser.add_argument("--task_max_velocity", type=float, default=None, help="HIGH of --train_range")
+    cli_utils.also_known_as(parser, "max_seq_len", "--policy_seq_len")
     parser.add_argument("--k_episodes", type=int, default=1, help="attempts at each target")
     parser.add_argument("--episode_length", type=int, default=200, help="steps of an attempt")
     parser.set_defaults(

@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 
 from amago import cli_utils
 from amago.envs import AMAGOEnv
-from amago.envs.builtin.maze_runner import MazeRunner
+from amago.envs.builtin.mazerunner import MazeRunner
 from amago.experiment import Experiment
 from amago.loading import DiskTrajDataset
 from amago.relabeling import STRATEGIES, GoalSequenceRelabeler
@@ -17,8 +17,11 @@ def add_cli(parser: ArgumentParser) -> None:
     parser.add_argument("--maze_size", type=int, default=7, help="width and height of the maze, walls included; odd")
     parser.add_argument("--min_goals", type=int, default=2, help="goals of a rollout, at least")
     parser.add_argument("--max_goals", type=int, default=2, help="goals of a rollout, at most")
+    parser.add_argument("--goals", type=int, default=None, help="goals of a rollout, instead of --min_goals and --max_goals")
     parser.add_argument("--time_limit", type=int, default=None, help="steps of a rollout; None: twice the cells of the maze")
-    parser.add_argument("--randomize_actions", action="store_true", help="permute the actions in each rollout")
+    parser.add_argument(
+        "--randomize_actions", "--randomized_actions", action="store_true", help="permute the actions in each rollout"
+    )
     parser.add_argument("--loop_chance", type=float, default=0.0, help="probability of each door that closes a loop")
     parser.add_argument(
         "--relabel", default="some", choices=STRATEGIES, help="how many missed goals to replace by positions that were visited"
@@ -34,7 +37,7 @@ def make_experiment(args: Namespace) -> Experiment:
 
     def make_env() -> AMAGOEnv:
         maze = MazeRunner(
-            args.maze_size, args.min_goals, args.max_goals, args.time_limit, randomize_actions=args.randomize_actions,
+            args.maze_size, args.goals or args.min_goals, args.goals or args.max_goals, args.time_limit, randomize_actions=args.randomize_actions,
             loop_chance=args.loop_chance,
         )  # fmt: skip
         return AMAGOEnv(maze, env_name=name)

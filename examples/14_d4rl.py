@@ -2,7 +2,7 @@
 
 python examples/14_d4rl.py --dataset halfcheetah_medium-v2.hdf5 --env HalfCheetah-v5 --run_name d4rl --buffer_dir runs
 
---dataset is a D4RL file or the id of a Minari data set on this machine; nothing is downloaded. To record a data set first:
+--dataset is a D4RL file or the id of a Minari dataset on this machine; nothing is downloaded. To record a dataset first:
 --dataset pendulum.hdf5 --record 20000 --env Pendulum-v1 --score_range -1200 -150. Needs `pip install 'amago[offline]'`, and MuJoCo's
 environments `'amago[mujoco]'`.
 """
@@ -15,22 +15,35 @@ import numpy as np
 
 from amago import cli_utils
 from amago.envs import AMAGOEnv
-from amago.envs.builtin._extras import require
+from amago.envs.builtin._common import require
 from amago.envs.builtin.d4rl_scores import NormalizedScore, reference_returns
 from amago.experiment import Experiment
 from amago.loading import D4RLDataset, DiskTrajDataset, MinariDataset, MixtureOfDatasets, RLDataset
 
 
 def add_cli(parser: ArgumentParser) -> None:
-    parser.add_argument("--dataset", required=True, help="a .hdf5 file of D4RL, or the id of a Minari data set")
+    parser.add_argument("--dataset", required=True, help="a .hdf5 file of D4RL, or the id of a Minari dataset")
     parser.add_argument("--env", default="HalfCheetah-v5", help="id of the environment to evaluate (and collect) in")
     parser.add_argument(
         "--score_range", type=float, nargs=2, default=None, metavar=("LOW", "HIGH"),
-        help="returns of the scores 0 and 100; None: those published for the data set",
+        help="returns of the scores 0 and 100; None: those published for the dataset",
     )  # fmt: skip
-    parser.add_argument("--online_after", type=int, default=None, help="first epoch in which the agent collects; None: never")
+    parser.add_argument(
+        "--online_after",
+        "--online_after_epoch",
+        type=int,
+        default=None,
+        help="first epoch in which the agent collects; None: never",
+    )
     parser.add_argument(
         "--online_share", type=float, default=0.5, help="fraction of training sequences from collected data, once it collects"
+    )
+    parser.add_argument(
+        "--policy_dist", type=cli_utils.part_name("distribution"), default="tanh_gaussian", help="distribution of continuous actions: "
+        "tanh_gaussian, beta or gmm",
+    )  # fmt: skip
+    parser.add_argument(
+        "--actor_type", type=cli_utils.part_name("actor"), default="ff", help="network of the policy: ff or residual"
     )
     parser.add_argument(
         "--record",
@@ -86,7 +99,8 @@ def make_experiment(args: Namespace) -> Experiment:
     tstep = cli_utils.switch_tstep_encoder(config, "ff", n_layers=2, d_hidden=128, d_output=128, hide_rl2s=True)
     traj = cli_utils.switch_traj_encoder(config, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
     # the policy gradient relies on values of actions that are not in the data: use it only if the agent collects, too
-    agent = cli_utils.switch_agent(config, args.agent_type, online_coeff=float(online), offline_coeff=1.0)
+    actor = cli_utils.switch_actor(config, args.actor_type, continuous_dist_type=args.policy_dist)
+    agent = cli_utils.switch_agent(config, args.agent_type, actor_type=actor, online_coeff=float(online), offline_coeff=1.0)
     anneal = max(1, args.epochs * args.timesteps_per_epoch // 2)
     explore = cli_utils.switch_exploration(config, "egreedy", steps_anneal=anneal)
     cli_utils.use_config(config, ["zoo/d4rl", *args.configs])

@@ -11,10 +11,10 @@ from itertools import cycle
 from pathlib import Path
 
 import numpy as np
+from support.pokemon import OPPONENTS, PokemonBattle, ShowdownServer, generation
 
 from amago import cli_utils
 from amago.envs import AMAGOEnv, SequenceWrapper
-from amago.envs.builtin.pokemon import OPPONENTS, PokemonBattle, ShowdownServer, generation
 from amago.experiment import Experiment
 
 

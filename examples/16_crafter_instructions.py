@@ -10,14 +10,16 @@ from argparse import ArgumentParser, Namespace
 from functools import partial
 from pathlib import Path
 
+from support.video import VideoRecorder
+
 from amago import cli_utils, load_policy
 from amago.envs import AMAGOEnv
-from amago.envs.builtin.crafter import OBS_KINDS, CrafterInstructions, InstructionRelabeler, VideoRecorder
+from amago.envs.builtin.crafter import OBS_KINDS, CrafterInstructions, InstructionRelabeler
 from amago.envs.pool import make_pool
 from amago.experiment import Experiment
 from amago.loading import DiskTrajDataset
 from amago.nets.goal_embedders import TokenGoalEmb
-from amago.nets.image_goal_encoder import ImageGoalTstepEncoder
+from amago.nets.tstep_encoders import ImageGoalTstepEncoder
 from amago.relabeling import STRATEGIES
 from amago.run.console import metrics_table
 from amago.run.evaluate import evaluate

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from amago import cli_utils
 from amago.envs import AMAGOEnv
-from amago.envs.builtin.retro import RetroArcade, buttons_of, retro_levels
+from amago.envs.builtin.ale_retro import RetroArcade, buttons_of, retro_levels
 from amago.experiment import Experiment
 
 PIECE = 256  # steps of a rollout that are saved together

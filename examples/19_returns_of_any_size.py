@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 
 from amago import cli_utils
 from amago.envs import AMAGOEnv
-from amago.envs.builtin.toy_mixture import TASKS, ToyMixture
+from amago.envs.builtin.toy_gym import TASKS, ToyMixture
 from amago.experiment import Experiment
 
 

@@ -10,29 +10,15 @@ from amago.agent import Agent, MultiTaskAgent, exp_filter
 from amago.loading import Batch
 from amago.nets.traj_encoders import TformerTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
-from amago.policy.original import adapt_weights
+from amago.policy.load import adapt_weights
 
 TINY = {
-    "FFTstepEncoder.n_layers": 1,
-    "FFTstepEncoder.d_hidden": 16,
-    "FFTstepEncoder.d_output": 12,
-    "TformerTrajEncoder.d_model": 16,
-    "TformerTrajEncoder.n_heads": 4,
-    "TformerTrajEncoder.d_ff": 32,
-    "TformerTrajEncoder.n_layers": 2,
-    "TformerTrajEncoder.dropout_ff": 0.0,
-    "TformerTrajEncoder.dropout_emb": 0.0,
-    "Actor.n_layers": 2,
-    "Actor.d_hidden": 16,
-    "NCritics.n_layers": 2,
-    "NCritics.d_hidden": 16,
-    "NCriticsTwoHot.n_layers": 2,
-    "NCriticsTwoHot.d_hidden": 16,
-    "NCriticsTwoHot.min_return": -100.0,
-    "NCriticsTwoHot.max_return": 500.0,
-    "NCriticsTwoHot.output_bins": 32,
-    "Multigammas.discrete": [0.5, 0.9],
-}
+    "FFTstepEncoder.n_layers": 1, "FFTstepEncoder.d_hidden": 16, "FFTstepEncoder.d_output": 12, "TformerTrajEncoder.d_model": 16,
+    "TformerTrajEncoder.n_heads": 4, "TformerTrajEncoder.d_ff": 32, "TformerTrajEncoder.n_layers": 2, "TformerTrajEncoder.dropout_ff": 0.0,
+    "TformerTrajEncoder.dropout_emb": 0.0, "Actor.n_layers": 2, "Actor.d_hidden": 16, "NCritics.n_layers": 2, "NCritics.d_hidden": 16,
+    "NCriticsTwoHot.n_layers": 2, "NCriticsTwoHot.d_hidden": 16, "NCriticsTwoHot.min_return": -100.0, "NCriticsTwoHot.max_return": 500.0,
+    "NCriticsTwoHot.output_bins": 32, "Multigammas.discrete": [0.5, 0.9],
+}  # fmt: skip
 CASES = {
     "agent_discrete": (Agent, {}, {}),
     "agent_discrete_nstep3": (

@@ -22,9 +22,9 @@ import amago
 from amago.agent import MultiTaskAgent, exp_filter
 from amago.envs import AMAGOEnv
 from amago.loading import DiskTrajDataset
-from amago.loading.batching import Batch
+from amago.loading.loader import Batch
+from amago.run.group import Stopped
 from amago.run.metrics import to_floats
-from amago.run.signals import Stopped
 
 AGENTS = {"agent": amago.Agent, "multitask": MultiTaskAgent}
 KINDS = {"discrete": tiny.tmaze, "continuous": tiny.pendulum, "multibinary": tiny.bits}
@@ -153,7 +153,7 @@ def updates(directory, agent, kind, weights, rank=0, count=1):
             if p.ndim > 1:
                 p.copy_(torch.randn(p.shape, generator=generator) / p.shape[-1] ** 0.5)
         for module in e.policy.modules():
-            if isinstance(module, amago.nets.sigma_reparam.SigmaReparam):
+            if isinstance(module, amago.nets.transformer.SigmaReparam):
                 left, _, right = torch.linalg.svd(module.weight, full_matrices=False)
                 module.u.copy_(left[:, 0])
                 module.v.copy_(right[0])
@@ -163,7 +163,7 @@ def updates(directory, agent, kind, weights, rank=0, count=1):
     rows = slice(rank * ROWS // count, (rank + 1) * ROWS // count)
     with joint_noise(rank, count):
         for number in range(UPDATES):
-            found = e.train_step(batch_of(e._actors.spaces, kind, number, rows), True)
+            found = e.train_step(batch_of(e.actors.spaces, kind, number, rows), True)
             metrics.append(to_floats(found))
             statistics.append({k: v.clone() for k, v in tiny.weights(e).items() if k.endswith((".mu", ".nu", "_t", "_scale"))})
     with e.acting_weights():
@@ -197,8 +197,8 @@ class Signalled(amago.Experiment):
 
     case = {}
 
-    def _signal(self, phase, delay=0.0):
-        number = self.case["signals"].get(self._ranks.index)
+    def signal(self, phase, delay=0.0):
+        number = self.case["signals"].get(self.group.index)
         if phase != self.case["phase"] or number is None:
             return
         timer = threading.Timer(delay, os.kill, (os.getpid(), number))
@@ -206,27 +206,34 @@ class Signalled(amago.Experiment):
         timer.start()
 
     def collect_new_training_data(self):
-        self._signal("collect", 1.0)
+        self.signal("collect", 1.0)
         super().collect_new_training_data()
 
     def evaluate_val(self):
-        self._signal("evaluate", 1.0)
+        self.signal("evaluate", 1.0)
         super().evaluate_val()
 
-    def _wait_for_data(self):
-        self._signal("wait", 1.0)
-        return super()._wait_for_data()
-
     def train_step(self, batch, log_step):
-        if self._trained == 3:
-            self._signal("train")
+        if self.position.trained == 3:
+            self.signal("train")
             time.sleep(0.05)
         return super().train_step(batch, log_step)
 
     def save_checkpoint(self):
-        self._signal("save")
+        self.signal("save")
         time.sleep(0.1)
         super().save_checkpoint()
+
+
+class AtWait(amago.Callback):
+    """Lets a run that waits for data get its signal."""
+
+    waits = False
+
+    def on_step(self, experiment, steps, phase):
+        if phase == "wait" and not self.waits:
+            self.waits = True
+            experiment.signal("wait", 0.5)
 
 
 COLLECTS = {"train_timesteps_per_epoch": 3000, "make_train_env": slow(0.01)}
@@ -238,24 +245,18 @@ PHASES = {
         "make_val_env": slow(0.01),
         "train_timesteps_per_epoch": 12,
     },
-    "wait": {"start_collecting_at_epoch": float("inf")},
+    "wait": {"start_collecting_at_epoch": float("inf"), "callbacks": [AtWait()]},
     "train": {"train_batches_per_epoch": 50, "train_timesteps_per_epoch": 12},
     "save": {"epochs": 3, "train_timesteps_per_epoch": 12},
 }
 
 
-def stopped(directory, name, phase, signals, **fields):
+def stopped(directory, name, phase, signals):
     """A run that signals stop: what this rank knows at its end."""
     Signalled.case = {"phase": phase, "signals": signals}
     began = time.monotonic()
-    e = tiny.started(
-        directory,
-        experiment_type=Signalled,
-        name=name,
-        ckpt_interval=1,
-        log_interval=1,
-        **{"epochs": 2, **PHASES[phase], **fields},
-    )
+    fields = {"epochs": 2, "ckpt_interval": 1, "log_interval": 1} | PHASES[phase]
+    e = tiny.started(directory, experiment_type=Signalled, name=name, **fields)
     code = None
     try:
         e.learn()
@@ -264,7 +265,7 @@ def stopped(directory, name, phase, signals, **fields):
     finally:
         e.close()
     total = sum(float(v.double().sum()) for v in tiny.weights(e).values())
-    progress = [e.epoch, e._collected, e._trained, e.env_steps, e.updater.grad_steps]
+    progress = [e.epoch, e.position.collected, e.position.trained, e.env_steps, e.updater.grad_steps]
     return {"code": code, "seconds": time.monotonic() - began, "progress": progress, "weights": total}
 
 
@@ -310,16 +311,9 @@ def everything(directory, rank, count):
                 e.learn()
             e.close()
         torch.save(tiny.weights(e), directory / f"{name}-{rank}.pt")
-    fields = {
-        "val_interval": 1,
-        "val_episodes": 5,
-        "epochs": 2,
-        "ckpt_interval": 1,
-        "log_interval": 1,
-        "seed": None,
-        "val_timesteps_per_epoch": 60,
-    }
-    e = tiny.learned(directory, name="normal", **fields)
+    e = tiny.learned(
+        directory, name="normal", val_interval=1, val_episodes=5, epochs=2, ckpt_interval=1, log_interval=1, seed=None, val_timesteps_per_epoch=60
+    )  # fmt: skip
     test = e.evaluate_test(tiny.tmaze, timesteps=60, episodes=7)
     lives["normal"] = [e.run_seed, e.env_steps, e.updater.grad_steps, test]
     torch.save(tiny.weights(e), directory / f"normal-{rank}.pt")
@@ -342,7 +336,7 @@ class StopAt(amago.Experiment):
     at = None
 
     def train_step(self, batch, log_step):
-        if self._trained == self.at and self._ranks.index == 1:
+        if self.position.trained == self.at and self.group.index == 1:
             os.kill(os.getpid(), signal.SIGTERM)
         return super().train_step(batch, log_step)
 

@@ -6,8 +6,7 @@ import re
 import threading
 from contextlib import contextmanager
 
-from amago.run.report.server import WatchServer
-from amago.run.report.watch import Watcher
+from amago.report.page import WatchServer
 
 
 def data_of(page):
@@ -50,11 +49,9 @@ def cells_of(page, section, first):
 @contextmanager
 def serving(*roots, token=None, host="127.0.0.1"):
     """A function that asks a server: (status, headers, text) of a path."""
-    watcher = Watcher(roots, seconds=0.05)
-    server = WatchServer((host, 0), watcher, token)
+    server = WatchServer((host, 0), roots, token)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
-    watcher.start()
 
     def ask(path, method="GET", **headers):
         connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=60)
@@ -65,6 +62,7 @@ def serving(*roots, token=None, host="127.0.0.1"):
         finally:
             connection.close()
 
+    ask.server = server
     ask.url = f"http://127.0.0.1:{server.server_address[1]}/"
     try:
         yield ask
@@ -72,4 +70,3 @@ def serving(*roots, token=None, host="127.0.0.1"):
         server.shutdown()
         thread.join()
         server.server_close()
-        watcher.stop()

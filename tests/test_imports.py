@@ -15,20 +15,21 @@ from amago.envs import make_pool
 
 ROOT = Path(amago.__file__).parent
 LAYERS = [
-    {"ops", "config", "spaces", "registry"},
+    {"ops", "config", "spaces", "registry", "describe"},
     {"data", "hindsight", "relabeling"},
     {"store", "nets"},
     {"loading", "envs", "agent"},
     {"run"},
+    {"report"},
     {"policy"},
     {"experiment"},
-    {"distributed"},
     {"cli_utils"},
     {"cli"},
+    {"quick"},
 ]
 LEVEL = {name: i for i, names in enumerate(LAYERS) for name in names}
 # Adapters serve rooms on every level, so each module of these lies on the level of the highest room that it imports.
-ADAPTERS = {"compat", "utils"}
+ADAPTERS = {"compat", "utils", "launch", "distributed"}
 # beyond the levels: what a room must never know of
 FORBIDDEN = {
     "spaces": {"ops", "config"},
@@ -40,7 +41,6 @@ FORBIDDEN = {
 }
 
 MOST_LINES = 60  # of a function, without its docstring
-LONGER: dict[str, str] = {}
 # what a run may set, and an import may not
 PROCESS = """
 import ctypes, faulthandler, gc, json, locale, logging, multiprocessing, os, random, signal, sys, threading, warnings
@@ -110,18 +110,16 @@ def level_of(module: str) -> int:
     return max((level_of(name) for name in modules_of(path)), default=0)
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_point_down(path):
-    room = path.relative_to(ROOT).parts[0].removesuffix(".py")
-    if room == "__init__":
-        return
-    level = level_of(name_of(path))
-    for name in modules_of(path):
-        other = name.split(".")[1]
-        if other == room:
-            continue
-        assert level_of(name) <= level, f"{path} (level of {room}) imports {name}, which lies above it"
-        assert other not in FORBIDDEN.get(room, set()), f"amago.{room} must not know amago.{other}"
+def test_imports_point_down():
+    for path in sorted(ROOT.rglob("*.py")):
+        room = path.relative_to(ROOT).parts[0].removesuffix(".py")
+        for name in modules_of(path) if room != "__init__" else ():
+            other = name.split(".")[1]
+            if other != room:
+                assert level_of(name) <= level_of(name_of(path)), (
+                    f"{path} (level of {room}) imports {name}, which lies above it"
+                )
+                assert other not in FORBIDDEN.get(room, set()), f"amago.{room} must not know amago.{other}"
 
 
 def test_no_module_imports_itself_in_a_circle():
@@ -141,7 +139,7 @@ def test_no_module_imports_itself_in_a_circle():
 
 def test_rooms_at_the_top():
     rooms = {path.parent.name for path in ROOT.glob("*/__init__.py")} - ADAPTERS  # packages; amago/zoo has settings only
-    assert len(rooms) <= 12, rooms
+    assert len(rooms) <= 13, rooms
 
 
 def modules_after(code: str) -> set[str]:
@@ -150,9 +148,9 @@ def modules_after(code: str) -> set[str]:
     return set(json.loads(out.stdout.splitlines()[-1]))
 
 
-@pytest.mark.parametrize("room", ["", ".envs", ".envs.pool.worker", ".envs.builtin", ".store", ".spaces", ".data.trajectory"])
-def test_rooms_of_actors_do_not_import_torch(room):
-    assert "torch" not in modules_after(f"import amago{room}")
+def test_rooms_of_actors_do_not_import_torch():
+    rooms = ("envs", "envs.pool.worker", "envs.builtin", "nets", "store", "spaces", "data.trajectory")
+    assert "torch" not in modules_after(f"import amago, {', '.join(f'amago.{room}' for room in rooms)}")
 
 
 class Modules(gym.Env):
@@ -190,7 +188,7 @@ def test_an_actor_at_work_never_imports_torch(tmp_path):
 def test_importing_changes_nothing_in_the_process():
     code = f"""{PROCESS}
 before = state()
-import amago, amago.cli, amago.cli_utils, amago.experiment, amago.policy, amago.nets.mamba, amago.nets.flex_attention
+import amago, amago.cli, amago.cli_utils, amago.experiment, amago.policy, amago.nets.mamba, amago.nets.attention
 from amago import Experiment, Agent, load_policy
 print(json.dumps([before, state()]))
 """
@@ -233,10 +231,7 @@ def functions() -> dict[str, int]:
 def test_functions_are_short():
     lines = functions()
     assert len(lines) > 1000
-    long = {name: n for name, n in lines.items() if n > MOST_LINES}
-    names = {name.partition(": ")[2] for name in long}
-    assert not {name: n for name, n in long.items() if name.partition(": ")[2] not in LONGER}, f"more than {MOST_LINES} lines"
-    assert set(LONGER) <= names, "short enough now: take these off the list LONGER"
+    assert {name: n for name, n in lines.items() if n > MOST_LINES} == {}
 
 
 def test_optional_packages_are_imported_at_use():
@@ -251,21 +246,3 @@ def test_public_names():
     assert set(amago.__all__) <= set(dir(amago))
     with pytest.raises(AttributeError, match="no attribute 'Agentt'"):
         _ = amago.Agentt
-
-
-def test_public_import_paths():
-    from amago.agent import Agent, BaseAgent, Multigammas, binary_filter, exp_filter
-    from amago.envs import AMAGO_ENV_LOG_PREFIX, AMAGOEnv, SequenceWrapper
-    from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy
-    from amago.experiment import Experiment
-    from amago.hindsight import FrozenTraj, Relabeler, Timestep, Trajectory
-    from amago.loading import Batch, DiskTrajDataset, RLData, RLDataset
-
-    names = [
-        Agent, BaseAgent, Multigammas, binary_filter, exp_filter, AMAGO_ENV_LOG_PREFIX, AMAGOEnv, SequenceWrapper, EpsilonGreedy,
-        BilevelEpsilonGreedy, Experiment, FrozenTraj, Relabeler, Timestep, Trajectory, Batch, DiskTrajDataset, RLData, RLDataset,
-    ]  # fmt: skip
-    assert amago.Experiment is Experiment
-    assert amago.Agent is Agent
-    assert issubclass(Agent, BaseAgent)
-    assert all(n is not None for n in names)

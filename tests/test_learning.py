@@ -5,8 +5,7 @@ import pytest
 from amago import config
 from amago.agent import Agent
 from amago.envs import AMAGOEnv
-from amago.envs.builtin.tmaze import TMazePassive
-from amago.envs.builtin.tmaze_exploration import TMazeExploration
+from amago.envs.builtin.tmaze import TMazeExploration, TMazePassive
 from amago.experiment import Experiment
 from amago.loading import DiskTrajDataset
 from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder

@@ -11,7 +11,7 @@ from typing import Any
 import nbformat
 from nbclient import NotebookClient
 
-FOLDER = Path(__file__).parents[1] / "notebooks"
+FOLDER = Path(__file__).parents[1] / "examples" / "notebooks"
 
 
 def executed(path: Path, directory: str) -> Any:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from abc import abstractmethod
-from collections.abc import Sequence
+import dataclasses
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -13,61 +14,96 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from amago import ops
-from amago.agent import diagnostics
-from amago.agent.base import AgentLoss
-from amago.agent.entropy import Temperature, exact_entropy, sample_with_entropy, soft_rewards, temperature_for
-from amago.agent.log_prob import behaviour_of, log_prob_of_stored
+from amago.agent.base import BaseAgent, action_vectors
+from amago.agent.methods.entropy import Temperature, exact_entropy, sample_with_entropy, soft_rewards, temperature_for
+from amago.agent.methods.traces import Taken, behaviour_of, check_targets, log_prob_of_stored, taken_next, trace_coefficients
 from amago.agent.options import ActorCriticOptions, check_gamma_idx, gammas_for
-from amago.agent.state_values import AgentWithStateValues
-from amago.agent.traces import Taken, check_targets, taken_next, trace_coefficients
-from amago.agent.values import AgentValues, ValueRepresentation
+from amago.agent.values import (
+    AgentValues,
+    ValueRepresentation,
+    advantage_metrics,
+    batch_metrics,
+    choose_scale,
+    critic_metrics,
+    grow_scale,
+)
+from amago.compat.training import LossStatistics
 from amago.data.batch import Batch
 from amago.data.extras import BEHAVIOUR_LOG_PROB
-from amago.nets.actor_critic import PopArtLayer, StateValues
-from amago.nets.heads import DetachedCritics
-from amago.nets.policy_dists import ActionDistribution
-from amago.nets.torch_distributions import action_distribution
+from amago.nets import ranks
+from amago.nets.actor_critic import LEAST_SIGMA, Actor, PopArtLayer, ResidualActor, StateValues
+from amago.nets.heads import DetachedCritics, EnsembleCritics, outputs_of
+from amago.nets.policy_dists import ActionDistribution, Multibinary, action_distribution
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
-from amago.nets.utils import has_argument
+from amago.nets.utils import Log, has_argument
+from amago.spaces import ActionSpec, check_mask
 
 
-class ActorCriticAgent(AgentWithStateValues):
+class ActorCriticAgent(LossStatistics, BaseAgent):
     """Actor and critic ensemble on a shared sequence model, trained for several discounts at once.
 
-    A subclass sets what critics output (`values_type`), how discrete actions reach them (`exact_expectation`), and the
-    defaults of the options.
+    A subclass sets the class attributes below, and is decorated with `amago.agent.agent.with_options`.
 
     Args:
         obs_space, rl2_space, action_space, max_seq_len, tstep_encoder_type, traj_encoder_type: see `BaseAgent`.
-        options: everything else.
+        options: fields of ``options_type``; each is an attribute, but ``gamma``, ``popart`` and those of `Temperature`.
 
     Attributes:
-        options: as given.
         gammas: (G,) discounts, the main one last.
         actor, critics, target_actor, target_critics: instances of the chosen `amago.nets.actor_critic.BaseActorHead` and
             `amago.nets.actor_critic.BaseCriticHead`, and their slow copies.
         maximized_critics: the critics, with their parameters held out of the graph.
         popart: running statistics of the targets.
         temperature: weights of the entropy; None: it has none.
-        state_values: values of states, learned with an ``expectile``; None: those of the policy's actions.
+        state_values: values of states, learned with an ``expectile``; None: values of the policy's actions are used instead.
 
     Raises:
-        ValueError: an option does not fit the spaces, or a policy gradient is asked of a distribution that has none.
+        TypeError: an unknown option.
+        ValueError: an option does not fit the spaces, or the distribution does not support a policy gradient.
     """
 
+    options_type: ClassVar[type[ActorCriticOptions]] = ActorCriticOptions
     values_type: ClassVar[type[ValueRepresentation]]
-    """How the outputs of critics represent returns."""
+    """The meaning of critics' outputs: scalars or distributions."""
     exact_expectation: ClassVar[bool]
     """Discrete actions: critics give the value of each, weighted by the policy's probabilities; else they evaluate samples."""
     filters_last_observation: ClassVar[bool] = False
-    """The filter is called with (B, L + 1, G, 1) advantages. The last row repeats the one before it: no action was taken there."""
+    """The filter is called with (B, L + 1, G, 1) advantages. The last row repeats the one before it: no action was taken
+    there."""
+    policy_extras = ("log_prob", BEHAVIOUR_LOG_PROB)
 
     gammas: Tensor
-    popart: Any
+    popart: PopArtLayer
+    actor: Any  # the user's classes
+    critics: Any
+    target_actor: Any
+    target_critics: Any
+    maximized_critics: nn.Module
+    num_critics: int  # the options
+    num_critics_td: int
+    online_coeff: float
+    offline_coeff: float
+    reward_multiplier: float
+    tau: float
+    n_step: int
+    targets: str
+    trace_lambda: float
+    expectile: float | None
+    bootstrap_context: int | None
+    rescale_critics: bool
+    use_target_actor: bool
+    fake_filter: bool
+    fbc_filter_func: Callable[[Tensor], Tensor]
+    num_actions_for_value_in_critic_loss: int
+    num_actions_for_value_in_actor_loss: int
+    actor_type: type[nn.Module]
+    critic_type: type[nn.Module]
+    pass_obs_keys_to_actor: list[str]
+    rollout_gamma_idx: int
     temperature: Temperature | None
+    state_values: StateValues | None
 
-    @abstractmethod
     def __init__(
         self,
         obs_space: gym.spaces.Dict,
@@ -76,76 +112,109 @@ class ActorCriticAgent(AgentWithStateValues):
         max_seq_len: int,
         tstep_encoder_type: type[TstepEncoder],
         traj_encoder_type: type[TrajEncoder],
-        options: ActorCriticOptions,
+        **options: Any,
     ):
-        self.options = options  # first: the constructor of the base class builds everything
+        self.options = self.options_type(**options)  # first: the constructor of the base class builds everything
         super().__init__(obs_space, rl2_space, action_space, max_seq_len, tstep_encoder_type, traj_encoder_type)
         self.values = self.values_type(self.critics, self.popart)
         self._check_heads()
 
+    # ---- construction -------------------------------------------------------------------------------------------------
+
     def init_options(self) -> None:
-        """Set an attribute for each option, and the discounts."""
-        options, spec = self.options, self.action_spec
-        keys = options.pass_obs_keys_to_actor or ()
-        missing = [k for k in keys if k not in self.obs_space.spaces]
-        if missing:
+        """Set an attribute for each option, the discounts, and the statistics of the targets."""
+        o, spec = self.options, self.action_spec
+        for field in dataclasses.fields(o):
+            if field.name not in ("gamma", "popart", "entropy_target", "entropy_coeff", "entropy_lr"):
+                setattr(self, field.name, getattr(o, field.name))
+        self.pass_obs_keys_to_actor = list(dict.fromkeys(o.pass_obs_keys_to_actor or ()))
+        if missing := [k for k in self.pass_obs_keys_to_actor if k not in self.obs_space.spaces]:
             raise ValueError(f"pass_obs_keys_to_actor names {missing}; the observations are {sorted(self.obs_space.spaces)}")
-        self.pass_obs_keys_to_actor = list(dict.fromkeys(keys))
-        gammas = gammas_for(spec.kind, options.gamma, options.use_multigamma)
-        check_gamma_idx("rollout_gamma_idx", options.rollout_gamma_idx, gammas)
-        self.rollout_gamma_idx = options.rollout_gamma_idx
-        self.num_critics, self.num_critics_td = options.num_critics, options.num_critics_td
-        self.critics_td_per_step = options.critics_td_per_step
-        self.online_coeff, self.offline_coeff = options.online_coeff, options.offline_coeff
-        self.critic_loss_weight = options.critic_loss_weight
-        self.reward_multiplier, self.tau, self.n_step = options.reward_multiplier, options.tau, options.n_step
-        self.targets, self.trace_lambda = options.targets, options.trace_lambda
-        self.advantage_learning = options.advantage_learning
-        check_targets(options.targets, spec)
-        self.required_extras = (BEHAVIOUR_LOG_PROB,) if options.targets == "retrace" else ()
-        self.temperature = temperature_for(spec, len(gammas), options.entropy_target, options.entropy_coeff, options.entropy_lr)
-        self.expectile, self.state_values = options.expectile, None
-        if self.expectile is not None and not self.values_type.scalar:
+        gammas = gammas_for(spec.kind, o.gamma, o.use_multigamma)
+        check_gamma_idx("rollout_gamma_idx", o.rollout_gamma_idx, gammas)
+        check_targets(o.targets, spec)
+        self.required_extras = (BEHAVIOUR_LOG_PROB,) if o.targets == "retrace" else ()
+        self.temperature = temperature_for(spec, len(gammas), o.entropy_target, o.entropy_coeff, o.entropy_lr)
+        self.state_values = None
+        if o.expectile is not None and not self.values_type.scalar:
             raise ValueError(
-                f"expectile={self.expectile} needs critics with scalar values, but those of {type(self).__name__} classify returns: "
-                "use Agent"
+                f"expectile={o.expectile} needs scalar critics, but those of {type(self).__name__} classify returns: use Agent"
             )
-        self.burn_in = options.burn_in
-        if self.burn_in >= self.max_seq_len:
+        if o.burn_in >= self.max_seq_len:
             raise ValueError(
-                f"burn_in={self.burn_in} must be less than max_seq_len={self.max_seq_len}: nothing would be trained on"
+                f"burn_in={o.burn_in} must be less than max_seq_len={self.max_seq_len}: nothing would be trained on"
             )
-        self.bootstrap_context = options.bootstrap_context
-        if self.bootstrap_context is not None and self.bootstrap_context > self.max_seq_len:
+        if o.bootstrap_context is not None and o.bootstrap_context > self.max_seq_len:
             raise ValueError(
-                f"bootstrap_context={self.bootstrap_context} must be at most max_seq_len={self.max_seq_len}: no trained state remembers more"
+                f"bootstrap_context={o.bootstrap_context} must be at most max_seq_len={self.max_seq_len}: no trained state remembers more"
             )
-        self.use_target_actor = options.use_target_actor
-        self.fake_filter, self.fbc_filter_func = options.fake_filter, options.fbc_filter_func
-        self.num_actions_for_value_in_critic_loss = options.num_actions_for_value_in_critic_loss
-        self.num_actions_for_value_in_actor_loss = options.num_actions_for_value_in_actor_loss
-        self.use_multigamma = options.use_multigamma
         self.exact = self.discrete and self.exact_expectation
         self.register_buffer("gammas", gammas, persistent=False)
+        self.popart = PopArtLayer(gammas=len(gammas), enabled=o.popart)
 
     def init_actor_critic(self) -> None:
-        """Build ``popart``, ``critics`` and ``actor``, their targets, and ``maximized_critics``."""
-        options = self.options
+        """Build ``critics`` and ``actor``, their targets, and ``maximized_critics``."""
         heads = {"state_dim": self.state_dim, "action_dim": self.action_dim, "discrete": self.discrete, "gammas": self.gammas}
-        self.popart = PopArtLayer(gammas=len(self.gammas), enabled=options.popart)
-        self.critics = options.critic_type(**heads, num_critics=options.num_critics)
-        if options.rescale_critics:
-            self._start_scaling()
+        self.critics = self.critic_type(**heads, num_critics=self.num_critics)
+        if self.rescale_critics:
+            if not isinstance(self.critics, EnsembleCritics) or hasattr(self.critics, "bins"):
+                raise ValueError(
+                    f"rescale_critics=True needs scalar critics whose networks are an EnsembleMLP, such as NCritics; critic_type="
+                    f"{type(self.critics).__name__} are not"
+                )
+            self.critics.start_scaling()
+            self.popart.start_scaling()
+            self.register_buffer("scale_growth", torch.ones((), device=self.gammas.device), persistent=False)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.maximized_critics = DetachedCritics(self.critics)
         if self.expectile is not None:
             self.state_values = StateValues(self.state_dim, self.gammas)
-        self.actor = options.actor_type(**heads, **self._kind_of_actions(options.actor_type))
+        self.actor = self.actor_type(**heads, **_kind_of_actions(self.action_spec, self.options.actor_type))
         self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
 
-    # ---- acting -------------------------------------------------------------------------------------------------------
+    def _check_heads(self) -> None:
+        """Add the key of a mask of actions to the actor's keys; refuse heads that do not fit the options."""
+        plain = (Actor.actor_network_forward, ResidualActor.actor_network_forward)
+        if self.pass_obs_keys_to_actor and getattr(type(self.actor), "actor_network_forward", None) in plain:
+            warnings.warn(
+                f"pass_obs_keys_to_actor={self.pass_obs_keys_to_actor}, but {type(self.actor).__name__} ignores observations: "
+                "override actor_network_forward in a subclass",
+                stacklevel=3,
+            )
+        if self.online_coeff > 0 and not self.actor.policy_dist.actions_differentiable:
+            raise ValueError(
+                f"online_coeff={self.online_coeff} asks for a policy gradient, but samples of "
+                f"{type(self.actor.policy_dist).__name__} carry none (they are not reparametrised): set {type(self).__name__}."
+                "online_coeff = 0 to train by filtered behaviour cloning alone, or choose another distribution"
+            )
+        self._actor_counts = has_argument(self.actor.forward, "mask")
+        self.mask_key: str | None = getattr(self.actor, "mask_key", None)
+        if self.mask_key is not None:
+            check_mask(self.mask_key, self.obs_space, self.action_spec)
+            if self.mask_key not in self.pass_obs_keys_to_actor:
+                self.pass_obs_keys_to_actor.append(self.mask_key)
 
-    policy_extras = ("log_prob", BEHAVIOUR_LOG_PROB)
+    @property
+    def trainable_params(self) -> list[nn.Parameter]:
+        parts = [self.tstep_encoder, self.traj_encoder, self.critics, self.actor, self.state_values]
+        return [p for part in parts if part is not None for p in part.parameters() if p.requires_grad]
+
+    def divided_parameters(self) -> list[nn.Parameter]:
+        if self.scale_growth is None:
+            return []
+        layers = [self.critics.net.output_layer, *([] if self.state_values is None else [self.state_values.net.out_layer])]
+        return [p for layer in layers for p in layer.parameters()]
+
+    def complete_weights(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The weights of a whole agent; weights saved without ``rescale_critics`` have a scale of 1."""
+        weights = super().complete_weights(weights)
+        if self.scale_growth is None:
+            return weights
+        unit, names = torch.ones_like(self.scale_growth), ("critics", "target_critics", "maximized_critics")
+        start = {f"{name}.output_scale": unit for name in names} | {"popart.least_sigma": unit * LEAST_SIGMA}
+        return weights if any(name in weights for name in start) else {**weights, **start}
+
+    # ---- acting -------------------------------------------------------------------------------------------------------
 
     def act(self, state: Tensor, obs: dict[str, Tensor], sample: bool, gamma_idx: int | None = None) -> Tensor:
         return self.act_with_extras(state, obs, sample, (), gamma_idx)[0]
@@ -170,118 +239,79 @@ class ActorCriticAgent(AgentWithStateValues):
 
     # ---- learning -----------------------------------------------------------------------------------------------------
 
-    def losses(self, batch: Batch, log_step: bool = False) -> AgentLoss:
-        metrics: dict[str, float | Tensor] = {}
-        log = metrics if log_step else None
-        real = batch.transition_mask  # (B, L, 1)
+    def losses(self, batch: Batch, log_step: bool = False) -> dict[str, Tensor]:
+        log, real = self.update_info if log_step else None, batch.transition_mask
         rews = batch.rews.float() * self.reward_multiplier
-        action = self._action_vectors(batch.actions)  # (B, L, A)
-
-        counted = {"mask": real} if log_step and has_argument(self.actor.forward, "mask") else {}
-        states = self.encode(batch, log)
-        state = states[:, :-1]
-        pi = self._policy(self.actor, state, self._straight(batch, slice(None, -1)), log_dict=log, **counted)
-        actor_loss = states.new_zeros((*rews.shape[:2], len(self.gammas), 1), dtype=torch.float32)
-        critic_loss, advantage = None, None
+        action = action_vectors(self.action_spec, batch.actions)  # (B, L, A)
+        states = self.encode(batch, log)  # s_0 .. s_L
+        pi = self._policy_of_batch(batch, states[:, :-1], log)
+        losses = {"actor": states.new_zeros((*rews.shape[:2], len(self.gammas), 1), dtype=torch.float32)}
+        advantage = None
 
         if self.online_coeff > 0 or not self.fake_filter:
-            num, grad = self.num_actions_for_value_in_actor_loss, self.online_coeff > 0
-            drawn = self._policy_actions_and_entropy(pi, num, grad) if self.state_values is None else None
+            chosen, entropy = self._policy_actions(pi, self.num_actions_for_value_in_actor_loss, self.online_coeff > 0)
             target = self._observed_target(batch, states.detach(), rews, action, log)
-            stored = self._like_policy(pi, action)
-            if drawn is not None:
-                (chosen, entropy), q_taken = drawn, None  # (K, B, L, G, A), (B, L, G, 1)
-                out_data, q_pi = self._evaluate(state, stored, chosen)  # (B, L, C, G, O), (B, L, C, G, 1)
-                critic_loss = self.values.loss(out_data, target)
-            else:
-                out_data, q_pi, q_taken = self._evaluate_taken(state, stored)
-                critic_loss = self.values.loss(out_data, target) + self._state_value_loss(q_pi, q_taken)
+            out_data, q_pi, q_taken = self._evaluate(states[:, :-1], self._like_policy(pi, action), chosen)
+            losses["critic"] = self.values.loss(out_data, target)
+            if self.expectile is not None and q_taken is not None:
+                above = self.values.objective(q_taken) - self.values.objective(q_pi)
+                losses["critic"] = losses["critic"] + ops.expectile_loss(above, self.expectile)
             if batch.sources is not None:
                 self.td_errors = self.values.td_error(out_data, target)
             if self.online_coeff > 0:
-                objective = self.values.objective(q_pi).amin(dim=2)
-                if self.temperature is not None and entropy is not None:
-                    objective = objective + self.temperature.value / self.popart.sigma * entropy
-                    if self.training:
-                        self.temperature.observe(pi, entropy, self.loss_mask(batch))
-                actor_loss = actor_loss - self.online_coeff * objective
-            if self.offline_coeff > 0 or log_step:
-                q_data = self.values.value(out_data.detach())
-                advantage = self._advantage(q_data if q_taken is None else q_taken, q_pi.detach())
-            if log_step:
-                metrics |= diagnostics.critic_metrics(self.values.returns(q_data), target, self.gammas, real)
-                metrics |= self.values.metrics(target, real)
-                if self.temperature is not None and entropy is not None:
-                    metrics |= self.temperature.metrics(entropy, real)
+                losses["actor"] = losses["actor"] - self.online_coeff * self._objective(batch, pi, q_pi, entropy)
+            q_data = self.values.value(out_data.detach())
+            advantage = ((q_data if q_taken is None else q_taken) - q_pi.detach()).mean(dim=2)  # (B, L, G, 1)
+            if log is not None:
+                log |= critic_metrics(self.values.returns(q_data), target, self.gammas, real)
+                log |= self.values.metrics(target, real)
+                log |= {} if self.temperature is None or entropy is None else self.temperature.metrics(entropy, real)
 
-        if self.offline_coeff > 0:
+        if self.offline_coeff > 0:  # filtered behaviour cloning
             log_prob = pi.log_prob_of_vector(action[:, :, None]).float()  # (B, L, G, 1)
             weight = self._filter_weight(log_prob, advantage)
-            actor_loss = actor_loss - self.offline_coeff * weight * log_prob
-            if log_step and advantage is not None:
-                metrics |= diagnostics.advantage_metrics(advantage, weight, real)
-        if log_step:
-            metrics |= diagnostics.batch_metrics(batch.rews, batch.dones, real)
-        return AgentLoss(actor_loss, critic_loss, metrics)
+            losses["actor"] = losses["actor"] - self.offline_coeff * weight * log_prob
+            if log is not None and advantage is not None:
+                log |= advantage_metrics(advantage, weight, real)
+        if log is not None:
+            log |= batch_metrics(batch.rews, batch.dones, real)
+        return losses
+
+    def _policy_of_batch(self, batch: Batch, state: Tensor, log: Log = None) -> ActionDistribution:
+        """The policy in states s_0 .. s_{L-1}."""
+        counted = {"mask": batch.transition_mask} if log is not None and self._actor_counts else {}
+        return self._policy(self.actor, state, self._straight(batch, slice(None, -1)), log_dict=log, **counted)
+
+    def _objective(self, batch: Batch, pi: ActionDistribution, q_pi: Tensor, entropy: Tensor | None) -> Tensor:
+        """The objective of the policy gradient, (B, L, G, 1): the least value of the policy's actions, and its entropy."""
+        objective = self.values.objective(q_pi).amin(dim=2)
+        if self.temperature is None or entropy is None:
+            return objective
+        objective = objective + self.temperature.value / self.popart.sigma * entropy
+        if self.training:
+            self.temperature.observe(pi, entropy, self.loss_mask(batch))
+        return objective
 
     @torch.no_grad()
-    def _observed_target(
-        self, batch: Batch, states: Tensor, rews: Tensor, action: Tensor, log: dict[str, float | Tensor] | None
-    ) -> Tensor:
+    def _observed_target(self, batch: Batch, states: Tensor, rews: Tensor, action: Tensor, log: Log) -> Tensor:
         """Targets (B, L, 1, G, 1) for states s_0..s_L, which in training move the statistics and the scale of the critics."""
-        if self.training and self.options.rescale_critics:
-            self._choose_scale(batch, rews)
-        taken, straight = taken_next(self.targets, batch, action), self._straight(batch, slice(1, None))
+        scaled, growth = (self.critics, self.target_critics), self.scale_growth if self.training else None
+        if growth is not None:
+            choose_scale(self.popart, scaled, self.gammas.amax(), batch, rews)
+        taken = None if self.targets == "n_step" else taken_next(self.targets, batch, action)
+        straight = self._straight(batch, slice(1, None))
         next_state = states[:, 1:]
         if self.bootstrap_context is not None and next_state.shape[1] == self.max_seq_len:
             next_state = torch.cat((next_state[:, :-1], self.encode_end(batch, self.bootstrap_context)), dim=1)
         target = self._td_target(next_state, rews, batch.dones, batch.transition_mask, straight, taken, log)
-        if self.advantage_learning > 0.0:
-            target = target + self.advantage_learning * self._target_advantage(batch, states[:, :-1], action)
         if self.training:
-            self.values.observe(target, self.loss_mask(batch)[:, :, None, :, None].expand_as(target))
-            if self.options.rescale_critics:
-                self._grow_scale()
+            self.popart.update_stats(target, self.loss_mask(batch)[:, :, None, :, None].expand_as(target))
+        if growth is not None:
+            factor = grow_scale(self.popart, scaled)
+            growth.mul_(factor)
+            if self.state_values is not None:
+                self.state_values.divide(factor)
         return target
-
-    @torch.no_grad()
-    def get_values(self, batch: Batch) -> AgentValues:
-        """Values and filter weights of the actions of a batch, computed as `losses` does in evaluation mode. The agent's mode
-        and running statistics are left as they are."""
-        was_training = self.training
-        self.eval()
-        try:
-            state = self.encode(batch)[:, :-1]
-            pi = self._policy(self.actor, state, self._straight(batch, slice(None, -1)))
-            stored = self._like_policy(pi, self._action_vectors(batch.actions))
-            if self.state_values is None:
-                chosen, q_taken = self._policy_actions(pi, self.num_actions_for_value_in_actor_loss), None
-                out_data, q_pi = self._evaluate(state, stored, chosen)
-            else:
-                out_data, q_pi, q_taken = self._evaluate_taken(state, stored)
-        finally:
-            self.train(was_training)
-        q_data = self.values.value(out_data)
-        advantage = self._advantage(q_data if q_taken is None else q_taken, q_pi)
-        q, v = (self.values.returns(x) / self.reward_multiplier for x in (q_data, q_pi))
-        weights, (q_std, v_std) = self._filter_weight(advantage, advantage), (x.std(dim=2, correction=0) for x in (q, v))
-        return AgentValues(
-            q_sa=q.mean(dim=2), v_s=v.mean(dim=2), advantage=advantage, filter_weights=weights, q_sa_std=q_std, v_s_std=v_std,
-            state_mask=batch.transition_mask,
-        )  # fmt: skip
-
-    @staticmethod
-    def _advantage(q_data: Tensor, q_pi: Tensor) -> Tensor:
-        """(B, L, C, G, 1) each -> (B, L, G, 1)."""
-        return (q_data - q_pi).mean(dim=2)
-
-    def _filter_weight(self, like: Tensor, advantage: Tensor | None) -> Tensor:
-        """The weights of behaviour cloning (B, L, G, 1); ones where there is no filter."""
-        if self.fake_filter or advantage is None:
-            return torch.ones_like(like)
-        if not self.filters_last_observation:
-            return self.fbc_filter_func(advantage)
-        return self.fbc_filter_func(torch.cat((advantage, advantage[:, -1:]), dim=1))[:, :-1]
 
     def _td_target(
         self,
@@ -291,89 +321,123 @@ class ActorCriticAgent(AgentWithStateValues):
         real: Tensor,
         straight: dict[str, Tensor],
         taken: Taken | None = None,
-        log: dict[str, Any] | None = None,
+        log: Log = None,
     ) -> Tensor:
-        """Targets (B, L, 1, G, 1), bootstrapped with random target critics at actions a' of the target policy.
-
-        Args:
-            next_state, straight: of the states after each transition.
-            taken: what the data did there (`taken_next`).
-            log: takes a metric, if given.
-        """
+        """Targets (B, L, 1, G, 1), bootstrapped with random target critics at actions a' of the target policy, or those of the
+        data (``taken``), in the states after each transition."""
+        gammas, counts = self.gammas[:, None], real[:, :, None, None]
+        step = rews[:, :, None, None], dones[:, :, None, None]
         if self.state_values is not None:
-            return self._n_step_target(next_state, rews, dones, real)
+            return self._nstep_fn(*step, self.values.returns(self._state_value(next_state)), gammas, counts)
         pi = self._policy(self.target_actor if self.use_target_actor else self.actor, next_state, straight)
-        actions, entropy = self._policy_actions_and_entropy(pi, self.num_actions_for_value_in_critic_loss)
+        actions, entropy = self._policy_actions(pi, self.num_actions_for_value_in_critic_loss)
         if taken is not None:  # one more sample
             stored = self._like_policy(pi, taken.action).expand(actions.shape[1:])
             actions = torch.cat((actions, stored[None].to(actions.dtype)))
         out = self._drawn_target_values(next_state, actions)  # (K, B, L, drawn, G, 1)
-        gammas, counts = self.gammas[:, None], real[:, :, None, None]
-        step = rews[:, :, None, None], dones[:, :, None, None]
         if self.temperature is not None and entropy is not None:
             step = soft_rewards(*step, gammas, (self.temperature.value * entropy)[:, :, None]), step[1]
         q = self.values.returns((out if taken is None else out[:-1]).mean(dim=0))
-        if self.targets == "n_step":
-            return ops.n_step_return(*step, self._reduce(q), gammas, counts, n=self.n_step)
         if taken is None:
-            value = of_taken = self._reduce(q)
-            traces = torch.full_like(value, self.trace_lambda)
+            return self._nstep_fn(*step, self._reduce(q), gammas, counts)
+        of_taken = self.values.returns(out[-1])
+        if self.online_coeff > 0:
+            # the critic with the lowest value of the state gives both: a separate minimum for the action would be lower on average
+            # over the policy's actions than the state's, and targets too high
+            lowest = q.argmin(dim=-3, keepdim=True)
+            value, of_taken = q.gather(-3, lowest), of_taken.gather(-3, lowest)
         else:
-            value, of_taken = self._reduce_both(q, self.values.returns(out[-1]))
-            traces = trace_coefficients(pi, taken, self.trace_lambda)[:, :, None]
+            value, of_taken = self._reduce(q), self._reduce(of_taken)
+        traces = trace_coefficients(pi, taken, self.trace_lambda)[:, :, None]
         if log is not None:
-            log["Trace Coefficient (main gamma)"] = ops.masked_mean(traces[:, :-1, :, -1], counts[:, 1:, :, 0])
+            log["Trace Coefficient (main gamma)"] = ranks.masked_mean(traces[:, :-1, :, -1], counts[:, 1:, :, 0])
         return ops.trace_return(*step, value, of_taken, traces, gammas, counts)
 
-    def _target_advantage(self, batch: Batch, state: Tensor, action: Tensor) -> Tensor:
-        """Q - V (B, L, 1, G, 1) of the data's actions (B, L, A), by the same random target critics; V is the value of the target policy."""
-        pi = self._policy(
-            self.target_actor if self.use_target_actor else self.actor, state, self._straight(batch, slice(None, -1))
-        )
-        chosen = self._policy_actions(pi, self.num_actions_for_value_in_critic_loss)
-        stored = self._like_policy(pi, action).expand(chosen.shape[1:])
-        q = self.values.returns(self._drawn_target_values(state, torch.cat((chosen, stored[None].to(chosen.dtype)))))
-        return (q[-1] - q[:-1].mean(dim=0)).mean(dim=2, keepdim=True)
+    def _nstep_fn(self, rews: Tensor, dones: Tensor, next_values: Tensor, gammas: Tensor, mask: Tensor) -> Tensor:
+        """`amago.ops.n_step_return` with the agent's ``n_step``."""
+        return ops.n_step_return(rews, dones, next_values, gammas, mask, n=self.n_step)
+
+    @torch.no_grad()
+    def get_values(self, batch: Batch) -> AgentValues:
+        """Values and filter weights of the actions of a batch, computed as `losses` does in evaluation mode. The agent's mode
+        and running statistics are left as they are."""
+        was_training = self.training
+        self.eval()
+        try:
+            state = self.encode(batch)[:, :-1]
+            pi = self._policy_of_batch(batch, state)
+            stored = self._like_policy(pi, action_vectors(self.action_spec, batch.actions))
+            chosen, _ = self._policy_actions(pi, self.num_actions_for_value_in_actor_loss)
+            out_data, q_pi, q_taken = self._evaluate(state, stored, chosen)
+        finally:
+            self.train(was_training)
+        q_data = self.values.value(out_data)
+        advantage = ((q_data if q_taken is None else q_taken) - q_pi).mean(dim=2)
+        q, v = (self.values.returns(x) / self.reward_multiplier for x in (q_data, q_pi))
+        return AgentValues(
+            q_sa=q.mean(dim=2), v_s=v.mean(dim=2), advantage=advantage, filter_weights=self._filter_weight(advantage, advantage),
+            q_sa_std=q.std(dim=2, correction=0), v_s_std=v.std(dim=2, correction=0), state_mask=batch.transition_mask,
+        )  # fmt: skip
+
+    def _filter_weight(self, like: Tensor, advantage: Tensor | None) -> Tensor:
+        """The weights of behaviour cloning (B, L, G, 1); ones where there is no filter."""
+        if self.fake_filter or advantage is None:
+            return torch.ones_like(like)
+        if not self.filters_last_observation:
+            return self.fbc_filter_func(advantage)
+        return self.fbc_filter_func(torch.cat((advantage, advantage[:, -1:]), dim=1))[:, :-1]
+
+    # ---- values of actions --------------------------------------------------------------------------------------------
 
     def _like_policy(self, pi: ActionDistribution, action: Tensor) -> Tensor:
-        """Stored actions (B, L, A) clipped as those of the policy are: (B, L, 1, A). With a mask (B, L, G, A), with 0 at
+        """Stored actions (B, L, A) clipped as the policy's actions are: (B, L, 1, A). With a mask (B, L, G, A), with 0 at
         illegal choices."""
         if self.mask_key is not None:
             return pi.clip_like_policy(action[:, :, None])
         return self.actor.policy_dist.action_from_buffer(action)[:, :, None]  # type: ignore[no-any-return]
 
-    def _evaluate(self, state: Tensor, stored: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Evaluate the actions of the data and those of the policy.
+    def _evaluate(self, state: Tensor, stored: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Evaluate the actions of the data and the actions of the policy.
 
         Args:
             state: (B, L, D).
             stored: (B, L, 1 or G, A), actions of the data.
-            chosen: (K, B, L, G, A), actions of the policy.
+            chosen: (K, B, L, G, A), actions of the policy; not used with an ``expectile``.
 
         Returns:
-            the critics' outputs (B, L, C, G, O) for ``stored``, with gradients to critics and state; the values
-            (B, L, C, G, 1) of ``chosen``, mean over K, with gradients to ``chosen`` alone.
+            the critics' outputs (B, L, C, G, O) for ``stored``, with gradients to critics and state; the values (B, L, C, G, 1)
+            of ``chosen``, mean over K, with gradients to ``chosen`` alone; None. With an ``expectile`` the second are the
+            values of ``state`` (B, L, 1, G, 1), with gradients, and the third the values of ``stored``, by random target
+            critics.
         """
-        if self.exact:  # one pass gives the values of all actions
+        if self.state_values is not None:
+            out = outputs_of(self.critics(state, stored[None]))[0]
+            with torch.no_grad():
+                taken = self._reduce(self._drawn_target_values(state, stored[None])[0])
+            return out, self._state_value(state), taken
+        if self.exact and self.critics.fused:  # one pass gives the values of all actions
             q = self.critics.all_values(state)  # (B, L, C, G, A)
             out = (q * stored[:, :, None]).sum(-1, keepdim=True)
-            return out, self.values.value((q.detach() * chosen.unsqueeze(3)).sum(-1, keepdim=True)).mean(dim=0)
+            return out, self.values.value((q.detach() * chosen.unsqueeze(3)).sum(-1, keepdim=True)).mean(dim=0), None
         out, values = self.critics.evaluate(state, stored, chosen, self.values.value)
-        return out, values.mean(dim=0)
+        return out, values.mean(dim=0), None
 
-    def _policy_actions(self, pi: Any, num: int, grad: bool = False) -> Tensor:
+    def _state_value(self, state: Tensor) -> Tensor:
+        """The values (B, L, 1, G, 1) of states, on the scale of the critics' outputs."""
+        assert self.state_values is not None
+        value: Tensor = self.state_values(state)[:, :, None]
+        return value * self.critics.output_scale if self.rescale_critics else value
+
+    def _policy_actions(self, pi: Any, num: int, grad: bool = False) -> tuple[Tensor, Tensor | None]:
         """Vectors (K, B, L, G, A) that represent the policy: its probabilities (K = 1) where expectations are exact, else
-        ``num`` samples."""
+        ``num`` samples; and its entropy (B, L, G, 1), exact or the mean over the same samples, None without temperature. With
+        an ``expectile`` there are none."""
+        if self.state_values is not None:
+            return self.gammas.new_zeros(0), None
         if self.exact:
-            return (pi.probs if grad else pi.probs.detach())[None]
-        return torch.stack([pi.sample_vector(grad) for _ in range(num)])
-
-    def _policy_actions_and_entropy(self, pi: Any, num: int, grad: bool = False) -> tuple[Tensor, Tensor | None]:
-        """`_policy_actions`, and the policy's entropy (B, L, G, 1), exact or the mean over the same samples; None without temperature."""
+            return (pi.probs if grad else pi.probs.detach())[None], exact_entropy(pi) if self.temperature is not None else None
         if self.temperature is None:
-            return self._policy_actions(pi, num, grad), None
-        if self.exact:
-            return self._policy_actions(pi, num, grad), exact_entropy(pi)
+            return torch.stack([pi.sample_vector(grad) for _ in range(num)]), None
         pairs = [sample_with_entropy(pi, grad) for _ in range(num)]
         return torch.stack([vector for vector, _ in pairs]), torch.stack([entropy for _, entropy in pairs]).mean(dim=0)
 
@@ -386,8 +450,63 @@ class ActorCriticAgent(AgentWithStateValues):
     def _straight(self, batch: Batch, steps: slice) -> dict[str, Tensor]:
         return {k: batch.obs[k][:, steps] for k in self.pass_obs_keys_to_actor}
 
-    @property
-    def trainable_params(self) -> list[nn.Parameter]:
-        parts = [self.tstep_encoder, self.traj_encoder, self.critics, self.actor]
-        parts += [] if self.state_values is None else [self.state_values]
-        return [p for part in parts for p in part.parameters() if p.requires_grad]
+    def _drawn_target_values(self, state: Tensor, actions: Tensor) -> Tensor:
+        """The values of actions (K, B, L, G, A) by ``num_critics_td`` random target critics, (K, B, L, drawn, G, 1)."""
+        drawn = torch.randint(self.target_critics.num_critics, (self.num_critics_td,), device=state.device)
+        return self.values.value(self.target_critics.evaluate_subset(state, actions, drawn))
+
+    def _reduce_critic_ensemble(self, q: Tensor) -> Tensor:
+        """Values (..., C, G, 1) of ``num_critics_td`` random critics: their minimum if there is a policy gradient or an
+        expectile, else their mean, (..., 1, G, 1)."""
+        drawn = torch.randint(q.shape[-3], (self.num_critics_td,), device=q.device)
+        return self._reduce(q[..., drawn, :, :])
+
+    def _reduce(self, q: Tensor) -> Tensor:
+        """(..., C, G, 1) -> (..., 1, G, 1)."""
+        least = self.online_coeff > 0 or self.expectile is not None
+        return q.amin(dim=-3, keepdim=True) if least else q.mean(dim=-3, keepdim=True)
+
+    # ---- target networks ----------------------------------------------------------------------------------------------
+
+    def hard_sync_targets(self) -> None:
+        """Set the target networks, and the critics that a policy gradient passes through, to the trained ones. Networks that a
+        subclass has not built are left out."""
+        for target, online in (("target_actor", "actor"), ("target_critics", "critics"), ("maximized_critics", "critics")):
+            if target in self._modules and online in self._modules:
+                self._full_copy(getattr(self, target), getattr(self, online))
+
+    def soft_sync_targets(self) -> None:
+        self._ema_copy(self.target_critics, self.critics)
+        self._ema_copy(self.target_actor, self.actor)
+        if not isinstance(self.maximized_critics, DetachedCritics):
+            self._full_copy(self.maximized_critics, self.critics)
+
+    @torch.no_grad()
+    def _full_copy(self, target: nn.Module, online: nn.Module) -> None:
+        """Copy one network's parameters and buffers to another."""
+        if isinstance(target, DetachedCritics):
+            target.follow(online)
+            return
+        for of in (nn.Module.parameters, nn.Module.buffers):
+            for t, source in zip(of(target), of(online), strict=True):
+                if t is not source:
+                    t.copy_(source)
+
+    def _ema_copy(self, target: nn.Module, online: nn.Module, tau: float | None = None) -> None:
+        """Move one network towards another by the share ``tau``; None: the agent's."""
+        ops.ema_update(target, online, self.tau if tau is None else tau)
+
+
+def _kind_of_actions(spec: ActionSpec, actor_type: type[nn.Module]) -> dict[str, Any]:
+    """Arguments of an actor beside ``discrete``: none, if an action is one choice or a vector of numbers. Raise ValueError if
+    the actor cannot have such actions."""
+    if spec.kind in ("discrete", "continuous"):
+        return {}
+    if has_argument(actor_type, "action_kind"):
+        return {"action_kind": spec.kind}
+    if spec.kind == "multibinary" and has_argument(actor_type, "continuous_dist_type"):
+        return {"continuous_dist_type": Multibinary}
+    raise ValueError(
+        f"actor_type={actor_type.__name__} cannot have actions of kind {spec.kind!r}: give its __init__ an argument action_kind, "
+        "and hand it to super().__init__"
+    )

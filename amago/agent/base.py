@@ -2,44 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
 from amago import ops
-from amago.config import NamedArguments
 from amago.data.batch import Batch
 from amago.data.trajectory import MAGIC_PAD_VAL
 from amago.nets import ranks
+from amago.nets.cnn import ImageScale
+from amago.nets.ff import InputNorm
+from amago.nets.traj_base import Dones
 from amago.nets.traj_encoders import TrajEncoder
 from amago.nets.tstep_encoders import TstepEncoder
-from amago.spaces import action_spec
-
-
-class AgentLoss(NamedTuple):
-    """Losses before masking.
-
-    Attributes:
-        actor_loss: (B, L, G, 1).
-        critic_loss: (B, L, C, G, 1), or None where the settings need no critic.
-        metrics: numbers for the log, by name.
-    """
-
-    actor_loss: Tensor
-    critic_loss: Tensor | None
-    metrics: dict[str, float | Tensor]
-
-
-class LossTerms(NamedTuple):
-    """What `BaseAgent.forward` last computed: the loss, and the masked means that it is the sum of."""
-
-    total: Tensor
-    actor: Tensor
-    critic: Tensor
+from amago.nets.utils import Log
+from amago.spaces import ActionSpec, action_spec
 
 
 def get_action_dim_and_type(space: gym.Space[Any]) -> tuple[int, bool, bool]:
@@ -48,11 +29,25 @@ def get_action_dim_and_type(space: gym.Space[Any]) -> tuple[int, bool, bool]:
     return spec.dim, spec.kind == "discrete", spec.kind == "multibinary"
 
 
-class BaseAgent(NamedArguments, nn.Module):
+def action_vectors(spec: ActionSpec, actions: Tensor) -> Tensor:
+    """Actions as float vectors (B, L, A), from vectors or from their stored form (B, L, S)."""
+    if actions.shape[-1] != spec.dim:  # the stored form, with an index for each discrete part
+        parts = [
+            nn.functional.one_hot(actions[..., p.stored.start].long(), p.dim).float()
+            if p.kind == "discrete"
+            else actions[..., p.stored].float()
+            for p in spec.parts
+        ]
+        actions = torch.cat(parts, dim=-1)
+    actions = actions.float()
+    return actions if spec.kind in ("discrete", "multibinary") else actions.clamp(-1.0, 1.0)
+
+
+class BaseAgent(nn.Module):
     """Timestep encoder and sequence model, on which a subclass trains its own networks.
 
-    The constructor calls `init_options`, `init_encoders`, `init_actor_critic`, `init_extra_networks` and `hard_sync_targets`, in this
-    order. A subclass overrides those whose networks are its own, and either `losses` or `forward`.
+    The constructor calls `init_options`, `init_encoders`, `init_actor_critic`, `init_extra_networks` and `hard_sync_targets`,
+    in this order. A subclass overrides the methods that build its networks, and either `losses` or `forward`.
 
     Args:
         obs_space: flat dict of boxes (`AMAGOEnv.observation_space`).
@@ -62,21 +57,23 @@ class BaseAgent(NamedArguments, nn.Module):
         tstep_encoder_type, traj_encoder_type: classes, built with their gin defaults.
 
     Attributes:
-        action_dim: A.
-        discrete, multibinary: whether an action is one choice; whether it is bits.
+        action_dim, discrete, multibinary: of `get_action_dim_and_type`.
         state_dim: E, width of the sequence model's output.
         update_info: metrics of the last `forward`, by name.
-        critic_loss_weight: weight of the critics' loss in the loss; the actor's is 1.
-        td_errors: (B, L, 1), magnitudes, of the last batch whose sequences were drawn by them (`Batch.sources`); None: not computed.
+        critic_loss_weight: weight of the critics' loss.
+        loss_weights: weights of other losses, by their names in `losses`; 1 by default.
+        td_errors: (B, L, 1), magnitudes, of the last batch whose sequences were drawn by them (`Batch.sources`), NaN where the
+            critics' mask is False; None: not computed.
         burn_in: transitions at the start of a sequence that have no loss, unless the sequence begins a rollout.
-        pad_val: what numbers at padded steps of a batch are (`amago.loading.Batch`).
+        pad_val: value of numbers at padded steps of a batch (`amago.loading.Batch`).
     """
 
     critic_loss_weight: float = 10.0
+    loss_weights: Mapping[str, float] = {}
     burn_in: int = 0
     pad_val: float = MAGIC_PAD_VAL
-    tstep_encoder: Any
-    traj_encoder: Any
+    tstep_encoder: TstepEncoder
+    traj_encoder: TrajEncoder
 
     def __init__(
         self,
@@ -94,9 +91,9 @@ class BaseAgent(NamedArguments, nn.Module):
         self.max_seq_len = max_seq_len
         self.tstep_encoder_type, self.traj_encoder_type = tstep_encoder_type, traj_encoder_type
         self.update_info: dict[str, Any] = {}
-        self.loss_terms: LossTerms | None = None
         self.td_errors: Tensor | None = None
         self._mask_editor: Any = None
+        self.register_buffer("scale_growth", None)
         self.init_options()
         self.init_encoders()
         self.init_actor_critic()
@@ -104,9 +101,9 @@ class BaseAgent(NamedArguments, nn.Module):
         self.hard_sync_targets()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the graph of the last loss, which cannot be copied or pickled."""
+        """The state without the graph of the last loss, which cannot be copied or pickled."""
         info = {k: v.detach() if isinstance(v, Tensor) else v for k, v in self.update_info.items()}
-        return self.__dict__ | {"update_info": info, "loss_terms": None}
+        return self.__dict__ | {"update_info": info}
 
     # ---- construction -------------------------------------------------------------------------------------------------
 
@@ -128,11 +125,7 @@ class BaseAgent(NamedArguments, nn.Module):
         """Set the target networks to the trained ones. Nothing by default."""
 
     def on_checkpoint_loaded(self, is_resume: bool = False) -> None:
-        """Called after weights were loaded. Nothing by default.
-
-        Args:
-            is_resume: the whole training state was loaded.
-        """
+        """Called after weights, or (``is_resume``) the whole training state, were loaded. Nothing by default."""
 
     @property
     def state_dim(self) -> int:
@@ -140,24 +133,26 @@ class BaseAgent(NamedArguments, nn.Module):
 
     # ---- learning -----------------------------------------------------------------------------------------------------
 
-    def losses(self, batch: Batch, log_step: bool = False) -> AgentLoss:
-        """The losses of a batch before masking; if ``log_step``, with all metrics."""
+    def losses(self, batch: Batch, log_step: bool = False) -> dict[str, Tensor]:
+        """The losses of a batch at each step, by name, before masking; metrics go into `update_info`, costly ones with
+        ``log_step``.
+
+        A subclass adds its own losses to the result of ``super()``: ``losses["aux"]``, (B, L, ...), weighted by
+        ``loss_weights["aux"]``.
+
+        Returns:
+            "actor" (B, L, G, 1), and "critic" (B, L, C, G, 1) where the settings need critics.
+        """
         raise NotImplementedError(f"{type(self).__name__} implements neither losses nor forward")
 
     def forward(self, batch: Batch, log_step: bool = False) -> Tensor:
         """The loss of a batch, a scalar; its metrics are in `update_info`, a new dict in each call.
 
-        An override may add to both after ``super().forward(batch, log_step)``. One that computes the loss itself puts at least the metrics
-        "Actor Loss" and "Critic Loss" into ``update_info``.
-
-        Args:
-            log_step: also compute costly metrics.
+        An override may add to both after ``super().forward(batch, log_step)``. One that computes the loss itself puts at least
+        the metrics "Actor Loss" and "Critic Loss" into ``update_info``.
         """
         self.update_info = {}
-        loss = self.losses(batch, log_step)
-        total = self._compute_loss(batch, loss.actor_loss, loss.critic_loss, self.loss_mask(batch))
-        self.update_info |= loss.metrics
-        return total
+        return self._weighted_sum(batch, self.losses(batch, log_step), self.loss_mask(batch))
 
     def loss_mask(self, batch: Batch) -> Tensor:
         """(B, L, 1) bool, True where a transition has a loss: where it is real, and not burn-in."""
@@ -167,112 +162,132 @@ class BaseAgent(NamedArguments, nn.Module):
         later = torch.arange(real.shape[1], device=real.device)[:, None] >= self.burn_in
         return real & (later | (batch.time_idxs[:, :1] == 0))
 
-    def _compute_loss(self, batch: Batch, actor_loss: Tensor, critic_loss: Tensor | None, state_mask: Tensor) -> Tensor:
-        """The scalar loss of losses before masking; puts both means and the sizes of the batch into `update_info`.
-
-        Args:
-            actor_loss, critic_loss: see `AgentLoss`.
-            state_mask: bool, (B, L, 1), True where a transition has a loss.
-        """
-        pad, editor = state_mask.to(torch.bool)[:, :, None], self._mask_editor  # (B, L, 1, 1)
-        weights = batch.weights  # of sequences that were drawn more often than others
-        mask = self.edit_actor_mask(batch, actor_loss, pad.expand_as(actor_loss))
-        if editor is not None:
-            mask = editor.edit_actor_mask(batch, actor_loss, mask)
-        actor = _masked(actor_loss, mask if weights is None else mask * weights[:, None, None, None])
-        critic = torch.zeros_like(actor)
-        if critic_loss is not None:
-            mask = self.edit_critic_mask(batch, critic_loss, pad[:, :, None].expand_as(critic_loss))
-            if editor is not None:
-                mask = editor.edit_critic_mask(batch, critic_loss, mask)
-            critic = _masked(critic_loss, mask if weights is None else mask * weights[:, None, None, None, None])
+    def _weighted_sum(self, batch: Batch, losses: Mapping[str, Tensor], state_mask: Tensor) -> Tensor:
+        """The scalar loss of `losses`; puts the mean of each and the sizes of the batch into `update_info`."""
+        weights = {"critic": self.critic_loss_weight, **self.loss_weights}
+        means = {name: self._mean_loss(batch, name, loss, state_mask.to(torch.bool)) for name, loss in losses.items()}
         b, length = batch.rews.shape[:2]
         self.update_info |= {
-            "Actor Loss": actor,
-            "Critic Loss": critic,
+            "Critic Loss": torch.zeros_like(next(iter(means.values()))),
+            **{f"{name.title()} Loss": mean for name, mean in means.items()},
             "Sequence Length": float(length + 1),
             "Batch Size (in Timesteps)": float(b * length),
             "Unmasked Batch Size (in Timesteps)": state_mask.sum().float(),
         }
-        self.loss_terms = LossTerms(actor + self.critic_loss_weight * critic, actor, critic)
-        return self.loss_terms.total
+        return torch.stack([weights.get(name, 1.0) * mean for name, mean in means.items()]).sum()
+
+    def _mean_loss(self, batch: Batch, name: str, loss: Tensor, state_mask: Tensor) -> Tensor:
+        """The mean of a loss (B, L, ...) where its mask, which users may edit, is True."""
+        mask = state_mask.view(*state_mask.shape[:2], *(1,) * (loss.ndim - 2)).expand_as(loss)
+        for owner in (self, self._mask_editor):
+            if owner is not None and name in ("actor", "critic"):
+                mask = (owner.edit_actor_mask if name == "actor" else owner.edit_critic_mask)(batch, loss, mask)
+        if name == "critic" and self.td_errors is not None:  # NaN where a step has no loss
+            kept = (mask != 0).flatten(2).any(dim=2, keepdim=True)
+            self.td_errors = torch.where(kept, self.td_errors.detach(), torch.nan)
+        return _masked(loss, mask, batch.weights)  # weights of sequences that were drawn more often than others
+
+    def _compute_loss(self, batch: Batch, actor_loss: Tensor, critic_loss: Tensor | None, state_mask: Tensor) -> Tensor:
+        """For overrides of `forward`: the scalar loss of losses (B, L, G, 1) and (B, L, C, G, 1) before masking; transitions
+        count where ``state_mask`` (B, L, 1) is True."""
+        losses = {"actor": actor_loss} | ({} if critic_loss is None else {"critic": critic_loss})
+        return self._weighted_sum(batch, losses, state_mask)
 
     def edit_actor_mask(self, batch: Batch, actor_loss: Tensor, pad_mask: Tensor) -> Tensor:
-        """Override to exclude timesteps from the actor's loss.
-
-        Args:
-            actor_loss: (B, L, G, 1).
-            pad_mask: bool, of the same shape; False at padding and burn-in.
-
-        Returns:
-            bool, of the same shape; True where the loss counts. Numbers are weights.
-        """
+        """Override to exclude timesteps from the actor's loss (B, L, G, 1): ``pad_mask``, bool of its shape, False at padding and
+        burn-in, becomes a mask of the same shape, True where the loss counts. Numbers are weights."""
         return pad_mask
 
     def edit_critic_mask(self, batch: Batch, critic_loss: Tensor, pad_mask: Tensor) -> Tensor:
-        """Override to exclude timesteps from the critics' loss; see `edit_actor_mask`.
-
-        Args:
-            critic_loss: (B, L, C, G, 1).
-        """
+        """Override to exclude timesteps from the critics' loss (B, L, C, G, 1); see `edit_actor_mask`."""
         return pad_mask
 
     @contextmanager
-    def masks_edited_by(self, editor: Any) -> Iterator[None]:
-        """Within the block, the masks of `forward` also pass the methods `edit_actor_mask` and `edit_critic_mask` of ``editor``."""
+    def masks_edited_by(self, editor: object) -> Iterator[None]:
+        """Also pass the masks of `forward` to `edit_actor_mask` and `edit_critic_mask` of ``editor`` within the block."""
         self._mask_editor = editor
         try:
             yield
         finally:
             self._mask_editor = None
 
+    scale_growth: Tensor | None
+    """(), the number by which `divided_parameters` have been divided since the agent was built; None: they never are."""
+
+    def divided_parameters(self) -> list[nn.Parameter]:
+        """The parameters that an agent divides by a number when it multiplies their layer's outputs by it. Tensors derived from
+        such parameters, such as an average, must be divided too."""
+        return []
+
+    def complete_weights(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The weights of a whole agent, completed by the start values of tensors that exist only with some of its options."""
+        start: dict[str, Tensor] = {}
+        for name, module in self.named_modules():
+            if isinstance(module, InputNorm) and module.skip:  # statistics without use, which an earlier version did not save
+                start |= {f"{name}.{k}": v for k, v in module.state_dict().items()}
+            if isinstance(module, ImageScale):  # of images without bounds, which were read as pixels
+                start |= {f"{name}.norm.{k}": v for k, v in module.at_start().items()}
+        return weights if start.keys() <= weights.keys() else {**start, **weights}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load a state dict; a whole one (``strict``) is completed by `complete_weights`."""
+        return super().load_state_dict(self.complete_weights(state_dict) if strict else state_dict, strict, assign)
+
     @property
     def trainable_params(self) -> Iterable[nn.Parameter]:
-        """The parameters that the optimizer updates: here those of the encoders. Target networks are not among them."""
+        """The parameters that the optimizer updates, here the encoders'. Target networks are not among them."""
         return [p for part in (self.tstep_encoder, self.traj_encoder) for p in part.parameters() if p.requires_grad]
 
     def soft_sync_targets(self) -> None:
         """Move the target networks towards the trained ones; called after each optimizer step. Nothing by default."""
 
     def get_grad_norms(self) -> dict[str, Tensor]:
-        """The norms of the gradients of actor, critics and encoders, those that the agent has."""
-        parts = {"Actor": "actor", "Critic": "critics", "TrajEncoder": "traj_encoder", "TstepEncoder": "tstep_encoder"}
-        modules = {label: getattr(self, name, None) for label, name in parts.items()}
+        """The norms of the gradients of actor, critics and encoders, as far as the agent has them."""
+        parts = {"actor": "Actor", "critics": "Critic", "traj_encoder": "TrajEncoder", "tstep_encoder": "TstepEncoder"}
         return {
-            f"{label} Grad Norm": ops.global_norm([p.grad for p in module.parameters() if p.grad is not None])
-            for label, module in modules.items()
-            if module is not None
+            f"{parts[name]} Grad Norm": ops.global_norm([p.grad for p in module.parameters() if p.grad is not None])
+            for name, module in self.named_children()
+            if name in parts
         }
 
-    def encode(self, batch: Batch, log: dict[str, Any] | None = None) -> Tensor:
-        """States s_0..s_L of a batch, (B, L + 1, E)."""
-        emb = self.tstep_encoder(obs=batch.obs, rl2s=batch.rl2s, log_dict=log, mask=batch.mask)
-        mask = {"mask": batch.mask} if self.traj_encoder.takes_mask else {}
-        states, _ = self.traj_encoder(seq=emb, time_idxs=batch.time_idxs, hidden_state=None, log_dict=log, **mask)
+    @torch.no_grad()
+    def encode_end(self, batch: Batch, timesteps: int) -> Tensor:
+        """The state s_L (B, 1, E) as it would be had each sequence begun ``timesteps`` - 1 steps before its end; as in
+        evaluation mode."""
+        parts = [(part, part.training) for part in (self.tstep_encoder, self.traj_encoder)]
+        try:
+            for part, _ in parts:
+                part.eval()
+            return BaseAgent.encode(self, batch, steps=slice(-timesteps, None))[:, -1:]
+        finally:
+            for part, was_training in parts:
+                part.train(was_training)
+
+    def encode(self, batch: Batch, log: Log = None, steps: slice = slice(None)) -> Tensor:
+        """States s_0..s_L of a batch, (B, L + 1, E), of the timesteps ``steps`` alone."""
+        mask = batch.mask[:, steps]
+        obs = {k: v[:, steps] for k, v in batch.obs.items()}
+        emb = self.tstep_encoder(obs=obs, rl2s=batch.rl2s[:, steps], log_dict=log, mask=mask)
+        masked = {"mask": mask} if self.traj_encoder.takes_mask else {}
+        states, _ = self.traj_encoder(seq=emb, time_idxs=batch.time_idxs[:, steps], hidden_state=None, log_dict=log, **masked)
         return states  # type: ignore[no-any-return]
 
-    # ---- memory -------------------------------------------------------------------------------------------------------
+    # ---- memory: see `TrajEncoder` -------------------------------------------------------------------------------------
 
     def init_hidden_state(self, batch_size: int, device: torch.device | str) -> Any:
         """Empty memory for ``batch_size`` actors."""
         return self.traj_encoder.init_hidden_state(batch_size, device)
 
-    def reset_hidden_state(self, hidden_state: Any, resets: Any) -> Any:
-        """Empty the memory of the actors whose ``resets`` (N,) is True. None, with which some sequence models begin, is empty."""
-        if hidden_state is None:
-            return None
-        return self.traj_encoder.reset_hidden_state(hidden_state, resets)
+    def reset_hidden_state(self, hidden_state: Any, dones: Dones) -> Any:
+        """Empty the memory of the actors whose ``dones`` (N,) is True; None is empty."""
+        return None if hidden_state is None else self.traj_encoder.reset_hidden_state(hidden_state, dones)
 
     def slice_hidden_state(self, hidden_state: Any, start: int, stop: int) -> Any:
-        """The memory of actors ``start`` to ``stop`` - 1, sharing storage.
-
-        Raises:
-            NotImplementedError: the sequence model does not implement it.
-        """
+        """The memory of actors ``start`` to ``stop`` - 1, sharing storage."""
         return self.traj_encoder.slice_hidden_state(hidden_state, start, stop)
 
-    def can_slice_hidden_state(self, hidden_state: Any) -> bool:
-        """Whether the sequence model implements `slice_hidden_state`."""
+    def can_slice_hidden_state(self, hidden_state: object) -> bool:
+        """True if the sequence model implements `slice_hidden_state`."""
         return self.traj_encoder.can_slice_hidden_state(hidden_state)  # type: ignore[no-any-return]
 
     # ---- acting -------------------------------------------------------------------------------------------------------
@@ -284,7 +299,7 @@ class BaseAgent(NamedArguments, nn.Module):
             state: (N, E), output of the sequence model.
             obs: {key: (N, ...)}.
             sample: draw from the policy; else take its mode.
-            gamma_idx: index of the discount whose policy acts; None: that of rollouts.
+            gamma_idx: index of the discount whose policy acts; None: the discount for rollouts.
 
         Returns:
             actions in their stored form (N, S).
@@ -292,26 +307,19 @@ class BaseAgent(NamedArguments, nn.Module):
         raise NotImplementedError(f"{type(self).__name__} does not implement act")
 
     policy_extras: tuple[str, ...] = ()
-    """Names of the extra fields (`amago.ExtraField` with ``source="policy"`` or "behaviour") that `act_with_extras` computes."""
+    """Names of the extra fields (``source="policy"`` or "behaviour" of `amago.ExtraField`) computed by `act_with_extras`."""
     required_extras: tuple[str, ...] = ()
     """Names of the extra fields that batches must have."""
 
     def act_with_extras(
         self, state: Tensor, obs: dict[str, Tensor], sample: bool, names: Sequence[str], gamma_idx: int | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Choose actions as `act` does, and compute extra fields of them, before exploration changes the actions.
+        """Choose actions as `act` does, and compute extra fields of them, {name: (N, ...)}, before exploration changes the
+        actions. A subclass may compute others: override this method, call ``super()``, and add their names to `policy_extras`.
 
-        "log_prob" is the natural log-probability of the chosen action, (N,); a density for continuous actions. "behaviour_log_prob" is
-        computed where exploration happens, and from (N, 1 + A): that log-probability, then the probability of each choice and of each bit
-        being 1, in the order of an action's vector, and 0 for numbers. A subclass may compute others: override this method, call
-        ``super()``, and add their names to ``policy_extras``.
-
-        Args:
-            state, obs, sample, gamma_idx: as in `act`.
-            names: the declared extra fields with ``source="policy"`` or "behaviour".
-
-        Returns:
-            actions in their stored form (N, S), and {name: (N, ...)}.
+        "log_prob" is the natural log-probability of the chosen action, (N,); a density for continuous actions.
+        "behaviour_log_prob" is computed where exploration happens, and from (N, 1 + A): that log-probability, then the
+        probability of each choice and of each bit being 1, in the order of an action's vector, and 0 for numbers.
         """
         return self.act(state, obs, sample, gamma_idx), {}
 
@@ -321,7 +329,7 @@ class BaseAgent(NamedArguments, nn.Module):
         obs: dict[str, Tensor],
         rl2s: Tensor,
         time_idxs: Tensor,
-        hidden_state: Any = None,
+        hidden_state: object = None,
         sample: bool = True,
         gamma_idx: int | None = None,
     ) -> tuple[Tensor, Any]:
@@ -329,18 +337,19 @@ class BaseAgent(NamedArguments, nn.Module):
 
         Args:
             obs: {key: (N, ...)}; rl2s: (N, 1 + A); time_idxs: (N, 1). A dimension of one timestep may follow N in all of them.
-            hidden_state: memory from `init_hidden_state` or the previous step, already reset where a rollout begins. None: no memory.
+            hidden_state: memory from `init_hidden_state` or the previous step, already reset where a rollout begins. None: no
+                memory.
             sample: draw from the policy; else take its mode.
-            gamma_idx: index of the discount whose policy acts; None: that of rollouts. All discounts share the memory.
+            gamma_idx: index of the discount whose policy acts; None: the discount for rollouts. All discounts share the memory.
 
         Returns:
-            actions and the new memory. Actions are in their stored form (N, S). With a dimension of timesteps they are (N, 1, S), and
-            choices and bits are uint8, as far as their number fits.
+            actions and the new memory. Actions are in their stored form (N, S). With a dimension of timesteps they are
+            (N, 1, S), and choices and bits are uint8, as far as their number fits.
         """
         if rl2s.ndim == 2:
             state, hidden_state = self._next_state(obs, rl2s, time_idxs, hidden_state)
             return self.act(state, obs, sample, gamma_idx), hidden_state
-        if rl2s.ndim != 3 or rl2s.shape[1] != 1:
+        if rl2s.shape[1] != 1:
             raise ValueError(f"get_actions takes one timestep, rl2s (N, 1 + A) or (N, 1, 1 + A), got {tuple(rl2s.shape)}")
         first = {key: value[:, 0] for key, value in obs.items()}
         state, hidden_state = self._next_state(first, rl2s[:, 0], time_idxs[:, 0], hidden_state)
@@ -354,7 +363,7 @@ class BaseAgent(NamedArguments, nn.Module):
         obs: dict[str, Tensor],
         rl2s: Tensor,
         time_idxs: Tensor,
-        hidden_state: Any,
+        hidden_state: object,
         names: Sequence[str],
         sample: bool = True,
     ) -> tuple[Tensor, dict[str, Tensor], Any]:
@@ -364,33 +373,29 @@ class BaseAgent(NamedArguments, nn.Module):
         return actions, extras, hidden_state
 
     def get_state_embedding(
-        self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any = None
+        self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: object = None
     ) -> tuple[Tensor, Any]:
-        """The sequence model's output.
-
-        Args:
-            obs: {key: (N, L, ...)}; rl2s: (N, L, 1 + A); time_idxs: (N, L, 1).
-            hidden_state: memory, with L = 1; None: L timesteps from the start.
-
-        Returns:
-            states (N, L, E), and the new memory.
-        """
+        """The sequence model's output (N, L, E), and the new memory, for obs {key: (N, L, ...)}, rl2s (N, L, 1 + A) and time_idxs
+        (N, L, 1): of L timesteps from the start, or of one with memory."""
         emb = self.tstep_encoder(obs=obs, rl2s=rl2s)
-        states, hidden_state = self.traj_encoder(seq=emb, time_idxs=time_idxs, hidden_state=hidden_state)
-        return states, hidden_state
+        return self.traj_encoder(seq=emb, time_idxs=time_idxs, hidden_state=hidden_state)  # type: ignore[no-any-return]
 
-    def _next_state(self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any) -> tuple[Tensor, Any]:
+    def _next_state(self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: object) -> tuple[Tensor, Any]:
         """The sequence model's output (N, E) for one step, and the new memory."""
         steps = {k: v.unsqueeze(1) for k, v in obs.items()}
         states, hidden_state = self.get_state_embedding(steps, rl2s.unsqueeze(1), time_idxs.unsqueeze(1), hidden_state)
         return states[:, 0], hidden_state
 
 
-def _masked(loss: Tensor, mask: Tensor) -> Tensor:
-    """The mean of a loss where a mask of its shape is True, or its mean with the weights ``mask``; over several ranks, this rank's share of
-    the mean over all (`amago.nets.ranks.divisor`)."""
+def _masked(loss: Tensor, mask: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The mean of a loss where a mask of its shape is True, or its mean with the weights ``mask``; over several ranks, this
+    rank's share of the mean over all (`amago.nets.ranks.divisor`).
+
+    Losses are multiplied by ``weights`` (B,), but the mean divides by ``mask`` alone: a batch of one sequence keeps its weight, and
+    several small batches weigh theirs as one large batch does.
+    """
+    if weights is not None:
+        loss = loss * weights.view(-1, *(1,) * (loss.dim() - 1))
     if mask.dtype is torch.bool:
-        kept = torch.where(mask, loss, torch.zeros((), dtype=loss.dtype, device=loss.device)).sum()
-        return kept / ranks.divisor(mask.sum(), 1)
-    weighted = torch.where(mask != 0, loss * mask, 0.0).sum()
-    return weighted / ranks.divisor(mask.sum(), 1e-5)
+        return torch.where(mask, loss, 0.0).sum() / ranks.divisor(mask.sum(), 1)
+    return torch.where(mask != 0, loss * mask, 0.0).sum() / ranks.divisor(mask.sum(), 1e-5)

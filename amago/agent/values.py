@@ -1,4 +1,4 @@
-"""How the outputs of critics represent returns: as scalars (`PopArtValues`) or as distributions over bins (`TwoHotValues`).
+"""Conversions between critics' outputs and returns: scalars (`PopArtValues`) or distributions over bins (`TwoHotValues`).
 
 A *value* (..., G, 1) is the quantity that is averaged over samples and critics, and whose differences are advantages.
 """
@@ -6,58 +6,32 @@ A *value* (..., G, 1) is the quantity that is averaged over samples and critics,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from amago.data.batch import Batch
 from amago.nets import ranks
-from amago.nets.popart import PopArtLayer
+from amago.nets.actor_critic import PopArtLayer
+from amago.nets.heads import EnsembleCritics
 
 
 class AgentValues(dict[str, Tensor]):
-    """Estimates for the actions of a batch and each discount, by name; (B, L, G, 1) where nothing else is said. Values at padded steps
-    are undefined.
+    """Estimates for the actions of a batch and each discount, by name; (B, L, G, 1) unless stated otherwise. Values at padded
+    steps are undefined.
 
-    "q_sa" is Q(s, a) of the stored action, in the environment's units of return, mean over critics; "v_s" is Q(s, a ~ pi), likewise;
-    "q_sa_std" and "v_s_std" are standard deviations over critics. "advantage" is the filter's argument, (q_sa - v_s) x
-    ``reward_multiplier``, in `Agent` with PopArt a tenth of that. "filter_weights" are those of the stored action in behaviour cloning.
-    "state_mask" (B, L, 1) is True where a transition is real.
-
-    Attributes:
-        q, v, advantage, filter_weight, ensemble_spread: "q_sa", "v_s", "advantage", "filter_weights" and "q_sa_std".
+    "q_sa" is Q(s, a) of the stored action, in the environment's units of return, mean over critics; "v_s" is Q(s, a ~ pi),
+    likewise; "q_sa_std" and "v_s_std" are standard deviations over critics. "advantage" is the filter's argument, (q_sa - v_s)
+    x ``reward_multiplier``, in `Agent` with PopArt a tenth of that. "filter_weights" are the weights of the stored action in
+    behaviour cloning. "state_mask" (B, L, 1) is True where a transition is real.
     """
-
-    @property
-    def q(self) -> Tensor:
-        return self["q_sa"]
-
-    @property
-    def v(self) -> Tensor:
-        return self["v_s"]
-
-    @property
-    def advantage(self) -> Tensor:
-        return self["advantage"]
-
-    @property
-    def filter_weight(self) -> Tensor:
-        return self["filter_weights"]
-
-    @property
-    def ensemble_spread(self) -> Tensor:
-        return self["q_sa_std"]
 
 
 class ValueRepresentation(ABC):
-    """Converts between critics' outputs, values and returns; one for each pair of critics and PopArt statistics.
+    """Conversions between the outputs (..., C, G, O) of ``critics``, values and returns, by the running statistics of the targets."""
 
-    Args:
-        critics: their outputs are (..., C, G, O).
-        popart: running statistics of the targets.
-    """
-
-    def __init__(self, critics: Any, popart: PopArtLayer):
+    def __init__(self, critics: object, popart: PopArtLayer):
         self.popart = popart
 
     scalar: ClassVar[bool]
@@ -81,19 +55,11 @@ class ValueRepresentation(ABC):
 
     @torch.no_grad()
     def td_error(self, out: Tensor, target: Tensor) -> Tensor:
-        """abs(value - target), (B, L, 1), of outputs (B, L, C, G, O) for target returns (B, L, 1, G, 1), normalised per discount by the statistics
-        of the targets and averaged over critics and discounts."""
+        """abs(value - target), (B, L, 1), of outputs (B, L, C, G, O) for target returns (B, L, 1, G, 1), normalised per
+        discount by the statistics of the targets and averaged over critics and discounts."""
         returns = self.returns(self.value(out))
         difference = self.popart.normalize_values(returns) - self.popart.normalize_values(target)
         return difference.abs().mean(dim=(2, 3))
-
-    def change_of_scale(self, size: Tensor, scale: Tensor) -> Tensor:
-        """By which factor the scale of critics' outputs should change for returns of a size."""
-        raise NotImplementedError(f"the outputs of {type(self).__name__} have no scale")
-
-    def observe(self, target: Tensor, mask: Tensor) -> None:
-        """Update the statistics with targets (B, L, 1, G, 1) where ``mask`` is True."""
-        self.popart.update_stats(target, mask)
 
     def metrics(self, target: Tensor, mask: Tensor) -> dict[str, Tensor]:
         """Metrics of targets (B, L, 1, G, 1) that only this representation has; ``mask`` is (B, L, 1)."""
@@ -103,16 +69,13 @@ class ValueRepresentation(ABC):
 class PopArtValues(ValueRepresentation):
     """Scalar critics, whose loss and policy gradient are normalised per discount by PopArt's statistics of the targets.
 
-    A value is the critic's raw output: always a tenth of the return (`amago.nets.popart.PopArtLayer`; the return itself with
+    A value is the critic's raw output: always a tenth of the return (`amago.nets.actor_critic.PopArtLayer`; the return itself with
     ``popart=False``). Values and advantages therefore grow with the rewards and with ``reward_multiplier``.
-
-    Raises:
-        ValueError: the critics output bins.
     """
 
     scalar = True
 
-    def __init__(self, critics: Any, popart: PopArtLayer):
+    def __init__(self, critics: object, popart: PopArtLayer):
         super().__init__(critics, popart)
         if hasattr(critics, "bins"):
             raise ValueError(f"critic_type={type(critics).__name__} gives distributions over bins: use it with MultiTaskAgent")
@@ -126,13 +89,6 @@ class PopArtValues(ValueRepresentation):
     def objective(self, value: Tensor) -> Tensor:
         return self.popart(value, normalized=True)
 
-    @torch.no_grad()
-    def change_of_scale(self, size: Tensor, scale: Tensor) -> Tensor:
-        """By which power of two the ``scale`` of critics' outputs should change, so that the networks' own outputs are between 1 and 2 for
-        returns of this size, () or (G, 1). Returns of 0 have no scale, and change none."""
-        ratio = self.popart.raw(size.to(scale.dtype)).amax() / scale
-        return torch.where(ratio > 0.0, torch.exp2(ratio.log2().floor().clamp(-32.0, 32.0)), 1.0)
-
     def loss(self, out: Tensor, target: Tensor) -> Tensor:
         return (self.popart(out.float(), normalized=True) - self.popart.normalize_values(target)).square()
 
@@ -141,22 +97,18 @@ class TwoHotValues(ValueRepresentation):
     """Critics that classify returns into bins (`amago.nets.twohot.Bins`); values are returns.
 
     Their loss does not depend on the scale of the returns. PopArt's statistics only normalise the policy gradient's objective.
-
-    Raises:
-        ValueError: the critics do not output bins.
     """
 
     scalar = False
 
-    def __init__(self, critics: Any, popart: PopArtLayer):
+    def __init__(self, critics: object, popart: PopArtLayer):
         super().__init__(critics, popart)
         if not hasattr(critics, "bins"):
             raise ValueError(f"critic_type={type(critics).__name__} has no bins to classify returns into: use NCriticsTwoHot")
         self.bins = critics.bins
 
     def value(self, out: Tensor) -> Tensor:
-        value: Tensor = self.bins.value(out)
-        return value
+        return self.bins.value(out)  # type: ignore[no-any-return]
 
     def returns(self, value: Tensor) -> Tensor:
         return value
@@ -165,10 +117,104 @@ class TwoHotValues(ValueRepresentation):
         return self.popart.normalize_values(value)
 
     def loss(self, out: Tensor, target: Tensor) -> Tensor:
-        loss: Tensor = self.bins.cross_entropy(out, target)
-        return loss
+        return self.bins.cross_entropy(out, target)  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def metrics(self, target: Tensor, mask: Tensor) -> dict[str, Tensor]:
         beyond = self.bins.beyond(target[:, :, :, -1]).float()
         return {"Pct. of TD Targets beyond the Bins (main gamma)": 100.0 * ranks.masked_mean(beyond, mask[..., None])}
+
+
+# ---- the scale of critics' outputs (``rescale_critics``) ---
+
+
+def _change_of_scale(popart: PopArtLayer, size: Tensor, scale: Tensor) -> Tensor:
+    """The power of two by which the ``scale`` of critics' outputs should change, so that the networks' own outputs are between 1 and
+    2 for returns of this size, () or (G, 1). Returns of 0 have no scale, and change none."""
+    ratio = popart.raw(size.to(scale.dtype)).amax() / scale
+    return torch.where(ratio > 0.0, torch.exp2(ratio.log2().floor().clamp(-32.0, 32.0)), 1.0)
+
+
+@torch.no_grad()
+def choose_scale(popart: PopArtLayer, networks: tuple[EnsembleCritics, ...], gamma: Tensor, batch: Batch, rews: Tensor) -> None:
+    """Set the scale of critics' outputs, and of the statistics before any data, if this is the first batch (van Hasselt et al.
+    2016, arXiv 1602.07714, choose it for each target).
+
+    Networks should output 1 to 2 for the returns that would result if each reward were the mean reward or, where these are below
+    1, for the largest reward. A batch without rewards leaves the scale.
+
+    Args:
+        networks: critics and their targets.
+        gamma: the largest discount.
+        rews: (B, L, 1), multiplied by ``reward_multiplier``.
+    """
+    real, scale = batch.transition_mask, networks[0].output_scale
+    assert scale is not None
+    steps = ranks.masked_max(batch.time_idxs[:, 1:].to(rews.dtype), real).clamp(min=1.0)
+    size = ranks.masked_mean(rews, real).abs() * torch.minimum(1.0 / (1.0 - gamma), steps)
+    growth = _change_of_scale(popart, size, scale)
+    shrinkage = _change_of_scale(popart, torch.maximum(size, ranks.masked_max(rews.abs(), real)), scale)
+    factor = torch.where(growth > 1.0, growth, shrinkage.clamp(max=1.0))
+    factor = torch.where(popart.updates == 0, factor, torch.ones_like(factor))
+    popart.scale_start(factor)
+    for critics in networks:
+        critics.output_scale.mul_(factor)  # type: ignore[union-attr]
+
+
+@torch.no_grad()
+def grow_scale(popart: PopArtLayer, networks: tuple[EnsembleCritics, ...]) -> Tensor:
+    """Let the scale of critics' outputs follow the targets when these outgrow it; values stay the same. Returns the factor, ()."""
+    scale = networks[0].output_scale
+    assert scale is not None
+    factor = _change_of_scale(popart, popart.nu.sqrt(), scale).clamp(min=1.0)
+    for critics in networks:
+        critics.grow_scale(factor)
+    return factor
+
+
+# ---- metrics, over the batches of all ranks (`amago.nets.ranks`) ---
+
+
+@torch.no_grad()
+def critic_metrics(q: Tensor, target: Tensor, gammas: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """Q and TD targets in units of return for each discount; the ensemble's spread and the TD error for the main one.
+
+    Args:
+        q: (B, L, C, G, 1) estimates; target: (B, L, 1, G, 1); mask: (B, L, 1).
+    """
+    real = mask[..., None]  # (B, L, 1, 1)
+    out = {}
+    for g, gamma in enumerate(gammas.tolist()):
+        label, qg, yg = f"gamma={round(gamma, 4):g}", q[:, :, :, g], target[:, :, :, g]
+        out[f"Q(s, a) ({label})"] = ranks.masked_mean(qg, real)
+        out[f"TD Target ({label})"] = ranks.masked_mean(yg, real)
+    last, y = q[:, :, :, -1], target[:, :, :, -1]
+    if q.shape[2] > 1:
+        out["Q(s, a) Ensemble Stdev. (main gamma)"] = ranks.masked_mean(last.std(dim=2, keepdim=True), real)
+    out["Mean |TD Error| (main gamma)"] = ranks.masked_mean((last - y).abs(), real)
+    out["Min TD Target (main gamma)"] = ranks.masked_min(y, real)
+    out["Max TD Target (main gamma)"] = ranks.masked_max(y, real)
+    return out
+
+
+@torch.no_grad()
+def advantage_metrics(adv: Tensor, weight: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """Advantages and filter weights (B, L, G, 1) of the main discount."""
+    adv, weight = adv[:, :, -1], weight[:, :, -1]
+    return {
+        "Advantage (main gamma)": ranks.masked_mean(adv, mask),
+        "Advantage Stdev. (main gamma)": ranks.masked_std(adv, mask),
+        "Filter Weight (main gamma)": ranks.masked_mean(weight, mask),
+        "Pct. of Actions Approved by Filter (main gamma)": 100.0 * ranks.masked_mean((weight > 0).float(), mask),
+    }
+
+
+@torch.no_grad()
+def batch_metrics(rews: Tensor, dones: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """Rewards, before ``reward_multiplier``, and terminations (B, L, 1) of the sequences."""
+    return {
+        "Reward in Batch (mean)": ranks.masked_mean(rews, mask),
+        "Reward in Batch (max)": ranks.masked_max(rews, mask),
+        "Reward in Batch (min)": ranks.masked_min(rews, mask),
+        "Pct. of Terminations in Batch": 100.0 * ranks.masked_mean(dones.float(), mask),
+    }

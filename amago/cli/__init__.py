@@ -8,13 +8,13 @@ import os
 import select
 import sys
 from collections.abc import Sequence
-from typing import TextIO
 
 from amago import __version__
 
 COMMANDS = {
     "train": "train an agent on a Gymnasium environment",
     "launch": "run a training script as one learner and several collectors",
+    "collect": "run collectors on another machine, for a launch with --bus",
     "eval": "evaluate a trained agent",
     "card": "write a directory with a trained agent, its scores and a page about it, to be handed on",
     "push": "upload a card to the Hugging Face Hub",
@@ -23,12 +23,19 @@ COMMANDS = {
     "report": "write a page about training runs: curves, adaptation, faults, settings",
     "watch": "serve a live page about all runs below a directory",
     "buffer": "import, export, inspect or verify recorded trajectories",
-    "diff": "show in which settings two runs differ",
-    "envs": "list the built-in environments: spaces, packages, examples, settings",
-    "zoo": "list the settings that come with the library, and what they reached",
-    "doctor": "look at this machine and installation, and say what is missing for what",
+    "list": "list the built-in environments, the settings that come with the library, or its extras",
+    "doctor": "examine this machine and installation, a run, or in which settings two runs differ",
     "demo": "train a small memory agent in a few minutes and draw how it adapts",
 }
+
+_PLACES = {
+    "collect": ("launch", "add_collect_arguments", "collect"),
+    "push": ("card", "add_push_arguments", "push"),
+    "pull": ("card", "add_pull_arguments", "pull"),
+    "watch": ("report", "add_watch_arguments", "watch"),
+    "list": ("lists", "add_arguments", "run"),
+}
+"""(module, function that adds the arguments, function that runs) of the commands that have no module of their own name."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         Of these, the message is printed without a traceback.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
+    if os.getcwd() not in sys.path:  # for modules of the user, which the command, unlike "python -m", would not find
+        sys.path.append(os.getcwd())
     # OpenMP threads that spin while they wait take cores from the environments; it must be set before torch is imported
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     parser = argparse.ArgumentParser(
@@ -55,10 +64,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, summary in COMMANDS.items():
         sub = commands.add_parser(name, help=summary, description=summary)
         if argv[:1] == [name]:
-            module = importlib.import_module(f"amago.cli.{name}")
-            module.add_arguments(sub)
+            module_name, add_arguments, run = _PLACES.get(name, (name, "add_arguments", "run"))
+            functions = vars(importlib.import_module(f"amago.cli.{module_name}"))
+            functions[add_arguments](sub)
             sub.formatter_class = _help_formatter  # not before: add_argument() makes one
-            sub.set_defaults(subcommand=module.run)  # "run" is an argument of eval
+            sub.set_defaults(subcommand=functions[run], words=argv[1:])  # "run" is an argument of eval
     args = parser.parse_args(argv)
     try:
         done = int(args.subcommand(args) or 0)
@@ -67,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         if not _reader_has_gone():
             raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # drops what is still to be written
         return 1
     except Exception as err:
         code = _exit_code(err)
@@ -77,28 +88,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _reader_has_gone() -> bool:
-    """Whether nobody reads the standard output any more, as with ``amago envs | head -1``; what is still buffered is dropped then."""
-    try:
-        sys.stdout.flush()
-        gone = _is_broken(sys.stdout)  # print() drops what it could not write, and may have left nothing to flush
-    except BrokenPipeError:
-        gone = True
-    if gone:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return gone
-
-
-def _is_broken(output: TextIO) -> bool:
-    """Whether an output is a pipe that nobody reads any more."""
+    """True if the reader of standard output has closed it, as in ``amago list envs | head -1``."""
     try:
         poll = select.poll()
-        poll.register(output.fileno(), 0)
+        poll.register(sys.stdout.fileno(), 0)
         return any(event & select.POLLERR for _, event in poll.poll(0))
     except (OSError, ValueError):  # no file of the system
         return False
 
 
-# What these import imports torch, which commands that train nothing do without; and they are needed when something is wrong alone.
+# Imported here, after an error: these modules import torch, which commands without training do not need.
 
 
 def _help_formatter(prog: str) -> argparse.HelpFormatter:
@@ -108,12 +107,12 @@ def _help_formatter(prog: str) -> argparse.HelpFormatter:
 
 
 def _exit_code(err: BaseException) -> int | None:
-    """The exit code after an error that is told in one line; None if it needs its traceback."""
-    from amago.cli_utils.errors import raised_while_running
+    """The exit code after an error whose message suffices; None if the traceback is needed."""
+    from amago.cli_utils.scripts import raised_while_running
     from amago.envs.pool import ActorError
     from amago.policy.card import HubError
     from amago.run.checkpoint import CheckpointError
-    from amago.run.waiting import NoReadableDataError, NothingTrainedError
+    from amago.run.data import NoReadableDataError, NothingTrainedError
 
     if isinstance(err, ActorError | HubError | MemoryError | NoReadableDataError | NothingTrainedError):
         return 1

@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import time
+import zlib
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from tqdm import tqdm
 
 from amago.cli import space_syntax
-from amago.cli.buffer_copy import export_, import_
-from amago.cli.buffer_look import head, info, verify
+from amago.cli.gym_env import ENVIRONMENT, GymEnv
 from amago.cli_utils import whole_number
 from amago.cli_utils.arguments import DefaultsHelpFormatter
-from amago.store import StoreError
-from amago.store.store import FIFO, PROTECTED
+from amago.data.trajectory import StoredTraj
+from amago.loading.dataset import check_same_spaces
+from amago.loading.offline import OfflineDataset
+from amago.loading.offline.arrays import ArrayDataset, D4RLDataset, read_hdf5, read_npz
+from amago.loading.offline.base import copy_to, files_of
+from amago.loading.offline.minari import MinariDataset, export
+from amago.loading.offline.original import OriginalDataset, action_width, files_of_original
+from amago.spaces.actions import ActionSpec
+from amago.store import StoreError, StoreView, TrajectoryStore
+from amago.store import index as store_index
+from amago.store.schema import Schemas
+from amago.store.store import FIFO, PARTITIONS, PROTECTED
 
-FORMATS = ("auto", "minari", "d4rl", "npz", "original")
+_KINDS = {".hdf5": "d4rl", ".h5": "d4rl", ".npz": "npz", ".traj": "original"}
+_UNUSED = {
+    "minari": ("env", "action_space", "max_episode_steps"), "d4rl": ("obs_keys",), "npz": ("obs_keys", "max_episode_steps"),
+    "original": ("obs_keys", "max_episode_steps"),
+}  # fmt: skip
+"""For each format, the options of ``import`` that do not apply to it."""
+_MANY = 20_000  # trajectories that `info` reads at most
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -25,79 +47,65 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
-    def add(name: str, summary: str, example: str) -> ArgumentParser:
-        return actions.add_parser(
-            name, help=summary, description=f"{summary[0].upper()}{summary[1:]}. Example: amago buffer {example}",
-            formatter_class=DefaultsHelpFormatter,
-        )  # fmt: skip
+    def command(name: str, summary: str, example: str, source: str = "", run: str = "run directory") -> ArgumentParser:
+        about = f"{summary[0].upper()}{summary[1:]}. Example: amago buffer {name} {example}"
+        sub = actions.add_parser(name, help=summary, description=about, formatter_class=DefaultsHelpFormatter)
+        if source:
+            sub.add_argument("source", metavar="SOURCE", help=source)
+        sub.add_argument("run", metavar="RUN", type=Path, help=run)
+        if name in ("import", "export"):
+            sub.add_argument(
+                "--limit", type=whole_number, default=None, help=f"{name} only so many trajectories, the first ones"
+            )
+        if name in ("import", "export", "verify"):
+            sub.add_argument("--quiet", action="store_true", help="show no progress bar")
+        return sub
 
-    _add_import(add)
-    sub = add("export", "write the trajectories of a buffer as a new Minari data set", "export runs/demo demo/cartpole-v0")
-    sub.add_argument("run", metavar="RUN", type=Path, help="run directory")
-    sub.add_argument(
-        "dataset",
-        metavar="ID",
-        help="id of the new data set, NAME-vN or NAMESPACE/NAME-vN; it is written to $MINARI_DATASETS_PATH",
-    )
-    sub.add_argument("--part", choices=("all", FIFO, PROTECTED), default="all", help="part of the buffer to export")
-    sub.add_argument("--limit", type=whole_number, default=None, help="export only this many trajectories, the first ones")
-    sub.add_argument("--quiet", action="store_true", help="show no progress bar")
-    sub = add("info", "summarise a buffer: files, trajectories, spaces, returns", "info runs/demo")
-    sub.add_argument("run", metavar="RUN", type=Path, help="run directory")
-    sub = add("verify", "read every file of a buffer and compare it with its checksums; changes nothing", "verify runs/demo")
-    sub.add_argument("run", metavar="RUN", type=Path, help="run directory")
-    sub.add_argument("--quiet", action="store_true", help="show no progress bar")
-    sub = add("head", "print the first trajectories of a buffer", "head runs/demo -n 3 --steps 5")
-    sub.add_argument("run", metavar="RUN", type=Path, help="run directory")
-    sub.add_argument("-n", "--count", type=whole_number, default=10, help="number of trajectories to print")
-    sub.add_argument("--steps", type=whole_number, default=0, help="number of steps to print of each trajectory")
-
-
-def _add_import(add: Any) -> None:
-    sub = add(
-        "import",
-        "copy recorded data into buffer/protected, which is sampled and never deleted",
-        "import D4RL/pointmaze/umaze-v2 runs/demo",
-    )
-    sub.add_argument(
-        "source", metavar="SOURCE",
-        help="id or directory of a local Minari data set, a D4RL .hdf5 file, or an .npz file with the arrays observations, actions, "
+    source = (
+        "id or directory of a local Minari dataset, a D4RL .hdf5 file, or an .npz file with the arrays observations, actions, "
         "rewards, terminations (rows of transitions) and, if known, truncations, next_observations; or a directory with files of "
-        "the original system",
-    )  # fmt: skip
+        "the original system"
+    )
+    summary = "copy recorded data into buffer/protected, which is sampled and never deleted"
+    _add_import(
+        command("import", summary, "D4RL/pointmaze/umaze-v2 runs/demo", source, "run directory; created if it does not exist")
+    )
+    summary = "write the trajectories of a buffer as a new Minari dataset"
+    add = command("export", summary, "runs/demo demo/cartpole-v0").add_argument
+    dataset = "id of the new dataset, NAME-vN or NAMESPACE/NAME-vN; it is written to $MINARI_DATASETS_PATH"
+    add("dataset", metavar="ID", help=dataset)
+    add("--part", choices=("all", FIFO, PROTECTED), default="all", help="part of the buffer to export")
+    command("info", "summarise a buffer: files, trajectories, spaces, returns", "runs/demo")
+    command("verify", "read every file of a buffer and compare it with its checksums; changes nothing", "runs/demo")
+    add = command("head", "print the first trajectories of a buffer", "runs/demo -n 3 --steps 5").add_argument
+    add("-n", "--count", type=whole_number, default=10, help="number of trajectories to print")
+    add("--steps", type=whole_number, default=0, help="number of steps to print of each trajectory")
+
+
+def _add_import(sub: ArgumentParser) -> None:
     sub.epilog = space_syntax.DETAILS
-    sub.add_argument("run", metavar="RUN", type=Path, help="run directory; created if it does not exist")
-    sub.add_argument("--format", choices=FORMATS, default="auto", help="format of SOURCE; auto decides by the file name")
-    sub.add_argument(
-        "--env", default=None, help="id of the Gymnasium environment whose spaces the data has (d4rl, npz, original)"
+    add = sub.add_argument
+    add("--format", choices=("auto", *_UNUSED), default="auto", help="format of SOURCE; auto decides by the file name")
+    add("--env", default=None, help=f"environment whose spaces the data has (d4rl, npz, original): {ENVIRONMENT}")
+    space = f"{space_syntax.KINDS}, as explained below (d4rl, npz, original); default: that of --env, else box:-1,1 (original: none)"
+    add("--action-space", type=space_syntax.space_argument, default=None, metavar="SPACE", help=space)
+    limit = "time limit of episodes in steps (d4rl files without timeouts)"
+    add("--max-episode-steps", type=whole_number, default=None, help=limit)
+    add("--obs-keys", nargs="+", default=None, metavar="KEY", help="observations to keep (minari); default: all")
+    name = "name of the environment in statistics; default: the recorded name, or that of the file"
+    add("--env-name", default=None, help=name)
+    pickles = (
+        "also read the .traj files of the original system. They are pickles, which could run any code of their author: only for "
+        "files that you trust. Whatever is not an array or a trajectory is refused"
     )
-    sub.add_argument(
-        "--action-space", type=space_syntax.space_argument, default=None, metavar="SPACE",
-        help=f"{space_syntax.KINDS}, as explained below (d4rl, npz, original); default: that of --env, else box:-1,1 (original: none)",
-    )  # fmt: skip
-    sub.add_argument(
-        "--max-episode-steps",
-        type=whole_number,
-        default=None,
-        help="time limit of episodes in steps (d4rl files without timeouts)",
+    add("--allow-pickle", action="store_true", help=pickles)
+    damaged = (
+        "leave out damaged episodes, and print their names (minari, d4rl, npz); otherwise the import is refused. Files of the "
+        "original system that cannot be read are always left out"
     )
-    sub.add_argument("--obs-keys", nargs="+", default=None, metavar="KEY", help="observations to keep (minari); default: all")
-    sub.add_argument(
-        "--env-name",
-        default=None,
-        help="name of the environment in statistics; default: the recorded name, or that of the file",
-    )
-    sub.add_argument(
-        "--allow-pickle", action="store_true",
-        help="also read the .traj files of the original system. They are pickles, which could run any code of their author: only for "
-        "files that you trust. Whatever is not an array or a trajectory is refused",
-    )  # fmt: skip
-    sub.add_argument("--limit", type=whole_number, default=None, help="import only this many trajectories, the first ones")
-    sub.add_argument(
-        "--save-as", choices=("segments", "npz", "npz-compressed"), default="segments", help="format of the files to write"
-    )
-    sub.add_argument("--replace", action="store_true", help="delete the trajectories of an earlier import of SOURCE")
-    sub.add_argument("--quiet", action="store_true", help="show no progress bar")
+    add("--skip-damaged", action="store_true", help=damaged)
+    add("--save-as", choices=("segments", "npz", "npz-compressed"), default="segments", help="format of the files to write")
+    add("--replace", action="store_true", help="delete the trajectories of an earlier import of SOURCE")
 
 
 def run(args: Namespace) -> int:
@@ -109,3 +117,273 @@ def run(args: Namespace) -> int:
         return 130
     except (StoreError, OSError) as err:
         raise ValueError(str(err)) from err
+
+
+def _check_limit(args: Namespace) -> None:
+    if args.limit is not None and args.limit < 1:
+        raise ValueError(f"--limit must be at least 1, got {args.limit}")
+
+
+def _is_buffer(path: Path) -> bool:
+    return any((path / p).is_dir() for p in PARTITIONS)
+
+
+def _existing(run: Path) -> Path:
+    """The buffer directory of a run."""
+    for path in (run / "buffer", run):
+        if _is_buffer(path):
+            return path
+    raise ValueError(f"RUN: {run} has no replay buffer: neither {run / 'buffer'} nor {run} contains {' or '.join(PARTITIONS)}/")
+
+
+def _open(root: Path) -> TrajectoryStore:
+    """The trajectories of a buffer, for reading alone."""
+    store = TrajectoryStore(root, edit=False)
+    store.refresh()
+    return store
+
+
+# ---- import and export -----------------------------------------------------------------------------------------------------
+
+
+def import_(args: Namespace) -> int:
+    """``amago buffer import``."""
+    began = time.perf_counter()
+    _check_limit(args)
+    root = args.run if _is_buffer(args.run) else args.run / "buffer"
+    dataset = _open_source(args, root)
+    source = dataset.source
+    view = _open(root).view() if _is_buffer(root) else None
+    if view is not None and len(view):
+        actions, there = view.action_spec(0).space, f"the buffer {root}"
+        check_same_spaces(dataset.name, source.obs_space, source.action_spec, view.obs_space(0), actions, there)
+    path = Path(args.source).expanduser()
+    identity = str(path.resolve()) if path.exists() else args.source
+    slug = re.sub(r"[^A-Za-z0-9]+", "-", path.stem).strip("-")[:40] or "data"
+    target, writer = root / PROTECTED, f"import-{slug}-{zlib.crc32(identity.encode()):08x}"
+    earlier = files_of(target, writer)
+    if earlier and not args.replace:
+        raise ValueError(
+            f"{args.source} was imported into {target} before ({len(earlier)} files, the first is {earlier[0].name}). A second "
+            "import would duplicate its trajectories; add --replace to replace the earlier import"
+        )
+    count = min(args.limit or len(source), len(source))
+    steps = int(source.lengths[:count].sum())
+    with tqdm(total=steps, unit="step", unit_scale=True, desc="import", disable=args.quiet or None) as bar:
+        copy_to(source, target, writer, save_as=args.save_as, limit=args.limit, progress=lambda traj: bar.update(len(traj)))
+    for file in earlier:
+        file.unlink(missing_ok=True)
+    left_out = dataset.skipped if isinstance(dataset, OriginalDataset) else dataset.damaged
+    for name, reason in left_out.items():
+        print(f"skipped {name}: {reason}", file=sys.stderr)
+    seconds = time.perf_counter() - began
+    print(
+        f"imported {count:,} trajectories, {steps:,} steps, into {target} in {seconds:.1f} s ({steps / seconds:,.0f} steps/s)"
+    )
+    return 0
+
+
+def _open_source(args: Namespace, root: Path) -> OfflineDataset:
+    """The dataset that the arguments of ``import`` describe, to be copied into the buffer ``root``."""
+    path, given = Path(args.source).expanduser(), vars(args)
+    kind = args.format
+    if kind == "auto":
+        kind = "original" if files_of_original(path) else _KINDS.get(path.suffix.lower(), "minari")
+    for name in _UNUSED[kind]:
+        if given[name] is not None:
+            raise ValueError(
+                f"--{name.replace('_', '-')} does not apply to {args.source}, which is read in the format {kind}; --format chooses another"
+            )
+    skip, name = args.skip_damaged, args.env_name
+    if kind == "minari":
+        return MinariDataset(args.source, in_memory=False, obs_keys=args.obs_keys, env_name=name, skip_damaged=skip)
+    if kind != "original" and not path.is_file():
+        raise ValueError(f"SOURCE: the file {path} does not exist")
+    obs_space, actions = _spaces_of(args.env)
+    space = args.action_space or actions
+    if kind == "original":
+        return _open_original(args, path, root, obs_space, space)
+    if kind == "d4rl":
+        space = space_syntax.space_of_actions(space, read_hdf5(path)["actions"], path) if isinstance(space, str) else space
+        return D4RLDataset(path, args.max_episode_steps, space, obs_space, name, skip_damaged=skip)
+    rows = read_npz(str(path))
+    space = space_syntax.space_of_actions(space, rows["actions"], path)
+    name = name or path.stem
+    dataset = ArrayDataset(**rows, action_space=space, observation_space=obs_space, env_name=name, skip_damaged=skip)
+    dataset.title = str(path)
+    return dataset
+
+
+def _open_original(
+    args: Namespace, path: Path, root: Path, obs_space: gym.Space | None, space: gym.Space | str | None
+) -> OriginalDataset:
+    if space is None:
+        raise ValueError(
+            f"the files in {path} do not say what their actions are: give the environment's id (--env ID), or its action space "
+            f"(--action-space SPACE; {space_syntax.KINDS})"
+        )
+    for file in files_of_original(path):
+        if file.suffix == ".npz" and file.resolve().is_relative_to(root.resolve()):
+            raise ValueError(
+                f"{file} lies in the buffer {root}, where it is sampled already; after an import it would be there twice"
+            )
+    if isinstance(space, str):
+        space = space_syntax.space_of_actions(space, np.zeros((1, action_width(path, args.allow_pickle))), path)
+    return OriginalDataset(path, space, obs_space, args.env_name, args.allow_pickle)
+
+
+def _spaces_of(env_id: str | None) -> tuple[gym.Space | None, gym.Space | None]:
+    if env_id is None:
+        return None, None
+    try:
+        env = GymEnv(env_id)()
+    except ValueError as err:
+        raise ValueError(f"--env {env_id}: {err}") from err
+    env.close()
+    return env.raw_observation_space, env.action_spec.space
+
+
+def export_(args: Namespace) -> int:
+    """``amago buffer export``."""
+    _check_limit(args)
+    root = _existing(args.run)
+    view = _open(root).view()
+    chosen = [i for i in range(len(view)) if args.part == "all" or Path(view.path(i)).parent.name == args.part][: args.limit]
+    if not chosen:
+        raise ValueError(f"{root} has no trajectories" + ("" if args.part == "all" else f" in {args.part}"))
+    obs_space, spec = view.obs_space(chosen[0]), view.action_spec(chosen[0])
+    for i in chosen:
+        if view.obs_space(i) is not obs_space:
+            check_same_spaces(view.path(i), view.obs_space(i), view.action_spec(i), obs_space, spec.space, view.path(chosen[0]))
+    pieces = 0
+
+    def trajectories() -> Iterator[StoredTraj]:
+        nonlocal pieces
+        for i in chosen:
+            traj = view.read(i)
+            pieces += traj.start_time > 0
+            yield traj
+
+    steps, about = int(view.lengths[chosen].sum()), f"recorded by amago in {view.env_name(chosen[0])}"
+    with tqdm(total=steps, unit="step", unit_scale=True, desc="export", disable=args.quiet or None) as bar:
+        count = export(trajectories(), obs_space, spec, args.dataset, about, lambda traj: bar.update(len(traj)))
+    print(f"exported {count:,} episodes as the Minari dataset {args.dataset}")
+    if pieces:
+        print(
+            f"{pieces:,} of these episodes continue the one before: the rollout was saved in pieces, and each piece became an episode"
+        )
+    return 0
+
+
+# ---- info, head, verify ----------------------------------------------------------------------------------------------------
+
+
+def info(args: Namespace) -> int:
+    """``amago buffer info``."""
+    root = _existing(args.run)
+    store = _open(root)
+    sizes, view = store.info(), store.view()
+    print(root)
+    print(f"  files         {sizes['files']:,.0f}, {sizes['bytes'] / 1e6:,.1f} MB")
+    parts = ", ".join(f"{sizes[f'trajectories_{p}']:,.0f} in {p}" for p in PARTITIONS)
+    print(f"  trajectories  {len(view):,} ({parts})")
+    if sizes["quarantined"]:
+        print(f"  damaged       {sizes['quarantined']:,.0f} files ('amago buffer verify' lists the reasons)")
+    if not len(view):
+        return 0
+    lengths = view.lengths
+    print(f"  steps         {lengths.sum():,} ({lengths.mean():.1f} a trajectory, {lengths.min():,} to {lengths.max():,})")
+    for key, space in view.obs_space(0).spaces.items():
+        print(f"  observation   {key!r}: {space.shape} {space.dtype}")
+    for x in view.schema(0).extras:
+        print(f"  extra field   {x.name!r}: {x.shape} {x.dtype}, rows {x.rows}")
+    actions = view.action_spec(0).space
+    print(f"  actions       {actions}")
+    if text := space_syntax.space_text(actions):
+        print(f"  as text       --action-space '{text}'")
+    read = np.unique(np.linspace(0, len(view) - 1, min(_MANY, len(view))).astype(int))
+    found: dict[str, list[tuple[float, bool]]] = {}
+    for i in read.tolist():
+        traj = view.read(i, keys=())
+        found.setdefault(traj.env_name, []).append((float(traj.rews.sum()), bool(traj.dones[-1, 0])))
+    if len(read) < len(view):
+        print(f"  The returns below are those of {len(read):,} trajectories, evenly spaced over the buffer.")
+    for name, rows in sorted(found.items()):
+        returns = np.array([r for r, _ in rows])
+        ended = np.mean([d for _, d in rows])
+        print(
+            f"  {name or '(no name)'}: {len(rows):,} trajectories, return {returns.mean():.4g} "
+            f"({returns.min():.4g} to {returns.max():.4g}), {ended:.0%} terminated"
+        )
+    return 0
+
+
+def head(args: Namespace) -> int:
+    """``amago buffer head``."""
+    view = _open(_existing(args.run)).view()
+    print(f"{'index':>6}  {'steps':>6}  {'return':>10}  {'end':<10}  {'environment':<20}  file")
+    for i in range(min(args.count, len(view))):
+        traj = view.read(i, keys=() if not args.steps else None)
+        end = "terminated" if traj.dones[-1, 0] else "cut"
+        path = Path(view.path(i))
+        place = f"{path.parent.name}/{path.name}"
+        print(f"{i:>6}  {len(traj):>6}  {traj.rews.sum():>10.4g}  {end:<10}  {traj.env_name[:20]:<20}  {place}")
+        spec = view.action_spec(i)
+        for t in range(min(args.steps, len(traj))):
+            obs = ", ".join(f"{k}={_short(v[t])}" for k, v in traj.obs.items())
+            action = _short(np.asarray(spec.to_env(traj.actions[t])))
+            print(f"        t={traj.start_time + t}: {obs}; action {action} -> reward {traj.rews[t, 0]:.4g}")
+    if not len(view):
+        print("(empty)")
+    return 0
+
+
+def _short(a: np.ndarray) -> str:
+    """At most eight numbers of an array."""
+    flat = np.asarray(a).reshape(-1)
+    text = " ".join(f"{x:.4g}" for x in flat[:8].tolist())
+    return f"[{text}{f' ... {flat.size} numbers' if flat.size > 8 else ''}]"
+
+
+def verify(args: Namespace) -> int:
+    """``amago buffer verify``; exit code 1 if anything is wrong."""
+    root = _existing(args.run)
+    problems, files, trajectories = [], 0, 0
+    names = [(p, path.name) for p in PARTITIONS for path in sorted((root / p).glob("*")) if not path.name.startswith(".")]
+    for partition, name in tqdm(names, unit="file", desc="verify", disable=args.quiet or None):
+        files += 1
+        try:
+            view = StoreView(root, [store_index.load(root, partition, name, Schemas())])
+            for i in range(len(view)):
+                if problem := _problem(view.read(i), view.action_spec(i)):
+                    problems.append(f"{partition}/{name}: trajectory {i}: {problem}")
+            trajectories += len(view)
+        except FileNotFoundError:
+            continue  # the run that uses the buffer has deleted it since it was listed
+        except Exception as err:  # one damaged file must not keep the others from being checked
+            problems.append(f"{partition}/{name}: {err}")
+    for line in problems:
+        print(line)
+    verdict = f"{len(problems):,} problems" if problems else "no damage found"
+    print(f"{root}: {files:,} files, {trajectories:,} trajectories: {verdict}")
+    return 1 if problems else 0
+
+
+def _problem(traj: StoredTraj, spec: ActionSpec) -> str | None:
+    """The defect that makes a trajectory with correct checksums unfit for training; None if it is fit."""
+    for name, values in (
+        *((f"observation {k!r}", v) for k, v in traj.obs.items()),
+        *((f"extra field {k!r}", v) for k, v in traj.extras.items()),
+        ("reward", traj.rews),
+        ("action", traj.actions),
+    ):
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            return f"{name} is not finite at step {int(np.argwhere(~np.isfinite(values))[0, 0])}"
+    if traj.dones[:-1].any():
+        return f"the episode terminates at step {int(np.argmax(traj.dones))}, but more steps follow"
+    if spec.kind != "continuous":  # recordings of other programs may exceed the bounds, and agents clamp actions
+        try:
+            spec.check(traj.actions)
+        except ValueError as err:
+            return f"{err} (actions {spec.space})"
+    return None

@@ -1,22 +1,21 @@
-"""``amago card RUN``: a directory with a trained agent, to be handed on."""
+"""``amago card``, ``amago push`` and ``amago pull``: a directory with a trained agent, and its way through the Hugging Face Hub."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import shlex
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from tqdm import tqdm
 
-from amago.cli.eval import add_playing_arguments, check_fits, environment_of
-from amago.cli.eval_video import check_draws, film
-from amago.cli.gym_env import ARGS_FILE, GymEnv, look_in_working_directory
-from amago.cli_utils.errors import running
+from amago.cli.eval import add_playing_arguments, check_draws, check_least, film, load_agent
+from amago.cli.gym_env import ARGS_FILE, GymEnv, eval_command, read_args_file
+from amago.cli_utils.scripts import running
 from amago.policy import Policy, find_run, load_policy
-from amago.policy.card import Results, measure, write_card
+from amago.policy.card import Results, measure, pull_card, push_card, write_card
 from amago.run import video
-from amago.run.rng import draw_seed
+from amago.run.process import draw_seed
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -25,32 +24,22 @@ def add_arguments(parser: ArgumentParser) -> None:
         "returns with intervals, a video if the environment draws itself, and a page about it in the format of the Hugging Face Hub. "
         "Example: amago card runs/demo --out demo_card, then amago push demo_card USER/NAME"
     )
-    parser.add_argument("run", help="run directory (its latest policy), or one of its checkpoints")
-    parser.add_argument("--out", type=Path, default=None, metavar="DIR", help="the directory to write; if not given, RUN/card")
-    parser.add_argument("--overwrite", action="store_true", help="replace an earlier card there")
-    parser.add_argument("--name", default=None, help="of the agent; if not given, that of the run")
-    parser.add_argument(
-        "--license",
-        default=None,
-        metavar="ID",
-        help="under which others may use the agent, as the Hub names it: mit, cc-by-4.0, ...",
-    )
+    add = parser.add_argument
+    add("run", help="run directory (its latest policy), or one of its checkpoints")
+    add("--out", type=Path, default=None, metavar="DIR", help="the directory to write; if not given, RUN/card")
+    add("--overwrite", action="store_true", help="replace an earlier card there")
+    add("--name", default=None, help="of the agent; if not given, that of the run")
+    licence = "under which others may use the agent, as the Hub names it: mit, cc-by-4.0, ..."
+    add("--license", default=None, metavar="ID", help=licence)
     add_playing_arguments(parser, episodes=100)
-    parser.add_argument(
-        "--modules", nargs="+", default=[], help="your own modules that the agent's classes come from; they are imported"
-    )
-    parser.add_argument("--no_video", "--no-video", action="store_true", help="film nothing")
+    add("--no_video", "--no-video", action="store_true", help="film nothing")
 
 
 def run(args: Namespace) -> int:
-    for name, least in (("episodes", 2), ("actors", 1)):
-        if getattr(args, name) < least:
-            raise ValueError(f"--{name} must be at least {least}, got {getattr(args, name)}")
+    check_least(args, "actors", 1)
+    check_least(args, "episodes", 2)
     run_dir, weights = find_run(args.run)
-    make_env = environment_of(run_dir, args.env)
-    for module in args.modules:
-        look_in_working_directory(module)
-    policy = load_policy(args.run, device=args.device, gamma=args.gamma, modules=args.modules)
+    make_env, policy = load_agent(args, run_dir)
     seed = draw_seed() if args.seed is None else args.seed
     results = _measure(args, policy, make_env, seed)
 
@@ -64,15 +53,18 @@ def run(args: Namespace) -> int:
     )  # fmt: skip
     for name, score in results.scores.items():
         print(f"return in {name}: {score}, {score.rollouts} rollouts of {weights}")
-    print(f"card: {out} ({', '.join(sorted(p.name for p in out.iterdir()))})")
-    print(f"to upload it: amago push {out} USER/NAME")
+    print(f"card: {out} ({_files_in(out)})")
+    print(f"to upload it: {shlex.join(['amago', 'push', str(out)])} USER/NAME")
     return 0
+
+
+def _files_in(directory: Path) -> str:
+    return ", ".join(sorted(p.name for p in directory.iterdir()))
 
 
 def _measure(args: Namespace, policy: Policy, make_env: GymEnv, seed: int) -> Results:
     envs = [make_env() for _ in range(min(args.actors, args.episodes))]
     try:
-        check_fits(make_env.env_id, envs[0], policy)
         with running(), tqdm(desc="evaluate", unit="step", leave=False, dynamic_ncols=True, disable=None) as bar:
             return measure(policy, envs, args.episodes, make_env.horizon(envs[0]), args.greedy, seed, bar.update)
     finally:
@@ -81,19 +73,57 @@ def _measure(args: Namespace, policy: Policy, make_env: GymEnv, seed: int) -> Re
 
 
 def _film(policy: Policy, make_env: GymEnv, greedy: bool, seed: int, directory: Path) -> tuple[str | None, str]:
-    """(name of the video, "") or (None, why there is none); an agent without a film is worth handing on, too."""
-    suffix = next(
-        (s for s, package in ((".mp4", "moviepy"), (".gif", "PIL")) if importlib.util.find_spec(package) is not None), None
-    )
-    if suffix is None:
-        reason = "it needs more packages, pip install 'amago[video]'"
-    else:
-        try:
-            check_draws(make_env)
-        except Exception as err:  # environments draw with packages of all kinds, which fail in all ways
-            reason = (str(err) or repr(err)).splitlines()[0].rstrip(".")
-        else:
-            _, pictures, fps = film(policy, make_env, greedy, seed)
-            return video.write_video(pictures, directory / f"replay{suffix}", fps).name, ""
+    """(name of the video, "") or (None, why there is none); a card without a film is written, too."""
+    path = directory / f"replay{video.best_suffix()}"
+    try:
+        video.check_video_path(path)
+        check_draws(make_env)
+        _, pictures, fps = film(policy, make_env, greedy, seed)
+        return video.write_video(pictures, path, fps).name, ""
+    except Exception as err:  # environments draw with packages of all kinds, which fail in all ways
+        reason = (str(err) or repr(err)).splitlines()[0].rstrip(".")
     print(f"no video: {reason}")
     return None, reason
+
+
+# ---- the Hub ---------------------------------------------------------------------------------------------------------------
+
+
+def add_push_arguments(parser: ArgumentParser) -> None:
+    parser.description = (
+        "Upload a directory that 'amago card' wrote to the Hugging Face Hub, or to the server that the variable HF_ENDPOINT names. It needs "
+        "pip install 'amago[hub]' and an access token (hf auth login, or the variable HF_TOKEN). A directory with other files than those "
+        "of a card, or with anything that looks like a secret, is refused. Example: amago push demo_card USER/demo"
+    )
+    parser.add_argument("directory", type=Path, metavar="DIR", help="directory of the card")
+    parser.add_argument("repository", metavar="USER/NAME", help="repository, which is created if there is none")
+    parser.add_argument("--private", action="store_true", help="a new repository is seen by its owners alone")
+    parser.add_argument("--message", default=None, help="of the commit")
+
+
+def push(args: Namespace) -> int:
+    print(f"pushed: {push_card(args.directory, args.repository, args.private, args.message)}")
+    return 0
+
+
+def add_pull_arguments(parser: ArgumentParser) -> None:
+    parser.description = (
+        "Download an agent that 'amago push' uploaded to the Hugging Face Hub, or to the server that the variable HF_ENDPOINT names. Only the "
+        "files of a card are fetched, none of which can hold a pickled object. Example: amago pull USER/demo --out demo"
+    )
+    parser.add_argument("repository", metavar="USER/NAME", help="repository")
+    parser.add_argument("--out", type=Path, default=None, metavar="DIR", help="directory to write; if not given, NAME")
+    parser.add_argument("--revision", default=None, help="branch, tag or commit; if not given, the newest")
+
+
+def pull(args: Namespace) -> int:
+    out = pull_card(args.repository, args.out, args.revision)
+    print(f"pulled: {out} ({_files_in(out)})")
+    try:
+        load_policy(out)
+    except ValueError as err:  # classes of somebody's own, which are not imported unasked
+        print(f"to load it, more is needed: {err}")
+    else:
+        env_id = (read_args_file(out) or {}).get("env", "")
+        print(f'to load it: amago.load_policy("{out}"); to evaluate it: {eval_command(out, env_id)}')
+    return 0

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from amago import cli_utils, config
-from amago.cli.gym_env import write_args_file
+from amago.cli.gym_env import eval_command, write_args_file
 from amago.cli_utils import whole_number
-from amago.cli_utils.errors import running
+from amago.cli_utils.scripts import running
 from amago.envs import AMAGOEnv
-from amago.envs.builtin.frozen_lake import MetaFrozenLake
+from amago.envs.builtin.toy_gym import MetaFrozenLake
 from amago.experiment import Experiment
 from amago.loading import DiskTrajDataset
+from amago.run.callbacks import Callback, Run
 from amago.run.evaluate import AVERAGE_RETURN
 from amago.run.plots import plot_adaptation, read_metrics
-from amago.run.progress import PROGRESS
+from amago.run.settings import PROGRESS
 
 SIZE, ATTEMPTS, STEPS = 3, 6, 9
 HORIZON = ATTEMPTS * STEPS
+ENVIRONMENT = "amago.cli.demo:make_env"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -44,25 +48,27 @@ def make_env(render_mode: str | None = None) -> AMAGOEnv:
     return AMAGOEnv(lake, env_name=f"MetaFrozenLake-{SIZE}x{SIZE}")
 
 
-class TimedExperiment(Experiment):
-    """An experiment that stops learning at the end of the epoch in which its time is up.
+class Deadline(Callback):
+    """End learning with the epoch in which the time is up.
 
-    Attributes:
-        deadline: when the time is up, on the clock of ``time.monotonic``.
+    Args:
+        minutes: from the start of the run on.
     """
 
-    deadline: float = float("inf")
+    def __init__(self, minutes: float) -> None:
+        self.minutes, self._end = minutes, math.inf
 
-    def train_epoch(self) -> None:
-        super().train_epoch()
-        if time.monotonic() > self.deadline:
-            self.epochs = self.epoch + 1
+    def on_start(self, experiment: Run) -> None:
+        self._end = time.monotonic() + 60.0 * self.minutes
+
+    def on_epoch_end(self, experiment: Run, metrics: Mapping[str, float]) -> None:
+        experiment.should_stop |= time.monotonic() > self._end
 
 
-def make_experiment(out: Path, traj_encoder: str, args: Namespace) -> TimedExperiment:
+def make_experiment(out: Path, traj_encoder: str, args: Namespace) -> Experiment:
     """An experiment with a small agent: width 64, 2 layers."""
     settings: dict[str, Any] = {}
-    # hide_rl2s: the reward that comes with the first observation of an attempt would tell how the last attempt ended,
+    # hide_rl2s: the reward that comes with the first observation of an attempt would show how the last attempt ended,
     # even to an agent without memory
     tstep = cli_utils.switch_tstep_encoder(settings, "ff", n_layers=1, d_hidden=128, d_output=64, hide_rl2s=True)
     traj = cli_utils.switch_traj_encoder(settings, traj_encoder, memory_size=64, layers=2)
@@ -74,13 +80,14 @@ def make_experiment(out: Path, traj_encoder: str, args: Namespace) -> TimedExper
     )
     settings |= {"Actor.d_hidden": 128, "NCritics.d_hidden": 128}
     cli_utils.use_config(settings)
-    return TimedExperiment(
+    return Experiment(
         run_name=traj_encoder, ckpt_base_dir=str(out), dataset=DiskTrajDataset(out, traj_encoder, 10_000),
         max_seq_len=HORIZON, tstep_encoder_type=tstep, traj_encoder_type=traj, agent_type=agent,
         exploration_wrapper_type=explore, make_train_env=make_env, make_val_env=make_env, parallel_actors=24,
         train_timesteps_per_epoch=HORIZON, train_batches_per_epoch=50, val_interval=5, val_timesteps_per_epoch=2 * HORIZON + 1,
         epochs=args.epochs, ckpt_interval=None, batch_size=24, learning_rate=1e-3, lr_warmup_steps=100, dloader_workers=1,
         save_trajs_as="segments", env_mode="sync", seed=args.seed, verbose=not args.quiet, progress=args.progress, log_interval=50,
+        callbacks=[Deadline(args.minutes)],
     )  # fmt: skip
 
 
@@ -89,9 +96,8 @@ def train_and_test(out: Path, traj_encoder: str, args: Namespace) -> tuple[dict[
     with config.temporary({}):
         experiment = make_experiment(out, traj_encoder, args)
         experiment.start()
-        write_args_file(experiment.run_dir, "amago.cli.demo:make_env", None)
+        write_args_file(experiment.run_dir, ENVIRONMENT, None)
         try:
-            experiment.deadline = time.monotonic() + 60.0 * args.minutes
             with running():
                 experiment.learn()
                 rollouts = 40 * experiment.parallel_actors
@@ -128,5 +134,5 @@ def run(args: Namespace) -> int:
     plot_adaptation(curves, attempts, picture, title=f"Meta-FrozenLake {SIZE}x{SIZE}, {ATTEMPTS} attempts")
     print(f"picture: {picture}")
     for encoder in agents.values():
-        print(f"to see what its memory is for: amago eval {args.out / encoder} --memory")
+        print(f"to see what its memory is for: {eval_command(args.out / encoder, ENVIRONMENT, '--memory')}")
     return 0

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
-import gymnasium as gym
+from tqdm import tqdm
 
-from amago.cli.eval_video import check_draws, record_video
-from amago.cli.gym_env import ARGS_FILE, GymEnv, maker_is_named
+from amago.cli.gym_env import ARGS_FILE, ENVIRONMENT, GymEnv, eval_command, is_own_code, read_args_file
 from amago.cli_utils import whole_number
-from amago.cli_utils.errors import running
+from amago.cli_utils.scripts import running
+from amago.describe import fit_width
 from amago.envs import AMAGOEnv
 from amago.envs.pool import make_pool
-from amago.policy import Policy, find_run, load_policy
+from amago.policy import Policy, filming, find_run, load_policy
+from amago.policy.memory import attention_table, conclusion, plot_memory, study_memory, table
+from amago.policy.playing import EpisodeResult
+from amago.run import video
 from amago.run.checkpoint import CheckpointError
 from amago.run.console import metrics_table
 from amago.run.evaluate import NUMBER_OF_ROLLOUTS, evaluate
-from amago.run.video import check_video_path
+from amago.run.plots import read_metrics
+from amago.run.process import draw_seed
 from amago.spaces import space_differences
 
+TAG = "eval/video"
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")  # the last: somebody has chosen how to draw
 
 
@@ -31,175 +38,251 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("run", help="run directory (its latest policy), or one of its checkpoints")
     add_playing_arguments(parser, episodes=40)
     parser.add_argument("--render", action="store_true", help="show one environment in a window")
-    video = parser.add_argument_group("video")
-    video.add_argument(
-        "--video", type=Path, default=None, metavar="FILE", help="film one rollout as .mp4 or .gif, beside the evaluation"
-    )
-    video.add_argument(
-        "--tensorboard", action="store_true", help="log the video to TensorBoard, as in runs that log there anyway"
-    )
-    video.add_argument(
-        "--log", action="store_true", help="log the video to Weights & Biases (AMAGO_WANDB_PROJECT, AMAGO_WANDB_ENTITY)"
-    )
-    memory = parser.add_argument_group("memory")
-    memory.add_argument(
-        "--memory",
-        action="store_true",
-        help="find out whether memory is used, and what for: play the same tasks with more and with less of the past in sight",
-    )
-    memory.add_argument(
-        "--contexts", type=whole_number, nargs="+", default=None, metavar="N",
-        help="lengths of the past to try, in steps; if not given, powers of two",
-    )  # fmt: skip
-    memory.add_argument(
-        "--picture", type=Path, default=None, metavar="FILE", help="where to draw it; if not given, RUN/memory.png"
-    )
+    film = parser.add_argument_group("video").add_argument
+    film("--video", type=Path, default=None, metavar="FILE", help="film one rollout as .mp4 or .gif, beside the evaluation")
+    film("--tensorboard", action="store_true", help="log the video to TensorBoard, as in runs that log there anyway")
+    film("--log", action="store_true", help="log the video to Weights & Biases (AMAGO_WANDB_PROJECT, AMAGO_WANDB_ENTITY)")
+    memory = parser.add_argument_group("memory").add_argument
+    study = "find out whether memory is used, and what for: play the same tasks with more and with less of the past in sight"
+    memory("--memory", action="store_true", help=study)
+    lengths = "lengths of the past to try, in steps; if not given, powers of two"
+    memory("--contexts", type=whole_number, nargs="+", default=None, metavar="N", help=lengths)
+    memory("--picture", type=Path, default=None, metavar="FILE", help="where to draw it; if not given, RUN/memory.png")
 
 
 def add_playing_arguments(parser: ArgumentParser, episodes: int) -> None:
-    """Add the arguments that say how rollouts are played; ``episodes`` is how many unless the user says."""
-    parser.add_argument(
-        "--env",
-        default=None,
-        help="id of the environment, or module:function for what makes it; if not given, the one that it was trained on",
-    )
-    parser.add_argument("--episodes", type=whole_number, default=episodes, help="rollouts to evaluate")
-    parser.add_argument("--actors", type=whole_number, default=8, help="number of environments that run in parallel")
-    parser.add_argument("--greedy", action="store_true", help="take the mode of the policy instead of sampling from it")
-    parser.add_argument(
-        "--gamma", type=float, default=None, help="discount whose policy acts, such as 0.9; if not given, that of rollouts"
-    )
-    parser.add_argument("--device", default="cpu", help="where the networks compute, such as cuda:0")
-    parser.add_argument(
-        "--seed",
-        type=whole_number,
-        default=None,
-        help="seed of the environments and the policy; if not given, a new one is drawn",
-    )
+    """Add the arguments for playing rollouts; ``episodes`` is the default of their number."""
+    add = parser.add_argument
+    add("--env", default=None, help=f"{ENVIRONMENT}; if not given, the one that it was trained on")
+    horizon = "truncate rollouts after this many steps; if not given, as in training"
+    add("--horizon", type=whole_number, default=None, help=horizon)
+    add("--episodes", type=whole_number, default=episodes, help="rollouts to evaluate")
+    add("--actors", type=whole_number, default=8, help="number of environments that run in parallel")
+    add("--greedy", action="store_true", help="take the mode of the policy instead of sampling from it")
+    add("--gamma", type=float, default=None, help="discount whose policy acts, such as 0.9; if not given, that of rollouts")
+    add("--modules", nargs="+", default=[], help="your own modules that the agent's classes come from; they are imported")
+    add("--device", default="cpu", help="where the networks compute, such as cuda:0")
+    seed = "seed of the environments and the policy; if not given, a new one is drawn"
+    add("--seed", type=whole_number, default=None, help=seed)
 
 
 def run(args: Namespace) -> int:
-    for name in ("episodes", "actors"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"--{name} must be at least 1, got {getattr(args, name)}")
     _check_options(args)
     run_dir, weights = find_run(args.run)
-    make_env = environment_of(run_dir, args.env)
-    policy = load_policy(args.run, device=args.device, gamma=args.gamma)
-    env = make_env()
-    check_fits(make_env.env_id, env, policy)
-    horizon = make_env.horizon(env)
-    env.close()
+    make_env, policy = load_agent(args, run_dir)
     if args.video is not None:
         check_draws(make_env)
     if args.memory:
-        from amago.cli.eval_memory import show_memory  # other evaluations do without it
-
-        actors = min(args.actors, args.episodes)
-        picture = args.picture or run_dir / "memory.png"
-        show_memory(policy, make_env, actors, args.episodes, args.greedy, args.seed, args.contexts, picture)
+        _study_memory(args, policy, make_env, args.picture or run_dir / "memory.png")
     else:
-        _evaluate(args, policy, make_env, horizon, f"{make_env.env_id}: {weights}")
+        _evaluate(args, policy, make_env, f"{make_env.env_id}: {weights}")
     if args.video is not None:
-        record_video(policy, make_env, args.greedy, args.seed, args.video, run_dir, args.tensorboard, args.log)
+        _record_video(args, policy, make_env, run_dir)
     return 0
 
 
-def _evaluate(args: Namespace, policy: Policy, make_env: GymEnv, horizon: int, title: str) -> None:
-    """Evaluate, and print a table of metrics."""
-    actors = 1 if args.render else min(args.actors, args.episodes)
-    steps = horizon * -(-args.episodes // actors) + 1
-    makers = [(lambda: make_env(render_mode="human"))] if args.render else [make_env] * actors
-    pool = make_pool(makers, env_mode="sync", parallel_actors=actors, seed=args.seed)
-    try:
-        with running():
-            metrics = evaluate(
-                policy.agent, pool, steps, sample=not args.greedy, episodes=args.episodes, device=args.device, seed=args.seed,
-                progress=True,
-            )  # fmt: skip
-    finally:
-        pool.close()
-    ended = int(metrics.get(NUMBER_OF_ROLLOUTS, 0))
-    if ended < args.episodes:  # only possible where the environment has no time limit
-        print(f"only {ended} of {args.episodes} rollouts ended within {steps} steps of each actor, so short ones are favoured")
-    print(metrics_table(metrics, title=title))
-
-
 def _check_options(args: Namespace) -> None:
-    """Refuse options that contradict each other, and what cannot be written or shown, before anything is played."""
+    """Refuse options that contradict each other, and output that cannot be written or shown, before anything is played."""
+    check_least(args, "actors", 1)
+    check_least(args, "episodes", 2 if args.memory else 1)
     if args.render:
-        _check_display()
+        if args.memory:
+            raise ValueError("--render shows one evaluation in a window, and --memory plays many: leave one of them out")
+        if sys.platform.startswith("linux") and not any(os.environ.get(name) for name in _DISPLAYS):
+            raise ValueError(
+                "--render opens a window, but this machine has no display (DISPLAY and WAYLAND_DISPLAY are not set): run it on a "
+                "desktop, connect with 'ssh -X', or film a rollout instead (--video FILE.mp4)"
+            )
     if args.video is not None:
-        check_video_path(args.video)
-    for option in ("tensorboard", "log"):
-        if getattr(args, option) and args.video is None:
-            raise ValueError(f"--{option} logs the video: name its file with --video")
-    if not args.memory:
-        for option in ("contexts", "picture"):
-            if getattr(args, option) is not None:
-                raise ValueError(f"--{option} belongs to --memory, which is not given")
-    elif args.render:
-        raise ValueError("--render shows one evaluation in a window, and --memory plays many: leave one of them out")
-    elif args.episodes < 2:
-        raise ValueError(f"--memory compares rollouts, so --episodes must be at least 2, got {args.episodes}")
+        video.check_video_path(args.video)
+    elif args.tensorboard or args.log:
+        raise ValueError("--tensorboard and --log are for the video: name its file with --video")
+    if not args.memory and (args.contexts is not None or args.picture is not None):
+        raise ValueError("--contexts and --picture belong to --memory, which is not given")
     if args.contexts is not None and min(args.contexts) < 1:
         raise ValueError(f"--contexts must be at least 1, the current step, got {min(args.contexts)}")
 
 
-def _check_display() -> None:
-    """Refuse a window where there is no display: Pygame would draw it into memory, and MuJoCo end in an error about OpenGL."""
-    if sys.platform.startswith("linux") and not any(os.environ.get(name) for name in _DISPLAYS):
-        raise ValueError(
-            "--render opens a window, but this machine has no display (DISPLAY and WAYLAND_DISPLAY are not set): run it on a desktop, "
-            "connect with 'ssh -X', or film a rollout instead (--video FILE.mp4)"
-        )
+def check_least(args: Namespace, name: str, least: int) -> None:
+    """Raise ValueError if an argument is below its least value."""
+    if vars(args)[name] < least:
+        raise ValueError(f"--{name} must be at least {least}, got {vars(args)[name]}")
 
 
-def check_fits(env_id: str, env: AMAGOEnv, policy: Policy) -> None:
-    """Check that an environment has the spaces that a policy was trained for.
+def _evaluate(args: Namespace, policy: Policy, make_env: GymEnv, title: str) -> None:
+    """Evaluate, and print a table of metrics."""
+    mode, actors = ("human", 1) if args.render else (None, args.actors)
+    metrics = evaluate_policy(policy, make_env, args.episodes, actors, args.seed, mode, progress=True)
+    ended = int(metrics[NUMBER_OF_ROLLOUTS])
+    if ended < args.episodes:  # only possible where the environment has no time limit
+        print(f"only {ended} of {args.episodes} rollouts ended within the steps of each actor, so short ones are favoured")
+    print(metrics_table(metrics, title=title))
+
+
+def evaluate_policy(
+    policy: Policy,
+    make_env: GymEnv,
+    episodes: int,
+    actors: int,
+    seed: int | None,
+    render_mode: str | None = None,
+    progress: bool = False,
+) -> dict[str, float]:
+    """The metrics of rollouts of a policy's agent, each from its beginning.
+
+    Args:
+        episodes: number of rollouts; fewer if not as many end.
+        actors: environments side by side, at most.
+        seed: of environments and actions; None: random.
+        render_mode: of the environments.
+        progress: show a bar.
 
     Raises:
-        ValueError: it has others; names both.
+        ValueError: no rollout ended.
     """
-
-    def shapes(space: gym.spaces.Dict) -> dict[str, tuple[int, ...] | None]:
-        return {k: s.shape for k, s in space.spaces.items()}
-
-    spaces = env.observation_space, env.action_spec.space
-    if space_differences((policy.observation_space, policy.action_space), spaces, dtypes=False):
-        trained, found = shapes(policy.observation_space), shapes(env.observation_space)
+    actors = min(actors, episodes)
+    env = make_env()
+    steps = make_env.steps_of(env, -(-episodes // actors))
+    env.close()
+    pool = make_pool([lambda: make_env(render_mode)] * actors, env_mode="sync", parallel_actors=actors, seed=seed)
+    try:
+        with running():
+            metrics = evaluate(
+                policy.agent,
+                pool,
+                steps,
+                sample=policy.sample,
+                episodes=episodes,
+                device=str(policy.device),
+                seed=seed,
+                progress=progress,
+            )
+    finally:
+        pool.close()
+    if not metrics.get(NUMBER_OF_ROLLOUTS):
         raise ValueError(
-            f"the policy was trained for observations {trained} and actions {policy.action_space}, but {env_id} has observations "
-            f"{found} and actions {env.action_spec.space}"
+            f"no rollout of {make_env.env_id} ended within {steps} steps of each actor: truncate them with --horizon N"
         )
+    return metrics
 
 
-def _check_recorded(env_id: str, path: Path) -> None:
-    """Refuse to call whatever function a file names: only the library's own are, and those that the user names."""
-    module, colon, _ = env_id.partition(":")
-    if colon and module.partition(".")[0] != "amago" and maker_is_named(env_id):
-        raise ValueError(
-            f"{path} names the environment {env_id}, and a file does not decide which code of yours is called: if you trust it, name it "
-            f"with --env {env_id}"
+def _study_memory(args: Namespace, policy: Policy, make_env: GymEnv, picture: Path) -> None:
+    """Play, print a table and a conclusion, and draw a picture."""
+    seed = draw_seed() if args.seed is None else args.seed
+    with ExitStack() as at_end:
+        envs = [make_env() for _ in range(min(args.actors, args.episodes))]
+        for env in envs:
+            at_end.callback(env.close)
+        bars: list[tqdm[Any]] = []
+
+        def on_view(name: str) -> Callable[[int], None]:
+            if bars:
+                bars.pop().close()
+            bars.append(tqdm(desc=f"memory: {name:<26}", unit="step", leave=False, dynamic_ncols=True, disable=None))
+            at_end.callback(bars[0].close)
+            return bars[0].update
+
+        at_end.enter_context(running())
+        horizon = make_env.horizon(envs[0])
+        study = study_memory(
+            policy.agent, envs, args.episodes, horizon, args.contexts, not args.greedy, policy.device, seed, on_view
         )
+    rollouts = f"{args.episodes} rollouts on the same tasks for each line; mean and 95% interval"
+    print(f"\nMemory in {study.name}: {rollouts}\n{table(study)}\n")
+    print("\n".join(fit_width(line, hang=0) for line in conclusion(study)))
+    if study.attention is not None:
+        print(f"\n{attention_table(study)}\n")
+    print(f"picture: {plot_memory(study, picture)}")
 
 
-def environment_of(run_dir: Path, env_id: str | None) -> GymEnv:
-    """The environment of a run, or the one that the user names.
+def check_draws(make_env: GymEnv) -> None:
+    """Make an environment and draw it once.
+
+    Raises:
+        ValueError: it does not draw itself as an array.
+    """
+    env = make_env(render_mode="rgb_array")
+    try:
+        filming.check_draws(env, make_env.env_id)
+    finally:
+        env.close()
+
+
+def film(policy: Policy, make_env: GymEnv, greedy: bool, seed: int | None) -> tuple[EpisodeResult, list[Any], float]:
+    """A rollout, its pictures, and how many of them make a second."""
+    env = make_env(render_mode="rgb_array")
+    drawn = draw_seed() if seed is None else seed
+    try:
+        with running():
+            return filming.film(policy.agent, env, make_env.horizon(env), sample=not greedy, device=policy.device, seed=drawn)
+    finally:
+        env.close()
+
+
+def _record_video(args: Namespace, policy: Policy, make_env: GymEnv, run_dir: Path) -> None:
+    """Film one rollout into a file, and log it if the user requests this, or if the run logs to TensorBoard."""
+    played, pictures, fps = film(policy, make_env, args.greedy, args.seed)
+    video.write_video(pictures, args.video, fps)
+    print(f"video: {args.video} ({len(played.rewards)} steps, return {sum(played.rewards):.4g})")
+    events = run_dir / "tensorboard"
+    if args.tensorboard or events.is_dir():
+        rows = read_metrics(run_dir) if (run_dir / "metrics.jsonl").is_file() else []
+        video.log_to_tensorboard(events, TAG, pictures, fps, step=max((r["env_steps"] for r in rows), default=0))
+        print(f"also in TensorBoard: {events}")
+    if args.log:
+        video.log_to_wandb(run_dir, TAG, args.video)
+
+
+def load_agent(args: Namespace, run_dir: Path) -> tuple[GymEnv, Policy]:
+    """The environment and the policy that the arguments of `add_playing_arguments` describe.
 
     Raises:
         CheckpointError: the run does not know its environment.
-        ValueError: it does, but names a function of the user's own.
+        ValueError: it names a module of the user's own, or the environment has other spaces than the policy was trained for.
     """
-    path = run_dir / ARGS_FILE
-    if path.is_file():
-        recorded = json.loads(path.read_text())
-        if env_id is None:
-            _check_recorded(recorded["env"], path)
-        return GymEnv(env_id or recorded["env"], recorded["horizon"] if env_id is None else None)
-    if env_id is None:
-        raise CheckpointError(
-            f"{run_dir} was not made by 'amago train' (no {ARGS_FILE}): name the environment with --env, by its id or as "
-            "module:function, a function that makes it"
+    make_env = environment_of(run_dir, args.env, args.horizon)
+    policy = load_policy(args.run, args.device, sample=not args.greedy, gamma=args.gamma, modules=args.modules)
+    env = make_env()
+    try:
+        _check_fits(make_env.env_id, env, policy)
+    finally:
+        env.close()
+    return make_env, policy
+
+
+def _check_fits(env_id: str, env: AMAGOEnv, policy: Policy) -> None:
+    trained, found = (policy.observation_space, policy.action_space), (env.observation_space, env.action_spec.space)
+    if space_differences(trained, found, dtypes=False):
+        (of_policy, actions), (of_env, other) = (({k: s.shape for k, s in o.spaces.items()}, a) for o, a in (trained, found))
+        raise ValueError(
+            f"the policy was trained for observations {of_policy} and actions {actions}, but {env_id} has observations {of_env} and "
+            f"actions {other}"
         )
-    return GymEnv(env_id)
+
+
+def environment_of(run_dir: Path, env_id: str | None, horizon: int | None = None) -> GymEnv:
+    """The environment of a run, or the one that the user names.
+
+    Args:
+        env_id: of the user; None: the recorded one.
+        horizon: steps of a rollout; None: as recorded, if the environment is the recorded one.
+
+    Raises:
+        CheckpointError: the run does not know its environment.
+        ValueError: it does, but names a module of the user's own.
+    """
+    recorded = read_args_file(run_dir)
+    if env_id is None:
+        if recorded is None:
+            raise CheckpointError(
+                f"{run_dir} was not made by 'amago train' (no {ARGS_FILE}): name the environment with --env, by its id or as "
+                "module:function, a function that makes it"
+            )
+        env_id = str(recorded["env"])
+        if is_own_code(env_id):
+            raise ValueError(
+                f"{run_dir / ARGS_FILE} names the environment {env_id}, and a file does not decide which code of yours is imported: if "
+                f"you trust it, name it yourself: {eval_command(run_dir, env_id)}"
+            )
+    same = recorded is not None and env_id == recorded["env"]
+    return GymEnv(env_id, horizon or (recorded["horizon"] if recorded is not None and same else None))

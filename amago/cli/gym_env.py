@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import inspect
 import json
-import os
-import sys
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +15,13 @@ import gymnasium as gym
 from amago.envs import AMAGOEnv
 
 ARGS_FILE = "train_args.json"
+ENVIRONMENT = (
+    "id of a registered environment, module:Id-v0 for one that a module registers, or module:function for what makes one"
+)
+"""For help: each form in which commands take an environment."""
+
+LIMIT = 1000
+"""Steps after which rollouts of an environment without a time limit are truncated, so that an evaluation ends with a result."""
 
 
 @dataclass(frozen=True)
@@ -27,30 +31,37 @@ class GymEnv:
     Args:
         env_id: the id of a registered environment; or "module:function", where the function makes a Gymnasium environment or an
             `AMAGOEnv`. The module is imported.
-        max_steps: rollouts are truncated after this many steps; None: the environment's own limit.
+        max_steps: rollouts are truncated after this many steps; None: at the environment's own limit or, if a Gymnasium environment has
+            none, after `LIMIT` steps.
+        make: the function; ``env_id`` is then its name in messages. None: ``env_id`` says which.
     """
 
     env_id: str
     max_steps: int | None = None
+    make: Callable[..., object] | None = None
 
     def __call__(self, render_mode: str | None = None) -> AMAGOEnv:
+        """The environment.
+
+        Raises:
+            ValueError: there is no such environment, or it takes no ``render_mode``.
+        """
         options: dict[str, Any] = (
             {} if render_mode is None else {"render_mode": render_mode}
         )  # not every environment takes the argument
-        make = maker(self.env_id)
         try:
+            make = self.make or _maker(self.env_id)
             if make is not None:
                 return self._wrapped(make(**options))
-            env = gym.make(self.env_id, max_episode_steps=self.max_steps, **options)
-        except gym.error.Error as err:
+            return self._wrapped(gym.make(self.env_id, max_episode_steps=self.max_steps, **options), self.env_id)
+        except (gym.error.Error, ImportError) as err:
             raise ValueError(f"cannot make the environment {self.env_id!r}: {err}") from err
         except TypeError as err:
             if render_mode is None or "render_mode" not in str(err):
                 raise
             raise ValueError(f"the environment {self.env_id!r} takes no render_mode, so it cannot be shown: {err}") from err
-        return AMAGOEnv(env, env_name=self.env_id)
 
-    def _wrapped(self, env: Any) -> AMAGOEnv:
+    def _wrapped(self, env: object, name: str | None = None) -> AMAGOEnv:
         if isinstance(env, AMAGOEnv):
             if self.max_steps is not None:
                 raise ValueError(
@@ -60,48 +71,53 @@ class GymEnv:
             return env
         if not isinstance(env, gym.Env):
             raise ValueError(f"{self.env_id} must return a Gymnasium environment or an AMAGOEnv, but returned {env!r}")
-        return AMAGOEnv(env if self.max_steps is None else gym.wrappers.TimeLimit(env, self.max_steps))
+        if self.max_steps is not None and name is None:
+            env = gym.wrappers.TimeLimit(env, self.max_steps)
+        wrapped = AMAGOEnv(env, env_name=name)
+        return wrapped if wrapped.horizon is not None else AMAGOEnv(gym.wrappers.TimeLimit(env, LIMIT), env_name=name)
 
     def horizon(self, env: AMAGOEnv) -> int:
-        """The time limit of rollouts in steps; 1000 for an environment without one."""
-        return self.max_steps or env.horizon or 1000
+        """The time limit of rollouts in steps; `LIMIT` for an `AMAGOEnv` that names none."""
+        return self.max_steps or env.horizon or LIMIT
+
+    def steps_of(self, env: AMAGOEnv, rollouts: int) -> int:
+        """Steps within which so many rollouts of one actor end.
+
+        Where no time limit enforces the horizon, ten times as many: evaluations end with their last rollout, and an attribute
+        ``horizon`` may mean something else.
+        """
+        enforced = self.max_steps or (env.spec and env.spec.max_episode_steps)
+        return rollouts * (enforced or 10 * max(LIMIT, self.horizon(env))) + 1
+
+
+def _maker(env_id: str) -> Callable[..., object] | None:
+    """The function that "module:function" names; None for other names, which are Gymnasium's (it has "module:Id", too)."""
+    module, colon, name = env_id.partition(":")
+    if not colon or not name.isidentifier() or name in gym.registry:
+        return None
+    found = getattr(importlib.import_module(module), name, None)
+    return found if callable(found) else None
 
 
 def write_args_file(run_dir: Path, env_id: str, max_steps: int | None) -> None:
-    """Record a run's environment, so that ``amago eval RUN`` needs no ``--env``."""
+    """Record a run's environment, for ``amago eval RUN``."""
     run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / ARGS_FILE).write_text(json.dumps({"env": env_id, "horizon": max_steps}))
+    (run_dir / ARGS_FILE).write_text(json.dumps({"env": env_id, "horizon": max_steps}), encoding="utf-8")
 
 
-def maker_is_named(env_id: str) -> bool:
-    """Whether a name has the form "module:function"; nothing is imported."""
-    _, colon, name = env_id.partition(":")
-    return bool(colon) and name.isidentifier() and name not in gym.registry
+def read_args_file(run_dir: Path) -> dict[str, Any] | None:
+    """``{"env", "horizon"}`` of the environment on which a run was trained; None if that is not recorded."""
+    path = run_dir / ARGS_FILE
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
-def look_in_working_directory(module: str) -> None:
-    """Let a module be imported from the working directory, where the command ``amago``, unlike ``python -m``, does not look."""
-    try:
-        known = importlib.util.find_spec(module.partition(".")[0]) is not None
-    except ValueError:  # __main__
-        known = True
-    here = os.getcwd()
-    if not known and here not in sys.path:
-        sys.path.append(here)
+def is_own_code(env_id: str) -> bool:
+    """True if a name imports a module outside of amago: "module:function" or "module:Id-v0"."""
+    module, colon, _ = env_id.partition(":")
+    return bool(colon) and module.partition(".")[0] != "amago"
 
 
-def maker(env_id: str) -> Callable[..., Any] | None:
-    """The function that "module:function" names; None for other names, which are Gymnasium's (it has "module:Id", too).
-
-    Raises:
-        ValueError: the module cannot be imported.
-    """
-    if not maker_is_named(env_id):
-        return None
-    module, _, name = env_id.partition(":")
-    look_in_working_directory(module)
-    try:
-        found = getattr(importlib.import_module(module), name, None)
-    except ImportError as err:
-        raise ValueError(f"cannot import the module of the environment {env_id!r}: {err}") from err
-    return found if inspect.isroutine(found) or inspect.isclass(found) else None
+def eval_command(run: str | Path, env_id: str, *options: str) -> str:
+    """The command that evaluates a run again, for a shell. Environments of the user's own modules are named in it: a file of the
+    run does not decide which of them is imported."""
+    return shlex.join(["amago", "eval", str(run), *(["--env", env_id] if is_own_code(env_id) else []), *options])

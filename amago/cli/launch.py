@@ -1,88 +1,83 @@
-"""``amago launch SCRIPT``: run a training script with one learner and several collectors."""
+"""``amago launch SCRIPT`` and ``amago collect SCRIPT``: a training script with one learner and several collectors, here and elsewhere."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 from argparse import REMAINDER, ArgumentParser, ArgumentTypeError, Namespace
+from pathlib import Path
 
-from amago.distributed.children import Patience
-from amago.distributed.launcher import Plan, run_plan
-from amago.distributed.mirror import MOST_WAITING_BYTES
-from amago.distributed.ray_place import RayPlace
-from amago.run.roles.limits import UpdateLimits
+from amago.launch.agent import MOST_WAITING_BYTES, Collect, Task
+from amago.launch.api import start_on_ray
+from amago.launch.children import Patience
+from amago.launch.launcher import Launcher
+from amago.run.launched.limits import UpdateLimits
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.description = (
-        "Run a training script as one learner and several collectors, which overlap, on this machine or (--ray) on those of a Ray cluster. "
+        "Run a training script as one learner and several collectors, which overlap, on this machine and (--bus) on others. "
         "The script is as it would be for one process. "
         "Ctrl-C and SIGTERM end all processes, after the learner has saved a training state. Collectors that die or hang are replaced. "
         "Example: amago launch --collectors 4 train.py --run_name demo --buffer_dir runs"
     )
-    parser.add_argument(
-        "--collectors", type=int, required=True, help="processes that act, each with all of the script's actors"
+    add = parser.add_argument
+    collectors = "processes that act, each with all of the script's actors: on this machine, or with --ray on its nodes (default with --bus: 0)"
+    add("--collectors", type=int, default=None, help=collectors)
+    add("--learners", type=int, default=1, help="processes that train together")
+    limits = (
+        "updates per environment step: collectors pause below MIN, the learner waits at MAX; either may be left out, ':' is no limit "
+        "(default: from half to twice the ratio of the script in one process)"
     )
-    parser.add_argument("--learners", type=int, default=1, help="processes that train together")
-    parser.add_argument(
-        "--updates-per-step",
-        type=_limits,
-        default=UpdateLimits(),
-        metavar="MIN:MAX",
-        help="updates per environment step: collectors pause below MIN, the learner waits at MAX; either may be left out",
+    add("--updates-per-step", type=_limits, default=None, metavar="MIN:MAX", help=limits)
+    bus = (
+        "directory or URL (s3://bucket/run, sftp://host/path) through which collectors on other machines deliver; there, start "
+        "amago collect --bus URL --collectors N SCRIPT"
     )
-    parser.add_argument(
-        "--hang-timeout",
-        type=_seconds,
-        default=Patience.step,
-        help="seconds without a step after which a collector is replaced, and without an update after which the learner is started again",
-    )
-    parser.add_argument(
-        "--max-policy-lag",
-        type=_versions,
-        metavar="N",
-        help="collectors whose policy is more than N versions older than the newest end their phase, and wait until they have read a newer one",
-    )
-    parser.add_argument(
-        "--max-undelivered",
-        type=_gigabytes,
-        default=MOST_WAITING_BYTES,
-        metavar="GB",
-        help=f"collectors pause while so much waits on the disk that cannot be delivered (default: {MOST_WAITING_BYTES / 1e9:g})",
-    )
-    parser.add_argument(
-        "--ray",
-        default=None,
-        metavar="ADDRESS",
-        help="collectors run on all nodes of a Ray cluster, of which this machine is one: auto, or HOST:PORT; needs pip install 'amago[ray]'",
-    )
-    parser.add_argument(
-        "--node-dir",
-        default=None,
-        metavar="DIR",
-        help="with --ray: directory of each node for what is not delivered yet; variables of the environment, {host}, {user} and {tmp} are "
-        "replaced there; if not given, {tmp}/amago-{user}",
-    )
-    parser.add_argument("--quiet", action="store_true", help="no progress line")
-    parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
-    parser.add_argument("script", metavar="SCRIPT", help="the training script")
-    parser.add_argument("arguments", nargs=REMAINDER, metavar="ARGS", help="the script's own arguments")
+    add("--bus", metavar="URL", help=bus)
+    ray = "Ray starts the collectors on the nodes of a cluster: auto, or HOST:PORT; needs --bus, a token, and pip install 'amago[ray]'"
+    add("--ray", metavar="ADDRESS", help=ray)
+    add_shared_arguments(parser)
 
 
-def _limits(text: str) -> UpdateLimits:
+def add_shared_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments that ``amago launch`` and ``amago collect`` share."""
+    add = parser.add_argument
+    hang = "seconds without a step after which a collector is replaced, and without an update after which the learner is started again"
+    add("--hang-timeout", type=_positive, default=Patience.step, metavar="SECONDS", help=hang)
+    lag = "collectors whose policy is more than N versions older than the newest end their phase, and wait until they have read a newer one"
+    add("--max-policy-lag", type=_versions, metavar="N", help=lag)
+    most = MOST_WAITING_BYTES / 1e9
+    waiting = "collectors pause while so much waits on the disk that cannot be delivered"
+    add("--max-undelivered", type=_positive, default=most, metavar="GB", help=waiting)
+    add("--quiet", action="store_true", help="no progress line")
+    add("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
+    add("script", metavar="SCRIPT", help="the training script")
+    add("arguments", nargs=REMAINDER, metavar="ARGS", help="the script's own arguments")
+
+
+def _task(args: Namespace, collectors: int) -> Task:
+    """The task that the arguments describe."""
+    program = [*(["-m"] if args.module else []), args.script, *args.arguments]
+    patience = dataclasses.replace(Patience(), step=args.hang_timeout)
+    return Task(program, collectors, patience, args.max_policy_lag, 1e9 * args.max_undelivered)
+
+
+def _limits(text: str) -> str:
     try:
-        return UpdateLimits.parse(text)
+        UpdateLimits.parse(text)
+        return text
     except ValueError as err:
         raise ArgumentTypeError(str(err)) from None
 
 
-def _seconds(text: str) -> float:
+def _positive(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+        raise ArgumentTypeError(f"{text!r} is not a number above 0")
     return value
 
 
@@ -92,25 +87,39 @@ def _versions(text: str) -> int:
     return int(text)
 
 
-def _gigabytes(text: str) -> float:
-    try:
-        value = 1e9 * float(text)
-    except ValueError:
-        value = 0.0
-    if not value > 0:
-        raise ArgumentTypeError(f"{text!r} is not a number of gigabytes above 0")
-    return value
-
-
 def run(args: Namespace) -> int:
-    program = [*(["-m"] if args.module else []), args.script, *args.arguments]
-    patience = dataclasses.replace(Patience(), step=args.hang_timeout)
-    if args.node_dir is not None and args.ray is None:
-        raise ValueError("--node-dir is of no use without --ray: on one machine everything is in the run's directory")
-    plan = Plan(
-        program, args.collectors, args.learners, args.updates_per_step, patience, args.quiet, max_policy_lag=args.max_policy_lag,
-        max_undelivered=args.max_undelivered,
-    )  # fmt: skip
+    if args.ray is not None and args.bus is None:
+        raise ValueError(
+            "--ray starts collectors on other machines, whose files go by a bus: give --bus URL, such as a shared directory"
+        )
+    if args.collectors is None and args.bus is None:
+        raise ValueError("give --collectors N, or --bus URL for collectors on other machines")
+    wanted = args.collectors or 0
+    task, starter = _task(args, 0 if args.ray else wanted), None
     if args.ray is not None:
-        plan.place = functools.partial(RayPlace, address=args.ray, node_dir=args.node_dir)
-    return run_plan(plan)
+        words = [f"--bus={args.bus}", f"--hang-timeout={args.hang_timeout}", f"--max-undelivered={args.max_undelivered}"]
+        words += [] if args.max_policy_lag is None else [f"--max-policy-lag={args.max_policy_lag}"]
+        starter = functools.partial(start_on_ray, args.ray, [*words, *task.program], wanted)
+    return Launcher(task, args.learners, args.updates_per_step, args.bus, starter, args.quiet).run()
+
+
+def add_collect_arguments(parser: ArgumentParser) -> None:
+    parser.description = (
+        "Run collectors for `amago launch --bus URL SCRIPT`, on any machine that reaches the bus, started by any scheduler at any time, "
+        "before the launch too. They end with it, and with Ctrl-C and SIGTERM; what they have collected is delivered first, or the next time. "
+        "Example: amago collect --bus s3://bucket/run --collectors 16 train.py"
+    )
+    parser.add_argument("--bus", metavar="URL", required=True, help="directory or URL of the launch")
+    parser.add_argument("--collectors", type=int, required=True, help="processes that act, on this machine")
+    node = (
+        "directory of your own for what is not delivered yet, best on the machine's own disk (default: ~/.cache/amago/collect)"
+    )
+    parser.add_argument("--node-dir", type=Path, default=None, metavar="DIR", help=node)
+    add_shared_arguments(parser)
+
+
+def collect(args: Namespace) -> int:
+    if args.collectors < 1:
+        raise ValueError(f"--collectors must be at least 1, got {args.collectors}")
+    home = args.node_dir or Path.home() / ".cache" / "amago" / "collect"
+    return Collect(_task(args, args.collectors), args.bus, home.absolute()).run()

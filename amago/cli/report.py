@@ -1,11 +1,15 @@
-"""``amago report RUN...``: a page about training runs."""
+"""``amago report`` and ``amago watch``: a page about training runs, written once, or served while they train."""
 
 from __future__ import annotations
 
+import os
+import secrets
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 
-from amago.run.report.curves import STATISTICS
-from amago.run.report.figures import EACH
+from amago.report.curves import EACH, STATISTICS
+
+TOKEN_VARIABLE = "AMAGO_WATCH_TOKEN"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -24,10 +28,50 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    from amago.run.report.page import write_report
+    from amago.report.page import write_report
 
     try:
         print(f"wrote {write_report(args.runs, args.out, args.statistic)}")
     except FileNotFoundError as err:
         raise ValueError(str(err)) from err  # a mistake in the arguments
+    return 0
+
+
+def add_watch_arguments(parser: ArgumentParser) -> None:
+    parser.description = (
+        "Serve the page of 'amago report' about all runs below a directory, written again while they train: what runs, how far it is, when it will be "
+        "done, rates, faults, curves. Ctrl-C ends it; the runs are only read. Example: amago watch runs"
+    )
+    parser.add_argument("directories", nargs="+", metavar="DIR", help="directory with runs in it, now or later")
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address to serve at. With another one than this machine's own, visitors need a token, which is part of the printed "
+        f"address and is drawn at random unless the variable {TOKEN_VARIABLE} holds one",
+    )
+    parser.add_argument("--port", type=int, default=6060, help="port to serve at; 0: any that is free")
+
+
+def watch(args: Namespace) -> int:
+    from amago.report.page import WatchServer, is_local
+
+    for directory in args.directories:
+        if not Path(directory).is_dir():
+            raise ValueError(f"{directory!r} is not a directory; give one with runs in it")
+    if not 0 <= args.port <= 65535:
+        raise ValueError(f"--port must be from 0 to 65535, got {args.port}")
+    token = os.environ.get(TOKEN_VARIABLE) or (None if is_local(args.host) else secrets.token_urlsafe(24))
+    try:
+        server = WatchServer((args.host, args.port), [Path(directory) for directory in args.directories], token)
+    except OSError as err:
+        raise ValueError(
+            f"cannot serve at {args.host}, port {args.port}: {err.strerror or err}; --port 0 takes a free port"
+        ) from err
+    try:
+        print(f"watching {', '.join(args.directories)} at {server.url}  (Ctrl-C ends)", flush=True)
+        server.serve_forever()
+    except KeyboardInterrupt:
+        print()
+    finally:
+        server.server_close()
     return 0

@@ -1,18 +1,40 @@
-"""``amago train ENV``: train on any registered Gymnasium environment."""
+"""``amago train ENV``: train on any Gymnasium environment, with settings chosen from its spaces, its horizon and its origin."""
 
 from __future__ import annotations
 
+import sys
+import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from amago import cli_utils
-from amago.cli.choices import ARGUMENTS, MEMORIES, choose_settings, library_settings
-from amago.cli.gym_env import GymEnv, write_args_file
+import gymnasium as gym
+import numpy as np
+
+from amago import cli_utils, config
+from amago.agent import Agent, BaseAgent
+from amago.cli.gym_env import ENVIRONMENT, LIMIT, GymEnv, eval_command, write_args_file
+from amago.cli_utils.arguments import LIBRARY_DEFAULTS
+from amago.describe import fit_width
+from amago.envs import AMAGOEnv
 from amago.experiment import Experiment
+from amago.nets.traj_base import TRAJ_ENCODERS
+from amago.nets.tstep_encoders import is_image
 from amago.run.checks import unwritable
 from amago.run.console import metrics_table
 
 VAL_SHARE = 0.1
+ARGUMENTS: dict[str, Any] = {
+    "traj_encoder": "transformer", "parallel_actors": 8, "timesteps_per_epoch": 500, "grads_per_epoch": 250, "epochs": 40, "memory_size": 64,
+    "memory_layers": 2, "max_seq_len": 32, "batch_size": 24, "learning_rate": 3e-4,
+}  # fmt: skip
+"""The arguments that are chosen unless the user gives them, with their values for agents with memory."""
+MEMORIES = ("auto", "none", *sorted(set(TRAJ_ENCODERS) - {"ff"}))
+TRIAL_STEPS, TRIAL_SECONDS = 1000, 10.0
+"""Most steps of random actions before settings are chosen, and their longest duration: rewards of a slower environment count as informative."""
+MULTIGAMMAS, EXPERIMENT = "amago.agent.Multigammas", "amago.experiment.Experiment"
+Settings = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]  # arguments of the command, options of the agent, others
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -22,58 +44,70 @@ def add_arguments(parser: ArgumentParser) -> None:
         "Arguments without a default are chosen for the environment and printed. "
         "Example: amago train CartPole-v1 --run-name demo --buffer-dir runs"
     )
-    parser.add_argument("env", help="id of a registered environment, such as CartPole-v1 or Pendulum-v1")
+    parser.add_argument("env", help=f"{ENVIRONMENT}, such as CartPole-v1 or my_module:make_env")
     cli_utils.add_common_cli(parser)
-    parser.add_argument(
-        "--horizon",
-        type=cli_utils.whole_number,
-        default=None,
-        help="truncate rollouts after this many steps; if not given, at the environment's limit",
-    )
-    parser.add_argument(
-        "--memory",
-        default="auto",
-        choices=MEMORIES,
-        help="auto: none for Gymnasium's own environments with vectors as observations, which are their whole state, else a transformer",
-    )
-    parser.add_argument(
-        "--no_choices",
-        "--no-choices",
-        action="store_true",
-        help="do not choose settings for the environment: a small transformer, and the library's defaults",
-    )
-    parser.set_defaults(val_interval=10, env_mode="auto", **dict.fromkeys(ARGUMENTS))
+    horizon = f"truncate rollouts after this many steps; if not given, at the environment's limit, and after {LIMIT} steps if it has none"
+    parser.add_argument("--horizon", type=cli_utils.whole_number, default=None, help=horizon)
+    budget = "environment steps of all actors together: sets --epochs, and --timesteps_per_epoch where that gives fewer epochs than are chosen"
+    parser.add_argument("--steps", type=cli_utils.whole_number, default=None, help=budget)
+    memory = "auto: none for Gymnasium's own environments with vectors as observations, which are their whole state, else a transformer"
+    parser.add_argument("--memory", default="auto", choices=MEMORIES, help=memory)
+    plain = "do not choose settings for the environment: a small transformer, and the library's defaults"
+    parser.add_argument("--no_choices", "--no-choices", action="store_true", help=plain)
+    parser.set_defaults(**LIBRARY_DEFAULTS | {"env_mode": "auto"} | dict.fromkeys(ARGUMENTS))
 
 
-def make_experiment(args: Namespace) -> Experiment:
-    """The experiment that the arguments describe, not started."""
+def make_experiment(args: Namespace, make_env: GymEnv | None = None) -> Experiment:
+    """The experiment that the arguments describe, not started; ``make_env`` in place of the environment that they name."""
     for problem in unwritable("--buffer_dir", args.buffer_dir, "checkpoints, logs and the replay buffer"):
         raise ValueError(problem)
-    make_env = GymEnv(args.env, args.horizon)
+    make_env = make_env or GymEnv(args.env, args.horizon)
     env = make_env()
     observations = env.observation_space
     horizon = make_env.horizon(env)
     settings: dict[str, Any] = {}
     agent = cli_utils.switch_agent(settings, args.agent_type)
-    choose = library_settings if args.no_choices else choose_settings
-    choice = choose(env, horizon, args.memory, args.traj_encoder, agent)
-    env.close()
+    choice = choose_settings(env, horizon, args.memory, args.traj_encoder, agent, plain=args.no_choices)
     if not args.quiet:
-        print(choice.describe(args.env, vars(args)))
-    args = Namespace(**vars(args) | {k: v for k, v in choice.arguments.items() if getattr(args, k) is None})
+        print(choice.describe(make_env.env_id, vars(args)))
+    given = args
+    args = Namespace(**vars(args) | {k: v for k, v in choice.arguments.items() if vars(args)[k] is None})
+    if args.steps is not None:
+        spread_steps(args, given)
+    val_episodes = args.val_episodes or (None if args.eval_timesteps else _val_episodes(args, horizon))
+    val_steps = make_env.steps_of(env, -(-(val_episodes or 2) // max(1, args.parallel_actors)))
+    env.close()
     tstep = cli_utils.default_tstep_encoder(settings, observations, d_hidden=128, d_output=64)
     traj = cli_utils.switch_traj_encoder(settings, args.traj_encoder, memory_size=args.memory_size, layers=args.memory_layers)
     settings |= {"Actor.d_hidden": 128, "NCritics.d_hidden": 128} | choice.settings
     steps = args.epochs * args.timesteps_per_epoch
     exploration = cli_utils.switch_exploration(settings, "egreedy", steps_anneal=max(1, steps // 2))
     cli_utils.use_config(settings, args.configs)
-    val_episodes = args.val_episodes or (None if args.eval_timesteps else _val_episodes(args, horizon))
-    val_steps = horizon * -(-(val_episodes or 2) // max(1, args.parallel_actors)) + 1
     return cli_utils.create_experiment_from_cli(
         args, make_env, make_env, max_seq_len=args.max_seq_len, val_timesteps_per_epoch=val_steps, val_episodes=val_episodes,
         tstep_encoder_type=tstep, traj_encoder_type=traj, agent_type=agent, exploration_wrapper_type=exploration,
         padded_sampling="both",  # sequences are shorter than rollouts: without padding the first and last steps are rarely sampled
     )  # fmt: skip
+
+
+def spread_steps(args: Namespace, given: Namespace) -> None:
+    """Set ``epochs`` and ``timesteps_per_epoch`` such that all actors together take ``args.steps`` steps.
+
+    Few steps are spread over the epochs that were chosen, so that there are as many updates; many are more epochs.
+
+    Raises:
+        ValueError: ``steps`` is below 1, or ``given``, the user's arguments, have both of the two already.
+    """
+    if args.steps < 1:
+        raise ValueError(f"--steps must be at least 1, got {args.steps}")
+    if given.epochs is not None and given.timesteps_per_epoch is not None:
+        raise ValueError("--steps sets --epochs or --timesteps_per_epoch, but both are given: leave one of the three out")
+    each = -(-args.steps // args.parallel_actors)
+    if given.timesteps_per_epoch is None:
+        spread = -(-each // args.epochs)
+        args.timesteps_per_epoch = spread if given.epochs is not None else min(args.timesteps_per_epoch, spread)
+    if given.epochs is None:
+        args.epochs = -(-each // args.timesteps_per_epoch)
 
 
 def _val_episodes(args: Namespace, horizon: int) -> int:
@@ -83,19 +117,195 @@ def _val_episodes(args: Namespace, horizon: int) -> int:
 
 
 def run(args: Namespace) -> int:
+    unmeasured: list[str] = []
+
     def test(experiment: Experiment) -> None:
         make_env = GymEnv(args.env, args.horizon)
         env = make_env()
-        steps = 2 * make_env.horizon(env) + 1
+        steps = make_env.steps_of(env, 2)
         env.close()
         rollouts = 2 * experiment.parallel_actors * experiment.accelerator.num_processes
         metrics = experiment.evaluate_test(make_env, timesteps=steps, episodes=rollouts)
+        if not metrics:
+            unmeasured.append(
+                f"no rollout of {args.env} ended within {steps} steps of each actor: truncate them with --horizon N"
+            )
+            return
         print(metrics_table(metrics, title=f"{args.env} after training"))
-        greedy = "" if experiment.sample_actions else " --greedy"
-        print(f"\nto evaluate it again: amago eval {experiment.run_dir}{greedy}")
+        options = [] if experiment.sample_actions else ["--greedy"]
+        print(f"\nto evaluate it again: {eval_command(experiment.run_dir, args.env, *options)}")
 
     def record(experiment: Experiment) -> None:
         write_args_file(experiment.run_dir, args.env, args.horizon)
 
     cli_utils.run_trials(args, make_experiment, test, started=record)
-    return 0
+    for line in unmeasured:
+        print(f"amago train: {line}", file=sys.stderr)
+    return 1 if unmeasured else 0
+
+
+# ---- settings for an environment -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Settings chosen for an environment.
+
+    Attributes:
+        arguments: values of the command's arguments, by name.
+        settings: default arguments of classes, {"Class.argument": value}; configuration files win over them.
+        reason: why the agent has memory, or has none; a clause.
+    """
+
+    arguments: dict[str, Any]
+    settings: dict[str, Any]
+    reason: str
+
+    def describe(self, env_id: str, given: Mapping[str, Any]) -> str:
+        """The choice as text, without the arguments that the user has set (values of ``given`` other than None)."""
+        words = [f"--{k} {v}" for k, v in self.arguments.items() if given.get(k) is None]
+        short = {k.removeprefix("amago.agent.").removeprefix("amago.experiment."): v for k, v in self.settings.items()}
+        bindings = [f"{k} = {v}" for k, v in short.items()]
+        memory = "without memory" if self.arguments["traj_encoder"] == "ff" else "with memory"
+        lines = [f"chosen for {env_id}: an agent {memory}, {self.reason}"]
+        lines += ["  " + " ".join(words)] if words else []
+        lines += ["  " + "; ".join(bindings)] if bindings else []
+        return "\n".join(fit_width(line) for line in lines)
+
+
+def choose_settings(
+    env: AMAGOEnv,
+    horizon: int,
+    memory: str = "auto",
+    traj_encoder: str | None = None,
+    agent_type: type[BaseAgent] = Agent,
+    plain: bool = False,
+) -> Choice:
+    """Choose settings for an environment.
+
+    Args:
+        env: the environment. Its spaces and its Gymnasium spec are read; where actions are choices, random actions are tried for at
+            most `TRIAL_STEPS` steps and `TRIAL_SECONDS`.
+        horizon: most steps of a rollout.
+        memory: "auto", "none", or the name of a sequence model with memory.
+        traj_encoder: the sequence model, if the user names one; it decides, and "ff" means no memory.
+        agent_type: receives those settings that it has.
+        plain: no settings: the arguments of agents with memory, and the library's defaults (``--no_choices``).
+
+    Raises:
+        ValueError: ``memory`` and ``traj_encoder`` contradict each other.
+    """
+    if traj_encoder is not None and memory not in ("auto", "none" if traj_encoder == "ff" else traj_encoder):
+        raise ValueError(f"--memory {memory} and --traj_encoder {traj_encoder} contradict each other; leave out one of them")
+    images = any(is_image(space) for space in env.observation_space.spaces.values())
+    model = traj_encoder or {"auto": ARGUMENTS["traj_encoder"], "none": "ff"}.get(memory, memory)
+    if plain:
+        return Choice(ARGUMENTS | {"traj_encoder": model}, {}, "with the library's settings, as --no_choices says")
+    if traj_encoder is not None or memory != "auto":
+        reason = "as --traj_encoder says" if traj_encoder is not None else "as --memory says"
+    elif images:
+        reason = "because one image does not show what moves"
+    elif comes_with_gymnasium(env):
+        model, reason = "ff", "because the vectors that Gymnasium's own environments return are their whole state"
+    else:
+        reason = "because its observations may be less than its state; --memory none is faster where they are not"
+    if model != "ff" or images:
+        chosen: Settings = {}, {"tau": 0.01}, {f"{EXPERIMENT}.lr_cooldown": 0.5}
+    elif any(part.kind == "continuous" for part in env.action_spec.parts):
+        chosen = _continuous(horizon)
+    else:
+        chosen = _discrete(isinstance(env.raw_observation_space, gym.spaces.Discrete), chance_tells_nothing(env))
+    arguments, options, settings = chosen
+    if images_use_little(env):
+        settings |= {f"{encoder}.normalize_images": True for encoder in ("CNNTstepEncoder", "DictTstepEncoder")}
+    settings[f"{EXPERIMENT}.ema_decay"] = 0.99  # policies waver around good ones; their average does not
+    if issubclass(agent_type, Agent):  # agents that classify returns have no outputs of their size
+        options["rescale_critics"] = True
+    selector = config.selector_of(agent_type)
+    known = config.settable_parameters(selector)
+    own = {f"{selector}.{name}": value for name, value in options.items() if name in known}
+    return Choice(ARGUMENTS | {"traj_encoder": model} | arguments, own | settings, reason)
+
+
+def comes_with_gymnasium(env: AMAGOEnv) -> bool:
+    """True if the environment is part of Gymnasium, whose environments are fully observed (spaces do not show this)."""
+    spec = env.spec
+    if spec is None or spec.entry_point is None or spec.additional_wrappers:
+        return False
+    module = spec.entry_point if isinstance(spec.entry_point, str) else spec.entry_point.__module__
+    return module.startswith("gymnasium.envs.")
+
+
+def chance_tells_nothing(env: AMAGOEnv) -> bool:
+    """True if `TRIAL_STEPS` random steps give only one value of reward and no termination.
+
+    False if `TRIAL_SECONDS` are not enough for the steps, where rows are stepped together, and after an error of the environment:
+    `Experiment.start` raises it again, with an explanation.
+    """
+    if env.batched_envs > 1:
+        return False
+    inner = env.env.env  # without the conversion of actions
+    inner.action_space.seed(0)
+    until, over, rewards = time.monotonic() + TRIAL_SECONDS, True, set()
+    for step in range(TRIAL_STEPS):
+        if time.monotonic() > until:
+            return False
+        try:
+            if over:
+                inner.reset(seed=0 if step == 0 else None)
+            _, reward, terminated, over, _ = inner.step(inner.action_space.sample())
+            rewards.add(float(reward))
+        except Exception:
+            return False
+        if terminated or len(rewards) > 1:
+            return False
+    return True
+
+
+def images_use_little(env: AMAGOEnv) -> bool:
+    """True where the first images of an environment use less than a twentieth of the bounds of their space, as codes in a space of colours do.
+
+    False after an error of the environment: `Experiment.start` raises it again, with an explanation.
+    """
+    spaces = {k: s for k, s in env.observation_space.spaces.items() if isinstance(s, gym.spaces.Box) and is_image(s)}
+    try:
+        observed = [env.reset(seed=seed)[0].obs for seed in range(4)] if spaces else []
+    except Exception:
+        return False
+    for key, space in spaces.items():
+        images = np.stack([obs[key] for obs in observed]).astype(np.float64)
+        if 0.0 < np.ptp(images) < (float(space.high.max()) - float(space.low.min())) / 20.0:
+            return True
+    return False
+
+
+def _discrete(counted_states: bool, hard_to_explore: bool) -> Settings:
+    arguments = {
+        "parallel_actors": 16, "grads_per_epoch": 125, "memory_layers": 1, "max_seq_len": 16, "batch_size": 48, "learning_rate": 6e-4,
+    }  # fmt: skip
+    options = {"gamma": 0.99, "tau": 0.05, "n_step": 10}
+    settings: dict[str, Any] = {
+        f"{MULTIGAMMAS}.discrete": [0.9], f"{MULTIGAMMAS}.continuous": [0.9], f"{EXPERIMENT}.lr_cooldown": 0.6, "FFTstepEncoder.n_layers": 1,
+    }  # fmt: skip
+    if counted_states:  # moves are often random there: FrozenLake needs targets of the trained policy, not of the exploring one
+        options |= {"n_step": 1, "offline_coeff": 1.0}
+        settings["EpsilonGreedy.repeat"] = 4.0
+    elif hard_to_explore:  # choices that are held reach further (Acrobot), and end rollouts early where that is easy (CartPole)
+        settings |= {"EpsilonGreedy.repeat": (1.0, 16.0), "EpsilonGreedy.randomize_eps": False}
+        arguments["epochs"] = 60  # actions that are found late are learned late
+    return arguments, options, settings
+
+
+def _continuous(horizon: int) -> Settings:
+    arguments = {
+        "parallel_actors": 12, "epochs": 48, "memory_layers": 1, "max_seq_len": 8, "batch_size": 32, "learning_rate": 5e-4,
+    }  # fmt: skip
+    # a tenth of a rollout: critics need as many rounds of updates as they look ahead, and noise in actions blurs later rewards
+    gamma = round(1.0 - 1.0 / min(max(horizon / 10, 20), 100), 4)
+    options = {"gamma": gamma, "tau": 0.02}
+    settings: dict[str, Any] = {
+        # where the observation is the state, some deterministic policy is optimal
+        f"{EXPERIMENT}.sample_actions": False, f"{MULTIGAMMAS}.continuous": [0.8], f"{EXPERIMENT}.lr_cooldown": 0.5, "TanhGaussian.std_low": 0.29, "TanhGaussian.std_high": 0.3,
+        "EpsilonGreedy.repeat": (1.0, round(max(4.0, horizon / 20), 1)),  # swinging up a hill takes dozens of steps in one direction
+    }  # fmt: skip
+    return arguments, options, settings

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing as mp
+import shlex
 import warnings
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentError, ArgumentParser, Namespace
+from collections.abc import Iterable
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,16 +16,16 @@ import torch
 
 from amago import cli_utils, config
 from amago.cli import train
-from amago.cli.gym_env import write_args_file
-from amago.cli.tune_result import best_command
-from amago.cli_utils.errors import running
+from amago.cli.gym_env import eval_command, write_args_file
+from amago.cli_utils.arguments import experiment_fields_from_cli
+from amago.cli_utils.scripts import running
 from amago.envs.pool.subprocess import usable_cores
 from amago.experiment import Experiment
+from amago.run.group import Stopped
+from amago.run.learner import NonFiniteTraining
 from amago.run.locks import HeldError, RunLock, exclusive
 from amago.run.metric_names import AVERAGE_RETURN
-from amago.run.signals import Stopped
 from amago.run.tuning import KINDS, Dimension, PruneTrial, parse_space
-from amago.run.update import NonFiniteTraining
 
 if TYPE_CHECKING:
     import optuna
@@ -32,7 +35,12 @@ _NOT_TUNED = {
     "run_name", "buffer_dir", "ckpt_base_dir", "resume", "overwrite", "ckpt", "mode", "trials", "configs", "dataset", "callbacks", "env",
     "make_train_env", "make_val_env", "init_from", "share_buffer", "dset_root", "dset_name", "epochs", "progress", "quiet",
 }  # fmt: skip
-_FAILURES = (NonFiniteTraining, MemoryError, torch.OutOfMemoryError)
+_ARGUMENT_OF = {
+    "train_timesteps_per_epoch": "timesteps_per_epoch", "train_batches_per_epoch": "grads_per_epoch",
+    "val_timesteps_per_epoch": "eval_timesteps",
+}  # fmt: skip
+"""Arguments of ``amago train``, by the fields of `amago.Experiment` of another name that they set."""
+_SET_BY_TRAIN = {"padded_sampling", "tstep_encoder_type", "traj_encoder_type", "agent_type", "exploration_wrapper_type"}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -43,40 +51,37 @@ def add_arguments(parser: ArgumentParser) -> None:
         "time, on one machine, share the work. All arguments of 'amago train' hold for each trial. "
         'Example: amago tune CartPole-v1 --run-name search --buffer-dir runs --epochs 20 --space "learning_rate=loguniform(1e-5,1e-2)" "Agent.gamma=choice(0.9,0.99)"'
     )
-    tune = parser.add_argument_group("search")
-    tune.add_argument(
-        "--space",
-        nargs="+",
-        action="extend",
-        default=None,
-        metavar="NAME=KIND(...)",
-        help="NAME: an argument of amago train, a field of amago.Experiment, or a gin name such as Agent.gamma. KIND(...): "
-        + "; ".join(f"{kind}({'A, B, ...' if kind == 'choice' else 'LOW, HIGH'})" for kind in KINDS),
-    )
-    tune.add_argument(
-        "--trials", type=cli_utils.whole_number, default=20, help="trials of the study, over all processes and restarts"
-    )
-    tune.add_argument("--processes", type=cli_utils.whole_number, default=1, help="processes that train trials side by side")
-    tune.add_argument("--metric", default=AVERAGE_RETURN, help="metric of the evaluations")
-    tune.add_argument(
-        "--direction", default="maximize", choices=("maximize", "minimize"), help="which values of the metric are better"
-    )
-    tune.add_argument("--no_prune", "--no-prune", action="store_true", help="train every trial to its end")
+    _add_search_arguments(parser)
     parser.set_defaults(progress=None)
 
 
+def _add_search_arguments(parser: ArgumentParser) -> None:
+    add = parser.add_argument_group("search").add_argument
+    kinds = "; ".join(f"{kind}({'A, B, ...' if kind == 'choice' else 'LOW, HIGH'})" for kind in KINDS)
+    space = (
+        f"NAME: an argument of amago train, a field of amago.Experiment, or a gin name such as Agent.gamma. KIND(...): {kinds}"
+    )
+    add("--space", nargs="+", action="extend", default=None, metavar="NAME=KIND(...)", help=space)
+    trials = "trials of the study, over all processes and restarts"
+    add("--trials", type=cli_utils.whole_number, default=20, help=trials)
+    add("--processes", type=cli_utils.whole_number, default=1, help="processes that train trials side by side")
+    add("--metric", default=AVERAGE_RETURN, help="metric of the evaluations")
+    direction = "which values of the metric are better"
+    add("--direction", default="maximize", choices=("maximize", "minimize"), help=direction)
+    add("--no_prune", "--no-prune", action="store_true", help="train every trial to its end")
+
+
 def run(args: Namespace) -> int:
-    study_of_optuna()
-    for name, usual in (("ckpt", None), ("resume", "never"), ("overwrite", False), ("mode", "both")):
-        if getattr(args, name) != usual:
-            raise ValueError(
-                f"amago tune does not take --{name}: the same command again continues the study; a new one needs another --run_name"
-            )
+    if args.ckpt is not None or args.resume != "never" or args.overwrite or args.mode != "both":
+        raise ValueError(
+            "amago tune takes none of --ckpt, --resume, --overwrite and --mode: the same command again continues the study; a new one "
+            "needs another --run_name"
+        )
     if args.processes < 1 or args.trials < 1:
         raise ValueError(f"--trials and --processes must be at least 1, got {args.trials} and {args.processes}")
     study = Study(args)  # checks the space, and creates the study before other processes look for it
     context = mp.get_context("spawn")
-    others: list[Any] = [context.Process(target=_work, args=(args,)) for _ in range(args.processes - 1)]
+    others: list[SpawnProcess] = [context.Process(target=_work, args=(args,)) for _ in range(args.processes - 1)]
     for process in others:
         process.start()
     try:
@@ -88,9 +93,8 @@ def run(args: Namespace) -> int:
     finally:
         for process in others:
             process.join()
-    print(study.table())
-    failed = [p.exitcode for p in others if p.exitcode]
-    return int(abs(failed[0])) if failed else 0
+    print(study.summary())
+    return next((abs(p.exitcode) for p in others if p.exitcode), 0)
 
 
 def _work(args: Namespace) -> None:
@@ -102,18 +106,91 @@ def _work(args: Namespace) -> None:
         continue
 
 
-def study_of_optuna() -> Any:
-    """The module ``optuna``.
+class TrainCommand:
+    """``amago train`` with the settings of a trial.
+
+    Args:
+        args: of ``amago tune``; ``args.words`` are the words of its command line.
+        space: the settings that trials have.
 
     Raises:
-        ImportError: it is not installed; names the extra.
+        ValueError: the space names something unknown, or that cannot be searched over, or a value does not fit.
     """
-    try:
-        import optuna
-    except ImportError as err:
-        raise ImportError("amago tune needs Optuna: pip install 'amago[tune]'") from err
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna
+
+    def __init__(self, args: Namespace, space: Iterable[Dimension]):
+        self.configs = [str(path) for path in args.configs]
+        own = ArgumentParser(add_help=False)
+        _add_search_arguments(own)
+        for name in ("run_name", "progress"):
+            own.add_argument(f"--{name}", f"--{name.replace('_', '-')}")
+        own.add_argument("--configs", nargs="*")
+        self.words = own.parse_known_args(args.words)[1]
+        self.parser = ArgumentParser(exit_on_error=False)
+        train.add_arguments(self.parser)
+        self.plain = self.parse([])
+        self.fields = {f.name for f in dataclasses.fields(Experiment)}
+        self.space = list(space)
+        for dimension in self.space:
+            self._check(dimension)
+
+    def parse(self, words: list[str]) -> Namespace:
+        return self.parser.parse_known_args(["--run_name=", *self.words, *words])[0]
+
+    def argument(self, name: str) -> str | None:
+        """The argument of ``amago train`` that a setting is; None for a gin name."""
+        field = name.removeprefix("Experiment.")
+        found = _ARGUMENT_OF.get(field, field)
+        return found if found in vars(self.plain) else None
+
+    def _check(self, d: Dimension) -> None:
+        field = d.name.removeprefix("Experiment.")
+        if field in _NOT_TUNED:
+            raise ValueError(f"{d.text!r}: {field} cannot be searched over")
+        argument = self.argument(d.name)
+        if argument is None and field in {*_SET_BY_TRAIN, *experiment_fields_from_cli(self.plain)}:
+            raise ValueError(f"{d.text!r}: amago train sets {field} itself, by one of its arguments: search over that one")
+        if argument is None and field not in self.fields and "." not in d.name:
+            known = sorted({*vars(self.plain), *self.fields} - _NOT_TUNED)
+            raise ValueError(
+                f"{d.text!r}: {d.name!r} is neither an argument of amago train nor a field of amago.Experiment; "
+                f"{config.suggestion(d.name, known)} gin names have the form Agent.gamma"
+            )
+        for value in d.values:
+            words, bindings = self._settings([(d, value)])
+            try:
+                self.parse(words)
+                with config.temporary(bindings):
+                    pass
+            except ArgumentError as err:
+                raise ValueError(f"{d.text!r}: {err} (of a switch, values are choice(True, False))") from err
+            except ValueError as err:
+                raise ValueError(f"{d.text!r}: {err}") from err
+
+    def _settings(self, values: Iterable[tuple[Dimension, object]]) -> tuple[list[str], dict[str, object]]:
+        """Values as words of the command line, and those that gin holds by name."""
+        words: list[str] = []
+        bindings: dict[str, object] = {}
+        for d, value in values:
+            argument, field = self.argument(d.name), d.name.removeprefix("Experiment.")
+            if argument is None:
+                bindings[f"Experiment.{field}" if field in self.fields else d.name] = value
+            elif value is True:
+                words.append(f"--{argument}")
+            elif value is not False:
+                words.append(f"--{argument}={value}")
+        return words, bindings
+
+    def with_values(self, values: Iterable[tuple[Dimension, object]], file: Path) -> list[str]:
+        """The words of a command that trains with some values, without a name of the run.
+
+        Args:
+            file: a gin file, which is written if gin holds one of the values.
+        """
+        words, bindings = self._settings(values)
+        if bindings:
+            file.write_text("".join(f"{name} = {value!r}\n" for name, value in bindings.items()), encoding="utf-8")
+        configs = [*self.configs, *([str(file)] if bindings else [])]
+        return [*self.words, *words, *(["--configs", *configs] if configs else [])]
 
 
 class Study:
@@ -123,166 +200,119 @@ class Study:
         args: of `add_arguments`.
 
     Raises:
-        ValueError: the space cannot be read, names something unknown, or is not that of the study.
+        ImportError: Optuna is not installed; names the extra.
+        ValueError: the space cannot be read, names something unknown, or differs from the study's.
     """
 
     def __init__(self, args: Namespace):
-        self.optuna = study_of_optuna()
+        try:
+            import optuna
+        except ImportError as err:
+            raise ImportError("amago tune needs Optuna: pip install 'amago[tune]'") from err
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self.states = optuna.trial.TrialState
         self.args, self.directory = args, Path(args.buffer_dir).expanduser() / args.run_name
-        new = not (self.directory / "study.db").exists()
-        if new and not args.space:
+        if not args.space and not (self.directory / "study.db").exists():
             raise ValueError(
                 'say what to search over, for example --space "learning_rate=loguniform(1e-5,1e-3)" "Agent.gamma=choice(0.99,0.999)"'
             )
-        space = parse_space(args.space or ())
-        for d in space:
-            self._target(d)
+        space = TrainCommand(args, parse_space(args.space or ())).space
         self.directory.mkdir(parents=True, exist_ok=True)
         with exclusive(self.directory), warnings.catch_warnings():
-            warnings.simplefilter("ignore", self.optuna.exceptions.ExperimentalWarning)
-            self.study = self._open()
-            kept = self._settled(space)
-        self.space = [(d, self._target(d)) for d in kept]
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            url = f"sqlite:///{(self.directory / 'study.db').resolve()}"
+            pruner = optuna.pruners.NopPruner() if args.no_prune else optuna.pruners.MedianPruner(4, max(1, args.epochs // 5))
+            self.study = optuna.create_study(
+                storage=optuna.storages.RDBStorage(url, engine_kwargs={"connect_args": {"timeout": 120}}),
+                study_name=args.run_name, load_if_exists=True, direction=args.direction, pruner=pruner,
+            )  # fmt: skip
+            seed = None if args.seed is None else args.seed + len(self.study.trials)
+            # other processes' trials count as bad ones
+            self.study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+            texts = self._record_space([d.text for d in space])
+        self.command = TrainCommand(args, parse_space(texts))
 
-    def _open(self) -> Any:
-        optuna, args = self.optuna, self.args
-        url = f"sqlite:///{(self.directory / 'study.db').resolve()}"
-        storage = optuna.storages.RDBStorage(url, engine_kwargs={"connect_args": {"timeout": 120}})
-        study: Any = optuna.create_study(
-            storage=storage,
-            study_name=args.run_name,
-            load_if_exists=True,
-            direction=args.direction,
-            pruner=optuna.pruners.NopPruner() if args.no_prune else optuna.pruners.MedianPruner(4, max(1, args.epochs // 5)),
-        )
-        seed = None if args.seed is None else args.seed + len(study.trials)
-        study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)  # other processes' trials count as bad ones
-        return study
-
-    def _settled(self, space: list[Dimension]) -> list[Dimension]:
-        """The space of the study, which remembers what it was begun with.
+    def _record_space(self, texts: list[str]) -> list[str]:
+        """Record what the study was begun with, and return its space.
 
         Raises:
-            ValueError: it was begun with something else.
+            ValueError: it was begun with other settings.
         """
-        about = {
-            "env": self.args.env,
-            "metric": self.args.metric,
-            "direction": self.args.direction,
-            "space": sorted(d.text for d in space),
-        }
-        known = self.study.user_attrs
-        if not known:
-            for name, value in about.items():
-                self.study.set_user_attr(name, value)
-            return space
+        args, known = self.args, self.study.user_attrs
+        about = {"env": args.env, "metric": args.metric, "direction": args.direction, "space": sorted(texts)}
         for name, value in about.items():
-            if value and known[name] != value:
+            if not known:
+                self.study.set_user_attr(name, value)
+            elif value and known[name] != value:
                 raise ValueError(
-                    f"the study in {self.directory} has {name} {_said(known[name])}, not {_said(value)}; another --run_name begins a new one"
+                    f"the study in {self.directory} has {name} {known[name]!r}, not {value!r}; another --run_name begins a new one"
                 )
-        return space or parse_space(known["space"])
+        return texts or list(known["space"])
 
-    def _target(self, d: Dimension) -> str:
-        """What a dimension changes: "argument", "field" or "gin".
-
-        Raises:
-            ValueError: there is nothing of this name, or a value does not fit.
-        """
-        parser = ArgumentParser(exit_on_error=False)
-        train.add_arguments(parser)
-        arguments = {a.dest: a for a in parser._actions if a.option_strings}
-        fields = {f.name for f in dataclasses.fields(Experiment)}
-        field = d.name.removeprefix("Experiment.")
-        if d.name in _NOT_TUNED or field in _NOT_TUNED:
-            raise ValueError(f"{d.text!r}: {field} cannot be searched over")
-        if d.name in arguments:
-            for value in d.values:
-                self._converted(arguments[d.name], value, d.text, parser)
-            return "argument"
-        if field in fields:
-            return "field"
-        if "." not in d.name:
-            raise ValueError(
-                f"{d.text!r}: {d.name!r} is neither an argument of amago train nor a field of amago.Experiment; "
-                f"{config.suggestion(d.name, sorted({*arguments, *fields} - _NOT_TUNED))} gin names have the form Agent.gamma"
-            )
-        for value in d.values:
-            try:
-                with config.temporary({d.name: value}):
-                    pass
-            except ValueError as err:
-                raise ValueError(f"{d.text!r}: {err}") from err
-        return "gin"
-
-    def _converted(self, action: Any, value: Any, text: str, parser: ArgumentParser) -> Any:
-        """A value as the argument would have it."""
-        if action.nargs == 0:
-            if not isinstance(value, bool):
-                raise ValueError(f"{text!r}: --{action.dest} is a switch; its values are choice(True, False)")
-            return value
-        try:
-            value = parser._get_value(action, str(value))
-        except Exception as err:
-            raise ValueError(f"{text!r}: {err}") from err
-        if action.choices is not None and value not in action.choices:
-            raise ValueError(f"{text!r}: --{action.dest} must be one of {', '.join(map(str, action.choices))}, got {value!r}")
-        return value
+    def trials(self, *states: optuna.trial.TrialState) -> list[optuna.trial.FrozenTrial]:
+        """The trials in some states; of all, if none is given."""
+        return self.study.get_trials(deepcopy=False, states=states or None)
 
     # ---- trials ---------------------------------------------------------------------------------------------------------
 
     def next_trial(self) -> bool:
         """Train one trial; returns whether there was one to train."""
-        states = self.optuna.trial.TrialState
         with exclusive(self.directory):
             self._give_back_lost_trials()
-            waiting = self.study.get_trials(deepcopy=False, states=(states.WAITING,))
-            if not waiting and len({_run_of(t) for t in self.study.get_trials(deepcopy=False)}) >= self.args.trials:
+            if not self.trials(self.states.WAITING) and len({_run_of(t) for t in self.trials()}) >= self.args.trials:
                 return False
             trial = self.study.ask()
-            name = _run_of(trial)
-            lock = self._lock(name)
+            lock = self._lock(trial)
             lock.acquire()
         try:
-            self._train(trial, name)
+            self._finish(trial, _run_of(trial))
         finally:
             lock.release()
         return True
 
-    def _train(self, trial: optuna.trial.Trial, name: str) -> None:
-        states = self.optuna.trial.TrialState
+    def _finish(self, trial: optuna.trial.Trial, name: str) -> None:
+        """Train a trial, and record its outcome."""
+        from optuna import TrialPruned
+
         try:
-            value = self._objective(trial, name)
-        except self.optuna.TrialPruned as err:
-            self.study.tell(trial, state=states.PRUNED)
-            self._say(name, trial.params, f"stopped early: {err}")
-        except _FAILURES as err:
-            self.study.tell(trial, state=states.FAIL)
-            self._say(name, trial.params, f"failed: {type(err).__name__}: {str(err).splitlines()[0] if str(err) else ''}")
+            value = self._train(trial, name)
+        except TrialPruned as err:
+            self.study.tell(trial, state=self.states.PRUNED)
+            outcome = f"stopped early: {err}"
+        except (NonFiniteTraining, MemoryError, torch.OutOfMemoryError) as err:
+            self.study.tell(trial, state=self.states.FAIL)
+            outcome = f"failed: {type(err).__name__}: {str(err).partition(chr(10))[0]}"
         except (Stopped, KeyboardInterrupt):
             self._give_back(trial.number, name, trial.params)
             raise
         except BaseException:
-            self.study.tell(trial, state=states.FAIL)
+            self.study.tell(trial, state=self.states.FAIL)
             raise
         else:
             self.study.tell(trial, value)
-            best = self.study.best_trial
-            self._say(name, trial.params, f"{value:.4g} (best {best.value:.4g}, {_run_of(best)})")
+            outcome = f"{value:.4g} (best {self.study.best_value:.4g}, {_run_of(self.study.best_trial)})"
+        if not self.args.quiet:
+            print(f"{name}: {outcome}; {', '.join(f'{k} {_format(v)}' for k, v in trial.params.items())}", flush=True)
 
-    def _objective(self, trial: optuna.trial.Trial, name: str) -> float:
+    def _train(self, trial: optuna.trial.Trial, name: str) -> float:
         """The metric of an agent that is trained with the trial's settings."""
-        for before in self.study.get_trials(deepcopy=False):
+        for before in self.trials():
             if before.number != trial.number and _run_of(before) == name:
                 for step, value in before.intermediate_values.items():
                     trial.report(value, step)
+        args = self.args
+        words = self.command.with_values([(d, d.suggest(trial)) for d in self.command.space], self.directory / f"{name}.gin")
+        own = self.command.parse(words)
+        own.run_name, own.buffer_dir, own.resume = name, str(self.directory), "auto"
+        own.quiet, own.progress = args.quiet or args.progress is None, args.progress or "none"
+        own.ckpt_interval = max(1, min(own.ckpt_interval, own.val_interval or own.ckpt_interval))
         with config.temporary({}):
-            experiment = self._experiment(trial, name)
-            prune = PruneTrial(trial, self.args.metric)
+            experiment = train.make_experiment(own)
+            prune = PruneTrial(trial, args.metric)
             experiment.callbacks = [*experiment.callbacks, prune]
             experiment.start()
             try:
-                write_args_file(experiment.run_dir, self.args.env, self.args.horizon)
+                write_args_file(experiment.run_dir, args.env, args.horizon)
                 with running():
                     experiment.learn()
                     experiment.evaluate_val()
@@ -292,100 +322,60 @@ class Study:
             raise ValueError("no rollout ended in the last evaluation: set --eval_timesteps to the length of a rollout or more")
         return prune.value
 
-    def _experiment(self, trial: optuna.trial.Trial, name: str) -> Experiment:
-        own = Namespace(**vars(self.args))
-        own.run_name, own.buffer_dir, own.resume, own.trials = name, str(self.directory), "auto", 1
-        own.quiet, own.progress = own.quiet or own.progress is None, own.progress or "none"
-        own.ckpt_interval = max(1, min(own.ckpt_interval, own.val_interval or own.ckpt_interval))
-        parser = ArgumentParser()
-        train.add_arguments(parser)
-        actions = {a.dest: a for a in parser._actions if a.option_strings}
-        bound: dict[str, Any] = {}
-        changed: dict[str, Any] = {}
-        for d, target in self.space:
-            value = d.suggest(trial)
-            if target == "argument" and actions[d.name].nargs == 0:
-                setattr(own, d.name, value)
-            elif target == "argument":
-                actions[d.name](parser, own, self._converted(actions[d.name], value, d.text, parser))
-            elif target == "field":
-                changed[d.name.removeprefix("Experiment.")] = value
-            else:
-                bound[d.name] = value
-        experiment = train.make_experiment(own)
-        config.bind(bound)  # after the settings that amago train chooses, and after --configs
-        for field, value in changed.items():
-            setattr(experiment, field, value)
-        return experiment
-
     # ---- trials of processes that ended ---------------------------------------------------------------------------------
 
-    def _lock(self, name: str) -> RunLock:
-        return RunLock(self.directory / "locks" / name)
+    def _lock(self, trial: optuna.trial.BaseTrial) -> RunLock:
+        return RunLock(self.directory / "locks" / _run_of(trial))
 
     def _give_back_lost_trials(self) -> None:
         """Let trials whose process was killed be continued from their last training state."""
-        running = self.optuna.trial.TrialState.RUNNING
-        for trial in self.study.get_trials(deepcopy=False, states=(running,)):
-            lock = self._lock(_run_of(trial))
+        for trial in self.trials(self.states.RUNNING):
+            lock = self._lock(trial)
             try:
                 lock.acquire()
             except HeldError:
                 continue
-            try:
-                # another process may have ended the trial, and then freed its lock, since the list was made
-                if self.study.get_trials(deepcopy=False)[trial.number].state == running:
-                    self._give_back(trial.number, _run_of(trial), trial.params)
-            finally:
-                lock.release()
+            # another process may have ended the trial, and then freed its lock, since the list was made
+            if self.trials()[trial.number].state == self.states.RUNNING:
+                self._give_back(trial.number, _run_of(trial), trial.params)
+            lock.release()
 
     def _give_back(self, number: int, name: str, params: dict[str, Any]) -> None:
-        self.study.tell(number, state=self.optuna.trial.TrialState.FAIL)
+        from optuna.exceptions import ExperimentalWarning
+
+        self.study.tell(number, state=self.states.FAIL)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", self.optuna.exceptions.ExperimentalWarning)
+            warnings.simplefilter("ignore", ExperimentalWarning)
             self.study.enqueue_trial(params, user_attrs={"run": name})
 
-    # ---- what is printed ------------------------------------------------------------------------------------------------
+    # ---- the best -------------------------------------------------------------------------------------------------------
 
-    def _say(self, name: str, params: dict[str, Any], outcome: str) -> None:
-        if not self.args.quiet:
-            print(f"{name}: {outcome}; {_shown(params)}", flush=True)
-
-    def table(self) -> str:
-        """The best trials, and how the others ended."""
-        states = self.optuna.trial.TrialState
-        trials = self.study.get_trials(deepcopy=False)
-        done = [t for t in trials if t.state == states.COMPLETE]
-        done.sort(key=lambda t: float(t.values[0]), reverse=self.study.direction.name == "MAXIMIZE")
-        pruned = sum(t.state == states.PRUNED for t in trials)
-        names = [d.name for d, _ in self.space]
-        rows = [["trial", self.args.metric, *names]]
-        rows += [[_run_of(t), f"{t.values[0]:.4g}", *(f"{_short(t.params.get(n))}" for n in names)] for t in done[:SHOWN]]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows]
-        ended = f"{len(done)} trials finished, {pruned} stopped early"
+    def summary(self) -> str:
+        """The best trials, how the others ended, and commands for the best settings."""
+        done = self.trials(self.states.COMPLETE)
+        done.sort(key=lambda t: float(t.values[0]), reverse=self.args.direction == "maximize")
+        ended = f"{len(done)} trials finished, {len(self.trials(self.states.PRUNED))} stopped early"
         if not done:
             return f"\n{ended}: no best settings yet"
-        best = self.directory / _run_of(done[0])
-        command = best_command(self.args, self.space, done[0].params, self.directory / "best.gin")
+        names = [d.name for d in self.command.space]
+        rows = [["trial", self.args.metric, *names]]
+        rows += [[_run_of(t), _format(t.values[0]), *(_format(t.params.get(n)) for n in names)] for t in done[:SHOWN]]
+        widths = [max(map(len, column)) for column in zip(*rows)]
+        table = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows]
+        best, file = self.directory / _run_of(done[0]), self.directory / "best.gin"
+        file.unlink(missing_ok=True)
+        values = [(d, d.value_of(done[0].params[d.name])) for d in self.command.space]
+        words = ["amago", "train", *self.command.with_values(values, file), "--run_name", f"{self.args.run_name}_best"]
         return "\n".join(
-            ["", f"the best of {self.directory} ({ended})", *lines, "", "to train with these settings:", command, ""]
-            + [f"amago eval {best}", f"amago report {self.directory}"]
+            ["", f"the best of {self.directory} ({ended})", *table, "", "to train with these settings:", shlex.join(words), ""]
+            + [eval_command(best, self.args.env), shlex.join(["amago", "report", str(self.directory)])]
         )
 
 
-def _run_of(trial: Any) -> str:
+def _run_of(trial: optuna.trial.BaseTrial) -> str:
     """The name of a trial's run; a trial that continues another one has its run."""
     return str(trial.user_attrs.get("run", f"trial_{trial.number}"))
 
 
-def _shown(params: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {_short(value)}" for name, value in params.items())
-
-
-def _short(value: Any) -> str:
+def _format(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _said(value: Any) -> str:
-    return " ".join(map(repr, value)) if isinstance(value, list) else repr(value)

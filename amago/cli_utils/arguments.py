@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from argparse import SUPPRESS, Action, ArgumentDefaultsHelpFormatter, ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable
 from math import inf
 from typing import Any
 
-from amago.cli_utils.parts import AGENTS, CNNS, TRAJ_ENCODERS
-from amago.envs.pool.make import ENV_MODES
-from amago.run.progress import PROGRESS
+from amago.cli_utils.parts import AGENTS, CNNS, REGISTRIES, TRAJ_ENCODERS
+from amago.envs.pool import ENV_MODES
+from amago.run.settings import PROGRESS, ExperimentSettings
 
-_DLOADER_WORKERS = 6
-_BATCHES_PER_EPOCH = 700
+SETTINGS = {
+    field.name: field for field in dataclasses.fields(ExperimentSettings) if field.metadata["help"]
+}  # fmt: skip
+"""Fields of `amago.Experiment` by the argument that `amago.run.settings.setting` declares for them."""
+
+
+class _Default(int):
+    """A default number that neither script nor user has replaced."""
+
+
+LIBRARY_DEFAULTS: dict[str, Any] = {
+    "parallel_actors": 24, "epochs": 500, "batches_per_epoch": _Default(700), "grads_per_epoch": _Default(700), "dset_max_size": inf,
+    "val_interval": 10, "ckpt_interval": 20, "dloader_workers": _Default(6),
+}  # fmt: skip
+"""Defaults of `parse_args`, the examples and ``amago train``, where they differ from `add_common_cli`, which has the
+original's."""
 
 BUFFER_STEPS = 1_000_000
-"""Steps in the replay buffer, unless a script or its user says something else. Trajectories differ too much in length to count them."""
+"""Default number of steps in the replay buffer. Trajectories differ too much in length to count them."""
 
 
 def whole_number(text: str) -> int:
@@ -32,7 +48,7 @@ def whole_number(text: str) -> int:
 
 
 class DefaultsHelpFormatter(ArgumentDefaultsHelpFormatter):
-    """Names the default of each argument that has one; texts of several lines stay as they are."""
+    """Names the default of each argument that has one; texts of several lines are not refilled."""
 
     def _get_help_string(self, action: Action) -> str | None:
         absent = action.default is None or action.default is False or action.default in (inf, ())
@@ -66,11 +82,35 @@ class _Spellings(list[str]):
         self.action.required = False
 
 
-def _add(parser: Any, name: str, *others: str, **kwargs: Any) -> None:
-    """Add an argument with both spellings, ``--run_name`` and ``--run-name``, and other names."""
-    spellings = [f"--{name}"] + ([f"--{name.replace('_', '-')}"] if "_" in name else [])
-    action = parser.add_argument(*spellings, *others, dest=name, **kwargs)
-    action.option_strings = _Spellings(action)
+def also_known_as(parser: ArgumentParser, name: str, flag: str) -> None:
+    """Let ``flag`` set the argument ``name`` of `add_common_cli`, under the name that a script had before."""
+    action = next(a for a in parser._actions if a.dest == name)
+    options = {"type": action.type, "choices": action.choices, "default": action.default, "help": f"the same as --{name}"}
+    parser.add_argument(
+        flag, dest=name, action=_Together, dests=action.dests if isinstance(action, _Together) else (), **options
+    )
+
+
+def part_name(kind: str) -> Callable[[str], str]:
+    """For ``type=`` of an argument: a name of `amago.cli_utils.register`, or the name of its class, such as "nature" or
+    "NatureishCNN".
+
+    Args:
+        kind: "actor", "cnn" or "distribution".
+    """
+
+    def find(given: str) -> str:
+        plain = _plain(given)
+        for name, cls in REGISTRIES[kind].items():
+            if plain in (_plain(name), _plain(cls.__name__)):
+                return name
+        raise ArgumentTypeError(f"invalid choice: {given!r} (choose from {', '.join(sorted(REGISTRIES[kind]))})")
+
+    return find
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "").removesuffix("cnn").removesuffix("ish")
 
 
 class _Together(Action):
@@ -80,7 +120,7 @@ class _Together(Action):
         super().__init__(option_strings, dest, **kwargs)
         self.dests = dests
 
-    def __call__(self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None) -> None:
+    def __call__(self, parser: ArgumentParser, namespace: Namespace, values: object, option_string: str | None = None) -> None:
         for dest in (self.dest, *self.dests):
             setattr(namespace, dest, values)
 
@@ -88,208 +128,133 @@ class _Together(Action):
 class _NoAsync(Action):
     """``--no_async``: ``--env_mode sync``."""
 
-    def __call__(self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None) -> None:
+    def __call__(self, parser: ArgumentParser, namespace: Namespace, values: object, option_string: str | None = None) -> None:
         namespace.no_async, namespace.env_mode = True, "sync"
 
 
 def add_common_cli(parser: ArgumentParser) -> ArgumentParser:
-    """Add the arguments that all training scripts share. `create_experiment_from_cli` reads them.
+    """Add the arguments that all training scripts share, with the original's defaults. `create_experiment_from_cli` reads them.
 
     An argument of the same name that the script adds afterwards replaces the common one.
     """
     for container in (parser, *parser._action_groups):  # argparse makes groups with the parser's choice at that time
         container.conflict_handler = "resolve"
-    _add_files(parser.add_argument_group("files"))
-    _add_agent(parser.add_argument_group("agent"))
-    _add_collection(parser.add_argument_group("data collection"))
-    _add_learning(parser.add_argument_group("learning"))
-    _add_processes(parser.add_argument_group("several processes"))
-    _add_logging(parser.add_argument_group("logging"))
+    _add_collecting(parser)
+    _add_learning(parser)
     return parser
 
 
-def _add_files(group: Any) -> None:
-    _add(group, "run_name", required=True, help="name of the run; --trials appends _trial_N")
-    _add(group, "buffer_dir", required=True, help="directory for replay buffers, checkpoints and logs")
-    _add(
-        group,
-        "ckpt",
-        type=whole_number,
-        default=None,
-        help="go on with the training state saved in this epoch, or with the weights where only these are left",
-    )
-    _add(
-        group,
-        "resume",
-        type=resume_point,
-        default="never",
-        help="never, auto (continue from the newest training state, if there is one), or the epoch to continue from",
-    )
-    _add(
-        group,
-        "overwrite",
-        action="store_true",
-        help="delete an earlier run of this name: its checkpoints, metrics and collected trajectories",
-    )
-    _add(group, "init_from", default=None, help="begin with the weights of this run, training state or file of weights")
-    _add(group, "share_buffer", action="store_true", help="collect into a buffer that holds the trajectories of another run")
-    steps = f"most steps in the replay buffer; {BUFFER_STEPS:,} if it has no other limit"
-    _add(group, "dset_max_steps", type=whole_number, default=inf, help=steps)
-    _add(group, "dset_max_size", type=whole_number, default=inf, help="most trajectories in the replay buffer")
-    _add(group, "dset_max_bytes", type=whole_number, default=inf, help="most bytes in the replay buffer")
+class _Group:
+    """Adds arguments to a group of a parser."""
+
+    def __init__(self, parser: ArgumentParser, title: str) -> None:
+        self.group = parser.add_argument_group(title)
+
+    def add(self, name: str, help: str, *others: str, **options: Any) -> None:
+        """Add an argument with both spellings, ``--run_name`` and ``--run-name``, and other names; a whole number by default."""
+        if not options.keys() & {"type", "action", "choices", "nargs"}:
+            options["type"] = whole_number
+        spellings = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}", *others))
+        action = self.group.add_argument(*spellings, dest=name, help=help, **options)
+        action.option_strings = _Spellings(action)
+
+    def switch(self, name: str, help: str) -> None:
+        """Add an argument that is False unless it is given."""
+        self.add(name, help, action="store_true")
 
 
-def _add_agent(group: Any) -> None:
-    _add(group, "agent_type", default="agent", choices=sorted(AGENTS), help="kind of agent")
-    _add(group, "traj_encoder", default="transformer", choices=sorted(TRAJ_ENCODERS), help="sequence model")
-    _add(group, "memory_size", type=whole_number, default=256, help="width of the sequence model")
-    _add(group, "memory_layers", type=whole_number, default=3, help="layers of the sequence model")
-    _add(
-        group,
-        "max_seq_len",
-        type=whole_number,
-        default=None,
-        action=_Together,
-        dests=("common_max_seq_len",),
-        help="context length in timesteps; if not given, the script chooses",
-    )
+_BOTH: dict[str, Any] = {"type": whole_number, "action": _Together}
 
 
-def _add_collection(group: Any) -> None:
-    _add(group, "parallel_actors", type=whole_number, default=24, help="number of environments that run in parallel")
-    _add(group, "timesteps_per_epoch", type=whole_number, default=1000, help="environment steps of each actor in an epoch")
-    _add(
-        group,
-        "env_mode",
-        default="async",
-        choices=ENV_MODES,
-        help="worker processes (async), this process (sync), or one environment with a batch dimension",
-    )
-    _add(
-        group,
-        "no_async",
-        action=_NoAsync,
-        nargs=0,
-        default=False,
-        help="step all environments in this process, without workers",
-    )
-    _add(group, "env_workers", type=whole_number, default=None, help="worker processes; if not given, one for each core")
-    _add(
-        group,
-        "mode",
-        default="both",
-        choices=("both", "collect", "learn"),
-        help="whether this process collects, learns, or does both",
-    )
-    _add(group, "start_learning_at_epoch", type=whole_number, default=0, help="epochs of collection before the first update")
-    _add(group, "val_interval", type=whole_number, default=10, help="epochs between evaluations")
-    _add(
-        group,
-        "eval_timesteps",
-        type=whole_number,
-        default=None,
-        action=_Together,
-        dests=("common_eval_timesteps",),
-        help="environment steps of each actor in an evaluation, at most; if not given, the script chooses",
-    )
-    _add(
-        group,
-        "val_episodes",
-        type=whole_number,
-        default=None,
-        help="rollouts in an evaluation, over all actors; if not given, as many as end within its steps",
-    )
+def _add_collecting(parser: ArgumentParser) -> None:
+    group = _Group(parser, "files")
+    add, switch = group.add, group.switch
+    add("run_name", "name of the run; --trials appends _trial_N", type=str, required=True)
+    add("buffer_dir", "directory for replay buffers, checkpoints and logs", type=str, required=True)
+    add("ckpt", "go on with the training state saved in this epoch, or with the weights where only these are left")
+    resume = "never, auto (continue from the newest training state, if there is one), or the epoch to continue from"
+    add("resume", resume, type=resume_point, default="never")
+    switch("overwrite", "delete an earlier run of this name: its checkpoints, metrics and collected trajectories")
+    add("init_from", "begin with the weights of this run, training state or file of weights", type=str)
+    switch("share_buffer", "collect into a buffer that holds the trajectories of another run")
+    add("dset_max_steps", f"most steps in the replay buffer; {BUFFER_STEPS:,} if it has no other limit", default=inf)
+    add("dset_max_size", "most trajectories in the replay buffer", default=20_000)
+    add("dset_max_bytes", "most bytes in the replay buffer", default=inf)
+
+    group = _Group(parser, "agent")
+    add, switch = group.add, group.switch
+    add("agent_type", "kind of agent", default="agent", choices=sorted(AGENTS))
+    add("traj_encoder", "sequence model", default="transformer", choices=sorted(TRAJ_ENCODERS))
+    add("memory_size", "width of the sequence model", default=256)
+    add("memory_layers", "layers of the sequence model", default=3)
+    context = "context length in timesteps; if not given, the script chooses"
+    add("max_seq_len", context, dests=("common_max_seq_len",), **_BOTH)
+
+    group = _Group(parser, "data collection")
+    add, switch = group.add, group.switch
+    add("parallel_actors", "number of environments that run in parallel", default=12)
+    add("timesteps_per_epoch", "environment steps of each actor in an epoch", default=1000)
+    modes = "worker processes (async), this process (sync), or one environment with a batch dimension"
+    add("env_mode", modes, default="async", choices=ENV_MODES)
+    add("no_async", "step all environments in this process, without workers", action=_NoAsync, nargs=0, default=False)
+    roles = "whether this process collects, learns, or does both"
+    add("mode", roles, default="both", choices=("both", "collect", "learn"))
+    add("start_learning_at_epoch", "epochs of collection before the first update", default=0)
+    steps = "environment steps of each actor in an evaluation, at most; if not given, the script chooses"
+    add("eval_timesteps", steps, dests=("common_eval_timesteps",), **_BOTH)
 
 
-def _add_learning(group: Any) -> None:
-    _add(group, "epochs", type=whole_number, default=500, help="epochs of collection and training")
+def _add_learning(parser: ArgumentParser) -> None:
+    group = _Group(parser, "learning")
+    add, switch = group.add, group.switch
     for name, other in (("batches_per_epoch", "grads_per_epoch"), ("grads_per_epoch", "batches_per_epoch")):
-        _add(
-            group,
-            name,
-            type=whole_number,
-            default=_BATCHES_PER_EPOCH,
-            action=_Together,
-            dests=(other,),
-            help=f"batches in an epoch; the same as --{other}",
-        )
-    _add(group, "dloader_workers", type=whole_number, default=_DLOADER_WORKERS, help="threads that read batches ahead")
-    _add(group, "batch_size", type=whole_number, default=24, help="sequences in a batch")
-    _add(group, "learning_rate", "--lr", type=float, default=1e-4, help="learning rate of AdamW")
-    _add(
-        group,
-        "lr_cooldown",
-        type=float,
-        default=None,
-        help="fraction of training, at its end, over which the learning rate falls to 0",
-    )
-    _add(group, "mixed_precision", default="no", choices=("no", "bf16", "fp16"), help="precision of the networks")
-    _add(group, "ckpt_interval", type=whole_number, default=20, help="epochs between training states")
-    _add(group, "keep_best", action="store_true", help="also keep the weights of the best evaluation, in ckpts/best")
-    _add(group, "seed", type=whole_number, default=None, help="seed of all random numbers; if not given, a new one is drawn")
-    _add(
-        group,
-        "trials",
-        type=whole_number,
-        default=1,
-        help="number of agents to train, one after another, with consecutive seeds",
-    )
-    _add(
-        group,
-        "configs",
-        nargs="*",
-        default=(),
-        metavar="FILE.gin",
-        help="gin files, applied from left to right after all other settings",
-    )
+        add(name, f"batches in an epoch; the same as --{other}", default=_Default(1000), dests=(other,), **_BOTH)
+    add("dloader_workers", "threads that read batches ahead", default=8)
+    add("learning_rate", "learning rate of AdamW", "--lr", type=float, default=1e-4)
+    add("lr_cooldown", "fraction of training, at its end, over which the learning rate falls to 0", type=float)
+    add("mixed_precision", "precision of the networks", default="no", choices=("no", "bf16", "fp16"))
+    switch("keep_best", "also keep the weights of the best evaluation, in ckpts/best")
+    add("trials", "number of agents to train, one after another, with consecutive seeds", default=1)
+    files = "gin files, applied from left to right after all other settings"
+    add("configs", files, nargs="*", default=(), metavar="FILE.gin")
 
-
-def _add_processes(group: Any) -> None:
-    _add(
-        group,
-        "collectors",
-        type=whole_number,
-        default=0,
-        help="run as one learner and so many collectors, each with all actors, which overlap ('amago launch'); 0: one process",
-    )
-    _add(group, "learners", type=whole_number, default=1, help="with --collectors: processes that train together")
-    _add(
-        group,
-        "updates_per_step",
-        default=None,
-        metavar="MIN:MAX",
-        help="with --collectors: updates per environment step, within which learner or collectors wait",
-    )
-    _add(
-        group,
-        "ray",
-        default=None,
-        metavar="ADDRESS",
-        help="with --collectors: they run on the nodes of a Ray cluster, of which this machine is one: auto, or HOST:PORT",
-    )
-    lag = "with --collectors: versions by which the policy of a collector may be older than the newest; then it waits ('amago launch --help')"
-    _add(group, "max_policy_lag", type=whole_number, default=None, metavar="VERSIONS", help=lag)
+    group = _Group(parser, "several processes")
+    add, switch = group.add, group.switch
+    launch = "run as one learner and so many collectors, each with all actors, which overlap ('amago launch'); 0: one process"
+    add("collectors", launch, default=0)
+    add("learners", "with --collectors: processes that train together", default=1)
+    ratio = "updates per environment step, within which learner or collectors wait (from half to twice the script's own ratio)"
+    add("updates_per_step", f"with --collectors: {ratio}", type=str, metavar="MIN:MAX")
+    ray = "with --collectors: Ray starts them on the nodes of a cluster: auto, or HOST:PORT; needs --bus"
+    add("ray", ray, type=str, metavar="ADDRESS")
+    lag = "with --collectors: versions by which the policy of a collector may be older than the newest; then it waits"
+    add("max_policy_lag", lag, metavar="VERSIONS")
     waiting = (
         "with --collectors: gigabytes that may wait on a machine while they cannot be delivered; then collectors pause (10)"
     )
-    _add(group, "max_undelivered", type=float, default=None, metavar="GB", help=waiting)
-    _add(group, "node_dir", default=None, metavar="DIR", help="with --ray: directory of each node ('amago launch --help')")
+    add("max_undelivered", waiting, type=float, metavar="GB")
+    add("bus", "collectors on other machines deliver there ('amago launch --help')", type=str, metavar="URL")
 
-
-def _add_logging(group: Any) -> None:
-    _add(group, "log", action="store_true", help="log to Weights & Biases (AMAGO_WANDB_PROJECT, AMAGO_WANDB_ENTITY)")
-    _add(group, "no_log", action="store_true", help="do not log to Weights & Biases, whatever --log says")
-    _add(group, "tensorboard", action="store_true", help="log to TensorBoard")
+    group = _Group(parser, "logging")
+    add, switch = group.add, group.switch
+    switch("log", "log to Weights & Biases (AMAGO_WANDB_PROJECT, AMAGO_WANDB_ENTITY)")
+    switch("no_log", "do not log to Weights & Biases, whatever --log says")
+    switch("tensorboard", "log to TensorBoard")
     films = "epochs between films of a rollout, in the run's directory, TensorBoard and Weights & Biases; if not given, there are none"
-    _add(group, "video_interval", type=whole_number, default=None, help=films)
-    _add(
-        group,
-        "progress",
-        default="rich",
-        choices=PROGRESS,
-        help="rich: a line for each epoch, and in a terminal a bar with the time left; plain: the lines alone; none: neither",
-    )
-    _add(group, "quiet", action="store_true", help="print neither progress nor notes")
+    add("video_interval", films)
+    progress = "rich: a line for each epoch, and in a terminal a bar with the time left; plain: the lines alone; none: neither"
+    add("progress", progress, default="rich", choices=PROGRESS)
+    switch("quiet", "print neither progress nor notes")
+
+    group = _Group(parser, "settings of the experiment")
+    add, switch = group.add, group.switch
+    known = {action.dest for action in parser._actions}
+    for name, field in SETTINGS.items():  # that declare their arguments themselves
+        if name not in known and isinstance(field.default, bool):
+            switch(name, field.metadata["help"])
+        elif name not in known:
+            kind = type(field.default) if isinstance(field.default, float | str) else whole_number
+            add(name, field.metadata["help"], type=kind, default=field.default)
 
 
 def add_pixel_cli(parser: ArgumentParser) -> None:
@@ -297,36 +262,31 @@ def add_pixel_cli(parser: ArgumentParser) -> None:
 
     Use them as ``switch_tstep_encoder(config, "cnn", cnn_type=args.cnn, drqv2_aug=not args.no_augmentation)``.
     """
-    parser.add_argument("--cnn", default="impala", choices=sorted(CNNS), help="image encoder")
+    parser.add_argument("--cnn", default="impala", type=part_name("cnn"), help=f"image encoder: {', '.join(sorted(CNNS))}")
     parser.add_argument("--no_augmentation", action="store_true", help="do not shift images randomly during training")
 
 
 def dataset_limits_from_cli(args: Namespace) -> dict[str, Any]:
     """The limits of a `DiskTrajDataset` that the arguments of `add_common_cli` set, by name; 1,000,000 steps if they set none."""
-    limits: dict[str, Any] = {name: getattr(args, name) for name in ("dset_max_size", "dset_max_steps", "dset_max_bytes")}
+    limits = {name: vars(args)[name] for name in ("dset_max_size", "dset_max_steps", "dset_max_bytes")}
     return limits if min(limits.values()) < inf else limits | {"dset_max_steps": BUFFER_STEPS}
 
 
 def experiment_fields_from_cli(args: Namespace) -> dict[str, Any]:
-    """The fields of `amago.Experiment` that the arguments of `add_common_cli` set, all but those of `create_experiment_from_cli`."""
+    """The fields of `amago.Experiment` that arguments of `add_common_cli` set, except parameters of
+    `create_experiment_from_cli`."""
     optional: dict[str, Any] = {} if args.lr_cooldown is None else {"lr_cooldown": args.lr_cooldown}
-    if args.dloader_workers != _DLOADER_WORKERS:
+    if not isinstance(args.dloader_workers, _Default):
         optional["dloader_workers"] = args.dloader_workers
-    return {
-        "run_name": args.run_name, "ckpt_base_dir": args.buffer_dir, "parallel_actors": args.parallel_actors,
-        "train_timesteps_per_epoch": args.timesteps_per_epoch, "env_mode": "sync" if args.no_async else args.env_mode,
-        "env_workers": args.env_workers, "start_learning_at_epoch": args.start_learning_at_epoch,
-        "val_interval": args.val_interval, "val_episodes": args.val_episodes, "epochs": args.epochs,
-        "train_batches_per_epoch": _batches_per_epoch(args),
-        "batch_size": args.batch_size, "learning_rate": args.learning_rate, "mixed_precision": args.mixed_precision,
-        "ckpt_interval": args.ckpt_interval, "seed": args.seed, "resume": args.resume,
-        "overwrite": args.overwrite, "share_buffer": args.share_buffer, "init_from": args.init_from,
-        "log_to_wandb": args.log and not args.no_log, "log_to_tensorboard": args.tensorboard, "verbose": not args.quiet,
-        "progress": getattr(args, "progress", "rich"), "save_trajs_as": "segments", **optional,
+    # the one of two names whose default a script has changed; None before a command has chosen
+    batches = args.batches_per_epoch if isinstance(args.grads_per_epoch, _Default) else args.grads_per_epoch
+    given = vars(args)
+    declared = {field.name: given[name] for name, field in SETTINGS.items()}
+    return declared | {
+        "ckpt_base_dir": args.buffer_dir, "parallel_actors": args.parallel_actors, "train_timesteps_per_epoch": args.timesteps_per_epoch,
+        "env_mode": "sync" if args.no_async else args.env_mode, "start_learning_at_epoch": args.start_learning_at_epoch,
+        "train_batches_per_epoch": None if batches is None else int(batches), "resume": args.resume, "overwrite": args.overwrite,
+        "share_buffer": args.share_buffer, "init_from": args.init_from, "log_to_wandb": args.log and not args.no_log,
+        "log_to_tensorboard": args.tensorboard, "verbose": not args.quiet, "progress": args.progress, "save_trajs_as": "segments",
+        **optional,
     }  # fmt: skip
-
-
-def _batches_per_epoch(args: Namespace) -> int:
-    """Whichever of the two names a script has given another default; on the command line both are set."""
-    value: int = args.grads_per_epoch
-    return args.batches_per_epoch if value == _BATCHES_PER_EPOCH else value

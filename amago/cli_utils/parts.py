@@ -1,4 +1,4 @@
-"""Choosing the parts of an agent by name, and changing their default arguments."""
+"""Choose the parts of an agent by name, and change their default arguments."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ import gymnasium as gym
 
 from amago import config as gin_config
 from amago.agent import BaseAgent
+from amago.agent.agent import AGENTS
 from amago.compat import training as training  # its configurables get their names here
-from amago.envs.exploration import ExplorationWrapper
+from amago.envs.exploration import EXPLORATION, ExplorationWrapper
 from amago.nets.actor_critic import Actor, NCritics, NCriticsTwoHot, ResidualActor
 from amago.nets.cnn import CNN, SMALLEST, DrQCNN, GridworldCNN, IMPALAishCNN, NatureishCNN
-from amago.nets.dict_encoder import is_image
 from amago.nets.policy_dists import GMM, Beta, TanhGaussian
-from amago.nets.registry import TRAJ_ENCODERS, size_arguments
+from amago.nets.traj_base import TRAJ_ENCODERS, size_arguments
 from amago.nets.traj_encoders import TrajEncoder
-from amago.nets.tstep_encoders import TstepEncoder
-from amago.run.parts import AGENTS, EXPLORATION, TSTEP_ENCODERS
+from amago.nets.tstep_encoders import TSTEP_ENCODERS, TstepEncoder, is_image
 
 log = logging.getLogger(__name__)
 Config = MutableMapping[str, Any]
@@ -42,9 +41,9 @@ _NAMED = {"actor_type": "actor", "critic_type": "critic", "cnn_type": "cnn", "co
 def use_config(custom_params: Config | None = None, gin_configs: Iterable[str] | None = None, finalize: bool = True) -> None:
     """Change default arguments: first by ``custom_params``, then by ``.gin`` files from left to right. The last change wins.
 
-    Changes apply to the whole process until `reset_config`. The log (``amago.cli_utils.parts``, a warning) says which values of earlier
-    calls are replaced, and which are still in force from an experiment that was started before. If an entry is wrong, nothing changes.
-    It may be called again, also where a script has called ``gin.finalize()``.
+    Changes apply to the whole process until `reset_config`. The log (``amago.cli_utils.parts``, a warning) lists values of
+    earlier calls that are replaced, or still in force from an experiment that was started before. If an entry is wrong, nothing
+    changes. It may be called again, also where a script has called ``gin.finalize()``.
 
     Args:
         custom_params: {"Class.argument": value}.
@@ -82,7 +81,7 @@ def register(kind: str, name: str, cls: type) -> None:
 
 def _chosen(kind: str, arch: Any) -> Any:
     known = REGISTRIES[kind]
-    if isinstance(arch, type):
+    if callable(arch):  # a class, or what makes one's objects
         return arch
     if arch not in known:
         near = difflib.get_close_matches(str(arch), known, n=1)
@@ -91,7 +90,7 @@ def _chosen(kind: str, arch: Any) -> Any:
     return known[arch]
 
 
-def _switch(kind: str, arch: Any, config: Config, options: dict[str, Any]) -> Any:
+def _switch(kind: str, arch: object, config: Config, options: dict[str, Any]) -> Any:
     chosen = _chosen(kind, arch)
     selector = gin_config.selector_of(chosen)
     for name, value in options.items():
@@ -103,14 +102,14 @@ def _switch(kind: str, arch: Any, config: Config, options: dict[str, Any]) -> An
 
 
 def switch_traj_encoder(
-    config: Config, arch: str | type[TrajEncoder], memory_size: int | None = None, layers: int | None = None, **kwargs: Any
+    config: Config, arch: str | type[TrajEncoder], memory_size: int | None = None, layers: int | None = None, **kwargs: object
 ) -> type[TrajEncoder]:
     """Choose the sequence model and write its arguments into ``config``.
 
     Args:
         config: {"Class.argument": value}, for `use_config`.
         arch: "ff", "gru" (or "rnn"), "mamba", "mingru", "transformer", or a class.
-        memory_size: width of the model, whatever the class calls it; None: its default.
+        memory_size: width of the model, under the class's own name for it; None: its default.
         layers: number of layers; None: the class's default.
         kwargs: other arguments of the class. They win over ``memory_size`` and ``layers``.
 
@@ -121,35 +120,30 @@ def switch_traj_encoder(
         ValueError: there is no such name or argument.
     """
     chosen = _chosen("traj_encoder", arch)
-    sizes = {} if memory_size is None else _sizes(chosen, memory_size)
+    sizes: dict[str, object] = {}
+    if memory_size is not None:
+        sizes, known = dict(size_arguments(chosen, memory_size)), gin_config.settable_parameters(gin_config.selector_of(chosen))
+        if not sizes.keys() <= set(known):
+            raise ValueError(
+                f"memory_size sets {', '.join(sizes)}, which {chosen.__name__} does not have (it has {', '.join(known)}): set its own "
+                "arguments by name and leave out memory_size, or declare what sets the width with amago.nets.traj_base.named_traj_encoder"
+            )
     depth = {} if layers is None else {"n_layers": layers}
-    return _switch("traj_encoder", chosen, config, sizes | depth | kwargs)  # type: ignore[no-any-return]
+    return _switch("traj_encoder", chosen, config, sizes | depth | kwargs)
 
 
-def _sizes(chosen: type[TrajEncoder], memory_size: int) -> dict[str, int]:
-    """The arguments that set the width of a sequence model."""
-    sizes, known = size_arguments(chosen, memory_size), gin_config.settable_parameters(gin_config.selector_of(chosen))
-    missing = [name for name in sizes if name not in known]
-    if missing:
-        raise ValueError(
-            f"memory_size sets {', '.join(sizes)}, which {chosen.__name__} does not have (it has {', '.join(known)}): set its own arguments "
-            "by name and leave out memory_size, or declare what sets the width with amago.nets.registry.named_traj_encoder"
-        )
-    return sizes
-
-
-def switch_tstep_encoder(config: Config, arch: str | type[TstepEncoder], **kwargs: Any) -> type[TstepEncoder]:
+def switch_tstep_encoder(config: Config, arch: str | type[TstepEncoder], **kwargs: object) -> type[TstepEncoder]:
     """Choose the timestep encoder ("ff", "cnn", "dict", "goal" or a class) and write its arguments into ``config``; see `switch_traj_encoder`.
 
     The argument ``cnn_type`` may be "drq", "gridworld", "impala", "nature" or a class.
     """
-    return _switch("tstep_encoder", arch, config, kwargs)  # type: ignore[no-any-return]
+    return _switch("tstep_encoder", arch, config, kwargs)
 
 
 switch_step_encoder = switch_tstep_encoder
 
 
-def default_tstep_encoder(config: Config, obs_space: gym.spaces.Dict, **kwargs: Any) -> type[TstepEncoder]:
+def default_tstep_encoder(config: Config, obs_space: gym.spaces.Dict, **kwargs: object) -> type[TstepEncoder]:
     """Choose a timestep encoder for these observations, as `switch_tstep_encoder` does.
 
     "cnn" for one image of 36x36 pixels or more, (H, W, C), and nothing else; "dict" for any other observations with images;
@@ -163,27 +157,27 @@ def default_tstep_encoder(config: Config, obs_space: gym.spaces.Dict, **kwargs: 
     return switch_tstep_encoder(config, "dict")
 
 
-def switch_agent(config: Config, agent: str | type[BaseAgent], **kwargs: Any) -> type[BaseAgent]:
+def switch_agent(config: Config, agent: str | type[BaseAgent], **kwargs: object) -> type[BaseAgent]:
     """Choose the agent ("agent", "multitask" or a class) and write its arguments into ``config``; see `switch_traj_encoder`.
 
     The arguments ``actor_type`` and ``critic_type`` may be names of `switch_actor` and `switch_critic`, or classes.
     """
-    return _switch("agent", agent, config, kwargs)  # type: ignore[no-any-return]
+    return _switch("agent", agent, config, kwargs)
 
 
-def switch_actor(config: Config, actor: str | type, **kwargs: Any) -> type:
+def switch_actor(config: Config, actor: str | type, **kwargs: object) -> type:
     """Choose the actor ("ff", "residual" or a class), to be the ``actor_type`` of `switch_agent`; see `switch_traj_encoder`.
 
     The argument ``continuous_dist_type`` may be "tanh_gaussian", "beta", "gmm" or a class.
     """
-    return _switch("actor", actor, config, kwargs)  # type: ignore[no-any-return]
+    return _switch("actor", actor, config, kwargs)
 
 
-def switch_critic(config: Config, critic: str | type, **kwargs: Any) -> type:
+def switch_critic(config: Config, critic: str | type, **kwargs: object) -> type:
     """Choose the critics ("scalar", "two_hot" or a class), to be the ``critic_type`` of `switch_agent`; see `switch_traj_encoder`."""
-    return _switch("critic", critic, config, kwargs)  # type: ignore[no-any-return]
+    return _switch("critic", critic, config, kwargs)
 
 
-def switch_exploration(config: Config, strategy: str | type[ExplorationWrapper], **kwargs: Any) -> type[ExplorationWrapper]:
+def switch_exploration(config: Config, strategy: str | type[ExplorationWrapper], **kwargs: object) -> type[ExplorationWrapper]:
     """Choose exploration ("egreedy", "bilevel" or a class) and write its arguments into ``config``; see `switch_traj_encoder`."""
-    return _switch("exploration", strategy, config, kwargs)  # type: ignore[no-any-return]
+    return _switch("exploration", strategy, config, kwargs)

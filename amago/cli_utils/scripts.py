@@ -1,16 +1,25 @@
-"""What a training script does: make an experiment from its arguments, train, evaluate."""
+"""Steps of a training script: make an experiment from its arguments, train, evaluate."""
 
 from __future__ import annotations
 
+import os
+import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from amago.agent import Agent, BaseAgent
-from amago.cli_utils.arguments import DefaultsHelpFormatter, add_common_cli, dataset_limits_from_cli, experiment_fields_from_cli
-from amago.cli_utils.errors import running
-from amago.cli_utils.relaunch import relaunch_if_asked
+from amago.cli_utils.arguments import (
+    LIBRARY_DEFAULTS,
+    DefaultsHelpFormatter,
+    add_common_cli,
+    dataset_limits_from_cli,
+    experiment_fields_from_cli,
+)
 from amago.experiment import Experiment
+from amago.launch.api import command
 from amago.loading import DiskTrajDataset, RLDataset
 from amago.nets.traj_encoders import TformerTrajEncoder, TrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder, TstepEncoder
@@ -19,8 +28,12 @@ from amago.run import checkpoint
 from amago.run.callbacks import Callback, KeepBest
 from amago.run.checkpoint import CheckpointError
 from amago.run.console import metrics_table
-from amago.run.roles.modes import collect_only, learn_only
-from amago.run.run_checkpoints import RunCheckpoints
+from amago.run.launched.protocol import VARIABLE
+from amago.run.launched.role import collect_only, learn_only
+from amago.run.rundir import RunCheckpoints
+
+UNTIL_STOPPED = 10**9
+"""Epochs of a process that only collects. Set ``experiment.epochs`` afterwards for another number."""
 
 
 def switch_async_mode(experiment: Experiment, mode: str) -> Experiment:
@@ -30,8 +43,8 @@ def switch_async_mode(experiment: Experiment, mode: str) -> Experiment:
 
     Args:
         experiment: is changed.
-        mode: "collect": act and evaluate with the newest published weights; never train, and delete nothing. "learn": train and
-            publish weights; never act. "both": no change.
+        mode: "collect": act and evaluate with the newest published weights until the process is stopped; never train, and delete
+            nothing. "learn": train and publish weights; never act. "both": no change.
 
     Returns:
         the experiment.
@@ -49,8 +62,9 @@ def switch_async_mode(experiment: Experiment, mode: str) -> Experiment:
 
 
 def make_experiment_collect_only(experiment: Experiment) -> Experiment:
-    """``switch_async_mode(experiment, "collect")``. Also configures the data set."""
+    """``switch_async_mode(experiment, "collect")``. Also configures the dataset."""
     collect_only(experiment)
+    experiment.epochs = UNTIL_STOPPED
     experiment.init_dsets()
     return experiment
 
@@ -75,7 +89,7 @@ def create_experiment_from_cli(
     run_name: str | None = None,
     traj_save_len: float | None = None,
     dataset: RLDataset | None = None,
-    **fields: Any,
+    **fields: object,
 ) -> Experiment:
     """Make an `amago.Experiment` from the arguments of `add_common_cli` and the values that depend on the environment.
 
@@ -100,24 +114,23 @@ def create_experiment_from_cli(
         the experiment, not started.
 
     Raises:
-        ValueError: nothing says how many steps an evaluation has; the arguments contradict ``--collectors``.
+        ValueError: the number of steps of an evaluation is not given; the arguments contradict ``--collectors``.
     """
     args = command_line_args
     relaunch_if_asked(args)
-    val_timesteps = (
-        getattr(args, "common_eval_timesteps", None) or val_timesteps_per_epoch or getattr(args, "eval_timesteps", None)
-    )
+    given = vars(args)  # a script may have replaced arguments, and its own mean something else
+    val_timesteps = given.get("common_eval_timesteps") or val_timesteps_per_epoch or given.get("eval_timesteps")
     if val_timesteps is None:
         raise ValueError("val_timesteps_per_epoch is None: pass the steps of an evaluation, or --eval_timesteps")
     optional = {"run_name": run_name, "traj_save_len": traj_save_len, "dataset": dataset}
     settings = experiment_fields_from_cli(args) | {
-        "max_seq_len": getattr(args, "common_max_seq_len", None) or max_seq_len,
+        "max_seq_len": given.get("common_max_seq_len") or max_seq_len,
         "val_timesteps_per_epoch": val_timesteps,
         "wandb_group_name": group_name,
     }
     settings |= {name: value for name, value in optional.items() if value is not None} | fields
-    callbacks: list[Callback] = [KeepBest()] if getattr(args, "keep_best", False) else []
-    if getattr(args, "video_interval", None) is not None:
+    callbacks: list[Callback] = [KeepBest()] if given.get("keep_best") else []
+    if given.get("video_interval") is not None:
         callbacks.append(RecordVideo(args.video_interval))
     if callbacks:
         settings["callbacks"] = [*settings.get("callbacks", ()), *callbacks]
@@ -138,7 +151,7 @@ def run_trials(
     """Train and test ``args.trials`` agents one after another.
 
     Args:
-        args: of `add_common_cli`; ``--mode`` is applied by `switch_async_mode`. With several trials, trial i gets a copy with the run name
+        args: of `add_common_cli`; ``--mode`` is applied by `switch_async_mode`, but with ``--epochs``. With several trials, trial i gets a copy with the run name
             ``NAME_trial_i`` and the seed ``seed + i``.
         make_experiment: makes an experiment from these arguments; it must not start it.
         test: evaluates a trained experiment. It is not called with ``--mode learn``.
@@ -153,8 +166,15 @@ def run_trials(
         if args.trials > 1:
             own.run_name = f"{args.run_name}_trial_{trial}"
             own.seed = None if args.seed is None else args.seed + trial
-        experiment = switch_async_mode(make_experiment(own), own.mode)
-        has_state = own.ckpt is not None and _has_state(experiment, own.ckpt)
+        experiment = make_experiment(own)
+        epochs = experiment.epochs
+        switch_async_mode(experiment, own.mode)
+        experiment.epochs = epochs  # --epochs counts for a collector, too
+        saved = RunCheckpoints(experiment.run_dir, experiment.run_name)
+        has_state = own.ckpt in map(checkpoint.epoch_of, checkpoint.training_states(saved.states))
+        if own.ckpt is not None and not has_state and not saved.weights_of_epoch(own.ckpt).is_file():
+            weights = saved.weights_of_epoch(own.ckpt)
+            raise CheckpointError(f"no training state of epoch {own.ckpt} in {saved.states}, and no weights at {weights}")
         experiment.start()
         try:
             if own.ckpt is not None:
@@ -169,22 +189,6 @@ def run_trials(
             experiment.close()
 
 
-def _has_state(experiment: Experiment, epoch: int) -> bool:
-    """Whether the run has the training state of an epoch, and not only its weights (``keep_training_states``).
-
-    Raises:
-        CheckpointError: it has neither.
-    """
-    saved = RunCheckpoints(experiment.run_dir, experiment.run_name)
-    if epoch in {checkpoint.epoch_of(path) for path in checkpoint.training_states(saved.states)}:
-        return True
-    if not saved.weights_of_epoch(epoch).is_file():
-        raise CheckpointError(
-            f"no training state of epoch {epoch} in {saved.states}, and no weights at {saved.weights_of_epoch(epoch)}"
-        )
-    return False
-
-
 def evaluate_after_training(
     experiment: Experiment,
     timesteps: int | None = None,
@@ -195,19 +199,23 @@ def evaluate_after_training(
 
     Args:
         experiment: has been started.
-        timesteps: steps of each actor; None: 2.5 times ``val_timesteps_per_epoch``, which is five rollouts where that is two.
-        make_env: the test environments; None: those of validation.
+        timesteps: steps of each actor; None: 2.5 times ``val_timesteps_per_epoch``, which is five rollouts where that is two, and ten
+            times as many if no rollout ends within these.
+        make_env: the test environments; None: the validation environments.
         title: title of the table.
     """
     steps = 5 * (experiment.val_timesteps_per_epoch // 2) + 1 if timesteps is None else timesteps
-    metrics = experiment.evaluate_test(experiment.make_val_env if make_env is None else make_env, timesteps=steps)
+    make_test_env = experiment.make_val_env if make_env is None else make_env
+    metrics = experiment.evaluate_test(make_test_env, timesteps=steps)
+    if not metrics and timesteps is None:
+        metrics = experiment.evaluate_test(make_test_env, timesteps=10 * steps)
     print(metrics_table(metrics, title=title))
 
 
 def parse_args(
     description: str | None, add_cli: Callable[[ArgumentParser], Any], argv: Sequence[str] | None = None
 ) -> Namespace:
-    """Parse the arguments of a training script: those of `add_common_cli`, and its own.
+    """Parse the arguments of a training script: the common ones (`add_common_cli`) and its own.
 
     Args:
         description: first lines of ``--help``, such as the script's ``__doc__``.
@@ -216,6 +224,7 @@ def parse_args(
     """
     parser = ArgumentParser(description=description, formatter_class=DefaultsHelpFormatter)
     add_common_cli(parser)
+    parser.set_defaults(**LIBRARY_DEFAULTS)
     add_cli(parser)
     return parser.parse_args(argv)
 
@@ -234,3 +243,71 @@ def main(
         make_experiment, test: see `run_trials`.
     """
     run_trials(parse_args(description, add_cli, argv), make_experiment, test)
+
+
+# ---- errors ----------------------------------------------------------------------------------------------------------------
+
+_MARK = "_amago_raised_while_running"
+
+
+@contextmanager
+def running() -> Iterator[None]:
+    """Mark errors that leave the block as errors of training or evaluation, for `raised_while_running`."""
+    try:
+        yield
+    except Exception as err:
+        vars(err)[_MARK] = True
+        raise
+
+
+def raised_while_running(err: Exception) -> bool:
+    """True if an error was raised in a block of `running`. The `amago` command shows the traceback of such an error, and only
+    the message of others, because they concern the arguments."""
+    return _MARK in vars(err)
+
+
+# ---- --collectors ----------------------------------------------------------------------------------------------------------
+
+
+def relaunch_if_asked(args: Namespace) -> None:
+    """Replace this process by a launcher that runs the same command line with several processes, if ``--collectors`` is given.
+
+    In the processes that the launcher starts, and without ``--collectors``, this does nothing.
+
+    Raises:
+        ValueError: the arguments contradict ``--collectors``, or this process was not started by a command line that has it.
+    """
+    given = vars(args)
+    if os.environ.get(VARIABLE):
+        return
+    if not given.get("collectors"):
+        if given.get("ray") is not None:
+            raise ValueError(f"--ray {args.ray} says where collectors run, but there are none: give --collectors N")
+        return
+    for name, usual in (("mode", "both"), ("trials", 1)):
+        if given[name] != usual:
+            raise ValueError(
+                f"--collectors launches one run of a learner and collectors, which --{name} {given[name]} contradicts: give one of them"
+            )
+    if not any(word.split("=")[0] == "--collectors" for word in sys.argv[1:]):
+        raise ValueError(
+            "collectors is set, but not on the command line: call amago.distributed.launch(script, argv, collectors=...)"
+        )
+    names = ("learners", "updates_per_step", "quiet", "max_policy_lag", "max_undelivered", "ray", "bus")
+    words = command(*_program(), args.collectors, **{name: given[name] for name in names})
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(words[0], words)
+
+
+def _program() -> tuple[str, list[str]]:
+    """The program of this process, and its arguments."""
+    main = vars(sys.modules["__main__"])
+    if main.get("__spec__") is not None and main["__spec__"].name:
+        return "-m", [main["__spec__"].name.removesuffix(".__main__"), *sys.argv[1:]]
+    file = Path(main.get("__file__") or "")
+    if not file.is_file():
+        raise ValueError("--collectors needs a script in a file, which each process can run")
+    if file.name == "amago" and file.parent == Path(sys.executable).parent:  # the command, which other machines have elsewhere
+        return "-m", ["amago.cli", *sys.argv[1:]]
+    return main["__file__"], sys.argv[1:]

@@ -14,20 +14,18 @@ import torch
 from safetensors.torch import load_file
 
 from amago.agent import BaseAgent
-from amago.run.checkpoint import MANIFEST, CheckpointError
-from amago.run.torch_archive import check_archive
-from amago.run.weights import load_into
+from amago.run.checkpoint import MANIFEST, CheckpointError, check_archive, load_into
 
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _SCHEDULES = ("scheduler.bin", "custom_checkpoint_0.pkl")
 
 
 def is_one(path: Path) -> bool:
-    """Whether a directory is a training state of Accelerate, and not one of this library's."""
+    """True if a directory is a training state of Accelerate, and not one of this library's."""
     return not (path / MANIFEST).exists() and any((path / name).is_file() for name in _WEIGHTS)
 
 
-def load(path: Path, policy: BaseAgent, optimizer: Any, schedule: Any) -> int:
+def load(path: Path, policy: BaseAgent, optimizer: object, schedule: object) -> int:
     """Load weights, the optimizer's state and the schedule; returns the updates that the schedule has counted.
 
     Raises:

@@ -67,7 +67,7 @@ def _call_ours(
 def _call_theirs(
     kernel: Forward, q: Tensor, k: Tensor, v: Tensor, slots: CacheSlots | None = None, real: Tensor | None = None
 ) -> Tensor:
-    """Serve a call with (B, H, L, D) each by a kernel of theirs, which knows of no padding (``real``)."""
+    """Serve a call with (B, H, L, D) each by a kernel of the original's form, which ignores padding (``real``)."""
     if slots is None:
         return kernel(torch.stack((q, k, v), dim=2).permute(0, 3, 2, 1, 4)).transpose(1, 2)
     ages = slots.ages

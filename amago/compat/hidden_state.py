@@ -2,7 +2,7 @@
 
 Fact served: a hidden state there has ``key_cache.data`` and ``val_cache.data``, (layers, B, max_seq_len, heads, head_dim) with the oldest
 token first and NaN where unused, and ``seq_lens``, (B,) int32. Clients read and write them between steps. `amago.nets.kv_cache.KVCache` is
-a ring buffer: what a client asks for is copied out of it, and copied back before the cache is used next.
+a ring buffer: tensors that a client reads are copied out of it, and copied back before the cache is used next.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Shown:
         )
 
     def write_back(self) -> None:
-        """Make the cache hold what is shown.
+        """Write the copy's contents back into the cache.
 
         Raises:
             ValueError: a client has set a length that the cache has no room for.
@@ -69,22 +69,38 @@ class Shown:
 
 
 class Cache:
-    """The keys, or the values, of a hidden state.
+    """The keys, or the values, of a hidden state: at first a tensor that is empty, until a `TformerHiddenState` is made of it."""
 
-    Args:
-        state: the `amago.nets.kv_cache.KVCache`.
-        name: "keys" or "values".
-    """
+    def __init__(
+        self,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        layers: int,
+        batch_size: int,
+        max_seq_len: int,
+        n_heads: int,
+        head_dim: int,
+    ) -> None:
+        sizes = (layers, batch_size, max_seq_len, n_heads, head_dim)
+        self._own = torch.full(sizes, torch.nan, dtype=dtype, device=device)
+        self._state: Any = None
 
-    def __init__(self, state: Any, name: str) -> None:
+    @classmethod
+    def of(cls, state: object, name: str) -> Cache:
+        """The ``name``, "keys" or "values", of a `amago.nets.kv_cache.KVCache`."""
+        cache = object.__new__(cls)
+        cache.belong(state, name)
+        return cache
+
+    def belong(self, state: object, name: str) -> None:
+        """Show the tensor of a hidden state from now on."""
         self._state, self._name = state, name
 
     @property
     def data(self) -> Tensor:
         """(layers, B, max_seq_len, heads, head_dim), oldest token first, NaN where unused. Changes count from the next step on;
-        then ask for it anew."""
-        shown: Tensor = getattr(self._state.shown(), self._name)
-        return shown
+        read it again after that."""
+        return self._own if self._state is None else getattr(self._state.shown(), self._name)
 
     @data.setter
     def data(self, new: Tensor) -> None:
@@ -93,4 +109,4 @@ class Cache:
     @property
     def max_seq_len(self) -> int:
         """Tokens that fit."""
-        return int(self._state.capacity)
+        return int(self.data.shape[2])

@@ -1,19 +1,22 @@
-"""The helpers of `amago.utils` that need torch.
+"""The helpers of `amago.utils` that need torch, and the statistics of agents that override ``forward``.
 
-Fact served: scripts import means over masks, gradient norms, schedules, checkpoint loading and reductions over processes from there.
+Facts served: scripts import means over masks, gradient norms, schedules, checkpoint loading and reductions over processes from
+`amago.utils`; agents that compute their loss themselves fill ``update_info`` with the results of ``_td_stats``, ``_policy_stats``,
+``_filter_stats`` and ``_popart_stats``.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import gin
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution
 
 from amago import config, ops
 
@@ -21,7 +24,7 @@ from amago import config, ops
 def masked_avg(tensor: Tensor, mask: Tensor | float = 1.0) -> Tensor:
     """sum(tensor x mask) / (sum(mask) + 1e-5), a scalar; 0 where the mask is empty.
 
-    `amago.ops.masked_mean` also ignores what is not finite outside of the mask.
+    `amago.ops.masked_mean` also ignores values outside of the mask that are not finite.
     """
     weights = torch.as_tensor(mask, device=tensor.device).to(tensor.dtype).expand_as(tensor)
     return (tensor * weights).sum() / (weights.sum() + 1e-5)
@@ -54,7 +57,9 @@ def get_constant_schedule_with_warmup(
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor, last_epoch)
 
 
-def retry_load_checkpoint(ckpt_path: str | os.PathLike[str], map_location: Any = None, tries: int = 10) -> Any:
+def retry_load_checkpoint(
+    ckpt_path: str | os.PathLike[str], map_location: torch.device | str | None = None, tries: int = 10
+) -> Any:
     """Load a file that another process may be writing.
 
     Args:
@@ -86,7 +91,7 @@ def retry_load_checkpoint(ckpt_path: str | os.PathLike[str], map_location: Any =
 def gin_as_wandb_config() -> dict[str, Any]:
     """All bindings in force, {"selector.parameter": value}; values that are no numbers, texts or lists of these as text."""
 
-    def plain(value: Any) -> Any:
+    def plain(value: object) -> Any:
         if isinstance(value, (bool, int, float, str, type(None))):
             return value
         if isinstance(value, (list, tuple)):
@@ -125,7 +130,7 @@ def _reduced(data: Mapping[str, Any], how: str) -> dict[str, float]:
 
 
 @gin.configurable(module="amago.utils")
-class AdamWRel(config.NamedArguments, torch.optim.AdamW):
+class AdamWRel(torch.optim.AdamW):
     """AdamW whose step count, on which the bias correction depends, returns to 0 at regular intervals.
 
     That suits targets that change: the first steps after each change are larger (Adam-Rel, Ellis et al. 2024, arXiv 2412.17113).
@@ -142,7 +147,7 @@ class AdamWRel(config.NamedArguments, torch.optim.AdamW):
 
     def __init__(
         self,
-        params: Any,
+        params: Iterable[torch.Tensor],
         reset_interval: int = gin.REQUIRED,
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
@@ -157,7 +162,7 @@ class AdamWRel(config.NamedArguments, torch.optim.AdamW):
         self.reset_interval = reset_interval
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
+    def step(self, closure: object = None) -> Any:
         """One step; before it, parameters that have taken ``reset_interval`` steps start counting again."""
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -165,3 +170,77 @@ class AdamWRel(config.NamedArguments, torch.optim.AdamW):
                 if count is not None and count >= self.reset_interval:
                     self.state[parameter]["step"] = torch.zeros_like(count)
         return super().step(closure)
+
+
+class LossStatistics:
+    """The methods above. None of them affects training. Tensors may have a row for the last observation too, which no mask of
+    transitions has: it does not count."""
+
+    popart: Any
+
+    @torch.no_grad()
+    def _td_stats(self, mask: Tensor, *values: Tensor, **named: Tensor) -> dict[str, Tensor]:
+        """Mean and standard deviation of tensors, named by their keyword, or by their position as "TD Statistic 1".
+
+        Args:
+            mask: (B, L, 1) or wider, such as (B, L, C, G, 1), True where a transition counts.
+            values, named: (B, L, ...), such as (B, L, 1, G, 1).
+        """
+        tensors = {f"TD Statistic {i}": x for i, x in enumerate(values, start=1)} | named
+        out = {}
+        for name, x in tensors.items():
+            x, real = _matched(x, mask)
+            out[f"{name} (mean)"], out[f"{name} (std)"] = ops.masked_mean(x.float(), real), ops.masked_std(x.float(), real)
+        return out
+
+    @torch.no_grad()
+    def _policy_stats(self, mask: Tensor, dist: Distribution) -> dict[str, Tensor]:
+        """The entropy of policies (B, L, G), where their class has one.
+
+        Args:
+            mask: (B, L, 1) or (B, L, G, 1), True where a transition counts.
+        """
+        try:
+            entropy = dist.entropy()
+        except NotImplementedError:
+            return {}
+        entropy = entropy.unsqueeze(-1) if entropy.ndim == 3 else entropy  # of independent parts: (B, L, G, A)
+        return {"Policy Entropy": ops.masked_mean(*_matched(entropy, mask))}
+
+    @torch.no_grad()
+    def _filter_stats(self, mask: Tensor, logp: Tensor, filter: Tensor) -> dict[str, Tensor]:
+        """Weights of stored actions, and the log-probabilities of the actions.
+
+        Args:
+            mask: (B, L, 1) or (B, L, G, 1), True where a transition counts.
+            logp, filter: (B, L, G, 1).
+        """
+        return {
+            "Filter Weight": ops.masked_mean(*_matched(filter.float(), mask)),
+            "Pct. of Actions Approved by Filter": 100.0 * ops.masked_mean(*_matched((filter > 0).float(), mask)),
+            "Log-Probability of Actions": ops.masked_mean(*_matched(logp, mask)),
+        }
+
+    @torch.no_grad()
+    def _popart_stats(self) -> dict[str, Tensor]:
+        """Mean and standard deviation of TD targets by the number of their discount."""
+        out = {}
+        for name in ("mu", "sigma"):
+            for g, value in enumerate(getattr(self.popart, name).flatten()):
+                out[f"PopArt {name} ({g})"] = value.clone()
+        return out
+
+
+def _matched(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """``x`` and a mask (B, L, ...) of one shape, the mask as bool: without the row of the last observation, if only one of them has it;
+    dimensions that the mask lacks come before its last, and dimensions of size 1 are repeated."""
+    mask = mask.bool()
+    while mask.ndim < x.ndim:
+        mask = mask.unsqueeze(-2)
+    length = min(x.shape[1], mask.shape[1])
+    if max(x.shape[1], mask.shape[1]) > length + 1:
+        raise ValueError(
+            f"values of shape {tuple(x.shape)} and a mask of shape {tuple(mask.shape)} differ by more than the last observation"
+        )
+    x, mask = torch.broadcast_tensors(x[:, :length], mask[:, :length])
+    return x, mask

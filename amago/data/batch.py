@@ -1,4 +1,4 @@
-"""One training sequence, and a padded batch of them with the mask that says what is real."""
+"""The choice of a training sequence within a trajectory; one sequence; a padded batch of them with a mask of the real steps."""
 
 from __future__ import annotations
 
@@ -9,12 +9,22 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from amago.data.extras import ExtraField
-from amago.data.trajectory import MAGIC_PAD_VAL, SEQUENCE_ROWS, FrozenTraj, cut, cut_extras, pad_value, rows_in, rows_of_extra
-from amago.data.windows import check_padded_sampling, subsequence
+from amago.data.trajectory import (
+    MAGIC_PAD_VAL,
+    SEQUENCE_ROWS,
+    FrozenTraj,
+    columns,
+    cut,
+    cut_extras,
+    pad_value,
+    rows_in,
+    rows_of_extra,
+)
 
 
 def rl2_tensor(reward: Tensor, prev_action: Tensor) -> Tensor:
@@ -23,7 +33,8 @@ def rl2_tensor(reward: Tensor, prev_action: Tensor) -> Tensor:
 
 
 def global_rng() -> np.random.Generator:
-    """A random stream that begins where torch's global one is: seeded by ``torch.manual_seed``, and in each worker of a DataLoader."""
+    """A random stream that begins where torch's global one is: seeded by ``torch.manual_seed``, and in each worker of a
+    DataLoader."""
     return np.random.default_rng(int(torch.randint(2**63 - 1, ())))
 
 
@@ -40,7 +51,7 @@ class RLData:
         rl2s: (L + 1, 1 + A) float32: reward, then previous action. Default: rewards and actions one step later, after a row of
             zeros, as at the start of a rollout.
         extras: {name: (rows, ...)} of declared extra fields (`amago.data.extras.ExtraField`): L + 1, L or 1 rows.
-        source: where the sequence comes from (`amago.loading.priority.Source`), if its TD error is wanted there.
+        source: origin of the sequence (`amago.loading.sampling.Source`), if its TD error is wanted there.
     """
 
     obs: dict[str, Tensor]
@@ -50,13 +61,11 @@ class RLData:
     time_idxs: Tensor
     rl2s: Tensor = None  # type: ignore[assignment]  # None is replaced
     extras: dict[str, Tensor] = field(default_factory=dict)
-    source: Any = None
+    source: object = None
 
     def __post_init__(self) -> None:
         if isinstance(self.rews, np.ndarray):
-            for name in ("rews", "dones", "actions", "time_idxs", "rl2s"):
-                value = getattr(self, name)
-                setattr(self, name, None if value is None else torch.as_tensor(value))
+            vars(self).update({k: None if v is None else torch.as_tensor(v) for k, v in columns(self).items()})
             self.obs, self.extras = ({k: torch.as_tensor(v) for k, v in d.items()} for d in (self.obs, self.extras))
         if self.rl2s is None:
             later = rl2_tensor(self.rews.float(), self.actions.float())
@@ -74,7 +83,7 @@ class RLData:
         rng: np.random.Generator | None = None,
         cut_short: bool = True,
     ) -> RLData:
-        """Keep a random window of at most ``length`` transitions (`amago.data.windows.subsequence`); returns self.
+        """Keep a random window of at most ``length`` transitions (`amago.data.batch.subsequence`); returns self.
 
         Args:
             padded_sampling: "none", "left", "right" or "both".
@@ -88,8 +97,7 @@ class RLData:
         start, stop = subsequence(total, length, padded_sampling, global_rng() if rng is None else rng, cut_short)
         self.obs = {k: cut(v, "T+1", start, stop) for k, v in self.obs.items()}
         self.extras = cut_extras(self.extras, total, start, stop)
-        for name, rows in SEQUENCE_ROWS.items():
-            setattr(self, name, cut(getattr(self, name), rows, start, stop))
+        vars(self).update({k: cut(v, SEQUENCE_ROWS[k], start, stop) for k, v in columns(self).items()})
         return self
 
     @classmethod
@@ -98,7 +106,7 @@ class RLData:
         return cls(
             obs={k: torch.from_numpy(v) for k, v in traj.obs.items()},
             extras={k: torch.from_numpy(v) for k, v in traj.extras.items()},
-            **{name: torch.from_numpy(getattr(traj, name)) for name in SEQUENCE_ROWS},
+            **{k: torch.from_numpy(v) for k, v in columns(traj).items()},
         )
 
 
@@ -106,7 +114,7 @@ class RLData:
 class Batch:
     """B sequences padded on the right to the longest, L transitions.
 
-    ``mask`` says which steps are real. Padding holds `MAGIC_PAD_VAL`, 4.0, in every field (bool: True; integers: 4, or the nearest
+    ``mask`` is True at real steps. Padding holds `MAGIC_PAD_VAL`, 4.0, in every field (bool: True; integers: 4, or the nearest
     that the observation's space contains), except extra fields, where it is 0.
 
     Attributes:
@@ -119,8 +127,8 @@ class Batch:
         mask: (B, L + 1, 1) bool (0/1 of any dtype is taken), True where the *observation* is real. Transition t is real where
             observation t + 1 is. Default: False where the whole rl2 is 4.0.
         extras: {name: (B, rows, ...)} of the declared extra fields (`amago.data.extras.ExtraField`): L + 1, L or 1 rows.
-        sources: of the sequences, with their importance weights, if they were drawn by priority: `RLData.source`, B of them. None:
-            the losses of all sequences count alike.
+        sources: of the sequences, with their importance weights, if they were drawn by priority: `RLData.source`, B of them.
+            None: the losses of all sequences count alike.
     """
 
     obs: dict[str, Tensor]
@@ -138,8 +146,7 @@ class Batch:
             self.mask = ~(self.rl2s == MAGIC_PAD_VAL).all(dim=-1, keepdim=True)
         self.mask = self.mask.to(torch.bool)
         b, length = self.rews.shape[:2]
-        found = {name: (getattr(self, name), rows) for name, rows in SEQUENCE_ROWS.items()}
-        found["mask"] = self.mask, "T+1"
+        found = {name: (x, SEQUENCE_ROWS[name]) for name, x in columns(self).items()} | {"mask": (self.mask, "T+1")}
         found |= {f"obs[{k!r}]": (v, "T+1") for k, v in self.obs.items()}
         for name, (x, rows) in found.items():
             steps = rows_in(rows, 1, length)
@@ -175,14 +182,14 @@ class Batch:
     def _map(self, f: Callable[[Tensor], Tensor]) -> Batch:
         for name, value in vars(self).items():
             if name != "sources":
-                setattr(self, name, {k: f(v) for k, v in value.items()} if isinstance(value, dict) else f(value))
+                vars(self)[name] = {k: f(v) for k, v in value.items()} if isinstance(value, dict) else f(value)
         return self
 
 
 def collate(
     samples: Sequence[RLData], extra_fields: Sequence[ExtraField] = (), obs_space: gym.spaces.Dict | None = None
 ) -> Batch:
-    """Pad on the right to the longest sequence, with `MAGIC_PAD_VAL` (`Batch` says what that is in each field).
+    """Pad on the right to the longest sequence, with `MAGIC_PAD_VAL` (its value in each field: see `Batch`).
 
     Args:
         extra_fields: the batch has exactly these extras, with their defaults in sequences that lack them. By default it has
@@ -198,7 +205,8 @@ def collate(
     obs = [s.obs for s in samples]
     for what, parts in (("obs", obs), ("extras", extras)):
         _check_alike(what, parts)
-    _check_alike("", [{name: getattr(s, name) for name in SEQUENCE_ROWS} for s in samples])
+    fields = [columns(s) for s in samples]
+    _check_alike("", fields)
     lengths = [len(s) for s in samples]
     longest = max(lengths)
     mask = torch.arange(longest + 1)[None, :, None] <= torch.tensor(lengths)[:, None, None]
@@ -207,7 +215,7 @@ def collate(
         extras={k: _padded([x[k] for x in extras], value=0.0) for k in extras[0]},
         mask=mask,
         sources=sources_of([s.source for s in samples]),
-        **{name: _padded([getattr(s, name) for s in samples]) for name in SEQUENCE_ROWS},
+        **{name: _padded([x[name] for x in fields]) for name in SEQUENCE_ROWS},
     )
 
 
@@ -264,3 +272,84 @@ def _padded(parts: list[Tensor], within: gym.spaces.Box | None = None, value: fl
     for row, n in zip(out, rows):
         row[n:] = fill
     return out
+
+
+# ---- windows of trajectories ---
+
+PADDED_SAMPLING = ("none", "both", "left", "right")
+
+
+def subsequence(
+    length: int,
+    max_len: int,
+    padded_sampling: str,
+    rng: np.random.Generator,
+    cut_short: bool = False,
+    piece: tuple[int, int] = (0, 1),
+) -> tuple[int, int]:
+    """Choose the transitions [start, stop) of a trajectory to train on.
+
+    All of a trajectory with T <= L. Of a longer one, the window of ``max_len`` transitions starts uniformly in [0, T - L]
+    ("none"), [-L + 1, T - 2] ("both"), [-L + 1, T - L] ("left") or [0, T - 2] ("right"), and is then cut to what exists. "left"
+    and "both" make the first steps of a trajectory, "right" and "both" its last, as likely to be in the window as any other.
+
+    Args:
+        length: T, transitions in the trajectory.
+        max_len: L.
+        cut_short: draw a window of a trajectory with T <= L in the same way. With "both", half of the trajectory is then
+            missing on average where T = L: the cue that an agent has to remember and its use are hardly ever in one sequence.
+        piece: (k, K): the start is drawn from the k-th of K equal parts of its range, k from 0.
+    """
+    if length <= max_len and not cut_short:
+        return 0, length
+    low = 1 - max_len if padded_sampling in ("both", "left") else 0
+    high = length - 2 if padded_sampling in ("both", "right") else length - max_len
+    starts, (k, pieces) = max(high, low) + 1 - low, piece
+    start = int(rng.integers(low + k * starts // pieces, low + (k + 1) * starts // pieces))
+    return max(start, 0), min(start + max_len, length)
+
+
+def _starts(lengths: NDArray[np.int64], max_len: int, padded_sampling: str) -> tuple[int, NDArray[np.int64]]:
+    """The first and the last start of a window of each trajectory."""
+    low = 1 - max_len if padded_sampling in ("both", "left") else 0
+    return low, np.maximum(lengths - 2 if padded_sampling in ("both", "right") else lengths - max_len, low)
+
+
+def expected_transitions(
+    lengths: NDArray[np.int64], max_len: int, padded_sampling: str, cut_short: bool = False
+) -> NDArray[np.float64]:
+    """The mean number of transitions that `subsequence` chooses of a trajectory, over its random starts.
+
+    Args:
+        lengths: (n,), T of each trajectory, at least 1.
+        max_len, padded_sampling, cut_short: as there.
+
+    Returns:
+        (n,): L for T > L with "none", and at most T.
+    """
+    lengths = np.asarray(lengths, np.int64)
+    low, high = _starts(lengths, max_len, padded_sampling)
+    after = lengths - max_len  # a window that starts after this has start - after transitions less than L at the end
+    lost = _sum_to(after - low) - _sum_to(after - high - 1) + _sum_to(high) - _sum_to(low - 1)
+    mean = lengths - lost / (high - low + 1)
+    return mean if cut_short else np.where(lengths <= max_len, lengths, mean)
+
+
+def pieces_of(lengths: NDArray[np.int64], max_len: int, padded_sampling: str, cut_short: bool = False) -> NDArray[np.int64]:
+    """The number of sequences, T / L rounded up, into which each trajectory divides: the K of `subsequence` with one start in
+    each part at least."""
+    lengths = np.asarray(lengths, np.int64)
+    low, high = _starts(lengths, max_len, padded_sampling)
+    return np.minimum(-(-lengths // max_len), high - low + 1)
+
+
+def _sum_to(n: NDArray[np.int64] | int) -> NDArray[np.float64]:
+    """1 + 2 + ... + n; 0 for n below 1."""
+    positive = np.maximum(n, 0).astype(np.float64)
+    return positive * (positive + 1) / 2
+
+
+def check_padded_sampling(value: str) -> None:
+    """Raise ValueError, naming the value, unless it is one of `PADDED_SAMPLING`."""
+    if value not in PADDED_SAMPLING:
+        raise ValueError(f"padded_sampling must be one of {', '.join(PADDED_SAMPLING)}; got {value!r}")

@@ -1,4 +1,4 @@
-"""Extra fields: what a user's script adds to the stored fields of a trajectory (numpy only)."""
+"""Extra fields: fields that a user's script adds to the stored fields of a trajectory (numpy only)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ from amago.spaces import ActionSpec
 
 Array = NDArray[Any]
 BEHAVIOUR_LOG_PROB = "behaviour_log_prob"
-"""The natural log-probability with which policy and exploration together chose the action taken, (); a density where the action is
-continuous. Its default of 0 says that no other action was possible."""
+"""The natural log-probability with which policy and exploration together chose the action taken, (); a density where the action
+is continuous. Its default is `POINT_MASS`: no other action was possible."""
+POINT_MASS = 1e9
+"""The log-density of a continuous action that was certain: so large that the ratio of any other density to it is 0.
+Probabilities of choices and bits are at most 1, so that there it stands for log 1 = 0."""
 
 
 @dataclass(frozen=True)
 class ExtraField:
-    """A stored field of a user's own, such as a privileged state, a teacher's label or a task's embedding.
+    """A stored field declared by a user, such as a privileged state, a teacher's label or a task's embedding.
 
     It is recorded with each trajectory and arrives as ``batch.extras[name]`` of shape ``(B, rows, *shape)``: L + 1
-    rows for "T+1", L for "T", one for "1". The policy never sees it.
+    rows for "T+1", L for "T", one for "1". The policy never reads it.
 
     Args:
         name: letters, digits, "_", "-" and "."; with ``source="info"`` also the key in the environment's ``info``.
@@ -33,12 +36,13 @@ class ExtraField:
         shape: of one row; () for a number.
         dtype: bool, or an integer or floating-point type of numpy.
         source: "info", or "policy" for what the agent computes with each action
-            (`amago.agent.BaseAgent.act_with_extras`); then ``rows`` is "T". "behaviour" is the source of `BEHAVIOUR_LOG_PROB` alone:
-            policy and exploration together.
-        default: fills all rows in training sequences from a data set that lacks the field.
+            (`amago.agent.BaseAgent.act_with_extras`); then ``rows`` is "T". "behaviour" is the source of `BEHAVIOUR_LOG_PROB`
+            alone: policy and exploration together.
+        default: fills all rows in training sequences from a dataset that lacks the field. None: `POINT_MASS` for
+            `BEHAVIOUR_LOG_PROB` (or the largest number of the dtype), 0 for others.
 
     Raises:
-        ValueError: naming the argument, its value and what is right.
+        ValueError: naming the argument, its value and the values allowed.
     """
 
     name: str
@@ -46,7 +50,7 @@ class ExtraField:
     shape: tuple[int, ...] = ()
     dtype: str = "float32"
     source: str = "info"
-    default: float = 0.0
+    default: float | None = None
 
     def __post_init__(self) -> None:
         def problem(argument: str, right: str) -> ValueError:
@@ -79,6 +83,9 @@ class ExtraField:
             raise problem("shape" if shape else "dtype", "() and a floating-point type, as a log-probability is one number")
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "dtype", dtype.name)
+        if self.default is None:
+            certain = min(POINT_MASS, float(np.finfo(dtype).max)) if self.source == "behaviour" else 0.0
+            object.__setattr__(self, "default", certain)
         try:
             as_array(self.default, dtype, ())
         except ValueError as err:
@@ -94,11 +101,11 @@ class ExtraField:
         return np.full((rows_in(self.rows, 1, steps), *self.shape), self.default, dtype=self.dtype)
 
 
-def as_array(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+def as_array(value: object, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     """``value`` as an array.
 
     Raises:
-        ValueError: it has another shape, does not fit the dtype, or is not finite; says what was expected and found.
+        ValueError: it has another shape, does not fit the dtype, or is not finite; the message has the expected and the actual.
     """
     try:
         found = np.asarray(value)

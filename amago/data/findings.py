@@ -1,4 +1,4 @@
-"""What a check of an environment, a network or a data set found."""
+"""The findings of a check of an environment, a network or a dataset."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _LIBRARIES = str(Path(__file__).parents[1]), str(Path(traceback.__file__).parent), "<"
-"""Where frames of this library, of Python's own and of generated code come from."""
+"""The beginnings of the file names of frames of this library, of Python itself and of generated code."""
 
 
 class CheckError(ValueError):
-    """What was checked has faults.
+    """Raised for faults that a check found.
 
     Attributes:
         problems: one text for each.
@@ -27,14 +27,14 @@ class CheckError(ValueError):
 
 
 class StopChecking(Exception):
-    """Nothing more can be checked; the reason is among the findings."""
+    """Raised if nothing more can be checked; the reason is among the findings."""
 
 
 class Findings:
-    """Collects faults, each once.
+    """Collect faults, each once.
 
     Args:
-        what: what is checked, for the first line of the message.
+        what: name of the checked object, for the first line of the message.
     """
 
     def __init__(self, what: str):
@@ -57,6 +57,11 @@ class Findings:
             raise
         except Exception as err:
             self.add(f"{doing} raised {of_exception(err)}")
+
+    def stop_if_any(self) -> None:
+        """Raise `StopChecking` if there is any fault."""
+        if self.problems:
+            raise StopChecking
 
     def finish(self) -> None:
         """Raise `CheckError` if there is any fault."""

@@ -1,12 +1,12 @@
 """The fields of a trajectory, declared once, and the types that hold one (numpy only).
 
-`FIELDS` is the only list of what is stored of a rollout. The recorder's arrays, the files' schema and row counts, reading,
-slicing, batches and ``amago buffer verify`` follow from it. `amago.data.extras.ExtraField` declares a field of a user's own.
+`FIELDS` is the only list of the stored fields of a rollout. The recorder's arrays, the files' schema and row counts, reading,
+slicing, batches and ``amago buffer verify`` follow from it. `amago.data.extras.ExtraField` declares a user's own field.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,9 +20,9 @@ Array = NDArray[Any]
 ROWS = ("T+1", "T", "1")
 """Rows of a field in a trajectory of T transitions: one for each observation, for each transition, or for the trajectory."""
 OBS, EXTRA = "obs/", "extra/"
-"""How the names of observations and of declared extra fields begin in files."""
+"""The prefixes of the names of observations and of declared extra fields in files."""
 OBS_KEY, EXTRA_KEY = "_OBS_KEY_", "_EXTRA_KEY_"
-"""How they begin in `FrozenTraj.to_dict`."""
+"""The same prefixes in `FrozenTraj.to_dict`."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Field:
         name: in files; an attribute of `StoredTraj` unless it begins with ``obs/`` or ``extra/``.
         rows: one of `ROWS`.
         role: "obs", "action", "reward", "done", "context" or "extra".
-        dtype, shape: of one row; None where a space says.
+        dtype, shape: of one row; None where a space determines it.
         before: the field of one row that precedes the first row of this one, where the trajectory continues a rollout.
         default: value in trajectories that lack the field; None: no trajectory may lack it.
     """
@@ -45,6 +45,11 @@ class Field:
     shape: tuple[int, ...] | None = None
     before: str | None = None
     default: float | None = None
+
+    @property
+    def key(self) -> str:
+        """The key of an observation, or the name of an extra field."""
+        return self.name.removeprefix({"obs": OBS, "extra": EXTRA}.get(self.role, ""))
 
 
 _F32, _I64, _BOOL = np.dtype(np.float32), np.dtype(np.int64), np.dtype(np.bool_)
@@ -62,22 +67,28 @@ SEQUENCE_ROWS = {f.name: f.rows for f in FIELDS if f.rows != "1" and f.role != "
 """Rows of the arrays of `FrozenTraj`, `amago.data.batch.RLData` and `amago.data.batch.Batch` beside ``obs`` and ``extras``."""
 
 
+def columns(data: object) -> dict[str, Any]:
+    """The arrays or tensors of these names, of a `FrozenTraj`, a sequence or a batch."""
+    fields = vars(data)
+    return {name: fields[name] for name in SEQUENCE_ROWS}
+
+
 def rows_in(rows: str, n: Any, total: Any) -> Any:
     """Rows of a field in n trajectories of ``total`` transitions together (integers or arrays of them)."""
     return n if rows == "1" else total + n if rows == "T+1" else total
 
 
 MAGIC_PAD_VAL = 4.0
-"""Fills the steps after the end of a sequence in a batch, in every field but extra fields; see `pad_value`."""
+"""The value of steps after the end of a sequence in a batch, in every field but extra fields; see `pad_value`."""
 
 
-def pad_value(dtype: Any, low: Any = None, high: Any = None) -> Any:
-    """What padding holds in a field: 4.0, the integer 4, or True.
+def pad_value(dtype: np.dtype[Any], low: Any = None, high: object = None) -> Any:
+    """The value of padding in a field: 4.0, the integer 4, or True.
 
     Args:
         dtype: of the field, of numpy.
-        low, high: the bounds of an observation, arrays of its shape. Integers stay within them, since encoders look integers up in
-            tables: a vocabulary of three words has no fifth.
+        low, high: the bounds of an observation, arrays of its shape. Integers stay within them, since encoders look integers up
+            in tables: a vocabulary of three words has no fifth.
     """
     dtype = np.dtype(dtype)
     if dtype.kind not in "iu" or low is None:
@@ -102,7 +113,7 @@ def cut(a: Any, rows: str, start: int, stop: int) -> Any:
 
 
 def rows_of_extra(name: str, rows: int, steps: int) -> str:
-    """Which of `ROWS` an extra field has, from its number of rows beside so many transitions.
+    """The element of `ROWS` that describes an extra field, from its number of rows and the number of transitions.
 
     With one transition, "T" and "1" are the same rows.
 
@@ -156,7 +167,7 @@ class FrozenTraj:
         """
         t = len(self)
         arrays = {f"obs[{k!r}]": (v, "T+1") for k, v in self.obs.items()}
-        arrays |= {name: (getattr(self, name), rows) for name, rows in SEQUENCE_ROWS.items()}
+        arrays |= {name: (array, SEQUENCE_ROWS[name]) for name, array in columns(self).items()}
         for name, (array, rows) in arrays.items():
             if len(array) != rows_in(rows, 1, t):
                 raise ValueError(f"{name} has {len(array)} rows; with {t} rewards it must have {rows_in(rows, 1, t)}")
@@ -168,12 +179,11 @@ class FrozenTraj:
         """The arrays under one name each, as a file of one trajectory in the original's format holds them.
 
         Returns:
-            the six fields by their names, an observation under ``_OBS_KEY_`` and its key, an extra field under ``_EXTRA_KEY_`` and
-            its name.
+            the six fields by their names, an observation under ``_OBS_KEY_`` and its key, an extra field under ``_EXTRA_KEY_``
+            and its name.
         """
-        fields = {name: getattr(self, name) for name in SEQUENCE_ROWS}
         obs = {OBS_KEY + k: v for k, v in self.obs.items()}
-        return fields | obs | {EXTRA_KEY + k: v for k, v in self.extras.items()}
+        return columns(self) | obs | {EXTRA_KEY + k: v for k, v in self.extras.items()}
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Array]) -> FrozenTraj:
@@ -199,7 +209,7 @@ class FrozenTraj:
         return FrozenTraj(
             obs={k: cut(v, "T+1", start, stop) for k, v in self.obs.items()},
             extras=cut_extras(self.extras, len(self), start, stop),
-            **{name: cut(getattr(self, name), rows, start, stop) for name, rows in SEQUENCE_ROWS.items()},
+            **{name: cut(a, SEQUENCE_ROWS[name], start, stop) for name, a in columns(self).items()},
         )
 
     def to_stored(self, spec: ActionSpec, env_name: str = "") -> StoredTraj:
@@ -220,7 +230,7 @@ class FrozenTraj:
 
 @dataclass
 class StoredTraj:
-    """What is kept of a rollout on disk: nothing that can be derived from the rest.
+    """The part of a rollout that is kept on disk, without anything that can be derived from the rest.
 
     Attributes:
         obs: {key: (T + 1, ...)}, any dtype.
@@ -228,7 +238,7 @@ class StoredTraj:
         rews: (T, 1) float32.
         dones: (T, 1) bool, terminated only.
         start_time: time index of the first observation (0 unless a rollout was saved in pieces).
-        prev_reward, prev_action: what arrived with the first observation; used only where ``start_time > 0``.
+        prev_reward, prev_action: reward and action that arrived with the first observation; used only where ``start_time > 0``.
         env_name: the environment's name during this rollout.
         extras: {name: (rows, ...)} of declared extra fields (`amago.data.extras.ExtraField`): T + 1, T or 1 rows.
     """
@@ -246,32 +256,34 @@ class StoredTraj:
     def __len__(self) -> int:
         return int(self.rews.shape[0])
 
+    def arrays(self) -> dict[str, Array]:
+        """The fields that have a row for each step, and the extra fields, by their names in files."""
+        steps = {"actions": self.actions, "rews": self.rews, "dones": self.dones}
+        return steps | {OBS + k: v for k, v in self.obs.items()} | {EXTRA + k: v for k, v in self.extras.items()}
+
     def copy(self) -> StoredTraj:
-        """A trajectory with arrays of its own."""
-        return self._map(lambda a, rows: a.copy())
+        """A copy of the trajectory, with its own arrays."""
+        return self.slice()
 
-    def slice(self, start: int, stop: int) -> StoredTraj:
-        """A copy of transitions [start, stop), with the observation after the last and what arrived with the first."""
-        out = self._map(lambda a, rows: cut(a, rows, start, stop).copy())
-        out.start_time += start
-        for x in FIELDS if start else ():
-            if x.before is not None:
-                row = getattr(self, x.name)[start - 1]
-                setattr(out, x.before, row.item() if x.before == "prev_reward" else row.copy())
-        return out
-
-    def _map(self, f: Callable[[Array, str], Array]) -> StoredTraj:
-        """The same trajectory with ``f(array, rows)`` in place of each array."""
+    def slice(self, start: int = 0, stop: int | None = None) -> StoredTraj:
+        """A copy of transitions [start, stop), with the observation after the last, and the reward and action that arrived with
+        the first; by default all of them."""
         t = len(self)
-        fields: dict[str, Any] = vars(self).copy()
-        fields["obs"] = {k: f(v, "T+1") for k, v in self.obs.items()}
-        fields["extras"] = {k: f(v, rows_of_extra(k, len(v), t)) for k, v in self.extras.items()}
-        for x in FIELDS:
-            if x.rows == "T":
-                fields[x.name] = f(fields[x.name], x.rows)
-        if self.prev_action is not None:
-            fields["prev_action"] = f(self.prev_action, "1")
-        return StoredTraj(**fields)
+        stop = t if stop is None else stop
+        out = StoredTraj(
+            {k: a[start : stop + 1].copy() for k, a in self.obs.items()},
+            self.actions[start:stop].copy(),
+            self.rews[start:stop].copy(),
+            self.dones[start:stop].copy(),
+            self.start_time + start,
+            self.prev_reward,
+            None if self.prev_action is None else self.prev_action.copy(),
+            self.env_name,
+            {k: a.copy() for k, a in cut_extras(self.extras, t, start, stop).items()},
+        )
+        if start:
+            out.prev_reward, out.prev_action = self.rews[start - 1].item(), self.actions[start - 1].copy()
+        return out
 
     def derive(self, spec: ActionSpec) -> FrozenTraj:
         """Add ``rl2s`` and ``time_idxs``, and turn actions into vectors."""

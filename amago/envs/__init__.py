@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from amago.compat.names import attributes
+from amago.envs.amago_env import AMAGOEnv
 from amago.envs.checking import check_env
-from amago.envs.creator import EnvCreator
-from amago.envs.environment import AMAGOEnv
 from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper
-from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
-from amago.envs.pieces import RecordingError
 from amago.envs.pool import ActorPool, PoolEnv, make_pool
 from amago.envs.pool.faults import ActorError
-from amago.envs.sequence_wrapper import SequenceWrapper
-from amago.envs.statistics import EpisodeRecord, PhaseStatistics, ReturnHistory, SpecialMetricHistory
+from amago.envs.recorder import RecordingError
+from amago.envs.sequence_wrapper import EnvCreator, SequenceWrapper
+from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX, EpisodeRecord, PhaseStatistics, ReturnHistory, SpecialMetricHistory
 
 __all__ = [
     "AMAGO_ENV_LOG_PREFIX",
@@ -32,3 +31,5 @@ __all__ = [
     "check_env",
     "make_pool",
 ]
+
+__getattr__ = attributes(__name__)

@@ -9,88 +9,27 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from amago.compat.names import attributes
+
 Array = NDArray[Any]
+Step = tuple[Any, Array, Array, Array, dict[str, Any]]
 
 
-class _Calls:
-    """Environments whose methods can be called and attributes read by name: ``call_async(name, *args)``, then ``call_wait()``."""
-
-    envs: list[Any]
-    _called: list[Any] | None = None
-
-    @property
-    def num_envs(self) -> int:
-        """The number of environments."""
-        return len(self.envs)
-
-    @property
-    def single_observation_space(self) -> gym.Space[Any]:
-        """Of each environment."""
-        return self.envs[0].observation_space  # type: ignore[no-any-return]
-
-    @property
-    def single_action_space(self) -> gym.Space[Any]:
-        """Of each environment."""
-        return self.envs[0].action_space  # type: ignore[no-any-return]
-
-    def call_async(self, name: str, *args: Any, **kwargs: Any) -> None:
-        """Call a method of each environment, or read an attribute; `call_wait` returns the results.
-
-        Raises:
-            ValueError: the results of the last call were not taken.
-            AttributeError: an environment has neither.
-        """
-        if self._called is not None:
-            raise ValueError("call_wait() must take the results of the last call_async() first")
-        found = [env.get_wrapper_attr(name) for env in self.envs]
-        self._called = [value(*args, **kwargs) if callable(value) else value for value in found]
-
-    def call_wait(self) -> list[Any]:
-        """What the last `call_async` found, one entry an environment.
-
-        Raises:
-            ValueError: there was no `call_async`.
-        """
-        if self._called is None:
-            raise ValueError("there is nothing to wait for: call call_async(name, *args) first")
-        out, self._called = self._called, None
-        return out
-
-    def call(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """`call_async`, then `call_wait`."""
-        self.call_async(name, *args, **kwargs)
-        return self.call_wait()
-
-    def render(self) -> Any:
-        """Render the first environment."""
-        return self.envs[0].render()
-
-    def close(self) -> None:
-        """Close every environment."""
-        for env in self.envs:
-            env.close()
-
-
-class DummyAsyncVectorEnv(_Calls):
+class DummyAsyncVectorEnv:
     """N environments in this process, with the methods of Gymnasium's `AsyncVectorEnv`.
 
-    A step that ends a rollout is followed by a reset at once, whose observation is returned; rewards and flags are those of the step.
-
-    Args:
-        env_fns: functions that make the environments, such as `amago.envs.EnvCreator`.
-
-    Attributes:
-        envs: the N environments.
-        num_envs: N.
-
-    Raises:
-        ValueError: there is no function.
+    A step that ends a rollout is followed by a reset at once, whose observation is returned; rewards and flags belong to the
+    step. ``env_fns`` make the environments; they may be `amago.envs.EnvCreator`.
     """
 
     def __init__(self, env_fns: Iterable[Callable[[], Any]]):
         self.envs = [make() for make in env_fns]
         if not self.envs:
             raise ValueError("env_fns is empty: it must hold a function for each environment")
+        self.num_envs = len(self.envs)
+        self.single_observation_space: gym.Space[Any] = self.envs[0].observation_space
+        self.single_action_space: gym.Space[Any] = self.envs[0].action_space
+        self._called: list[Any] | None = None
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -105,67 +44,72 @@ class DummyAsyncVectorEnv(_Calls):
             observations, stacked: (N, ...), and the infos: {key: (N,), _key: (N,) whether the environment has it}.
         """
         n = self.num_envs
-        seeds = (
-            [seed + i for i in range(n)] if isinstance(seed, (int, np.integer)) else [None] * n if seed is None else list(seed)
-        )
+        seeds = list(seed) if isinstance(seed, Sequence) else [None if seed is None else int(seed) + i for i in range(n)]
         if len(seeds) != n:
             raise ValueError(f"seed has {len(seeds)} entries for {n} environments")
-        made = [
-            env.reset(seed=s) if options is None else env.reset(seed=s, options=options) for env, s in zip(self.envs, seeds)
-        ]
+        given = {} if options is None else {"options": options}
+        made = [env.reset(seed=s, **given) for env, s in zip(self.envs, seeds)]
         return _stacked([obs for obs, _ in made]), infos_of_rows([info for _, info in made])
 
-    def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
-        """Take one step of every environment.
-
-        Args:
-            actions: (N, ...), a row for each.
-
-        Returns:
-            observations, rewards, terminated and truncated, stacked: (N, ...), and the infos as in `reset`.
-
-        Raises:
-            ValueError: there is another number of actions.
+    def step(self, actions: Any) -> Step:
+        """Take one step of every environment, with a row of actions for each; returns observations, rewards, terminated and truncated,
+        stacked: (N, ...), and the infos as in `reset`.
         """
         if len(actions) != self.num_envs:
             raise ValueError(f"there are {len(actions)} actions for {self.num_envs} environments")
-        all_obs, outs = [], []
-        for env, action in zip(self.envs, actions):
-            obs, reward, terminated, truncated, info = env.step(action)
-            if np.any(terminated) or np.any(truncated):
-                obs, _ = env.reset()
-            all_obs.append(obs)
-            outs.append((reward, terminated, truncated, info))
-        rewards, terminated, truncated, infos = zip(*outs)
+        outs = [env.step(action) for env, action in zip(self.envs, actions)]
+        all_obs, rewards, terminated, truncated, infos = map(list, zip(*outs))
+        for i, env in enumerate(self.envs):
+            if np.any(terminated[i]) or np.any(truncated[i]):
+                all_obs[i], _ = env.reset()
         return _stacked(all_obs), np.array(rewards), np.array(terminated, bool), np.array(truncated, bool), infos_of_rows(infos)
 
+    def call_async(self, name: str, *args: object, **kwargs: object) -> None:
+        """Call a method of each environment, or read an attribute; `call_wait` returns the results."""
+        if self._called is not None:
+            raise ValueError("call_wait() must take the results of the last call_async() first")
+        found = [env.get_wrapper_attr(name) for env in self.envs]
+        self._called = [value(*args, **kwargs) if callable(value) else value for value in found]
 
-class AlreadyVectorizedEnv(_Calls):
-    """One environment that has a batch of rows and resets them itself, with the methods of `DummyAsyncVectorEnv`.
+    def call_wait(self) -> list[Any]:
+        """The results of the last `call_async`, one entry an environment."""
+        if self._called is None:
+            raise ValueError("there is nothing to wait for: call call_async(name, *args) first")
+        out, self._called = self._called, None
+        return out
 
-    Args:
-        env_fns: a list with the function that makes it.
+    def call(self, name: str, *args: object, **kwargs: object) -> list[Any]:
+        """`call_async`, then `call_wait`."""
+        self.call_async(name, *args, **kwargs)
+        return self.call_wait()
 
-    Raises:
-        ValueError: there is not exactly one function.
+    def render(self) -> Any:
+        """Render the first environment."""
+        return self.envs[0].render()
+
+    def close(self) -> None:
+        """Close every environment."""
+        for env in self.envs:
+            env.close()
+
+
+class AlreadyVectorizedEnv(DummyAsyncVectorEnv):
+    """One environment that has a batch of rows and resets them itself, made by the only one of ``env_fns``, with the methods of
+    `DummyAsyncVectorEnv`.
     """
 
     def __init__(self, env_fns: Sequence[Callable[[], Any]]):
         if len(env_fns) != 1:
             raise ValueError(f"env_fns has {len(env_fns)} functions, but must have one: the environment is vectorised already")
-        self.envs = [env_fns[0]()]
+        super().__init__(env_fns)
         self.env = self.envs[0]
-
-    @property
-    def num_envs(self) -> int:
-        """The number of rows."""
-        return int(getattr(self.env, "batched_envs", 1))
+        self.num_envs = int(getattr(self.env, "batched_envs", 1))
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         """Begin a rollout in every row."""
         return self.env.reset(**kwargs)  # type: ignore[no-any-return]
 
-    def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
+    def step(self, actions: object) -> Step:
         """Take one step of every row."""
         return self.env.step(actions)  # type: ignore[no-any-return]
 
@@ -188,29 +132,28 @@ def infos_of_rows(infos: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
     return out
 
 
+_ARGUMENTS = {
+    "Box": ("low", "high", "shape", "dtype"), "Discrete": ("n",), "MultiDiscrete": ("nvec",), "MultiBinary": ("n",),
+}  # fmt: skip
+
+
 def space_convert(space: Any) -> gym.Space[Any]:
-    """The Gymnasium space that is equal to one of the older ``gym`` package, which need not be installed.
-
-    Args:
-        space: a Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of such spaces, of any package whose attributes have
-            these names. A Gymnasium space is returned as it is.
-
-    Raises:
-        TypeError: another kind of space.
+    """The Gymnasium space that is equal to one of the older ``gym`` package, which need not be installed: a Box, Discrete,
+    MultiDiscrete, MultiBinary, or a Dict or Tuple of such spaces. A Gymnasium space is returned as it is.
     """
     if isinstance(space, gym.Space):
         return space
     kind = type(space).__name__
-    if kind == "Box":
-        return gym.spaces.Box(low=space.low, high=space.high, shape=space.shape, dtype=space.dtype)
-    if kind == "Discrete":
-        return gym.spaces.Discrete(int(space.n), start=int(getattr(space, "start", 0)))
-    if kind == "MultiDiscrete":
-        return gym.spaces.MultiDiscrete(space.nvec)
-    if kind == "MultiBinary":
-        return gym.spaces.MultiBinary(space.n)
     if kind == "Dict":
         return gym.spaces.Dict({key: space_convert(sub) for key, sub in space.spaces.items()})
     if kind == "Tuple":
         return gym.spaces.Tuple([space_convert(sub) for sub in space.spaces])
-    raise TypeError(f"space is {space!r}, but must be a Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple")
+    if kind not in _ARGUMENTS:
+        raise TypeError(f"space is {space!r}, but must be a Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple")
+    arguments = {name: getattr(space, name) for name in _ARGUMENTS[kind]}
+    if kind == "Discrete":
+        arguments["start"] = getattr(space, "start", 0)
+    return getattr(gym.spaces, kind)(**arguments)  # type: ignore[no-any-return]
+
+
+__getattr__ = attributes(__name__)

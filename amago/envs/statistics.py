@@ -8,8 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
+Array = NDArray[Any]
+Mask = NDArray[np.bool_]
+
+AMAGO_ENV_LOG_PREFIX = "AMAGO_LOG_METRIC"
+"""Numbers in ``info`` under keys with this prefix are averaged and logged by environment name."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +44,11 @@ class PhaseStatistics:
 
     Attributes:
         episodes: finished rollouts, by actor, then in order of time.
-        frames: environment steps by environment name, including those of unfinished rollouts.
+        frames: environment steps by environment name, including the steps of unfinished rollouts.
         restarts: how many environments and workers were replaced.
         dropped: how many unfinished rollouts were dropped with them.
-        exploration: the numbers that each actor's exploration reports at the end (`ExplorationWrapper.exploration_metrics`), by name.
+        exploration: the numbers that each actor's exploration reports at the end (`ExplorationWrapper.exploration_metrics`), by
+            name.
     """
 
     episodes: list[EpisodeRecord] = field(default_factory=list)
@@ -60,7 +66,7 @@ class PhaseStatistics:
     def merge(self, later: PhaseStatistics) -> None:
         """Add the statistics of a later part of the phase."""
         self.add(later.episodes, later.frames)
-        self.episodes.sort(key=lambda e: e.actor)  # stable: in order of time for each actor
+        self.episodes.sort(key=lambda e: e.actor)
         self.restarts += later.restarts
         self.dropped += later.dropped
         self.exploration = later.exploration
@@ -94,14 +100,7 @@ class PhaseStatistics:
 
 
 class ReturnHistory:
-    """Returns of finished rollouts by environment name.
-
-    Args:
-        env_name: a name that is known beforehand, with which nothing is done: names come with the returns.
-
-    Attributes:
-        data: {env_name: [return, ...]}.
-    """
+    """Returns of finished rollouts: ``data`` is {env_name: [return, ...]}. The argument has no effect."""
 
     def __init__(self, env_name: str | None = None):
         self.data: dict[str, list[float]] = {}
@@ -110,23 +109,21 @@ class ReturnHistory:
     def of(cls, episodes: Iterable[EpisodeRecord]) -> ReturnHistory:
         """The returns of these rollouts."""
         history = cls()
-        for episode in episodes:
-            history.add_score(episode.env_name, episode.ret)
+        history.add(episodes)
         return history
+
+    def add(self, episodes: Iterable[EpisodeRecord]) -> None:
+        """Append the returns of these rollouts."""
+        for episode in episodes:
+            self.add_score(episode.env_name, episode.ret)
 
     def add_score(self, env_name: str, score: float) -> None:
         self.data.setdefault(env_name, []).append(float(score))
 
 
 class SpecialMetricHistory:
-    """Numbers that environments logged, by environment name.
-
-    Args:
-        env_name: as in `ReturnHistory`.
-
-    Attributes:
-        data: {env_name: {metric: [value, ...]}}.
-        log_prefix: `AMAGO_ENV_LOG_PREFIX`, which keys may begin with.
+    """Numbers that environments logged: ``data`` is {env_name: {metric: [value, ...]}}, ``log_prefix`` what keys may begin with. The
+    argument has no effect.
     """
 
     log_prefix = AMAGO_ENV_LOG_PREFIX
@@ -143,53 +140,25 @@ class SpecialMetricHistory:
                 history.add_score(episode.env_name, metric, value)
         return history
 
-    def add_score(self, env_name: str, key: str, value: Any) -> None:
-        """Append a number, or each number of an array.
-
-        Args:
-            env_name: the environment's name.
-            key: of the metric, with or without the prefix.
-            value: a number, or an array or list of numbers.
-
-        Raises:
-            ValueError: it holds something else.
-        """
+    def add_score(self, env_name: str, key: str, value: object) -> None:
+        """Append a number, or each number of an array or list; ``key`` may have the prefix. ValueError if it holds something else."""
         values = self.data.setdefault(env_name, {}).setdefault(metric_name(key) or key, [])
         values += metric_values(key, value)
 
 
-class MetricSums:
-    """Sums of the numbers logged in one rollout in progress."""
-
-    __slots__ = ("_sums",)
-
-    def __init__(self) -> None:
-        self._sums: dict[str, list[float]] = {}
-
-    def add(self, key: str, value: float) -> None:
-        both = self._sums.setdefault(key, [0.0, 0.0])
-        both[0] += value
-        both[1] += 1.0
-
-    def means(self) -> dict[str, float]:
-        return {key: total / n for key, (total, n) in self._sums.items()}
+Sums = dict[str, list[float]]
+"""{metric: [sum, number]} of the numbers logged in one rollout in progress."""
 
 
-def metric_name(key: Any) -> str | None:
+def metric_name(key: object) -> str | None:
     """The name under which an entry of ``info`` is logged: its key without the prefix. None if it is not logged."""
     if not isinstance(key, str) or not key.startswith(AMAGO_ENV_LOG_PREFIX):
         return None
     return key[len(AMAGO_ENV_LOG_PREFIX) :].strip(" _-/:") or AMAGO_ENV_LOG_PREFIX
 
 
-def metric_values(key: str, value: Any) -> list[float]:
-    """The numbers in an entry of ``info``: one, or those of an array.
-
-    Raises:
-        ValueError: it holds something else.
-    """
-    if value.__class__ is float:
-        return [value]
+def metric_values(key: str, value: object) -> list[float]:
+    """The numbers in an entry of ``info``: one, or the elements of an array. ValueError if it holds something else."""
     if isinstance(value, np.ndarray) and value.dtype == object:  # rows of a vectorised environment, which may differ in length
         return [number for one in value.ravel() if one is not None for number in metric_values(key, one)]
     try:
@@ -200,40 +169,108 @@ def metric_values(key: str, value: Any) -> list[float]:
         ) from None
 
 
-def collect_row(info: dict[Any, Any], sums: MetricSums) -> None:
+def collect_row(info: dict[Any, Any], sums: Sums) -> None:
     """Add the numbers in the ``info`` of one environment."""
     for key, value in info.items():
         if key.__class__ is str and key.startswith(AMAGO_ENV_LOG_PREFIX):
-            name = metric_name(key) or key
-            for number in metric_values(key, value):
-                sums.add(name, number)
+            _add(sums, key, value)
 
 
-def collect_rows(info: dict[Any, Any], rows: Any, sums: list[MetricSums]) -> None:
-    """Add the numbers in the ``info`` of a vectorised environment.
+def _add(sums: Sums, key: str, value: Any) -> None:
+    name = metric_name(key) or key
+    for number in (value,) if value.__class__ is float else metric_values(key, value):
+        both = sums.setdefault(name, [0.0, 0.0])
+        both[0] += number
+        both[1] += 1.0
 
-    An entry is an array with one value (or one array) a row, valid where the entry ``_key`` (if any) is True, or one number for all
-    rows.
 
-    Args:
-        info: of the step or reset.
-        rows: (B,) bool, the rows to add.
-        sums: one a row.
+def collect_rows(info: dict[Any, Any], rows: Mask, sums: list[Sums], masked: bool = False) -> None:
+    """Add the numbers in the ``info`` of a vectorised environment to the ``sums`` of some rows, (B,) bool.
+
+    An entry is an array with one value (or one array) a row, valid where the entry ``_key`` (if any) is True, or one number for
+    all rows. ``masked``: an array must have its mask, or None in rows without a value: else zeros of rows that log nothing
+    would count.
 
     Raises:
-        ValueError: an entry has another number of rows, or a value is not a single number.
+        ValueError: an entry has another number of rows, or has no mask, or a value is no number.
     """
     for key, value in info.items():
-        name = metric_name(key)
-        if name is None:
+        if metric_name(key) is None:
             continue
-        mask = rows & np.asarray(info[f"_{key}"], dtype=bool) if f"_{key}" in info else rows
-        values = np.asarray(value)
-        if values.ndim == 0:
-            values = np.broadcast_to(values, mask.shape)
-        if values.shape[0] != mask.shape[0]:
-            raise ValueError(f"info[{key!r}] has {values.shape[0]} values for {mask.shape[0]} environments")
+        mask, values = np.asarray(info.get(f"_{key}", True), dtype=bool), np.asarray(value)
+        for name, given in ((f"_{key}", mask), (key, values)):
+            if given.ndim and given.shape[0] != len(rows):
+                raise ValueError(f"info[{name!r}] has {given.shape[0]} values for {len(rows)} environments")
+        mask, values = rows & mask, values if values.ndim else np.broadcast_to(values, rows.shape)
+        if masked and np.ndim(value) and values.dtype != object and f"_{key}" not in info:
+            raise ValueError(
+                f"info[{key!r}] has a value for each of {len(rows)} environments, of which not all have ended, and does not say which "
+                f"have logged one: add info['_{key}'], a bool for each (True for all, if every step is to count)"
+            )
         for row in np.flatnonzero(mask):
             if values[row] is not None:
-                for number in metric_values(key, values[row]):
-                    sums[row].add(name, number)
+                _add(sums[row], key, values[row])
+
+
+class EpisodeStats:
+    """Returns, lengths, metrics and steps of the rollouts in progress in B rows, and the records of those that have ended.
+
+    Attributes:
+        tick: steps of the whole batch, ever.
+        began: (B,) tick at which each row's rollout opened.
+        ret: (B,) its return so far.
+        metrics, names: metrics that it has logged so far, and its environment's name.
+        total_frames: steps by environment name, ever; `count_frames` brings it up to date.
+        episodes: the rollouts that have ended since the last `drain`.
+    """
+
+    def __init__(self, rows: int, actor: int):
+        self.tick, self._actor = 0, actor
+        self.began = np.zeros(rows, dtype=np.int64)
+        self._counted = np.zeros(rows, dtype=np.int64)  # tick up to which each row's steps are in total_frames
+        self.ret = np.zeros(rows)
+        self.metrics: list[Sums] = [{} for _ in range(rows)]
+        self.names = [""] * rows  # until a rollout begins: an environment may have no name before
+        self.episodes: list[EpisodeRecord] = []
+        self.total_frames: Counter[str] = Counter()
+        self._drained: Counter[str] = Counter()  # the part of these that `drain` has returned
+
+    def begin(self, rows: Array, names: list[str]) -> None:
+        """Open new rollouts in these rows; ``names`` has the names of all rows."""
+        self._counted[rows] = self.tick
+        for row in rows.tolist():
+            self.names[row] = names[row]
+            self.close_row(row)
+
+    def collect(self, infos: Iterable[tuple[dict[str, Any], Mask]], vectorized: bool, masked: bool = False) -> None:
+        """Add what environments log in their infos; ``masked``: as in `collect_rows`."""
+        for info, rows in infos:
+            if info and vectorized:
+                collect_rows(info, rows, self.metrics, masked)
+            elif info:
+                collect_row(info, self.metrics[0])
+
+    def finish(self, row: int, terminated: bool) -> None:
+        """Make the record of a rollout that ended with the latest step."""
+        self.count_frames((row,))
+        length, metrics = self.tick - int(self.began[row]), {key: total / n for key, (total, n) in self.metrics[row].items()}
+        self.episodes.append(
+            EpisodeRecord(self.names[row], float(self.ret[row]), length, metrics, self._actor + row, terminated)
+        )
+
+    def close_row(self, row: int) -> None:
+        """Discard the rollout of a row."""
+        self.began[row], self.ret[row], self.metrics[row] = self.tick, 0.0, {}
+
+    def count_frames(self, rows: Iterable[int]) -> None:
+        """Count the steps of rows, up to now, for the environments that have their names."""
+        for row in rows:
+            if (n := self.tick - int(self._counted[row])) > 0:
+                self.total_frames[self.names[row]] += n
+            self._counted[row] = self.tick
+
+    def drain(self) -> tuple[list[EpisodeRecord], dict[str, int]]:
+        """The rollouts that have ended, and the steps by environment name, since the last call."""
+        out = self.episodes, dict(self.total_frames - self._drained)
+        self.episodes, self._drained = [], self.total_frames.copy()
+        return out

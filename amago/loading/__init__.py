@@ -2,23 +2,20 @@
 
 from torch.utils.data import Dataset as Dataset
 
+from amago.compat.names import attributes
 from amago.data.batch import Batch, RLData, collate
 from amago.data.batch import collate as RLData_pad_collate
-from amago.data.novelty import NoveltyRelabeler
-from amago.data.relabel import GoalSequenceRelabeler
-from amago.data.shaping import LastRewardShaping
 from amago.data.trajectory import MAGIC_PAD_VAL
 from amago.loading.checking import check_dataset
 from amago.loading.dataset import DatasetSettings, DoNothingDataset, RLDataset
-from amago.loading.disk import DiskTrajDataset
-from amago.loading.files import get_path_to_trajs, load_traj_from_disk
+from amago.loading.disk import DiskTrajDataset, get_path_to_trajs, load_traj_from_disk
 from amago.loading.loader import SequenceLoader
 from amago.loading.mixture import MixtureOfDatasets
 from amago.loading.offline import OfflineDataset
-from amago.loading.offline.arrays import ArrayDataset
-from amago.loading.offline.d4rl import D4RLDataset
+from amago.loading.offline.arrays import ArrayDataset, D4RLDataset
 from amago.loading.offline.minari import MinariDataset
 from amago.loading.offline.original import OriginalDataset
+from amago.relabeling import GoalSequenceRelabeler, LastRewardShaping, NoveltyRelabeler
 
 __all__ = [
     "MAGIC_PAD_VAL",
@@ -44,3 +41,5 @@ __all__ = [
     "get_path_to_trajs",
     "load_traj_from_disk",
 ]
+
+__getattr__ = attributes(__name__)

@@ -1,31 +1,138 @@
-"""`RLDataset`, the interface of all sources of training sequences, and what its subclasses share."""
+"""`RLDataset`, the interface of all sources of training sequences, and helpers of its subclasses."""
 
 from __future__ import annotations
 
+import inspect
+import logging
+import os
 import sys
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import gin
 import gymnasium as gym
 import numpy as np
 from torch.utils.data import Dataset
 
-from amago.compat import datasets as compat
-from amago.config import NamedArguments
-from amago.data.batch import Batch, RLData, collate, global_rng
+from amago.data.batch import Batch, RLData, check_padded_sampling, collate, global_rng, subsequence
 from amago.data.extras import ExtraField, check_extra_fields
-from amago.data.relabel import NoOpRelabeler, Relabeler, with_extras_of
 from amago.data.trajectory import FrozenTraj, StoredTraj
-from amago.data.windows import check_padded_sampling, subsequence
+from amago.relabeling import NoOpRelabeler, Relabeler, with_extras_of
 from amago.spaces import ActionSpec, space_differences
+
+logger = logging.getLogger(__name__)
+
+
+class DatasetForm(NamedTuple):
+    """Signatures and overrides of a dataset's class, which may have been written for the original system. The defaults describe
+    the classes of amago.
+
+    Attributes:
+        samples_whole: `sample_random_trajectory` takes no ``rng``, and returns whole trajectories, which are cut afterwards.
+        takes_experiment: `on_end_of_collection` takes ``experiment``.
+        reads_experiment: `configure_from_experiment` is overridden.
+        converts_whole: `DiskTrajDataset._traj_to_rl_data` is overridden: it is given whole trajectories, and relabels them.
+    """
+
+    samples_whole: bool = False
+    takes_experiment: bool = False
+    reads_experiment: bool = False
+    converts_whole: bool = False
+
+    @classmethod
+    def of(cls, dataset: type[RLDataset]) -> DatasetForm:
+        """The form of a class, which is inspected once, when it is defined."""
+
+        def overridden(name: str) -> bool:
+            """True if a class outside of amago has overridden a method."""
+            owner = next((c for c in dataset.__mro__ if name in vars(c)), RLDataset)
+            return not owner.__module__.startswith("amago.")
+
+        return cls(
+            not takes_arguments(dataset.sample_random_trajectory, 1, "rng"),
+            takes_arguments(dataset.on_end_of_collection, 1, "experiment"),
+            overridden("configure_from_experiment"),
+            overridden("_traj_to_rl_data"),
+        )
+
+
+def takes_arguments(method: Callable[..., Any], count: int, name: str) -> bool:
+    """True if a method takes so many positional arguments beside ``self``, or a keyword of this name."""
+    parameters = inspect.signature(method).parameters.values()
+    if any(p.kind is p.VAR_POSITIONAL or p.name == name for p in parameters):
+        return True
+    return len([p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]) > count
+
+
+def reads_files(dataset: object) -> bool:
+    """True if a dataset, or a part of a mixture, draws whole trajectories from a replay buffer by itself. It opens one file
+    for each trajectory, so that a file must hold one."""
+    return isinstance(dataset, RLDataset) and any(d.form.samples_whole and d.lists_files for d in dataset.all_datasets)
+
+
+def warn_of_inexact_resume(dataset: RLDataset) -> None:
+    """Log once, when a dataset is configured, that it draws from a random stream that no checkpoint holds."""
+    cls = type(dataset)
+    if cls.form.samples_whole and cls not in _warned:
+        _warned.add(cls)
+        logger.warning(
+            "%s.sample_random_trajectory takes no rng and therefore draws from a random stream of its own: a run that is resumed "
+            "will train on other sequences than it would have. Take rng, a numpy.random.Generator, and draw from it alone to resume "
+            "exactly.",
+            cls.__name__,
+        )
+
+
+_warned: set[type] = set()
+_one_at_a_time = threading.RLock()
+
+
+def _after_fork_in_child() -> None:
+    global _one_at_a_time
+    _one_at_a_time = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def draw(dataset: RLDataset, rng: np.random.Generator) -> RLData:
+    """One training sequence of at most ``settings.max_seq_len`` transitions."""
+    if not dataset.form.samples_whole:
+        return dataset.sample_random_trajectory(rng)
+    with _one_at_a_time:  # such code was written for processes, while ours is called from several threads
+        whole = dataset.sample_random_trajectory()
+    if dataset.max_seq_len is None:
+        return whole
+    cut_short = dataset.settings is not None and dataset.settings.cut_short_trajectories
+    return whole.random_slice(dataset.max_seq_len, dataset.padded_sampling, rng, cut_short)
+
+
+def configure_dataset(dataset: RLDataset, settings: DatasetSettings) -> None:
+    """Configure a dataset, by its own `configure_from_experiment` if it has one and the experiment is known."""
+    if dataset.form.reads_experiment and settings.experiment is not None:
+        dataset.configure_from_experiment(settings.experiment)
+    else:
+        dataset.configure(settings)
+
+
+def collection_ended(dataset: RLDataset, experiment: object = None) -> dict[str, Any]:
+    """Call `on_end_of_collection`, with the experiment if the method takes it.
+
+    Args:
+        experiment: None: the one that has configured the dataset.
+    """
+    if not dataset.form.takes_experiment:
+        return dataset.on_end_of_collection()
+    known = None if dataset.settings is None else dataset.settings.experiment
+    return dataset.on_end_of_collection(experiment=known if experiment is None else experiment)
 
 
 @dataclass(frozen=True)
 class DatasetSettings:
-    """Settings of an `Experiment` that its data set needs.
+    """Settings of an `Experiment` that its dataset needs.
 
     Attributes:
         max_seq_len: L, transitions in a training sequence at most.
@@ -75,51 +182,53 @@ class DatasetSettings:
         return subsequence(length, self.max_seq_len, self.padded_sampling, rng, self.cut_short_trajectories, piece)
 
     def drawing(self, rng: np.random.Generator | None) -> tuple[DatasetSettings, np.random.Generator]:
-        """The settings and the random stream of `RLDataset.sample_random_trajectory`; without ``rng``, for whole trajectories."""
+        """The settings and the random stream of `RLDataset.sample_random_trajectory`; without ``rng``, for whole
+        trajectories."""
         if rng is not None:
             return self, rng
         return replace(self, max_seq_len=sys.maxsize, cut_short_trajectories=False), global_rng()
 
 
-class RLDataset(NamedArguments, Dataset[RLData], ABC):
+class RLDataset(Dataset[RLData], ABC):
     """A source of training sequences. Subclass, and override at least `sample_random_trajectory`.
 
     ``Experiment`` calls `configure_from_experiment` and then `check_spaces` before training. In each epoch it calls
-    `on_end_of_collection`, asks `ready_for_training`, draws batches by `sample_random_trajectory` (from several threads at
-    once), and calls `on_end_of_training`. Nothing else may change what is sampled: then batch n depends on (seed, process, n)
-    alone, and a run that is resumed goes on with the batches that it would have drawn.
+    `on_end_of_collection`, checks `ready_for_training`, draws batches by `sample_random_trajectory` (from several threads at
+    once), and calls `on_end_of_training`. Nothing else may change the sampled sequences: then batch n depends on (seed,
+    process, n) alone, and a run that is resumed goes on with the batches that it would have drawn.
 
-    It also is a data set of torch, of ``items_per_epoch`` random sequences, for a
+    It also is a dataset of torch, of ``items_per_epoch`` random sequences, for a
     ``torch.utils.data.DataLoader(dataset, batch_size, collate_fn=RLData_pad_collate, num_workers=2)``.
 
     Args:
         dset_name: in metrics; default: the name of the class. A subclass need not call this constructor.
 
     Attributes:
-        settings: since `configure`.
+        settings: since `configure`; None before.
         max_seq_len, padded_sampling, has_edit_rights, items_per_epoch: of ``settings``; None, "none", False and 0 before.
-        form: how methods are called that have another signature in code written for the original system.
+        form: the call form of methods that have another signature in code written for the original system.
     """
 
-    settings: DatasetSettings
+    settings: DatasetSettings = None  # type: ignore[assignment]  # until `configure`
     max_seq_len: int | None = None
     padded_sampling: str = "none"
     has_edit_rights: bool = False
     items_per_epoch: int = 0
-    form: ClassVar[compat.DatasetForm] = compat.DatasetForm()
+    form: ClassVar[DatasetForm] = DatasetForm()
+    lists_files: ClassVar[bool] = False  # True: it has `all_filenames`
     _dset_name: str | None = None
     _obs_space: gym.spaces.Dict | None = None  # of the policy
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
-        cls.form = compat.form_of(cls, RLDataset)  # type: ignore[type-abstract]
+        cls.form = DatasetForm.of(cls)  # type: ignore[type-abstract]
 
     def __init__(self, dset_name: str | None = None):
         self.dset_name = dset_name
 
     @property
     def dset_name(self) -> str:
-        """The name of the data set in metrics."""
+        """The name of the dataset in metrics."""
         return type(self).__name__ if self._dset_name is None else self._dset_name
 
     @dset_name.setter
@@ -127,7 +236,7 @@ class RLDataset(NamedArguments, Dataset[RLData], ABC):
         self._dset_name = name
 
     def get_description(self) -> str:
-        """The data set in a few words, for summaries. Default: its name."""
+        """The dataset in a few words, for summaries. Default: its name."""
         return self.dset_name
 
     def configure(self, settings: DatasetSettings | None = None, **values: Any) -> None:
@@ -139,7 +248,7 @@ class RLDataset(NamedArguments, Dataset[RLData], ABC):
         self.settings = settings = DatasetSettings(**values) if settings is None else settings
         self.max_seq_len, self.padded_sampling = settings.max_seq_len, settings.padded_sampling
         self.has_edit_rights, self.items_per_epoch = settings.has_edit_rights, settings.items_per_epoch
-        compat.warn_of_inexact_resume(self)
+        warn_of_inexact_resume(self)
 
     def configure_from_experiment(self, experiment: Any) -> None:
         """`configure` with the fields of an `Experiment`, which calls this in ``start()``.
@@ -150,15 +259,20 @@ class RLDataset(NamedArguments, Dataset[RLData], ABC):
         self.configure(DatasetSettings.of(experiment))
 
     @property
+    def all_datasets(self) -> Sequence[RLDataset]:
+        """The datasets that this one mixes; itself, if it is no mixture."""
+        return [self]
+
+    @property
     def configured(self) -> bool:
-        """Whether `configure` was called."""
+        """True if `configure` was called."""
         return self.max_seq_len is not None
 
     def check_configured(self) -> None:
         """Raise ValueError before `configure`."""
         if not self.configured:
             raise ValueError(
-                f"the data set {self.dset_name!r} is not configured: Experiment.start() does it, or call "
+                f"the dataset {self.dset_name!r} is not configured: Experiment.start() does it, or call "
                 "configure(DatasetSettings(...)) or configure_from_experiment(experiment)"
             )
 
@@ -166,9 +280,9 @@ class RLDataset(NamedArguments, Dataset[RLData], ABC):
     def sample_random_trajectory(self, rng: np.random.Generator | None = None) -> RLData:
         """Draw one training sequence of at most ``settings.max_seq_len`` transitions, with ``rng`` as the only randomness.
 
-        Without ``rng`` a data set of amago draws a whole trajectory, from a stream seeded by torch's global one. A subclass whose
-        method takes no ``rng`` may return whole trajectories of any length, which are cut afterwards; its draws cannot be repeated
-        when a run is resumed.
+        Without ``rng`` a dataset of amago draws a whole trajectory, from a stream seeded by torch's global one. A subclass
+        whose method takes no ``rng`` may return whole trajectories of any length, which are cut afterwards; its draws cannot be
+        repeated when a run is resumed.
         """
 
     def sample_batch(self, rng: np.random.Generator, batch_size: int) -> Batch:
@@ -176,9 +290,8 @@ class RLDataset(NamedArguments, Dataset[RLData], ABC):
 
         Extra fields that a sequence lacks get their default.
         """
-        settings = getattr(self, "settings", None)
-        extra_fields = settings.extra_fields if settings is not None else ()
-        return collate([compat.draw(self, rng) for _ in range(batch_size)], extra_fields, self._obs_space)
+        extra_fields = () if self.settings is None else self.settings.extra_fields
+        return collate([draw(self, rng) for _ in range(batch_size)], extra_fields, self._obs_space)
 
     def __len__(self) -> int:
         """``items_per_epoch``.
@@ -201,16 +314,16 @@ class RLDataset(NamedArguments, Dataset[RLData], ABC):
         self.check_configured()
         if not -len(self) <= i < len(self):
             raise IndexError(f"index {i} of {len(self)} sequences")
-        return compat.draw(self, global_rng())
+        return draw(self, global_rng())
 
     @property
     def ready_for_training(self) -> bool:
-        """Whether there are sequences to sample. Default: since `configure`."""
+        """True if there are sequences to sample. Default: once `configure` was called."""
         return self.configured
 
     @property
     def can_become_ready(self) -> bool:
-        """Whether waiting for data makes sense while this is not `ready_for_training`. Default: True."""
+        """True if data may still arrive while this is not `ready_for_training`. Default: True."""
         return True
 
     def close(self) -> None:
@@ -228,7 +341,7 @@ class RLDataset(NamedArguments, Dataset[RLData], ABC):
         """
         self._obs_space = obs_space
 
-    def on_end_of_collection(self, experiment: Any = None) -> dict[str, float]:
+    def on_end_of_collection(self, experiment: object = None) -> dict[str, float]:
         """Called after each collection phase (and before the first training phase); returns metrics of section ``buffer``.
 
         Args:
@@ -241,8 +354,12 @@ class RLDataset(NamedArguments, Dataset[RLData], ABC):
         return {}
 
     def describe(self) -> str:
-        """The data set in the summary of a run that collects nothing, after `configure`. Default: the name of the class."""
+        """The dataset in the summary of a run that collects nothing, after `configure`. Default: the name of the class."""
         return type(self).__name__
+
+    def described_by(self) -> list[str]:
+        """The attributes that `amago.describe.describe` shows: the arguments; the others come from files."""
+        return [name for name in inspect.signature(type(self).__init__).parameters if hasattr(self, name)]
 
     def delete(self, *, delete_protected: bool = False, delete_quarantine: bool = False) -> None:
         """Delete the data that was collected from disk. Default: does nothing.
@@ -255,16 +372,15 @@ class RLDataset(NamedArguments, Dataset[RLData], ABC):
     def refused_files(self) -> dict[str, str]:
         """{path: reason} of the files that were found but cannot be sampled. Default: none.
 
-        While there are some and this is not `ready_for_training`, a process that never collects waits for
-        ``Experiment.refused_data_timeout`` seconds at most.
+        While there are some and this is not `ready_for_training`, a process that never collects waits for a minute at most.
         """
         return {}
 
     @property
     def collected_steps(self) -> int | None:
-        """Transitions that actors have ever delivered, deleted ones included; None (the default) if that is not counted.
+        """Transitions that actors have ever delivered, deleted ones included; None (the default) if they are not counted.
 
-        The environment steps of a process that trains and never collects.
+        A process that trains and never collects reports them as its environment steps.
         """
         return None
 
@@ -273,7 +389,7 @@ class RLDataset(NamedArguments, Dataset[RLData], ABC):
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state that `state_dict` returned."""
+        """Restore the state returned by `state_dict`."""
 
 
 def check_same_spaces(
@@ -284,13 +400,13 @@ def check_same_spaces(
     action_space: gym.Space[Any],
     other: str = "the environment",
 ) -> None:
-    """Refuse recorded trajectories whose observations or actions differ from those of ``other``.
+    """Refuse recorded trajectories with other observations or actions than ``other``.
 
     Observations must have the same keys, shapes and dtypes, and bounds that do not contradict each other
-    (`amago.spaces.same_range`); a policy would take pixels from 0 to 255 for pixels from 0 to 1.
+    (`amago.spaces.same_range`); a policy would read pixels from 0 to 255 as pixels from 0 to 1.
 
     Raises:
-        ValueError: names both, and what to convert.
+        ValueError: names both, and the conversion that is needed.
     """
 
     def shapes(space: gym.spaces.Dict) -> dict[str, tuple[int, ...] | None]:
@@ -310,28 +426,24 @@ def check_same_spaces(
             "(gymnasium.wrappers.TransformObservation), so that dtype and range agree; if the numbers mean the same already, "
             "declare the same observation space"
         )
+    found_actions = found_spec.space
+    if isinstance(found_actions, gym.spaces.Box) and isinstance(action_space, gym.spaces.Box):
+        same = np.allclose(found_actions.low, action_space.low) and np.allclose(found_actions.high, action_space.high)
+        if not same:  # the stored numbers, -1 to 1, would mean other actions
+            raise ValueError(
+                f"{what} has actions {found_actions}, but {other} has {action_space}: the same number would mean two different actions"
+            )
 
 
-def check_same_box(what: str, found: gym.Space[Any], wanted: gym.Space[Any], other: str = "the environment") -> None:
-    """Raise ValueError if two boxes of actions differ: the stored numbers, -1 to 1, would mean different actions."""
-    if not (isinstance(found, gym.spaces.Box) and isinstance(wanted, gym.spaces.Box)):
-        return
-    if not all(np.allclose(getattr(found, side), getattr(wanted, side)) for side in ("low", "high")):
-        raise ValueError(
-            f"{what} has actions {found}, but {other} has {wanted}: the same number would mean two different actions"
-        )
+Rewriting = Relabeler | Callable[[FrozenTraj], FrozenTraj]
 
 
-def checked_relabeler(relabeler: Relabeler | None) -> Relabeler | Callable[[FrozenTraj], FrozenTraj]:
-    """The relabeler, or one that changes nothing.
-
-    Raises:
-        ValueError: a class, or something that cannot be called.
-    """
+def checked_relabeler(relabeler: Rewriting | None) -> Rewriting:
+    """The relabeler, or one that changes nothing; ValueError for a class, or something that cannot be called."""
     if isinstance(relabeler, type):
         raise ValueError(f"relabeler must be an instance, got the class {relabeler.__name__}; write {relabeler.__name__}()")
     if relabeler is not None and not callable(relabeler):
-        raise ValueError(f"relabeler must be an amago.data.trajectory.Relabeler (an instance, not a class), got {relabeler!r}")
+        raise ValueError(f"relabeler must be an amago.hindsight.Relabeler (an instance, not a class), got {relabeler!r}")
     return NoOpRelabeler() if relabeler is None else relabeler
 
 
@@ -339,7 +451,7 @@ def sample_window(
     length: int,
     spec: ActionSpec,
     read: Callable[..., StoredTraj],
-    relabeler: Relabeler | Callable[[FrozenTraj], FrozenTraj],
+    relabeler: Rewriting,
     settings: DatasetSettings,
     rng: np.random.Generator,
     piece: tuple[int, int] = (0, 1),
@@ -349,7 +461,8 @@ def sample_window(
     Args:
         length: T of the whole trajectory.
         read: ``read()`` gives the whole trajectory, ``read(start, stop)`` a part of it; new arrays either way.
-        piece: see `subsequence`; of a trajectory that the relabeler makes longer or shorter, the window is drawn from all of it.
+        piece: see `subsequence`; of a trajectory that the relabeler makes longer or shorter, the window is drawn from all of
+            it.
     """
     start, stop = settings.window(length, rng, piece)
     if isinstance(relabeler, NoOpRelabeler):

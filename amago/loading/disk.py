@@ -1,4 +1,4 @@
-"""`DiskTrajDataset`, the replay buffer on disk."""
+"""`DiskTrajDataset`, the replay buffer on disk, and single files of it."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amago.data.batch import Batch, RLData
-from amago.data.relabel import NoOpRelabeler, Relabeler
-from amago.data.trajectory import FrozenTraj, StoredTraj
-from amago.loading.batching import BatchBuffers
+from amago.data.trajectory import FrozenTraj
 from amago.loading.dataset import (
     DatasetSettings,
     RLDataset,
-    check_same_box,
     check_same_spaces,
     checked_relabeler,
     sample_window,
 )
-from amago.loading.priority import PriorityChances
+from amago.loading.loader import BatchBuffers
 from amago.loading.sampling import Chances, Draw, Sampling
-from amago.spaces import action_spec
+from amago.relabeling import NoOpRelabeler, Relabeler
 from amago.store import EvictedError, StoreView, TrajectoryStore
-from amago.store.schema import Schema
+from amago.store import index as store_index
+from amago.store.files import BadFileError, PickleRefusedError
+from amago.store.formats import PICKLE
+from amago.store.schema import Schema, Schemas
 from amago.store.store import FIFO, PROTECTED
 
 logger = logging.getLogger(__name__)
@@ -40,41 +40,42 @@ class DiskTrajDataset(RLDataset):
     """The replay buffer: trajectories on disk, sampled at random.
 
     ``{dset_root}/{dset_name}/buffer/fifo`` is written by actors, its oldest files deleted; ``buffer/protected`` is sampled
-    and never deleted. A trajectory is drawn as ``sampling`` says, by default uniformly, then a window of it (`subsequence`).
+    and never deleted. A trajectory is drawn by the rule ``sampling``, by default uniformly, then a window of it
+    (`subsequence`).
 
     Args:
-        dset_root: directory of all data sets ("~" is expanded).
+        dset_root: directory of all datasets ("~" is expanded).
         dset_name: name of this one.
         dset_max_size: trajectories kept in ``fifo``.
         dset_min_size: training waits until there are more trajectories than this.
         relabeler: rewrites each trajectory before the window is cut; default: none.
-        allow_pickle: load ``.traj`` pickles. They run code: only for files that you wrote yourself.
-        dset_max_steps, dset_max_bytes: transitions, and bytes, kept in ``fifo``. All three limits hold at the same time. The oldest
-            files are deleted, each as a whole, so up to one file more may remain.
-        sampling: "uniform": every trajectory is as likely as any other. "length": every timestep is in as many training sequences as any
-            other, on average over its trajectory; a trajectory of T transitions, of which `subsequence` chooses E on average, has the
-            weight T / E. "recent": the weight halves with every ``half_life`` trajectories that are newer; those in ``protected`` count as
-            older than all in ``fifo``. "priority": sequences by the TD error of their last update (R2D2, Kapturowski et al. 2019); a
-            trajectory divides into sequences of ``max_seq_len``, and those that are new come first. Errors arrive after the update,
-            so with ``dloader_workers`` above 0 a seeded run does not repeat exactly.
-        half_life: of "recent", in trajectories; more than 0.
-        balance: "env_name": each environment, by its name, has the same share of the sequences, and its trajectories share it as
-            ``sampling`` says (ages are counted among them). None: trajectories are drawn without regard to their environments.
-        priority_alpha, priority_beta, priority_eta: of "priority", in [0, 1]. A sequence is drawn in proportion to p^alpha, and its losses
-            are weighted by (N P)^-beta, with N sequences and probability P. Its p is eta times the largest plus 1 - eta times the
-            mean of abs(TD error) over its timesteps.
+        dset_max_steps, dset_max_bytes: transitions, and bytes, kept in ``fifo``. All three limits hold at the same time. The
+            oldest files are deleted, each as a whole, so up to one file more may remain.
+        sampling: "uniform": every trajectory is as likely as any other. "length": every timestep is in as many training
+            sequences as any other, on average over its trajectory; a trajectory of T transitions, of which `subsequence`
+            chooses E on average, has the weight T / E. "priority": sequences by the TD error of their last update (R2D2,
+            Kapturowski et al. 2019); a trajectory divides into sequences of ``max_seq_len``, and those that are new come first.
+            Errors arrive after the update, so with ``dloader_workers`` above 0 a seeded run does not repeat exactly.
+        balance: "env_name": each environment, by its name, has the same share of the sequences, and its trajectories share it
+            by ``sampling`` (ages are counted among them). None: trajectories are drawn without regard to their environments.
+        priority_alpha, priority_beta, priority_eta: of "priority", in [0, 1]. A sequence is drawn in proportion to p^alpha, and
+            its losses are weighted by P^-beta, P its probability among the sequences of its environment (``balance``) or among
+            all; weights are scaled to a mean of 1, so that ``balance`` and the weights of a mixture hold for losses too. Its p
+            is eta times the largest plus 1 - eta times the mean of abs(TD error) over its timesteps; without any loss, a tenth
+            of its last value.
 
     Attributes:
         reads_batches: `sample_batch` reads its sequences directly into the batch, which is faster, instead of calling
             `sample_random_trajectory`. A subclass that does not change which sequences are drawn, or how they are read, keeps
             this by ``class Mine(DiskTrajDataset, reads_batches=True)``.
-        fifo_filenames, all_filenames: absolute paths of the files in ``fifo`` (a set), and of all files (a list), since the last
-            `on_end_of_collection`. Paths that a subclass's `_refresh_files` removes from ``all_filenames`` are not sampled.
+        fifo_filenames, all_filenames: absolute paths of the files in ``fifo`` (a set), and of all files (a list), since the
+            last `on_end_of_collection`. Paths that a subclass's `_refresh_files` removes from ``all_filenames`` are not
+            sampled.
     """
 
-    reads_batches = True
+    reads_batches = lists_files = True
 
-    def __init_subclass__(cls, reads_batches: bool = False, **kwargs: Any) -> None:
+    def __init_subclass__(cls, reads_batches: bool = False, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         cls.reads_batches = reads_batches
 
@@ -85,11 +86,9 @@ class DiskTrajDataset(RLDataset):
         dset_max_size: float = float("inf"),
         dset_min_size: float = 0,
         relabeler: Relabeler | None = None,
-        allow_pickle: bool = False,
         dset_max_steps: float = float("inf"),
         dset_max_bytes: float = float("inf"),
         sampling: str = "uniform",
-        half_life: float | None = None,
         balance: str | None = None,
         priority_alpha: float = 0.9,
         priority_beta: float = 0.6,
@@ -109,14 +108,13 @@ class DiskTrajDataset(RLDataset):
                 "relabeler=..."
             )
         super().__init__(dset_name)
-        self.dset_root, self.dset_min_size = Path(dset_root).expanduser(), dset_min_size
+        self.dset_root, self.dset_min_size = Path(dset_root).expanduser().absolute(), dset_min_size
         self.dset_max_size, self.dset_max_steps, self.dset_max_bytes = dset_max_size, dset_max_steps, dset_max_bytes
         self.relabeler = checked_relabeler(relabeler)
-        self.allow_pickle = allow_pickle
-        self._sampling = Sampling(sampling, half_life, balance, (priority_alpha, priority_beta, priority_eta))
-        self.sampling, self.half_life, self.balance = sampling, half_life, balance
+        self._sampling = Sampling(sampling, balance, (priority_alpha, priority_beta, priority_eta))
+        self.sampling, self.balance = sampling, balance
         self.priority_alpha, self.priority_beta, self.priority_eta = priority_alpha, priority_beta, priority_eta
-        self._chances: Chances | PriorityChances | None = None  # of the view that was drawn from last
+        self._chances: Chances | None = None  # of the view that was drawn from last
         self._store: TrajectoryStore | None = None
         self._pending_state: dict[str, Any] | None = None
         self._spaces: tuple[gym.spaces.Dict, gym.Space[Any]] | None = None  # of the policy
@@ -155,10 +153,10 @@ class DiskTrajDataset(RLDataset):
             RuntimeError: before `configure`.
         """
         if self._store is None:
-            raise RuntimeError("the data set is opened by Experiment.start(), or by configure(DatasetSettings(...))")
+            raise RuntimeError("the dataset is opened by Experiment.start(), or by configure(DatasetSettings(...))")
         return self._store
 
-    def configure(self, settings: DatasetSettings | None = None, **values: Any) -> None:
+    def configure(self, settings: DatasetSettings | None = None, **values: object) -> None:
         super().configure(settings, **values)
         self._sampling.check(self.settings)
         if self._store is not None:
@@ -169,7 +167,6 @@ class DiskTrajDataset(RLDataset):
             max_steps=self.dset_max_steps,
             max_bytes=self.dset_max_bytes,
             edit=self.has_edit_rights,
-            allow_pickle=self.allow_pickle,
         )
         if self._pending_state is not None:
             self._store.load_state_dict(self._pending_state)
@@ -184,6 +181,8 @@ class DiskTrajDataset(RLDataset):
 
     def _find_files(self) -> None:
         """Find new files, delete the oldest beyond the limits, and choose those to sample."""
+        if type(self)._refresh_files is not DiskTrajDataset._refresh_files:  # which need not call super
+            self.store.refresh(evict=False)
         self._refresh_files()
         self._filter()
         known, chosen = self.store.paths(), set(self.all_filenames)
@@ -193,20 +192,22 @@ class DiskTrajDataset(RLDataset):
                 self.dset_name, len(strangers), self.buffer_dir, min(strangers),
             )  # fmt: skip
         self._only = None if known <= chosen else (None, chosen, np.zeros(0, np.int64))
-        self._chances = None
+        with self._sampling.lock:
+            self._chances = None
 
     def _refresh_files(self) -> None:
-        """Find files that were added or deleted. Override, call super, and change ``all_filenames`` to sample only some of them."""
+        """Find files that were added or deleted. Override, call super, and change ``all_filenames`` to sample only some of
+        them."""
         self.store.refresh(evict=False)
-        fifo = self._list_abs_path_to_files(self.fifo_path)
-        self.fifo_filenames, self.all_filenames = set(fifo), [*self._list_abs_path_to_files(self.protected_path), *fifo]
+        self.fifo_filenames = set(self._list_abs_path_to_files(self.fifo_path))
+        self.all_filenames = sorted(self._list_abs_path_to_files(self.protected_path)) + sorted(self.fifo_filenames)
 
-    def _list_abs_path_to_files(self, directory: str) -> list[str]:
-        """The trajectory files in a directory, the oldest first. Override to sample only some of them."""
+    def _list_abs_path_to_files(self, directory: str) -> set[str]:
+        """The trajectory files in a directory. Override to sample only some of them."""
         for partition, path in ((FIFO, self.fifo_path), (PROTECTED, self.protected_path)):
             if os.path.abspath(directory) == os.path.abspath(path):
-                return self.store.paths_in(partition)
-        return sorted(os.path.join(directory, name) for name in os.listdir(directory) if not name.startswith("."))
+                return set(self.store.paths_in(partition))
+        return {os.path.join(directory, name) for name in os.listdir(directory) if not name.startswith(".")}
 
     def _filter(self) -> None:
         """Delete the oldest files in ``fifo`` beyond the limits. Override to delete others, or none."""
@@ -219,27 +220,33 @@ class DiskTrajDataset(RLDataset):
     # ---- sampling --------------------------------------------------------------------------------------------------------
 
     def _drawn(self, rng: np.random.Generator) -> Draw:
-        """A random trajectory of those to sample."""
+        """A random trajectory among the files to sample."""
+        drawn = self._draw(rng)
+        if drawn is None:  # another process may have deleted all known files, and others may have come
+            self._find_files()
+            drawn = self._draw(rng)
+        if drawn is None:
+            raise RuntimeError(f"the replay buffer {self.buffer_dir} is empty: collect first, or check dset_root and dset_name")
+        return drawn
+
+    def _draw(self, rng: np.random.Generator) -> Draw | None:
         view = self.store.view()  # does not change when another thread adds or deletes files
         if not self._sampling.plain:
-            drawn = self._chances_in(view).draw(rng)
-            if drawn is not None:
-                return Draw(view, *drawn)
-        elif self._only is not None:
-            indices = self._indices(view, *self._only)
-            if len(indices):
-                return Draw(view, int(indices[rng.integers(len(indices))]))
-        elif len(view):
-            return Draw(view, int(rng.integers(len(view))))
-        raise RuntimeError(f"the replay buffer {self.buffer_dir} is empty: collect first, or check dset_root and dset_name")
+            return self._chances_of(view).draw(rng)
+        indices = None if self._only is None else self._indices(view)
+        n = len(view) if indices is None else len(indices)
+        if n == 0:
+            return None
+        i = int(rng.integers(n))
+        return Draw(view, i if indices is None else int(indices[i]))
 
-    def _chances_in(self, view: StoreView) -> Chances | PriorityChances:
+    def _chances_of(self, view: StoreView) -> Chances:
         """The probabilities of the trajectories, computed once for each view."""
-        chances = self._chances
-        if chances is None or chances.view is not view:
-            only = None if self._only is None else self._indices(view, *self._only)
-            self._chances = chances = self._sampling.chances(view, only, self.settings)
-        return chances
+        with self._sampling.lock:
+            chances = self._chances
+            if chances is None or chances.view is not view:
+                self._chances = chances = self._sampling.chances(view, self._indices(view), self.settings)
+            return chances
 
     def _lost(self, view: StoreView, index: int) -> None:
         """Draw no more from a file that could not be read."""
@@ -247,30 +254,33 @@ class DiskTrajDataset(RLDataset):
         if chances is not None and chances.view is view:
             chances.exclude(index)
 
-    def _indices(self, view: StoreView, of: StoreView | None, paths: set[str], indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The trajectories in the files to sample: those known of a view, or those of another."""
-        if of is not view:
-            indices = view.indices_in(paths)
-            self._only = view, paths, indices
-        return indices
+    def _indices(self, view: StoreView) -> NDArray[np.int64] | None:
+        """The trajectories in the files to sample, looked up once for each view; None: all."""
+        only = self._only
+        if only is None:
+            return None
+        if only[0] is not view:
+            self._only = only = view, only[1], view.indices_in(only[1])
+        return only[2]
 
     def sample_random_trajectory(self, rng: np.random.Generator | None = None) -> RLData:
         (settings, rng), whole = self.settings.drawing(rng), rng is None
         while True:
             view, index, piece, source = self._drawn(rng)
+            read, spec = functools.partial(view.read, index, extras=self.settings.extra_fields), view.action_spec(index)
             try:
-                if not self.form.converts_whole:
-                    data = RLData.from_traj(self._window(view, index, settings, rng, piece))
-                    data.source = source
-                    return data
-                data = self._traj_to_rl_data(self._stored(view, index).derive(view.action_spec(index)))
+                if self.form.converts_whole:
+                    data = self._traj_to_rl_data(read().derive(spec))
+                    if not whole:
+                        window = settings.max_seq_len, settings.padded_sampling, rng, settings.cut_short_trajectories
+                        data = data.random_slice(*window)
+                else:
+                    length = int(view.lengths[index])
+                    data = RLData.from_traj(sample_window(length, spec, read, self.relabeler, settings, rng, piece))
                 data.source = source
+                return data
             except EvictedError:  # deleted since the view was made: draw another
                 self._lost(view, index)
-                continue
-            return data if whole else data.random_slice(
-                settings.max_seq_len, settings.padded_sampling, rng, settings.cut_short_trajectories
-            )  # fmt: skip
 
     def _traj_to_rl_data(self, traj: FrozenTraj) -> RLData:
         """A whole trajectory, relabelled, as tensors. An override is given all of each trajectory, which is cut afterwards."""
@@ -281,43 +291,27 @@ class DiskTrajDataset(RLDataset):
 
         Where `reads_batches` is True and nothing is relabelled, they are read directly into the batch.
         """
-        if self.reads_batches and isinstance(self.relabeler, NoOpRelabeler):
-            state = rng.bit_generator.state
-            buffers = self._filled(rng, batch_size)
-            if buffers is not None:
-                return buffers.batch()
-            rng.bit_generator.state = state
-        return super().sample_batch(rng, batch_size)
-
-    def _filled(self, rng: np.random.Generator, batch_size: int) -> BatchBuffers | None:
-        """The sequences of a batch, or None where their files have different fields."""
-        extra_fields = self.settings.extra_fields
+        if not (self.reads_batches and isinstance(self.relabeler, NoOpRelabeler)):
+            return super().sample_batch(rng, batch_size)
+        state, settings = rng.bit_generator.state, self.settings
         buffers, row = None, 0
         while row < batch_size:
             view, index, piece, source = self._drawn(rng)
-            start, stop = self.settings.window(int(view.lengths[index]), rng, piece)
+            start, stop = settings.window(int(view.lengths[index]), rng, piece)
             schema = view.schema(index)
             if buffers is None:
-                buffers = BatchBuffers(schema, batch_size, self.settings.max_seq_len, extra_fields)
-            if schema is not buffers.schema:
-                return None
+                buffers = BatchBuffers(schema, batch_size, settings.max_seq_len, settings.extra_fields)
+            if schema is not buffers.schema:  # files with other fields
+                rng.bit_generator.state = state
+                return super().sample_batch(rng, batch_size)
             try:
                 buffers.read(row, view, index, start, stop)
                 buffers.sources.append(source)
                 row += 1
             except EvictedError:  # deleted since the view was made: draw another
                 self._lost(view, index)
-                continue
-        return buffers
-
-    def _stored(self, view: StoreView, index: int, start: int = 0, stop: int | None = None) -> StoredTraj:
-        return view.read(index, start, stop, extras=self.settings.extra_fields)
-
-    def _window(
-        self, view: StoreView, index: int, settings: DatasetSettings, rng: np.random.Generator, piece: tuple[int, int]
-    ) -> FrozenTraj:
-        read = functools.partial(self._stored, view, index)
-        return sample_window(int(view.lengths[index]), view.action_spec(index), read, self.relabeler, settings, rng, piece)
+        assert buffers is not None
+        return buffers.batch()
 
     def check_spaces(self, obs_space: gym.spaces.Dict, action_space: gym.Space[Any]) -> None:
         super().check_spaces(obs_space, action_space)
@@ -326,25 +320,22 @@ class DiskTrajDataset(RLDataset):
         self._check_new_kinds()
 
     def _check_new_kinds(self) -> None:
-        """Compare the spaces of files that were added with those of the policy; files of other processes may come at any time."""
+        """Compare the spaces of added files with the policy's; files of other processes may come at any time."""
         view, what = self.store.view(), f"the replay buffer {self.buffer_dir}"
-        for index, schema in view.kinds():
+        for _, schema in view.kinds():
             if self._spaces is None or schema in self._checked:
                 continue
             spec, (obs_space, action_space) = schema.action_spec, self._spaces
-            if view.path(index).endswith(".traj") and spec.dim == action_spec(action_space).dim:
-                action_space = spec.space  # this format records the width of actions only
             check_same_spaces(what, schema.obs_space, spec, obs_space, action_space)
-            check_same_box(what, spec.space, action_space)
             self._checked.add(schema)
 
     @property
     def ready_for_training(self) -> bool:
         view = self.store.view()
-        have = len(view) if self._only is None else len(self._indices(view, *self._only))
-        return have > self.dset_min_size
+        indices = self._indices(view)
+        return (len(view) if indices is None else len(indices)) > self.dset_min_size
 
-    def on_end_of_collection(self, experiment: Any = None) -> dict[str, float]:
+    def on_end_of_collection(self, experiment: object = None) -> dict[str, float]:
         self._find_files()
         self._check_new_kinds()
         sizes = self.store.info()
@@ -375,15 +366,42 @@ class DiskTrajDataset(RLDataset):
         return self.store.refused()
 
     def state_dict(self) -> dict[str, Any]:
-        priorities = self._sampling.priorities
-        return {"store": self.store.state_dict()} | ({} if priorities is None else {"priorities": priorities.state_dict()})
+        priorities = {"priorities": self._sampling.state_dict()} if self._sampling.by_priority else {}
+        return {"store": self.store.state_dict()} | priorities
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self._sampling.priorities is not None and "priorities" in state:
-            self._sampling.priorities.load_state_dict(state["priorities"])
+        if self._sampling.by_priority and "priorities" in state:
+            self._sampling.load_state_dict(state["priorities"])
         self._chances = None
         if self._store is None:
             self._pending_state = state["store"]
         else:
             self._store.load_state_dict(state["store"])
             self._find_files()
+
+
+def get_path_to_trajs(dset_root: str | os.PathLike[str], dset_name: str, fifo: bool = True) -> str:
+    """The directory of a replay buffer's files: of the files that actors write, deleted in turn, or of the files that are
+    kept."""
+    return os.path.join(dset_root, dset_name, "buffer", FIFO if fifo else PROTECTED)
+
+
+def load_traj_from_disk(path: str | os.PathLike[str]) -> FrozenTraj:
+    """The trajectory in a file of a replay buffer; actions of the original system's files are as they are recorded, vectors.
+
+    Raises:
+        ValueError: the file is damaged, is no trajectory file, or holds several trajectories (a segment).
+        PickleRefusedError: a ``.traj`` pickle.
+        FileNotFoundError: there is no such file.
+    """
+    path = Path(path).absolute()
+    try:
+        if path.suffix == PICKLE:
+            raise PickleRefusedError.of(path)
+        entry = store_index.load(path.parent.parent, path.parent.name, path.name, Schemas())
+    except BadFileError as err:
+        raise ValueError(f"{path}: {err}") from err
+    if entry.n != 1:
+        raise ValueError(f"{path} holds {entry.n} trajectories; read them with amago.store.TrajectoryStore")
+    view = StoreView(path.parent.parent, [entry])
+    return view.read(0).derive(view.action_spec(0))

@@ -1,36 +1,148 @@
-"""Batches read ahead by threads, reproducible whatever the number of threads."""
+"""Batches: read from files directly into their arrays, and read ahead by threads, reproducibly."""
 
 from __future__ import annotations
 
 import os
+import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from math import prod
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from amago.data.batch import Batch
+from amago import config
+from amago.data.batch import Batch, sources_of
+from amago.data.extras import ExtraField
+from amago.data.trajectory import MAGIC_PAD_VAL
 from amago.loading.dataset import RLDataset
+from amago.store.schema import Schema
+from amago.store.view import SliceBuffers, StoreView
+
+
+class Recycler:
+    """Allocate arrays, and reuse the memory of large ones once nothing refers to them.
+
+    The kernel clears each page of a new block of many megabytes before its first use, and takes the block back when it is
+    freed. With reuse a batch of 24 sequences of 129 images of 64x64x3 takes 8.9 ms of processor time, without it 14.0 ms (Intel
+    Xeon, one thread).
+
+    Args:
+        keep: unused blocks kept at most.
+        at_least: bytes from which an array is reused.
+    """
+
+    def __init__(self, keep: int = 4, at_least: int = 1 << 20):
+        self.at_least = at_least
+        self._free: deque[NDArray[np.uint8]] = deque(maxlen=keep)  # full, it drops the block that was freed first
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
+        """An array of undefined content."""
+        size = prod(shape) * dtype.itemsize
+        if size < self.at_least:
+            return np.empty(shape, dtype)
+        block = self._unused(size)
+        # every view of ``whole`` keeps it alive, since numpy looks no further for the owner than a buffer that is no array
+        whole = np.frombuffer(memoryview(block), np.uint8)  # type: ignore[arg-type]
+        weakref.finalize(whole, self._free.append, block).atexit = False
+        return whole.view(dtype).reshape(shape)
+
+    def _unused(self, size: int) -> NDArray[np.uint8]:
+        for _ in range(len(self._free)):
+            try:
+                block = self._free.popleft()  # atomic: other threads do the same
+            except IndexError:
+                break
+            if block.size == size:
+                return block
+            self._free.append(block)
+        return np.empty(size, np.uint8)  # 4 MB and more: numpy requests huge pages
+
+
+@cache
+def _allocator() -> Callable[[tuple[int, ...], np.dtype], NDArray]:
+    return Recycler().empty if config.fast_paths() else np.empty
+
+
+class BatchBuffers:
+    """Arrays for a batch, filled sequence by sequence and then made a `Batch`.
+
+    The result equals ``collate`` of the same sequences. Reading each sequence into separate arrays and copying them would
+    take about twice as long for vectors, and several times as long for images.
+
+    Args:
+        schema: of the files of all sequences.
+        batch, steps: B, and the most transitions of a sequence.
+        extra_fields: the declared extra fields; sequences from files without them get their defaults.
+    """
+
+    def __init__(self, schema: Schema, batch: int, steps: int, extra_fields: tuple[ExtraField, ...] = ()):
+        self.schema, empty = schema, _allocator()
+        self._slots = schema.slots(extras=extra_fields)
+        self._arrays = [empty((batch, s.take(steps), *s.row), s.dtype) for s in self._slots]
+        self._sliced = [(a, s.each, s.more) for s, a in zip(self._slots, self._arrays)]
+        self._extra_order = [x.name for x in extra_fields]
+        self.sources: list[Any] = []  # of the sequences read, in their order
+        self._times, self._lengths = np.zeros((batch, 1), np.int64), np.zeros((batch, 1), np.int64)
+
+    def read(self, i: int, view: StoreView, index: int, start: int, stop: int) -> None:
+        """Fill sequence ``i`` with transitions [start, stop) of a trajectory; errors as of `StoreView.read`."""
+        n = stop - start
+        parts = [a[i, : n * each + more] for a, each, more in self._sliced]
+        self._times[i], self._lengths[i] = view.read_into(index, start, SliceBuffers(self._slots, parts, n)), n
+
+    def batch(self) -> Batch:
+        """The sequences that were read, padded to the longest as `amago.data.batch.collate` does."""
+        longest = int(self._lengths.max())
+        steps = np.arange(longest + 1)
+        mask = steps <= self._lengths  # (B, L + 1)
+        groups: dict[str, dict[str, NDArray]] = {"obs": {}, "extras": {}, "": {}}
+        for slot, array in zip(self._slots, self._arrays):
+            rows = slot.take(longest)
+            real = np.ones_like(mask[:, :1]) if slot.rows == "1" else mask[:, longest + 1 - rows :]
+            groups[slot.group][slot.key] = a = np.ascontiguousarray(array[:, :rows])
+            if not real.all():
+                a[~real] = slot.pad
+        found = groups[""]
+        actions, rews = found.pop("actions"), found.pop("rews")  # with the row before the first observation
+        vectors = self.schema.action_spec.to_vector(actions)
+        vectors[~mask] = MAGIC_PAD_VAL
+        rl2s = np.concatenate((rews, vectors), axis=-1, dtype=np.float32)
+        rl2s[self._times[:, 0] == 0, 0] = 0.0  # nothing comes before the first observation of a rollout
+        found |= {
+            "rl2s": rl2s,
+            "rews": np.ascontiguousarray(rews[:, 1:]),
+            "actions": np.ascontiguousarray(vectors[:, 1:]),
+            "time_idxs": np.where(mask, self._times + steps, int(MAGIC_PAD_VAL))[..., None],
+            "mask": mask[..., None],
+        }
+        tensors = {name: torch.from_numpy(a) for name, a in found.items()}
+        obs = {key: torch.from_numpy(a) for key, a in groups["obs"].items()}
+        extras = {key: torch.from_numpy(groups["extras"][key]) for key in self._extra_order}
+        return Batch(obs=obs, extras=extras, sources=sources_of(self.sources), **tensors)
 
 
 class SequenceLoader:
-    """Yields batches of random training sequences.
+    """Yield batches of random training sequences.
 
-    Batch number n is drawn with a random stream of its own, made from (seed, rank, n). Therefore threads may read ahead in
-    any order, and a resumed run that sets ``next_batch`` draws what it would have drawn.
+    Batch number n is drawn with its own random stream, made from (seed, rank, n). Therefore threads may read ahead in
+    any order, and a resumed run that sets ``next_batch`` draws the same batches as a run without interruption.
 
     Threads rather than processes: reading releases the interpreter, an index that changes after each collection phase is
     shared rather than copied, and nothing is started again for each epoch.
 
     Args:
-        dataset: where sequences come from; must be configured.
+        dataset: source of the sequences; must be configured.
         batch_size: sequences in a batch.
-        workers: reading threads; 0 reads when asked.
+        workers: reading threads; 0: batches are read on request.
         seed: of the random streams.
         rank: index of this process among those that train together.
         device: batches are copied there.
-        length: batches of one iteration; None: as many as the data set has items.
+        length: batches of one iteration; None: as many as the dataset has items.
     """
 
     def __init__(
@@ -61,7 +173,7 @@ class SequenceLoader:
         return batch.pin_memory() if self.device.type == "cuda" else batch
 
     def __len__(self) -> int:
-        """Batches of one iteration: those of an epoch, as the data set was configured."""
+        """Batches of one iteration: of an epoch, as the dataset was configured."""
         self.dataset.check_configured()
         return self.dataset.items_per_epoch // self.batch_size if self.length is None else self.length
 

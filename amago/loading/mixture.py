@@ -1,59 +1,56 @@
-"""A data set that samples from several others, in proportions that may change during training."""
+"""A dataset that samples from several others, in proportions that may change during training."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import gin
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from amago.compat import datasets as compat
 from amago.data.batch import RLData, global_rng
-from amago.loading.dataset import DatasetSettings, RLDataset
-
-_OPENED = -1
-"""In the place of a training phase: a data set was ready when it was opened, before any collection."""
+from amago.loading.dataset import DatasetSettings, RLDataset, collection_ended, configure_dataset, draw
 
 
-class _DatasetStatus(NamedTuple):
-    """A data set of a mixture: its weights, and the training phase in which it became ready (None: it is not)."""
+@dataclass
+class _DatasetStatus:
+    """A dataset of a mixture: its weights, and the training phase in which it became ready (None: it is not)."""
 
     dataset: RLDataset
     initial_weight: float
     final_weight: float
-    epoch_ready: int | None
+    epoch_ready: int | None = None
 
 
 @gin.configurable(module="amago.loading")
 class MixtureOfDatasets(RLDataset):
-    """Draws each training sequence from one of several data sets, chosen by weight.
+    """Draw each training sequence from one of several datasets, chosen by weight.
 
-    Only data sets that are ready for training are sampled, with their weights scaled to sum to 1. The mixture is ready as soon
-    as a data set with a positive weight is. Readiness is checked at the end of each collection phase, so that the proportions
+    Only datasets that are ready for training are sampled, with their weights scaled to sum to 1. The mixture is ready as soon
+    as a dataset with a positive weight is. Readiness is checked at the end of each collection phase, so that the proportions
     are constant within a training phase.
 
-    With ``smooth_sudden_starts=S``, weights move linearly over S training phases, counted for each data set from the
-    first in which it is ready: from its initial weight to its sampling weight. By default a data set that is ready when it is
+    With ``smooth_sudden_starts=S``, weights move linearly over S training phases, counted for each dataset from the
+    first in which it is ready: from its initial weight to its sampling weight. By default a dataset that is ready when it is
     opened has its sampling weight from the beginning, and one that becomes ready later, such as a replay buffer that is empty
-    at the start of the run, begins at 0. The first few rollouts in a replay buffer beside offline data are then not sampled again
-    and again.
+    at the start of the run, begins at 0. The first few rollouts in a replay buffer beside offline data are then not sampled
+    again and again.
 
     Args:
-        datasets: the data sets.
+        datasets: the datasets.
         sampling_weights: one number of 0 or more for each.
         initial_sampling_weights: weights at the start; requires ``smooth_sudden_starts``.
         smooth_sudden_starts: S, at least 1; default: sampling weights at once.
         dset_name: of the mixture.
-        collect_into: index of the data set that stores new trajectories. Default: the only one that can. Only this data set
+        collect_into: index of the dataset that stores new trajectories. Default: the only one that can. Only this dataset
             may be edited, and `delete` deletes only its data.
 
     Raises:
-        ValueError: wrong weights, or several data sets that can store new trajectories and no ``collect_into``.
+        ValueError: wrong weights, or several datasets that can store new trajectories and no ``collect_into``.
     """
 
     def __init__(
@@ -66,13 +63,12 @@ class MixtureOfDatasets(RLDataset):
         collect_into: int | None = None,
     ):
         super().__init__(dset_name)
-        self.datasets = list(datasets)
-        if not self.datasets:
-            raise ValueError("datasets must hold at least one data set, got none")
-        for i, d in enumerate(self.datasets):
+        if not datasets:
+            raise ValueError("datasets must hold at least one dataset, got none")
+        for i, d in enumerate(datasets):
             if not isinstance(d, RLDataset):
                 raise ValueError(f"datasets[{i}] must be an amago.loading.RLDataset (an instance), got {d!r}")
-        self.sampling_weights = self._checked("sampling_weights", sampling_weights)
+        self.sampling_weights = _checked("sampling_weights", sampling_weights, len(datasets))
         if smooth_sudden_starts is not None and not smooth_sudden_starts >= 1:
             raise ValueError(
                 f"smooth_sudden_starts must be a number of training phases of at least 1, got {smooth_sudden_starts!r}"
@@ -83,29 +79,30 @@ class MixtureOfDatasets(RLDataset):
                 "which the weights move to sampling_weights"
             )
         self.smooth_sudden_starts = smooth_sudden_starts
-        self.initial_sampling_weights = (
-            None if initial_sampling_weights is None else self._checked("initial_sampling_weights", initial_sampling_weights)
-        )
-        if collect_into is not None and not 0 <= collect_into < len(self.datasets):
-            raise ValueError(f"collect_into must be an index of datasets, 0 to {len(self.datasets) - 1}, got {collect_into}")
+        self.initial_sampling_weights, first = None, self.sampling_weights
+        if initial_sampling_weights is not None:
+            first = _checked("initial_sampling_weights", initial_sampling_weights, len(datasets))
+            self.initial_sampling_weights = first
+        weights = zip(datasets, first.tolist(), self.sampling_weights.tolist(), strict=True)
+        self._dsets_status = [_DatasetStatus(*status) for status in weights]
+        self._available_datasets: list[tuple[RLDataset, float]] = []  # the ready ones, with their probabilities
+        if collect_into is not None and not 0 <= collect_into < len(datasets):
+            raise ValueError(f"collect_into must be an index of datasets, 0 to {len(datasets) - 1}, got {collect_into}")
         self.collect_into = collect_into
         self._phase = 0  # training phases so far
-        self._ready_since: list[int | None] = [None] * len(self.datasets)  # training phase, or `_OPENED`
-        self._chances: NDArray[np.float64] | None = None
 
-    def _checked(self, name: str, weights: Sequence[float]) -> NDArray[np.float64]:
-        values = [float(w) for w in weights]
-        if len(values) != len(self.datasets):
-            raise ValueError(f"{name} has {len(values)} numbers, but there are {len(self.datasets)} datasets")
-        if not all(math.isfinite(w) and w >= 0 for w in values) or sum(values) == 0:
-            raise ValueError(f"{name} must be finite numbers of 0 or more, and not all 0; got {values}")
-        return np.array(values)
+    @property
+    def all_datasets(self) -> list[RLDataset]:
+        """All datasets, ready or not."""
+        return [status.dataset for status in self._dsets_status]
+
+    datasets = all_datasets
 
     # ---- collection --------------------------------------------------------------------------------------------------
 
     @property
     def collecting(self) -> int | None:
-        """Index of the data set that stores new trajectories."""
+        """Index of the dataset that stores new trajectories."""
         if self.collect_into is not None:
             return self.collect_into
         takers = [i for i, d in enumerate(self.datasets) if d.save_new_trajs_to is not None]
@@ -119,7 +116,7 @@ class MixtureOfDatasets(RLDataset):
         return None if i is None else self.datasets[i].save_new_trajs_to
 
     def delete(self, **options: bool) -> None:
-        """Delete the data of the data set that receives new trajectories (`RLDataset.delete`); the others stay."""
+        """Delete the data of the dataset that receives new trajectories (`RLDataset.delete`); the others stay."""
         i = self.collecting
         if i is not None:
             self.datasets[i].delete(**options)
@@ -134,12 +131,12 @@ class MixtureOfDatasets(RLDataset):
 
     # ---- preparation -------------------------------------------------------------------------------------------------
 
-    def configure(self, settings: DatasetSettings | None = None, **values: Any) -> None:
+    def configure(self, settings: DatasetSettings | None = None, **values: object) -> None:
         super().configure(settings, **values)
         collecting = self.collecting
         for i, dataset in enumerate(self.datasets):
-            compat.configure(dataset, replace(self.settings, has_edit_rights=self.has_edit_rights and i == collecting))
-        self._update_weights(_OPENED if self._phase == 0 else self._phase)
+            configure_dataset(dataset, replace(self.settings, has_edit_rights=self.has_edit_rights and i == collecting))
+        self._update_weights(opened=self._phase == 0)
 
     def check_spaces(self, obs_space: gym.spaces.Dict, action_space: gym.Space[Any]) -> None:
         super().check_spaces(obs_space, action_space)
@@ -148,93 +145,76 @@ class MixtureOfDatasets(RLDataset):
 
     # ---- weights -----------------------------------------------------------------------------------------------------
 
-    def _update_weights(self, phase: int) -> None:
-        """Check which data sets are ready, and set the proportions until the next call.
+    def _update_weights(self, opened: bool = False) -> None:
+        """Check which datasets are ready, and set the proportions until the next call.
 
         Args:
-            phase: first training phase of those that have become ready, or `_OPENED`.
+            opened: those that have become ready were so when they were opened, before any collection.
         """
-        for i, dataset in enumerate(self.datasets):
-            if not dataset.ready_for_training:
-                self._ready_since[i] = None
-            elif self._ready_since[i] is None:
-                self._ready_since[i] = phase
-        weights = np.array([self._weight(i) for i in range(len(self.datasets))])
-        if weights.sum() == 0:  # the weights of all ready data sets still are at 0
-            weights = self.sampling_weights * [since is not None for since in self._ready_since]
-        self._chances = weights / weights.sum() if weights.sum() > 0 else None
+        for status in self._dsets_status:
+            if not status.dataset.ready_for_training:
+                status.epoch_ready = None
+            elif status.epoch_ready is None:
+                status.epoch_ready = self._phase
+                if self.initial_sampling_weights is None:
+                    status.initial_weight = status.final_weight if opened else 0.0
+        ready = [status for status in self._dsets_status if status.epoch_ready is not None]
+        weights = np.array([self._weight(status) for status in ready])
+        if weights.sum() == 0:  # the weights of all ready datasets still are at 0
+            weights = np.array([status.final_weight for status in ready])
+        total = weights.sum()
+        self._available_datasets = [(x.dataset, float(w / total)) for x, w in zip(ready, weights, strict=True) if w > 0]
 
-    def _weight(self, i: int) -> float:
-        since, final = self._ready_since[i], float(self.sampling_weights[i])
-        if since is None:
-            return 0.0
+    def _weight(self, status: _DatasetStatus) -> float:
         if self.smooth_sudden_starts is None:
-            return final
-        if self.initial_sampling_weights is not None:
-            first = float(self.initial_sampling_weights[i])
-        else:
-            first = final if since == _OPENED else 0.0
-        done = min(1.0, (self._phase - max(0, since)) / self.smooth_sudden_starts)
-        return first + (final - first) * done
+            return status.final_weight
+        done = min(1.0, (self._phase - (status.epoch_ready or 0)) / self.smooth_sudden_starts)
+        return status.initial_weight + (status.final_weight - status.initial_weight) * done
 
     def update_dset_weights(self, epoch: int) -> None:
-        """Check which data sets are ready, and set the proportions of a training phase.
+        """Check which datasets are ready, and set the proportions of a training phase.
 
         Args:
             epoch: number of the phase, from 0.
         """
         self._phase = int(epoch)
-        self._update_weights(self._phase)
-
-    @property
-    def all_datasets(self) -> list[RLDataset]:
-        """All data sets, ready or not."""
-        return self.datasets
-
-    @property
-    def _dsets_status(self) -> list[_DatasetStatus]:
-        initial = self.initial_sampling_weights if self.initial_sampling_weights is not None else self.sampling_weights
-        ready = [None if since is None else max(0, since) for since in self._ready_since]
-        return [_DatasetStatus(*x) for x in zip(self.datasets, initial.tolist(), self.sampling_weights.tolist(), ready)]
-
-    @property
-    def _available_datasets(self) -> list[tuple[RLDataset, float]]:
-        """The data sets that are drawn from, with their probabilities."""
-        return [(d, w) for d, w in zip(self.datasets, self.current_weights) if w > 0]
+        self._update_weights()
 
     @property
     def current_weights(self) -> list[float]:
-        """The probability of each data set in this epoch; all 0 if none is ready."""
-        return [0.0] * len(self.datasets) if self._chances is None else self._chances.tolist()
+        """The probability of each dataset in this epoch; all 0 if none is ready."""
+        rest, weights = list(self._available_datasets), []
+        for dataset in self.datasets:  # one may be in the list twice
+            found = next((i for i, (other, _) in enumerate(rest) if other is dataset), None)
+            weights.append(0.0 if found is None else rest.pop(found)[1])
+        return weights
 
     @property
     def ready_for_training(self) -> bool:
-        return self._chances is not None
+        return bool(self._available_datasets)
 
     @property
     def can_become_ready(self) -> bool:
         return any(d.can_become_ready for d in self.datasets)
 
     def sample_random_trajectory(self, rng: np.random.Generator | None = None) -> RLData:
-        chances = self._chances
-        if chances is None:
+        if not self._available_datasets:
             raise RuntimeError("none of the datasets in this mixture is ready for training; collect first, or wait")
-        possible = np.flatnonzero(chances)
         stream = global_rng() if rng is None else rng
-        i = np.searchsorted(np.cumsum(chances[possible])[:-1], stream.random(), side="right")
-        dataset = self.datasets[possible[i]]
-        return dataset.sample_random_trajectory() if rng is None else compat.draw(dataset, rng)
+        ends = np.cumsum([weight for _, weight in self._available_datasets])
+        dataset, _ = self._available_datasets[np.searchsorted(ends[:-1], stream.random() * ends[-1], side="right")]
+        return dataset.sample_random_trajectory() if rng is None else draw(dataset, rng)
 
     # ---- epochs ------------------------------------------------------------------------------------------------------
 
-    def on_end_of_collection(self, experiment: Any = None) -> dict[str, float]:
-        metrics = self._gathered([compat.collection_ended(d) for d in self.datasets])
-        self._update_weights(self._phase)
+    def on_end_of_collection(self, experiment: object = None) -> dict[str, float]:
+        metrics = self._by_dataset([collection_ended(d) for d in self.datasets])
+        self._update_weights()
         return metrics | self._sampling_metrics
 
     def on_end_of_training(self) -> dict[str, float]:
         self._phase += 1
-        return self._gathered([d.on_end_of_training() for d in self.datasets])
+        return self._by_dataset([d.on_end_of_training() for d in self.datasets])
 
     def describe(self) -> str:
         return " + ".join(d.describe() for d in self.datasets)
@@ -243,14 +223,20 @@ class MixtureOfDatasets(RLDataset):
         for data in self.datasets:
             data.close()
 
-    def _gathered(self, metrics: list[dict[str, float]]) -> dict[str, float]:
+    def _by_dataset(self, metrics: list[dict[str, float]]) -> dict[str, float]:
         return {f"{label} {name}": value for label, m in zip(self._labels, metrics) for name, value in m.items()}
 
     @property
     def _labels(self) -> list[str]:
-        """The names of the data sets; those that have the same are numbered."""
+        """The names of the datasets; equal names are numbered, past numbers that other names end with."""
         names = [d.dset_name for d in self.datasets]
-        return [f"{name} {names[:i].count(name) + 1}" if names.count(name) > 1 else name for i, name in enumerate(names)]
+        labels: list[str] = []
+        for i, name in enumerate(names):
+            number, label = names[:i].count(name) + 1, name
+            while names.count(label) > 1 or label in labels or (label != name and label in names):
+                label, number = f"{name} {number}", number + 1
+            labels.append(label)
+        return labels
 
     @property
     def _sampling_metrics(self) -> dict[str, float]:
@@ -258,19 +244,31 @@ class MixtureOfDatasets(RLDataset):
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "version": 2,
+            "version": 3,
             "phase": self._phase,
-            "ready_since": list(self._ready_since),
+            "ready_since": [status.epoch_ready for status in self._dsets_status],
+            "initial_weights": [status.initial_weight for status in self._dsets_status],
             "datasets": [d.state_dict() for d in self.datasets],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if len(state["datasets"]) != len(self.datasets):
             raise ValueError(f"the saved mixture had {len(state['datasets'])} datasets, this one has {len(self.datasets)}")
-        self._phase, self._ready_since = int(state["phase"]), list(state["ready_since"])
-        if "version" not in state:  # had 0 for what was ready at the first training phase, whose weight was not smoothed
-            self._ready_since = [_OPENED if since == 0 else since for since in self._ready_since]
+        self._phase = int(state["phase"])
+        for i, (status, since) in enumerate(zip(self._dsets_status, state["ready_since"], strict=True)):
+            status.epoch_ready = since
+            if self.initial_sampling_weights is None:
+                status.initial_weight = state["initial_weights"][i]
         for dataset, saved in zip(self.datasets, state["datasets"]):
             dataset.load_state_dict(saved)
-        if hasattr(self, "settings"):
-            self._update_weights(self._phase)
+        if self.configured:
+            self._update_weights()
+
+
+def _checked(name: str, weights: Sequence[float], count: int) -> NDArray[np.float64]:
+    values = [float(w) for w in weights]
+    if len(values) != count:
+        raise ValueError(f"{name} has {len(values)} numbers, but there are {count} datasets")
+    if not all(math.isfinite(w) and w >= 0 for w in values) or sum(values) == 0:
+        raise ValueError(f"{name} must be finite numbers of 0 or more, and not all 0; got {values}")
+    return np.array(values)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import gin
+import gymnasium as gym
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from amago.config import NamedArguments
-from amago.nets.utils import activation_switch
+from amago.nets.utils import InputNorm, activation_switch
 
 
-class CNN(NamedArguments, nn.Module, ABC):
+class CNN(nn.Module, ABC):
     """Base of all image networks: (B, L, H, W, C), or (B, L, C, H, W) with ``channels_first``, to features (B, L, D).
 
     Pixels range from 0 to 255 and are mapped to image / 128 - 1. A subclass defines `conv_forward`.
@@ -26,7 +29,7 @@ class CNN(NamedArguments, nn.Module, ABC):
         activation: name, as of `amago.nets.utils.activation_switch`.
 
     Raises:
-        ValueError: ``img_shape`` is not three positive numbers.
+        ValueError: ``img_shape`` is not three positive numbers, or too small for the convolutions.
     """
 
     def __init__(self, img_shape: Sequence[int], channels_first: bool = False, activation: str = "leaky_relu") -> None:
@@ -54,16 +57,8 @@ class CNN(NamedArguments, nn.Module, ABC):
         """(N, C, H, W), values from -1 to 1 -> (N, channels, height, width)."""
 
     def forward(self, imgs: Tensor, from_float: bool = False, flatten: bool = True) -> Tensor:
-        """(B, L, *img_shape) -> (B, L, D).
-
-        Args:
-            imgs: the images.
-            from_float: they are floats that need no mapping, such as values from -1 to 1.
-            flatten: False: the output of `conv_forward`, (B, L, channels, height, width).
-
-        Raises:
-            ValueError: another shape.
-        """
+        """(B, L, *img_shape) -> (B, L, D), or the output of `conv_forward` (B, L, channels, height, width) without ``flatten``.
+        With ``from_float``, images are not mapped."""
         if imgs.ndim != 5 or imgs.shape[2:] != self.img_shape:
             raise ValueError(f"images must be (batch, length, *{self.img_shape}), got shape {tuple(imgs.shape)}")
         B, L = imgs.shape[:2]
@@ -75,35 +70,89 @@ class CNN(NamedArguments, nn.Module, ABC):
         return features.reshape(B, L, -1) if flatten else features.unflatten(0, (B, L))
 
     def _check_conv_output(self) -> None:
-        """Raise ValueError for an image too small for the convolutions; called at the end of constructors."""
+        """Raise ValueError for an image that is too small; called at the end of constructors."""
         try:
             with torch.no_grad():
                 self(self.blank_img)
         except RuntimeError as err:
-            raise ValueError(self._too_small()) from err
-
-    def _too_small(self) -> str:
-        """The message for an image that the convolutions cannot read: their smallest image, and the networks that take this one."""
-        text = f"{type(self).__name__}: img_shape={self.img_shape} is too small for its convolutions"
-        smallest = next((n for n in range(1, _LARGEST_TRIED + 1) if self._takes(n)), None)
-        text += "" if smallest is None else f", which take images from {smallest}x{smallest} pixels on"
-        side = min(_height_and_width(self.img_shape, self.channels_first))
-        fitting = [f"{name} (from {n}x{n})" for name, n in SMALLEST.items() if n <= side and name != type(self).__name__]
-        return text + (f"; use {' or '.join(fitting)}" if fitting else "; use an encoder of vectors, such as FFTstepEncoder")
-
-    def _takes(self, side: int) -> bool:
-        """Whether the convolutions can read a square image."""
-        weight = next(self.parameters())
-        try:
-            with torch.no_grad():
-                return self.conv_forward(weight.new_zeros((1, self.in_channels, side, side))).numel() > 0
-        except RuntimeError:
-            return False
+            sizes = ", ".join(f"{name} from {n}x{n}" for name, n in SMALLEST.items())
+            raise ValueError(
+                f"{type(self).__name__}: img_shape={self.img_shape} is too small for its convolutions. With default arguments, images "
+                f"suit {sizes}, smaller ones an encoder of vectors, such as FFTstepEncoder"
+            ) from err
 
 
+class ImageScale(nn.Module):
+    """Map the values of a space of images to pixels from 0 to 255, which `CNN` reads.
+
+    Spaces from 0 to 255 stay as they are, other bounds are mapped to 0 and 255. Without bounds, or with ``by_statistics``, each
+    channel is centred at 128 and scaled to a standard deviation of 128, by running statistics of the images in training mode.
+    Warns, once, where images of a batch use less than a twentieth of the range.
+
+    Args:
+        space: of one image.
+        channels_first: it is (C, H, W), not (H, W, C).
+        by_statistics: use statistics even where the space has bounds.
+        name: of the observation, for the warning.
+    """
+
+    _affine: Tensor | None
+    """(2, *shape), or (2,) where all bounds are equal: factors and shifts; None for bounds of 0 and 255."""
+
+    def __init__(self, space: gym.Space[Any], channels_first: bool, by_statistics: bool, name: str) -> None:
+        super().__init__()
+        self.name, self.channels_first, self._checked = name, channels_first, False
+        self.norm: InputNorm | None = None
+        self.register_buffer("_affine", None, persistent=False)
+        shape = space.shape or ()
+        low, high = (np.asarray(getattr(space, end, edge), np.float64) for end, edge in (("low", -np.inf), ("high", np.inf)))
+        width = np.broadcast_to(high - low, shape)
+        if by_statistics or not (np.isfinite(width).all() and width.min() > 0.0 and width.max() <= LARGEST_RANGE):
+            self.norm = InputNorm(shape[0 if channels_first else -1])
+            self.norm.load_state_dict(self.at_start())
+            return
+        if low.min() == low.max() and high.min() == high.max():
+            low, high = np.asarray(low.min()), np.asarray(high.max())
+        affine = np.stack((255.0 / (high - low), -low * 255.0 / (high - low)))
+        if affine.tolist() != [1.0, 0.0]:
+            self.register_buffer("_affine", torch.as_tensor(affine, dtype=torch.float32), persistent=False)
+
+    def at_start(self) -> dict[str, Tensor]:
+        """The state of the statistics before any data, which leave images as they are."""
+        if self.norm is None:
+            return {}
+        one = torch.ones_like(self.norm.mu)
+        return {"mu": 128.0 * one, "nu": 2.0 * 128.0**2 * one, "_t": torch.zeros_like(self.norm._t)}
+
+    def forward(self, imgs: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(B, L, *shape) -> the same; ``mask`` (B, L, 1) is False at padding."""
+        if self.norm is not None:
+            channels = imgs.movedim(2, -1) if self.channels_first else imgs
+            flat = channels.flatten(1, 3).float()  # (B, L * H * W, C)
+            repeated = None if mask is None else mask.repeat_interleave(flat.shape[1] // mask.shape[1], dim=1)
+            scaled = ((self.norm(flat, repeated) + 1.0) * 128.0).view(channels.shape)
+            return scaled.movedim(-1, 2) if self.channels_first else scaled
+        if self._affine is not None:
+            imgs = imgs * self._affine[0] + self._affine[1]
+        if self.training and not self._checked:
+            self._check(imgs)
+        return imgs
+
+    def _check(self, imgs: Tensor) -> None:
+        self._checked = True
+        used = float(imgs.max()) - float(imgs.min())
+        if 0.0 < used < 255.0 / 20.0:
+            warnings.warn(
+                f"images of {self.name!r} use {used / 2.55:.1f}% of the range of their space, so that a network hardly sees differences: "
+                "give the space the bounds of its values, or set normalize_images=True of the timestep encoder",
+                stacklevel=2,
+            )
+
+
+LARGEST_RANGE = 1e5
+"""Difference of the bounds of a space above which they are ignored."""
 SMALLEST = {"NatureishCNN": 36, "DrQCNN": 15, "IMPALAishCNN": 15, "GridworldCNN": 4}
 """Height and width of the smallest image of each network with its default arguments."""
-_LARGEST_TRIED = 128
 
 
 def _height_and_width(shape: Sequence[int], channels_first: bool) -> tuple[int, int]:
@@ -122,21 +171,15 @@ class _ConvStack(CNN):
     """Convolutions ``conv1``, ``conv2``, ..., each followed by the activation."""
 
     def _build(self, channels: Sequence[int], kernels: Sequence[int], strides: Sequence[int]) -> None:
-        """Make the layers.
-
-        Raises:
-            ValueError: the lists are empty or differ in length, or the image is too small.
-        """
+        """Make the layers."""
         if not len(channels) == len(kernels) == len(strides) > 0:
             given = f"channels={list(channels)}, kernels={list(kernels)}, strides={list(strides)}"
             raise ValueError(f"channels, kernels and strides need one number for each layer, got {given}")
-        layers = list(zip(channels, kernels, strides, strict=True))
-        self._n_convs = len(layers)
+        self._n_convs = len(channels)
         self._overwrite = activation_switch(self._activation_name, inplace=True)
-        width = self.in_channels
-        for i, (out, kernel, stride) in enumerate(layers, start=1):
-            self.add_module(f"conv{i}", nn.Conv2d(width, out, kernel, stride))
-            width = out
+        widths = [self.in_channels, *channels]
+        for i, (out, kernel, stride) in enumerate(zip(channels, kernels, strides, strict=True)):
+            self.add_module(f"conv{i + 1}", nn.Conv2d(widths[i], out, kernel, stride))
         self._check_conv_output()
 
     def conv_forward(self, imgs: Tensor) -> Tensor:
@@ -147,12 +190,7 @@ class _ConvStack(CNN):
 
 @gin.configurable
 class NatureishCNN(_ConvStack):
-    """Three layers: 8x8 with stride 4, 4x4 with stride 2, 3x3 (Mnih et al. 2015). Images have at least 36x36 pixels.
-
-    Args:
-        img_shape, channels_first, activation: as of `CNN`.
-        channels, kernels, strides: of each layer.
-    """
+    """Three layers: 8x8 with stride 4, 4x4 with stride 2, 3x3 (Mnih et al. 2015). Images have at least 36x36 pixels."""
 
     def __init__(
         self,
@@ -178,13 +216,7 @@ class DrQCNN(_ConvStack):
 
 @gin.configurable
 class GridworldCNN(_ConvStack):
-    """Three 2x2 layers for small grids, such as the 7x7 views of MiniGrid.
-
-    Args:
-        img_shape, channels_first, activation: as of `CNN`.
-        channels: of each layer.
-        kernels, strides: of each layer; None: 2, and 1.
-    """
+    """Three 2x2 layers for small grids, such as the 7x7 views of MiniGrid. ``kernels`` and ``strides`` None: 2 and 1 for each layer."""
 
     def __init__(
         self,
@@ -234,12 +266,8 @@ class IMPALAishCNN(CNN):
     """Residual blocks with max-pooling (Espeholt et al. 2018, arXiv 1802.01561).
 
     Args:
-        img_shape, channels_first, activation: as of `CNN`.
         cnn_block_depths: channels of each block; each halves height and width.
         post_group_norm: normalise the output of every residual connection in 4 groups. Depths are then multiples of 4.
-
-    Raises:
-        ValueError: no depths, depths that are not multiples of 4, or an image too small.
     """
 
     def __init__(
@@ -251,8 +279,6 @@ class IMPALAishCNN(CNN):
         post_group_norm: bool = True,
     ) -> None:
         super().__init__(img_shape, channels_first, activation)
-        if not cnn_block_depths or (post_group_norm and any(d % 4 for d in cnn_block_depths)):
-            raise ValueError(f"cnn_block_depths must be multiples of 4 (groups), got cnn_block_depths={list(cnn_block_depths)}")
         widths = [self.in_channels, *cnn_block_depths]
         self.blocks = nn.ModuleList(_IMPALABlock(a, b, activation, post_group_norm) for a, b in pairwise(widths))
         self._check_conv_output()
@@ -266,16 +292,8 @@ class IMPALAishCNN(CNN):
 class DrQv2Aug(nn.Module):
     """Random shifts of images by up to ``pad`` pixels, with repeated edges (Yarats et al. 2021, arXiv 2107.09645).
 
-    They apply in training mode, to all sequences but the first ones of the batch. All images of a sequence are shifted by the same distance,
-    which preserves motion. Any dtype.
-
-    Args:
-        pad: largest shift in each direction; 0 turns shifts off.
-        channels_first: images are (C, H, W), not (H, W, C).
-        pct_of_batch: share of the sequences that are shifted, the last ones.
-
-    Raises:
-        ValueError: ``pad`` is negative, or ``pct_of_batch`` outside [0, 1].
+    They apply in training mode, to the share ``pct_of_batch`` of the sequences, the last ones of the batch. All images of a sequence
+    are shifted by the same distance, which preserves motion. Any dtype.
     """
 
     def __init__(self, pad: int = 4, channels_first: bool = False, pct_of_batch: float = 0.75) -> None:

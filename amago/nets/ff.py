@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import gin
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from amago.config import NamedArguments
-from amago.nets.cpu.packed import Linear
 from amago.nets.utils import InputNorm, activation_switch, check_dropout, check_positive
 
 __all__ = ["MLP", "FFBlock", "InputNorm", "Normalization", "SimNorm"]
@@ -21,15 +19,8 @@ LayerType = Callable[[int, int], Any]
 
 
 @gin.configurable
-class SimNorm(NamedArguments, nn.Module):
-    """Softmax over groups of ``dim`` numbers of the last dimension (Hansen et al. 2024, arXiv 2310.16828).
-
-    Args:
-        dim: size of a group. It divides the last dimension.
-
-    Raises:
-        ValueError: ``dim`` is below 1, or does not divide the width of an input.
-    """
+class SimNorm(nn.Module):
+    """Softmax over groups of ``dim`` numbers of the last dimension (Hansen et al. 2024, arXiv 2310.16828)."""
 
     def __init__(self, dim: int = 8) -> None:
         super().__init__()
@@ -37,36 +28,27 @@ class SimNorm(NamedArguments, nn.Module):
         self.dim = dim
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.shape[-1] % self.dim:
-            raise ValueError(f"SimNorm.dim={self.dim} does not divide the width {x.shape[-1]}")
         return x.unflatten(-1, (-1, self.dim)).softmax(dim=-1).flatten(-2)
 
 
-class _ToUnitBall(nn.Module):
-    """Divide vectors longer than 1 by their length; with ``detach`` the length carries no gradient."""
+class _Direction(nn.Module):
+    """Divide vectors by their length and multiply them by ``radius``; with ``detach`` the length carries no gradient."""
 
-    def __init__(self, detach: bool) -> None:
+    def __init__(self, radius: float = 1.0, detach: bool = False) -> None:
         super().__init__()
-        self.detach = detach
+        self.radius, self.detach = radius, detach
 
     def forward(self, x: Tensor) -> Tensor:
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=1.0)
-        return x / (length.detach() if self.detach else length)
-
-
-class _ToHypersphere(nn.Module):
-    """Divide every vector by its length."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.normalize(x, dim=-1)
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=1e-12)
+        return x / (length.detach() if self.detach else length) * self.radius
 
 
 _NORMS: dict[str, Callable[[int], nn.Module]] = {
     "layer": nn.LayerNorm,
     "rmsnorm": lambda width: nn.RMSNorm(width, eps=1e-5),
-    "unitball": lambda width: _ToUnitBall(detach=False),
-    "unitball-detach": lambda width: _ToUnitBall(detach=True),
-    "hypersphere": lambda width: _ToHypersphere(),
+    "unitball": lambda width: _Direction(),
+    "unitball-detach": lambda width: _Direction(detach=True),
+    "hypersphere": lambda width: _Direction(math.sqrt(width)),
     "simnorm": lambda width: SimNorm(),
     "none": lambda width: nn.Identity(),
 }
@@ -76,21 +58,17 @@ class Normalization(nn.Module):
     """Normalise the last dimension.
 
     Args:
-        method: "layer" (LayerNorm), "rmsnorm" (RMSNorm, eps 1e-5), "unitball" (vectors longer than 1 are divided by their length),
-            "unitball-detach" (the same; the length carries no gradient), "hypersphere" (all are), "simnorm" (`SimNorm`), and "none" or
-            None, which change nothing.
+        method: "layer" (LayerNorm), "rmsnorm" (RMSNorm, eps 1e-5), "unitball" (x / ||x||),
+            "unitball-detach" (the same; the length carries no gradient), "hypersphere" (x / ||x|| sqrt(d_model)), "simnorm"
+            (`SimNorm`), and "none" or None, which change nothing.
         d_model: width of the last dimension.
-
-    Raises:
-        ValueError: another method.
     """
 
     def __init__(self, method: str | None, d_model: int) -> None:
         super().__init__()
         method = "none" if method is None else method
         if method not in _NORMS:
-            known = [repr(name) for name in _NORMS]
-            raise ValueError(f"unknown normalization {method!r}: use {', '.join(known[:-1])} or {known[-1]}")
+            raise ValueError(f"unknown normalization {method!r}: use one of {', '.join(map(repr, _NORMS))}")
         self.norm = _NORMS[method](d_model)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -109,9 +87,6 @@ class MLP(nn.Module):
         normalization: of each hidden layer before its activation, a method of `Normalization`; None: none.
         dropout_p: probability of dropping a number of a hidden layer, in training mode.
         layer_type: the linear layers, called with the widths of input and output.
-
-    Raises:
-        ValueError: a number is out of range, or a name unknown.
     """
 
     def __init__(
@@ -123,7 +98,7 @@ class MLP(nn.Module):
         activation: str = "leaky_relu",
         normalization: str | None = None,
         dropout_p: float = 0.0,
-        layer_type: LayerType = Linear,
+        layer_type: LayerType = nn.Linear,
     ) -> None:
         super().__init__()
         check_positive(d_inp=d_inp, d_hidden=d_hidden, n_layers=n_layers, d_output=d_output)
@@ -135,7 +110,7 @@ class MLP(nn.Module):
         if normalization not in (None, "none"):
             self.norms = nn.ModuleList(Normalization(normalization, d_hidden) for _ in range(n_layers))
         self.dropout = nn.Dropout(dropout_p)
-        self.activation = activation_switch(activation, inplace=True)
+        self.activation = activation_switch(activation, inplace=normalization != "simnorm")  # whose gradient reads its output
 
     def forward(self, x: Tensor) -> Tensor:
         for i, layer in enumerate((self.in_layer, *self.layers)):
@@ -155,9 +130,6 @@ class FFBlock(nn.Module):
         activation: name, as of `amago.nets.utils.activation_switch`.
         norm: a method of `Normalization`; None: none.
         layer_type: as of `MLP`.
-
-    Raises:
-        ValueError: a number is out of range, or a name unknown.
     """
 
     def __init__(
@@ -167,7 +139,7 @@ class FFBlock(nn.Module):
         dropout: float = 0.0,
         activation: str = "leaky_relu",
         norm: str | None = None,
-        layer_type: LayerType = Linear,
+        layer_type: LayerType = nn.Linear,
     ) -> None:
         super().__init__()
         check_positive(d_model=d_model, d_ff=d_ff)

@@ -1,13 +1,15 @@
-"""Goal embedders: goals and instructions to one vector a timestep, which timestep encoders merge with the rest of the observation.
+"""Goal embedders: goals and instructions to one vector a timestep, which timestep encoders merge with the rest of the
+observation.
 
-`FFGoalEmb` is for goals that are numbers (positions to reach), `TokenGoalEmb` for goals that are tokens (words, or the symbols of a rule).
-Both take one goal or a fixed number of goals in order.
+`FFGoalEmb` is for goals that are numbers (positions to reach), `TokenGoalEmb` for goals that are tokens (words, or the symbols
+of a rule). Both take one goal or a fixed number of goals in order.
 
 Shapes: B sequences or actors, L timesteps, K goals, T tokens of a goal, E numbers of output.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -17,20 +19,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from amago.config import NamedArguments
 from amago.nets.ff import MLP
 from amago.nets.utils import check_positive
 
 
-class GoalEmb(NamedArguments, nn.Module, ABC):
-    """Base of all goal embedders. A subclass defines `emb_dim` and `forward`.
+class GoalEmb(nn.Module, ABC):
+    """Base of all goal embedders, for the space of the observation that holds the goals, a Box. A subclass defines `forward`, and
+    `emb_dim` or its value ``_emb_dim``."""
 
-    Args:
-        goal_space: space of the observation that holds the goals.
-
-    Raises:
-        ValueError: ``goal_space`` is not a Box with at least one dimension.
-    """
+    _emb_dim: int
 
     def __init__(self, goal_space: gym.Space[Any]) -> None:
         super().__init__()
@@ -39,9 +36,9 @@ class GoalEmb(NamedArguments, nn.Module, ABC):
         self.goal_space: gym.spaces.Box = goal_space
 
     @property
-    @abstractmethod
     def emb_dim(self) -> int:
         """E."""
+        return self._emb_dim
 
     @abstractmethod
     def forward(self, goals: Tensor) -> Tensor:
@@ -54,13 +51,7 @@ class GoalEmb(NamedArguments, nn.Module, ABC):
 
 @gin.configurable
 class FFGoalEmb(GoalEmb):
-    """The numbers of all goals through one MLP.
-
-    Args:
-        goal_space: as of `GoalEmb`.
-        n_layers, d_hidden, activation: hidden layers of the MLP, their width and activation.
-        d_output: E.
-    """
+    """The numbers of all goals through one MLP of ``n_layers`` hidden layers; ``d_output`` is E."""
 
     def __init__(
         self,
@@ -71,13 +62,9 @@ class FFGoalEmb(GoalEmb):
         activation: str = "leaky_relu",
     ) -> None:
         super().__init__(goal_space)
-        d_inp = int(np.prod(self.goal_space.shape))
+        d_inp = math.prod(self.goal_space.shape)
         self.base = MLP(d_inp, d_hidden, n_layers, d_output, activation=activation)
         self._emb_dim = d_output
-
-    @property
-    def emb_dim(self) -> int:
-        return self._emb_dim
 
     def forward(self, goals: Tensor) -> Tensor:
         self._check_input(goals)
@@ -93,11 +80,8 @@ class TokenGoalEmb(GoalEmb):
         d_token: width of the embedding of a token.
         d_hidden: width of the GRU.
         d_output: E.
-        pad_token: token at the end of shorter goals, which is not read. A goal of nothing else becomes zeros. None: all tokens are read.
-
-    Raises:
-        ValueError: ``goal_space`` is not a Box of integers with one or two dimensions, has over 2^20 tokens, or does not contain
-            ``pad_token``.
+        pad_token: token at the end of shorter goals, which is not read. A goal of padding alone becomes zeros. None: all tokens
+            are read.
     """
 
     def __init__(
@@ -124,10 +108,6 @@ class TokenGoalEmb(GoalEmb):
         n_goals = space.shape[0] if len(space.shape) == 2 else 1
         self.merge = nn.Linear(n_goals * d_hidden, d_output)
         self._emb_dim = d_output
-
-    @property
-    def emb_dim(self) -> int:
-        return self._emb_dim
 
     def forward(self, goals: Tensor) -> Tensor:
         self._check_input(goals)

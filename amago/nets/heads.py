@@ -8,50 +8,46 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution
 
-from amago.config import NamedArguments
 from amago.nets.ensemble import EnsembleMLP, evaluate_action, state_part
-from amago.nets.policy_dists import Discrete, PolicyOutput, TanhGaussian
-from amago.nets.product import distribution_of
+from amago.nets.policy_dists import Discrete, PolicyOutput, TanhGaussian, distribution_of
 from amago.nets.twohot import ReturnDistribution
-from amago.nets.utils import at_least_float32, check_positive, has_argument
+from amago.nets.utils import Log, at_least_float32, check_positive, has_argument
 from amago.ops import gamma_feature
 from amago.spaces import ActionMask
 
+Straight: TypeAlias = Mapping[str, Tensor] | None
+"""Observations that bypass the sequence model, by key."""
 
-def _check_head(state_dim: int, action_dim: int, discrete: bool, gammas: Tensor) -> None:
-    for name, value in (("action_dim", action_dim), ("discrete", discrete)):
-        if isinstance(value, str):
-            raise TypeError(
-                f"{name}={value!r}: heads take state_dim, action_dim, discrete (True or False) and gammas, in this order; "
-                "the kind of other actions is the keyword action_kind of actors"
-            )
+
+def _check_head(state_dim: int, action_dim: int, gammas: Tensor) -> None:
     check_positive(state_dim=state_dim, action_dim=action_dim)
     if gammas.ndim != 1 or not len(gammas):
         raise ValueError(f"gammas must be a vector of at least one discount, got shape {tuple(gammas.shape)}")
 
 
-class BaseActorHead(NamedArguments, nn.Module, ABC):
+class BaseActorHead(nn.Module, ABC):
     """Base of all actors. A subclass implements `actor_network_forward`; an `amago.spaces.ActionMask` is applied to its result.
 
     All methods take the state, the log, and the observations that bypass the sequence model, in this order.
 
     Args:
-        state_dim: D.
-        action_dim: A.
-        discrete: whether an action is one choice among A; else it is A numbers.
-        gammas: (G,) discounts.
-        continuous_dist_type: the distribution of numbers, a subclass of `amago.nets.policy_dists.PolicyOutput`. None: there are none.
+        state_dim, action_dim, gammas: D, A, and the discounts (G,).
+        discrete: an action is one choice among A; else it is A numbers.
+        continuous_dist_type: the distribution of numbers, a subclass of `amago.nets.policy_dists.PolicyOutput`. None: there are
+            none.
         discrete_dist_type: the distribution of choices.
-        action_kind: of bits and of actions of several parts, `amago.spaces.ActionSpec.kind`; None: as ``discrete`` says.
+        action_kind: of bits and of actions of several parts, `amago.spaces.ActionSpec.kind`; None: by ``discrete``.
 
     Attributes:
         policy_dist: makes policies of network outputs.
+        actions_differentiable: samples of the policy can carry a gradient.
+        d_output: G x P, the number of parameters of the policies of one timestep.
         mask_key: key of the observation that holds the mask of actions, from `amago.spaces.ActionMask`; None: no mask.
     """
 
@@ -66,49 +62,32 @@ class BaseActorHead(NamedArguments, nn.Module, ABC):
         action_kind: str | None = None,
     ) -> None:
         super().__init__()
-        _check_head(state_dim, action_dim, discrete, gammas)
+        _check_head(state_dim, action_dim, gammas)
         kind = ("discrete" if discrete else "continuous") if action_kind is None else action_kind
         if bool(discrete) != (kind == "discrete"):
             raise ValueError(f"discrete={discrete} contradicts action_kind={action_kind!r}")
         self.state_dim, self.action_dim, self.num_gammas, self.discrete = state_dim, action_dim, len(gammas), bool(discrete)
+        self.gammas = gammas
         self.policy_dist = distribution_of(kind, action_dim, continuous_dist_type, discrete_dist_type)
+        self.actions_differentiable = self.policy_dist.actions_differentiable
+        self.d_output = self.num_gammas * self.policy_dist.input_dimension
         self._dist_takes_mask = has_argument(self.policy_dist.forward, "mask")
         self.mask_key = ActionMask()
 
-    @property
-    def actions_differentiable(self) -> bool:
-        """Whether samples of the policy can carry a gradient."""
-        return self.policy_dist.actions_differentiable
-
-    @property
-    def d_output(self) -> int:
-        """G x P, the number of parameters of the policies of one timestep."""
-        return self.num_gammas * self.policy_dist.input_dimension
-
     @abstractmethod
-    def actor_network_forward(
-        self,
-        state: Tensor,
-        log_dict: dict[str, Any] | None = None,
-        straight_from_obs: Mapping[str, Tensor] | None = None,
-    ) -> Tensor:
+    def actor_network_forward(self, state: Tensor, log_dict: Log = None, straight_from_obs: Straight = None) -> Tensor:
         """The parameters of the policies.
 
         Args:
             state: (..., D).
-            log_dict: to put metrics in, if given.
+            log_dict: takes metrics.
             straight_from_obs: observations (..., *shape) that bypass the sequence model, by key, without the mask of actions.
 
         Returns:
             (..., G, P).
         """
 
-    def policy_parameters(
-        self,
-        state: Tensor,
-        log_dict: dict[str, Any] | None = None,
-        straight_from_obs: Mapping[str, Tensor] | None = None,
-    ) -> Tensor:
+    def policy_parameters(self, state: Tensor, log_dict: Log = None, straight_from_obs: Straight = None) -> Tensor:
         """`actor_network_forward` with the mask of actions applied, (..., D) -> (..., G, P).
 
         Raises:
@@ -125,92 +104,67 @@ class BaseActorHead(NamedArguments, nn.Module, ABC):
         return self.policy_dist.masked(vec, legal)
 
     def forward(
-        self,
-        state: Tensor,
-        log_dict: dict[str, Any] | None = None,
-        straight_from_obs: Mapping[str, Tensor] | None = None,
-        mask: Tensor | None = None,
+        self, state: Tensor, log_dict: Log = None, straight_from_obs: Straight = None, mask: Tensor | None = None
     ) -> Distribution:
-        """(..., D) -> distributions with batch shape (..., G). ``mask`` (..., 1) is False at padding, which metrics leave out."""
+        """(..., D) -> distributions with batch shape (..., G). ``mask`` (..., 1) is False at padding, which metrics leave
+        out."""
         vec = self.policy_parameters(state, log_dict=log_dict, straight_from_obs=straight_from_obs)
         options = {"mask": mask} if self._dist_takes_mask and mask is not None else {}
         return self.policy_dist(vec, log_dict=log_dict, **options)  # type: ignore[no-any-return]
 
 
-class BaseCriticHead(NamedArguments, nn.Module):
-    """Base of critic ensembles. A subclass implements `critic_network_forward`; `evaluate` and `evaluate_subset` call it through
-    `forward`.
+class BaseCriticHead(nn.Module):
+    """Base of critic ensembles. A subclass implements `critic_network_forward`; `evaluate` and `evaluate_subset` call it
+    through `forward`.
 
     Args:
-        state_dim, action_dim: D, A.
-        discrete: whether an action is one choice among A.
-        gammas: (G,) discounts.
+        state_dim, action_dim, discrete, gammas: see `BaseActorHead`.
         num_critics: C.
     """
 
     fused: ClassVar[bool] = False
-    """`evaluate` and `evaluate_subset` may bypass `forward`, whose result is that of
+    """`evaluate` and `evaluate_subset` may bypass `forward`, because it returns the same as
     `amago.nets.ensemble.evaluate_state_action` on ``self.net``. It is False for a subclass with another `forward` or
     `critic_network_forward`, unless that declares it again."""
-    _forward_detaches: ClassVar[bool] = True
-    _network_detaches: ClassVar[bool] = False
 
     gamma_features: Tensor
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         declared: Any = next(c for c in cls.__mro__ if "fused" in c.__dict__)
         if cls.forward is not declared.forward or cls.critic_network_forward is not declared.critic_network_forward:
             cls.fused = False
-        cls._forward_detaches = has_argument(cls.forward, "detach_params")
-        cls._network_detaches = has_argument(cls.critic_network_forward, "detach_params")
 
     def __init__(self, state_dim: int, action_dim: int, discrete: bool, gammas: Tensor, num_critics: int) -> None:
         super().__init__()
-        _check_head(state_dim, action_dim, discrete, gammas)
+        _check_head(state_dim, action_dim, gammas)
         check_positive(num_critics=num_critics)
         self.state_dim, self.action_dim, self.num_gammas, self.num_critics = state_dim, action_dim, len(gammas), num_critics
-        self.discrete = bool(discrete)
+        self.discrete, self.gammas = bool(discrete), gammas
         self.register_buffer("gamma_features", gamma_feature(gammas.float()), persistent=False)
 
     def __len__(self) -> int:
         return self.num_critics
 
-    def critic_network_forward(self, state: Tensor, action: Tensor, log_dict: dict[str, Any] | None = None) -> Any:
-        """Evaluate actions: override this. Arguments and result are those of `forward`.
-
-        A keyword ``detach_params`` may be added, which then holds the critics' parameters out of the graph. Without it, `forward`
-        does so for any network, in more time.
-        """
+    def critic_network_forward(self, state: Tensor, action: Tensor, log_dict: Log = None) -> Any:
+        """Evaluate actions: override this. Arguments and result as of `forward`."""
         raise NotImplementedError(f"{type(self).__name__} does not implement critic_network_forward")
 
-    def forward(
-        self, state: Tensor, action: Tensor, log_dict: dict[str, Any] | None = None, detach_params: bool = False
-    ) -> Any:
+    def forward(self, state: Tensor, action: Tensor, log_dict: Log = None) -> Any:
         """Evaluate actions.
 
         Args:
             state: (B, L, D).
             action: (K, B, L, G, A) vectors, or (K, B, L, 1, A) if all discounts share them.
-            log_dict: to put metrics in, if given.
-            detach_params: hold the critics' parameters out of the graph: gradients reach ``action`` and ``state`` only.
+            log_dict: takes metrics.
 
         Returns:
             values (K, B, L, C, G, 1), or categorical distributions over O bins with batch shape (K, B, L, C, G).
         """
-        if not detach_params:
-            return self.critic_network_forward(state, action, log_dict=log_dict)
-        if self._network_detaches:
-            return self.critic_network_forward(state, action, log_dict=log_dict, detach_params=True)  # type: ignore[call-arg]
-        return self._without_parameters(state, action, log_dict)
+        return self.critic_network_forward(state, action, log_dict=log_dict)
 
-    def frozen(self, state: Tensor, action: Tensor, log_dict: dict[str, Any] | None = None) -> Any:
-        """`forward` with the critics' parameters held out of the graph, whether or not a subclass knows of ``detach_params``."""
-        if self._forward_detaches:
-            return self(state, action, log_dict=log_dict, detach_params=True)
-        return self._without_parameters(state, action, log_dict)
-
-    def _without_parameters(self, state: Tensor, action: Tensor, log_dict: dict[str, Any] | None) -> Any:
+    def frozen(self, state: Tensor, action: Tensor, log_dict: Log = None) -> Any:
+        """`forward` with the critics' parameters held out of the graph: gradients reach ``action`` and ``state`` only."""
         detached = {name: p.detach() for name, p in self.named_parameters()}
         return torch.func.functional_call(self, detached, (state, action), {"log_dict": log_dict})
 
@@ -226,10 +180,11 @@ class BaseCriticHead(NamedArguments, nn.Module):
             value: maps outputs (..., O) to values (..., 1), each row by itself.
 
         Returns:
-            outputs (B, L, C, G, O), values or logits, for ``stored``, with gradients to parameters and state; values (K, B, L, C, G, 1) of
-            ``chosen``, with gradients to ``chosen`` alone.
+            outputs (B, L, C, G, O), values or logits, for ``stored``, with gradients to parameters and state; values
+            (K, B, L, C, G, 1) of ``chosen``, with gradients to ``chosen`` alone.
         """
-        out = outputs_of(self(state, stored[None]))[0]
+        given = stored.expand(-1, -1, self.num_gammas, -1)  # a subclass's critics may count on all discounts
+        out = outputs_of(self(state, given[None]))[0]
         with torch.set_grad_enabled(chosen.requires_grad and torch.is_grad_enabled()):
             return out, value(outputs_of(self.frozen(state.detach(), chosen)))
 
@@ -244,7 +199,7 @@ class BaseCriticHead(NamedArguments, nn.Module):
         if action.ndim != 5 or action.shape[1:] not in (expected, (*expected[:2], 1, self.action_dim)):
             raise ValueError(f"action must be (samples, {', '.join(map(str, expected))}), got shape {tuple(action.shape)}")
 
-    def _log(self, log_dict: dict[str, Any] | None, values: Tensor) -> None:
+    def _log(self, log_dict: Log, values: Tensor) -> None:
         if log_dict is not None:
             detached = values.detach().float()
             log_dict["Q(s, a) (raw)"] = detached.mean()
@@ -253,14 +208,21 @@ class BaseCriticHead(NamedArguments, nn.Module):
 
 
 def outputs_of(result: Tensor | Distribution) -> Tensor:
-    """What critics returned, as a tensor: values (..., 1), or the logits (..., O) of a categorical distribution."""
+    """Results of critics as a tensor: values (..., 1), or the logits (..., O) of a categorical distribution."""
     if isinstance(result, ReturnDistribution):
         return result.raw_logits
     if isinstance(result, Categorical):
         return result.logits
-    if not isinstance(result, Tensor):
-        raise TypeError(f"critics must return a tensor or a torch.distributions.Categorical, got {type(result).__name__}")
-    return result
+    return result  # type: ignore[return-value]
+
+
+@torch.no_grad()
+def divide_layer(layer: nn.Module, factor: Tensor) -> None:
+    """Divide the outputs of a linear layer. Gradients that its parameters already have are converted to the new parameters."""
+    for param in layer.parameters():
+        param.div_(factor)
+        if param.grad is not None:
+            param.grad.mul_(factor)
 
 
 class EnsembleCritics(BaseCriticHead):
@@ -273,7 +235,7 @@ class EnsembleCritics(BaseCriticHead):
     reads_action: bool
     """The networks are functions of [s, h(gamma), a], else of s alone."""
     output_scale: Tensor | None
-    """What the networks' outputs are multiplied by, a power of two; None: nothing."""
+    """The factor of the networks' outputs, a power of two; None: 1."""
 
     def __init__(self, state_dim: int, action_dim: int, discrete: bool, gammas: Tensor, num_critics: int) -> None:
         super().__init__(state_dim, action_dim, discrete, gammas, num_critics)
@@ -285,23 +247,18 @@ class EnsembleCritics(BaseCriticHead):
 
     @torch.no_grad()
     def grow_scale(self, factor: Tensor) -> None:
-        """Multiply `output_scale` by a power of two, and divide the output layers by it: values stay as they are, to the bit."""
+        """Multiply `output_scale` by a power of two, and divide the output layers by it: values stay as they are, to the
+        bit."""
         assert self.output_scale is not None
         self.output_scale.mul_(factor)
-        for param in (self.net.output_layer.weight, self.net.output_layer.bias):
-            param.div_(factor)
+        divide_layer(self.net.output_layer, factor)
 
     def scaled(self, out: Tensor) -> Tensor:
-        """The networks' outputs -> those of the critics."""
+        """The networks' outputs -> the critics' outputs."""
         return out if self.output_scale is None else out * self.output_scale
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        if self.output_scale is not None:  # a state that was saved without
-            state_dict.setdefault(f"{prefix}output_scale", torch.ones_like(self.output_scale))
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
-    def outputs(self, state: Tensor, action: Tensor, detach_params: bool = False) -> Tensor:
-        """Values or logits, (K, B, L, C, G, O); arguments as for `forward`."""
+    def outputs(self, state: Tensor, action: Tensor, subset: Tensor | None = None) -> Tensor:
+        """Values or logits, (K, B, L, C, G, O), of the critics with the indices ``subset``; arguments as for `forward`."""
         raise NotImplementedError
 
     def evaluate(
@@ -311,31 +268,24 @@ class EnsembleCritics(BaseCriticHead):
             return super().evaluate(state, stored, chosen, value)
         self._check_shapes(state, stored[None])
         self._check_shapes(state, chosen)
-        of_state = state_part(self.net, state)  # serves both
-        out = self.scaled(at_least_float32(evaluate_action(self.net, of_state, self.gamma_features, stored[None]))[0])
+        weights, frozen = self.net.weights(), self.net.weights(detach=True)
+        of_state = state_part(weights, state)  # serves both
+        out = self.scaled(at_least_float32(evaluate_action(self.net, weights, of_state, self.gamma_features, stored[None]))[0])
         if chosen.requires_grad and torch.is_grad_enabled():
-            q = evaluate_action(self.net, of_state.detach(), self.gamma_features, chosen, detach_params=True)
+            q = evaluate_action(self.net, frozen, of_state.detach(), self.gamma_features, chosen)
             return out, at_least_float32(value(self.scaled(q)))
         with torch.no_grad():  # block by block, so that the outputs of all samples need not exist at once
-            values = evaluate_action(
-                self.net, of_state, self.gamma_features, chosen, detach_params=True, value=lambda q: value(self.scaled(q))
-            )
-        return out, at_least_float32(values)
+            args = (self.net, frozen, of_state, self.gamma_features, chosen)
+            return out, at_least_float32(evaluate_action(*args, value=lambda q: value(self.scaled(q))))
 
     def evaluate_subset(self, state: Tensor, action: Tensor, subset: Tensor) -> Tensor:
-        if not self.fused:
-            return super().evaluate_subset(state, action, subset)
-        with self.net.only(subset):
-            return self.outputs(state, action)
+        return self.outputs(state, action, subset) if self.fused else super().evaluate_subset(state, action, subset)
 
 
 class DetachedCritics(nn.Module):
     """Critics with their parameters held out of the graph, which a policy gradient passes through.
 
-    Its state dict repeats that of the critics; loading ignores these entries, as nothing here is a parameter of its own.
-
-    Args:
-        critics: are not copied.
+    Its state dict repeats the critics' state dict; loading ignores these entries, because this module has no parameters itself.
     """
 
     def __init__(self, critics: nn.Module) -> None:
@@ -346,10 +296,9 @@ class DetachedCritics(nn.Module):
         """Evaluate these critics from now on."""
         self._critics = (critics,)  # in a tuple, so that their parameters are not registered a second time
 
-    def forward(self, state: Tensor, action: Tensor, log_dict: dict[str, Any] | None = None) -> Any:
-        """See `BaseCriticHead.forward`."""
-        critics: Any = self._critics[0]
-        return critics.frozen(state, action, log_dict=log_dict)
+    def forward(self, state: Tensor, action: Tensor, log_dict: Log = None) -> Any:
+        """See `BaseCriticHead.frozen`."""
+        return self._critics[0].frozen(state, action, log_dict=log_dict)  # type: ignore[operator]
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -360,11 +309,10 @@ class DetachedCritics(nn.Module):
             return getattr(self._critics[0], name)
 
     def __len__(self) -> int:
-        critics: Any = self._critics[0]
-        return len(critics)
+        return len(self._critics[0])  # type: ignore[arg-type]
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         self._critics[0].state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
 
-    def _load_from_state_dict(self, *args: Any) -> None:
-        """Nothing is loaded: the critics load their own entries."""
+    def _load_from_state_dict(self, *args: object) -> None:
+        """Load nothing: the critics load their own entries."""

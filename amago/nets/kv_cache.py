@@ -1,8 +1,8 @@
 """Keys and values that a transformer remembers while it acts: a ring buffer for each actor.
 
-Each row of the batch has a length of its own, so actors reset one by one. Token n of a row lies in slot n mod S: the cost of a step does
-not depend on the length of the episode, and nothing is shifted. With K sinks, the first K tokens of an episode keep slots 0 to K - 1, and
-the ring is the other S - K slots.
+Each row of the batch has its own length, so actors reset one by one. Token n of a row lies in slot n mod S: the cost of a step
+does not depend on the length of the episode, and nothing is shifted. With K sinks, the first K tokens of an episode keep slots
+0 to K - 1, and the ring is the other S - K slots.
 
 Shapes: N layers, B rows, H heads, S slots, D numbers a head; P <= S is the prefix of slots in use.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from amago.compat.hidden_state import Cache, Shown
 
 @dataclass(eq=False)
 class CacheSlots:
-    """Which slots of the cache the current step reads, and how old each is.
+    """The slots of the cache that the current step reads, and the age of each.
 
     Attributes:
         lengths: (B,) tokens of each row since its reset, the current one included.
@@ -75,12 +76,7 @@ class CacheSlots:
 
 
 class KVCache:
-    """Keys and values of all layers and rows, written in place.
-
-    Args:
-        n_layers, batch_size, n_heads, slots, head_dim: N, B, H, S, D.
-        device, dtype: of keys and values.
-        sinks: K.
+    """Keys and values of all layers and rows, written in place; for N, B, H, S, D and K sinks, in this order.
 
     Attributes:
         keys, values: (N, B, H, S, D).
@@ -113,7 +109,7 @@ class KVCache:
     @property
     def batch_size(self) -> int:
         """B."""
-        return self.keys.shape[1]
+        return self.lengths.shape[0]
 
     @property
     def capacity(self) -> int:
@@ -131,12 +127,8 @@ class KVCache:
         return CacheSlots(self.lengths.clone(), self.capacity, prefix, full, self.sinks)
 
     def write(self, layer: int, k: Tensor, v: Tensor, slots: CacheSlots) -> tuple[Tensor, Tensor]:
-        """Store the current token's k and v, (B, H, 1, D).
-
-        Returns:
-            Keys and values of the layer, (B, H, P, D): views, or copies where gradients are on (the graph of a step would not
-            survive the writes of the next).
-        """
+        """Store the current token's k and v, (B, H, 1, D), and return the layer's keys and values (B, H, P, D): views, or copies
+        where gradients are on (the graph of a step would not survive the writes of the next)."""
         keys, values = self.keys[layer], self.values[layer]
         for buffer, new in ((keys, k), (values, v)):
             buffer[slots.rows, :, slots.newest] = new[:, :, 0].detach().to(buffer.dtype)
@@ -144,15 +136,15 @@ class KVCache:
         return (keys.clone(), values.clone()) if torch.is_grad_enabled() else (keys, values)
 
     def reset(self, dones: NDArray[np.bool_] | Tensor) -> None:
-        """Empty the rows where ``dones`` (B,) is True, or those of a list of integers. Other rows are not touched."""
+        """Empty the rows where ``dones`` (B,) is True, or the rows in a list of integers. Other rows are not touched."""
         if self._shown:
             self._take_back()
         host = dones.detach().cpu().numpy() if isinstance(dones, Tensor) else np.asarray(dones)
         if np.issubdtype(host.dtype, np.integer):
             host = np.isin(np.arange(self.batch_size), host)
-        host = host.astype(bool)
         if host.shape != (self.batch_size,):
             raise ValueError(f"dones must have shape ({self.batch_size},), got {host.shape}")
+        host = host.astype(bool)
         if not host.any():
             return
         self.host_lengths[host] = 0
@@ -162,14 +154,18 @@ class KVCache:
         """Rows ``start`` to ``stop`` - 1 as a cache that shares this one's storage."""
         if not 0 <= start < stop <= self.batch_size:
             raise ValueError(f"rows {start}:{stop} are not within a batch of {self.batch_size}")
-        view = object.__new__(KVCache)
+        view = object.__new__(type(self))
         view.sinks, view._shown = self.sinks, self._shown
         view.keys, view.values = self.keys[:, start:stop], self.values[:, start:stop]
         view.lengths, view.host_lengths = self.lengths[start:stop], self.host_lengths[start:stop]
         return view
 
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that an exported step takes and returns (`TracedCache`)."""
+        return {"keys": self.keys, "values": self.values, "lengths": self.lengths}
+
     def ages(self) -> Tensor:
-        """(B, S) int64: how many tokens came after that of each slot, -1 for an empty slot."""
+        """(B, S) int64: number of tokens after the token of each slot, -1 for an empty slot."""
         return CacheSlots(self.lengths, self.capacity, self.capacity, full=False, sinks=self.sinks).ages
 
     def set_lengths(self, lengths: Tensor) -> None:
@@ -194,12 +190,12 @@ class KVCache:
     @property
     def key_cache(self) -> Cache:
         """The keys in the layout of the original system."""
-        return Cache(self, "keys")
+        return Cache.of(self, "keys")
 
     @property
     def val_cache(self) -> Cache:
         """The values in the layout of the original system."""
-        return Cache(self, "values")
+        return Cache.of(self, "values")
 
     @property
     def seq_lens(self) -> Tensor:
@@ -218,3 +214,58 @@ class KVCache:
     def update(self) -> None:
         """Count a token that was written into `key_cache` and `val_cache` from outside; a step does so by itself."""
         self.shown().update()
+
+
+class TracedCache(KVCache):
+    """A cache as a function of tensors, traceable by ``torch.export``: ``tensors``, of `KVCache.tensors`, stay as they are."""
+
+    def __init__(self, tensors: dict[str, Tensor], sinks: int) -> None:
+        self.layers = [list(tensors[name].unbind(0)) for name in ("keys", "values")]
+        self.lengths, self.sinks = tensors["lengths"], sinks
+
+    def advance(self) -> CacheSlots:
+        """Read all slots, because the host has no count of the slots in use."""
+        self.lengths = self.lengths + 1
+        slots = self.layers[0][0].shape[2]
+        return CacheSlots(self.lengths, slots, slots, full=False, sinks=self.sinks)
+
+    def write(self, layer: int, k: Tensor, v: Tensor, slots: CacheSlots) -> tuple[Tensor, Tensor]:
+        here = (torch.arange(slots.capacity, device=k.device) == slots.newest.unsqueeze(1))[:, None, :, None]
+        for buffers, new in zip(self.layers, (k, v)):
+            buffers[layer] = torch.where(here, new.to(buffers[layer].dtype), buffers[layer])
+        return self.layers[0][layer], self.layers[1][layer]
+
+    def tensors(self) -> dict[str, Tensor]:
+        keys, values = (torch.stack(buffers) for buffers in self.layers)
+        return {"keys": keys, "values": values, "lengths": self.lengths}
+
+
+class TformerHiddenState(KVCache):
+    """The hidden state of `amago.nets.traj_encoders.TformerTrajEncoder`. The constructor copies keys and values in the layout of
+    the original system, which then show this state, and the tokens of each row ``seq_lens`` (B,)."""
+
+    def __init__(self, key_cache: Cache, val_cache: Cache, seq_lens: Tensor) -> None:
+        layers, rows, slots, heads, width = key_cache.data.shape
+        super().__init__(layers, rows, heads, slots, width, key_cache.data.device, key_cache.data.dtype)
+        shown = self.shown()
+        shown.keys.copy_(key_cache.data)
+        shown.values.copy_(val_cache.data)
+        shown.seq_lens.copy_(seq_lens)
+        key_cache.belong(self, "keys")
+        val_cache.belong(self, "values")
+
+    @classmethod
+    def empty(cls, *args: Any, **kwargs: Any) -> TformerHiddenState:
+        """One without tokens; arguments as of `KVCache`."""
+        state = object.__new__(cls)
+        KVCache.__init__(state, *args, **kwargs)
+        return state
+
+    @property
+    def n_layers(self) -> int:
+        """N."""
+        return len(self.keys)
+
+    def __getitem__(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys and values of a layer, (B, S, H, D), and `seq_lens`."""
+        return self.key_cache.data[layer], self.val_cache.data[layer], self.seq_lens

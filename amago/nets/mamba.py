@@ -1,11 +1,11 @@
 """Selective state-space blocks (Gu & Dao 2023, arXiv 2312.00752) in plain PyTorch.
 
-What is notable: parameter names and layouts are those of ``mamba_ssm.Mamba``, so weights can be copied in both directions. The scan
-works on chunks of the sequence, stores one state for each, and computes the others again in the backward pass: its memory grows with the
-length of a chunk. On a GPU with the ``mamba_ssm`` package, training uses the fused scan of that package.
+Parameter names and layouts equal ``mamba_ssm.Mamba``'s, so weights can be copied in both directions. The scan
+works on chunks of the sequence, stores one state for each, and computes the others again in the backward pass: its memory grows
+with the length of a chunk. On a GPU with the ``mamba_ssm`` package, training uses the fused scan of that package.
 
-Shapes: B sequences, L timesteps, C timesteps of a chunk, D channels (``expand`` x d_model), N numbers of state a channel. States are
-(B, N, D), with the longest dimension last for the vector units of CPUs.
+Shapes: B sequences, L timesteps, C timesteps of a chunk, D channels (``expand`` x d_model), N numbers of state a channel.
+States are (B, N, D), with the longest dimension last for the vector units of CPUs.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ import functools
 import importlib
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -37,24 +35,14 @@ def _fused_scan() -> Callable[..., Tensor] | None:
     return kernel
 
 
-def _fused(kernel: Callable[..., Tensor], x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
-    """y of `selective_scan` by the function of mamba_ssm, whose sequences are (B, D, L)."""
-    u, delta, b, c = (z.transpose(1, 2).contiguous() for z in (x, dt, B, C))
-    return kernel(u, delta, A, b, c).transpose(1, 2)
-
-
-def _chunk_length(numbers: int, on_cpu: bool) -> int:
-    """C, from ``numbers`` = B x N x D: a chunk fits the cache of a CPU; on a GPU there are few launches and bounded memory."""
-    return min(max((2**18 if on_cpu else 2**25) // max(numbers, 1), 4), 64)
-
-
 def _decays(dt: Tensor, A: Tensor) -> Tensor:
     """exp(dt A), (C, B, N, D), from dt (C, B, D) and A (N, D)."""
     return (dt.unsqueeze(2) * A).exp_()
 
 
 def _recur(states: Tensor, decays: Tensor, inputs: Tensor, b: Tensor) -> None:
-    """Fill ``states`` (C + 1, B, N, D) after its first entry: h_t = decay_t h_{t-1} + b_t (dt x)_t, where ``inputs`` is dt x."""
+    """Fill ``states`` (C + 1, B, N, D) after its first entry: h_t = decay_t h_{t-1} + b_t (dt x)_t, where ``inputs`` is dt
+    x."""
     torch.mul(b.unsqueeze(-1), inputs.unsqueeze(2), out=states[1:])
     for t in range(len(decays)):
         states[t + 1].addcmul_(decays[t], states[t])
@@ -141,8 +129,8 @@ def selective_scan(
         x, dt: (B, L, D).
         A: (D, N), negative.
         B, C: (B, L, N).
-        h0: (B, N, D), the state before the first timestep; no gradient flows to it. None means zeros, and that the last state is not
-            needed, so that the kernel of mamba_ssm can be used.
+        h0: (B, N, D), the state before the first timestep; no gradient flows to it. None means zeros, and that the last state
+            is not needed, so that the kernel of mamba_ssm can be used.
         chunk: timesteps of a chunk, which affects speed and memory only; None chooses it.
 
     Returns:
@@ -152,12 +140,14 @@ def selective_scan(
     x, dt, A, B, C = (at_least_float32(z) for z in (x, dt, A, B, C))
     with torch.autocast(x.device.type, enabled=False):
         kernel = _fused_scan() if h0 is None and x.is_cuda and x.dtype == torch.float32 else None
-        if kernel is not None:
-            return _fused(kernel, x, dt, A, B, C), None
+        if kernel is not None:  # whose sequences are (B, D, L)
+            u, delta, b, c = (z.transpose(1, 2).contiguous() for z in (x, dt, B, C))
+            return kernel(u, delta, A, b, c).transpose(1, 2), None
         if length == 1 and h0 is not None:
             state = (dt.transpose(1, 2) * A).exp().mT * h0 + B.mT * (dt * x)
             return C @ state, state
-        chunk = _chunk_length(batch * channels * A.shape[1], not x.is_cuda) if chunk is None else chunk
+        if chunk is None:  # it fits the cache of a CPU; on a GPU there are few launches and bounded memory
+            chunk = min(max((2**25 if x.is_cuda else 2**18) // max(batch * channels * A.shape[1], 1), 4), 64)
         first = x.new_zeros((batch, A.shape[1], channels)) if h0 is None else h0.to(x.dtype)
         xs, dts, bs, cs = (z.transpose(0, 1).contiguous() for z in (x, dt, B, C))
         y, last = _Scan.apply(xs, dts, A.t().contiguous(), bs, cs, first, chunk)
@@ -173,12 +163,9 @@ class Mamba(nn.Module):
         d_conv: timesteps that the causal convolution before the scan sees.
         expand: D is ``expand`` x d_model.
         dt_min, dt_max: range of the initial dt, which is drawn log-uniformly for each channel.
-        A_scale: the initial A is ``-A_scale`` x (1, ..., N). State n then decays over 1 / (dt A_scale n) timesteps. The gradient of the
-            parameters that select what is remembered is proportional to dt: at equal decay, a larger dt with a smaller ``A_scale``
-            learns the selection in fewer updates.
-
-    Raises:
-        ValueError: a number that is not positive, or ``dt_min`` above ``dt_max``.
+        A_scale: the initial A is ``-A_scale`` x (1, ..., N). State n then decays over 1 / (dt A_scale n) timesteps. The
+            gradient of the parameters that select what is remembered is proportional to dt: at equal decay, a larger dt with a
+            smaller ``A_scale`` learns the selection in fewer updates.
     """
 
     no_weight_decay = ("A_log",)
@@ -207,21 +194,13 @@ class Mamba(nn.Module):
         self.A_log = nn.Parameter((A_scale * torch.arange(1.0, d_state + 1)).log().repeat(self.d_inner, 1))
         self.D = nn.Parameter(torch.ones(self.d_inner))
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
-        self._init_dt(dt_min, dt_max)
-
-    @torch.no_grad()
-    def _init_dt(self, low: float, high: float) -> None:
         nn.init.uniform_(self.dt_proj.weight, -(self.dt_rank**-0.5), self.dt_rank**-0.5)
-        dt = torch.empty(self.d_inner).uniform_(math.log(low), math.log(high)).exp()
-        self.dt_proj.bias.copy_(dt + torch.log(-torch.expm1(-dt)))  # softplus gives dt back
+        dt = torch.empty(self.d_inner).uniform_(math.log(dt_min), math.log(dt_max)).exp()
+        self.dt_proj.bias.data.copy_(dt + torch.log(-torch.expm1(-dt)))  # softplus gives dt back
 
     def forward(self, u: Tensor, state: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """Map (B, L, d_model) to the same shape.
-
-        Args:
-            u: the sequence.
-            state: None for a whole sequence. Otherwise a `MambaState.layer`, from which ``u`` continues and which is updated in place.
-        """
+        """Map (B, L, d_model) to the same shape: a whole sequence, or one that continues from ``state``, the parts of a `MambaState`
+        for this layer, which are updated in place."""
         x, z = self.in_proj(u).chunk(2, dim=-1)
         past = x.new_zeros((x.shape[0], self.d_conv - 1, self.d_inner)) if state is None else state[0].to(x.dtype)
         window = torch.cat((past, x), dim=1)
@@ -238,7 +217,8 @@ class Mamba(nn.Module):
         return self.out_proj((y * F.silu(z)).to(u.dtype))
 
     def _convolve(self, window: Tensor, length: int) -> Tensor:
-        """The depthwise convolution of (B, d_conv - 1 + L, D), as d_conv multiply-adds: `torch.nn.Conv1d` would need transposed copies."""
+        """The depthwise convolution of (B, d_conv - 1 + L, D), as d_conv multiply-adds: `torch.nn.Conv1d` would need transposed
+        copies."""
         weight = self.conv1d.weight.squeeze(1)  # (D, d_conv)
         out = self.conv1d.bias
         assert out is not None
@@ -258,36 +238,13 @@ class MambaBlock(nn.Module):
         return x + self.mamba(self.norm(x), state)
 
 
-class MambaState:
+class MambaState(NamedTuple):
     """The hidden state of a `amago.nets.traj_encoders.MambaTrajEncoder`, constant in size and updated in place.
 
-    Args:
+    Attributes:
         conv: (layers, B, d_conv - 1, D), the last inputs of each convolution.
         ssm: (layers, B, N, D), the states of the scans, in at least float32.
     """
 
-    def __init__(self, conv: Tensor, ssm: Tensor) -> None:
-        self.conv, self.ssm = conv, ssm
-
-    @property
-    def batch_size(self) -> int:
-        """B."""
-        return self.ssm.shape[1]
-
-    def layer(self, i: int) -> tuple[Tensor, Tensor]:
-        """Views of (conv, ssm) of layer ``i``."""
-        return self.conv[i], self.ssm[i]
-
-    def reset(self, dones: NDArray[np.bool_] | Tensor) -> None:
-        """Clear the rows where ``dones`` (B,) is True."""
-        rows = torch.as_tensor(dones, device=self.ssm.device).to(torch.bool)
-        if rows.shape != (self.batch_size,):
-            raise ValueError(f"dones must have shape ({self.batch_size},), got {tuple(rows.shape)}")
-        self.conv.masked_fill_(rows[None, :, None, None], 0.0)
-        self.ssm.masked_fill_(rows[None, :, None, None], 0.0)
-
-    def slice(self, start: int, stop: int) -> MambaState:
-        """Rows ``start`` to ``stop`` - 1 as a state that shares this one's storage."""
-        if not 0 <= start < stop <= self.batch_size:
-            raise ValueError(f"rows {start}:{stop} are not within a batch of {self.batch_size}")
-        return MambaState(self.conv[:, start:stop], self.ssm[:, start:stop])
+    conv: Tensor
+    ssm: Tensor

@@ -1,44 +1,58 @@
-"""Distributions over actions. Their common interface is in `amago.nets.distributions`."""
+"""Policies: maps from network outputs to distributions over actions (`amago.nets.distributions`)."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import gin
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-from torch.distributions import Bernoulli
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
+from torch.distributions import Bernoulli, Categorical, Distribution
 
-from amago.nets.categorical import Discrete, DiscreteLikeContinuous, DiscreteOutput
-from amago.nets.distributions import ONE, ActionDistribution, PolicyOutput, Shape
+from amago.nets.distributions import (
+    NEVER,
+    ONE,
+    ActionDistribution,
+    BetaOutput,
+    ContinuousOutput,
+    DiscreteOutput,
+    MultibinaryOutput,
+    PolicyOutput,
+    ProductOutput,
+    Shape,
+    TanhGaussianOutput,
+    categorical_output,
+)  # fmt: skip
 from amago.nets.utils import check_positive
+from amago.spaces import ActionPart, parts_of
 
 __all__ = [
     "GMM", "ActionDistribution", "Beta", "BetaOutput", "Discrete", "DiscreteLikeContinuous", "DiscreteOutput", "GMMOutput", "Multibinary",
-    "MultibinaryOutput", "PolicyOutput", "TanhGaussian", "TanhGaussianOutput",
+    "MultibinaryOutput", "PolicyOutput", "TanhGaussian", "TanhGaussianOutput", "softplus_bounded_positive", "tanh_bounded_positive",
 ]  # fmt: skip
 
-_NEVER = -1000.0
-"""The logit of a bit whose probability is 0 in float32 and float64; its log-probability is finite."""
+
+def tanh_bounded_positive(raw: Tensor, low: float, high: float) -> Tensor:
+    """Numbers in [low, high] from network outputs: exp(log low + (log high - log low) (tanh raw + 1) / 2)."""
+    log_low, log_high = math.log(low), math.log(high)
+    return (log_low + 0.5 * (log_high - log_low) * (torch.tanh(raw) + 1.0)).exp()
 
 
-def _positive(raw: Tensor, low: float, high: float | None, activation: str) -> Tensor:
-    """Numbers in [low, high] from network outputs.
-
-    "tanh": exp(log low + (log high - log low) (tanh raw + 1) / 2). "softplus": softplus(raw) + low, and at most high.
-    """
-    if activation == "tanh":
-        assert high is not None
-        log_low, log_high = math.log(low), math.log(high)
-        return (log_low + 0.5 * (log_high - log_low) * (torch.tanh(raw) + 1.0)).exp()
+def softplus_bounded_positive(raw: Tensor, low: float, high: float | None = None) -> Tensor:
+    """Numbers of at least ``low`` from network outputs: softplus(raw) + low, and at most ``high``, if given."""
     found = F.softplus(raw) + low
     return found if high is None else found.clamp(max=high)
 
 
+_POSITIVE: dict[str, Callable[..., Tensor]] = {"tanh": tanh_bounded_positive, "softplus": softplus_bounded_positive}
+
+
 def _check_positive_range(name: str, low: float, high: float | None, activation: str) -> None:
-    if activation not in ("tanh", "softplus"):
+    if activation not in _POSITIVE:
         raise ValueError(f"std_activation={activation!r} is unknown: use tanh or softplus")
     if activation == "tanh" and high is None:
         raise ValueError(f"std_activation='tanh' needs an upper bound: set {name}_high")
@@ -48,64 +62,10 @@ def _check_positive_range(name: str, low: float, high: float | None, activation:
         raise ValueError(f"0 < {name}_low < {name}_high must hold, got {name}_low={low}, {name}_high={high}")
 
 
-def _repeated(x: Tensor, sample_shape: Shape) -> Tensor:
-    """``x`` with ``sample_shape`` before its own."""
-    return x.expand(*sample_shape, *x.shape) if len(sample_shape) else x
-
-
-def _checked_clip(clip_actions_on_log_prob: tuple[float, float]) -> tuple[float, float]:
-    low, high = clip_actions_on_log_prob
-    if not -1.0 < low < high < 1.0:
-        raise ValueError(f"clip_actions_on_log_prob must be within (-1, 1), got {clip_actions_on_log_prob}")
-    return low, high
-
-
-class TanhGaussianOutput(ActionDistribution):
-    """tanh of independent normal variables.
-
-    Attributes:
-        loc, scale: (..., A), of the normal distribution before tanh.
-        clip: range to which actions are clamped before their density is computed, which is infinite at +-1.
-    """
-
-    has_rsample = True
-
-    def __init__(self, loc: Tensor, scale: Tensor, clip: tuple[float, float]) -> None:
-        super().__init__(loc.shape)
-        self.loc, self.scale, self.clip = loc, scale, clip
-
-    def rsample(self, sample_shape: Shape = ONE) -> Tensor:
-        loc = _repeated(self.loc, sample_shape)
-        return torch.tanh(loc + self.scale * torch.randn_like(loc))
-
-    def rsample_with_log_prob(self) -> tuple[Tensor, Tensor]:
-        """Like `rsample`, with the log-density of each number of the action, (..., A) both.
-
-        It is computed from what tanh is applied to. That of `log_prob` is another for actions beyond ``clip``: a policy whose actions are
-        all at +-1 would seem to have a very large entropy.
-        """
-        before = self.loc + self.scale * torch.randn_like(self.loc)
-        return torch.tanh(before), self._log_prob_before_tanh(before)
-
-    @property
-    def mean(self) -> Tensor:
-        """tanh(loc), (..., A): the median, used in place of the mean."""
-        return torch.tanh(self.loc)
-
-    @property
-    def mode(self) -> Tensor:
-        return self.mean
-
-    def log_prob(self, action: Tensor) -> Tensor:
-        return self._log_prob_before_tanh(torch.atanh(action.clamp(*self.clip)))
-
-    def _log_prob_before_tanh(self, x: Tensor) -> Tensor:
-        """The log-density of tanh(x)."""
-        normal = -0.5 * ((x - self.loc) / self.scale).square() - self.scale.log() - 0.5 * math.log(2.0 * math.pi)
-        return normal - 2.0 * (math.log(2.0) - x - F.softplus(-2.0 * x))
-
-    def metrics(self) -> dict[str, Tensor]:
-        return {"Policy Std (before tanh)": self.scale.detach().mean()}
+def _checked_clip(clip: tuple[float, float]) -> tuple[float, float]:
+    if not -1.0 < clip[0] < clip[1] < 1.0:
+        raise ValueError(f"clip_actions_on_log_prob must be within (-1, 1), got {clip}")
+    return clip
 
 
 @gin.configurable
@@ -114,7 +74,6 @@ class TanhGaussian(PolicyOutput):
     std = exp(a + (b - a) (tanh r + 1) / 2), a = log std_low, b = log std_high.
 
     Args:
-        d_action: A.
         std_low, std_high: bounds of the standard deviation before tanh.
         std_activation: "tanh", as above, or "softplus": std = softplus(r) + std_low, at most std_high (None: no bound).
         clip_actions_on_log_prob: range to which actions are clamped before their density is computed.
@@ -142,44 +101,7 @@ class TanhGaussian(PolicyOutput):
 
     def make(self, vec: Tensor) -> TanhGaussianOutput:
         loc, raw = vec.chunk(2, dim=-1)
-        return TanhGaussianOutput(loc, _positive(raw, self.std_low, self.std_high, self.std_activation), self.clip)
-
-
-class BetaOutput(ActionDistribution):
-    """Independent beta variables, stretched from [0, 1] to [-1, 1].
-
-    Attributes:
-        alpha, beta: (..., A), above 1.
-        clip: range to which actions are clamped before their density is computed, which may be 0 at the bounds.
-    """
-
-    has_rsample = True
-
-    def __init__(self, alpha: Tensor, beta: Tensor, clip: tuple[float, float]) -> None:
-        super().__init__(alpha.shape)
-        self.alpha, self.beta, self.clip = alpha, beta, clip
-        self._unit = torch.distributions.Beta(alpha, beta, validate_args=False)
-
-    def rsample(self, sample_shape: Shape = ONE) -> Tensor:
-        return 2.0 * self._unit.rsample(sample_shape) - 1.0
-
-    @property
-    def mean(self) -> Tensor:
-        """(..., A)."""
-        return 2.0 * self._unit.mean - 1.0
-
-    @property
-    def mode(self) -> Tensor:
-        return self.mean
-
-    def log_prob(self, action: Tensor) -> Tensor:
-        return self._unit.log_prob(0.5 * (action.clamp(*self.clip) + 1.0)) - math.log(2.0)
-
-    def entropy(self) -> Tensor:
-        return self._unit.entropy() + math.log(2.0)
-
-    def metrics(self) -> dict[str, Tensor]:
-        return {"Policy Entropy": self.entropy().detach().sum(dim=-1).mean()}
+        return TanhGaussianOutput(loc, _POSITIVE[self.std_activation](raw, self.std_low, self.std_high), self.clip)
 
 
 @gin.configurable
@@ -188,12 +110,11 @@ class Beta(PolicyOutput):
     softplus(raw) + low, and low is above 1, so that the density has one peak. The greedy action is the mean.
 
     Args:
-        d_action: A.
         alpha_low, alpha_high: bounds of alpha; ``alpha_high`` None: no bound.
         beta_low, beta_high: the same for beta.
-        std_activation: "softplus", as above, or "tanh": alpha = exp(log alpha_low + (log alpha_high - log alpha_low)(tanh(raw) + 1) / 2),
-            and beta likewise, which needs upper bounds.
-        clip_actions_on_log_prob: range to which actions are clamped before their density is computed.
+        std_activation: "softplus", as above, or "tanh": alpha = exp(log alpha_low + (log alpha_high - log alpha_low)(tanh(raw)
+            + 1) / 2), and beta likewise, which needs upper bounds.
+        clip_actions_on_log_prob: as of `TanhGaussian`.
     """
 
     is_discrete = False
@@ -221,17 +142,13 @@ class Beta(PolicyOutput):
 
     def make(self, vec: Tensor) -> BetaOutput:
         raw_alpha, raw_beta = vec.chunk(2, dim=-1)
-        alpha = _positive(raw_alpha, self.alpha_low, self.alpha_high, self.std_activation)
-        return BetaOutput(alpha, _positive(raw_beta, self.beta_low, self.beta_high, self.std_activation), self.clip)
+        alpha = _POSITIVE[self.std_activation](raw_alpha, self.alpha_low, self.alpha_high)
+        return BetaOutput(alpha, _POSITIVE[self.std_activation](raw_beta, self.beta_low, self.beta_high), self.clip)
 
 
 class GMMOutput(ActionDistribution):
-    """tanh of a mixture of normal distributions with independent dimensions. No reparametrised sample.
-
-    Attributes:
-        loc, scale: (..., M, A), of each mode before tanh.
-        log_weights: (..., M), normalised.
-    """
+    """tanh of a mixture of M normal distributions with independent dimensions, ``loc`` and ``scale`` (..., M, A) before tanh,
+    and normalised ``log_weights`` (..., M). No reparametrised sample."""
 
     def __init__(self, loc: Tensor, scale: Tensor, log_weights: Tensor) -> None:
         super().__init__(torch.Size((*log_weights.shape[:-1], 1)))
@@ -239,7 +156,7 @@ class GMMOutput(ActionDistribution):
 
     def sample(self, sample_shape: Shape = ONE) -> Tensor:
         with torch.no_grad():
-            weights, loc, scale = (_repeated(x, sample_shape) for x in (self.log_weights, self.loc, self.scale))
+            weights, loc, scale = (x.expand(*sample_shape, *x.shape) for x in (self.log_weights, self.loc, self.scale))
             mode = (weights - torch.empty_like(weights).exponential_().log()).argmax(dim=-1)
             index = mode[..., None, None].expand(*mode.shape, 1, self.loc.shape[-1])
             loc, scale = (x.gather(-2, index).squeeze(-2) for x in (loc, scale))
@@ -249,10 +166,6 @@ class GMMOutput(ActionDistribution):
     def mean(self) -> Tensor:
         """tanh of the mean before it, (..., A)."""
         return torch.tanh((self.log_weights.exp().unsqueeze(-1) * self.loc).sum(dim=-2))
-
-    @property
-    def mode(self) -> Tensor:
-        return self.mean
 
     def log_prob(self, action: Tensor) -> Tensor:
         """(..., A) -> (..., 1): one number, because the dimensions of a mixture are not independent."""
@@ -275,7 +188,6 @@ class GMM(PolicyOutput):
     it suits behaviour cloning only.
 
     Args:
-        d_action: A.
         gmm_modes: M.
         std_low, std_high: bounds of the standard deviations before tanh; ``std_high`` None: no bound.
         std_activation: "softplus", as above, or "tanh", as for `TanhGaussian`, which needs ``std_high``.
@@ -305,68 +217,8 @@ class GMM(PolicyOutput):
         wide = self.gmm_modes * self.d_action
         loc, raw, logits = vec.split((wide, wide, self.gmm_modes), dim=-1)
         shape = (self.gmm_modes, self.d_action)
-        scale = _positive(raw.unflatten(-1, shape), self.std_low, self.std_high, self.std_activation)
+        scale = _POSITIVE[self.std_activation](raw.unflatten(-1, shape), self.std_low, self.std_high)
         return GMMOutput(loc.unflatten(-1, shape), scale, logits.log_softmax(-1))
-
-
-class MultibinaryOutput(ActionDistribution, Bernoulli):
-    """Independent bits.
-
-    Attributes:
-        logits: (..., A), of each bit being 1.
-    """
-
-    logits: Tensor  # instead of the lazy attribute of Bernoulli
-
-    def __init__(self, logits: Tensor) -> None:
-        super().__init__(logits.shape)
-        self.logits = self._param = logits
-
-    def expand(self, batch_shape: Shape, _instance: Any = None) -> MultibinaryOutput:
-        return MultibinaryOutput(self.logits.expand(batch_shape))
-
-    @property
-    def probs(self) -> Tensor:  # type: ignore[override]
-        """(..., A), of each bit being 1."""
-        return self.logits.sigmoid()
-
-    def sample(self, sample_shape: Shape = ONE) -> Tensor:
-        return torch.bernoulli(_repeated(self.probs.detach(), sample_shape))
-
-    def rsample(self, sample_shape: Shape = ONE) -> Tensor:
-        """Sampled bits whose gradient is that of the probabilities (straight-through, Bengio et al. 2013, arXiv 1308.3432)."""
-        probs = _repeated(self.probs, sample_shape)
-        drawn = torch.bernoulli(probs.detach().nan_to_num(0.0))  # which refuses NaN, on a GPU by ending the process
-        return drawn + probs - probs.detach()
-
-    def sample_vector(self, grad: bool = False) -> Tensor:
-        """See `PolicyOutput.sample_vector`. NaN in the logits gives NaN: the update is then skipped."""
-        return self.rsample() if grad else self.rsample().detach()
-
-    @property
-    def mode(self) -> Tensor:
-        return (self.logits.detach() > 0).to(self.logits.dtype)
-
-    def log_prob(self, action: Tensor) -> Tensor:
-        logits, action = torch.broadcast_tensors(self.logits, action.to(self.logits.dtype))
-        return -F.binary_cross_entropy_with_logits(logits, action, reduction="none")
-
-    def log_prob_of_vector(self, vector: Tensor) -> Tensor:
-        return self.log_prob(vector.expand_as(self.logits)).mean(dim=-1, keepdim=True)
-
-    def entropy(self) -> Tensor:
-        return F.binary_cross_entropy_with_logits(self.logits, self.probs, reduction="none")
-
-    @property
-    def open_bits(self) -> Tensor:
-        """(..., A) bool, False where a mask of actions keeps a bit at 0."""
-        return self.logits.detach() > _NEVER
-
-    def sample_action(self, sample: bool) -> Tensor:
-        return (self.sample() if sample else self.mode).to(torch.int8)
-
-    def metrics(self) -> dict[str, Tensor]:
-        return {"Policy Entropy": self.entropy().detach().sum(dim=-1).mean()}
 
 
 @gin.configurable
@@ -376,16 +228,203 @@ class Multibinary(PolicyOutput):
     is_discrete = False
     actions_differentiable = True
 
-    def __init__(self, d_action: int) -> None:
-        super().__init__(d_action)
-
-    @property
-    def input_dimension(self) -> int:
-        return self.d_action
-
     def masked(self, vec: Tensor, legal: Tensor) -> Tensor:
         """Logits, where a bit may not be 1 so low that its probability is 0 in float32, but finite."""
-        return vec.masked_fill(~legal, _NEVER)
+        return vec.masked_fill(~legal, NEVER)
 
     def make(self, vec: Tensor) -> MultibinaryOutput:
         return MultibinaryOutput(vec)
+
+
+class _Categorical(Categorical):
+    """`torch.distributions.Categorical` whose samples keep a last dimension of 1, as actions have it."""
+
+    def sample(self, sample_shape: Shape = ONE) -> Tensor:
+        return super().sample(torch.Size(sample_shape)).unsqueeze(-1)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """(...) log-probabilities of indices (...), or (..., 1) as `sample` returns them."""
+        batch = len(self.batch_shape)
+        keeps = value.ndim > batch and value.shape[-1] == 1 and value.shape[value.ndim - batch :] != self.batch_shape
+        return super().log_prob(value.squeeze(-1) if keeps else value)  # type: ignore[no-untyped-call,no-any-return]
+
+
+class _ToBounds(torch.autograd.Function):
+    """Logits, unchanged. Their gradient is zero where descent would lower a logit that is ``low`` (bool), or raise one that is
+    ``high``."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, logits: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        ctx.save_for_backward(low, high)
+        return logits.view_as(logits)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        low, high = ctx.saved_tensors
+        return grad.masked_fill((low & (grad > 0)) | (high & (grad < 0)), 0.0), None, None
+
+
+@gin.configurable
+class Discrete(PolicyOutput):
+    """Softmax over A choices, each probability clipped, then divided by the sum (which carries no gradient).
+
+    Args:
+        clip_prob_low, clip_prob_high: the clip. A low clip keeps every action possible, and bounds log-probabilities.
+            ``clip_prob_low`` None: 0.001 up to 50 choices, 0.05 / A beyond, so that the probabilities of an untrained policy,
+            about 1 / A, lie above it, and the unlikely choices have at most 5% together.
+        gumbel_temperature: of the gradient of sampled actions.
+        clip_gradient: a gradient that leads back towards the bounds passes a clipped probability; False: none does, as in the
+            original, and a policy that every state has pushed there stays.
+    """
+
+    is_discrete = True
+    actions_differentiable = True
+
+    def __init__(
+        self,
+        d_action: int,
+        clip_prob_low: float | None = None,
+        clip_prob_high: float = 0.99,
+        gumbel_temperature: float = 0.5,
+        clip_gradient: bool = True,
+    ) -> None:
+        super().__init__(d_action)
+        if clip_prob_low is None:
+            clip_prob_low = min(0.001, 0.05 / d_action)
+        if not gumbel_temperature > 0.0:
+            raise ValueError(f"gumbel_temperature must be positive, got gumbel_temperature={gumbel_temperature}")
+        if not 0.0 <= clip_prob_low < clip_prob_high <= 1.0:
+            raise ValueError(
+                "0 <= clip_prob_low < clip_prob_high <= 1 must hold, got "
+                f"clip_prob_low={clip_prob_low}, clip_prob_high={clip_prob_high}"
+            )
+        self.clip_prob_low, self.clip_prob_high = clip_prob_low, clip_prob_high
+        self.gumbel_temperature, self.clip_gradient = gumbel_temperature, clip_gradient
+
+    def action_from_buffer(self, action: Tensor, *illegal: Tensor) -> Tensor:
+        """Clip and renormalise probabilities or one-hot actions (..., A), so that critics read actions of the data as they
+        read the policy's. Entries where ``illegal`` (..., A), if given, is True become exactly 0."""
+        clipped = action.clamp(self.clip_prob_low, self.clip_prob_high)
+        if self.clip_gradient and action.requires_grad:
+            clipped = action + (clipped - action).detach()
+        for mask in illegal:
+            clipped = clipped.masked_fill(mask, 0.0)
+        return clipped / clipped.detach().sum(dim=-1, keepdim=True)
+
+    def masked(self, vec: Tensor, legal: Tensor) -> Tensor:
+        """Logits, -inf where illegal, which `make` recognises. Where no choice is legal, all count as legal."""
+        legal = legal | ~legal.any(dim=-1, keepdim=True)
+        return vec.masked_fill(~legal, -math.inf)
+
+    def make(self, vec: Tensor) -> DiscreteOutput:
+        illegal = vec == -math.inf
+        probs = vec.softmax(dim=-1)
+        if self.clip_gradient and vec.requires_grad:
+            seen = probs.detach()
+            probs = _ToBounds.apply(vec, seen < self.clip_prob_low, seen > self.clip_prob_high).softmax(dim=-1)
+        return DiscreteOutput(self.action_from_buffer(probs, illegal), self, illegal)
+
+
+@gin.configurable
+class DiscreteLikeContinuous(Distribution):
+    """One-hot actions of a ``categorical`` distribution (..., A), with a gradient: straight-through Gumbel-softmax.
+
+    Args:
+        gumbel_softmax_temperature: of the gradient of `rsample`. None: as in ``categorical``, where it comes from a `Discrete`
+            (``Discrete.gumbel_temperature``), else 0.5.
+    """
+
+    has_rsample = True
+    arg_constraints: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, categorical: Categorical, gumbel_softmax_temperature: float | None = None) -> None:
+        if gumbel_softmax_temperature is not None and not gumbel_softmax_temperature > 0.0:
+            raise ValueError(f"gumbel_softmax_temperature must be positive, got {gumbel_softmax_temperature}")
+        self.categorical = categorical_output(categorical)
+        super().__init__(self.categorical.batch_shape, torch.Size((self.categorical._num_events,)), validate_args=False)
+        self.probs = self.categorical.probs
+        self.temperature = gumbel_softmax_temperature or self.categorical.kind.gumbel_temperature
+
+    @property
+    def logits(self) -> Tensor:
+        return self.categorical.logits
+
+    def entropy(self) -> Tensor:
+        """(...)."""
+        return self.categorical.entropy()
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """(...) log-probabilities of one-hot actions or their softened form (..., A): of the largest entry."""
+        return self.categorical.log_prob(value.argmax(dim=-1))
+
+    def sample(self, sample_shape: Shape = ONE) -> Tensor:
+        """One-hot actions, ``sample_shape`` + (..., A), clipped as probabilities are."""
+        return self.rsample(sample_shape).detach()
+
+    def rsample(self, sample_shape: Shape = ONE) -> Tensor:
+        """Like `sample`, with gradient."""
+        shape = torch.Size((*sample_shape, *self.batch_shape))
+        return self.categorical.expand(shape).gumbel_softmax(True, self.temperature)
+
+
+def action_distribution(dist: Distribution, kind: PolicyOutput) -> ActionDistribution:
+    """A policy's distribution, the result of ``kind``, with the interface that agents use; unchanged if it has it."""
+    if isinstance(dist, ActionDistribution):
+        return dist
+    if isinstance(dist, DiscreteLikeContinuous):
+        return dist.categorical
+    if isinstance(dist, Categorical):
+        return categorical_output(dist, kind)
+    if isinstance(dist, Bernoulli):
+        return MultibinaryOutput(dist.logits)
+    return ContinuousOutput(dist, kind)
+
+
+class Product(PolicyOutput):
+    """Make a `ProductOutput` of the concatenated network outputs of the ``parts``, each of a distribution of ``types``."""
+
+    is_discrete = False
+
+    def __init__(self, d_action: int, parts: tuple[ActionPart, ...], types: list[PolicyOutput]) -> None:
+        super().__init__(d_action)
+        self.parts, self._types = parts, nn.ModuleList(types)
+        self.types = tuple(types)
+        self.actions_differentiable = all(t.actions_differentiable for t in types)
+
+    @property
+    def input_dimension(self) -> int:
+        return sum(t.input_dimension for t in self.types)
+
+    def _split(self, vec: Tensor) -> tuple[Tensor, ...]:
+        return vec.split([t.input_dimension for t in self.types], dim=-1)
+
+    def action_from_buffer(self, action: Tensor, *illegal: Tensor) -> Tensor:
+        return torch.cat([t.action_from_buffer(action[..., p.vector]) for t, p in zip(self.types, self.parts)], dim=-1)
+
+    def masked(self, vec: Tensor, legal: Tensor) -> Tensor:
+        """See `PolicyOutput.masked`; continuous parts are not masked."""
+        each = zip(self.types, self.parts, self._split(vec))
+        return torch.cat([x if p.kind == "continuous" else t.masked(x, legal[..., p.vector]) for t, p, x in each], dim=-1)
+
+    def make(self, vec: Tensor) -> ProductOutput:
+        factors = [action_distribution(t(part), t) for t, part in zip(self.types, self._split(vec))]
+        return ProductOutput(factors, self.parts)
+
+
+def distribution_of(
+    action_kind: str,
+    action_dim: int,
+    continuous_dist_type: Callable[[int], PolicyOutput] | None,
+    discrete_dist_type: Callable[[int], PolicyOutput] = Discrete,
+) -> PolicyOutput:
+    """The distribution of an action space, of `amago.spaces.ActionSpec` ``kind`` and ``dim``; a `Product` if the space has several
+    parts. ``continuous_dist_type`` may be None where no part is continuous."""
+    parts = parts_of(action_kind, action_dim)
+    types = {"discrete": discrete_dist_type, "continuous": continuous_dist_type, "multibinary": Multibinary}
+    made = []
+    for part in parts:
+        of_part = types[part.kind]
+        if of_part is None:
+            raise ValueError(f"{part.kind}_dist_type=None, but actions of kind {action_kind!r} have a {part.kind} part")
+        made.append(of_part(part.dim))
+    return made[0] if action_kind in types else Product(action_dim, parts, made)

@@ -1,7 +1,7 @@
-"""Sums over ranks: the processes that train one agent together, each on a batch of its own.
+"""Sums over ranks: the processes that train one agent together, each on its own batch.
 
-Within `joint_batch` the batches of all ranks count as one batch: running statistics, and the means of losses and metrics, are what they
-would be if one process had all of it. Outside of it, and in one process, nothing here communicates.
+Within `joint_batch` the batches of all ranks count as one batch: running statistics, and the means of losses and metrics, are
+what they would be if one process had all of it. Outside of it, and in one process, nothing here communicates.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _ranks = 1  # that share a batch; 1 outside of `joint_batch`
 
 @contextmanager
 def joint_batch(ranks: int) -> Iterator[None]:
-    """In the block, the batches of so many ranks are one batch. All ranks must make the same calls in it, in the same order."""
+    """Treat the batches of this number of ranks as one batch within the block. All ranks must make the same calls in it, in
+    order."""
     global _ranks
     before, _ranks = _ranks, ranks
     try:
@@ -30,7 +31,7 @@ def joint_batch(ranks: int) -> Iterator[None]:
 
 
 def is_joint() -> bool:
-    """Whether batches of several ranks count as one now."""
+    """True while batches of several ranks count as one."""
     return _ranks > 1
 
 
@@ -50,10 +51,11 @@ def average(part: Tensor) -> Tensor:
 
 
 def divisor(count: Tensor, least: float) -> Tensor:
-    """What each rank divides its own sum by, so that the mean of the ranks' quotients is the sum of all over the count of all.
+    """The number by which each rank divides its own sum, so that the mean of the ranks' quotients is the sum of all over the
+    count of all.
 
-    Data-parallel training takes the mean of the ranks' losses and gradients. The mean of the ranks' own means would give the steps of a
-    rank whose sequences are short more weight.
+    Data-parallel training takes the mean of the ranks' losses and gradients. The mean of the ranks' own means would give the
+    steps of a rank whose sequences are short more weight.
 
     Args:
         count: of this rank.
@@ -62,9 +64,10 @@ def divisor(count: Tensor, least: float) -> Tensor:
     return count.clamp(min=least) if _ranks == 1 else total(count.double())[0].clamp(min=least) / _ranks
 
 
-def weight(mask: Tensor) -> Tensor | None:
-    """What the mean of a metric where ``mask`` is True is multiplied by, so that the mean over the ranks is that of all; None in one process."""
-    return None if _ranks == 1 else mask.sum() / divisor(mask.sum(), 1)
+def weight(mask: Tensor) -> Tensor | int:
+    """The factor for the mean of a metric where ``mask`` is True, so that the mean over the ranks is the mean of all; 1 in one
+    process."""
+    return 1 if _ranks == 1 else mask.sum() / divisor(mask.sum(), 1)
 
 
 @torch.no_grad()

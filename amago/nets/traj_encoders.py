@@ -1,32 +1,37 @@
 """Sequence models: causal maps from e_0..e_T to s_0..s_T, over whole sequences in training and one step at a time in acting.
 
-A new one is a subclass of `TrajEncoder`; the decorator `amago.nets.registry.named_traj_encoder` gives it a name on command lines.
+A new one is a subclass of `TrajEncoder`; the decorator `amago.nets.traj_base.named_traj_encoder` gives it a name on command
+lines.
+
+Arguments that mean the same everywhere: ``d_model`` is E; ``n_layers`` the number of layers; ``dropout`` a probability;
+``activation`` a name as of `amago.nets.utils.activation_switch`; ``norm`` a method of `amago.nets.ff.Normalization`, before each
+layer and of the output. ``longest``: at the start, the numbers of state forget over 1 to ``longest`` timesteps, see
+`amago.nets.gated_recurrence.set_forgetting`.
 
 Shapes: B sequences or actors, L timesteps, D numbers of a timestep's input, E of its output.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
 
 import gin
 import torch
 from torch import Tensor, nn
 
 from amago.nets import transformer
-from amago.nets.cpu.packed import Linear
 from amago.nets.ff import FFBlock, LayerType, Normalization
-from amago.nets.kv_cache import KVCache
-from amago.nets.recurrent import GRUTrajEncoder as GRUTrajEncoder
-from amago.nets.recurrent import MambaTrajEncoder as MambaTrajEncoder
-from amago.nets.recurrent import MinGRUTrajEncoder as MinGRUTrajEncoder
-from amago.nets.registry import TRAJ_ENCODERS, named_traj_encoder
-from amago.nets.tensor_cache import TensorCache
+from amago.nets.gated_recurrence import GatedRecurrenceBlock, MinGRU, set_forgetting
+from amago.nets.kv_cache import KVCache, TracedCache
+from amago.nets.mamba import Mamba, MambaBlock, MambaState
+from amago.nets.traj_base import TRAJ_ENCODERS, LayeredStateEncoder, named_traj_encoder
 from amago.nets.traj_base import Dones as Dones
 from amago.nets.traj_base import TrajEncoder as TrajEncoder
-from amago.nets.traj_base import check_batch
-from amago.nets.utils import activation_switch, autocast_dtype, check_dropout, check_positive
+from amago.nets.utils import Log, activation_switch, at_least_float32, autocast_dtype, check_dropout, check_positive
 
+State: TypeAlias = Tensor | None
 register_traj_encoder = TRAJ_ENCODERS.register
 get_traj_encoder_cls = TRAJ_ENCODERS.find
 list_registered_traj_encoders = TRAJ_ENCODERS.names
@@ -39,14 +44,11 @@ class IdentityTrajEncoder(TrajEncoder):
 
     def __init__(self, tstep_dim: int, max_seq_len: int) -> None:
         super().__init__(tstep_dim, max_seq_len)
-
-    @property
-    def emb_dim(self) -> int:
-        return self.tstep_dim
+        self._emb_dim = tstep_dim
 
     def forward(
-        self, seq: Tensor, time_idxs: Tensor, hidden_state: Any = None, log_dict: dict[str, Any] | None = None
-    ) -> tuple[Tensor, Any]:
+        self, seq: Tensor, time_idxs: Tensor, hidden_state: object = None, log_dict: Log = None
+    ) -> tuple[Tensor, object]:
         self._check_input(seq, time_idxs)
         return seq, hidden_state
 
@@ -57,13 +59,8 @@ class FFTrajEncoder(TrajEncoder):
     """Residual feed-forward blocks on each timestep alone: no memory.
 
     Args:
-        d_model: E.
         d_ff: inner width of a block; None means 4 x d_model.
-        n_layers: number of blocks.
-        dropout: probability, after the input layer and within blocks.
-        activation: name, as of `amago.nets.utils.activation_switch`.
-        norm: of each block's input, a method of `amago.nets.ff.Normalization`; None: none.
-        out_norm: of the output, a method of it.
+        norm, out_norm: of each block's input, and of the output.
         layer_type: the linear layers of the blocks, as of `amago.nets.ff.FFBlock`.
     """
 
@@ -78,27 +75,23 @@ class FFTrajEncoder(TrajEncoder):
         activation: str = "leaky_relu",
         norm: str | None = None,
         out_norm: str = "layer",
-        layer_type: LayerType = Linear,
+        layer_type: LayerType = nn.Linear,
     ) -> None:
         super().__init__(tstep_dim, max_seq_len)
         check_positive(d_model=d_model, n_layers=n_layers)
         check_dropout(dropout=dropout)
         d_ff = 4 * d_model if d_ff is None else d_ff
-        self.traj_emb = Linear(tstep_dim, d_model)
+        self.traj_emb = nn.Linear(tstep_dim, d_model)
         self.traj_blocks = nn.ModuleList(FFBlock(d_model, d_ff, dropout, activation, norm, layer_type) for _ in range(n_layers))
-        self.traj_last = Linear(d_model, d_model)
+        self.traj_last = nn.Linear(d_model, d_model)
         self.out_norm = Normalization(out_norm, d_model)
         self.dropout = nn.Dropout(dropout)
         self.activation = activation_switch(activation, inplace=True)
         self._emb_dim = d_model
 
-    @property
-    def emb_dim(self) -> int:
-        return self._emb_dim
-
     def forward(
-        self, seq: Tensor, time_idxs: Tensor, hidden_state: Any = None, log_dict: dict[str, Any] | None = None
-    ) -> tuple[Tensor, Any]:
+        self, seq: Tensor, time_idxs: Tensor, hidden_state: object = None, log_dict: Log = None
+    ) -> tuple[Tensor, object]:
         self._check_input(seq, time_idxs)
         x = self.activation(self.traj_emb(seq))
         if self.training:
@@ -108,33 +101,199 @@ class FFTrajEncoder(TrajEncoder):
         return self.out_norm(self.traj_last(x)), hidden_state
 
 
+@named_traj_encoder("gru", "rnn", sizes=lambda size: {"d_hidden": size, "d_output": size})
+@gin.configurable
+class GRUTrajEncoder(LayeredStateEncoder):
+    """A GRU (Cho et al. 2014, arXiv 1406.1078). The hidden state is a tensor (n_layers, B, d_hidden), written in place.
+
+    A whole sequence, without a hidden state, returns the one after its last step.
+
+    Args:
+        d_hidden: width of the GRU.
+        d_output: E, after a linear layer.
+        norm: of the output alone.
+        longest: None: PyTorch's initial values, with which the numbers of state forget over two timesteps.
+        shortcut: add a linear function of the timestep itself to the output, before its norm, so that the present input need
+            not pass through the gates (Ni et al. 2022, arXiv 2110.05038, give it to actor and critics).
+    """
+
+    def __init__(
+        self,
+        tstep_dim: int,
+        max_seq_len: int,
+        d_hidden: int = 256,
+        n_layers: int = 2,
+        d_output: int = 256,
+        norm: str = "layer",
+        longest: float | None = None,
+        shortcut: bool = False,
+    ) -> None:
+        super().__init__(tstep_dim, max_seq_len)
+        check_positive(d_hidden=d_hidden, n_layers=n_layers, d_output=d_output)
+        self.rnn = nn.GRU(tstep_dim, d_hidden, num_layers=n_layers, batch_first=True)
+        if longest is not None:
+            updates = slice(d_hidden, 2 * d_hidden)  # of the biases of reset, update and new gates
+            for layer in range(n_layers):
+                set_forgetting(self.rnn.get_parameter(f"bias_ih_l{layer}")[updates], longest)
+                nn.init.zeros_(self.rnn.get_parameter(f"bias_hh_l{layer}")[updates])
+        self.out = nn.Linear(d_hidden, d_output)
+        self.shortcut = nn.Linear(tstep_dim, d_output) if shortcut else None
+        self.out_norm = Normalization(norm, d_output)
+        self._emb_dim = d_output
+
+    def init_hidden_state(self, batch_size: int, device: torch.device | str) -> Tensor:
+        dtype = self.out.weight.dtype
+        return torch.zeros((self.rnn.num_layers, batch_size, self.rnn.hidden_size), device=device, dtype=dtype)
+
+    def forward(self, seq: Tensor, time_idxs: Tensor, hidden_state: State = None, log_dict: Log = None) -> tuple[Tensor, State]:
+        self._check_input(seq, time_idxs, None if hidden_state is None else hidden_state.shape[1])
+        if hidden_state is None:
+            x, state = self.rnn(seq)
+            hidden_state = state.detach()
+        else:
+            # a graph of this call must not contain the tensor that is written next
+            x, new = self.rnn(seq, hidden_state.clone())
+            hidden_state.detach().copy_(new.detach())
+        out = self.out(x)
+        return self.out_norm(out if self.shortcut is None else out + self.shortcut(seq)), hidden_state
+
+
+@named_traj_encoder("mingru")
+@gin.configurable
+class MinGRUTrajEncoder(LayeredStateEncoder):
+    """Linear recurrences with gates that depend on the input alone (`amago.nets.gated_recurrence.MinGRU`), each followed by a
+    feed-forward block. Training computes every matrix product for the whole sequence at once, on any machine and without a
+    compiled kernel; a step of acting costs the same whatever the length of the episode.
+
+    The hidden state is a tensor (n_layers, B, d_hidden) in at least float32, written in place.
+
+    Args:
+        d_hidden: numbers of state in each layer; None: ``d_model``.
+        d_ff: inner width of a feed-forward block; None: 2 x ``d_model``.
+        longest: None: ``max_seq_len``.
+    """
+
+    def __init__(
+        self,
+        tstep_dim: int,
+        max_seq_len: int,
+        d_model: int = 256,
+        d_hidden: int | None = None,
+        d_ff: int | None = None,
+        n_layers: int = 2,
+        dropout: float = 0.0,
+        activation: str = "leaky_relu",
+        norm: str = "layer",
+        longest: float | None = None,
+    ) -> None:
+        super().__init__(tstep_dim, max_seq_len)
+        check_positive(d_model=d_model, n_layers=n_layers)
+        self.d_hidden = d_model if d_hidden is None else d_hidden
+        horizon = float(max_seq_len) if longest is None else longest
+        self.inp = nn.Linear(tstep_dim, d_model)
+        self.layers = nn.ModuleList(
+            GatedRecurrenceBlock(
+                MinGRU(d_model, self.d_hidden, horizon),
+                FFBlock(d_model, 2 * d_model if d_ff is None else d_ff, dropout, activation, norm),
+                Normalization(norm, d_model),
+            )
+            for _ in range(n_layers)
+        )
+        self.out_norm = Normalization(norm, d_model)
+        self._emb_dim = d_model
+
+    def init_hidden_state(self, batch_size: int, device: torch.device | str) -> Tensor:
+        exact = at_least_float32(self.inp.weight.new_empty(0)).dtype
+        return torch.zeros((len(self.layers), batch_size, self.d_hidden), device=device, dtype=exact)
+
+    def forward(self, seq: Tensor, time_idxs: Tensor, hidden_state: State = None, log_dict: Log = None) -> tuple[Tensor, State]:
+        self._check_input(seq, time_idxs, None if hidden_state is None else hidden_state.shape[1])
+        x = self.inp(seq).transpose(0, 1).contiguous()  # time first: each step of the recurrence is then one block of memory
+        for i, layer in enumerate(self.layers):
+            x = layer(x, None if hidden_state is None else hidden_state[i])
+        return self.out_norm(x).transpose(0, 1), hidden_state
+
+
+@named_traj_encoder("mamba")
+@gin.configurable
+class MambaTrajEncoder(LayeredStateEncoder):
+    """Selective state-space layers with residual connections (Gu & Dao 2023, arXiv 2312.00752).
+
+    The hidden state is a `amago.nets.mamba.MambaState`. Its size and the cost of a step do not depend on the length of the
+    episode. The scan is written in PyTorch; on a GPU, training uses the scan of the ``mamba_ssm`` package if it is installed.
+
+    Args:
+        d_state, d_conv, expand: sizes of each layer, see `amago.nets.mamba.Mamba`.
+        dt_min, dt_max, A_scale: set the time over which a new model remembers, see there. The defaults are the paper's, for
+            text. To carry one bit over a hundred equal timesteps, ``0.5, 2.0, 3e-4`` takes fewer updates.
+    """
+
+    def __init__(
+        self,
+        tstep_dim: int,
+        max_seq_len: int,
+        d_model: int = 256,
+        d_state: int = 16,
+        d_conv: int = 4,
+        expand: int = 2,
+        n_layers: int = 3,
+        norm: str = "layer",
+        dt_min: float = 1e-3,
+        dt_max: float = 0.1,
+        A_scale: float = 1.0,
+    ) -> None:
+        super().__init__(tstep_dim, max_seq_len)
+        check_positive(n_layers=n_layers)
+        self.inp = nn.Linear(tstep_dim, d_model)
+        self.mambas = nn.ModuleList(
+            MambaBlock(Mamba(d_model, d_state, d_conv, expand, dt_min, dt_max, A_scale), Normalization(norm, d_model))
+            for _ in range(n_layers)
+        )
+        self.out_norm = Normalization(norm, d_model)
+        self._state_shapes = (d_conv - 1, expand * d_model), (d_state, expand * d_model)
+        self._emb_dim = d_model
+
+    def init_hidden_state(self, batch_size: int, device: torch.device | str) -> MambaState:
+        weight = self.inp.weight
+        conv, ssm = ((len(self.mambas), batch_size, *shape) for shape in self._state_shapes)
+        exact = at_least_float32(weight.new_empty(0)).dtype
+        return MambaState(torch.zeros(conv, device=device, dtype=weight.dtype), torch.zeros(ssm, device=device, dtype=exact))
+
+    def forward(
+        self, seq: Tensor, time_idxs: Tensor, hidden_state: MambaState | None = None, log_dict: Log = None
+    ) -> tuple[Tensor, Any]:
+        self._check_input(seq, time_idxs, None if hidden_state is None else hidden_state.ssm.shape[1])
+        x = self.inp(seq)
+        for i, block in enumerate(self.mambas):
+            x = block(x, None if hidden_state is None else (hidden_state.conv[i], hidden_state.ssm[i]))
+        return self.out_norm(x), hidden_state
+
+
 @named_traj_encoder("transformer", sizes=lambda size: {"d_model": size, "d_ff": 4 * size})
 @gin.configurable
 class TformerTrajEncoder(TrajEncoder):
     """A causal transformer, see `amago.nets.transformer`.
 
-    The hidden state is a `amago.nets.kv_cache.KVCache` of max_seq_len slots, or of fewer if its kind of attention needs fewer. In an
-    episode longer than the cache, each layer attends to the last tokens that fit, and to the sinks of attention that has them. Losses
-    are computed at the first max_seq_len of a sequence's max_seq_len + 1 tokens, so an actor sees no more than a trained token did. (The
-    last token, which sees all, only gives the value from which the last target is bootstrapped.)
+    The hidden state is a `amago.nets.kv_cache.KVCache` of max_seq_len slots, or of fewer if its kind of attention needs fewer.
+    In an episode longer than the cache, each layer attends to the last tokens that fit, and to the sinks of attention that has
+    them. Losses are computed at the first max_seq_len of a sequence's max_seq_len + 1 tokens, so an actor attends to no more
+    than a trained token did. (The last token, which attends to all, only gives the value from which the last target is
+    bootstrapped.)
 
     Args:
         d_model: E, a multiple of ``n_heads``.
-        n_heads: attention heads of each layer.
         d_ff: inner width of the feed-forward part of a layer.
-        n_layers: number of layers.
-        dropout_ff: probability of dropping a number of the feed-forward output.
-        dropout_emb: the same of the embedded input.
-        dropout_attn: the same of the attention weights.
-        dropout_qkv: the same of queries, keys and values.
-        activation: name, as of `amago.nets.utils.activation_switch`.
-        norm: "layer", "rmsnorm" or "none".
+        dropout_ff, dropout_emb, dropout_attn, dropout_qkv: probabilities of dropping a number of the feed-forward output, the
+            embedded input, the attention weights, and the queries, keys and values.
         pos_emb: position embedding of the time index: "fixed", "learned" or "rope".
-        causal: False lets tokens see later ones, but no padding; such a model cannot act step by step.
+        causal: False lets tokens attend to later ones, but not to padding; such a model cannot act step by step.
         sigma_reparam: reparametrise linear layers by their spectral norm.
         normformer_norms: use the extra norms of NormFormer.
         head_scaling: learn a scale for each head.
         attention_type: the attention kernel, a subclass of `amago.nets.transformer.SelfAttention`.
+        qk_norm: t, or one for each head: the score of a query and a key is t times the cosine of their angle, so that attention
+            can single out a timestep from the start. "length": t is 2 ln(max_seq_len + 1), so it changes with max_seq_len.
+            None: the score is their product over the root of their width.
 
     Raises:
         ValueError: sizes that do not fit each other, or an unknown name.
@@ -160,66 +319,59 @@ class TformerTrajEncoder(TrajEncoder):
         normformer_norms: bool = True,
         head_scaling: bool = True,
         attention_type: type[transformer.SelfAttention] = transformer.ScaledDotProductAttention,
+        qk_norm: float | Sequence[float] | Literal["length"] | None = None,
     ) -> None:
         super().__init__(tstep_dim, max_seq_len)
         check_positive(d_model=d_model, n_heads=n_heads, d_ff=d_ff, n_layers=n_layers)
         check_dropout(dropout_attn=dropout_attn)
         self.causal = causal
+        t = 2.0 * math.log(max_seq_len + 1) if qk_norm == "length" else qk_norm
 
         def make_layer() -> transformer.TransformerLayer:
-            attention_layer = transformer.AttentionLayer(
-                _make_kernel(attention_type, causal, dropout_attn),
-                d_model=d_model,
-                n_heads=n_heads,
-                dropout_qkv=dropout_qkv,
-                head_scaling=head_scaling,
-                sigma_reparam=sigma_reparam,
-            )
+            kernel = attention_type(causal=causal, dropout=dropout_attn)
+            attention = transformer.AttentionLayer(kernel, d_model, n_heads, dropout_qkv, head_scaling, sigma_reparam, t)
             return transformer.TransformerLayer(
-                attention_layer,
-                d_model=d_model,
-                d_ff=d_ff,
-                dropout_ff=dropout_ff,
-                activation=activation,
-                norm=norm,
-                sigma_reparam=sigma_reparam,
-                normformer_norms=normformer_norms,
+                attention, d_model, d_ff, dropout_ff, activation, norm, sigma_reparam, normformer_norms
             )
 
         layers = [make_layer() for _ in range(n_layers)]
         self.tformer = transformer.Transformer(tstep_dim, d_model, layers, dropout_emb=dropout_emb, norm=norm, pos_emb=pos_emb)
-        self._emb_dim = d_model
-        self._kernel.cache_slots(max_seq_len)  # raises if the sinks do not fit
+        self.d_model, self.n_layers, self.n_heads, self.head_dim = d_model, n_layers, n_heads, self.tformer.head_dim
+        self._emb_dim, self.attention_type = d_model, attention_type
+        self._kernel().cache_slots(max_seq_len)  # raises if the sinks do not fit
 
-    @property
-    def emb_dim(self) -> int:
-        return self._emb_dim
-
-    @property
     def _kernel(self) -> transformer.SelfAttention:
-        kernel = self.tformer.layers[0].attention_layer.self_attention  # type: ignore[union-attr]
-        assert isinstance(kernel, transformer.SelfAttention)
-        return kernel
+        return self.tformer.layers[0].attention_layer.self_attention  # type: ignore[union-attr,return-value]
+
+    def attention(self, seq: Tensor, time_idxs: Tensor, rows: Tensor) -> Tensor:
+        """(layers, B, heads, Q, L): how much the steps number ``rows`` (Q,) of whole sequences attend to each step."""
+        found: list[Tensor] = []
+
+        def keep(kernel: nn.Module, args: tuple[Tensor, ...]) -> None:
+            assert isinstance(kernel, transformer.SelfAttention)
+            found.append(kernel.weights(args[0][:, :, rows], args[1], rows=rows))
+
+        hooks = [layer.attention_layer.self_attention.register_forward_pre_hook(keep) for layer in self.tformer.layers]  # type: ignore[union-attr]
+        try:
+            self(seq, time_idxs)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return torch.stack(found)
 
     def init_hidden_state(self, batch_size: int, device: torch.device | str, dtype: torch.dtype | None = None) -> KVCache:
-        """An empty cache.
-
-        Args:
-            batch_size, device: as of `TrajEncoder.init_hidden_state`.
-            dtype: of keys and values. None: autocast's dtype where that is on, else the weights'.
+        """An empty cache, whose ``dtype`` is None: autocast's where that is on, else the weights'.
 
         Raises:
             ValueError: the model is not causal.
         """
-        check_positive(batch_size=batch_size)
         if not self.causal:
             raise ValueError("causal=False: a model whose tokens see the future cannot act step by step")
         if dtype is None:
             dtype = autocast_dtype(torch.device(device)) or self.tformer.inp.weight.dtype
-        tformer, kernel = self.tformer, self._kernel
-        slots = kernel.cache_slots(self.max_seq_len)
-        sizes = (len(tformer.layers), batch_size, tformer.n_heads, slots, tformer.head_dim)
-        return KVCache(*sizes, device=device, dtype=dtype, sinks=kernel.sink_size)
+        kernel = self._kernel()
+        sizes = (self.n_layers, batch_size, self.n_heads, kernel.cache_slots(self.max_seq_len), self.head_dim)
+        return transformer.TformerHiddenState.empty(*sizes, device=device, dtype=dtype, sinks=kernel.sink_size)
 
     def reset_hidden_state(self, hidden_state: KVCache, dones: Dones) -> KVCache:
         hidden_state.reset(dones)
@@ -228,39 +380,24 @@ class TformerTrajEncoder(TrajEncoder):
     def slice_hidden_state(self, hidden_state: KVCache, start: int, stop: int) -> KVCache:
         return hidden_state.slice(start, stop)
 
-    def export_hidden_state(self, hidden_state: KVCache | TensorCache) -> dict[str, Tensor]:
-        if isinstance(hidden_state, TensorCache):
-            return hidden_state.tensors()
-        return {"keys": hidden_state.keys, "values": hidden_state.values, "lengths": hidden_state.lengths}
+    def export_hidden_state(self, hidden_state: KVCache) -> dict[str, Tensor]:
+        return hidden_state.tensors()
 
-    def import_hidden_state(self, tensors: dict[str, Tensor], dones: Tensor) -> TensorCache:
+    def import_hidden_state(self, tensors: dict[str, Tensor], dones: Tensor) -> KVCache:
         lengths = torch.where(dones, 0, tensors["lengths"])
-        return TensorCache(tensors["keys"], tensors["values"], lengths, self._kernel.sink_size)
+        return TracedCache(tensors | {"lengths": lengths}, self._kernel().sink_size)
 
     def forward(
         self,
         seq: Tensor,
         time_idxs: Tensor,
-        hidden_state: Any = None,
-        log_dict: dict[str, Any] | None = None,
+        hidden_state: KVCache | None = None,
+        log_dict: Log = None,
         mask: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
-        self._check_input(seq, time_idxs)
+        self._check_input(seq, time_idxs, None if hidden_state is None else hidden_state.batch_size)
         times = time_idxs.squeeze(-1)
         if hidden_state is None:  # padding comes last, where a causal model does not look
-            return self.tformer(seq, times, real=None if self.causal or mask is None else mask.squeeze(-1)), None
-        check_batch(seq.shape[0], hidden_state.batch_size)
-        steps = [self.tformer(seq[:, i : i + 1], times[:, i : i + 1], hidden_state) for i in range(seq.shape[1])]
+            return self.tformer(seq, times, real=None if self.causal or mask is None else mask.squeeze(-1))
+        steps = [self.tformer(seq[:, i : i + 1], times[:, i : i + 1], hidden_state)[0] for i in range(seq.shape[1])]
         return (steps[0] if len(steps) == 1 else torch.cat(steps, dim=1)), hidden_state
-
-
-def _make_kernel(kernel: type[transformer.SelfAttention], causal: bool, dropout: float) -> transformer.SelfAttention:
-    try:
-        return kernel(causal=causal, dropout=dropout)
-    except RuntimeError as err:  # gin's error for a default of gin.REQUIRED
-        if "Required bindings" not in str(err):
-            raise
-        raise ValueError(
-            f"attention_type={kernel.__name__} has settings without a default; bind them before it is used, "
-            f"as in use_config({{'{kernel.__name__}.window_size': 128}}) ({err})"
-        ) from err

@@ -1,8 +1,9 @@
 """A causal transformer whose training is stable in reinforcement learning.
 
-What is notable: the linear layers of attention and feed-forward are sigma-reparametrised (Zhai et al. 2023, arXiv 2303.06296). It has the
-extra norms and head scales of NormFormer (Shleifer et al. 2021, arXiv 2110.09456). Positions are *time indices* of the episode, not
-places in the sequence. It reads whole sequences in training and single steps, against a cache of keys and values, in acting.
+The linear layers of attention and feed-forward are sigma-reparametrised (Zhai et al. 2023, arXiv 2303.06296). It has the
+extra norms and head scales of NormFormer (Shleifer et al. 2021, arXiv 2110.09456). Positions are *time indices* of the episode,
+not places in the sequence. It reads whole sequences in training and single steps, against a cache of keys and values, in
+acting.
 
 Shapes: B sequences or actors, L timesteps, H heads.
 """
@@ -10,65 +11,48 @@ Shapes: B sequences or actors, L timesteps, H heads.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import gin
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from amago import config
 from amago.compat.hidden_state import Cache
-from amago.config import NamedArguments
-from amago.nets.attention import FlashAttention, ScaledDotProductAttention, SelfAttention, VanillaAttention, flash_attn_module
-from amago.nets.cpu.packed import Linear
-from amago.nets.ff import Normalization
-from amago.nets.flex_attention import (
+from amago.compat.names import attributes
+from amago.nets.attention import (
     ClippedSlidingSinkAttention,
+    FlashAttention,
     FlexAttention,
+    ScaledDotProductAttention,
+    SelfAttention,
     SlidingWindowFlexAttention,
     SlidingWindowSinkFlexAttention,
+    VanillaAttention,
     VanillaFlexAttention,
-)
+    flash_attn_module,
+)  # fmt: skip
+from amago.nets.ff import Normalization
 from amago.nets.kv_cache import CacheSlots, KVCache
-from amago.nets.sigma_reparam import CachedLinears, SigmaReparam, make_linear
-from amago.nets.tensor_cache import TensorCache
-from amago.nets.utils import activation_switch, autocast_dtype, check_dropout, check_positive
+from amago.nets.kv_cache import TformerHiddenState as TformerHiddenState
+from amago.nets.utils import WeightCache, activation_switch, autocast_dtype, check_dropout, check_positive
 
 __all__ = [
-    "AttentionLayer",
-    "Cache",
-    "ClippedSlidingSinkAttention",
-    "FixedPosEmb",
-    "FlashAttention",
-    "FlexAttention",
-    "LearnablePosEmb",
-    "LearnedPosEmb",
-    "ScaledDotProductAttention",
-    "SelfAttention",
-    "SigmaReparam",
-    "SlidingWindowFlexAttention",
-    "SlidingWindowSinkFlexAttention",
-    "TformerHiddenState",
-    "Transformer",
-    "TransformerLayer",
-    "VanillaAttention",
-    "VanillaFlexAttention",
-    "rope_angles",
-    "rotate",
-]
+    "AttentionLayer", "Cache", "ClippedSlidingSinkAttention", "FixedPosEmb", "FlashAttention", "FlexAttention", "LearnablePosEmb", "LearnedPosEmb",
+    "RotaryPosEmb", "ScaledDotProductAttention", "SelfAttention", "SigmaReparam", "SlidingWindowFlexAttention", "SlidingWindowSinkFlexAttention",
+    "TformerHiddenState", "Transformer", "TransformerLayer", "VanillaAttention", "VanillaFlexAttention", "rope_angles", "rotate",
+]  # fmt: skip
 
+CacheStep: TypeAlias = tuple[KVCache, int, CacheSlots]
+"""The place of a layer's keys and values: the cache, the index of the layer, and the slots of the current step."""
 
-CacheStep: TypeAlias = tuple[KVCache | TensorCache, int, CacheSlots]
-"""Where a layer keeps its keys and values: the cache, the index of the layer, and the slots of the current step."""
-
-TformerHiddenState = KVCache
-"""What `amago.nets.traj_encoders.TformerTrajEncoder` remembers while it acts."""
+_find = attributes(__name__)
 
 
 def __getattr__(name: str) -> Any:
-    if name != "flash_attn":
-        raise AttributeError(f"module 'amago.nets.transformer' has no attribute {name!r}")
-    return flash_attn_module()  # None without the package: scripts test for that
+    return flash_attn_module() if name == "flash_attn" else _find(name)  # None without the package: scripts test for that
 
 
 def _frequencies(width: int, device: torch.device, base: float = 10_000.0) -> Tensor:
@@ -77,14 +61,8 @@ def _frequencies(width: int, device: torch.device, base: float = 10_000.0) -> Te
 
 
 class FixedPosEmb(nn.Module):
-    """sin(t / 10000^(2i / d_model)) at index 2i and the cosine of the same at 2i + 1, for time index t (Vaswani et al. 2017).
-
-    Args:
-        d_model: even.
-
-    Raises:
-        ValueError: ``d_model`` is odd.
-    """
+    """sin(t / 10000^(2i / d_model)) at index 2i and the cosine of the same at 2i + 1, for time index t and even ``d_model``
+    (Vaswani et al. 2017)."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -99,16 +77,8 @@ class FixedPosEmb(nn.Module):
 
 
 @gin.configurable
-class LearnablePosEmb(NamedArguments, nn.Module):
-    """A learned vector for each time index.
-
-    Args:
-        d_model: width of the vectors.
-        max_time_idx: last time index with a vector of its own; later ones share it.
-
-    Raises:
-        ValueError: ``max_time_idx`` is below 1.
-    """
+class LearnablePosEmb(nn.Module):
+    """A learned vector for each time index up to ``max_time_idx``; later ones share the last."""
 
     def __init__(self, d_model: int, max_time_idx: int = 4096) -> None:
         super().__init__()
@@ -126,9 +96,24 @@ config.also_known_as(LearnablePosEmb, "LearnedPosEmb", "transformer.LearnedPosEm
 
 
 def rope_angles(time_idxs: Tensor, head_dim: int, base: float = 10_000.0) -> tuple[Tensor, Tensor]:
-    """cos and sin, each (B, 1, L, head_dim / 2) float32, for rotary embeddings of time indices (B, L) (Su et al. 2021, arXiv 2104.09864)."""
+    """cos and sin, each (B, 1, L, head_dim / 2) float32, for rotary embeddings of time indices (B, L) (Su et al. 2021,
+    arXiv 2104.09864)."""
     angles = time_idxs[:, None, :, None] * _frequencies(head_dim, time_idxs.device, base)
     return angles.cos(), angles.sin()
+
+
+class RotaryPosEmb(nn.Module):
+    """`rope_angles` as a module, for heads of an even number ``head_dim`` of numbers; it has no parameters."""
+
+    def __init__(self, head_dim: int, base: float = 10_000.0) -> None:
+        super().__init__()
+        if head_dim % 2:
+            raise ValueError(f"rope needs heads of even width, got d_model / n_heads = {head_dim}")
+        self.head_dim, self.base = head_dim, base
+
+    def forward(self, time_idxs: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, L) int64 -> cos and sin, each (B, 1, L, head_dim / 2), as `rotate` takes them."""
+        return rope_angles(time_idxs, self.head_dim, self.base)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -137,7 +122,75 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
-class AttentionLayer(CachedLinears):
+@gin.configurable
+class SigmaReparam(nn.Module):
+    """A linear layer of given spectral norm: x (gamma / sigma(W) W)^T + b, where sigma(W) is the spectral norm of W.
+
+    sigma = u W v. In training mode, each forward pass first improves u and v by one power iteration; evaluation mode does not.
+
+    Args:
+        d_in, d_out: widths.
+        bias: add b.
+        fast_init: find u and v of a new layer by 15 power iterations instead of a singular value decomposition, whose time
+            grows with the cube of the width. sigma then starts a few percent below the norm, and training improves it.
+    """
+
+    u: Tensor
+    v: Tensor
+
+    def __init__(self, d_in: int, d_out: int, bias: bool = True, fast_init: bool = False) -> None:
+        super().__init__()
+        check_positive(d_in=d_in, d_out=d_out)
+        self.in_features, self.out_features = d_in, d_out
+        self.weight = nn.Parameter(nn.init.trunc_normal_(torch.empty(d_out, d_in), std=0.02))
+        self.bias = nn.Parameter(torch.zeros(d_out)) if bias else None
+        self.gamma = nn.Parameter(torch.ones(1))
+        weight = self.weight.detach()
+        if fast_init:
+            v = F.normalize(torch.randn(d_in), dim=0)
+            for _ in range(15):
+                u = F.normalize(weight @ v, dim=0)
+                v = F.normalize(weight.t() @ u, dim=0)
+        else:
+            left, _, right = torch.linalg.svd(weight, full_matrices=False)
+            u, v = left[:, 0].clone(), right[0].clone()
+        self.register_buffer("u", u)
+        self.register_buffer("v", v)
+        self._cache = WeightCache()
+
+    def effective_weight(self) -> Tensor:
+        """gamma / sigma(W) W, (d_out, d_in); in training mode after one power iteration."""
+        with torch.autocast(self.weight.device.type, enabled=False):  # half precision is too coarse for sigma
+            u, v = self.u, self.v
+            if self.training:
+                with torch.no_grad():
+                    u = F.normalize(self.weight @ v, dim=0)
+                    v = F.normalize(self.weight.t() @ u, dim=0)
+                    self.u.copy_(u)
+                    self.v.copy_(v)
+            else:  # the graph of this call must not contain the buffers, to which a later one in training mode writes
+                u, v = (u.clone(), v.clone()) if torch.is_grad_enabled() else (u, v)
+            sigma = torch.dot(u, torch.mv(self.weight, v))
+            return self.weight * (self.gamma / sigma)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., d_in) -> (..., d_out)."""
+        if self.training:
+            return F.linear(x, self.effective_weight(), self.bias)
+        sources = (*self._parameters.values(), *self._buffers.values())  # by attribute takes five times as long
+        return F.linear(x, self._cache.get(sources, self.effective_weight), self.bias)
+
+    def train(self, mode: bool = True) -> SigmaReparam:
+        self._cache.clear()
+        return super().train(mode)
+
+
+def make_linear(sigma_reparam: bool, d_in: int, d_out: int, bias: bool = True) -> SigmaReparam | nn.Linear:
+    """`SigmaReparam`, or a plain linear layer."""
+    return SigmaReparam(d_in, d_out, bias) if sigma_reparam else nn.Linear(d_in, d_out, bias)
+
+
+class AttentionLayer(nn.Module):
     """Multi-head self-attention with a learned scale for each head, (B, L, d_model) -> (B, L, d_model).
 
     Args:
@@ -147,12 +200,12 @@ class AttentionLayer(CachedLinears):
         dropout_qkv: probability of dropping a number of queries, keys and values.
         head_scaling: learn the scale of each head; False keeps it at 1, or at the value in a checkpoint.
         sigma_reparam: reparametrise both linear layers.
-
-    Raises:
-        ValueError: ``d_model`` is no multiple of ``n_heads``, or a number is out of range.
+        qk_norm: t, or one for each head: scores are t cos(q, k), between -t and t (Henry et al. 2020, arXiv 2010.04245). None:
+            they are q k / sqrt(head width).
     """
 
     no_weight_decay = ("head_scaler",)
+    temperature: Tensor | None
 
     def __init__(
         self,
@@ -162,6 +215,7 @@ class AttentionLayer(CachedLinears):
         dropout_qkv: float = 0.0,
         head_scaling: bool = True,
         sigma_reparam: bool = True,
+        qk_norm: float | Sequence[float] | None = None,
     ) -> None:
         super().__init__()
         check_positive(d_model=d_model, n_heads=n_heads)
@@ -173,22 +227,32 @@ class AttentionLayer(CachedLinears):
         self.qkv_projection = make_linear(sigma_reparam, d_model, 3 * d_model, bias=False)
         self.out_projection = make_linear(sigma_reparam, d_model, d_model)
         self.dropout_qkv = nn.Dropout(dropout_qkv)
+        self._cache = WeightCache()
         self.head_scaler = nn.Parameter(torch.ones(1, 1, n_heads, 1), requires_grad=head_scaling)
+        t = None if isinstance(qk_norm, str | bool | None) else torch.as_tensor(qk_norm, dtype=torch.float32).reshape(-1, 1, 1)
+        if (t is None) != (qk_norm is None) or (t is not None and (len(t) not in (1, n_heads) or not (t > 0).all())):
+            raise ValueError(
+                f"qk_norm must be a positive number, one for each of {n_heads} heads, or None, got qk_norm={qk_norm!r}"
+            )
+        # kernels divide scores by the root of the head's width, and so does the norm of each RMS-normalised key
+        self.register_buffer("temperature", None if t is None else t / math.sqrt(self.head_dim), persistent=False)
 
-    def _arrange(self, name: str, weight: Tensor) -> Tensor:
-        if name != "qkv_projection":
-            return weight
-        # Checkpoints order the output as (3, head_dim, H), in which the numbers of a head are not contiguous. Rows of the weight are
-        # reordered because activations are larger.
+    def _qkv_weight(self) -> Tensor:
+        """The effective weight of the projection, with the rows of each head together.
+
+        Checkpoints order the output as (3, head_dim, H). Rows of the weight are reordered because activations are larger.
+        """
+        layer = self.qkv_projection
+        weight = layer.effective_weight() if isinstance(layer, SigmaReparam) else layer.weight
         rows = weight.view(3, self.head_dim, self.n_heads, -1).transpose(1, 2)
         return rows.reshape(weight.shape)
 
+    def train(self, mode: bool = True) -> AttentionLayer:
+        self._cache.clear()
+        return super().train(mode)
+
     def forward(
-        self,
-        x: Tensor,
-        rope: tuple[Tensor, Tensor] | None = None,
-        cache: CacheStep | None = None,
-        real: Tensor | None = None,
+        self, x: Tensor, rope: tuple[Tensor, Tensor] | None = None, cache: CacheStep | None = None, real: Tensor | None = None
     ) -> Tensor:
         """Attend over the sequence or, with a ``cache``, from one token (L == 1) to those in the cache and itself.
 
@@ -199,37 +263,37 @@ class AttentionLayer(CachedLinears):
             real: (B, L) bool, False at tokens that none may see; None: no such token.
         """
         B, L, _ = x.shape
-        qkv = self._linear("qkv_projection", x)
-        if self.training:  # in evaluation mode the module's call would do nothing
-            qkv = self.dropout_qkv(qkv)
+        if self.training:
+            qkv = self.dropout_qkv(F.linear(x, self._qkv_weight()))
+        else:
+            layer = self.qkv_projection
+            qkv = F.linear(x, self._cache.get((*layer._parameters.values(), *layer._buffers.values()), self._qkv_weight))
         q, k, v = qkv.view(B, L, 3, self.n_heads, self.head_dim).permute(2, 0, 3, 1, 4)
+        if self.temperature is not None:
+            q, k = (F.rms_norm(x, (self.head_dim,), eps=1e-12) for x in (q, k))
+            q = q * self.temperature.to(q.dtype)
         if rope is not None:
             q, k = rotate(q, *rope), rotate(k, *rope)
         if cache is None:
             out = self.self_attention(q, k, v) if real is None else self.self_attention(q, k, v, real=real)
         else:
-            store, layer, slots = cache
-            k, v = store.write(layer, k, v, slots)
+            store, index, slots = cache
+            k, v = store.write(index, k, v, slots)
             out = self.self_attention(q.to(k.dtype), k, v, slots).to(q.dtype)
         out = out.transpose(1, 2) * self.head_scaler
-        return self._linear("out_projection", out.reshape(B, L, -1))
+        return self.out_projection(out.reshape(B, L, -1))
 
 
-class TransformerLayer(CachedLinears):
+class TransformerLayer(nn.Module):
     """x + N2(Attn(N1 x)), then x + FF2(N4(act(FF1(N3 x)))). N2 and N4 are the extra norms of NormFormer.
 
     Args:
         attention_layer: Attn.
-        d_model: width of x.
-        d_ff: width between FF1 and FF2.
+        d_model, d_ff: widths of x, and between FF1 and FF2.
         dropout_ff: probability of dropping a number of FF2's output.
-        activation: name, as of `amago.nets.utils.activation_switch`.
-        norm: "layer", "rmsnorm" or "none".
+        activation, norm: names, as of `amago.nets.utils.activation_switch` and `amago.nets.ff.Normalization`.
         sigma_reparam: reparametrise both linear layers.
         normformer_norms: use N2 and N4.
-
-    Raises:
-        ValueError: a number is out of range, or a name unknown.
     """
 
     def __init__(
@@ -246,7 +310,7 @@ class TransformerLayer(CachedLinears):
         super().__init__()
         check_positive(d_ff=d_ff)
         check_dropout(dropout_ff=dropout_ff)
-        self.attention_layer = attention_layer
+        self.d_model, self.attention_layer = d_model, attention_layer
         self.ff1 = make_linear(sigma_reparam, d_model, d_ff)
         self.ff2 = make_linear(sigma_reparam, d_ff, d_model)
         self.norm1 = Normalization(norm, d_model)
@@ -257,16 +321,12 @@ class TransformerLayer(CachedLinears):
         self.activation = activation_switch(activation, inplace=True)
 
     def forward(
-        self,
-        x: Tensor,
-        rope: tuple[Tensor, Tensor] | None = None,
-        cache: CacheStep | None = None,
-        real: Tensor | None = None,
+        self, x: Tensor, rope: tuple[Tensor, Tensor] | None = None, cache: CacheStep | None = None, real: Tensor | None = None
     ) -> Tensor:
         """(B, L, d_model) -> (B, L, d_model); ``rope``, ``cache`` and ``real`` as of `AttentionLayer.forward`."""
         x = x + self.norm2(self.attention_layer(self.norm1(x), rope, cache, real))
-        h = self.norm4(self.activation(self._linear("ff1", self.norm3(x))))
-        h = self._linear("ff2", h)
+        h = self.norm4(self.activation(self.ff1(self.norm3(x))))
+        h = self.ff2(h)
         return x + (self.dropout_ff(h) if self.training else h)
 
 
@@ -280,11 +340,8 @@ class Transformer(nn.Module):
         d_inp, d_model: widths.
         layers: the `TransformerLayer`s.
         dropout_emb: probability of dropping a number of the embedded input.
-        norm: of the output: "layer", "rmsnorm" or "none".
+        norm: of the output, as of `amago.nets.ff.Normalization`.
         pos_emb: "fixed" (`FixedPosEmb`), "learned" or "learnable" (`LearnablePosEmb`), or "rope" (`rotate`).
-
-    Raises:
-        ValueError: ``pos_emb`` is unknown, or rope with heads of odd width.
     """
 
     def __init__(
@@ -302,52 +359,70 @@ class Transformer(nn.Module):
         if pos_emb not in _POS_EMBS:
             raise ValueError(f"pos_emb={pos_emb!r} is unknown: use one of {', '.join(_POS_EMBS)}")
         self.head_dim = layers[0].attention_layer.head_dim
-        self.n_heads = layers[0].attention_layer.n_heads
-        if pos_emb == "rope" and self.head_dim % 2:
-            raise ValueError(f"rope needs heads of even width, got d_model / n_heads = {self.head_dim}")
-        self.inp = Linear(d_inp, d_model)
-        self.pos_emb: nn.Module | None = None
-        if pos_emb == "fixed":
-            self.pos_emb = FixedPosEmb(d_model)
-        elif pos_emb != "rope":
-            self.pos_emb = LearnablePosEmb(d_model)
+        self.n_heads, self.d_model = layers[0].attention_layer.n_heads, d_model
+        self.inp = nn.Linear(d_inp, d_model)
+        self.pos_emb: nn.Module
+        if pos_emb == "rope":
+            self.pos_emb = RotaryPosEmb(self.head_dim)
+        else:
+            self.pos_emb = FixedPosEmb(d_model) if pos_emb == "fixed" else LearnablePosEmb(d_model)
         self.dropout_emb = nn.Dropout(dropout_emb)
         self.layers = nn.ModuleList(layers)
         self.norm = Normalization(norm, d_model)
 
     def forward(
-        self,
-        seq: Tensor,
-        time_idxs: Tensor,
-        cache: KVCache | TensorCache | None = None,
-        real: Tensor | None = None,
-    ) -> Tensor:
-        """Map whole sequences or, with a ``cache``, one step (L == 1).
+        self, seq: Tensor, time_idxs: Tensor, hidden_state: Any = None, real: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        """Map whole sequences or, with a ``hidden_state``, one step (L == 1).
 
         Args:
             seq: (B, L, d_inp).
-            time_idxs: (B, L) int64, index of each step in its episode.
-            cache: keys and values of earlier steps; it is updated.
+            time_idxs: (B, L) or (B, L, 1) int64, index of each step in its episode.
+            hidden_state: keys and values of earlier steps (`KVCache`), which are updated.
             real: (B, L) bool, False at tokens that none may see; None: no such token.
+
+        Returns:
+            (B, L, d_model), and ``hidden_state``.
         """
+        if hidden_state is None:
+            return self.training_forward(seq, time_idxs, real), None
+        return self.inference_forward(seq, time_idxs, hidden_state)
+
+    def preprocess_seq(self, seq: Tensor, time_idxs: Tensor) -> Tensor:
+        """Embed inputs and times, (B, L, d_inp) -> (B, L, d_model), as the first layer takes them."""
         x = self.inp(seq)
-        if self.pos_emb is not None:
-            summed = x + self.pos_emb(time_idxs)  # float32 under autocast too, and with it what the layers add to
+        if not isinstance(self.pos_emb, RotaryPosEmb):
+            summed = x + self.pos_emb(_flat(time_idxs))  # float32 under autocast too, as is the residual stream
             x = summed if autocast_dtype(x.device) else summed.to(x.dtype)
-        if self.training:
-            x = self.dropout_emb(x)
-        rope = rope_angles(time_idxs, self.head_dim) if self.pos_emb is None else None
-        slots = None if cache is None else cache.advance()
-        for i, layer in enumerate(self.layers):
-            x = layer(x, rope, None if cache is None or slots is None else (cache, i, slots), real)
+        return self.dropout_emb(x) if self.training else x
+
+    def training_forward(self, seq: Tensor, time_idxs: Tensor, real: Tensor | None = None) -> Tensor:
+        """Map whole sequences; arguments as of `forward`."""
+        x, rope = self.preprocess_seq(seq, time_idxs), self._angles(time_idxs)
+        for layer in self.layers:
+            x = layer(x, rope, None, real)
         return self.norm(x)
 
+    def inference_forward(self, seq: Tensor, time_idxs: Tensor, hidden_state: Any) -> tuple[Tensor, Any]:
+        """Map one step, and remember it; arguments as of `forward`."""
+        x, rope, slots = self.preprocess_seq(seq, time_idxs), self._angles(time_idxs), hidden_state.advance()
+        for i, layer in enumerate(self.layers):
+            x = layer(x, rope, (hidden_state, i, slots))
+        return self.norm(x), hidden_state
+
+    def _angles(self, time_idxs: Tensor) -> tuple[Tensor, Tensor] | None:
+        return self.pos_emb(_flat(time_idxs)) if isinstance(self.pos_emb, RotaryPosEmb) else None
+
     @property
-    def position_embedding(self) -> nn.Module | None:
-        """The position embedding; None with "rope"."""
+    def position_embedding(self) -> nn.Module:
+        """The position embedding."""
         return self.pos_emb
 
     @property
     def dropout(self) -> nn.Dropout:
         """The dropout of the embedded input."""
         return self.dropout_emb
+
+
+def _flat(time_idxs: Tensor) -> Tensor:
+    return time_idxs.squeeze(-1) if time_idxs.ndim == 3 else time_idxs

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 from torch.distributions import Categorical, Distribution
 from torch.types import _size as Shape
 
@@ -29,15 +30,10 @@ def _between(x: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def two_hot(x: Tensor, values: Tensor) -> Tensor:
-    """Split the weight between the two bins next to a number, so that their mean is the number (Bellemare et al. 2017, arXiv
-    1707.06887).
+    """Split the weight between the two bins next to a number, so that their mean is the number (Bellemare et al. 2017,
+    arXiv 1707.06887): numbers (..., 1), and increasing values (O,) of the bins, to labels (..., O).
 
-    Args:
-        x: (..., 1); numbers beyond the bins count as the first or last value. Labels of NaN contain NaN.
-        values: (O,), the values of the bins, increasing.
-
-    Returns:
-        (..., O), summing to 1.
+    Numbers beyond the bins count as the first or last value. Labels of NaN contain NaN.
     """
     low, share = _between(x, values.to(x.dtype))
     labels = torch.zeros(*x.shape[:-1], len(values), dtype=x.dtype, device=x.device)
@@ -46,16 +42,11 @@ def two_hot(x: Tensor, values: Tensor) -> Tensor:
 
 
 def hl_gauss(x: Tensor, centers: Tensor, sigma: float = 0.75) -> Tensor:
-    """The mass of a normal distribution around a number within each bin, normalised (Farebrother et al. 2024, arXiv 2403.03950).
+    """The mass of a normal distribution around a number (..., 1) within each bin, normalised, (..., O) (Farebrother et al. 2024,
+    arXiv 2403.03950).
 
-    Args:
-        x: (..., 1).
-        centers: (O,), evenly spaced; a bin reaches half-way to the next.
-        sigma: standard deviation, in widths of a bin.
-
-    Returns:
-        (..., O), summing to 1; zeros, which give no gradient, where a number lies so far beyond the bins that no mass reaches
-        them (`Bins` clamps it first).
+    ``centers`` (O,) are evenly spaced; a bin reaches half-way to the next. ``sigma`` is in widths of a bin. Labels are zeros, which
+    give no gradient, where a number lies so far beyond the bins that no mass reaches them (`Bins` clamps it first).
     """
     width = (centers[-1] - centers[0]) / (len(centers) - 1)
     edges = torch.cat((centers - 0.5 * width, centers[-1:] + 0.5 * width))
@@ -80,7 +71,7 @@ class _CrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
+    def forward(ctx: FunctionCtx, logits: Tensor, labels: Tensor) -> Tensor:
         out = logits.new_empty((*logits.shape[:-1], 1))
         for rows in _blocks(logits):
             out[rows] = -(labels[rows] * logits[rows].log_softmax(dim=-1)).sum(dim=-1, keepdim=True)
@@ -101,11 +92,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 class ReturnDistribution(Categorical):
-    """Distributions over the bins of returns, from the logits of a network. Nothing is computed before it is asked for.
-
-    Args:
-        raw_logits: (..., O), not normalised.
-    """
+    """Distributions over the bins of returns, from the logits (..., O) of a network, which are not normalised."""
 
     raw_logits: Tensor
 
@@ -124,7 +111,7 @@ class ReturnDistribution(Categorical):
         """(..., O)."""
         return self.raw_logits.softmax(dim=-1)
 
-    def expand(self, batch_shape: Shape, _instance: Any = None) -> ReturnDistribution:
+    def expand(self, batch_shape: Shape, _instance: object = None) -> ReturnDistribution:
         return ReturnDistribution(self.raw_logits.expand(*batch_shape, self._num_events))
 
 
@@ -137,12 +124,13 @@ class Bins(nn.Module):
         use_symlog: space them evenly in symlog(return), so that their width grows with the return; else in the return.
         label_type: "twohot" (`two_hot`) or "hlgauss" (`hl_gauss`).
         sigma: standard deviation of the latter, in widths of a bin.
-        decoding: what distributions over bins are worth. "mean_return": their expected return, sum_o p_o symexp(centre_o), as
+        decoding: value of distributions over bins. "mean_return": their expected return, sum_o p_o symexp(centre_o), as
             DreamerV3 has it (Hafner et al. 2023, arXiv 2301.04104); labels are made such that they are worth the target.
             "mean_bin": symexp(sum_o p_o centre_o), with labels whose mean bin is symlog(target). This undervalues rare large
             returns, but an error in the probability of a far larger return matters less: it suits tasks whose returns differ by
             orders of magnitude and are hardly random. Without ``use_symlog`` both values are the same.
-        clamp_labels: "hlgauss" labels of returns beyond the bins are those of the first or last centre; else zeros, far beyond.
+        clamp_labels: "hlgauss" labels of returns beyond the bins equal the labels of the first or last centre; else they are
+            zeros far beyond.
 
     Attributes:
         centers: (O,), in symlog(return) with ``use_symlog``.
@@ -181,25 +169,27 @@ class Bins(nn.Module):
         self.fast = fast_paths()
         self.label_type, self.sigma, self.decoding = label_type, sigma, decoding
         self.clamp_labels = clamp_labels
-        low, high = self._spread(torch.tensor([self.min_return, self.max_return])).tolist()
+        low, high = self.spread(torch.tensor([self.min_return, self.max_return])).tolist()
         centers = torch.linspace(low, high, output_bins)
         self.register_buffer("centers", centers, persistent=False)
-        self.register_buffer("returns", self._unspread(centers.double()).float(), persistent=False)
+        self.register_buffer("returns", self.unspread(centers.double()).float(), persistent=False)
         self._symmetric = self.min_return == -self.max_return
-        # symexp is convex: labels "hlgauss" around a number are worth more than the number. This table says of which they are.
+        # symexp is convex: "hlgauss" labels around a number are worth more than it. This table maps a value to the number.
         grid = torch.linspace(low, high, 16 * output_bins).double()
-        worth = self._spread(self._decode(hl_gauss(grid[:, None], centers.double(), sigma)))
+        worth = self.spread(self._decode(hl_gauss(grid[:, None], centers.double(), sigma)))
         self.register_buffer("_grid", grid.float(), persistent=False)
         self.register_buffer("_worth", worth.float(), persistent=False)
 
-    def _spread(self, returns: Tensor) -> Tensor:
+    def spread(self, returns: Tensor) -> Tensor:
+        """Returns on the scale of the centres."""
         return symlog(returns) if self.use_symlog else returns
 
-    def _unspread(self, x: Tensor) -> Tensor:
+    def unspread(self, x: Tensor) -> Tensor:
+        """The inverse of `spread`."""
         return symexp(x) if self.use_symlog else x
 
     def value(self, logits: Tensor) -> Tensor:
-        """The value of distributions, as ``decoding`` says, (..., O) -> (..., 1)."""
+        """The value of distributions by ``decoding``, (..., O) -> (..., 1)."""
         with torch.autocast(logits.device.type, enabled=False):  # autocast would round the product to half precision
             if self._in_blocks(logits) and not (logits.requires_grad and torch.is_grad_enabled()):
                 value = torch.cat([self._decode(logits[rows].float().softmax(dim=-1)) for rows in _blocks(logits)])
@@ -210,10 +200,10 @@ class Bins(nn.Module):
     def _decode(self, probs: Tensor) -> Tensor:
         """(..., O) -> (...)."""
         if self.decoding == "mean_bin":
-            return self._unspread(probs @ self.centers.to(probs.dtype))
+            return self.unspread(probs @ self.centers.to(probs.dtype))
         if not self._symmetric:
             return probs @ self.returns.to(probs.dtype)
-        # Bins of opposite return are subtracted first. In another order, what remains of 100,000 and -100,000 is rounding.
+        # Bins of opposite return are subtracted first: in another order, only rounding errors of large returns would remain.
         half = len(self.returns) // 2
         return (probs[..., -half:] - probs[..., :half].flip(-1)) @ self.returns[-half:].to(probs.dtype)
 
@@ -221,13 +211,13 @@ class Bins(nn.Module):
         """The target distributions of returns, (..., 1) -> (..., O)."""
         if self.label_type == "twohot":
             if self.decoding == "mean_bin":
-                return two_hot(self._spread(returns.float()), self.centers)
+                return two_hot(self.spread(returns.float()), self.centers)
             return two_hot(returns.float(), self.returns)
         returns = returns.float()
         clamped = returns.clamp(self.min_return, self.max_return) if self.clamp_labels else returns
         if self.decoding == "mean_bin":
-            return hl_gauss(self._spread(clamped), self.centers, self.sigma)
-        x = self._spread(clamped)
+            return hl_gauss(self.spread(clamped), self.centers, self.sigma)
+        x = self.spread(clamped)
         low, share = _between(x, self._worth)
         return hl_gauss(self._grid[low].lerp(self._grid[low + 1], share), self.centers, self.sigma)
 
@@ -248,8 +238,8 @@ class Bins(nn.Module):
         return (returns < self.min_return) | (returns > self.max_return)
 
     def initial_logits(self, init_value: float | None) -> Tensor:
-        """Logits (O,), linear in the bin, of a distribution whose value is ``init_value``; None: of value 0, or as near to it as
-        is possible with logits that differ by no more than 12.
+        """Logits (O,), linear in the bin, of a distribution whose value is ``init_value``; None: of value 0, or as near to it
+        as is possible with logits that differ by no more than 12.
 
         Raises:
             ValueError: ``init_value`` does not lie strictly between ``min_return`` and ``max_return``.

@@ -1,28 +1,26 @@
-"""What all networks share: activations by name, normalisation of inputs, metrics of activations, checks of arguments, dtypes."""
+"""Tools of all networks: activations by name, dtypes, checks of arguments, cached weights, running statistics, input norm."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import gin
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from amago import config
 from amago.nets import ranks
-from amago.nets.cpu.weight_cache import WeightCache
-from amago.nets.dtypes import at_least_float32 as at_least_float32
-from amago.nets.dtypes import autocast_dtype as autocast_dtype
-from amago.nets.moments import RunningMoments
 from amago.ops import symexp as symexp
 from amago.ops import symlog as symlog
 
 Activation = Callable[[Tensor], Tensor]
-
+Log: TypeAlias = dict[str, Any] | None
+"""Takes metrics by name; None: none are computed."""
 
 _ACTIVATIONS: dict[str, Activation] = {
     "leaky_relu": F.leaky_relu,
@@ -38,15 +36,10 @@ _ACTIVATIONS: dict[str, Activation] = {
 
 
 def activation_switch(name: str, inplace: bool = False) -> Activation:
-    """The elementwise function of that name.
+    """The elementwise function of that name: "leaky_relu", "relu", "gelu", "silu" (or "swish"), "elu", "mish", "tanh" or "sigmoid".
 
-    Args:
-        name: "leaky_relu", "relu", "gelu", "silu" (or "swish"), "elu", "mish", "tanh" or "sigmoid".
-        inplace: let leaky ReLU overwrite its input, which must be a tensor that nothing else uses, such as the output of a
-            linear layer. Backward then keeps one tensor instead of two: a fifth of what an update of a Transformer keeps.
-
-    Raises:
-        ValueError: no such activation; the message lists those that exist.
+    With ``inplace`` leaky ReLU overwrites its input, which must be a tensor that nothing else uses, such as the output of a linear
+    layer. Backward then keeps one tensor instead of two: a fifth of the memory of a Transformer's update.
     """
     if name not in _ACTIVATIONS:
         raise ValueError(f"activation={name!r} is unknown: use one of {', '.join(sorted(_ACTIVATIONS))}")
@@ -54,25 +47,35 @@ def activation_switch(name: str, inplace: bool = False) -> Activation:
 
 
 @torch.no_grad()
-def add_activation_log(key: str, tensor: Tensor, log_dict: dict[str, Any] | None = None) -> None:
-    """Add metrics of a layer's output to ``log_dict``: "activation-{key}-max", "-min", "-std" and "-mean", scalars.
-
-    Args:
-        key: name of the layer.
-        tensor: its output, of any shape.
-        log_dict: None: nothing is computed.
-    """
+def add_activation_log(root_key: str, activation: Tensor, log_dict: Log = None) -> None:
+    """Add metrics of a layer's output to ``log_dict``: "activation-{root_key}-max", "-min", "-std" and "-mean", scalars."""
     if log_dict is None:
         return
-    x = at_least_float32(tensor.detach())
+    x = at_least_float32(activation.detach())
     spread = x.std() if x.numel() > 1 else torch.zeros_like(x.sum())
     log_dict |= {
-        f"activation-{key}-{name}": v for name, v in (("max", x.max()), ("min", x.min()), ("std", spread), ("mean", x.mean()))
+        f"activation-{root_key}-{name}": v
+        for name, v in (("max", x.max()), ("min", x.min()), ("std", spread), ("mean", x.mean()))
     }
 
 
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The dtype autocast would compute in on ``device``, or None where it is off."""
+    kind = device.type
+    if kind in ("cpu", "cuda") and not torch.is_autocast_enabled(kind):  # shortcut: called about thirty times a step
+        return None
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return None
+    return torch.get_autocast_dtype(kind)
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Half precision to float32; anything else as it is."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
 def has_argument(function: Callable[..., Any], name: str) -> bool:
-    """Whether a function can be called with a keyword argument of that name."""
+    """True if a function can be called with a keyword argument of that name."""
     parameters = inspect.signature(function).parameters.values()
     return any(p.name == name or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
 
@@ -91,21 +94,133 @@ def check_dropout(**values: float) -> None:
             raise ValueError(f"{name} must be in [0, 1), got {name}={value}")
 
 
+_steps: list[int] = []  # one number, of the steps of all optimizers, once there is a cached value: fused ones raise no version
+
+
+def _count_step(*_: object) -> None:
+    _steps[0] += 1
+
+
+class WeightCache:
+    """Cache one tensor that is derived from parameters, for forward passes without gradients.
+
+    It is valid while every source is the same storage at the same version and no optimizer has stepped. Writes through
+    ``Tensor.data`` raise no version: modules call `clear` when they change their mode. Where gradients are on, or a source is an
+    inference tensor (which has no version), nothing is cached.
+    """
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the value."""
+        self._key: list[object] = []
+        self._value: Tensor | None = None
+
+    def get(self, sources: Iterable[Tensor | None], compute: Callable[[], Tensor], exact: bool = False) -> Tensor:
+        """The cached value, or the result of ``compute``, which reads ``sources``; in autocast's dtype unless ``exact``."""
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return compute()
+        if not _steps:
+            _steps.append(0)
+            register_optimizer_step_post_hook(_count_step)
+        key: list[object] = [*_steps]
+        dtype = None
+        for s in sources:
+            if s is None:
+                continue
+            if s.is_inference():
+                return compute()
+            if dtype is None and not exact:
+                dtype = autocast_dtype(s.device)
+            key += (s.data_ptr(), s._version, s.dtype, s.device)
+        key.append(dtype)
+        if self._value is None or key != self._key:
+            value = compute()
+            self._key, self._value = key, value if dtype is None else value.to(dtype)
+        return self._value
+
+    def __reduce__(self) -> tuple[type[WeightCache], tuple[()]]:
+        return WeightCache, ()
+
+
+class RunningMoments(nn.Module):
+    """Mean ``mu`` and second moment ``nu``, which move with rate beta / (1 - (1 - beta)^t) at the t-th update.
+
+    Early in training they are therefore the averages over all updates so far. They are kept in float64: in float32, nu - mu^2
+    has no correct digit where the standard deviation is below 1/3,000 of the mean. On devices without float64 (Apple's MPS)
+    they are in float32.
+
+    Args:
+        shape: of both.
+        count_shape: of t, broadcast against ``shape``.
+        beta: rate for large t.
+        init_nu: ``nu`` before any data; ``mu`` is 0.
+        initial_samples: number of updates that these initial moments count as.
+    """
+
+    mu: Tensor
+    nu: Tensor
+    _t: Tensor
+
+    def __init__(
+        self, shape: tuple[int, ...], count_shape: tuple[int, ...], beta: float, init_nu: float, initial_samples: int
+    ) -> None:
+        super().__init__()
+        if not 0.0 < beta < 1.0:
+            raise ValueError(f"beta must be in (0, 1), got beta={beta}")
+        if not init_nu > 0.0:
+            raise ValueError(f"init_nu must be positive, got init_nu={init_nu}")
+        if initial_samples < 0:
+            raise ValueError(f"initial_samples must not be negative, got initial_samples={initial_samples}")
+        self.beta, self.initial_samples = beta, initial_samples
+        self.register_buffer("mu", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("nu", torch.full(shape, float(init_nu), dtype=torch.float64))
+        self.register_buffer("_t", torch.full(count_shape, float(initial_samples)))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        try:
+            return super()._apply(fn, recurse)
+        except TypeError:  # PyTorch's error where a device has no float64
+            self.mu, self.nu = self.mu.float(), self.nu.float()
+            return super()._apply(fn, recurse)
+
+    @property
+    def variance(self) -> Tensor:
+        """nu - mu^2, in the dtype of a model's parameters (and of t); rounding may leave it just below 0."""
+        return (self.nu - self.mu.square()).to(self._t.dtype)
+
+    @torch.no_grad()
+    def _move(self, first: Tensor, second: Tensor, use: Tensor, counts: Tensor) -> None:
+        """Move ``mu`` towards ``first`` and ``nu`` towards ``second`` where ``use`` is True; add to t where ``counts`` is."""
+        t = self._t + 1
+        rate = self.beta / (1 - (1 - self.beta) ** t)
+        rate = torch.where(t == 1, 1.0, rate).to(self.nu.dtype)  # rounding would leave 0.02% of what was there before any data
+        self._t.copy_(torch.where(counts, t, self._t))
+        self.mu.copy_(torch.where(use, (1 - rate) * self.mu + rate * first, self.mu))
+        self.nu.copy_(torch.where(use, (1 - rate) * self.nu + rate * second, self.nu))
+
+
+SMALL_SIGMA = 0.01
+"""Standard deviation up to which the original system does not scale a feature."""
+
+
 @gin.configurable
 class InputNorm(RunningMoments):
     """Centre and scale each feature by running statistics of the inputs in training mode.
 
-    Features whose sigma is at most ``skip_below`` are only centred; the output is clamped to [-1e4, 1e4]. It is in float32, or in
-    float64 for inputs in float64.
+    Features that do not vary are only centred. The output is clamped to [-1e4, 1e4], and to [-10, 10] for features whose sigma
+    is at most 0.01, such as flags that are hardly ever set. It is in float32, or in float64 for inputs in float64.
 
     Args:
         dim: number of features.
-        beta: rate of the statistics after many updates, see `amago.nets.moments.RunningMoments`.
+        beta: rate of the statistics after many updates, see `amago.nets.utils.RunningMoments`.
         init_nu: second moment before any data.
-        skip: return inputs as they are. The statistics are then neither updated nor part of the state.
-        skip_below: sigma below which a feature is not scaled.
-        initial_samples: number of updates that the statistics before any data count as. With 1, as in the original system, they fade
-            slowly: a feature of mean 1,000 and standard deviation 1 has a sigma of 99 after 100 updates.
+        skip: return inputs as they are. The statistics are then not updated; they stay in the state, as in the original system.
+        skip_below: sigma up to which a feature is only centred, as if it did not vary; 0.01 in the original system. None:
+            features of any size are scaled.
+        initial_samples: number of updates that the statistics before any data count as. With 1, as in the original system, they
+            fade slowly: a feature of mean 1,000 and standard deviation 1 has a sigma of 99 after 100 updates.
     """
 
     def __init__(
@@ -114,34 +229,26 @@ class InputNorm(RunningMoments):
         beta: float = 1e-4,
         init_nu: float = 1.0,
         skip: bool = False,
-        skip_below: float = 0.01,
+        skip_below: float | None = None,
         initial_samples: int = 0,
     ) -> None:
         check_positive(dim=dim)
         super().__init__((dim,), (1,), beta, init_nu, initial_samples)
         self.skip, self.skip_below = skip, skip_below
-        if skip:
-            self._non_persistent_buffers_set.update(self._buffers)
         self._divisor = WeightCache()  # nine operations on a few numbers, which a policy's step need not repeat
 
     def train(self, mode: bool = True) -> InputNorm:
         self._divisor.clear()
         return super().train(mode)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        if self.skip:  # the original system stores them all the same
-            for name in self._buffers:
-                state_dict.pop(prefix + name, None)
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
     @property
     def sigma(self) -> Tensor:
-        """(dim,), in [1e-3, 1e6]."""
-        return torch.sqrt(self.variance + 1e-5).nan_to_num(nan=1e-3).clamp(1e-3, 1e6)
+        """(dim,), of at least 1e-3."""
+        return torch.sqrt(self.variance + 1e-5).nan_to_num(nan=1e-3).clamp(1e-3, 1e30)
 
     @torch.no_grad()
-    def update(self, x: Tensor, mask: Tensor | None = None) -> None:
-        """Move the statistics towards those of ``x`` (B, L, dim) where ``mask`` (B, L, 1) is True.
+    def update_stats(self, x: Tensor, mask: Tensor | None = None) -> None:
+        """Move the statistics towards the statistics of ``x`` (B, L, dim) where ``mask`` (B, L, 1) is True.
 
         A batch without a real timestep changes nothing; a feature with a non-finite value keeps its statistics.
         """
@@ -161,15 +268,32 @@ class InputNorm(RunningMoments):
         if self.skip:
             return x
         if self.training:
-            self.update(x, mask)
-        divisor = self._scale() if self.training else self._divisor.get((self.mu, self.nu), self._scale, exact=True)
+            self.update_stats(x, mask)
+        return self.normalize_values(x)
+
+    def normalize_values(self, x: Tensor) -> Tensor:
+        """Centre and scale (..., dim)."""
+        scale = self._scale() if self.training else self._divisor.get((self.mu, self.nu), self._scale, exact=True)
+        divisor, limit = scale.unbind()
         x = at_least_float32(x)
-        return ((x - self.mu.to(x.dtype)) / divisor).clamp(-1e4, 1e4)
+        return ((x - self.mu.to(x.dtype)) / divisor).clamp(-limit, limit)
+
+    def denormalize_values(self, x: Tensor) -> Tensor:
+        """The values (..., dim) of which `normalize_values` makes ``x``."""
+        x = at_least_float32(x)
+        return x * self._scale()[0] + self.mu.to(x.dtype)
 
     def _scale(self) -> Tensor:
-        """(dim,), sigma, or 1 for features that are only centred."""
+        """(2, dim): sigma, or 1 for features that are only centred; and the largest output."""
         sigma = self.sigma
-        return torch.where(sigma > self.skip_below, sigma, torch.ones_like(sigma))
+        if self.skip_below is not None:
+            divisor = torch.where(sigma > self.skip_below, sigma, 1.0)
+            return torch.stack((divisor, torch.full_like(divisor, 1e4)))
+        variance = self.nu - self.mu.square()
+        rounding = 1e4 * torch.finfo(self.nu.dtype).eps * self.nu  # smaller values are not variance
+        own = torch.where(variance > rounding, variance.clamp(min=0.0).sqrt(), 1.0).to(sigma.dtype)
+        small = sigma <= SMALL_SIGMA
+        return torch.stack((torch.where(small, own, sigma), torch.where(small, 10.0, 1e4)))
 
 
 config.also_known_as(InputNorm, "amago.nets.ff.InputNorm", "nets.ff.InputNorm", "ff.InputNorm")

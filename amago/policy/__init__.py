@@ -1,9 +1,7 @@
 """A trained agent away from its run: load it, let it act, export it."""
 
-from amago.policy.acting import Policy
-from amago.policy.discount import acting_by, choose_discount, discounts
-from amago.policy.files import find_run, load_agent_weights
-from amago.policy.load import load_policy
+from amago.policy.acting import Policy, acting_by, choose_discount, discounts
+from amago.policy.load import find_run, load_agent_weights, load_policy
 from amago.policy.spec import build_agent, describe_agent, write_policy_spec
 
 __all__ = [

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 from torch import Tensor
 
 from amago.agent import BaseAgent
 from amago.data.trajectory import rl2
-from amago.policy.discount import discounts
 from amago.policy.export import export_policy
-from amago.policy.files import save_policy_file
 from amago.policy.spec import describe_agent, raw_space
+from amago.run.checkpoint import save_weights
 from amago.spaces import NonFiniteError, ObsReader
+
+SUFFIXES = (".pt", ".safetensors")
+"""Of files with a policy."""
 
 
 class Policy:
@@ -69,7 +72,7 @@ class Policy:
 
     @property
     def gammas(self) -> tuple[float, ...]:
-        """The discounts that the agent has a policy for: what ``load_policy(..., gamma=...)`` may be given."""
+        """The discounts that the agent has a policy for: the valid values of ``load_policy(..., gamma=...)``."""
         return discounts(self.agent)
 
     @property
@@ -111,16 +114,20 @@ class Policy:
         Raises:
             ValueError: the path has another suffix.
         """
+        path = Path(path).expanduser()
+        if path.suffix not in SUFFIXES:
+            raise ValueError(f"path={str(path)!r} must end in {' or '.join(SUFFIXES)}; `Policy.export` writes .onnx and .pt2")
         chosen = {} if self.gamma is None else {"gamma": self.gamma}
-        return save_policy_file(self.agent, self.description | chosen, path, self.version)
+        save_weights(self.agent.state_dict(), path, self.version, self.description | chosen)
+        return path
 
-    def act(self, obs: Any, reward: ArrayLike | None = None, done: ArrayLike | None = None) -> Any:
+    def act(self, obs: object, reward: ArrayLike | None = None, done: ArrayLike | None = None) -> Any:
         """Choose an action, and remember the observation.
 
         Args:
-            obs: what the environment returned, or {key: array} of ``observation_space``. If ``num_envs`` was given, a batch: arrays with
-                B rows in that structure, as Gymnasium's vector environments return them (of a Tuple space, a tuple), or a list of B
-                observations. Where there is only one key, the array alone will do.
+            obs: the environment's observation, or {key: array} of ``observation_space``. If ``num_envs`` was given, a batch:
+                arrays with B rows in that structure, as Gymnasium's vector environments return them (of a Tuple space, a
+                tuple), or a list of B observations. Where there is only one key, the array alone will do.
             reward: of the last action, (B,), or one number for all; it is ignored in the first step of a rollout. It may be left out in
                 that step, and always if `hides_rewards`. Pass ``reward=0.0`` where there is no reward to observe.
             done: (B,) bool, or one for all: True where ``obs`` is the first of a new rollout: the memory, time and reward of that row
@@ -172,7 +179,7 @@ class Policy:
             raise NonFiniteError(f"reward is {reward!r}; rewards must be finite in float32")
         return rewards
 
-    def _column(self, name: str, value: Any, dtype: Any) -> NDArray[Any]:
+    def _column(self, name: str, value: object, dtype: DTypeLike) -> NDArray[Any]:
         """One value a row, (B, 1), of an array (B,), (B, 1) or one number."""
         n = self.num_envs or 1
         try:
@@ -186,3 +193,48 @@ class Policy:
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array.copy()).to(self.device)
+
+
+# ---- discounts -------------------------------------------------------------------------------------------------------------
+
+
+def discounts(agent: BaseAgent) -> tuple[float, ...]:
+    """The discounts that an agent has a policy for, in its order; () for an agent without an attribute ``gammas``."""
+    gammas = getattr(agent, "gammas", None)
+    return () if gammas is None else tuple(round(float(g), 6) for g in gammas)
+
+
+def choose_discount(agent: BaseAgent, gamma: float) -> None:
+    """Let the policy of one of the agent's discounts act from now on.
+
+    Raises:
+        ValueError: the agent has no such discount; the message lists those that it has.
+    """
+    known = discounts(agent)
+    near = [i for i, g in enumerate(known) if abs(g - gamma) < 1e-6]
+    if not near:
+        raise ValueError(
+            f"gamma={gamma} is none of the discounts of the {type(agent).__name__}: {', '.join(map(str, known)) or 'none'}"
+        )
+    agent.rollout_gamma_idx = near[-1]  # type: ignore[assignment]
+
+
+@contextmanager
+def acting_by(agent: BaseAgent, gamma: float | None) -> Iterator[None]:
+    """Let the policy of another discount act within the block.
+
+    Args:
+        gamma: one of the agent's discounts; None changes nothing.
+
+    Raises:
+        ValueError: the agent has no such discount.
+    """
+    if gamma is None:
+        yield
+        return
+    before: Any = getattr(agent, "rollout_gamma_idx", None)
+    choose_discount(agent, gamma)
+    try:
+        yield
+    finally:
+        agent.rollout_gamma_idx = before

@@ -1,4 +1,4 @@
-"""Writing a trained policy as ONNX or for ``torch.export``: one step of `amago.policy.step_model`, for programs without amago."""
+"""Write a trained policy as ONNX or for ``torch.export``: one step of `amago.policy.step_model`, for programs without amago."""
 
 from __future__ import annotations
 

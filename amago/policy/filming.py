@@ -15,11 +15,11 @@ import torch
 
 from amago.agent import BaseAgent
 from amago.envs import AMAGOEnv
-from amago.policy.playing import Played, play
+from amago.policy.playing import EpisodeResult, play
 from amago.run import video
 from amago.run.callbacks import Callback
-from amago.run.ownership import FILMS
-from amago.run.rng import draw_seed, rng_state, set_rng_state
+from amago.run.process import draw_seed, rng_state, set_rng_state
+from amago.run.rundir import FILMS
 
 if TYPE_CHECKING:
     from amago.experiment import Experiment
@@ -53,7 +53,7 @@ def check_draws(env: AMAGOEnv, what: str) -> None:
 
 def film(
     agent: BaseAgent, env: AMAGOEnv, max_steps: int, *, sample: bool, device: torch.device | str, seed: int
-) -> tuple[Played, list[Any], float]:
+) -> tuple[EpisodeResult, list[Any], float]:
     """Play one rollout and draw each of its steps.
 
     Args:
@@ -174,7 +174,7 @@ class RecordVideo(Callback):
 
     @contextmanager
     def _environment(self, experiment: Experiment) -> Iterator[AMAGOEnv]:
-        """An environment that draws itself; the random streams of the process are those of before afterwards."""
+        """An environment that draws itself; the random streams of the process are restored afterwards."""
         before = rng_state()
         env = None
         try:
@@ -197,7 +197,7 @@ def _drawing(make_env: Callable[..., Any]) -> AMAGOEnv:
     except (TypeError, ValueError):  # a callable whose signature is not known
         takes_mode = False
     env: AMAGOEnv = make_env(render_mode=MODE) if takes_mode else make_env()
-    inner: Any = env.unwrapped
+    inner = env.unwrapped
     if getattr(inner, "render_mode", MODE) is None and MODE in (inner.metadata.get("render_modes") or ()):
         inner.render_mode = MODE
     return env

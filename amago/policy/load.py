@@ -1,16 +1,22 @@
-"""`load_policy`: from a file or a run's directory to a policy that acts."""
+"""Policies in files: find, load and write them, and copy their weights into an agent, those of the original system too."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from amago.policy.acting import Policy
-from amago.policy.discount import choose_discount
-from amago.policy.files import copy_weights, read_policy_file
-from amago.policy.spec import build_agent
+from amago.agent import BaseAgent
+from amago.policy.acting import SUFFIXES, Policy, choose_discount
+from amago.policy.spec import SPEC_FILE, build_agent, checked_spec, read_policy_spec
+from amago.run import checkpoint
+from amago.run.checkpoint import CheckpointError, WeightFile, load_into, load_weight_file, take_by_itself
+
+_NAMES = ("ckpts/latest/policy.pt", "policy.pt", "policy.safetensors")
+"""Places of a policy in a directory, the best place first."""
 
 
 def load_policy(
@@ -26,16 +32,17 @@ def load_policy(
 
     Args:
         path: a file of weights, such as a ``policy.pt`` or ``policy.safetensors`` that was copied from elsewhere or one of a run's
-            ``ckpts/policy_weights``; a run directory (its latest weights), a training state, or a directory that holds one such file. What
-            the policy is made of is read from the ``policy.json`` of a run directory; of a file, from the file itself, or, if it holds
-            weights alone, from the ``policy.json`` of its run.
+            ``ckpts/policy_weights``; a run directory (its latest weights), a training state, or a directory that holds one such
+            file. The description of the policy is read from the ``policy.json`` of a run directory; of a file, from the file
+            itself, or, if it holds weights alone, from the ``policy.json`` of its run.
         device: where the networks compute.
         num_envs: number of environments side by side; None: one, without a batch dimension.
         sample: whether to draw actions from the policy; False takes its mode.
         modules: names of your own packages that the agent's classes come from. They may be imported; others may not.
-        gamma: the discount whose policy acts, one of those that the agent was trained for; None: that with which the policy was saved
-            (`Policy.save`), or that of its rollouts.
-        weights: a file of weights for the agent that ``path`` describes, such as one of the original system; None: those of ``path``.
+        gamma: the discount whose policy acts, one of those that the agent was trained for; None: the one with which the policy
+            was saved (`Policy.save`), or the one of its rollouts.
+        weights: a file of weights for the agent that ``path`` describes, such as one of the original system; None: the weights
+            of ``path``.
 
     Raises:
         CheckpointError: there is no such policy, or its weights are damaged or do not fit.
@@ -48,3 +55,192 @@ def load_policy(
     if chosen is not None:
         choose_discount(agent, chosen)
     return Policy(agent, num_envs, sample, device, loaded.version, description)
+
+
+def find_run(path: str | Path) -> tuple[Path, Path]:
+    """Find a policy's file of weights, and the directory of its run.
+
+    Args:
+        path: a file of weights, a training state, or a directory: a run's (its latest weights, or, where it has none, its
+            newest complete training state), or one that holds ``policy.pt``, ``policy.safetensors``, or a single file of
+            weights.
+
+    Returns:
+        (directory, file of weights). The directory is the nearest one with a ``policy.json``, or, where there is none, the
+        directory of the file.
+
+    Raises:
+        CheckpointError: the path does not exist, or holds no weights.
+    """
+    path = Path(path).expanduser()
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist: give a file of weights, or a run directory, which has a {SPEC_FILE}")
+    run_dir = _run_directory(path)
+    file = path if path.is_file() else _weights_in(path, path == run_dir)
+    return run_dir or file.parent, file
+
+
+def _run_directory(path: Path) -> Path | None:
+    """The run directory that ``path`` is or lies in: the nearest one with a ``policy.json``; None if there is none."""
+    return next((p for p in (path, *path.parents) if (p / SPEC_FILE).is_file()), None)
+
+
+def _weights_in(directory: Path, is_run: bool) -> Path:
+    """The file of weights that a directory means."""
+    if (directory / "model.safetensors").is_file():
+        checkpoint.verify(directory)
+        return directory / "model.safetensors"
+    for name in _NAMES:
+        if (directory / name).is_file():
+            return directory / name
+    newest = checkpoint.newest_complete(directory / "ckpts" / "training_states")
+    if newest is not None:
+        return newest / "model.safetensors"
+    found = sorted(p for p in directory.iterdir() if p.suffix in SUFFIXES and p.is_file())
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise CheckpointError(f"{directory} holds several files of weights; name one: {', '.join(p.name for p in found)}")
+    if is_run:
+        raise CheckpointError(f"{directory} holds no weights yet: neither {directory / _NAMES[0]} nor a training state")
+    runs = sorted(p.name for p in directory.iterdir() if (p / SPEC_FILE).is_file())
+    within = f"; it holds the runs {', '.join(runs)}: name one of them" if runs else ""
+    raise CheckpointError(
+        f"{directory} holds no policy: it is no run directory (no {SPEC_FILE}), no training state (no model.safetensors), and has "
+        f"no file of weights (policy.pt, policy.safetensors){within}"
+    )
+
+
+def read_policy_file(path: str | Path, weights: str | Path | None = None) -> tuple[dict[str, Any], WeightFile, Path]:
+    """Read the description and the weights of a policy.
+
+    The description comes from the ``policy.json`` if ``path`` is a directory that has one. Otherwise it comes from the file of
+    weights, or, where that has none, from the ``policy.json`` of its run.
+
+    Args:
+        path: as of `find_run`.
+        weights: a file of weights to read in place of the weights of ``path``, which then only gives the description.
+
+    Returns:
+        the description, the weights, and the file that they come from.
+
+    Raises:
+        CheckpointError: there are no weights or no description, or they are damaged.
+    """
+    path = Path(path).expanduser()
+    file = find_run(path)[1] if weights is None else Path(weights).expanduser()
+    loaded = load_weight_file(file)
+    if (path / SPEC_FILE).is_file():
+        return read_policy_spec(path), loaded, file
+    if weights is None:
+        return _description(file, loaded.description), loaded, file
+    described = find_run(path)[1] if path.is_dir() else path
+    return _description(described, load_weight_file(described).description), loaded, file
+
+
+def _description(path: Path, own: dict[str, Any] | None) -> dict[str, Any]:
+    """The description of a policy, from the file itself, or from the run in which it lies."""
+    if own is not None:
+        return checked_spec(own, path)
+    run_dir = _run_directory(path)
+    if run_dir is None:
+        raise CheckpointError(
+            f"{path} holds weights alone, without the description of the policy that they belong to, and there is no {SPEC_FILE} beside "
+            "it or above. Leave it in the directory of its run, or load it as load_policy(RUN, weights=FILE) with the run of an agent "
+            "of the same classes and sizes; Policy.save writes files that need nothing else"
+        )
+    return read_policy_spec(run_dir)
+
+
+def load_agent_weights(agent: BaseAgent, path: str | Path) -> int:
+    """Copy a file of weights into an agent: all of them, or none if one does not fit.
+
+    Args:
+        agent: has the classes and sizes that the weights were trained with.
+        path: weights of this library, or a state dict of the original system.
+
+    Returns:
+        the version that the weights were published with; 0 where there is none.
+
+    Raises:
+        CheckpointError: the file is missing or damaged, or does not fit; the message lists every name without a counterpart.
+    """
+    file = load_weight_file(path)
+    copy_weights(agent, file, path)
+    return file.version
+
+
+def copy_weights(agent: BaseAgent, file: WeightFile, path: str | Path) -> None:
+    """`load_agent_weights` with the content of the file; the path is for the message."""
+    if take_by_itself(agent, file.weights):
+        return
+    try:
+        weights = adapt_weights(file.weights, agent)
+    except CheckpointError as err:
+        raise CheckpointError(f"{path}: {err}") from err
+    load_into(agent, weights, path)
+
+
+# ---- weights of the original system ----------------------------------------------------------------------------------------
+
+WRAPPERS = ("module.", "_orig_mod.")
+"""Prefixes that distributed training and torch.compile put before every name."""
+DERIVED = ("maximized_critics.",)
+"""Copies of ``critics`` without gradients. Here they are second names of the critics' own parameters."""
+
+
+def adapt_weights(weights: Mapping[str, Tensor], agent: nn.Module) -> dict[str, Tensor]:
+    """Rename the entries of a state dict of the original system, for `amago.run.checkpoint.load_into`.
+
+    Parameters have the same names and layouts in both systems. The original adds prefixes of wrappers, and copies of the critics,
+    which are dropped where the agent has no names for them. Weights of this library are returned unchanged.
+
+    Args:
+        weights: {name of the parameter: tensor}.
+        agent: the agent that the weights are for.
+
+    Raises:
+        CheckpointError: a name occurs twice.
+    """
+    plain = {_unwrapped(name): w for name, w in weights.items()}
+    if len(plain) != len(weights):
+        raise CheckpointError(f"some names occur twice, with and without one of the prefixes {', '.join(WRAPPERS)}")
+    own = agent.state_dict()
+    plain = _renamed(plain, own, agent)
+    return {name: w for name, w in plain.items() if name in own or not name.startswith(DERIVED)}
+
+
+def _renamed(weights: Mapping[str, Tensor], own: Mapping[str, Tensor], agent: nn.Module) -> dict[str, Tensor]:
+    """Rename parameters that differ from the agent's only in their names below a module, such as the scales of RMS norms.
+
+    The parameters that a module lacks, and the file's parameters that are not in it, must agree in number and in shape, in
+    their order.
+    """
+    modules = dict(agent.named_modules())
+    tables = {f"{name}.weight" for name, module in modules.items() if isinstance(module, nn.Embedding)}
+    unknown: dict[str, list[str]] = {}
+    for name in weights:
+        if name not in own and not name.startswith(DERIVED):
+            parts = name.split(".")
+            inside = (".".join(parts[:n]) for n in range(len(parts) - 1, 0, -1))
+            unknown.setdefault(next((m for m in inside if m in modules), ""), []).append(name)
+    renamed = {name: _fitting(w, own[name]) if name in tables else w for name, w in weights.items()}
+    for module, names in unknown.items():
+        missing = [name for name in own if name not in weights and name.startswith(f"{module}.")]
+        found = [_fitting(weights[name], own[mine]) if mine in tables else weights[name] for name, mine in zip(names, missing)]
+        if module and len(names) == len(missing) and all(w.shape == own[mine].shape for w, mine in zip(found, missing)):
+            for name, mine, tensor in zip(names, missing, found):
+                del renamed[name]
+                renamed[mine] = tensor
+    return renamed
+
+
+def _fitting(table: Tensor, own: Tensor) -> Tensor:
+    """A table of time indices, to which the agent's may have one more row, for all later ones."""
+    return torch.cat((table, table[-1:])) if table.shape[0] + 1 == own.shape[0] else table
+
+
+def _unwrapped(name: str) -> str:
+    while name.startswith(WRAPPERS):
+        name = name.removeprefix(next(w for w in WRAPPERS if name.startswith(w)))
+    return name

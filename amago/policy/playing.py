@@ -1,4 +1,4 @@
-"""Complete rollouts of an agent, side by side, with as much of the past as a `View` lets it see."""
+"""Complete rollouts of an agent, side by side, with the part of the past that a `View` allows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from torch import Tensor
 
 from amago.agent import BaseAgent
 from amago.envs import AMAGOEnv
-from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
+from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
+from amago.run.process import SharedProcess
 
 Array = NDArray[Any]
 _ATTEMPT = re.compile(r"\b(?:Attempt|Trial) (\d+)\b")
@@ -22,7 +23,7 @@ _ATTEMPT = re.compile(r"\b(?:Attempt|Trial) (\d+)\b")
 
 @dataclass(frozen=True)
 class View:
-    """How much of a rollout the policy sees when it acts.
+    """The part of a rollout that the policy sees when it acts.
 
     Args:
         context: the last so many steps, the current one included; 1: no memory. None: all that the agent remembers.
@@ -45,7 +46,7 @@ FULL, THIS_ATTEMPT = View(), View(this_attempt=True)
 
 @dataclass
 class Steps:
-    """What the policy saw in one rollout, a row a step: {key: array}, rl2s, time indices."""
+    """Inputs of the policy in one rollout, a row a step: {key: array}, rl2s, time indices."""
 
     obs: list[dict[str, Array]] = field(default_factory=list)
     rl2s: list[Array] = field(default_factory=list)
@@ -53,7 +54,7 @@ class Steps:
 
 
 @dataclass
-class Played:
+class EpisodeResult:
     """One rollout.
 
     Attributes:
@@ -86,7 +87,7 @@ class Played:
         return over
 
 
-class _Sighted:
+class _TruncatedContextPolicy:
     """The policy of several rollouts that began together, acting with one `View`."""
 
     def __init__(self, agent: BaseAgent, rows: int, view: View, sample: bool, device: torch.device):
@@ -128,7 +129,7 @@ def play(
     seed: int = 0,
     keep_first: bool = False,
     on_step: Callable[[int], None] | None = None,
-) -> list[Played]:
+) -> list[EpisodeResult]:
     """Play one rollout for each seed, so that two views are compared on the same tasks.
 
     Args:
@@ -137,7 +138,7 @@ def play(
         max_steps: rollouts are broken off after so many steps.
         sample: draw actions from the policy; else take its mode.
         seed: of the policy's samples.
-        keep_first: keep what the policy saw in the first rollout (`Played.steps`).
+        keep_first: keep the policy's inputs in the first rollout (`EpisodeResult.steps`).
         on_step: called after each reset and each step with the number of environment steps taken by it.
 
     Returns:
@@ -148,53 +149,56 @@ def play(
     """
     if not envs or any(env.vectorized for env in envs):
         raise ValueError("rollouts are played in environments of one row each; there are none, or one is vectorised")
-    was_training = agent.training
+    was_training, process = agent.training, SharedProcess()
     agent.eval()
     torch.manual_seed(seed)
-    played: list[Played] = []
+    results: list[EpisodeResult] = []
     try:
-        with torch.no_grad():
+        with process.environments(), torch.no_grad():
             for begin in range(0, len(seeds), len(envs)):
                 wave = seeds[begin : begin + len(envs)]
-                policy = _Sighted(agent, len(wave), view, sample, torch.device(device))
-                played += _wave(policy, envs[: len(wave)], wave, max_steps, keep_first and not played, on_step)
+                with process.own_work():
+                    policy = _TruncatedContextPolicy(agent, len(wave), view, sample, torch.device(device))
+                results += _wave(policy, process, envs[: len(wave)], wave, max_steps, keep_first and not results, on_step)
     finally:
         agent.train(was_training)
-    return played
+    return results
 
 
 def _wave(
-    policy: _Sighted,
+    policy: _TruncatedContextPolicy,
+    process: SharedProcess,
     envs: Sequence[AMAGOEnv],
     seeds: Sequence[int],
     max_steps: int,
     keep: bool,
     on_step: Callable[[int], None] | None,
-) -> list[Played]:
+) -> list[EpisodeResult]:
     """Rollouts that begin together; those that have ended wait for the others."""
-    shown = [env.reset(seed=s)[0] for env, s in zip(envs, seeds)]
-    played = [Played(env.env_name) for env in envs]
+    timesteps = [env.reset(seed=s)[0] for env, s in zip(envs, seeds)]
+    results = [EpisodeResult(env.env_name) for env in envs]
     if keep:
-        played[0].steps = Steps()
+        results[0].steps = Steps()
     if on_step is not None:
         on_step(0)
     for taken in range(max_steps):
-        under_way = [i for i, p in enumerate(played) if not p.ended]
+        under_way = [i for i, r in enumerate(results) if not r.ended]
         if not under_way:
             break
-        obs = {k: np.concatenate([s.obs[k] for s in shown]) for k in shown[0].obs}
-        rl2s = np.concatenate([s.rl2 for s in shown])
+        obs = {k: np.concatenate([s.obs[k] for s in timesteps]) for k in timesteps[0].obs}
+        rl2s = np.concatenate([s.rl2 for s in timesteps])
         times = np.full((len(envs), 1), taken, dtype=np.int64)
-        erased = np.array([bool(p.attempt_ends) and p.attempt_ends[-1] == taken for p in played])
-        if played[0].steps is not None and not played[0].ended:
-            played[0].steps.obs.append({k: v[0] for k, v in obs.items()})
-            played[0].steps.rl2s.append(rl2s[0])
-            played[0].steps.time_idxs.append(times[0])
-        actions = policy.act(obs, rl2s, times, erased)
+        erased = np.array([bool(r.attempt_ends) and r.attempt_ends[-1] == taken for r in results])
+        if results[0].steps is not None and not results[0].ended:
+            results[0].steps.obs.append({k: v[0] for k, v in obs.items()})
+            results[0].steps.rl2s.append(rl2s[0])
+            results[0].steps.time_idxs.append(times[0])
+        with process.own_work(), torch.no_grad():
+            actions = policy.act(obs, rl2s, times, erased)
         for i in under_way:
-            shown[i], reward, terminated, truncated, info = envs[i].step(actions[i : i + 1])
-            played[i].take(np.asarray(reward).item(), info)
-            played[i].ended = np.asarray(terminated).item() or np.asarray(truncated).item()
+            timesteps[i], reward, terminated, truncated, info = envs[i].step(actions[i : i + 1])
+            results[i].take(np.asarray(reward).item(), info)
+            results[i].ended = np.asarray(terminated).item() or np.asarray(truncated).item()
         if on_step is not None:
             on_step(len(under_way))
-    return played
+    return results

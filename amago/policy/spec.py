@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import sys
@@ -9,7 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import gin
 import gymnasium as gym
+from torch import nn
 
 from amago import config
 from amago.agent import BaseAgent
@@ -29,7 +32,7 @@ _RENAMED = {
     "amago.nets.actor_critic.NCriticsTwoHot.hl_gauss_sigma": ("amago.nets.actor_critic.NCriticsTwoHot.sigma",),
     "amago.nets.actor_critic.NCriticsTwoHot.labels": ("amago.nets.actor_critic.NCriticsTwoHot.label_type",),
 }
-"""What parameters were called in files from before version 4, and their names now."""
+"""Names of parameters in files from before version 4, and their present names."""
 _RENAMED_VALUES = {"two_hot": "twohot", "hl_gauss": "hlgauss"}
 _NOT_OF_A_POLICY = ("amago.experiment.", "amago.envs.", "amago.loading.", "amago.relabeling.")
 
@@ -38,7 +41,7 @@ def describe_agent(agent: BaseAgent, raw_observation_space: gym.Space[Any] | Non
     """An agent without its weights, as JSON types: its classes, spaces and context length, and the gin bindings in force.
 
     Args:
-        raw_observation_space: of the environment, so that a policy takes what it returns; None: not known.
+        raw_observation_space: of the environment, so that a policy takes its observations; None: not known.
     """
     spec = {
         "schema": 1,
@@ -56,14 +59,46 @@ def describe_agent(agent: BaseAgent, raw_observation_space: gym.Space[Any] | Non
 
 
 def write_policy_spec(run_dir: Path, agent: BaseAgent, raw_observation_space: gym.Space[Any] | None = None) -> dict[str, Any]:
-    """Write ``policy.json``, the result of `describe_agent`, and return it."""
+    """Write ``policy.json``, the result of `describe_agent`, and return it.
+
+    Raises:
+        ValueError: a parameter of a network or of an agent is bound to a value from which the policy could not be loaded again.
+    """
     spec = describe_agent(agent, raw_observation_space)
+    lost = {name: value for name, value in config.bindings().items() if not _is_found_again(spec["bindings"][name])}
+    for name, value in lost.items():
+        if _is_of_a_policy(name):
+            raise ValueError(
+                f"{name} is bound to {value!r}, which cannot be written to {SPEC_FILE} and loaded again: bind numbers, texts, None, lists "
+                "and dicts of these, or functions and classes that stand at the top of a module"
+            )
+        del spec["bindings"][name]
 
     def write(tmp: Path) -> None:
-        tmp.write_text(json.dumps(spec, indent=1))
+        tmp.write_text(json.dumps(spec, indent=1), encoding="utf-8")
 
     checkpoint.atomic_write(run_dir / SPEC_FILE, write)
     return spec
+
+
+def _is_found_again(encoded: object) -> bool:
+    """True if `_decode` returns the argument of `_encode`, in a process that has imported the same modules."""
+    if isinstance(encoded, list):
+        return all(map(_is_found_again, encoded))
+    if not isinstance(encoded, dict):
+        return True
+    if parts := encoded.get("@dict", encoded.get("@partial")):
+        return _is_found_again(parts)
+    return "<" not in str(encoded.get("@name", encoded.get("@call", "<")))
+
+
+def _is_of_a_policy(name: str) -> bool:
+    """True if a binding belongs to a network, to an agent, or to a function, which these may call."""
+    selector = name.rpartition("/")[2].rpartition(".")[0]
+    if f"{selector}.".startswith(_NOT_OF_A_POLICY):
+        return False
+    configurable = config.registry()[selector].wrapped
+    return not isinstance(configurable, type) or issubclass(configurable, nn.Module)
 
 
 def read_policy_spec(run_dir: Path) -> dict[str, Any]:
@@ -76,7 +111,7 @@ def read_policy_spec(run_dir: Path) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"{run_dir} is not a run directory: it has no {SPEC_FILE}")
     try:
-        return checked_spec(json.loads(path.read_text()), path)
+        return checked_spec(json.loads(path.read_text(encoding="utf-8")), path)
     except ValueError as err:
         raise CheckpointError(f"{path} is damaged: {err}") from err
 
@@ -100,7 +135,7 @@ def without_run(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def modules_of(spec: Mapping[str, Any]) -> list[str]:
-    """The modules that a description names, beyond those of amago, torch and the standard library: the user's own code, sorted."""
+    """The modules of the user's own code that a description names (not of amago, torch or the standard library), sorted."""
     named = [spec[part] for part in _BASES] + list(_names_in(list(without_run(spec)["bindings"].values())))
     modules = {name.partition(":")[0] for name in named}
     return sorted(
@@ -108,14 +143,14 @@ def modules_of(spec: Mapping[str, Any]) -> list[str]:
     )
 
 
-def _names_in(encoded: Any) -> Iterator[str]:
+def _names_in(encoded: object) -> Iterator[str]:
     if isinstance(encoded, list):
         for value in encoded:
             yield from _names_in(value)
     elif isinstance(encoded, dict):
-        if "@name" in encoded:
-            yield encoded["@name"]
-        yield from _names_in(encoded.get("@dict", []))
+        if name := encoded.get("@name", encoded.get("@call")):
+            yield name
+        yield from _names_in(encoded.get("@dict", encoded.get("@partial", [])))
 
 
 def raw_space(spec: Mapping[str, Any], flat: gym.spaces.Dict) -> gym.Space[Any]:
@@ -127,7 +162,7 @@ def raw_space(spec: Mapping[str, Any], flat: gym.spaces.Dict) -> gym.Space[Any]:
 def build_agent(description: Mapping[str, Any] | Path, modules: Sequence[str] = ()) -> BaseAgent:
     """Build the agent of a description, with untrained weights.
 
-    Bindings of classes that are not part of a policy (environments, exploration, data sets, the experiment) are ignored.
+    Bindings of classes that are not part of a policy (environments, exploration, datasets, the experiment) are ignored.
 
     Args:
         description: of `describe_agent`; or the directory that holds it as ``policy.json``.
@@ -187,40 +222,75 @@ def _name(obj: Any) -> str:
     return f"{obj.__module__}:{obj.__qualname__}"
 
 
-def _encode(value: Any) -> Any:
+def _encode(value: object) -> Any:
+    if isinstance(value, gin.config.ConfigurableReference):
+        return _encode_reference(value)
+    value = config.plain(value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
         return [_encode(v) for v in value]
     if isinstance(value, dict):
         return {"@dict": [[_encode(k), _encode(v)] for k, v in value.items()]}
+    if isinstance(value, functools.partial):
+        return {"@partial": [_encode(value.func), _encode(value.args), _encode(value.keywords)]}
     if hasattr(value, "__qualname__") and hasattr(value, "__module__"):
         return {"@name": _name(value)}
     return {"@unknown": repr(value)}
 
 
-def _decode(value: Any, modules: Sequence[str]) -> Any:
+def _encode_reference(reference: gin.config.ConfigurableReference) -> Any:
+    """``@Name``, ``@Name()`` or ``%NAME`` of a gin file."""
+    wrapped = reference.configurable.wrapped
+    if reference.evaluate and wrapped in (gin.config.macro, gin.config._retrieve_constant):
+        return _encode(reference.scoped_configurable_fn())
+    if reference.scopes:
+        return {"@unknown": repr(reference)}
+    return {"@call": _name(wrapped)} if reference.evaluate else {"@name": _name(wrapped)}
+
+
+def _decode(value: object, modules: Sequence[str]) -> Any:
     if isinstance(value, list):
         return [_decode(v, modules) for v in value]
     if isinstance(value, dict):
         if "@name" in value:
             return _resolve(value["@name"], modules)
+        if "@call" in value:
+            return gin.config.ConfigurableReference(config.selector_of(_resolve(value["@call"], modules)), True)
+        if "@partial" in value:
+            function, args, keywords = (_decode(v, modules) for v in value["@partial"])
+            return functools.partial(function, *args, **keywords)
         if "@dict" in value:
             return {_decode(k, modules): _decode(v, modules) for k, v in value["@dict"]}
         raise ValueError(f"the policy was configured with {value.get('@unknown')}, which cannot be written to a file")
     return value
 
 
+_MOVED = {
+    "amago.nets.cpu.packed:Linear": "torch.nn:Linear",
+    "amago.agent.multitask:MultiTaskAgent": "amago.agent.agent:MultiTaskAgent",
+}
+_MOVED_MODULES = {
+    "amago.nets.categorical": "amago.nets.policy_dists",
+    "amago.nets.dict_encoder": "amago.nets.tstep_encoders",
+    "amago.nets.image_goal_encoder": "amago.nets.tstep_encoders",
+    "amago.nets.flex_attention": "amago.nets.attention",
+    "amago.nets.sigma_reparam": "amago.nets.transformer",
+}
+"""Names and modules in the policies of earlier versions, and their present places."""
+
+
 def _resolve(name: str, modules: Sequence[str]) -> Any:
     """Find the object called "module:qualified.name". Only amago, packages of ``modules`` and imported modules are searched."""
-    module, _, path = name.partition(":")
+    module, _, path = _MOVED.get(name, name).partition(":")
+    module = _MOVED_MODULES.get(module, module)
     if module not in sys.modules:
         if module.split(".")[0] not in ("amago", *(m.split(".")[0] for m in modules)):
             raise ValueError(
                 f"the policy uses {name}; import that module first, or allow it: load_policy(..., modules=[{module!r}])"
             )
         importlib.import_module(module)
-    found: Any = sys.modules[module]
+    found: object = sys.modules[module]
     for part in path.split("."):
         if not hasattr(found, part):
             raise ValueError(f"the policy uses {name}, but {module} has no {path} in this process")

@@ -1,8 +1,8 @@
 """One step of a trained policy as a pure function: (observation, memory) -> (action, memory).
 
-What is notable: the memory (the hidden state of the sequence model, the previous action, the index of the step) is an argument and
+The memory (the hidden state of the sequence model, the previous action, the index of the step) is an argument and
 a result, so the function has no state. The number of environments is free. The spectral norms of a transformer are computed once
-and folded into its weights. The sequence model itself says how its hidden state becomes named tensors
+and folded into its weights. The sequence model itself turns its hidden state into named tensors
 (`amago.nets.traj_encoders.TrajEncoder.export_hidden_state`).
 """
 
@@ -16,10 +16,12 @@ import gymnasium as gym
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from amago.agent import ActorCriticAgent, BaseAgent
 from amago.data.batch import rl2_tensor
 from amago.nets.actor_critic import BaseActorHead
+from amago.nets.distributions import ProductOutput
 from amago.nets.policy_dists import (
     ActionDistribution,
     BetaOutput,
@@ -27,9 +29,8 @@ from amago.nets.policy_dists import (
     GMMOutput,
     MultibinaryOutput,
     TanhGaussianOutput,
+    action_distribution,
 )
-from amago.nets.product import ProductOutput
-from amago.nets.torch_distributions import action_distribution
 from amago.nets.transformer import SigmaReparam
 from amago.spaces import ActionSpec, describe
 
@@ -51,7 +52,7 @@ class StepModel(nn.Module):
 
     Args:
         agent: is copied, to the CPU and into evaluation mode; it is not changed.
-        gamma_idx: index of the discount whose policy acts; None: that of the agent's rollouts.
+        gamma_idx: index of the discount whose policy acts; None: the discount of the agent's rollouts.
 
     Raises:
         ValueError: the agent's class, its actor's class or its hidden state cannot be exported.
@@ -150,7 +151,7 @@ class StepModel(nn.Module):
 
     def _leaf_to_env(self, i: int, stored: Tensor) -> Tensor:
         spec = self._leaves[i][1]
-        space: Any = spec.space
+        space = spec.space
         shape, dtype = space.shape or (), torch.from_numpy(np.zeros(0, space.dtype)).dtype
         if isinstance(space, gym.spaces.Discrete):
             return stored[:, 0].to(torch.int64) + int(space.start)
@@ -197,11 +198,10 @@ class StepModel(nn.Module):
 
 def _leaves_of(spec: ActionSpec, name: str = "", start: int = 0) -> Iterator[tuple[str, ActionSpec, slice]]:
     """(name, spec, stored columns) of each space that is neither Tuple nor Dict. The name is its keys joined with "/", or ""."""
-    children: tuple[tuple[Any, ActionSpec, slice], ...] | None = getattr(spec, "children", None)
-    if children is None:
+    if not spec.children:
         yield name, spec, slice(start, start + spec.stored_dim)
         return
-    for key, child, at in children:
+    for key, child, at in spec.children:
         yield from _leaves_of(child, f"{name}/{key}" if name else str(key), start + at.start)
 
 
@@ -223,23 +223,19 @@ def _folded(module: nn.Module) -> nn.Module:
     """Replace the `SigmaReparam` layers of ``module`` by linear layers with the same effective weight."""
     for name, child in module.named_children():
         if isinstance(child, SigmaReparam):
-            setattr(module, name, _FoldedLinear(child))
+            setattr(module, name, _plain(child))
         else:
             _folded(child)
     return module
 
 
-class _FoldedLinear(nn.Module):
-    """A linear layer with the interface of a `SigmaReparam` layer."""
-
-    def __init__(self, layer: SigmaReparam) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(layer.effective_weight().detach().clone(), requires_grad=False)
-        self.bias = None if layer.bias is None else nn.Parameter(layer.bias.detach().clone(), requires_grad=False)
-
-    def effective_weight(self) -> Tensor:
-        return self.weight
-
-    @property
-    def weight_sources(self) -> tuple[Tensor, ...]:
-        return (self.weight,)
+@torch.no_grad()
+def _plain(layer: SigmaReparam) -> nn.Linear:
+    weight = layer.effective_weight()
+    bias = layer.bias is not None
+    plain = skip_init(nn.Linear, weight.shape[1], weight.shape[0], bias, device=weight.device, dtype=weight.dtype)
+    plain.requires_grad_(False)
+    plain.weight.copy_(weight)
+    if layer.bias is not None:
+        plain.bias.copy_(layer.bias)
+    return plain

@@ -1,24 +1,49 @@
-"""`Callback`: what a user adds to a run without subclassing `amago.Experiment`, at a few named moments; and `EarlyStopping`."""
+"""`Callback`, the base class of a user's code that runs at named moments of an experiment; and `EarlyStopping`."""
 
 from __future__ import annotations
 
 import difflib
+import io
 import math
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from torch import Tensor
+import torch
 
+from amago.describe import format_value
+from amago.run.checkpoint import CheckpointError, load_weight_file
+from amago.run.group import Stopped
 from amago.run.metric_names import AVERAGE_RETURN
-from amago.run.signals import Stopped
 
-if TYPE_CHECKING:
-    from amago.experiment import Experiment
+
+class Run(Protocol):
+    """The fields of `amago.Experiment` that the library's callbacks use."""
+
+    val_interval: int | None
+    epochs: int
+    should_stop: bool
+
+    def print(self, text: str) -> None: ...
+    def write_best_policy(self, note: Mapping[str, Any] | None = None) -> bool: ...
+
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def env_steps(self) -> int: ...
+    @property
+    def launched(self) -> bool: ...
+    @property
+    def collects(self) -> bool: ...
+    @property
+    def learns(self) -> bool: ...
+    @property
+    def checkpoints(self) -> Any: ...
+    @property
+    def logger(self) -> object: ...
 
 
 @dataclass(frozen=True)
@@ -47,39 +72,58 @@ class LogRow:
 class Callback:
     """Base class of callbacks: override the moments that you need; each does nothing by default.
 
-    Pass instances as ``amago.Experiment(callbacks=[...])``. They are called in this order, after those of the library, in every process
-    of the run; `on_log` and `on_save_checkpoint` in the main process alone. What a callback raises is not caught: it ends the run as an error in the run itself would.
-    ``experiment.should_stop = True`` ends `Experiment.learn` when the epoch is finished.
+    Pass instances as ``amago.Experiment(callbacks=[...])``. They are called in this order, after the library's callbacks, in
+    every process of the run; `on_log` and `on_save_checkpoint` in the main process alone. An exception of a callback is not
+    caught: it ends the run like an error in the run itself. ``experiment.should_stop = True`` ends `Experiment.learn` when the
+    epoch is finished.
 
     A subclass that has a state to go on with after a resume also overrides `state_dict` and `load_state_dict`. The state of the main
     process is saved in each training state, and restored in every process.
     """
 
-    def on_start(self, experiment: Experiment) -> None:
+    def on_start(self, experiment: Any) -> None:
         """``start()`` has built everything, and has resumed if it was to. ``experiment.epoch`` is the first epoch to run."""
 
-    def on_collect_epoch_end(self, experiment: Experiment, metrics: Mapping[str, float]) -> None:
+    def before_epoch(self, experiment: Any) -> None:
+        """An epoch begins: with ``always_load_latest``, the newest policy was read; evaluation and collection follow. Called again for
+        an epoch that a resume continues. It may wait, by ``experiment.signals.wait(seconds)``, which a signal ends."""
+
+    def before_update(self, experiment: Any) -> None:
+        """A batch is about to be trained on. It may wait, as `before_epoch`."""
+
+    def on_step(self, experiment: Any, steps: int, phase: str) -> bool | None:
+        """The actors of this process have taken a step, or the run waits. It may wait, as `before_epoch`.
+
+        Args:
+            steps: environment steps of all actors in it; 0 while waiting.
+            phase: "collect", "evaluate", "test", "interact", or "wait" where a process that does not collect waits for data.
+
+        Returns:
+            True ends a collection or an evaluation early, as if its steps were over; nothing changes otherwise.
+        """
+
+    def on_collect_epoch_end(self, experiment: Any, metrics: Mapping[str, float]) -> None:
         """The collection phase of an epoch is finished.
 
         Args:
-            metrics: of the rollouts that ended in it, over all processes, and its speed (section ``rollout`` of the log).
+            metrics: of the rollouts that ended in it, over all processes, and its speed (section ``rollout``).
         """
 
-    def on_train_epoch_end(self, experiment: Experiment, metrics: Mapping[str, float]) -> None:
+    def on_train_epoch_end(self, experiment: Any, metrics: Mapping[str, float]) -> None:
         """The training phase of an epoch is finished.
 
         Args:
             metrics: means over the phase, of this process (section ``train``).
         """
 
-    def on_validation_end(self, experiment: Experiment, metrics: Mapping[str, float]) -> None:
+    def on_validation_end(self, experiment: Any, metrics: Mapping[str, float]) -> None:
         """An evaluation on the validation environments is finished, which is before the collection of its epoch.
 
         Args:
             metrics: over all processes (section ``val``); {} if no rollout ended.
         """
 
-    def on_epoch_end(self, experiment: Experiment, metrics: Mapping[str, float]) -> None:
+    def on_epoch_end(self, experiment: Any, metrics: Mapping[str, float]) -> None:
         """An epoch is finished, and no checkpoint of it is saved yet. ``experiment.epoch`` counts the finished epochs.
 
         Args:
@@ -87,25 +131,25 @@ class Callback:
                 over the epoch.
         """
 
-    def on_save_checkpoint(self, experiment: Experiment, path: Path) -> None:
-        """A training state was saved; in the main process alone. ``experiment.epoch`` is the number of the epoch, from 0, as in the name of
-        the directory.
+    def on_save_checkpoint(self, experiment: Any, path: Path) -> None:
+        """A training state was saved; in the main process alone. ``experiment.epoch`` counts the finished epochs, and the name of the
+        directory has the number of the last one, from 0.
 
         Args:
             path: its directory.
         """
 
-    def on_log(self, experiment: Experiment, row: LogRow) -> None:
+    def on_log(self, experiment: Any, row: LogRow) -> None:
         """A row is written to the log; in the main process alone."""
 
-    def on_end(self, experiment: Experiment) -> None:
+    def on_end(self, experiment: Any) -> None:
         """``learn()`` has run all epochs, or was ended by ``should_stop``; not after a signal or an exception."""
 
-    def on_exception(self, experiment: Experiment, exception: BaseException) -> None:
-        """An exception leaves ``learn()``, or a signal has stopped it (`amago.run.signals.Stopped`). It is raised again afterwards."""
+    def on_exception(self, experiment: Any, exception: BaseException) -> None:
+        """An exception leaves ``learn()``, or a signal has stopped it (`amago.run.group.Stopped`). It is raised again afterwards."""
 
-    def on_close(self, experiment: Experiment) -> None:
-        """``close()`` was called: release what the callback holds. Only after `on_start`, and once."""
+    def on_close(self, experiment: Any) -> None:
+        """``close()`` was called: release the callback's resources. Only after `on_start`, and once."""
 
     @property
     def state_key(self) -> str:
@@ -113,18 +157,18 @@ class Callback:
         return type(self).__qualname__
 
     def state_dict(self) -> dict[str, Any]:
-        """What to save in a training state: tensors, numbers, strings, None, and lists, tuples and dicts of these."""
+        """The callback's state for a training state: tensors, numbers, strings, None, and lists, tuples and dicts of these."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned, before `on_start`."""
+        """Restore the result of `state_dict`, before `on_start`."""
 
 
-MOMENTS = tuple(name for name in vars(Callback) if name.startswith("on_"))
+MOMENTS = tuple(name for name in vars(Callback) if name.startswith(("on_", "before_")))
 
 
-def mistakes_in(callbacks: Any) -> Iterator[str]:
-    """What is wrong with the field ``callbacks`` of an experiment, one line each."""
+def mistakes_in(callbacks: object) -> Iterator[str]:
+    """Mistakes in the field ``callbacks`` of an experiment, one line each."""
     if isinstance(callbacks, str | Mapping) or not isinstance(callbacks, Iterable):
         yield f"callbacks must be a list of amago.Callback instances, got {callbacks!r}"
         return
@@ -135,40 +179,39 @@ def mistakes_in(callbacks: Any) -> Iterator[str]:
             yield f"callbacks[{i}] must be an instance of amago.Callback, got {callback!r}"
         else:
             for name in dir(type(callback)):
-                near = difflib.get_close_matches(name, MOMENTS, n=1, cutoff=0.8) if name.startswith("on_") else []
-                if near and name not in MOMENTS:
+                near = difflib.get_close_matches(name, MOMENTS, n=1, cutoff=0.8)
+                if near and name not in MOMENTS and name.startswith(("on_", "before_")):
                     yield f"callbacks[{i}]: {type(callback).__name__}.{name} is never called; did you mean {near[0]}?"
 
 
 class CallbackList:
-    """The callbacks of a run, called one after another.
-
-    Args:
-        callbacks: in the order of the calls.
-    """
+    """The callbacks of a run, called one after another in their order."""
 
     def __init__(self, callbacks: Iterable[Callback] = ()):
         self._callbacks = list(callbacks)
+        self._with_steps = [c for c in self._callbacks if type(c).on_step is not Callback.on_step]
         self._open: list[Callback] = []  # `on_start` was called, and `on_close` was not
 
-    def start(self, experiment: Experiment) -> None:
+    def start(self, experiment: object) -> None:
         """Call `Callback.on_start`."""
         for callback in self._callbacks:
-            self._open.append(callback)  # first: what it has opened before it failed is closed, too
+            self._open.append(callback)  # first, so that a callback that fails here is closed too
             callback.on_start(experiment)
 
-    def call(self, moment: str, *args: Any) -> None:
-        """Call a method of all callbacks.
-
-        Args:
-            moment: one of `MOMENTS`.
-        """
+    def call(self, moment: str, *args: object) -> None:
+        """Call a method of all callbacks, one of `MOMENTS`."""
         for callback in self._callbacks:
             getattr(callback, moment)(*args)
 
+    def step(self, experiment: object, steps: int, phase: str) -> bool:
+        """Call `Callback.on_step` of those that override it; returns whether one of them ends the phase."""
+        answers = [c.on_step(experiment, steps, phase) for c in self._with_steps]  # all are called
+        return any(answers)
+
     @contextmanager
-    def told_of_exceptions(self, experiment: Experiment) -> Iterator[None]:
-        """Within the block, call `Callback.on_exception` of whatever is raised but `Stopped`, of which `Experiment` tells them itself."""
+    def report_exceptions(self, experiment: object) -> Iterator[None]:
+        """A block whose exceptions are passed to `Callback.on_exception`, except `Stopped`, which `amago.Experiment` passes
+        after it has saved."""
         try:
             yield
         except BaseException as err:
@@ -176,17 +219,12 @@ class CallbackList:
                 self.call("on_exception", experiment, err)
             raise
 
-    def close(self, experiment: Experiment) -> None:
-        """Call `Callback.on_close` of all that were started, whatever one of them raises; then raise the first exception."""
-        waiting, self._open = self._open, []
-        failed: list[BaseException] = []
-        for callback in waiting:
-            try:
-                callback.on_close(experiment)
-            except BaseException as err:
-                failed.append(err)
-        if failed:
-            raise failed[0]
+    def close(self, experiment: object) -> None:
+        """Call `Callback.on_close` of all that were started, even after an exception, which is raised afterwards."""
+        with ExitStack() as stack:
+            for callback in reversed(self._open):
+                stack.callback(callback.on_close, experiment)
+            self._open = []
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """The states that are not empty, by `Callback.state_key`; a second callback of a key gets "KEY 2", and so on.
@@ -196,11 +234,18 @@ class CallbackList:
         """
         states = {key: state for key, callback in self._by_key() if (state := callback.state_dict())}
         for key, state in states.items():
-            _check_state(state, f"state_dict() of the callback {key}")
+            try:
+                torch.save(state, written := io.BytesIO())
+                torch.load(io.BytesIO(written.getvalue()), weights_only=True)
+            except Exception as err:
+                raise TypeError(
+                    f"state_dict() of the callback {key} would not be loaded again: return tensors, numbers, strings, None, and lists, tuples "
+                    f"and dicts of these (item() of a NumPy scalar, torch.from_numpy() of an array), got {format_value(state)}"
+                ) from err
         return states
 
     def load_state_dict(self, states: Mapping[str, dict[str, Any]]) -> list[str]:
-        """Restore what `state_dict` returned. A callback without a saved state keeps its own.
+        """Restore the result of `state_dict`. A callback without a saved state keeps its own.
 
         Returns:
             the keys of states that no callback has taken.
@@ -212,31 +257,15 @@ class CallbackList:
         return sorted(left)
 
     def _by_key(self) -> Iterator[tuple[str, Callback]]:
-        seen: dict[str, int] = {}
+        seen: Counter[str] = Counter()
         for callback in self._callbacks:
             key = callback.state_key
-            seen[key] = seen.get(key, 0) + 1
+            seen[key] += 1
             yield (key if seen[key] == 1 else f"{key} {seen[key]}"), callback
 
 
-def _check_state(value: Any, where: str) -> None:
-    """Refuse what ``torch.load(weights_only=True)`` would not load, before it is written."""
-    if type(value) in (dict, OrderedDict):
-        for key, item in value.items():
-            _check_state(key, f"a key in {where}")
-            _check_state(item, f"{where}, {key!r}")
-    elif type(value) in (list, tuple):
-        for i, item in enumerate(value):
-            _check_state(item, f"{where}[{i}]")
-    elif not (isinstance(value, Tensor) or type(value) in (str, bool, int, float, bytes, NoneType)):
-        raise TypeError(
-            f"{where} is {type(value).__module__}.{type(value).__qualname__}, which would not be loaded again: return tensors, numbers, "
-            "strings, None, and lists, tuples and dicts of these (item() of a NumPy scalar, torch.from_numpy() of an array)"
-        )
-
-
 class Monitored(Callback):
-    """Base of callbacks that follow a metric of the evaluations, and know its best value so far.
+    """Base of callbacks that follow a metric of the evaluations, with its best value so far.
 
     Args:
         monitor: the metric's name in the section ``val`` of the log; by default the mean return.
@@ -258,12 +287,12 @@ class Monitored(Callback):
         self.monitor, self.min_delta, self.mode = monitor, min_delta, mode
         self.best: float | None = None
 
-    def on_start(self, experiment: Experiment) -> None:
+    def on_start(self, experiment: Run) -> None:
         if experiment.val_interval is None and not experiment.launched:  # of a launched run, collectors evaluate
             raise ValueError(f"{type(self).__name__} needs evaluations, but val_interval is None")
 
     def improves(self, metrics: Mapping[str, float]) -> bool:
-        """Whether an evaluation is better than all before, which makes it the best one.
+        """True if an evaluation is better than all before, which makes it the best one.
 
         Raises:
             ValueError: it has no such metric.
@@ -302,12 +331,27 @@ class KeepBest(Monitored):
     the weights by new rollouts. Where collectors in other processes evaluate (``amago launch``), the learner's weights of the moment
     are kept, which may be some updates newer than those that were evaluated.
 
-    Args, attributes and errors are those of `Monitored`.
+    The value of the evaluation is in the file, so that weights and value always belong together: training states are older after a kill.
+
+    Args, attributes and errors: see `Monitored`.
     """
 
-    def on_validation_end(self, experiment: Experiment, metrics: Mapping[str, float]) -> None:
-        if metrics and self.improves(metrics):
-            experiment.write_best_policy()
+    def on_start(self, experiment: Run) -> None:
+        super().on_start(experiment)
+        try:
+            note = load_weight_file(experiment.checkpoints.best).note
+        except CheckpointError:  # there is none, or it is damaged
+            self.best = None
+            return
+        self.best = note["value"] if note is not None and note.get("of") == self.state_key else None
+
+    def on_validation_end(self, experiment: Run, metrics: Mapping[str, float]) -> None:
+        before = self.best
+        if metrics and self.improves(metrics) and not experiment.write_best_policy({"of": self.state_key, "value": self.best}):
+            self.best = before  # the file is unchanged
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
 
 
 class EarlyStopping(Monitored):
@@ -319,11 +363,8 @@ class EarlyStopping(Monitored):
         threshold: end the run at once when the metric is at least this good; None: never.
 
     Attributes:
-        best: the best value so far; None before the first evaluation.
-        waited: evaluations since then.
-
-    Raises:
-        ValueError: an argument is outside its range.
+        best: as in `Monitored`.
+        waited: evaluations since the best one.
     """
 
     def __init__(
@@ -340,12 +381,12 @@ class EarlyStopping(Monitored):
         self.patience, self.threshold = patience, threshold
         self.waited = 0
 
-    def on_start(self, experiment: Experiment) -> None:
+    def on_start(self, experiment: Run) -> None:
         super().on_start(experiment)
         if self._is_over():  # a resumed run had ended
             experiment.should_stop = True
 
-    def on_validation_end(self, experiment: Experiment, metrics: Mapping[str, float]) -> None:
+    def on_validation_end(self, experiment: Run, metrics: Mapping[str, float]) -> None:
         if not metrics:
             return
         self.waited = 0 if self.improves(metrics) else self.waited + 1

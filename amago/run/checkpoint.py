@@ -1,4 +1,4 @@
-"""Training states on disk, each complete or absent.
+"""Training states on disk, each complete or absent, and files of weights.
 
 A training state is a directory, written under a temporary name with a manifest of checksums, fsynced, and renamed. The
 manifest numbers the states of a run in the order in which they were saved: after a return to an earlier epoch, the newest state
@@ -16,56 +16,45 @@ import os
 import re
 import shutil
 import uuid
+import zipfile
+import zlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from safetensors.torch import save as safetensors_bytes
-from torch import Tensor
+from torch import Tensor, nn
 
-from amago.run.torch_archive import check_archive
+from amago.agent import BaseAgent
 from amago.store.files import TEMPORARY, is_stale, replace_file, sync, temporary
 
 log = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
-SCHEMA = 2  # schema 1 lacks "saved" and "check"
+SCHEMA = 2
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint is missing, incomplete or damaged; the message names the file."""
 
 
-# ---- writing -------------------------------------------------------------------------------------------------------------
-
-
-def _digest(path: Path) -> str:
-    h = hashlib.sha256()
-    with open(path, "rb") as f:
-        while chunk := f.read(1 << 20):
-            h.update(chunk)
-    return h.hexdigest()
-
-
-def atomic_write(path: Path, write: Callable[[Path], None]) -> None:
-    """Replace a file: readers see the old content or the new one, never a part.
-
-    Args:
-        write: writes the content to the path of a temporary file.
-    """
+def atomic_write(path: Path, write: Callable[[Path], object]) -> None:
+    """Replace a file by what ``write`` writes to a temporary path: readers see the old content or the new one. Its directory is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, write)
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_text(path: Path, text: str) -> None:
+    """Replace a file of text; see `atomic_write`."""
+    atomic_write(path, lambda tmp: tmp.write_text(text, encoding="utf-8"))
+
+
+def write_json(path: Path, value: object) -> None:
     """Replace a file by a value as JSON; see `atomic_write`."""
-    text = json.dumps(value, indent=1, allow_nan=False) + "\n"
-
-    def write(tmp: Path) -> None:
-        tmp.write_text(text)
-
-    atomic_write(path, write)
+    write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
 def remove_leftovers(directory: Path) -> None:
@@ -75,17 +64,52 @@ def remove_leftovers(directory: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def save_tensors(value: Any, path: Path) -> None:
-    """``torch.save``, with an `OSError` if the disk is full."""
+# ---- tensors, without pickles ---------------------------------------------------------------------------------------------
+
+
+def _save_tensors(value: object, path: Path) -> None:
     with open(path, "wb") as f:  # given a path, PyTorch raises a RuntimeError that does not name the reason
         torch.save(value, f)
 
 
+def _on_cpu(weights: Mapping[str, Tensor]) -> OrderedDict[str, Tensor]:
+    """Copies: safetensors cannot hold one tensor under two names."""
+    return OrderedDict((name, w.detach().cpu().contiguous().clone()) for name, w in weights.items())
+
+
+def check_archive(file: BinaryIO) -> None:
+    """Refuse a file that `torch.save` cannot have written: its archives are never compressed.
+
+    A compressed member may unpack to a thousand times its size; PyTorch's older format, which is no archive, allocates the size
+    that its header declares.
+
+    Args:
+        file: its position is restored.
+
+    Raises:
+        ValueError: not a zip archive, a compressed member, or members that declare more bytes than the file has.
+    """
+    at = file.tell()
+    size = file.seek(0, os.SEEK_END)
+    try:
+        with zipfile.ZipFile(file) as archive:
+            members = archive.infolist()
+    except zipfile.BadZipFile as err:
+        raise ValueError(f"not an archive written by torch.save: {err}") from None
+    finally:
+        file.seek(at)
+    for member in members:
+        if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
+            raise ValueError(f"its member {member.filename!r:.100} is compressed, which torch.save never does")
+    if sum(member.file_size for member in members) > size:
+        raise ValueError(f"its members declare more bytes than the {size} of the file")
+
+
+# ---- training states ------------------------------------------------------------------------------------------------------
+
+
 def save_training_state(
-    directory: Path,
-    weights: Mapping[str, Tensor],
-    tensors: Mapping[str, Any],
-    state: Mapping[str, Any],
+    directory: Path, weights: Mapping[str, Tensor], tensors: Mapping[str, Any], state: Mapping[str, Any]
 ) -> None:
     """Write a complete training state, or nothing.
 
@@ -104,16 +128,14 @@ def save_training_state(
     tmp = temporary(root)
     tmp.mkdir()
     try:
-        model = {k: v.detach().cpu().contiguous().clone() for k, v in weights.items()}
-        (tmp / "model.safetensors").write_bytes(safetensors_bytes(model))
-        save_tensors(dict(tensors), tmp / "optimizer.pt")
-        (tmp / "state.json").write_text(json.dumps(state))
+        (tmp / "model.safetensors").write_bytes(safetensors_bytes(_on_cpu(weights)))
+        _save_tensors(dict(tensors), tmp / "optimizer.pt")
+        (tmp / "state.json").write_text(json.dumps(state), encoding="utf-8")
         sums = {p.name: {"sha256": _digest(p), "bytes": p.stat().st_size} for p in sorted(tmp.iterdir())}
         manifest = {"schema": SCHEMA, "saved": saved, "check": _check(saved, sums), "files": sums}
-        (tmp / MANIFEST).write_text(json.dumps(manifest, indent=1))
-        for p in tmp.iterdir():
+        (tmp / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        for p in (*tmp.iterdir(), tmp):
             sync(p)
-        sync(tmp)
         old = None
         if directory.exists():  # a rename cannot replace a directory: until then the old state is loadable by another name
             old = root / f".old-{uuid.uuid4().hex}-{directory.name}"
@@ -126,26 +148,29 @@ def save_training_state(
         shutil.rmtree(tmp, ignore_errors=True)
 
 
+def _digest(path: Path) -> str:
+    h = hashlib.sha256()
+    with open(path, "rb") as f:
+        while chunk := f.read(1 << 20):
+            h.update(chunk)
+    return h.hexdigest()
+
+
 def _check(saved: int, sums: Mapping[str, Any]) -> str:
     """The manifest's checksum of itself."""
     return hashlib.sha256(json.dumps([saved, sums], sort_keys=True).encode()).hexdigest()
 
 
-# ---- reading -------------------------------------------------------------------------------------------------------------
-
-
-def _manifest(directory: Path) -> tuple[int, dict[str, Any]]:
+def _manifest(directory: Path) -> tuple[int, dict[str, tuple[int, str]]]:
     """(number in the order of saving, {file name: (bytes, SHA-256)}) of a training state."""
     path = directory / MANIFEST
     if not path.is_file():
         raise CheckpointError(f"{directory} is not a complete training state: it has no {MANIFEST}")
     try:
-        manifest = json.loads(path.read_text())
+        manifest = json.loads(path.read_text(encoding="utf-8"))
         files = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
-        saved = 0 if manifest["schema"] == 1 else int(manifest["saved"])
-        sound = manifest["schema"] == 1 or (
-            manifest["schema"] == SCHEMA and manifest["check"] == _check(manifest["saved"], manifest["files"])
-        )
+        saved = int(manifest["saved"])
+        sound = manifest["schema"] == SCHEMA and manifest["check"] == _check(saved, manifest["files"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as err:
         raise CheckpointError(f"{path} is damaged") from err
     if not sound:
@@ -161,23 +186,24 @@ def _saved(directory: Path) -> int | None:
         return None
 
 
+def epoch_of(state: Path) -> int:
+    """The epoch at whose end a training state was saved."""
+    return int(state.name.rpartition("_")[2])
+
+
 def identity(directory: Path) -> tuple[int, int]:
     """(epoch + 1, number in the order of saving + 1), which no other training state of the run has."""
     return 1 + epoch_of(directory), 1 + (_saved(directory) or 0)
 
 
 def verify(directory: Path) -> None:
-    """Check a training state against its manifest.
-
-    Raises:
-        CheckpointError: naming the file that is missing or differs.
-    """
+    """Check a training state against its manifest; raises a `CheckpointError` that names the file that is missing or differs."""
     for name, (size, digest) in _manifest(directory)[1].items():
         path = directory / Path(name).name
-        if not path.is_file():
-            raise CheckpointError(f"{path} is missing")
         try:
             same = path.stat().st_size == size and _digest(path) == digest
+        except FileNotFoundError:
+            raise CheckpointError(f"{path} is missing") from None
         except OSError as err:
             raise CheckpointError(f"{path} cannot be read: {err}") from err
         if not same:
@@ -185,11 +211,8 @@ def verify(directory: Path) -> None:
 
 
 def load_training_state(directory: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
-    """Verify a training state and load (weights, tensors, state) of `save_training_state`.
-
-    Raises:
-        CheckpointError: it is incomplete or damaged, or holds other objects than tensors and numbers, which are never loaded.
-    """
+    """Verify a training state and load (weights, tensors, state) of `save_training_state`; a `CheckpointError` if it is incomplete or
+    damaged, or holds other objects than tensors and numbers, which are never loaded."""
     verify(directory)
     path = directory / "model.safetensors"
     try:
@@ -198,27 +221,25 @@ def load_training_state(directory: Path) -> tuple[dict[str, Tensor], dict[str, A
         with open(path, "rb") as f:
             check_archive(f)
             tensors = torch.load(f, map_location="cpu", weights_only=True)
-        path = directory / "state.json"
-        return weights, tensors, json.loads(path.read_text())
     except Exception as err:
         raise CheckpointError(f"{path} cannot be read: {(str(err) or repr(err)).splitlines()[0]}") from err
+    return weights, tensors, _read_state(directory)
+
+
+def _read_state(directory: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads((directory / "state.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as err:
+        raise CheckpointError(f"{directory / 'state.json'} cannot be read: {err}") from err
 
 
 def settings_in(directory: Path) -> dict[str, Any] | None:
-    """The settings that a training state was saved with (`amago.run.record.settings_of`); None for one of an earlier version.
-
-    Raises:
-        CheckpointError: the state is incomplete or damaged.
-    """
+    """The settings that a training state, which is verified, was saved with (`amago.run.record.settings_of`); None if it has none."""
     verify(directory)
-    try:
-        found = json.loads((directory / "state.json").read_text()).get("settings")
-    except (OSError, ValueError, AttributeError) as err:
-        raise CheckpointError(f"{directory / 'state.json'} cannot be read: {err}") from err
-    return found if isinstance(found, dict) else None
+    return _read_state(directory).get("settings")
 
 
-_STATE = re.compile(rf"(?P<old>\.old-[0-9a-f]+-)?(?!{re.escape(TEMPORARY)}).+_epoch_\d+$")
+_STATE = re.compile(rf"(?P<old>\.old-[0-9a-f]+-)?(?!{re.escape(TEMPORARY)}).+_epoch_\d+$", re.DOTALL)
 """Names of training states. ``old`` is the prefix while a state is replaced, which remains after a kill at that moment."""
 
 
@@ -234,37 +255,27 @@ def training_states(root: Path) -> list[Path]:
     return sorted(found, key=lambda path: (place[path] is None, place[path] or 0, epoch_of(path)))
 
 
-def epoch_of(state: Path) -> int:
-    """The epoch at whose end a training state was saved."""
-    return int(state.name.rpartition("_")[2])
-
-
 def newest_complete(root: Path) -> Path | None:
-    """The last saved training state that is complete; None if there are no training states.
-
-    Raises:
-        CheckpointError: all training states are damaged.
-    """
+    """The last saved training state that is complete; None if there are none, `CheckpointError` if all are damaged."""
     while True:
         states = training_states(root)
-        seen = _identities(states)
+        seen, newest = _identities(states), None
         problems: list[CheckpointError] = []
         for directory in reversed(states):
             try:
                 verify(directory)
             except CheckpointError as err:
                 problems.append(err)
-                continue
-            break
-        else:
-            directory = None
-        if problems and _identities(training_states(root)) != seen:
-            continue  # another process has replaced or deleted states in the meantime, which looks like damage
-        if directory is None and problems:
-            raise CheckpointError("no complete checkpoint to resume from: " + "; ".join(map(str, problems)))
-        for problem in problems:
-            log.warning("skipping a damaged checkpoint: %s", problem)
-        return directory
+            else:
+                newest = directory
+                break
+        if not problems or _identities(training_states(root)) == seen:
+            break  # otherwise another process has replaced or deleted states in the meantime, which looks like damage
+    if newest is None and problems:
+        raise CheckpointError("no complete checkpoint to resume from: " + "; ".join(map(str, problems)))
+    for problem in problems:
+        log.warning("skipping a damaged checkpoint: %s", problem)
+    return newest
 
 
 def _identities(states: Iterable[Path]) -> set[tuple[Path, int]]:
@@ -292,3 +303,157 @@ def prune(root: Path, keep: int | None) -> None:
     for path in root.glob(".old-*"):
         if (root / path.name.split("-", 2)[2]).exists():  # otherwise it is the only state of its epoch
             shutil.rmtree(path, ignore_errors=True)
+
+
+# ---- files of weights -----------------------------------------------------------------------------------------------------
+
+_METADATA = "amago"  # our entry in the metadata that PyTorch stores with a state dict, and in the header of safetensors
+
+
+class WeightFile(NamedTuple):
+    """The content of a file of weights.
+
+    Attributes:
+        weights: by name.
+        version: number of the publication; 0 if the file has none.
+        description: of the policy, as JSON types; None if the file has none.
+        note: on these weights, as JSON types; None if the file has none.
+    """
+
+    weights: dict[str, Tensor]
+    version: int = 0
+    description: dict[str, Any] | None = None
+    note: dict[str, Any] | None = None
+
+
+def save_weights(
+    state_dict: Mapping[str, Tensor],
+    path: Path,
+    version: int = 0,
+    description: Mapping[str, Any] | None = None,
+    note: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a file of weights, replacing an older one atomically; version, description and note as of `WeightFile`.
+
+    A ``.safetensors`` file has them in its header. Any other is a PyTorch state dict, which ``torch.load(weights_only=True)`` reads like
+    one that holds nothing else: they are in the metadata that PyTorch itself stores with a state dict.
+    """
+    texts = {"description": description, "note": note}
+    ours: dict[str, Any] = {"version": version} | {k: json.dumps(v) for k, v in texts.items() if v is not None}
+    cpu = _on_cpu(state_dict)
+    if path.suffix == ".safetensors":
+        content = safetensors_bytes(cpu, {_METADATA: json.dumps(ours | {"crc32": _crc32(cpu)})})
+        atomic_write(path, lambda tmp: tmp.write_bytes(content))
+        return
+    first: dict[object, str] = {}
+    for name, tensor in state_dict.items():  # a tensor with two names is stored once
+        cpu[name] = cpu[first.setdefault(_place(tensor), name) if tensor.numel() else name]
+    cpu._metadata = {_METADATA: ours}  # type: ignore[attr-defined]
+    atomic_write(path, lambda tmp: _save_tensors(cpu, tmp))
+
+
+def _place(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
+def without_aliases(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The entries of a state dict that do not repeat an earlier one, memory and all. The others are second names, such as
+    ``maximized_critics``."""
+    first: dict[object, str] = {}
+    return {k: t for k, t in state_dict.items() if not t.numel() or first.setdefault(_place(t), k) == k}
+
+
+def load_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """The weights of `load_weight_file`."""
+    return load_weight_file(path).weights
+
+
+def load_weights_and_version(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], int]:
+    """The weights and the version of `load_weight_file`."""
+    return load_weight_file(path)[:2]
+
+
+def load_weight_file(path: str | os.PathLike[str]) -> WeightFile:
+    """Load a ``.safetensors`` file, or a PyTorch file that holds tensors only.
+
+    Raises:
+        CheckpointError: no such file, damaged, or not a file of weights (pickled objects are never loaded).
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise CheckpointError(f"no weights at {path}")
+    try:
+        loaded, ours, damaged = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pytorch(path)
+        ours = ours if isinstance(ours, dict) else {}
+        description, note = (json.loads(ours.get(k, "null")) for k in ("description", "note"))
+    except Exception as err:
+        raise CheckpointError(f"{path} is not a readable file of weights: {(str(err) or repr(err)).splitlines()[0]}") from err
+    if damaged is not None:
+        raise CheckpointError(f"{path} is damaged: the checksum of {damaged} differs")
+    if not isinstance(loaded, dict) or not all(isinstance(v, Tensor) for v in loaded.values()):
+        raise CheckpointError(f"{path} does not hold a state dict (parameter name -> tensor)")
+    version: object = ours.get("version")
+    description, note = (found if isinstance(found, dict) else None for found in (description, note))
+    return WeightFile(dict(loaded), version if isinstance(version, int) else 0, description, note)
+
+
+def _read_pytorch(path: Path) -> tuple[Any, Any, str | None]:
+    """(the loaded content, our metadata, the name of a damaged part)."""
+    with open(path, "rb") as f:  # opened once: another process may replace the file at any time
+        check_archive(f)
+        loaded = torch.load(f, map_location="cpu", weights_only=True)
+        ours = getattr(loaded, "_metadata", {}).get(_METADATA)
+        damaged = None if ours is None else zipfile.ZipFile(f).testzip()  # PyTorch does not verify the checksums
+    return loaded, ours, damaged
+
+
+def _read_safetensors(path: Path) -> tuple[Any, Any, str | None]:
+    with safe_open(path, framework="pt") as f:
+        loaded = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118  # not a dict
+        ours = json.loads((f.metadata() or {}).get(_METADATA, "null"))
+    sums: object = ours.get("crc32") if isinstance(ours, dict) else None
+    damaged = [name for name, crc in _crc32(loaded).items() if sums.get(name) != crc] if isinstance(sums, dict) else []
+    return loaded, ours, next(iter(damaged), None)
+
+
+def _crc32(weights: Mapping[str, Tensor]) -> dict[str, int]:
+    return {name: zlib.crc32(w.contiguous().reshape(-1).view(torch.uint8).numpy().data) for name, w in sorted(weights.items())}
+
+
+def take_by_itself(module: nn.Module, weights: Mapping[str, Tensor]) -> bool:
+    """Pass weights to the ``load_state_dict`` of a user's class, which may rename them. Returns False, and changes nothing, if the class
+    does not define it or refuses these weights."""
+    owner = next(c for c in type(module).__mro__ if "load_state_dict" in vars(c))
+    if owner.__module__.partition(".")[0] in ("amago", "torch"):
+        return False
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    try:
+        module.load_state_dict(weights)
+    except RuntimeError:  # PyTorch's, of names or shapes that differ
+        nn.Module.load_state_dict(module, before)
+        return False
+    return True
+
+
+def misfits(module: nn.Module, weights: Mapping[str, Tensor]) -> list[str]:
+    """The names that a module's weights lack or do not know, and shapes that differ. Second names of one tensor may be missing."""
+    own = module.state_dict()
+    missing = [f"{name} {tuple(w.shape)}" for name, w in without_aliases(own).items() if name not in weights]
+    unknown = [f"{name} {tuple(w.shape)}" for name, w in weights.items() if name not in own]
+    problems = [f"it lacks {', '.join(missing)}"] if missing else []
+    problems += [f"the agent has no {', '.join(unknown)}"] if unknown else []
+    return problems + [
+        f"{name} has shape {tuple(w.shape)}, not {tuple(own[name].shape)}"
+        for name, w in weights.items()
+        if name in own and w.shape != own[name].shape
+    ]
+
+
+def load_into(module: nn.Module, weights: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
+    """Copy weights, of the file ``path``, into a module: all of them, or none and a `CheckpointError` that lists all `misfits`."""
+    if take_by_itself(module, weights):
+        return
+    weights = module.complete_weights(weights) if isinstance(module, BaseAgent) else weights
+    if problems := misfits(module, weights):
+        raise CheckpointError(f"{path} does not fit this agent, its encoders and sizes: {'; '.join(problems)}")
+    module.load_state_dict(weights)

@@ -1,57 +1,28 @@
-"""Checks of a run: its settings, the spaces of its buffer and environments, and whether collection saves anything."""
+"""Checks of a run: rules for its settings, the spaces of its buffer and environments, a user's networks, and whether collection saves anything."""
 
 from __future__ import annotations
 
 import difflib
+import logging
 import math
 import os
 import re
 import warnings
-from collections.abc import Iterable, Sequence
-from numbers import Integral, Real
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
-import torch
 
-from amago.agent import BaseAgent
+from amago.agent import BaseAgent, check_traj_encoder, check_tstep_encoder
 from amago.data.extras import ExtraField, check_extra_fields
-from amago.data.windows import PADDED_SAMPLING
-from amago.envs.exploration import ExplorationWrapper
-from amago.envs.pool import ENV_MODES
+from amago.data.findings import CheckError
 from amago.loading.dataset import RLDataset
 from amago.loading.disk import DiskTrajDataset
-from amago.nets.traj_encoders import TrajEncoder
-from amago.nets.tstep_encoders import TstepEncoder
-from amago.run.callbacks import mistakes_in
-from amago.run.parts import NAMED_FIELDS
-from amago.run.progress import PROGRESS
-from amago.run.settings import ExperimentSettings
-from amago.spaces import action_spec, space_differences
+from amago.spaces import space_differences
 
-SAVE_FORMATS = ("segments", "npz", "npz-compressed")
-PRECISIONS = ("no", "fp16", "bf16")
-
-_FROM_ONE = ("max_seq_len", "batch_size", "batches_per_update", "parallel_actors")
-_FROM_ZERO = (
-    "dloader_workers", "train_batches_per_epoch", "val_timesteps_per_epoch", "lr_warmup_steps", "max_env_restarts", "env_trial_steps",
-    "epochs", "log_interval",
-)  # fmt: skip
-_NOT_NEGATIVE = ("start_learning_at_epoch", "start_collecting_at_epoch", "refused_data_timeout")
-_POSITIVE = ("grad_clip", "env_step_timeout")
-_COUNTS = ("keep_training_states", "env_workers", "val_episodes")
-_OPTIONAL = ("train_timesteps_per_epoch", "seed", "val_interval", "ckpt_interval", "force_reset_train_envs_every")
-_SWITCHES = (
-    "sample_actions", "sample_actions_train", "sample_actions_val", "log_to_wandb", "log_to_tensorboard", "verbose", "has_dset_edit_rights",
-    "stagger_traj_file_lengths", "always_save_latest", "always_load_latest", "cut_short_trajectories",
-    "overwrite", "share_buffer", "l2_weights_only",
-)  # fmt: skip
-_CLASSES = {
-    "tstep_encoder_type": TstepEncoder, "traj_encoder_type": TrajEncoder, "agent_type": BaseAgent,
-    "exploration_wrapper_type": ExplorationWrapper,
-}  # fmt: skip
+log = logging.getLogger(__name__)
 _STEPS_BEFORE_WARNING = 1000  # of each actor: long rollouts are not a mistake
 
 
@@ -59,72 +30,94 @@ class SettingsError(ValueError):
     """One or more fields of an `Experiment` are wrong; the message has a line for each."""
 
 
-def check_settings(s: ExperimentSettings) -> None:
-    """Check all fields, without changing any.
-
-    Args:
-        s: after `ExperimentSettings.resolve`.
-
-    Raises:
-        SettingsError: lists every wrong field, its value and what would be right.
-    """
-    problems = [*_numbers(s), *_choices(s), *_names_and_classes(s), *_env_makers(s), *_directory(s), *_contradictions(s)]
-    if not problems:
-        problems = list(_weights_to_begin_with(s))
-    if problems:
-        raise SettingsError("this Experiment cannot start:\n  - " + "\n  - ".join(problems))
+# ---- rules for one field ----------------------------------------------------------------------------------------------------
 
 
-def _numbers(s: ExperimentSettings) -> Iterable[str]:
-    for names, rule, ok in (
-        (_FROM_ONE, "a whole number of at least 1", lambda v: _is_whole(v) and v >= 1),
-        (_FROM_ZERO, "a whole number of 0 or more", lambda v: _is_whole(v) and v >= 0),
-        (_COUNTS, "None or a whole number of at least 1", lambda v: v is None or (_is_whole(v) and v >= 1)),
-        (_OPTIONAL, "None or a whole number of 0 or more", lambda v: v is None or (_is_whole(v) and v >= 0)),
-        (_NOT_NEGATIVE, "a number of 0 or more", lambda v: _is_number(v) and v >= 0),
-        (("l2_coeff",), "a finite number of 0 or more", lambda v: _is_number(v) and 0 <= v < math.inf),
-        (
-            ("critic_loss_weight",),
-            "None or a finite number of 0 or more",
-            lambda v: v is None or (_is_number(v) and 0 <= v < math.inf),
-        ),
-        (_POSITIVE, "a number above 0", lambda v: _is_number(v) and v > 0),
-        (("learning_rate",), "a finite number above 0", lambda v: _is_number(v) and 0 < v < math.inf),
-        (
-            ("actor_learning_rate", "critic_learning_rate", "traj_learning_rate"),
-            "None or a finite number above 0",
-            lambda v: v is None or (_is_number(v) and 0 < v < math.inf),
-        ),
-        (("lr_cooldown",), "a share between 0 and 1", lambda v: _is_number(v) and 0 <= v <= 1),
-        (("ema_decay",), "a number of at least 0 and below 1", lambda v: _is_number(v) and 0 <= v < 1),
-        (_SWITCHES, "True or False", lambda v: isinstance(v, bool | np.bool_)),
-        (("traj_save_len",), "a number of at least 1", lambda v: _is_number(v) and v >= 1),
-    ):
-        for name in names:
-            if not ok(getattr(s, name)):
-                yield f"{name} must be {rule}, got {getattr(s, name)!r}"
+Check = Callable[[str, Any], str | None]
+"""Returns why a field, given by its name and its value, is wrong; None where it is right."""
 
 
-def _choices(s: ExperimentSettings) -> Iterable[str]:
-    for name, known in (
-        ("env_mode", ENV_MODES),
-        ("save_trajs_as", SAVE_FORMATS),
-        ("padded_sampling", PADDED_SAMPLING),
-        ("mixed_precision", PRECISIONS),
-        ("progress", PROGRESS),
-        ("async_env_mp_context", (None, "fork", "spawn", "forkserver")),
-    ):
-        value = getattr(s, name)
-        if value not in known:
-            extra = "; pickled .traj files are never written" if value == "traj" else ""
-            yield f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}{extra}"
-    resume: Any = s.resume
-    if resume not in ("never", "auto") and (not _is_whole(resume) or resume < 0):
-        yield f"resume must be 'never', 'auto' or the number of an epoch, got {resume!r}"
-    yield from mistakes_in(s.callbacks)
+@dataclass(frozen=True)
+class Rule:
+    """A `Check` whose message is "must be WHAT" unless ``ok`` returns True for the value."""
+
+    what: str
+    ok: Callable[[Any], bool]
+
+    def __call__(self, name: str, value: object) -> str | None:
+        if self.ok(value):
+            return None
+        return f"{name} must be {self.what}, got {value!r}" + (
+            "; pickled .traj files are never written" if isinstance(value, str) and value == "traj" else ""
+        )
 
 
-def check_required_extras(agent: Any, extra_fields: Sequence[ExtraField | str]) -> None:
+def whole(least: int) -> Rule:
+    """A whole number from 0 or 1 on."""
+    what = "a whole number of 0 or more" if least == 0 else f"a whole number of at least {least}"
+    return Rule(what, lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= least)
+
+
+def number(least: float | None = None, above: float = -math.inf, finite: bool = False) -> Rule:
+    """A number of at least ``least``, or greater than ``above``; infinity counts unless ``finite``."""
+    bound = f"above {above:g}" if least is None else "of 0 or more" if least == 0 else f"of at least {least:g}"
+
+    def ok(v: object) -> bool:
+        if not isinstance(v, int | float) or isinstance(v, bool) or math.isnan(v) or (finite and math.isinf(v)):
+            return False
+        return v > above if least is None else v >= least
+
+    return Rule(f"a {'finite ' if finite else ''}number {bound}", ok)
+
+
+def share(most: float, open: bool = False) -> Rule:
+    """A number from 0 to ``most``, which is excluded if ``open``."""
+    what = f"a number of at least 0 and below {most:g}" if open else f"a share between 0 and {most:g}"
+    return Rule(what, lambda v: number(0).ok(v) and (v < most if open else v <= most))
+
+
+def one_of(*known: object) -> Rule:
+    """One of some texts, or None if that is one of them."""
+    return Rule(f"one of {', '.join(map(repr, known))}", lambda v: (v is None or isinstance(v, str)) and v in known)
+
+
+def text(what: str, pattern: str = r"(?s).*") -> Rule:
+    """A text of some pattern."""
+    return Rule(what, lambda v: isinstance(v, str) and re.fullmatch(pattern, v) is not None)
+
+
+def optional(rule: Rule) -> Rule:
+    """A rule that allows None and the values that another rule allows."""
+    return Rule(f"None or {rule.what}", lambda v: v is None or rule.ok(v))
+
+
+def subclass_of(base: type, named: Mapping[str, Any], or_none: bool = False) -> Check:
+    """A class below ``base``, or a function in its place; names, which are in ``named``, were replaced before."""
+
+    def check(name: str, value: object) -> str | None:
+        if isinstance(value, str):
+            near = difflib.get_close_matches(value, named, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            return f"{name} must be {', '.join(map(repr, named))} or a subclass of {base.__name__}, got {value!r}{hint}"
+        right = callable(value) and not (isinstance(value, type) and not issubclass(value, base))
+        return None if right or (value is None and or_none) else f"{name} must be a subclass of {base.__name__}, got {value!r}"
+
+    return check
+
+
+switch = Rule("True or False", lambda v: isinstance(v, bool))
+path = Rule("a path", lambda v: isinstance(v, str | os.PathLike) and bool(os.fspath(v)))
+
+
+def directory(name: str, value: object) -> str | None:
+    """Check the path of a directory in which checkpoints and logs can be written."""
+    return next(iter(unwritable(name, value, "checkpoints and logs")), None)
+
+
+# ---- the parts of a run -------------------------------------------------------------------------------------------------------
+
+
+def check_required_extras(agent: object, extra_fields: Sequence[ExtraField | str]) -> None:
     """Raise SettingsError unless all extra fields that the agent's losses need are declared."""
     declared = {x.name for x in check_extra_fields(extra_fields)}
     missing = [name for name in getattr(agent, "required_extras", ()) if name not in declared]
@@ -135,70 +128,12 @@ def check_required_extras(agent: Any, extra_fields: Sequence[ExtraField | str]) 
         )
 
 
-def _names_and_classes(s: ExperimentSettings) -> Iterable[str]:
-    if not isinstance(s.run_name, str) or not re.fullmatch(r"[^/\\\0]+", s.run_name) or s.run_name in (".", ".."):
-        yield f"run_name must be a name without '/', got {s.run_name!r}"
-    if s.dataset is None:
-        yield "dataset must be given, or dset_root and dset_name to build a DiskTrajDataset"
-    elif not isinstance(s.dataset, RLDataset):
-        yield f"dataset must be an amago.loading.RLDataset, got {s.dataset!r}"
-    try:
-        for x in check_extra_fields(s.extra_fields):
-            known = getattr(s.agent_type, "policy_extras", ())
-            if x.source != "info" and x.name not in known:
-                agent = getattr(s.agent_type, "__name__", s.agent_type)
-                yield (
-                    f"extra_fields has {x.name!r} with source={x.source!r}, but agent_type {agent} computes only {list(known)}: "
-                    "override act_with_extras and policy_extras, or use source='info'"
-                )
-    except ValueError as err:
-        yield str(err)
-    for name, base in _CLASSES.items():
-        value = getattr(s, name)
-        if value is None and name == "exploration_wrapper_type":
-            continue
-        if isinstance(value, str):
-            near = difflib.get_close_matches(value, NAMED_FIELDS[name], n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            yield f"{name} must be {', '.join(map(repr, NAMED_FIELDS[name]))} or a subclass of {base.__name__}, got {value!r}{hint}"
-        elif not callable(value) or (isinstance(value, type) and not issubclass(value, base)):
-            yield f"{name} must be a subclass of {base.__name__}, got {value!r}"
-
-
-def _env_makers(s: ExperimentSettings) -> Iterable[str]:
-    for name in ("make_train_env", "make_val_env"):
-        value = getattr(s, name)
-        if callable(value):
-            continue
-        if not isinstance(value, list):
-            yield f"{name} must be a function that returns an AMAGOEnv, or a list of such functions, got {value!r}"
-            continue
-        if s.env_mode == "already_vectorized":
-            if len(value) != 1:
-                yield (
-                    f"{name} lists {len(value)} functions, but env_mode='already_vectorized' takes one, whose environment has "
-                    f"batched_envs={s.parallel_actors} (parallel_actors)"
-                )
-        elif len(value) != s.parallel_actors:
-            yield f"{name} lists {len(value)} functions, but parallel_actors={s.parallel_actors}: give one for each actor"
-        bad = next((m for m in value if not callable(m)), None)
-        if bad is not None:
-            yield f"{name} must list functions that return an AMAGOEnv, but holds {bad!r}"
-
-
-def _directory(s: ExperimentSettings) -> Iterable[str]:
-    """The directories that the run writes to."""
-    yield from unwritable("ckpt_base_dir", s.ckpt_base_dir, "checkpoints and logs")
-    if isinstance(s.dataset, DiskTrajDataset) and (s.collects or not s.dataset.buffer_dir.exists()):
-        yield from unwritable("dset_root", s.dataset.buffer_dir, "the replay buffer")
-
-
-def unwritable(name: str, path: Any, purpose: str) -> Iterable[str]:
-    """Why a directory, or its nearest existing parent, cannot be written to; nothing if it can.
+def unwritable(name: str, path: object, purpose: str) -> Iterable[str]:
+    """Reasons why a directory, or its nearest existing parent, cannot be written to; nothing if it can.
 
     Args:
         name: of the setting.
-        purpose: what is written there.
+        purpose: kind of files that are written there.
     """
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         yield f"{name} must be the path of a directory, got {path!r}"
@@ -211,77 +146,9 @@ def unwritable(name: str, path: Any, purpose: str) -> Iterable[str]:
         yield f"{name} is {os.fspath(path)!r}, for {purpose}, but {str(existing)!r} cannot be written to: name another directory"
 
 
-def _weights_to_begin_with(s: ExperimentSettings) -> Iterable[str]:
-    """``init_from`` must exist, and must not be what ``overwrite`` deletes."""
-    if s.init_from is None:
-        return
-    if not isinstance(s.init_from, str | os.PathLike) or not os.fspath(s.init_from):
-        yield f"init_from must be None or the path of a run, of a training state or of a file of weights, got {s.init_from!r}"
-        return
-    path = Path(s.init_from).expanduser()
-    if not path.exists():
-        yield f"init_from is {os.fspath(s.init_from)!r}, which does not exist: name a run's directory, a training state or a file of weights"
-    elif s.overwrite is True and path.resolve().is_relative_to(s.run_dir.resolve()):
-        yield f"init_from is {os.fspath(s.init_from)!r}, which overwrite=True deletes: choose another run_name"
-
-
-def _contradictions(s: ExperimentSettings) -> Iterable[str]:
-    if _is_number(s.traj_save_len) and _is_number(s.max_seq_len) and 1 <= s.traj_save_len < s.max_seq_len:
-        yield (
-            f"traj_save_len={s.traj_save_len:g} is less than max_seq_len={s.max_seq_len}: rollouts would be cut on disk into "
-            "pieces shorter than a training sequence; make traj_save_len at least max_seq_len"
-        )
-    if isinstance(s.dataset, RLDataset) and not _is_of_shorthand(s.dataset, s.dset_root, s.dset_name):
-        yield (
-            f"dataset is given, and dset_root={s.dset_root!r}, dset_name={s.dset_name!r} would build another: give one of the two"
-        )
-    if s.overwrite is True and s.resume != "never":
-        yield f"overwrite=True deletes the run that resume={s.resume!r} would continue: give one of the two"
-    yield from _ignored_limits(s)
-    if s.mixed_precision == "fp16" and not torch.cuda.is_available():
-        yield "mixed_precision='fp16' needs a GPU, and there is none: use 'bf16', or 'no'"
-
-
-def _ignored_limits(s: ExperimentSettings) -> Iterable[str]:
-    """Limits of the buffer that the data set does not have: they only count for the one that ``dset_root`` and ``dset_name`` build."""
-    if not isinstance(s.dataset, RLDataset):
-        return
-    for name in ("dset_max_size", "dset_max_steps", "dset_max_bytes"):
-        value = getattr(s, name)
-        if value != math.inf and getattr(s.dataset, name, None) != value:
-            yield f"{name}={value} does not change the dataset that is given: give it to {type(s.dataset).__name__} instead"
-
-
-def _is_of_shorthand(dataset: RLDataset, root: str | None, name: str | None) -> bool:
-    """Whether a data set agrees with ``dset_root`` and ``dset_name``; it does if one of them is None."""
-    if root is None or name is None:
-        return True
-    return isinstance(dataset, DiskTrajDataset) and (dataset.dset_root, dataset.dset_name) == (Path(root).expanduser(), name)
-
-
-def warn_if_nothing_to_do(s: ExperimentSettings) -> None:
-    """Warn at the start of a loop of empty epochs."""
-    if s.epochs and not s.collects and not s.learns and not s.evaluates:
-        warnings.warn(
-            f"epochs={s.epochs}, start_collecting_at_epoch={s.start_collecting_at_epoch:g}, start_learning_at_epoch="
-            f"{s.start_learning_at_epoch:g}, train_timesteps_per_epoch={s.train_timesteps_per_epoch}, train_batches_per_epoch="
-            f"{s.train_batches_per_epoch}, val_interval={s.val_interval} and val_timesteps_per_epoch={s.val_timesteps_per_epoch} leave "
-            "nothing to do: learn() neither collects, nor learns, nor evaluates",
-            stacklevel=3,
-        )
-
-
 def check_buffer(dataset: RLDataset, obs_space: gym.spaces.Dict, action_space: gym.Space[Any]) -> None:
-    """Refuse a buffer whose trajectories have other spaces than the environments, such as that of an older run.
-
-    Args:
-        dataset: configured. Only a `DiskTrajDataset` is checked.
-        obs_space: of the environments, flat.
-        action_space: of the environments.
-
-    Raises:
-        SettingsError: names the buffer, the environment of the trajectories, and what differs.
-    """
+    """Refuse a buffer (of a `DiskTrajDataset`) whose trajectories have other spaces than the environments, such as that of an older run,
+    by a `SettingsError` that names the environment of the trajectories and the differences."""
     if not isinstance(dataset, DiskTrajDataset):
         return
     try:
@@ -290,10 +157,8 @@ def check_buffer(dataset: RLDataset, obs_space: gym.spaces.Dict, action_space: g
         raise SettingsError(f"{err}: choose another run_name or dset_name, or move the file away") from err
     view = dataset.store.view()
     for index, schema in view.kinds():
-        recorded, spec = schema.obs_space, schema.action_spec
-        differences = space_differences((recorded, spec.space), (obs_space, action_space), ranges=True)
-        if view.path(index).endswith(".traj") and spec.dim == action_spec(action_space).dim:
-            differences = [d for d in differences if d.name != "actions"]  # this format records the width of actions only
+        recorded = schema.obs_space, schema.action_spec.space
+        differences = space_differences(recorded, (obs_space, action_space), ranges=True)
         if differences:
             text = "; ".join(f"{d.name}: {d.first} there, {d.second} now" for d in differences)
             raise SettingsError(
@@ -306,18 +171,11 @@ def check_evaluation_spaces(
     name: str,
     obs_space: gym.spaces.Dict,
     action_space: gym.Space[Any],
-    agent_obs_space: gym.spaces.Dict,
-    agent_action_space: gym.Space[Any],
+    agent_obs: gym.spaces.Dict,
+    agent_action: gym.Space[Any],
 ) -> None:
-    """Refuse evaluation environments whose spaces are not those of the agent.
-
-    Args:
-        name: the setting or argument that made the environments, for the message.
-
-    Raises:
-        SettingsError: names what differs.
-    """
-    differences = space_differences((agent_obs_space, agent_action_space), (obs_space, action_space))
+    """Refuse evaluation environments, made by the setting ``name``, whose spaces differ from the agent's: a `SettingsError` names how."""
+    differences = space_differences((agent_obs, agent_action), (obs_space, action_space))
     if differences:
         text = "; ".join(f"{d.name}: {d.second}, not {d.first}" for d in differences)
         raise SettingsError(f"{name} makes environments that the agent was not built for ({text}): give both the same spaces")
@@ -343,9 +201,25 @@ def warn_if_nothing_saved(dataset: RLDataset, phases: float, timesteps: int, max
     )
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)
+def warn_of_faulty_parts(agent: BaseAgent) -> None:
+    """Check the timestep encoder and the sequence model of an agent, and warn of faults.
 
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
+    Only classes that are not this library's own are checked; copies of them, in evaluation mode and without the exported step. Neither
+    the agent nor the process's random numbers change.
+    """
+    spaces = agent.obs_space, agent.action_space
+    checks: list[tuple[Any, Callable[[], object]]] = [
+        (agent.tstep_encoder, lambda: check_tstep_encoder(agent.tstep_encoder, spaces)),
+        (agent.traj_encoder, lambda: check_traj_encoder(agent.traj_encoder, export=False)),
+    ]
+    for part, check in checks:
+        if type(part).__module__.partition(".")[0] != "amago":
+            name = f"{type(part).__module__}.{type(part).__qualname__}"
+            try:
+                check()
+            except CheckError as err:
+                warnings.warn(
+                    f"{name}: {err}\nTraining begins all the same, and may learn little or act otherwise.", stacklevel=2
+                )
+            except Exception as err:  # a part that cannot be copied may train all the same
+                log.info("%s could not be checked: %r", name, err)

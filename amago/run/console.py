@@ -1,24 +1,194 @@
-"""Texts of a run for the console: the summary and tables. Progress is in `amago.run.progress`."""
+"""The output of a run: its settings, in a terminal one bar for the whole run, everywhere a line for each epoch, and tables of metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from tqdm import tqdm
 
 from amago.agent import BaseAgent
-from amago.run.layout import fitted
-from amago.run.metric_names import AVERAGE_RETURN
-from amago.run.natural import natural
+from amago.describe import fit_width, format_duration, format_rate, natural_sort_key
+from amago.run.callbacks import Callback, Run
+from amago.run.metric_names import AVERAGE_RETURN, ROLLOUT_LENGTH, SUCCESS
 from amago.run.settings import ExperimentSettings
+
+COLLECT, TRAIN, EVALUATE = "collect", "train", "evaluate"
+UNITS = {COLLECT: "steps", TRAIN: "updates"}
+_DOING = {COLLECT: "collecting", TRAIN: "training", EVALUATE: "evaluating"}
+
+
+class _Bar(tqdm):  # type: ignore[type-arg]
+    monitor_interval = 0  # no thread
+
+
+class Phase:
+    """Some work in progress, made by `Console.phase`.
+
+    Args:
+        bar: counts the units in a terminal.
+
+    Attributes:
+        done: units done so far.
+    """
+
+    __slots__ = ("_bar", "_began", "_lap", "done")
+
+    def __init__(self, bar: _Bar):
+        self._bar, self.done, self._began = bar, 0, time.monotonic()
+        self._lap = (0, self._began)
+
+    def update(self, units: int) -> None:
+        """Count more units as done."""
+        self.done += units
+        self._bar.update(units)
+
+    @property
+    def rate(self) -> float:
+        """Units a second."""
+        return self.done / max(time.monotonic() - self._began, 1e-9)
+
+    def lap(self) -> float:
+        """Units a second since the last call."""
+        (done, began), self._lap = self._lap, (self.done, time.monotonic())
+        return (self.done - done) / max(self._lap[1] - began, 1e-9)
+
+
+class Console(Callback):
+    """Prints the progress of a run. Nothing is printed in processes other than the main one.
+
+    Lines go to standard output; the bar of the phase in progress goes to standard error, where that is a terminal or a notebook, so
+    that files and pipes hold no carriage returns.
+
+    Args:
+        progress: "rich": a line for each epoch and a bar for each phase; "plain": the lines; "none": neither.
+        speaks: print at all.
+        factors: {kind of phase: factor that converts its units to the units of `UNITS`}.
+    """
+
+    def __init__(self, progress: str = "rich", speaks: bool = True, factors: Mapping[str, float] | None = None):
+        self._factors = factors or {}
+        self._speaks, self._lines = speaks, speaks and progress != "none"
+        self._draws = self._lines and progress == "rich" and _can_draw()
+        self._run: Run | None = None  # while `learn` runs
+        self._rates: dict[str, float] = {}  # of the newest phase of each kind
+        self._in_epoch: list[str] = []  # the kinds of phases that the epoch has had
+        self._began, self._first = 0.0, 0  # when `learn` began, and in which epoch
+
+    def print(self, text: str) -> None:
+        """Print lines, above the bar if there is one."""
+        if text and self._speaks:
+            tqdm.write(text, file=sys.stdout)
+            sys.stdout.flush()  # a file or pipe shows each epoch when it is finished
+
+    @contextmanager
+    def learning(self, experiment: Run) -> Iterator[None]:
+        """A block in which `learn` runs."""
+        self._run, self._began, self._first = experiment, time.monotonic(), experiment.epoch
+        try:
+            yield
+        finally:
+            self._run = None
+
+    @contextmanager
+    def phase(self, kind: str, total: int | None, unit: str) -> Iterator[Phase]:
+        """Show some work; call `Phase.update` within the block.
+
+        Args:
+            kind: what is done: "collect", "train", "evaluate" or another title.
+            total: units of work; None if that is not known.
+            unit: the name of one unit, such as "step".
+        """
+        title = _DOING.get(kind, kind)
+        if self._run is not None:
+            title = f"epoch {self._run.epoch + 1}/{self._run.epochs} {title}"
+        with _Bar(
+            desc=title, total=total, unit=unit, file=sys.stderr, disable=not self._draws, leave=False, dynamic_ncols=True, mininterval=0.5
+        ) as bar:  # fmt: skip
+            phase = Phase(bar)
+            try:
+                yield phase
+            finally:
+                if phase.done:
+                    self._rates[kind] = phase.rate * self._factors.get(kind, 1.0)
+                    self._in_epoch.append(kind)
+
+    def rate(self, kind: str) -> float:
+        """Steps or updates a second in the newest phase of a kind; 0.0 if there was none."""
+        return self._rates.get(kind, 0.0)
+
+    # ---- moments --------------------------------------------------------------------------------------------------------
+
+    def on_validation_end(self, experiment: Run, metrics: Mapping[str, float]) -> None:
+        if self._run is None and metrics:  # evaluate_val() was called by itself
+            self.print(f"epoch {experiment.epoch} | {_evaluation(metrics)}")
+
+    def on_epoch_end(self, experiment: Run, metrics: Mapping[str, float]) -> None:
+        if self._lines:
+            done, left = experiment.epoch - self._first, None
+            if self._run is not None and done > 0:
+                left = (time.monotonic() - self._began) * (experiment.epochs - experiment.epoch) / done
+            rates = [f"{format_rate(self._rates[kind])} {UNITS[kind]}/s" for kind in UNITS if kind in self._in_epoch]
+            self.print(fit_width(epoch_line(experiment, metrics, rates, left)))
+        self._in_epoch = []
+
+
+def _can_draw() -> bool:
+    """True if standard error can show a bar: in a terminal or a notebook, not in a file or pipe."""
+    try:
+        return sys.stderr.isatty() or type(sys.stderr).__module__.partition(".")[0] == "ipykernel"
+    except (AttributeError, ValueError):  # no standard error, or closed
+        return False
+
+
+def epoch_line(experiment: Run, metrics: Mapping[str, float], rates: list[str], left: float | None) -> str:
+    """The line of a finished epoch.
+
+    Args:
+        metrics: of the epoch, by "section/name".
+        rates: such as "1,230 steps/s".
+        left: seconds that are left of the run; None if that is not known.
+    """
+
+    def of(section: str) -> dict[str, float]:
+        return {k.removeprefix(f"{section}/"): v for k, v in metrics.items() if k.startswith(f"{section}/")}
+
+    rollout, val, train = of("rollout"), of("val"), of("train")
+    width = len(str(experiment.epochs))
+    outcome = [f"return {rollout[AVERAGE_RETURN]:.4g}"] if AVERAGE_RETURN in rollout else []
+    outcome += [_evaluation(val)] if AVERAGE_RETURN in val else []
+    length = rollout.get(ROLLOUT_LENGTH, val.get(ROLLOUT_LENGTH))
+    outcome += [f"length {length:.4g}"] if length is not None else []
+    losses = [f"{n.lower()} {train[n]:.3g}" for n in ("Actor Loss", "Critic Loss") if n in train]
+    left_text = "done" if left == 0.0 else f"{format_duration(left)} left"
+    parts = [
+        f"epoch {experiment.epoch:>{width}}/{experiment.epochs}", f"{experiment.env_steps:,} steps", ", ".join(rates), ", ".join(outcome),
+        ", ".join(losses), left_text,
+    ]  # fmt: skip
+    return " | ".join(p for p in parts if p)
+
+
+def _evaluation(metrics: Mapping[str, float]) -> str:
+    """The outcome of an evaluation: its return, and the first and last success rate."""
+    success = [k for k in metrics if SUCCESS in k]
+    shown = [f"{k.removeprefix('Average ')} {metrics[k]:.3f}" for k in dict.fromkeys(success[:1] + success[-1:])]
+    return f"val {metrics[AVERAGE_RETURN]:.4g}" + (f" ({', '.join(shown)})" if shown else "")
+
 
 LARGE = 1_500_000
 """Parameters from which an update on a CPU takes tenths of a second."""
 
 
-def summary(settings: ExperimentSettings, policy: BaseAgent, env_summary: str, processes: int, epoch: int, seed: int) -> str:
+def summary(
+    settings: ExperimentSettings, policy: BaseAgent, env_summary: str, exploration: str, processes: int, epoch: int, seed: int
+) -> str:
     """The most important settings of a run, in two columns. A run that never collects has data in place of exploration.
 
     Args:
         env_summary: describes the environments.
+        exploration: describes it.
         processes: that train together.
         epoch: the first to run.
         seed: of the run.
@@ -28,7 +198,7 @@ def summary(settings: ExperimentSettings, policy: BaseAgent, env_summary: str, p
     rows = {
         "run": f"{s.run_name} ({s.run_dir})",
         "environments": env_summary,
-        "exploration": getattr(s.exploration_wrapper_type, "__name__", "none") if s.collects else "",
+        "exploration": exploration if s.collects else "",
         "data": "" if s.collects or s.dataset is None else s.dataset.describe(),
         "agent": f"{type(policy).__name__}: {type(policy.tstep_encoder).__name__} -> "
         f"{type(policy.traj_encoder).__name__}, {count:,} trainable parameters on {device}",
@@ -43,7 +213,7 @@ def summary(settings: ExperimentSettings, policy: BaseAgent, env_summary: str, p
         "seed": f"{seed}",
     }
     width = max(map(len, rows))
-    return "\n".join(fitted(f"  {k:<{width}}  {v}", width + 4) for k, v in rows.items() if v)
+    return "\n".join(fit_width(f"  {k:<{width}}  {v}", width + 4) for k, v in rows.items() if v)
 
 
 def _how_often(what: str, interval: int | None) -> str:
@@ -54,7 +224,7 @@ def metrics_table(metrics: Mapping[str, float], title: str) -> str:
     """Two columns, names and values, sorted by name after the average return."""
     if not metrics:
         return f"{title}: no rollout ended; evaluate for more timesteps"
-    names = sorted(metrics, key=lambda k: (k != AVERAGE_RETURN, natural(k)))
+    names = sorted(metrics, key=lambda k: (k != AVERAGE_RETURN, natural_sort_key(k)))
     width = max(map(len, names))
     lines = [f"{name:<{width}}  {metrics[name]:>12.4g}" for name in names]
     return "\n".join([title, "-" * (width + 14), *lines])

@@ -16,12 +16,6 @@ from amago.run.metric_names import AVERAGE_RETURN, AVERAGE_RETURN_OF_ROLLOUTS, N
 from amago.run.rollout import Rollout
 
 
-def mean_of_bottom_quintile(values: Sequence[float]) -> float:
-    """Mean of the lowest fifth (at least one value)."""
-    ordered = np.sort(np.asarray(values, dtype=np.float64))
-    return float(ordered[: max(1, len(ordered) // 5)].mean())
-
-
 def merge_values(parts: Iterable[Mapping[str, Sequence[float]]]) -> dict[str, list[float]]:
     """Concatenate lists of the same name."""
     out: dict[str, list[float]] = {}
@@ -56,7 +50,7 @@ def summarise(returns: Mapping[str, Sequence[float]], specials: Mapping[str, Seq
     Returns:
         the mean return over environment names (each counts the same, however many rollouts it has), the mean over rollouts, and the
         number of rollouts; for each environment name mean, 20th percentile (interpolated linearly) and mean of the lowest fifth of
-        its returns, and means of its own metrics. {} if no rollout ended.
+        its returns, and means of its special metrics. {} if no rollout ended.
     """
     if not returns:
         return {}
@@ -70,19 +64,20 @@ def summarise(returns: Mapping[str, Sequence[float]], specials: Mapping[str, Seq
     for name, values in returns.items():
         out[f"{RETURN_OF}{name}"] = means[name]
         out[f"Bottom Quintile Total Return in {name}"] = float(np.percentile(values, 20))
-        out[f"Mean of Bottom Quintile Total Return in {name}"] = mean_of_bottom_quintile(values)
+        worst = sorted(values)[: max(1, len(values) // 5)]
+        out[f"Mean of Bottom Quintile Total Return in {name}"] = float(np.mean(worst))
     return out | {f"Average {name}": float(np.mean(v)) for name, v in specials.items()}
 
 
 def warn_if_too_short(
     metrics: Mapping[str, float], timesteps: int, episodes: int | None = None, name: str = "val_timesteps_per_epoch"
 ) -> None:
-    """Warn if an evaluation was too short to measure anything, or as much as was asked for.
+    """Warn if an evaluation was too short to measure anything, or for the number of rollouts that was requested.
 
     Args:
         metrics: of `summarise`.
         timesteps: of each actor.
-        episodes: rollouts that were asked for, over all actors; None: as many as end.
+        episodes: requested rollouts, over all actors; None: as many as end.
         name: of the argument that set the steps.
     """
     if not metrics:
@@ -132,7 +127,8 @@ def evaluate(
         timesteps: steps of each actor at most.
         sample: sample actions from the policy; otherwise take its mode.
         episodes: take exactly so many rollouts, divided equally among the actors beforehand, so that short rollouts are not
-            favoured (`Rollout.run_phase`); fewer if ``timesteps`` are over first. None: count those that end within ``timesteps``.
+            favoured (`Rollout.run_phase`); fewer if ``timesteps`` are over first. None: of each actor as many as end within
+            ``timesteps``, regardless of their lengths.
         device: of the agent.
         seed: of the policy's samples; None continues PyTorch's random stream.
         progress: show a progress bar, if standard error is a terminal.
@@ -147,6 +143,6 @@ def evaluate(
     with tqdm(
         total=timesteps * pool.num_actors, desc="evaluate", unit="step", disable=None if progress else True, leave=False
     ) as bar:
-        _, stats = rollout.run_phase(agent, timesteps, sample, episodes, on_step=bar.update)
+        _, stats = rollout.run_phase(agent, timesteps, sample, episodes, on_step=bar.update, evaluation=True)
     returns, specials = histories(stats)
     return summarise(merge_returns([returns]), merge_specials([specials]))

@@ -1,245 +1,433 @@
-"""The learning part of an experiment: the model, its optimizer, and what happens to a batch."""
+"""The learner: agent, optimizer and schedule, groups of parameters, updates, and the average of the weights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
+from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs, extract_model_from_parallel
 from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from amago.agent import BaseAgent
 from amago.data.batch import Batch
-from amago.nets.ranks import joint_batch
-from amago.run import parameters
+from amago.nets import ranks
+from amago.run.checkpoint import CheckpointError
 from amago.run.checks import SettingsError
 from amago.run.collect import Spaces
-from amago.run.param_groups import ignored_settings, param_groups
-from amago.run.ranks import TIMEOUT, leave_at_exit, ranks_on_cpus
+from amago.run.group import TIMEOUT, Ranks, leave_at_exit, ranks_on_cpus
+from amago.run.optimizer import load_optimizer, load_schedule, lr_schedule, names_in, rates_of_parts
+from amago.run.optimizer import param_groups as param_groups
+from amago.run.record import Calls, recording
 from amago.run.settings import ExperimentSettings
-from amago.run.td_errors import report_td_errors
-from amago.run.update import Updater, adamw, lr_schedule, total_loss
 
 
-class Learner(ExperimentSettings):
-    """Base class of `amago.Experiment`: model, losses and updates. Override its methods to change what is learned from a batch.
+class WeightAverage:
+    """An exponential moving average over updates of the parameters that an agent trains (Polyak averaging).
 
-    Where several ranks train together, an update is that of one process with the batches of all of them (`amago.nets.ranks`).
+    A policy that follows a value function over many updates wavers around a good one; its average does not. Only the policy
+    that acts is averaged: updates go on from the trained weights. Target networks and buffers are left alone.
 
-    Attributes:
-        policy_aclr: the agent, in Accelerate's wrapper. It may be replaced by any module that acts (`amago.compat.acting`).
-        optimizer, lr_schedule: of the agent; without ``builds_optimizer``, there are none.
-        builds_optimizer: whether this process may train. One that only collects need not have an optimizer.
+    Args:
+        agent: the average begins with its present weights.
+        decay: of the average at each update, in (0, 1). The first updates have a smaller one, (1 + n) / (10 + n) after n of them, so that
+            untrained weights are soon forgotten.
     """
 
-    policy_aclr: Any
-    optimizer: Any
-    lr_schedule: torch.optim.lr_scheduler.LambdaLR
-    builds_optimizer = True
-    _accelerator: Accelerator | None = None
-    _own_accelerator: tuple[Accelerator, int, str] | None = None  # that was built here, and for which settings
-    _unwrapped: tuple[Any, BaseAgent] | None = None  # the wrapper, and the agent in it
-    _updater: Updater | None = None
-    _calls: parameters.Calls | None = None  # of configurables, when the agent was built
+    def __init__(self, agent: BaseAgent, decay: float):
+        trained = {id(p) for p in agent.trainable_params}
+        self.decay, self._agent = decay, agent
+        self._parameters = {name: p for name, p in agent.named_parameters() if id(p) in trained}
+        self._kept: list[Tensor] | None = None  # the trained weights, while the average acts
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin with the present weights, for example after others were loaded."""
+        self._mean, self._growth = self._present(), self._present_growth()
+        if self._kept is not None:
+            self._kept = self._present()
+
+    @torch.no_grad()
+    def update(self, updates: int) -> None:
+        """Include the present weights.
+
+        Args:
+            updates: number of updates that led to them, from 1.
+        """
+        self._divide()
+        decay = min(self.decay, (1 + updates) / (10 + updates))
+        torch._foreach_lerp_(self._mean, list(self._parameters.values()), 1.0 - decay)
+
+    @contextmanager
+    def acting(self) -> Iterator[None]:
+        """In the block, the agent's parameters hold the average; a block within another one changes nothing."""
+        if self._kept is not None:
+            yield
+            return
+        self._kept = self._present()
+        self._divide()
+        self._put(self._mean)
+        try:
+            yield
+        finally:
+            self._put(self._kept)
+            self._kept = None
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The trained weights, by name."""
+        return dict(zip(self._parameters, self._present() if self._kept is None else self._kept))
+
+    def _present(self) -> list[Tensor]:
+        return [p.detach().clone() for p in self._parameters.values()]
+
+    def _present_growth(self) -> Tensor | None:
+        growth = self._agent.scale_growth
+        return None if growth is None else growth.clone()
+
+    @torch.no_grad()
+    def _put(self, weights: list[Tensor]) -> None:
+        for p, value in zip(self._parameters.values(), weights):
+            p.copy_(value)
+
+    @torch.no_grad()
+    def _divide(self) -> None:
+        """Repeat the divisions that the agent has made since the last call, so that the average's values of actions stay the same."""
+        growth = self._present_growth()
+        if growth is None or self._growth is None:
+            return
+        divided = {id(p) for p in self._agent.divided_parameters()}
+        for mean, p in zip(self._mean, self._parameters.values()):
+            if id(p) in divided:
+                mean.mul_(self._growth / growth)
+        self._growth = growth
+
+
+# ---- updates --------------------------------------------------------------------------------------------------------------
+
+MAX_SKIPPED_IN_A_ROW = 20
+
+
+class NonFiniteTraining(RuntimeError):
+    """Losses or gradients were not finite in `MAX_SKIPPED_IN_A_ROW` consecutive updates."""
+
+
+class Updater:
+    """Updates an agent: clips the gradient, steps optimizer and schedule, and updates the target networks.
+
+    An update whose loss or gradient is not finite is skipped: parameters stay as they are.
+
+    Args:
+        schedule: of ``optimizer``; steps with each update that is not skipped.
+        grad_clip: largest norm of the gradient of ``agent.trainable_params``.
+        ema_decay: of the average of the weights that acts; 0: there is none.
+
+    Attributes:
+        average: of the weights, or None.
+        grad_steps: updates so far, without skipped ones.
+        skipped: updates skipped so far.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        agent: BaseAgent,
+        optimizer: Optimizer,
+        schedule: LambdaLR,
+        grad_clip: float,
+        ema_decay: float = 0.0,
+    ):
+        self.accelerator, self.agent, self.optimizer, self.schedule = accelerator, agent, optimizer, schedule
+        self.made_with = accelerator, agent, optimizer, schedule, grad_clip, ema_decay
+        self.params, self.grad_clip = list(agent.trainable_params), grad_clip
+        self.average = WeightAverage(agent, ema_decay) if ema_decay else None
+        self.grad_steps = self.skipped = self._in_a_row = 0
+
+    def step(self, log_step: bool, loss: Tensor | None = None) -> dict[str, float | Tensor]:
+        """Update with the gradients in ``.grad``, and clear them.
+
+        Args:
+            log_step: also return the gradient norms of encoders, actor and critics.
+            loss: the loss of these gradients; the update is also skipped if this is not finite.
+
+        Returns:
+            "Gradient Norm" (before clipping), "Learning Rate" and "Skipped Updates".
+
+        Raises:
+            NonFiniteTraining: this is the 20th skipped update in a row.
+        """
+        metrics: dict[str, float | Tensor] = {}
+        scaler = self.accelerator.scaler
+        if log_step:
+            scale = 1.0 if scaler is None else scaler.get_scale()  # float16: gradients are still multiplied by it
+            metrics |= {name: norm / scale for name, norm in self.agent.get_grad_norms().items()}
+        norm = self.accelerator.clip_grad_norm_(self.params, self.grad_clip)
+        assert norm is not None
+        checked = norm if loss is None else norm + ranks.average(loss.detach())  # all ranks skip, or none
+        if not checked.isfinite():
+            if scaler is not None:
+                scaler.update()  # float16: lowers its scale where it found infinite gradients
+            self._skip()
+        else:
+            self.optimizer.step()
+            self._in_a_row = 0
+            self.grad_steps += 1
+            self.schedule.step()
+            self.agent.soft_sync_targets()
+            if self.average is not None:
+                self.average.update(self.grad_steps)
+        self.optimizer.zero_grad(set_to_none=True)
+        metrics["Gradient Norm"] = norm.detach()
+        metrics["Learning Rate"] = self.schedule.get_last_lr()[0]
+        metrics["Skipped Updates"] = float(self.skipped)
+        return metrics
+
+    def _skip(self) -> None:
+        self.skipped += 1
+        self._in_a_row += 1
+        if self._in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            raise NonFiniteTraining(
+                f"the loss or its gradient was not finite {self._in_a_row} steps in a row; parameters are as they were before. "
+                "Look for NaN or huge values in observations and rewards, or lower learning_rate or reward_multiplier."
+            )
+
+    def state_dict(self) -> dict[str, int]:
+        """The counters."""
+        return {"grad_steps": self.grad_steps, "skipped": self.skipped, "in_a_row": self._in_a_row}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Restore the counters."""
+        self.grad_steps, self.skipped, self._in_a_row = state["grad_steps"], state["skipped"], state["in_a_row"]
+
+
+def report_td_errors(batch: Batch, agent: BaseAgent) -> None:
+    """Pass the TD errors of a batch with ``sources`` to the datasets that draw by priority, after its losses."""
+    errors, agent.td_errors = agent.td_errors, None
+    if errors is None:
+        raise SettingsError(
+            f"sampling='priority' needs TD errors, but {type(agent).__name__} computes none: its losses set td_errors, (B, L, 1), "
+            "where critics are trained; set online_coeff above 0 or fake_filter=False, or sampling to 'uniform'"
+        )
+    mask = agent.loss_mask(batch) & ~errors.isnan()
+    kept = torch.where(mask, errors.detach().float(), 0.0)[..., 0]
+    mean = kept.sum(1) / mask.sum((1, 2)).clamp(min=1)
+    both = torch.stack((kept.amax(1), mean)).cpu().numpy()  # one copy from the device
+    both[:, ~mask.any(1)[:, 0].cpu().numpy()] = np.nan  # nothing was trained on
+    owners: dict[int, tuple[Any, list[int]]] = {}
+    for i, source in enumerate(batch.sources or ()):
+        if source is not None:
+            owners.setdefault(id(source.owner), (source.owner, []))[1].append(i)
+    for owner, rows in owners.values():
+        owner.report([batch.sources[i] for i in rows], both[0, rows], both[1, rows])
+
+
+class Learner:
+    """Model, optimizer and updates.
+
+    Where several ranks train together, an update equals one process's update with the batches of all (`amago.nets.ranks`).
+
+    Args:
+        settings: of the run; their present values count.
+
+    Attributes:
+        policy: the agent, without Accelerate's wrapper; None before it is built.
+        optimizer, lr_schedule: of the agent; None in a process that only collects.
+        calls: the configurables that were called to build the agent.
+    """
+
+    def __init__(self, settings: ExperimentSettings) -> None:
+        self.settings = settings
+        self.policy: Any = None
+        self.optimizer: Any = None
+        self.lr_schedule: Any = None
+        self.calls: Calls | None = None
+        self._wrapped: Any = None
+        self._accelerator: Accelerator | None = None
+        self._made: tuple[Accelerator, int, str] | None = None  # an accelerator, and the settings for which it was made here
+        self._updater: Updater | None = None
 
     @property
     def accelerator(self) -> Accelerator:
-        """Device, precision and processes. It is made when it is first asked for, before or in ``start()``; set it to use another."""
-        if self._accelerator is None:
-            self._build_accelerator()
-        assert self._accelerator is not None
-        return self._accelerator
+        """Device, precision and processes. It is made on first use; set it to use another."""
+        return self._accelerator or self.make_accelerator()
 
     @accelerator.setter
     def accelerator(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
 
-    def _build_accelerator(self) -> None:
+    def make_accelerator(self) -> Accelerator:
         """Make the accelerator for the settings of now, unless there is one for them, or one that was set."""
-        wanted = self.batches_per_update, self.mixed_precision
-        known = self._own_accelerator
-        if self._accelerator is not None and (known is None or known[0] is not self._accelerator):
-            return
-        if known is not None and known[1:] == wanted and known[0].mixed_precision == self.mixed_precision:
-            return
+        wanted = self.settings.batches_per_update, self.settings.mixed_precision
+        now, made = self._accelerator, self._made
+        if now is not None and (
+            made is None or made[0] is not now or (made[1:] == wanted and now.mixed_precision == wanted[1])
+        ):
+            return now
         AcceleratorState._reset_state()  # otherwise an earlier experiment of this process decides the precision
+        handlers = [DistributedDataParallelKwargs(find_unused_parameters=True), InitProcessGroupKwargs(timeout=TIMEOUT)]
         self._accelerator = Accelerator(
-            gradient_accumulation_steps=self.batches_per_update,
-            mixed_precision=self.mixed_precision,
-            cpu=ranks_on_cpus(),
-            kwargs_handlers=[
-                DistributedDataParallelKwargs(find_unused_parameters=True),
-                InitProcessGroupKwargs(timeout=TIMEOUT),
-            ],
+            gradient_accumulation_steps=wanted[0], mixed_precision=wanted[1], cpu=ranks_on_cpus(), kwargs_handlers=handlers
         )
-        self._own_accelerator = (self._accelerator, *wanted)
+        self._made = self._accelerator, *wanted
         if self._accelerator.num_processes > 1:
             leave_at_exit()
+        return self._accelerator
 
-    def _build_model(self, spaces: Spaces) -> None:
-        """Build the agent, its optimizer and schedule."""
-        agent_type: Any = self.agent_type  # `resolve` has replaced names by classes
-        parts: dict[str, Any] = {"tstep_encoder_type": self.tstep_encoder_type, "traj_encoder_type": self.traj_encoder_type}
-        with parameters.recording() as self._calls:
+    @property
+    def policy_aclr(self) -> Any:
+        """The agent, in Accelerate's wrapper, or any module that acts (`amago.compat.parts`); None before it is built."""
+        return self._wrapped
+
+    @policy_aclr.setter
+    def policy_aclr(self, wrapped: Any) -> None:
+        self._wrapped, self.policy = wrapped, extract_model_from_parallel(wrapped)
+
+    def build(self, spaces: Spaces, make_optimizer: Callable[[BaseAgent], Optimizer] | None) -> None:
+        """Build the agent, its optimizer and schedule.
+
+        Args:
+            spaces: that the agent is for.
+            make_optimizer: of the agent; None: this process never trains, and has none.
+
+        Raises:
+            SettingsError: learning rates of parts are set, and the optimizer was not built from `param_groups`.
+        """
+        s = self.settings
+        agent_type: Any = s.agent_type  # `resolve` has replaced names by classes
+        parts: dict[str, Any] = {"tstep_encoder_type": s.tstep_encoder_type, "traj_encoder_type": s.traj_encoder_type}
+        with recording() as self.calls:
             agent = agent_type(
-                obs_space=spaces.observation,
-                rl2_space=spaces.rl2,
-                action_space=spaces.action,
-                max_seq_len=self.max_seq_len,
-                **parts,
-            ).to(self.DEVICE)
-        if self.critic_loss_weight is not None:
-            agent.critic_loss_weight = float(self.critic_loss_weight)
-        if not self.builds_optimizer and self.resume == "never":
+                obs_space=spaces.observation, rl2_space=spaces.rl2, action_space=spaces.action, max_seq_len=s.max_seq_len, **parts
+            ).to(self.accelerator.device)  # fmt: skip
+        if s.critic_loss_weight is not None:
+            agent.critic_loss_weight = float(s.critic_loss_weight)
+        if make_optimizer is None:
             self.policy_aclr = self.accelerator.prepare_model(agent, evaluation_mode=True)
             return
-        optimizer = self.init_optimizer(agent)
-        if ignored := ignored_settings(self, optimizer):
+        optimizer = make_optimizer(agent)
+        if (ignored := sorted(rates_of_parts(s))) and not any("name" in group for group in optimizer.param_groups):
             raise SettingsError(
-                f"init_optimizer of {type(self).__name__} does not use {', '.join(ignored)}: build its optimizer from "
-                "amago.run.param_groups.param_groups(policy, self) in place of policy.trainable_params, or leave these out"
+                f"init_optimizer of {type(s).__name__} does not use {', '.join(ignored)}: build its optimizer from "
+                "amago.run.learner.param_groups(policy, self) in place of policy.trainable_params, or leave these out"
             )
         self.policy_aclr, self.optimizer = self.accelerator.prepare(agent, optimizer)
-        learning_epochs = max(0, self.epochs - int(min(self.start_learning_at_epoch, self.epochs)))
-        updates = learning_epochs * self.train_batches_per_epoch // self.batches_per_update
-        self.lr_schedule = lr_schedule(self.optimizer, self.lr_warmup_steps, updates, self.lr_cooldown)
+        learning_epochs = max(0, s.epochs - int(min(s.start_learning_at_epoch, s.epochs)))
+        updates = learning_epochs * s.train_batches_per_epoch // s.batches_per_update
+        self.lr_schedule = lr_schedule(self.optimizer, s.lr_warmup_steps, updates, s.lr_cooldown)
         self.accelerator.register_for_checkpointing(self.lr_schedule)  # for those who call accelerator.save_state()
 
     @property
     def updater(self) -> Updater:
-        """What updates the policy; made anew where policy, optimizer or schedule were replaced."""
-        parts = self.accelerator, self.policy, self.optimizer, self.lr_schedule, self.grad_clip, self.ema_decay
-        known = self._updater
-        if known is None or any(a is not b for a, b in zip(known.parts, parts)):
+        """The updates of the policy; made anew where policy, optimizer, schedule or their settings were replaced."""
+        s, known = self.settings, self._updater
+        parts = self.accelerator, self.policy, self.optimizer, self.lr_schedule, s.grad_clip, s.ema_decay
+        if known is None or any(a is not b for a, b in zip(known.made_with, parts)):
             self._updater = Updater(*parts)
             if known is not None:
                 self._updater.load_state_dict(known.state_dict())
         assert self._updater is not None
         return self._updater
 
+    @property
+    def grad_steps(self) -> int:
+        """Updates so far. A program that makes updates itself counts them here."""
+        return 0 if self._updater is None else self._updater.grad_steps
+
+    @grad_steps.setter
+    def grad_steps(self, count: int) -> None:
+        if count or self.optimizer is not None:  # there is nothing to count before
+            self.updater.grad_steps = int(count)
+
+    @property
+    def skipped(self) -> int:
+        """Updates that were skipped, because a loss or a gradient was not finite."""
+        return 0 if self._updater is None else self._updater.skipped
+
     def acting_weights(self) -> AbstractContextManager[Any]:
         """In the block, the policy has the weights with which it acts: with ``ema_decay``, their average."""
         average = None if self._updater is None else self._updater.average
         return nullcontext() if average is None else average.acting()
 
-    def _weights_loaded(self) -> None:
-        """The policy has other weights than those that training has led to: an average begins with them."""
+    def restart_average(self) -> None:
+        """Begin the average, if there is one, with the present weights: others were loaded."""
         if self._updater is not None and self._updater.average is not None:
             self._updater.average.restart()
 
-    @property
-    def grad_update_counter(self) -> int:
-        """Updates of the policy so far. A `train_step` that replaces this class's counts its own here."""
-        return 0 if self._updater is None else self._updater.grad_steps
+    def loss_of(self, batch: Batch, log_step: bool, masks: object) -> dict[str, Any]:
+        """Losses and metrics, as from `amago.Experiment.compute_loss`; ``masks`` has ``edit_actor_mask`` and ``edit_critic_mask``."""
+        with self.policy.masks_edited_by(masks):
+            loss = self.policy_aclr(batch, log_step)
+        metrics = dict(self.policy.update_info)
+        parts = metrics.get("Actor Loss", 0.0) + self.policy.critic_loss_weight * metrics.get("Critic Loss", 0.0)
+        return {**metrics, "Auxiliary Loss": loss - parts}  # so that each of the terms may be changed
 
-    @grad_update_counter.setter
-    def grad_update_counter(self, count: int) -> None:
-        if count or hasattr(self, "optimizer"):  # there is nothing to count before
-            self.updater.grad_steps = int(count)
-
-    def init_optimizer(self, policy: BaseAgent) -> torch.optim.Optimizer:
-        """Create the optimizer. Override to use another one than AdamW; ``amago.run.param_groups.param_groups(policy, self)`` in place of
-        ``policy.trainable_params`` gives it the rates of ``actor_learning_rate`` and the like, and ``l2_weights_only``."""
-        return adamw(param_groups(policy, self), float(self.learning_rate), float(self.l2_coeff))
-
-    @property
-    def DEVICE(self) -> torch.device:
-        """The device of the policy."""
-        return self.accelerator.device
-
-    @property
-    def policy(self) -> BaseAgent:
-        """The agent, without Accelerate's wrapper."""
-        wrapped = self.policy_aclr
-        if (
-            self._unwrapped is None or self._unwrapped[0] is not wrapped
-        ):  # a search through all modules, several times an update
-            self._unwrapped = wrapped, self.accelerator.unwrap_model(wrapped)
-        return self._unwrapped[1]
-
-    def caster(self) -> AbstractContextManager[Any]:
-        """The context of mixed precision."""
-        return self.accelerator.autocast()
-
-    def train_step(self, batch: Batch, log_step: bool) -> dict[str, float | Tensor]:
-        """Forward and backward of one batch, and an update after every ``batches_per_update`` batches.
-
-        Args:
-            log_step: also compute costly metrics.
-
-        Returns:
-            the metrics of `compute_loss`, "Loss", and, with an update, those of `amago.run.update.Updater.step`.
-        """
-        with joint_batch(self.accelerator.num_processes), self.accelerator.accumulate(self.policy_aclr):
-            with self.caster():
-                metrics = self.compute_loss(batch, log_step)
+    def step(self, batch: Batch, metrics: dict[str, Any], log_step: bool) -> dict[str, float | Tensor]:
+        """Backward with the ``metrics`` of `loss_of`, and an update if ``batches_per_update`` batches are complete."""
+        if batch.sources is not None:
             report_td_errors(batch, self.policy)
-            loss = total_loss(metrics, self.policy.critic_loss_weight)
-            metrics["Loss"] = loss.detach()
-            self.accelerator.backward(loss)
-            if self.accelerator.sync_gradients:
-                metrics |= self.updater.step(log_step, loss)
+        other, loss = metrics.pop("Auxiliary Loss", 0.0), metrics.get("Loss")
+        if loss is None:
+            critic_weight = self.policy.critic_loss_weight
+            loss = metrics.get("Actor Loss", 0.0) + critic_weight * metrics.get("Critic Loss", 0.0) + other
+        metrics["Loss"] = loss.detach()
+        self.accelerator.backward(loss)
+        if self.accelerator.sync_gradients:
+            metrics |= self.updater.step(log_step, loss)
         return {k: v.detach() if isinstance(v, Tensor) and v.requires_grad else v for k, v in metrics.items()}
 
-    def compute_loss(self, batch: Batch, log_step: bool) -> dict[str, Any]:
-        """Losses of actor and critics, averaged over their masks, and metrics.
+    # ---- training state ---------------------------------------------------------------------------------------------------
 
-        Args:
-            log_step: also compute costly metrics.
+    def average_gradients(self, group: Ranks) -> None:
+        """Set the gradients of an update of several batches that is not complete to their means over the ranks, which its end would
+        take, so that rank 0 can save them for all."""
+        if group.count > 1:
+            parameters, found = dict(self.policy.named_parameters()), self._unused_gradients()
+            for name in sorted(set().union(*group.gather([list(found)]))):
+                if name not in found:
+                    found[name] = parameters[name].grad = torch.zeros_like(parameters[name])
+                group.average([found[name]])
 
-        Returns:
-            "Actor Loss", "Critic Loss", "Sequence Length", "Batch Size (in Timesteps)", "Unmasked Batch Size (in
-            Timesteps)", and the metrics of the agent. The update minimises the weighted sum of both losses and of
-            "Auxiliary Loss", which is what an agent adds to the result of `BaseAgent.forward`; or "Loss" instead, where an agent
-            or an override of this method sets it.
-        """
-        with self.policy.masks_edited_by(self), _outputs_of(self.policy, self.policy_aclr) as outputs:
-            loss = self.policy_aclr(batch, log_step)
-        metrics, terms = dict(self.policy.update_info), self.policy.loss_terms
-        if terms is None or metrics.get("Actor Loss") is not terms.actor or metrics.get("Critic Loss") is not terms.critic:
-            metrics["Loss"] = loss
-        elif (outputs[0] if outputs else loss) is not terms.total:
-            metrics["Auxiliary Loss"] = loss - terms.total
-        return metrics
+    def _unused_gradients(self) -> dict[str, Tensor]:
+        if self.accelerator.step % self.settings.batches_per_update == 0:
+            return {}
+        return {name: p.grad for name, p in self.policy.named_parameters() if p.grad is not None}
 
-    def edit_actor_mask(self, batch: Batch, actor_loss: Tensor, pad_mask: Tensor) -> Tensor:
-        """Override to exclude timesteps from the actor's loss.
+    def state_dict(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The learner's entries in a training state, (as JSON types, tensors), but for the weights of the policy."""
+        state = {
+            "updater": self.updater.state_dict(), "schedule": self.lr_schedule.state_dict(),
+            "batches_in_update": self.accelerator.step % self.settings.batches_per_update,
+            "optimizer_parameters": names_in(self.optimizer, self.policy),
+        }  # fmt: skip
+        tensors = {"optimizer": self.optimizer.state_dict(), "gradients": self._unused_gradients()}
+        if self.updater.average is not None:
+            tensors["trained"] = self.updater.average.state_dict()
+        if self.accelerator.scaler is not None:
+            tensors["scaler"] = self.accelerator.scaler.state_dict()
+        return state, tensors
 
-        Args:
-            actor_loss: (B, L, G, 1).
-            pad_mask: bool, of the same shape; False at padding.
-
-        Returns:
-            bool, of the same shape; True where the loss counts.
-        """
-        return pad_mask
-
-    def edit_critic_mask(self, batch: Batch, critic_loss: Tensor, pad_mask: Tensor) -> Tensor:
-        """Override to exclude timesteps from the critics' loss.
-
-        Args:
-            critic_loss: (B, L, C, G, 1).
-            pad_mask: bool, of the same shape; False at padding.
-
-        Returns:
-            bool, of the same shape; True where the loss counts.
-        """
-        return pad_mask
-
-
-@contextmanager
-def _outputs_of(agent: BaseAgent, wrapped: Any) -> Iterator[list[Tensor]]:
-    """In the block, what the agent returns to a wrapper that returns a copy, as that of several ranks does; nothing if there is no wrapper."""
-    outputs: list[Tensor] = []
-    if wrapped is agent:
-        yield outputs
-        return
-    hook = agent.register_forward_hook(lambda module, args, out: outputs.append(out))
-    try:
-        yield outputs
-    finally:
-        hook.remove()
+    def load_state_dict(self, state: Mapping[str, Any], tensors: Mapping[str, Any], same_update: bool) -> None:
+        """Restore the result of `state_dict`, after the weights of the policy; the present settings of optimizer and schedule remain.
+        An update that was begun goes on (``same_update``) or begins anew."""
+        updater = self.updater
+        if updater.average is not None:
+            updater.average.restart()  # with the weights that act
+        own = self.policy.state_dict()
+        for name, weight in tensors.get("trained", {}).items():
+            if name not in own:
+                raise CheckpointError(f"the agent has no {name}, whose trained weight was saved beside its average")
+            own[name].copy_(weight)
+        gradients = tensors["gradients"] if same_update else {}
+        for name, p in self.policy.named_parameters():
+            p.grad = gradients[name].to(p.device) if name in gradients else None
+        load_optimizer(self.optimizer, tensors["optimizer"], state["optimizer_parameters"], self.policy)
+        load_schedule(self.lr_schedule, state["schedule"], self.optimizer)
+        if self.accelerator.scaler is not None and "scaler" in tensors:
+            self.accelerator.scaler.load_state_dict(tensors["scaler"])
+        updater.load_state_dict(state["updater"])
+        self.accelerator.step = state["batches_in_update"] if same_update else 0

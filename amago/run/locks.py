@@ -17,27 +17,29 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM}
-_open: weakref.WeakSet[RunLock] = weakref.WeakSet()
-_hooked = False
+_HELD = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES}
 
 
 class HeldError(RuntimeError):
-    """A lock is held by another `RunLock`; the message says by whom."""
+    """A lock is held by another `RunLock`; the message names the holder."""
 
 
 class RunLock:
     """The right to write a run: one process at a time has it.
 
-    The lock is that of the operating system (``flock``), which ends with its holder. Where a network disk knows no locks, a
+    The lock is an operating system's (``flock``), which ends with its holder. Where a network disk does not support locks, a
     warning is logged and the run goes on without.
 
     Args:
         path: file of the lock. It stays, and holds the process id, the host and the start of the last holder.
     """
 
+    _held: weakref.WeakSet[RunLock] = weakref.WeakSet()
+
     def __init__(self, path: Path):
         self.path = path
-        self._fd: int | None = None
+        self._close: weakref.finalize | None = None  # also when nobody refers to the lock any more
+        self._fd = -1
 
     def acquire(self) -> None:
         """Take the lock.
@@ -48,28 +50,25 @@ class RunLock:
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._close = weakref.finalize(self, os.close, self._fd)
         try:
             if not self._take():
                 gc.collect()  # in a notebook: an experiment that was replaced without close()
                 if not self._take():
                     raise HeldError(_holder(self.path))
-            _close_in_children(self)
-            self._finalizer = weakref.finalize(self, os.close, self._fd)
+            self._held.add(self)
             os.ftruncate(self._fd, 0)
             since = datetime.now().astimezone().isoformat(timespec="seconds")
             os.pwrite(self._fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}).encode(), 0)
         except BaseException:
-            fd, self._fd = self._fd, None
-            if not hasattr(self, "_finalizer"):
-                os.close(fd)
+            self.release()
             raise
 
     def _take(self) -> bool:
-        assert self._fd is not None
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as err:
-            if err.errno in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES):
+            if err.errno in _HELD:
                 return False
             if err.errno not in _NO_LOCKS:
                 raise
@@ -81,29 +80,17 @@ class RunLock:
 
     def release(self) -> None:
         """Give the lock back; twice is fine."""
-        if self._fd is not None:
-            self._fd = None
-            self._finalizer()
-
-    def _forget(self) -> None:
-        """In a forked child: close the file, which would otherwise keep the lock beyond the end of its holder."""
-        if self._fd is not None:
-            fd, self._fd = self._fd, None
-            self._finalizer.detach()
-            os.close(fd)
+        if self._close is not None:
+            self._close()
 
 
-def _close_in_children(lock: RunLock) -> None:
-    global _hooked
-    _open.add(lock)
-    if not _hooked:
-        _hooked = True
-        os.register_at_fork(after_in_child=_forget_all)
+def _release_in_child() -> None:
+    """In a forked child: close the files, which would otherwise keep the locks beyond the end of their holder."""
+    for lock in list(RunLock._held):
+        lock.release()
 
 
-def _forget_all() -> None:
-    for lock in list(_open):
-        lock._forget()
+os.register_at_fork(after_in_child=_release_in_child)
 
 
 def _holder(path: Path) -> str:
@@ -121,7 +108,7 @@ def _holder(path: Path) -> str:
 
 @contextlib.contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
-    """Only one process at a time is in this block; others wait. Without effect where a disk knows no locks."""
+    """Only one process at a time is in this block; others wait. Without effect where a disk does not support locks."""
     fd = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError):

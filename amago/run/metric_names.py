@@ -11,4 +11,4 @@ SUCCESS = "Success"
 RETURN_OF = "Average Total Return in "
 """Followed by the name of an environment."""
 SECTIONS = {"train-update": "train", "dataset": "buffer"}
-"""Sections of the log, by what `Experiment.log` is called with where that differs."""
+"""Sections of the log, by argument of `Experiment.log` where the two differ."""

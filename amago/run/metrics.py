@@ -1,7 +1,11 @@
-"""Metrics of a run: rows of the log, and means of training metrics."""
+"""The log of a run: means of training metrics, rows, and loggers for ``metrics.jsonl``, TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 
+import json
+import logging
+import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,11 +13,160 @@ from typing import Any
 
 import torch
 
-from amago.run.callbacks import LogRow
-from amago.run.loggers import JsonlLogger, TensorBoardLogger, WandbLogger
-from amago.run.loggers import wandb_options as wandb_options
+from amago.run.callbacks import Callback, LogRow
+from amago.run.evaluate import merge_values
+from amago.run.metric_names import AVERAGE_RETURN, SECTIONS
+from amago.run.plots import read_metrics
+from amago.run.record import run_id
+from amago.run.settings import ExperimentSettings
+from amago.run.video import add_to_events
 
-X_AXES = ("epoch", "env_steps", "grad_steps")
+log = logging.getLogger(__name__)
+MAX_WAITING_BYTES = 64 << 20
+
+
+class JsonlLogger(Callback):
+    """Writes each row as a line of JSON: ``{"epoch", "env_steps", "grad_steps", "wall_time", "section", "values"}``.
+
+    Lines are appended without buffering, so that a killed run loses at most the line being written. If the disk is full, rows wait in
+    memory. A value that is not finite is written as null.
+
+    Args:
+        path: of the file, which a run calls ``metrics.jsonl``.
+    """
+
+    def __init__(self, path: Path):
+        self._file = open(path, "a+b", buffering=0)
+        self._waiting = b""
+        if self._file.seek(0, os.SEEK_END):
+            self._file.seek(-1, os.SEEK_END)
+            if self._file.read(1) != b"\n":  # a process was killed while writing the last line
+                self._waiting = b"\n"
+
+    def on_log(self, experiment: object, row: LogRow) -> None:
+        if not row.values:
+            return
+        line: dict[str, Any] = {
+            "epoch": row.epoch, "env_steps": row.env_steps, "grad_steps": row.grad_steps, "wall_time": row.wall_time,
+            "section": row.section, "values": {k: (v if math.isfinite(v) else None) for k, v in row.values.items()},
+        }  # fmt: skip
+        self._append(f"{json.dumps(line, allow_nan=False)}\n".encode())
+
+    def _append(self, line: bytes) -> None:
+        """Write a line, after the lines that a full disk has delayed."""
+        before, self._waiting = len(self._waiting), self._waiting + line
+        try:
+            while self._waiting:
+                self._waiting = self._waiting[self._file.write(self._waiting) :]
+        except OSError as err:
+            if len(self._waiting) > MAX_WAITING_BYTES:
+                raise
+            if not before:  # one warning, not one with each row
+                log.warning("%s: %s; rows wait in memory until they can be written", self._file.name, err)
+
+    def on_close(self, experiment: object) -> None:
+        if not self._file.closed:
+            self._append(b"")
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+
+class TensorBoardLogger(Callback):
+    """Writes event files, with the environment steps as the axis.
+
+    After a resume from an earlier epoch, curves go on there: the steps after it are removed from them (``purge_step``).
+
+    Args:
+        directory: of the event files.
+        settings: of the run, for the table of hyperparameters.
+
+    Raises:
+        ImportError: TensorBoard is not installed; names the extra.
+    """
+
+    def __init__(self, directory: Path, settings: Mapping[str, bool | int | float | str]):
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+            from torch.utils.tensorboard.summary import hparams
+        except ImportError as err:
+            raise ImportError("log_to_tensorboard=True needs TensorBoard: pip install 'amago[tensorboard]'") from err
+        self._directory, self._resumed = directory, False
+        self._writer = SummaryWriter(str(directory))
+        if settings:  # add_hparams() would make a separate run for the table
+            for part in hparams(dict(settings), {f"val/{AVERAGE_RETURN}": None}):
+                self._writer._get_file_writer().add_summary(part)
+
+    def rewind(self) -> None:
+        """Let the next row go on from a training state."""
+        self._resumed = True
+
+    def _purge(self, epoch: int) -> None:
+        """Remove rows that an earlier process wrote in this epoch and later. TensorBoard can remove all from a step on, so that
+        rows of earlier epochs at this very step are written again."""
+        run_dir = self._directory.parent
+        rows = read_metrics(run_dir) if (run_dir / "metrics.jsonl").is_file() else []
+        step = min((r["env_steps"] for r in rows if r["epoch"] >= epoch), default=None)
+        if step is None:
+            return
+        self._writer.close()
+        self._writer = type(self._writer)(str(self._directory), purge_step=step)
+        for r in rows:
+            if r["env_steps"] == step and r["epoch"] < epoch:
+                for name, value in r["values"].items():
+                    self._writer.add_scalar(f"{r['section']}/{name}", float("nan") if value is None else value, step)
+
+    def on_log(self, experiment: object, row: LogRow) -> None:
+        if self._resumed:
+            self._resumed = False
+            self._purge(row.epoch)
+        for name, value in {**row.values, **row.speeds}.items():
+            self._writer.add_scalar(f"{row.section}/{name}", value, row.env_steps)
+
+    def log_video(self, tag: str, path: Path, pictures: Sequence[Any], fps: float, env_steps: int) -> None:
+        """Show a film under the tab of images; see `amago.run.metrics.MetricsLogger.log_video`."""
+        add_to_events(self._writer, tag, pictures, fps, env_steps)
+        self._writer.flush()
+
+    def on_close(self, experiment: object) -> None:
+        self._writer.close()
+
+
+class WandbLogger(Callback):
+    """Logs to Weights & Biases.
+
+    A run has the same id for ever, so that a process that resumes it goes on with its curves. Processes that only collect are
+    separate runs.
+
+    Args:
+        settings: of the run.
+        config: settings by name, for its table.
+
+    Raises:
+        ImportError: Weights & Biases is not installed; names the extra.
+    """
+
+    def __init__(self, settings: ExperimentSettings, config: Mapping[str, Any]):
+        try:
+            import wandb
+        except ImportError as err:
+            raise ImportError("log_to_wandb=True needs Weights & Biases: pip install 'amago[wandb]'") from err
+        self._video = wandb.Video
+        identity: dict[str, Any] = {"id": run_id(settings.run_dir), "resume": "allow"} if settings.learns else {}
+        self._run = wandb.init(
+            dir=str(settings.run_dir), project=settings.wandb_project, entity=settings.wandb_entity, name=settings.run_name,
+            group=settings.wandb_group_name, config=dict(config), **identity,
+        )  # fmt: skip
+
+    def on_log(self, experiment: object, row: LogRow) -> None:
+        numbers = {f"{row.section}/{k}": v for k, v in {**row.values, **row.speeds}.items()}
+        self._run.log(numbers | {f"Charts/{k}": v for k, v in row.charts.items()})
+
+    def log_video(self, tag: str, path: Path, pictures: Sequence[Any], fps: float, env_steps: int) -> None:
+        """Upload a film; see `amago.run.metrics.MetricsLogger.log_video`."""
+        self._run.log({tag: self._video(str(path)), "Charts/total_frames": env_steps})
+
+    def on_close(self, experiment: object) -> None:
+        self._run.finish()
 
 
 def to_floats(values: Mapping[str, Any]) -> dict[str, float]:
@@ -26,33 +179,17 @@ def to_floats(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 class MetricsLogger:
-    """Makes the rows of the log, and hands them to `JsonlLogger`, and, where asked to, `TensorBoardLogger` and `WandbLogger`.
+    """Makes the rows of the log, and passes them to its loggers: `JsonlLogger`, and others if they are enabled.
 
     Args:
         run_dir: directory of the run.
-        tensorboard: also log to TensorBoard.
-        wandb: also log to Weights & Biases, with these arguments of ``wandb.init``.
-        settings: of the run, for TensorBoard's table of hyperparameters.
-
-    Raises:
-        ImportError: TensorBoard or Weights & Biases is not installed; names the extra.
+        *others: a `TensorBoardLogger`, a `WandbLogger`.
     """
 
-    def __init__(
-        self,
-        run_dir: Path,
-        tensorboard: bool = False,
-        wandb: Mapping[str, Any] | None = None,
-        settings: Mapping[str, bool | int | float | str] | None = None,
-    ):
+    def __init__(self, run_dir: Path, *others: TensorBoardLogger | WandbLogger):
         run_dir.mkdir(parents=True, exist_ok=True)
         self._began = time.monotonic()
-        self.loggers: list[JsonlLogger | TensorBoardLogger | WandbLogger] = []
-        if tensorboard:
-            self.loggers.append(TensorBoardLogger(run_dir / "tensorboard", settings or {}))
-        if wandb is not None:
-            self.loggers.append(WandbLogger(run_dir, wandb))
-        self.loggers.insert(0, JsonlLogger(run_dir / "metrics.jsonl"))
+        self.loggers = [*others, JsonlLogger(run_dir / "metrics.jsonl")]
 
     @property
     def wall_time(self) -> float:
@@ -60,8 +197,11 @@ class MetricsLogger:
         return time.monotonic() - self._began
 
     def rewind(self, wall_time: float) -> None:
-        """Continue to count from ``wall_time`` seconds."""
+        """Go on from a training state that was saved after ``wall_time`` seconds."""
         self._began = time.monotonic() - wall_time
+        for logger in self.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.rewind()
 
     def log(
         self,
@@ -86,7 +226,7 @@ class MetricsLogger:
         numbers = to_floats(values)
         if not numbers and not speeds:
             return None
-        axes = {k: int(x[k]) for k in X_AXES}
+        axes = {k: int(x[k]) for k in ("epoch", "env_steps", "grad_steps")}
         row = LogRow(section, numbers, **axes, wall_time=round(self.wall_time, 3), charts=charts, speeds=speeds or {})
         for logger in self.loggers:
             logger.on_log(None, row)
@@ -115,10 +255,7 @@ class MetricsLogger:
 
 def mean_of_rows(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The mean of each number over the rows that have it."""
-    found: dict[str, list[float]] = {}
-    for row in rows:
-        for name, value in row.items():
-            found.setdefault(name, []).append(value)
+    found = merge_values({name: [value] for name, value in row.items()} for row in rows)
     return {name: sum(values) / len(values) for name, values in found.items()}
 
 
@@ -150,3 +287,48 @@ class RunningMeans:
         """The means of all that `take` has returned since the last call."""
         epoch, self._epoch = self._epoch, {}
         return {name: value / count for name, (value, count) in epoch.items()}
+
+
+class RunLog:
+    """The log of a run.
+
+    Attributes:
+        logger: writer of rows; None before it is opened, and in all processes but the main one.
+        means: of training metrics.
+        speeds: numbers a second for the next row. They are no argument of `row`, as subclasses of `amago.Experiment` override ``log``.
+    """
+
+    def __init__(self) -> None:
+        self.logger: MetricsLogger | None = None
+        self.means = RunningMeans()
+        self.speeds: dict[str, float] = {}
+        self._epoch: dict[str, float] = {}
+
+    def row(self, metrics: Mapping[str, Any], key: str, axes: Mapping[str, int], charts: Mapping[str, float]) -> LogRow | None:
+        """Write a row, unless it would be empty.
+
+        Args:
+            key: the section, or its name in `amago.Experiment.log`.
+            axes: of the run (`amago.Experiment.axes`).
+            charts: further numbers for the x-axes of Weights & Biases.
+        """
+        speeds, self.speeds = self.speeds, {}
+        if not metrics and not speeds:
+            return None
+        section, numbers = SECTIONS.get(key, key), to_floats(metrics)
+        self.note(section, {**numbers, **speeds})
+        return None if self.logger is None else self.logger.log(numbers, section, axes, charts, speeds)
+
+    def note(self, section: str, numbers: Mapping[str, float]) -> None:
+        """Remember the newest numbers of an epoch."""
+        self._epoch.update({f"{section}/{name}": value for name, value in numbers.items()})
+
+    def take_epoch(self) -> dict[str, float]:
+        """The newest value of everything since the last call, by "section/name"."""
+        epoch, self._epoch = self._epoch, {}
+        return epoch
+
+    def close(self) -> None:
+        """Write and close everything; twice is fine."""
+        if self.logger is not None:
+            self.logger.close()

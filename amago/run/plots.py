@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,14 +12,14 @@ from typing import Any
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 MARKERS = "osD^vPX"
 
-_ROW_KEYS = ("epoch", "env_steps", "grad_steps", "wall_time", "section", "values")
+_ROW_KEYS = {"epoch", "env_steps", "grad_steps", "wall_time", "section", "values"}
 
 
 def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
     """Read ``metrics.jsonl`` of a run.
 
-    Unreadable lines are left out: the last one silently, as the run may still be writing it, earlier ones with a warning (a
-    run that was killed and resumed may have one).
+    Unreadable lines are left out: the last one silently, because the run may still be writing it, earlier ones with a warning
+    (a run that was killed and resumed may have one).
 
     Args:
         run_dir: directory of the run.
@@ -31,7 +30,7 @@ def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
 
     Raises:
         FileNotFoundError: there is no ``metrics.jsonl``; names the directory.
-        ValueError: a line is JSON but not a row; names file, line and what is missing.
+        ValueError: a line is JSON but not a row; names file and line.
     """
     path = Path(run_dir) / "metrics.jsonl"
     if not path.is_file():
@@ -46,19 +45,12 @@ def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
             if number != numbered[-1][0]:
                 warnings.warn(f"{path}:{number}: unreadable line left out: {line[:60]!r}", stacklevel=2)
             continue
-        rows.append(_check_row(row, f"{path}:{number}"))
+        if not isinstance(row, dict) or not row.keys() >= _ROW_KEYS or not isinstance(row["values"], dict):
+            raise ValueError(
+                f"{path}:{number}: a row must be an object with {', '.join(sorted(_ROW_KEYS))}, values being an object; got {row!r:.200}"
+            )
+        rows.append(row)
     return rows
-
-
-def _check_row(row: Any, where: str) -> dict[str, Any]:
-    if not isinstance(row, dict):
-        raise ValueError(f"{where}: a row must be an object, got {row!r}")
-    missing = [key for key in _ROW_KEYS if key not in row]
-    if missing:
-        raise ValueError(f"{where}: the row lacks {', '.join(missing)}; it has {', '.join(row) or 'nothing'}")
-    if not isinstance(row["values"], dict):
-        raise ValueError(f"{where}: values must be an object {{name: number}}, got {row['values']!r}")
-    return row
 
 
 def plot_adaptation(
@@ -74,7 +66,7 @@ def plot_adaptation(
     Args:
         curves: {agent: [(environment steps, mean return per rollout), ...]}, points in any order; NaN leaves a gap.
         by_attempt: {agent: [success rate in attempt 1, in attempt 2, ...]}, rates in [0, 1]; NaN leaves a gap.
-        path: of the PNG, whatever its suffix; missing directories are created.
+        path: of the PNG, with any suffix; missing directories are created.
         title: above both panels.
 
     Returns:
@@ -82,78 +74,52 @@ def plot_adaptation(
 
     Raises:
         ImportError: matplotlib is not installed; names the extra.
-        ValueError: nothing to draw, an agent without points, or a rate outside [0, 1].
+        ValueError: there is nothing to draw.
     """
-    _check_data(curves, by_attempt)
+    if not any(map(len, (*curves.values(), *by_attempt.values()))):
+        raise ValueError("nothing to draw: curves and by_attempt are both empty")
     try:
         from matplotlib.figure import Figure
     except ImportError as err:
         raise ImportError("plot_adaptation needs matplotlib: pip install 'amago[plots]'") from err
 
+    from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
+
     figure = Figure(figsize=(11.0, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2)
-    agents = list(dict.fromkeys([*curves, *by_attempt]))
-    style = {
-        agent: {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i % len(MARKERS)], "markersize": 5, "linewidth": 2}
-        for i, agent in enumerate(agents)
-    }
-    handles: dict[str, Any] = {}
-    for agent, points in curves.items():
-        steps, returns = zip(*sorted(points, key=lambda point: point[0]))
-        sparse = max(1, len(steps) // 12)  # a marker on every point would hide a long curve
-        (handles[agent],) = left.plot(steps, returns, markevery=sparse, **style[agent])
-    for agent, rates in by_attempt.items():
-        (line,) = right.plot(range(1, len(rates) + 1), rates, **style[agent])
-        handles.setdefault(agent, line)
-
-    _label_axes(left, right, longest=max((len(rates) for rates in by_attempt.values()), default=1))
+    left.set(title="Learning", xlabel="environment steps", ylabel="mean return per rollout")
+    right.set(title="Adaptation within a rollout", xlabel="attempt", ylabel="success rate", ylim=(-0.03, 1.03))
+    left.xaxis.set_major_formatter(EngFormatter(sep=""))
+    left.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    right.yaxis.set_major_formatter(PercentFormatter(xmax=1.0, decimals=0))
+    right.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12, min_n_ticks=1))
+    lines: dict[str, Any] = {}
+    for i, agent in enumerate(dict.fromkeys([*curves, *by_attempt])):
+        look = {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i % len(MARKERS)], "markersize": 5, "linewidth": 2}
+        if curves.get(agent):
+            steps, returns = zip(*sorted(curves[agent], key=lambda point: point[0]))
+            sparse = max(1, len(steps) // 12)  # a marker on every point would hide a long curve
+            (lines[agent],) = left.plot(steps, returns, markevery=sparse, **look)
+        if agent in by_attempt:
+            rates = by_attempt[agent]
+            (line,) = right.plot(range(1, len(rates) + 1), rates, **look)
+            lines.setdefault(agent, line)
+    right.set_xlim(0.7, max((len(rates) for rates in by_attempt.values()), default=1) + 0.3)
     for axes, data in ((left, curves), (right, by_attempt)):
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
         if not data:
             axes.text(0.5, 0.5, "no data", transform=axes.transAxes, ha="center", va="center", color="0.5")
     figure.suptitle(_plain(title), fontsize=14)
-    names = [_plain(agent) for agent in agents]
-    figure.legend([handles[a] for a in agents], names, loc="outside lower center", ncols=min(len(agents), 4), frameon=False)
-
+    names = [_plain(agent) for agent in lines]
+    figure.legend(list(lines.values()), names, loc="outside lower center", ncols=min(len(lines), 4), frameon=False)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, format="png", dpi=150)
     return path
 
 
-def _label_axes(left: Any, right: Any, longest: int) -> None:
-    """Titles, units and grids of the two panels; ``longest`` is the number of attempts."""
-    from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
-
-    left.set(title="Learning", xlabel="environment steps", ylabel="mean return per rollout")
-    left.xaxis.set_major_formatter(EngFormatter(sep=""))
-    left.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
-    right.set(title="Adaptation within a rollout", xlabel="attempt", ylabel="success rate", ylim=(-0.03, 1.03))
-    right.yaxis.set_major_formatter(PercentFormatter(xmax=1.0, decimals=0))
-    right.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12, min_n_ticks=1))
-    right.set_xlim(0.7, longest + 0.3)
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-
-
 def _plain(text: str) -> str:
     """Text escaped for matplotlib, which typesets mathematics between dollars and hides labels with a leading underscore."""
     text = text.replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text
-
-
-def _check_data(curves: Mapping[str, Sequence[tuple[int, float]]], by_attempt: Mapping[str, Sequence[float]]) -> None:
-    if not curves and not by_attempt:
-        raise ValueError("nothing to draw: curves and by_attempt are both empty")
-    for name, data in (("curves", curves), ("by_attempt", by_attempt)):
-        for agent, values in data.items():
-            if len(values) == 0:
-                raise ValueError(f"{name}[{agent!r}] is empty: leave the agent out, or give it at least one value")
-    for agent, points in curves.items():
-        for point in points:
-            if len(point) != 2:
-                raise ValueError(f"curves[{agent!r}] must hold pairs (environment steps, mean return), got {point!r}")
-    for agent, rates in by_attempt.items():
-        for i, rate in enumerate(rates):
-            if not (math.isnan(rate) or 0.0 <= rate <= 1.0):
-                raise ValueError(f"by_attempt[{agent!r}][{i}] is a success rate and must be in [0, 1], got {rate!r}")

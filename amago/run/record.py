@@ -1,54 +1,217 @@
-"""``settings.json``: what a run was built with, and when, where and how each of its processes was started."""
+"""``settings.json``: the settings of a run, and when, where and how each of its processes was started."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import importlib.metadata
 import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import gin
+import psutil
+import torch
 from torch import nn
 
 from amago import config
-from amago.run import parameters
+from amago.describe import describe, name_of
 from amago.run.checkpoint import CheckpointError, write_json
-from amago.run.describe import described, name_of
 from amago.run.locks import exclusive
 from amago.run.settings import ExperimentSettings
-from amago.run.surroundings import surroundings
+
+GIT_SECONDS = 3.0  # a repository on a disk that hangs does not keep a run from starting
+
+
+def provenance() -> dict[str, Any]:
+    """{"versions", "git", "machine", "command", "directory"} of this process, as JSON types; None for missing values."""
+    return {
+        "versions": versions(),
+        "git": git_commit(_script_directory()),
+        "machine": machine(),
+        "command": [sys.executable, *sys.orig_argv[1:]],
+        "directory": _current_directory(),
+    }
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """The versions of Python and of all installed packages, by name."""
+    found = {"python": platform.python_version()}
+    for package in importlib.metadata.distributions():
+        with contextlib.suppress(Exception):  # the remains of a broken installation
+            found.setdefault(package.name.lower().replace("_", "-"), package.version)
+    return dict(sorted(found.items()))
+
+
+def machine() -> dict[str, Any]:
+    """Host, system, CPU, cores, memory and GPUs."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    cpu = platform.processor() or None
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        cpu = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return {
+        "host": platform.node(), "system": platform.platform(), "cpu": cpu, "cores": cores,
+        "memory_gb": round(psutil.virtual_memory().total / 2**30, 1), "gpus": gpus,
+    }  # fmt: skip
+
+
+def _current_directory() -> str | None:
+    with contextlib.suppress(OSError):
+        return os.getcwd()
+    return None
+
+
+def _script_directory() -> str | None:
+    """The directory of the user's script; for the ``amago`` command, a notebook or ``python -c``, the current directory."""
+    file = vars(sys.modules["__main__"]).get("__file__")
+    directory = None if file is None else Path(file).absolute().parent
+    ours, programs = Path(__file__).absolute().parents[1], Path(sys.executable).absolute().parent
+    if directory is None or directory == programs or directory.is_relative_to(ours):
+        return _current_directory()
+    return str(directory)
+
+
+def git_commit(directory: str | Path | None) -> dict[str, Any] | None:
+    """{"commit": its hash, "changed": whether tracked files differ from it} of the repository that holds a directory.
+
+    None if there is none, or git is missing, fails, or takes longer than 3 seconds.
+    """
+    if directory is None:
+        return None
+    env = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}
+    # neither hooks nor file system monitors that the repository's own configuration would start
+    git = ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-C", str(directory)]
+    answers: list[str] = []
+
+    def ask() -> None:
+        with contextlib.suppress(Exception):
+            for arguments in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):
+                done = subprocess.run(
+                    git + arguments, capture_output=True, stdin=subprocess.DEVNULL, env=env, timeout=GIT_SECONDS, check=True
+                )
+                answers.append(os.fsdecode(done.stdout).strip())
+
+    # in a thread: not even killing git returns in time where a disk hangs
+    thread = threading.Thread(target=ask, daemon=True, name="amago-git")
+    thread.start()
+    thread.join(GIT_SECONDS)
+    found = list(answers)
+    return {"commit": found[0], "changed": bool(found[1]) if len(found) > 1 else None} if found else None
+
+
+Calls = dict[str, dict[str, Any]]
+"""{selector: {parameter: value}} of configurables that were called, without the arguments that the caller gave."""
+
+
+@contextmanager
+def recording() -> Iterator[Calls]:
+    """Within the block, record which configurables are called. The result is complete when the block has ended."""
+    calls: Calls = {}
+    operative = gin.config._OPERATIVE_CONFIG
+    before = {key: dict(values) for key, values in operative.items()}
+    operative.clear()
+    try:
+        yield calls
+    finally:
+        for (_, selector), values in operative.items():
+            calls.setdefault(selector, {}).update(values)
+        for key, values in before.items():
+            operative[key] = {**values, **operative.get(key, {})}
+
+
+def parameters_in_force(parts: Iterable[Any], calls: Calls | None = None) -> dict[str, Any]:
+    """The parameters of configurables with their values, {"selector.parameter": value}, defaults included.
+
+    Args:
+        parts: classes or functions, configurable or not. Base classes count, for the parameters that a class has not named anew, and
+            so do configurables that are the value of a parameter, such as ``Agent.critic_type``.
+        calls: of `recording`; these configurables count, too, and parameters that their callers gave do not.
+    """
+    bound, found = _resolved_bindings(), {}
+    waiting = [*parts, *(config.registry()[selector].wrapped for selector in calls or ())]
+    seen = set()
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        names: set[str] = set()  # that a class nearer to the part has
+        for selectors in _selectors_of(part):
+            new = {f"{selector}.{k}": v for selector in selectors for k, v in defaults_of(selector).items() if k not in names}
+            names |= {full.rpartition(".")[2] for full in new}
+            for full, default in new.items():
+                selector, _, name = full.rpartition(".")
+                called = None if calls is None else calls.get(selector)
+                if called is not None and name not in called and gin.config._is_literally_representable(default):
+                    continue  # gin records all such defaults: the caller gave another value
+                value = found[full] = bound.get(full, default)
+                waiting += [value] if callable(value) else []
+    return found
+
+
+def _selectors_of(part: object) -> list[list[str]]:
+    """The full names of a function, or of a class and then of each of its base classes; [] for one that is not configurable."""
+    family = part.__mro__ if isinstance(part, type) else (part,)
+    entries = config.registry().items()
+    return [[full for full, entry in entries if entry.wrapped is p or entry.wrapper is p] for p in family]
+
+
+def configurable(selector: str) -> Any:
+    """The class or function with this full name; None if this process has imported none."""
+    entry = config.registry().get(selector)
+    return None if entry is None else entry.wrapped
+
+
+def defaults_of(selector: str) -> dict[str, Any]:
+    """The parameters of a configurable that have a default value, which is not necessarily in force."""
+    parameters = config.signature_of(selector)
+    return {name: p.default for name, p in parameters.items() if p.default is not p.empty and p.default is not gin.REQUIRED}
+
+
+def _resolved_bindings() -> dict[str, Any]:
+    """`bindings`, with the classes and functions that ``@Name`` in a gin file refers to."""
+    reference = gin.config.ConfigurableReference
+    return {k: v.configurable.wrapped if isinstance(v, reference) else v for k, v in config.bindings().items()}
+
 
 SETTINGS_FILE = "settings.json"
 SCHEMA = 1
 
 
-def settings_of(
-    experiment: ExperimentSettings, agent: nn.Module | None = None, calls: parameters.Calls | None = None
-) -> dict[str, Any]:
+def settings_of(experiment: ExperimentSettings, agent: nn.Module | None = None, calls: Calls | None = None) -> dict[str, Any]:
     """The settings of an experiment, as JSON types.
 
     Args:
         agent: the agent that was built; None: not yet.
-        calls: the configurables that were called to build it (`amago.run.parameters.recording`).
+        calls: the configurables that were called to build it (`amago.run.record.recording`).
 
     Returns:
-        {"experiment": its class, "fields": all fields by name, "parameters": {"selector.parameter": value} of the configurables that
+        {"experiment": its class, "fields": `fields_of`, "parameters": {"selector.parameter": value} of the configurables that
         the run uses, defaults included, and of all that are bound; "bound": the names of those with a binding; "unused": the names of
         those that are bound for networks, agents or exploration that this run does not use}.
     """
     parts = {type(m) for m in agent.modules()} if agent is not None else set()
     parts |= {getattr(experiment, k) for k in ("tstep_encoder_type", "traj_encoder_type", "agent_type") if agent is None}
-    used = parameters.parameters_in_force(
-        [*sorted(parts, key=name_of), experiment.exploration_wrapper_type, config.fast_paths], calls
-    )
-    bound = parameters.resolved_bindings()
+    used = parameters_in_force([*sorted(parts, key=name_of), experiment.exploration_wrapper_type, config.fast_paths], calls)
+    bound = _resolved_bindings()
     return {
         "experiment": name_of(type(experiment)),
         "fields": fields_of(experiment),
-        "parameters": {k: described(v) for k, v in sorted({**used, **bound}.items())},
+        "parameters": {k: describe(v) for k, v in sorted({**used, **bound}.items())},
         "bound": sorted(bound),
         "unused": sorted(
             k for k in bound if k.rpartition("/")[2] not in used and k.rpartition("/")[2].startswith(_FOUND_IN_AGENTS)
@@ -58,7 +221,7 @@ def settings_of(
 
 def fields_of(experiment: ExperimentSettings) -> dict[str, Any]:
     """All fields of an experiment by name, as JSON types."""
-    return {f.name: described(getattr(experiment, f.name)) for f in dataclasses.fields(experiment)}
+    return {f.name: describe(getattr(experiment, f.name)) for f in dataclasses.fields(experiment)}
 
 
 _FOUND_IN_AGENTS = ("amago.agent.", "amago.nets.", "amago.envs.exploration.")
@@ -71,15 +234,31 @@ def _edited(run_dir: Path) -> Iterator[dict[str, Any]]:
     with exclusive(run_dir):
         record = read_record(run_dir) or {"schema": SCHEMA, "id": uuid.uuid4().hex, "starts": []}
         yield record
-        write_json(run_dir / SETTINGS_FILE, record)
+        write_json(run_dir / SETTINGS_FILE, masked(record))
+
+
+_SECRET = re.compile(r"(?:^|[-_.])(?:\w*token|\w*api_?key|secret|password|key)s?$", re.IGNORECASE)
+_SECRET_WITHIN = re.compile(
+    r"""([\w-]*(?:token|key|secret|password)\w*['"]?\s*[=:]\s*)('[^']*'|"[^"]*"|[^\s,)}'"]+)""", re.IGNORECASE
+)
+_MASK = "***"
+
+
+def masked(value: object, secret: bool = False) -> Any:
+    """JSON types without the texts that are tokens, keys or passwords by their names: in dicts, command lines and calls such as "f(key='x')"."""
+    if isinstance(value, dict):
+        return {k: masked(v, bool(_SECRET.search(str(k)))) for k, v in value.items()}
+    if isinstance(value, list):
+        before = [None, *value]
+        options = [isinstance(b, str) and b.startswith("--") and bool(_SECRET.search(b)) for b in before]
+        return [masked(v, secret or option) for v, option in zip(value, options, strict=False)]
+    if not isinstance(value, str):
+        return value
+    return _MASK if secret else _SECRET_WITHIN.sub(rf"\1{_MASK}", value)
 
 
 def run_id(run_dir: Path, renew: bool = False) -> str:
-    """The name by which the buffer of a run knows it, whatever its directory is called; made if there is none.
-
-    Args:
-        renew: the run begins anew, and has another from now on.
-    """
+    """The id of a run in its buffer, which does not depend on the directory's name; made if there is none, or to ``renew`` it."""
     with _edited(run_dir) as record:
         if renew:
             record.clear()
@@ -90,7 +269,7 @@ def run_id(run_dir: Path, renew: bool = False) -> str:
 def note_start(
     run_dir: Path, settings: dict[str, Any], role: str, epoch: int, resumed: str | None, changed: dict[str, Any]
 ) -> None:
-    """Add a start to ``settings.json``. The settings in it are those of the newest start of a process that learns.
+    """Add a start to ``settings.json``. Its settings come from the newest start of a process that learns.
 
     Args:
         settings: of `settings_of`.
@@ -101,7 +280,7 @@ def note_start(
     """
     start = {
         "time": datetime.now().astimezone().isoformat(timespec="seconds"), "role": role, "epoch": epoch, "resumed": resumed,
-        "changed": changed, **surroundings(),
+        "changed": changed, **provenance(),
     }  # fmt: skip
     with _edited(run_dir) as record:
         if "learn" in role or not has_learned(record):
@@ -110,21 +289,17 @@ def note_start(
 
 
 def has_learned(record: dict[str, Any]) -> bool:
-    """Whether a process that learns has been started in a run, according to its ``settings.json``."""
+    """True if a process that learns has been started in a run, according to its ``settings.json``."""
     return any("learn" in start["role"] for start in record["starts"])
 
 
 def read_record(run_dir: Path) -> dict[str, Any] | None:
-    """The content of ``settings.json``; None if the run has none.
-
-    Raises:
-        CheckpointError: it is damaged.
-    """
+    """The content of ``settings.json``; None if the run has none, `CheckpointError` if it is damaged."""
     path = run_dir / SETTINGS_FILE
     if not path.is_file():
         return None
     try:
-        record = json.loads(path.read_text())
+        record = json.loads(path.read_text(encoding="utf-8"))
         if not (isinstance(record["id"], str) and all(isinstance(s["role"], str) for s in record["starts"])):
             raise TypeError("an entry has another type")
     except (OSError, ValueError, KeyError, TypeError) as err:
@@ -133,7 +308,7 @@ def read_record(run_dir: Path) -> dict[str, Any] | None:
 
 
 def role_of(settings: ExperimentSettings) -> str:
-    """What this process does in its run: "collect and learn", "learn", "collect" or "evaluate"."""
+    """The role of this process in its run: "collect and learn", "learn", "collect" or "evaluate"."""
     roles = [*(["collect"] if settings.collects else []), *(["learn"] if settings.learns else [])]
     return " and ".join(roles) or "evaluate"
 

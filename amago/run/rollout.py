@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from statistics import median
 from typing import Any
 
 import gin
@@ -12,10 +15,9 @@ import torch
 from torch import Tensor
 
 from amago.agent import BaseAgent
-from amago.config import NamedArguments
 from amago.envs.pool import ActorPool
 from amago.envs.statistics import PhaseStatistics
-from amago.run.group_timing import GroupTiming
+from amago.run.process import SharedProcess
 
 Array = np.ndarray[Any, Any]
 
@@ -25,28 +27,62 @@ def shares(total: int, parts: int) -> list[int]:
     return [total // parts + (i < total % parts) for i in range(parts)]
 
 
-class GroupMemories(list[Any]):
-    """One memory for each group of actors."""
+class GroupTiming:
+    """Chooses between alternate and joint steps of groups by timing both, again after every `TRIAL_INTERVAL` steps.
+
+    A trial takes some steps either way; the way with the shorter median is used until the next trial.
+
+    Args:
+        clock: returns the time in seconds.
+    """
+
+    WARMUP_STEPS, TIMED_STEPS = 2, 8  # of each way in a trial: caches and pipelines settle; then steps are timed
+    TRIAL_INTERVAL = 1000  # steps between trials: trials take 2% of all steps
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock, self._joint, self._steps = clock, False, 0  # steps since the last trial
+        self._durations: list[list[float]] = [[], []]  # of alternate and of joint steps of a trial
+        self._last: float | None = None  # when the step before began, if its end is this step's beginning
+
+    def begin_run(self) -> None:
+        """Begin a run: the time since the last step of the run before is not counted as a step's."""
+        self._last = None
+
+    def joint(self) -> bool:
+        """True if the step that begins now is to be joint; call it once at the beginning of each step."""
+        if self._steps:  # no trial
+            self._steps = (self._steps + 1) % self.TRIAL_INTERVAL
+            return self._joint
+        now, durations = self._clock(), self._durations[self._joint]
+        if self._last is not None:
+            durations.append(now - self._last)
+        self._last = now
+        if len(durations) == self.WARMUP_STEPS + self.TIMED_STEPS:
+            self._joint, self._last = not self._joint, None
+            if self._durations[self._joint]:  # both ways are timed
+                alternate, joint = (median(d[self.WARMUP_STEPS :]) for d in self._durations)
+                self._joint, self._durations, self._steps = joint < alternate, [[], []], 1
+        return self._joint
 
 
 @gin.configurable
-class Rollout(NamedArguments):
+class Rollout:
     """The loop between a policy and a pool of actors, and the policy's memory (hidden state) of every actor.
 
     A pool has one or more groups of actors that step independently. They are stepped either *alternately*: while the environments
     of one group step, the policy computes for the next; or *jointly*: the policy computes for all actors at once, which takes less
-    time than once a group. Which is faster depends on environments, model and machine, so both are timed
-    (`amago.run.group_timing.GroupTiming`). Joint steps need a model whose memory of all actors can be sliced into that of each group
-    (`TrajEncoder.can_slice_hidden_state`).
+    time than once a group. Which is faster depends on environments, model and machine, so both are timed (`GroupTiming`). Joint
+    steps need a model whose memory of all actors can be sliced into one for each group (`TrajEncoder.can_slice_hidden_state`).
 
     Args:
         pool: the actors.
         device: the policy's device.
         autocast: returns the context of mixed precision; default: none.
         repeatable: only step alternately. Other batch sizes draw other random actions, so a choice by the clock does not repeat.
-        equal_shares: divide the ``episodes`` of `run_phase` equally among the actors. False: stop when so many rollouts have
-            ended in all, and count all that have ended by then, as the original system does. The rollouts that end first are the
-            short ones, which biases every mean.
+        equal_shares: count equally many rollouts of each actor, the first ones, in an evaluation and where `run_phase` is given
+            ``episodes``. False: count all that have ended by the last step, or, with ``episodes``, by the end of that many in all,
+            as the original system does. The rollouts that end first are the short ones, which biases every mean.
+        process: separates the process state of environments in this process from the run's.
 
     Attributes:
         memory: hidden state of each group; None before the first step. If it is set from outside, steps are alternate.
@@ -60,11 +96,12 @@ class Rollout(NamedArguments):
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
         repeatable: bool = False,
         equal_shares: bool = True,
+        process: SharedProcess | None = None,
     ):
         self.repeatable, self.equal_shares = repeatable, equal_shares
         self.pool, self.device, self.autocast = pool, torch.device(device), autocast
+        self.process = process or SharedProcess()
         self.timing = GroupTiming()
-        self._all = slice(0, pool.num_actors)
         self._in_flight: set[int] = set()  # groups whose environments step
         self._ended = np.zeros(pool.num_actors, dtype=np.int64)  # rollouts of each actor that have ended in this run
         self._quotas: Array | None = None  # of each actor; those that have reached theirs are idle
@@ -78,29 +115,29 @@ class Rollout(NamedArguments):
     @memory.setter
     def memory(self, memory: list[Any] | None) -> None:
         self._memory = memory
-        self._joint_memory: Any = None
+        self._joint_memory: object = None
         self._can_step_jointly = False  # whether the groups' memories are slices of the joint one
 
     @property
     def hidden_state(self) -> Any:
-        """The memory of all actors, to go on with later: of a pool with one group what the policy returned, else a `GroupMemories`
-        unless there is one memory for all groups. None before the first step."""
+        """The memory of all actors, to go on with later: for a pool with one group the policy's output, else a list unless there is
+        one memory for all groups. None before the first step."""
         if self._memory is None or self._can_step_jointly:
             return None if self._memory is None else self._joint_memory
         only = self._memory[0]
-        return only if len(self._memory) == 1 and not isinstance(only, list) else GroupMemories(self._memory)
+        return only if len(self._memory) == 1 and not isinstance(only, list) else list(self._memory)
 
     def take_hidden_state(self, agent: BaseAgent, hidden_state: Any) -> None:
         """Go on with a memory: `hidden_state` of before, a list with one memory for each group, or one of all actors.
 
         Args:
-            agent: whose memory it is.
+            agent: the agent that the memory belongs to.
 
         Raises:
             ValueError: there are several groups of actors, and the memory can be divided among them no more.
         """
         groups = self.pool.groups
-        if hidden_state is None or (type(hidden_state) in (list, GroupMemories) and len(hidden_state) == len(groups)):
+        if hidden_state is None or (type(hidden_state) is list and len(hidden_state) == len(groups)):
             self.memory = hidden_state
         elif len(groups) == 1:
             self.memory = [hidden_state]
@@ -114,9 +151,19 @@ class Rollout(NamedArguments):
             )
 
     def reset(self) -> None:
-        """Reset every actor and forget everything."""
-        self.pool.reset()
+        """Reset every actor, and clear the policy's memory."""
+        with self._environments():
+            self.pool.reset()
         self.memory = None
+
+    def close(self) -> None:
+        """End the actors."""
+        with self._environments():
+            self.pool.close()
+
+    def _environments(self) -> AbstractContextManager[Any]:
+        """A block in which the code of environments in this process runs."""
+        return self.process.environments() if self.pool.shares_process else nullcontext()
 
     def run_phase(
         self,
@@ -126,18 +173,18 @@ class Rollout(NamedArguments):
         episodes: int | None = None,
         on_step: Callable[[int], None] | None = None,
         should_stop: Callable[[], bool] | None = None,
+        evaluation: bool = False,
     ) -> tuple[int, PhaseStatistics]:
         """Act for some steps or some rollouts, and return the statistics of them.
 
         Args:
-            agent: as for `run`.
-            timesteps: most steps of each actor.
-            sample: as for `run`.
+            agent, timesteps, sample, on_step, should_stop: as for `run`.
             episodes: take exactly so many rollouts, or fewer if ``timesteps`` are over first. Each actor has its share, decided in
                 advance: the first ``episodes % num_actors`` actors have one more than the others. An actor with all of its share
                 is idle until the others have theirs; a row of a vectorised environment goes on, and its further rollouts do not count.
-            on_step: as for `run`.
-            should_stop: as for `run`.
+            evaluation: all actors were just reset, and the statistics are to be unbiased: without ``episodes``, count the first
+                k rollouts of each actor, where k rollouts as long as the longest one fit into the phase. Further rollouts
+                that ended are the short ones.
 
         Returns:
             steps taken by each actor, and the statistics.
@@ -145,13 +192,15 @@ class Rollout(NamedArguments):
         taken, stats = 0, PhaseStatistics()
         if episodes is None:
             taken = self.run(agent, timesteps, sample, None, on_step, should_stop)
-            return taken, self.pool.drain()
+            stats = self.pool.drain()
+            if evaluation and self.equal_shares and stats.episodes:
+                self._keep_unbiased(stats, taken)
+            return taken, stats
         quotas = shares(episodes, self.pool.num_actors)
         # Rollouts that a fault has dropped end without a record: continue until enough records have arrived.
         while taken < timesteps and not (should_stop is not None and should_stop()):
             missing = np.asarray(quotas) - np.asarray(stats.episodes_by_actor(self.pool.num_actors))
-            with self._idle_after(missing):
-                steps = self.run(agent, timesteps - taken, sample, self._enough(missing), on_step, should_stop)
+            steps = self.run(agent, timesteps - taken, sample, missing, on_step, should_stop)
             if steps == 0:
                 break
             taken += steps
@@ -160,30 +209,25 @@ class Rollout(NamedArguments):
             stats.keep_first(quotas)
         return taken, stats
 
-    def _enough(self, missing: Array) -> Callable[[Array], bool]:
-        """Whether enough rollouts have ended, as a function of the number that each actor has ended."""
-        if self.equal_shares:
-            return lambda ended: bool((ended >= missing).all())
-        return lambda ended: bool(ended.sum() >= missing.sum())
-
-    @contextmanager
-    def _idle_after(self, quotas: Array) -> Iterator[None]:
-        """Within the block, actors that have ended so many rollouts skip their steps, where they can and have equal shares."""
-        if not (self.equal_shares and self.pool.can_idle):
-            yield
-            return
-        self._quotas, self.pool.idle[:] = quotas, quotas <= 0
-        try:
-            yield
-        finally:
-            self._quotas, self.pool.idle[:] = None, False
+    def _keep_unbiased(self, stats: PhaseStatistics, taken: int) -> None:
+        """Keep the first k rollouts of each actor, because every actor has ended so many, regardless of their lengths."""
+        actors = self.pool.num_actors
+        ended = stats.episodes_by_actor(actors)
+        longest = max(int(self.pool.time_idxs.max()), *(e.length for e in stats.episodes))
+        stats.keep_first([max(1, min(taken // longest, *ended))] * actors)
+        if 0 in ended:
+            warnings.warn(
+                f"the first rollout of {ended.count(0)} of {actors} actors did not end within {taken} steps, so the means are those of "
+                "short rollouts: evaluate for more steps of each actor, or give the environment a time limit",
+                stacklevel=4,
+            )
 
     def run(
         self,
         agent: BaseAgent,
         timesteps: int,
         sample: bool = True,
-        enough: Callable[[Array], bool] | None = None,
+        quotas: Array | None = None,
         on_step: Callable[[int], None] | None = None,
         should_stop: Callable[[], bool] | None = None,
     ) -> int:
@@ -193,50 +237,47 @@ class Rollout(NamedArguments):
             agent: acts in evaluation mode; its mode is restored afterwards.
             timesteps: most steps of each actor.
             sample: draw actions from the policy; else take its mode.
-            enough: called before each step with the number of rollouts that each actor has ended, (num_actors,); True stops.
+            quotas: stop when each actor has ended so many rollouts, (num_actors,); without ``equal_shares``, so many in all. With
+                them, actors that have reached theirs skip their steps, where they can.
             on_step: called after each step with the number of environment steps taken.
             should_stop: called after each step; True stops.
 
         Returns:
             steps taken by each actor.
         """
-        was_training = agent.training
+        was_training, taken = agent.training, 0
         agent.eval()
-        try:
-            with torch.inference_mode(), self.autocast(), _one_thread(self.device):
-                return self._loop(agent, timesteps, sample, enough, on_step, should_stop)
-        finally:
-            agent.train(was_training)
-
-    def _loop(
-        self,
-        agent: BaseAgent,
-        timesteps: int,
-        sample: bool,
-        enough: Callable[[Array], bool] | None,
-        on_step: Callable[[int], None] | None,
-        should_stop: Callable[[], bool] | None,
-    ) -> int:
-        if self._memory is None:
-            self._init_memory(agent)
-        taken = 0
         self._ended[:] = 0
         self.timing.begin_run()
+        if quotas is not None and self.equal_shares and self.pool.can_idle:
+            self._quotas, self.pool.idle[:] = quotas, quotas <= 0
         try:
-            while taken < timesteps and not (enough is not None and enough(self._ended)):
-                taken += 1
-                if self._can_step_jointly and self.timing.joint():
-                    self._step_jointly(agent, sample)
-                else:
-                    self._step_alternately(agent, sample)
-                if on_step is not None:
-                    on_step(self.pool.num_actors)
-                if should_stop is not None and should_stop():
-                    break
+            with self._environments() if self.pool.shares_process else self._computing():
+                if self._memory is None:
+                    with self._computing():
+                        self._init_memory(agent)
+                while taken < timesteps:
+                    if quotas is not None:
+                        missing = quotas - self._ended
+                        if (missing.max() if self.equal_shares else missing.sum()) <= 0:
+                            break
+                    taken += 1
+                    if self._can_step_jointly and self.timing.joint():
+                        self._step_jointly(agent, sample)
+                    else:
+                        self._step_alternately(agent, sample)
+                    if on_step is not None:
+                        on_step(self.pool.num_actors)
+                    if should_stop is not None and should_stop():
+                        break
         finally:
-            in_flight, self._in_flight = self._in_flight, set()
-            for g in sorted(in_flight):
-                self.pool.wait(g)
+            with self._environments():
+                in_flight, self._in_flight = self._in_flight, set()
+                for g in sorted(in_flight):
+                    self.pool.wait(g)
+            if self._quotas is not None:
+                self._quotas, self.pool.idle[:] = None, False
+            agent.train(was_training)
         return taken
 
     # ------------------------------------------------------------------ the two ways to take a step
@@ -246,7 +287,8 @@ class Rollout(NamedArguments):
         assert self._memory is not None
         for g, rows in enumerate(self.pool.groups):
             self._wait(g)
-            actions, memory = self._act(agent, rows, self._memory[g], sample)
+            with self._computing() if self.pool.shares_process else nullcontext():
+                actions, memory = self._act(agent, rows, self._memory[g], sample)
             if memory is not self._memory[g]:  # a new object is no slice of the joint memory, which is now out of date
                 self._memory[g], self._joint_memory, self._can_step_jointly = memory, None, False
             self.pool.send(g, actions)
@@ -254,14 +296,14 @@ class Rollout(NamedArguments):
 
     def _step_jointly(self, agent: BaseAgent, sample: bool) -> None:
         """Begin a step of all groups, the policy computing for all of them at once."""
-        groups = self.pool.groups
-        for g in range(len(groups)):
+        groups = range(len(self.pool.groups))
+        for g in groups:
             self._wait(g)
-        actions, memory = self._act(agent, self._all, self._joint_memory, sample)
+        actions, memory = self._act(agent, slice(0, self.pool.num_actors), self._joint_memory, sample)
         if memory is not self._joint_memory:
             self._set_joint_memory(agent, memory)
         self.pool.send_all(actions)
-        self._in_flight.update(range(len(groups)))
+        self._in_flight.update(groups)
 
     def _wait(self, g: int) -> None:
         """Finish the step of a group if one is in flight, and count the rollouts that it ended."""
@@ -278,6 +320,21 @@ class Rollout(NamedArguments):
 
     # ------------------------------------------------------------------ the policy
 
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """A block in which the policy computes, and no environment in this process.
+
+        On a CPU with one thread: a step's products are too small to divide, and the environments need the other cores.
+        """
+        before = torch.get_num_threads()
+        with self.process.own_work() if self.pool.shares_process else nullcontext(), torch.inference_mode(), self.autocast():
+            if self.device.type == "cpu":
+                torch.set_num_threads(1)
+            try:
+                yield
+            finally:
+                torch.set_num_threads(before)
+
     def _init_memory(self, agent: BaseAgent) -> None:
         """Begin with an empty memory: one of all actors if it can be sliced, else one a group."""
         groups = self.pool.groups
@@ -288,19 +345,21 @@ class Rollout(NamedArguments):
                 return
         self._memory = [agent.init_hidden_state(g.stop - g.start, self.device) for g in groups]
 
-    def _set_joint_memory(self, agent: BaseAgent, memory: Any) -> None:
+    def _set_joint_memory(self, agent: BaseAgent, memory: object) -> None:
         self._joint_memory, self._can_step_jointly = memory, True
         self._memory = [agent.slice_hidden_state(memory, g.start, g.stop) for g in self.pool.groups]
 
-    def _act(self, agent: BaseAgent, rows: slice, memory: Any, sample: bool) -> tuple[Array, Any]:
+    def _act(self, agent: BaseAgent, rows: slice, memory: object, sample: bool) -> tuple[Array, Any]:
         """Actions (in stored form) of some actors, and their next memory."""
         pool = self.pool
         resets = pool.resets[rows]
         if resets.any():
             memory = agent.reset_hidden_state(memory, resets)
-        obs = {key: self._tensor(rows, "obs/" + key, array[rows]) for key, array in pool.obs.items()}
-        rl2s = self._tensor(rows, "rl2s", pool.rl2s[rows])
-        time_idxs = self._tensor(rows, "time_idxs", pool.time_idxs[rows])
+        obs = {key: torch.from_numpy(array[rows]) for key, array in pool.obs.items()}
+        rl2s, time_idxs = torch.from_numpy(pool.rl2s[rows]), torch.from_numpy(pool.time_idxs[rows])
+        if self.device.type == "cuda":
+            obs = {key: self._to_gpu(rows, "obs/" + key, array) for key, array in obs.items()}
+            rl2s, time_idxs = self._to_gpu(rows, "rl2s", rl2s), self._to_gpu(rows, "time_idxs", time_idxs)
         if not pool.extras:
             actions, memory = agent.get_actions(obs, rl2s, time_idxs, memory, sample)
             return actions.cpu().numpy(), memory
@@ -314,24 +373,9 @@ class Rollout(NamedArguments):
             array[rows] = value
         return actions.cpu().numpy(), memory
 
-    def _tensor(self, rows: slice, name: str, array: Array) -> Tensor:
-        """Rows of one of the pool's arrays on the policy's device: without a copy on a CPU, through pinned memory on a GPU."""
-        host = torch.from_numpy(array)
-        if self.device.type != "cuda":
-            return host
+    def _to_gpu(self, rows: slice, name: str, array: Tensor) -> Tensor:
+        """Rows of one of the pool's arrays on the GPU, through pinned memory."""
         key = (rows.start, rows.stop, name)
         if key not in self._pinned:
-            self._pinned[key] = torch.empty(host.shape, dtype=host.dtype, pin_memory=True)
-        return self._pinned[key].copy_(host).to(self.device, non_blocking=True)
-
-
-@contextmanager
-def _one_thread(device: torch.device) -> Iterator[None]:
-    """Compute with one thread on a CPU: a step's products are too small to divide, and the environments need the other cores."""
-    before = torch.get_num_threads()
-    if device.type == "cpu":
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+            self._pinned[key] = torch.empty(array.shape, dtype=array.dtype, pin_memory=True)
+        return self._pinned[key].copy_(array).to(self.device, non_blocking=True)

@@ -1,32 +1,89 @@
-"""The settings of an `Experiment`: every field, its meaning and its default."""
+"""The settings of an `Experiment`: every field with its default, its check, and its treatment on resume."""
+
+# ruff: noqa: RUF009  # setting() makes fields of a dataclass
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import math
 import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from amago.agent import BaseAgent
-from amago.compat.datasets import reads_files
-from amago.config import NamedArguments
-from amago.data.extras import ExtraField
+from amago.agent.agent import AGENTS
+from amago.config import plain
+from amago.data.batch import PADDED_SAMPLING
+from amago.data.extras import ExtraField, check_extra_fields
+from amago.describe import name_of
 from amago.envs import AMAGOEnv
-from amago.envs.exploration import EpsilonGreedy, ExplorationWrapper
+from amago.envs.exploration import EXPLORATION, EpsilonGreedy, ExplorationWrapper
+from amago.envs.pool import ENV_MODES
 from amago.loading import DiskTrajDataset, RLDataset
+from amago.loading.dataset import reads_files
+from amago.nets.traj_base import TRAJ_ENCODERS
 from amago.nets.traj_encoders import TrajEncoder
-from amago.nets.tstep_encoders import TstepEncoder
-from amago.run.callbacks import Callback
-from amago.run.parts import NAMED_FIELDS
+from amago.nets.tstep_encoders import TSTEP_ENCODERS, TstepEncoder
+from amago.run.callbacks import Callback, mistakes_in
+from amago.run.checks import (
+    Check,
+    Rule,
+    SettingsError,
+    directory,
+    number,
+    one_of,
+    optional,
+    path,
+    share,
+    subclass_of,
+    switch,
+    text,
+    unwritable,
+    whole,
+)
 
 EnvMaker = Callable[[], AMAGOEnv]
 EnvMakers = EnvMaker | Iterable[EnvMaker]
 REQUIRED: Any = object()
+REFUSE, IGNORE = "refuse", "ignore"
+"""Treatments, on resume, of a setting that differs from the training state's, in place of a note on the loss."""
+SAVE_FORMATS = ("segments", "npz", "npz-compressed")
+PRECISIONS = ("no", "fp16", "bf16")
+PROGRESS = ("rich", "plain", "none")
+NAMED_FIELDS: Mapping[str, Mapping[str, Any]] = {
+    "tstep_encoder_type": TSTEP_ENCODERS, "traj_encoder_type": TRAJ_ENCODERS, "agent_type": AGENTS, "exploration_wrapper_type": EXPLORATION,
+}  # fmt: skip
+"""For each field that takes a part of an agent, the parts by name."""
+_POINTS = Rule(
+    "'never', 'auto' or the number of an epoch", lambda v: (isinstance(v, str) and v in ("never", "auto")) or whole(0).ok(v)
+)
+_WEIGHTS = Rule("the path of a run, of a training state or of a file of weights", path.ok)
+_SCHEDULE = "the learning rate follows the new schedule from the current update on"
+
+
+def setting(default: object, *, check: Check | None = None, resume: str = "", help: str = "") -> Any:
+    """A field of `ExperimentSettings`.
+
+    Args:
+        default: its value, or a function that makes it; `REQUIRED`: there is none.
+        check: of a value; None: `check_settings` has checks that concern several fields.
+        resume: a change is applied to a run that resumes, with this note on lost state; or `REFUSE`, or `IGNORE`.
+        help: of its command-line argument in training scripts, --NAME; empty: there is none.
+    """
+    about = {"check": check, "resume": resume, "help": help}
+    if callable(default) and not isinstance(default, type):
+        return dataclasses.field(default_factory=default, metadata=about)
+    return dataclasses.field(default=default, metadata=about)
 
 
 @dataclass
-class ExperimentSettings(NamedArguments):
+class ExperimentSettings:
     """The fields of `amago.Experiment`. All may be changed until ``start()``; gin sets their defaults (``Experiment.NAME``).
 
     Args:
@@ -36,15 +93,17 @@ class ExperimentSettings(NamedArguments):
         dataset: source of the training sequences. Alternatively ``dset_root`` and ``dset_name`` build a `DiskTrajDataset`
             that keeps at most ``dset_max_size`` trajectories, ``dset_max_steps`` transitions and ``dset_max_bytes`` bytes.
         tstep_encoder_type, traj_encoder_type, agent_type: classes, built with their (gin) defaults; or their names, as on the command line
-            ("ff", "cnn", "goal"; "ff", "gru", "mamba", "mingru", "transformer"; "agent", "multitask"; and those of `amago.cli_utils.register`).
+            ("ff", "cnn", "goal"; "ff", "gru", "mamba", "mingru", "transformer"; "agent", "multitask"; or registered by
+            `amago.cli_utils.register`).
         val_timesteps_per_epoch: steps of each actor in an evaluation, at most; enough for at least one rollout to end. 0: no evaluation.
-        val_episodes: rollouts in an evaluation, over all actors and processes, each of which takes its share and then waits. None: as many
-            as end within ``val_timesteps_per_epoch``.
+        val_episodes: rollouts in an evaluation, over all actors and processes, each of which takes its share and then waits. None: of each
+            actor as many as end within ``val_timesteps_per_epoch``, regardless of their lengths: short rollouts are not
+            favoured.
         make_train_env, make_val_env: a function that returns an `AMAGOEnv`, or a list with one function for each actor.
 
         parallel_actors: environments stepped in parallel.
         env_mode: "async" (worker processes), "sync" (this process), "already_vectorized" (one batched environment), or "auto": "sync"
-            in a run with a ``seed``, else "sync" or "async" by the measured speed of one environment.
+            in a run with a ``seed``, else "async".
         async_env_mp_context: start method of the worker processes: "fork", "spawn" or "forkserver"; None means "forkserver".
         exploration_wrapper_type: wraps training environments: a class, "egreedy" or "bilevel"; with None only the policy's samples explore.
         sample_actions, sample_actions_val: evaluation samples from the policy, unless one of these is False; otherwise it takes the policy's
@@ -53,8 +112,6 @@ class ExperimentSettings(NamedArguments):
         force_reset_train_envs_every: reset all training environments every so many epochs; None or 0: never.
         env_workers: worker processes of "async"; None: one for each core. 1 gives exactly the results of "sync".
         env_step_timeout: seconds after which a step counts as hung and its worker is replaced.
-        env_trial_steps: ``start()`` takes so many random steps in the first environment, a second's worth at most, before its first
-            rollout, to find mistakes in its code at once; 0: it does not. Never with "already_vectorized".
         max_env_restarts: environments that may be replaced within an hour before the run fails.
 
         log_to_wandb, wandb_project, wandb_entity, wandb_group_name: Weights & Biases. Project and entity default to the
@@ -71,11 +128,10 @@ class ExperimentSettings(NamedArguments):
         stagger_traj_file_lengths: the first piece of each rollout has a random length, so that actors do not all save at once.
         save_trajs_as: "segments" (many trajectories in a file, written at the end of each collection phase or when 8 MB are full), "npz" or
             "npz-compressed" (a file for each trajectory, written when it ends: slower, but `numpy.load` reads it). "segments"
-            becomes "npz" for a `DiskTrajDataset` whose `sample_random_trajectory` takes no ``rng``, as it reads file by file.
+            becomes "npz" for a `DiskTrajDataset` whose `sample_random_trajectory` takes no ``rng``, because it reads file by
+            file.
         padded_sampling: which parts of rollouts longer than ``max_seq_len`` are trained on: "none", "left", "right" or "both"; see
-            `amago.data.windows.subsequence`. Shorter ones are always trained on as a whole.
-        refused_data_timeout: a process that never collects waits for data of others as long as nothing was found. If files were
-            found and all were refused, it waits so many seconds for others, and then fails with the reasons.
+            `amago.data.batch.subsequence`. Shorter ones are always trained on as a whole.
         cut_short_trajectories: ``padded_sampling`` also cuts rollouts that fit into ``max_seq_len``, as the original does.
         extra_fields: further fields to record with each trajectory (`amago.ExtraField`), which arrive as ``batch.extras``.
             "behaviour_log_prob" and "log_prob" may be declared by name.
@@ -91,7 +147,7 @@ class ExperimentSettings(NamedArguments):
         always_save_latest, always_load_latest: write, or read, ``ckpts/latest`` in every epoch, to pass weights between
             processes of one run.
         resume: "never"; "auto" (the newest complete training state, if there is any); or the number of an epoch. Settings that differ
-            from those of the training state are applied, and said, or refused (`amago.run.changes`).
+            from the training state's are applied and reported, or refused (`amago.run.state`).
         overwrite: with ``resume="never"``, delete the earlier run of this name: its checkpoints, its metrics, and the trajectories that it
             collected (``buffer/fifo``, never ``buffer/protected``). Without it, a process that learns does not start over an earlier run.
         share_buffer: collect into, and train on, a buffer that holds the trajectories of another run.
@@ -104,117 +160,149 @@ class ExperimentSettings(NamedArguments):
         batches_per_update: batches whose gradients are accumulated for one step of the optimizer.
         learning_rate, lr_warmup_steps, grad_clip, l2_coeff: AdamW's learning rate, updates of linear warm-up, largest norm
             of the gradient, and weight decay.
-        l2_weights_only: no weight decay on biases, gains of norms, and other vectors and scalars.
-        actor_learning_rate, critic_learning_rate, traj_learning_rate: of the actor, the critics and the sequence model, with the same warm-up
-            and cool-down; None: ``learning_rate``.
-        lr_cooldown: share of all updates (those of ``epochs`` epochs), at the end, over which the learning rate falls linearly to 0.
+        actor_learning_rate, critic_learning_rate: of the actor and of the critics, with the same warm-up and cool-down; None:
+            ``learning_rate``.
+        lr_cooldown: share of all updates of ``epochs`` epochs, at the end, over which the learning rate falls linearly to 0.
         ema_decay: the policy that acts, is evaluated and is published has an exponential moving average of the trained weights, with this
-            decay at each update: 0.99 looks back about 100 updates (`amago.run.averaging`). 0: it has the trained weights themselves.
-        critic_loss_weight: weight of the critic's loss; the actor's is 1. None: that of the agent (``Agent.critic_loss_weight``, 10).
+            decay at each update: 0.99 looks back about 100 updates (`amago.run.learner`). 0: it has the trained weights themselves.
+        critic_loss_weight: weight of the critic's loss; the actor's is 1. None: the agent's (``Agent.critic_loss_weight``, 10).
         mixed_precision: "no", "bf16" or "fp16".
+        env_trial_steps: without effect, with a warning; accepted from older scripts.
     """
 
-    run_name: str = REQUIRED
-    ckpt_base_dir: str = REQUIRED
-    max_seq_len: int = REQUIRED
-    dataset: RLDataset | None = None
-    tstep_encoder_type: type[TstepEncoder] | str = REQUIRED
-    traj_encoder_type: type[TrajEncoder] | str = REQUIRED
-    agent_type: type[BaseAgent] | str = REQUIRED
-    val_timesteps_per_epoch: int = REQUIRED
-    make_train_env: EnvMakers = REQUIRED
-    make_val_env: EnvMakers = REQUIRED
+    builds_optimizer = True  # no field: a process that only collects needs none
 
-    parallel_actors: int = 12
-    env_mode: str = "async"
-    async_env_mp_context: str | None = None
-    exploration_wrapper_type: type[ExplorationWrapper] | str | None = EpsilonGreedy
-    sample_actions: bool = True
-    force_reset_train_envs_every: int | None = None
+    run_name: str = setting(
+        REQUIRED,
+        check=text("a name without '/'", r"(?!\.\.?$)[^/\\\0]+"),
+        resume=IGNORE,
+        help="name of the run",
+    )
+    ckpt_base_dir: str = setting(REQUIRED, check=directory, resume=IGNORE)
+    max_seq_len: int = setting(REQUIRED, check=whole(1))  # where weights depend on it, loading them refuses the shapes
+    dataset: RLDataset | None = setting(None, resume="batches are others than those that the run would have drawn")
+    tstep_encoder_type: type[TstepEncoder] | str = setting(
+        REQUIRED, check=subclass_of(TstepEncoder, TSTEP_ENCODERS), resume=REFUSE
+    )
+    traj_encoder_type: type[TrajEncoder] | str = setting(REQUIRED, check=subclass_of(TrajEncoder, TRAJ_ENCODERS), resume=REFUSE)
+    agent_type: type[BaseAgent] | str = setting(REQUIRED, check=subclass_of(BaseAgent, AGENTS), resume=REFUSE)
+    val_timesteps_per_epoch: int = setting(REQUIRED, check=whole(0))
+    make_train_env: EnvMakers = setting(REQUIRED)
+    make_val_env: EnvMakers = setting(REQUIRED)
 
-    log_to_wandb: bool = False
-    wandb_project: str | None = field(default_factory=lambda: os.environ.get("AMAGO_WANDB_PROJECT"))
-    wandb_entity: str | None = field(default_factory=lambda: os.environ.get("AMAGO_WANDB_ENTITY"))
-    wandb_group_name: str | None = None
-    verbose: bool = True
-    log_interval: int = 300
+    parallel_actors: int = setting(
+        12, check=whole(1), resume="actors keep their exploration schedules; new ones begin with the schedule of another"
+    )
+    env_mode: str = setting("async", check=one_of(*ENV_MODES))
+    async_env_mp_context: str | None = setting(None, check=one_of(None, "fork", "spawn", "forkserver"), resume=IGNORE)
+    exploration_wrapper_type: type[ExplorationWrapper] | str | None = setting(
+        EpsilonGreedy,
+        check=subclass_of(ExplorationWrapper, EXPLORATION, or_none=True),
+        resume="schedules of exploration begin anew",
+    )
+    sample_actions: bool = setting(True, check=switch)
+    force_reset_train_envs_every: int | None = setting(None, check=optional(whole(0)))
 
-    traj_save_len: float = 1e10
-    has_dset_edit_rights: bool = True
-    stagger_traj_file_lengths: bool = True
-    save_trajs_as: str = "segments"
-    padded_sampling: str = "none"
-    dloader_workers: int = 6
+    log_to_wandb: bool = setting(False, check=switch, resume=IGNORE)
+    wandb_project: str | None = setting(
+        lambda: os.environ.get("AMAGO_WANDB_PROJECT"), check=optional(text("a text")), resume=IGNORE
+    )
+    wandb_entity: str | None = setting(
+        lambda: os.environ.get("AMAGO_WANDB_ENTITY"), check=optional(text("a text")), resume=IGNORE
+    )
+    wandb_group_name: str | None = setting(None, check=optional(text("a text")), resume=IGNORE)
+    verbose: bool = setting(True, check=switch, resume=IGNORE)
+    log_interval: int = setting(300, check=whole(0))
 
-    epochs: int = 1000
-    start_learning_at_epoch: float = 0
-    start_collecting_at_epoch: float = 0
-    train_timesteps_per_epoch: int | None = 1000
-    train_batches_per_epoch: int = 1000
-    val_interval: int | None = 20
-    ckpt_interval: int | None = 50
-    always_save_latest: bool = True
-    always_load_latest: bool = False
+    traj_save_len: float = setting(1e10, check=number(1), resume="for rollouts from now on")
+    has_dset_edit_rights: bool = setting(True, check=switch)
+    stagger_traj_file_lengths: bool = setting(True, check=switch)
+    save_trajs_as: str = setting("segments", check=one_of(*SAVE_FORMATS), resume="for rollouts from now on")
+    padded_sampling: str = setting("none", check=one_of(*PADDED_SAMPLING))
+    dloader_workers: int = setting(6, check=whole(0), resume=IGNORE)
 
-    batch_size: int = 24
-    batches_per_update: int = 1
-    learning_rate: float = 1e-4
-    critic_loss_weight: float | None = None
-    lr_warmup_steps: int = 500
-    grad_clip: float = 1.0
-    l2_coeff: float = 1e-3
-    mixed_precision: str = "no"
+    epochs: int = setting(1000, check=whole(0), help="epochs of collection and training")
+    start_learning_at_epoch: float = setting(0, check=number(0))
+    start_collecting_at_epoch: float = setting(0, check=number(0))
+    train_timesteps_per_epoch: int | None = setting(1000, check=optional(whole(0)))
+    train_batches_per_epoch: int = setting(1000, check=whole(0))
+    val_interval: int | None = setting(20, check=optional(whole(0)), help="epochs between evaluations")
+    ckpt_interval: int | None = setting(50, check=optional(whole(0)), help="epochs between training states")
+    always_save_latest: bool = setting(True, check=switch)
+    always_load_latest: bool = setting(False, check=switch)
 
-    sample_actions_train: bool = True
-    sample_actions_val: bool = True
-    lr_cooldown: float = 0.0
-    seed: int | None = None
-    resume: str | int = "never"
-    log_to_tensorboard: bool = False
-    env_workers: int | None = None
-    env_step_timeout: float = 60.0
-    max_env_restarts: int = 100
-    keep_training_states: int | None = None
-    dset_root: str | None = None
-    dset_name: str | None = None
-    dset_max_size: float = float("inf")
-    dset_max_steps: float = float("inf")
-    dset_max_bytes: float = float("inf")
-    env_trial_steps: int = 20
-    val_episodes: int | None = None
-    extra_fields: Sequence[ExtraField | str] = ()
-    cut_short_trajectories: bool = False
-    refused_data_timeout: float = 60.0
-    overwrite: bool = False
-    share_buffer: bool = False
-    init_from: str | os.PathLike[str] | None = None
-    progress: str = "rich"
-    callbacks: Sequence[Callback] = ()
-    l2_weights_only: bool = False
-    actor_learning_rate: float | None = None
-    critic_learning_rate: float | None = None
-    traj_learning_rate: float | None = None
-    ema_decay: float = 0.0
+    batch_size: int = setting(24, check=whole(1), help="sequences in a batch")
+    batches_per_update: int = setting(1, check=whole(1), resume="an update that was begun with fewer batches begins anew")
+    learning_rate: float = setting(1e-4, check=number(above=0, finite=True), help="learning rate of AdamW")
+    critic_loss_weight: float | None = setting(None, check=optional(number(0, finite=True)))
+    lr_warmup_steps: int = setting(500, check=whole(0), resume=_SCHEDULE)
+    grad_clip: float = setting(1.0, check=number(above=0))
+    l2_coeff: float = setting(1e-3, check=number(0, finite=True))
+    mixed_precision: str = setting("no", check=one_of(*PRECISIONS), help="precision of the networks")
+
+    sample_actions_train: bool = setting(True, check=switch)
+    sample_actions_val: bool = setting(True, check=switch)
+    lr_cooldown: float = setting(0.0, check=share(1), resume=_SCHEDULE)
+    seed: int | None = setting(
+        None,
+        check=optional(whole(0)),
+        resume="batches, networks and actors are seeded anew",
+        help="seed of all random numbers; if not given, a new one is drawn",
+    )
+    resume: str | int = setting("never", check=_POINTS, resume=IGNORE)
+    log_to_tensorboard: bool = setting(False, check=switch, resume=IGNORE)
+    env_workers: int | None = setting(None, check=optional(whole(1)), help="worker processes; if not given, one for each core")
+    env_step_timeout: float = setting(60.0, check=number(above=0))
+    max_env_restarts: int = setting(100, check=whole(0))
+    keep_training_states: int | None = setting(None, check=optional(whole(1)))
+    dset_root: str | None = setting(None, check=optional(path), resume=IGNORE)
+    dset_name: str | None = setting(None, check=optional(text("a text")), resume=IGNORE)
+    dset_max_size: float = setting(math.inf, check=number(1), resume=IGNORE)
+    dset_max_steps: float = setting(math.inf, check=number(1), resume=IGNORE)
+    dset_max_bytes: float = setting(math.inf, check=number(1), resume=IGNORE)
+    val_episodes: int | None = setting(None, check=optional(whole(1)), help="rollouts in an evaluation, over all actors")
+    extra_fields: Sequence[ExtraField | str] = setting((), resume="for rollouts from now on")
+    cut_short_trajectories: bool = setting(False, check=switch)
+    overwrite: bool = setting(False, check=switch, resume=IGNORE)
+    share_buffer: bool = setting(False, check=switch, resume=IGNORE)
+    init_from: str | os.PathLike[str] | None = setting(None, check=optional(_WEIGHTS), resume=IGNORE)
+    progress: str = setting("rich", check=one_of(*PROGRESS), resume=IGNORE)
+    callbacks: Sequence[Callback] = setting((), resume=IGNORE)
+    actor_learning_rate: float | None = setting(None, check=optional(number(above=0, finite=True)))
+    critic_learning_rate: float | None = setting(None, check=optional(number(above=0, finite=True)))
+    ema_decay: float = setting(
+        0.0, check=share(1, open=True), resume="an average of the weights that was not kept before begins with the present ones"
+    )
+
+    env_trial_steps: int | None = setting(None, check=optional(whole(0)), resume=IGNORE)
 
     def __post_init__(self) -> None:
+        if isinstance(self.env_trial_steps, int):
+            note = "env_trial_steps has no effect: amago.check_env(make_env) tries an environment"
+            warnings.warn(note, DeprecationWarning, stacklevel=3)
         if self.ckpt_base_dir is REQUIRED and self.dset_root is not None and self.dset_name is not None:
             self.ckpt_base_dir = os.path.join(self.dset_root, self.dset_name)
+        self._started_in = os.getcwd()  # an environment may change the working directory
         missing = [name for name, value in vars(self).items() if value is REQUIRED]
         if missing:
             raise TypeError(f"Experiment() needs {', '.join(missing)}")
 
     def resolve(self) -> None:
-        """Replace shorthands: build the data set from ``dset_root`` and ``dset_name``; make lists of iterables of functions;
-        replace names of parts by their classes; save what a data set reads file by file as one file each."""
-        if self.dataset is None and self.dset_root is not None and self.dset_name is not None:
-            self.dataset = DiskTrajDataset(
-                self.dset_root,
-                self.dset_name,
-                self.dset_max_size,
-                dset_max_steps=self.dset_max_steps,
-                dset_max_bytes=self.dset_max_bytes,
-            )
-        if self.save_trajs_as == "segments" and reads_files(self.dataset):
+        """Replace shorthands: numbers of NumPy and PyTorch become Python's; build the dataset from ``dset_root`` and
+        ``dset_name``; make lists of iterables of functions; replace names of parts by their classes; save one file for each
+        trajectory where a dataset reads file by file."""
+        for name, value in vars(self).items():
+            if getattr(value, "ndim", None) == 0:
+                setattr(self, name, plain(value))
+        if (
+            self.dataset is None
+            and self.dset_root is not None
+            and self.dset_name is not None
+            and not _wrong_fields(self, "dset_")
+        ):
+            size, steps, count = self.dset_max_size, self.dset_max_steps, self.dset_max_bytes
+            self.dataset = DiskTrajDataset(self.dset_root, self.dset_name, size, dset_max_steps=steps, dset_max_bytes=count)
+        if isinstance(self.save_trajs_as, str) and self.save_trajs_as == "segments" and reads_files(self.dataset):
             self.save_trajs_as = "npz"
         for name, classes in NAMED_FIELDS.items():
             value = getattr(self, name)
@@ -227,20 +315,140 @@ class ExperimentSettings(NamedArguments):
 
     @property
     def run_dir(self) -> Path:
-        """``ckpt_base_dir/run_name``."""
-        return Path(self.ckpt_base_dir).expanduser() / self.run_name
+        """``ckpt_base_dir/run_name``, absolute."""
+        return Path(self._started_in, os.path.expanduser(self.ckpt_base_dir), self.run_name)
 
     @property
     def learns(self) -> bool:
-        """Whether this process trains in some epoch."""
+        """True if this process trains in some epoch."""
         return bool(self.train_batches_per_epoch) and self.start_learning_at_epoch < self.epochs
 
     @property
     def evaluates(self) -> bool:
-        """Whether there are evaluations between epochs."""
+        """True if there are evaluations between epochs."""
         return bool(self.val_interval) and bool(self.val_timesteps_per_epoch)
 
     @property
     def collects(self) -> bool:
-        """Whether this process collects data in some epoch."""
+        """True if this process collects data in some epoch."""
         return bool(self.train_timesteps_per_epoch) and self.start_collecting_at_epoch < self.epochs
+
+    @functools.cached_property
+    def exploration_plan(self) -> tuple[int, bool]:
+        """The arguments of `ExplorationWrapper.fit_to_run`: steps of each actor in the whole run, and whether the run begins with trained
+        weights. A launch's collector, whose epochs never end, keeps those of the run."""
+        if not self.collects:
+            return 0, self.init_from is not None
+        epochs = self.epochs - max(0, int(self.start_collecting_at_epoch))
+        return epochs * int(self.train_timesteps_per_epoch or 0), self.init_from is not None
+
+
+def check_settings(s: ExperimentSettings) -> None:
+    """Check all fields, without changing any.
+
+    Args:
+        s: after `ExperimentSettings.resolve`.
+
+    Raises:
+        SettingsError: lists every wrong field, its value and its valid values.
+    """
+    wrong = _wrong_fields(s)
+    problems = [*wrong.values(), *mistakes_in(s.callbacks), *_dataset(s), *_extra_fields(s)]
+    for name in ("make_train_env", "make_val_env"):
+        problems += _env_makers(name, getattr(s, name), s)
+    roles_are_known = not wrong.keys() & {"epochs", "start_collecting_at_epoch", "train_timesteps_per_epoch"}
+    if isinstance(s.dataset, DiskTrajDataset) and roles_are_known and (s.collects or not s.dataset.buffer_dir.exists()):
+        problems += unwritable("dset_root", s.dataset.buffer_dir, "the replay buffer")
+    if not wrong:
+        problems += _contradictions(s)
+    if problems:
+        raise SettingsError("this Experiment cannot start:\n  - " + "\n  - ".join(problems))
+
+
+def _wrong_fields(s: ExperimentSettings, prefix: str = "") -> dict[str, str]:
+    checks = {f.name: f.metadata.get("check") for f in dataclasses.fields(s) if f.name.startswith(prefix)}
+    found = {name: check(name, getattr(s, name)) for name, check in checks.items() if check is not None}
+    return {name: problem for name, problem in found.items() if problem is not None}
+
+
+def _dataset(s: ExperimentSettings) -> Iterator[str]:
+    given = s.dataset
+    if given is None and (s.dset_root is None or s.dset_name is None):
+        yield "dataset must be given, or dset_root and dset_name to build a DiskTrajDataset"
+    elif given is not None and not isinstance(given, RLDataset):
+        yield f"dataset must be an amago.loading.RLDataset, got {given!r}"
+
+
+def _extra_fields(s: ExperimentSettings) -> Iterator[str]:
+    try:
+        fields = check_extra_fields(s.extra_fields)
+    except (ValueError, TypeError) as err:
+        yield str(err) if "extra_fields" in str(err) else f"extra_fields: {err}"
+        return
+    agent = s.agent_type
+    known = agent.policy_extras if isinstance(agent, type) and issubclass(agent, BaseAgent) else ()
+    for x in fields:
+        if x.source != "info" and x.name not in known:
+            yield (
+                f"extra_fields has {x.name!r} with source={x.source!r}, but agent_type {name_of(agent)} computes only {list(known)}: "
+                "override act_with_extras and policy_extras, or use source='info'"
+            )
+
+
+def _env_makers(name: str, value: object, s: ExperimentSettings) -> Iterator[str]:
+    if not isinstance(value, list):
+        if not callable(value):
+            yield f"{name} must be a function that returns an AMAGOEnv, or a list of such functions, got {value!r}"
+        return
+    if s.env_mode == "already_vectorized" and len(value) != 1:
+        yield (
+            f"{name} lists {len(value)} functions, but env_mode='already_vectorized' takes one, whose environment has "
+            f"batched_envs={s.parallel_actors} (parallel_actors)"
+        )
+    elif s.env_mode != "already_vectorized" and len(value) != s.parallel_actors:
+        yield f"{name} lists {len(value)} functions, but parallel_actors={s.parallel_actors}: give one for each actor"
+    for bad in [m for m in value if not callable(m)][:1]:
+        yield f"{name} must list functions that return an AMAGOEnv, but holds {bad!r}"
+
+
+def _contradictions(s: ExperimentSettings) -> Iterator[str]:
+    """Problems of two settings, each of which is right by itself, or of one with the disk."""
+    if s.traj_save_len < s.max_seq_len:
+        yield (
+            f"traj_save_len={s.traj_save_len:g} is less than max_seq_len={s.max_seq_len}: rollouts would be cut on disk into "
+            "pieces shorter than a training sequence; make traj_save_len at least max_seq_len"
+        )
+    if s.dset_root is not None and s.dset_name is not None and isinstance(s.dataset, RLDataset):
+        wanted, given = os.path.abspath(os.path.expanduser(s.dset_root)), s.dataset
+        if not isinstance(given, DiskTrajDataset) or (os.path.abspath(given.dset_root), given.dset_name) != (
+            wanted,
+            s.dset_name,
+        ):
+            yield f"dataset is given, and dset_root={s.dset_root!r}, dset_name={s.dset_name!r} would build another: give one of the two"
+    for name in ("dset_max_size", "dset_max_steps", "dset_max_bytes"):
+        value = getattr(s, name)
+        own = getattr(s.dataset, name) if isinstance(s.dataset, DiskTrajDataset) else None
+        if s.dataset is not None and value not in (math.inf, own):
+            yield f"{name}={value} does not change the dataset that is given: give it to {type(s.dataset).__name__} instead"
+    if s.overwrite and s.resume != "never":
+        yield f"overwrite=True deletes the run that resume={s.resume!r} would continue: give one of the two"
+    if s.mixed_precision == "fp16" and not torch.cuda.is_available():
+        yield "mixed_precision='fp16' needs a GPU, and there is none: use 'bf16', or 'no'"
+    if s.init_from is not None:
+        path = Path(s.init_from).expanduser()
+        if not path.exists():
+            yield f"init_from is {os.fspath(s.init_from)!r}, which does not exist: name a run's directory, a training state or a file of weights"
+        elif s.overwrite and path.resolve().is_relative_to(s.run_dir.resolve()):
+            yield f"init_from is {os.fspath(s.init_from)!r}, which overwrite=True deletes: choose another run_name"
+
+
+def warn_if_nothing_to_do(s: ExperimentSettings) -> None:
+    """Warn at the start of a loop of empty epochs."""
+    if s.epochs and not s.collects and not s.learns and not s.evaluates:
+        warnings.warn(
+            f"epochs={s.epochs}, start_collecting_at_epoch={s.start_collecting_at_epoch:g}, start_learning_at_epoch="
+            f"{s.start_learning_at_epoch:g}, train_timesteps_per_epoch={s.train_timesteps_per_epoch}, train_batches_per_epoch="
+            f"{s.train_batches_per_epoch}, val_interval={s.val_interval} and val_timesteps_per_epoch={s.val_timesteps_per_epoch} leave "
+            "nothing to do: learn() neither collects, nor learns, nor evaluates",
+            stacklevel=3,
+        )

@@ -1,233 +1,329 @@
-"""The training state of a run: saved from, and restored to, the parts of an experiment."""
+"""The training state of a run: the position in its schedule, the settings that differ on resume, saving and restoring all parts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
-import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from amago import config
 from amago.agent import BaseAgent
-from amago.compat.loaders import ForeignLoader
-from amago.loading import RLDataset, SequenceLoader
-from amago.run import checkpoint
+from amago.agent.options import changeable_options
+from amago.describe import describe, flatten, format_value
+from amago.envs.pool import ActorPool
+from amago.loading import RLDataset
 from amago.run.callbacks import CallbackList
-from amago.run.carry_over import load_dataset_state, load_pool_state
-from amago.run.checkpoint import CheckpointError
-from amago.run.metrics import MetricsLogger
-from amago.run.param_groups import GROUPING, names_in, regrouped
-from amago.run.ranks import Ranks
-from amago.run.rng import rng_state, seed_process, set_rng_state
-from amago.run.rollout import Rollout
-from amago.run.update import Updater
-from amago.run.weights import load_into
+from amago.run.checkpoint import CheckpointError, identity, load_into, load_training_state
+from amago.run.checks import SettingsError
+from amago.run.collect import RunActors
+from amago.run.data import Batches
+from amago.run.learner import Learner
+from amago.run.metrics import RunLog
+from amago.run.process import rng_state, seed_process, set_rng_state
+from amago.run.record import configurable, defaults_of
+from amago.run.settings import IGNORE, REFUSE, ExperimentSettings
+
+# ---- settings that differ ---------------------------------------------------------------------------------------------------
+
+SWITCHES = ("entropy_target", "entropy_coeff", "expectile")
+"""Options of agents that may change, but neither from nor to None: weights with and without them differ."""
+
+
+class Change(NamedTuple):
+    """A setting that differs.
+
+    Attributes:
+        before, now: descriptions (`amago.describe`).
+        refused: a run cannot resume with it.
+        note: description of lost state; may be empty.
+    """
+
+    name: str
+    before: object
+    now: object
+    refused: bool
+    note: str = ""
+
+    def __str__(self) -> str:
+        """ "learning_rate 0.001 -> 0.0001", and the note."""
+        return f"{self.name} {format_value(self.before)} -> {format_value(self.now)}{f' ({self.note})' if self.note else ''}"
+
+
+def changes(saved: dict[str, Any], now: dict[str, Any]) -> list[Change]:
+    """The settings that differ between two results of `amago.run.record.settings_of`, without those that do not matter."""
+    return [*_fields(saved["fields"], now["fields"]), *_parameters(saved, now)]
+
+
+def refuse(found: list[Change], path: object) -> None:
+    """Raise `SettingsError` if a change cannot be applied to the training state at ``path``; it names every such setting with both
+    values."""
+    refused = [f"{c.name} was {format_value(c.before)} and is now {format_value(c.now)}" for c in found if c.refused]
+    if refused:
+        raise SettingsError(
+            f"{path} cannot be resumed with other networks, whose weights would not fit or would mean something else:\n  - "
+            + "\n  - ".join(refused)
+            + "\nset these as they were, or begin a new run under another run_name"
+        )
+
+
+def _fields(saved: dict[str, Any], now: dict[str, Any]) -> Iterator[Change]:
+    declared = ExperimentSettings.__dataclass_fields__
+    for name, value in now.items():
+        rule = declared[name].metadata["resume"] if name in declared else ""
+        if name not in saved or rule == IGNORE:  # not saved: a field of a later version, or of the user's subclass
+            continue
+        refused = rule == REFUSE and not _moved(saved[name], value)
+        before, after = flatten(saved[name], name), flatten(value, name)
+        # the attributes of another class are not comparable
+        for part in [name] if before.get(name) != after.get(name) else sorted(before.keys() | after.keys()):
+            if before.get(part) != after.get(part):
+                yield Change(part, before.get(part), after.get(part), refused, "" if rule == REFUSE else rule)
+
+
+def _parameters(saved: dict[str, Any], now: dict[str, Any]) -> Iterator[Change]:
+    for name in sorted({*saved["parameters"], *now["bound"]}):
+        selector, _, parameter = name.rpartition("/")[2].rpartition(".")
+        cls = configurable(selector)
+        if isinstance(cls, type) and issubclass(cls, ExperimentSettings) and parameter in cls.__dataclass_fields__:
+            continue  # the default of a field
+        if not _matters(name, saved, now):
+            continue
+        default = describe(defaults_of(selector).get(parameter)) if cls is not None else None
+        before, after = (side["parameters"].get(name, default) for side in (saved, now))
+        if before != after:
+            yield Change(name, before, after, not (may_change_on_resume(name, before, after) or _moved(before, after)))
+
+
+def _moved(before: object, now: object) -> bool:
+    """True if two classes differ in their modules only: a script was imported, or a class was moved to another file."""
+    return isinstance(before, str) and isinstance(now, str) and before.rpartition(".")[2] == now.rpartition(".")[2]
+
+
+def _matters(name: str, saved: dict[str, Any], now: dict[str, Any]) -> bool:
+    """True if the run uses a parameter. Saved settings list the unused parameters of networks: an agent had been built."""
+    if name in saved["unused"] or name not in saved["parameters"]:
+        return name in now["parameters"] and name not in now["unused"]
+    return name in now["parameters"] or not name.startswith("amago.envs.exploration.")  # of another class than now
+
+
+def may_change_on_resume(parameter: str, before: object, after: object) -> bool:
+    """True if trained weights keep their meaning when a parameter, "scope/selector.parameter", has another value.
+
+    Of an agent, these are the options that its networks do not depend on; of a network, real numbers or None, such as rates and bounds:
+    sizes are whole, and kinds of layers are no numbers.
+    """
+    selector, _, name = parameter.rpartition("/")[2].rpartition(".")
+    cls = configurable(selector) if selector.startswith(("amago.agent.", "amago.nets.")) else None
+    if not isinstance(cls, type) or name not in config.settable_parameters(selector):  # a function, or of an earlier version
+        return True
+    if issubclass(cls, BaseAgent):
+        switched = name in SWITCHES and (before is None) != (after is None)
+        return name in changeable_options() and not switched
+    numbers = all(v is None or (isinstance(v, int | float) and not isinstance(v, bool)) for v in (before, after))
+    return numbers and float in (type(before), type(after))
+
+
+# ---- the position ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Position:
+    """The position of a run in its schedule.
+
+    Attributes:
+        epoch: finished epochs, which is also the number of the current one, from 0.
+        collected: steps of each actor in the current epoch.
+        trained: batches in the current epoch.
+        frames_by_env: environment steps collected by all ranks, by environment name.
+        set_by_program: a loop outside of the library has set ``epoch`` to the number of the epoch that it has just finished.
+        has_collected: this process has collected in the current epoch.
+        has_trained: this process has had a training phase.
+    """
+
+    epoch: int = 0
+    collected: int = 0
+    trained: int = 0
+    frames_by_env: dict[str, int] = field(default_factory=dict)
+    set_by_program: bool = False
+    has_collected: bool = False
+    has_trained: bool = False
+
+    @property
+    def has_begun(self) -> bool:
+        """True if the current epoch has had steps or batches."""
+        return self.collected > 0 or self.trained > 0
+
+    @property
+    def file_epoch(self) -> int:
+        """The epoch in the names of files: the current one if it has begun, otherwise the one before."""
+        return self.epoch if self.set_by_program or self.has_begun else max(0, self.epoch - 1)
+
+    def begin(self, epoch: int, set_by_program: bool = False) -> None:
+        """Begin an epoch."""
+        self.epoch, self.collected, self.trained, self.has_collected = int(epoch), 0, 0, False
+        self.set_by_program = set_by_program
+
+    def count(self, frames: Mapping[str, int]) -> None:
+        """Add the environment steps of a phase of collection, given the steps of each rank."""
+        for name, number in frames.items():
+            self.frames_by_env[name] = self.frames_by_env.get(name, 0) + number
+
+    def state_dict(self) -> dict[str, object]:
+        """The entries in a training state."""
+        collected, trained = (0, 0) if self.set_by_program else (self.collected, self.trained)
+        epoch = self.epoch + self.set_by_program
+        return {"epoch": epoch, "collected": collected, "trained": trained, "frames_by_env": self.frames_by_env}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a training state."""
+        self.begin(state["epoch"])
+        self.collected, self.trained = state["collected"], state["trained"]
+        self.frames_by_env = dict(state["frames_by_env"])
+
+
+# ---- all parts -------------------------------------------------------------------------------------------------------------
 
 Snapshot = tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]
 """(weights, tensors, state), the arguments of `amago.run.checkpoint.save_training_state`."""
 
 
-@dataclass
-class Progress:
-    """The progress of a run.
+class Stateful(Protocol):
+    """The parts of a started experiment that have a state."""
 
-    Attributes:
-        epoch: epochs that are finished.
-        collected: steps of each actor in the current epoch.
-        trained: batches in the current epoch.
-        seed: of the run.
-        frames_by_env: environment steps collected by all ranks, by environment name.
-    """
-
-    epoch: int
-    collected: int
-    trained: int
-    seed: int
-    frames_by_env: dict[str, int]
+    run_name: str
+    seed: int | None
+    run_seed: int
+    position: Position
+    learner: Learner
+    batches: Batches
+    run_log: RunLog
+    moments: CallbackList
 
     @property
-    def checkpoint_epoch(self) -> int:
-        """The epoch in a checkpoint's name: the current one if it has begun, otherwise the one before."""
-        return max(0, self.epoch - 1) if self.collected == self.trained == 0 else self.epoch
+    def accelerator(self) -> Accelerator: ...
+    @property
+    def actors(self) -> RunActors: ...
+    @property
+    def data(self) -> RLDataset: ...
 
 
-@dataclass
-class StateChange:
-    """How a run differs from the training state that it resumes from.
+def local_state(run: Stateful) -> dict[str, Any]:
+    """The state that differs between ranks: random streams, and the exploration schedules of the actors."""
+    return {"rng": rng_state(), "pools": {kind: rollout.pool.state_dict() for kind, rollout in run.actors.pools.items()}}
 
-    Attributes:
-        fields: the settings that differ.
-        run_name: of the run now.
-        new_seed: another seed than that of the run; None: go on with that.
-        notes: what is lost; extended by `TrainingParts.restore`.
+
+def snapshot(run: Stateful, ranks: list[dict[str, Any]], settings: dict[str, Any]) -> Snapshot:
+    """The training state, in the main process. Its weights are those that act; with an average, the trained ones are beside them.
+
+    Args:
+        ranks: the `local_state` of each process.
+        settings: of the run (`amago.run.record.settings_of`).
     """
+    state, tensors = run.learner.state_dict()
+    logger = run.run_log.logger
+    state |= {
+        **run.position.state_dict(), "seed": run.run_seed, "next_batch": run.batches.loader.next_batch, "dataset": run.data.state_dict(),
+        "wall_time": 0.0 if logger is None else logger.wall_time, "processes": len(ranks), "ranks": ranks, "settings": settings,
+    }  # fmt: skip
+    if callbacks := run.moments.state_dict():
+        tensors["callbacks"] = callbacks
+    return run.learner.policy.state_dict(), tensors, state
 
-    fields: frozenset[str]
-    run_name: str
-    new_seed: int | None = None
-    notes: list[str] = field(default_factory=list)
 
+def restore(run: Stateful, path: Path, changed: frozenset[str]) -> list[str]:
+    """Load a training state into all parts; the present settings of optimizer and schedule remain.
 
-@dataclass
-class TrainingParts:
-    """The parts of a started experiment that have a state.
+    Args:
+        changed: fields of the run that differ from the saved run's.
 
-    Attributes:
-        pools: rollouts by "train" or "val".
+    Returns:
+        notes on lost state.
+
+    Raises:
+        CheckpointError: it is incomplete or damaged, or was saved for another agent.
     """
-
-    accelerator: Accelerator
-    policy: BaseAgent
-    optimizer: torch.optim.Optimizer
-    schedule: torch.optim.lr_scheduler.LambdaLR
-    updater: Updater
-    loader: SequenceLoader | ForeignLoader
-    dataset: RLDataset
-    logger: MetricsLogger | None
-    pools: dict[str, Rollout]
-    batches_per_update: int
-    callbacks: CallbackList
-
-    def local_state(self, ranks: Ranks) -> dict[str, Any]:
-        """The state that differs between ranks: random streams, and the exploration schedules of the actors.
-
-        Gradients of an update of several batches differ too until it ends, which takes their mean. Here they become it already, so that
-        rank 0 can save them for all.
-        """
-        if ranks.count > 1:
-            parameters, found = dict(self.policy.named_parameters()), self._unused_gradients()
-            for name in sorted(set().union(*ranks.gather([list(found)]))):
-                if name not in found:
-                    found[name] = parameters[name].grad = torch.zeros_like(parameters[name])
-                ranks.average([found[name]])
-        return {"rng": rng_state(), "pools": {k: r.pool.state_dict() for k, r in self.pools.items()}}
-
-    def snapshot(self, progress: Progress, ranks: list[dict[str, Any]], settings: dict[str, Any]) -> Snapshot:
-        """The training state, in the main process. Its weights are those that act; with an average, the trained ones are beside them.
-
-        Args:
-            ranks: the `local_state` of each process.
-            settings: of the run (`amago.run.record.settings_of`).
-        """
-        state = {
-            "epoch": progress.epoch, "collected": progress.collected, "trained": progress.trained, "seed": progress.seed,
-            "frames_by_env": progress.frames_by_env, "frames_of_all_ranks": True, "updater": self.updater.state_dict(),
-            "schedule": self.schedule.state_dict(), "next_batch": self.loader.next_batch,
-            "wall_time": 0.0 if self.logger is None else self.logger.wall_time, "dataset": self.dataset.state_dict(),
-            "processes": self.accelerator.num_processes, "ranks": ranks, "settings": settings,
-            "batches_in_update": self.accelerator.step % self.batches_per_update, "optimizer_parameters": names_in(self.optimizer, self.policy),
-        }  # fmt: skip
-        tensors = {"optimizer": self.optimizer.state_dict(), "gradients": self._unused_gradients()}
-        if self.updater.average is not None:
-            tensors["trained"] = self.updater.average.state_dict()
-        if self.accelerator.scaler is not None:
-            tensors["scaler"] = self.accelerator.scaler.state_dict()
-        if callbacks := self.callbacks.state_dict():
-            tensors["callbacks"] = callbacks
-        return self.policy.state_dict(), tensors, state
-
-    def _unused_gradients(self) -> dict[str, Tensor]:
-        """Gradients accumulated so far in an update of several batches."""
-        if self.accelerator.step % self.batches_per_update == 0:
-            return {}
-        return {name: p.grad for name, p in self.policy.named_parameters() if p.grad is not None}
-
-    def restore(self, path: Path, change: StateChange) -> Progress:
-        """Load a training state into all parts; the present settings of optimizer and schedule remain.
-
-        Args:
-            change: what the run has changed since; its ``notes`` are extended by what is lost.
-
-        Raises:
-            CheckpointError: it is incomplete or damaged, or was saved for another agent.
-        """
-        weights, tensors, state = checkpoint.load_training_state(path)
-        load_into(self.policy, weights, path)
-        self._restore_average(tensors.get("trained"))
-        try:
-            progress = self._restore(tensors, state, change)
-        except KeyError as err:
-            raise CheckpointError(f"{path} lacks {err}: it was not saved by this version of amago") from err
-        except ValueError as err:
-            raise CheckpointError(f"{path} does not fit this run: {err}") from err
-        for key in self.callbacks.load_state_dict(tensors.get("callbacks", {})):
-            change.notes.append(f"the state of the callback {key} is not used: this run has no such callback")
-        return progress
-
-    def _restore(self, tensors: Mapping[str, Any], state: Mapping[str, Any], change: StateChange) -> Progress:
-        saved, now = state["processes"], self.accelerator.num_processes
-        same_update = saved == now and "batches_per_update" not in change.fields
-        gradients = tensors["gradients"] if same_update else {}
-        for name, p in self.policy.named_parameters():
-            p.grad = gradients[name].to(p.device) if name in gradients else None
-        names = state.get("optimizer_parameters") if GROUPING & change.fields else None
-        self._load_optimizer(tensors["optimizer"], state["schedule"], names)
-        if self.accelerator.scaler is not None and "scaler" in tensors:
-            self.accelerator.scaler.load_state_dict(tensors["scaler"])
-        self.updater.load_state_dict(state["updater"])
-        self.loader.seed = state["seed"] if change.new_seed is None else change.new_seed
-        self.loader.next_batch = state["next_batch"]
-        self.accelerator.step = state["batches_in_update"] if same_update else 0
-        settings = state.get("settings")
-        before = {} if settings is None else settings["fields"]
-        note = load_dataset_state(
-            self.dataset, state["dataset"], before.get("dataset"), change.run_name, before.get("run_name")
-        )
-        change.notes.extend([note] if note else [])
-        if self.logger is not None:
-            self.logger.rewind(state["wall_time"])
-        self._restore_process(state["ranks"], change)
-        frames = dict(state["frames_by_env"])
-        if not state.get("frames_of_all_ranks"):  # an earlier version saved those of rank 0
-            frames = {name: n * saved for name, n in frames.items()}
-        if saved != now:
-            change.notes.append(f"{saved} processes saved it, and there are {now}: the run is not repeated exactly")
-        return Progress(state["epoch"], state["collected"], state["trained"], self.loader.seed, frames)
-
-    def _restore_average(self, trained: Mapping[str, Tensor] | None) -> None:
-        """Begin the average, if there is to be one, with the weights that act, which are loaded; put the trained ones in their place."""
-        if self.updater.average is not None:
-            self.updater.average.restart()
-        if trained is not None:
-            self.policy.load_state_dict(trained, strict=False)
-
-    def _restore_process(self, ranks: list[dict[str, Any]], change: StateChange) -> None:
-        """Random streams and actors; processes that were not there before have actors of another, and streams of their own."""
-        rank = self.accelerator.process_index
-        local = ranks[rank % len(ranks)]
-        for kind, saved in local["pools"].items():
-            if kind in self.pools:
-                pool = self.pools[kind].pool
-                known = saved if rank < len(ranks) else {**saved, "actors": {f"-{k}": v for k, v in saved["actors"].items()}}
-                load_pool_state(pool, known, "exploration_wrapper_type" in change.fields)
-        if rank < len(ranks) and change.new_seed is None:
-            set_rng_state(local["rng"])
-        elif change.new_seed is None:
-            seed_process((self.loader.seed, rank, len(ranks)))
-
-    def _load_optimizer(self, saved: dict[str, Any], schedule: dict[str, Any], names: list[str] | None) -> None:
-        """Restore the optimizer's moments and the place in the schedule. Rates, weight decay and the like are those of now.
-
-        Args:
-            names: of the parameters, in the order of ``saved``, if settings now divide them into other groups.
-        """
-        now = self.optimizer.state_dict()["param_groups"]
-        if names is not None:
-            saved = regrouped(saved, names, names_in(self.optimizer, self.policy), now) or saved
-        if [len(g["params"]) for g in now] != [len(g["params"]) for g in saved["param_groups"]]:
-            raise ValueError(
-                f"the optimizer had groups of {[len(g['params']) for g in saved['param_groups']]} parameters, and now has groups of "
-                f"{[len(g['params']) for g in now]}"
+    new_seed = int(run.seed) if "seed" in changed and run.seed is not None else None
+    rank, now = run.accelerator.process_index, run.accelerator.num_processes
+    if new_seed is not None:
+        seed_process((new_seed, rank, *identity(path)))
+    weights, tensors, state = load_training_state(path)
+    load_into(run.learner.policy, weights, path)
+    try:
+        notes, saved = [], state["processes"]
+        run.learner.load_state_dict(state, tensors, saved == now and "batches_per_update" not in changed)
+        run.run_seed = run.batches.loader.seed = state["seed"] if new_seed is None else new_seed
+        run.batches.loader.next_batch = state["next_batch"]
+        fields = state["settings"]["fields"]
+        if _kind(describe(run.data), run.run_name) == _kind(fields["dataset"], fields["run_name"]):
+            run.data.load_state_dict(state["dataset"])
+        else:
+            notes.append(
+                "datasets that are new begin with their files in the order of their names, and the proportions of a mixture anew"
             )
-        own: Any = getattr(self.schedule, "scheduler", self.schedule)  # Accelerate's wrapper around one
-        base = list(own.base_lrs)
-        groups = [{**new, "params": old["params"]} for new, old in zip(now, saved["param_groups"])]
-        self.optimizer.load_state_dict({**saved, "param_groups": groups})
-        own.load_state_dict({**schedule, "base_lrs": base})
-        if isinstance(own, torch.optim.lr_scheduler.LambdaLR):
-            for group, rate, factor in zip(self.optimizer.param_groups, base, own.lr_lambdas):
-                group["lr"] = rate * factor(own.last_epoch)
-            own._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+        if run.run_log.logger is not None:
+            run.run_log.logger.rewind(state["wall_time"])
+        _restore_process(run, state["ranks"], rank, changed, new_seed is not None)
+        if saved != now:
+            notes.append(f"{saved} processes saved it, and there are {now}: the run is not repeated exactly")
+        run.position.load_state_dict(state)
+    except KeyError as err:
+        raise CheckpointError(f"{path} lacks {err}: it was not saved by this version of amago") from err
+    except ValueError as err:
+        raise CheckpointError(f"{path} does not fit this run: {err}") from err
+    for key in run.moments.load_state_dict(tensors.get("callbacks", {})):
+        notes.append(f"the state of the callback {key} is not used: this run has no such callback")
+    return notes
+
+
+def _kind(description: Mapping[str, Any], run_name: str) -> list[Any]:
+    """The properties of a dataset that must agree for a state to fit: classes, and names of buffers, which are renamed with their run."""
+    name = description.get("dset_name")
+    members = [_kind(d, run_name) for d in description.get("datasets", ())]
+    return [description.get("type"), None if name == run_name else name, members]
+
+
+def _restore_process(run: Stateful, ranks: list[dict[str, Any]], rank: int, changed: frozenset[str], reseeded: bool) -> None:
+    """Restore random streams and actors; a new process takes the actors of an earlier one, with separate random streams."""
+    local, is_new = ranks[rank % len(ranks)], rank >= len(ranks)
+    for kind, saved in local["pools"].items():
+        if kind in run.actors.pools:
+            known = {**saved, "actors": {f"-{k}": v for k, v in saved["actors"].items()}} if is_new else saved
+            load_pool_state(run.actors.pools[kind].pool, known, "exploration_wrapper_type" in changed)
+    if reseeded:
+        return
+    if is_new:
+        seed_process((run.run_seed, rank, len(ranks)))
+    else:
+        set_rng_state(local["rng"])
+
+
+def load_pool_state(pool: ActorPool, saved: dict[str, Any], exploration_is_new: bool) -> None:
+    """Restore the exploration schedules and random streams of actors, of which there may be another number now.
+
+    New actors continue the schedule of an earlier one, with separate random streams.
+
+    Args:
+        saved: of `ActorPool.state_dict`.
+        exploration_is_new: exploration is of another class than before, and begins anew.
+    """
+    present, before = pool.state_dict(), dict(saved["actors"])
+    if exploration_is_new:
+        before = {k: {name: v for name, v in state.items() if name != "exploration"} for k, state in before.items()}
+    actors, others = present["actors"], list(before.values())
+    for i, (k, new) in enumerate(actors.items()):
+        source = before.get(k, others[i % len(others)])
+        if k in before and _size(source) == _size(new):
+            actors[k] = source
+        elif "exploration" in source and "exploration" in new:
+            schedule = {name: v for name, v in source["exploration"].items() if name == "global_step"}
+            actors[k] = {**new, "exploration": {**new["exploration"], **schedule}}
+    pool.load_state_dict(present)
+
+
+def _size(state: Mapping[str, Any]) -> int:
+    """Environments that an actor's exploration serves; 0 if it does not distinguish them."""
+    return len(state.get("exploration", {}).get("multiplier", ()))

@@ -10,13 +10,11 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from amago.run.callbacks import Callback
+from amago.run.callbacks import Callback, Run
 from amago.run.metric_names import AVERAGE_RETURN
 
 if TYPE_CHECKING:
     import optuna
-
-    from amago.experiment import Experiment
 
 KINDS = {
     "uniform": "numbers between LOW and HIGH",
@@ -25,7 +23,7 @@ KINDS = {
     "logint": "whole numbers from LOW to HIGH, whose logarithms are equally likely",
     "choice": "one of the values",
 }
-"""What may stand after "NAME=" in a space, and what is drawn."""
+"""Forms of a dimension after "NAME=" in a space, and the values drawn from each."""
 _SCALARS = (bool, int, float, str, type(None))
 
 
@@ -50,7 +48,7 @@ class Dimension:
         """The values of a choice as Optuna stores them."""
         return [v if isinstance(v, _SCALARS) else repr(v) for v in self.values]
 
-    def value_of(self, stored: Any) -> Any:
+    def value_of(self, stored: object) -> Any:
         """The value that a finished trial had, of ``trial.params``."""
         return self.values[self._labels.index(stored)] if self.kind == "choice" else stored
 
@@ -71,7 +69,7 @@ def parse_space(texts: Iterable[str]) -> list[Dimension]:
         texts: such as "learning_rate=loguniform(1e-5, 1e-3)", "Agent.gamma=choice(0.99, 0.999)"; `KINDS` has all forms.
 
     Raises:
-        ValueError: quotes the text that cannot be read, and says what would be right.
+        ValueError: quotes the text that cannot be read, and shows the valid forms.
     """
     found: dict[str, Dimension] = {}
     for text in texts:
@@ -94,24 +92,25 @@ def _parse(text: str) -> Dimension:
         near = difflib.get_close_matches(kind, KINDS, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(KINDS)}"
         raise ValueError(f"cannot read {text!r}: there is no {kind!r}; {hint}")
-    values = _values(inside)
-    if kind == "choice":
-        if len(values) < 2:
-            raise ValueError(f"{text!r}: a choice needs two values or more")
-        if len({repr(v) for v in values}) < len(values):
-            raise ValueError(f"{text!r}: a value is there twice")
-    else:
-        _check_range(text, kind, values)
-    return Dimension(name, kind, values, text)
-
-
-def _values(inside: str) -> tuple[Any, ...]:
-    """The values between the parentheses: Python literals, or else strings."""
     try:
-        found = ast.literal_eval(f"[{inside}]")
-    except (ValueError, SyntaxError):
-        found = [_literal(part.strip()) for part in inside.split(",")]
-    return tuple(found)
+        values = tuple(ast.literal_eval(f"[{inside}]"))
+    except (ValueError, SyntaxError):  # a value is text without quotes
+        values = tuple(_literal(part.strip()) for part in inside.split(","))
+    numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v)]
+    if kind == "choice":
+        mistakes = [(len({*map(repr, values)}) < max(2, len(values)), "a choice needs two values or more, each once")]
+    elif len(values) != 2 or len(numbers) != 2:
+        mistakes = [(True, f"{kind} takes two numbers, {kind}(LOW, HIGH)")]
+    else:
+        mistakes = [
+            (numbers[0] >= numbers[1], "the first number must be below the second"),
+            (kind.startswith("log") and numbers[0] <= 0, f"both numbers of {kind} must be positive"),
+            (kind.endswith("int") and not all(isinstance(v, int) for v in numbers), f"both numbers of {kind} must be whole"),
+        ]
+    for wrong, mistake in mistakes:
+        if wrong:
+            raise ValueError(f"{text!r}: {mistake}")
+    return Dimension(name, kind, values, text)
 
 
 def _literal(text: str) -> Any:
@@ -121,21 +120,8 @@ def _literal(text: str) -> Any:
         return text
 
 
-def _check_range(text: str, kind: str, values: tuple[Any, ...]) -> None:
-    numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v)]
-    if len(values) != 2 or len(numbers) != 2:
-        raise ValueError(f"{text!r}: {kind} takes two numbers, {kind}(LOW, HIGH)")
-    low, high = numbers
-    if low >= high:
-        raise ValueError(f"{text!r}: the first number must be below the second")
-    if kind.startswith("log") and low <= 0:
-        raise ValueError(f"{text!r}: both numbers of {kind} must be positive")
-    if kind.endswith("int") and not all(isinstance(v, int) for v in numbers):
-        raise ValueError(f"{text!r}: both numbers of {kind} must be whole")
-
-
 class PruneTrial(Callback):
-    """Reports each evaluation to a trial of an Optuna study, and ends the run if the study says that it is not promising.
+    """Reports each evaluation to a trial of an Optuna study, and ends the run if the study finds that it is not promising.
 
     Args:
         trial: of the study.
@@ -153,7 +139,7 @@ class PruneTrial(Callback):
         self._trial, self.metric = trial, metric
         self.value: float | None = None
 
-    def on_validation_end(self, experiment: Experiment, metrics: Mapping[str, float]) -> None:
+    def on_validation_end(self, experiment: Run, metrics: Mapping[str, float]) -> None:
         import optuna
 
         if not metrics:

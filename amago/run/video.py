@@ -45,10 +45,10 @@ def as_frames(pictures: Sequence[Any]) -> list[Frame]:
     """Pictures of one size for a video: small ones enlarged, and the sides made even, which MP4 needs.
 
     Args:
-        pictures: (height, width, 3) uint8 each, what ``env.render()`` returns with ``render_mode="rgb_array"``.
+        pictures: (height, width, 3) uint8 each, the results of ``env.render()`` with ``render_mode="rgb_array"``.
 
     Raises:
-        ValueError: there are none, or one has another type or shape; says which.
+        ValueError: there are none, or one has another type or shape; names it.
     """
     if not pictures:
         raise ValueError("a video needs at least one picture")
@@ -60,13 +60,9 @@ def as_frames(pictures: Sequence[Any]) -> list[Frame]:
             )
     height, width = max(a.shape[0] for a in arrays), max(a.shape[1] for a in arrays)
     scale = max(1, round(LEAST_SIDE / max(height, width)))
-    frames = []
-    for a in arrays:
-        frame = np.zeros((height * scale + height * scale % 2, width * scale + width * scale % 2, 3), np.uint8)
-        large = a.repeat(scale, axis=0).repeat(scale, axis=1)
-        frame[: large.shape[0], : large.shape[1]] = large
-        frames.append(frame)
-    return frames
+    height, width = -(-height * scale // 2) * 2, -(-width * scale // 2) * 2
+    large = [a.repeat(scale, axis=0).repeat(scale, axis=1) for a in arrays]
+    return [np.pad(a, ((0, height - a.shape[0]), (0, width - a.shape[1]), (0, 0))) for a in large]
 
 
 def write_video(pictures: Sequence[Any], path: str | Path, fps: float) -> Path:
@@ -87,10 +83,16 @@ def write_video(pictures: Sequence[Any], path: str | Path, fps: float) -> Path:
     if not fps > 0:
         raise ValueError(f"fps must be positive, got {fps!r}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".video-") as scratch:
-        written = _write_mp4(frames, Path(scratch), fps) if path.suffix.lower() == ".mp4" else Path(scratch, "v.gif")
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".video-") as scratch, warnings.catch_warnings():
         if path.suffix.lower() == ".gif":
+            written = Path(scratch, "v.gif")
             written.write_bytes(gif(frames, fps))
+        else:
+            from gymnasium.utils.save_video import save_video
+
+            warnings.simplefilter("ignore")  # of moviepy, about its own use of ffmpeg
+            save_video(frames, scratch, episode_trigger=lambda _: True, fps=fps, name_prefix="video")
+            (written,) = Path(scratch).glob("*.mp4")
         os.replace(written, path)
     return path
 
@@ -102,16 +104,6 @@ def gif(frames: Sequence[Frame], fps: float) -> bytes:
     out = io.BytesIO()
     first.save(out, "GIF", save_all=True, append_images=rest, duration=max(20, round(1000 / fps)), loop=0, optimize=False)
     return out.getvalue()
-
-
-def _write_mp4(frames: list[Frame], directory: Path, fps: float) -> Path:
-    from gymnasium.utils.save_video import save_video
-
-    with warnings.catch_warnings():  # of moviepy, about its own use of ffmpeg
-        warnings.simplefilter("ignore")
-        save_video(frames, str(directory), episode_trigger=lambda _: True, fps=fps, name_prefix="video")
-    (written,) = directory.glob("*.mp4")
-    return written
 
 
 def _require(module: str, what: str) -> Any:
@@ -127,16 +119,13 @@ def log_to_tensorboard(directory: Path, tag: str, pictures: Sequence[Any], fps: 
     Raises:
         ImportError: TensorBoard or Pillow is not installed; names the extra.
     """
-    as_frames(pictures)  # what cannot be shown leaves no file of events
+    as_frames(pictures)  # pictures that cannot be shown leave no file of events
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as err:
         raise ImportError("--tensorboard needs TensorBoard: pip install 'amago[tensorboard]'") from err
-    writer = SummaryWriter(str(directory))
-    try:
+    with SummaryWriter(str(directory)) as writer:  # type: ignore[no-untyped-call]
         add_to_events(writer, tag, pictures, fps, step)
-    finally:
-        writer.close()  # type: ignore[no-untyped-call]
 
 
 def add_to_events(writer: Any, tag: str, pictures: Sequence[Any], fps: float, step: int) -> None:
@@ -156,9 +145,9 @@ def add_to_events(writer: Any, tag: str, pictures: Sequence[Any], fps: float, st
 
 
 def log_to_wandb(run_dir: Path, name: str, path: Path) -> None:
-    """Log a video file to Weights & Biases, as a run of its own named RUN-eval, in the group of the run's name.
+    """Log a video file to Weights & Biases, as a separate run named RUN-eval, in the group of the run's name.
 
-    Project and entity are those of the environment variables AMAGO_WANDB_PROJECT and AMAGO_WANDB_ENTITY.
+    Project and entity come from the environment variables AMAGO_WANDB_PROJECT and AMAGO_WANDB_ENTITY.
 
     Raises:
         ImportError: Weights & Biases is not installed; names the extra.
@@ -167,11 +156,8 @@ def log_to_wandb(run_dir: Path, name: str, path: Path) -> None:
         import wandb
     except ImportError as err:
         raise ImportError("--log needs Weights & Biases: pip install 'amago[wandb]'") from err
-    run = wandb.init(
+    with wandb.init(
         dir=str(run_dir), project=os.environ.get("AMAGO_WANDB_PROJECT"), entity=os.environ.get("AMAGO_WANDB_ENTITY"),
         name=f"{run_dir.name}-eval", group=run_dir.name, job_type="eval",
-    )  # fmt: skip
-    try:
+    ) as run:  # fmt: skip
         run.log({name: wandb.Video(str(path))})
-    finally:
-        run.finish()

@@ -8,7 +8,8 @@ An action has three forms:
 
 A MultiDiscrete has a discrete part for each of its numbers. A Tuple or Dict has the parts of its spaces, in the order of the
 tuple or of the sorted keys. The stored forms of several parts lie side by side in a dtype that holds each exactly: int64 if no
-part is continuous, float64 if only some are.
+part is continuous, float64 if only some are. A ``Box`` of whole numbers is scaled as any other, its actions are rounded to the
+nearest number, and those with more than 2**22 numbers are stored in float64, so that each comes back.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import isfinite
+from math import isfinite, prod
 from typing import Any
 
+import gin
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
@@ -30,22 +32,23 @@ KINDS = ("discrete", "continuous", "multibinary")
 """The kinds of a part. An action of several parts has a kind such as "discrete(3)+continuous(2)"."""
 
 _FEW = 64
-"""Up to so many numbers are checked one by one, because a numpy call takes longer."""
+"""Largest count of numbers that are checked one by one, because a numpy call takes longer."""
 _ROUNDING = 1e-5
-"""How far rounding may take a continuous action out of [-1, 1]."""
-_STORED: dict[str, tuple[str, str]] = {  # dtype kinds of the stored form, and the form in words
-    "discrete": ("iu", "whole numbers from 0 to {last}"),
-    "multibinary": ("iub", "bits 0 or 1"),
-    "continuous": ("fiu", "numbers in [-1, 1]"),
-}
+"""The largest distance by which rounding may take a continuous action out of [-1, 1]."""
+_MOST_IN_FLOAT32, _MOST_IN_FLOAT64 = 2**22, 2**50
+"""The widest ranges of whole numbers that come back from [-1, 1] in these dtypes."""
+_STORED = {
+    "discrete": "whole numbers from 0 to {last}", "multibinary": "bits 0 or 1", "continuous": "numbers in [-1, 1]",
+}  # fmt: skip
+"""The stored form of each kind, in words."""
 
 
 class NonFiniteError(ValueError):
-    """An environment or a policy returned NaN or infinity; the message says which, where, and at which step."""
+    """Raised if an environment or a policy returned NaN or infinity; the message names it, the place and the step."""
 
 
 def all_finite(a: Array) -> bool:
-    """Whether an array of real numbers holds neither NaN nor infinity."""
+    """True if an array of real numbers holds neither NaN nor infinity."""
     if a.size <= _FEW and isfinite(sum(a.ravel().tolist())):  # a sum is finite only if every term is
         return True
     return bool(np.isfinite(a).all())
@@ -114,6 +117,7 @@ class ActionSpec:
         dim: A, the width of the vector form (number of choices, of numbers, of bits; their sum over the parts).
         stored_dim: S, the width of the stored form.
         stored_dtype: dtype of the stored form.
+        children: of a Tuple or Dict, (key, spec, stored columns) of each of its spaces.
     """
 
     space: gym.Space[Any]
@@ -123,6 +127,7 @@ class ActionSpec:
     stored_dtype: np.dtype[Any]
     _low: Array | None = field(default=None, repr=False)
     _high: Array | None = field(default=None, repr=False)
+    children: tuple[tuple[Any, ActionSpec, slice], ...] = field(default=(), repr=False)
 
     @cached_property
     def parts(self) -> tuple[ActionPart, ...]:
@@ -131,198 +136,123 @@ class ActionSpec:
 
     def to_env(self, stored: Array) -> Any:
         """The environment's form of a stored action (S,), or of a batch (B, S)."""
-        batch = stored.shape[:-1]
+        space, batch = self.space, stored.shape[:-1]
+        if self.children:
+            values = {key: spec.to_env(stored[..., at].astype(spec.stored_dtype)) for key, spec, at in self.children}
+            return {k: values[k] for k in space.spaces} if isinstance(space, gym.spaces.Dict) else tuple(values.values())
+        if isinstance(space, gym.spaces.Discrete):
+            index = stored[..., 0] + space.start
+            return index if batch else int(index)
+        if isinstance(space, gym.spaces.MultiDiscrete):
+            stored = stored.astype(np.int64) + np.asarray(space.start, np.int64).reshape(-1)
+        elif isinstance(space, gym.spaces.Box):
+            low, high = self._low, self._high
+            unit = np.minimum(np.maximum(stored, -1.0), 1.0)  # np.clip takes several times as long
+            stored = low + (unit.astype(np.float64) + 1.0) * 0.5 * (high - low)  # type: ignore[operator]
+            stored = np.rint(stored) if np.dtype(space.dtype).kind in "iub" else stored
+            stored = np.minimum(np.maximum(stored, low), high)  # type: ignore[arg-type]  # rounding must not leave the box
+        return stored.reshape((*batch, *(space.shape or ()))).astype(space.dtype)
+
+    def from_env(self, action: Any) -> Array:
+        """The stored form (S,) of an environment's action, or (B, S) of a batch."""
+        if self.children:
+            rows = [spec.from_env(action[key]).astype(self.stored_dtype) for key, spec, _ in self.children]
+            return np.concatenate(rows, axis=-1)
+        a, space = np.asarray(action), self.space
+        if isinstance(space, gym.spaces.Discrete):
+            return (a.astype(np.int64) - int(space.start))[..., None]
+        a = a.reshape(*a.shape[: a.ndim - len(space.shape or ())], self.stored_dim)
+        if isinstance(space, gym.spaces.MultiDiscrete):
+            return a.astype(np.int64) - np.asarray(space.start, np.int64).reshape(-1)
+        if isinstance(space, gym.spaces.Box):
+            span = np.where(self._high > self._low, self._high - self._low, 1.0)  # type: ignore[operator]
+            a = (a - self._low) / span * 2.0 - 1.0
+        return a.astype(self.stored_dtype)
+
+    def to_vector(self, stored: Array) -> NDArray[np.float32]:
+        """The vector form (..., A) of stored actions (..., S)."""
+        if self.kind in ("continuous", "multibinary"):
+            return stored.astype(np.float32)
+        out = np.zeros((*stored.shape[:-1], self.dim), dtype=np.float32)
         if self.kind == "discrete":
-            out = stored[..., 0] + self.space.start  # type: ignore[attr-defined]
-            return int(out) if not batch else out
-        if self.kind == "multibinary":
-            return stored.reshape(*batch, *self.space.shape).astype(self.space.dtype)  # type: ignore[misc]
-        assert self._low is not None
-        assert self._high is not None
-        unit = np.minimum(np.maximum(stored, -1.0), 1.0)  # np.clip takes several times as long
-        scaled = self._low + (unit.astype(np.float64) + 1.0) * 0.5 * (self._high - self._low)
-        scaled = np.minimum(np.maximum(scaled, self._low), self._high)  # rounding must not leave the box
-        return scaled.reshape((*batch, *self.space.shape)).astype(self.space.dtype)  # type: ignore[misc]
+            np.put_along_axis(out, stored.astype(np.int64), 1.0, axis=-1)
+            return out
+        index, begin, other, place = self._columns
+        if len(other):
+            out[..., place] = stored[..., other]
+        np.put_along_axis(out, stored[..., index].astype(np.int64) + begin, 1.0, axis=-1)
+        return out
+
+    def from_vector(self, vector: Array) -> Array:
+        """The stored form (..., S) of vectors (..., A); the inverse of `to_vector`."""
+        out = np.zeros((*vector.shape[:-1], self.stored_dim), dtype=self.stored_dtype)
+        for p in self.parts:
+            values = vector[..., p.vector]
+            out[..., p.stored] = np.argmax(values, axis=-1, keepdims=True) if p.kind == "discrete" else values
+        return out
+
+    @cached_property
+    def _columns(self) -> tuple[Array, ...]:
+        """Stored columns of discrete parts, the first vector column of each, and stored and vector columns of other parts."""
+        index = [p for p in self.parts if p.kind == "discrete"]
+        other = [p for p in self.parts if p.kind != "discrete"]
+        numbers = [[p.stored.start for p in index], [p.vector.start for p in index]]
+        numbers += [[i for p in other for i in range(p.stored.start, p.stored.stop)]]
+        numbers += [[i for p in other for i in range(p.vector.start, p.vector.stop)]]
+        return tuple(np.array(x, dtype=np.int64) for x in numbers)
+
+    def zeros(self, batch: int) -> Array:
+        """Stored actions (B, S) of zeros."""
+        return np.zeros((batch, self.stored_dim), dtype=self.stored_dtype)
 
     def check(self, stored: Array) -> None:
         """Refuse stored actions (..., S) of the wrong dtype or with values out of bounds.
 
         Raises:
             NonFiniteError: NaN or infinity.
-            ValueError: anything else; the message has the index of the number, and what is allowed.
+            ValueError: anything else; the message has the index of the number, and the values allowed.
         """
-        kinds, words = _STORED[self.kind]
+        low, high, whole, kinds, first, last = self._allowed
         if stored.dtype.kind not in kinds:
-            raise ValueError(
-                f"actions have dtype {stored.dtype}, but those of {self.space} are stored as {self.stored_dtype}: "
-                + words.format(last=self.dim - 1)
-            )
-        low, high = self._bounds
-        if stored.size <= _FEW:
-            for x in stored.ravel().tolist():
-                if not low <= x <= high:
-                    raise self._refusal(stored)
-        elif not (stored.min() >= low and stored.max() <= high):  # also refuses NaN, for which comparisons are False
-            raise self._refusal(stored)
-
-    @property
-    def _bounds(self) -> tuple[float, float]:
-        if self.kind == "continuous":
-            return -1.0 - _ROUNDING, 1.0 + _ROUNDING
-        return 0, self.dim - 1 if self.kind == "discrete" else 1
-
-    def _refusal(self, stored: Array) -> ValueError:
-        low, high = self._bounds
-        at = tuple(int(i) for i in np.argwhere(~((stored >= low) & (stored <= high)))[0])
-        words, value = _STORED[self.kind][1].format(last=self.dim - 1), stored[at]
-        text = f"action{_where(at if stored.size > 1 else ())} is {value}, but the stored form holds {words}"
-        return ValueError(text) if isfinite(value) else NonFiniteError(text)
-
-    def from_env(self, action: Any) -> Array:
-        """The stored form (S,) of an environment's action, or (B, S) of a batch."""
-        a = np.asarray(action)
-        if self.kind == "discrete":
-            return (a.astype(np.int64) - self.space.start)[..., None]  # type: ignore[attr-defined,no-any-return]
-        shape = self.space.shape
-        assert shape is not None
-        a = a.reshape(*a.shape[: a.ndim - len(shape)], self.dim)
-        if self.kind == "multibinary":
-            return a.astype(np.int8)
-        span = np.where(self._high > self._low, self._high - self._low, 1.0)  # type: ignore[operator]
-        return ((a - self._low) / span * 2.0 - 1.0).astype(np.float32)
-
-    def to_vector(self, stored: Array) -> NDArray[np.float32]:
-        """The vector form (..., A) of stored actions (..., S)."""
-        if self.kind != "discrete":
-            return stored.astype(np.float32)
-        out = np.zeros((*stored.shape[:-1], self.dim), dtype=np.float32)
-        np.put_along_axis(out, stored.astype(np.int64), 1.0, axis=-1)
-        return out
-
-    def from_vector(self, vector: Array) -> Array:
-        """The stored form (..., S) of vectors (..., A); the inverse of `to_vector`."""
-        if self.kind == "discrete":
-            return np.argmax(vector, axis=-1, keepdims=True).astype(np.int64)
-        return vector.astype(self.stored_dtype)
-
-    def zeros(self, batch: int) -> Array:
-        """Stored actions (B, S) of zeros."""
-        return np.zeros((batch, self.stored_dim), dtype=self.stored_dtype)
-
-
-@dataclass(frozen=True)
-class _CompositeSpec(ActionSpec):
-    """An action of several parts. Subclasses convert between the parts and the environment's form."""
-
-    @cached_property
-    def _columns(self) -> tuple[Array, Array, Array, Array]:
-        """Stored columns of discrete parts, the first vector column of each, and stored and vector columns of other parts."""
-        index = [p for p in self.parts if p.kind == "discrete"]
-        other = [p for p in self.parts if p.kind != "discrete"]
-        numbers = [[p.stored.start for p in index], [p.vector.start for p in index]]
-        numbers += [[i for p in other for i in range(at(p).start, at(p).stop)] for at in (_stored, _vector)]
-        first, second, third, fourth = (np.array(x, dtype=np.int64) for x in numbers)
-        return first, second, third, fourth
-
-    @cached_property
-    def _ranges(self) -> tuple[Array, Array, NDArray[np.bool_]]:
-        """The minimum and maximum of each stored column, and whether it holds whole numbers only."""
-        low, high = np.zeros(self.stored_dim), np.zeros(self.stored_dim)
-        whole = np.ones(self.stored_dim, dtype=bool)
-        for p in self.parts:
-            ends = {"discrete": (0, p.dim - 1), "multibinary": (0, 1), "continuous": (-1.0 - _ROUNDING, 1.0 + _ROUNDING)}
-            low[p.stored], high[p.stored] = ends[p.kind]
-            whole[p.stored] = p.kind != "continuous"
-        return low, high, whole
-
-    def check(self, stored: Array) -> None:
-        allowed = "fiu" if self.stored_dtype.kind == "f" else "iub" if self.stored_dtype == np.int8 else "iu"
-        if stored.dtype.kind not in allowed:
             raise ValueError(f"actions have dtype {stored.dtype}, but those of {self.space} are stored as {self.stored_dtype}")
-        low, high, whole = self._ranges
+        if first <= last and stored.size <= _FEW:  # of one part, so that one range holds for all
+            for x in stored.ravel().tolist():
+                if not first <= x <= last:  # also refuses NaN, for which comparisons are False
+                    break
+            else:
+                return
         right = (stored >= low) & (stored <= high)
-        if stored.dtype.kind == "f":
+        if stored.dtype.kind == "f" and whole.any():
             right &= ~whole | (stored == np.floor(stored))
         if right.all():
             return
         at = tuple(int(i) for i in np.argwhere(~right)[0])
-        part = next(p for p in self.parts if p.stored.start <= at[-1] < p.stored.stop)
-        words, value = _STORED[part.kind][1].format(last=part.dim - 1), stored[at]
-        text = f"action{_where(at)} ({self._column_names()[at[-1]]}) is {value}, but the stored form holds {words}"
+        part, value = next(p for p in self.parts if p.stored.start <= at[-1] < p.stored.stop), stored[at]
+        name = f" ({self._column_names()[at[-1]]})" if len(self.parts) > 1 else ""
+        words = _STORED[part.kind].format(last=part.dim - 1)
+        text = f"action{_where(at if stored.size > 1 else ())}{name} is {value}, but the stored form holds {words}"
         raise ValueError(text) if isfinite(value) else NonFiniteError(text)
 
-    def _column_names(self) -> list[str]:
-        raise NotImplementedError
-
-    def to_vector(self, stored: Array) -> NDArray[np.float32]:
-        out = np.zeros((*stored.shape[:-1], self.dim), dtype=np.float32)
-        index, begin, other, place = self._columns
-        out[..., place] = stored[..., other]
-        np.put_along_axis(out, stored[..., index].astype(np.int64) + begin, 1.0, axis=-1)
-        return out
-
-    def from_vector(self, vector: Array) -> Array:
-        out = np.zeros((*vector.shape[:-1], self.stored_dim), dtype=self.stored_dtype)
-        _, _, other, place = self._columns
-        out[..., other] = vector[..., place]
-        for p in self.parts:
-            if p.kind == "discrete":
-                out[..., p.stored.start] = np.argmax(vector[..., p.vector], axis=-1)
-        return out
-
-
-def _stored(part: ActionPart) -> slice:
-    return part.stored
-
-
-def _vector(part: ActionPart) -> slice:
-    return part.vector
-
-
-class _MultiDiscreteSpec(_CompositeSpec):
     @cached_property
-    def _start(self) -> Array:
-        return np.asarray(self.space.start, dtype=np.int64).reshape(-1)  # type: ignore[attr-defined]
-
-    def to_env(self, stored: Array) -> Any:
-        values = stored.astype(np.int64) + self._start
-        return values.reshape(*stored.shape[:-1], *self.space.shape).astype(self.space.dtype)  # type: ignore[misc]
-
-    def from_env(self, action: Any) -> Array:
-        a = np.asarray(action).astype(np.int64)
-        return a.reshape(*a.shape[: a.ndim - len(self.space.shape or ())], self.stored_dim) - self._start  # type: ignore[no-any-return]
-
-    def _column_names(self) -> list[str]:
-        shape = self.space.shape or ()
-        return [_where(tuple(int(i) for i in np.unravel_index(n, shape))) for n in range(self.stored_dim)]
-
-
-@dataclass(frozen=True)
-class _NestedSpec(_CompositeSpec):
-    """An action of a Tuple or Dict space; ``children`` are (key, spec, stored columns)."""
-
-    children: tuple[tuple[Any, ActionSpec, slice], ...] = ()
-
-    def to_env(self, stored: Array) -> Any:
-        values = {key: spec.to_env(stored[..., at].astype(spec.stored_dtype)) for key, spec, at in self.children}
-        if isinstance(self.space, gym.spaces.Dict):
-            return {key: values[key] for key in self.space.spaces}
-        return tuple(values.values())
-
-    def from_env(self, action: Any) -> Array:
-        rows = [spec.from_env(action[key]).astype(self.stored_dtype) for key, spec, _ in self.children]
-        return np.concatenate(rows, axis=-1)
+    def _allowed(self) -> tuple[Array, Array, NDArray[np.bool_], str, float, float]:
+        """The minimum and maximum of each stored column, whether it holds whole numbers only, the kinds of dtypes, and the range of
+        an action of one part; otherwise 1 to 0."""
+        low, high, whole = np.zeros(self.stored_dim), np.zeros(self.stored_dim), np.ones(self.stored_dim, bool)
+        for p in self.parts:
+            ends = {"discrete": (0, p.dim - 1), "multibinary": (0, 1), "continuous": (-1.0 - _ROUNDING, 1.0 + _ROUNDING)}
+            low[p.stored], high[p.stored] = ends[p.kind]
+            whole[p.stored] = p.kind != "continuous"
+        kinds = "fiu" if self.stored_dtype.kind == "f" else "iub" if self.stored_dtype == np.int8 else "iu"
+        return low, high, whole, kinds, *(ends[p.kind] if len(self.parts) == 1 else (1, 0))
 
     def _column_names(self) -> list[str]:
-        names = []
-        for key, spec, _ in self.children:
-            if isinstance(spec, _NestedSpec):
-                names += [f"{key}/{name}" for name in spec._column_names()]
-            elif isinstance(spec, _CompositeSpec):
-                names += [f"{key}{name}" for name in spec._column_names()]
-            else:
-                names += [f"{key}[{i}]" if spec.stored_dim > 1 else str(key) for i in range(spec.stored_dim)]
-        return names
+        if self.children:
+            return [
+                f"{key}{'/' if spec.children else ''}{name}" for key, spec, _ in self.children for name in spec._column_names()
+            ]
+        shape = (self.space.shape or ()) if isinstance(self.space, gym.spaces.MultiDiscrete) else (self.stored_dim,)
+        every = [_where(tuple(int(i) for i in np.unravel_index(n, shape))) for n in range(self.stored_dim)]
+        return every if len(every) > 1 else [""]
 
 
 def action_spec(space: gym.Space[Any]) -> ActionSpec:
@@ -338,22 +268,36 @@ def action_spec(space: gym.Space[Any]) -> ActionSpec:
         n = int(np.prod(space.shape))
         return ActionSpec(space, "multibinary", n, n, np.dtype(np.int8))
     if isinstance(space, gym.spaces.Box):
-        low, high = space.low.reshape(-1).astype(np.float64), space.high.reshape(-1).astype(np.float64)
-        if not (np.isfinite(low).all() and np.isfinite(high).all()):
-            raise ValueError(
-                f"action space {space} is unbounded: actions are scaled from [-1, 1] to [low, high], so both must be finite. "
-                "Wrap the environment with gymnasium.wrappers.RescaleAction or give the Box finite bounds."
-            )
-        return ActionSpec(space, "continuous", low.size, low.size, np.dtype(np.float32), low, high)
+        return _box_spec(space)
     if isinstance(space, gym.spaces.MultiDiscrete):
         nvec = [int(n) for n in space.nvec.reshape(-1)]
         kind = "+".join(f"discrete({n})" for n in nvec)
-        return _MultiDiscreteSpec(space, kind, sum(nvec), len(nvec), np.dtype(np.int64))
+        return ActionSpec(space, kind, sum(nvec), len(nvec), np.dtype(np.int64))
     if isinstance(space, gym.spaces.Tuple | gym.spaces.Dict):
         return _nested_spec(space)
     raise TypeError(
         f"action space {space} is not supported: use Discrete, MultiDiscrete, Box or MultiBinary, or a Tuple or Dict of these"
     )
+
+
+def _box_spec(space: gym.spaces.Box) -> ActionSpec:
+    low, high = space.low.reshape(-1).astype(np.float64), space.high.reshape(-1).astype(np.float64)
+    if not (np.isfinite(low).all() and np.isfinite(high).all() and space.is_bounded("both")):
+        raise ValueError(
+            f"action space {space} is unbounded: actions are scaled from [-1, 1] to [low, high], so both must be finite. "
+            "Wrap the environment with gymnasium.wrappers.RescaleAction or give the Box finite bounds."
+        )
+    with np.errstate(over="ignore"):
+        widest = float((high - low).max(initial=0.0))
+    whole = space.dtype is not None and space.dtype.kind in "iub"
+    largest = float(max(np.abs(low).max(initial=0.0), np.abs(high).max(initial=0.0)))
+    if not isfinite(widest) or (whole and max(widest, largest / 4) > _MOST_IN_FLOAT64):
+        raise ValueError(
+            f"action space {space} has a range that float64 cannot hold, so that actions scaled to [-1, 1] would not come back as they "
+            "were: give the Box closer bounds, for whole numbers at most 2**50 apart and within 2**52 of 0"
+        )
+    dtype = np.float64 if whole and widest > _MOST_IN_FLOAT32 else np.float32
+    return ActionSpec(space, "continuous", low.size, low.size, np.dtype(dtype), low, high)
 
 
 def _nested_spec(space: gym.spaces.Tuple | gym.spaces.Dict) -> ActionSpec:
@@ -374,9 +318,52 @@ def _nested_spec(space: gym.spaces.Tuple | gym.spaces.Dict) -> ActionSpec:
     specs = [child for _, child, _ in children]
     kind = "+".join(f"{p.kind}({p.dim})" for spec in specs for p in spec.parts)
     dtype = stored_dtype_of(p.kind for spec in specs for p in spec.parts)
-    return _NestedSpec(space, kind, sum(spec.dim for spec in specs), at, dtype, children=tuple(children))
+    if any(spec.stored_dtype == np.float64 for spec in specs):
+        dtype = np.dtype(np.float64)
+    return ActionSpec(space, kind, sum(spec.dim for spec in specs), at, dtype, children=tuple(children))
 
 
 def rl2_space(spec: ActionSpec) -> gym.spaces.Box:
     """The space of ``[reward, previous action]``, of shape (1 + A,)."""
     return gym.spaces.Box(-np.inf, np.inf, shape=(1 + spec.dim,), dtype=np.float32)
+
+
+@gin.configurable(module="amago")
+def ActionMask(key: str | None = None) -> str | None:
+    """The name of the observation that marks the legal actions. Bind it: ``ActionMask.key = "action_mask"``.
+
+    The observation has A numbers in any shape, one for each number of the action's vector form: nonzero where a choice is
+    legal, or where a bit may be 1. Numbers of continuous parts are not read. If no choice of a discrete part is legal (after
+    the end of an episode, for example), all count as legal.
+
+    Policies give illegal choices a probability of exactly 0, and exploration does not take them.
+
+    Args:
+        key: default: None, all actions are always legal.
+    """
+    return key
+
+
+def check_mask(key: str, obs_space: gym.spaces.Dict, spec: ActionSpec) -> None:
+    """Refuse an `ActionMask` that does not fit the spaces.
+
+    Raises:
+        ValueError: there is no such observation, it does not have A numbers, or all actions are continuous.
+    """
+    if key not in obs_space.spaces:
+        raise ValueError(f"ActionMask.key={key!r} is none of the observations {sorted(obs_space.spaces)}")
+    shape = obs_space[key].shape or ()
+    if prod(shape) != spec.dim:
+        raise ValueError(
+            f"ActionMask.key={key!r}: the observation has shape {shape}, but must have {spec.dim} numbers for actions {spec.space}"
+        )
+    if all(p.kind == "continuous" for p in spec.parts):
+        raise ValueError(f"ActionMask.key={key!r}: no part of {spec.space} can be masked; let the environment clip its actions")
+
+
+def action_mask_key(obs_space: gym.spaces.Dict, spec: ActionSpec) -> str | None:
+    """The bound `ActionMask.key`, checked against the spaces; None if none is bound."""
+    key = ActionMask()
+    if key is not None:
+        check_mask(key, obs_space, spec)
+    return key

@@ -22,7 +22,7 @@ class SpaceDifference(NamedTuple):
 
     Attributes:
         name: "observation 'KEY'" or "actions".
-        first, second: what each pair of spaces has, in words; "missing" if it has no such observation.
+        first, second: the space in each pair, in words; "missing" if it has no such observation.
     """
 
     name: str
@@ -43,22 +43,22 @@ def space_differences(first: Spaces, second: Spaces, *, dtypes: bool = True, ran
     Returns:
         The differences, sorted by name; none if the spaces agree.
     """
-    a, b = _described(*first, dtypes), _described(*second, dtypes)
+    a, b = _in_words(*first, dtypes), _in_words(*second, dtypes)
     differing = {name for name in a.keys() | b.keys() if a.get(name) != b.get(name)}
-    if ranges:
-        boxes, others = _boxes(first), _boxes(second)
-        for name in (n for n in boxes.keys() & others.keys() if boxes[n].shape == others[n].shape):
-            numbers = _other_units(boxes[name], others[name])
+    for key, x in first[0].spaces.items() if ranges else ():
+        y, name = second[0].spaces.get(key), f"observation {key!r}"
+        if isinstance(x, gym.spaces.Box) and isinstance(y, gym.spaces.Box) and x.shape == y.shape:
+            numbers = _other_units(x, y)
             differing |= {name} if numbers.any() else set()
-            a[name], b[name] = (text[name] + _range(of[name], numbers) for text, of in ((a, boxes), (b, others)))
+            a[name], b[name] = a[name] + _range(x, numbers), b[name] + _range(y, numbers)
     return [SpaceDifference(name, a.get(name, "missing"), b.get(name, "missing")) for name in sorted(differing)]
 
 
 def same_range(a: gym.spaces.Box, b: gym.spaces.Box) -> bool:
-    """Whether data of one box of real numbers can be data of the other, as far as bounds tell.
+    """True unless the bounds of two boxes of real numbers show that data of one cannot be data of the other.
 
-    Declared bounds may be wider than the data, so unequal bounds alone prove nothing. They are taken to be of other units or another
-    offset where, for some number of the box, both declare an interval and
+    Declared bounds may be wider than the data, so unequal bounds alone prove nothing. They are taken to be of other units or
+    another offset where, for some number of the box, both declare an interval and
 
     - one interval is more than 50 times as wide as the other (0 to 1 and 0 to 255; radians and degrees), or
     - they share less than three quarters of the narrower one (0 to 1 and -0.5 to 0.5).
@@ -73,7 +73,7 @@ def same_range(a: gym.spaces.Box, b: gym.spaces.Box) -> bool:
 
 
 def _other_units(a: gym.spaces.Box, b: gym.spaces.Box) -> NDArray[np.bool_]:
-    """The numbers of two boxes whose ranges differ, as `same_range` says."""
+    """Mask of the numbers of two boxes whose ranges differ by the rule of `same_range`."""
     if np.dtype(a.dtype).kind != "f" or np.dtype(b.dtype).kind != "f":
         return np.zeros(a.shape, bool)
     lows, highs = (np.stack([getattr(x, side).astype(np.float64) for x in (a, b)]) for side in ("low", "high"))
@@ -86,7 +86,7 @@ def _other_units(a: gym.spaces.Box, b: gym.spaces.Box) -> NDArray[np.bool_]:
     return declared & other
 
 
-def _described(obs_space: gym.spaces.Dict, action_space: gym.Space[Any], dtypes: bool) -> dict[str, str]:
+def _in_words(obs_space: gym.spaces.Dict, action_space: gym.Space[Any], dtypes: bool) -> dict[str, str]:
     """{"observation KEY" or "actions": a text that is the same if the spaces agree}."""
     spec = action_spec(action_space)
     observations = {
@@ -94,11 +94,6 @@ def _described(obs_space: gym.spaces.Dict, action_space: gym.Space[Any], dtypes:
         for key, space in obs_space.spaces.items()
     }
     return observations | {"actions": f"{spec.kind} of width {spec.dim}"}
-
-
-def _boxes(spaces: Spaces) -> dict[str, gym.spaces.Box]:
-    """The observations that are boxes, by the names of differences."""
-    return {f"observation {key!r}": x for key, x in spaces[0].spaces.items() if isinstance(x, gym.spaces.Box)}
 
 
 def _range(box: gym.spaces.Box, chosen: NDArray[np.bool_]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from math import prod
 from typing import Any
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 _MAX_BOX_BYTES = 1 << 28
-"""Of one observation or action. A description from a file may declare any size."""
+"""The largest size of one observation or action. A description from a file may declare any size."""
 
 
 def describe(space: gym.Space[Any]) -> dict[str, Any]:
@@ -21,7 +22,7 @@ def describe(space: gym.Space[Any]) -> dict[str, Any]:
     `from_description` is the inverse.
 
     Raises:
-        TypeError: any other kind of space.
+        TypeError: any other kind of space, or a key of a Dict that is neither a str nor an int.
     """
     if isinstance(space, gym.spaces.Discrete):
         return {"kind": "Discrete", "n": int(space.n), "start": int(space.start)}
@@ -35,7 +36,12 @@ def describe(space: gym.Space[Any]) -> dict[str, Any]:
         flat = {"nvec": space.nvec.reshape(-1).tolist(), "start": np.asarray(space.start).reshape(-1).tolist()}
         return {"kind": "MultiDiscrete", "shape": list(space.shape), "dtype": np.dtype(space.dtype).name} | flat
     if isinstance(space, gym.spaces.Dict):
-        return {"kind": "Dict", "spaces": {k: describe(v) for k, v in space.spaces.items()}}
+        if all(isinstance(k, str) for k in space.spaces):
+            return {"kind": "Dict", "spaces": {str(k): describe(v) for k, v in space.spaces.items()}}
+        keys = [
+            str(k) if isinstance(k, str) else operator.index(k) for k in space.spaces
+        ]  # the names of JSON's objects are texts
+        return {"kind": "Dict", "keys": keys, "spaces": [describe(v) for v in space.spaces.values()]}
     if isinstance(space, gym.spaces.Tuple):
         return {"kind": "Tuple", "spaces": [describe(v) for v in space.spaces]}
     raise TypeError(f"{space} has no description")
@@ -79,18 +85,12 @@ def from_description(description: dict[str, Any]) -> gym.Space[Any]:
         if kind == "Tuple":
             return gym.spaces.Tuple([from_description(v) for v in description["spaces"]])
         if kind == "Dict":
-            return gym.spaces.Dict({k: from_description(v) for k, v in description["spaces"].items()})
+            spaces = description["spaces"]
+            named = zip(description["keys"], spaces, strict=True) if "keys" in description else spaces.items()
+            return gym.spaces.Dict({k: from_description(v) for k, v in named})
     except (KeyError, TypeError, AttributeError) as err:
         raise ValueError(f"not the description of a space: {description!r}") from err
     raise ValueError(f"unknown kind of space {kind!r}")
-
-
-def stored_width(description: dict[str, Any]) -> int:
-    """S of a described action space, found without allocating anything of a size that the description declares."""
-    if description.get("kind") in ("Dict", "Tuple"):
-        inner = description["spaces"]
-        return sum(stored_width(d) for d in (inner.values() if isinstance(inner, dict) else inner))
-    return prod(description.get("shape", []))
 
 
 def _read_bound(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

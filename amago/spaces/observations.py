@@ -1,21 +1,34 @@
-"""Observation spaces as the rest of the library sees them: flat dicts of boxes."""
+"""Observation spaces as the rest of the library uses them: flat dicts of boxes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+Path = tuple[Any, ...]
+Conversion = Callable[[Any], Array]
 
 
-Leaf = tuple[gym.spaces.Box, Callable[[Any], Array]]
-"""The box of a leaf of an observation space, and how to convert its observations."""
+class Leaf(NamedTuple):
+    """A leaf of an observation space.
+
+    Attributes:
+        path: the keys and indices that lead to it in the environment's observation.
+        box: its space in the flat dict.
+        convert: the conversion of its observations.
+        real: True if it can hold NaN or infinity.
+    """
+
+    path: Path
+    box: gym.spaces.Box
+    convert: Conversion
+    real: bool
 
 
 @dataclass(frozen=True)
@@ -27,19 +40,25 @@ class ObsSpec:
         convert: environment observation -> {key: array}; raises ValueError, with the key, on a missing or extra key, a wrong
             shape or dtype, or a value that the space does not have.
         real_keys: the keys that can hold NaN or infinity, which ``convert`` accepts.
-        leaves: {key: (the keys and indices that lead to it in the environment's observation, its box, its conversion)}.
+        leaves: by key.
     """
 
     space: gym.spaces.Dict
     convert: Callable[[Any], dict[str, Array]]
     real_keys: tuple[str, ...] = ()
-    leaves: dict[str, tuple[tuple[Any, ...], gym.spaces.Box, Callable[[Any], Array]]] = field(default_factory=dict)
+    leaves: dict[str, Leaf] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, leaves: dict[str, Leaf], convert: Callable[[Any], dict[str, Array]]) -> ObsSpec:
+        """The specification with these leaves."""
+        flat = gym.spaces.Dict({name: leaf.box for name, leaf in leaves.items()})
+        return cls(flat, convert, tuple(name for name, leaf in leaves.items() if leaf.real), leaves)
 
 
 def obs_spec(space: gym.Space[Any], batched: bool = False, lead: bool = False) -> ObsSpec:
     """Flatten any supported observation space.
 
-    A space that is not a Dict or Tuple becomes ``{"observation": ...}``. Keys of nested dicts are joined with "/", those of
+    A space that is not a Dict or Tuple becomes ``{"observation": ...}``. Keys of nested dicts are joined with "/", keys of
     tuples are their indices. Discrete and MultiDiscrete leaves become one-hot float32, MultiBinary leaves float32, float64
     boxes float32.
 
@@ -49,38 +68,33 @@ def obs_spec(space: gym.Space[Any], batched: bool = False, lead: bool = False) -
         lead: give converted observations, which are not batched, a leading dimension of 1.
 
     Raises:
-        TypeError: a Text, Graph, Sequence or unknown leaf; the message has its key and what to do.
+        TypeError: a Text, Graph, Sequence or unknown leaf; the message has its key and a remedy. Or a key that is neither a str
+            nor an int.
+        ValueError: a key that files cannot hold, or two observations whose joined keys are the same; the message has the paths
+            of both.
     """
-    paths = dict(sorted(_leaves(space), key=lambda leaf: leaf[0]))
-    leaves = {name: _leaf(name, sub, 1 if batched else 0, lead) for name, (_, sub) in paths.items()}
-    flat = gym.spaces.Dict({name: box for name, (box, _) in leaves.items()})
-    real = tuple(
-        name for name, (_, sub) in paths.items() if isinstance(sub, gym.spaces.Box) and np.dtype(sub.dtype).kind == "f"
-    )
-    whole = {name: (paths[name][0], box, convert) for name, (box, convert) in leaves.items()}
+    leaves = {name: _leaf(name, path, sub, int(batched), lead) for name, (path, sub) in _named_leaves(space).items()}
     if not isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
-        only = leaves["observation"][1]
-
-        def convert_plain(obs: Any) -> dict[str, Array]:
-            return {"observation": only(obs)}
-
-        return ObsSpec(flat, convert_plain, real, whole)
-
-    items = [(name, convert, paths[name][0]) for name, (_, convert) in leaves.items()]
+        only = leaves["observation"].convert
+        return ObsSpec.of(leaves, lambda obs: {"observation": only(obs)})
     keys = set(space.spaces) if isinstance(space, gym.spaces.Dict) else None
 
-    def convert_nested(obs: Any) -> dict[str, Array]:
+    def convert(obs: Any) -> dict[str, Array]:
         if keys is not None and (not isinstance(obs, dict) or obs.keys() != keys):
             raise ValueError(_key_error(obs, keys))
-        out = {}
-        for name, convert, path in items:
-            value = obs
-            for step in path:
-                value = value[step]
-            out[name] = convert(value)
-        return out
+        return _converted(leaves, obs)
 
-    return ObsSpec(flat, convert_nested, real, whole)
+    return ObsSpec.of(leaves, convert)
+
+
+def _converted(leaves: dict[str, Leaf], obs: Any) -> dict[str, Array]:
+    out = {}
+    for name, leaf in leaves.items():
+        value = obs
+        for step in leaf.path:
+            value = value[step]
+        out[name] = leaf.convert(value)
+    return out
 
 
 def changed_spec(
@@ -90,10 +104,10 @@ def changed_spec(
     lead: bool = False,
     ignored: Iterable[Any] = (),
 ) -> ObsSpec:
-    """The conversion to a flat dict from which keys were removed, or to which keys were added.
+    """The conversion to a flat dict with keys removed or added.
 
     Args:
-        spec: of the environment's own observations, or what this function returned for them before.
+        spec: of the environment's own observations, or an earlier result of this function for them.
         wanted: the spaces by key. Those that are boxes of ``spec`` itself are converted as before; the observation must be a
             dict that has the others, where "observation" stands for an observation that is no dict.
         batched, lead: as in `obs_spec`.
@@ -102,91 +116,121 @@ def changed_spec(
     Raises:
         TypeError: as `obs_spec`.
     """
-    kept = {k: leaf for k, leaf in spec.leaves.items() if wanted.get(k) is leaf[1]}
-    new = obs_spec(gym.spaces.Dict({k: sub for k, sub in wanted.items() if k not in kept}), batched, lead)
-    leaves = dict(sorted({**{k: (path or (k,), box, f) for k, (path, box, f) in kept.items()}, **new.leaves}.items()))
-    needed = {path[0] for path, _, _ in leaves.values()}
+    kept = {k: leaf._replace(path=leaf.path or (k,)) for k, leaf in spec.leaves.items() if wanted.get(k) is leaf.box}
+    new = obs_spec(gym.spaces.Dict({k: sub for k, sub in wanted.items() if k not in kept}), batched, lead).leaves
+    for key in kept.keys() & new.keys():
+        raise ValueError(_same_name(key, kept[key].path, new[key].path))
+    leaves = dict(sorted((kept | new).items()))
+    needed = {leaf.path[0] for leaf in leaves.values()}
     allowed = needed | set(ignored)
 
     def convert(obs: Any) -> dict[str, Array]:
         given = obs if isinstance(obs, dict) else dict(enumerate(obs)) if isinstance(obs, tuple) else {"observation": obs}
         if not needed <= given.keys() <= allowed:
             raise ValueError(_key_error(given, needed | (allowed & given.keys())))
-        out = {}
-        for name, (path, _, leaf) in leaves.items():
-            value = given
-            for step in path:
-                value = value[step]
-            out[name] = leaf(value)
-        return out
+        return _converted(leaves, given)
 
-    real = (*(k for k in spec.real_keys if k in kept), *new.real_keys)
-    flat = gym.spaces.Dict({name: box for name, (_, box, _) in leaves.items()})
-    return ObsSpec(flat, convert, real, leaves)
+    return ObsSpec.of(leaves, convert)
 
 
 def leaf_spaces(space: gym.Space[Any]) -> dict[str, gym.Space[Any]]:
     """The spaces in ``space`` that are neither Dict nor Tuple, by their keys in the flat dict, sorted."""
-    return {name: sub for name, (_, sub) in sorted(_leaves(space), key=lambda leaf: leaf[0])}
+    return {name: sub for name, (_, sub) in _named_leaves(space).items()}
 
 
-def _leaves(
-    space: gym.Space[Any], name: str = "", path: tuple[Any, ...] = ()
-) -> Iterator[tuple[str, tuple[tuple[Any, ...], gym.Space[Any]]]]:
-    """(name, (path, space)) of each leaf; the path is the keys and indices that lead to it."""
-    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
-        for key, sub in space.spaces.items() if isinstance(space, gym.spaces.Dict) else enumerate(space.spaces):
-            yield from _leaves(sub, f"{name}/{key}" if name else str(key), (*path, key))
-    else:
-        yield name or "observation", (path, space)
+def key_problem(key: str) -> str | None:
+    """The reason why an observation of this key cannot be stored, or None."""
+    if not key or "\0" in key or "\\" in key or len(key) > 1000:
+        return "is empty, longer than 1000 characters, or has a NUL or a backslash"
+    if key.startswith("/") or any(part in ("..", ".") for part in key.split("/")):
+        return "looks like a path outside of the file ('/', '.' or '..')"
+    try:
+        key.encode("utf-8")
+    except UnicodeEncodeError:
+        return "is not valid Unicode"
+    return None
 
 
-def _key_error(obs: Any, expected: set[str]) -> str:
-    if not isinstance(obs, dict):
-        return (
-            f"the observation space is a Dict with keys {sorted(expected)}, but the environment returned {type(obs).__name__}"
-        )
+def _named_leaves(space: gym.Space[Any]) -> dict[str, tuple[Path, gym.Space[Any]]]:
+    """The result of `_leaves`, sorted by name; ValueError where two have one name, or one cannot be stored."""
+    out: dict[str, tuple[Path, gym.Space[Any]]] = {}
+    for name, path, sub in sorted(_leaves(space), key=lambda leaf: leaf[0]):
+        if name in out:
+            raise ValueError(_same_name(name, out[name][0], path))
+        if problem := key_problem(name):
+            raise ValueError(
+                f"the key {name!r} of the observation at {_in_words(path)} {problem}: rename it in the environment"
+            )
+        out[name] = path, sub
+    return out
+
+
+def _in_words(path: Path) -> str:
+    return "obs" + "".join(f"[{key!r}]" for key in path)
+
+
+def _same_name(name: str, first: Path, second: Path) -> str:
+    return (
+        f"the observations at {_in_words(first)} and {_in_words(second)} would both be named {name!r}, since nested keys are joined by "
+        "'/': rename one in the environment"
+    )
+
+
+def _leaves(space: gym.Space[Any], name: str = "", path: Path = ()) -> Iterator[tuple[str, Path, gym.Space[Any]]]:
+    if not isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
+        yield name or "observation", path, space
+        return
+    for key, sub in space.spaces.items() if isinstance(space, gym.spaces.Dict) else enumerate(space.spaces):
+        if not isinstance(key, str | int | np.integer):
+            raise TypeError(
+                f"{_in_words((*path, key))} has a key of type {type(key).__name__}, but the keys of a Dict of observations must be str or "
+                "int: rename it in the environment"
+            )
+        yield from _leaves(sub, f"{name}/{key}" if name else str(key), (*path, key))
+
+
+def _key_error(obs: object, expected: set[Any]) -> str:
+    if not isinstance(obs, Mapping):
+        return f"the observation space is a Dict with keys {sorted(expected, key=str)}, but the environment returned {type(obs).__name__}"
     missing, extra = sorted(expected - obs.keys(), key=str), sorted(obs.keys() - expected, key=str)
     parts = ([f"missing {missing}"] if missing else []) + ([f"not in the space: {extra}"] if extra else [])
     return f"observation keys differ from the observation space: {'; '.join(parts)}"
 
 
-def _leaf(name: str, space: gym.Space[Any], ndim: int, lead: bool) -> Leaf:
-    """The leaf of a space that is not nested.
-
-    Args:
-        name: for error messages.
-        ndim: batch dimensions of the observations to convert.
-        lead: add a dimension of 1 before those of the observation.
-    """
+def _leaf(name: str, path: Path, space: gym.Space[Any], ndim: int, lead: bool) -> Leaf:
+    """The leaf of a space that is not nested, for observations with ``ndim`` batch dimensions; ``lead`` adds one of 1."""
     if isinstance(space, gym.spaces.Box):
-        return _box_leaf(name, space, ndim, lead)
-    for kind, make in _ONE_HOT.items():
-        if isinstance(space, kind):
-            leaf: Leaf = make(name, space, ndim)
-            return (leaf[0], partial(_with_lead, leaf[1])) if lead else leaf
-    raise TypeError(
-        f"observation {name!r} has space {type(space).__name__}, which has no fixed-size array form. Wrap the environment with "
-        "gymnasium.wrappers.FilterObservation to drop the key, or TransformObservation to turn it into a Box (tokens, say)."
-    )
+        box, convert = _box_leaf(name, space, ndim, lead)
+        return Leaf(path, box, convert, np.dtype(space.dtype).kind == "f")
+    if isinstance(space, gym.spaces.MultiBinary):
+        shape, bits = space.shape, _whole_numbers(name, space, ndim)
+
+        def convert(obs: object) -> Array:
+            return bits(obs).astype(np.float32)
+    elif isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
+        shape, convert = _one_hot(name, space, ndim)
+    else:
+        raise TypeError(
+            f"observation {name!r} has space {type(space).__name__}, which has no fixed-size array form. Wrap the environment with "
+            "gymnasium.wrappers.FilterObservation to drop the key, or TransformObservation to turn it into a Box (tokens, say)."
+        )
+    box = gym.spaces.Box(0.0, 1.0, shape=shape, dtype=np.float32)
+    return Leaf(path, box, (lambda obs: convert(obs)[None]) if lead else convert, False)
 
 
-def _with_lead(convert: Callable[[Any], Array], obs: Any) -> Array:
-    return convert(obs)[None]
-
-
-def _box_leaf(name: str, space: gym.spaces.Box, ndim: int, lead: bool) -> Leaf:
+def _box_leaf(name: str, space: gym.spaces.Box, ndim: int, lead: bool) -> tuple[gym.spaces.Box, Conversion]:
     shape, dtype = space.shape or (1,), np.dtype(space.dtype)
     if dtype == np.float64:  # networks read float32, and files and messages are half as long
         dtype = np.dtype(np.float32)
     original, whole, to_shape = space.shape, dtype.kind in "iu", (1, *shape) if lead else shape
 
-    def convert(obs: Any) -> Array:
+    def convert(obs: object) -> Array:
         a = np.asarray(obs)
         if ndim or a.shape != original:
             _check_shape(name, a, original, ndim)
         if a.dtype != dtype:
-            if a.dtype.kind == "O" or not np.can_cast(a.dtype, dtype, "same_kind"):
+            numbers = whole and a.dtype.kind in "iu"  # of a list, or of another width: each is compared below
+            if a.dtype.kind == "O" or not (numbers or np.can_cast(a.dtype, dtype, "same_kind")):
                 raise ValueError(f"observation {name!r} has dtype {a.dtype}, but its space says {space.dtype}")
             given, a = a, a.astype(dtype)
             if whole and not np.can_cast(given.dtype, dtype) and (given != a).any():
@@ -195,73 +239,42 @@ def _box_leaf(name: str, space: gym.spaces.Box, ndim: int, lead: bool) -> Leaf:
 
     with np.errstate(over="ignore"):  # float64 bounds beyond float32 become infinite
         low, high = space.low.astype(dtype).reshape(shape), space.high.astype(dtype).reshape(shape)
-    box_type: Any = dtype.type
-    return gym.spaces.Box(low, high, shape=shape, dtype=box_type), convert
+    kind: Any = dtype.type
+    return gym.spaces.Box(low, high, shape=shape, dtype=kind), convert
 
 
-def _discrete_leaf(name: str, space: gym.spaces.Discrete, ndim: int) -> Leaf:
-    n, first = int(space.n), int(space.start)
+def _whole_numbers(name: str, space: Any, ndim: int) -> Conversion:
+    """The conversion to int64 from 0, for a Discrete, MultiDiscrete or MultiBinary."""
+    bits = isinstance(space, gym.spaces.MultiBinary)
+    first, count = (0, 2) if bits else (space.start, space.n if isinstance(space, gym.spaces.Discrete) else space.nvec)
 
-    def convert(obs: Any) -> Array:
-        index = np.asarray(obs)
-        _check_shape(name, index, (), ndim)
-        _check_whole(name, index, space)
-        index = index.astype(np.int64) - first
-        if (index < 0).any() or (index >= n).any():
+    def convert(obs: object) -> Array:
+        a = np.asarray(obs)
+        _check_shape(name, a, space.shape, ndim)
+        if a.dtype.kind not in "iub":
+            raise ValueError(f"observation {name!r} has dtype {a.dtype}, but {space} holds whole numbers")
+        index: Array = a.astype(np.int64) - first
+        if (index < 0).any() or (index >= count).any():
             raise ValueError(f"observation {name!r} is {obs}, outside {space}")
-        out = np.zeros((*index.shape, n), dtype=np.float32)
-        np.put_along_axis(out, index[..., None], 1.0, axis=-1)
-        return out
+        return index
 
-    return _unit_box((n,)), convert
+    return convert
 
 
-def _multi_discrete_leaf(name: str, space: gym.spaces.MultiDiscrete, ndim: int) -> Leaf:
-    nvec, start = space.nvec.reshape(-1).astype(np.int64), np.asarray(space.start).reshape(-1)
-    offsets, width = np.concatenate(([0], np.cumsum(nvec)[:-1])), int(nvec.sum())
+def _one_hot(name: str, space: gym.spaces.Discrete | gym.spaces.MultiDiscrete, ndim: int) -> tuple[tuple[int, ...], Conversion]:
+    counts = np.reshape(space.n if isinstance(space, gym.spaces.Discrete) else space.nvec, -1).astype(np.int64)
+    offsets, width, read = np.cumsum(counts) - counts, int(counts.sum()), _whole_numbers(name, space, ndim)
 
-    def convert(obs: Any) -> Array:
-        index = np.asarray(obs)
-        _check_shape(name, index, space.shape, ndim)
-        _check_whole(name, index, space)
-        index = index.reshape(*index.shape[:ndim], -1).astype(np.int64) - start
-        if (index < 0).any() or (index >= nvec).any():
-            raise ValueError(f"observation {name!r} is {obs}, outside {space}")
+    def convert(obs: object) -> Array:
+        index = read(obs)
+        index = index.reshape(*index.shape[:ndim], -1)
         out = np.zeros((*index.shape[:ndim], width), dtype=np.float32)
         np.put_along_axis(out, index + offsets, 1.0, axis=-1)
         return out
 
-    return _unit_box((width,)), convert
-
-
-def _multi_binary_leaf(name: str, space: gym.spaces.MultiBinary, ndim: int) -> Leaf:
-    def convert(obs: Any) -> Array:
-        a = np.asarray(obs)
-        _check_shape(name, a, space.shape, ndim)
-        _check_whole(name, a, space)
-        if ((a != 0) & (a != 1)).any():
-            raise ValueError(f"observation {name!r} is {obs}, outside {space}")
-        return a.astype(np.float32)
-
-    return _unit_box(space.shape), convert
-
-
-_ONE_HOT: dict[Any, Callable[[str, Any, int], Leaf]] = {
-    gym.spaces.Discrete: _discrete_leaf,
-    gym.spaces.MultiDiscrete: _multi_discrete_leaf,
-    gym.spaces.MultiBinary: _multi_binary_leaf,
-}
-
-
-def _unit_box(shape: tuple[int, ...]) -> gym.spaces.Box:
-    return gym.spaces.Box(0.0, 1.0, shape=shape, dtype=np.float32)
+    return (width,), convert
 
 
 def _check_shape(name: str, a: Array, shape: tuple[int, ...], ndim: int) -> None:
     if a.shape[ndim:] != shape or a.ndim != ndim + len(shape):
         raise ValueError(f"observation {name!r} has shape {a.shape[ndim:]}, but its space says {shape}")
-
-
-def _check_whole(name: str, a: Array, space: gym.Space[Any]) -> None:
-    if a.dtype.kind not in "iub":
-        raise ValueError(f"observation {name!r} has dtype {a.dtype}, but {space} holds whole numbers")

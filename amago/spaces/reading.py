@@ -17,9 +17,9 @@ Nested = gym.spaces.Dict | gym.spaces.Tuple
 
 
 class ObsReader:
-    """Takes observations of an environment's own space, and those that are converted to the flat space already.
+    """A reader of observations of an environment's own space, and observations already converted to the flat space.
 
-    Which of the two an observation is, is decided for each key by its shape. (For a MultiBinary, and a MultiDiscrete of nothing but
+    The two are distinguished for each key by its shape. (For a MultiBinary, and a MultiDiscrete of nothing but
     single values, the shapes are equal; floats are then taken to be converted.)
 
     Args:
@@ -36,15 +36,22 @@ class ObsReader:
         if not converts_to(self.raw, flat):
             raise ValueError(f"an environment with observations {raw} does not have the observations {flat}")
         self._batch: tuple[int, ...] = () if rows is None else (rows,)
-        self._leaves = {name: _Leaf(name, space, flat[name], rows is not None) for name, space in leaf_spaces(self.raw).items()}
+
+        def conversion(name: str, space: gym.Space[Any]) -> Callable[[Any], Array]:
+            return obs_spec(gym.spaces.Dict({name: space}), batched=rows is not None).leaves[name].convert
+
+        self._leaves = {
+            name: (space, conversion(name, space), conversion(name, flat[name]))
+            for name, space in leaf_spaces(self.raw).items()
+        }
         self._one = None if rows is None else ObsReader(flat, raw, None)
 
     def __call__(self, obs: Any) -> dict[str, Array]:
         """Convert an observation or a batch of them.
 
         Args:
-            obs: an observation of one of the two spaces; with ``rows``, one whose arrays have B rows, as a Gymnasium vector environment
-                returns it, or a list of B observations. Where there is only one key, the array alone will do.
+            obs: an observation of one of the two spaces; with ``rows``, one whose arrays have B rows, as a Gymnasium vector
+                environment returns it, or a list of B observations. Where there is only one key, the array alone will do.
 
         Returns:
             {key: (B, ...)}, with the shapes and dtypes of ``flat``; B is 1 without ``rows``.
@@ -58,35 +65,48 @@ class ObsReader:
                 raise ValueError(f"obs is a list of {len(obs)} observations, but there are {self.rows} environments")
             each = [self._one(row) for row in obs]
             return {key: np.concatenate([row[key] for row in each]) for key in self._leaves}
-        values = dict(self._values(obs))
-        out = {}
-        for key, leaf in self._leaves.items():  # the order in which networks read them
-            array = leaf.read(values[key], self._batch)
-            out[key] = array if self._batch else array[None]
-        return out
+        values = self._values(obs)
+        arrays = {key: self._read(key, values[key]) for key in self._leaves}  # the order in which networks read them
+        return arrays if self._batch else {key: array[None] for key, array in arrays.items()}
 
-    def _is_list_of_rows(self, obs: Any) -> bool:
+    def _is_list_of_rows(self, obs: object) -> bool:
         if not isinstance(obs, list) and not (isinstance(obs, np.ndarray) and obs.dtype == object):
             return False
         return isinstance(self.raw, gym.spaces.Tuple) or any(isinstance(row, Mapping) for row in obs)
 
-    def _values(self, obs: Any) -> Iterator[tuple[str, Any]]:
-        """(name, value) of each key of an observation, in either form."""
-        names = self._leaves.keys()
-        if isinstance(obs, Mapping) and obs.keys() == names:
-            return iter(obs.items())
-        tuple_wanted = isinstance(self.raw, gym.spaces.Tuple) and isinstance(obs, (tuple, list))
-        if len(names) == 1 and not tuple_wanted and not isinstance(obs, Mapping):
-            return iter([(next(iter(names)), obs)])
-        if isinstance(self.raw, gym.spaces.Dict if isinstance(obs, Mapping) else gym.spaces.Tuple):
-            return _walk(self.raw, obs, "obs", "")
-        if isinstance(obs, Mapping):
-            raise ValueError(f"obs has keys {sorted(map(str, obs))}, the policy was trained with {sorted(names)}")
-        raise ValueError(f"obs must be {_expected(self.raw, sorted(names))}, got {type(obs).__name__}")
+    def _values(self, obs: object) -> Mapping[str, Any]:
+        """The value of each key of an observation, in either form."""
+        if isinstance(obs, Mapping) and obs.keys() == self._leaves.keys():
+            return obs
+        of_tuple = isinstance(self.raw, gym.spaces.Tuple)
+        if len(self._leaves) == 1 and not isinstance(obs, Mapping) and not (of_tuple and isinstance(obs, tuple | list)):
+            return dict.fromkeys(self._leaves, obs)
+        if of_tuple or (isinstance(self.raw, gym.spaces.Dict) and isinstance(obs, Mapping)):
+            return dict(_walk(self.raw, obs, "obs", ""))
+        found = f"keys {sorted(map(str, obs))}" if isinstance(obs, Mapping) else f"type {type(obs).__name__}"
+        raise ValueError(f"obs has {found}, the policy was trained with keys {sorted(self._leaves)}")
+
+    def _read(self, name: str, value: object) -> Array:
+        space, from_raw, from_flat = self._leaves[name]
+        try:
+            array = np.asarray(value)
+        except ValueError as err:
+            raise ValueError(f"obs[{name!r}] is no array: {err}") from None
+        box = self.flat[name]
+        raw, flat = (*self._batch, *(space.shape or ())), (*self._batch, *(box.shape or ()))
+        if array.shape not in (raw, flat):
+            either = f"{raw}" if raw == flat else f"{raw}, as the environment returns it, or {flat}, converted"
+            raise ValueError(f"obs[{name!r}] has shape {array.shape}, it must be {either}")
+        same_values = isinstance(space, gym.spaces.Box)
+        is_raw = array.shape == raw and (raw != flat or same_values or array.dtype.kind != "f")
+        out = (from_raw if is_raw else from_flat)(array)
+        if out.dtype.kind == "f" and not all_finite(out):
+            raise NonFiniteError(f"obs[{name!r}] holds {out[~np.isfinite(out)][0]}; observations must be finite in float32")
+        return out
 
 
 def converts_to(raw: gym.Space[Any], flat: gym.spaces.Dict) -> bool:
-    """Whether observations of a space convert to those of ``flat``, as far as keys, shapes and dtypes tell."""
+    """True if observations of a space have the keys, shapes and dtypes of ``flat`` once converted."""
     found = obs_spec(raw).space.spaces
     return found.keys() == flat.spaces.keys() and all(
         (a.shape, a.dtype) == (flat[key].shape, flat[key].dtype) for key, a in found.items()
@@ -97,7 +117,8 @@ def spaces_of(source: Any) -> tuple[gym.spaces.Dict, gym.Space[Any]]:
     """The flat observation space and the action space of an environment.
 
     Args:
-        source: an environment, vectorised or not; a function that makes one, which is closed; or (observation space, action space).
+        source: an environment, vectorised or not; a function that makes one, which is closed; or (observation space, action
+            space).
 
     Raises:
         TypeError: none of these, or a space that is not supported.
@@ -119,39 +140,7 @@ def spaces_of(source: Any) -> tuple[gym.spaces.Dict, gym.Space[Any]]:
     return obs_spec(spaces[0]).space, spaces[1]
 
 
-class _Leaf:
-    """One key: the two shapes in which its value may come."""
-
-    def __init__(self, name: str, raw: gym.Space[Any], flat: gym.Space[Any], batched: bool):
-        self.name, self.raw_shape, self.flat_shape = name, raw.shape or (), flat.shape or ()
-        self._same_values = isinstance(raw, gym.spaces.Box)
-        self._real = flat.dtype is not None and np.dtype(flat.dtype).kind == "f"
-        self._from_raw, self._from_flat = (_converter(name, space, batched) for space in (raw, flat))
-
-    def read(self, value: Any, batch: tuple[int, ...]) -> Array:
-        try:
-            array = np.asarray(value)
-        except ValueError as err:
-            raise ValueError(f"obs[{self.name!r}] is no array: {err}") from None
-        raw, flat = (*batch, *self.raw_shape), (*batch, *self.flat_shape)
-        if array.shape not in (raw, flat):
-            either = f"{raw}" if raw == flat else f"{raw}, as the environment returns it, or {flat}, converted"
-            raise ValueError(f"obs[{self.name!r}] has shape {array.shape}, it must be {either}")
-        is_raw = array.shape == raw and (raw != flat or self._same_values or array.dtype.kind != "f")
-        out = (self._from_raw if is_raw else self._from_flat)(array)
-        if self._real and not all_finite(out):
-            raise NonFiniteError(
-                f"obs[{self.name!r}] holds {out[~np.isfinite(out)][0]}; observations must be finite in float32"
-            )
-        return out
-
-
-def _converter(name: str, space: gym.Space[Any], batched: bool) -> Callable[[Any], Array]:
-    convert = obs_spec(gym.spaces.Dict({name: space}), batched=batched).convert
-    return lambda value: convert({name: value})[name]
-
-
-def _walk(space: gym.Space[Any], value: Any, at: str, name: str) -> Iterator[tuple[str, Any]]:
+def _walk(space: gym.Space[Any], value: object, at: str, name: str) -> Iterator[tuple[str, Any]]:
     """(name, value) of each leaf of an observation of a nested space."""
     if isinstance(space, gym.spaces.Dict):
         if not isinstance(value, Mapping) or value.keys() != space.spaces.keys():
@@ -164,13 +153,7 @@ def _walk(space: gym.Space[Any], value: Any, at: str, name: str) -> Iterator[tup
             raise ValueError(f"{at} has {found}, the policy was trained with a tuple of {len(space.spaces)}")
         children = enumerate(space.spaces)
     else:
-        yield name, value
+        yield name or "observation", value
         return
     for key, sub in children:
         yield from _walk(sub, value[key], f"{at}[{key!r}]", f"{name}/{key}" if name else str(key))
-
-
-def _expected(raw: gym.Space[Any], names: list[str]) -> str:
-    if isinstance(raw, gym.spaces.Tuple):
-        return f"a tuple of {len(raw.spaces)}, as the environment returns it, or a dict with keys {names}"
-    return f"a dict with keys {sorted(map(str, raw.spaces)) if isinstance(raw, gym.spaces.Dict) else names}"

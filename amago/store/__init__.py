@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amago.store.errors import BadFileError, DamagedError, EvictedError, PickleRefusedError, StoreError, StoreFullError
+from amago.store.files import BadFileError, DamagedError, EvictedError, PickleRefusedError, StoreError, StoreFullError
 from amago.store.store import RefreshReport, StoreView, TrajectoryStore
 from amago.store.writer import TrajectoryWriter
 

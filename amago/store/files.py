@@ -1,9 +1,10 @@
-"""Files: writing one completely or not at all, and opening one that may be anything."""
+"""The errors of the store, and files: written completely or not at all, and opened safely."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import logging
 import os
 import re
@@ -15,13 +16,46 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from amago.store.errors import BadFileError
-
 logger = logging.getLogger(__name__)
 
 TEMPORARY = ".tmp-"
 STALE_SECONDS = 600.0
 _TEMPORARY_NAME = re.compile(r"\.tmp-(?P<host>[0-9a-f]{8})-(?P<pid>[0-9]{1,10})-.*")
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
+
+
+class StoreError(Exception):
+    """Base class of the store's errors."""
+
+
+class BadFileError(StoreError, ValueError):
+    """Raised for a file that is damaged or not a trajectory file of amago; the message has the fault."""
+
+
+class PickleRefusedError(StoreError, ValueError):
+    """Raised for a ``.traj`` pickle, which the store never reads."""
+
+    @classmethod
+    def of(cls, path: str | os.PathLike[str], count: int = 1) -> PickleRefusedError:
+        """The error for a pickle, the first of ``count``."""
+        more = f" (and {count - 1} more)" if count > 1 else ""
+        return cls(
+            f"{os.fspath(path)}{more} is a .traj pickle: reading one could run any code that its author put into it. If you "
+            "trust where it comes from, convert it for good ('amago buffer import DIRECTORY RUN --allow-pickle') and move it away; "
+            "otherwise move it away."
+        )
+
+
+class EvictedError(StoreError, LookupError):
+    """Raised if the file of a trajectory was deleted after its index was drawn; draw another index."""
+
+
+class DamagedError(BadFileError, EvictedError):
+    """Raised if the file of a trajectory was damaged after its check; it is not sampled any more, so draw another index."""
+
+
+class StoreFullError(StoreError, OSError):
+    """Raised if the disk is full and no more trajectories can be kept in memory."""
 
 
 def _host() -> str:
@@ -34,7 +68,7 @@ def _host() -> str:
 
 
 def temporary(directory: Path) -> Path:
-    """A new name for a file that is not complete yet; it contains the host and the process id of its writer (see `is_stale`)."""
+    """A new name for a file that is not complete yet, with the host and the process id of its writer (see `is_stale`)."""
     return directory / f"{TEMPORARY}{_host()}-{os.getpid()}-{os.urandom(6).hex()}"
 
 
@@ -45,11 +79,26 @@ def temporary_file(directory: Path) -> Iterator[Path]:
     try:
         yield path
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+        path.unlink(missing_ok=True)
 
 
-def write_all(fd: int, data: Any) -> None:
+def is_stale(directory: Path, name: str) -> bool:
+    """True if a ``.tmp-*`` file was left behind: its writer has ended, or has not written to it for ten minutes."""
+    match = _TEMPORARY_NAME.fullmatch(name)
+    if match and match["host"] == _host():
+        try:
+            os.kill(int(match["pid"]), 0)
+        except (ProcessLookupError, OverflowError):
+            return True
+        except PermissionError:
+            pass  # it runs, as another user
+    try:
+        return time.time() - os.lstat(directory / name).st_mtime > STALE_SECONDS
+    except FileNotFoundError:
+        return False
+
+
+def write_all(fd: int, data: bytes | memoryview) -> None:
     """Write a contiguous buffer completely, however often `os.write` stops early."""
     view = memoryview(data).cast("B")
     while view:
@@ -63,6 +112,15 @@ def sync(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory durable. A failure is only logged, because readers may have seen the new names already."""
+    try:
+        sync(directory)
+    except OSError as err:
+        if err.errno not in (errno.EINVAL, errno.ENOTSUP):
+            logger.warning("could not sync the directory %s: %s", directory, err)
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
@@ -81,7 +139,7 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     sync_directory(path.parent)
 
 
-def commit(directory: Path, buffers: Sequence[Any], names: Iterator[str]) -> tuple[str, int]:
+def commit(directory: Path, buffers: Sequence[Any], names: Iterator[str]) -> str:
     """Create a file so that it is either complete or not there at all; an existing file is never replaced.
 
     Args:
@@ -89,69 +147,43 @@ def commit(directory: Path, buffers: Sequence[Any], names: Iterator[str]) -> tup
         names: names to try, in order, until one is free.
 
     Returns:
-        The file's name and its size in bytes.
+        The file's name.
 
     Raises:
         OSError: writing failed; nothing is left behind.
     """
-    for _ in range(_ATTEMPTS - 1):
+    for attempt in itertools.count(1):
         try:
-            return _commit(directory, buffers, names)
+            with temporary_file(directory) as source:
+                fd = os.open(source, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+                try:
+                    for buffer in buffers:
+                        write_all(fd, buffer)
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+                name = next(n for n in names if _move_without_overwriting(source, directory / n))
+            break
         except FileNotFoundError:  # a learner whose clock is hours ahead deleted the temporary file as stale
-            continue
-    return _commit(directory, buffers, names)
-
-
-_ATTEMPTS = 5
-
-
-def _commit(directory: Path, buffers: Sequence[Any], names: Iterator[str]) -> tuple[str, int]:
-    with temporary_file(directory) as source:
-        fd = os.open(source, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        try:
-            for buffer in buffers:
-                write_all(fd, buffer)
-            os.fsync(fd)
-            size = os.fstat(fd).st_size
-        finally:
-            os.close(fd)
-        name = _move_to_free_name(source, directory, names)
+            if attempt == 5:
+                raise
     sync_directory(directory)
-    return name, size
+    return name
 
 
-def _move_to_free_name(source: Path, directory: Path, names: Iterator[str]) -> str:
-    for name in names:
-        try:
-            _move_without_overwriting(source, directory / name)
-            return name
-        except FileExistsError:
-            continue
-    raise FileExistsError(errno.EEXIST, "no free name is left", str(directory))
-
-
-_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
-
-
-def _move_without_overwriting(source: Path, target: Path) -> None:
-    """Give a file the name ``target``, or raise FileExistsError; ``source`` may keep its name too."""
+def _move_without_overwriting(source: Path, target: Path) -> bool:
+    """Give a file the name ``target``, unless it is taken; ``source`` may keep its name too."""
     try:
         os.link(source, target, follow_symlinks=False)
+    except FileExistsError:
+        return False
     except OSError as err:
         if err.errno not in _NO_LINKS:
             raise
         if os.path.lexists(target):  # without hard links, the check and the rename cannot be one step
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
+            return False
         os.rename(source, target)
-
-
-def sync_directory(directory: Path) -> None:
-    """Make the names in a directory durable. A failure is only logged, as readers may have seen the new names already."""
-    try:
-        sync(directory)
-    except OSError as err:
-        if err.errno not in (errno.EINVAL, errno.ENOTSUP):
-            logger.warning("could not sync the directory %s: %s", directory, err)
+    return True
 
 
 def free_bytes(directory: Path) -> int | None:
@@ -164,24 +196,8 @@ def free_bytes(directory: Path) -> int | None:
 
 
 def is_full(err: OSError) -> bool:
-    """Whether an error means that no space or no quota is left."""
+    """True if an error means that no space or no quota is left."""
     return err.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
-def is_stale(directory: Path, name: str) -> bool:
-    """Whether a ``.tmp-*`` file was left behind: its writer has ended, or has not written to it for ten minutes."""
-    match = _TEMPORARY_NAME.fullmatch(name)
-    if match and match["host"] == _host():
-        try:
-            os.kill(int(match["pid"]), 0)
-        except (ProcessLookupError, OverflowError):
-            return True
-        except PermissionError:
-            pass  # it runs, as another user
-    try:
-        return time.time() - os.lstat(directory / name).st_mtime > STALE_SECONDS
-    except FileNotFoundError:
-        return False
 
 
 def open_regular(path: str | Path) -> tuple[int, os.stat_result]:
@@ -209,12 +225,16 @@ def open_regular(path: str | Path) -> tuple[int, os.stat_result]:
     return fd, info
 
 
-def move_aside(source: Path, directory: Path, prefix: str) -> Path:
-    """Move ``source`` (a link, not its target) into ``directory``, under a name that is free there; returns the new path."""
-    directory.mkdir(parents=True, exist_ok=True)
-    target, i = directory / f"{prefix}{source.name}"[:240], 0
-    while os.path.lexists(target):
-        i += 1
-        target = directory / f"{i}-{prefix}{source.name}"[:240]
-    os.rename(source, target)
-    return target
+def read_exactly(fd: int, count: int, offset: int) -> bytes:
+    """``count`` bytes at ``offset``.
+
+    Raises:
+        BadFileError: the file ends before.
+    """
+    data = os.pread(fd, count, offset)
+    while len(data) < count:
+        more = os.pread(fd, count - len(data), offset + len(data))
+        if not more:
+            raise BadFileError(f"the file ends at byte {offset + len(data)}, {count - len(data)} bytes early")
+        data += more
+    return data

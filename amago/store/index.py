@@ -1,54 +1,53 @@
-"""The index entry of each file, and the journal of the order in which files were added."""
+"""The index entry of each file, and the record of a buffer's files for the next process."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import logging
 import os
+import stat
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-from amago.store import legacy, npz, original, segment
+from amago.store import formats
 from amago.store import schema as sc
-from amago.store.errors import BadFileError, EvictedError
-from amago.store.files import open_regular, replace_file, write_all
+from amago.store.files import BadFileError, EvictedError, open_regular, replace_file, write_all
 
 logger = logging.getLogger(__name__)
 
 TICK_NS = 12_000_000
 """Longer than the resolution of file time stamps, 10 ms at worst."""
-
-SEGMENT, NPZ, PACKED, TRAJ, ORIGINAL = range(5)
-"""Kinds of files; those after `PACKED` are of other systems, and are read by `read_foreign`."""
-_INDEX = ("ep_offsets", "start_time", "env_id")
+RAW, PACKED, ORIGINAL = range(3)
+"""Kinds of files: rows lie in the file as in memory; in compressed arrays; as the original system has written them."""
 
 
+@dataclass(slots=True, eq=False)
 class Entry:
     """A file that has been checked, with the position of every field: reading a slice does not need the header.
 
     Attributes:
         size, mtime_ns: the file's, when its data was compared with its checksums.
-        places: for each part of the schema, the offset of its rows; for PACKED (at, packed, skip) as in `npz.Member`.
+        places: for each part of the schema, the offset of its rows, or its `formats.Member` if PACKED; of ORIGINAL files the
+            members by their names in the file.
+        n: trajectories.
         ep_offsets, start_time, env_id: as in `amago.store.schema`.
         gone: the file was deleted, so that its trajectories must not be drawn any more.
     """
 
-    __slots__ = (
-        "env_id", "env_names", "ep_offsets", "gone", "kind", "mtime_ns", "n", "name",
-        "partition", "places", "schema", "sequence", "size", "start_time", "writer",
-    )  # fmt: skip
-
+    partition: str
+    name: str
+    size: int
+    mtime_ns: int
     kind: int
     schema: sc.Schema
-    places: tuple[Any, ...]
+    places: Any
     n: int
     ep_offsets: sc.Array
     start_time: sc.Array
@@ -56,9 +55,7 @@ class Entry:
     env_names: tuple[str, ...]
     writer: str
     sequence: int
-
-    def __init__(self, partition: str, name: str, info: os.stat_result) -> None:
-        self.partition, self.name, self.size, self.mtime_ns, self.gone = partition, name, info.st_size, info.st_mtime_ns, False
+    gone: bool = False
 
     @property
     def total(self) -> int:
@@ -66,66 +63,90 @@ class Entry:
         return int(self.ep_offsets[-1])
 
 
-class Schemas:
-    """One shared object for equal schemas, and one for equal lists of environment names."""
-
-    def __init__(self) -> None:
-        self._known: dict[sc.Schema, sc.Schema] = {}
-        self._names: dict[tuple[str, ...], tuple[str, ...]] = {}
-
-    def get(self, parts: tuple[sc.Part, ...], spaces: Any) -> sc.Schema:
-        """The schema of these fields and recorded spaces; a new one is checked.
-
-        Raises:
-            BadFileError: the fields do not fit the spaces.
-        """
-        if not isinstance(spaces, str):
-            raise BadFileError("the recorded spaces are no text")
-        schema = sc.Schema(parts, spaces)
-        if schema not in self._known:
-            sc.check_spaces(spaces, parts)
-            self._known[schema] = schema
-        return self._known[schema]
-
-    def share(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """The shared tuple that equals ``names``."""
-        return self._names.setdefault(names, names)
+def never(size: int, mtime_ns: int) -> bool:
+    """A value of `load`'s ``trusted``: the data is compared with its checksums."""
+    return False
 
 
 def load(
-    directory: str, partition: str, name: str, schemas: Schemas, trusted: Callable[[int, int], bool], allow_pickle: bool
+    root: str | Path, partition: str, name: str, schemas: sc.Schemas, trusted: Callable[[int, int], bool] = never
 ) -> Entry:
-    """Check a file and create its `Entry`.
+    """Check the file ``{root}/{partition}/{name}`` and create its `Entry`.
 
     Args:
         trusted: (size, mtime_ns) -> whether the data was compared with its checksums before, so that the header is enough.
 
     Raises:
-        BadFileError: the file must not be used; the message says why.
+        BadFileError: the file must not be used; the message has the reason.
         OSError: it cannot be opened or read (FileNotFoundError: it is gone).
     """
-    path = os.path.join(directory, name)
-    fd, info = open_regular(path)
+    fd, info = open_regular(f"{root}/{partition}/{name}")
     try:
         age = time.time_ns() - info.st_mtime_ns
         if 0 <= age < TICK_NS:  # an immediate write must not get the same time stamp
             time.sleep((TICK_NS - age) / 1e9)
             info = os.fstat(fd)
-        entry = Entry(partition, name, info)
+        if info.st_size > sc.MAX_FILE_BYTES:
+            raise BadFileError(f"{info.st_size} bytes are more than the {sc.MAX_FILE_BYTES} that a file may have")
+        known = trusted(info.st_size, info.st_mtime_ns)
+        where = partition, name, info.st_size, info.st_mtime_ns
         if name.endswith(".safetensors"):
-            _load_segment(entry, fd, schemas, trusted(info.st_size, info.st_mtime_ns))
-        elif name.endswith(".npz"):
-            _load_npz(entry, fd, schemas, trusted(info.st_size, info.st_mtime_ns))
-        elif name.endswith(legacy.SUFFIX):
-            _load_traj(entry, path, schemas, allow_pickle)
-        else:
+            return _load(where, fd, formats.parse_segment(fd, info.st_size), schemas, known)
+        if not name.endswith(".npz"):
             raise BadFileError("neither .safetensors nor .npz: not a trajectory file")
+        members = formats.archive_members(fd)
+        if formats.is_original(members):
+            return _load_original(where, fd, members, schemas, known)
+        return _load(where, fd, formats.parse_archive(fd, members), schemas, known)
     finally:
         os.close(fd)
-    return entry
 
 
-_SAME = ("kind", "n", "total", "places", "env_names")
+def _load(where: tuple[str, str, int, int], fd: int, contents: formats.Contents, schemas: sc.Schemas, trusted: bool) -> Entry:
+    members, name = contents.members, where[1]
+    schema = schemas.get(contents.spaces, contents.members)
+    n, total = schema.fit(contents.shapes)
+    match = formats.SEGMENT_NAME.fullmatch(name)
+    if (name.endswith(".npz") and n != 1) or (not name.endswith(".npz") and (match is None or int(match["n"]) != n)):
+        raise BadFileError(f"the name does not say that it holds {n} trajectories")
+    if not trusted:
+        for member in members.values():
+            member.check(fd)
+    ep_offsets, start_time, env_id = (members[x].read(fd) for x in sc.INDEX)
+    names = schemas.share(sc.check_index(ep_offsets, start_time, env_id, total, contents.env_names))
+    ordered = [members[p.name] for p in schema.parts]
+    packed = any(m.packed for m in ordered)
+    places = tuple(ordered) if packed else tuple(m.at + m.skip for m in ordered)
+    kind = PACKED if packed else RAW
+    return Entry(
+        *where, kind, schema, places, n, ep_offsets, start_time, env_id, names, contents.writer, contents.sequence
+    )  # fmt: skip
+
+
+def _load_original(
+    where: tuple[str, str, int, int], fd: int, members: dict[str, formats.Member], schemas: sc.Schemas, trusted: bool
+) -> Entry:
+    total, start_time = formats.check_original(fd, members, trusted)
+    env_name, writer, sequence = formats.of_original_name(where[1])
+    vectors = gym.spaces.Box(-1.0, 1.0, members["actions"].shape[1:], np.float32)  # the space is unknown
+    schema = schemas.get(sc.spaces_text(formats.widest_space(formats.observations_of(members)), vectors))
+    index = np.array([0, total]), np.array([start_time]), np.zeros(1, np.int32)
+    return Entry(*where, ORIGINAL, schema, members, 1, *index, schemas.share((env_name,)), writer, sequence)
+
+
+def give_spaces(schema: sc.Schema, entry: Entry, root: str | Path) -> None:
+    """Read a file of the original system, which records no spaces, with the spaces of a schema from now on.
+
+    Raises:
+        BadFileError: the file has other observations or actions.
+    """
+    formats.check_observations(schema.obs_space, formats.observations_of(entry.places))
+    fd, _ = open_regular(os.path.join(root, entry.partition, entry.name))
+    try:
+        formats.check_vectors(schema.action_spec, entry.places["actions"].read(fd))
+    finally:
+        os.close(fd)
+    entry.schema = schema
 
 
 def recheck(root: str, entry: Entry) -> None:
@@ -136,208 +157,176 @@ def recheck(root: str, entry: Entry) -> None:
         EvictedError: it is gone, cannot be read now, or holds other trajectories.
     """
     where = f"{entry.partition}/{entry.name}"
-    if entry.kind == TRAJ:
-        raise BadFileError("it was written to, and a pickle has no checksums to compare its content with")
     try:
-        directory = os.path.join(root, entry.partition)
-        now = load(directory, entry.partition, entry.name, Schemas(), lambda *stamp: False, False)
+        now = load(root, entry.partition, entry.name, sc.Schemas())
     except FileNotFoundError as err:
         raise EvictedError(f"{where} has been deleted from the buffer; draw another index") from err
     except OSError as err:
         raise EvictedError(f"{where} cannot be read now: {err}") from err
-    same = all(getattr(now, name) == getattr(entry, name) for name in _SAME)
-    same = same and (
-        entry.kind == ORIGINAL or now.schema == entry.schema
-    )  # that of the original's files is given, not recorded
-    if not (same and all(np.array_equal(getattr(now, name), getattr(entry, name)) for name in _INDEX)):
+    same = (now.kind, now.n, now.places, now.env_names) == (entry.kind, entry.n, entry.places, entry.env_names)
+    same = same and (entry.kind == ORIGINAL or now.schema == entry.schema)  # the original's files record no spaces
+    same = same and np.array_equal(now.ep_offsets, entry.ep_offsets) and np.array_equal(now.start_time, entry.start_time)
+    if not (same and np.array_equal(now.env_id, entry.env_id)):
         raise EvictedError(f"{where} has been replaced by another file; draw another index")
     entry.size, entry.mtime_ns = now.size, now.mtime_ns
 
 
-def _load_segment(entry: Entry, fd: int, schemas: Schemas, trusted: bool) -> None:
-    parsed = segment.parse(fd, entry.size)
-    match = segment.NAME.fullmatch(entry.name)
-    if match is None or int(match["n"]) != parsed.n:
-        raise BadFileError(f"the name does not say that it holds {parsed.n} trajectories")
-    if not trusted:
-        segment.check_data(fd, parsed)
-    ep, start, env_id = (segment.load_field(fd, parsed, name) for name in _INDEX)
-    _fill(entry, SEGMENT, parsed.n, parsed.total, (ep, start, env_id), parsed.env_names, schemas)
-    entry.schema = schemas.get(parsed.parts, parsed.spaces)
-    entry.places, entry.writer, entry.sequence = parsed.offsets, parsed.writer, parsed.sequence
+# The record for the next process
+
+Key = tuple[str, str]
+Stamps = dict[Key, tuple[int, int]]
+"""{(partition, name): (size, mtime_ns)} of the files that were compared with their checksums before, in the order of their
+addition."""
+JOURNAL, CACHE = "order.journal", "index.cache"
+WORTH_SAVING = 64
+"""The index of fewer new files is not saved: checking that many headers takes some 10 ms."""
 
 
-def _load_npz(entry: Entry, fd: int, schemas: Schemas, trusted: bool) -> None:
-    found = npz.members(fd, entry.size)
-    if original.is_original(found):
-        _load_original(entry, fd, found, schemas, trusted)
-        return
-    metadata = npz.read_metadata(fd, found)
-    del found["metadata"]
-    parts, n, total = sc.fit({name: (m.dtype, m.shape) for name, m in found.items()}, metadata["spaces"])
-    if n != 1:
-        raise BadFileError(f"an archive of {n} trajectories; there is one in each")
-    if not trusted:
-        for member in found.values():
-            npz.check_data(fd, member)
-    ep, start, env_id = (npz.load_field(fd, found[name]) for name in _INDEX)
-    packed = any(m.compressed for m in found.values())
-    if packed and not all(m.compressed for m in found.values()):
-        raise BadFileError("some arrays are compressed and some are not")
-    _fill(entry, PACKED if packed else NPZ, n, total, (ep, start, env_id), metadata["env_names"], schemas)
-    entry.schema = schemas.get(parts, metadata["spaces"])
-    ordered = [found[p.name] for p in parts]
-    entry.places = tuple((m.at, m.packed, m.skip) if packed else m.at + m.skip for m in ordered)
-    entry.writer, entry.sequence = metadata["writer"], metadata["sequence"]
+class Record:
+    """The order in which a buffer's files were added, and their index.
 
-
-def _load_original(entry: Entry, fd: int, found: dict[str, npz.Member], schemas: Schemas, trusted: bool) -> None:
-    total, start_time = original.check(fd, found, trusted)
-    env_name, entry.writer, entry.sequence = original.of_name(entry.name)
-    index = np.array([0, total]), np.array([start_time]), np.zeros(1, np.int32)
-    _fill(entry, ORIGINAL, 1, total, index, [env_name], schemas)
-    entry.places = (found,)
-    original.Spaces.unknown(found, schemas).give(entry)
-
-
-def _load_traj(entry: Entry, path: str, schemas: Schemas, allow_pickle: bool) -> None:
-    traj, spec = legacy.read_traj(path, allow_pickle=allow_pickle)
-    fields, names = sc.pack([traj])
-    parts, n, total = sc.fit({k: (a.dtype, a.shape) for k, a in fields.items()})
-    _fill(entry, TRAJ, n, total, (fields["ep_offsets"], fields["start_time"], fields["env_id"]), names, schemas)
-    spaces = gym.spaces.Dict({k: original.widest_box(a.dtype, a.shape[1:]) for k, a in traj.obs.items()})
-    entry.schema = schemas.get(parts, sc.spaces_text(spaces, spec.space))
-    entry.places, entry.writer, entry.sequence = (), "", 0
-
-
-def _fill(
-    entry: Entry, kind: int, n: int, total: int, index: tuple[sc.Array, sc.Array, sc.Array], env_names: Any, schemas: Schemas
-) -> None:
-    entry.ep_offsets, entry.start_time, entry.env_id = index
-    entry.kind, entry.n = kind, n
-    entry.env_names = schemas.share(sc.check_index(index[0], index[1], index[2], total, env_names))
-
-
-def read_foreign(fd: int, entry: Entry, start: int, buffers: Any) -> None:
-    """Fill `amago.store.view.SliceBuffers` from a file of another system."""
-    if entry.kind == ORIGINAL:
-        original.read(fd, entry, start, buffers)
-    else:
-        _read_traj(fd, entry, start, buffers)
-
-
-def _read_traj(fd: int, entry: Entry, start: int, buffers: Any) -> None:
-    """From a ``.traj`` file; the whole file is unpickled each time."""
-    whole, _ = legacy.read_open_traj(fd)
-    if len(whole) != entry.total:
-        raise BadFileError(f"{entry.name} has changed: {len(whole)} transitions instead of {entry.total}")
-    piece = whole.slice(start, start + buffers.steps)
-    for slot, out in zip(buffers.slots, buffers.arrays):
-        if slot.part < 0:
-            out[...] = slot.default
-        elif slot.before >= 0:
-            first = getattr(piece, entry.schema.parts[slot.before].name)
-            out[0], out[1:] = 0 if first is None else first, getattr(piece, slot.key)
-        else:
-            out[...] = getattr(piece, slot.group)[slot.key] if slot.group else getattr(piece, slot.key)
-
-
-class Journal:
-    """A record of files in the order in which they were added: a line for each, with a checksum.
-
-    A damaged line is skipped. Its file is then checked again and comes last.
+    ``order.journal`` has a line for each file, with a checksum; a damaged line is skipped, so that its file is checked again and
+    comes last. ``index.cache`` is an ``.npz`` archive of the entries, with which a buffer is opened again without opening each
+    file: 1,000,000 trajectories in 20,000 files take 0.45 s with it and 2.6 s without.
 
     Args:
         root: the buffer's directory.
+
+    Attributes:
+        cache: entries of the saved index, once `load` has read it.
+        looked_into: files that were opened because the saved index lacks them.
     """
 
-    NAME = "order.journal"
-    _MAX_LINE = 4096
-
     def __init__(self, root: Path) -> None:
-        self._root, self._path = root, root / self.NAME
-        self.lines = 0
+        self._root, self._lines, self._incomplete = root, 0, False
+        self.looked_into = 0
+        self.cache: dict[Key, Entry] = {}
 
-    def load(self) -> dict[tuple[str, str], tuple[int, int]]:
-        """(partition, name) -> (size, mtime_ns), in order."""
-        found: dict[tuple[str, str], tuple[int, int]] = {}
-        self.lines = 0
+    def load(self, schemas: sc.Schemas) -> Stamps:
+        """Read the saved index, and the recorded order, which is returned."""
         try:
-            fd, _ = open_regular(self._path)
+            self.cache = {(e.partition, e.name): e for e in _load_cache(self._root / CACHE, schemas)}
         except FileNotFoundError:
-            return found
-        except (BadFileError, OSError) as err:
-            logger.warning("%s cannot be read, so files are ordered by their names: %s", self._path, err)
-            return found
-        with open(fd, "rb") as file:
-            texts = list(self._sound_lines(file))
+            pass
+        except Exception as err:  # without the cache, each file is opened
+            logger.warning("%s is not used: %r", self._root / CACHE, err)
         try:
-            lines = json.loads(
-                b"[" + b",".join(texts) + b"]"
-            )  # in one call, which takes a third of the time of a call for each line
-        except (ValueError, RecursionError):  # a line is not JSON although its checksum is right
-            lines = []
-            for text in texts:
-                with contextlib.suppress(ValueError, RecursionError):
-                    lines.append(json.loads(text))
-        for line in lines:
-            with contextlib.suppress(ValueError, TypeError):
-                partition, name, size, mtime_ns = line
+            lines = (self._root / JOURNAL).read_bytes().splitlines()
+            self._lines = len(lines)
+            parts = [line.partition(b" ") for line in lines]
+            sound = [text for crc, _, text in parts if crc == b"%08x" % zlib.crc32(text)]
+            found: Stamps = {}
+            for partition, name, size, mtime_ns in json.loads(b"[" + b",".join(sound) + b"]"):  # 3 times as fast as by line
                 found.pop((partition, name), None)  # the last place of a name that was used again counts
                 found[partition, name] = (int(size), int(mtime_ns))
-        return found
+            return found
+        except FileNotFoundError:
+            pass
+        except (ValueError, TypeError, OSError) as err:
+            logger.warning("%s cannot be read, so files are ordered by their names: %s", self._root / JOURNAL, err)
+        return {}
 
-    def _sound_lines(self, file: Any) -> Iterator[bytes]:
-        """The text of each line whose checksum is right."""
-        while line := file.readline(self._MAX_LINE):
-            self.lines += 1
-            crc, _, text = line.rstrip(b"\n").partition(b" ")
-            try:
-                if int(crc, 16) == zlib.crc32(text):
-                    yield text
-            except ValueError:
-                continue
+    def cached(self, partition: str, name: str, checked: tuple[int, int] | None) -> Entry | None:
+        """The entry of a file; None if it is unknown or has been written to since it was compared with its checksums."""
+        entry = self.cache.get((partition, name))
+        if entry is None or (entry.size, entry.mtime_ns) != checked:
+            return None
+        info = os.lstat(f"{self._root}/{partition}/{name}")
+        return entry if (info.st_size, info.st_mtime_ns) == checked and stat.S_ISREG(info.st_mode) else None
 
-    def append(self, entries: Iterable[Entry]) -> None:
-        """Add files at the end."""
-        data = _lines(entries)
-        with self._locked():
-            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-            try:
-                end = os.lseek(fd, 0, os.SEEK_END)
-                if end and os.pread(fd, 1, end - 1) != b"\n":
-                    data = b"\n" + data  # keeps a line that a crash has cut short apart from the next
-                write_all(fd, data)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-        self.lines += data.count(b"\n")
+    def add(self, live: list[Entry], new: list[Entry], recorded: Stamps) -> None:
+        """Record new files. A failure is logged, and the next call tries again.
 
-    def rewrite(self, entries: Iterable[Entry]) -> None:
-        """Replace the record; a crash leaves the old one or the new one."""
-        data = _lines(entries)
-        with self._locked():
-            replace_file(self._path, lambda path: path.write_bytes(data))
-        self.lines = data.count(b"\n")
-
-    def delete(self) -> None:
-        """Delete the record."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path)
-        self.lines = 0
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Excludes other processes that edit the buffer."""
-        fd = os.open(self._root / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        Args:
+            live: all files, in their order.
+            new: those among them that are new to this process.
+            recorded: the journal's records of these.
+        """
+        fresh = [e for e in new if (e.partition, e.name) not in recorded]
+        touched = any(recorded.get((e.partition, e.name), (e.size, e.mtime_ns)) != (e.size, e.mtime_ns) for e in new)
         try:
-            with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(fd, fcntl.LOCK_EX)
-            yield
+            if touched or self._incomplete or self._lines + len(fresh) > 2 * len(live) + 1024:
+                self.rewrite(live)
+            elif fresh:
+                self._append(fresh)
+            self._incomplete = False
+        except OSError as err:
+            self._incomplete = True
+            logger.warning("the order of the files in %s could not be recorded: %s", self._root, err)
+
+    def _append(self, entries: list[Entry]) -> None:
+        fd = os.open(self._root / JOURNAL, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            end, data = os.lseek(fd, 0, os.SEEK_END), _lines(entries)
+            if end and os.pread(fd, 1, end - 1) != b"\n":
+                data = b"\n" + data  # keeps a line that a crash has cut short apart from the next
+            write_all(fd, data)
+            os.fsync(fd)
         finally:
             os.close(fd)
+        self._lines += len(entries)
+
+    def rewrite(self, live: list[Entry]) -> None:
+        """Replace the recorded order; a crash leaves the old one or the new one."""
+        data = _lines(live)
+        replace_file(self._root / JOURNAL, lambda path: path.write_bytes(data))
+        self._lines = len(live)
+
+    def save_index(self, live: list[Entry]) -> None:
+        """Save the index when the saved one lacks a quarter of the files, which took longer to check than saving takes."""
+        if self.looked_into < WORTH_SAVING or 4 * self.looked_into < len(live):
+            return
+        try:
+            replace_file(self._root / CACHE, lambda path: _save_cache(path, [e for e in live if e.kind == RAW]))
+        except OSError as err:
+            logger.warning("the index of %s could not be saved; the next process will open each file: %s", self._root, err)
+        self.looked_into = 0
+
+    def forget_deleted(self, live: list[Entry]) -> None:
+        """Keep only the records of the remaining files."""
+        for name in (CACHE, JOURNAL):
+            (self._root / name).unlink(missing_ok=True)
+        if live:
+            self.rewrite(live)
+            self.looked_into = len(live)
+            self.save_index(live)
 
 
 def _lines(entries: Iterable[Entry]) -> bytes:
     texts = (json.dumps([e.partition, e.name, e.size, e.mtime_ns], separators=(",", ":")).encode() for e in entries)
     return b"".join(b"%08x %s\n" % (zlib.crc32(text), text) for text in texts)
+
+
+def _save_cache(path: Path, entries: Sequence[Entry]) -> None:
+    schemas = {x: i for i, x in enumerate(dict.fromkeys(e.schema for e in entries))}
+    names = {x: i for i, x in enumerate(dict.fromkeys(e.env_names for e in entries))}
+    files = [
+        (e.partition, e.name, e.size, e.mtime_ns, schemas[e.schema], e.places, e.n, names[e.env_names], e.writer, e.sequence)
+        for e in entries
+    ]
+    about = {"schemas": [(s.spaces, list(s.at)) for s in schemas], "env_names": list(names), "files": files}
+    arrays: dict[str, Any] = {
+        name: np.concatenate([np.zeros(0, np.int64), *(getattr(e, name) for e in entries)]) for name in sc.INDEX
+    }
+    with open(path, "wb") as file:
+        np.savez(file, about=np.frombuffer(json.dumps(about).encode(), np.uint8), **arrays)
+
+
+def _load_cache(path: Path, known: sc.Schemas) -> list[Entry]:
+    """The saved entries; any exception if the file is not what `_save_cache` writes (archives have checksums)."""
+    with open(path, "rb") as file, np.load(file, allow_pickle=False) as saved:
+        about = json.loads(saved["about"].tobytes())
+        offsets, start_time, env_id = (saved[name] for name in sc.INDEX)
+    schemas = [known.get(spaces, names) for spaces, names in about["schemas"]]
+    env_names = [known.share(tuple(names)) for names in about["env_names"]]
+    entries, at = [], 0
+    for i, (partition, name, size, mtime_ns, schema, places, n, names, writer, sequence) in enumerate(about["files"]):
+        index = offsets[at + i : at + i + n + 1], start_time[at : at + n], env_id[at : at + n]
+        where = partition, name, size, mtime_ns
+        entries.append(
+            Entry(*where, RAW, schemas[schema], tuple(places), n, *index, env_names[names], writer, sequence)
+        )  # fmt: skip
+        at += n
+    if not len(start_time) == len(env_id) == at == len(offsets) - len(entries):
+        raise BadFileError("its lengths do not agree")
+    return entries

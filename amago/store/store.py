@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,13 @@ import numpy as np
 from amago.data.extras import ExtraField
 from amago.data.trajectory import StoredTraj
 from amago.spaces import ActionSpec
+from amago.store import formats
 from amago.store import index as ix
-from amago.store.errors import EvictedError
-from amago.store.file_cache import FileCache
-from amago.store.index import Entry
-from amago.store.intake import FIFO, PARTITIONS, PROTECTED, Intake, RefreshReport
-from amago.store.limits import Limits
-from amago.store.quarantine import Quarantine
-from amago.store.record import Record, Stamps
-from amago.store.view import Lost, StoreView
+from amago.store.files import TEMPORARY, BadFileError, EvictedError, PickleRefusedError, is_stale
+from amago.store.index import Entry, Record, Stamps
+from amago.store.refused import FIFO, PARTITIONS, PROTECTED, RefusedFiles
+from amago.store.schema import Schema, Schemas, spaces_text
+from amago.store.view import Lost, OpenFiles, StoreView
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +40,47 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
+@dataclass
+class RefreshReport:
+    """The changes made by one `TrajectoryStore.refresh`.
+
+    Attributes:
+        added, added_files: trajectories and files that are new.
+        evicted, evicted_files: deleted because ``fifo`` had grown past its limit.
+        vanished_files: files that another process deleted or moved away.
+        quarantined_files: files that are damaged or not trajectory files.
+        temporary_files: deleted temporary files of writers that were killed.
+    """
+
+    added: int = 0
+    added_files: int = 0
+    evicted: int = 0
+    evicted_files: int = 0
+    vanished_files: int = 0
+    quarantined_files: int = 0
+    temporary_files: int = 0
+
+
+def _excess(files: Iterable[Entry], *limits: float) -> list[Entry]:
+    """The files to delete, oldest first: the fewest after which none of the remaining could go without falling below a limit
+    that is exceeded. Whole files are deleted, so each sum may remain above its limit by less than one file.
+
+    Args:
+        files: the oldest first.
+        limits: of trajectories, steps and bytes.
+    """
+    sizes = [(e, (e.n, e.total, e.size)) for e in files]
+    have = [sum(column) for column in zip(*(size for _, size in sizes))] or [0, 0, 0]
+    doomed = []
+    for entry, size in sizes:
+        after = [h - less for h, less in zip(have, size)]
+        if not any(h > most and left >= most for h, left, most in zip(have, after, limits)):
+            break
+        doomed.append(entry)
+        have = after
+    return doomed
+
+
 class TrajectoryStore:
     """The trajectories in ``{root}/fifo`` (oldest deleted past a limit) and ``{root}/protected`` (never deleted).
 
@@ -54,10 +94,12 @@ class TrajectoryStore:
 
     Args:
         root: the buffer's directory, ``{dset_root}/{dset_name}/buffer``; created if it does not exist.
-        max_trajectories, max_steps, max_bytes: limits of ``fifo`` (`amago.store.limits.Limits`). Whole files are deleted, so up to
-            one file more may remain.
+        max_trajectories, max_steps, max_bytes: limits of ``fifo``, which all hold at the same time. Whole files are deleted, so
+            up to one file more may remain.
         edit: whether to delete files, move damaged ones to quarantine, and record the order.
-        allow_pickle: also read ``.traj`` pickles; otherwise the first `refresh` refuses a buffer that has any.
+
+    Raises:
+        ValueError: a limit is negative or not a number.
     """
 
     def __init__(
@@ -68,18 +110,21 @@ class TrajectoryStore:
         max_steps: float = inf,
         max_bytes: float = inf,
         edit: bool = True,
-        allow_pickle: bool = False,
     ) -> None:
-        Limits(max_trajectories, max_steps, max_bytes)  # refuses what is not a limit
+        for name, limit in (("trajectories", max_trajectories), ("steps", max_steps), ("bytes", max_bytes)):
+            if not limit >= 0:
+                raise ValueError(f"max_{name} is {limit}, but must be at least 0")
         self.max_trajectories, self.max_steps, self.max_bytes = max_trajectories, max_steps, max_bytes
-        self.root, self.edit, self.allow_pickle = Path(root), edit, allow_pickle
+        self.root, self.edit = Path(root), edit
         for partition in PARTITIONS:
             (self.root / partition).mkdir(parents=True, exist_ok=True)
-        self._cache = FileCache()
+        self._open_files = OpenFiles()
         self._lock = threading.RLock()  # held to change the index, not to read
         _stores.add(self)
         self._record = Record(self.root)
-        self._intake = Intake(self.root, edit, allow_pickle, self._record)
+        self._refused = RefusedFiles(self.root, edit)
+        self._schemas = Schemas()
+        self._given: Schema | None = None  # of files that record no spaces
         self._files: dict[str, dict[str, Entry]] = {p: {} for p in PARTITIONS}  # by name, in order of ingestion
         self._recorded: Stamps | None = None  # the journal, until the first refresh has used it
         self._ingested = self._evicted = self._collected_steps = 0
@@ -88,13 +133,8 @@ class TrajectoryStore:
         self._peak = 0
         self._publish()
 
-    @property
-    def quarantine(self) -> Quarantine:
-        """The directory of damaged files."""
-        return self._intake.quarantine
-
     def _publish(self) -> None:
-        self._view, self._taken_out = StoreView(str(self.root), self._live(), self._cache, self._listener()), 0
+        self._view, self._taken_out = StoreView(self.root, self._live(), self._open_files, self._listener()), 0
         self._peak = max(self._peak, len(self._view))
 
     def _live(self) -> list[Entry]:
@@ -118,11 +158,10 @@ class TrajectoryStore:
                 return  # deleted, or removed by another thread
             del files[entry.name]
             if not isinstance(reason, EvictedError):
-                self._intake.set_aside(entry.partition, entry.name, reason)
+                self._refused.set_aside(entry.partition, entry.name, reason)
             else:
-                logger.log(
-                    logging.WARNING if self.edit else logging.DEBUG, "%s", reason
-                )  # another process edits, and may delete
+                level = logging.WARNING if self.edit else logging.DEBUG  # another process edits, and may delete
+                logger.log(level, "%s", reason)
                 self._vanished += not os.path.lexists(self.root / entry.partition / entry.name)
             self._taken_out += 1
             if 20 * self._taken_out >= sum(map(len, self._files.values())):  # with fewer, readers draw again
@@ -192,62 +231,70 @@ class TrajectoryStore:
                 "files": float(len(every)),
                 "ingested": float(self._ingested),
                 "evicted": float(self._evicted),
-                "quarantined": float(self._intake.refused_files),
+                "quarantined": float(self._refused.count),
             }
 
     @property
     def collected_steps(self) -> int:
-        """Transitions that have ever been found in ``fifo``, those deleted since included. `load_state_dict` goes on with the count of
-        the state, to which it adds the files in ``fifo`` that came after it."""
+        """Transitions that have ever been found in ``fifo``, those deleted since included. `load_state_dict` goes on with the
+        count of the state, to which it adds the files in ``fifo`` that came after it."""
         return self._collected_steps
 
     def refused(self) -> dict[str, str]:
         """{path: reason} of the files, as of the last `refresh`, that are not sampled: skipped, unreadable or in quarantine."""
         with self._lock:
-            return self._intake.refused()
+            return self._refused.reasons()
 
     # Changing
 
     def set_spaces(self, obs_space: gym.spaces.Dict, action_space: gym.Space[Any]) -> None:
-        """The spaces of the files that do not record any (`amago.store.original`), now and in later refreshes.
+        """The spaces of the files that do not record any (`amago.store.formats`), now and in later refreshes.
 
         Raises:
             ValueError: such a file does not fit them.
         """
         with self._lock:
+            self._given = self._schemas.get(spaces_text(obs_space, action_space))
             found = [e for e in self._live() if e.kind == ix.ORIGINAL]
-            self._intake.set_spaces(obs_space, action_space, found)
+            for entry in found:
+                try:
+                    ix.give_spaces(self._given, entry, self.root)
+                except BadFileError as err:
+                    path = self.root / entry.partition / entry.name
+                    raise ValueError(f"{path} does not fit the environment: {err}") from err
             if found:
                 self._publish()
 
     def refresh(self, *, evict: bool = True) -> RefreshReport:
         """Check and add new files, remove missing ones from the index, and delete the oldest beyond the limit.
 
-        A file that is damaged or not a trajectory file is moved to ``{root}/quarantine`` (skipped if ``edit`` is False), counted,
-        and logged with the reason. Files of the original system are never moved nor deleted.
+        A file that is damaged or not a trajectory file is moved to ``{root}/quarantine`` (skipped if ``edit`` is False),
+        counted, and logged with the reason. Files of the original system are never moved nor deleted.
 
         Args:
             evict: False: delete nothing; see `evict`.
 
         Raises:
-            PickleRefusedError: the buffer has ``.traj`` files when it is first read, and ``allow_pickle`` is False. (Later
-                ones are logged and skipped.)
+            PickleRefusedError: the buffer has ``.traj`` files when it is first read. (Later ones are logged and skipped.)
         """
         with self._lock:
             report, new = RefreshReport(vanished_files=self._vanished), []
             self._vanished = 0
-            self._intake.unreadable = {}
+            self._refused.unreadable = {}
             first = self._recorded is None
-            recorded = self._record.load() if self._recorded is None else self._recorded
+            recorded = self._record.load(self._schemas) if self._recorded is None else self._recorded
             if first:
-                self._intake.open_index()
-                report.temporary_files += sum(self._intake.remove_stale(".", name) for name in os.listdir(self.root))
+                report.temporary_files += sum(self._remove_stale(".", name) for name in os.listdir(self.root))
             listed = {p: os.listdir(self.root / p) for p in PARTITIONS}
-            self._intake.refuse_pickles(listed, first)
+            pickles = sorted(
+                self.root / p / n for p in PARTITIONS for n in listed[p] if n.endswith(formats.PICKLE) and n[0] != "."
+            )
+            if pickles and first:
+                raise PickleRefusedError.of(pickles[0], len(pickles))
             for partition in PARTITIONS:
                 self._forget_missing(partition, set(listed[partition]), report)
                 unknown = [name for name in listed[partition] if name not in self._files[partition]]
-                found = self._intake.check(partition, unknown, recorded, report)
+                found = self._check(partition, unknown, recorded, report)
                 place = {key: i for i, key in enumerate(recorded)} if first else {}
                 last = len(place)
                 found.sort(key=lambda e: (place.get((e.partition, e.name), last), e.sequence, e.writer, e.name))
@@ -255,8 +302,7 @@ class TrajectoryStore:
                 new += found
                 if partition == FIFO:
                     self._collected_steps += sum(e.total for e in found)
-            self._recorded = {}
-            self._intake.close_index()
+            self._record.cache, self._recorded = {}, {}
             report.added_files, report.added = len(new), sum(e.n for e in new)
             self._ingested += report.added
             if self.edit:
@@ -269,6 +315,54 @@ class TrajectoryStore:
                 self._publish()
             return report
 
+    def _check(self, partition: str, names: list[str], recorded: Stamps, report: RefreshReport) -> list[Entry]:
+        """The entries of new files that can be sampled.
+
+        Args:
+            recorded: files that were compared with their checksums before, so that the header is enough.
+        """
+        found = []
+        for name in names:
+            if name in self._refused.bad[partition]:
+                continue
+            if name.startswith("."):
+                report.temporary_files += self._remove_stale(partition, name)
+                continue
+            try:
+                found.append(self._entry(partition, name, recorded.get((partition, name))))
+            except FileNotFoundError:
+                continue  # deleted since it was listed
+            except OSError as err:
+                self._refused.unreadable[str(self.root / partition / name)] = f"it cannot be read now: {err}"
+                logger.warning("%s/%s/%s cannot be read now: %s", self.root, partition, name, err)
+            except Exception as err:  # no file may stop the training, whatever error it causes
+                report.quarantined_files += 1
+                self._refused.set_aside(partition, name, err)
+        return found
+
+    def _entry(self, partition: str, name: str, checked: tuple[int, int] | None) -> Entry:
+        entry = self._record.cached(partition, name, checked)
+        if entry is None:
+            if name.endswith(formats.PICKLE):
+                raise BadFileError("a .traj pickle, which is never read: 'amago buffer import --allow-pickle' converts it")
+            entry = ix.load(self.root, partition, name, self._schemas, lambda *now: now == checked)
+            self._record.looked_into += 1
+        if entry.kind == ix.ORIGINAL and self._given is not None:
+            ix.give_spaces(self._given, entry, self.root)
+        return entry
+
+    def _remove_stale(self, partition: str, name: str) -> int:
+        """Delete a file if it is a temporary one of a writer that was killed; returns how many were deleted."""
+        directory = self.root / partition
+        if not (self.edit and name.startswith(TEMPORARY) and is_stale(directory, name)):
+            return 0
+        try:
+            os.unlink(directory / name)
+        except OSError as err:
+            logger.warning("%s/%s cannot be removed: %s", directory, name, err)
+            return 0
+        return 1
+
     def evict(self) -> RefreshReport:
         """Delete the oldest files beyond the limits, as of the last `refresh`."""
         with self._lock:
@@ -279,14 +373,17 @@ class TrajectoryStore:
     def _forget_missing(self, partition: str, present: set[str], report: RefreshReport) -> None:
         files = self._files[partition]
         for name in [n for n in files if n not in present]:
-            self._retire(files.pop(name))
+            files.pop(name).gone = True
             report.vanished_files += 1
-        self._intake.forget_missing(partition, present)
+        bad = self._refused.bad[partition]
+        for name in [n for n in bad if n not in present]:
+            del bad[name]
 
     def _evict(self, report: RefreshReport) -> None:
         files = self._files[FIFO]
         own = [e for e in files.values() if e.kind != ix.ORIGINAL]
-        doomed = Limits(self.max_trajectories, self.max_steps, self.max_bytes).excess(own) if self.edit else []
+        limits = self.max_trajectories, self.max_steps, self.max_bytes
+        doomed = _excess(own, *limits) if self.edit else []
         for entry in doomed:
             del files[entry.name]
         if doomed:
@@ -298,17 +395,15 @@ class TrajectoryStore:
     def _unlink(self, doomed: list[Entry]) -> None:
         """Delete files that are not in the index any more; one that cannot be deleted is skipped from now on."""
         for entry in doomed:
-            self._retire(entry)
+            entry.gone = True
             path = self.root / entry.partition / entry.name
             try:
                 path.unlink(missing_ok=True)
             except OSError as err:
-                self._intake.bad[entry.partition][entry.name] = f"it could not be deleted: {err}"
+                self._refused.bad[entry.partition][entry.name] = f"it could not be deleted: {err}"
                 logger.warning("%s cannot be deleted: %s", path, err)
-
-    def _retire(self, entry: Entry) -> None:
-        entry.gone = True
-        self._cache.drop(entry)
+        if doomed:
+            self._open_files.clear()  # a deleted file takes space until it is closed
 
     def delete(self, *, delete_protected: bool = False, delete_quarantine: bool = False) -> None:
         """Delete the trajectories in ``fifo`` from disk.
@@ -336,12 +431,12 @@ class TrajectoryStore:
             self._publish()  # first, so that readers do not draw files that will be deleted
             self._unlink(doomed)
             if delete_quarantine:
-                self.quarantine.clear()
+                self._refused.delete_quarantine()
             self._record.forget_deleted(self._live())
 
     def close(self) -> None:
         """Close all files. Reading opens them again."""
-        self._cache.clear()
+        self._open_files.clear()
 
     # State
 
@@ -354,7 +449,7 @@ class TrajectoryStore:
                 "counters": {
                     "ingested": self._ingested,
                     "evicted": self._evicted,
-                    "quarantined": self._intake.refused_files,
+                    "quarantined": self._refused.count,
                     "collected_steps": self._collected_steps,
                 },
             }
@@ -379,13 +474,13 @@ class TrajectoryStore:
                 files = self._files[partition]
                 known = {name: files[name] for name in order[partition] if name in files}
                 self._files[partition] = known | {name: entry for name, entry in files.items() if name not in known}
-            self._ingested, self._evicted, self._intake.refused_files = counters
+            self._ingested, self._evicted, self._refused.count = counters
             if steps is not None:
                 later = set(self._files[FIFO]).difference(order[FIFO])
                 self._collected_steps = int(steps) + sum(self._files[FIFO][name].total for name in later)
             self._publish()
             if self.edit:
-                self._record.replace(self._live())
+                self._record.rewrite(self._live())
 
     def __getstate__(self) -> dict[str, Any]:
         with self._lock:

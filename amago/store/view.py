@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
+import resource
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -15,11 +17,9 @@ from amago.data.extras import ExtraField
 from amago.data.trajectory import StoredTraj
 from amago.spaces import ActionSpec
 from amago.store import index as ix
-from amago.store import npz
 from amago.store import schema as sc
-from amago.store.errors import BadFileError, DamagedError, EvictedError
-from amago.store.file_cache import FileCache
-from amago.store.files import open_regular
+from amago.store.files import BadFileError, DamagedError, EvictedError, open_regular
+from amago.store.formats import read_original
 from amago.store.index import Entry
 
 _empty = np.empty
@@ -29,7 +29,49 @@ _ATTEMPTS = 3
 _UNREADABLE = {errno.EIO, errno.ESTALE, errno.ENODATA, errno.EBADMSG, errno.EUCLEAN, errno.EREMOTEIO}
 
 Lost = Callable[[Entry, Exception], None]
-"""Called with a file that must not be sampled any more, and the reason."""
+"""Callback with a file that must not be sampled any more, and the reason."""
+
+
+class _OpenFile:
+    """A file descriptor, closed when nothing refers to it."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
+class OpenFiles:
+    """Open files, the least recently used closed first: a quarter of those that the process may open, between 8 and 512. They are
+    read with ``pread``, which has no shared position, so that threads and forked processes may share one."""
+
+    def __init__(self) -> None:
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        limit = 512 if soft == resource.RLIM_INFINITY else max(8, min(512, soft // 4))
+        self._get = functools.lru_cache(limit)(self._open)
+        self.clear: Callable[[], None] = self._get.cache_clear  # closes all files that are not in use
+
+    @staticmethod
+    def _open(root: str, entry: Entry, size: int, mtime_ns: int) -> _OpenFile:
+        fd, info = open_regular(os.path.join(root, entry.partition, entry.name))
+        file = _OpenFile(fd)
+        if (info.st_size, info.st_mtime_ns) != (size, mtime_ns):
+            raise BadFileError("it was written to")
+        return file
+
+    def get(self, root: str, entry: Entry) -> _OpenFile:
+        """The file of an entry.
+
+        Raises:
+            FileNotFoundError, BadFileError: it is gone, or was written to since its check.
+        """
+        return self._get(root, entry, entry.size, entry.mtime_ns)
+
+    def __reduce__(self) -> tuple[type[OpenFiles], tuple[()]]:
+        return OpenFiles, ()
 
 
 class SliceBuffers(NamedTuple):
@@ -37,8 +79,8 @@ class SliceBuffers(NamedTuple):
 
     Attributes:
         slots: the fields to read; those that are not among them are not read.
-        arrays: one for each slot, in their order: n + 1, n or 1 rows, by the slot's ``rows``, and one more, in front, where the slot
-            has a field ``before`` (the reward and the action that came with the first observation).
+        arrays: one for each slot, in their order: n + 1, n or 1 rows, by the slot's ``rows``, and one more, in front, where the
+            slot has a field ``before`` (the reward and the action that came with the first observation).
         steps: n.
     """
 
@@ -62,14 +104,18 @@ class StoreView:
     or modification time has changed.
 
     Args:
+        files: open files, shared with other views.
         lost: called in the reading thread with a file that is damaged, gone or unreadable.
 
     Attributes:
         lengths: (n,) int64, transitions T of each trajectory (read-only).
     """
 
-    def __init__(self, root: str, entries: Sequence[Entry], cache: FileCache, lost: Lost | None = None) -> None:
-        self._root, self._entries, self._cache, self._lost = root, list(entries), cache, lost
+    def __init__(
+        self, root: str | os.PathLike[str], entries: Sequence[Entry], files: OpenFiles | None = None, lost: Lost | None = None
+    ) -> None:
+        self._root, self._entries, self._lost = os.fspath(root), list(entries), lost
+        self._open_files = OpenFiles() if files is None else files
         first = [0]
         for entry in self._entries:
             first.append(first[-1] + entry.n)
@@ -115,10 +161,10 @@ class StoreView:
         """For each file, "partition/name" and the indices [first, stop) of its trajectories."""
         return [(f"{e.partition}/{e.name}", i, i + e.n) for i, e in zip(self._first, self._entries)]
 
-    def file_range(self, index: int) -> tuple[int, int]:
-        """The indices [first, stop) of the trajectories in the file that holds this one."""
-        entry, j = self._find(index)
-        return index - j, index - j + entry.n
+    def file_of(self, index: int) -> str:
+        """The file that holds a trajectory, "partition/name"."""
+        entry, _ = self._find(index)
+        return f"{entry.partition}/{entry.name}"
 
     def path(self, index: int) -> str:
         """The file that holds a trajectory."""
@@ -135,7 +181,7 @@ class StoreView:
     ) -> StoredTraj:
         """Transitions [start, stop) of a trajectory with the stop - start + 1 observations around them.
 
-        ``start_time``, ``prev_reward`` and ``prev_action`` are those of the slice. The arrays are new and may be changed.
+        ``start_time``, ``prev_reward`` and ``prev_action`` belong to the slice. The arrays are new and may be changed.
 
         Args:
             index: 0 to ``len(self) - 1``.
@@ -157,7 +203,7 @@ class StoreView:
         if not 0 <= start < stop:
             raise ValueError(f"transitions [{start}, {stop}) of a trajectory of {length} are none")
         schema = entry.schema
-        slots = schema.all_slots if keys is None and extras is None else schema.slots(keys, extras)
+        slots = schema.slots(keys, extras)
         buffers = SliceBuffers.empty(slots, stop - start)
         start_time = self._fill(entry, j, start, buffers)
         return _stored(buffers, start_time, entry.env_names[entry.env_id.item(j)])
@@ -211,31 +257,26 @@ class StoreView:
         raise self._give_up(entry, EvictedError(f"{entry.partition}/{entry.name} is being written to; draw another index"))
 
     def _slice(self, entry: Entry, j: int, start: int, buffers: SliceBuffers) -> None:
-        """Raises BadFileError where the file is not what was checked; nothing that was read may be used then."""
+        """Raise BadFileError if the file changed since its check; nothing that was read may be used then."""
         checked = entry.size, entry.mtime_ns  # now: another thread may check the file again while this one reads
         try:
-            file = self._cache.acquire(entry, self._open)
-        except FileNotFoundError as err:
-            raise self._give_up(entry, self._evicted(entry)) from err
-        try:
-            if entry.kind <= ix.PACKED:
-                _read(file.fd, entry, j, start, buffers)
+            file = self._open_files.get(self._root, entry)
+            if entry.kind == ix.ORIGINAL:
+                read_original(file.fd, entry.places, entry.schema, start, buffers.slots, buffers.arrays)
             else:
-                ix.read_foreign(file.fd, entry, start, buffers)
+                _read(file.fd, entry, j, start, buffers)
             info = _fstat(file.fd)  # last: a write before or during the reading is seen
             if (info.st_size, info.st_mtime_ns) != checked:
                 raise BadFileError("it was written to")
+        except FileNotFoundError as err:
+            raise self._give_up(entry, self._evicted(entry)) from err
         except OSError as err:
             if err.errno not in _UNREADABLE:
                 raise
             raise self._give_up(entry, EvictedError(f"{entry.partition}/{entry.name} cannot be read now: {err}")) from err
-        finally:
-            self._cache.release(file)
-            if entry.gone:
-                self._cache.drop(entry)
 
     def _recheck(self, entry: Entry) -> None:
-        self._cache.drop(entry)
+        self._open_files.clear()
         try:
             ix.recheck(self._root, entry)
         except EvictedError as err:
@@ -248,18 +289,10 @@ class StoreView:
     def _give_up(self, entry: Entry, problem: EvictedError, reason: Exception | None = None) -> EvictedError:
         """Exclude the file from sampling; returns the error to raise."""
         entry.gone = True
-        self._cache.drop(entry)
+        self._open_files.clear()
         if self._lost is not None:
             self._lost(entry, reason or problem)
         return problem
-
-    def _open(self, entry: Entry) -> int:
-        path = os.path.join(self._root, entry.partition, entry.name)
-        fd, info = open_regular(path)
-        if (info.st_size, info.st_mtime_ns) != (entry.size, entry.mtime_ns):
-            os.close(fd)
-            raise BadFileError("it was written to")
-        return fd
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_lost": None}  # a copy elsewhere reads without the store
@@ -280,7 +313,7 @@ def _read(fd: int, entry: Entry, j: int, start: int, buffers: SliceBuffers) -> N
             fetch(fd, entry, i, j, out, 1)
         elif before < 0:
             fetch(fd, entry, i, first, out, count)
-        elif start:  # the row before is what came with the first observation
+        elif start:  # the row before holds the reward and action that came with the first observation
             fetch(fd, entry, i, first - 1, out, count + 1)
         else:
             fetch(fd, entry, i, first, out[1:], count)
@@ -321,7 +354,4 @@ def _fetch_rest(fd: int, out: np.ndarray, at: int, got: int) -> None:
 
 def _fetch_packed(fd: int, entry: Entry, i: int, row: int, out: np.ndarray, count: int) -> None:
     """The same from a compressed field."""
-    row_bytes = entry.schema.parts[i].row_bytes
-    at, packed, skip = entry.places[i]
-    raw = npz.unpack(fd, at, packed, True, skip + (row + count) * row_bytes, skip + row * row_bytes)
-    out.reshape(-1).view(np.uint8)[:] = np.frombuffer(raw, np.uint8)
+    out[...] = entry.places[i].read(fd, row, row + count).reshape(out.shape)

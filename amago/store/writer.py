@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import re
 import time
 from collections import deque
@@ -15,11 +14,10 @@ import gymnasium as gym
 import numpy as np
 
 from amago.data.extras import ExtraField, check_extra_fields, trajectory_fields
-from amago.data.trajectory import EXTRA, OBS, Field, StoredTraj, rows_in
-from amago.spaces import action_spec
-from amago.store import npz, schema, segment
-from amago.store.errors import StoreFullError
-from amago.store.files import commit, free_bytes, is_full
+from amago.data.trajectory import Field, StoredTraj
+from amago.spaces import action_spec, key_problem
+from amago.store import formats, schema
+from amago.store.files import StoreFullError, commit, free_bytes, is_full
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +30,7 @@ _MAX_TRAJECTORY_BYTES = 2 << 30
 
 
 class TrajectoryWriter:
-    """Writes trajectories of one process into one directory, ``{buffer}/fifo`` as a rule.
+    """Write trajectories of one process into one directory, ``{buffer}/fifo`` as a rule.
 
     Every visible file is complete and durable: it is written under a temporary name, fsynced and then renamed, never over
     another file. When the disk is full, trajectories are queued in memory, up to ``max_pending_bytes``, and written in order
@@ -55,7 +53,7 @@ class TrajectoryWriter:
         disk_is_full: whether the last try to write found no space; trajectories wait in memory.
 
     Raises:
-        ValueError: an argument is wrong; the message names it, and says what would be right.
+        ValueError: an argument is wrong; the message names it, and the values allowed.
     """
 
     def __init__(
@@ -79,23 +77,21 @@ class TrajectoryWriter:
             raise ValueError(f"save_as is {save_as!r}, but must be one of {', '.join(map(repr, KINDS))}")
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,80}", writer):
             raise ValueError(f"writer is {writer!r}, but must be 1 to 80 letters, digits, '_' or '-'")
-        if segment_bytes < 1:
-            raise ValueError(f"segment_bytes is {segment_bytes}, but must be at least 1")
-        if max_pending_bytes is not None and max_pending_bytes < 1:
-            raise ValueError(f"max_pending_bytes is {max_pending_bytes}, but must be at least 1")
-        at_least = segment_bytes if save_as == "segments" else 1
-        self.max_pending_bytes = max(MAX_PENDING_BYTES if max_pending_bytes is None else max_pending_bytes, at_least)
+        pending = MAX_PENDING_BYTES if max_pending_bytes is None else max_pending_bytes
+        for name, size in (("segment_bytes", segment_bytes), ("max_pending_bytes", pending)):
+            if size < 1:
+                raise ValueError(f"{name} is {size}, but must be at least 1")
+        self.max_pending_bytes = max(pending, segment_bytes if save_as == "segments" else 1)
         self.directory, self.writer, self.save_as, self.segment_bytes = Path(directory), writer, save_as, segment_bytes
         self.extra_fields = check_extra_fields(extra_fields)
         spec = action_spec(action_space)
-        fields = _checked_fields(trajectory_fields(obs_space, spec, self.extra_fields), obs_space)
-        start = {"obs": len(OBS), "extra": len(EXTRA)}
-        self._checked = [(x, x.name[start.get(x.role, 0) :]) for x in fields if x.role != "context"]
-        self._prev_action = (spec.stored_dim,), spec.stored_dtype
-        self._keys = {OBS: set(obs_space.spaces), EXTRA: {x.name for x in self.extra_fields}}
+        _check_observations(obs_space)
+        fields = trajectory_fields(obs_space, spec, self.extra_fields)
+        self._fields = [(x, int(x.rows != "1"), int(x.rows != "T")) for x in fields if x.role != "context"]
+        self._prev_action = Field("prev_action", "1", "context", spec.stored_dtype, (spec.stored_dim,))
         self._spaces = schema.spaces_text(obs_space, action_space, self.extra_fields)
         self.directory.mkdir(parents=True, exist_ok=True)
-        self._next = _next_sequence(self.directory, writer)
+        self._next = formats.next_sequence(self.directory, writer)
         self._queue: deque[tuple[StoredTraj, int]] = deque()
         self._retry_at = 0.0  # after a failure for lack of space: when write() tries again
         self._closed = False
@@ -130,7 +126,7 @@ class TrajectoryWriter:
             self.flush()
             if self._queue:
                 raise self._full(size)
-        self._queue.append((traj.copy(), size))
+        self._queue.append((traj.slice(), size))
         self.pending_bytes += size
         limit = self.segment_bytes if self.save_as == "segments" else 1
         if (self.pending_bytes >= limit or len(self._queue) >= _MAX_BATCH) and time.monotonic() >= self._retry_at:
@@ -198,18 +194,15 @@ class TrajectoryWriter:
     def _commit(self, trajs: list[StoredTraj]) -> None:
         first = self._next
         if self.save_as == "segments":
-            buffers = segment.encode(trajs, self._spaces, self.writer, first)
+            buffers = formats.encode_segment(trajs, self._spaces, self.writer, first)
         else:
-            buffers = [npz.encode(trajs[0], self._spaces, self.writer, first, self.save_as == "npz-compressed")]
+            buffers = [formats.encode_npz(trajs[0], self._spaces, self.writer, first, self.save_as == "npz-compressed")]
         commit(self.directory, buffers, self._names(len(trajs), trajs[0].env_name))
 
     def _names(self, n: int, env_name: str) -> Iterator[str]:
         while True:
             sequence, self._next = self._next, self._next + 1
-            if self.save_as == "segments":
-                yield segment.file_name(self.writer, sequence, n)
-            else:
-                yield npz.file_name(env_name, self.writer, sequence)
+            yield formats.file_name(self.save_as, self.writer, sequence, n, env_name)
 
     def _full(self, size: int) -> StoreFullError:
         free, needed = free_bytes(self.directory), self.pending_bytes + size
@@ -221,63 +214,41 @@ class TrajectoryWriter:
 
     def _check(self, traj: StoredTraj) -> int:
         """Raise ValueError unless the trajectory has the declared fields; returns its size in bytes."""
-        t = len(traj)
+        t, arrays = len(traj), traj.arrays()
         if t < 1:
             raise ValueError("rews has 0 rows; a trajectory needs at least one transition")
-        if traj.obs.keys() != self._keys[OBS]:
-            raise ValueError(f"obs has keys {sorted(traj.obs)}, but the observation space has {sorted(self._keys[OBS])}")
-        if traj.extras.keys() != self._keys[EXTRA]:
-            raise ValueError(f"extras has keys {sorted(traj.extras)}, but the declared fields are {sorted(self._keys[EXTRA])}")
         if traj.start_time < 0:
             raise ValueError(f"start_time is {traj.start_time}, but must be at least 0")
+        if len(arrays) != len(self._fields) or not all(x.name in arrays for x, _, _ in self._fields):
+            for name, found, role in (("obs", traj.obs, "obs"), ("extras", traj.extras, "extra")):
+                wanted = sorted(x.key for x, _, _ in self._fields if x.role == role)
+                if sorted(found) != wanted:
+                    raise ValueError(f"{name} has keys {sorted(found)}, but must have {wanted}")
         size = 64
-        for x, key in self._checked:
-            array = traj.obs[key] if x.role == "obs" else traj.extras[key] if x.role == "extra" else getattr(traj, key)
-            size += _check_array(x, array, rows_in(x.rows, 1, t))
-        if traj.prev_action is not None and (traj.prev_action.shape, traj.prev_action.dtype) != self._prev_action:
-            raise _misfit("prev_action", traj.prev_action, *self._prev_action)
+        for x, each, more in self._fields:
+            a, shape = arrays[x.name], (t * each + more, *x.shape)  # type: ignore[misc]  # known: of an environment
+            if a.shape != shape or a.dtype != x.dtype:
+                raise _misfit(x, a, shape)
+            size += a.nbytes
+        x, before = self._prev_action, traj.prev_action
+        if before is not None and (before.shape, before.dtype) != (x.shape, x.dtype):
+            raise _misfit(x, before, x.shape)
         if size > _MAX_TRAJECTORY_BYTES:
             raise ValueError(f"a trajectory of {size} bytes is too long: save at most {_MAX_TRAJECTORY_BYTES} bytes a piece")
         return size
 
 
-def _check_array(x: Field, a: np.ndarray, rows: int) -> int:
-    """The array's size in bytes; raises ValueError unless it has so many rows of the field."""
-    shape = (rows, *x.shape)  # type: ignore[misc]  # known: the fields are those of an environment
-    if a.shape != shape or a.dtype != x.dtype:
-        name = f"obs[{x.name[len(OBS) :]!r}]" if x.role == "obs" else x.name
-        raise _misfit(f"extras[{x.name[len(EXTRA) :]!r}]" if x.role == "extra" else name, a, shape, x.dtype)
-    return a.nbytes
+def _misfit(x: Field, a: np.ndarray, shape: object) -> ValueError:
+    name = {"obs": f"obs[{x.key!r}]", "extra": f"extras[{x.key!r}]"}.get(x.role, x.name)
+    return ValueError(f"{name} has shape {a.shape} and dtype {a.dtype}, but must have {shape} and {x.dtype}")
 
 
-def _misfit(name: str, a: np.ndarray, shape: tuple[int, ...], dtype: np.dtype | None) -> ValueError:
-    return ValueError(f"{name} has shape {a.shape} and dtype {a.dtype}, but must have {shape} and {dtype}")
-
-
-def _checked_fields(fields: tuple[Field, ...], obs_space: gym.spaces.Dict) -> tuple[Field, ...]:
-    """The fields, if files can hold them.
-
-    Raises:
-        ValueError: naming the observation or extra field, and what is wrong with it.
-    """
-    for x in fields:
-        key, row_bytes = x.name[len(OBS) :], np.dtype(x.dtype).itemsize * int(np.prod(x.shape or (), dtype=np.int64))
-        if x.role == "obs":
-            sub = obs_space[key]
-            if not isinstance(sub, gym.spaces.Box):
-                raise ValueError(f"obs_space[{key!r}] is {sub}, but must be a Box: pass amago.spaces.obs_spec(space).space")
-            if problem := schema.key_problem(key):
-                raise ValueError(f"observation key {key!r} {problem}")
-            if x.dtype not in schema.CODE_OF:
-                raise ValueError(f"obs_space[{key!r}] has dtype {x.dtype}; these can be stored: {sorted(schema.CODES)}")
-            if row_bytes > schema.MAX_ROW_BYTES:
-                raise ValueError(f"one observation of obs_space[{key!r}] takes more than {schema.MAX_ROW_BYTES} bytes")
-        elif row_bytes > schema.MAX_ROW_BYTES:
-            raise ValueError(f"one row of {x.name!r} takes more than {schema.MAX_ROW_BYTES} bytes")
-    return fields
-
-
-def _next_sequence(directory: Path, writer: str) -> int:
-    matches = (segment.NAME.fullmatch(name) for name in os.listdir(directory))
-    last = max((int(m["sequence"]) for m in matches if m and m["writer"] == writer), default=-1)
-    return max(last, npz.last_sequence(directory, writer)) + 1
+def _check_observations(obs_space: gym.spaces.Dict) -> None:
+    """Raise ValueError unless files can hold the observations, naming the key and its fault."""
+    for key, sub in obs_space.spaces.items():
+        if not isinstance(sub, gym.spaces.Box):
+            raise ValueError(f"obs_space[{key!r}] is {sub}, but must be a Box: pass amago.spaces.obs_spec(space).space")
+        if problem := key_problem(key):
+            raise ValueError(f"observation key {key!r} {problem}")
+        if sub.dtype not in schema.CODE_OF:
+            raise ValueError(f"obs_space[{key!r}] has dtype {sub.dtype}; these can be stored: {sorted(schema.CODES)}")

@@ -19,7 +19,7 @@ from benchmarks.suite.runs import Config, result_path, train
 from benchmarks.suite.tables import comparison, draw, read, summary
 from benchmarks.suite.tasks import NAMES, TASKS
 
-RESULTS = Path(__file__).parents[2] / "results" / "suite"
+RESULTS = Path(__file__).parents[1] / "results" / "suite"
 
 
 def _parser() -> ArgumentParser:
@@ -33,7 +33,9 @@ def _parser() -> ArgumentParser:
         command = commands.add_parser(name, help=what)
         command.add_argument("--config", required=True, help="name of the configuration: the folder of its results")
         command.add_argument("--tasks", nargs="+", choices=NAMES, default=list(NAMES), metavar="TASK", help=", ".join(NAMES))
-        command.add_argument("--results", type=Path, default=RESULTS, help="folder of results (default: results/suite)")
+        command.add_argument(
+            "--results", type=Path, default=RESULTS, help="folder of results (default: benchmarks/results/suite)"
+        )
         if name != "table":
             command.add_argument(
                 "--base", choices=("tuned", "default"), default=None, help="settings below --files; default: tuned"

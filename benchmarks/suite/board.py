@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.suite.example import JUDGED, train
 from benchmarks.suite.recorded import claimed, in_processes, is_done
 
-ROOT = Path(__file__).parents[2] / "results"
+ROOT = Path(__file__).parents[1] / "results"
 BUDGET = 3600.0
 
 
@@ -96,7 +96,9 @@ def _parser(board: Board) -> ArgumentParser:
         "command", choices=("run", "one", "table"), help="train, a single run in this process, or print results"
     )
     parser.add_argument("--tasks", nargs="+", choices=names, default=names, metavar="TASK", help=", ".join(names))
-    parser.add_argument("--results", type=Path, default=folder, help=f"folder of results (default: results/{board.module})")
+    parser.add_argument(
+        "--results", type=Path, default=folder, help=f"folder of results (default: benchmarks/results/{board.module})"
+    )
     parser.add_argument(
         "--seeds", type=int, default=board.seeds, help="run: seeds 0 to N - 1 (default: %(default)s); one: the seed"
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import runpy
 import shutil
+import sys
 from argparse import ArgumentParser
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,6 +102,8 @@ def _experiment(script: str, words: list[str]) -> Any:
         amago_train.add_arguments(parser)
         args, make = parser.parse_args(words), amago_train.make_experiment
     else:
+        if str(EXAMPLES) not in sys.path:  # as for a script that is run: some import `support`
+            sys.path.insert(0, str(EXAMPLES))
         example = runpy.run_path(str(EXAMPLES / script))
         args, make = cli_utils.parse_args(None, example["add_cli"], words), example["make_experiment"]
     args.trial = 0

@@ -107,7 +107,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("command", choices=("run", "table"), help="train, or print results")
     parser.add_argument("--methods", nargs="+", choices=names, default=names, metavar="METHOD", help=", ".join(names))
     parser.add_argument("--tasks", nargs="+", choices=NAMES, default=list(JUDGES), metavar="TASK", help=", ".join(NAMES))
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of results (default: results/suite)")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of results (default: benchmarks/results/suite)")
     parser.add_argument("--seeds", type=int, default=2, help="seeds 0 to N - 1 (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
     parser.add_argument("--budget", type=float, default=None, help="processor seconds of each run, instead of the tasks'")

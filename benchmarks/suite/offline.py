@@ -1,4 +1,4 @@
-"""Learning from recorded rollouts alone: filtered cloning beside values of states by expectiles (IQL), on lakes and a Minari data set.
+"""Learning from recorded rollouts alone: filtered cloning beside values of states by expectiles (IQL), on lakes and a Minari dataset.
 
     python -m benchmarks.suite.offline run --seeds 2 --jobs 2
     python -m benchmarks.suite.offline table

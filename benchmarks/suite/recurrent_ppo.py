@@ -31,7 +31,7 @@ from benchmarks.suite.runs import result_path
 from benchmarks.suite.statistics import final_score
 from benchmarks.suite.tasks import NAMES, TASKS, Task
 
-RESULTS = Path(__file__).parents[2] / "results" / "suite"
+RESULTS = Path(__file__).parents[1] / "results" / "suite"
 EVALUATIONS = 16  # in a budget
 SEARCH_SEED, SEARCH_SHARE = 100, 1 / 3
 CANDIDATES: dict[str, dict[str, Any]] = {
@@ -164,7 +164,7 @@ def main(argv: list[str] | None = None) -> int:
         "command", choices=("run", "search", "one"), help="train, try candidates, or a single run in this process"
     )
     parser.add_argument("--tasks", nargs="+", choices=NAMES, default=list(NAMES), metavar="TASK", help=", ".join(NAMES))
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of results (default: results/suite)")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of results (default: benchmarks/results/suite)")
     parser.add_argument("--seeds", type=int, default=1, help="run: seeds 0 to N - 1; one: the seed")
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
     parser.add_argument("--budget", type=float, default=None, help="processor seconds of each run, instead of the tasks'")

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from amago.run.report import curves
+from amago.report import curves
 from benchmarks.suite.recorded import Point
 
 Curve = Sequence[Point]

@@ -9,11 +9,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from amago.envs.builtin.frozen_lake import MetaFrozenLake
-from amago.envs.builtin.key_door import RoomKeyDoor
 from amago.envs.builtin.point_robot import PointRobot
-from amago.envs.builtin.tmaze import TMazePassive
-from amago.envs.builtin.tmaze_exploration import TMazeExploration
+from amago.envs.builtin.tmaze import TMazeExploration, TMazePassive
+from amago.envs.builtin.toy_gym import MetaFrozenLake, RoomKeyDoor
 from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy
 from amago.nets.traj_encoders import GRUTrajEncoder, TformerTrajEncoder
 from benchmarks.recall import RepeatPrevious

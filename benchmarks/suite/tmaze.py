@@ -10,11 +10,14 @@ are done are not repeated, and interrupted ones continue. A run ends when three 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.suite.board import Board, Entry, main
-from benchmarks.suite.example import Result, read
-from benchmarks.suite.statistics import time_to_threshold
+from benchmarks.suite.example import read
+from benchmarks.suite.statistics import Curve, time_to_threshold
+from benchmarks.suite.tables import read as curves
+from benchmarks.suite.tasks import TASKS
 
 HORIZONS = (300, 1000, 3000)
 MODELS = ("transformer", "gru", "mingru")
@@ -30,6 +33,10 @@ MORE = {(1000, "gru"): " --long_memory --epochs 120", (3000, "gru"): " --long_me
 """Settings of single runs. Other models either remember as long without being told to, or learned nothing within 3,000 updates."""
 
 
+SETTLED = "tmaze_transformer"
+"""The configuration of the suite with the Transformer's settings in the zoo; its runs are rows of the table, too."""
+
+
 def table(results: Path) -> str:
     """One row for each length and model with a finished run."""
     lines = [
@@ -39,16 +46,22 @@ def table(results: Path) -> str:
     for horizon in HORIZONS:
         for model in MODELS:
             if found := read(results / f"{horizon}_{model}"):
-                lines.append(_row(horizon, model, found))
+                steps, cpu = max(r.steps for r in found), [r.cpu for r in found]
+                lines.append(_row(f"{horizon:,}, {model}", [r.curve for r in found], [r.greedy for r in found], steps, cpu))
+    settled = curves(results.parent / "suite", SETTLED, TASKS)
+    for task in (t for t in TASKS if t.name in settled):
+        found, last = settled[task.name], [c[-1] for c in settled[task.name]]
+        label, steps = f"{task.horizon:,}, `zoo/{SETTLED}`", max(p.steps for p in last)
+        lines.append(_row(label, found, [p.score for p in last], steps, [p.cpu for p in last]))
     return "\n".join(lines)
 
 
-def _row(horizon: int, model: str, found: list[Result]) -> str:
-    times = [time_to_threshold(r.curve, SOLVED) for r in found]
+def _row(label: str, found: Sequence[Curve], scores: list[float], steps: int, seconds: list[float]) -> str:
+    times = [time_to_threshold(curve, SOLVED) for curve in found]
     shown = ", ".join(f"{t:.0f}" if t < float("inf") else "not reached" for t in times)
-    speeds = ", ".join(f"{r.curve[-1].updates / r.curve[-1].cpu:.1f}" for r in found)
-    greedy, cpu = ", ".join(f"{r.greedy:.2f}" for r in found), ", ".join(f"{r.cpu:.0f}" for r in found)
-    return f"| {horizon:,}, {model} | {greedy} | {shown} | {speeds} | {max(r.steps for r in found):,} | {cpu} |"
+    speeds = ", ".join(f"{curve[-1].updates / curve[-1].cpu:.1f}" for curve in found)
+    greedy, cpu = ", ".join(f"{x:.2f}" for x in scores), ", ".join(f"{x:.0f}" for x in seconds)
+    return f"| {label} | {greedy} | {shown} | {speeds} | {steps:,} | {cpu} |"
 
 
 def _entries() -> list[Entry]:

@@ -21,8 +21,8 @@ from amago.envs import AMAGOEnv, make_pool
 from amago.envs.builtin.tmaze import TMazePassive
 from amago.loading import Batch
 from amago.nets.tstep_encoders import FFTstepEncoder
+from amago.run.optimizer import adamw
 from amago.run.rollout import Rollout
-from amago.run.update import adamw
 from benchmarks.suite.tmaze import HORIZONS, MODELS
 
 WIDTH, BATCH, ACTORS = 64, 4, 16

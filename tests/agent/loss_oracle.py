@@ -238,9 +238,6 @@ class Oracle:
         if t + 1 == data.lengths[b]:
             return reward + self.gammas[g] * (v + bonus)
         later = self.trace_target(data, b, t + 1, g, draws)
-        if self.targets == "peng":
-            both = (1.0 - self.trace_lambda) * (v + bonus) + self.trace_lambda * (later + bonus)
-            return reward + self.gammas[g] * both
         s, a = data.states[b, t + 1].detach(), data.actions[b, t + 1]
         stored = self.clip(a) if self.kind == "discrete" else a.clamp(-1, 1)
         of_taken = [

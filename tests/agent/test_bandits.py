@@ -45,7 +45,7 @@ def trained(agent_type, num_actions, draw, updates, **options):
         batch.rl2s = torch.zeros(len(actions), 2, 1 + num_actions)
         optimizer.zero_grad()
         loss = agent.losses(batch)
-        (loss.actor_loss.mean() + (0.0 if loss.critic_loss is None else loss.critic_loss.mean())).backward()
+        (loss["actor"].mean() + (loss["critic"].mean() if "critic" in loss else 0.0)).backward()
         optimizer.step()
         agent.soft_sync_targets()
     with torch.no_grad():
@@ -59,9 +59,8 @@ def gamble(g, b=128):
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize("labels", ["twohot", "hlgauss"])
-def test_a_rare_large_reward_is_worth_its_mean(labels):
-    config.bind({"NCriticsTwoHot.label_type": labels, "NCriticsTwoHot.decoding": "mean_return"})
+def test_a_rare_large_reward_is_worth_its_mean():
+    config.bind({"NCriticsTwoHot.label_type": "hlgauss", "NCriticsTwoHot.decoding": "mean_return"})
     assert trained(MultiTaskAgent, 2, gamble, 250)[1] > 0.9
 
 
@@ -77,14 +76,9 @@ def one_of_2000(g, b=64):
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize(("agent_type", "options"), [
-    (Agent, {"online_coeff": 1.0, "offline_coeff": 0.0}),
-    (Agent, {"online_coeff": 0.0, "offline_coeff": 1.0, "fake_filter": True}),
-    (MultiTaskAgent, {}),
-], ids=["policy-gradient", "cloning", "filtered-cloning"])  # fmt: skip
-def test_an_agent_with_two_thousand_actions_learns(agent_type, options):
+def test_an_agent_with_two_thousand_actions_learns():
     """With probabilities clipped at 0.001 no gradient reached a policy whose probabilities are 0.0005."""
-    assert trained(agent_type, 2000, one_of_2000, 200, **options)[1234] > (0.3 if "fake_filter" in options else 0.8)
+    assert trained(Agent, 2000, one_of_2000, 200, online_coeff=1.0, offline_coeff=0.0)[1234] > 0.8
 
 
 @pytest.mark.parametrize("n", [2, 50, 51, 1000, 2000, 70_000])

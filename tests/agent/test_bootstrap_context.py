@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from messages import naming
 from test_agent import AGENTS, SPACES, build, make_batch
 from test_trace_targets import targets_of
 
@@ -80,12 +79,3 @@ def test_batches_of_shorter_sequences_are_not_concerned():
         torch.manual_seed(0)
         found.append(targets_of(build("discrete", GRUTrajEncoder, bootstrap_context=context), batch))
     assert found[0].equal(found[1])
-
-
-@pytest.mark.parametrize(
-    ("context", "words"),
-    [(0, ("bootstrap_context=0",)), (2.5, ("bootstrap_context=2.5",)), (9, ("bootstrap_context=9", "max_seq_len=8"))],
-)
-def test_wrong_contexts_are_refused(context, words):
-    with pytest.raises(ValueError, match=naming(*words)):
-        build("discrete", bootstrap_context=context)

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 import amago
-from amago.agent.log_prob import log_prob_of_stored
-from amago.nets.policy_dists import TanhGaussian
-from amago.nets.product import distribution_of
+from amago.agent.methods.traces import log_prob_of_stored
+from amago.nets.policy_dists import TanhGaussian, distribution_of
 from amago.nets.traj_encoders import FFTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
 from amago.spaces import action_spec, rl2_space

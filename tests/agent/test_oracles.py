@@ -106,7 +106,7 @@ def test_losses_and_gradients(agent_type, kind, online, offline, name, decoding)
 
 
 def trace_cases():
-    for targets in ("retrace", "tree_backup", "peng"):
+    for targets in ("retrace", "tree_backup"):
         for kind in SPACES:
             if (targets, kind) != ("tree_backup", "continuous"):
                 yield Agent, kind, 1.0, targets
@@ -122,7 +122,7 @@ def test_losses_and_gradients_of_targets_over_sequences(agent_type, kind, online
 
 def entropy_cases():
     for kind in SPACES:
-        for targets in ("n_step", "retrace", "peng"):
+        for targets in ("n_step", "retrace"):
             yield Agent, kind, targets
         yield MultiTaskAgent, kind, "n_step"
 
@@ -141,15 +141,6 @@ def test_losses_and_gradients_with_an_entropy(agent_type, kind, targets):
 def test_losses_and_gradients_with_normalised_critics(agent_type, kind):
     config.bind({"NCritics.normalization": "layer", "NCriticsTwoHot.normalization": "layer"})
     check(agent_type, kind, 0.7, 0.3, "exp", "mean_bin", {"n_step": N_STEP})
-
-
-@pytest.mark.parametrize("kind", list(SPACES))
-@pytest.mark.parametrize(("agent_type", "online"), [(Agent, 1.0), (MultiTaskAgent, 0.0)])
-@pytest.mark.parametrize("targets", ["n_step", "retrace"])
-@pytest.mark.usefixtures("_float64")
-def test_losses_and_gradients_with_critics_drawn_for_each_step(agent_type, online, kind, targets):
-    options = {"targets": targets, "n_step": N_STEP if targets == "n_step" else 1}
-    check(agent_type, kind, online, 0.3, "binary", "mean_bin", options | {"critics_td_per_step": True}, options)
 
 
 @pytest.mark.parametrize("kind", list(SPACES))

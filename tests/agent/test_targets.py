@@ -99,7 +99,7 @@ MODES = ["sync", "async", *(m.name for m in AutoresetMode)]
 
 
 def collect(root, mode, **recorder):
-    """Play in a pool, into the store of a data set called "run"."""
+    """Play in a pool, into the store of a dataset called "run"."""
     make_envs, env_mode = makers(mode)
     options = {"save_trajs_to": str(root / "run" / "buffer" / "fifo"), "save_trajs_as": "segments"} | recorder
     workers = {"workers": 1} if mode == "async" else {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,7 @@ from amago import config
 from amago.agent import Agent, MultiTaskAgent
 from benchmarks import long_runs, operations
 from benchmarks.learner import Case, attention, make_agent, make_batch, products
-from benchmarks.long_run_cases import RUNS, build, observations
-from benchmarks.long_run_cases import make_batch as case_batch
+from benchmarks.long_run_cases import RUNS, build
 
 PAGE = (Path(__file__).parents[2] / "docs" / "long_runs.md").read_text()
 SHORT = "--max_seq_len 16 --batch_size 2 --parallel_actors 10"  # but with the real networks
@@ -75,13 +73,6 @@ def test_sizes_are_the_published_ones() -> None:
 # ---- counting --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_polynomial_is_continued() -> None:
-    assert operations.at_length({4: 3 * 16 + 5 * 4 + 7, 8: 3 * 64 + 5 * 8 + 7, 16: 3 * 256 + 5 * 16 + 7}, 10_000) == 300_050_007
-    # 7 for an update, and 3 L^2 + 5 L for each sequence
-    counts = {(b, n): 7.0 + b * (3 * n * n + 5 * n) for b in (2, 3) for n in (4, 8, 16)}
-    assert operations.in_batch(counts, 18, 100) == 7 + 18 * (30_000 + 500)
-
-
 class OneLayer(torch.nn.Module):
     """What `operations` needs of an agent: the loss of a single linear layer."""
 
@@ -130,42 +121,7 @@ def test_counts_agree_with_the_products_of_the_formulas(agent_type: Any) -> None
     assert counted == pytest.approx(by_hand, rel=0.05)
 
 
-@pytest.mark.parametrize("run", [RUNS[0], RUNS[2]], ids=[NAMES[0], NAMES[2]])
-def test_a_larger_batch_is_foretold(run: Any) -> None:
-    _, agent = build(run)
-    batch = partial(case_batch, run)
-    operations_found, bytes_found = operations.count(agent, batch(5, 20))
-    foretold = operations.of_update(agent, batch, 5, 20)
-    assert foretold == (operations_found, pytest.approx(bytes_found, rel=0.01))
-
-
-def test_memory_of_the_mean_step() -> None:
-    assert long_runs.mean_memory(5, 100) == 2  # 0, 1, 2, 3, 4
-    assert long_runs.mean_memory(5, 2) == 1  # 0, 1, 2, 2, 2: 7 / 5
-    assert long_runs.mean_memory(10_000, 10_000) == 4_999
-
-
 # ---- costs -----------------------------------------------------------------------------------------------------------------
-
-
-def test_hours() -> None:
-    cost = long_runs.Cost(
-        title="x", actors=10, vector_steps=3_600, updates=7_200, operations=1e12, activations=1.0, parameters=1, update=0.5,
-        policy=0.01, env_rate=100.0, batch_bytes=1, disk=1.0,
-    )  # fmt: skip
-    assert cost.env_steps == 36_000
-    assert cost.hours_here() == pytest.approx((1.0, 0.01, 0.1))
-    assert cost.hours_on_gpu(tflops=2.0, policy_ms=5.0, cores=4) == pytest.approx((1.0, 0.005, 0.025))
-    assert long_runs.hours(1234.4, 5.06, 0.0) == "1,234 + 5.1 + 0.0 = **1,239**"
-
-
-def test_the_work_of_a_run() -> None:
-    run = next(r for r in RUNS if r.name == "crafter_long")
-    experiment, _ = build(
-        run, "--epochs", "101", "--grads_per_epoch", "10", "--timesteps_per_epoch", "2000", "--val_interval", "50"
-    )
-    # evaluations of 2,001 steps in epochs 0, 50 and 100; five epochs without updates
-    assert long_runs.workload(experiment) == (101 * 2000 + 3 * 2001, 96 * 10)
 
 
 def test_table_of_all_runs() -> None:
@@ -191,9 +147,3 @@ def test_the_page_has_the_command_and_the_counts(run: Any) -> None:
     parameters = sum(p.numel() for p in agent.trainable_params)  # type: ignore[attr-defined]
     told = f"| {run.title} | {steps * experiment.parallel_actors / 1e6:.0f} million | {updates:,} | {parameters / 1e6:.1f} million |"
     assert told in PAGE
-
-
-def test_noise_lies_in_the_spaces() -> None:
-    for run in RUNS:
-        for key, x in observations(run, 3).items():
-            assert all(run.obs[key].contains(row.numpy()) for row in x), (run.name, key)

@@ -14,7 +14,8 @@ from terminal import Terminal
 from amago import ExtraField
 from amago.cli import main
 from amago.data.trajectory import StoredTraj
-from amago.loading import DatasetSettings, DiskTrajDataset, MinariDataset
+from amago.loading import ArrayDataset, DatasetSettings, DiskTrajDataset, MinariDataset
+from amago.loading.offline.base import Converter, InMemory, copy_to
 from amago.store import TrajectoryStore, TrajectoryWriter
 
 pytest.importorskip("h5py")
@@ -221,43 +222,27 @@ def test_actions_of_several_parts_that_do_not_fit_are_refused(capsys):
     assert not os.path.exists("run/buffer/protected") or not os.listdir("run/buffer/protected")
 
 
-def test_choices_side_by_side(capsys):
-    rows = rec.rows(rec.record(), next_observations=True)
-    actions = np.stack([np.arange(31) % 3, 1 + np.arange(31) % 4], axis=1)
-    np.savez("m.npz", **(rows | {"actions": actions}))
-    assert buffer("import", "m.npz", "run", "--action-space", "multidiscrete:3,1..4") == 0
-    found, space = stored_actions("run")
-    np.testing.assert_array_equal(found, actions - [0, 1])
-    assert space == gym.spaces.MultiDiscrete([3, 4], start=[0, 1])
+WRONG = [
+    ("import", ("SOURCE", "RUN")),
+    ("import missing.hdf5 run", ("SOURCE", "missing.hdf5")),
+    ("import a/b-v0 run", ("Minari", "'a/b-v0'")),
+    ("import a.npz run --limit 0", ("--limit", 1, 0)),
+    ("import a.npz run --format zip", ("--format", "'zip'")),
+    ("import a.npz run --obs-keys x", ("--obs-keys", "a.npz", "--format")),
+    ("import x-v0 run --env CartPole-v1", ("--env", "x-v0", "minari")),
+    ("import a.npz run --action-space box:2,1", ("--action-space", "'box:2,1'", "box:LOW,HIGH")),
+    ("import a.npz run --env Nothing-v0", ("--env Nothing-v0",)),
+    ("info nowhere", ("RUN", "nowhere", "nowhere/buffer", "protected", "fifo")),
+    ("export nowhere a-v0", ("RUN", "nowhere")),
+    ("dance run", ("ACTION", "'dance'")),
+]
 
 
-@pytest.mark.parametrize(
-    ("argv", "named"),
-    [
-        (["import"], ("SOURCE", "RUN")),
-        (["import", "missing.hdf5", "run"], ("SOURCE", "missing.hdf5")),
-        (["import", "a/b-v0", "run"], ("Minari", "'a/b-v0'")),
-        (["import", "a.npz", "run", "--limit", "0"], ("--limit", 1, 0)),
-        (["import", "a.npz", "run", "--format", "zip"], ("--format", "'zip'")),
-        (["import", "a.npz", "run", "--obs-keys", "x"], ("--obs-keys", "a.npz", "--format")),
-        (["import", "x-v0", "run", "--env", "CartPole-v1"], ("--env", "x-v0", "minari")),
-        (
-            ["import", "a.npz", "run", "--action-space", "box:2,1"],
-            ("--action-space", "'box:2,1'", "box:LOW,HIGH"),
-        ),
-        (["import", "a.npz", "run", "--env", "Nothing-v0"], ("--env Nothing-v0",)),
-        (
-            ["info", "nowhere"],
-            ("RUN", "nowhere", "nowhere/buffer", "protected", "fifo"),
-        ),
-        (["export", "nowhere", "a-v0"], ("RUN", "nowhere")),
-        (["dance", "run"], ("ACTION", "'dance'")),
-    ],
-    ids=lambda x: " ".join(x) if isinstance(x, list) else "",
-)
-def test_wrong_arguments_name_themselves(capsys, argv, named):
+def test_wrong_arguments_name_themselves(capsys):
     np.savez("a.npz", **rec.rows(rec.record()))
-    assert names(refused(capsys, *argv), *named)
+    for argv, named in WRONG:
+        message = refused(capsys, *argv.split())
+        assert names(message, *named), message
     assert not os.path.exists("nowhere")
 
 
@@ -274,8 +259,6 @@ def test_an_import_that_fails_or_is_stopped_leaves_nothing(capsys, monkeypatch):
     np.savez("a.npz", **rows)
     assert names(refused(capsys, "import", "a.npz", "run"), "rewards", "step 4")
     source = make_source("minari")
-    from amago.loading.sources import Converter
-
     convert = Converter.convert
 
     def stop(self, where, *args):
@@ -295,7 +278,7 @@ def test_an_import_that_fails_or_is_stopped_leaves_nothing(capsys, monkeypatch):
 def test_export_gives_back_what_was_imported(capsys):
     assert buffer("import", make_source("minari"), "run") == 0
     assert buffer("export", "run", "test/again-v0") == 0
-    assert "exported 7 episodes as the Minari data set test/again-v0" in capsys.readouterr().out
+    assert "exported 7 episodes as the Minari dataset test/again-v0" in capsys.readouterr().out
     import minari
 
     ours = minari.load_dataset("test/again-v0")
@@ -313,58 +296,48 @@ def test_export_gives_back_what_was_imported(capsys):
     assert "no version" in refused(capsys, "export", "run", "no version")
 
 
-def test_export_of_a_part(capsys):
+def test_export_of_a_part_and_of_pieces(capsys):
     assert buffer("import", make_source("minari"), "run") == 0
     assert names(refused(capsys, "export", "run", "test/x-v0", "--part", "fifo"), "run/buffer", "fifo")
     assert buffer("export", "run", "test/x-v0", "--part", "protected", "--limit", "3") == 0
     assert len(MinariDataset("test/x-v0")) == 3
-
-
-def test_export_says_that_pieces_are_episodes_of_their_own(capsys):
-    from amago.loading import ArrayDataset
-    from amago.loading.sources import InMemory, copy_to
-
     source = ArrayDataset(**rec.rows(rec.record(), next_observations=True), action_space=rec.ACT).source
     whole = source.read(1)
     pieces = InMemory([whole.slice(0, 2), whole.slice(2, 6)], source.obs_space, source.action_spec)
-    copy_to(pieces, "run/buffer/fifo", "w")
-    assert buffer("export", "run", "test/x-v0") == 0
+    copy_to(pieces, "pieces/buffer/fifo", "w")
+    assert buffer("export", "pieces", "test/y-v0") == 0
     assert "1 of these episodes continue the one before" in capsys.readouterr().out
 
 
 # ---- info, head, verify ----------------------------------------------------------------------------------------------------------
 
 
-def test_info_counts_what_is_there(capsys):
+def test_info_and_head(capsys):
     buffer("import", make_source("minari"), "run", "--env-name", "counting")
     capsys.readouterr()
+    returns = [float(e.rewards.sum()) for e in rec.record()]
     for place in ("run", "run/buffer"):
         assert buffer("info", place) == 0
         out = capsys.readouterr().out
-        assert "trajectories  7 (7 in protected, 0 in fifo)" in out
-        assert "steps         31 (4.4 a trajectory, 1 to 6)" in out
-        assert "observation   'observation': (2,) float32" in out
-        assert "actions       Box(-1.0, 1.0, (1,), float32)" in out
-        returns = [float(e.rewards.sum()) for e in rec.record()]
-        assert (
-            f"counting: 7 trajectories, return {np.mean(returns):.4g} ({min(returns):.4g} to {max(returns):.4g}), 57% terminated"
-            in out
-        )
-
-
-def test_head_prints_rollouts_and_their_first_steps(capsys):
-    buffer("import", make_source("minari"), "run", "--env-name", "counting")
-    capsys.readouterr()
+        for line in (
+            "trajectories  7 (7 in protected, 0 in fifo)", "steps         31 (4.4 a trajectory, 1 to 6)",
+            "observation   'observation': (2,) float32", "actions       Box(-1.0, 1.0, (1,), float32)",
+            f"counting: 7 trajectories, return {np.mean(returns):.4g} ({min(returns):.4g} to {max(returns):.4g}), 57% terminated",
+        ):  # fmt: skip
+            assert line in out
     assert buffer("head", "run", "-n", "2", "--steps", "1") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["index", "steps", "return", "end", "environment", "file"]
-    assert lines[1].split()[:2] + lines[1].split()[3:5] == ["0", "3", "terminated", "counting"]
-    assert lines[2].strip() == f"t=0: observation=[0 0]; action [0] -> reward {rec.record()[0].rewards[0]:.4g}"
-    assert lines[3].split()[3] == "cut"
-    assert len(lines) == 5
-    os.makedirs("empty/fifo")
-    assert buffer("head", "empty") == buffer("info", "empty") == 0
+    head, first, step, second, _ = capsys.readouterr().out.splitlines()
+    assert head.split() == ["index", "steps", "return", "end", "environment", "file"]
+    assert [first.split()[i] for i in (0, 1, 3, 4)] == ["0", "3", "terminated", "counting"]
+    assert step.strip() == f"t=0: observation=[0 0]; action [0] -> reward {rec.record()[0].rewards[0]:.4g}"
+    assert second.split()[3] == "cut"
+
+
+def test_an_empty_buffer(capsys):
+    os.makedirs("run/buffer/fifo")
+    assert [buffer(action, "run") for action in ("info", "verify", "head")] == [0, 0, 0]
     assert "(empty)" in capsys.readouterr().out
+    assert "has no trajectories" in refused(capsys, "export", "run", "demo/x-v0")
 
 
 def test_verify_names_what_is_wrong_and_changes_nothing(capsys):
@@ -390,9 +363,6 @@ def test_verify_names_what_is_wrong_and_changes_nothing(capsys):
 
 
 def test_verify_finds_what_no_checksum_can(capsys):
-    from amago.data.trajectory import StoredTraj
-    from amago.store import TrajectoryWriter
-
     obs = gym.spaces.Dict({"observation": rec.OBS})
     writer = TrajectoryWriter("run/buffer/fifo", writer="w", action_space=gym.spaces.Discrete(2), obs_space=obs, save_as="npz")
 
@@ -420,25 +390,16 @@ def test_verify_finds_what_no_checksum_can(capsys):
 # ---- help ------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("action", ["import", "export", "info", "verify", "head"])
-def test_help_has_an_example_and_says_what_arguments_mean(capsys, action, monkeypatch):
+def test_help_has_an_example_and_says_what_arguments_mean(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit) as stop:
-        buffer(action, "--help", quiet=False)
-    assert stop.value.code == 0
-    printed = capsys.readouterr().out
-    out = " ".join(printed.split())
-    assert max(map(len, printed.splitlines())) <= 80
-    assert ("multidiscrete:N,N,.." in out) == (action == "import")
-    assert f"Example: amago buffer {action}" in out
-    assert "run directory" in out
-
-
-def test_the_command_lists_its_actions(capsys):
-    with pytest.raises(SystemExit):
-        buffer("--help", quiet=False)
-    out = capsys.readouterr().out
-    assert all(action in out for action in ("import", "export", "info", "verify", "head", "Example: amago buffer import"))
+    for action in ("import", "export", "info", "verify", "head"):
+        with pytest.raises(SystemExit) as stop:
+            buffer(action, "--help", quiet=False)
+        assert stop.value.code == 0
+        printed = capsys.readouterr().out
+        assert max(map(len, printed.splitlines())) <= 80
+        assert ("multidiscrete:N,N,.." in printed) == (action == "import")
+        assert names(" ".join(printed.split()), f"Example: amago buffer {action}", "run directory")
 
 
 def test_extra_fields_survive_export_and_import(capsys):
@@ -453,11 +414,8 @@ def test_extra_fields_survive_export_and_import(capsys):
         with TrajectoryWriter(f"{run}/buffer/fifo", writer="w", **options) as writer:
             for steps in (1, 4):
                 t = np.arange(steps + 1)
-                extras = {
-                    "cue": np.full((1, 2), steps, np.float32),
-                    "label": 10 * t[:-1],
-                    "state": np.zeros((steps + 1, 1, 2)) + steps,
-                }
+                state = np.zeros((steps + 1, 1, 2)) + steps
+                extras = {"cue": np.full((1, 2), steps, np.float32), "label": 10 * t[:-1], "state": state}
                 extras["state"][-1, 0, 0] = np.nan if bad else 0.5
                 obs, rews = {"observation": t[:, None].astype(np.float32)}, np.ones((steps, 1), np.float32)
                 writer.write(StoredTraj(obs, np.zeros((steps, 1), np.int64), rews, rews < 0, extras=extras))
@@ -478,3 +436,14 @@ def test_extra_fields_survive_export_and_import(capsys):
         for name, value in a.extras.items():
             assert value.dtype == b.extras[name].dtype
             np.testing.assert_array_equal(value, b.extras[name])
+
+
+def test_damaged_episodes_are_left_out_where_asked(capsys):
+    rows = rec.rows(rec.record())
+    rows["observations"] = rows["observations"].astype(np.float32)
+    rows["observations"][0] = np.nan
+    np.savez("nan.npz", **rows)
+    assert "skip_damaged" in refused(capsys, "import", "nan.npz", "run")
+    assert buffer("import", "nan.npz", "run", "--skip-damaged") == 0
+    assert lengths() == [1, 3, 5, 5, 5, 6]
+    assert "skipped" in capsys.readouterr().err

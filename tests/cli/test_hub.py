@@ -9,6 +9,7 @@ import sys
 import pytest
 import tiny
 from hub_server import TOKEN, serving
+from messages import names
 from run_inside import run_amago
 
 from amago.policy import load_policy
@@ -47,38 +48,31 @@ def amago(hub, tmp_path, monkeypatch):
     def call(*words, token=TOKEN, endpoint=None):
         env = {"HF_ENDPOINT": endpoint or hub.url, "NO_PROXY": "127.0.0.1", "HF_TOKEN": token or ""}
         outcome = run_amago([str(w) for w in words], tmp_path, env)
-        return outcome.code, outcome.text, outcome.text
+        return outcome.code, outcome.text
 
     return call
 
 
 def test_as_a_process_of_its_own(hub, card, tmp_path):
-    variables = {
-        "HF_ENDPOINT": hub.url,
-        "HF_HOME": str(tmp_path / "hf"),
-        "HF_HUB_DISABLE_XET": "1",
-        "NO_PROXY": "127.0.0.1",
-        "HF_TOKEN": TOKEN,
-    }
+    hf = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN}
+    variables = tiny.environment() | hf | {"NO_PROXY": "127.0.0.1"}
     for words in (["push", "card", "me/alone"], ["pull", "me/alone"]):
         command = [sys.executable, "-m", "amago.cli", *words]
-        done = subprocess.run(
-            command, cwd=tmp_path, env=tiny.environment() | variables, capture_output=True, text=True, timeout=120
-        )
+        done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
     assert load_policy(tmp_path / "alone").description == load_policy(card).description
 
 
 def test_there_and_back(amago, hub, card, tmp_path):
-    code, out, err = amago("push", card, "me/maze", "--private")
-    assert code == 0, err
+    code, out = amago("push", card, "me/maze", "--private")
+    assert code == 0, out
     assert f"pushed: {hub.url}/me/maze" in out
     stored = hub.repositories["me/maze"]
     assert {k: v for k, v in stored.items() if k != ".gitattributes"} == {p.name: p.read_bytes() for p in card.iterdir()}
     assert "me/maze" in hub.private
     stored["../evil.py"] = stored["sub/evil.py"] = stored["evil.pkl"] = b"import os"
-    code, out, err = amago("pull", "me/maze", "--out", "got/maze")
-    assert code == 0, err
+    code, out = amago("pull", "me/maze", "--out", "got/maze")
+    assert code == 0, out
     got = tmp_path / "got" / "maze"
     assert {p.name: p.read_bytes() for p in got.iterdir()} == {p.name: p.read_bytes() for p in card.iterdir()}
     assert os.listdir(tmp_path / "got") == ["maze"]
@@ -100,86 +94,48 @@ def test_a_new_version_replaces_the_old(amago, hub, card):
 def test_secrets_and_other_files_are_refused_before_anything_is_sent(amago, hub, card):
     before = len(hub.requests)
     (card / "README.md").write_text((card / "README.md").read_text() + f"\ncurl -H 'Authorization: Bearer {TOKEN}'\n")
-    code, out, err = amago("push", card, "me/secret")
+    code, text = amago("push", card, "me/secret")
     assert code == 2
-    assert "README.md holds a token of the Hugging Face Hub" in err
-    assert "README.md holds the value of the variable HF_TOKEN" in err
-    assert TOKEN not in out + err
+    assert names(text, "README.md holds a token of the Hugging Face Hub", "README.md holds the value of the variable HF_TOKEN")
+    assert TOKEN not in text
     (card / "policy.pt").write_bytes(b"pickle")
-    code, _, err = amago("push", card, "me/secret")
-    assert code == 2
-    assert "holds policy.pt, which are no files of a card" in err
+    code, text = amago("push", card, "me/secret")
+    assert (code, "holds policy.pt, which are no files of a card" in text) == (2, True)
     assert len(hub.requests) == before
     assert "me/secret" not in hub.repositories
 
 
-def test_a_link_to_a_file_elsewhere_is_refused(amago, hub, card, tmp_path):
+def test_links_and_what_is_no_card_are_refused(amago, hub, card, tmp_path):
     (tmp_path / "id_rsa").write_text("mine")
     (card / "LICENSE").symlink_to(tmp_path / "id_rsa")
-    code, _, err = amago("push", card, "me/link")
-    assert code == 2
-    assert "LICENSE" in err
-
-
-def test_what_is_no_card_is_refused(amago, tmp_path):
     (tmp_path / "empty").mkdir()
-    for directory in ("empty", "nowhere"):
-        code, _, err = amago("push", directory, "me/x")
-        assert code == 2
-        assert "is no card" in err
-        assert "amago card RUN" in err
+    for directory, named in ((card, ("LICENSE",)), ("empty", ("is no card", "amago card RUN")), ("nowhere", ("is no card",))):
+        code, text = amago("push", directory, "me/x")
+        assert (code, names(text, *named)) == (2, True)
 
 
-def test_damaged_weights_are_not_sent(amago, hub, card):
+def test_damaged_weights_are_neither_sent_nor_kept(amago, hub, card, tmp_path):
     content = bytearray((card / "policy.safetensors").read_bytes())
     content[-1] ^= 1
     (card / "policy.safetensors").write_bytes(content)
-    code, _, err = amago("push", card, "me/damaged")
-    assert code == 2
-    assert "damaged" in err
-    assert "me/damaged" not in hub.repositories
+    code, text = amago("push", card, "me/damaged")
+    assert (code, "damaged" in text, "me/damaged" in hub.repositories) == (2, True, False)
+    hub.repositories["me/bits"] = {p.name: p.read_bytes() for p in card.iterdir()}
+    code, text = amago("pull", "me/bits", "--out", "bits")
+    assert (code, "damaged" in text, (tmp_path / "bits").exists()) == (2, True, False)
 
 
-def test_damaged_weights_are_not_kept(amago, hub, card, tmp_path):
-    content = bytearray((card / "policy.safetensors").read_bytes())
-    content[-1] ^= 1
-    hub.repositories["me/bits"] = {p.name: p.read_bytes() for p in card.iterdir()} | {"policy.safetensors": bytes(content)}
-    code, _, err = amago("pull", "me/bits", "--out", "bits")
-    assert code == 2
-    assert "damaged" in err
-    assert not (tmp_path / "bits").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        (["pull", "me/nothing"], 1, "is the name right"),
-        (["pull", "me/other"], 1, "holds no agent of amago: it lacks policy.safetensors, policy.json"),
-        (["pull", "a/b/c"], 2, "a/b/c"),
-    ],
-)
-def test_wrong_names(amago, hub, words, code, said):
+def test_wrong_names_tokens_and_places(amago, hub, card):
     hub.repositories["me/other"] = {"README.md": b"", "pytorch_model.bin": b"pickle"}
-    found, _, err = amago(*words)
-    assert found == code
-    assert said in err
-
-
-def test_without_a_token(amago, hub, card):
-    code, _, err = amago("push", card, "me/locked", token=None)
-    assert code == 1
-    assert "HF_TOKEN" in err
+    for words, options, code, named in [
+        (("pull", "me/nothing"), {}, 1, "is the name right"),
+        (("pull", "me/other"), {}, 1, "holds no agent of amago: it lacks policy.safetensors, policy.json"),
+        (("pull", "a/b/c"), {}, 2, "a/b/c"),
+        (("pull", "me/other", "--out", card), {}, 2, "exists already"),
+        (("push", card, "me/locked"), {"token": None}, 1, "HF_TOKEN"),
+        (("push", card, "me/x"), {"endpoint": "http://127.0.0.1:9"}, 1, "127.0.0.1:9"),
+    ]:
+        found, text = amago(*words, **options)
+        assert (found, named in text) == (code, True), text
     assert "me/locked" not in hub.repositories
-
-
-def test_without_a_server(amago, card):
-    code, _, err = amago("push", card, "me/x", endpoint="http://127.0.0.1:9")
-    assert code == 1
-    assert "127.0.0.1:9" in err
-
-
-def test_an_existing_directory_is_not_touched(amago, card, hub):
-    code, _, err = amago("pull", "me/maze", "--out", card)
-    assert code == 2
-    assert "exists already" in err
-    assert json.loads((card / "results.json").read_text())
+    assert json.loads((card / "results.json").read_text()), "an existing directory is not touched"

@@ -7,43 +7,26 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from messages import naming
+from messages import names
 
 from amago.cli.space_syntax import DETAILS, parse_space, space_text
 from amago.spaces.actions import action_spec
 
 spaces = gym.spaces
-
-FEW = st.integers(1, 5)
-FIRST = st.integers(-9, 9)
-SHAPES = st.lists(FEW, min_size=1, max_size=3)
+FEW, FIRST = st.integers(1, 5), st.integers(-9, 9)
+SHAPES = st.lists(FEW, min_size=1, max_size=3).map(tuple)
 REAL = st.floats(-1e6, 1e6, width=32)
-NAMES = st.text("abcXYZ019_-.é", min_size=1, max_size=5)
-
-
-@st.composite
-def boxes(draw: st.DrawFn) -> gym.Space:
-    low, high = sorted(draw(st.tuples(REAL, REAL).filter(lambda x: x[0] != x[1])))
-    return spaces.Box(low, high, shape=tuple(draw(SHAPES)), dtype=np.float32)
-
-
-@st.composite
-def multidiscretes(draw: st.DrawFn) -> gym.Space:
-    nvec = draw(st.lists(FEW, min_size=1, max_size=4))
-    return spaces.MultiDiscrete(nvec, start=draw(st.lists(FIRST, min_size=len(nvec), max_size=len(nvec))))
-
-
 LEAVES = st.one_of(
     st.builds(lambda n, first: spaces.Discrete(n, start=first), FEW, FIRST),
-    multidiscretes(),
-    boxes(),
+    st.lists(st.tuples(FEW, FIRST), min_size=1, max_size=4).map(lambda x: spaces.MultiDiscrete([n for n, _ in x], start=[i for _, i in x])),
+    st.builds(lambda ends, shape: spaces.Box(*sorted(ends), shape, np.float32), st.tuples(REAL, REAL).filter(lambda x: x[0] != x[1]), SHAPES),
     SHAPES.map(lambda s: spaces.MultiBinary(s if len(s) > 1 else s[0])),
-)
+)  # fmt: skip
 SPACES = st.recursive(
     LEAVES,
     lambda inner: st.one_of(
         st.lists(inner, min_size=1, max_size=3).map(spaces.Tuple),
-        st.dictionaries(NAMES, inner, min_size=1, max_size=3).map(spaces.Dict),
+        st.dictionaries(st.text("abcXYZ019_-.é", min_size=1, max_size=5), inner, min_size=1, max_size=3).map(spaces.Dict),
     ),
     max_leaves=6,
 )
@@ -56,60 +39,38 @@ SPACES = st.recursive(
 def test_a_space_comes_back_from_its_text(space: gym.Space) -> None:
     text = space_text(space)
     assert text is not None
-    again = parse_space(text)
-    assert again == space
-    assert space_text(again) == text
-    one, two = action_spec(space), action_spec(again)
-    assert (one.kind, one.dim, one.stored_dim, one.stored_dtype) == (two.kind, two.dim, two.stored_dim, two.stored_dtype)
-
-
-@settings(deadline=None)
-@given(SPACES, st.randoms(use_true_random=False))
-def test_blanks_between_parts_do_not_matter(space: gym.Space, rng: object) -> None:
-    text = space_text(space)
-    assert text is not None
-    spread = "".join(f"{' ' * rng.randint(0, 2)}{c}{' ' * rng.randint(0, 2)}" if c in "();=" else c for c in text)  # type: ignore[attr-defined]
-    assert parse_space(f" {spread} ") == space
+    assert parse_space(text) == space
 
 
 WRITTEN = [
-    ("discrete:3", spaces.Discrete(3)),
-    ("discrete:-1..1", spaces.Discrete(3, start=-1)),
-    ("multidiscrete:3,4", spaces.MultiDiscrete([3, 4])),
-    ("multidiscrete:3, 1..4", spaces.MultiDiscrete([3, 4], start=[0, 1])),
+    ("discrete:4", spaces.Discrete(4)),
+    ("discrete:-1..2", spaces.Discrete(4, start=-1)),
+    ("multidiscrete:3, 4,1..2", spaces.MultiDiscrete([3, 4, 2], start=[0, 0, 1])),
     ("box:-1,1", spaces.Box(-1, 1, (7,))),
     ("box:-30,3e1,2x3", spaces.Box(-30, 30, (2, 3))),
     ("bits", spaces.MultiBinary(7)),
-    ("bits:2", spaces.MultiBinary(2)),
     ("bits:2x3", spaces.MultiBinary((2, 3))),
     ("tuple(discrete:3;box:-1,1)", spaces.Tuple([spaces.Discrete(3), spaces.Box(-1, 1, (1,))])),
-    ("dict(move=discrete:4;grip=bits)", spaces.Dict({"move": spaces.Discrete(4), "grip": spaces.MultiBinary(1)})),
     (
         "dict(arm=dict(grip=bits:2; turn=box:0,1); legs=tuple(discrete:2; discrete:2))",
         spaces.Dict(
-            {
-                "arm": spaces.Dict({"grip": spaces.MultiBinary(2), "turn": spaces.Box(0, 1, (1,))}),
-                "legs": spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2)]),
-            }
+            arm=spaces.Dict(grip=spaces.MultiBinary(2), turn=spaces.Box(0, 1, (1,))),
+            legs=spaces.Tuple([spaces.Discrete(2), spaces.Discrete(2)]),
         ),
     ),
 ]
 
 
-@pytest.mark.parametrize(("text", "space"), WRITTEN, ids=[text for text, _ in WRITTEN])
-def test_what_texts_mean(text: str, space: gym.Space) -> None:
-    """A box or bits without a size have that of the recording, here 7, unless they are part of something."""
-    assert parse_space(text, (7,)) == space
-
-
-def test_a_dict_keeps_the_order_of_its_text() -> None:
-    space = parse_space("dict(b=discrete:2; a=bits:3)")
-    assert isinstance(space, spaces.Dict)
-    assert list(space.spaces) == ["b", "a"]
-
-
-def test_bits_of_one_bit_a_row_are_one_bit() -> None:
+def test_what_texts_mean() -> None:
+    """A box or bits without a size have the size of the recording, here 7, unless they are part of something."""
+    for text, space in WRITTEN:
+        assert parse_space(text, (7,)) == space, text
     assert parse_space("bits", ()) == spaces.MultiBinary(1)
+    ordered = parse_space("dict(b=discrete:2; a=bits:3)")
+    assert isinstance(ordered, spaces.Dict)
+    assert list(ordered.spaces) == ["b", "a"], "as in the text"
+    example = DETAILS.split("--action-space '")[1].split("'")[0]
+    assert action_spec(parse_space(example)).kind == "discrete(3)+continuous(1)+multibinary(2)"
 
 
 WRONG = [
@@ -118,7 +79,7 @@ WRONG = [
     ("discrete", "discrete:N"),
     ("discrete:0", "discrete:N", "N at least 1", "discrete:FIRST..LAST"),
     ("discrete:5..4", "discrete:N", "discrete:FIRST..LAST"),
-    ("discrete:99999999", "99,999,999", "1,048,576"),
+    ("discrete:99999999", "1,048,576"),
     ("multidiscrete:3,,4", "multidiscrete:N,N,..", "N at least 1"),
     ("box:1", "box:LOW,HIGH", "box:LOW,HIGH,SIZE"),
     ("box:2,1", "LOW below HIGH"),
@@ -130,34 +91,33 @@ WRONG = [
     ("box:0,1,2,3", "box:LOW,HIGH,SIZE"),
     ("bits:0", "bits:SIZE"),
     ("bits:2x", "bits:SIZE"),
-    ("bits:9999x9999", "99,980,001", "1,048,576"),
+    ("bits:9999x9999", "1,048,576"),
     ("tuple()", "tuple(SPACE;SPACE;..)"),
     ("tuple(bits;)", "tuple(SPACE;SPACE;..)"),
     ("tuple:bits", "tuple(SPACE;SPACE;..)"),
-    ("tuple(bits;(bits)", "opening bracket"),
     ("tuple(bits", "tuple(SPACE;SPACE;..)"),
-    ("tuple(bits))(bits)", "closing bracket"),
-    ("dict(bits)", "'bits'", "dict(NAME=SPACE;..)"),
     ("dict()", "dict(NAME=SPACE;..)"),
-    ("dict(a b=bits)", "'a b=bits'", "dict(NAME=SPACE;..)", "letters"),
-    ("dict(a=bits;a=bits)", "a", "two"),
-    ("dict(a=tuple(bits;discrete:x))", "'discrete:x'", "discrete:N"),
-    ("tuple(" * 30 + "bits" + ")" * 30, "20 deep"),
+    ("dict(a b=bits)", "dict(NAME=SPACE;..)", "letters"),
+    ("dict(a=bits;a=bits)", "different"),
 ]
 
 
-@pytest.mark.parametrize("wrong", WRONG, ids=[text[:40] or "nothing" for text, *_ in WRONG])
-def test_a_wrong_text_is_told_where_and_what_would_be_right(wrong: tuple[str, ...]) -> None:
-    text, *right = wrong
-    with pytest.raises(ValueError, match=naming(repr(text)[:150], *right)):
-        parse_space(text)
+def test_a_wrong_text_is_told_where_and_what_would_be_right() -> None:
+    nested = [("tuple(bits;(bits)", "'(bits'"), ("dict(a=tuple(bits;discrete:x))", "'discrete:x'", "discrete:N")]
+    for text, *right in [
+        *((text, repr(text), *right) for text, *right in WRONG),
+        *nested,
+        ("tuple(" * 300, "1,000 characters"),
+    ]:
+        with pytest.raises(ValueError) as refused:
+            parse_space(text)
+        assert names(str(refused.value), *right), str(refused.value)
 
 
 @settings(deadline=None)
 @given(st.text("()=;:,.x0123456789-abcdeilmoprstu "))
 @example("dict(=bits)")
 @example("discrete:" + "9" * 400)
-@example("tuple(" * 100)
 @example("tuple(" * 100 + ")" * 100)
 def test_any_text_is_a_space_or_refused(text: str) -> None:
     try:
@@ -182,11 +142,5 @@ WITHOUT_TEXT = {
 }
 
 
-@pytest.mark.parametrize("name", WITHOUT_TEXT)
-def test_what_the_syntax_cannot_say_is_not_said_wrongly(name: str) -> None:
-    assert space_text(WITHOUT_TEXT[name]) is None
-
-
-def test_the_example_of_the_explanation_works() -> None:
-    text = DETAILS.split("--action-space '")[1].split("'")[0]
-    assert action_spec(parse_space(text)).kind == "discrete(3)+continuous(1)+multibinary(2)"
+def test_what_the_syntax_cannot_say_is_not_said_wrongly() -> None:
+    assert {name: space_text(space) for name, space in WITHOUT_TEXT.items()} == dict.fromkeys(WITHOUT_TEXT)

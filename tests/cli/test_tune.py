@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from argparse import ArgumentParser
 
 import optuna
 import pytest
@@ -15,10 +14,7 @@ import tiny
 from messages import names
 
 from amago.cli import main
-from amago.cli.tune import add_arguments
-from amago.cli.tune_result import best_command
 from amago.run.locks import RunLock
-from amago.run.tuning import parse_space
 
 SMALL = [
     "--memory-size", "16", "--memory-layers", "1", "--max-seq-len", "8", "--epochs", "3", "--no-async", "--seed", "1", "--val-interval", "1",
@@ -39,65 +35,44 @@ def study(tmp_path):
     return optuna.load_study(study_name="s", storage=f"sqlite:///{tmp_path / 's' / 'study.db'}")
 
 
-def test_a_study(tmp_path, capsys):
-    assert tune(tmp_path, *SPACE, "batch_size=int(2,5)", "--trials", "3", "--no-prune") == 0
+def record(run):
+    return json.loads((run / "settings.json").read_text())
+
+
+def test_a_study_and_the_command_that_it_prints(tmp_path, capsys):
+    (tmp_path / "own.gin").write_text("Agent.tau = 0.125\n")
+    more = [
+        "batch_size=int(2,5)",
+        "train_batches_per_epoch=int(3,5)",
+        "Agent.fake_filter=choice(True,False)",
+        "memory_layers=choice(1,2)",
+    ]
+    words = ["--trials", "2", "--no-prune", "--mixed-precision", "bf16", "--configs", str(tmp_path / "own.gin")]
+    assert tune(tmp_path, *SPACE, *more, *words) == 0
     out = capsys.readouterr().out
-    found = study(tmp_path).trials
-    assert len(found) == 3
-    for trial in found:
-        record = json.loads((tmp_path / "s" / f"trial_{trial.number}" / "settings.json").read_text())
-        assert record["fields"]["learning_rate"] == trial.params["learning_rate"]
-        assert record["fields"]["l2_coeff"] == trial.params["l2_coeff"]
-        assert record["fields"]["batch_size"] == trial.params["batch_size"]
-        assert record["parameters"]["amago.agent.Agent.gamma"] == trial.params["Agent.gamma"]
+    trials = study(tmp_path).trials
+    assert len(trials) == 2
+    for trial in trials:
+        found = record(tmp_path / "s" / f"trial_{trial.number}")
+        fields, params = found["fields"], trial.params
+        of_fields = ("learning_rate", "l2_coeff", "batch_size", "train_batches_per_epoch")
+        assert {name: fields[name] for name in of_fields} == {name: params[name] for name in of_fields}
+        of_gin = ("Agent.gamma", "Agent.fake_filter")
+        assert {name: found["parameters"][f"amago.agent.{name}"] for name in of_gin} == {name: params[name] for name in of_gin}
+        assert found["parameters"]["amago.agent.Agent.tau"] == 0.125
         assert sorted(trial.intermediate_values) == [0, 1, 2, 3]
         assert trial.value == trial.intermediate_values[3]
+    best = max(trials, key=lambda t: t.value)
     table = out[out.index("the best of") :]
-    best = max(found, key=lambda t: t.value)
-    assert names(table, "3 trials finished", f"trial_{best.number}", "learning_rate", "Agent.gamma", "l2_coeff")
-    assert table.index(f"trial_{best.number} ") == min(table.index(f"trial_{i} ") for i in range(3))
-
-
-def test_the_command_that_is_printed_trains_with_the_best_settings(tmp_path, capsys):
-    space = [*SPACE, "train_batches_per_epoch=int(3,5)", "Agent.fake_filter=choice(True,False)", "memory_layers=choice(1,2)"]
-    assert tune(tmp_path, *space, "--trials", "2", "--no-prune", "--mixed-precision", "bf16") == 0
-    out = capsys.readouterr().out.splitlines()
-    command = shlex.split(out[out.index("to train with these settings:") + 1])
+    assert names(table, "2 trials finished", f"trial_{best.number}", "learning_rate", "Agent.gamma", "l2_coeff")
+    assert table.index(f"trial_{best.number} ") == min(table.index(f"trial_{i} ") for i in range(2))
+    lines = out.splitlines()
+    command = shlex.split(lines[lines.index("to train with these settings:") + 1])
     assert command[:3] == ["amago", "train", "CartPole-v1"]
-    best = max(study(tmp_path).trials, key=lambda t: t.value)
-    found = {}
-    for name, where in (("trial", tmp_path / "s" / f"trial_{best.number}"), ("again", tmp_path / "s_best")):
-        if name == "again":
-            assert main([*command[1:], "--quiet", "--seed", "1"]) == 0
-        found[name] = json.loads((where / "settings.json").read_text())
-    for part, own in (("fields", found["trial"]["fields"]), ("parameters", found["trial"]["parameters"])):
-        differ = {k for k, v in own.items() if found["again"][part][k] != v}
-        assert differ <= {"run_name", "ckpt_base_dir", "dataset", "callbacks", "resume", "ckpt_interval", "verbose", "progress"}
-
-
-def test_settings_of_choices_and_fields_that_train_sets_itself(tmp_path):
-    parser = ArgumentParser()
-    add_arguments(parser)
-    args = parser.parse_args(["CartPole-v1", "--run-name", "s", "--buffer-dir", "my runs", "--configs", "a.gin", "--no-async"])
-    space = [
-        (d, t)
-        for d, t in zip(
-            parse_space(["Agent.gammas=choice([0.9,0.99],[0.5])", "padded_sampling=choice(none,left)", "batch_size=int(1,9)"]),
-            ["gin", "field", "argument"],
-        )
-    ]
-    file = tmp_path / "best.gin"
-    command = best_command(args, space, {"Agent.gammas": "[0.5]", "padded_sampling": "left", "batch_size": 7}, file)
-    words = shlex.split(command)
-    assert words[words.index("--batch_size") + 1] == "7"
-    assert words[words.index("--buffer_dir") + 1] == "my runs"
-    assert words[words.index("--configs") :] == ["--configs", "a.gin", str(file)]
-    assert "--no_async" in words
-    lines = file.read_text().splitlines()
-    assert "Agent.gammas = [0.5]" in lines
-    assert any(line.startswith("# experiment.padded_sampling = 'left'") for line in lines)
-    best_command(args, space, {"batch_size": 3}, file)
-    assert not file.exists(), "a file of an earlier best trial is taken away"
+    assert main([*command[1:], "--quiet"]) == 0
+    first, again = record(tmp_path / "s" / f"trial_{best.number}"), record(tmp_path / "s_best")
+    differ = {k for part in ("fields", "parameters") for k, v in first[part].items() if again[part][k] != v}
+    assert differ <= {"run_name", "ckpt_base_dir", "dataset", "callbacks", "resume", "ckpt_interval", "verbose", "progress"}
 
 
 def test_the_same_command_goes_on(tmp_path, capsys):
@@ -108,19 +83,24 @@ def test_the_same_command_goes_on(tmp_path, capsys):
     assert "trial_0:" not in capsys.readouterr().out, "it is not trained again"
     assert tune(tmp_path, "--trials", "3") == 0, "the study knows its space"
     after = study(tmp_path).trials
-    assert len(after) == 3
+    assert len(after) == len({t.params["learning_rate"] for t in after}) == 3
     assert after[0].params == before.params
-    assert len({t.params["learning_rate"] for t in after}) == 3
+    for more in (
+        ["--space", "learning_rate=uniform(0.1,0.2)"],
+        ["--direction", "minimize"],
+        ["--metric", "Number of Rollouts"],
+    ):
+        assert tune(tmp_path, *more, "--trials", "4") == 2
+        assert names(capsys.readouterr().err, "another --run_name")
+    assert len(study(tmp_path).trials) == 3
 
 
 def test_several_processes(tmp_path):
     assert tune(tmp_path, *SPACE, "--trials", "4", "--processes", "2") == 0
     found = study(tmp_path).trials
-    assert len(found) == 4
-    assert all(t.state.is_finished() for t in found)
-    assert {p.name for p in (tmp_path / "s").glob("trial_*")} == {f"trial_{i}" for i in range(4)}
-    began = [json.loads((tmp_path / "s" / f"trial_{i}" / "settings.json").read_text())["starts"][0] for i in range(4)]
-    assert len({s["pid"] for s in began if "pid" in s}) != 1
+    assert [t.state.is_finished() for t in found] == [True] * 4
+    runs = [tmp_path / "s" / f"trial_{i}" for i in range(4)]
+    assert {p for p in (tmp_path / "s").glob("trial_*") if p.is_dir()} == set(runs)
 
 
 def test_a_trial_that_another_process_has_just_ended_is_left_alone(tmp_path, monkeypatch):
@@ -155,14 +135,13 @@ def test_a_stopped_trial_goes_on(tmp_path, how):
     assert [t.state.name for t in found] == ["FAIL", "COMPLETE"]
     assert found[0].params == found[1].params
     assert set(found[0].intermediate_values) < set(found[1].intermediate_values), "with what it had reported before"
-    starts = json.loads((tmp_path / "s" / "trial_0" / "settings.json").read_text())["starts"]
-    assert [s["resumed"] is None for s in starts] == [True, False]
+    assert [s["resumed"] is None for s in record(tmp_path / "s" / "trial_0")["starts"]] == [True, False]
     assert not (tmp_path / "s" / "trial_1").exists()
 
 
 def test_a_trial_whose_losses_explode_fails_alone(tmp_path, capsys, monkeypatch):
     from amago.experiment import Experiment
-    from amago.run.update import NonFiniteTraining
+    from amago.run.learner import NonFiniteTraining
 
     real = Experiment.train_epoch
 
@@ -177,43 +156,28 @@ def test_a_trial_whose_losses_explode_fails_alone(tmp_path, capsys, monkeypatch)
     assert names(capsys.readouterr().out, "trial_0: failed", "NonFiniteTraining")
 
 
-@pytest.mark.parametrize(
-    ("more", "named"),
-    [
-        ([], ("--space",)),
-        (["--space", "learning_rat=uniform(0,1)"], ("learning_rat", "learning_rate")),
-        (["--space", "Agent.gama=uniform(0,1)"], ("Agent.gama", "gamma")),
-        (["--space", "Agent.tau=choice(a,b)"], ("Agent.tau",)),
-        (["--space", "traj_encoder=choice(gru,lstmm)"], ("traj_encoder", "lstmm")),
-        (["--space", "memory_layers=uniform(1,2.5)"], ("memory_layers", "2.5")),
-        (["--space", "seed=int(0,3)", "run_name=choice(a,b)"], ("run_name",)),
-        (["--space", "no_async=choice(1,2)"], ("no_async", "choice(True, False)")),
-        ([*SPACE, "--resume", "auto"], ("--resume", "--run_name")),
-        ([*SPACE, "--mode", "learn"], ("--mode",)),
-        ([*SPACE, "--trials", "0"], ("--trials", "1")),
-    ],
-)
-def test_mistakes_are_told_in_one_line(tmp_path, capsys, more, named):
-    assert tune(tmp_path, *more) == 2
-    err = capsys.readouterr().err
-    assert names(err, *named), err
-    assert "Traceback" not in err
-    assert not (tmp_path / "s").exists(), "nothing is left behind"
+MISTAKES = [
+    ([], ("--space",)),
+    (["--space", "learning_rat=uniform(0,1)"], ("learning_rat", "learning_rate")),
+    (["--space", "Agent.gama=uniform(0,1)"], ("Agent.gama", "gamma")),
+    (["--space", "Agent.tau=choice(a,b)"], ("Agent.tau",)),
+    (["--space", "traj_encoder=choice(gru,lstmm)"], ("traj_encoder", "lstmm")),
+    (["--space", "memory_layers=uniform(1,2.5)"], ("memory_layers", "2.5")),
+    (["--space", "run_name=choice(a,b)"], ("run_name",)),
+    (["--space", "padded_sampling=choice(none,left)"], ("padded_sampling", "amago train")),
+    (["--space", "no_async=choice(1,2)"], ("no_async", "choice(True, False)")),
+    ([*SPACE, "--resume", "auto"], ("--resume", "--run_name")),
+    ([*SPACE, "--trials", "0"], ("--trials", "1")),
+]
 
 
-def test_another_search_does_not_mix_with_a_study(tmp_path, capsys):
-    assert tune(tmp_path, *SPACE, "--trials", "1") == 0
-    for more in (
-        ["--space", "learning_rate=uniform(0.1,0.2)"],
-        ["--direction", "minimize"],
-        ["--metric", "Number of Rollouts"],
-    ):
-        assert tune(tmp_path, *more, "--trials", "2") == 2
-        assert names(capsys.readouterr().err, "another --run_name")
-    assert len(study(tmp_path).trials) == 1
-
-
-def test_optuna_is_named_where_it_is_missing(tmp_path, capsys, monkeypatch):
+def test_mistakes_are_told_in_one_line(tmp_path, capsys, monkeypatch):
+    for more, named in MISTAKES:
+        assert tune(tmp_path, *more) == 2, more
+        err = capsys.readouterr().err
+        assert names(err, *named), err
+        assert "Traceback" not in err
+        assert not (tmp_path / "s").exists(), "nothing is left behind"
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert tune(tmp_path, *SPACE) == 2
     assert names(capsys.readouterr().err, "pip install 'amago[tune]'")

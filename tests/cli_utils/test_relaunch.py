@@ -22,7 +22,7 @@ cli_utils.add_common_cli(parser)
 args = parser.parse_args()
 cli_utils.use_config(tiny.SMALL)
 experiment = cli_utils.create_experiment_from_cli(
-    args, tiny.tmaze, tiny.tmaze, max_seq_len=6, val_timesteps_per_epoch=7, traj_encoder_type=FFTrajEncoder, env_trial_steps=0
+    args, tiny.tmaze, tiny.tmaze, max_seq_len=6, val_timesteps_per_epoch=7, traj_encoder_type=FFTrajEncoder
 )
 experiment = cli_utils.switch_async_mode(experiment, args.mode)
 experiment.start()
@@ -77,31 +77,20 @@ def test_what_contradicts_it_is_refused(words, said):
         cli_utils.create_experiment_from_cli(arguments(*words), tiny.tmaze, tiny.tmaze, 6, 7)
 
 
-def test_the_command_is_called_by_its_module_which_other_machines_have_too(monkeypatch, tmp_path):
-    from amago.cli_utils import relaunch
-
-    main = tmp_path / "bin" / "amago"
-    main.parent.mkdir()
-    main.touch()
-    monkeypatch.setattr(sys, "executable", str(main.parent / "python"))
-    monkeypatch.setattr(sys, "argv", ["amago", "train", "CartPole-v1", "--collectors", "2"])
-    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(main), raising=False)
-    assert relaunch._program() == ("-m", ["amago.cli", "train", "CartPole-v1", "--collectors", "2"])
-
-
-def test_limits_of_the_launch_reach_the_launcher(monkeypatch, tmp_path):
-    from amago.cli_utils import relaunch
-
+@pytest.mark.parametrize(("file", "program"), [("bin/amago", ["-m", "amago.cli"]), ("train.py", ["FILE"])])
+def test_the_launcher_is_called(monkeypatch, tmp_path, file, program):
+    """The command by its module, which other machines have too."""
     called = []
-    script = tmp_path / "train.py"
-    script.touch()
-    monkeypatch.setattr(sys, "argv", ["train.py", "--collectors", "2"])
+    file = tmp_path / file
+    file.parent.mkdir(exist_ok=True)
+    file.touch()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    monkeypatch.setattr(sys, "argv", [file.name, "--collectors", "2"])
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
-    monkeypatch.setattr(relaunch.os, "execv", lambda program, words: called.extend(words))
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(file), raising=False)
+    monkeypatch.setattr("os.execv", lambda program, words: called.extend(words))
     monkeypatch.delenv("AMAGO_ROLE", raising=False)
-    relaunch.relaunch_if_asked(arguments("--collectors", "2", "--max_policy_lag", "3", "--max_undelivered", "0.5"))
-    launch = called[: called.index(str(script))]
-    assert launch[launch.index("--max-policy-lag") + 1] == "3"
-    assert launch[launch.index("--max-undelivered") + 1] == "0.5"
+    words = arguments("--collectors", "2", "--max_policy_lag", "3", "--max_undelivered", "0.5")
+    cli_utils.scripts.relaunch_if_asked(words)
+    assert called[-len(program) - 2 :] == [str(file) if word == "FILE" else word for word in program] + ["--collectors", "2"]
+    assert {"--max-policy-lag=3", "--max-undelivered=0.5"} <= set(called)

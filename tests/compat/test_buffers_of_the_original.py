@@ -14,17 +14,14 @@ import torch
 from messages import naming
 
 from amago.cli import main
-from amago.envs import AMAGOEnv
 from amago.hindsight import FrozenTraj
 from amago.loading import (
     DatasetSettings,
     DiskTrajDataset,
-    MixtureOfDatasets,
     OriginalDataset,
     get_path_to_trajs,
     load_traj_from_disk,
 )
-from amago.run.checks import SettingsError
 from amago.store import PickleRefusedError
 
 OBS = gym.spaces.Dict({"observation": gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)})
@@ -102,14 +99,6 @@ def test_observations_keep_their_keys_and_dtypes(tmp_path):
     }  # fmt: skip
 
 
-def test_doubles_become_what_the_policy_reads(tmp_path):
-    content = fill(tmp_path, lengths=[8], obs=lambda rng, t: {"observation": rng.normal(size=(t + 1, 3))})
-    sample = opened(tmp_path).sample_random_trajectory(np.random.default_rng(0))
-    assert sample.obs["observation"].dtype == torch.float32
-    [want] = [c["_OBS_KEY_observation"].astype(np.float32) for c in content.values()]
-    np.testing.assert_array_equal(sample.obs["observation"], want)
-
-
 def collected(root, epochs=1, **fields):
     """A short run of ours into the same buffer; CartPole."""
     return tiny.learned(
@@ -165,13 +154,6 @@ def test_mixed_with_ours_they_make_batches_the_fast_way(tmp_path, monkeypatch):
     assert len(dataset.store.view().kinds()) == 1
 
 
-def test_in_a_mixture(tmp_path):
-    cartpole_files(tmp_path, part="protected")
-    mixture = MixtureOfDatasets([DiskTrajDataset(tmp_path, "d"), DiskTrajDataset(tmp_path, "new")], [0.5, 0.5], collect_into=1)
-    e = tiny.learned(tmp_path, tiny.cartpole, dataset=mixture, max_seq_len=30, epochs=2, train_timesteps_per_epoch=60)
-    assert len(tiny.rows(e.run_dir, "train")) >= 2
-
-
 def test_a_resumed_run_draws_in_the_same_order(tmp_path):
     cartpole_files(tmp_path)
     collected(tmp_path, train_batches_per_epoch=0)
@@ -206,12 +188,6 @@ def test_files_of_another_environment_are_refused_with_the_reason(tmp_path, spac
     with pytest.raises(ValueError, match=naming("does not fit the environment", *words)):
         dataset.check_spaces(obs, space)
     assert all(path.exists() for path in files)
-
-
-def test_a_run_refuses_them_before_it_starts(tmp_path):
-    fill(tmp_path)
-    with pytest.raises(SettingsError, match=naming("does not fit the environment", "observation")):
-        tiny.experiment(tmp_path, tiny.cartpole, dataset=DiskTrajDataset(tmp_path, "d")).start()
 
 
 BAD = {
@@ -368,24 +344,3 @@ def test_even_then_no_code_is_run(tmp_path, capsys):
     assert not (tmp_path / "executed").exists()
     assert "skipped" in capsys.readouterr().err
     assert len(imported(tmp_path).store) == 1
-
-
-def test_an_environment_of_the_user_gives_its_spaces(tmp_path):
-    """Nothing but the experiment's own environment says what the files hold."""
-    fill(tmp_path, "continuous", lengths=[40], part="protected")
-
-    class Reach(gym.Env):
-        observation_space, action_space = OBS["observation"], SPACES["continuous"][0]
-
-        def reset(self, *, seed=None, options=None):
-            super().reset(seed=seed)
-            return np.zeros(3, np.float32), {}
-
-        def step(self, action):
-            return np.zeros(3, np.float32), 0.0, False, True, {}
-
-    e = tiny.learned(
-        tmp_path, lambda: AMAGOEnv(Reach(), env_name="Reach"), dataset=DiskTrajDataset(tmp_path, "d"),
-        start_collecting_at_epoch=float("inf"),
-    )  # fmt: skip
-    assert tiny.rows(e.run_dir, "train")

@@ -5,11 +5,9 @@ from argparse import ArgumentParser
 import gin
 import pytest
 import tiny
-import torch
 from messages import naming
 
 from amago import Experiment, cli_utils, config
-from amago.agent import exp_filter, leaky_relu_filter
 from amago.loading import DoNothingDataset
 from amago.nets.tstep_encoders import FFTstepEncoder
 
@@ -43,6 +41,15 @@ def test_the_flags_of_the_original(tmp_path):
     }  # fmt: skip
     assert {name: getattr(e, name) for name in fields} == fields
     assert (e.start_collecting_at_epoch, e.has_dset_edit_rights) == (0, True)  # the mode is not switched
+
+
+def test_defaults_of_the_original(tmp_path):
+    defaults = {
+        "parallel_actors": 12, "epochs": 1000, "batches_per_epoch": 1000, "dset_max_size": 20_000, "val_interval": 20, "ckpt_interval": 50,
+        "dloader_workers": 8,
+    }  # fmt: skip
+    args = parse(tmp_path)
+    assert {name: getattr(args, name) for name in defaults} == defaults
 
 
 @pytest.mark.parametrize("name", ["--grads_per_epoch", "--batches_per_epoch", "--grads-per-epoch", "--batches-per-epoch"])
@@ -94,17 +101,6 @@ def test_a_scripts_own_flags_win(tmp_path, capsys):
     text = capsys.readouterr().out
     assert text.count("--max_seq_len ") == 2  # in the usage and in the list
     assert "--max-seq-len" not in text
-
-
-def test_a_script_may_replace_required_arguments(tmp_path):
-    def add(parser):
-        parser.add_argument("--run_name", default="mine")
-        parser.add_argument("--buffer_dir", "--buffer-dir", default="runs")
-
-    parser = cli_utils.add_common_cli(ArgumentParser())
-    add(parser)
-    args = parser.parse_args([])
-    assert (args.run_name, args.buffer_dir) == ("mine", "runs")
 
 
 def test_what_a_script_hands_over(tmp_path):
@@ -161,41 +157,6 @@ def test_settings_may_change_after_they_were_final():
     assert config.bindings() == {"amago.agent.Agent.tau": 0.1}
 
 
-NAMES = [
-    "Agent.tau", "agent.Agent.tau", "amago.agent.Agent.reward_multiplier", "MultiTaskAgent.num_critics", "amago.agent.Multigammas.discrete",
-    "binary_filter.threshold", "exp_filter.beta", "exp_filter.clip_adv_low", "amago.agent.exp_filter.clip_adv_high",
-    "exp_filter.clip_weights_low", "leaky_relu_filter.tau", "leaky_relu_filter.target_f0", "leaky_relu_filter.add_binary",
-    "FlashAttention.window_size", "transformer.FlashAttention.window_size", "SigmaReparam.fast_init",
-    "amago.nets.transformer.SigmaReparam.fast_init", "LearnablePosEmb.max_time_idx", "transformer.LearnablePosEmb.max_time_idx",
-    "FFTstepEncoder.auto_scale", "FFTstepEncoder.norm", "amago.nets.tstep_encoders.FFTstepEncoder.specify_obs_keys",
-    "utils.InputNorm.beta", "amago.nets.utils.InputNorm.skip", "InputNorm.init_nu", "NatureishCNN.channels", "cnn.IMPALAishCNN.cnn_block_depths",
-    "AdamWRel.reset_interval", "amago.utils.AdamWRel.lr", "SimNorm.dim", "amago.nets.ff.SimNorm.dim", "traj_encoders.TformerTrajEncoder.pos_emb",
-    "GRUTrajEncoder.d_output", "FFTrajEncoder.out_norm", "MambaTrajEncoder.d_state", "TformerTrajEncoder.attention_type",
-    "SlidingWindowFlexAttention.window_size", "VanillaAttention.dropout", "actor_critic.Actor.d_hidden",
-    "amago.nets.actor_critic.ResidualActor.residual_blocks", "NCriticsTwoHot.output_bins", "policy_dists.TanhGaussian.std_low",
-    "EpsilonGreedy.eps_start", "amago.envs.exploration.BilevelEpsilonGreedy.rollout_horizon", "DiskTrajDataset.dset_max_size",
-    "amago.experiment.Experiment.batch_size", "Experiment.learning_rate", "CNNTstepEncoder.aug_pct_of_batch",
-]  # fmt: skip
-
-
-VALUES = dict.fromkeys(("add_binary", "fast_init", "auto_scale", "skip"), "True") | dict.fromkeys(
-    ("norm", "out_norm", "pos_emb"), "'rope'"
-)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_names_of_bindings(name, tmp_path):
-    gin.bind_parameter(name, 1)
-    assert len(config.bindings()) == 1
-    config.clear()
-    (tmp_path / "a.gin").write_text(
-        "import amago.nets.actor_critic\nimport amago.nets.traj_encoders\nimport amago.nets.transformer\nimport amago.agent\n"
-        f"import amago.experiment\n{name} = {VALUES.get(name.rpartition('.')[2], 1)}\n"
-    )
-    cli_utils.use_config({}, [str(tmp_path / "a.gin")])
-    assert len(config.bindings()) == 1
-
-
 def test_objects_and_subclasses_in_gin_files(tmp_path):
     @gin.configurable(module="compat_custom")
     class Filter:
@@ -215,28 +176,3 @@ def test_objects_and_subclasses_in_gin_files(tmp_path):
 
 
 # ---- filters -------------------------------------------------------------------------------------------------------------
-
-
-def test_leaky_relu_filter_divides_by_beta():
-    adv = torch.tensor([-1000.0, -1.0, 0.0, 0.005, 0.01, 1.0, 4.0, 1000.0])
-    beta, tau, slope, f0 = 2.0, 0.01, 0.05, 0.01
-
-    def weight(a):
-        x = (a - tau) / beta
-        line = f0 + slope * tau / beta + (x if x > 0 else slope * x)
-        return min(max(line, 1e-7), 10.0) + (a > 0)
-
-    torch.testing.assert_close(leaky_relu_filter(adv), torch.tensor([weight(a) for a in adv.tolist()]))
-    assert leaky_relu_filter(torch.zeros(1)).item() == pytest.approx(f0)
-    assert leaky_relu_filter(adv, add_binary=False)[-1] == 10.0
-    cli_utils.use_config({"leaky_relu_filter.beta": 4.0, "leaky_relu_filter.add_binary": False, "leaky_relu_filter.tau": 0.0})
-    assert leaky_relu_filter(torch.tensor([2.0])).item() == pytest.approx(0.01 + 0.5)
-    with pytest.raises(ValueError, match=naming("beta", 0.0)):
-        leaky_relu_filter(adv, beta=0.0)
-
-
-def test_exp_filter_clips_advantages_and_weights():
-    adv = torch.tensor([-30.0, -1.0, 0.0, 2.0, 50.0])
-    assert exp_filter(adv)[0].item() == pytest.approx(1e-7)
-    clipped = exp_filter(adv, beta=0.5, clip_adv_low=-2.0, clip_adv_high=2.0)
-    torch.testing.assert_close(clipped, torch.exp(0.5 * adv.clamp(-2, 2)))

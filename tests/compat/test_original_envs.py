@@ -6,9 +6,9 @@ import pytest
 from messages import naming
 
 from amago.envs import AMAGO_ENV_LOG_PREFIX, AMAGOEnv, make_pool
-from amago.envs.amago_env import EnvCreator, ReturnHistory, SequenceWrapper, SpecialMetricHistory
-from amago.envs.env_utils import AlreadyVectorizedEnv, DummyAsyncVectorEnv, space_convert
-from amago.envs.exploration import EpsilonGreedy
+from amago.envs.amago_env import EnvCreator, SequenceWrapper
+from amago.envs.env_utils import DummyAsyncVectorEnv, space_convert
+from amago.envs.exploration import EpsilonGreedy, ExplorationWrapper
 from amago.store import TrajectoryStore
 
 
@@ -73,63 +73,6 @@ class BattleAMAGO(AMAGOEnv):
         return timestep, reward, terminated, truncated, info
 
 
-def test_it_is_a_wrapper_that_reaches_the_environment():
-    env = BattleAMAGO()
-    assert isinstance(env, gym.Wrapper)
-    assert isinstance(env.unwrapped, Battle)
-    assert env.env.get_wrapper_attr("format") == env.get_wrapper_attr("format") == env.format == "gen1ou"
-    assert env.env.take_long_break() == "break 0"
-    with pytest.raises(AttributeError, match="no_such_name"):
-        _ = env.no_such_name
-    env.reset()
-    obs, *_ = env.env.step(np.array([4], np.uint8))
-    assert obs["text"][0] == 1
-    assert env.unwrapped.given == [4]
-
-
-def test_attributes():
-    env = BattleAMAGO()
-    assert (env.batched_envs, env.discrete, env.multibinary, env.action_size) == (1, True, False, 6)
-    assert env.action_space == gym.spaces.Discrete(6)
-    assert env.action_dtype == np.uint8
-    env.reset()
-    assert env.step_count.dtype == np.int64
-    assert env.step_count.tolist() == [0]
-    for expected in (1, 2, 3, 4, 0):
-        env.step(np.array([0], np.uint8))
-        assert env.step_count.tolist() == [expected]
-    box = AMAGOEnv(Battle(action_space=gym.spaces.Box(np.array([0, -4], np.float32), np.array([10, 4], np.float32))), "box")
-    assert (box.discrete, box.action_size, box.action_dtype) == (False, 2, np.float32)
-    assert box.action_space == gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
-    bits = AMAGOEnv(Battle(action_space=gym.spaces.MultiBinary((2, 2))), "bits")
-    assert (bits.multibinary, bits.action_space, bits.action_dtype) == (True, gym.spaces.MultiBinary(4), np.float32)
-    assert AMAGOEnv(Battle(action_space=gym.spaces.Discrete(3, start=5))).action_space == gym.spaces.Discrete(3)
-    assert AMAGOEnv(Battle(n=300)).action_dtype == np.int64, "an index beyond 255 is no uint8"
-
-
-def test_spaces_sample_what_step_takes():
-    for space in (gym.spaces.Discrete(3, start=5), gym.spaces.Box(0.0, 9.0, (2, 3)), gym.spaces.MultiBinary((2, 3))):
-        env = AMAGOEnv(Battle(action_space=space), "any")
-        env.reset()
-        for _ in range(4):
-            env.step(env.action_space.sample())
-            assert space.contains(env.unwrapped.given[-1])
-
-
-def test_keys_added_to_the_observation_space_count():
-    env = BattleAMAGO()
-    assert list(env.observation_space.spaces) == ["illegal_actions", "text"]
-    assert env.observation_space["illegal_actions"].dtype == bool
-    assert env.observation_space["text"].dtype == np.int32
-    timestep, _ = env.reset()
-    assert {k: (v.shape, v.dtype) for k, v in timestep.obs.items()} == {
-        "text": ((1, 3), np.dtype(np.int32)),
-        "illegal_actions": ((1, 6), np.dtype(bool)),
-    }
-    np.testing.assert_array_equal(timestep.obs["illegal_actions"], [[False, False, True, True, True, True]])
-    np.testing.assert_array_equal(env.step(1)[0].obs["illegal_actions"], [[True, False, True, True, True, True]])
-
-
 def test_keys_may_be_added_removed_and_replaced():
     class Reworked(AMAGOEnv):
         def __init__(self):
@@ -175,77 +118,12 @@ def test_keys_may_be_added_removed_and_replaced():
         Forgotten().reset()
 
 
-def test_rewards_and_ends_have_one_value_a_row():
-    env = BattleAMAGO()
-    timestep, info = env.reset(seed=3)
-    assert info == {"legal": [0, 1]}
-    for _ in range(5):
-        timestep, reward, terminated, truncated, info = env.step(np.array([2], np.uint8))
-        for array, dtype in ((reward, np.float32), (terminated, bool), (truncated, bool), (timestep.reward, np.float32)):
-            assert (array.shape, array.dtype) == ((1,), np.dtype(dtype))
-        assert reward[0] == 2.5
-    assert (terminated[0], truncated[0], timestep.terminal[0]) == (True, True, True)
-    assert timestep.time_idx.tolist() == [5]
-    assert info[f"{AMAGO_ENV_LOG_PREFIX} Step"] == 5.0
-    np.testing.assert_array_equal(timestep.prev_action, [[0, 0, 1, 0, 0, 0]])
-
-
-def test_actions_as_clients_send_them():
-    env = AMAGOEnv(Battle(), "battle")
-    env.reset()
-    for action in (3, np.uint8(3), np.array([3], np.uint8), np.array([3]), np.array([[3]]), np.array(3)):
-        timestep = env.step(action)[0]
-        assert type(env.unwrapped.given[-1]) is int
-        assert env.unwrapped.given[-1] == 3
-        assert timestep.prev_action.argmax() == 3
-        env.reset()
-    box = AMAGOEnv(Battle(action_space=gym.spaces.Box(np.array([0, -4], np.float32), np.array([10, 4], np.float32))), "box")
-    box.reset()
-    box.step(np.array([-1.0, 0.5], np.float32))
-    np.testing.assert_allclose(box.unwrapped.given, [[0.0, 2.0]])
-    with pytest.raises(ValueError, match=naming("box", "1.5")):
-        box.step(np.array([1.5, 0.0], np.float32))
-    bits = AMAGOEnv(Battle(action_space=gym.spaces.MultiBinary(3)), "bits")
-    bits.reset()
-    bits.step(np.array([1.0, 0.0, 1.0], np.float32))
-    assert bits.unwrapped.given[0].dtype == np.int8
-    assert bits.unwrapped.given[0].tolist() == [1, 0, 1]
-    with pytest.raises(ValueError, match=naming("bits", "MultiBinary(3)")):
-        bits.step(np.array([1.0, 0.5, 1.0], np.float32))
-
-
 def two_battles():
     def battle():
         return gym.wrappers.TransformObservation(Battle(), lambda obs: obs, Battle().observation_space)
 
     vec = gym.vector.SyncVectorEnv([battle, battle], autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
     return AMAGOEnv(vec, "two", batched_envs=2)
-
-
-def test_actions_of_several_rows():
-    env = two_battles()
-    timestep, _ = env.reset()
-    assert timestep.obs["text"].shape == (2, 3)
-    timestep, reward, terminated, _, _ = env.step(np.array([[1], [5]], np.uint8))
-    assert reward.tolist() == [1.0, 5.0]
-    assert terminated.shape == (2,)
-    assert timestep.prev_action.argmax(axis=1).tolist() == [1, 5]
-    assert env.step_count.tolist() == [1, 1]
-    for _ in range(4):
-        env.step(np.zeros((2, 1), np.uint8))
-    assert env.step_count.tolist() == [0, 0]
-
-
-def test_what_the_policy_sees_of_actions():
-    assert BattleAMAGO().make_action_rep(np.array([2], np.uint8)).tolist() == [[0, 0, 1, 0, 0, 0]]
-    assert BattleAMAGO().make_action_rep(np.array([[2]])).dtype == np.uint8
-    box = AMAGOEnv(Battle(action_space=gym.spaces.Box(-3.0, 3.0, (2,))), "box")
-    action = np.array([0.5, -1.0], np.float32)
-    rep = box.make_action_rep(action)
-    assert rep.tolist() == [[0.5, -1.0]]
-    rep[:] = 0
-    assert action.tolist() == [0.5, -1.0], "a copy"
-    assert two_battles().make_action_rep(np.array([[4], [0]])).argmax(axis=1).tolist() == [4, 0]
 
 
 def test_an_own_form_of_actions_is_seen_and_recorded(tmp_path):
@@ -273,17 +151,6 @@ def test_an_own_form_of_actions_is_seen_and_recorded(tmp_path):
     soft.reset()
     with pytest.raises(ValueError, match=naming("make_action_rep", "gen1ou_1", (1, 6))):
         soft.step(2)
-
-
-def test_names():
-    assert AMAGOEnv(Battle(), "ALE/Pong").env_name == "ALE_Pong"
-    env = BattleAMAGO()
-    env.reset()
-    assert env.env_name == "gen1ou_1"
-    env.env.env.format = "gen9/ou"
-    assert env.env_name == "gen9/ou_1", "an overridden name is as it is"
-    found = AMAGOEnv(gym.make("CartPole-v1"))  # the original raises ValueError here
-    assert found.env_name == "CartPole-v1"
 
 
 def test_the_name_at_the_end_of_a_rollout_counts():
@@ -353,39 +220,6 @@ def test_a_subclass_acts_in_every_kind_of_pool(tmp_path):
 # ---------------------------------------------------------------------- SequenceWrapper and EnvCreator
 
 
-def test_sequences_step_like_other_environments():
-    env = SequenceWrapper(BattleAMAGO(), None)
-    assert isinstance(env.rl2_space, gym.spaces.Dict)
-    assert env.rl2_space["obs"] == env.observation_space
-    assert env.rl2_space["rl2"].shape == (7,)
-    obs, info = env.reset(seed=1)
-    assert obs["text"].shape == (1, 3)
-    assert info == {"legal": [0, 1]}
-    for step in range(1, 6):
-        obs, reward, terminated, truncated, info = env.step(np.array([3], np.uint8))
-        assert obs["text"][0, 0] == step
-        assert reward.shape == terminated.shape == truncated.shape == (1,)
-        current, rl2, time = env.current_timestep
-        done = step == 5
-        assert current is obs
-        assert (rl2.dtype, rl2.shape, time.shape) == (np.float32, (1, 7), (1, 1))
-        assert rl2.tolist() == ([[0.0] * 7] if done else [[3.5, 0, 0, 0, 1, 0, 0]])
-        assert time[0, 0] == (0 if done else step)
-    assert terminated[0]
-    assert env.return_history.data == {"gen1ou_1": [17.5]}
-    assert env.special_history.data == {"gen1ou_1": {"Valid Actions": [1.0] * 5 + [0.0], "Step": [1.0, 2.0, 3.0, 4.0, 5.0]}}
-    assert env.total_frames == 5
-    assert env.total_frames_by_env_name == {"gen1ou_1": 5}
-    assert (env.env_name, env.step_count.tolist()) == ("gen1ou_1", [0])
-    env.reset_stats()
-    assert (env.return_history.data, env.special_history.data, env.total_frames) == ({}, {}, 5)
-
-
-def test_before_the_first_reset_there_is_no_timestep():
-    with pytest.raises(ValueError, match=r"reset\(\)"):
-        _ = SequenceWrapper(BattleAMAGO()).current_timestep
-
-
 def test_rows_reset_by_themselves_in_sequences():
     env = SequenceWrapper(two_battles())
     env.reset()
@@ -417,65 +251,6 @@ def test_active_trajectories(tmp_path):
     rows.reset()
     rows.step(np.array([[1], [2]]))
     assert [t[1].prev_action.argmax() for t in rows.active_trajs] == [1, 2]
-
-
-def test_pieces_have_lengths_of_the_given_range(tmp_path):
-    env = SequenceWrapper(EpsilonGreedy(BattleAMAGO(turns=1000)), tmp_path / "fifo", save_every=(10, 20), save_trajs_as="npz")
-    env.reset()
-    for _ in range(1000):
-        env.step(np.array([2], np.uint8))
-    env.save_finished_trajs()
-    trajs = sorted(recorded(tmp_path), key=lambda t: t.start_time)
-    assert len(trajs) > 40
-    lengths = {len(t) for t in trajs[:-1]}
-    assert min(lengths) > 10
-    assert max(lengths) <= 20
-    assert len(lengths) > 5
-    for one, two in zip(trajs, trajs[1:]):
-        assert two.start_time == one.start_time + len(one)
-        np.testing.assert_array_equal(one.obs["text"][-1], two.obs["text"][0])
-    for wrong in ((20, 10), (0, 5), (1, 2, 3)):
-        with pytest.raises(ValueError, match=naming("save_every", wrong)):
-            SequenceWrapper(BattleAMAGO(), None, save_every=wrong)
-    env.close()
-
-
-def test_histories():
-    returns = ReturnHistory("battle")
-    returns.add_score("battle", 1)
-    returns.add_score("other", np.float32(2.0))
-    assert returns.data == {"battle": [1.0], "other": [2.0]}
-    special = SpecialMetricHistory("battle")
-    assert special.log_prefix == AMAGO_ENV_LOG_PREFIX
-    special.add_score("battle", f"{AMAGO_ENV_LOG_PREFIX} Win", np.array([[1, 0], [0, 1]]))
-    special.add_score("battle", "Win", 0.5)
-    assert special.data == {"battle": {"Win": [1.0, 0.0, 0.0, 1.0, 0.5]}}
-
-
-def test_creators_wrap_exploration_and_recording(tmp_path):
-    creator = EnvCreator(
-        make_env=BattleAMAGO, exploration_wrapper_type=EpsilonGreedy, save_trajs_to=tmp_path, save_every_low=2, save_every_high=4,
-        save_trajs_as="npz-compressed",
-    )  # fmt: skip
-    env = creator()
-    assert isinstance(env, SequenceWrapper)
-    assert isinstance(env.env, EpsilonGreedy)
-    assert isinstance(env.env.env, BattleAMAGO)
-    assert creator.rl2_space == env.rl2_space
-    assert creator.already_vectorized is False
-    env.reset()
-    for _ in range(5):
-        env.step(0)
-    env.save_finished_trajs()
-    assert len(list(tmp_path.glob("*.npz"))) == 2
-    env.close()
-    plain = EnvCreator(two_battles, None, None, None, None, "npz")
-    assert isinstance(plain().env, AMAGOEnv)
-    assert plain.already_vectorized is True
-    with pytest.raises(ValueError, match=naming("save_every_low", 3)):
-        EnvCreator(BattleAMAGO, None, tmp_path, 3)
-    with pytest.raises(TypeError, match=naming("make_env", "AMAGOEnv", "Battle")):
-        EnvCreator(Battle)()
 
 
 # ---------------------------------------------------------------------- env_utils
@@ -512,18 +287,6 @@ def test_environments_side_by_side():
     envs.close()
 
 
-def test_one_environment_with_rows():
-    envs = AlreadyVectorizedEnv([EnvCreator(two_battles)])
-    obs, _ = envs.reset()
-    assert obs["text"].shape == (2, 3)
-    assert envs.step(np.array([[1], [2]]))[1].tolist() == [1.0, 2.0]
-    assert envs.call("env_name") == ["two"]
-    assert (envs.num_envs, envs.single_action_space) == (2, gym.spaces.Discrete(6))
-    envs.close()
-    with pytest.raises(ValueError, match=naming("env_fns", 2)):
-        AlreadyVectorizedEnv([two_battles, two_battles])
-
-
 def test_spaces_of_the_older_package():
     class Box:
         low, high, shape, dtype = np.zeros(2, np.float32), np.ones(2, np.float32), (2,), np.dtype(np.float32)
@@ -539,3 +302,57 @@ def test_spaces_of_the_older_package():
     assert space_convert(converted) is converted
     with pytest.raises(TypeError, match=naming("space", "object")):
         space_convert(object())
+
+
+# ---- exploration
+
+
+def cartpole():
+    return AMAGOEnv(gym.make("CartPole-v1"), "cartpole")
+
+
+def test_action_may_be_overridden():
+    class Always(ExplorationWrapper):
+        def action(self, action):
+            assert action.shape == (1,)
+            return np.zeros_like(action)
+
+    pool = make_pool(cartpole, "sync", exploration=Always, seed=0)
+    pool.reset()
+    pool.step(np.array([[1]]))
+    assert pool.rl2s[0, 1:].tolist() == [1.0, 0.0]
+    pool.close()
+
+
+def test_a_generator_of_another_kind_does_not_stop_a_checkpoint():
+    class Old(EpsilonGreedy):
+        def reset(self, *args, **kwargs):
+            out = super().reset(*args, **kwargs)
+            self.rng = np.random.RandomState(0)
+            return out
+
+    env = Old(cartpole())
+    env.reset()
+    env.step(1)
+    fresh = Old(cartpole())
+    fresh.load_state_dict(env.state_dict())
+    assert fresh.global_step == 1
+
+
+def test_exploration_with_attributes_of_its_own():
+    """Gymnasium before 1.0 forwards attributes; some clients add them by hand."""
+
+    class ByHand(EpsilonGreedy):
+        def __init__(self, amago_env):
+            super().__init__(amago_env)
+            self.env_name = "by hand"
+
+        @property
+        def step_count(self):
+            return self.env.step_count
+
+    recorder = SequenceWrapper(ByHand(cartpole()))
+    recorder.reset()
+    recorder.step(1)
+    assert recorder.env.env_name == "by hand"
+    assert recorder.step_count.tolist() == [1]

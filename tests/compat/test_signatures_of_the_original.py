@@ -1,6 +1,5 @@
 """Names, arguments and defaults that code for the original system relies on, one probe each."""
 
-import functools
 import importlib
 import inspect
 import math
@@ -17,7 +16,7 @@ from amago import config
 from amago.envs import AMAGOEnv
 from amago.envs.exploration import EpsilonGreedy
 from amago.nets.traj_encoders import FFTrajEncoder
-from amago.nets.tstep_encoders import FFTstepEncoder, TstepEncoder
+from amago.nets.tstep_encoders import FFTstepEncoder
 
 NO_DEFAULT = inspect.Parameter.empty
 
@@ -71,7 +70,7 @@ SIGNATURES = {
         "dset_name": None,
     },
     "amago.loading.get_path_to_trajs": {"dset_root": NO_DEFAULT, "dset_name": NO_DEFAULT, "fifo": True},
-    "amago.nets.utils.add_activation_log": {"key": NO_DEFAULT, "tensor": NO_DEFAULT, "log_dict": None},
+    "amago.nets.utils.add_activation_log": {"root_key": NO_DEFAULT, "activation": NO_DEFAULT, "log_dict": None},
     "amago.nets.utils.InputNorm": {"dim": NO_DEFAULT, "beta": 1e-4, "init_nu": 1.0, "skip": False},
     "amago.nets.ff.Normalization": {"method": NO_DEFAULT, "d_model": NO_DEFAULT},
     "amago.nets.ff.MLP": {
@@ -180,58 +179,6 @@ def test_critics_of_multitask_agents_classify():
     assert (low, high) == (pytest.approx(math.exp(-5)), pytest.approx(math.exp(2)))
 
 
-NAMES = [
-    "amago.Experiment", "amago.Agent", "amago.TstepEncoder", "amago.TrajEncoder", "amago.ExplorationWrapper",
-    "amago.envs.EnvCreator", "amago.envs.ReturnHistory", "amago.envs.SpecialMetricHistory", "amago.envs.SequenceWrapper",
-    "amago.envs.env_utils.DummyAsyncVectorEnv", "amago.envs.env_utils.AlreadyVectorizedEnv",
-    "amago.envs.env_utils.space_convert", "amago.hindsight.split_batched_timestep", "amago.hindsight.NoOpRelabeler",
-    "amago.loading.Dataset", "amago.loading.RLData_pad_collate", "amago.loading.load_traj_from_disk",
-    "amago.loading.DoNothingDataset", "amago.loading.Batch", "amago.nets.utils.symlog", "amago.nets.utils.symexp",
-    "amago.nets.utils.activation_switch", "amago.nets.cnn.CNN", "amago.nets.cnn.IMPALAishCNN", "amago.nets.cnn.NatureishCNN",
-    "amago.nets.cnn.DrQCNN", "amago.nets.cnn.DrQv2Aug", "amago.nets.transformer.TformerHiddenState",
-    "amago.nets.transformer.VanillaAttention", "amago.nets.transformer.VanillaFlexAttention",
-    "amago.nets.transformer.ClippedSlidingSinkAttention", "amago.nets.policy_dists.PolicyOutput",
-    "amago.nets.policy_dists.Multibinary", "amago.nets.actor_critic.NCritics", "amago.nets.goal_embedders.FFGoalEmb",
-    "amago.nets.goal_embedders.TokenGoalEmb", "amago.agent.Multigammas", "amago.agent.get_action_dim_and_type",
-    "amago.cli_utils.add_common_cli", "amago.cli_utils.create_experiment_from_cli", "amago.cli_utils.switch_async_mode",
-    "amago.cli_utils.make_experiment_learn_only", "amago.cli_utils.make_experiment_collect_only",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("path", NAMES)
-def test_names_are_where_clients_import_them(path):
-    assert callable(find(path))
-
-
-def test_constants():
-    from amago.envs.amago_env import AMAGO_ENV_LOG_PREFIX
-    from amago.loading import MAGIC_PAD_VAL
-    from amago.nets.transformer import flash_attn
-
-    assert AMAGO_ENV_LOG_PREFIX == amago.envs.AMAGO_ENV_LOG_PREFIX == "AMAGO_LOG_METRIC"
-    assert MAGIC_PAD_VAL == 4.0
-    assert flash_attn is None or flash_attn.__name__ == "flash_attn"
-
-
-GIN_NAMES = [
-    "Agent.critic_loss_weight", "MultiTaskAgent.fbc_filter_func", "Agent.actor_type", "NCriticsTwoHot.label_type",
-    "NCriticsTwoHot.sigma", "NCriticsTwoHot.init_value", "Actor.discrete_dist_type", "Actor.continuous_dist_type",
-    "ResidualActor.discrete_dist_type", "actor_critic.PopArtLayer.beta", "actor_critic.PopArtLayer.init_nu",
-    "actor_critic.PopArtLayer.enabled", "TanhGaussian.std_activation", "GMM.std_activation", "GMM.std_low", "GMM.std_high",
-    "Beta.std_activation", "Beta.alpha_low", "Beta.alpha_high", "DiscreteLikeContinuous.gumbel_softmax_temperature",
-    "policy_dists.Discrete.clip_prob_high", "Discrete.clip_prob_low", "DiskTrajDataset.dset_min_size",
-    "loading.DiskTrajDataset.dset_max_size", "MixtureOfDatasets.smooth_sudden_starts", "leaky_relu_filter.neg_slope",
-    "leaky_relu_filter.clip_weights_high", "exp_filter.clip_weights_high", "FlexAttention.score_mod", "GridworldCNN.channels",
-    "Multigammas.continuous", "experiment.Experiment.grad_clip",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", GIN_NAMES)
-def test_names_in_gin(name):
-    gin.bind_parameter(name, 1)
-    assert len(config.bindings()) == 1
-
-
 # ---- Gymnasium's own vector of the client's environments -----------------------------------------------------------------
 
 
@@ -265,31 +212,6 @@ def test_gymnasium_steps_them_in_processes(tmp_path):
         envs.close()
 
 
-def test_inputs_of_another_encoder():
-    """An encoder may hold another, and be called with more observations than its own."""
-    space = gym.spaces.Dict({"a": gym.spaces.Box(-1, 1, (3,)), "b": gym.spaces.Box(-1, 1, (2,))})
-    rl2_space = gym.spaces.Box(-np.inf, np.inf, (4,))
-
-    class Outer(TstepEncoder):
-        def __init__(self, obs_space, rl2_space):
-            super().__init__(obs_space, rl2_space)
-            self.inner = FFTstepEncoder(gym.spaces.Dict({"a": obs_space["a"]}), rl2_space, d_hidden=8, d_output=6)
-
-        @property
-        def emb_dim(self):
-            return self.inner.emb_dim + 2
-
-        def inner_forward(self, obs, rl2s, log_dict=None):
-            return torch.cat((self.inner(obs=obs, rl2s=rl2s, log_dict=log_dict), obs["b"]), -1)
-
-    outer = Outer(obs_space=space, rl2_space=rl2_space)
-    out = outer(obs={"a": torch.zeros(2, 5, 3), "b": torch.ones(2, 5, 2)}, rl2s=torch.zeros(2, 5, 4), log_dict={})
-    assert out.shape == (2, 5, 8)
-    assert outer.inner.obs_keys == ["a"]
-    for part in ("out_norm", "base", "in_norm"):
-        assert isinstance(getattr(outer.inner, part), torch.nn.Module)
-
-
 @pytest.mark.parametrize(("choices", "dtype"), [(256, torch.uint8), (257, torch.int64)])
 def test_many_choices(choices, dtype):
     config.bind(tiny.SMALL)
@@ -300,13 +222,3 @@ def test_many_choices(choices, dtype):
     obs, rl2s, times = {"a": torch.zeros(2, 1, 3)}, torch.zeros(2, 1, 1 + choices), torch.zeros(2, 1, 1, dtype=torch.int64)
     actions, _ = agent.get_actions(obs, rl2s, times)
     assert actions.dtype == dtype
-
-
-def named(name):
-    return AMAGOEnv(gym.make("CartPole-v1", max_episode_steps=10), env_name=name)
-
-
-def test_environments_may_come_in_a_tuple(tmp_path):
-    makers = tuple(functools.partial(named, name) for name in ("one", "two"))
-    e = tiny.learned(tmp_path, make_env=makers, train_timesteps_per_epoch=60)
-    assert set(e.frames_by_env) == {"one", "two"}

@@ -3,9 +3,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from messages import naming
+from messages import check_refused, naming
 
-from amago.data.windows import PADDED_SAMPLING, subsequence
+from amago.data.batch import subsequence
 from amago.loading import Batch, RLData, collate
 
 
@@ -32,50 +32,6 @@ def test_the_mask_says_what_is_real(lengths):
     assert batch.dones.dtype == torch.bool
 
 
-def test_collate_refuses_nothing_and_mixtures():
-    with pytest.raises(ValueError, match="no sequences"):
-        collate([])
-    other = sequence(3)
-    other.obs.pop("img")
-    with pytest.raises(ValueError, match=naming("observations", ["a"], ["a", "img"])):
-        collate([sequence(3), other])
-
-
-@pytest.mark.parametrize("order", [1, -1])
-def test_collate_converts_no_dtypes(order):
-    """Otherwise 0.7 would become 0, or 200 would stand beside 0.7."""
-    real = sequence(3)
-    real.obs["img"] = torch.full((4, 2, 2, 1), 0.7)
-    with pytest.raises(ValueError, match=r"have obs\['img'\] of different dtypes: torch\.(uint8|float32) and torch\."):
-        collate([sequence(3), real][::order])
-    double = sequence(3)
-    double.rews = double.rews.double()
-    with pytest.raises(ValueError, match=r"have rews of different dtypes: torch\.float(32|64) and torch\.float"):
-        collate([sequence(3), double][::order])
-
-
-def test_a_batch_by_hand_is_checked():
-    parts = vars(collate([sequence(3)]))
-    with pytest.raises(ValueError, match=naming("Batch.dones", (1, 2, 1), (1, 3, 1))):
-        Batch(**(parts | {"dones": torch.zeros(1, 2, 1, dtype=torch.bool)}))
-    assert Batch(**(parts | {"mask": torch.ones(1, 4, 1)})).mask.dtype == torch.bool
-
-
-def test_to_moves_every_field():
-    moved = collate([sequence(2)]).to("meta")
-    assert {moved.rews.device.type, moved.obs["a"].device.type, moved.mask.device.type} == {"meta"}
-
-
-@settings(max_examples=200)
-@given(st.integers(1, 30), st.integers(1, 12), st.sampled_from(PADDED_SAMPLING), st.integers(0, 2**31))
-def test_windows_exist_and_are_never_too_long(length, max_len, padded, seed):
-    start, stop = subsequence(length, max_len, padded, np.random.default_rng(seed))
-    assert 0 <= start < stop <= length
-    assert stop - start <= max_len
-    if padded == "none":
-        assert stop - start == min(length, max_len)
-
-
 @pytest.mark.parametrize(
     ("padded", "starts"),
     [("none", range(7)), ("both", range(-3, 9)), ("left", range(-3, 7)), ("right", range(9))],
@@ -96,3 +52,21 @@ def test_windows_are_uniform_over_the_documented_starts(padded, starts):
     for window, share in want.items():
         p = share / len(starts)
         assert abs(seen[window] - draws * p) < 5 * np.sqrt(draws * p * (1 - p))
+
+
+def test_what_does_not_fit_is_refused():
+    without, real, double = sequence(3), sequence(3), sequence(3)
+    without.obs.pop("img")
+    real.obs["img"], double.rews = torch.full((4, 2, 2, 1), 0.7), double.rews.double()
+    parts = vars(collate([sequence(3)]))
+    check_refused(
+        ValueError,
+        ("no sequences", lambda: collate([])),
+        (naming("observations", ["a"], ["a", "img"]), lambda: collate([sequence(3), without])),
+        (naming("obs['img']", "torch.uint8", "torch.float32"), lambda: collate([sequence(3), real])),
+        (naming("rews", "torch.float64", "torch.float32"), lambda: collate([double, sequence(3)])),
+        (naming("Batch.dones", (1, 2, 1), (1, 3, 1)), lambda: Batch(**(parts | {"dones": torch.zeros(1, 2, 1).bool()}))),
+    )
+    assert Batch(**(parts | {"mask": torch.ones(1, 4, 1)})).mask.dtype == torch.bool
+    moved = collate([sequence(2)]).to("meta")
+    assert {moved.rews.device.type, moved.obs["a"].device.type, moved.mask.device.type} == {"meta"}

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from messages import naming
 
-from amago.data.shaping import LastRewardShaping
 from amago.data.trajectory import FrozenTraj, rl2
+from amago.relabeling import LastRewardShaping
 
 
 def rollout(rewards, done=False, before=0.0):
@@ -44,12 +43,3 @@ def test_what_is_learned_from_is_the_change_of_rewards_and_what_is_observed_stay
     assert new.rews[:, 0].tolist() == [0.0, 0.0, 4.0]
     assert traj.rews[:, 0].tolist() == [-2.0, -2.0, -1.0]
     assert np.array_equal(new.rl2s, observed)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [({"gamma": 1.0}, "gamma"), ({"gamma": -0.1}, "gamma"), ({"coeff": -1.0}, "coeff"), ({"coeff": float("inf")}, "coeff")],
-)
-def test_bad_settings_are_refused_by_name(arguments, said):
-    with pytest.raises(ValueError, match=naming(said)):
-        LastRewardShaping(**arguments)

@@ -1,11 +1,10 @@
 import gymnasium as gym
 import numpy as np
-import pytest
-from messages import naming
+from messages import check_refused, naming, refused
 
-from amago.data.relabel import NoOpRelabeler, Relabeler
-from amago.data.timesteps import Timestep, TrajectoryBuilder
 from amago.data.trajectory import FrozenTraj
+from amago.hindsight import Timestep, TrajectoryBuilder
+from amago.relabeling import NoOpRelabeler, Relabeler
 from amago.spaces import action_spec
 
 SPEC = action_spec(gym.spaces.Discrete(3, start=1))
@@ -53,17 +52,17 @@ def test_stored_pieces_derive_what_the_whole_derives():
 def test_validate_names_the_field():
     traj = rollout().freeze()
     traj.dones = traj.dones[:-1]
-    with pytest.raises(ValueError, match=naming("dones", 3, 4)):
+    with refused(ValueError, "dones", 3, 4):
         traj.validate()
 
 
 def test_a_trajectory_refuses_steps_out_of_order():
-    with pytest.raises(ValueError, match=naming("start(", "add(")):
-        TrajectoryBuilder(SPEC).add(1, 0.0, False, {"observation": np.zeros(1)})
-    with pytest.raises(ValueError, match=naming("terminated", "start(")):
-        rollout().add(1, 0.0, False, {"observation": np.zeros(1)})
-    with pytest.raises(ValueError, match="at least one transition"):
-        TrajectoryBuilder(SPEC).start({"observation": np.zeros(1)}).freeze()
+    check_refused(
+        ValueError,
+        (naming("start(", "add("), lambda: TrajectoryBuilder(SPEC).add(1, 0.0, False, {"observation": np.zeros(1)})),
+        (naming("terminated", "start("), lambda: rollout().add(1, 0.0, False, {"observation": np.zeros(1)})),
+        ("at least one transition", lambda: TrajectoryBuilder(SPEC).start({"observation": np.zeros(1)}).freeze()),
+    )
 
 
 def test_relabelers_are_checked():
@@ -74,7 +73,7 @@ def test_relabelers_are_checked():
 
     traj = rollout().freeze()
     assert NoOpRelabeler()(traj) is traj
-    with pytest.raises(ValueError, match=naming("rows", 5, 2, 3)):
+    with refused(ValueError, "rows", 5, 2, 3):
         Broken()(traj)
 
 

@@ -1,4 +1,4 @@
-"""The tables of docs/results.md are those of the rows in results/."""
+"""The tables of docs/results.md are those of the rows in benchmarks/results/."""
 
 from __future__ import annotations
 
@@ -19,12 +19,6 @@ def test_the_tables_of_results_are_current():
     text = make_results.PAGE.read_text()
     assert len(make_results.BLOCK.findall(text)) >= 5
     assert make_results.page(text, pictures=False) == text, "changed rows or tables: run python docs/make_results.py"
-
-
-def test_a_block_holds_the_last_table_and_what_follows():
-    printed = "print('x\\n\\n| a |\\n| - |\\n\\n| b |\\n| - |\\n| 1 |\\n\\nmore')"
-    text = f'before\n<!-- table: python -c "{printed}" -->\nold\n<!-- end -->\nafter\n'
-    assert make_results.page(text) == text.replace("old", "| b |\n| - |\n| 1 |\n\nmore")
 
 
 @pytest.mark.parametrize(("code", "said"), [("1/0", "failed:\n.*ZeroDivisionError"), ("print(1)", "printed no table, but\n1")])

@@ -102,6 +102,22 @@ def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
         assert not fetched, f"{page.name} loads {fetched}"
 
 
+def test_search_works_from_disk(site: Path) -> None:
+    """Pages opened from disk can neither fetch the index nor start a worker: both come with the site as scripts."""
+    assert (site / "search" / "search_index.js").read_text(encoding="utf-8").startswith("var __index = {")
+    for page in (site / "index.html", site / "api" / "agent.html"):
+        (script,) = re.findall(r'<script src="([^"]*iframe-worker[^"]*)"', page.read_text(encoding="utf-8"))
+        assert "window.Worker" in (page.parent / script).read_text(encoding="utf-8")
+
+
+def test_the_start_page_says_how_to_install_and_tables_are_not_cut(site: Path) -> None:
+    page = (site / "index.html").read_text(encoding="utf-8")
+    assert 'id="install"' in page
+    assert "pip install" in page
+    (style,) = re.findall(r'href="([^"]*tables\.css)"', page)
+    assert "overflow-wrap" in (site / style).read_text(encoding="utf-8")
+
+
 def test_joint_entries_are_split() -> None:
     spec = importlib.util.spec_from_file_location("docstrings", ROOT / "tools" / "docs" / "docstrings.py")
     assert spec is not None

@@ -1,11 +1,10 @@
 import gymnasium as gym
 import numpy as np
 import pytest
-from counting_env import ACTIONS, CountingEnv, make_counting, make_vector
-from messages import naming
+from counting_env import ACTIONS, CountingEnv, is_terminated, length_of, make_counting, make_vector, reward_of
+from messages import check_refused, naming
 
-from amago.envs import AMAGOEnv, EpsilonGreedy, SequenceWrapper, make_pool
-from amago.envs.autoreset import autoreset_mode
+from amago.envs import AMAGOEnv, EpsilonGreedy, SequenceWrapper
 
 AutoresetMode = gym.vector.AutoresetMode
 
@@ -29,32 +28,21 @@ class Plain(gym.Env):
 def test_shapes_and_types_of_one_environment():
     env = AMAGOEnv(Plain(gym.spaces.Discrete(3)), env_name="plain")
     ts, info = env.reset(seed=3)
-    assert info == {}
-    assert ts.obs["observation"].shape == (1, 2)
-    assert ts.obs["observation"].dtype == np.float32
+    assert (info, env.env_name, env.rl2_space.shape) == ({}, "plain", (4,))
+    assert (ts.obs["observation"].shape, ts.obs["observation"].dtype) == ((1, 2), np.float32)
     assert not ts.rl2.any()
     ts, reward, terminated, truncated, _ = env.step(np.array([[2]]))
-    for array, dtype in (
-        (reward, np.float32),
-        (terminated, bool),
-        (truncated, bool),
-        (ts.time_idx, np.int64),
-        (ts.terminal, bool),
-    ):
-        assert array.shape == (1,)
-        assert array.dtype == dtype
+    arrays = (reward, terminated, truncated, ts.time_idx, ts.terminal)
+    assert [(a.shape, a.dtype) for a in arrays] == [((1,), np.dtype(d)) for d in (np.float32, bool, bool, np.int64, bool)]
     np.testing.assert_array_equal(ts.rl2, np.array([[1.5, 0, 0, 1]], np.float32))
-    assert ts.time_idx[0] == 1
-    assert env.env_name == "plain"
-    assert env.unwrapped.actions == [2]
-    assert env.rl2_space.shape == (4,)
+    assert (ts.time_idx[0], env.unwrapped.actions) == (1, [2])
 
 
 def test_timesteps_of_earlier_steps_do_not_change():
     env = make_counting(0)()
     kept = [env.reset()[0]] + [env.step(np.array([[a]]))[0] for a in (1, 4)]
     assert [int(ts.time_idx[0]) for ts in kept] == [0, 1, 2]
-    assert [int(ts.prev_action.argmax()) if ts.prev_action.any() else None for ts in kept] == [None, 1, 4]
+    assert [ts.prev_action[0].tolist() for ts in kept] == [[0] * 5, [0, 1, 0, 0, 0], [0, 0, 0, 0, 1]]
 
 
 def test_actions_reach_the_environment_in_its_own_form():
@@ -70,55 +58,32 @@ def test_actions_reach_the_environment_in_its_own_form():
     assert ts.prev_action[0, 69_999] == ts.prev_action.sum() == 1.0
 
 
-def test_seventy_thousand_actions_through_a_pool():
-    pool = make_pool([lambda: AMAGOEnv(Plain(gym.spaces.Discrete(70_000, start=7)))] * 2, "sync")
-    pool.reset()
-    pool.step(np.array([[40_000], [69_999]]))
-    pool.step(np.array([[33_000], [5]]))
-    assert [int(row[1:].argmax()) for row in pool.rl2s] == [33_000, 5]
-    assert (pool.rl2s[:, 1:].sum(axis=1) == 1).all()
-    pool.close()
-
-
-def test_wrong_arguments_are_refused():
-    with pytest.raises(ValueError, match="unbounded"):
-        AMAGOEnv(Plain(gym.spaces.Box(-np.inf, np.inf, (2,))))
-    with pytest.raises(TypeError, match=naming("'note'", "Text")):
-        AMAGOEnv(Plain(gym.spaces.Discrete(2), gym.spaces.Dict(note=gym.spaces.Text(5))))
-    with pytest.raises(TypeError, match=naming("env", "already")):
-        AMAGOEnv(make_counting(0)())
-    with pytest.raises(TypeError, match=naming("'CartPole-v1'", "reset()")):
-        AMAGOEnv("CartPole-v1")
-    with pytest.raises(ValueError, match=naming("batched_envs", 0)):
-        AMAGOEnv(CountingEnv(0), batched_envs=0)
-    with pytest.raises(ValueError, match=naming("batched_envs", 5, "num_envs=3")):
-        AMAGOEnv(make_vector(3, AutoresetMode.SAME_STEP)().env, batched_envs=5)
-    with pytest.raises(ValueError, match=naming("autoreset_mode", "'sometimes'", "AutoresetMode")):
-        vec = make_vector(2, AutoresetMode.SAME_STEP)().unwrapped
-        vec.metadata = {"autoreset_mode": "sometimes"}
-        AMAGOEnv(vec, batched_envs=2)
-    with pytest.raises(TypeError, match=naming("EpsilonGreedy", "AMAGOEnv", "CountingEnv")):
-        EpsilonGreedy(CountingEnv(0))
-    with pytest.raises(TypeError, match=naming("env_name", 3)):
-        _ = AMAGOEnv(CountingEnv(0), env_name=3).env_name
-
-
-def test_what_is_no_action_is_refused():
-    env = make_counting(0)()
+def test_what_does_not_fit_is_refused():
+    same_step, odd = AutoresetMode.SAME_STEP, make_vector(2, AutoresetMode.SAME_STEP)().unwrapped
+    odd.metadata = {"autoreset_mode": "sometimes"}
+    env, many = make_counting(0)(), make_vector(3, same_step)()
     env.reset()
-    with pytest.raises(TypeError, match=naming("action", 2.0, (1, 1))):
-        env.step(2.0)
-    with pytest.raises(TypeError, match=naming("action", True, (1, 1))):
-        env.step(True)
-    with pytest.raises(ValueError, match=naming("shape", (2,), (1, 1), "from_env")):
-        env.step(np.array([2, 1]))
-    for wrong in (5, np.array([-1]), np.array([1.5])):
-        with pytest.raises(ValueError, match="stored"):
-            env.step(wrong)
-    many = make_vector(3, AutoresetMode.SAME_STEP)()
     many.reset()
-    with pytest.raises(ValueError, match=naming("shape", (3,), (3, 1))):
-        many.step(np.array([0, 1, 2]))
+    check_refused(
+        ValueError,
+        ("unbounded", lambda: AMAGOEnv(Plain(gym.spaces.Box(-np.inf, np.inf, (2,))))),
+        (naming("batched_envs", 0), lambda: AMAGOEnv(CountingEnv(0), batched_envs=0)),
+        (naming("batched_envs", 5, "num_envs=3"), lambda: AMAGOEnv(make_vector(3, same_step)().env, batched_envs=5)),
+        (naming("autoreset_mode", "'sometimes'", "AutoresetMode"), lambda: AMAGOEnv(odd, batched_envs=2)),
+        (naming("shape", (2,), (1, 1), "from_env"), lambda: env.step(np.array([2, 1]))),
+        (naming("shape", (3,), (3, 1)), lambda: many.step(np.array([0, 1, 2]))),
+        *(("stored", lambda wrong=wrong: env.step(wrong)) for wrong in (5, np.array([-1]), np.array([1.5]))),
+    )
+    check_refused(
+        TypeError,
+        (naming("'note'", "Text"), lambda: AMAGOEnv(Plain(gym.spaces.Discrete(2), gym.spaces.Dict(note=gym.spaces.Text(5))))),
+        (naming("env", "already"), lambda: AMAGOEnv(make_counting(0)())),
+        (naming("'CartPole-v1'", "reset()"), lambda: AMAGOEnv("CartPole-v1")),
+        (naming("EpsilonGreedy", "AMAGOEnv", "CountingEnv"), lambda: EpsilonGreedy(CountingEnv(0))),
+        (naming("env_name", 3), lambda: AMAGOEnv(CountingEnv(0), env_name=3).env_name),
+        (naming("action", 2.0, (1, 1)), lambda: env.step(2.0)),
+        (naming("action", True, (1, 1)), lambda: env.step(True)),
+    )
 
 
 def test_names():
@@ -153,16 +118,7 @@ def test_names_of_rows():
     assert (rows.env_name, rows.env_names) == ("a+b", ["b", "a", "b"])
     for names in (["b", "a", "b"], "a", 3):
         assert Both(vector(names), batched_envs=3).env_names == ["both"] * 3, "the overridden property counts"
-    with pytest.raises(TypeError, match=naming("env_name", ["a"])):
-        _ = AMAGOEnv(vector(["a"]), batched_envs=3).env_name
-
-
-def test_horizon_is_the_environments_own_or_the_time_limit():
-    assert AMAGOEnv(gym.make("CartPole-v1")).horizon == 500
-    assert AMAGOEnv(Plain(gym.spaces.Discrete(2))).horizon is None
-    plain = Plain(gym.spaces.Discrete(2))
-    plain.horizon = 12
-    assert AMAGOEnv(gym.wrappers.TimeLimit(plain, 99)).horizon == 12
+    check_refused(TypeError, (naming("env_name", ["a"]), lambda: AMAGOEnv(vector(["a"]), batched_envs=3).env_name))
 
 
 def oracle(mode, steps, n):
@@ -170,8 +126,6 @@ def oracle(mode, steps, n):
 
     Yields per step (time, episode) of each row after it, and the rows in which the action counted.
     """
-    from counting_env import length_of
-
     state, waiting = [(0, 0)] * n, [False] * n
     for _ in range(steps):
         real = [not w for w in waiting]
@@ -191,8 +145,6 @@ def oracle(mode, steps, n):
 @pytest.mark.parametrize("kind", list(ACTIONS))
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 def test_every_autoreset_mode_against_its_description(mode, kind):
-    from counting_env import is_terminated, length_of, reward_of
-
     n = 3
     env = make_vector(n, mode, kind=kind)()
     ts, _ = env.reset(seed=1)
@@ -225,12 +177,63 @@ def test_every_autoreset_mode_against_its_description(mode, kind):
     env.close()
 
 
-def test_modes_may_be_given_in_words():
-    class Env:
-        metadata: dict = {}
+class Attribute(gym.Env):
+    observation_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
 
-    for value, expected in ((AutoresetMode.NEXT_STEP, "next_step"), ("NextStep", "next_step"), ("same-step", "same_step")):
-        Env.metadata = {"autoreset_mode": value}
-        assert autoreset_mode(Env()) == expected
-    Env.metadata = None
-    assert autoreset_mode(Env()) == "same_step"
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+
+GUESSES = [float("inf"), -1, 0, True, "short", np.array([10, 20]), (5, 50), float("nan"), 1000, 2.5, len]
+
+
+def test_the_horizon_is_the_outermost_time_limit_or_attribute():
+    assert AMAGOEnv(gym.make("CartPole-v1")).horizon == 500
+    assert AMAGOEnv(Plain(gym.spaces.Discrete(2))).horizon is None
+    for horizon in GUESSES:
+        limited = gym.wrappers.TimeLimit(Attribute(horizon=horizon), 50)
+        assert AMAGOEnv(limited, env_name="E").horizon == 50
+        alone = AMAGOEnv(Attribute(horizon=horizon), env_name="E").horizon
+        assert alone == (1000 if isinstance(horizon, int) and horizon > 1 else None)
+
+    class Thrice(gym.Wrapper):
+        horizon = 150
+
+    assert AMAGOEnv(Thrice(gym.wrappers.TimeLimit(Attribute(), 50)), env_name="E").horizon == 150
+
+
+class Side(gym.Env):
+    """Four rows whose spaces have the batch dimension."""
+
+    def __init__(self, obs, action):
+        self.rows = obs, action
+        self.observation_space, self.action_space = (gym.vector.utils.batch_space(space, 4) for space in self.rows)
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        assert len(action) == 4
+        return self.observation_space.sample(), np.zeros(4), np.zeros(4, bool), np.zeros(4, bool), {}
+
+
+@pytest.mark.parametrize(
+    "obs",
+    [
+        gym.spaces.Box(-1, 1, (3,), np.float32),
+        gym.spaces.Dict(a=gym.spaces.Box(0, 255, (2, 2), np.uint8), b=gym.spaces.Discrete(3)),
+    ],
+)
+@pytest.mark.parametrize("action", [gym.spaces.Discrete(5, start=2), gym.spaces.Box(-2, 2, (2,), np.float32)])
+def test_spaces_of_a_vectorised_environment_may_have_the_batch_dimension(obs, action):
+    env, one = AMAGOEnv(Side(obs, action), env_name="E", batched_envs=4), AMAGOEnv(Plain(action, obs))
+    assert env.observation_space == one.observation_space
+    assert env.action_spec.space == action
+    env.reset()
+    env.step(env.action_spec.zeros(4))
+
+
+def test_a_first_dimension_that_happens_to_be_the_number_of_rows_is_kept():
+    env = Plain(gym.spaces.Discrete(2), gym.spaces.Box(-1, 1, (4,), np.float32))
+    assert AMAGOEnv(env, batched_envs=4).observation_space["observation"].shape == (4,)

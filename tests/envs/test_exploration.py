@@ -1,172 +1,161 @@
+"""Exploration: schedules, noise, the probability of an action after it, and what is recorded."""
+
 import json
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from counting_env import CountingEnv, make_counting, make_vector
+import tiny
+from counting_env import ACTIONS, CountingEnv, make_counting, make_vector
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from messages import naming
+from messages import check_refused, naming
 
+import amago
 from amago import config
 from amago.envs import AMAGOEnv, BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper, SequenceWrapper
+from amago.run.checks import SettingsError
 
 unit = st.floats(0.0, 1.0)
+POLICY = {"discrete": [0.5, 0.3, 0.1, 0.06, 0.04], "multibinary": [0.9, 0.5, 0.2, 0.05]}
 
 
-def make(cls=EpsilonGreedy, kind="discrete", **bound):
+class Endless(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+
+    def __init__(self, kind):
+        self.action_space = ACTIONS[kind]
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+def make(cls=EpsilonGreedy, env=None, kind="discrete", **bound):
     config.clear()
     config.bind({f"{cls.__name__}.{k}": v for k, v in bound.items()})
-    env = cls(make_counting(0, kind=kind)())
-    env.seed(0)
-    return env
+    made = cls(env or make_counting(0, kind=kind)())
+    made.seed(0)
+    made.reset()
+    return made
 
 
-@settings(max_examples=60, deadline=None)
-@given(start=unit, end=unit, anneal=st.integers(1, 1000), n=st.integers(0, 2000), u=st.floats(0, 0.999))
-def test_epsilon_greedy_against_its_formula(start, end, anneal, n, u):
-    env = make(eps_start=start, eps_end=end, steps_anneal=anneal)
-    env.global_step, env.multiplier = n, np.array([u])
-    line = start * (1 - n / anneal) + end * (n / anneal) if n < anneal else end
-    np.testing.assert_allclose(env.current_eps(np.array([17])), [u * line], atol=1e-12)
+def noisy(kind, eps, action, n, **bound):
+    """(n, S) actions of one long rollout."""
+    env = make(kind=kind, eps_start=eps, eps_end=eps, randomize_eps=False, **bound)
+    return np.concatenate([env.add_exploration_noise(action, env.local_step) for _ in range(n)])
+
+
+# ---- schedules -------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    a=unit,
-    b=unit,
-    c=unit,
-    d=unit,
-    anneal=st.integers(1, 1000),
-    n=st.integers(0, 2000),
-    horizon=st.integers(1, 50),
-    t=st.integers(0, 60),
-)
-def test_bilevel_against_its_formula(a, b, c, d, anneal, n, horizon, t):
-    env = make(
-        BilevelEpsilonGreedy, rollout_horizon=horizon, steps_anneal=anneal, randomize_eps=False,
-        eps_start_start=a, eps_start_end=b, eps_end_start=c, eps_end_end=d,
-    )  # fmt: skip
-    env.reset()
-    env.global_step = n
+    ends=st.tuples(unit, unit, unit, unit), anneal=st.integers(1, 1000), n=st.integers(0, 2000), u=st.floats(0, 0.999),
+    horizon=st.integers(1, 50), t=st.integers(0, 60),
+)  # fmt: skip
+def test_schedules_against_their_formulas(ends, anneal, n, u, horizon, t):
+    a, b, c, d = ends
     p, q = min(1.0, n / anneal), min(1.0, t / horizon)
     e0, e1 = (1 - p) * a + p * b, (1 - p) * c + p * d
-    np.testing.assert_allclose(env.current_eps(np.array([t])), [(1 - q) * e0 + q * e1], atol=1e-12)
+    one = make(eps_start=a, eps_end=b, steps_anneal=anneal)
+    two = make(
+        BilevelEpsilonGreedy, rollout_horizon=horizon, steps_anneal=anneal, eps_start_start=a, eps_start_end=b, eps_end_start=c, eps_end_end=d
+    )  # fmt: skip
+    for env, expected in ((one, e0), (two, (1 - q) * e0 + q * e1)):
+        env.global_step, env.global_multiplier = n, np.array([u])
+        np.testing.assert_allclose(env.current_eps(np.array([t])), [u * expected], atol=1e-12)
 
 
 def test_defaults_are_the_published_ones():
-    env = make(randomize_eps=False)
-    env.reset()
-    assert env.current_eps(np.zeros(1, int)) == 1.0
-    env.global_step = 500_000
-    assert env.current_eps(np.zeros(1, int)) == pytest.approx(0.525)
-    env.global_step = 10**9
-    assert env.current_eps(np.zeros(1, int)) == 0.05
-    two = make(BilevelEpsilonGreedy, rollout_horizon=100, randomize_eps=False)
-    two.reset()
-    ends = [float(two.current_eps(np.array([t]))[0]) for t in (0, 100)]
-    two.global_step = 10**6
-    assert ends + [float(two.current_eps(np.array([t]))[0]) for t in (0, 100)] == pytest.approx([1.0, 0.8, 0.05, 0.01])
+    env, two = make(randomize_eps=False), make(BilevelEpsilonGreedy, rollout_horizon=100, randomize_eps=False)
+    found = []
+    for env.global_step in (0, 500_000, 10**9):
+        found.append(float(env.current_eps(np.zeros(1, int))[0]))
+    for two.global_step in (0, 10**6):
+        found += [float(two.current_eps(np.array([t]))[0]) for t in (0, 100)]
+    assert found == pytest.approx([1.0, 0.525, 0.05, 1.0, 0.8, 0.05, 0.01])
 
 
 def test_the_factor_is_drawn_at_each_reset_or_is_one():
-    env = make()
-    drawn = []
+    env, drawn = make(), []
     for _ in range(2000):
         env.reset()
-        drawn.append(float(env.multiplier[0]))
-    assert 0 <= min(drawn) < 0.01
-    assert 0.99 < max(drawn) < 1
+        drawn.append(float(env.global_multiplier[0]))
+    assert 0 <= min(drawn) < 0.01 < 0.99 < max(drawn) < 1
     assert np.mean(drawn) == pytest.approx(0.5, abs=0.03)
     env.step(np.array([[0]]))
-    assert env.multiplier[0] == drawn[-1]
-    fixed = make(randomize_eps=False)
-    fixed.reset()
-    assert fixed.multiplier[0] == 1.0
+    assert env.global_multiplier[0] == drawn[-1]
+    assert make(randomize_eps=False).global_multiplier[0] == 1.0
 
 
-def test_counts_steps_over_all_rollouts():
-    env = make(eps_start=0.0, eps_end=0.0)
-    for _ in range(3):
-        env.reset()
-        assert env.local_step[0] == 0
-        env.step(np.array([[1]]))
-        assert env.local_step[0] == 1
-        env.step(np.array([[1]]))
-    assert env.global_step == 6
+def test_state_goes_on_where_it_stopped():
+    def play(env, n):
+        out = []
+        for _ in range(n):
+            env.reset()
+            out += [env.step(np.array([[0]]))[0].obs["took"][0, 0] for _ in range(2)] + [env.global_multiplier[0]]
+        return out
+
+    env, fresh = make(steps_anneal=40), make(steps_anneal=40)
+    play(env, 5)
+    state = json.loads(json.dumps(env.state_dict()))
+    expected = play(env, 10)
+    fresh.load_state_dict(state)
+    assert (fresh.global_step, fresh.global_multiplier[0]) == (10, state["multiplier"][0])
+    assert play(fresh, 10) == expected
+    assert len(set(expected)) > 10
+    two = state | {"multiplier": [1.0, 0.5]}
+    check_refused(ValueError, (naming("multiplier", 2, 1), lambda: fresh.load_state_dict(two)))
 
 
-def noisy(kind, eps, action, n):
-    env = make(kind=kind, eps_start=eps, eps_end=eps, randomize_eps=False)
-    env.reset()
-    return np.concatenate([env.add_exploration_noise(action, env.local_step) for _ in range(n)])
+@pytest.mark.parametrize(
+    ("cls", "name", "value"),
+    [
+        (EpsilonGreedy, "eps_start", 1.5), (EpsilonGreedy, "eps_end", -0.1), (EpsilonGreedy, "steps_anneal", 0), (EpsilonGreedy, "repeat", 0.5),
+        (EpsilonGreedy, "repeat", (4, 2)), (EpsilonGreedy, "repeat", (1, 2, 3)), (EpsilonGreedy, "repeat", float("inf")),
+        (BilevelEpsilonGreedy, "repeat", 0), (BilevelEpsilonGreedy, "eps_end_end", 2.0), (BilevelEpsilonGreedy, "rollout_horizon", 0),
+    ],
+)  # fmt: skip
+def test_wrong_settings_are_refused(cls, name, value):
+    bound = {"rollout_horizon": 5, name: value} if cls is BilevelEpsilonGreedy else {name: value}
+    check_refused(ValueError, (naming(name, value), lambda: make(cls, **bound)))
+    config.clear()
+    check_refused(RuntimeError, ("rollout_horizon", lambda: BilevelEpsilonGreedy(make_counting(0)())))
 
 
-def test_discrete_noise_is_uniform_with_the_right_probability():
-    out = noisy("discrete", 0.5, np.array([[2]]), 20_000)[:, 0]
+# ---- noise -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("repeat", [1, 8])
+@pytest.mark.parametrize("eps", [0.0, 0.1, 0.5, 1.0])
+def test_discrete_noise_is_uniform_with_the_right_probability(eps, repeat):
+    out = noisy("discrete", eps, np.array([[2]]), 20_000, repeat=repeat)[:, 0]
     share = np.bincount(out, minlength=5) / len(out)
-    np.testing.assert_allclose(share, [0.1, 0.1, 0.6, 0.1, 0.1], atol=0.015)
-    assert (noisy("discrete", 0.0, np.array([[2]]), 100) == 2).all()
+    np.testing.assert_allclose(
+        share, [eps / 5, eps / 5, 1 - 4 * eps / 5, eps / 5, eps / 5], atol=0.015 if repeat == 1 else 0.03
+    )
+    if repeat > 1 and eps:
+        ends = np.flatnonzero(np.diff(out)) + 1
+        lengths = np.diff(ends)[out[ends[:-1]] != 2]  # of the runs of an action that the policy did not choose
+        assert lengths.mean() == pytest.approx(8, rel=0.3)
+        assert lengths.max() > 16
 
 
-def held(kind, eps, action, n, repeat):
-    """(n, S) actions of one long rollout whose random choices last ``repeat`` steps on average."""
-    env = make(kind=kind, eps_start=eps, eps_end=eps, randomize_eps=False, repeat=repeat)
-    env.reset()
-    return np.concatenate([env.add_exploration_noise(action, env.local_step, None) for _ in range(n)])
-
-
-@pytest.mark.parametrize("eps", [0.1, 0.5, 1.0])
-def test_held_choices_take_the_same_share_of_steps_and_last_longer(eps):
-    out = held("discrete", eps, np.array([[2]]), 40_000, repeat=8)[:, 0]
-    share = np.bincount(out, minlength=5) / len(out)
-    np.testing.assert_allclose(share, [eps / 5, eps / 5, 1 - 4 * eps / 5, eps / 5, eps / 5], atol=0.03)
-    ends = np.flatnonzero(np.diff(out)) + 1
-    lengths = np.diff(ends)[out[ends[:-1]] != 2]  # of the runs of an action that the policy did not choose
-    assert lengths.mean() == pytest.approx(8, rel=0.3)
-    assert lengths.max() > 16
-    assert out[0] in range(5)
-
-
-def test_held_continuous_noise_has_the_same_distribution_and_changes_now_and_then():
-    out = held("continuous", 0.3, np.zeros((1, 2), np.float32), 40_000, repeat=5)
-    assert out.dtype == np.float32
-    assert out.std(axis=0) == pytest.approx([0.3, 0.3], rel=0.06)
-    changes = (np.diff(out, axis=0) != 0).mean(axis=0)
-    np.testing.assert_allclose(changes, 1 / 5, atol=0.01)
-
-
-@pytest.mark.parametrize("kind", ["discrete", "continuous", "multibinary"])
-def test_no_noise_is_held_where_eps_is_zero(kind):
-    action = {"discrete": np.array([[2]]), "continuous": np.full((1, 2), 0.5, np.float32)}.get(kind)
-    if action is None:
-        env = make(kind=kind)
-        action = np.ones((1, env.action_spec.stored_dim), np.int8)
-    out = held(kind, 0.0, action, 50, repeat=4)
-    assert out.dtype == action.dtype
-    np.testing.assert_array_equal(out, np.repeat(action, 50, axis=0))
-
-
-def test_a_held_choice_ends_with_its_rollout():
-    env = make(eps_start=0.5, eps_end=0.5, randomize_eps=False, repeat=1e9)
-    firsts = []
-    for _ in range(400):
-        env.reset()
-        played = [int(env.add_exploration_noise(np.array([[2]]), env.local_step, None)[0, 0]) for _ in range(5)]
-        assert len(set(played)) == 1, "neither does one end nor another begin in so few steps"
-        firsts.append(played[0])
-    np.testing.assert_allclose(np.bincount(firsts, minlength=5) / 400, [0.1, 0.1, 0.6, 0.1, 0.1], atol=0.07)
-
-
-def test_continuous_noise_is_normal_and_clipped():
+def test_continuous_noise_is_normal_clipped_and_may_be_held():
     action = np.array([[0.0, 0.9]], np.float32)
     out = noisy("continuous", 0.3, action, 20_000)
-    assert out.dtype == np.float32
-    assert np.abs(out).max() == 1.0
+    assert (out.dtype, np.abs(out).max()) == (np.float32, 1.0)
     assert out[:, 0].std() == pytest.approx(0.3, rel=0.03)
     assert (out[:, 1] == 1.0).mean() == pytest.approx(0.3694, abs=0.02)  # P(N(0, 1) > 1/3)
     np.testing.assert_array_equal(action, np.array([[0.0, 0.9]], np.float32))
     np.testing.assert_array_equal(noisy("continuous", 0.0, action, 3), np.repeat(action, 3, axis=0))
+    held = noisy("continuous", 0.3, np.zeros((1, 2), np.float32), 20_000, repeat=5)
+    assert held.dtype == np.float32
+    assert held.std(axis=0) == pytest.approx([0.3, 0.3], rel=0.08)
+    np.testing.assert_allclose((np.diff(held, axis=0) != 0).mean(axis=0), 1 / 5, atol=0.015)
 
 
 def test_bits_are_flipped_with_the_right_probability():
@@ -177,27 +166,44 @@ def test_bits_are_flipped_with_the_right_probability():
     assert (noisy("multibinary", 1.0, action, 3) == 1 - action).all()
 
 
+def test_a_held_choice_ends_with_its_rollout():
+    env, firsts = make(eps_start=0.5, eps_end=0.5, randomize_eps=False, repeat=1e9), []
+    for _ in range(400):
+        env.reset()
+        played = {int(env.add_exploration_noise(np.array([[2]]), env.local_step)[0, 0]) for _ in range(5)}
+        assert len(played) == 1, "neither does one end nor another begin in so few steps"
+        firsts += played
+    np.testing.assert_allclose(np.bincount(firsts, minlength=5) / 400, [0.1, 0.1, 0.6, 0.1, 0.1], atol=0.07)
+
+
+def test_the_length_of_held_choices_may_be_drawn_for_each_rollout():
+    env, lengths = make(eps_start=1.0, eps_end=1.0, randomize_eps=False, repeat=(1, 16)), []
+    for _ in range(120):
+        env.reset()
+        played = np.concatenate([env.add_exploration_noise(np.array([[2]]), env.local_step) for _ in range(300)])[:, 0]
+        lengths.append(0.8 / (np.diff(played) != 0).mean())  # a new choice is the one before in a fifth of the cases
+    assert np.exp(np.log(lengths).mean()) == pytest.approx(4, rel=0.25)
+    assert (np.array(lengths) < 2).mean() == pytest.approx(0.25, abs=0.12)
+    assert (np.array(lengths) > 8).mean() == pytest.approx(0.25, abs=0.12)
+
+
 @pytest.mark.parametrize("kind", ["discrete", "continuous", "multibinary"])
 def test_batches_draw_for_each_row(kind):
     """Each row has its own factor, drawn again only where a rollout opens."""
-    config.bind({"EpsilonGreedy.eps_start": 1.0, "EpsilonGreedy.eps_end": 1.0})
-    env = EpsilonGreedy(make_vector(4, gym.vector.AutoresetMode.NEXT_STEP, kind=kind)())
-    env.seed(1)
-    env.reset()
-    assert len(set(env.multiplier)) == 4
+    rows = make_vector(4, gym.vector.AutoresetMode.NEXT_STEP, kind=kind)()
+    env = make(env=rows, eps_start=1.0, eps_end=1.0)
+    assert len(set(env.global_multiplier)) == 4
     action, changed, redrawn = env.action_spec.zeros(4), np.zeros(4), 0
     for _ in range(40):
-        before = env.multiplier.copy()
+        before = env.global_multiplier.copy()
         env.step(action)
-        changed += (env.amago_env.last_action != action).any(axis=1)
-        opened = env.amago_env.auto.opened
-        np.testing.assert_array_equal(env.multiplier != before, opened)
-        assert (env.local_step[opened] == 0).all()
-        assert (env.local_step[~opened] > 0).all()
-        redrawn += opened.sum()
+        changed += (rows.last_action != action).any(axis=1)
+        np.testing.assert_array_equal(env.global_multiplier != before, rows.auto.opened)
+        np.testing.assert_array_equal(env.local_step == 0, rows.auto.opened)
+        redrawn += rows.auto.opened.sum()
     assert redrawn > 10
     assert (changed > 0).all()
-    env.multiplier = np.array([0.0, 1.0, 0.0, 1.0])
+    env.global_multiplier = np.array([0.0, 1.0, 0.0, 1.0])
     if kind == "discrete":
         out = np.concatenate([env.add_exploration_noise(action, env.local_step) for _ in range(500)], axis=1)
         assert (out[[0, 2]] == 0).all()
@@ -212,92 +218,172 @@ def test_the_recorded_action_is_the_one_taken():
 
     recorder = SequenceWrapper(Opposite(AMAGOEnv(CountingEnv(0))), save_trajs_to=None)
     recorder.reset()
-    obs = recorder.step(np.array([[1]]))[0]
-    assert obs["took"][0, 0] == 3 + 3  # the space starts at 3
+    assert recorder.step(np.array([[1]]))[0]["took"][0, 0] == 3 + 3  # the space starts at 3
     assert recorder.current_timestep[1][0, 1:].argmax() == 3
     with pytest.raises(NotImplementedError):
         ExplorationWrapper(make_counting(0)()).add_exploration_noise(np.array([[1]]), np.zeros(1))
 
 
-def test_hooks_of_three_arguments_get_the_horizon():
-    """The form of amago 0.1."""
-    seen = []
-
-    class Old(ExplorationWrapper):
-        def add_exploration_noise(self, action, local_step, horizon):
-            seen.append(horizon)
-            return action
-
-    class Odd(ExplorationWrapper):
-        def add_exploration_noise(self, action):
-            return action
-
-    env = Old(AMAGOEnv(gym.make("CartPole-v1", max_episode_steps=12)))
-    env.reset()
-    env.step(0)
-    assert seen == [12]
-    with pytest.raises(TypeError, match=naming("Odd", "(action, local_step)")):
-        Odd(make_counting(0)())
+# ---- probabilities ---------------------------------------------------------------------------------------------------
 
 
-def test_state_goes_on_where_it_stopped():
-    def play(env, n):
-        out = []
-        for _ in range(n):
-            env.reset()
-            out += [env.step(np.array([[0]]))[0].obs["took"][0, 0] for _ in range(2)] + [env.multiplier[0]]
-        return out
-
-    env = make(steps_anneal=40)
-    play(env, 5)
-    state = json.loads(json.dumps(env.state_dict()))
-    expected = play(env, 10)
-    fresh = make(steps_anneal=40)
-    fresh.load_state_dict(state)
-    assert fresh.global_step == 10
-    assert fresh.multiplier[0] == state["multiplier"][0]
-    assert play(fresh, 10) == expected
-    assert len(set(expected)) > 10
-    with pytest.raises(ValueError, match=naming("multiplier", 2, 1)):
-        fresh.load_state_dict(state | {"multiplier": [1.0, 0.5]})
-
-
-def test_wrong_settings_are_refused():
-    for cls, name, value in (
-        (EpsilonGreedy, "eps_start", 1.5),
-        (EpsilonGreedy, "eps_end", -0.1),
-        (EpsilonGreedy, "steps_anneal", 0),
-        (EpsilonGreedy, "repeat", 0.5),
-        (EpsilonGreedy, "repeat", float("inf")),
-        (BilevelEpsilonGreedy, "repeat", 0),
-        (BilevelEpsilonGreedy, "eps_end_end", 2.0),
-        (BilevelEpsilonGreedy, "rollout_horizon", 0),
-    ):
-        bound = {"rollout_horizon": 5, name: value} if cls is BilevelEpsilonGreedy else {name: value}
-        with pytest.raises(ValueError, match=naming(name, value)):
-            make(cls, **bound)
-    config.clear()
-    with pytest.raises(RuntimeError, match="rollout_horizon"):
-        BilevelEpsilonGreedy(make_counting(0)())
+@pytest.mark.parametrize("repeat", [1.0, 4.0, (2.0, 9.0)])
+@pytest.mark.parametrize("kind", ["discrete", "multibinary"])
+@pytest.mark.parametrize("eps", [0.0, 0.3, 0.9])
+def test_predicted_probabilities_are_those_of_what_is_done(kind, repeat, eps):
+    n = 4000
+    env = make(env=AMAGOEnv(Endless(kind)), eps_start=eps, eps_end=eps, repeat=repeat, randomize_eps=False)
+    p, rng = np.array([POLICY[kind]]), np.random.default_rng(1)
+    log_prob = env.record_behaviour(np.concatenate((np.zeros((1, 1)), p), axis=1))
+    rows = []
+    for _ in range(n):
+        drawn = [[rng.choice(len(p[0]), p=p[0])]] if kind == "discrete" else (rng.random(p.shape) < p).astype(np.int8)
+        rows.append([env.action_probabilities(p, env.local_step)[0]])
+        step = env.step(np.array(drawn))[0]
+        rows[-1] += [step.prev_action[0], log_prob[0]]
+    predicted, taken, logged = (np.array(x, np.float64) for x in zip(*rows))
+    if kind == "discrete":
+        np.testing.assert_allclose(predicted.sum(axis=1), 1.0)
+        chosen = (predicted * taken).sum(axis=1)
+    else:
+        chosen = np.where(taken > 0, predicted, 1.0 - predicted).prod(axis=1)
+    np.testing.assert_allclose(logged, np.log(chosen), atol=1e-6)
+    before = np.concatenate((np.zeros_like(taken[:1]), taken[:-1]))
+    surprise = np.where(before == taken, 0.0, 1.0)
+    for weight in (np.ones_like(taken), before, np.concatenate((np.zeros_like(surprise[:1]), surprise[:-1]))):
+        error = ((taken - predicted) * weight).mean(axis=0)
+        assert (np.abs(error) < 5 / np.sqrt(n)).all(), "right on average, and given what was done in the step before"
+    if repeat == 1.0:
+        by_hand = (1 - eps) * p + (eps / 5 if kind == "discrete" else eps * (1 - p))
+        np.testing.assert_allclose(predicted, np.tile(by_hand, (n, 1)))
+    elif eps == 0.3:
+        assert len(np.unique(predicted.round(6), axis=0)) > 1, "a choice that is being held is likely to be taken again"
 
 
-def test_the_length_of_held_choices_may_be_drawn_for_each_rollout():
-    env = make(eps_start=1.0, eps_end=1.0, randomize_eps=False, repeat=(1, 16))
-    lengths = []
-    for _ in range(120):
-        env.reset()
-        played = np.concatenate([env.add_exploration_noise(np.array([[2]]), env.local_step) for _ in range(300)])[:, 0]
-        changes = (np.diff(played) != 0).mean() / 0.8  # a new choice is the one before in a fifth of the cases
-        lengths.append(1 / changes)
-    logs = np.log(lengths)
-    assert np.exp(logs.mean()) == pytest.approx(4, rel=0.25)
-    assert (np.array(lengths) < 2).mean() == pytest.approx(0.25, abs=0.12)
-    assert (np.array(lengths) > 8).mean() == pytest.approx(0.25, abs=0.12)
+class Masked(gym.Env):
+    """Ten steps with four actions, of which two are legal, drawn in each step; the reward is 1 for the lower one."""
+
+    observation_space = gym.spaces.Dict({"mask": gym.spaces.MultiBinary(4), "x": gym.spaces.Box(-1, 1, (2,))})
+    action_space = gym.spaces.Discrete(4)
+
+    def _obs(self):
+        self.legal = np.sort(self.np_random.choice(4, 2, replace=False))
+        return {"mask": np.isin(np.arange(4), self.legal).astype(np.int8), "x": np.zeros(2, np.float32)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self._obs(), {}
+
+    def step(self, action):
+        assert action in self.legal
+        self.t += 1
+        return self._obs(), float(action == self.legal[0]), self.t == 10, False, {}
 
 
-@pytest.mark.parametrize("repeat", [0.5, (4, 2), (0, 3), (1, 2, 3), float("inf")])
-def test_a_wrong_length_of_choices_is_refused(repeat):
-    with pytest.raises(
-        ValueError, match=r"repeat is .*, but must be a number of steps, 1 or more, or a pair \(low, high\) of them"
-    ):
-        make(repeat=repeat)
+class Several(tiny.Bits):
+    """Choices and bits in one action."""
+
+    action_space = gym.spaces.Tuple((gym.spaces.Discrete(3), gym.spaces.MultiBinary(2), gym.spaces.Discrete(2)))
+
+    def step(self, action):
+        return super().step(np.array([action[0] > 0, *action[1]]))
+
+
+def both():
+    return AMAGOEnv(Several(), env_name="Several")
+
+
+def recorded(root, make_env, extra_fields=("behaviour_log_prob", "log_prob"), **fields):
+    e = tiny.learned(root, make_env, extra_fields=list(extra_fields), train_timesteps_per_epoch=60, **fields)
+    batch = e.dataset.sample_batch(np.random.default_rng(0), 8)
+    return {k: x[batch.transition_mask[..., 0]].numpy() for k, x in batch.extras.items()}
+
+
+@pytest.mark.parametrize(
+    ("make_env", "eps", "count"),
+    [(tiny.cartpole, 1.0, 2), (tiny.bits, 0.5, 8), (both, 1.0, 24), (lambda: AMAGOEnv(Masked(), env_name="Masked"), 1.0, 2)],
+    ids=["choice", "bits", "several", "masked"],
+)
+def test_actions_that_are_all_random_are_recorded_with_equal_probabilities(tmp_path, make_env, eps, count):
+    config.bind({"EpsilonGreedy.eps_start": eps, "EpsilonGreedy.eps_end": eps, "EpsilonGreedy.randomize_eps": False})
+    if "Masked" in make_env().env_name:
+        config.bind({"ActionMask.key": "mask"})
+    found = recorded(tmp_path, make_env)
+    if count == 24:  # choices are uniform, bits are all flipped
+        assert (found["behaviour_log_prob"] < -np.log(6) + 1e-6).all()
+        return
+    np.testing.assert_allclose(found["behaviour_log_prob"], -np.log(count), atol=1e-6)
+    assert not np.allclose(found["log_prob"], -np.log(count), atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_the_mixture_of_policy_and_noise_is_recorded(tmp_path, mode):
+    config.bind({"EpsilonGreedy.eps_start": 0.4, "EpsilonGreedy.eps_end": 0.4, "EpsilonGreedy.randomize_eps": False})
+    found = recorded(tmp_path, tiny.cartpole, env_mode=mode, env_workers=1)
+    mu, chosen = np.exp(found["behaviour_log_prob"]), np.exp(found["log_prob"])
+    same = np.isclose(mu, 0.6 * chosen + 0.2, atol=1e-5)
+    other = np.isclose(mu, 0.6 * (1.0 - chosen) + 0.2, atol=1e-5)  # noise replaced the policy's choice by the other action
+    assert (same | other).all()
+    assert 0.05 < (~same).mean() < 0.4
+
+
+def test_without_exploration_it_is_the_policys_own(tmp_path):
+    for make_env in (tiny.cartpole, tiny.pendulum, tiny.bits, both):
+        found = recorded(tmp_path / make_env.__name__, make_env, exploration_wrapper_type=None)
+        np.testing.assert_allclose(found["behaviour_log_prob"], found["log_prob"], atol=1e-6)
+    options = {"exploration_wrapper_type": None, "sample_actions_train": False}
+    assert (recorded(tmp_path / "a", tiny.cartpole, **options)["behaviour_log_prob"] == 0).all()
+    density = recorded(tmp_path / "b", tiny.pendulum, **options)["behaviour_log_prob"]
+    assert (density > 1e8).all(), "a density without bound: nothing is as likely under another policy"
+
+
+class Unknown(EpsilonGreedy):
+    """Other noise, without its probabilities."""
+
+    def add_exploration_noise(self, action, local_step):
+        return action * 0
+
+
+class Alone(ExplorationWrapper):
+    def add_exploration_noise(self, action, local_step):
+        return action
+
+
+class Known(Unknown):
+    def action_probabilities(self, probabilities, local_step):
+        return np.eye(probabilities.shape[1])[[0] * len(probabilities)]
+
+
+def test_noise_of_unknown_probabilities_is_refused(tmp_path):
+    refused = [(kind.__name__, tiny.cartpole, kind, "action_probabilities") for kind in (Unknown, Alone)]
+    for name, make_env, kind, remedy in [
+        *refused, ("EpsilonGreedy", tiny.pendulum, EpsilonGreedy, "exploration_wrapper_type=None")
+    ]:  # fmt: skip
+        with pytest.raises(ValueError, match=naming("behaviour_log_prob", name, remedy)):
+            recorded(tmp_path / name, make_env, exploration_wrapper_type=kind)
+    found = recorded(tmp_path, tiny.cartpole, exploration_wrapper_type=Known)
+    assert (found["behaviour_log_prob"] == 0).all()
+
+
+def test_the_field_has_one_source_and_one_shape():
+    field, check = amago.ExtraField, amago.loading.dataset.check_extra_fields
+    check_refused(
+        ValueError,
+        (naming("behaviour_log_prob", "source", "policy"), lambda: field("behaviour_log_prob", rows="T", source="policy")),
+        (naming("mine", "source", "behaviour"), lambda: field("mine", rows="T", source="behaviour")),
+        (
+            naming("behaviour_log_prob", "shape", (2,)),
+            lambda: field("behaviour_log_prob", rows="T", shape=(2,), source="behaviour"),
+        ),
+        (naming("extra_fields[0]", "'log_probs'", "'log_prob'"), lambda: check(["log_probs"])),
+    )
+
+
+def test_retrace_trains_and_asks_for_its_field(tmp_path):
+    config.bind({"Agent.targets": "retrace"})
+    check_refused(SettingsError, (naming("Agent", "extra_fields", "behaviour_log_prob"), lambda: tiny.started(tmp_path / "a")))
+    e = tiny.learned(tmp_path / "b", extra_fields=["behaviour_log_prob"])
+    assert e.updater.grad_steps == 2
+    values = {name: v for row in tiny.rows(e.run_dir, "train") for name, v in row["values"].items()}
+    assert 0.0 < values["Trace Coefficient (main gamma)"] < 0.95

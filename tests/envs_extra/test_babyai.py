@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import re
-import sys
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-import torch
 from run_inside import run_script
 
-from amago.envs import AMAGOEnv
-from amago.envs.builtin import _babyai_view as view
-from amago.envs.builtin import babyai
+from amago.envs.builtin import babyai as view
 from amago.envs.builtin.babyai import (
     FAMILIES,
     LEVELS,
@@ -31,9 +27,7 @@ from amago.envs.builtin.babyai import (
     level_names,
     longest_mission,
 )
-from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
-from amago.nets.cnn import GridworldCNN, NatureishCNN
-from amago.nets.image_goal_encoder import ImageGoalTstepEncoder
+from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
 
 minigrid = pytest.importorskip("minigrid", reason="MiniGrid is not installed: pip install 'amago[minigrid]'")
 
@@ -171,42 +165,6 @@ def test_long_walks_look_as_upstream_shows_them() -> None:
     assert opened > 20
 
 
-def test_missions_have_no_more_words_than_said() -> None:
-    longest: dict[str, int] = {}
-    for family, levels in FAMILIES.items():
-        for level in [name for name in levels if name not in ("GoTo", "GoToOpen", "Unlock", "Pickup", "Open")][:8]:
-            env = MultitaskMetaBabyAI(level, episode_length=1, mission_length=longest_mission(level))
-            for seed in range(12):
-                env.reset(seed=seed)
-                longest[family] = max(longest.get(family, 0), len(env.mission.replace(",", "").split()))
-    assert longest["goto-local"] == 5
-    assert longest["open"] == 10
-    assert all(longest[family] <= longest_mission(levels) for family, levels in FAMILIES.items())
-
-
-def test_every_sentence_of_the_language_fits() -> None:
-    instr = minigrid.envs.babyai.core.verifier
-
-    class Anything:
-        def surface(self, env: Any) -> str:
-            return "the yellow object in front of you"
-
-    put = instr.PutNextInstr.__new__(instr.PutNextInstr)
-    put.desc_move = put.desc_fixed = Anything()
-    both = instr.AndInstr(put, put)
-    texts = [instr.AfterInstr(both, both).surface(None), instr.BeforeInstr(both, both).surface(None)]
-    assert max(np.count_nonzero(view.tokens(text, MOST_WORDS)) for text in texts) == MOST_WORDS
-    for kind in (*instr.OBJ_TYPES, "object"):
-        for color in minigrid.core.constants.COLOR_NAMES:
-            for place in ("in front of you", "behind you", "on your left", "on your right"):
-                text = f"open pick up go to put next to a the {color} {kind} {place} and, then after you"
-                assert np.count_nonzero(view.tokens(text, 30)) == len(text.split())
-    with pytest.raises(ValueError, match="word 'sofa'"):
-        view.tokens("go to the sofa", 9)
-    with pytest.raises(ValueError, match=r"mission_length must be at least 5.*'go to the red ball'.*got 4"):
-        view.tokens("go to the red ball", 4)
-
-
 # ---- attempts ----------------------------------------------------------------------------------------------------------------
 
 
@@ -306,16 +264,6 @@ def test_seeds_and_splits() -> None:
     assert MultitaskMetaBabyAI(split="test").levels == TEST_LEVELS
 
 
-def test_a_rollout_tells_only_by_its_numbers() -> None:
-    """Nothing is printed, though MiniGrid does."""
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        env = MultitaskMetaBabyAI("PutNextLocalS5N3", mission_length=9)
-        for seed in range(10):
-            env.reset(seed=seed)
-    assert out.getvalue() == ""
-
-
 @pytest.mark.parametrize("kind", OBS_KINDS)
 def test_kinds_of_observation(kind: str) -> None:
     env = MultitaskMetaBabyAI(
@@ -349,46 +297,6 @@ def test_kinds_of_observation(kind: str) -> None:
     assert env.render().shape == (24 * env._env.height, 24 * env._env.width, 3)
 
 
-def test_the_library_takes_it() -> None:
-    env = AMAGOEnv(MultitaskMetaBabyAI("GoToObjS4", episode_length=5, mission_length=5))
-    assert env.horizon == 10
-    timestep, _ = env.reset(seed=0)
-    assert env.env_name == "babyai_GoToObjS4"
-    over = False
-    while not over:
-        for key, space in env.observation_space.items():
-            assert space.contains(timestep.obs[key][0]), key
-        timestep, _, terminated, truncated, _ = env.step(np.array([[LEFT]]))
-        over = bool(terminated | truncated)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"split": "valid"}, "split must be one of train, test, got 'valid'"),
-        ({"obs_kind": "pixels"}, "obs_kind must be one of partial-grid, .*got 'pixels'"),
-        ({"levels": "GoToMars"}, "levels has 'GoToMars'"),
-        ({"k_episodes": 0}, "k_episodes must be at least 1, got 0"),
-        ({"episode_length": 0}, "episode_length must be at least 1, got 0"),
-        ({"mission_length": 0}, "mission_length must be at least 1, got 0"),
-        ({"grid_size": 2}, "grid_size must be at least 3, got 2"),
-        ({"tile_size": 0}, "tile_size must be at least 1, got 0"),
-        ({"num_seeds": 2**30 + 1}, "num_seeds must be at most 1073741824"),
-        ({"render_mode": "human"}, "render_mode must be None or one of"),
-    ],
-)
-def test_wrong_arguments_are_named(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        MultitaskMetaBabyAI(**given)
-
-
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    babyai._ids.cache_clear()
-    monkeypatch.setitem(sys.modules, "minigrid", None)  # Python's own way to say that there is none
-    with pytest.raises(ImportError, match=r"minigrid could not be imported.*pip install 'amago\[minigrid\]'"):
-        MultitaskMetaBabyAI()
-
-
 def test_what_does_not_fit_is_refused() -> None:
     env = MultitaskMetaBabyAI("OneRoomS20", obs_kind="full-grid", grid_size=19, mission_length=9)
     with pytest.raises(ValueError, match=r"grid_size must be at least 20.*OneRoomS20.*got 19"):
@@ -410,10 +318,9 @@ TINY = (
 )
 
 
-@pytest.mark.parametrize("kind", ["full-grid", "full-image"])
-def test_the_example_learns_from_other_observations(kind: str, tmp_path: Path) -> None:
+def test_the_example_learns_from_images(tmp_path: Path) -> None:
     arguments = (
-        f"{TINY} --levels GoToObjS4 OpenRedDoor --test_levels OpenRedDoor --k_episodes 3 --obs_kind {kind} --grid_size 9"
+        f"{TINY} --levels GoToObjS4 OpenRedDoor --test_levels OpenRedDoor --k_episodes 3 --obs_kind full-image --grid_size 9"
     )
     outcome = run_script(EXAMPLE, [*arguments.split(), "--tile_size", "5"], tmp_path)
     assert outcome.code == 0, outcome.text
@@ -422,42 +329,3 @@ def test_the_example_learns_from_other_observations(kind: str, tmp_path: Path) -
     for name in (*(f"Attempt {i} {what}" for i in range(3) for what in ("Success", "Return")), "Success Rate"):
         assert 0 <= values[f"Average {name} in babyai_OpenRedDoor-test"] <= 1
     assert not any("GoToObjS4" in name for name in values)
-
-
-def test_all_levels_are_train_and_test_levels(tmp_path: Path) -> None:
-    outcome = run_script(EXAMPLE, [*TINY.split(), "--levels", "all", "--mode", "collect"], tmp_path)
-    assert outcome.code == 0, outcome.text
-    rows = [json.loads(line)["values"] for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]
-    named = {m.group(1) for row in rows for name in row if (m := re.search(r"Success Rate in babyai_(\w+)", name))}
-    assert named
-    assert named <= set(LEVELS)
-
-
-# ---- the encoder of pictures and words ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("kind", "cnn"), [("full-grid", GridworldCNN), ("full-image", NatureishCNN)])
-def test_pictures_words_and_numbers_reach_the_encoder(kind: str, cnn: type) -> None:
-    env = AMAGOEnv(MultitaskMetaBabyAI("GoToLocal", obs_kind=kind, grid_size=8, episode_length=5, mission_length=5))
-    timestep, _ = env.reset(seed=0)
-    torch.manual_seed(0)
-    encoder = ImageGoalTstepEncoder(env.observation_space, env.rl2_space, goal_key="mission", cnn_type=cnn, d_output=24)
-    encoder.eval()
-    obs = {key: torch.as_tensor(value)[None] for key, value in timestep.obs.items()}
-    rl2s = torch.zeros(1, 1, env.rl2_space.shape[0])
-    out = encoder(obs, rl2s)
-    assert out.shape == (1, 1, encoder.emb_dim) == (1, 1, 24)
-    for key in obs:
-        changed = obs | {key: (1 - obs[key].clamp(max=1)).to(obs[key].dtype)}
-        assert not torch.allclose(encoder(changed, rl2s), out, atol=1e-5), key
-    assert not torch.allclose(encoder(obs, rl2s + 1), out, atol=1e-5)
-
-
-def test_the_encoder_says_what_is_missing() -> None:
-    env = AMAGOEnv(MultitaskMetaBabyAI("GoToLocal", mission_length=5))
-    with pytest.raises(ValueError, match="goal_key='goals' is not among the observations"):
-        ImageGoalTstepEncoder(env.observation_space, env.rl2_space)
-    with pytest.raises(ValueError, match="image_key='status' has shape"):
-        ImageGoalTstepEncoder(env.observation_space, env.rl2_space, image_key="status", goal_key="mission")
-    with pytest.raises(ValueError, match="both are 'mission'"):
-        ImageGoalTstepEncoder(env.observation_space, env.rl2_space, image_key="mission", goal_key="mission")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,8 @@ import numpy as np
 import pytest
 from run_inside import run_script
 
-from amago.data.relabel import completion_times
 from amago.data.trajectory import FrozenTraj
-from amago.envs import AMAGOEnv
-from amago.envs.builtin._crafter_world import FastLocalView, OrderedSet, around, generate_world, simplex_noise
+from amago.envs.builtin._crafter_world import OrderedSet, generate_world
 from amago.envs.builtin.crafter import (
     ACHIEVEMENTS,
     CHANNELS,
@@ -26,10 +23,10 @@ from amago.envs.builtin.crafter import (
     OBS_KINDS,
     CrafterInstructions,
     InstructionRelabeler,
-    VideoRecorder,
     goal_tokens,
 )
-from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
+from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
+from amago.relabeling import completion_times
 
 crafter = pytest.importorskip("crafter", reason="Crafter is not installed: pip install 'amago[crafter]'")
 
@@ -65,20 +62,7 @@ def alone(env: CrafterInstructions) -> None:
 # ---- the world is upstream's -------------------------------------------------------------------------------------------------
 
 
-def test_noise_is_that_of_opensimplex() -> None:
-    import opensimplex
-
-    simplex = opensimplex.OpenSimplex(seed=11)
-    rng = np.random.default_rng(0)
-    anywhere = rng.uniform(-60, 60, (2, 600))
-    fractions = np.array([(x / 15, y / 6) for x in range(20) for y in range(15)]).T
-    for points in (anywhere, fractions, np.round(anywhere[:, :100])):
-        for z in (0, 3, 8):
-            single = [simplex.noise3(x, y, z) for x, y in points.T]
-            np.testing.assert_allclose(simplex_noise(*points, z, simplex), single, atol=1e-12)
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_worlds_are_those_of_upstream(seed: int) -> None:
     made = []
     for generate in (crafter.worldgen.generate_world, generate_world):
@@ -89,32 +73,6 @@ def test_worlds_are_those_of_upstream(seed: int) -> None:
         generate(world, player)
         made.append((world._mat_map.tolist(), [(type(o), *o.pos) for o in world.objects], world.random.uniform()))
     assert made[0] == made[1]
-
-
-def test_the_fast_picture_is_upstreams() -> None:
-    """By day and night, asleep, and at the corner of the world."""
-    env = CrafterInstructions()
-    view, looks = crafter.engine.LocalView(env._env._world, env._env._textures, (9, 7)), 0
-    fast = FastLocalView(view)
-    env.reset(seed=2)
-    world, player = env._env._world, env._env._player
-    rng = np.random.default_rng(0)
-    for step in range(60):
-        player.sleeping = step % 7 == 3
-        world.daylight = (1.0, 0.7, 0.3, 0.0)[step % 4]
-        if step % 3 == 0:
-            world.move(player, next(c for c in rng.integers(64, size=(99, 2)) if world[tuple(c)][1] is None))
-        if step == 30:
-            world.move(player, (0, 0) if world[0, 0][1] is None else (0, 1))
-        for unit in ((7, 7), (32, 32)):
-            state, pictures = world.random.get_state(), []
-            for draw in (view, fast):
-                world.random.set_state(state)
-                pictures.append(draw(player, np.array(unit)))
-            np.testing.assert_array_equal(*pictures)
-            looks += 1
-        env._env.step(int(rng.integers(17)))
-    assert looks == 120
 
 
 @pytest.mark.parametrize("kind", ["render", "crop"])
@@ -131,8 +89,10 @@ def test_rollouts_are_those_of_upstream(kind: str) -> None:
     ours._begin(hash((7, 1)) % (2**31 - 1))
     assert ours._env._world._mat_map.tolist() == theirs._world._mat_map.tolist()
     rng = np.random.default_rng(1)
-    for _ in range(120):
-        action = int(rng.integers(17))
+    for step in range(120):
+        if step == 40:
+            ours._env._step = theirs._step = 250  # night
+        action = SLEEP if 60 <= step < 80 else int(rng.integers(17))
         picture, _, done, told = theirs.step(action)
         obs, _, over, _, _ = ours.step(action)
         np.testing.assert_array_equal(obs["observation"], picture if kind == "render" else picture[:49, :63])
@@ -156,6 +116,17 @@ def test_a_random_player_does_as_well_as_published() -> None:
     assert abs(np.mean(unlocked) - 0.9 - 2.1) < 3.5 * 1.3 / 10**0.5
 
 
+def test_drawing_changes_nothing() -> None:
+    drawn, plain = CrafterInstructions(render_mode="rgb_array"), CrafterInstructions()
+    drawn.reset(seed=1)
+    plain.reset(seed=1)
+    for env in (drawn, plain):
+        env._env._step = 250  # at night, pictures have noise
+    for _ in range(8):
+        assert drawn.render().shape == (288, 288, 3)
+        np.testing.assert_equal(drawn.step(RIGHT), plain.step(RIGHT))
+
+
 # ---- spaces, seeds -----------------------------------------------------------------------------------------------------------
 
 
@@ -176,7 +147,7 @@ def test_spaces_and_seeds(kind: str) -> None:
         assert same == [reward, over, truncated, info]
         assert not truncated
         if over:
-            seen.add(str(envs[0].asked))
+            seen.add(str(envs[0].rollout_goals))
             (obs, _), (other, _) = (env.reset() for env in envs)
     assert len(seen) >= 2
 
@@ -212,31 +183,6 @@ def test_local_cells_are_the_world() -> None:
     assert env._view()[..., CHANNELS.index("ripe Plant")].sum() == (env._view() != obs["observation"]).sum() / 2
 
 
-def test_status_tells_what_it_says() -> None:
-    env = CrafterInstructions(goals=["eat_plant"], time_limit=50)
-    obs, _ = env.reset(seed=3)
-    alone(env)
-    expected = np.zeros(25)
-    expected[:4] = 1  # health, food, drink, energy
-    expected[17] = env._env._world.daylight
-    expected[21], expected[22:] = 1, (0.5, 0.5, 0)
-    np.testing.assert_allclose(obs["status"], expected, atol=1e-6)
-    before_player(env, "grass")
-    obs, *_ = env.step(LEFT)
-    assert obs["status"][18:22].tolist() == [1, 0, 0, 0]
-    assert obs["status"][24] == pytest.approx(1 / 50)
-    assert obs["status"][22] == pytest.approx(env._env._player.pos[0] / 64)
-    env._env._player.inventory["energy"] = 5
-    obs, *_ = env.step(SLEEP)
-    assert obs["status"][16] == 1
-
-
-def test_around_pads_with_nothing() -> None:
-    cells = np.arange(1, 26).reshape(5, 5)
-    assert around(cells, (2, 2), (3, 3)).tolist() == cells[1:4, 1:4].tolist()
-    assert around(cells, (0, 4), (3, 3)).tolist() == [[0, 0, 0], [4, 5, 0], [9, 10, 0]]
-
-
 # ---- goals -------------------------------------------------------------------------------------------------------------------
 
 
@@ -254,7 +200,7 @@ def test_goals_are_reached_in_order_and_one_at_a_time() -> None:
     env = CrafterInstructions(goals=["collect_wood", "collect_wood", "collect_sapling", "place_plant"], time_limit=200)
     obs, _ = env.reset(seed=5)
     alone(env)
-    assert [words(row) for row in obs["goals"]] == ["", *env.asked]
+    assert [words(row) for row in obs["goals"]] == ["", *env.rollout_goals]
     before_player(env, "water")
     obs, reward, *_ = env.step(DO)  # not what is due
     assert (reward, words(obs["achieved"])) == (0, "collect_drink")
@@ -339,7 +285,7 @@ def test_draws_of_goals() -> None:
     assert len({goal for goals in drawn for goal in goals if goal.startswith("travel")}) > 60
     only = CrafterInstructions(instructions=["eat_cow"], max_goals=2)
     only.reset(seed=0)
-    assert set(only.asked) == {"eat_cow"}
+    assert set(only.rollout_goals) == {"eat_cow"}
 
 
 # ---- relabeling --------------------------------------------------------------------------------------------------------------
@@ -374,7 +320,7 @@ def test_relabelled_rollouts_are_what_crafter_would_have_given(strategy: str) ->
     for seed in range(5):
         actions = rng.choice(17, size=90, p=[0.02] + [0.13] * 4 + [0.4] + [0.0] + [0.006] * 10)
         traj = recorded(env, seed, actions)
-        asked = env.asked
+        asked = env.rollout_goals
         new = relabeler.relabel_with(traj, rng)
         goals = [words(row) for row in new.obs["goals"][0] if row.any()]
         assert len(goals) == len(asked)
@@ -425,63 +371,6 @@ def test_nothing_done_is_nothing_to_relabel() -> None:
         InstructionRelabeler("most")
 
 
-# ---- arguments, pictures -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"obs_kind": "pixels"}, "obs_kind must be one of render, crop, local, got 'pixels'"),
-        ({"instructions": ["collect_wod"]}, "instructions has 'collect_wod', but Crafter has collect_wood"),
-        ({"instructions": []}, "at least one"),
-        ({"instructions": ["travel", "travel"]}, "none twice"),
-        ({"min_goals": 0}, "min_goals must be at least 1, got 0"),
-        ({"min_goals": 3, "max_goals": 2}, "min_goals must be at most max_goals=2, got 3"),
-        ({"goals": ["fly"]}, "goals has 'fly', but Crafter has"),
-        ({"goals": ["eat_cow"] * 3, "max_goals": 2}, "goals must name 1 to max_goals=2 goals"),
-        ({"goals": []}, "goals must name 1 to"),
-        ({"time_limit": 0}, "time_limit must be at least 1, got 0"),
-        ({"render_mode": "human"}, "render_mode must be None or one of"),
-    ],
-)
-def test_wrong_arguments_are_named(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        CrafterInstructions(**given)
-
-
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "crafter", None)  # Python's own way to say that there is none
-    with pytest.raises(ImportError, match=r"crafter could not be imported.*pip install 'amago\[crafter\]'"):
-        CrafterInstructions()
-
-
-def test_one_name_is_no_list_of_names() -> None:
-    for argument in ("goals", "instructions"):
-        with pytest.raises(TypeError, match=f"{argument} must be a list of names, got 'eat_cow'"):
-            CrafterInstructions(**{argument: "eat_cow"})
-
-
-def test_looking_changes_nothing(tmp_path: Path) -> None:
-    watched = VideoRecorder(CrafterInstructions(time_limit=8, render_mode="rgb_array"), tmp_path / "new" / "v.gif")
-    alone_env = CrafterInstructions(time_limit=8)
-    for seed in (0, 1):
-        (obs, _), (other, _) = watched.reset(seed=seed), alone_env.reset(seed=seed)
-        for env in (watched.env, alone_env):
-            env._env._step = 200  # night
-        over = False
-        while not over:
-            assert all((obs[key] == other[key]).all() for key in obs)
-            obs, _, over, _, _ = watched.step(RIGHT)
-            other, *_ = alone_env.step(RIGHT)
-    assert AMAGOEnv(watched).env_name == "crafter"
-    image = pytest.importorskip("PIL.Image")
-    with image.open(tmp_path / "new" / "v.gif") as film:
-        assert film.size == (288, 288)
-        assert 2 <= film.n_frames <= 9  # equal frames that follow each other are one
-    with pytest.raises(ValueError, match='env must have render_mode="rgb_array", got None'):
-        VideoRecorder(CrafterInstructions(), tmp_path / "v.gif")
-
-
 # ---- example -----------------------------------------------------------------------------------------------------------------
 
 TINY = (
@@ -490,8 +379,8 @@ TINY = (
 )
 
 
-@pytest.mark.parametrize(("kind", "extra"), [("crop", ""), ("local", "--ckpt 0")], ids=["crop", "local"])
-def test_evaluation_of_listed_tasks(kind: str, extra: str, tmp_path: Path) -> None:
+def test_evaluation_of_listed_tasks(tmp_path: Path) -> None:
+    kind, extra = "crop", "--ckpt 0"
     trained = run_script(EXAMPLE, [*TINY.split(), "--obs_kind", kind], tmp_path)
     assert trained.code == 0, trained.text
     rows = (tmp_path / "tiny" / "metrics.jsonl").read_text()

@@ -1,4 +1,4 @@
-"""Scores of D4RL against published numbers; the example on a file and a Minari data set that it, or this test, records."""
+"""Scores of D4RL against published numbers; the example on a file and a Minari dataset that it, or this test, records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from run_inside import Outcome, run_script
 
 from amago.envs.builtin.d4rl_scores import REFERENCE_RETURNS, NormalizedScore, normalized_score, reference_returns
-from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
+from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "14_d4rl.py"
 TINY = (
@@ -157,10 +157,3 @@ def test_minari(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no file nowhere\.hdf5"):
         run(tmp_path, "--dataset", "nowhere.hdf5")
-
-
-def test_help(tmp_path: Path) -> None:
-    told = run_script(EXAMPLE, ["--help"], tmp_path)
-    assert told.code == 0
-    for argument in ("--dataset", "--score_range LOW HIGH", "--online_after", "--online_share", "--record"):
-        assert argument in told.text

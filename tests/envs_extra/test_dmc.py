@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,9 +11,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from run_inside import run_script
+from support.dmc import DeepMindControl
 
 from amago.envs import AMAGOEnv
-from amago.envs.builtin.dmc import DeepMindControl
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "01_basic_gym.py"
 TINY = (
@@ -44,17 +41,6 @@ def test_example_on_other_environments(env: str, module: str, settings: str, tmp
         warnings.simplefilter("ignore")  # of SWIG
         pytest.importorskip(module, reason=f"{module} is not installed: pip install 'gymnasium[box2d,mujoco]'")
     assert any(env in key for key in run(tmp_path, "--env", env, "--configs", settings))
-
-
-def test_without_shimmy_the_extra_is_named() -> None:
-    code = (
-        "import sys; sys.modules['shimmy'] = sys.modules['dm_control'] = None\n"
-        "from amago.envs.builtin.dmc import DeepMindControl\n"
-        "try: DeepMindControl('cartpole-balance')\n"
-        "except ImportError as err: assert \"pip install 'amago[dmc]'\" in str(err), err\n"
-        "else: raise SystemExit('no ImportError')"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 @pytest.fixture(scope="module")
@@ -92,16 +78,6 @@ def test_steps_are_the_suites(name: str, suite: Any) -> None:
         np.testing.assert_allclose(obs, flat, rtol=1e-3, atol=1e-4)
 
 
-def test_flattening_keeps_numbers_without_a_shape(suite: Any) -> None:
-    env = DeepMindControl("walker-walk")  # 14 orientations, one height of shape (), 9 velocities
-    assert env.observation_space.shape == (24,)
-    obs, _ = env.reset(seed=0)
-    height = env._env.unwrapped._env.physics.torso_height()  # type: ignore[attr-defined]
-    at = {"height": 0, "orientations": 1, "velocity": 15}
-    assert env._keys == sorted(at)
-    assert obs[0] == pytest.approx(height)
-
-
 def test_time_ends_by_truncation(suite: Any) -> None:
     assert DeepMindControl("cartpole-balance").horizon == 1000
     env = DeepMindControl("dm_control/cartpole-balance-v0", max_episode_steps=7)
@@ -116,35 +92,6 @@ def test_time_ends_by_truncation(suite: Any) -> None:
         assert ends == [(False, False)] * 6 + [(False, True)]
         with pytest.raises(gym.error.ResetNeeded):
             env.step(np.zeros(1))
-
-
-def test_an_upright_pole_pays_nearly_one(suite: Any) -> None:
-    env = DeepMindControl("cartpole-balance")
-    env.reset(seed=0)
-    rewards = [env.step(np.zeros(1))[1] for _ in range(5)]
-    assert min(rewards) > 0.9
-
-
-def test_one_seed_gives_one_episode(suite: Any) -> None:
-    a, b = DeepMindControl("cartpole-swingup"), DeepMindControl("cartpole-swingup")
-    b.reset(seed=9)
-    for seed in (3, 4, None):  # None: the generators go on alike
-        first, other = a.reset(seed=seed)[0], b.reset(seed=seed)[0]
-        np.testing.assert_array_equal(first, other)
-        for action in (0.5, -1.0, 0.25):
-            mine, theirs = a.step(np.array([action])), b.step(np.array([action]))
-            np.testing.assert_array_equal(mine[0], theirs[0])
-            assert mine[1:] == theirs[1:]
-    starts = {tuple(a.reset(seed=seed)[0]) for seed in range(4)}
-    assert len(starts) == 4
-
-
-def test_wrong_arguments_are_named(suite: Any) -> None:
-    said = "there is no task 'cartpole-balanse' in DeepMind Control; there is dm_control/cartpole-balance-v0"
-    with pytest.raises(ValueError, match=re.escape(said)):
-        DeepMindControl("cartpole-balanse")
-    with pytest.raises(ValueError, match="max_episode_steps must be at least 1, got 0"):
-        DeepMindControl("cartpole-balance", 0)
 
 
 def test_example_on_deepmind_control(suite: Any, tmp_path: Path) -> None:

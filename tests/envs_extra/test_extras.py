@@ -5,39 +5,22 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.pokemon import PokemonBattle
 
-from amago.envs.builtin import _extras
-from amago.envs.builtin.atari import AtariGame
+from amago.envs.builtin import _common as _extras
+from amago.envs.builtin.ale_retro import AtariGame, RetroArcade
 from amago.envs.builtin.babyai import MultitaskMetaBabyAI
 from amago.envs.builtin.crafter import CrafterInstructions
 from amago.envs.builtin.gymnax_envs import GymnaxCompatibility
-from amago.envs.builtin.pokemon import PokemonBattle
 from amago.envs.builtin.popgym_envs import MultiDomainPOPGym, POPGymGame
-from amago.envs.builtin.procgen import TwoAttemptMTProcgen
-from amago.envs.builtin.retro import RetroArcade
-from amago.envs.builtin.xland_envs import XLandMiniGrid
+from amago.envs.builtin.procgen_envs import TwoAttemptMTProcgen
+from amago.envs.builtin.xland_minigrid import XLandMiniGrid
 
 BUILTIN = Path(_extras.__file__).parent
 PROJECT = (BUILTIN.parents[2] / "pyproject.toml").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(("make", "module", "extra"), [
-    (POPGymGame, "popgym.envs", "popgym"),
-    (MultiDomainPOPGym, "popgym.envs", "popgym"),
-    (lambda: GymnaxCompatibility(None, 2), "jax", "gymnax"),
-    (lambda: XLandMiniGrid(2), "xminigrid", "xland"),
-], ids=["popgym", "multi-domain", "gymnax", "xland"])  # fmt: skip
-def test_the_message_names_the_extra(make: Callable[[], Any], module: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, module, None)  # Python's own way to say that there is none
-    package = module.partition(".")[0]
-    with pytest.raises(ImportError, match=rf"{package} could not be imported.*pip install 'amago\[{extra}\]'"):
-        make()
 
 
 def test_every_extra_that_a_message_names_is_one() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from amago.envs.builtin.half_cheetah_vel import HalfCheetahVel
+from amago.envs.builtin.half_cheetah_v4_vel import HalfCheetahVel
 from benchmarks.suite import gait
 
 pytest.importorskip("mujoco", reason="MuJoCo is not installed: pip install 'amago[mujoco]'")

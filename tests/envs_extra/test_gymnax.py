@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from run_inside import run_script
 
 from amago.envs import AMAGOEnv
-from amago.envs.builtin.gymnax_envs import GymnaxCompatability, GymnaxCompatibility
+from amago.envs.builtin.gymnax_envs import GymnaxCompatibility
 
 jax = pytest.importorskip("jax", reason="jax is not installed: pip install 'amago[gymnax]'", exc_type=ImportError)
 gymnax = pytest.importorskip("gymnax", reason="gymnax is not installed: pip install 'amago[gymnax]'", exc_type=ImportError)
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "02_gymnax.py"
 
 
 def make(name: str, num_envs: int, **changes: Any) -> GymnaxCompatibility:
@@ -27,10 +22,6 @@ def make(name: str, num_envs: int, **changes: Any) -> GymnaxCompatibility:
 
 def sampled(env: GymnaxCompatibility) -> Any:
     return np.stack([env.single_action_space.sample() for _ in range(env.num_envs)])
-
-
-def test_both_spellings_are_one() -> None:
-    assert GymnaxCompatability is GymnaxCompatibility
 
 
 SHOWN = {
@@ -115,55 +106,3 @@ def test_time_limits_truncate_and_keep_the_last_observation() -> None:
             assert np.array_equal(env.auto.last_obs["observation"], info["final_obs"])
             assert not np.array_equal(info["final_obs"], timestep.obs["observation"])
             assert np.allclose((info["final_obs"][:, :2] ** 2).sum(-1), 1, atol=1e-5)  # cosine and sine
-
-
-def test_random_catch_is_won_as_often_as_chance_says() -> None:
-    """A ball falls in one of 5 columns; one who never moves stays in the middle and catches one in five."""
-    env = make("Catch-bsuite", 500)
-    env.reset(seed=0)
-    total, ended = 0.0, 0
-    for _ in range(9):
-        _, reward, terminated, truncated, _ = env.step(np.ones(500, dtype=np.int64))
-        total, ended = total + reward.sum(), ended + int((terminated | truncated).sum())
-    assert ended == 500
-    assert abs((total / 500 + 1) / 2 - 0.2) < 0.08
-
-
-@pytest.mark.parametrize(("arguments", "error", "said"), [
-    (lambda env: (gymnax.make("Catch-bsuite"), 2), TypeError, "gymnax.make returns a pair"),
-    (lambda env: (env, 0), ValueError, "num_envs must be at least 1, got 0"),
-    (lambda env: (env, 2, None, "gpu"), ValueError, "device='gpu' is not available"),
-], ids=["pair", "rows", "device"])  # fmt: skip
-def test_wrong_arguments_are_named(arguments: Any, error: type[Exception], said: str) -> None:
-    if "gpu" in said and any(d.platform != "cpu" for d in jax.devices()):
-        pytest.skip("there is a GPU here")
-    with pytest.raises(error, match=said):
-        GymnaxCompatibility(*arguments(gymnax.make("Catch-bsuite")[0]))
-
-
-def test_wrong_calls_are_refused() -> None:
-    env = make("Catch-bsuite", 2)
-    with pytest.raises(gym.error.ResetNeeded, match="call reset"):
-        env.step(np.zeros(2, dtype=np.int64))
-    env.reset(seed=0)
-    with pytest.raises(ValueError, match=r"shape \(2,\).*got \(3,\)"):
-        env.step(np.zeros(3, dtype=np.int64))
-
-
-FEW = (
-    "--run_name tiny --buffer_dir . --epochs 1 --grads_per_epoch 2 --timesteps_per_epoch 24 --parallel_actors 3 --batch_size 4 "
-    "--memory_size 16 --memory_layers 1 --seed 0 --quiet --env_device cpu"
-)
-
-
-def test_the_example_trains(tmp_path: Path) -> None:
-    outcome = run_script(EXAMPLE, [*FEW.split(), "--configs", "zoo/gymnax"], tmp_path)
-    assert outcome.code == 0, outcome.text
-    assert "gymnax_MemoryChain-bsuite" in outcome.text
-    rows = [json.loads(line) for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]
-    assert {row["section"] for row in rows} == {"val", "rollout", "buffer", "train", "test"}
-
-
-def test_the_example_names_a_wrong_parameter(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"MemoryChain-bsuite has no parameter 'length'; it has .*memory_length"):
-        run_script(EXAMPLE, [*FEW.split(), "--params", "length=3"], tmp_path)

@@ -44,8 +44,8 @@ def environment(name: str) -> gym.Env[Any, Any]:
     if name == "crafter_long":
         return importlib.import_module("amago.envs.builtin.crafter").CrafterInstructions(obs_kind="crop")
     if name == "atari_multigame":
-        return importlib.import_module("amago.envs.builtin.atari").AtariGame("Qbert")
-    worlds = importlib.import_module("amago.envs.builtin.metaworld_envs")
+        return importlib.import_module("amago.envs.builtin.ale_retro").AtariGame("Qbert")
+    worlds = importlib.import_module("amago.envs.builtin.metaworld_ml")
     return worlds.MetaWorld(worlds.metaworld_tasks("reach-v3"), k_episodes=3)
 
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,12 +17,12 @@ from run_inside import run_script
 poke_env = pytest.importorskip("poke_env", reason="needs poke-env: make test-envs")
 
 from poke_env.environment.singles_env import SinglesEnv  # noqa: E402
+from support import pokemon_features as features  # noqa: E402
+from support import showdown  # noqa: E402
+from support.pokemon import OPPONENTS, BattleError, PokemonBattle  # noqa: E402
+from support.showdown import ShowdownServer, find_showdown  # noqa: E402
 
-from amago.envs import AMAGO_ENV_LOG_PREFIX, AMAGOEnv  # noqa: E402
-from amago.envs.builtin import _pokemon_features as features  # noqa: E402
-from amago.envs.builtin import showdown  # noqa: E402
-from amago.envs.builtin.pokemon import OPPONENTS, BattleError, PokemonBattle  # noqa: E402
-from amago.envs.builtin.showdown import ShowdownServer, find_showdown  # noqa: E402
+from amago.envs import AMAGO_ENV_LOG_PREFIX  # noqa: E402
 from amago.store import TrajectoryStore  # noqa: E402
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "15_pokemon.py"
@@ -119,27 +116,6 @@ def test_one_process_which_ends_and_leaves_nothing(server: ShowdownServer) -> No
     assert not (PACKAGE / "logs").exists()
 
 
-SCRIPT = """
-import sys, time
-from amago.envs.builtin.showdown import ShowdownServer
-server = ShowdownServer()
-print(server.pid, flush=True)
-time.sleep(100)
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["kill", "terminate"])
-def test_ends_with_its_script(number: int) -> None:
-    script = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, text=True)
-    assert script.stdout is not None
-    pid = int(script.stdout.readline())
-    os.kill(pid, 0)
-    script.send_signal(number)
-    script.wait(10)
-    script.stdout.close()
-    assert gone(pid)
-
-
 def package(root: Path, code: str, version: str = showdown.VERSION) -> Path:
     (root / "dist" / "server").mkdir(parents=True)
     (root / "dist" / "server" / "index.js").write_text(code)
@@ -165,17 +141,6 @@ def test_says_how_to_install_the_server(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ImportError, match="apt-get install nodejs npm"):
         ShowdownServer(here)
-
-
-def test_says_why_the_server_did_not_start(tmp_path: Path) -> None:
-    broken = package(tmp_path / "broken", "throw new Error('no such luck')")
-    with pytest.raises(RuntimeError, match=r"(?s)exit code 1.*no such luck"):
-        ShowdownServer(broken)
-    pid = tmp_path / "pid"
-    silent = package(tmp_path / "silent", f"require('fs').writeFileSync({str(pid)!r}, String(process.pid)); console.log('hm')")
-    with pytest.raises(TimeoutError, match=r"(?s)within 2\.0 s.*hm"):
-        ShowdownServer(silent, timeout=2.0)
-    assert gone(int(pid.read_text()))
 
 
 # ---- battles ---------------------------------------------------------------------------------------------------------------
@@ -254,25 +219,6 @@ def test_rewards_add_up_and_the_game_is_zero_sum(make: Any) -> None:
         env.step(0)
 
 
-def test_scripted_players_are_as_strong_as_they_should_be(make: Any) -> None:
-    """poke-env's documentation: its heuristics win nearly always against random players, as do those that hit hardest."""
-    outcomes = {}
-    for player, opponent in (("heuristic", "random"), ("max_power", "random"), ("random", "heuristic")):
-        env, won = make(opponents=[opponent], shaping=0.0), []
-        for seed in range(3):
-            env.reset(seed=seed)
-            over, rewards = False, []
-            while not over:
-                _, reward, over, _, _ = env.step(env.scripted_action(player))
-                rewards.append(reward)
-            assert set(rewards[:-1]) <= {0.0}
-            won.append(rewards[-1])
-        outcomes[player, opponent] = won
-    assert outcomes["heuristic", "random"] == [1.0] * 3
-    assert outcomes["random", "heuristic"] == [-1.0] * 3
-    assert sorted(outcomes["max_power", "random"])[1:] == [1.0] * 2
-
-
 def test_illegal_choices(make: Any) -> None:
     env = make(max_steps=2)
     obs, _ = env.reset(seed=0)
@@ -318,61 +264,6 @@ def test_hidden_traps_and_facts_of_the_game(make: Any) -> None:
     assert metric(info, "Illegal Choices") == 0
 
 
-@pytest.mark.parametrize("gen", [1, 6, 9])
-def test_knows_every_pokemon_and_move(gen: int) -> None:
-    data = poke_env.data.GenData.from_gen(gen)
-    moves = [poke_env.battle.Move(name, gen=gen) for name in data.moves]
-    natures = np.array([features._nature(move) for move in moves])
-    assert natures.shape == (len(moves), features.SHAPES["own_moves"][1] - 5)
-    assert np.isfinite(natures).all()
-    known = dict(zip(data.moves, natures))
-    assert known["swordsdance"][10] * 6 == 2, "it raises the attack by two"
-    assert known["thunderwave"][12] == 1, "it always paralyses"
-    assert known["thunderbolt"][12] == pytest.approx(0.1, abs=0.01), "seldom, this one"
-    assert known["quickattack"][2] > 0
-    assert known["doubleslap"][6] * 5 == pytest.approx(3 if gen < 5 else 3.5, abs=0.5), "two to five times"
-    foe = poke_env.battle.Pokemon(gen=gen, species="charizard")
-    real = [name for name in data.pokedex if name not in ("missingno", "vivillonfancy")]  # poke-env fails at these itself
-    rows = np.array([features._pokemon(poke_env.battle.Pokemon(gen=gen, species=name), foe) for name in real])
-    assert rows.shape == (len(real), features.SHAPES["own_team"][1])
-    assert rows.min() >= 0
-    assert rows.max() <= 1
-
-
-def test_leads_are_chosen_in_a_team_preview(make: Any) -> None:
-    env = make("gen9customgame", teams=[TRAPPER])
-    for lead, species in enumerate(("dugtrio", "snorlax")):
-        obs, _ = env.reset(seed=5)
-        assert field(obs, "teampreview") == 1
-        assert np.flatnonzero(obs["action_mask"]).tolist() == [0, 1]
-        obs, *_ = env.step(lead)
-        assert env.battle.active_pokemon.species == species
-        assert env.battle.opponent_active_pokemon.species in ("dugtrio", "snorlax")
-        assert field(obs, "teampreview") == 0
-
-
-def test_sides_draw_their_teams(make: Any) -> None:
-    backwards = "\n\n".join(reversed(TRAPPER.strip().split("\n\n")))
-    env, leads = make("gen4customgame", teams=[TRAPPER, backwards]), []
-    for seed in (*range(8), *range(8)):
-        env.reset(seed=seed)
-        leads.append((env.battle.active_pokemon.species, env.battle.opponent_active_pokemon.species))
-    assert leads[:8] == leads[8:], "the seed draws them"
-    assert len(set(leads)) == 4
-
-
-def test_gives_up_and_comes_back(make: Any) -> None:
-    env = make()
-    for seed in range(3):
-        env.reset(seed=seed)
-        env.step(env.scripted_action("random"))
-    env.close()
-    with pytest.raises(Exception, match="reset"):
-        env.step(6)
-    obs, _ = env.reset(seed=0)
-    assert obs["action_mask"].any()
-
-
 def test_faults_are_told_at_once(make: Any) -> None:
     with pytest.raises(BattleError, match="nosuchthing"):
         make("gen1nosuchthing", teams=[TRAPPER]).reset()
@@ -386,37 +277,6 @@ def test_faults_are_told_at_once(make: Any) -> None:
         env.reset()
     env.close()
     assert time.monotonic() - begun < 10
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "said"),
-    [
-        ({"server": 8000}, r"server must be a ShowdownServer or its url .*, got 8000"),
-        ({"battle_format": "randombattle"}, r"battle_format must be the id of a format, .* got 'randombattle'"),
-        ({"battle_format": "gen9vgc2024regg"}, r"one of single battles, but 'gen9vgc2024regg' is vgc"),
-        ({"opponents": []}, r"opponents .* got \[\]"),
-        ({"opponents": ["best"]}, r"opponents .* got \['best'\]"),
-        ({"opponents": "random"}, r"opponents must be a list of names, got 'random'"),
-        ({"shaping": float("nan")}, r"shaping must be finite, got nan"),
-        ({"max_steps": 0}, r"max_steps must be at least 1, got 0"),
-        ({"teams": ["x"]}, r"teams must .* got \['x'\] with gen1randombattle"),
-        ({"battle_format": "gen1ou"}, r"teams must .* got \(\) with gen1ou"),
-        ({"teams": "x"}, r"teams must be a list of strings, got 'x'"),
-        ({"raise_if_illegal": 1}, r"raise_if_illegal must be True or False, got 1"),
-        ({"timeout": "long"}, r"timeout must be a number, got 'long'"),
-        ({"render_mode": "human"}, r"render_mode must be None or one of \['ansi'\], got 'human'"),
-    ],
-    ids=lambda value: "" if isinstance(value, str) else "-".join(map(str, [*value, *value.values()])),
-)
-def test_wrong_arguments_are_named(kwargs: dict[str, Any], said: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=said):
-        PokemonBattle(**{"server": "ws://127.0.0.1:1/x", **kwargs})
-
-
-def test_the_message_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "poke_env", None)  # Python's own way to say that there is none
-    with pytest.raises(ImportError, match=r"poke_env could not be imported.*pip install 'amago\[pokemon\]'"):
-        PokemonBattle("ws://127.0.0.1:1/x")
 
 
 # ---- the example -----------------------------------------------------------------------------------------------------------
@@ -462,12 +322,3 @@ def test_offline_from_a_record_then_online(tmp_path: Path) -> None:
     assert all(value == 0 for name, value in last.items() if name.startswith("Average Illegal Choices"))
     mine = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
     assert sum("showdown.js" in Path(f"/proc/{pid}/cmdline").read_text() for pid in mine) <= 1, "but for that of this file"
-
-
-def test_amago_env_has_its_spaces(make: Any) -> None:
-    env = AMAGOEnv(make("gen9randombattle"))
-    assert env.action_space.n == 26
-    assert env.horizon == 200
-    timestep, _ = env.reset(seed=0)
-    assert timestep.obs["action_mask"].shape == (1, 26)
-    assert env.env_name == "gen9randombattle-random"

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import pickle
 import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from run_inside import run_script
 
 from amago.envs import AMAGOEnv
 from amago.envs.builtin import popgym_envs
 from amago.envs.builtin.popgym_envs import GAMES, MULTI_DOMAIN_GAMES, MultiDomainPOPGym, POPGymGame
-from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
+from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
 
 popgym = pytest.importorskip("popgym", reason="POPGym is not installed: pip install 'amago[popgym]'", exc_type=ImportError)
 pytest.importorskip("mazelib", reason="mazelib is not installed: pip install 'amago[popgym]'")
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "03_popgym_suite.py"
 WARM_UP = f"{AMAGO_ENV_LOG_PREFIX} Warm-up Return"
 
 
@@ -71,39 +66,6 @@ def test_spaces_horizon_and_seed(game: str) -> None:
         assert env.observation_space.contains(obs), obs
         assert steps <= env.horizon
         obs, other = env.reset()[0], twin.reset()[0]
-
-
-NEVER_LASTS = ("CartPole", "MineSweeperMedium", "MineSweeperHard", "LabyrinthEscape")
-
-
-@pytest.mark.parametrize("game", [g for g in GAMES if not any(word in g for word in NEVER_LASTS)])
-def test_an_episode_can_take_the_whole_horizon(game: str) -> None:
-    """A player who repeats one action (a safe square, of mines) is never done sooner."""
-    env = POPGymGame(game)
-
-    def act(own: Any, obs: Any) -> Any:
-        if game.startswith("MineSweeper"):
-            return np.argwhere(own.hidden_grid != 1)[0]
-        if isinstance(env.action_space, gym.spaces.Discrete):
-            return 0
-        return np.zeros(env.action_space.shape, dtype=env.action_space.dtype)
-
-    assert play(env, act, seed=1)[1] == env.horizon
-
-
-@pytest.mark.parametrize("game", GAMES)
-def test_the_library_takes_them(game: str) -> None:
-    env = AMAGOEnv(POPGymGame(game))
-    assert env.env_name == f"popgym_{game}"
-    assert env.horizon == env.env.horizon
-    env.reset(seed=0)
-    env.action_spec.space.seed(0)
-    over = False
-    while not over:
-        timestep, _, terminated, truncated, _ = env.step(env.action_spec.from_env(env.action_spec.space.sample()))
-        over = bool(terminated | truncated)
-        for key, space in env.observation_space.items():
-            assert space.contains(timestep.obs[key][0]), key
 
 
 def test_without_the_timer_everything_is_as_upstream_says() -> None:
@@ -238,27 +200,6 @@ def test_a_perfect_player_gets_one(family: str, player: Callable[[POPGymGame], A
         assert play(env, act, seed)[0] == pytest.approx(1.0, abs=1e-6)
 
 
-@pytest.mark.parametrize(("game", "expected"), [("RepeatFirstEasy", -0.5), ("RepeatPreviousEasy", -0.5), ("HigherLowerEasy", 0.0),
-    ("AutoencodeEasy", -0.5), ("CountRecallEasy", 2 / 27 - 1)])  # fmt: skip
-def test_guessing_gives_what_chance_says(game: str, expected: float) -> None:
-    env, rng = POPGymGame(game, timer=False), np.random.default_rng(0)
-    n = int(env.action_space.n)  # type: ignore[attr-defined]
-    returns = np.array([play(env, lambda *_: int(rng.integers(n)), seed)[0] for seed in range(60)])
-    assert abs(returns.mean() - expected) < 5 * returns.std() / np.sqrt(len(returns))
-
-
-def test_trying_every_square_sinks_all_ships_for_at_least_nothing() -> None:
-    """Hits pay 1 in all, all the misses -1: the more squares are left at the end, the better."""
-    env = POPGymGame("BattleshipEasy")
-    for seed in range(5):
-        env.reset(seed=seed)
-        total, over, square = 0.0, False, 0
-        while not over:
-            _, reward, over, _, _ = env.step(np.array(divmod(square, 8)))
-            total, square = total + reward, square + 1
-        assert total == pytest.approx((64 - square) / (64 - 12), abs=1e-6)
-
-
 # ---- many games --------------------------------------------------------------------------------------------------------------
 
 
@@ -333,36 +274,7 @@ def test_all_27_have_common_spaces_and_a_name_each() -> None:
     assert env.horizon == 2 * 831
 
 
-def test_a_pickled_environment_goes_on_where_it_was() -> None:
-    for env in (POPGymGame("RepeatPreviousEasy"), MultiDomainPOPGym(["BattleshipEasy", "RepeatFirstEasy"])):
-        env.reset(seed=3)
-        env.step(0)
-        copy = pickle.loads(pickle.dumps(env))
-        for action in (1, 2, 3, 0):
-            assert repr(env.step(action)) == repr(copy.step(action))
-
-
 # ---- refusals ----------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("make", "error", "said"), [
-    (lambda: POPGymGame("AutoencodeEasier"), ValueError, "game is 'AutoencodeEasier', but POPGym has AutoencodeEasy"),
-    (lambda: POPGymGame("Chess"), ValueError, "game is 'Chess', but POPGym has "),
-    (lambda: POPGymGame(timer=1), TypeError, "timer must be True or False, got 1"),
-    (lambda: POPGymGame(truncated_is_done="no"), TypeError, "truncated_is_done must be True or False, got 'no'"),
-    (lambda: MultiDomainPOPGym("RepeatFirstEasy"), TypeError, "games must be a list of names, got 'RepeatFirstEasy'"),
-    (lambda: MultiDomainPOPGym([]), ValueError, r"games .*got \[\]"),
-    (lambda: MultiDomainPOPGym(["RepeatFirstEasy"] * 2), ValueError, "none twice"),
-    (lambda: MultiDomainPOPGym(["PositionOnlyCartPoleEasy"]), ValueError, "discrete observations, but those of PositionOnlyCart"),
-    (lambda: MultiDomainPOPGym(warmup_episodes=-1), ValueError, "warmup_episodes must be at least 0, got -1"),
-], ids=lambda x: x if isinstance(x, str) else "")  # fmt: skip
-def test_wrong_arguments_are_named(make: Callable[[], Any], error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said):
-        make()
-
-
-def test_ids_of_upstream_are_understood() -> None:
-    assert POPGymGame("popgym-VelocityOnlyCartpoleEasy-v0").game == "VelocityOnlyCartPoleEasy"
 
 
 @pytest.mark.parametrize("env", [POPGymGame, lambda: MultiDomainPOPGym(["RepeatFirstEasy"])], ids=["game", "multi-domain"])
@@ -372,24 +284,6 @@ def test_a_step_without_a_rollout_is_refused(env: Callable[[], Any]) -> None:
 
 
 # ---- the example -------------------------------------------------------------------------------------------------------------
-
-FEW = (
-    "--run_name tiny --buffer_dir . --epochs 1 --grads_per_epoch 2 --timesteps_per_epoch 60 --parallel_actors 2 --batch_size 4 "
-    "--memory_size 16 --memory_layers 1 --seed 0 --quiet --no_async"
-)
-
-
-@pytest.mark.parametrize("arguments", ["--no_timer --configs zoo/popgym", "--multidomain HigherLowerEasy MineSweeperEasy"],
-    ids=["single", "multi-domain"])  # fmt: skip
-def test_the_example_trains(arguments: str, tmp_path: Path) -> None:
-    outcome = run_script(EXAMPLE, [*FEW.split(), *arguments.split()], tmp_path)
-    assert outcome.code == 0, outcome.text
-    rows = [json.loads(line) for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]
-    assert {row["section"] for row in rows} == {"val", "rollout", "buffer", "train", "test"}
-    if "--multidomain" in arguments:
-        assert "Warm-up Return" in outcome.text
-    else:
-        assert "popgym_RepeatPreviousEasy" in outcome.text
 
 
 def test_a_run_of_the_scoreboard_is_judged_both_ways_and_not_repeated(tmp_path):

@@ -19,9 +19,8 @@ import numpy as np
 import pytest
 from run_inside import run_script
 
-from amago.envs import AMAGOEnv
-from amago.envs.builtin._retro_emulator import fitted
-from amago.envs.builtin.retro import RetroArcade, buttons_of, game_colour, retro_levels
+from amago.envs.builtin._retro_emulator import fit
+from amago.envs.builtin.ale_retro import RetroArcade, buttons_of, game_colour, retro_levels
 
 retro = pytest.importorskip("stable_retro", reason="stable-retro is not installed: pip install 'amago[retro]'")
 cv2 = pytest.importorskip("cv2", reason="opencv is not installed: pip install 'amago[retro]'")
@@ -105,13 +104,6 @@ def press(env: RetroArcade, *names: str) -> np.ndarray:
     return np.array([int(name in names) for name in env.buttons], dtype=np.int8)
 
 
-@pytest.mark.parametrize("module", ["stable_retro", "cv2"])
-def test_without_its_packages_the_extra_is_named(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=rf"{module} could not be imported.*pip install 'amago\[retro\]'"):
-        RetroArcade()
-
-
 # ---- against upstream --------------------------------------------------------------------------------------------------------
 
 
@@ -123,7 +115,7 @@ def test_pictures_and_points_are_upstreams(arcade: Any) -> None:
         obs, screen = env.reset(seed=0)[0], theirs.reset()[0]
         rng, points = np.random.default_rng(0), 0.0
         for _ in range(400):
-            picture = fitted(cv2, screen, 78, 94)
+            picture = fit(cv2, screen, 78, 94)
             top, left = (84 - picture.shape[0]) // 2, (100 - picture.shape[1]) // 2
             np.testing.assert_array_equal(obs[top : top + picture.shape[0], left : left + picture.shape[1]], picture)
             np.testing.assert_array_equal(env.render(), screen)
@@ -144,16 +136,6 @@ def test_pictures_and_points_are_upstreams(arcade: Any) -> None:
         assert terminated or truncated
     finally:
         theirs.close()
-
-
-def test_upstream_refuses_a_second_emulator_in_a_process() -> None:
-    """Why each environment has a process of its own."""
-    first = retro.RetroEnv(AIRSTRIKER, inttype=retro.data.Integrations.STABLE, render_mode=None)
-    try:
-        with pytest.raises(RuntimeError, match="multiple emulator instances per process"):
-            retro.RetroEnv(AIRSTRIKER, inttype=retro.data.Integrations.STABLE, render_mode=None)
-    finally:
-        first.close()
 
 
 def test_environments_side_by_side_do_not_disturb_each_other(arcade: Any) -> None:
@@ -213,7 +195,7 @@ def test_pictures_of_all_consoles_have_one_shape_and_a_colour_of_their_own(games
     red = seen["Taps-Nes-v0"][30, 45].astype(int)
     assert red[0] > red[1] + 60, "the game paints its whole screen red"
     height, width = env.render().shape[:2]
-    picture = fitted(cv2, env.render(), 50, 80)
+    picture = fit(cv2, env.render(), 50, 80)
     assert picture.shape[0] / picture.shape[1] == pytest.approx(height / width, rel=0.03)
 
 
@@ -270,17 +252,6 @@ def test_buttons_that_stick_are_a_frame_late(games: Path, arcade: Any) -> None:
     assert np.mean(points) == pytest.approx(3.5, abs=0.15)
 
 
-def test_time_limit_and_spaces_through_the_library(games: Path, arcade: Any) -> None:
-    env = AMAGOEnv(arcade(["Taps-Nes", AIRSTRIKER], directory=str(games), time_limit=6))
-    assert env.horizon == 6
-    ts, _ = env.reset(seed=0)
-    env.action_space.seed(0)
-    for step in range(6):
-        assert env.observation_space["observation"].contains(ts.obs["observation"][0])
-        ts, _, terminated, truncated, _ = env.step(env.action_spec.from_env(np.zeros(13, dtype=np.int8))[None])
-        assert (bool(terminated), bool(truncated)) == (False, step == 5)
-
-
 # ---- the emulator's process ----------------------------------------------------------------------------------------------------
 
 
@@ -310,28 +281,6 @@ def test_what_goes_wrong_there_is_told_here(arcade: Any) -> None:
     os.kill(env._emulator._process.pid, signal.SIGKILL)
     with pytest.raises(RuntimeError, match=r"exit code -9.*step"):
         env.step(press(env))
-
-
-WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"levels": AIRSTRIKER}, TypeError, "levels must be a list of names"),
-    ({"levels": ["Airstrike-Genesis"]}, ValueError, "levels has the game 'Airstrike-Genesis', but stable-retro knows Airstriker-Genesis"),
-    ({"levels": ["1942-Nes"]}, ValueError, "levels has the game '1942-Nes', whose ROM has not been imported"),
-    ({"levels": ["Airstriker-Genesis:Level2"]}, ValueError, "levels has 'Airstriker-Genesis:Level2', but Airstriker-Genesis-v0 has Level1"),
-    ({"levels": [AIRSTRIKER, "Airstriker-Genesis:Level1"]}, ValueError, "levels must name each level once"),
-    ({"buttons": ["A", "A"]}, ValueError, "none twice, got ['A', 'A']"),
-    ({"resolution": (4, 84)}, ValueError, "resolution must be at least 5, got 4"),
-    ({"border": -1}, ValueError, "border must be at least 0, got -1"),
-    ({"frame_skip": 0}, ValueError, "frame_skip must be at least 1, got 0"),
-    ({"sticky_actions": -0.1}, ValueError, "sticky_actions must be in [0, 1), got -0.1"),
-    ({"time_limit": 0}, ValueError, "time_limit must be at least 1, got 0"),
-    ({"directory": "/nowhere"}, ValueError, "directory must be a directory with games, got '/nowhere'"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("arguments", "error", "said"), WRONG, ids=[w[2] for w in WRONG])
-def test_wrong_arguments_are_named(arguments: dict[str, Any], error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=re.escape(said)):
-        RetroArcade(**arguments)
 
 
 def test_wrong_actions_are_refused(arcade: Any) -> None:

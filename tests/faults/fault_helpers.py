@@ -175,7 +175,74 @@ def leaves_nothing(within: float = 3.0) -> Iterator[None]:
     assert_nothing_left(before, within)
 
 
+def alive(pid: int) -> bool:
+    """True if a process runs, and is no zombie."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def kill_group(pid: int, signum: int = signal.SIGKILL) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signum)
+
+
 # ---------------------------------------------------------------------- injection
+
+
+def damage(path: Path, how: str, random: np.random.Generator) -> str:
+    """Flip one bit of a file, cut, empty or delete it, or write other bytes, where it lies."""
+    size = path.stat().st_size
+    if how == "delete":
+        path.unlink()
+    elif how == "flip":
+        at, fd = int(random.integers(size)), os.open(path, os.O_RDWR)
+        os.pwrite(fd, bytes([os.pread(fd, 1, at)[0] ^ 1 << int(random.integers(8))]), at)
+        os.close(fd)
+    elif how == "cut":
+        os.truncate(path, int(random.integers(size)))
+    else:
+        path.write_bytes(b"" if how == "empty" else random.bytes(size))
+    return f"{how} {path.name}"
+
+
+def small_disk(directory: Path, size: str = "32m") -> list[str] | None:
+    """The beginning of a command for which a directory is a small file system; None if this machine does not permit that."""
+    for flags in ("-m", "-Urm"):
+        command = ["unshare", flags, "sh", "-c", f'mount -t tmpfs -o size={size} tmpfs "$0" && exec "$@"', str(directory)]
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            if subprocess.run([*command, "true"], capture_output=True, timeout=20, check=False).returncode == 0:
+                return command
+    return None
+
+
+class Threads:
+    """Threads that call ``work(random generator)`` until the block ends, and count the calls that return True; errors are raised at
+    its end."""
+
+    def __init__(self, work: Callable[[np.random.Generator], bool], n: int):
+        self.work, self.stop, self.errors, self.done = work, threading.Event(), [], [0] * n  # type: ignore[var-annotated]
+        self.threads = [threading.Thread(target=self._run, args=(k,)) for k in range(n)]
+
+    def _run(self, k: int) -> None:
+        random = np.random.default_rng([seed(), k])
+        try:
+            while not self.stop.is_set():
+                self.done[k] += self.work(random)
+        except BaseException as err:
+            self.errors.append(err)
+            raise
+
+    def __enter__(self) -> Threads:
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop.set()
+        for thread in self.threads:
+            thread.join()
+        assert not self.errors
 
 
 @contextlib.contextmanager
@@ -242,8 +309,7 @@ def end_programs() -> None:
     """Kill the programs of `program` that a failed test has left."""
     while _programs:
         started = _programs.pop()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(started.pid, signal.SIGKILL)
+        kill_group(started.pid)
         started.wait()
         if started.stdout is not None:
             started.stdout.close()

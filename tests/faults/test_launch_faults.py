@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,13 +11,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from fault_helpers import count, environment, report, rng, say
+from fault_helpers import count, environment, report, rng, say, small_disk
 
-from amago.run.roles.protocol import NO_SPACE, PAUSED, spool_of
-from amago.run.weights import load_weights_and_version
+from amago.run.checkpoint import load_weights_and_version
+from amago.run.launched.protocol import NO_SPACE, PAUSED, collector_spool
 from amago.store import TrajectoryStore
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "distributed"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "launch"))
 from launching import Launch, alive, family
 
 SCRIPTS = Path(__file__).parent / "launch_fault_scripts"
@@ -56,30 +55,31 @@ def content_of(name):
     return name.encode() * 50
 
 
-@pytest.mark.parametrize("kind", ["moves-files", "sends-content"])
-def test_ingest_killed_while_files_arrive_and_are_deleted(tmp_path, kind):
-    wanted, random = count(4, 100), rng(f"ingest {kind}")
-    store, directories = tmp_path / "buffer" / "fifo", [tmp_path / "a" / kind, tmp_path / "b" / kind]
+def test_delivery_killed_while_files_arrive_and_are_deleted(tmp_path):
+    wanted, random = count(4, 100), rng("delivery")
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    store, directories = tmp_path / "buffer" / "fifo", [tmp_path / "a" / "collector-0", tmp_path / "b" / "collector-0"]
     written, stop = [], threading.Event()
     for d in directories:
-        spool_of(d).mkdir(parents=True)
+        collector_spool(d).mkdir(parents=True)
 
     def write():
         n = 0
         while not stop.is_set():
             for i, d in enumerate(directories):
                 name = f"w{i}-{n:012d}-n1.safetensors"
-                tmp = spool_of(d) / f".tmp-x-{name}"
+                tmp = collector_spool(d) / f".tmp-x-{name}"
                 tmp.write_bytes(content_of(name))
-                tmp.rename(spool_of(d) / name)
+                tmp.rename(collector_spool(d) / name)
                 written.append(name)
             n += 1
             time.sleep(0.002)
-            while len(os.listdir(spool_of(directories[1]))) > 200 and not stop.is_set():  # the last to be delivered
+            while len(os.listdir(collector_spool(directories[1]))) > 200 and not stop.is_set():  # the last to be delivered
                 time.sleep(0.01)
 
     def start():
-        words = [sys.executable, str(SCRIPT), str(store), *map(str, directories)]
+        words = [sys.executable, str(SCRIPT), str(store), str(home), *map(str, directories)]
         started = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment())
         assert started.stdout.readline() == "ready\n"
         return started
@@ -107,7 +107,7 @@ def test_ingest_killed_while_files_arrive_and_are_deleted(tmp_path, kind):
     assert set(written) - set(reader.seen) == set(), "lost"
     assert [name for name, n in reader.seen.items() if n > 1] == [], "twice"
     say(f"{len(written)} files, each arrived once")
-    report(f"ingest killed ({kind}): no file lost, none twice", killed, wanted)
+    report("delivery killed: no file lost, none twice", killed, wanted)
 
 
 @pytest.mark.timeout(900)
@@ -143,7 +143,7 @@ def test_collectors_killed_at_random_moments(tmp_path):
 
 def all_arrived_once(run, whole=True):
     """The store is sound, nothing is left in the spools, no file came twice; with ``whole``, every rollout that ended is there."""
-    left = [p for d in (run.run_dir / "launch").glob("collector-*") for p in spool_of(d).glob("*.safetensors")]
+    left = [p for d in (run.run_dir / "launch").glob("collector-*") for p in collector_spool(d).glob("*.safetensors")]
     assert left == []
     store = TrajectoryStore(run.run_dir / "buffer", edit=False)
     store.refresh()
@@ -153,13 +153,6 @@ def all_arrived_once(run, whole=True):
     assert len(store) == trajectories > 0
     if whole:
         assert run.rollouts == trajectories
-
-
-def small_disk(directory, size="4m"):
-    """The beginning of a command for which a directory is a small file system; empty if this machine does not permit that."""
-    command = ["unshare", "-m", "sh", "-c", f'mount -t tmpfs -o size={size} tmpfs "$0" && exec "$@"', str(directory)]
-    allowed = shutil.which("unshare") and subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0
-    return command if allowed else []
 
 
 class SmallDisk:
@@ -196,7 +189,7 @@ def test_a_collector_whose_disk_is_full_waits_and_loses_nothing(tmp_path, way):
     wanted, directory, options = count(1, 5), tmp_path / "run" / "launch" / "collector-0", {"program": FULL_SPOOL}
     if way == "tmpfs":
         directory.mkdir(parents=True)
-        options = {"before": small_disk(directory), "env_mode": "async"}
+        options = {"before": small_disk(directory, "4m"), "env_mode": "async"}
         if not options["before"]:
             pytest.skip("this machine does not let a test mount a small file system")
     run, done = Launch(tmp_path, collectors=1, epochs=FOREVER, train_batches_per_epoch=2, **options), 0
@@ -244,7 +237,7 @@ def test_nothing_is_lost_while_nothing_can_be_delivered(tmp_path, bounded):
         if bounded:
             run.until(lambda: [beat.get("paused") for beat in beats()] == [PAUSED] * 2)
             before = steps()
-            waits = sum(p.stat().st_size for i in (0, 1) for p in spool_of(run.run_dir / "launch" / f"collector-{i}").iterdir())
+            waits = sum(p.stat().st_size for p in (run.run_dir / "launch" / "bundles").glob("*/*"))
             assert 0.5 * limit < waits < 2 * limit, "reports count, too; what waits is counted each second"
         time.sleep(max(1.0, ends - time.monotonic()))
         assert (steps() == before) == bounded

@@ -17,10 +17,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fault_helpers import count, environment, report, rng, say
+from fault_helpers import alive, count, damage, environment, kill_group, report, rng, say
+from messages import refused
 
 from amago.run import checkpoint
-from amago.run.run_checkpoints import RunCheckpoints
+from amago.run.rundir import RunCheckpoints
 from amago.store import TrajectoryStore
 
 SCRIPTS = Path(__file__).parent / "resume_scripts"
@@ -92,17 +93,6 @@ class Life:
             assert alive(self.pid), self.output.read_text()
             time.sleep(0.002)
         return json.loads(path.read_text())
-
-
-def kill_group(pid, signum=signal.SIGKILL):
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signum)
-
-
-def alive(pid):
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 @pytest.fixture(scope="module")
@@ -319,23 +309,7 @@ def samples(path):
 # ---- damage --------------------------------------------------------------------------------------------------------------
 
 
-def damage(path, random):
-    """Flip one bit of a file, truncate, empty, delete or replace it."""
-    how = random.choice(["flip", "cut", "empty", "delete", "foreign"])
-    data = bytearray(path.read_bytes())
-    if how == "flip":
-        data[random.integers(len(data))] ^= 1 << int(random.integers(8))
-    elif how == "cut":
-        data = data[: random.integers(len(data))]
-    elif how == "empty":
-        data = bytearray()
-    elif how == "foreign":
-        data = bytearray(random.bytes(len(data)))
-    if how == "delete":
-        path.unlink()
-    else:
-        path.write_bytes(data)
-    return f"{how} {path.name}"
+KINDS_OF_DAMAGE = ["flip", "cut", "empty", "delete", "foreign"]
 
 
 def test_a_damaged_checkpoint_is_noticed_wherever_it_is_damaged(tmp_path, caplog):
@@ -349,14 +323,14 @@ def test_a_damaged_checkpoint_is_noticed_wherever_it_is_damaged(tmp_path, caplog
             checkpoint.save_training_state(run.states / f"run_epoch_{epoch}", {"w": torch.ones(20)}, tensors, {"epoch": epoch})
         newer, older = (run.states / f"run_epoch_{n}" for n in (8, 7))
         first = random.choice(names)
-        how = damage(newer / first, random)
+        how = damage(newer / first, random.choice(KINDS_OF_DAMAGE), random)
         caplog.clear()
         assert run.choose("auto") == older, how
         assert len([r for r in caplog.records if f"{newer.name}" in r.getMessage()]) == 1, how
         assert checkpoint.load_training_state(older)[2] == {"epoch": 7}
         second = random.choice(names)
-        how += f", {damage(older / second, random)}"
-        with pytest.raises(checkpoint.CheckpointError, match="checkpoint") as err:
+        how += f", {damage(older / second, random.choice(KINDS_OF_DAMAGE), random)}"
+        with refused(checkpoint.CheckpointError, "checkpoint") as err:
             run.choose("auto")
         blamed = [str(d / name) if name != "manifest.json" else str(d) for d, name in ((newer, first), (older, second))]
         assert all(path in str(err.value) for path in blamed), how
@@ -446,18 +420,19 @@ def test_a_full_disk_costs_no_checkpoint_and_does_not_end_the_run(tmp_path, live
 
 
 def test_the_latest_policy_is_never_torn_and_never_older(tmp_path, lives):
-    wanted, done, last, versions = count(500, 10_000), 0, 0, set()
+    wanted, done, last, versions = count(100, 10_000), 0, 0, set()
     seconds = count(20, 300)
     life = lives.begin("publishes", root=str(tmp_path / "run"), report=str(tmp_path / "report"), seconds=seconds)
     life.until(tmp_path / "report")
     run = RunCheckpoints(tmp_path / "run", "run")
-    for _ in range(wanted):
+    while done < wanted and alive(life.pid):
         weights = run.read_latest()
-        assert weights is not None, "it was older than the one before"
+        if weights is None:  # nothing newer yet
+            continue
         assert sorted(weights) == ["w0", "w1", "w2", "w3"]
         values = {float(v) for w in weights.values() for v in np.unique(w.numpy())}
         assert values == {float(run.version)}, "half of one and half of another"
-        assert run.version >= last
+        assert run.version > last
         last = run.version
         versions.add(last)
         done += 1

@@ -1,5 +1,6 @@
 """The GPU as a parameter of tests, and the precision of its products."""
 
+import sys
 from contextlib import contextmanager
 
 import pytest
@@ -8,6 +9,11 @@ import torch
 CUDA = pytest.param(
     "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 )
+
+
+def real_device(what):
+    """A mark that skips a test on a simulated device, which has no ``what``."""
+    return pytest.mark.skipif("simcuda" in sys.modules, reason=f"a simulated device has no {what}")
 
 
 @contextmanager

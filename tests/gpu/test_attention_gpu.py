@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from gpu.devices import CUDA
+from gpu.devices import CUDA, real_device
 
-from amago.nets import attention, flex_attention
 from amago.nets.kv_cache import KVCache
 from amago.nets.transformer import (
     FlashAttention,
@@ -24,9 +23,7 @@ KERNELS = {
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 
 
-@pytest.fixture(autouse=True)
-def _no_fallback_warnings(monkeypatch):
-    monkeypatch.setattr(attention, "_warned", {"FlashAttention", "FlexAttention"})
+pytestmark = pytest.mark.filterwarnings("ignore:.*using PyTorch's scaled_dot_product_attention")
 
 
 def reference(kernel, q, k, v):
@@ -76,13 +73,15 @@ def test_steps_with_staggered_resets(name, dtype, device):
         assert relative_error(torch.cat(got, 2)[row : row + 1, :, start:], expected) < TOLERANCE[dtype]
 
 
+@real_device("kernel of flex_attention")
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("device", [CUDA], indirect=True)
 def test_the_flex_kernel_itself_runs(device):
     """Falling back would pass the tests above."""
     q = torch.randn(3, 2, 4, 150, 32, device=device)
-    SlidingWindowFlexAttention(window_size=5)(*q)
-    assert flex_attention._tried["cuda", torch.float32, 32] is None
+    kernel = SlidingWindowFlexAttention(window_size=5)
+    kernel(*q)
+    assert kernel.failures["cuda", torch.float32, 32] is None
 
 
 def test_mixed_precision_of_the_cache(device):

@@ -6,7 +6,6 @@ from nets.test_mamba import (  # noqa: F401
     test_half_precision,
     test_scan_and_its_gradient,
     test_scan_goes_on_from_a_state,
-    test_state_is_constant_in_size_and_updated_in_place,
     test_strong_decay_over_a_long_sequence_stays_finite,
 )
 

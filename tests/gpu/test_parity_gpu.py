@@ -2,7 +2,6 @@
 
 import pytest
 from nets.test_parity import *  # noqa: F403
-from nets.test_parity import _no_fallback_warnings  # noqa: F401
 
 
 @pytest.fixture(autouse=True)

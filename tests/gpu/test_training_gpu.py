@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from gpu.devices import CUDA
+from gpu.devices import CUDA, real_device
 from test_learning import success
 
 import amago
@@ -34,12 +34,39 @@ def test_collecting_and_training(traj, env_mode, tmp_path, device):
     assert finite(e)
 
 
-@pytest.mark.parametrize("precision", ["bf16", pytest.param("fp16", marks=CUDA.marks)])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize("traj", MODELS)
 def test_mixed_precision(traj, precision, tmp_path, device):
+    if (device.type, precision) == ("cpu", "fp16"):
+        pytest.skip("float16 has a scaler on a GPU alone")
     e = tiny.learned(tmp_path, traj=traj, mixed_precision=precision, epochs=2)
     assert (e.accelerator.scaler is not None) == (precision == "fp16")
     assert {p.dtype for p in e.policy.parameters()} == {torch.float32}
+    assert finite(e)
+
+
+class Poisoned(amago.Experiment):
+    """The loss of every update is infinite from the tenth on."""
+
+    def compute_loss(self, batch, log_step):
+        metrics = super().compute_loss(batch, log_step)
+        self.losses = getattr(self, "losses", 0) + 1
+        if self.losses > 10:
+            metrics["Actor Loss"] = metrics["Actor Loss"] * float("inf")
+        return metrics
+
+
+@pytest.mark.parametrize("device", [CUDA], indirect=True)
+@pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
+def test_skipped_updates_are_counted(precision, tmp_path, device):
+    """Nothing moves in an update without a finite gradient, and twenty in a row end the run."""
+    e = tiny.started(tmp_path, mixed_precision=precision, experiment_type=Poisoned, epochs=1, train_batches_per_epoch=40)
+    with pytest.raises(RuntimeError, match="20 steps in a row"):
+        e.learn()
+    assert e.losses == 30
+    assert e.grad_update_counter == 10 or (
+        precision == "fp16" and 5 <= e.grad_update_counter < 10
+    )  # its first scale is too large
     assert finite(e)
 
 
@@ -84,6 +111,7 @@ def test_exporting_an_agent_of_another_device(traj, tmp_path, device):
         torch.testing.assert_close(a, b)
 
 
+@real_device("NCCL")
 def test_one_process_of_several(tmp_path, device, monkeypatch):
     """Distributed data parallel with a world of one process."""
     with socket.socket() as s:
@@ -120,12 +148,13 @@ def test_batches_in_page_locked_memory(device):
         mask=torch.ones(2, 4, 1),
         **{name: torch.zeros(2, 3, width) for name, width in steps.items()},
     )
+    before = batch.obs["x"].clone()
     pinned = batch.pin_memory()
     tensors = [pinned.obs["x"], *(getattr(pinned, name) for name in ("rl2s", "rews", "dones", "actions", "time_idxs", "mask"))]
     assert all(x.is_pinned() for x in tensors)
     moved = pinned.to(device, non_blocking=True)
     torch.cuda.synchronize()
-    assert moved.obs["x"].cpu().equal(batch.obs["x"])
+    assert moved.obs["x"].cpu().equal(before)
 
 
 @pytest.mark.parametrize("device", [CUDA], indirect=True)

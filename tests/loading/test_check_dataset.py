@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from messages import naming
+from messages import check_refused, naming, refused
 
 import amago
 from amago.data.findings import CheckError
@@ -66,12 +66,12 @@ def changed(**methods):
 
 
 def sample(change):
-    """A data set whose sequences are ``change(the right one)``."""
+    """A dataset whose sequences are ``change(the right one)``."""
     return changed(sample_random_trajectory=lambda self, rng: change(Good.sample_random_trajectory(self, rng)))
 
 
 def with_(**fields):
-    """A data set whose sequences have other fields: functions of the right sequence."""
+    """A dataset whose sequences have other fields: functions of the right sequence."""
     return sample(lambda d: replace(d, **{name: f(d) for name, f in fields.items()}))
 
 
@@ -151,7 +151,7 @@ def long(rng):
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_fault_is_named(fault):
     data, named = FAULTS[fault]
-    with pytest.raises(CheckError, match=naming("check_dataset", "Bad", *named)) as found:
+    with refused(CheckError, "check_dataset", "Bad", *named) as found:
         amago.check_dataset(data, SPACES)
     assert len(found.value.problems) == (2 if fault in ("one observation too few", "an infinite reward") else 1), found.value
 
@@ -161,24 +161,25 @@ def test_actions_of_other_kinds(space, bad):
     right = sample(lambda d: replace(d, **both(d, d.actions[:, :2])))
     amago.check_dataset(right, (SPACES[0], space))
     wrong = sample(lambda d: replace(d, **both(d, put(d.actions[:, :2], (0, 0), bad))))
-    with pytest.raises(CheckError, match=naming("actions 0 to 1", bad)):
+    with refused(CheckError, "actions 0 to 1", bad):
         amago.check_dataset(wrong, (SPACES[0], space))
 
 
 def test_an_empty_buffer_and_files_that_were_refused(tmp_path):
-    with pytest.raises(CheckError, match=naming("DiskTrajDataset", "nothing to train on")):
-        amago.check_dataset(DiskTrajDataset(tmp_path, "empty"))
-    with pytest.raises(CheckError, match=naming("DoNothingDataset", "nothing to train on")):
-        amago.check_dataset(DoNothingDataset())
+    check_refused(
+        CheckError,
+        (naming("DiskTrajDataset", "nothing to train on"), lambda: amago.check_dataset(DiskTrajDataset(tmp_path, "empty"))),
+        (naming("DoNothingDataset", "nothing to train on"), lambda: amago.check_dataset(DoNothingDataset())),
+    )
 
 
 def test_a_buffer_of_another_environment(tmp_path):
     tiny.learned(tmp_path, tiny.cartpole, train_timesteps_per_epoch=60).close()
-    with pytest.raises(CheckError, match=naming("check_spaces()", "(4,)", "(3,)")):
+    with refused(CheckError, "check_spaces()", "(4,)", "(3,)"):
         amago.check_dataset(DiskTrajDataset(tmp_path, "run"), tiny.pendulum)
 
 
 def test_what_is_no_data_set(tmp_path):
-    with pytest.raises(TypeError, match=naming("dataset", "RLDataset")):
+    with refused(TypeError, "dataset", "RLDataset"):
         amago.check_dataset(tmp_path)
     json.dumps(CheckError("what", ("one",)).problems)

@@ -1,15 +1,16 @@
 """Sequences drawn by priority: frequencies, weights, new and deleted files, resumed runs, and an agent that learns from them."""
 
+import base64
 import json
 
 import numpy as np
 import pytest
 import tiny
 import torch
-from messages import naming
+from messages import check_refused, naming, refused
 from test_sampling import add, assert_drawn, opened
 
-from amago.data.windows import PADDED_SAMPLING, pieces_of, subsequence
+import amago
 from amago.loading import DatasetSettings, DiskTrajDataset, MixtureOfDatasets, RLData_pad_collate, SequenceLoader
 from amago.run.checks import SettingsError
 
@@ -26,25 +27,13 @@ def drawn(dataset, draws=3000, seed=0):
 
 
 def report(dataset, batch, errors):
-    """Tell the data set the TD error of each sequence of a batch, the same in all of its steps."""
+    """Tell the dataset the TD error of each sequence of a batch, the same in all of its steps."""
     errors = np.asarray(errors, np.float32)
     batch.sources[0].owner.report(batch.sources, errors, errors)
 
 
-@pytest.mark.parametrize("cut_short", [False, True])
-@pytest.mark.parametrize("padded", PADDED_SAMPLING)
-@pytest.mark.parametrize("max_len", [1, 2, 5])
-def test_the_pieces_of_a_trajectory_share_its_starts(padded, cut_short, max_len):
-    for length in range(1, 14):
-        (pieces,) = pieces_of([length], max_len, padded, cut_short)
-        wants = set()
-        rng = np.random.default_rng(0)
-        for _ in range(600):
-            wants.add(subsequence(length, max_len, padded, rng, cut_short))
-        found = [{subsequence(length, max_len, padded, rng, cut_short, (k, pieces)) for _ in range(200)} for k in range(pieces)]
-        assert set().union(*found) == wants
-        if length <= max_len:
-            assert pieces == 1
+def priorities(dataset):
+    return np.frombuffer(base64.b64decode(dataset.state_dict()["priorities"]["priorities"]), "<f4")
 
 
 def test_new_sequences_are_alike_and_errors_decide_from_then_on(tmp_path):
@@ -56,7 +45,7 @@ def test_new_sequences_are_alike_and_errors_decide_from_then_on(tmp_path):
     report(dataset, batch, episode + 1.0)
     batch, episode, _ = drawn(dataset, seed=1)
     assert_drawn(episode, np.arange(1.0, 7.0))
-    want = (6 * (episode + 1) / 21) ** -0.5
+    want = (episode + 1) ** -0.5 * 21 / (np.arange(1.0, 7.0) ** 0.5).sum()
     np.testing.assert_allclose(batch.weights.numpy(), want, rtol=1e-4)
 
 
@@ -80,16 +69,6 @@ def test_the_sequences_of_a_long_trajectory_have_priorities_of_their_own(tmp_pat
     assert 0.5 < late.mean() < 0.75, "10 of 15 parts of the mass, unless the last report was of start 26"
 
 
-def test_one_by_one_as_in_batches(tmp_path):
-    add(tmp_path, [3, 30, 50])
-    dataset = prioritised(tmp_path)
-    rng = np.random.default_rng(2)
-    single = RLData_pad_collate([dataset.sample_random_trajectory(rng) for _ in range(30)])
-    batch = dataset.sample_batch(np.random.default_rng(2), 30)
-    assert torch.equal(single.obs["observation"], batch.obs["observation"])
-    assert [s[1:] for s in single.sources] == [s[1:] for s in batch.sources]
-
-
 def test_new_files_come_first_and_deleted_ones_are_forgotten(tmp_path):
     add(tmp_path, [3] * 4)
     dataset = prioritised(tmp_path, dset_max_size=4)
@@ -102,24 +81,32 @@ def test_new_files_come_first_and_deleted_ones_are_forgotten(tmp_path):
     assert_drawn(drawn(dataset, seed=2)[1], [0, 2, 3, 4, 8])
 
 
-def test_errors_that_are_not_finite_change_nothing(tmp_path):
-    add(tmp_path, [3] * 2)
+def test_sequences_of_which_nothing_was_learned_come_seldom(tmp_path):
+    add(tmp_path, [3] * 4)
     dataset = prioritised(tmp_path)
-    batch, episode, _ = drawn(dataset)
-    report(dataset, batch, np.where(episode == 0, np.nan, np.inf))
-    assert_drawn(drawn(dataset, seed=1)[1], [1, 1])
+    batch, episode, _ = drawn(dataset, 40)
+    report(dataset, batch, np.array([np.nan, np.inf, 2.0, 1.0])[episode])
+    assert_drawn(drawn(dataset, seed=1)[1], [0, 0, 2, 1])
+    report(dataset, batch, np.ones(40))  # another window of them had a loss
+    assert_drawn(drawn(dataset, seed=2)[1], [1] * 4)
 
 
-def test_balance_and_then_by_priority(tmp_path):
-    names = ["A", "A", "A", "B"]
-    add(tmp_path, [3] * 4, names=names)
-    dataset = prioritised(tmp_path, balance="env_name", priority_beta=1.0)
+@pytest.mark.parametrize("beta", [0.0, 0.6, 1.0])
+def test_importance_leaves_balance_and_the_weights_of_a_mixture(tmp_path, beta):
+    """The losses of each environment, and of each dataset of a mixture, have the weight that was asked for, however unequal errors are."""
+    add(tmp_path, [3] * 12, names=["A"] * 9 + ["B"] * 3)
+    dataset = prioritised(tmp_path, balance="env_name", priority_beta=beta)
     batch, episode, _ = drawn(dataset)
-    assert_drawn(episode, [1, 1, 1, 3])
-    report(dataset, batch, np.array([1.0, 1.0, 4.0, 9.0])[episode])
-    batch, episode, _ = drawn(dataset, seed=1)
-    assert_drawn(episode, [1, 1, 4, 6])
-    np.testing.assert_allclose(batch.weights.numpy(), np.array([3, 3, 3 / 4, 1 / 2])[episode], rtol=1e-4)
+    report(dataset, batch, np.where(episode < 9, (episode + 1.0) ** 3, 1.0))
+    batch, episode, _ = drawn(dataset, 6_000, seed=1)
+    weights = batch.weights.numpy()
+    assert abs(weights[episode < 9].sum() / weights.sum() - 0.5) < 0.04
+    add(tmp_path / "other", [3] * 2, first=50)
+    mixture = MixtureOfDatasets([dataset, opened(tmp_path / "other")], [0.7, 0.3], collect_into=0)
+    mixture.configure(DatasetSettings(8))
+    batch, episode, _ = drawn(mixture, 6_000, seed=2)
+    weights = batch.weights.numpy()
+    assert abs(weights[episode < 50].sum() / weights.sum() - 0.7) < 0.04
 
 
 @pytest.mark.parametrize("workers", [0, 3])
@@ -133,7 +120,7 @@ def test_a_file_that_another_process_deletes(tmp_path, workers):
     assert (next(batches).obs["observation"][:, 0, 0] == 7).all()
     lost = next(path for path in dataset.all_filenames if path == dataset.store.view().path(7))
     (tmp_path / lost).unlink()
-    dataset.store._cache.clear()
+    dataset.store.close()
     last = list(batches)[-1]
     loader.close()
     assert 7 not in last.obs["observation"][:, 0, 0]
@@ -162,7 +149,7 @@ def test_a_resumed_run_draws_what_it_would_have_drawn(tmp_path, balance):
         assert torch.equal(found.weights, want.weights)
     assert not torch.equal(drawn(prioritised(tmp_path, balance=balance), 300, seed=9)[0].rews, want.rews)
     state["priorities"]["sequences"][0] += 1
-    with pytest.raises(ValueError, match=naming("priorities")):
+    with refused(ValueError, "priorities"):
         again.load_state_dict(state)
 
 
@@ -177,20 +164,35 @@ def run_with(root, name="run", **fields):
 @pytest.mark.parametrize("agent", ["agent", "multitask"])
 def test_an_agent_reports_its_errors(tmp_path, agent):
     e = run_with(tmp_path, agent_type=agent, train_batches_per_epoch=6)
-    values = e.dataset._sampling.priorities._now._priority
+    values = priorities(e.dataset)
     assert len(np.unique(values)) == 4, "each of 4 episodes has an error of its own"
     assert (values != 1.0).all()
     e.close()
 
 
-def test_the_errors_are_those_of_the_critics(tmp_path):
-    """A batch of one sequence: its priority is eta max + (1 - eta) mean of the normalised error of its steps, which the squared loss has too."""
-    e = run_with(tmp_path)
-    batch = e.train_dloader.draw(0)
-    e.policy.eval()
-    loss = e.policy.losses(batch)
-    torch.testing.assert_close(e.policy.td_errors, loss.critic_loss.detach().sqrt().mean(dim=(2, 3)), rtol=1e-4, atol=1e-5)
-    e.close()
+def share_without_loss(root, sampling, has_loss, **fields):
+    """The share of the sequences of the last batches that have no loss."""
+    dataset, shares = DiskTrajDataset(root, sampling, sampling=sampling), []
+
+    class Counted(amago.Experiment):
+        def edit_critic_mask(self, batch, critic_loss, pad_mask):
+            mask = pad_mask & has_loss(batch)
+            shares.append(float((~mask.flatten(1).any(1)).float().mean()))
+            return mask
+
+    tiny.learned(
+        root, name=sampling, experiment_type=Counted, dataset=dataset, epochs=2, train_batches_per_epoch=16, **fields
+    ).close()
+    return np.mean(shares[-16:])
+
+
+def test_sequences_that_a_mask_leaves_out_do_not_fill_the_batches(tmp_path):
+    def has_loss(batch):  # by content, the same whenever a sequence is drawn
+        return (batch.obs["observation"].flatten(1).sum(1) > 0)[:, None, None, None, None]
+
+    uniform, priority = (share_without_loss(tmp_path, sampling, has_loss) for sampling in ("uniform", "priority"))
+    assert 0.1 < uniform < 0.9
+    assert priority < uniform / 2
 
 
 def test_losses_are_weighted_by_importance(tmp_path):
@@ -207,7 +209,7 @@ def test_losses_are_weighted_by_importance(tmp_path):
     weighted, _ = critic_loss(), torch.manual_seed(0)
     loss = e.policy.losses(batch)
     w = torch.arange(4.0)[:, None, None] * batch.transition_mask
-    want = (loss.critic_loss.mean(dim=(2, 3)) * w).sum() / w.sum()
+    want = (loss["critic"].mean(dim=(2, 3)) * w).sum() / batch.transition_mask.sum()
     torch.testing.assert_close(weighted, want)
     batch.sources = [s._replace(weight=1.0, owner=owner) for s in batch.sources]
     alike = critic_loss()
@@ -218,25 +220,12 @@ def test_losses_are_weighted_by_importance(tmp_path):
 
 def test_a_training_state_holds_them(tmp_path):
     e = run_with(tmp_path)
-    want = e.dataset._sampling.priorities.state_dict()
+    want = e.dataset.state_dict()["priorities"]
     e.close()
     dataset = DiskTrajDataset(tmp_path, "run", sampling="priority")
     e = tiny.started(tmp_path, dataset=dataset, resume="auto", epochs=2)
-    assert dataset._sampling.priorities.state_dict() == want
+    assert dataset.state_dict()["priorities"] == want
     e.learn()
-    e.close()
-
-
-def test_within_a_mixture(tmp_path):
-    tiny.learned(tmp_path, name="other", train_batches_per_epoch=0).close()
-    own = DiskTrajDataset(tmp_path, "run", sampling="priority")
-    both = MixtureOfDatasets([own, DiskTrajDataset(tmp_path, "other")], [0.5, 0.5], collect_into=0)
-    e = tiny.learned(tmp_path, dataset=both, train_batches_per_epoch=6)
-    values = own._sampling.priorities._now._priority
-    assert (values != 1.0).any()
-    batch = e.train_dloader.draw(0)
-    assert {s is None for s in batch.sources} == {True, False}
-    assert (batch.weights[[s is None for s in batch.sources]] == 1).all()
     e.close()
 
 
@@ -244,31 +233,31 @@ def test_an_agent_without_errors_is_refused(tmp_path):
     from amago import config
 
     config.bind({"Agent.fake_filter": True, "Agent.online_coeff": 0.0})
-    with pytest.raises(SettingsError, match=naming("priority", "Agent", "td_errors")):
+    with refused(SettingsError, "priority", "Agent", "td_errors"):
         run_with(tmp_path)
 
 
-def test_several_processes_are_refused(tmp_path):
+def test_several_processes_and_wrong_numbers_are_refused(tmp_path):
     class Two:
         num_processes = 2
 
     class Experiment:
         accelerator = Two()
 
-    with pytest.raises(ValueError, match=naming("priority", 2)):
-        DiskTrajDataset(tmp_path, "d", sampling="priority").configure(DatasetSettings(8, experiment=Experiment()))
+    def dataset(**options):
+        return DiskTrajDataset(tmp_path, "d", sampling="priority", **options)
 
-
-def test_workers_of_torch_are_refused(tmp_path):
+    wrong = {"priority_alpha": 1.5, "priority_beta": -0.5, "priority_eta": float("nan")}
+    check_refused(
+        ValueError,
+        (naming("priority", 2), lambda: dataset().configure(DatasetSettings(8, experiment=Experiment()))),
+        *(
+            (naming(name, repr(value)), lambda name=name, value=value: dataset(**{name: value}))
+            for name, value in wrong.items()
+        ),
+    )
     add(tmp_path, [3] * 2)
-    dataset = opened(tmp_path, sampling="priority")
-    dataset.configure(DatasetSettings(8, items_per_epoch=4))
-    loader = torch.utils.data.DataLoader(dataset, 2, collate_fn=RLData_pad_collate, num_workers=1)
-    with pytest.raises(RuntimeError, match=naming("priority", "num_workers=0")):
-        next(iter(loader))
-
-
-@pytest.mark.parametrize(("name", "value"), [("priority_alpha", 1.5), ("priority_beta", -0.5), ("priority_eta", float("nan"))])
-def test_wrong_numbers_are_named(tmp_path, name, value):
-    with pytest.raises(ValueError, match=naming(name, repr(value))):
-        DiskTrajDataset(tmp_path, "d", sampling="priority", **{name: value})
+    data = opened(tmp_path, sampling="priority")
+    data.configure(DatasetSettings(8, items_per_epoch=4))
+    loader = torch.utils.data.DataLoader(data, 2, collate_fn=RLData_pad_collate, num_workers=1)
+    check_refused(RuntimeError, (naming("priority", "num_workers=0"), lambda: next(iter(loader))))

@@ -8,9 +8,8 @@ from golden import load
 
 from amago import config
 from amago.nets import cnn
-from amago.nets.actor_critic import Actor, NCritics, NCriticsTwoHot, ResidualActor
+from amago.nets.actor_critic import Actor, NCritics, NCriticsTwoHot, PopArtLayer, ResidualActor
 from amago.nets.policy_dists import GMM, Beta, Discrete, Multibinary, TanhGaussian
-from amago.nets.popart import PopArtLayer
 from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder
 from amago.nets.transformer import SigmaReparam, VanillaAttention
 from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder

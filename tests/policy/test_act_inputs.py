@@ -155,25 +155,6 @@ def test_a_trained_policy_plays_in_the_environment_itself(tmp_path, make):
     assert policy.raw_observation_space == env.observation_space
 
 
-def test_a_vector_environment(tmp_path):
-    e = tiny.learned(tmp_path, lambda: AMAGOEnv(lake()), "gru", train_timesteps_per_epoch=120, always_save_latest=True)
-    e.close()
-    policy, envs = amago.load_policy(e.run_dir, num_envs=2), gym.vector.SyncVectorEnv([lake, lake])
-    obs, _ = envs.reset(seed=0)
-    reward = None
-    for _ in range(5):
-        obs, reward, *_ = envs.step(policy.act(obs, reward))
-
-
-def test_a_file_of_before_takes_what_it_took(tmp_path):
-    description = describe_agent(policy_for(G.Discrete(5)).agent)
-    assert "raw_observation_space" not in description
-    policy = Policy(policy_for(G.Discrete(5)).agent, None, True, "cpu", description=description)
-    policy.act({"observation": np.eye(5, dtype=np.float32)[2]})
-    with pytest.raises(ValueError, match=naming("obs['observation']", (), (5,))):
-        policy.act(2, 0.0)
-
-
 @pytest.mark.parametrize(
     ("raw", "obs", "named"),
     [
@@ -217,13 +198,6 @@ def test_a_missing_reward_is_an_error_that_changes_nothing():
         np.testing.assert_array_equal(mine[1], theirs[1])
         assert mine[2] == theirs[2]
     np.testing.assert_array_equal(policy._time, other._time)
-
-
-def test_a_reward_of_zero_must_be_said():
-    policy = policy_for(LINE)
-    policy.act(OBS)
-    assert seen_by(policy, OBS, 0.0)[1][0, 0, 0] == 0.0
-    assert seen_by(policy, OBS, 2.5)[1][0, 0, 0] == 2.5
 
 
 def test_the_first_step_of_every_rollout_needs_none():

@@ -29,7 +29,7 @@ from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder
 from amago.policy import write_policy_spec
 from amago.policy.export import METADATA, export_policy
 from amago.policy.step_model import StepModel
-from amago.run.weights import save_weights
+from amago.run.checkpoint import save_weights
 from amago.spaces import action_spec, rl2_space
 
 needs_onnx = pytest.mark.skipif(
@@ -188,6 +188,7 @@ OTHERS = {
     "continuous": {"action": "continuous", "traj": GRUTrajEncoder},
     "multibinary": {"action": "multibinary", "traj": GRUTrajEncoder},
     "rope": {"TformerTrajEncoder.pos_emb": "rope"},
+    "normalised": {"TformerTrajEncoder.qk_norm": (4.0, 8.0), "TformerTrajEncoder.pos_emb": "rope"},
     "learned": {"TformerTrajEncoder.pos_emb": "learned", "LearnedPosEmb.max_time_idx": 12},
     "plain": {
         "TformerTrajEncoder.sigma_reparam": False, "TformerTrajEncoder.normformer_norms": False, "TformerTrajEncoder.norm": "rmsnorm",
@@ -209,7 +210,7 @@ OTHERS = {
 def test_other_settings_in_pytorch(name, tmp_path):
     run = make_run(tmp_path, **OTHERS[name])
     policy = amago.load_policy(run)
-    traced = name in ("continuous", "nested", "sinks", "images")  # tracing takes a second or two
+    traced = name in ("continuous", "nested", "sinks", "images", "normalised")  # tracing takes a second or two
     step = policy.export(tmp_path / "step.pt2") if traced else StepModel(policy.agent)
     same_actions(run, step, 60, obs=OTHERS[name].get("obs", VECTOR))
 
@@ -328,7 +329,7 @@ def test_five_hundred_steps_in_onnxruntime(runs, traj, tmp_path):
 
 
 @needs_onnx
-@pytest.mark.parametrize("name", ["continuous", "multibinary", "nested", "rope", "sinks", "images"])
+@pytest.mark.parametrize("name", ["continuous", "multibinary", "nested", "rope", "sinks", "images", "normalised"])
 def test_other_settings_in_onnxruntime(name, tmp_path):
     run = make_run(tmp_path, **OTHERS[name])
     same_actions(run, amago.load_policy(run).export(tmp_path / "step.onnx"), 60, obs=OTHERS[name].get("obs", VECTOR))

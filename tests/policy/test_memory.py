@@ -1,13 +1,11 @@
 """Whether a study of memory finds what an agent's memory is for, with agents whose memory is known, and with trained ones."""
 
-import dataclasses
-
 import gymnasium as gym
 import numpy as np
 import pytest
 import tiny
 import torch
-from messages import naming
+from messages import check_refused, naming
 
 from amago import config
 from amago.agent import Agent
@@ -18,8 +16,18 @@ from amago.loading import DiskTrajDataset
 from amago.nets.traj_base import TrajEncoder
 from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder, TstepEncoder
-from amago.policy.memory import Influence, conclusion, default_contexts, influence, plot_memory, study_memory, table
-from amago.policy.memory.study import Estimate, MemoryStudy, Stages
+from amago.policy.memory import (
+    Estimate,
+    MemoryStudy,
+    Stages,
+    attention_table,
+    conclusion,
+    default_contexts,
+    influence,
+    plot_memory,
+    study_memory,
+    table,
+)
 from amago.policy.playing import FULL, THIS_ATTEMPT, View, play
 
 K, LENGTH = 3, 4
@@ -179,16 +187,14 @@ def test_rollouts_of_several_lengths_and_limits():
 
 
 def test_wrong_arguments():
-    with pytest.raises(ValueError, match=naming("context", 0)):
-        View(context=0)
-    with pytest.raises(ValueError, match="this_attempt"):
-        View(context=2, this_attempt=True)
-    with pytest.raises(ValueError, match=naming("episodes", 1)):
-        study_memory(sign_agent(Sum), lakes(), 1)
-    with pytest.raises(ValueError, match="contexts"):
-        study_memory(sign_agent(Sum), lakes(), 2, contexts=[4, 0])
-    with pytest.raises(ValueError, match="one row each"):
-        play(tiny.agent(tiny.cartpoles(2)), [tiny.cartpoles(2)], [0], 5)
+    check_refused(
+        ValueError,
+        (naming("context", 0), lambda: View(context=0)),
+        ("this_attempt", lambda: View(context=2, this_attempt=True)),
+        (naming("episodes", 1), lambda: study_memory(sign_agent(Sum), lakes(), 1)),
+        ("contexts", lambda: study_memory(sign_agent(Sum), lakes(), 2, contexts=[4, 0])),
+        ("one row each", lambda: play(tiny.agent(tiny.cartpoles(2)), [tiny.cartpoles(2)], [0], 5)),
+    )
     assert [default_contexts(n) for n in (1, 2, 3, 8, 9)] == [[1], [1], [1, 2], [1, 2, 4], [1, 2, 4, 8]]
 
 
@@ -263,11 +269,33 @@ def test_a_policy_that_is_sure_of_its_actions_has_influences():
     assert all(p.grad is None for p in agent.parameters())
 
 
-def test_where_gradients_vanish_nothing_is_claimed():
-    found = study(Sum, episodes=2)
-    nothing = Influence(found.influence.queries, np.zeros_like(found.influence.share), found.influence.attempts)
-    assert "not measurable" in text(dataclasses.replace(found, influence=nothing))
-    assert "Influence" not in text(dataclasses.replace(found, influence=None))
+def attention_of_a_transformer(**bindings):
+    config.bind({"TformerTrajEncoder.qk_norm": 50.0, "TformerTrajEncoder.n_heads": 2, **bindings})
+    agent = tiny.agent(lakes(1)[0], "transformer", max_seq_len=K * LENGTH)
+    return study_memory(agent, lakes(2), episodes=2)
+
+
+def test_attention_of_each_head_by_lag():
+    found = attention_of_a_transformer().attention
+    assert found.entropy.shape[1] == 2
+    assert found.lags == (0, 1, 2, 4, 8)
+    np.testing.assert_allclose(found.weight.sum(axis=-1), 1.0, atol=1e-6)
+    assert (found.entropy < found.uniform).all()
+    lowered = attention_of_a_transformer(**{"TformerTrajEncoder.qk_norm": 1e-6}).attention
+    np.testing.assert_allclose(lowered.entropy, lowered.uniform, atol=1e-4, err_msg="all steps alike")
+    n = np.arange(1, K * LENGTH + 1)
+    np.testing.assert_allclose(lowered.first, (1 / n).mean(), atol=1e-4)
+    np.testing.assert_allclose(lowered.weight[..., 0], (1 / n).mean(), atol=1e-4, err_msg="the present step")
+
+
+def test_attention_in_a_table():
+    found = attention_of_a_transformer()
+    lines = attention_table(found).splitlines()
+    assert "entropy in nats" in lines[0]
+    assert lines[1].split()[:3] == ["layer,", "head", "entropy"]
+    assert "4-7" in lines[1]
+    assert len(lines) == 2 + found.attention.entropy.size
+    assert attention_table(study(Sum, episodes=2)) == "", "an agent without attention"
 
 
 def kept_probabilities(agent, kept):
@@ -300,14 +328,6 @@ def test_memory_across_attempts_is_found_where_the_whole_gains_nothing():
     assert "Across attempts: 3 [3, 3] is lost" in said
     assert "How far back" not in said
     assert "2 rollouts were broken off" in said
-
-
-def test_tasks_are_compared_one_by_one():
-    """A small gain on tasks of very different difficulty."""
-    difficulty = np.linspace(0, 1000, 40)
-    found = synthetic(difficulty + 1.0, difficulty)
-    assert text(found).startswith("Memory is used: ")
-    assert found.gain(FULL, View(context=1)) == Estimate(1.0, 1.0, 1.0)
 
 
 def test_without_attempts_scores_are_by_time(tmp_path):

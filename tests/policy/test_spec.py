@@ -6,6 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import tiny
+import torch
 from messages import naming
 
 import amago
@@ -20,7 +21,7 @@ from amago.spaces import describe
 
 SPEC = {  # as a run wrote it before the modules of the library were moved
     "schema": 1,
-    "agent": "amago.agent.multitask:MultiTaskAgent",
+    "agent": "amago.agent.agent:MultiTaskAgent",
     "tstep_encoder": "amago.nets.tstep_encoders:FFTstepEncoder",
     "traj_encoder": "amago.nets.traj_encoders:TformerTrajEncoder",
     "max_seq_len": 7,
@@ -96,3 +97,9 @@ def test_bindings_of_files_from_before_version_4_have_their_new_names():
         "amago.nets.actor_critic.NCriticsTwoHot.sigma": 0.5,
         "amago.agent.Agent.tau": 0.1,
     }
+
+
+def test_packed_layers_of_an_earlier_version_are_plain_ones(tmp_path):
+    layer = {"amago.nets.traj_encoders.FFTrajEncoder.layer_type": {"@name": "amago.nets.cpu.packed:Linear"}}
+    agent = build_agent(written(tmp_path, traj_encoder="amago.nets.traj_encoders:FFTrajEncoder", bindings=layer))
+    assert type(agent.traj_encoder.traj_blocks[0].ff1) is torch.nn.Linear

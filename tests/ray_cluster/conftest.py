@@ -1,13 +1,24 @@
 import importlib.util
 import os
 import pathlib
+import subprocess
 import sys
 
 import pytest
 
 HERE = pathlib.Path(__file__).parent
-for other in ("distributed", "faults"):
-    sys.path.insert(0, str(HERE.parent / other))
+sys.path.insert(0, str(HERE.parent / "launch"))
+CLUSTER = """
+import sys
+from ray.cluster_utils import Cluster
+node = {"num_cpus": 2, "object_store_memory": 100 << 20, "include_dashboard": False}
+cluster, nodes = Cluster(initialize_head=True, head_node_args=node), []
+print(cluster.address, flush=True)
+for line in sys.stdin:
+    nodes.append(cluster.add_node(**node)) if line == "add\\n" else cluster.remove_node(nodes.pop(), allow_graceful=False)
+    print("done", flush=True)
+cluster.shutdown()
+"""
 
 
 def pytest_collection_modifyitems(items):
@@ -16,16 +27,47 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.ray)
-            item.add_marker(pytest.mark.timeout(3600 if os.environ.get("AMAGO_FAULTS") == "long" else 600))
+            item.add_marker(pytest.mark.timeout(600))
             if missing:
                 item.add_marker(pytest.mark.skip(reason="Ray is not installed: make test-ray"))
 
 
-@pytest.fixture
-def cluster(tmp_path):
-    """A cluster of this machine alone, to which a test adds nodes."""
-    from clusters import Cluster
+class Cluster:
+    """A cluster of nodes on this machine that asks for a token."""
 
-    made = Cluster(tmp_path)
+    def __init__(self, log):
+        self._log = open(log, "w")
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", CLUSTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
+        )
+        self.address = self.process.stdout.readline().strip()
+        assert self.address, log.read_text()
+
+    def order(self, what):
+        """Add a node, or remove one as if it lost its power."""
+        self.process.stdin.write(what + "\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == "done\n"
+
+    def end(self):
+        self.process.stdin.close()
+        self.process.wait(60)
+        self._log.close()
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    for name, value in {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": "ab" * 32,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "HOME": str(tmp_path),
+    }.items():
+        monkeypatch.setenv(name, value)
+    before = os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(HERE.parent / "launch"), str(HERE.parent), str(HERE.parent.parent), before])
+    )
+    made = Cluster(tmp_path / "cluster.log")
     yield made
     made.end()

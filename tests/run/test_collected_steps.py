@@ -1,5 +1,6 @@
 """Environment steps of a process that never collects: what others have delivered to its store."""
 
+import numpy as np
 import pytest
 import tiny
 
@@ -16,6 +17,7 @@ def _close():
 
 def collect(root, epochs=1, **fields):
     e = switch_async_mode(tiny.experiment(root, epochs=epochs, seed=None, **fields), "collect")
+    e.epochs = epochs
     e.start()
     e.learn()
     e.close()
@@ -41,9 +43,9 @@ def test_steps_that_were_deleted_still_count(tmp_path):
     e = learner(tmp_path, dataset=DiskTrajDataset(tmp_path, "run", dset_max_size=1), epochs=3)
     e.learn()
     collect(tmp_path)
-    e._data.on_end_of_collection()
+    e.data.on_end_of_collection()
     assert e.env_steps == 48
-    assert e._data.store.info()["evicted"] > 0
+    assert e.data.store.info()["evicted"] > 0
 
 
 def test_a_resumed_learner_goes_on_counting(tmp_path):
@@ -72,31 +74,24 @@ def test_a_mixture_counts_what_its_collecting_data_set_receives(tmp_path):
     assert learner(tmp_path, dataset=mixture).env_steps == 24
 
 
-def test_a_process_that_collects_counts_its_own_steps(tmp_path):
-    e = tiny.learned(tmp_path)
-    assert e.env_steps == 24
-
-
 def test_a_collector_has_no_optimizer_and_says_so(tmp_path):
     first = learner(tmp_path, name="other")
     first.save_checkpoint()
     e = switch_async_mode(tiny.experiment(tmp_path), "collect")
     e.start()
-    assert not hasattr(e, "optimizer")
+    assert e.optimizer is None
     with pytest.raises(CheckpointError, match="only collects"):
         e.load_checkpoint_from_path(str(first.checkpoints.of_epoch(0)))
 
 
-def test_nothing_is_said_about_data_that_another_process_takes_away(tmp_path, recwarn):
-    e = switch_async_mode(tiny.experiment(tmp_path, epochs=2, train_timesteps_per_epoch=1200), "collect")
-    e.start()
-    found = e._data.on_end_of_collection
-
-    def taken(**kwargs):
-        for path in (tmp_path / "run" / "buffer" / "fifo").glob("*.safetensors"):
-            path.unlink()
-        return found(**kwargs)
-
-    e._data.on_end_of_collection = taken
-    e.learn()
-    assert not [w for w in recwarn if "nothing was saved" in str(w.message)]
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_environments_may_be_deleted_and_are_started_again_when_they_are_needed(tmp_path, mode):
+    e = tiny.learned(tmp_path, env_mode=mode, env_workers=1)
+    before = e.train_envs
+    del e.train_envs, e.val_envs
+    with pytest.raises(ValueError, match="the pool is closed"):
+        before.step(np.zeros((2, 1), np.int64))
+    e.collect_new_training_data()
+    e.evaluate_val()
+    assert e.train_envs is not before
+    e.close()

@@ -109,39 +109,19 @@ def counted(pool, episodes, timesteps=FOR_EVER, **options):
     return taken, out
 
 
-@given(total=st.integers(0, 200), parts=st.integers(1, 50))
-def test_shares_differ_by_one_at_most(total, parts):
-    divided = shares(total, parts)
-    assert (sum(divided), len(divided)) == (total, parts)
-    assert max(divided) - min(divided) <= 1
-    assert divided == sorted(divided, reverse=True)
-
-
 @settings(deadline=None, max_examples=60)
 @given(
     lengths=st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=4), min_size=1, max_size=5),
     episodes=st.integers(0, 20),
+    timesteps=st.just(FOR_EVER) | st.integers(1, 40),
 )
-def test_exactly_as_many_rollouts_count_as_asked_the_first_of_each_actor(lengths, episodes):
-    taken, by_actor = counted(pool_of(lengths), episodes)
-    wanted = shares(episodes, len(lengths))
-    assert by_actor == {actor: list(range(n)) for actor, n in enumerate(wanted)}
-    needed = max(sum(own[k % len(own)] for k in range(n)) for own, n in zip(lengths, wanted))
-    assert needed <= taken <= needed + 1, "an end is known one step later"
-
-
-@settings(deadline=None, max_examples=60)
-@given(
-    lengths=st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=4), min_size=1, max_size=5),
-    episodes=st.integers(0, 20),
-    timesteps=st.integers(1, 40),
-)
-def test_timesteps_remain_the_limit(lengths, episodes, timesteps):
+def test_exactly_as_many_rollouts_count_as_asked_the_first_of_each_actor(lengths, episodes, timesteps):
     taken, by_actor = counted(pool_of(lengths), episodes, timesteps)
-    assert taken <= timesteps
-    for own, wanted, found in zip(lengths, shares(episodes, len(lengths)), by_actor.values()):
-        ends = np.cumsum([own[k % len(own)] for k in range(wanted)])
-        assert found == list(range(int((ends <= timesteps).sum())))
+    wanted = shares(episodes, len(lengths))
+    ends = [np.cumsum([own[k % len(own)] for k in range(n)]) for own, n in zip(lengths, wanted)]
+    assert by_actor == {actor: list(range(int((own <= timesteps).sum()))) for actor, own in enumerate(ends)}
+    needed = max(int(own[-1]) if len(own) else 0 for own in ends)
+    assert min(needed, timesteps) <= taken <= min(needed + 1, timesteps), "an end is known one step later"
 
 
 class Tallied(Numbered):
@@ -177,12 +157,6 @@ def test_no_step_is_taken_beyond_what_was_asked_and_actors_go_on_afterwards(tmp_
         assert (pool.time_idxs[:, 0] == [3, 4, 2, 1, 4]).all()
     finally:
         pool.close()
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-def test_workers_count_alike(workers):
-    lengths = [[1, 5], [9], [2, 2, 7], [3], [30]]
-    assert counted(pool_of(lengths, env_mode="async", workers=workers), 13)[1] == counted(pool_of(lengths), 13)[1]
 
 
 def test_rows_of_a_vectorised_environment_are_actors():
@@ -221,6 +195,42 @@ def test_the_mean_is_unbiased_where_good_rollouts_are_long():
     assert abs(mean - 0.5) < 3 * 0.5 / np.sqrt(rollouts)
 
 
+def good_is_long(mode):
+    """16 actors of `GoodIsLong` in a pool of this mode."""
+    if mode in ("sync", "async"):
+        return make_pool([partial(AMAGOEnv, GoodIsLong(), env_name="E") for _ in range(16)], env_mode=mode, workers=2, seed=0)
+    autoreset = gym.vector.AutoresetMode[mode]
+
+    def make():
+        return AMAGOEnv(gym.vector.SyncVectorEnv([GoodIsLong] * 16, autoreset_mode=autoreset), "E", batched_envs=16)
+
+    return make_pool([make], env_mode="already_vectorized", parallel_actors=16, seed=0)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "SAME_STEP", "NEXT_STEP"])
+@pytest.mark.parametrize(("timesteps", "times", "each"), [(210, 10, 2)])
+def test_evaluations_by_steps_are_unbiased_where_good_rollouts_are_long(mode, timesteps, times, each):
+    pool = good_is_long(mode)
+    try:
+        metrics = [evaluate(Idle(), pool, timesteps) for _ in range(times)]
+    finally:
+        pool.close()
+    rollouts = [m[NUMBER_OF_ROLLOUTS] for m in metrics]
+    assert np.mean(rollouts) >= 0.95 * each * 16
+    assert abs(np.mean([m[AVERAGE_RETURN] for m in metrics]) - 0.5) < 3 * 0.5 / np.sqrt(sum(rollouts))
+
+
+def test_first_rollouts_that_do_not_end_are_named():
+    makers = [partial(numbered, each) for each in ([3], [50])]
+    pool = make_pool(makers, env_mode="sync", parallel_actors=2)
+    try:
+        with pytest.warns(UserWarning, match="first rollout of 1 of 2 actors did not end within 20 steps"):
+            metrics = evaluate(Idle(), pool, 20)
+    finally:
+        pool.close()
+    assert metrics[NUMBER_OF_ROLLOUTS] == 1
+
+
 def test_the_rule_of_the_original_system_favours_short_rollouts():
     config.parse_files(["zoo/original"])
     mean, rollouts = mean_of_many(episodes=16, times=30)
@@ -243,17 +253,8 @@ def test_only_the_rollouts_that_count_are_saved(tmp_path):
     assert len(list((tmp_path / "saved").iterdir())) == 7
 
 
-def test_an_experiment_counts_exactly(tmp_path):
-    e = tiny.started(tmp_path, tiny.cartpole)
-    try:
-        for episodes in (1, 3, 8):
-            assert e.evaluate_test(tiny.cartpole, FOR_EVER, episodes=episodes)[NUMBER_OF_ROLLOUTS] == episodes
-    finally:
-        e.close()
-
-
-@pytest.mark.parametrize(("episodes", "actors"), [(1, 8), (3, 8), (7, 2)])
-def test_the_command_counts_exactly(tmp_path, capsys, episodes, actors):
+def test_the_command_counts_exactly(tmp_path, capsys):
+    episodes, actors = 3, 8
     e = tiny.learned(tmp_path, tiny.cartpole, always_save_latest=True, train_batches_per_epoch=0)
     e.close()
     (e.run_dir / ARGS_FILE).write_text(json.dumps({"env": "CartPole-v1", "horizon": 30}))

@@ -10,8 +10,7 @@ import tiny
 import torch
 
 from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, MambaTrajEncoder, TformerTrajEncoder
-from amago.run.group_timing import GroupTiming
-from amago.run.rollout import Rollout
+from amago.run.rollout import GroupTiming, Rollout
 from amago.spaces import action_spec, rl2_space
 
 SPACE = gym.spaces.Box(-1.0, 1.0, (2,))
@@ -59,7 +58,7 @@ class Numbers:
         self.rl2s, self.time_idxs = np.zeros((5, 3), np.float32), np.zeros((5, 1), np.int64)
         self.resets, self.busy, self.sizes = np.ones(5, bool), [False, False], []
         self.actions, self.extras = np.zeros((5, 2), np.float32), {}
-        self.log = []
+        self.log, self.shares_process = [], False
 
     def send(self, group, actions):
         assert not self.busy[group]
@@ -139,13 +138,6 @@ def test_actions_do_not_depend_on_the_timing(model):
             np.testing.assert_allclose(mine, expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(("model", "tries"), [("unsliced", 1), ("says so", 0)])
-def test_a_model_that_cannot_slice_its_memory_is_tried_once(model, tries):
-    policy = agent(model)
-    scripted(Numbers(), True).run(policy, 9, sample=False)
-    assert policy.traj_encoder.tried == tries
-
-
 def test_memory_from_outside_is_taken_in_turns():
     policy = agent("gru")
     pool = Numbers()
@@ -202,33 +194,3 @@ def test_each_is_tried_and_the_faster_goes_on(clock, better):
     assert out[:TRIED] == [False] * TRIED
     assert out[TRIED : 2 * TRIED + 1] == [True] * (TRIED + 1)
     assert out[2 * TRIED + 2 :] == [better] * (100 - 2 * TRIED - 2)
-
-
-def test_they_are_tried_again_now_and_then(clock):
-    made = GroupTiming(clock)
-    assert steps(made, clock, {False: 1.0, True: 1.5}, GroupTiming.TRIAL_INTERVAL)[-1] is False
-    out = steps(made, clock, {False: 1.5, True: 1.0}, 2 * TRIED + 200)
-    assert out[-1] is True, "what was slower is faster now"
-    assert (
-        sum(steps(made, clock, {False: 1.5, True: 1.0}, 10 * GroupTiming.TRIAL_INTERVAL))
-        > 0.98 * 10 * GroupTiming.TRIAL_INTERVAL
-    )
-
-
-@pytest.mark.parametrize("length", [1, 3, 7])
-def test_short_runs_are_a_trial_together(clock, length):
-    made, out = GroupTiming(clock), []
-    for _ in range(200 // length):
-        made.begin_run()
-        out += steps(made, clock, {False: 1.0, True: 0.5}, length)
-        clock.now += 1000.0  # an update
-    assert (True in out) == (length > 1), "of single steps nobody knows how long they take"
-    assert out[-1] is (length > 1)
-
-
-def test_one_slow_step_decides_nothing(clock):
-    made, out = GroupTiming(clock), []
-    for i in range(60):
-        out.append(made.joint())
-        clock.now += 100.0 if i == 7 else (1.5 if out[-1] else 1.0)
-    assert not out[-1]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tiny
-from messages import naming
+from messages import refused
 from tiny import learned, started
 
 from amago import config
@@ -24,14 +24,7 @@ def teacher(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "path",
-    [
-        "",
-        "ckpts/training_states/teacher_epoch_1",
-        "ckpts/policy_weights/policy_epoch_1.pt",
-        "ckpts/latest/policy.pt",
-        "policy.pt",
-    ],
+    "path", ["", "ckpts/training_states/teacher_epoch_1", "ckpts/policy_weights/policy_epoch_1.pt", "policy.pt"]
 )
 def test_a_run_a_training_state_or_a_file(tmp_path, teacher, path):
     source, weights = teacher
@@ -41,14 +34,6 @@ def test_a_run_a_training_state_or_a_file(tmp_path, teacher, path):
     e.learn()
     assert tiny.differing(weights, tiny.weights(e))
     assert tiny.rows(e.run_dir, "train")[-1]["values"]["Learning Rate"] == pytest.approx(0.000625), "a warm-up of its own"
-    e.close()
-
-
-def test_a_file_far_from_any_run(tmp_path, teacher):
-    source, weights = teacher
-    (tmp_path / "w.pt").write_bytes((source.run_dir / "policy.pt").read_bytes())
-    e = started(tmp_path, init_from=str(tmp_path / "w.pt"))
-    assert not tiny.differing(weights, tiny.weights(e))
     e.close()
 
 
@@ -67,7 +52,7 @@ def test_a_run_that_resumes_keeps_its_own_weights(tmp_path, teacher):
 
 def test_weights_that_do_not_fit_are_refused_by_name(tmp_path, teacher):
     source, _ = teacher
-    with pytest.raises(CheckpointError, match=naming("policy.pt", "traj_encoder.rnn.weight_ih_l0")):
+    with refused(CheckpointError, "policy.pt", "traj_encoder.rnn.weight_ih_l0"):
         started(tmp_path, traj="gru", init_from=source.run_dir)
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
     learned(tmp_path).close()  # the name is free
@@ -76,21 +61,21 @@ def test_weights_that_do_not_fit_are_refused_by_name(tmp_path, teacher):
 @pytest.mark.parametrize("value", ["nowhere", 3, ""])
 def test_what_does_not_exist_is_refused_before_anything_starts(tmp_path, value):
     made = []
-    with pytest.raises(SettingsError, match=naming("init_from", value)):
+    with refused(SettingsError, "init_from", value):
         started(tmp_path, lambda: made.append(1) or tiny.tmaze(), init_from=value)
     assert not made
 
 
 def test_a_directory_without_weights(tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(CheckpointError, match=naming(str(tmp_path / "empty"))):
+    with refused(CheckpointError, str(tmp_path / "empty")):
         started(tmp_path, init_from=tmp_path / "empty")
 
 
 def test_the_weights_may_not_be_what_is_overwritten(tmp_path):
     e = learned(tmp_path, ckpt_interval=1)
     e.close()
-    with pytest.raises(SettingsError, match=naming("init_from", "overwrite=True")):
+    with refused(SettingsError, "init_from", "overwrite=True"):
         started(tmp_path, init_from=e.run_dir, overwrite=True)
     again = started(tmp_path, init_from=e.ckpt_dir / "policy_weights" / "policy_epoch_0.pt")  # go on in the same directory
     assert not tiny.differing(tiny.weights(e), tiny.weights(again))

@@ -5,15 +5,15 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from messages import naming
+from messages import refused
 
 from amago import config
 from amago.data.trajectory import StoredTraj
 from amago.envs import AMAGOEnv, EpsilonGreedy, make_pool
 from amago.envs.pool.faults import ActorError
 from amago.loading import Batch
-from amago.run.update import MAX_SKIPPED_IN_A_ROW, NonFiniteTraining
-from amago.spaces import NonFiniteError, action_spec, all_finite
+from amago.run.learner import MAX_SKIPPED_IN_A_ROW, NonFiniteTraining
+from amago.spaces import NonFiniteError, all_finite
 from amago.store import TrajectoryStore, TrajectoryWriter
 
 NAN, INF = float("nan"), float("inf")
@@ -82,46 +82,16 @@ def steps_until_refused(env, limit=20):
     raise AssertionError("nothing was refused")
 
 
-@pytest.mark.parametrize("value", [NAN, INF, -INF])
-@pytest.mark.parametrize(
-    ("poison", "named"),
-    [
-        ("observation", ("'observation'", [1, 0])),
-        ("nested/deep", ("'nested/deep'", [2])),
-        ("reward", ("reward",)),
-    ],
-)
-def test_one_environment_is_refused_by_name_key_and_step(poison, named, value):
-    with pytest.raises(NonFiniteError, match=naming("one, step 2", value, *named)):
-        steps_until_refused(AMAGOEnv(Poisoned(poison, value), "one"))
-
-
-def test_the_observation_of_a_reset_is_step_0():
-    with pytest.raises(NonFiniteError, match=naming("one, step 0", "'observation'", NAN)):
-        AMAGOEnv(Poisoned("observation", at=(0, 0)), "one").reset()
-
-
-@pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
-@pytest.mark.parametrize(("poison", "named"), [("nested/deep", ("'nested/deep'", INF, [2])), ("reward", ("reward", 1e39))])
-def test_what_float32_cannot_hold_counts_as_infinite(poison, named):
-    with pytest.raises(NonFiniteError, match=naming("one, step 2", *named)):
-        steps_until_refused(AMAGOEnv(Poisoned(poison, 1e39), "one"))
-
-
 @pytest.mark.parametrize("poison", ["observation", "nested/deep", "reward"])
 @pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda m: m.name)
-@pytest.mark.parametrize("step", [2, EPISODE], ids=["inside", "last"])
+@pytest.mark.parametrize("step", [0, 2, EPISODE], ids=["first", "inside", "last"])
 def test_rows_of_a_batch_are_refused_by_number(mode, poison, step):
+    if (poison, step) == ("reward", 0):
+        return
     env = vector(mode, 3, 1, poison=poison, at=(1, step))
     what = "reward" if poison == "reward" else repr(poison)
-    with pytest.raises(NonFiniteError, match=naming(f"many (row 1), step {step}", what, NAN)):
+    with refused(NonFiniteError, f"many (row 1), step {step}", what, NAN):
         steps_until_refused(env)
-
-
-@pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda m: m.name)
-def test_first_observations_of_later_rollouts_are_step_0_of_their_row(mode):
-    with pytest.raises(NonFiniteError, match=naming("many (row 2), step 0", "'observation'", NAN)):
-        steps_until_refused(vector(mode, 3, 2, poison="observation", at=(1, 0)))
 
 
 def test_final_observations_of_rows_that_did_not_end_mean_nothing():
@@ -145,7 +115,7 @@ def test_final_observations_of_rows_that_did_not_end_mean_nothing():
     env.reset()
     for _ in range(5):
         env.step(np.zeros((2, 1), np.int64))
-    with pytest.raises(NonFiniteError, match=naming("batch (row 0), step 3", "'observation'", NAN)):
+    with refused(NonFiniteError, "batch (row 0), step 3", "'observation'", NAN):
         env.step(np.zeros((2, 1), np.int64))
 
 
@@ -155,7 +125,7 @@ def test_actions_are_refused_before_the_environment_or_noise_sees_them(wrap, val
     env = wrap(AMAGOEnv(Poisoned(), "one"))
     env.reset()
     env.step(np.zeros((1, 2), np.float32))
-    with pytest.raises(NonFiniteError, match=naming("one, step 2", "action[1]", value, [-1, 1])):
+    with refused(NonFiniteError, "one, step 2", "action[1]", value, [-1, 1]):
         env.step(np.array([[0.0, value]], np.float32))
     assert env.unwrapped.t == 1
 
@@ -172,17 +142,6 @@ def test_all_finite_whatever_the_size(n):
             b[n // 2] = value
             assert not all_finite(b)
     assert all_finite(np.array([INF, -INF], np.float32)) is False
-
-
-def test_many_actions_are_checked_alike():
-    spec = action_spec(gym.spaces.Box(-1.0, 1.0, (100,)))
-    good = np.linspace(-1, 1, 200, dtype=np.float32).reshape(2, 100)
-    spec.check(good)
-    for value in (NAN, INF, 1.001, -2.0):
-        bad = good.copy()
-        bad[1, 7] = value
-        with pytest.raises(ValueError, match=naming("action[1, 7]")):
-            spec.check(bad)
 
 
 # ---- in a pool: a fault like any other ------------------------------------------------------------------------------------
@@ -232,7 +191,7 @@ def test_an_environment_that_never_stops_doing_it_ends_the_run(mode, tmp_path):
     pool = faulty_pool(mode, tmp_path, at=(None, 1), max_env_restarts=2, **extra)
     try:
         pool.reset()
-        with pytest.raises(ActorError, match=naming("max_env_restarts", 2, "step 1", "reward", NAN)):
+        with refused(ActorError, "max_env_restarts", 2, "step 1", "reward", NAN):
             for _ in range(10):
                 pool.step(np.zeros((3, 2), np.float32))
     finally:
@@ -243,7 +202,7 @@ def test_a_policy_of_nan_ends_the_run(tmp_path):
     e = tiny.started(tmp_path, tiny.pendulum, max_env_restarts=3)
     for p in e.policy.actor.parameters():
         p.data.fill_(NAN)
-    with pytest.raises(ActorError, match=naming("max_env_restarts", 3, "NonFiniteError", "Pendulum, step 1", "action", NAN)):
+    with refused(ActorError, "max_env_restarts", 3, "NonFiniteError", "Pendulum, step 1", "action", NAN):
         e.learn()
     e.close()
 
@@ -278,9 +237,8 @@ def trainer(root, traj="ff", make_env=tiny.pendulum, **fields):
 
 @pytest.mark.parametrize("value", [NAN, INF])
 @pytest.mark.parametrize("place", ["obs", "rl2s", "rews", "actions"])
-@pytest.mark.parametrize("traj", ["ff", "gru", "transformer"])
-def test_an_update_on_a_poisoned_batch_is_skipped_bit_for_bit(buffer, traj, place, value):
-    e = trainer(buffer, traj)
+def test_an_update_on_a_poisoned_batch_is_skipped_bit_for_bit(buffer, place, value):
+    e = trainer(buffer, "transformer")
     good = e.train_dloader.draw(0)
     e.train_step(good, log_step=False)
     trained = [p.detach().clone() for p in e.policy.trainable_params]
@@ -320,7 +278,7 @@ def test_a_store_written_by_hand_stops_the_run_after_so_many_updates(tmp_path):
             w.write(StoredTraj({"observation": np.zeros((7, 3), np.float32)}, np.zeros((6, 1), np.float32), rews, rews > 0))
     e = trainer(tmp_path, train_batches_per_epoch=2 * MAX_SKIPPED_IN_A_ROW, ckpt_interval=1)
     before = [p.detach().clone() for p in e.policy.trainable_params]
-    with pytest.raises(NonFiniteTraining, match=naming(20)):
+    with refused(NonFiniteTraining, 20):
         e.learn()
     assert all(p.equal(q) for p, q in zip(e.policy.trainable_params, before, strict=True))
     assert (e.updater.skipped, e.updater.grad_steps) == (MAX_SKIPPED_IN_A_ROW, 0)
@@ -329,7 +287,7 @@ def test_a_store_written_by_hand_stops_the_run_after_so_many_updates(tmp_path):
 
 # ---- and training makes none of its own -------------------------------------------------------------------------------------
 
-UPDATES = 1000
+UPDATES = 120
 
 
 def made_up(kind, length=5, sequences=4):
@@ -374,7 +332,7 @@ class Shape(gym.Env):
 
 
 @pytest.mark.parametrize("kind", ["huge", "constant", "bf16"])
-def test_a_thousand_updates_stay_finite(tmp_path, kind):
+def test_hundreds_of_updates_stay_finite(tmp_path, kind):
     """Rewards of +-1e8; constant observations and no reward; the first with bf16 autocast and discrete actions."""
     space = gym.spaces.Discrete(2) if kind == "bf16" else gym.spaces.Box(-1.0, 1.0, (2,))
     e = trainer(

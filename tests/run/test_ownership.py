@@ -9,19 +9,15 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 import tiny
-from messages import naming
+from messages import refused
 from tiny import EPISODE, experiment, learned, started
 
-from amago import config
 from amago.cli_utils import switch_async_mode
 from amago.loading import DiskTrajDataset, MixtureOfDatasets
-from amago.run.locks import RunLock
-from amago.run.ownership import RunExistsError, RunInUseError
-from amago.store import TrajectoryStore
+from amago.run.rundir import RunExistsError, RunInUseError
 
 INF = float("inf")
 
@@ -43,7 +39,7 @@ def test_a_second_run_of_a_name_is_refused_with_the_ways_out(tmp_path, fields):
     learned(tmp_path, **fields).close()
     before = contents(tmp_path)
     e = started(tmp_path)
-    with pytest.raises(RunExistsError, match=naming("'run'", "resume='auto'", "run_name", "overwrite=True", "--overwrite")):
+    with refused(RunExistsError, "'run'", "resume='auto'", "run_name", "overwrite=True", "--overwrite"):
         e.learn()
     e.close()
     assert contents(tmp_path) == before, "nothing is lost"
@@ -91,48 +87,6 @@ def test_overwriting_loses_nothing_if_the_environment_fails(tmp_path):
     assert contents(tmp_path) == before
 
 
-def test_overwriting_another_environment_replaces_its_buffer(tmp_path):
-    learned(tmp_path, tiny.cartpole, train_timesteps_per_epoch=35).close()
-    e = learned(tmp_path, tiny.tmaze, overwrite=True)
-    assert e.updater.grad_steps == 2
-    e.close()
-
-
-def test_a_start_that_failed_before_any_result_may_be_repeated(tmp_path):
-    config.bind({"Agent.num_critics": 0})
-    with pytest.raises(ValueError, match="num_critics"):
-        started(tmp_path)
-    config.clear()
-    learned(tmp_path).close()
-
-
-def test_overwriting_and_resuming_contradict_each_other(tmp_path):
-    with pytest.raises(ValueError, match=naming("overwrite=True", "resume='auto'")):
-        started(tmp_path, overwrite=True, resume="auto")
-
-
-def test_processes_that_do_not_learn_join_a_run(tmp_path):
-    learned(tmp_path, ckpt_interval=1, always_save_latest=True).close()
-    collector = switch_async_mode(experiment(tmp_path, seed=5), "collect")
-    collector.start()
-    collector.learn()
-    assert collector.env_steps == 24
-    assert len(fifo(tmp_path)) == 2  # a file of each
-    collector.close()
-
-
-def test_collectors_may_start_before_the_learner(tmp_path):
-    collector = switch_async_mode(experiment(tmp_path, seed=5), "collect")
-    collector.start()
-    collector.learn()
-    learner = switch_async_mode(experiment(tmp_path), "learn")
-    learner.start()
-    learner.learn()
-    assert learner.updater.grad_steps == 2
-    learner.close()
-    collector.close()
-
-
 # ---- the buffer of another run -------------------------------------------------------------------------------------------
 
 
@@ -140,7 +94,7 @@ def test_a_buffer_of_another_run_is_refused_unless_it_is_to_be_shared(tmp_path):
     learned(tmp_path, name="first").close()
     before = contents(tmp_path)
     theirs = lambda: DiskTrajDataset(tmp_path, "first")  # noqa: E731
-    with pytest.raises(RunExistsError, match=naming("'first'", "'second'", "dset_name", "share_buffer=True", "protected")):
+    with refused(RunExistsError, "'first'", "'second'", "dset_name", "share_buffer=True", "protected"):
         started(tmp_path, name="second", dataset=theirs())
     assert contents(tmp_path) == before
     e = learned(tmp_path, name="second", dataset=theirs(), share_buffer=True)
@@ -158,7 +112,7 @@ def test_overwriting_never_deletes_a_shared_buffer(tmp_path):
     learned(tmp_path, name="second", dataset=theirs(), share_buffer=True).close()
     learned(tmp_path, name="second", dataset=theirs(), share_buffer=True, overwrite=True).close()
     assert set(old) <= set(fifo(tmp_path, "first"))
-    with pytest.raises(RunExistsError, match=naming("share_buffer=True")):
+    with refused(RunExistsError, "share_buffer=True"):
         started(tmp_path, name="second", dataset=theirs(), overwrite=True)
 
 
@@ -169,7 +123,7 @@ def test_reading_another_buffer_in_a_mixture_asks_nothing(tmp_path):
     assert e.updater.grad_steps == 2
     e.close()
     data = MixtureOfDatasets([DiskTrajDataset(tmp_path, "first"), DiskTrajDataset(tmp_path, "x")], [1, 1], collect_into=0)
-    with pytest.raises(RunExistsError, match=naming("'first'", "'third'")):
+    with refused(RunExistsError, "'first'", "'third'"):
         started(tmp_path, name="third", dataset=data)
 
 
@@ -181,38 +135,6 @@ def test_a_buffer_that_only_has_protected_data_is_free(tmp_path):
     (buffer / "protected_").rename(buffer / "protected")
     e = learned(tmp_path, name="second", dataset=DiskTrajDataset(tmp_path, "first"))
     assert e.updater.grad_steps > 0
-
-
-def test_a_renamed_run_keeps_its_buffer(tmp_path):
-    learned(tmp_path, name="before", ckpt_interval=1).close()
-    (tmp_path / "before").rename(tmp_path / "after")
-    e = learned(tmp_path, name="after", resume="auto", epochs=2)
-    assert (e.epoch, e.updater.grad_steps) == (2, 2 * e.train_batches_per_epoch), "it went on from the first epoch"
-
-
-def test_a_buffer_of_an_earlier_version_goes_with_the_run_that_resumes(tmp_path):
-    learned(tmp_path, ckpt_interval=1).close()
-    (tmp_path / "run" / "settings.json").unlink()
-    (tmp_path / "run" / "buffer" / "owner.json").unlink()
-    e = started(tmp_path)
-    with pytest.raises(RunExistsError, match=naming("metrics.jsonl")):
-        e.learn()
-    e.close()
-    learned(tmp_path, resume="auto", epochs=2).close()
-    assert json.loads((tmp_path / "run" / "buffer" / "owner.json").read_text())["run"] == "run"
-    (tmp_path / "run" / "buffer" / "owner.json").unlink()
-    e = started(tmp_path, overwrite=True)  # inside the run's directory, it is the run's
-    assert not fifo(tmp_path)
-    e.close()
-
-
-def test_the_store_does_not_mind_the_owner(tmp_path):
-    learned(tmp_path).close()
-    store = TrajectoryStore(tmp_path / "run" / "buffer")
-    store.refresh()
-    assert len(store) == 4
-    store.close()
-    assert not store.refused()
 
 
 # ---- two processes at once -----------------------------------------------------------------------------------------------
@@ -248,9 +170,10 @@ def other_learner(tmp_path):
 def test_a_run_that_is_written_is_refused_until_its_writer_is_dead(tmp_path, other_learner):
     process = other_learner()
     for resume in ("auto", "never"):
-        with pytest.raises(RunInUseError, match=naming("'run'", f"pid {process.pid}", socket.gethostname(), "since")):
+        with refused(RunInUseError, "'run'", f"pid {process.pid}", socket.gethostname(), "since"):
             started(tmp_path, resume=resume)
     collector = switch_async_mode(experiment(tmp_path, seed=5), "collect")
+    collector.epochs = 1
     collector.start()  # needs no lock
     collector.learn()
     collector.close()
@@ -269,7 +192,7 @@ def test_workers_that_outlive_a_learner_do_not_keep_its_lock(tmp_path, other_lea
 
 def test_two_experiments_of_one_process(tmp_path):
     first = started(tmp_path)
-    with pytest.raises(RunInUseError, match=naming("this process", "close()", os.getpid())):
+    with refused(RunInUseError, "this process", "close()", os.getpid()):
         started(tmp_path, resume="auto")
     first.close()
     started(tmp_path, resume="auto").close()
@@ -302,24 +225,6 @@ def test_disks_without_locks_are_mentioned(tmp_path, monkeypatch, caplog):
         learned(tmp_path).close()
     assert "cannot be locked (" in caplog.text
     assert "No locks available" in caplog.text
-
-
-def test_a_lock_ends_with_its_process_and_is_not_inherited(tmp_path):
-    lock = RunLock(tmp_path / "lock")
-    lock.acquire()
-    child = os.fork()
-    if child == 0:
-        time.sleep(20)
-        os._exit(0)
-    try:
-        lock.release()
-        again = RunLock(tmp_path / "lock")
-        again.acquire()  # although the child lives
-        again.release()
-        again.release()
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
 
 
 def test_evaluation_alone_needs_no_lock(tmp_path):

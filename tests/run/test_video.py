@@ -3,9 +3,7 @@
 import io
 import subprocess
 import sys
-import types
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -51,30 +49,6 @@ def test_an_mp4_shows_the_pictures_in_order(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["a.mp4"]
 
 
-def test_what_gymnasiums_recorder_is_given(tmp_path, monkeypatch):
-    """With a stand-in for moviepy, as the real one may be missing: the pictures, their rate, and one file at the right place."""
-
-    class Clip:
-        def __init__(self, frames, fps):
-            self.content = f"{len(frames)} pictures, {fps} a second".encode()
-
-        def write_videofile(self, path, logger=None):
-            Path(path).write_bytes(self.content)
-
-    clips = types.ModuleType("moviepy.video.io.ImageSequenceClip")
-    clips.ImageSequenceClip = Clip
-    for name in ("moviepy", "moviepy.video", "moviepy.video.io"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    monkeypatch.setitem(sys.modules, clips.__name__, clips)
-    monkeypatch.delitem(sys.modules, "gymnasium.utils.save_video", raising=False)
-    try:
-        path = video.write_video(pictures(), tmp_path / "new" / "a.mp4", fps=4)
-    finally:
-        sys.modules.pop("gymnasium.utils.save_video", None)
-    assert path.read_bytes() == b"6 pictures, 4 a second"
-    assert list(path.parent.iterdir()) == [path]
-
-
 def test_pictures_of_several_sizes_and_odd_sides():
     frames = video.as_frames([np.full((301, 7, 3), 9, np.uint8), np.full((300, 9, 3), 9, np.uint8)])
     assert {f.shape for f in frames} == {(302, 10, 3)}
@@ -99,20 +73,6 @@ def test_wrong_arguments(tmp_path, monkeypatch):
         with pytest.raises(ImportError, match=r"amago\[video\]"):
             video.check_video_path(tmp_path / f"a{suffix}")
     assert not list(tmp_path.iterdir())
-
-
-def test_an_existing_video_survives_a_failure(tmp_path, monkeypatch):
-    path = video.write_video(pictures(), tmp_path / "a.gif", 4)
-    before = path.read_bytes()
-
-    def fails(*args):
-        raise OSError("disk full")
-
-    monkeypatch.setattr(video, "gif", fails)
-    with pytest.raises(OSError, match="disk full"):
-        video.write_video(pictures(2), path, 4)
-    assert path.read_bytes() == before
-    assert [p.name for p in tmp_path.iterdir()] == ["a.gif"]
 
 
 def test_tensorboard_shows_the_film(tmp_path):

@@ -34,11 +34,6 @@ def test_dtypes_and_ranges_count_only_on_request():
     assert space_differences(first, second) == [("observation 'x'", "float32 (3,)", "float16 (3,)")]
 
 
-def test_several_differences_are_sorted_by_name():
-    found = space_differences((OBS, G.Discrete(3)), (G.Dict({"a": G.Box(0, 1)}), G.Discrete(2)))
-    assert [d.name for d in found] == ["actions", "observation 'a'", "observation 'image'", "observation 'x'"]
-
-
 def box(low, high, dtype=np.float32):
     return G.Box(np.array(low, dtype), np.array(high, dtype), dtype=dtype)
 
@@ -83,9 +78,3 @@ def test_ranges_of_other_units(name):
     [found] = space_differences((one, G.Discrete(2)), (two, G.Discrete(2)), ranges=True)
     assert found.name == "observation 'x'"
     assert found.first != found.second
-
-
-def test_a_difference_names_the_ranges():
-    one, two = G.Dict({"x": G.Box(0, 1, (3,))}), G.Dict({"x": G.Box(0, 255, (3,), np.uint8)})
-    found = space_differences((one, G.Discrete(2)), (two, G.Discrete(2)), ranges=True)
-    assert found == [("observation 'x'", "float32 (3,) from 0 to 1", "uint8 (3,) from 0 to 255")]

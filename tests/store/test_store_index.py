@@ -12,11 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from store_helpers import KINDS, assert_numbered, episodes, numbered, opened, put, writer
+from messages import check_refused, refused
+from store_helpers import assert_numbered, episodes, numbered, opened, put, writer
 
-from amago.store import EvictedError, TrajectoryStore, files
-from amago.store import store as store_module
-from amago.store.file_cache import FileCache
+from amago.store import EvictedError, PickleRefusedError, TrajectoryStore, files
 
 
 def names(root, part="fifo"):
@@ -36,16 +35,6 @@ def test_files_found_at_once_are_ordered_by_sequence_then_writer_never_by_time(t
     for path in (tmp_path / "fifo").iterdir():
         os.utime(path, (0, rng.randrange(10**9)))
     assert episodes(opened(tmp_path)) == [1, 2, 5, 3, 4]
-
-
-def test_what_was_taken_in_first_stays_first(tmp_path):
-    put(tmp_path, [1], "z")
-    store = opened(tmp_path)
-    put(tmp_path, [2], "a")  # lower in (sequence, writer), but later
-    store.refresh()
-    put(tmp_path, [3], "b")
-    store.refresh()
-    assert episodes(store) == [1, 2, 3]
 
 
 def test_the_oldest_are_evicted_by_whole_files(tmp_path):
@@ -68,28 +57,6 @@ def test_the_oldest_are_evicted_by_whole_files(tmp_path):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("save_as", KINDS)
-@pytest.mark.parametrize("limit", [0, 1, 3, 6, 7, 100])
-def test_the_limit_is_never_passed_by_more_than_one_file(tmp_path, save_as, limit):
-    store = TrajectoryStore(tmp_path, limit)
-    for i in range(4):
-        put(tmp_path, [0, 1] if i % 2 else [0], f"w{i}", save_as)
-        store.refresh()
-    largest = 2 if save_as == "segments" else 1
-    assert min(limit, 6) <= len(store) < limit + largest or len(store) == limit
-    assert len(names(tmp_path)) == store.info()["files"]
-
-
-def test_protected_data_neither_counts_nor_goes(tmp_path):
-    put(tmp_path, range(10), "p", part="protected")
-    store = TrajectoryStore(tmp_path, 2)
-    for i in range(4):
-        put(tmp_path, [100 + i])
-        store.refresh()
-    assert episodes(store) == [*range(10), 102, 103]
-    assert names(tmp_path, "protected") == {"p-000000000000-n10.safetensors"}
-
-
 def test_without_edit_rights_nothing_on_disk_changes(tmp_path):
     for i in range(4):
         put(tmp_path, [i])
@@ -98,25 +65,8 @@ def test_without_edit_rights_nothing_on_disk_changes(tmp_path):
     assert len(store) == 4
     assert names(tmp_path) == before
     assert not (tmp_path / "order.journal").exists()
-    with pytest.raises(PermissionError, match="edit=False"):
+    with refused(PermissionError, "edit=False"):
         store.delete()
-
-
-def test_a_collector_writes_what_a_learner_takes_in(tmp_path):
-    learner, watcher = TrajectoryStore(tmp_path, 3), TrajectoryStore(tmp_path, 3, edit=False)
-    with writer(tmp_path, "actor") as w:
-        for i in range(6):
-            w.write(numbered(i, 4))
-            w.flush()
-            learner.refresh()
-            watcher.refresh()
-            assert episodes(watcher) == episodes(learner) == list(range(max(0, i - 2), i + 1))
-
-
-@pytest.mark.parametrize("limit", [-1, float("nan")])
-def test_limits(tmp_path, limit):
-    with pytest.raises(ValueError, match=f"max_trajectories is {limit}, but must be at least 0"):
-        TrajectoryStore(tmp_path, limit)
 
 
 # Restart
@@ -134,22 +84,6 @@ def test_a_restart_keeps_the_order_and_evicts_the_same(tmp_path):
     put(tmp_path, [4], "a")
     again.refresh()
     assert episodes(opened(tmp_path, 4)) == [1, 2, 3, 4]
-
-
-def test_a_restart_does_not_read_the_data_again(tmp_path, monkeypatch):
-    put(tmp_path, [0, 1], "a")
-    put(tmp_path, [2], "b", "npz")
-    opened(tmp_path)
-    checked = []
-    monkeypatch.setattr(store_module.ix.segment, "check_data", lambda *args: checked.append(args))
-    assert len(opened(tmp_path)) == 3
-    assert not checked
-    path = tmp_path / "fifo" / "a-000000000000-n2.safetensors"
-    os.utime(path)  # touched: no longer the file that was checked
-    assert len(opened(tmp_path)) == 3
-    assert len(checked) == 1
-    assert len(opened(tmp_path)) == 3
-    assert len(checked) == 1
 
 
 @pytest.mark.parametrize(
@@ -208,14 +142,9 @@ def test_state_is_json_and_restores_order_and_counters(tmp_path):
     again = TrajectoryStore(tmp_path, 4)
     again.load_state_dict(state)
     assert episodes(again) == [9, 1, 2, 3, 4]
+    check_refused(ValueError, *(("state", lambda bad=bad: again.load_state_dict(bad)) for bad in ({}, {"version": 2})))
     assert {k: again.info()[k] for k in ("ingested", "evicted")} == {"ingested": 5, "evicted": 1}
     assert episodes(opened(tmp_path, 4)) == [9, 1, 2, 3, 4]
-
-
-@pytest.mark.parametrize("state", [{}, {"version": 2}, {"version": 1, "order": {}}, {"version": 1, "order": 3}])
-def test_states_of_something_else(tmp_path, state):
-    with pytest.raises(ValueError, match="state"):
-        TrajectoryStore(tmp_path).load_state_dict(state)
 
 
 # Deleting
@@ -244,7 +173,7 @@ def partly_foreign(root):
     return store
 
 
-FOREIGN = {"notes.txt", "fifo/folder/notes.txt", "quarantine/fifo-mine.npz", ".lock"}
+FOREIGN = {"notes.txt", "fifo/folder/notes.txt", "quarantine/fifo-mine.npz"}
 
 
 def test_delete_clears_the_fifo_alone(tmp_path):
@@ -259,16 +188,6 @@ def test_delete_clears_the_fifo_alone(tmp_path):
     put(tmp_path, [6], "a")
     store.refresh()
     assert episodes(store) == episodes(opened(tmp_path)) == [3, 4, 6]
-
-
-def test_what_was_protected_keeps_its_order(tmp_path):
-    put(tmp_path, [1], "z", part="protected")
-    opened(tmp_path)
-    put(tmp_path, [2], "a", part="protected")
-    store = opened(tmp_path)
-    put(tmp_path, [3])
-    store.delete()
-    assert episodes(opened(tmp_path)) == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -287,15 +206,6 @@ def test_more_is_deleted_on_request_but_never_what_is_not_ours(tmp_path, options
     assert episodes(store) == ([] if "delete_protected" in options else [3, 4])
 
 
-def test_an_empty_quarantine_goes_with_its_files(tmp_path):
-    put(tmp_path, [1], part="protected")
-    (tmp_path / "protected" / BAD).write_bytes(b"bad")
-    store = opened(tmp_path)
-    assert names(tmp_path, "quarantine") == {f"protected-{BAD}"}
-    store.delete(delete_quarantine=True)
-    assert not (tmp_path / "quarantine").exists()
-
-
 # Refused files
 
 
@@ -310,12 +220,13 @@ def test_every_refused_file_is_listed_with_the_reason(tmp_path):
         "quarantine/fifo-mine.npz": "the array 'metadata' is missing",
         "quarantine/protected-README.md": "neither .safetensors nor .npz",
     }
-    for store in (opened(tmp_path), opened(tmp_path)):  # the second finds what the first has moved to quarantine
-        refused = {os.path.relpath(path, tmp_path): reason for path, reason in store.refused().items()}
-        assert refused.keys() == expected.keys()
-        for path, part in expected.items():
-            assert part in refused[path]
-    assert opened(tmp_path, edit=False).refused().keys() == store.refused().keys()
+    first, second = opened(tmp_path), opened(tmp_path)
+    refused = {os.path.relpath(path, tmp_path): reason for path, reason in first.refused().items()}
+    assert refused.keys() == expected.keys()
+    for path, part in expected.items():
+        assert part in refused[path]
+    assert "an earlier process" in second.refused()[str(tmp_path / "quarantine" / "fifo-mine.npz")]
+    assert opened(tmp_path, edit=False).refused().keys() == first.refused().keys()
 
 
 def test_a_file_that_cannot_be_opened_counts_as_refused_until_it_can(tmp_path, monkeypatch):
@@ -345,10 +256,10 @@ def test_temporary_files_of_the_dead_are_removed_and_those_of_the_living_are_not
     put(tmp_path, [2], part="protected")
     child = os.posix_spawn("/bin/true", ["true"], {})
     os.waitpid(child, 0)
-    dead = tmp_path / "fifo" / f".tmp-{files._host()}-{child}-aa"
-    alive = tmp_path / "fifo" / f".tmp-{files._host()}-{os.getpid()}-aa"
+    alive = files.temporary(tmp_path / "fifo")
+    dead = alive.with_name(alive.name.replace(f"-{os.getpid()}-", f"-{child}-"))
     elsewhere, old = tmp_path / "fifo" / ".tmp-00000000-1-aa", tmp_path / "protected" / ".tmp-what"
-    journal = tmp_path / f".tmp-{files._host()}-{child}-bb"  # of a learner that was killed while it rewrote the order
+    journal = tmp_path / dead.name  # of a learner that was killed while it rewrote the order
     for path in (dead, alive, elsewhere, old, journal):
         path.write_bytes(b"half a fi")
     os.utime(old, (0, time.time() - 3600))
@@ -362,29 +273,6 @@ def test_temporary_files_of_the_dead_are_removed_and_those_of_the_living_are_not
 # Many files, many readers
 
 
-def test_few_files_are_kept_open(tmp_path, monkeypatch):
-    w = writer(tmp_path, save_as="npz")
-    for i in range(100):
-        w.write(numbered(i, 2))
-    store = opened(tmp_path)
-    store._cache.limit = 8
-    before = len(os.listdir("/proc/self/fd"))
-    for i in np.random.default_rng(0).integers(0, 100, 500):
-        assert_numbered(store.read(int(i)))
-        assert len(os.listdir("/proc/self/fd")) <= before + 8
-    store.close()
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_the_limit_of_open_files_follows_the_process(monkeypatch):
-    import resource
-
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 4096))
-    assert FileCache().limit == 64
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (10, 4096))
-    assert FileCache().limit == 8
-
-
 def test_an_index_of_before_the_eviction(tmp_path):
     for i in range(3):
         put(tmp_path, [i])
@@ -393,9 +281,9 @@ def test_an_index_of_before_the_eviction(tmp_path):
     store.max_trajectories = 1
     store.refresh()
     assert episodes(store) == [2]
-    with pytest.raises(EvictedError, match="index 2 was drawn before files were deleted"):
+    with refused(EvictedError, "index 2 was drawn before files were deleted"):
         store.read(2)
-    with pytest.raises(EvictedError, match="draw another index"):
+    with refused(EvictedError, "draw another index"):
         view.read(0)
     assert assert_numbered(view.read(2)) == 2
     with pytest.raises(IndexError):
@@ -435,19 +323,6 @@ def test_a_file_leaves_the_index_before_it_leaves_the_disk(tmp_path, monkeypatch
     assert drawn == [[5]] * 3
 
 
-def test_a_file_being_read_when_it_is_evicted_is_read_to_the_end(tmp_path):
-    [path] = put(tmp_path, [5]).iterdir()
-    store = opened(tmp_path)
-    entry = store.view()._entries[0]
-    file = store._cache.acquire(entry, lambda _: os.open(path, os.O_RDONLY))
-    store.max_trajectories = 0
-    assert store.refresh().evicted == 1
-    assert len(os.pread(file.fd, 100, 0)) == 100
-    store._cache.release(file)
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(file.fd)
-
-
 def test_stores_and_views_go_to_other_processes(tmp_path):
     put(tmp_path, [5, 6])
     store = opened(tmp_path)
@@ -468,32 +343,6 @@ def test_a_forked_process_reads_while_the_parent_does(tmp_path):
     script = Path(__file__).with_name("fork_reader.py")
     done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "child [0, 1, 2, 3, 4]\nparent [0, 1, 2, 3, 4]\n"), done.stderr
-
-
-def test_an_unreadable_file_is_tried_again(tmp_path, monkeypatch, caplog):
-    put(tmp_path, [1])
-    store = TrajectoryStore(tmp_path)
-    with monkeypatch.context() as patch:
-
-        def busy(*args):
-            raise OSError(5, "Input/output error")
-
-        patch.setattr(store_module.ix.segment, "parse", busy)
-        with caplog.at_level(logging.WARNING, "amago.store"):
-            store.refresh()
-    assert "cannot be read now" in caplog.text
-    assert len(store) == 0
-    store.refresh()
-    assert episodes(store) == [1]
-
-
-def test_a_bug_of_ours_costs_a_file_not_the_run(tmp_path, monkeypatch, caplog):
-    put(tmp_path, [1])
-    monkeypatch.setattr(store_module.ix, "_load_segment", lambda *args: 1 / 0)
-    with caplog.at_level(logging.WARNING, "amago.store"):
-        assert len(opened(tmp_path)) == 0
-    assert "unexpected ZeroDivisionError" in caplog.text
-    assert (tmp_path / "quarantine" / "fifo-w-000000000000-n1.safetensors").exists()
 
 
 def test_quarantine_keeps_files_of_one_name_apart(tmp_path):
@@ -519,30 +368,6 @@ def test_an_order_that_could_not_be_recorded_is_recorded_later(tmp_path, caplog)
     assert episodes(opened(tmp_path)) == [0, 1]
 
 
-def test_a_journal_that_cannot_be_read_is_done_without(tmp_path, caplog):
-    put(tmp_path, [0])
-    (tmp_path / "order.journal").symlink_to(tmp_path / "fifo")
-    with caplog.at_level(logging.WARNING, "amago.store"):
-        store = opened(tmp_path)
-        assert episodes(store) == [0]
-    assert "files are ordered by their names" in caplog.text
-
-
-def test_many_files_are_taken_in_within_linear_time(tmp_path):
-    def seconds(n):
-        """Of this process, to open a buffer of n files twice."""
-        [path] = put(tmp_path / str(n), [1], save_as="npz", steps=1).iterdir()
-        for i in range(n - 1):
-            os.link(path, path.with_name(f"{i}.npz"))
-        begun = time.process_time()
-        for _ in range(2):
-            assert len(opened(tmp_path / str(n))) == n
-        return time.process_time() - begun
-
-    seconds(2)
-    assert seconds(3200) < 6 * 16 * seconds(200), "quadratic time would be 16 times 16"
-
-
 def test_a_write_right_after_the_check_gets_another_time_stamp(tmp_path):
     """Time stamps may be as coarse as 10 ms: a file counts as checked once its own is older than that."""
     [path] = put(tmp_path, [1]).iterdir()
@@ -560,3 +385,41 @@ def test_files_of_a_server_whose_clock_is_ahead_are_not_waited_for(tmp_path):
     hour = 3600 * 10**9
     os.utime(path, ns=(0, time.time_ns() + hour))
     assert episodes(opened(tmp_path)) == [1]
+
+
+# Limits
+
+
+@pytest.mark.parametrize(
+    ("limits", "left"),
+    [
+        ({}, [0, 1, 2, 3, 4, 5, 6]),
+        ({"max_trajectories": 5}, [2, 3, 4, 5, 6]),
+        ({"max_steps": 90}, [2, 3, 4, 5, 6]),
+        ({"max_steps": 40}, [3, 4, 5, 6]),
+        ({"max_trajectories": 5, "max_steps": 40}, [3, 4, 5, 6]),
+        ({"max_steps": 0}, []),
+        ({"max_bytes": 1}, [6]),
+    ],
+)
+def test_the_oldest_files_go_until_every_limit_holds_to_within_one_file(tmp_path, limits, left):
+    for name, (found, steps) in enumerate((((0, 1), 10), ((2,), 50), ((3, 4, 5), 10), ((6,), 10))):
+        put(tmp_path, found, f"w{name}", steps=steps)
+    assert episodes(opened(tmp_path, **limits)) == left
+    for name in ("max_trajectories", "max_steps", "max_bytes"):
+        with pytest.raises(ValueError, match=name):
+            TrajectoryStore(tmp_path, **{name: -1})
+
+
+# Pickles
+
+
+def test_pickles_are_refused_at_first_and_skipped_later(tmp_path, caplog):
+    put(tmp_path, [1])
+    store = opened(tmp_path)
+    for name in ("old_1_2.traj", "other_1_2.traj"):
+        (tmp_path / "protected" / name).write_bytes(pickle.dumps(1))
+    with pytest.raises(PickleRefusedError, match=r"old_1_2.traj \(and 1 more\) is a .traj pickle.*amago buffer import"):
+        opened(tmp_path)
+    assert store.refresh().quarantined_files == 2
+    assert episodes(store) == [1]

@@ -1,25 +1,22 @@
-"""Built-in environments, most of which cannot be solved without memory. Those that need an extra package are imported by their
-module."""
+"""Built-in environments, most of which cannot be solved without memory; those of other packages are imported by their module.
+
+All of them draw every random number from the generator that ``reset(seed=...)`` seeds, raise TypeError or ValueError for a wrong
+argument or action, naming it and its value, and `gymnasium.error.ResetNeeded` for a step with no rollout under way. ``horizon`` is
+the maximum number of steps of a rollout. Metrics are in ``info``, under names that begin with ``AMAGO_ENV_LOG_PREFIX``. Where a
+package is missing, an ImportError names the extra that installs it.
+"""
 
 from __future__ import annotations
 
+from amago.compat.names import attributes
 from amago.envs.builtin.alchemy import SymbolicAlchemy
-from amago.envs.builtin.frozen_lake import MetaFrozenLake
-from amago.envs.builtin.key_door import RoomKeyDoor
-from amago.envs.builtin.maze_runner import MazeRunner
-from amago.envs.builtin.nim import Nim
+from amago.envs.builtin.mazerunner import MazeRunner
 from amago.envs.builtin.point_robot import PointRobot
 from amago.envs.builtin.tmaze import TMazeActive, TMazePassive
-from amago.envs.builtin.toy_mixture import ToyMixture
+from amago.envs.builtin.toy_gym import MetaFrozenLake, RoomKeyDoor, ToyMixture
 
 __all__ = [
-    "MazeRunner",
-    "MetaFrozenLake",
-    "Nim",
-    "PointRobot",
-    "RoomKeyDoor",
-    "SymbolicAlchemy",
-    "TMazeActive",
-    "TMazePassive",
-    "ToyMixture",
-]
+    "MazeRunner", "MetaFrozenLake", "PointRobot", "RoomKeyDoor", "SymbolicAlchemy", "TMazeActive", "TMazePassive", "ToyMixture",
+]  # fmt: skip
+
+__getattr__ = attributes(__name__)

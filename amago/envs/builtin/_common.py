@@ -1,25 +1,28 @@
-"""Helpers of the built-in environments: checks of arguments and actions."""
+"""Shared by the built-in environments: checks of arguments and actions, optional packages, attempts of a rollout, drawing."""
 
 from __future__ import annotations
 
 import difflib
+import importlib
 import numbers
 import operator
-from collections.abc import Callable, Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import ModuleType
 from typing import Any, NoReturn
 
 import numpy as np
 from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
+from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
 
-def check_int(name: str, value: Any, low: int) -> int:
-    """``value`` as an int.
+# Checks return the value in its own type. They raise TypeError for another type (a bool is no number) and ValueError for a value
+# out of range; the message has the argument's name, what it must be, and the value.
 
-    Raises:
-        TypeError: it is not an integer; a bool is not.
-        ValueError: it is less than ``low``.
-    """
+
+def check_int(name: str, value: object, low: int) -> int:
+    """``value`` as an int of at least ``low``."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     if value < low:
@@ -27,20 +30,15 @@ def check_int(name: str, value: Any, low: int) -> int:
     return int(value)
 
 
-def check_bool(name: str, value: Any) -> bool:
-    """``value`` as a bool; raises TypeError for every other type, because most of their values count as True."""
+def check_bool(name: str, value: object) -> bool:
+    """``value`` as a bool: most values of other types would count as True."""
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return bool(value)
 
 
-def check_real(name: str, value: Any) -> float:
-    """``value`` as a float.
-
-    Raises:
-        TypeError: it is not a number; a bool is not.
-        ValueError: it is infinite or NaN.
-    """
+def check_real(name: str, value: object) -> float:
+    """``value`` as a finite float."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
     if not np.isfinite(float(value)):
@@ -48,40 +46,65 @@ def check_real(name: str, value: Any) -> float:
     return float(value)
 
 
-def check_fraction(name: str, value: Any, below_one: bool = False) -> float:
-    """``value`` as a float in [0, 1], or in [0, 1) with ``below_one``.
-
-    Raises:
-        TypeError: it is not a number.
-        ValueError: it is out of range.
-    """
+def check_fraction(name: str, value: object, below_one: bool = False) -> float:
+    """``value`` as a float in [0, 1], or in [0, 1) with ``below_one``."""
     number = check_real(name, value)
     if not 0.0 <= number <= 1.0 or (below_one and number == 1.0):
         raise ValueError(f"{name} must be in {'[0, 1)' if below_one else '[0, 1]'}, got {value!r}")
     return number
 
 
-def check_choice(name: str, value: Any, choices: Iterable[str]) -> str:
-    """``value`` if it is one of ``choices``; raises ValueError otherwise."""
+def check_choice(name: str, value: object, choices: Iterable[str]) -> str:
+    """``value`` if it is one of ``choices``."""
     known = tuple(choices)
     if value not in known:
         raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
     return value  # type: ignore[no-any-return]
 
 
-def check_names(name: str, values: Any, resolve: Callable[[str], str] = str) -> tuple[str, ...]:
-    """``values`` as a tuple, each element passed through ``resolve``.
-
-    Raises:
-        TypeError: ``values`` is a single string.
-        ValueError: it is empty, or names one thing twice.
-    """
+def check_names(name: str, values: str | Iterable[str], resolve: Callable[[str], str] = str) -> tuple[str, ...]:
+    """``values`` as a tuple, each passed through ``resolve``: at least one, none twice, and not a single string."""
     if isinstance(values, str):
         raise TypeError(f"{name} must be a list of names, got {values!r}")
     names = tuple(map(resolve, values))
     if not names or len(set(names)) < len(names):
         raise ValueError(f"{name} must contain at least one name, and none twice, got {values!r}")
     return names
+
+
+def check_resolution(value: object, low: int = 1) -> tuple[int, int]:
+    """``value`` as (height, width), each at least ``low``."""
+    if isinstance(value, str) or not isinstance(value, Sequence | np.ndarray) or len(value) != 2:
+        raise TypeError(f"resolution must be (height, width), got {value!r}")
+    return check_int("resolution", value[0], low), check_int("resolution", value[1], low)
+
+
+def check_render_mode(value: object, modes: list[str]) -> str | None:
+    """``value`` if it is None or one of ``modes``."""
+    if value is not None and value not in modes:
+        raise ValueError(f"render_mode must be None or one of {modes}, got {value!r}")
+    return value  # type: ignore[no-any-return]
+
+
+def check_action(action: object, n: int) -> int:
+    """``action`` as an int in 0..n-1."""
+    try:
+        index = operator.index(action)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"action must be an integer in 0..{n - 1}, got {action!r}") from None
+    if not 0 <= index < n:
+        raise ValueError(f"action must be in 0..{n - 1}, got {action!r}")
+    return index
+
+
+def check_continuous_action(action: object, n: int) -> NDArray[np.float64]:
+    """``action`` as float64 (n,) in [-1, 1]."""
+    array = np.asarray(action, dtype=np.float64)
+    if array.shape != (n,):
+        raise ValueError(f"action must be {n} numbers in [-1, 1], got shape {array.shape}")
+    if not np.abs(array).max() <= 1.0:  # also true for NaN
+        raise ValueError(f"action must be {n} numbers in [-1, 1], got {action!r}")
+    return array
 
 
 def similar(word: str, known: Sequence[str], otherwise: Sequence[str] | None = None) -> str:
@@ -91,39 +114,93 @@ def similar(word: str, known: Sequence[str], otherwise: Sequence[str] | None = N
     return ", ".join(near or (known if otherwise is None else otherwise))
 
 
-def check_render_mode(value: Any, modes: list[str]) -> str | None:
-    """``value`` if it is None or one of ``modes``; raises ValueError otherwise."""
-    if value is not None and value not in modes:
-        raise ValueError(f"render_mode must be None or one of {modes}, got {value!r}")
-    return value  # type: ignore[no-any-return]
-
-
 def refuse_step(env: str) -> NoReturn:
     """Raise `gymnasium.error.ResetNeeded`, for a `step` before the first `reset` or after the end of a rollout."""
     raise ResetNeeded(f"{env}.step() was called with no rollout under way: call reset() first")
 
 
-def check_action(action: Any, n: int) -> int:
-    """``action`` as an int in 0..n-1.
-
-    Raises:
-        TypeError: it is not an integer.
-        ValueError: it is out of range.
-    """
+def require(module: str, extra: str) -> ModuleType:
+    """Import ``module``; raises ImportError naming the command that installs the extra, if it or a dependency is missing."""
     try:
-        index = operator.index(action)
-    except TypeError:
-        raise TypeError(f"action must be an integer in 0..{n - 1}, got {action!r}") from None
-    if not 0 <= index < n:
-        raise ValueError(f"action must be in 0..{n - 1}, got {action!r}")
-    return index
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # deprecation warnings about the packages' own code
+            return importlib.import_module(module)
+    except ImportError as err:
+        package = module.partition(".")[0]
+        raise ImportError(f"{package} could not be imported ({err}). Install it: pip install 'amago[{extra}]'") from err
 
 
-def check_continuous_action(action: Any, n: int) -> NDArray[np.float64]:
-    """``action`` as a float64 array of shape (n,); raises ValueError for another shape, and for values outside [-1, 1]."""
-    array = np.asarray(action, dtype=np.float64)
-    if array.shape != (n,):
-        raise ValueError(f"action must be {n} numbers in [-1, 1], got shape {array.shape}")
-    if not np.abs(array).max() <= 1.0:  # also true for NaN
-        raise ValueError(f"action must be {n} numbers in [-1, 1], got {action!r}")
-    return array
+def metrics(values: Mapping[str, float]) -> dict[str, float]:
+    """``values`` under the names that `AMAGOEnv` logs from ``info``."""
+    return {f"{AMAGO_ENV_LOG_PREFIX} {name}": value for name, value in values.items()}
+
+
+class Attempts:
+    """Counts the attempts of a rollout, and the steps and rewards of the current attempt.
+
+    Call `begin_rollout` once a rollout; for each attempt call `begin`, `step` after every step, and `end`.
+
+    Args:
+        k: attempts per rollout.
+        length: maximum number of steps per attempt.
+
+    Attributes:
+        over: number of finished attempts; ``k`` while no rollout is under way, including before the first.
+        steps: number of steps taken in the current attempt.
+    """
+
+    def __init__(self, k: int, length: int) -> None:
+        self.k, self.length = k, length
+        self.over, self.steps = k, 0
+        self._return = 0.0
+
+    @property
+    def under_way(self) -> bool:
+        return self.over < self.k
+
+    @property
+    def progress(self) -> tuple[float, float]:
+        """``steps / length`` and ``over / k``, which environments append to their observations."""
+        return self.steps / self.length, self.over / self.k
+
+    def begin_rollout(self) -> None:
+        self.over = 0
+
+    def begin(self) -> None:
+        self.steps, self._return = 0, 0.0
+
+    def step(self, reward: float) -> bool:
+        """Count a step; returns True if the attempt has reached its maximum length."""
+        self.steps += 1
+        self._return += reward
+        return self.steps == self.length
+
+    def end(self, values: dict[str, float]) -> dict[str, float]:
+        """Count the attempt as finished; returns the metrics ``values`` and its return, named by its index (from 0)."""
+        index, self.over = self.over, self.over + 1
+        return metrics({f"Attempt {index} {name}": value for name, value in {**values, "Return": self._return}.items()})
+
+
+Colour = tuple[int, int, int]
+CELL = 24
+"""Side length of a drawn cell, in pixels."""
+_LINES: Colour = (205, 213, 220)
+_RED, _GREEN, _GOLD, _WHITE = (200, 60, 60), (64, 145, 90), (214, 158, 46), (245, 248, 250)
+COLOURS: dict[str, Colour] = {
+    ".": _WHITE, " ": (60, 66, 74), "#": (140, 150, 160), "O": (40, 70, 110), "A": _RED, "a": (225, 115, 45), "G": _GREEN, "D": _GREEN, "1": _GREEN,
+    **dict.fromkeys("KS+23456789", _GOLD),
+}  # fmt: skip
+"""Colours of the characters that environments draw themselves with: the agent is red, the next goal is green."""
+
+
+def render(
+    mode: str | None, rows: Callable[[], Sequence[str]], text: Callable[[], str], colours: Mapping[str, Colour] = COLOURS
+) -> Any:
+    """The result of ``text`` for the mode "ansi"; for "rgb_array" a picture with a cell for each character of ``rows``, uint8
+    ``(24 * rows, 24 * columns, 3)``; None for None."""
+    if mode != "rgb_array":
+        return text() if mode == "ansi" else None
+    frame = np.array([[colours[character] for character in row] for row in rows()], dtype=np.uint8)
+    frame = frame.repeat(CELL, axis=0).repeat(CELL, axis=1)
+    frame[::CELL] = frame[:, ::CELL] = _LINES
+    return frame

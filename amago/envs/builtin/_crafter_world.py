@@ -7,14 +7,20 @@ Making a world takes 0.17 s instead of 0.77 s, because OpenSimplex noise is comp
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from amago.envs.builtin._extras import require
+from amago.envs.builtin._common import require
 
-# Crafter evaluates noise at (x / cells, y / cells, z) for these pairs (cells, z); _CachedNoise adds those of tunnels.
+if TYPE_CHECKING:
+    from crafter.engine import LocalView, World
+    from crafter.objects import Player
+    from opensimplex import OpenSimplex
+
+# Crafter evaluates noise at (x / cells, y / cells, z) for these pairs (cells, z); _CachedNoise adds the points of tunnels.
 _FIELDS = ((3, 8), (15, 3), (5, 3), (15, 0), (5, 0), (7, 6), (8, 1), (6, 2), (5, 6), (9, 4), (7, 5))
 
 
@@ -25,17 +31,17 @@ class OrderedSet(dict[Any, None]):
     seed.
     """
 
-    def add(self, element: Any) -> None:
+    def add(self, element: object) -> None:
         self[element] = None
 
-    def remove(self, element: Any) -> None:
+    def remove(self, element: object) -> None:
         del self[element]
 
 
 _CORNERS = list(itertools.product((-1, 0, 1, 2), repeat=3))
 
 
-def simplex_noise(xs: NDArray[np.float64], ys: NDArray[np.float64], z: float, simplex: Any) -> NDArray[np.float64]:
+def simplex_noise(xs: NDArray[np.float64], ys: NDArray[np.float64], z: float, simplex: OpenSimplex) -> NDArray[np.float64]:
     """OpenSimplex noise at many points of a plane.
 
     Args:
@@ -106,9 +112,10 @@ def _contributing(inside: NDArray[np.float64]) -> list[NDArray[np.bool_]]:
 
 
 class _CachedNoise:
-    """Replaces the `opensimplex.OpenSimplex` that Crafter evaluates cell by cell; all values are computed in advance."""
+    """A replacement of the `opensimplex.OpenSimplex` that Crafter evaluates cell by cell; all values are computed in
+    advance."""
 
-    def __init__(self, simplex: Any, area: tuple[int, int]) -> None:
+    def __init__(self, simplex: OpenSimplex, area: tuple[int, int]) -> None:
         self._simplex = simplex
         self._known: dict[tuple[float, float, int], float] = {}
         xs, ys = range(area[0]), range(area[1])
@@ -129,7 +136,7 @@ class _CachedNoise:
         return float(self._simplex.noise3(x, y, z)) if found is None else found
 
 
-def generate_world(world: Any, player: Any) -> None:
+def generate_world(world: World, player: object) -> None:
     """Fill ``world`` as `crafter.worldgen.generate_world` does."""
     worldgen, opensimplex = require("crafter.worldgen", "crafter"), require("opensimplex", "crafter")
     simplex = opensimplex.OpenSimplex(seed=world.random.randint(0, 2**31 - 1))
@@ -142,13 +149,13 @@ def generate_world(world: Any, player: Any) -> None:
 
 
 class FastLocalView:
-    """Draws the cells around the player, with the same result as `crafter.engine.LocalView`.
+    """Draw the cells around the player, with the same result as `crafter.engine.LocalView`.
 
     Args:
         view: the `crafter.engine.LocalView` to replace; it still draws the effects of night and sleep.
     """
 
-    def __init__(self, view: Any) -> None:
+    def __init__(self, view: LocalView) -> None:
         self._view, self._world, self._textures = view, view._world, view._textures
         self._engine = require("crafter.engine", "crafter")
         self._size = (int(view._grid[0]), int(view._grid[1]))
@@ -165,7 +172,7 @@ class FastLocalView:
             self._tiles[unit] = tiles
         return self._tiles[unit]
 
-    def __call__(self, player: Any, unit: Any) -> NDArray[Any]:
+    def __call__(self, player: Player, unit: Sequence[int]) -> NDArray[Any]:
         (width, height), side = self._size, (int(unit[0]), int(unit[1]))
         materials = around(self._world._mat_map, player.pos, self._size)
         canvas = self._tiles_of(side)[materials].transpose(0, 2, 1, 3, 4).reshape(width * side[0], height * side[1], 3)
@@ -177,7 +184,7 @@ class FastLocalView:
         return self._view._sleep(canvas) if player.sleeping else canvas  # type: ignore[no-any-return]
 
 
-def around(cells: NDArray[Any], center: Any, size: tuple[int, int]) -> NDArray[Any]:
+def around(cells: NDArray[Any], center: Sequence[int], size: tuple[int, int]) -> NDArray[Any]:
     """The section of a map [x, y] that has ``center`` at ``size // 2``; cells outside the map are 0."""
     out = np.zeros(size, dtype=cells.dtype)
     left, top = int(center[0]) - size[0] // 2, int(center[1]) - size[1] // 2

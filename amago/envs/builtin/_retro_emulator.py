@@ -1,26 +1,30 @@
-"""The emulator's process of `amago.envs.builtin.retro`. stable-retro supports only one emulator per process.
+"""The emulator of a `RetroArcade` in a separate process, because stable-retro supports only one per process, and its client.
 
-It reads requests from standard input, one line of JSON each, and answers on standard output with a line of JSON followed by the
+The process reads requests from standard input, one line of JSON each, and replies on standard output with a line of JSON followed by the
 bytes of an image. It exits at the end of its input.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
+import weakref
+from types import ModuleType
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from amago.envs.builtin._extras import require
+from amago.envs.builtin._common import require
 
 Picture = NDArray[np.uint8]
 
 
-def integrations(retro: Any, directory: str | None) -> Any:
+def integrations(retro: ModuleType, directory: str | None) -> Any:
     """Set stable-retro's search paths to its own and ``directory``; returns the value of `Integrations` that searches them."""
     kinds = retro.data.Integrations
     kinds.clear_custom_paths()
@@ -29,7 +33,7 @@ def integrations(retro: Any, directory: str | None) -> Any:
     return kinds.ALL
 
 
-def fitted(cv2: Any, screen: Picture, height: int, width: int) -> Picture:
+def fit(cv2: ModuleType, screen: Picture, height: int, width: int) -> Picture:
     """The image scaled to fit into (height, width), with its proportions kept."""
     scale = min(height / screen.shape[0], width / screen.shape[1])
     size = max(1, round(screen.shape[0] * scale)), max(1, round(screen.shape[1] * scale))
@@ -40,7 +44,7 @@ def fitted(cv2: Any, screen: Picture, height: int, width: int) -> Picture:
 
 
 class Emulator:
-    """Handles requests: the value of "do" names the method, all other keys are its arguments."""
+    """Handle requests: the value of "do" names the method, all other keys are its arguments."""
 
     def __init__(self) -> None:
         self.retro, self.cv2 = require("stable_retro", "retro"), require("cv2", "retro")
@@ -82,11 +86,49 @@ class Emulator:
         return {}, np.ascontiguousarray(self.env.get_screen(apply_rotation=True))
 
     def _look(self) -> Picture:
-        return fitted(self.cv2, self.env.get_screen(apply_rotation=True), *self.size)
+        return fit(self.cv2, self.env.get_screen(apply_rotation=True), *self.size)
+
+
+class EmulatorProcess:
+    """Start this module in a separate process, and send it requests."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "amago.envs.builtin._retro_emulator"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        self.close = weakref.finalize(self, _end, self._process)
+
+    def ask(self, **request: object) -> tuple[dict[str, Any], Picture]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):  # reported below, because there will be no reply
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(
+                f"the emulator's process ended with exit code {self._process.wait()} during the request {request['do']!r}"
+            )
+        result = json.loads(line)
+        if "error" in result:
+            raise RuntimeError(f"the emulator failed: {result['error']}")
+        shape = tuple(result["shape"])
+        picture = np.frombuffer(self._process.stdout.read(int(np.prod(shape))), dtype=np.uint8)
+        return result, picture.reshape(shape)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.close()  # type: ignore[union-attr]
+    try:
+        process.wait(5.0)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    process.stdout.close()  # type: ignore[union-attr]
 
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
-    """Answer requests until the end of the input. Exceptions are answered as {"error": message}."""
+    """Handle requests until the end of the input. The reply to a request that raised an exception is {"error": message}."""
     emulator: Emulator | None = None
     for line in requests:
         try:
@@ -103,5 +145,5 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches this process too, but its parent decides when it ends
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what emulators print must not mix with the answers
+    os.dup2(2, 1)  # output printed by emulators must not mix with the replies
     serve(sys.stdin.buffer, answers)

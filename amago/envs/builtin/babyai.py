@@ -1,7 +1,4 @@
-"""BabyAI: missions in simple English in rooms with objects (Chevalier-Boisvert et al. 2018, arXiv:1810.08272).
-
-Needs ``pip install 'amago[minigrid]'``.
-"""
+"""BabyAI: missions in simple English in rooms with objects (Chevalier-Boisvert et al. 2018, arXiv:1810.08272)."""
 
 from __future__ import annotations
 
@@ -9,20 +6,168 @@ import contextlib
 import functools
 import io
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gin
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from amago.config import NamedArguments
-from amago.envs.builtin import _babyai_view as view
 from amago.envs.builtin import _common as common
-from amago.envs.builtin import _drawing as drawing
-from amago.envs.builtin._attempts import Attempts
-from amago.envs.builtin._extras import require
-from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
+from amago.envs.builtin._common import Attempts, require
+
+if TYPE_CHECKING:
+    from minigrid.core.world_object import WorldObj
+    from minigrid.minigrid_env import MiniGridEnv
+
+VIEW = 7
+"""Side length of the agent's square field of view, in cells."""
+
+WORDS = (
+    "", "a", "after", "and", "ball", "behind", "blue", "box", "door", "front", "go", "green", "grey", "in", "key", "left", "next",
+    "object", "of", "on", "open", "pick", "purple", "put", "red", "right", "the", "then", "to", "up", "yellow", "you", "your",
+)  # fmt: skip
+"""The vocabulary of missions; the empty word is padding."""
+_INDEX = {word: i for i, word in enumerate(WORDS)}
+
+TYPES = ("unseen", "empty", "wall", "door", "key", "ball", "box", "agent")
+COLORS = ("red", "green", "blue", "purple", "yellow", "grey")
+STATES = ("open", "closed", "locked")
+CHANNELS = (*TYPES, *COLORS, *STATES)
+"""The channels of a cell: its type, the colour of its object, and the state of a door, each one-hot."""
+
+_UNSEEN, _EMPTY, _WALL, _AGENT, _FIRST_THING = range(5)
+_THINGS: list[tuple[str, str, str | None]] = [("door", color, state) for color in COLORS for state in STATES]
+_THINGS += [(kind, color, None) for kind in ("key", "ball", "box") for color in COLORS]
+_CODE = {thing: _FIRST_THING + i for i, thing in enumerate(_THINGS)}
+
+
+def _bits_of_codes() -> NDArray[np.uint8]:
+    rows = [("unseen",), ("empty",), ("wall", "grey"), ("agent",), *_THINGS]
+    return np.array([[channel in row for channel in CHANNELS] for row in rows], dtype=np.uint8)
+
+
+_BITS = _bits_of_codes()
+
+# For each direction, the offsets (dx, dy) from the agent of the cells of its view, in the order of MiniGrid's image[x, y].
+_FORWARD = ((1, 0), (0, 1), (-1, 0), (0, -1))
+_PLACES = [
+    [
+        (fx * (VIEW - 1 - j) - fy * (i - VIEW // 2), fy * (VIEW - 1 - j) + fx * (i - VIEW // 2))
+        for i in range(VIEW)
+        for j in range(VIEW)
+    ]
+    for fx, fy in _FORWARD
+]
+_OWN_PLACE = (VIEW // 2) * VIEW + VIEW - 1
+
+
+def tokens(mission: str, length: int) -> NDArray[np.uint8]:
+    """A mission as indices into `WORDS`, uint8 (length,), padded with 0; commas are ignored."""
+    words = mission.replace(",", " ").split()
+    if len(words) > length:
+        raise ValueError(f"mission_length must be at least {len(words)}, the number of words in {mission!r}; got {length}")
+    out = np.zeros(length, dtype=np.uint8)
+    try:
+        out[: len(words)] = [_INDEX[word] for word in words]
+    except KeyError as err:
+        raise ValueError(f"the mission {mission!r} contains the unknown word {err.args[0]!r}") from None
+    return out
+
+
+def _code(thing: WorldObj) -> int:
+    kind = thing.type
+    if kind == "wall":
+        return _WALL
+    if kind == "door":
+        return _CODE[kind, thing.color, "open" if thing.is_open else "locked" if thing.is_locked else "closed"]
+    return _CODE[kind, thing.color, None]
+
+
+@functools.cache
+def _spread(seen: int, clear: int) -> tuple[int, int]:
+    """Propagate visibility along a row of the view and into the next row, by MiniGrid's rule. Rows are bit masks.
+
+    Args:
+        seen: cells of this row that are visible from the previous row.
+        clear: transparent cells of this row.
+
+    Returns:
+        the visible cells of this row and of the next.
+    """
+    ahead = 0
+    for i in range(VIEW - 1):
+        if seen & clear & (1 << i):
+            seen |= 2 << i
+            ahead |= 3 << i
+    for i in range(VIEW - 1, 0, -1):
+        if seen & clear & (1 << i):
+            seen |= 1 << (i - 1)
+            ahead |= 3 << (i - 1)
+    return seen, ahead
+
+
+def partial_grid(level: MiniGridEnv) -> NDArray[np.uint8]:
+    """The agent's field of view, uint8 (7, 7, 17) indexed [x, y, channel of `CHANNELS`]; the same cells as MiniGrid's
+    `gen_obs`.
+
+    The agent stands at [3, 6] and faces [3, 0]; its own cell shows the object that it carries.
+    """
+    grid, width, height = level.grid.grid, level.grid.width, level.grid.height
+    x, y = int(level.agent_pos[0]), int(level.agent_pos[1])
+    codes, clear = [], [0] * VIEW
+    for place, (dx, dy) in enumerate(_PLACES[level.agent_dir]):
+        cx, cy = x + dx, y + dy
+        if not (0 <= cx < width and 0 <= cy < height):
+            codes.append(_WALL)
+            continue
+        thing = grid[cy * width + cx]
+        if thing is None:
+            codes.append(_EMPTY)
+            clear[place % VIEW] |= 1 << place // VIEW
+        else:
+            codes.append(_code(thing))
+            if thing.see_behind():
+                clear[place % VIEW] |= 1 << place // VIEW
+    codes[_OWN_PLACE] = _EMPTY if level.carrying is None else _code(level.carrying)
+    seen = 1 << VIEW // 2
+    for j in range(VIEW - 1, -1, -1):
+        row, seen = _spread(seen, clear[j])
+        for i in range(VIEW):
+            if not row >> i & 1:
+                codes[i * VIEW + j] = _UNSEEN
+    return _BITS[codes].reshape(VIEW, VIEW, len(CHANNELS))
+
+
+def full_grid(level: MiniGridEnv, size: int) -> NDArray[np.uint8]:
+    """The whole grid, uint8 (size, size, 17) indexed [x, y, channel]; cells outside it are "unseen".
+
+    The agent's cell has the channels of the agent and of the object that it carries.
+    """
+    width, height = level.grid.width, level.grid.height
+    codes = np.full((size, size), _UNSEEN)
+    cells = [_EMPTY if thing is None else _code(thing) for thing in level.grid.grid]
+    codes[:width, :height] = np.array(cells).reshape(height, width).T
+    out = _BITS[codes]
+    x, y = int(level.agent_pos[0]), int(level.agent_pos[1])
+    out[x, y] = _BITS[_AGENT]
+    if level.carrying is not None:
+        out[x, y] |= _BITS[_code(level.carrying)]
+    return out
+
+
+def partial_image(level: MiniGridEnv, tile: int) -> NDArray[np.uint8]:
+    """The agent's field of view drawn by MiniGrid, uint8 (7 * tile, 7 * tile, 3)."""
+    return level.get_frame(tile_size=tile, agent_pov=True)  # type: ignore[no-any-return]
+
+
+def full_image(level: MiniGridEnv, size: int, tile: int) -> NDArray[np.uint8]:
+    """The whole grid drawn by MiniGrid, uint8 (size * tile, size * tile, 3), padded with black below and to the right."""
+    out = np.zeros((size * tile, size * tile, 3), dtype=np.uint8)
+    frame = level.get_frame(highlight=False, tile_size=tile)
+    out[: frame.shape[0], : frame.shape[1]] = frame
+    return out
+
 
 Observation = dict[str, NDArray[Any]]
 
@@ -79,11 +224,7 @@ _FIRST_TEST_SEED = 2**30
 
 
 def level_names(levels: str | Iterable[str]) -> tuple[str, ...]:
-    """Resolve names of levels, their ids ("BabyAI-GoToLocal-v0") and keys of `FAMILIES` to names of levels, without duplicates.
-
-    Raises:
-        ValueError: there is no such level, and the message suggests similar names; or ``levels`` is empty.
-    """
+    """Resolve names of levels, their ids ("BabyAI-GoToLocal-v0") and keys of `FAMILIES` to names of levels, without duplicates."""
     wanted = [levels] if isinstance(levels, str) else list(levels)
     known = {name.lower(): name for name in LEVELS}
     out: list[str] = []
@@ -127,13 +268,13 @@ def _make(level: str) -> Any:
 
 
 @gin.configurable(module="amago.envs.builtin")
-class MultitaskMetaBabyAI(NamedArguments, gym.Env[Observation, np.int64]):
+class MultitaskMetaBabyAI(gym.Env[Observation, np.int64]):
     """k attempts at one BabyAI mission in one world; each rollout draws another level, world and mission.
 
-    A rollout draws a level (uniformly) and a seed. Each attempt begins with that seed, so that rooms, objects, the agent's
-    position and the mission are the same. An attempt ends with success, with failure (in some levels), or at its step limit,
-    the smaller of ``episode_length`` and the level's own; its last step returns the first observation of the next attempt. The
-    rollout terminates (never truncates, because the clock is observed) with the last attempt.
+    A rollout draws a level (uniformly) and a seed, with which each attempt begins: rooms, objects, the agent's position and the
+    mission are the same. An attempt ends with success, with failure (in some levels), or at its step limit, the smaller of
+    ``episode_length`` and the level's own; its last step returns the first observation of the next attempt. The rollout
+    terminates (never truncates, because the clock is observed) with the last attempt.
 
     Reward: ``1 - 0.9 * steps / limit`` in the step that succeeds, else 0.
 
@@ -142,9 +283,9 @@ class MultitaskMetaBabyAI(NamedArguments, gym.Env[Observation, np.int64]):
     Observation, a Dict:
 
     - "observation", uint8, according to ``obs_kind``: "partial-grid" ``(7, 7, 17)``, the agent's field of view, and "full-grid"
-      ``(grid_size, grid_size, 17)``, the whole grid, each cell as the one-hot channels `_babyai_view.CHANNELS`; "partial-image"
-      and "full-image" ``(H, W, 3)``, the same drawn with ``tile_size`` pixels per cell;
-    - "mission", uint8 ``(mission_length,)``: the words as indices into `_babyai_view.WORDS`, padded with 0;
+      ``(grid_size, grid_size, 17)``, the whole grid, each cell as the one-hot `CHANNELS`; "partial-image" and "full-image"
+      ``(H, W, 3)``, the same drawn with ``tile_size`` pixels per cell;
+    - "mission", uint8 ``(mission_length,)``: the words as indices into `WORDS`, padded with 0;
     - "status", float32 ``(7,)``: the agent's direction (4, one-hot), 1 at the first observation of an attempt, the fraction of
       attempts that are over, and steps of this attempt divided by its limit.
 
@@ -155,7 +296,7 @@ class MultitaskMetaBabyAI(NamedArguments, gym.Env[Observation, np.int64]):
         levels: names of levels or keys of `FAMILIES`; None means `TRAIN_LEVELS` or `TEST_LEVELS`, according to ``split``.
         split: "train" or "test"; their seeds are disjoint.
         k_episodes: attempts per rollout.
-        obs_kind: "partial-grid", "full-grid", "partial-image" or "full-image".
+        obs_kind: one of `OBS_KINDS`.
         episode_length: maximum steps per attempt.
         mission_length: maximum words per mission; see `longest_mission`. `MOST_WORDS` suffices for all levels.
         grid_size: side length of full views in cells; smaller levels are padded. `LARGEST` suffices for all levels.
@@ -164,13 +305,7 @@ class MultitaskMetaBabyAI(NamedArguments, gym.Env[Observation, np.int64]):
         render_mode: None or "rgb_array", 24 pixels per cell.
 
     Attributes:
-        horizon: maximum steps per rollout, ``k_episodes * episode_length``.
-        level, seed, mission: those of this rollout.
-        env_name: "babyai_" and the level of this rollout, followed by "-test" in the test split.
-
-    Raises:
-        ImportError: minigrid is missing.
-        TypeError, ValueError: an argument has the wrong type or is out of range.
+        level, seed, mission: of this rollout.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 8}
@@ -210,7 +345,7 @@ class MultitaskMetaBabyAI(NamedArguments, gym.Env[Observation, np.int64]):
         self.observation_space = gym.spaces.Dict(
             {
                 "observation": box,
-                "mission": gym.spaces.Box(0, len(view.WORDS) - 1, (self.mission_length,), np.uint8),
+                "mission": gym.spaces.Box(0, len(WORDS) - 1, (self.mission_length,), np.uint8),
                 "status": gym.spaces.Box(0.0, 1.0, (7,), np.float32),
             }
         )
@@ -222,15 +357,15 @@ class MultitaskMetaBabyAI(NamedArguments, gym.Env[Observation, np.int64]):
 
     def _choose_view(self) -> tuple[Callable[[], NDArray[np.uint8]], gym.spaces.Box]:
         """The function that makes "observation" for this ``obs_kind``, and its space."""
-        size, tile, bits = self.grid_size, self.tile_size, len(view.CHANNELS)
+        size, tile, bits = self.grid_size, self.tile_size, len(CHANNELS)
         if self.obs_kind == "partial-grid":
-            return lambda: view.partial_grid(self._env), gym.spaces.Box(0, 1, (view.VIEW, view.VIEW, bits), np.uint8)
+            return lambda: partial_grid(self._env), gym.spaces.Box(0, 1, (VIEW, VIEW, bits), np.uint8)
         if self.obs_kind == "full-grid":
-            return lambda: view.full_grid(self._env, size), gym.spaces.Box(0, 1, (size, size, bits), np.uint8)
+            return lambda: full_grid(self._env, size), gym.spaces.Box(0, 1, (size, size, bits), np.uint8)
         if self.obs_kind == "partial-image":
-            side = view.VIEW * tile
-            return lambda: view.partial_image(self._env, tile), gym.spaces.Box(0, 255, (side, side, 3), np.uint8)
-        return lambda: view.full_image(self._env, size, tile), gym.spaces.Box(0, 255, (size * tile, size * tile, 3), np.uint8)
+            side = VIEW * tile
+            return lambda: partial_image(self._env, tile), gym.spaces.Box(0, 255, (side, side, 3), np.uint8)
+        return lambda: full_image(self._env, size, tile), gym.spaces.Box(0, 255, (size * tile, size * tile, 3), np.uint8)
 
     @property
     def env_name(self) -> str:
@@ -253,7 +388,7 @@ class MultitaskMetaBabyAI(NamedArguments, gym.Env[Observation, np.int64]):
                 f"grid_size must be at least {max(self._env.width, self._env.height)}, the size of {self.level}; got {self.grid_size}"
             )
         self.mission = self._env.mission
-        self._tokens = view.tokens(self.mission, self.mission_length)
+        self._tokens = tokens(self.mission, self.mission_length)
         return self._observe(), {}
 
     def _begin_attempt(self) -> None:
@@ -262,7 +397,7 @@ class MultitaskMetaBabyAI(NamedArguments, gym.Env[Observation, np.int64]):
         self._env.max_steps = min(self._env.max_steps, self.episode_length)
         self._attempts.begin()
 
-    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         if not self._attempts.under_way:
             common.refuse_step("MultitaskMetaBabyAI")
         _, level_reward, terminated, truncated, _ = self._env.step(common.check_action(action, 7))
@@ -275,7 +410,7 @@ class MultitaskMetaBabyAI(NamedArguments, gym.Env[Observation, np.int64]):
         if self._attempts.under_way:
             self._begin_attempt()
             return self._observe(), reward, False, False, info
-        info[f"{AMAGO_ENV_LOG_PREFIX} Success Rate"] = self._successes / self.k_episodes
+        info |= common.metrics({"Success Rate": self._successes / self.k_episodes})
         return self._observe(), reward, True, False, info
 
     def _observe(self) -> Observation:
@@ -289,13 +424,8 @@ class MultitaskMetaBabyAI(NamedArguments, gym.Env[Observation, np.int64]):
         """The current grid with the agent's field of view highlighted, uint8 (H, W, 3)."""
         if self.render_mode is None or self._env is None:
             return None
-        return self._env.get_frame(tile_size=drawing.RENDER_CELL)
+        return self._env.get_frame(tile_size=common.CELL)
 
 
 ALL_BABYAI_TASKS = LEVELS
 """All levels, under the name that scripts for the original system import."""
-
-__all__ = [
-    "ALL_BABYAI_TASKS", "FAMILIES", "LEVELS", "MOST_WORDS", "OBS_KINDS", "TEST_LEVELS", "TRAIN_LEVELS", "MultitaskMetaBabyAI",
-    "level_names", "longest_mission",
-]  # fmt: skip

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import gin
@@ -16,12 +15,10 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from amago.config import NamedArguments
-from amago.data.relabel import GoalSequenceRelabeler
 from amago.envs.builtin import _common as common
+from amago.envs.builtin._common import require
 from amago.envs.builtin._crafter_world import FastLocalView, OrderedSet, around, generate_world
-from amago.envs.builtin._extras import require
-from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
+from amago.relabeling import GoalSequenceRelabeler
 
 Observation = dict[str, NDArray[Any]]
 
@@ -59,12 +56,7 @@ _FACING = ((-1, 0), (1, 0), (0, -1), (0, 1))
 
 
 def goal_tokens(goal: str) -> NDArray[np.uint8]:
-    """The words of a goal such as "collect_wood" or "travel_3_5" (column and row of an area) as indices into `GOAL_WORDS`,
-    uint8 (3,).
-
-    Raises:
-        ValueError: there is no such goal; the message suggests similar names.
-    """
+    """The words of a goal such as "collect_wood" or "travel_3_5" (column and row of an area) as indices into `GOAL_WORDS`, uint8 (3,)."""
     words = str(goal).split("_")
     if words[0] == TRAVEL and len(words) == 3:
         words = [TRAVEL, f"x{words[1]}", f"y{words[2]}"]
@@ -86,7 +78,7 @@ def _nothing() -> None:
 
 
 @gin.configurable(module="amago.envs.builtin")
-class CrafterInstructions(NamedArguments, gym.Env[Observation, np.int64]):
+class CrafterInstructions(gym.Env[Observation, np.int64]):
     """Crafter with a sequence of goals to reach in order.
 
     Each `reset` draws a world and k goals, k uniform in ``min_goals`` to ``max_goals``: each goal is uniform in
@@ -108,7 +100,7 @@ class CrafterInstructions(NamedArguments, gym.Env[Observation, np.int64]):
       x / 64, y / 64, and steps / ``time_limit``;
     - "goals", uint8 ``(max_goals, 3)``: the goals in order as indices into `GOAL_WORDS`, 0 once reached. With fewer than
       ``max_goals`` goals the first rows are 0;
-    - "achieved", uint8 ``(3,)``: what this step achieved, in the form of a goal, for `InstructionRelabeler`; 0 for what is in
+    - "achieved", uint8 ``(3,)``: achievement of this step in the form of a goal, for `InstructionRelabeler`; 0 if it is in
       neither ``instructions`` nor ``goals``.
 
     Metrics at the end of a rollout: ``Goals Reached`` (a fraction of k), ``Success`` (1 if all were reached), ``Achievements``
@@ -120,19 +112,14 @@ class CrafterInstructions(NamedArguments, gym.Env[Observation, np.int64]):
     Args:
         instructions: the kinds of goals to draw from; None means all of `INSTRUCTIONS`.
         min_goals, max_goals: bounds of the number of goals per rollout.
-        goals: fixed goals of every rollout, such as ["collect_wood", "place_table"], at most ``max_goals``. ``max_goals`` then
-            only determines the observation space.
+        goals: fixed goals of every rollout, such as ["collect_wood", "place_table"], at most ``max_goals``, which then only
+            determines the observation space.
         obs_kind: "render", "crop" or "local".
         time_limit: maximum steps per rollout.
         render_mode: None or "rgb_array", 288 x 288 pixels.
 
     Attributes:
-        horizon: ``time_limit``.
-        env_name: "crafter", followed by ``goals`` if they are given.
-
-    Raises:
-        ImportError: crafter is missing.
-        TypeError, ValueError: an argument has the wrong type or is out of range.
+        rollout_goals: all goals of this rollout in order, including those already reached.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
@@ -161,7 +148,7 @@ class CrafterInstructions(NamedArguments, gym.Env[Observation, np.int64]):
 
         crafter = require("crafter", "crafter")
         self._objects = require("crafter.objects", "crafter")
-        self._env: Any = crafter.Env(size=(64, 64), length=None, seed=0)
+        self._env = crafter.Env(size=(64, 64), length=None, seed=0)
         self._env._sem_view = self._env._obs = _nothing  # drawing takes longer than the rest of a step
         self._env._local_view = FastLocalView(self._env._local_view)
         creatures = [getattr(self._objects, name) for name in CREATURES[:-1]]
@@ -180,20 +167,15 @@ class CrafterInstructions(NamedArguments, gym.Env[Observation, np.int64]):
             }
         )
         self.action_space = gym.spaces.Discrete(17)
-        self._rollout_goals: list[str] = []
+        self.rollout_goals: list[str] = []
         self._goal_rows = np.zeros((self.max_goals, GOAL_LENGTH), dtype=np.uint8)
         self._counted: dict[str, int] = {}
         self._clock, self._over, self._reached = 0, True, 0
 
-    @property
-    def asked(self) -> list[str]:
-        """All goals of this rollout in order, including those already reached."""
-        return list(self._rollout_goals)
-
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
         super().reset(seed=seed)
         self._begin(int(self.np_random.integers(2**31 - 1)))
-        goals = self._rollout_goals = self._draw() if self.goals is None else list(self.goals)
+        goals = self.rollout_goals = self._draw() if self.goals is None else list(self.goals)
         self._goal_rows = np.zeros((self.max_goals, GOAL_LENGTH), dtype=np.uint8)
         self._goal_rows[self.max_goals - len(goals) :] = [goal_tokens(goal) for goal in goals]
         wanted = {*self.instructions, *(TRAVEL if goal.startswith(TRAVEL) else goal for goal in goals)}
@@ -222,27 +204,23 @@ class CrafterInstructions(NamedArguments, gym.Env[Observation, np.int64]):
             out.append(f"{TRAVEL}_{rng.integers(_ROW)}_{rng.integers(_ROW)}" if name == TRAVEL else name)
         return out
 
-    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         if self._over:
             common.refuse_step("CrafterInstructions")
         self._env.step(common.check_action(action, 17))
         dead = self._env._player.health <= 0
         self._clock += 1
         achieved = self._achieved()
-        reward, k = 0.0, len(self._rollout_goals)
+        reward, k = 0.0, len(self.rollout_goals)
         due = self._goal_rows[self.max_goals - k + self._reached]
         if (achieved == due).all():
             due[:] = 0
             self._reached += 1
             reward = 1.0
-        info: dict[str, Any] = {}
         self._over = dead or self._reached == k or self._clock >= self.time_limit
-        if self._over:
-            info[f"{AMAGO_ENV_LOG_PREFIX} Goals Reached"] = self._reached / k
-            info[f"{AMAGO_ENV_LOG_PREFIX} Success"] = float(self._reached == k)
-            info[f"{AMAGO_ENV_LOG_PREFIX} Achievements"] = float(len(self._env._unlocked))
-            info[f"{AMAGO_ENV_LOG_PREFIX} Died"] = float(dead)
-        return self._observe(achieved), reward, self._over, False, info
+        ended = {"Goals Reached": self._reached / k, "Success": float(self._reached == k), "Died": float(dead)}
+        ended["Achievements"] = float(len(self._env._unlocked))
+        return self._observe(achieved), reward, self._over, False, common.metrics(ended) if self._over else {}
 
     def _achieved(self) -> NDArray[np.uint8]:
         counts, before = self._env._player.achievements, self._counted
@@ -333,58 +311,3 @@ class InstructionRelabeler(GoalSequenceRelabeler):
         _, which, counts = np.unique(kinds, axis=0, return_inverse=True, return_counts=True)
         weights = 1 / counts[which.reshape(-1)]
         return rng.choice(free, size=min(n, len(free)), replace=False, p=weights / weights.sum())
-
-
-class VideoRecorder(NamedArguments, gym.Wrapper[Any, Any, Any, Any]):
-    """Writes the first complete rollout of an environment as an animated GIF, without further packages than Pillow.
-
-    Args:
-        env: an environment with ``render_mode="rgb_array"``.
-        path: path of the file. Missing directories are created.
-
-    Raises:
-        ValueError: the environment has another render mode.
-    """
-
-    def __init__(self, env: gym.Env[Any, Any], path: str | Path) -> None:
-        super().__init__(env)
-        if env.render_mode != "rgb_array":
-            raise ValueError(f'env must have render_mode="rgb_array", got {env.render_mode!r}')
-        self.path = Path(path)
-        self._frames: list[NDArray[np.uint8]] = []
-        self._written = False
-
-    @property
-    def env_name(self) -> str:
-        return self.env.env_name  # type: ignore[attr-defined,no-any-return]
-
-    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        out = self.env.reset(**kwargs)
-        self._frames = [] if self._written else [self._frame()]
-        return out
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        out = self.env.step(action)
-        if not self._written:
-            self._frames.append(self._frame())
-            if out[2] or out[3]:
-                self._write()
-        return out
-
-    def _frame(self) -> NDArray[np.uint8]:
-        return self.env.render()  # type: ignore[return-value]
-
-    def _write(self) -> None:
-        image = require("PIL.Image", "crafter")
-        first, *rest = [image.fromarray(frame).quantize() for frame in self._frames]
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        first.save(
-            self.path, save_all=True, append_images=rest, duration=1000 // self.env.metadata.get("render_fps", 10), loop=0
-        )
-        self._frames, self._written = [], True
-
-
-__all__ = [
-    "ACHIEVEMENTS", "GOAL_WORDS", "INSTRUCTIONS", "OBS_KINDS", "CrafterInstructions", "InstructionRelabeler", "VideoRecorder",
-    "goal_tokens",
-]  # fmt: skip

@@ -7,9 +7,8 @@ from typing import Any
 
 import gymnasium as gym
 
-from amago.config import NamedArguments
 from amago.envs.builtin import _common as common
-from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
+from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
 
 REFERENCE_RETURNS: dict[str, tuple[float, float]] = {
     "halfcheetah": (-280.178953, 12135.0),
@@ -21,11 +20,11 @@ REFERENCE_RETURNS: dict[str, tuple[float, float]] = {
     "door": (-56.512833, 2880.569306),
     "relocate": (-6.425911, 4233.877797),
 }
-"""Returns of the random policy and of the expert in each environment, as published with the data sets."""
+"""Returns of the random policy and of the expert in each environment, as published with the datasets."""
 
 
 def reference_returns(dataset: str) -> tuple[float, float] | None:
-    """The `REFERENCE_RETURNS` for the name of a data set ("halfcheetah_medium-v2", "D4RL/pen/human-v2"), None if it is
+    """The `REFERENCE_RETURNS` for the name of a dataset ("halfcheetah_medium-v2", "D4RL/pen/human-v2"), None if it is
     unknown."""
     words = re.split(r"[^a-z0-9]+", dataset.lower())
     return next((REFERENCE_RETURNS[word] for word in words if word in REFERENCE_RETURNS), None)
@@ -36,16 +35,13 @@ def normalized_score(episode_return: float, low: float, high: float) -> float:
     return 100.0 * (episode_return - low) / (high - low)
 
 
-class NormalizedScore(NamedArguments, gym.Wrapper[Any, Any, Any, Any]):
-    """Adds the metric ``Normalized Score`` at the end of an episode.
+class NormalizedScore(gym.Wrapper[Any, Any, Any, Any]):
+    """Add the metric ``Normalized Score`` at the end of an episode.
 
     Args:
         env: any environment.
         low: the return with score 0.
         high: the return with score 100.
-
-    Raises:
-        TypeError, ValueError: ``low`` or ``high`` is not a finite number, or they are equal.
     """
 
     def __init__(self, env: gym.Env[Any, Any], low: float, high: float):
@@ -59,7 +55,7 @@ class NormalizedScore(NamedArguments, gym.Wrapper[Any, Any, Any, Any]):
         self._return = 0.0
         return self.env.reset(seed=seed, options=options)
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)
         self._return += float(reward)
         if terminated or truncated:

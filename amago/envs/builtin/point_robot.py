@@ -10,26 +10,23 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from amago.config import NamedArguments
 from amago.envs.builtin import _common as common
-from amago.envs.builtin import _drawing as drawing
-from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
 
 Observation = NDArray[np.float32]
 
 GOAL_REGIONS = ("semicircle", "circle", "square")
 REWARDS = ("dense", "final")
-_PIXELS, _EXTENT = 240, 1.4  # of an image, and of the plane from its middle to its edges
+_CELLS, _EXTENT = 15, 1.4  # cells of a drawing along each axis, and the plane from its middle to its edges
 
 
 @gin.configurable(module="amago.envs.builtin")
-class PointRobot(NamedArguments, gym.Env[Observation, NDArray[np.float32]]):
+class PointRobot(gym.Env[Observation, NDArray[np.float32]]):
     """A point robot with a hidden goal, drawn for each rollout and the same in its k attempts.
 
     After the point robots of *Efficient Off-Policy Meta-Reinforcement Learning via Probabilistic Context Variables* (Rakelly et
-    al. 2019, arXiv:1903.08254). An attempt begins at (0, 0) and lasts ``episode_length`` steps, each of which moves the robot
-    by ``step_size`` times the action. Its last step returns the first observation of the next attempt. The rollout terminates
-    (never truncates) with the last attempt.
+    al. 2019, arXiv:1903.08254). An attempt begins at (0, 0); each step moves the robot by ``step_size`` times the action. The
+    last step of an attempt returns the first observation of the next attempt. The rollout terminates (never truncates) with the
+    last attempt.
 
     Reward: minus the distance to the goal after the step. With ``rewards="final"``, only the last step of an attempt is
     rewarded, and it returns the robot's final position; a further step, whose action is ignored, returns the robot to the
@@ -49,14 +46,10 @@ class PointRobot(NamedArguments, gym.Env[Observation, NDArray[np.float32]]):
             "circle" (distance 1), or "square" (both coordinates in [-1, 1]).
         step_size: maximum distance per step along each axis, greater than 0.
         rewards: "dense" (in every step) or "final" (in the last step of an attempt).
-        render_mode: None, "ansi" (text) or "rgb_array" (uint8 (240, 240, 3)); x points right, y up.
+        render_mode: None, "ansi" (text) or "rgb_array" (uint8, 24 pixels per cell); x points right, y up.
 
     Attributes:
-        horizon: steps per rollout, ``k_episodes * episode_length``; with final rewards ``k_episodes - 1`` more.
         goal: (x, y) of this rollout's goal.
-
-    Raises:
-        TypeError, ValueError: an argument or an action has the wrong type or is out of range.
     """
 
     metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 10}
@@ -88,7 +81,6 @@ class PointRobot(NamedArguments, gym.Env[Observation, NDArray[np.float32]]):
         self.goal = (0.0, 0.0)
         self._x = self._y = self._return = 0.0
         self._steps, self._attempt, self._reset_due = 0, self.k_episodes, False  # no rollout is under way
-        self._path: list[tuple[float, float]] = []  # of this attempt, for pictures
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
         super().reset(seed=seed)
@@ -105,19 +97,16 @@ class PointRobot(NamedArguments, gym.Env[Observation, NDArray[np.float32]]):
     def _begin_attempt(self) -> None:
         self._x = self._y = self._return = 0.0
         self._steps, self._reset_due = 0, False
-        self._path = []
 
-    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         if self._attempt >= self.k_episodes:
             common.refuse_step("PointRobot")
-        dx, dy = _check_action(action)
+        dx, dy = common.check_continuous_action(action, 2).tolist()
         if self._reset_due:
             self._begin_attempt()
             return self._observe(), 0.0, False, False, {}
         self._x += self.step_size * dx
         self._y += self.step_size * dy
-        if self.render_mode is not None:
-            self._path.append((self._x, self._y))
         self._steps += 1
         distance = math.hypot(self._x - self.goal[0], self._y - self.goal[1])
         over = self._steps == self.episode_length
@@ -125,8 +114,8 @@ class PointRobot(NamedArguments, gym.Env[Observation, NDArray[np.float32]]):
         self._return += reward
         if not over:
             return self._observe(), reward, False, False, {}
-        prefix = f"{AMAGO_ENV_LOG_PREFIX} Attempt {self._attempt}"
-        info = {f"{prefix} Final Distance": distance, f"{prefix} Return": self._return}
+        attempt = f"Attempt {self._attempt}"
+        info = common.metrics({f"{attempt} Final Distance": distance, f"{attempt} Return": self._return})
         self._attempt += 1
         terminated = self._attempt == self.k_episodes
         if self.final_only:
@@ -140,50 +129,17 @@ class PointRobot(NamedArguments, gym.Env[Observation, NDArray[np.float32]]):
         return np.array((self._x, self._y, self._steps / self.episode_length, over), dtype=np.float32)
 
     def render(self) -> Any:
-        """The robot, the goal and their distance as a line of text, or as an image with the path of this attempt, according to
-        ``render_mode``."""
-        return drawing.render(self.render_mode, self._text, self._draw)
+        """The plane, according to ``render_mode``: A robot, G goal, S start, each moved to the edge if it lies beyond."""
+        return common.render(self.render_mode, self._rows, self._text)
+
+    def _rows(self) -> list[str]:
+        rows = [["."] * _CELLS for _ in range(_CELLS)]
+        for mark, (x, y) in (("S", (0.0, 0.0)), ("G", self.goal), ("A", (self._x, self._y))):
+            row, column = (round((_CELLS - 1) * min(max(0.5 + c / (2 * _EXTENT), 0.0), 1.0)) for c in (-y, x))
+            rows[row][column] = mark
+        return ["".join(row) for row in rows]
 
     def _text(self) -> str:
         distance = math.hypot(self._x - self.goal[0], self._y - self.goal[1])
-        return (
-            f"attempt {min(self._attempt + 1, self.k_episodes)} of {self.k_episodes}, step {self._steps} of {self.episode_length}: "
-            f"at ({self._x:+.2f}, {self._y:+.2f}), goal ({self.goal[0]:+.2f}, {self.goal[1]:+.2f}), distance {distance:.2f}"
-        )
-
-    def _draw(self) -> NDArray[np.uint8]:
-        frame = drawing.blank(_PIXELS, _PIXELS, drawing.WHITE)
-        for x, y in _outline(self.goal_region):
-            drawing.blob(frame, _pixel(x, y), 1.0, drawing.GREY)
-        drawing.blob(frame, _pixel(0.0, 0.0), 4.0, drawing.DARK, power=1.0)
-        drawing.blob(frame, _pixel(*self.goal), 10.0, drawing.GREEN)
-        for x, y in self._path:
-            drawing.blob(frame, _pixel(x, y), 2.0, drawing.GOLD)
-        drawing.blob(frame, _pixel(self._x, self._y), 7.0, drawing.RED)
-        drawing.progress(frame, 0, 4, min(self._attempt + 1, self.k_episodes) / self.k_episodes, drawing.DARK)
-        return frame
-
-
-def _pixel(x: float, y: float) -> tuple[float, float]:
-    """The pixel (column, row) of a point; points outside of the picture are moved to its edge."""
-    scale, middle = _PIXELS / 2 / _EXTENT, (_PIXELS - 1) / 2
-    return min(max(middle + scale * x, 0.0), _PIXELS - 1.0), min(max(middle - scale * y, 0.0), _PIXELS - 1.0)
-
-
-def _outline(region: str) -> list[tuple[float, float]]:
-    """Points of the region that goals are drawn from, or of its edge."""
-    if region == "square":
-        side = np.linspace(-1.0, 1.0, 21).tolist()
-        return [(x, y) for x in side for y in (-1.0, 1.0)] + [(x, y) for x in (-1.0, 1.0) for y in side]
-    end = math.pi if region == "semicircle" else 2.0 * math.pi
-    return [(math.cos(angle), math.sin(angle)) for angle in np.linspace(0.0, end, 61).tolist()]
-
-
-def _check_action(action: Any) -> tuple[float, float]:
-    try:
-        dx, dy = (float(a) for a in action)
-    except (TypeError, ValueError):
-        raise TypeError(f"action must be two numbers in [-1, 1], got {action!r}") from None
-    if not (-1.0 <= dx <= 1.0 and -1.0 <= dy <= 1.0):  # also true for NaN
-        raise ValueError(f"action must be two numbers in [-1, 1], got {action!r}")
-    return dx, dy
+        attempt = f"attempt {min(self._attempt + 1, self.k_episodes)} of {self.k_episodes}, step {self._steps} of {self.episode_length}"
+        return "\n".join([*map(" ".join, self._rows()), f"{attempt}: distance {distance:.2f}"])

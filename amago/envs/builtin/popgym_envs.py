@@ -16,11 +16,9 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from amago.config import NamedArguments
 from amago.envs.amago_env import AMAGOEnv
 from amago.envs.builtin import _common as common
-from amago.envs.builtin._extras import require
-from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
+from amago.envs.builtin._common import require
 
 Observation = Any
 
@@ -38,11 +36,7 @@ MULTI_DOMAIN_GAMES = tuple(game for game in GAMES if not any(word in game for wo
 
 
 def game_name(game: str) -> str:
-    """``game`` as listed in `GAMES`, in any case; also accepts the ids of POPGym ("popgym-AutoencodeEasy-v0").
-
-    Raises:
-        ValueError: there is no such game; the message suggests similar names.
-    """
+    """``game`` as listed in `GAMES`, in any case; also accepts the ids of POPGym ("popgym-AutoencodeEasy-v0")."""
     short = str(game).removeprefix("popgym-").removesuffix("-v0")
     for known in GAMES:
         if known.lower() == short.lower():
@@ -77,7 +71,7 @@ def _preserve_global_generators() -> Iterator[None]:
 
 
 @gin.configurable(module="amago.envs.builtin")
-class POPGymGame(NamedArguments, gym.Env[Observation, Any]):
+class POPGymGame(gym.Env[Observation, Any]):
     """One game of POPGym, with an observed clock, and with mazes that depend on the seed alone.
 
     Observations, actions and rewards are POPGym's own; the maximum return is about 1.
@@ -88,14 +82,6 @@ class POPGymGame(NamedArguments, gym.Env[Observation, Any]):
             ``horizon``.
         truncated_is_done: whether the time limit terminates instead of truncating. It belongs to these games, because rewards
             are scaled by its length; POPGym truncates in some games and terminates in others.
-
-    Attributes:
-        horizon: maximum steps per episode.
-        env_name: "popgym_" and the name of the game.
-
-    Raises:
-        ImportError: popgym is missing.
-        TypeError, ValueError: an argument has the wrong type or is out of range.
     """
 
     def __init__(self, game: str = "RepeatPreviousEasy", timer: bool = True, truncated_is_done: bool = True) -> None:
@@ -120,21 +106,21 @@ class POPGymGame(NamedArguments, gym.Env[Observation, Any]):
         else:
             obs, _ = self._env.reset(seed=seed)
         self._clock = 0
-        return self._shown(obs), {}
+        return self._observe(obs), {}
 
-    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         if self._clock is None:
             common.refuse_step("POPGymGame")
         obs, reward, terminated, truncated, _ = self._env.step(action)
         self._clock += 1
         terminated = bool(terminated or (truncated and self.truncated_is_done))
         truncated = bool(truncated and not terminated)
-        shown = self._shown(obs)
+        observed = self._observe(obs)
         if terminated or truncated:
             self._clock = None
-        return shown, float(reward), terminated, truncated, {}
+        return observed, float(reward), terminated, truncated, {}
 
-    def _shown(self, obs: Any) -> Observation:
+    def _observe(self, obs: object) -> Observation:
         if not self.timer:
             return obs
         assert self._clock is not None
@@ -142,11 +128,11 @@ class POPGymGame(NamedArguments, gym.Env[Observation, Any]):
 
 
 @gin.configurable(module="amago.envs.builtin")
-class MultiDomainPOPGym(NamedArguments, gym.Env[Observation, np.int64]):
+class MultiDomainPOPGym(gym.Env[Observation, np.int64]):
     """Many games behind one interface. The game must be identified in a warm-up episode, whose rewards do not count.
 
     Each rollout draws one of ``games`` and consists of ``warmup_episodes`` + 1 episodes of it, each with new cards or boards.
-    Rewards of the warm-up are observed but not paid: the return of a rollout is that of its last episode. The rollout
+    Rewards of the warm-up are observed but not paid: the return of a rollout is the return of its last episode. The rollout
     terminates (never truncates) with the last episode.
 
     Observation, a Dict: "observation", uint8 ``(W,)``, the game's observation as concatenated one-hot vectors, padded with 0 to
@@ -157,20 +143,11 @@ class MultiDomainPOPGym(NamedArguments, gym.Env[Observation, np.int64]):
     Actions, ``Discrete(n)``, where n is the largest number of actions of the games. Games with fewer take the action modulo
     their own number; actions on a board are numbered row by row.
 
-    Metrics: ``Warm-up Return`` at the end of the rollout.
+    Metrics: ``Warm-up Return`` at the end of the rollout. `env_name` separates them by game.
 
     Args:
         games: names of games with discrete spaces; the default is `MULTI_DOMAIN_GAMES`.
         warmup_episodes: number of episodes before the last.
-
-    Attributes:
-        env_name: "popgym_" and the game of this rollout, which separates metrics by game.
-        game: the game of this rollout.
-        horizon: maximum steps per rollout.
-
-    Raises:
-        ImportError: popgym is missing.
-        TypeError, ValueError: an argument has the wrong type or is out of range.
     """
 
     def __init__(self, games: Sequence[str] | None = None, warmup_episodes: int = 1) -> None:
@@ -206,9 +183,9 @@ class MultiDomainPOPGym(NamedArguments, gym.Env[Observation, np.int64]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
         super().reset(seed=seed)
         self._now, self._episode, self._warmup_return = int(self.np_random.integers(len(self.games))), 0, 0.0
-        return self._shown(self._open(), 0.0, opened=True), {}
+        return self._observe(self._open(), 0.0, opened=True), {}
 
-    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         if self._episode < 0:
             common.refuse_step("MultiDomainPOPGym")
         obs, reward, over, _, _ = self._all[self._now].step(self._action(action))
@@ -217,25 +194,25 @@ class MultiDomainPOPGym(NamedArguments, gym.Env[Observation, np.int64]):
         if not paid:
             self._warmup_return += reward
         if not over:
-            return self._shown(obs, reward), reward if paid else 0.0, False, False, {}
+            return self._observe(obs, reward), reward if paid else 0.0, False, False, {}
         if not paid:
             self._episode += 1
-            return self._shown(self._open(), reward, opened=True), 0.0, False, False, {}
-        shown = self._shown(obs, reward)
+            return self._observe(self._open(), reward, opened=True), 0.0, False, False, {}
+        last = self._observe(obs, reward)
         self._episode = -1
-        return shown, reward, True, False, {f"{AMAGO_ENV_LOG_PREFIX} Warm-up Return": self._warmup_return}
+        return last, reward, True, False, common.metrics({"Warm-up Return": self._warmup_return})
 
     def _open(self) -> Any:
         self._clock = 0
         return self._all[self._now].reset(seed=int(self.np_random.integers(2**31)))[0]
 
-    def _action(self, action: Any) -> Any:
+    def _action(self, action: object) -> Any:
         index = common.check_action(action, self._most_actions)
         sizes = self._actions[self._now]
         index %= int(sizes.prod())
         return index if sizes.size == 1 else np.array(np.unravel_index(index, tuple(sizes)), dtype=np.int64)
 
-    def _shown(self, obs: Any, reward: float, opened: bool = False) -> Observation:
+    def _observe(self, obs: object, reward: float, opened: bool = False) -> Observation:
         bits = np.zeros(self._width, dtype=np.uint8)
         bits[self._offsets[self._now] + np.asarray(obs, dtype=np.int64).reshape(-1)] = 1
         warm, share = self._episode < self.warmup_episodes, self._clock / self._all[self._now].horizon
@@ -263,12 +240,7 @@ def _action_sizes(game: str, space: gym.Space[Any]) -> NDArray[np.int64]:
 
 
 class POPGymAMAGO(AMAGOEnv):
-    """`POPGymGame` without its clock, wrapped.
-
-    Args:
-        env_name: of the game, such as "popgym-AutoencodeEasy-v0".
-        truncated_is_done: as of `POPGymGame`.
-    """
+    """`POPGymGame` without its clock, wrapped; ``env_name`` is the game, such as "popgym-AutoencodeEasy-v0"."""
 
     def __init__(self, env_name: str, truncated_is_done: bool = True) -> None:
         game = POPGymGame(env_name, timer=False, truncated_is_done=truncated_is_done)
@@ -276,16 +248,7 @@ class POPGymAMAGO(AMAGOEnv):
 
 
 class MultiDomainPOPGymAMAGO(AMAGOEnv):
-    """`MultiDomainPOPGym`, wrapped.
-
-    Args:
-        warmup_episodes: as of `MultiDomainPOPGym`.
-    """
+    """`MultiDomainPOPGym`, wrapped."""
 
     def __init__(self, warmup_episodes: int = 1) -> None:
         super().__init__(MultiDomainPOPGym(warmup_episodes=warmup_episodes), env_name="MultiDomainPOPGym")
-
-
-__all__ = [
-    "FAMILIES", "GAMES", "MULTI_DOMAIN_GAMES", "MultiDomainPOPGym", "MultiDomainPOPGymAMAGO", "POPGymAMAGO", "POPGymGame", "game_name",
-]  # fmt: skip

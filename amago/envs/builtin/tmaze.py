@@ -1,4 +1,4 @@
-"""T-Maze: recall, at the end of a corridor, a cue seen at its beginning (Ni et al. 2023, arXiv:2307.03864)."""
+"""T-Maze: recall, at the end of a corridor, a cue seen at its beginning (Ni et al. 2023, arXiv:2307.03864); exploration for it."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from amago.config import NamedArguments
 from amago.envs.builtin import _common as common
-from amago.envs.builtin import _drawing as drawing
-from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
+from amago.envs.exploration import EpsilonGreedy
 
 Observation = NDArray[np.float32]
 
 RIGHT, UP, LEFT, DOWN = range(4)
-_MOST_CELLS = 30  # of a drawn corridor: an image of 10,000 cells would be of no use
+_DRAWN = 30  # columns of a picture: one of 10,000 cells would be of no use
 
 
-class _TMaze(NamedArguments, gym.Env[Observation, np.int64]):
+class _TMaze(gym.Env[Observation, np.int64]):
     """The common maze: a corridor along x (y = 0) from ``x = oracle`` to the junction, whose two arms are at y = -1 and y =
     1."""
 
     metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 8}
+    goal_reward, distract_reward = 1.0, 0.0  # in the last step, in the goal's arm and in the other
     _oracle = 0
     _extra_steps = 1
 
@@ -39,13 +38,8 @@ class _TMaze(NamedArguments, gym.Env[Observation, np.int64]):
         self.observation_space = gym.spaces.Box(low, np.ones_like(low), dtype=np.float32)
         self.action_space = gym.spaces.Discrete(4)
         self._x = self._y = 0
-        self._goal = 1
+        self.goal = 1  # the arm of this episode's goal: 1 up, -1 down
         self._clock = self.episode_length
-
-    @property
-    def goal(self) -> int:
-        """The arm of this episode's goal: 1 up, -1 down."""
-        return self._goal
 
     @property
     def position(self) -> tuple[int, int]:
@@ -54,19 +48,20 @@ class _TMaze(NamedArguments, gym.Env[Observation, np.int64]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
         super().reset(seed=seed)
-        self._goal = 1 if self.np_random.random() < 0.5 else -1
+        self.goal = 1 if self.np_random.random() < 0.5 else -1
         self._x = self._y = self._clock = 0
         return self._observe(), {}
 
-    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         if self._clock >= self.episode_length:
             common.refuse_step(type(self).__name__)
         action = common.check_action(action, 4)
         self._move(action)
         self._clock += 1
         if self._clock == self.episode_length:
-            success = float(self._x == self.corridor_length and self._y == self._goal)
-            return self._observe(), success, True, False, {f"{AMAGO_ENV_LOG_PREFIX} Success": success}
+            arm = self._y if self._x == self.corridor_length else 0
+            paid = {self.goal: self.goal_reward, -self.goal: self.distract_reward}.get(arm, 0.0)
+            return self._observe(), paid, True, False, common.metrics({"Success": float(arm == self.goal)})
         reward = 0.0 if action == RIGHT or self._clock == 1 else self.penalty
         return self._observe(), reward, False, False, {}
 
@@ -81,40 +76,29 @@ class _TMaze(NamedArguments, gym.Env[Observation, np.int64]):
     def _observe(self) -> Observation:
         if self._x == self.corridor_length:
             return np.array((1.0, self._y), dtype=np.float32)
-        return np.array((0.0, self._goal if self._sign_shows() else 0.0), dtype=np.float32)
+        return np.array((0.0, self.goal if self._sign_shows() else 0.0), dtype=np.float32)
 
     def _sign_shows(self) -> bool:
         raise NotImplementedError
 
     def render(self) -> Any:
-        """The maze as an image or as text, according to ``render_mode``: A agent, G goal, S the cell that shows the goal, "." free
-        cells. In the image the goal is green, and S is yellow, with a mark on the goal's side while it shows the goal."""
-        return drawing.render(self.render_mode, self._text, self._draw)
+        """The maze, according to ``render_mode``: A agent, G goal, S the cell that shows the goal, "." free cells. A picture has
+        the 30 columns around the agent at most."""
+        return common.render(self.render_mode, lambda: self._rows(_DRAWN), self._text)
 
-    def _text(self) -> str:
-        width = self.corridor_length - self._oracle + 1
+    def _rows(self, most: int) -> list[str]:
+        width, place = self.corridor_length - self._oracle + 1, self._x - self._oracle
         rows = [[" "] * width, ["."] * width, [" "] * width]
         rows[0][-1] = rows[2][-1] = "."
         rows[1][0] = "S"
-        rows[1 - self._goal][-1] = "G"
-        rows[1 - self._y][self._x - self._oracle] = "A"
-        lines = ["".join(row).rstrip() for row in rows]
-        return "\n".join([*lines, f"step {self._clock} of {self.episode_length}"])
+        rows[1 - self.goal][-1] = "G"
+        rows[1 - self._y][place] = "A"
+        left = max(0, min(place - most // 2, width - most))
+        return ["".join(row[left : left + most]) for row in rows]
 
-    def _draw(self) -> NDArray[np.uint8]:
-        cells = self.corridor_length - self._oracle + 1
-        columns = min(cells, _MOST_CELLS)
-        place = self._x - self._oracle
-        at = place if columns == cells else place * (columns - 1) // (cells - 1)
-        frame = drawing.blank_grid(columns, drawing.DARK, height=3)
-        for cell in (*((x, 1) for x in range(columns)), (columns - 1, 0), (columns - 1, 2)):
-            drawing.paint(frame, cell, drawing.WHITE)
-        drawing.paint(frame, (columns - 1, 1 - self._goal), drawing.GREEN)
-        drawing.paint(frame, (0, 1), drawing.GOLD)
-        drawing.paint(frame, (at, 1 - self._y), drawing.RED, inset=5, round_=True)
-        if self._sign_shows():
-            drawing.paint(frame, (0, 1 - self._goal), drawing.GOLD, inset=6)
-        return frame
+    def _text(self) -> str:
+        rows = self._rows(self.corridor_length + 2)
+        return "\n".join([*(row.rstrip() for row in rows), f"step {self._clock} of {self.episode_length}"])
 
 
 @gin.configurable(module="amago.envs.builtin")
@@ -138,14 +122,7 @@ class TMazePassive(_TMaze):
     Args:
         corridor_length: steps from the start to the junction, at least 1.
         penalty: at most 0; by default ``-1 / episode_length``.
-        render_mode: None, "ansi" (text) or "rgb_array" (uint8, 24 pixels per cell; a corridor of more than 30 cells is drawn with
-            30); x points right, y up.
-
-    Attributes:
-        episode_length, horizon: steps of an episode.
-
-    Raises:
-        TypeError, ValueError: an argument has the wrong type or is out of range.
+        render_mode: None, "ansi" (text) or "rgb_array" (uint8, 24 pixels per cell); x points right, y up.
     """
 
     def __init__(self, corridor_length: int = 10, penalty: float | None = None, render_mode: str | None = None) -> None:
@@ -159,20 +136,8 @@ class TMazePassive(_TMaze):
 class TMazeActive(_TMaze):
     """A T-Maze that shows the goal only in the cell to the left of the start: a test of memory and exploration.
 
-    An episode always lasts ``corridor_length + 3`` steps, the minimum to step back, walk to the junction and turn. Actions,
-    observations, rewards and metrics are those of `TMazePassive`; a first step back is therefore not penalised.
-
-    Args:
-        corridor_length: steps from the start to the junction, at least 1.
-        penalty: at most 0; by default ``-1 / episode_length``.
-        render_mode: None, "ansi" (text) or "rgb_array" (uint8, 24 pixels per cell; a corridor of more than 30 cells is drawn with
-            30); x points right, y up.
-
-    Attributes:
-        episode_length, horizon: steps of an episode.
-
-    Raises:
-        TypeError, ValueError: an argument has the wrong type or is out of range.
+    An episode always lasts ``corridor_length + 3`` steps, the minimum to step back, walk to the junction and turn. Arguments,
+    actions, observations, rewards and metrics are as in `TMazePassive`; a first step back is therefore not penalised.
     """
 
     _oracle = -1
@@ -185,38 +150,55 @@ class TMazeActive(_TMaze):
         return self._x == self._oracle
 
 
-class _AltRewards:
-    """Other rewards in the last step of a `_TMaze`, before which it stands in the order of bases.
-
-    Args:
-        corridor_length: steps from the start to the junction.
-        goal_reward: in the arm of the goal.
-        penalty: as of `TMazePassive`; 0 by default.
-        distract_reward: in the other arm.
-    """
+class TMazeAltPassive(TMazePassive):
+    """`TMazePassive` with the original's arguments: other rewards in the last step, and no penalty by default."""
 
     def __init__(
         self, corridor_length: int = 10, goal_reward: float = 1.0, penalty: float = 0.0, distract_reward: float = 0.0
     ) -> None:
-        super().__init__(corridor_length, penalty)  # type: ignore[call-arg]
+        super().__init__(corridor_length, penalty)
         self.goal_reward = common.check_real("goal_reward", goal_reward)
         self.distract_reward = common.check_real("distract_reward", distract_reward)
 
-    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        obs, reward, terminated, truncated, info = super().step(action)  # type: ignore[misc]
-        if terminated:
-            x, y = self.position  # type: ignore[attr-defined]
-            reward = self.goal_reward * reward
-            if (x, y) == (self.corridor_length, -self.goal):  # type: ignore[attr-defined]
-                reward = self.distract_reward
-        return obs, reward, terminated, truncated, info
+
+class TMazeAltActive(TMazeActive):
+    """`TMazeActive` with the arguments of `TMazeAltPassive`."""
+
+    def __init__(
+        self, corridor_length: int = 10, goal_reward: float = 1.0, penalty: float = 0.0, distract_reward: float = 0.0
+    ) -> None:
+        super().__init__(corridor_length, penalty)
+        self.goal_reward = common.check_real("goal_reward", goal_reward)
+        self.distract_reward = common.check_real("distract_reward", distract_reward)
 
 
-class TMazeAltPassive(_AltRewards, TMazePassive):
-    """`TMazePassive` with the arguments that scripts for the original system give: ``goal_reward`` and ``distract_reward`` in the last
-    step, and no penalty by default.
+@gin.configurable(module="amago.envs.builtin")
+class TMazeExploration(EpsilonGreedy):
+    """`EpsilonGreedy` with a much smaller epsilon in the corridor of a T-Maze.
+
+    In the first step of an episode and in its last three, epsilon is as in `EpsilonGreedy` (configured by
+    ``EpsilonGreedy.eps_start`` and so on). In all other steps it is ``0.5 / horizon``, an expected half random action per
+    episode.
+
+    Args:
+        amago_env: the environment to wrap.
+        horizon: steps per episode, ``TMazePassive.episode_length``. Bind ``TMazeExploration.horizon`` with gin: an `Experiment`
+            does not pass it.
+        rollouts_anneal: epsilon falls over so many episodes of an actor, however long they are; None: over
+            ``EpsilonGreedy.steps_anneal``.
+
+    Raises:
+        RuntimeError: ``horizon`` was neither given nor bound.
     """
 
+    def __init__(self, amago_env: gym.Env[Any, Any], horizon: int = gin.REQUIRED, rollouts_anneal: int | None = None) -> None:
+        super().__init__(amago_env)
+        self.horizon = common.check_int("horizon", horizon, 1)
+        if rollouts_anneal is not None:
+            self.steps_anneal = self.horizon * common.check_int("rollouts_anneal", rollouts_anneal, 1)
 
-class TMazeAltActive(_AltRewards, TMazeActive):
-    """`TMazeActive` with the arguments of `TMazeAltPassive`."""
+    def current_eps(self, local_step: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Epsilon (B,) of actors whose next action has the index ``local_step`` (B,) in its episode."""
+        usual = super().current_eps(local_step)
+        corridor = (local_step > 0) & (local_step < self.horizon - 3)
+        return np.where(corridor, 0.5 / self.horizon, usual)

@@ -1,23 +1,91 @@
-"""`ActorPool`: one interface to all actors, in this process, in worker processes, or in one vectorised environment."""
+"""`ActorPlan`, from which actors are made; `ActorPool`, the interface of every pool of them; and `PoolEnv`, a pool with the methods
+of a vector environment."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from amago.envs.pool.buffers import Buffers
-from amago.envs.pool.faults import PROVEN_STEPS, RestartBudget
-from amago.envs.pool.plan import Spaces
-from amago.envs.pool.view import Answer, take
+from amago.data.extras import ExtraField
+from amago.envs.env_utils import infos_of_rows
+from amago.envs.exploration import ExplorationWrapper
+from amago.envs.inner_env import policy_space
+from amago.envs.pool.faults import PROVEN_STEPS, ActorError, RestartBudget
+from amago.envs.pool.memory import Buffers
 from amago.envs.statistics import PhaseStatistics
 from amago.spaces import ActionSpec, action_spec, rl2_space
 
 Array = NDArray[Any]
+EnvMaker = Callable[[], gym.Env[Any, Any]]
+_PROCESS_KEY = 1 << 31  # in spawn keys: larger than any actor's number, so that actors and processes never share a seed
+
+
+@dataclass(frozen=True)
+class Spaces:
+    """The flat observation space and the action space of one environment, which must be equal for all actors of a pool, and its
+    own observation space."""
+
+    observation_space: gym.spaces.Dict
+    action_space: gym.Space[Any]
+    raw_observation_space: gym.Space[Any] = field(compare=False)
+
+
+@dataclass
+class ActorPlan:
+    """The plan from which the actors of one process are made: the whole pool's, or one worker's share of it.
+
+    Attributes:
+        make_envs: {actor's number: function that makes its environment}, in order.
+        batch: rows of each actor's environment; actor i has rows [i * batch, (i + 1) * batch) of the pool's arrays. None: as
+            many as the first environment has.
+        groups: for each group of the pool, the numbers of these actors that belong to it.
+        exploration: class of the exploration wrapper, or None.
+        run: arguments of `ExplorationWrapper.fit_to_run`; None: the actors belong to no run.
+        recorder: options of the recorder, as of `amago.envs.make_pool`, or None to record only returns and metrics.
+        entropy, spawn_key: of the run's `numpy.random.SeedSequence`.
+        worker: number of the worker; 0 in the learner's process.
+        generation: how often this worker was replaced before.
+        steps: {actor's number: steps that it has taken}, from which the exploration schedules of a replaced worker continue.
+    """
+
+    make_envs: dict[int, EnvMaker]
+    batch: int | None
+    groups: list[list[int]]
+    exploration: type[ExplorationWrapper] | None
+    recorder: dict[str, Any] | None
+    entropy: int | Sequence[int] | None
+    spawn_key: tuple[int, ...]
+    worker: int = 0
+    generation: int = 0
+    steps: dict[int, int] = field(default_factory=dict)
+    run: tuple[int, bool] | None = None
+
+    @property
+    def extra_fields(self) -> tuple[ExtraField, ...]:
+        """The declared extra fields that are recorded."""
+        return tuple((self.recorder or {}).get("extra_fields", ()))
+
+    def actor_seeds(self, actor: int, generation: int) -> list[np.random.SeedSequence]:
+        """Seeds of an actor's first reset, its exploration and its recorder; they do not depend on the process that hosts
+        it."""
+        return np.random.SeedSequence(self.entropy, spawn_key=(*self.spawn_key, actor, generation)).spawn(3)
+
+    def process_seed(self) -> np.random.SeedSequence:
+        """Seed of the global random generators of a worker process."""
+        return np.random.SeedSequence(self.entropy, spawn_key=(*self.spawn_key, _PROCESS_KEY, self.worker, self.generation))
+
+
+class Answer(NamedTuple):
+    """The result of a call to an environment: its value, or what it raised."""
+
+    value: object = None
+    error: BaseException | None = None
 
 
 class ActorPool(ABC):
@@ -36,35 +104,19 @@ class ActorPool(ABC):
         time_idxs: (N, 1) int64.
         extras: {name: (N, ...)}, the extra fields with ``source="policy"``: write them before the `send` of their actions.
         resets: (N,) bool, True where the observation opens a new rollout: clear the actor's memory before it acts.
-        idle: (N,) bool: actors whose rows you set to True, while their group is not stepping, skip their steps until you set them to
-            False. Only where `can_idle`.
+        idle: (N,) bool: actors whose rows you set to True, while their group is not stepping, skip their steps until you set
+            them to False. Only where `can_idle`.
+        shares_process: whether environments run in this process.
         can_idle: whether single actors can skip steps: not where they are the rows of one vectorised environment.
     """
 
-    num_actors: int
-    observation_space: gym.spaces.Dict
-    raw_observation_space: gym.Space[Any]
-    action_spec: ActionSpec
-    rl2_space: gym.spaces.Box
-    groups: list[slice]
-    obs: dict[str, Array]
-    extras: dict[str, Array]
-    rl2s: NDArray[np.float32]
-    time_idxs: NDArray[np.int64]
-    resets: NDArray[np.bool_]
-    idle: NDArray[np.bool_]
     can_idle = True
+    shares_process = False
 
-    def __init__(
-        self,
-        num_actors: int,
-        spaces: Spaces,
-        groups: list[slice],
-        budget: RestartBudget,
-    ):
+    def __init__(self, num_actors: int, spaces: Spaces, groups: list[slice], budget: RestartBudget):
         self.num_actors, self.groups = num_actors, groups
         self.observation_space, self.raw_observation_space = spaces.observation_space, spaces.raw_observation_space
-        self.action_spec = action_spec(spaces.action_space)
+        self.action_spec: ActionSpec = action_spec(spaces.action_space)
         self.rl2_space = rl2_space(self.action_spec)
         self._budget = budget
         self._in_flight = [False] * len(groups)
@@ -75,47 +127,43 @@ class ActorPool(ABC):
         self._budget.proven = lambda: bool(buffers.any_ended.any() or (buffers.time_idxs >= PROVEN_STEPS).any())
         self.obs, self.rl2s, self.time_idxs, self.resets = buffers.obs, buffers.rl2s, buffers.time_idxs, buffers.resets
 
-    # ------------------------------------------------------------------ stepping
-
-    @abstractmethod
     def reset(self) -> None:
         """Begin a new rollout for every actor; unfinished ones are dropped. The first call seeds the environments."""
+        for group, stepping in enumerate(self._in_flight):
+            if stepping:
+                self.wait(group)
+        self._ask("reset")
 
-    def send(self, group: int, actions: Array) -> None:
+    def send(self, group: int | None, actions: Array) -> None:
         """Begin a step of one group; call `wait` before reading its rows of the arrays.
 
         Args:
-            group: index in `groups`.
+            group: index in `groups`; None: all groups.
             actions: (actors of the group, S), in stored form (`amago.spaces`).
 
         Raises:
             ValueError: a wrong shape, or the group is stepping already.
         """
-        self._accept([group], self.groups[group], actions)
-        self._begin(group)
-        self._in_flight[group] = True
-
-    def send_all(self, actions: Array) -> None:
-        """Begin a step of every group with actions (N, S), with fewer messages than `send`; then call `wait` for each group."""
-        groups = range(len(self.groups))
-        self._accept(groups, slice(0, self.num_actors), actions)
-        self._begin_all()
-        for group in groups:
-            self._in_flight[group] = True
-
-    def _accept(self, groups: Iterable[int], rows: slice, actions: Array) -> None:
-        """Check actions and copy them to the arrays."""
+        groups = range(len(self.groups)) if group is None else (group,)
+        rows = slice(0, self.num_actors) if group is None else self.groups[group]
+        for g in groups:
+            if self._in_flight[g]:
+                raise ValueError(f"group {g} is stepping already; call wait({g}) first")
         expected = (rows.stop - rows.start, self.action_spec.stored_dim)
-        for group in groups:
-            if self._in_flight[group]:
-                raise ValueError(f"group {group} is stepping already; call wait({group}) first")
         if np.shape(actions) != expected:
-            whose = "all actors" if expected[0] == self.num_actors else f"group {', '.join(map(str, groups))}"
+            whose = "all actors" if expected[0] == self.num_actors else f"group {group}"
             raise ValueError(
                 f"actions of {whose} have shape {np.shape(actions)}, but must have {expected}, the stored form "
                 f"({self.action_spec.stored_dtype}) of {self.action_spec.space}"
             )
         self._buffers.actions[rows] = actions
+        for g in groups:
+            self._begin(g)
+            self._in_flight[g] = True
+
+    def send_all(self, actions: Array) -> None:
+        """Begin a step of every group with actions (N, S); then call `wait` for each group."""
+        self.send(None, actions)
 
     def wait(self, group: int) -> None:
         """Finish the step of a group.
@@ -139,37 +187,30 @@ class ActorPool(ABC):
     def _begin(self, group: int) -> None:
         """Begin a step of a group, whose actions are in the arrays."""
 
-    def _begin_all(self) -> None:
-        for group in range(len(self.groups)):
-            self._begin(group)
-
     @abstractmethod
     def _finish(self, group: int) -> None:
         """Return when the group has taken its step."""
 
-    # ------------------------------------------------------------------ calls
+    def call_async(self, name: str, *args: object, **kwargs: object) -> None:
+        """Call a method of each environment, or read an attribute; `call_wait` returns the results.
 
-    def call_async(self, name: str, *args: Any, **kwargs: Any) -> None:
-        """Call a method of each environment, or read an attribute; `call_wait` returns what they answer.
-
-        Names are looked up in the environment with all its wrappers, and what `SequenceWrapper` has of a rollout's state is there too
-        (`amago.envs.pool.view.ActorView`). Arguments and answers must be picklable where environments are in worker processes.
+        Names are looked up in the environment with all its wrappers, and in the state of its rollouts, as `SequenceWrapper` has
+        it. Arguments and results must be picklable where environments are in worker processes.
 
         Raises:
-            ValueError: the answers of the last call were not taken, or a group is stepping.
+            ValueError: the results of the last call were not taken, or a group is stepping.
         """
         if self._calling is not None:
             raise ValueError(f"call_wait() must take the answers to {self._calling!r} first")
         if any(self._in_flight):
             raise ValueError("a group is stepping: wait() for it before calling environments")
-        self._begin_call(name, args, kwargs)
+        self._begin_ask("call", name, args, kwargs)
         self._calling = name
 
     def call_wait(self) -> list[Any]:
-        """The answers to the last `call_async`, one an environment, in order.
+        """The results of the last `call_async`, one an environment, in order.
 
         Raises:
-            ValueError: there was no `call_async`.
             AttributeError: an environment has no such method or attribute.
             ActorError: a worker was lost meanwhile, or an environment of a worker raised an error; with its traceback. (In this
                 process, the environment's own exception is raised.)
@@ -177,87 +218,160 @@ class ActorPool(ABC):
         if self._calling is None:
             raise ValueError("there is nothing to wait for: call call_async(name, *args) first")
         name, self._calling = self._calling, None
-        answers = self._end_call()
-        numbers = range(len(answers) if not self.can_idle else self.num_actors)
-        return [take(answers.get(n), name, n) for n in numbers]
+        answers: dict[int, Answer] = {}
+        for found in self._end_ask():
+            answers |= found
+        values = []
+        for n in range(self.num_actors if self.can_idle else len(answers)):
+            if n not in answers:
+                raise ActorError(f"actor {n} did not answer to {name!r}: its worker was lost and is replaced")
+            value, error = answers[n]
+            if error is not None:
+                raise error
+            values.append(value)
+        return values
 
-    def call(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
+    def call(self, name: str, *args: object, **kwargs: object) -> list[Any]:
         """`call_async`, then `call_wait`."""
         self.call_async(name, *args, **kwargs)
         return self.call_wait()
 
-    @abstractmethod
-    def _begin_call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Begin `call_async`."""
-
-    @abstractmethod
-    def _end_call(self) -> dict[int, Answer]:
-        """{actor's number: its answer}."""
-
-    # ------------------------------------------------------------------ statistics, files, state
+    @property
+    def envs(self) -> list[Any]:
+        """The environments, one an actor; AttributeError if they are in worker processes."""
+        raise AttributeError(
+            "the environments are in worker processes: use call_async(name, *args) and call_wait(), or env_mode='sync'"
+        )
 
     def drain(self) -> PhaseStatistics:
         """Statistics since the last call."""
         out = PhaseStatistics()
-        for part in self._drain():
+        for part in self._ask("drain"):
             out.add(part.episodes, part.frames)
             out.add_exploration(part.exploration)
-        out.episodes.sort(key=lambda e: e.actor)
+        out.episodes.sort(key=lambda e: e.actor)  # stable: in order of time for each actor
         out.restarts, out.dropped = self._budget.drain()
         return out
 
-    @abstractmethod
-    def _drain(self) -> Iterable[PhaseStatistics]:
-        """Statistics of each process that hosts actors, without restarts."""
-
-    @abstractmethod
     def flush(self, partial: bool = False) -> int:
-        """Commit finished trajectories to disk.
-
-        Args:
-            partial: also commit the part that unfinished rollouts have reached.
-
-        Returns:
-            how many trajectories were committed.
-        """
+        """Commit finished trajectories, with ``partial`` also what unfinished rollouts have reached; returns how many."""
+        return sum(self._ask("flush", partial))
 
     def state_dict(self) -> dict[str, Any]:
         """Exploration schedules and random generators of every actor, JSON-able. States of environments are not included."""
-        actors = self._actor_states()
+        actors = {number: state for states in self._ask("state_dict") for number, state in states.items()}
         return {"num_actors": self.num_actors, "actors": {k: actors[k] for k in sorted(actors, key=int)}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned.
-
-        Raises:
-            ValueError: it is of another number of actors.
-        """
+        """Restore the result of `state_dict`; ValueError if it is of another number of actors."""
         if state["num_actors"] != self.num_actors:
             raise ValueError(f"the saved state is of {state['num_actors']} actors, but this pool has {self.num_actors}")
-        self._load_actor_states(state["actors"])
+        self._ask("load_state_dict", state["actors"])
 
     @property
     def disk_is_full(self) -> bool:
-        """Whether finished trajectories wait in memory because the disk had no space for them when that was last tried."""
-        buffers = getattr(self, "_buffers", None)  # rows of a vector environment that others have made have none
-        return buffers is not None and bool(buffers.no_space.any())
+        """True if finished trajectories wait in memory because the disk had no space at the last attempt to write them."""
+        return bool(self._buffers.no_space.any())
 
     @abstractmethod
-    def _actor_states(self) -> dict[str, Any]:
-        """{actor's number: its state}."""
+    def _ask(self, method: str, *args: object) -> list[Any]:
+        """The results of a method of each process's `amago.envs.pool.sync.ActorSet`, without those of processes that were lost."""
 
-    @abstractmethod
-    def _load_actor_states(self, states: dict[str, Any]) -> None:
-        """Restore what `_actor_states` returned."""
+    def _begin_ask(self, method: str, *args: object) -> None:
+        """Begin `_ask`; `_end_ask` returns the results."""
+        self._answers = self._ask(method, *args)
+
+    def _end_ask(self) -> list[Any]:
+        return self._answers
 
     @abstractmethod
     def render(self) -> Any:
-        """Render the first actor's environment.
-
-        Raises:
-            ValueError: the environments are in worker processes.
-        """
+        """Render the first actor's environment; ValueError if it is in a worker process."""
 
     @abstractmethod
     def close(self) -> None:
         """Commit finished trajectories and end every actor. Returns within 10 seconds; may be called again."""
+
+
+class PoolEnv:
+    """The environments of a pool, as one that steps them all: the type of `Experiment.train_envs` and `Experiment.val_envs`.
+
+    A rollout that ends is followed by a new one at once, whose first observation is returned.
+
+    Args:
+        pool: `reset` was called.
+
+    Attributes:
+        num_envs: N.
+        single_observation_space: of each environment, flat.
+        single_action_space: of each environment, from which `Agent.get_actions` chooses.
+        rl2_space: Dict {"obs": the observation space, "rl2": Box of the reward and the previous action}.
+    """
+
+    def __init__(self, pool: ActorPool):
+        self.pool, self.num_envs = pool, pool.num_actors
+        self.single_observation_space = pool.observation_space
+        self.single_action_space = policy_space(pool.action_spec)
+        self.rl2_space = gym.spaces.Dict({"obs": pool.observation_space, "rl2": pool.rl2_space})
+
+    @property
+    def envs(self) -> list[Any]:
+        """See `ActorPool.envs`."""
+        return list(self.pool.envs)
+
+    def reset(self, **options: object) -> tuple[dict[str, Array], dict[str, Any]]:
+        """Begin a rollout in every environment; returns observations {key: (N, ...)}, and {}. ``options`` have no effect: actors are
+        seeded by the run.
+        """
+        self.pool.reset()
+        return self._observations(), {}
+
+    def step(self, actions: object) -> tuple[dict[str, Array], Array, Array, Array, dict[str, Any]]:
+        """Take one step of every environment.
+
+        Args:
+            actions: N actions as `Agent.get_actions` returns them; dimensions of length 1 may be left out, or be more.
+
+        Returns:
+            observations {key: (N, ...)}, rewards, terminated and truncated (N,), and the infos {key: (N,), _key: (N,)}. An
+            environment that failed and was replaced has the reward 0 and is truncated.
+        """
+        chosen = np.asarray(actions.cpu() if hasattr(actions, "cpu") else actions)
+        wanted = (self.num_envs, self.pool.action_spec.stored_dim)
+        if chosen.size != wanted[0] * wanted[1] or chosen.shape[:1] != wanted[:1]:
+            raise ValueError(
+                f"actions have shape {chosen.shape}, but there are {wanted[0]} environments with actions of {wanted[1]} numbers"
+            )
+        self.pool.step(chosen.reshape(wanted))
+        outcomes = self.pool.call("outcome")
+        rows = self.num_envs // len(outcomes)  # of each environment
+        lost: tuple[Any, ...] = np.zeros(rows), np.zeros(rows, bool), np.ones(rows, bool), {}
+        parts: list[Any] = [out or lost for out in outcomes]
+        rewards, terminated, truncated = (
+            np.concatenate([np.ravel(p[i]) for p in parts]).astype(d) for i, d in enumerate((np.float32, bool, bool))
+        )
+        infos = infos_of_rows([p[3] for p in parts]) if rows == 1 else dict(parts[0][3])
+        return self._observations(), rewards, terminated, truncated, infos
+
+    def _observations(self) -> dict[str, Array]:
+        return {key: array.copy() for key, array in self.pool.obs.items()}
+
+    def call_async(self, name: str, *args: object, **kwargs: object) -> None:
+        """See `ActorPool.call_async`."""
+        self.pool.call_async(name, *args, **kwargs)
+
+    def call_wait(self) -> list[Any]:
+        """See `ActorPool.call_wait`."""
+        return self.pool.call_wait()
+
+    def call(self, name: str, *args: object, **kwargs: object) -> list[Any]:
+        """`call_async`, then `call_wait`."""
+        return self.pool.call(name, *args, **kwargs)
+
+    def render(self) -> Any:
+        """Render the first environment."""
+        return self.pool.render()
+
+    def close(self) -> None:
+        """End every environment."""
+        self.pool.close()

@@ -7,8 +7,8 @@ import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from amago.spaces import NonFiniteError
 
@@ -20,22 +20,20 @@ MIN_RETRY_PAUSE, MAX_RETRY_PAUSE = 0.05, 0.15
 """Seconds between attempts to replace an actor or a worker: short, so that a run in which every attempt fails ends soon."""
 
 _MISTAKES = (TypeError, ValueError, AttributeError, NameError, LookupError, NotImplementedError, AssertionError)
-_ENVS = Path(__file__).resolve().parent.parent
-_OWN_MODULES = ("environment", "exploration", "observed", "pieces", "policy_actions", "recorder", "sequence_wrapper", "wrapper")
-_OWN_FRAMES = (str(_ENVS / "pool"), *(str(_ENVS / f"{name}.py") for name in _OWN_MODULES))
-_SHOWN_FRAMES = 6
+_ENVS = Path(__file__).parents[1]
+_MOST_FRAMES = 6
 
 
 class ActorError(RuntimeError):
-    """The actors cannot go on; the message contains the last traceback."""
+    """Raised if the actors cannot continue; the message contains the last traceback."""
 
 
 class EnvironmentMistake(ActorError):
-    """An environment raised an error of type or shape before any rollout had ended: a mistake in its code rather than a crash."""
+    """An environment raised an error of type or shape before any rollout had ended: a mistake in its code rather than a
+    crash."""
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(NamedTuple):
     """The failure of one environment or worker, which is then replaced.
 
     Attributes:
@@ -54,33 +52,27 @@ class Fault:
 
 
 def mistake_in(err: BaseException) -> str:
-    """If an environment's error is one of type or shape: the error in one line, then where it arose, without this library's frames.
-
-    Otherwise, the text is empty. NaN and infinity may come and go with the state of an environment, so they are no mistake.
+    """An environment's error of type or shape as text: the error in one line, then its frames, without this library's. Empty for
+    other errors, and for NaN and infinity, which may come and go with the state of an environment.
     """
     if not isinstance(err, _MISTAKES) or isinstance(err, NonFiniteError):
         return ""
     (headline, *more) = str(err).splitlines() or [""]
     lines = [f"{type(err).__name__}: {headline}", *more]
-    frames = [f for f in traceback.extract_tb(err.__traceback__) if not f.filename.startswith(_OWN_FRAMES)]
-    lines += [f"  at {f.filename}, line {f.lineno}, in {f.name}: {f.line}" for f in frames[-_SHOWN_FRAMES:]]
+    own = _ENVS, _ENVS / "pool"  # the built-in environments are in neither
+    frames = [f for f in traceback.extract_tb(err.__traceback__) if Path(f.filename).parent not in own]
+    lines += [f"  at {f.filename}, line {f.lineno}, in {f.name}: {f.line}" for f in frames[-_MOST_FRAMES:]]
     return "\n".join(lines)
 
 
 class RestartBudget:
-    """Logs and counts faults, and ends the run when there are too many, or at the first mistake.
+    """Log and count faults, and end the run when there are more than ``max_env_restarts`` within an hour, or at the first mistake.
 
     The same fault is logged with its traceback once, then in one line, and ever less often.
 
-    Args:
-        max_env_restarts: most faults allowed within an hour.
-
     Attributes:
-        proven: whether the environments have shown that they work: a rollout has ended, or has lasted `PROVEN_STEPS`. Until then, a
-            `Fault.mistake` ends the run.
-
-    Raises:
-        ValueError: ``max_env_restarts`` is negative.
+        proven: whether the environments have shown that they work: a rollout has ended, or has lasted `PROVEN_STEPS`. Until
+            then, a `Fault.mistake` ends the run.
     """
 
     def __init__(self, max_env_restarts: int):
@@ -93,11 +85,8 @@ class RestartBudget:
         self._restarts = self._dropped = 0
 
     def record(self, fault: Fault) -> None:
-        """Log and count one fault.
-
-        Raises:
-            EnvironmentMistake: it is a mistake, and the environments are not `proven`.
-            ActorError: it exceeds the budget.
+        """Log and count one fault; raises EnvironmentMistake if it is a mistake, and the environments are not `proven`, and ActorError
+        if it exceeds the budget.
         """
         if fault.mistake and not self.proven():
             raise EnvironmentMistake(
@@ -106,26 +95,22 @@ class RestartBudget:
             ) from None
         now = time.monotonic()
         self._times.append(now)
-        while self._times and now - self._times[0] > HOUR:
+        while now - self._times[0] > HOUR:
             self._times.popleft()
         self._restarts += 1
         self._dropped += fault.dropped
-        self._log(fault)
+        last_line = fault.reason.rstrip().rpartition("\n")[2]
+        self._seen[last_line] += 1
+        times = self._seen[last_line]
+        if fault.lost or not times & (times - 1):  # of many, the 2nd, 4th, 8th, ...
+            lost = f"; {fault.lost} finished trajectories not yet in a file are lost" if fault.lost else ""
+            reason = fault.reason if times == 1 else f"{last_line} ({times:,} times so far, not all of them shown)"
+            logger.warning("%s is replaced, %d unfinished rollouts dropped%s: %s", fault.who, fault.dropped, lost, reason)
         if len(self._times) > self.limit:
             raise ActorError(
                 f"{len(self._times)} environments were replaced within an hour, and max_env_restarts is {self.limit}. "
                 f"The last was {fault.who}: {fault.reason}"
             ) from None
-
-    def _log(self, fault: Fault) -> None:
-        last_line = fault.reason.rstrip().rpartition("\n")[2]
-        self._seen[last_line] += 1
-        times = self._seen[last_line]
-        if times & (times - 1) and not fault.lost:
-            return  # of many, only the 2nd, 4th, 8th, ...
-        lost = f"; {fault.lost} finished trajectories not yet in a file are lost" if fault.lost else ""
-        reason = fault.reason if times == 1 else f"{last_line} ({times:,} times so far, not all of them shown)"
-        logger.warning("%s is replaced, %d unfinished rollouts dropped%s: %s", fault.who, fault.dropped, lost, reason)
 
     def drain(self) -> tuple[int, int]:
         """Return (restarts, dropped rollouts) since the last call."""

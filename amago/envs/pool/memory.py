@@ -1,8 +1,142 @@
-"""How much memory this process may still use: of the machine, and within the limits of its container (Linux control groups)."""
+"""The arrays that actors and policy exchange, in this process's memory or shared between processes, and how much memory is left.
+
+Shared memory is an anonymous file, whose descriptor is sent to the workers over their sockets. It has no name, so none can be
+left behind: the system frees it when the last process that holds it ends, ``kill -9`` included. It is not in /dev/shm, whose
+size containers limit.
+"""
 
 from __future__ import annotations
 
+import mmap
+import os
+import tempfile
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from amago.data.extras import ExtraField
+from amago.spaces import ActionSpec
+
+Array = NDArray[Any]
+Layout = list[tuple[str, tuple[int, ...], str]]
+"""(name, shape, dtype) of each array of a pool."""
+_ALIGN = 64  # bytes: a cache line, so that no two arrays share one
+_OBS, _EXTRAS = "obs/", "extras/"
+
+
+def layout_of(
+    num_actors: int,
+    observation_space: gym.spaces.Dict,
+    spec: ActionSpec,
+    workers: int,
+    extra_fields: Iterable[ExtraField] = (),
+) -> Layout:
+    """The arrays of the `Buffers` of one pool."""
+    n = num_actors
+    arrays: list[tuple[str, tuple[int, ...], DTypeLike]] = [
+        (_OBS + key, (n, *(space.shape or ())), np.dtype(space.dtype)) for key, space in observation_space.spaces.items()
+    ]
+    arrays += [
+        ("rl2s", (n, 1 + spec.dim), np.float32), ("time_idxs", (n, 1), np.int64), ("resets", (n,), np.bool_),
+        ("actions", (n, spec.stored_dim), spec.stored_dtype), ("unsaved", (workers,), np.int64),
+        ("no_space", (workers,), np.bool_), ("any_ended", (workers,), np.bool_), ("idle", (n,), np.bool_),
+    ]  # fmt: skip
+    for x in extra_fields:
+        if x.source != "info":  # exploration needs the probability of every action
+            arrays.append((_EXTRAS + x.name, (n, 1 + spec.dim) if x.source == "behaviour" else (n, *x.shape), x.dtype))
+    return [(name, shape, np.dtype(dtype).str) for name, shape, dtype in arrays]
+
+
+def _places(layout: Layout) -> tuple[list[int], int]:
+    """The offset of each array in a block of memory, and the size of the block, in bytes."""
+    sizes = [int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize for _, shape, dtype in layout]
+    ends = np.cumsum([-(-size // _ALIGN) * _ALIGN for size in sizes]).tolist()
+    return [0, *ends[:-1]], max(ends[-1], _ALIGN)
+
+
+class Buffers:
+    """The arrays of one pool of N actors and W workers.
+
+    Args:
+        layout: from `layout_of`.
+        fd: of a block from `shared_block`, perhaps of another process; may be closed afterwards. None: this process's memory.
+
+    Attributes:
+        obs: {key: (N, ...)}.
+        rl2s: (N, 1 + A) float32.
+        time_idxs: (N, 1) int64.
+        resets: (N,) bool.
+        actions: (N, S), in stored form.
+        extras: {name: (N, ...)}, extra fields that the policy computes with the actions. `BEHAVIOUR_LOG_PROB` is (N, 1 + A):
+            the policy's log-probability of its action, then the probability of each choice and bit
+            (`amago.agent.BaseAgent.act_with_extras`).
+        unsaved: (W,) int64, finished trajectories of each worker that are in no file yet.
+        no_space: (W,) bool, whether the disk was full when each worker last tried to write.
+        idle: (N,) bool, the actors that skip their steps.
+        any_ended: (W,) bool, whether an actor of each worker has finished a rollout, or failed in one that lasted
+            `PROVEN_STEPS`.
+
+    Raises:
+        MemoryError: there is too little memory, or this process may not map that much.
+    """
+
+    def __init__(self, layout: Layout, fd: int | None = None):
+        offsets, size = _places(layout)
+        try:
+            block = bytearray(size) if fd is None else mmap.mmap(fd, size)
+        except (MemoryError, OSError, OverflowError) as err:
+            raise _too_little(size, "memory" if fd is None else "shared memory", err) from err
+        arrays: dict[str, Array] = {}
+        for (name, shape, dtype), offset in zip(layout, offsets):
+            count = int(np.prod(shape, dtype=np.int64))
+            arrays[name] = np.frombuffer(block, np.dtype(dtype), count, offset).reshape(shape)
+        self.obs = {name.removeprefix(_OBS): a for name, a in arrays.items() if name.startswith(_OBS)}
+        self.extras = {name.removeprefix(_EXTRAS): a for name, a in arrays.items() if name.startswith(_EXTRAS)}
+        self.rl2s, self.time_idxs, self.resets = arrays["rl2s"], arrays["time_idxs"], arrays["resets"]
+        self.actions, self.unsaved, self.no_space = arrays["actions"], arrays["unsaved"], arrays["no_space"]
+        self.any_ended, self.idle = arrays["any_ended"], arrays["idle"]
+
+
+def shared_memory_for(layout: Layout) -> int:
+    """The descriptor of a `shared_block` for these arrays."""
+    return shared_block(_places(layout)[1])
+
+
+def shared_block(size: int) -> int:
+    """Allocate ``size`` bytes of zeroed shared memory and return its file descriptor; MemoryError if there is too little.
+
+    Available memory is checked before: where the system overcommits, an allocation that is too large succeeds, and the process
+    is killed when it writes there, in the middle of a run.
+    """
+    available = available_memory()
+    if available is not None and size > available:
+        reason = f"only {available / 2**20:.1f} MiB are left on this machine or to this container"
+        raise _too_little(size, "shared memory", reason)
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("amago-actors", os.MFD_CLOEXEC)
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    try:
+        os.ftruncate(fd, size)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, 0, size)
+    except (OSError, OverflowError) as err:
+        os.close(fd)
+        raise _too_little(size, "shared memory", err) from err
+    return fd
+
+
+def _too_little(size: int, kind: str, reason: object) -> MemoryError:
+    return MemoryError(
+        f"{size / 2**20:.1f} MiB of {kind} are needed for the actors' observations and actions, but are not available: {reason}. "
+        "Use fewer parallel_actors"
+        + (", smaller observations, or env_mode='sync'." if kind != "memory" else " or smaller observations.")
+    )
 
 
 def available_memory(root: str | Path = "/") -> int | None:
@@ -16,46 +150,37 @@ def available_memory(root: str | Path = "/") -> int | None:
     """
     root = Path(root)
     groups = root / "sys/fs/cgroup"
-    available = [_machine(root / "proc/meminfo")]
+    found = [int(line.split()[1]) for line in _lines(root / "proc/meminfo") if line.startswith(("MemAvailable:", "SwapFree:"))]
+    available = [1024 * sum(found)] if found else []
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if not controllers:  # version 2
-            available.append(_control_group(groups, path, "memory.max", "memory.current", "inactive_file"))
+            available += _left_to_groups(groups, path, "memory.max", "memory.current", "inactive_file ")
         elif "memory" in controllers.split(","):
-            files = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
-            available.append(_control_group(groups / "memory", path, *files))
-    return min((n for n in available if n is not None), default=None)
+            files = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "
+            available += _left_to_groups(groups / "memory", path, *files)
+    return min(available, default=None)
 
 
-def _machine(meminfo: Path) -> int | None:
-    kibibytes = [int(line.split()[1]) for line in _lines(meminfo) if line.startswith(("MemAvailable:", "SwapFree:"))]
-    return 1024 * sum(kibibytes) if kibibytes else None
+def _left_to_groups(top: Path, path: str, limit_file: str, usage_file: str, reclaimable: str) -> list[int]:
+    """Bytes left under each limit of the group at ``path`` below ``top`` and its ancestors.
 
-
-def _control_group(top: Path, path: str, limit_file: str, usage_file: str, reclaimable: str) -> int | None:
-    """What the tightest limit of a control group and its ancestors leaves; None where there is no limit.
-
-    Args:
-        top: directory of the root group.
-        path: of the group, relative to the root group.
-        limit_file, usage_file: files of a group that contain its limit and its usage in bytes.
-        reclaimable: entry of ``memory.stat`` that says how much of the usage can be reclaimed.
+    ``reclaimable`` begins the line of ``memory.stat`` with the part of the usage that the kernel can take back.
     """
     left = []
     folder = top / path.strip("/")
     for group in (folder, *folder.parents):
         limit, usage = _lines(group / limit_file), _lines(group / usage_file)
         if limit and usage and limit[0].isdigit():
-            stat = _lines(group / "memory.stat")
-            cache = sum(int(line.split()[1]) for line in stat if line.startswith(f"{reclaimable} "))
+            cache = sum(int(line.split()[1]) for line in _lines(group / "memory.stat") if line.startswith(reclaimable))
             left.append(max(0, int(limit[0]) - int(usage[0]) + cache))
         if group == top:
             break
-    return min(left, default=None)
+    return left
 
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text().splitlines()
+        return path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         return []

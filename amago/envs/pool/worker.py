@@ -1,9 +1,28 @@
-"""The worker's side: a process that hosts some actors and answers the learner's commands (`amago.envs.pool.protocol`)."""
+"""A worker process, which hosts some actors of a pool and answers the learner's commands.
+
+The learner holds one `amago.envs.pool.subprocess.WorkerHandle` a worker. Both share a socket, and the arrays of
+`amago.envs.pool.memory`, which hold observations and actions. A command is one byte; the answer is the same byte. Rare ones are
+followed by a pickled message.
+
+A worker starts by itself: it makes its environments, answers `READY` with their spaces, receives the layout of the arrays and
+the file descriptor of their memory, and answers `ATTACHED`. From then on it answers commands in the order of their arrival:
+
+| command | the worker | message to it | message back |
+| --- | --- | --- | --- |
+| `STEP_GROUP[g]` | steps the actors of group g | | |
+| `ASK` | calls a method of its `ActorSet` | (number, its name, arguments) | (number, its result) |
+| `QUIT` | closes everything and ends | | a traceback, or None |
+
+Two messages come without a command: `FAULT`, when an environment was replaced (with a `Fault`), and `FAILED`, when the worker
+cannot go on (with the class of an error that ends the run, or None, and a text), after which it ends.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import io
+import operator
 import os
 import random
 import select
@@ -13,24 +32,31 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any
 
 import cloudpickle
+import gin
 import gymnasium as gym
 import numpy as np
 
 import amago.envs.exploration  # noqa: F401  (registers its configurables before bindings arrive)
 from amago import config
-from amago.envs.pool import protocol
-from amago.envs.pool.actor_set import ActorSet
-from amago.envs.pool.buffers import Buffers
+from amago.envs.pool.base import ActorPlan
 from amago.envs.pool.faults import EnvironmentMistake, Fault
-from amago.envs.pool.pickling import dumps
-from amago.envs.pool.plan import ActorPlan
+from amago.envs.pool.memory import Buffers
+from amago.envs.pool.sync import ActorSet
 from amago.envs.recorder import RecordingError
+
+READY, ATTACHED = b"R", b"B"
+STEP_GROUP = tuple(b"%d" % group for group in range(10))
+ASK = b"A"
+QUIT = b"Q"
+FAULT, FAILED = b"!", b"X"
+
 
 _OF_LEARNERS = ("amago.agent.", "amago.experiment.", "amago.loading.", "amago.nets.", "amago.run.")
 """Modules whose classes no worker uses, though an environment's file may import them."""
@@ -38,17 +64,61 @@ _DISCONNECTED = (EOFError, BrokenPipeError, ConnectionResetError)
 ORPHAN_SECONDS = 30.0  # how long a worker whose learner is gone may take to end by itself
 
 
+Payload = tuple[bytes, list[config.Binding], list[bytes]]
+"""The plan, gin bindings and registered environments, the first and the last pickled."""
+
+_starting = threading.Lock()
+
+
+def _new_lock() -> None:
+    """Forget, after a fork, a lock that one of the parent's threads may have held."""
+    global _starting
+    _starting = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_new_lock)
+
+
 class _QuitRequested(BaseException):
-    """The learner asked this worker to quit while it was replacing an environment."""
+    """Raised when the learner sends `QUIT` while this worker replaces an environment."""
 
 
-def pack(plan: ActorPlan) -> dict[str, Any]:
+def dumps(value: object) -> bytes:
+    """Like ``cloudpickle.dumps``, with classes and functions of ``__main__`` by value. Those with ``@gin.configurable`` are
+    registered again where they are unpickled, so that bindings reach them there."""
+    with io.BytesIO() as file:
+        _Pickler(file).dump(value)
+        return file.getvalue()
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    def reducer_override(self, obj: Any) -> Any:
+        selector = _selector(obj)
+        if selector is not None and obj.__module__ == "__main__":
+            return _configurable, (obj.__wrapped__, selector)
+        return super().reducer_override(obj)
+
+
+def _selector(obj: object) -> str | None:
+    """The full name under which gin binds the arguments of a function that it has wrapped; None for other objects."""
+    if not isinstance(obj, types.FunctionType) or not hasattr(obj, "__wrapped__") or obj.__code__.co_name != "gin_wrapper":
+        return None
+    cells = dict(zip(obj.__code__.co_freevars, obj.__closure__ or ()))
+    return str(cells["selector"].cell_contents) if "selector" in cells else None
+
+
+def _configurable(function: Callable[..., Any], selector: str) -> Callable[..., Any]:
+    """Wrap a function, or the constructor of a class, as gin did."""
+    module, _, name = selector.rpartition(".")
+    with gin.config.interactive_mode():  # another environment of this worker may have brought it
+        return gin.external_configurable(function, name=name, module=module or None)  # type: ignore[no-any-return]
+
+
+def pack(plan: ActorPlan) -> Payload:
     """The plan, gin bindings and registered environments, for a process that has imported nothing.
 
-    Functions and classes of ``__main__`` are pickled by value, so that the worker need not run the user's script.
-
-    Raises:
-        ValueError: something cannot be pickled; the message names it.
+    Functions and classes of ``__main__`` are pickled by value, so that the worker need not run the user's script. ValueError
+    names what cannot be pickled.
     """
     try:
         blob = dumps(plan)
@@ -57,10 +127,25 @@ def pack(plan: ActorPlan) -> dict[str, Any]:
             _try_pickle(f"make_envs[{i}] = {maker!r}", maker)
         _try_pickle(f"exploration = {plan.exploration!r}", plan.exploration)
         raise ValueError(f"the actors' settings cannot be sent to a worker process: {err}") from err
-    return {"plan": blob, "gin": config.export_bindings(dumps), "specs": _gym_specs()}
+    return blob, config.export_bindings(dumps), _gym_specs()
 
 
-def _try_pickle(what: str, value: Any) -> None:
+@contextlib.contextmanager
+def main_module_hidden() -> Iterator[None]:
+    """Keep multiprocessing from running the user's script again in the child: `pack` sends the parts that are needed by
+    value."""
+    main = sys.modules["__main__"].__dict__
+    with _starting:  # two threads at once would save each other's hidden state
+        saved: dict[str, Any] = {name: main[name] for name in ("__spec__", "__file__") if name in main}
+        main["__spec__"] = None
+        main.pop("__file__", None)
+        try:
+            yield
+        finally:
+            main.update(saved)
+
+
+def _try_pickle(what: str, value: object) -> None:
     try:
         dumps(value)
     except Exception as err:
@@ -71,49 +156,43 @@ def _try_pickle(what: str, value: Any) -> None:
 
 
 def _gym_specs() -> list[bytes]:
-    """The environments in Gymnasium's registry that are not its own, each pickled by itself; those that cannot be are left out."""
+    """The environments in Gymnasium's registry that are not its own, each pickled by itself, except any that cannot be
+    pickled."""
     out = []
     for spec in list(gym.registry.values()):
         entry = spec.entry_point
         if isinstance(entry, str) and entry.startswith("gymnasium."):
             continue
         with contextlib.suppress(Exception):
-            if isinstance(entry, str) and entry.startswith("__main__:"):
-                spec = _by_value(spec, entry)
+            if isinstance(entry, str) and entry.startswith("__main__:"):  # by value: the name means nothing in a worker
+                spec = copy.copy(spec)
+                spec.entry_point = operator.attrgetter(entry.partition(":")[2])(sys.modules["__main__"])
             out.append(dumps(spec))
     return out
 
 
-def _by_value(spec: Any, entry: str) -> Any:
-    """The spec with the class or function of ``__main__`` itself in place of its name, which means nothing in a worker."""
-    value: Any = sys.modules["__main__"]
-    for part in entry.partition(":")[2].split("."):
-        value = getattr(value, part)
-    spec = copy.copy(spec)
-    spec.entry_point = value
-    return spec
-
-
-def unpack(payload: dict[str, Any]) -> tuple[ActorPlan, list[config.Binding]]:
-    """The plan, after registering the environments and binding the parameters that it needs; and the bindings that were skipped."""
-    plan: ActorPlan = cloudpickle.loads(payload["plan"])
-    skipped = config.import_bindings(payload["gin"])
-    for blob in payload["specs"]:
+def unpack(payload: Payload) -> tuple[ActorPlan, list[config.Binding]]:
+    """The plan, after registering the environments and binding the parameters that it needs; and the bindings that were
+    skipped."""
+    blob, bindings, specs = payload
+    plan: ActorPlan = cloudpickle.loads(blob)
+    skipped = config.import_bindings(bindings)
+    for packed in specs:
         with contextlib.suppress(Exception):
-            spec = cloudpickle.loads(blob)
+            spec = cloudpickle.loads(packed)
             gym.registry.setdefault(spec.id, spec)
     return plan, skipped
 
 
-def worker_main(conn: Connection, payload: dict[str, Any] | ActorPlan, inherited_fds: tuple[int, ...] = ()) -> None:
-    """Run in a new process until told to quit, or until the learner is gone.
+def worker_main(conn: Connection, payload: Payload | ActorPlan, inherited_fds: tuple[int, ...] = ()) -> None:
+    """Run in a new process until `QUIT` arrives, or until the learner is gone.
 
     Args:
         conn: this worker's end of its socket.
         payload: from `pack`; in a forked process, the plan itself.
         inherited_fds: descriptors that a fork has copied and that must be closed here.
     """
-    # A signal that stops a run is sent to its whole process group; the learner handles it, then tells its workers to quit.
+    # A signal that stops a run is sent to its whole process group; the learner handles it, then sends `QUIT` to its workers.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     for fd in inherited_fds:
@@ -125,25 +204,25 @@ def worker_main(conn: Connection, payload: dict[str, Any] | ActorPlan, inherited
         plan, skipped = (payload, []) if isinstance(payload, ActorPlan) else unpack(payload)
 
         def report(fault: Fault) -> None:
-            _answer(conn, protocol.FAULT, fault)
-            if protocol.QUIT in _unread_commands(conn):
+            _answer(conn, FAULT, fault)
+            if _unread(conn).endswith(QUIT):
                 raise _QuitRequested
 
         actors = _make_actors(plan, skipped, report)
-        _answer(conn, protocol.READY, actors.spaces)
+        _answer(conn, READY, actors.spaces)
         layout = conn.recv()
         fd = reduction.recv_handle(conn)
-        actors.attach(Buffers.attach(layout, fd))
+        actors.attach(Buffers(layout, fd))
         os.close(fd)
-        _answer(conn, protocol.ATTACHED)
+        _answer(conn, ATTACHED)
         _serve(conn, actors)
     except _QuitRequested:
         if actors is not None:
-            _answer(conn, protocol.QUIT, _close(actors))
+            _answer(conn, QUIT, _close(actors))
     except BaseException as err:
         with contextlib.suppress(*_DISCONNECTED):
             text = str(err) if isinstance(err, EnvironmentMistake) else traceback.format_exc()
-            _answer(conn, protocol.FAILED, (type(err) if isinstance(err, (RecordingError, EnvironmentMistake)) else None, text))
+            _answer(conn, FAILED, (type(err) if isinstance(err, (RecordingError, EnvironmentMistake)) else None, text))
     finally:
         with contextlib.suppress(Exception):
             if actors is not None:
@@ -152,15 +231,15 @@ def worker_main(conn: Connection, payload: dict[str, Any] | ActorPlan, inherited
 
 
 def _make_actors(plan: ActorPlan, skipped: list[config.Binding], report: Callable[[Fault], None]) -> ActorSet:
-    """The actors of a plan, made with the bindings that were ``skipped`` if making them has imported what those configure."""
+    """The actors of a plan, made with the bindings that were ``skipped`` if making them has imported the classes concerned."""
     _seed_process(plan)
-    actors = ActorSet(plan, report)
+    actors = ActorSet(plan, report, reduction.ForkingPickler.dumps)
     late = [b for b in skipped if not b[1].startswith(_OF_LEARNERS)]
     if len(config.import_bindings(late)) == len(late):
         return actors
     actors.close()
     _seed_process(plan)
-    return ActorSet(plan, report)
+    return ActorSet(plan, report, reduction.ForkingPickler.dumps)
 
 
 def _seed_process(plan: ActorPlan) -> None:
@@ -170,12 +249,12 @@ def _seed_process(plan: ActorPlan) -> None:
     np.random.seed(int(seeds[1]))
 
 
-def _unread_commands(conn: Connection) -> bytes:
-    """Commands that have arrived and were not read yet, up to 64."""
+def _unread(conn: Connection) -> bytes:
+    """Commands and messages that have arrived and were not read yet."""
     with socket.socket(fileno=os.dup(conn.fileno())) as end:
         end.setblocking(True)
         try:
-            return end.recv(64, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            return end.recv(1 << 16, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
             return b""
 
@@ -189,53 +268,26 @@ def _kill_orphan(fd: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _answer(conn: Connection, command: bytes, *message: Any) -> None:
+def _answer(conn: Connection, command: bytes, *message: object) -> None:
     os.write(conn.fileno(), command)
     for part in message:
         conn.send(part)
 
 
 def _serve(conn: Connection, actors: ActorSet) -> None:
-    """Answer commands until `protocol.QUIT`, or until the learner has closed its end."""
+    """Answer commands until `QUIT`, or until the learner has closed its end."""
     fd = conn.fileno()
-    step_group, step_all = {command: group for group, command in enumerate(protocol.STEP_GROUP)}, protocol.STEP_ALL
-    while True:
-        command = os.read(fd, 1)
-        group = step_group.get(command)
-        if group is not None:
-            actors.step(group)
+    step_group = {command: group for group, command in enumerate(STEP_GROUP)}
+    while command := os.read(fd, 1):
+        if command in step_group:
+            actors.step(step_group[command])
             os.write(fd, command)
-        elif command == step_all:
-            for group in range(len(actors.plan.groups)):
-                actors.step(group)
-            os.write(fd, command)
-        elif command == protocol.QUIT:
-            _answer(conn, command, _close(actors))
-            return
-        elif not command:  # the learner is gone; `worker_main` closes the actors
-            return
+        elif command == ASK:
+            number, method, args = conn.recv()
+            _answer(conn, ASK, (number, getattr(actors, method)(*args)))
         else:
-            _answer(conn, command, *_obey(command, conn, actors))
-
-
-def _obey(command: bytes, conn: Connection, actors: ActorSet) -> tuple[Any, ...]:
-    """Carry out one of the rarer commands; returns the message of the answer, if it has one."""
-    if command == protocol.RESET:
-        actors.reset()
-        return ()
-    if command == protocol.DRAIN:
-        return (actors.drain(),)
-    if command in (protocol.FLUSH, protocol.FLUSH_PARTIAL):
-        return (actors.flush(partial=command == protocol.FLUSH_PARTIAL),)
-    if command == protocol.GET_STATE:
-        return (actors.state_dict(),)
-    if command == protocol.CALL:
-        name, args, kwargs = conn.recv()
-        return (actors.call(name, args, kwargs, check=reduction.ForkingPickler.dumps),)
-    if command == protocol.SET_STATE:
-        actors.load_state_dict(conn.recv())
-        return ()
-    raise ValueError(f"unknown command {command!r}")
+            _answer(conn, QUIT, _close(actors))
+            return
 
 
 def _close(actors: ActorSet) -> str | None:

@@ -1,8 +1,11 @@
-"""Transitions in plain arrays as a data set."""
+"""Transitions in arrays, in ``.npz`` files and in D4RL's HDF5 files (Fu et al. 2020, arXiv:2004.07219) as datasets."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from math import prod
+from pathlib import Path
 from typing import Any
 
 import gin
@@ -10,14 +13,97 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from amago.data.relabel import Relabeler
 from amago.data.trajectory import StoredTraj
-from amago.loading.offline.action_rows import action_rows, slice_rows
-from amago.loading.offline.base import OfflineDataset
-from amago.loading.sources import Converter, InMemory
+from amago.loading.offline.base import SLACK, Converter, InMemory, OfflineDataset
+from amago.relabeling import Relabeler
 
 Array = NDArray[Any]
 Rows = Array | Mapping[str, Array]
+
+
+def action_rows(space: gym.Space[Any], actions: Rows, name: str = "") -> Any:
+    """N recorded actions in the form of the space: an array, or a dict or tuple of arrays of N rows.
+
+    Args:
+        space: the environment's action space, or the part of it called ``name``.
+        actions: (N, ...); of a Tuple or Dict either {name: (N, ...)} with an array for each part, where parts of parts are
+            named "arm/grip" and parts of a tuple "0", "1", .., or (N, W): the numbers of the parts side by side, in the order
+            of the space.
+
+    Raises:
+        ValueError: names or widths that do not fit, or numbers that no action of the space has.
+    """
+    if not isinstance(space, gym.spaces.Tuple | gym.spaces.Dict):
+        if isinstance(actions, Mapping):
+            raise ValueError(f"actions has parts {sorted(actions)}, but {space} has none")
+        return _exact(f"actions[{name!r}]" if name else "actions", np.asarray(actions), space)
+    leaves = dict(_leaves(space, name))
+    if not isinstance(actions, Mapping):
+        actions = _by_column(leaves, np.asarray(actions), space)
+    elif actions.keys() != leaves.keys():
+        raise ValueError(f"actions has parts {sorted(actions)}, but the space has {sorted(leaves)}")
+    parts = {}
+    for key, sub in _items(space):
+        part = f"{name}/{key}" if name else str(key)
+        inside = {leaf: actions[leaf] for leaf, _ in _leaves(sub, part)}
+        parts[key] = action_rows(sub, inside if part not in inside else _shaped(part, inside[part], sub), part)
+    return parts if isinstance(space, gym.spaces.Dict) else tuple(parts.values())
+
+
+def _items(space: gym.spaces.Tuple | gym.spaces.Dict) -> Iterator[tuple[Any, gym.Space[Any]]]:
+    return iter(space.spaces.items()) if isinstance(space, gym.spaces.Dict) else enumerate(space.spaces)
+
+
+def _leaves(space: gym.Space[Any], name: str) -> Iterator[tuple[str, gym.Space[Any]]]:
+    if isinstance(space, gym.spaces.Tuple | gym.spaces.Dict):
+        for key, sub in _items(space):
+            yield from _leaves(sub, f"{name}/{key}" if name else str(key))
+    else:
+        yield name, space
+
+
+def _by_column(leaves: dict[str, gym.Space[Any]], actions: Array, space: gym.Space[Any]) -> dict[str, Array]:
+    widths = {name: prod(leaf.shape or ()) for name, leaf in leaves.items()}
+    if actions.ndim != 2 or actions.shape[1] != sum(widths.values()):
+        needs = ", ".join(f"{width} of {name}" for name, width in widths.items())
+        raise ValueError(
+            f"actions has shape {actions.shape}, but {space} needs {sum(widths.values())} numbers in each row: {needs}"
+        )
+    return dict(zip(widths, np.split(actions, np.cumsum(list(widths.values()))[:-1], axis=1), strict=True))
+
+
+def _shaped(name: str, values: Array, space: gym.Space[Any]) -> Array:
+    values, row = np.asarray(values), space.shape or ()
+    rows = len(values) if values.ndim else 0
+    if values.size != rows * prod(row):
+        raise ValueError(f"actions[{name!r}] has shape {values.shape}, but {space} needs (N, *{row})")
+    return values.reshape(rows, *row)
+
+
+def _exact(label: str, values: Array, space: gym.Space[Any]) -> Array:
+    """Refuse choices and bits that are not whole; integers come back."""
+    if not isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary):
+        return values
+    if values.dtype.kind not in "iubf":
+        raise ValueError(f"{label} has dtype {values.dtype}, but {space} takes whole numbers")
+    bits = isinstance(space, gym.spaces.MultiBinary)
+    with np.errstate(invalid="ignore"):
+        whole = values.astype(np.int64) if values.dtype.kind == "f" else values
+    right = (values == 0) | (values == 1) if bits else whole == values
+    if not right.all():
+        at = tuple(int(i) for i in np.argwhere(~right)[0])
+        words = "bits 0 or 1" if bits else "whole numbers"
+        raise ValueError(f"{label} is {values[at]} in row {at[0]}, but {space} takes {words}")
+    return whole
+
+
+def _each(f: Callable[..., Any], rows: Any, *others: Any) -> Any:
+    """``f`` of each array in nested dicts and tuples."""
+    if isinstance(rows, Mapping):
+        return {k: _each(f, v, *(other[k] for other in others)) for k, v in rows.items()}
+    if isinstance(rows, tuple):
+        return tuple(_each(f, v, *(other[i] for other in others)) for i, v in enumerate(rows))
+    return f(rows, *others)
 
 
 @gin.configurable(module="amago.loading")
@@ -33,9 +119,7 @@ class ArrayDataset(OfflineDataset):
 
     Args:
         observations: (N, ...), or {key: (N, ...)}.
-        actions: (N, ...), as the environment takes them. Of a Tuple or Dict {part: (N, ...)}, where parts of parts are named
-            "arm/grip" and those of a tuple "0", "1", .., or (N, W): the numbers of the parts side by side, in the order of the
-            space.
+        actions: (N, ...), as the environment takes them; of a Tuple or Dict see `action_rows`.
         rewards, terminations: (N,).
         action_space: the environment's.
         truncations: (N,); default: none.
@@ -43,6 +127,8 @@ class ArrayDataset(OfflineDataset):
         observation_space: the environment's; default: boxes bounded by their dtypes only.
         env_name: name in the statistics by environment.
         relabeler: rewrites each trajectory before a training sequence is cut from it.
+        skip_damaged: leave out episodes that hold numbers that are not finite, or actions outside of their space, with a
+            warning that names each.
 
     Raises:
         ValueError: (when opened) arrays of different lengths, numbers that are not finite, actions outside of their space.
@@ -60,84 +146,76 @@ class ArrayDataset(OfflineDataset):
         observation_space: gym.Space[Any] | None = None,
         env_name: str = "arrays",
         relabeler: Relabeler | None = None,
+        skip_damaged: bool = False,
     ):
-        super().__init__(relabeler)
-        self.observations, self.next_observations = observations, next_observations
-        self.actions, self.rewards, self.terminations, self.truncations = actions, rewards, terminations, truncations
+        super().__init__(relabeler, skip_damaged)
+        self.observations, self.actions = _each(np.asarray, observations), _each(np.asarray, actions)
+        self.next_observations = None if next_observations is None else _each(np.asarray, next_observations)
+        self.rewards, self.terminations = np.asarray(rewards), np.asarray(terminations)
+        self.truncations = np.zeros(len(self.rewards), bool) if truncations is None else np.asarray(truncations)
         self.action_space, self.observation_space, self.env_name = action_space, observation_space, env_name
 
     def load(self) -> InMemory:
-        n = len(np.asarray(self.rewards))
-        truncations = np.zeros(n, dtype=bool) if self.truncations is None else self.truncations
-        rows = {"terminations": self.terminations, "truncations": truncations}
-        several = {"actions": self.actions, "observations": self.observations, "next_observations": self.next_observations}
-        for name, value in several.items():
-            if isinstance(value, Mapping):
-                rows |= {f"{name}[{k!r}]": v for k, v in value.items()}
-            elif value is not None:
-                rows[name] = value
-        for name, value in rows.items():
-            if len(value) != n:
-                raise ValueError(f"{self.name}: {name} has {len(value)} rows, but rewards has {n}")
+        n = len(self.rewards)
+        for name in ("terminations", "truncations", "actions", "observations", "next_observations"):
+            value = vars(self)[name]
+            parts = value if isinstance(value, Mapping) else {None: value}
+            for key, rows in parts.items():
+                if rows is not None and len(rows) != n:
+                    part = name if key is None else f"{name}[{key!r}]"
+                    raise ValueError(f"{self.name}: {part} has {len(rows)} rows, but rewards has {n}")
         space = infer_space(self.observations) if self.observation_space is None else self.observation_space
         converter = Converter(space, self.action_space)
         try:
             actions = action_rows(self.action_space, self.actions)
         except ValueError as err:
             raise ValueError(f"{self.name}: {err}") from err
-        source = InMemory(self._episodes(converter, actions, truncations), converter.obs_space, converter.spec)
+        source = InMemory(self._episodes(converter, actions), converter.obs_space, converter.spec)
         converter.report(self.name)
         return source
 
-    def _episodes(self, converter: Converter, actions: Any, truncations: Array) -> Iterator[StoredTraj]:
-        terminations = np.asarray(self.terminations).astype(bool).reshape(-1)
-        ends = terminations | np.asarray(truncations).astype(bool).reshape(-1)
-        for start, stop in episodes(ends):
-            known = self.next_observations is not None
-            steps = stop - start if known or terminations[stop - 1] else stop - start - 1
-            if steps == 0:
+    def _episodes(self, converter: Converter, actions: object) -> Iterator[StoredTraj]:
+        terminations, truncations = (np.asarray(x).astype(bool).reshape(-1) for x in (self.terminations, self.truncations))
+        complete = self.next_observations is not None
+        last = self.next_observations if complete else self.observations
+        ends = np.union1d(np.flatnonzero(terminations | truncations) + 1, len(terminations))
+        for start, end in zip(np.append(0, ends[:-1]).tolist(), ends.tolist()):
+            stop = end if complete or terminations[end - 1] else end - 1
+            if start == stop:
                 continue
-            last = self.next_observations if known else self.observations
-            at = stop - 1  # the row of `last` that follows the last step
-            yield converter.convert(
-                f"{self.name}, rows {start} to {stop - 1}",
-                _with_last(self.observations, start, start + steps, last, at),
-                slice_rows(actions, start, start + steps),
-                self.rewards[start : start + steps],
-                terminations[start : start + steps],
-                self.env_name,
-            )
-
-
-def episodes(ends: Array) -> Iterator[tuple[int, int]]:
-    """Rows [start, stop) of each episode; ``ends`` (N,) is True in last rows. The last row of all ends an episode in any case."""
-    start = 0
-    for stop in np.flatnonzero(ends) + 1:
-        yield start, int(stop)
-        start = int(stop)
-    if start < len(ends):
-        yield start, len(ends)
-
-
-def _with_last(rows: Rows, start: int, stop: int, last: Any, at: int) -> Any:
-    """Rows [start, stop), followed by row ``at`` of ``last``."""
-    if isinstance(rows, Mapping):
-        return {k: _with_last(v, start, stop, last[k], at) for k, v in rows.items()}
-    return np.concatenate((rows[start:stop], np.asarray(last[at : at + 1])))
+            steps, where = slice(start, stop), f"{self.name}, rows {start} to {end - 1}"
+            obs = _each(lambda a, b, s=steps, e=end: np.concatenate((a[s], b[e - 1 : e])), self.observations, last)
+            taken = _each(lambda a, s=steps: a[s], actions)
+            try:
+                yield converter.convert(where, obs, taken, self.rewards[steps], terminations[steps], self.env_name)
+            except ValueError as err:
+                self.leave_out(where, err)
 
 
 def infer_space(rows: Rows) -> gym.Space[Any]:
     """Boxes with the shapes of these rows: uint8 if the rows are, else float32."""
     if isinstance(rows, Mapping):
         return gym.spaces.Dict({k: infer_space(v) for k, v in rows.items()})
-    shape, dtype = rows.shape[1:], rows.dtype
-    if dtype == np.uint8:
-        return gym.spaces.Box(0, 255, shape=shape, dtype=np.uint8)
-    return gym.spaces.Box(-np.inf, np.inf, shape=shape, dtype=np.float32)
+    if rows.dtype == np.uint8:
+        return gym.spaces.Box(0, 255, shape=rows.shape[1:], dtype=np.uint8)
+    return gym.spaces.Box(-np.inf, np.inf, shape=rows.shape[1:], dtype=np.float32)
 
 
-# names of the same arrays in other collections
-ALIASES = {"terminations": ("terminations", "terminals", "dones"), "truncations": ("truncations", "timeouts")}
+ALIASES = {
+    "observations": ("observations",), "actions": ("actions",), "rewards": ("rewards",),
+    "terminations": ("terminations", "terminals", "dones"), "truncations": ("truncations", "timeouts"),
+    "next_observations": ("next_observations",),
+}  # fmt: skip
+"""The arguments of `ArrayDataset`, and the names of the same arrays in files."""
+_NEEDED = ("observations", "actions", "rewards", "terminations")
+
+
+def _find(path: str | Path, names: list[str], own: set[str]) -> dict[str, str]:
+    """{argument of `ArrayDataset`: its name among ``own``}; ValueError where a needed one is missing among ``names``."""
+    found = {x: next(n for n in given if n in own) for x, given in ALIASES.items() if own.intersection(given)}
+    if missing := [name for name in _NEEDED if name not in found]:
+        raise ValueError(f"{path} lacks {', '.join(missing)}; it has {names}")
+    return found
 
 
 def read_npz(path: str) -> dict[str, Any]:
@@ -151,19 +229,132 @@ def read_npz(path: str) -> dict[str, Any]:
     """
     try:
         with np.load(path, allow_pickle=False) as archive:
-            found = {name: archive[name] for name in archive.files}
+            rows: dict[str, Any] = dict(archive)
     except (OSError, ValueError, EOFError) as err:
         raise ValueError(f"{path} cannot be read as an .npz file of plain arrays: {err}") from err
-    out: dict[str, Any] = {}
-    for name in ("observations", "next_observations", "actions"):
-        parts = {k.removeprefix(f"{name}/"): v for k, v in found.items() if k.startswith(f"{name}/")}
-        if parts or name in found:
-            out[name] = parts or found[name]
-    for name in ("rewards", "terminations", "truncations"):
-        value = next((found[alias] for alias in ALIASES.get(name, (name,)) if alias in found), None)
-        if value is not None:
-            out[name] = value
-    missing = [n for n in ("observations", "actions", "rewards", "terminations") if n not in out]
-    if missing:
-        raise ValueError(f"{path} lacks {', '.join(missing)}; it has {sorted(found)}")
-    return out
+    names = sorted(rows)
+    for whole in ("observations", "next_observations", "actions"):
+        if parts := {name.removeprefix(f"{whole}/"): rows[name] for name in names if name.startswith(f"{whole}/")}:
+            rows[whole] = parts
+    return {x: rows[name] for x, name in _find(path, names, set(rows)).items()}
+
+
+_MAX_RATIO = 1000  # of declared to stored bytes
+
+
+@gin.configurable(module="amago.loading")
+class D4RLDataset(OfflineDataset):
+    """A D4RL file: N rows of ``observations``, ``actions``, ``rewards``, ``terminals`` (or ``dones``), and usually
+    ``timeouts``.
+
+    Episodes end at ``terminals`` (termination) and at ``timeouts`` (truncation, bootstrapped). If a file has no
+    ``next_observations``, as most, the last row of a truncated episode serves as its final observation only; see
+    `ArrayDataset`.
+
+    A file without ``timeouts`` does not record resets by the time limit. Its episodes are cut after ``max_episode_steps``
+    rows, and wherever ``next_observations`` differs from the observation of the next row.
+
+    Args:
+        path: the ``.hdf5`` file.
+        max_episode_steps: the environment's time limit; needed if the file has neither ``timeouts`` nor
+            ``next_observations`` (``float("inf")``: every episode ends by termination).
+        action_space: default: a Box from -1 to 1, as in D4RL's environments.
+        observation_space: default: an unlimited Box.
+        env_name: name in the statistics by environment; default: the file's name.
+        relabeler, skip_damaged: see `ArrayDataset`.
+
+    Raises:
+        ValueError: (when opened) the file cannot be read, or the ends of its episodes or its action space are unknown.
+        ImportError: h5py is not installed.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        max_episode_steps: float | None = None,
+        action_space: gym.Space[Any] | None = None,
+        observation_space: gym.Space[Any] | None = None,
+        env_name: str | None = None,
+        relabeler: Relabeler | None = None,
+        skip_damaged: bool = False,
+    ):
+        super().__init__(relabeler, skip_damaged)
+        if max_episode_steps is not None and not max_episode_steps >= 1:
+            raise ValueError(f"max_episode_steps must be at least 1, got {max_episode_steps!r}")
+        self.path, self.max_episode_steps = Path(path).expanduser(), max_episode_steps
+        self.action_space, self.observation_space = action_space, observation_space
+        self.env_name = self.path.stem if env_name is None else env_name
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+    def load(self) -> InMemory:
+        rows: dict[str, Any] = read_hdf5(self.path)
+        space = self.action_space
+        if space is None:
+            if rows["actions"].ndim != 2 or not np.abs(rows["actions"]).max(initial=0.0) <= 1 + SLACK:
+                raise ValueError(
+                    f"{self.path}: actions of shape {rows['actions'].shape} up to {np.abs(rows['actions']).max():g} are not in a Box "
+                    "from -1 to 1; pass action_space"
+                )
+            space = gym.spaces.Box(-1.0, 1.0, shape=rows["actions"].shape[1:], dtype=np.float32)
+        rows["truncations"] = self._truncations(rows)
+        arrays = ArrayDataset(
+            **rows, action_space=space, observation_space=self.observation_space, env_name=self.env_name,
+            skip_damaged=self.skip_damaged,
+        )  # fmt: skip
+        arrays.title, self.damaged = self.name, arrays.damaged
+        return arrays.load()
+
+    def _truncations(self, rows: dict[str, Array]) -> Array:
+        if "truncations" in rows:
+            return rows["truncations"]
+        limit, after = self.max_episode_steps, rows.get("next_observations")
+        if limit is None and after is None:
+            raise ValueError(
+                f"{self.path} has neither timeouts nor next_observations, so resets by the time limit are unknown: pass "
+                "max_episode_steps, the environment's limit (or float('inf') if every episode ends by termination)"
+            )
+        ends = rows["terminations"].astype(bool).reshape(-1)
+        found = np.zeros(len(ends), dtype=bool)
+        if after is not None:
+            same = np.isclose(after[:-1], rows["observations"][1:], rtol=1e-5, atol=1e-6)
+            found[:-1] = ~same.all(axis=tuple(range(1, same.ndim))) & ~ends[:-1]
+        if limit is not None and not np.isinf(limit):
+            steps = np.arange(len(ends))
+            starts = np.concatenate(([True], (ends | found)[:-1]))
+            first = np.maximum.accumulate(np.where(starts, steps, 0))
+            found |= (steps - first) % int(limit) == int(limit) - 1
+        return found
+
+
+def read_hdf5(path: Path) -> dict[str, Array]:
+    """The arrays of a D4RL file, by the names of `ArrayDataset`'s arguments.
+
+    Raises:
+        ValueError: there is no such file, it is not HDF5, or an array is missing or of another length.
+        ImportError: h5py is not installed.
+    """
+    try:
+        import h5py
+    except ImportError as err:
+        raise ImportError("reading HDF5 files needs h5py: pip install 'amago[offline]'") from err
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}")
+    try:
+        with h5py.File(path, "r") as file:
+            plain = {n for n in file if isinstance(file.get(n, getlink=True), h5py.HardLink)}  # others point to other files
+            own = {n for n in plain if isinstance(file[n], h5py.Dataset)}
+            sets = {x: file[name] for x, name in _find(path, sorted(file), own).items()}
+            declared, size = sum(d.nbytes for d in sets.values()), path.stat().st_size
+            if declared > _MAX_RATIO * size:  # checked before memory is allocated
+                raise ValueError(f"{path} declares {declared} bytes of data, but has only {size}")
+            rows = {name: d[()] for name, d in sets.items()}
+    except OSError as err:
+        raise ValueError(f"{path} cannot be read as HDF5: {err}") from err
+    n = rows["rewards"].size
+    for name, a in rows.items():
+        if a.ndim == 0 or len(a) != n or n == 0:
+            raise ValueError(f"{path}: {name} has shape {a.shape}, but there are {n} rewards")
+    return rows

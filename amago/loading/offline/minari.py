@@ -1,13 +1,13 @@
-"""Minari data sets: reading them as a data set, and exporting trajectories to a new one."""
+"""Minari datasets: reading them as a dataset, and exporting trajectories to a new one."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import gin
@@ -15,35 +15,49 @@ import gymnasium as gym
 import numpy as np
 
 from amago.data.extras import ExtraField
-from amago.data.relabel import Relabeler
 from amago.data.trajectory import StoredTraj, rows_of_extra
-from amago.loading.offline.base import OfflineDataset
-from amago.loading.sources import Converter, InMemory, TrajectorySource
+from amago.loading.offline.base import Converter, InMemory, OfflineDataset, TrajectorySource
+from amago.relabeling import Relabeler
 from amago.spaces import ActionSpec
 
-EXTRA = "pip install 'amago[offline]'"
-_CHUNK_BYTES = 64 << 20
+_CHUNK = 64 << 20  # bytes that are exported at a time
+_DAMAGE = (ValueError, KeyError, IndexError, TypeError, AssertionError, OSError)
+"""Raised by Minari, h5py or the conversion where an episode is damaged."""
 _EXTRAS = "extras"  # entry of an episode's infos that holds the extra fields
+
+
+def _minari() -> ModuleType:
+    try:
+        import minari
+    except ImportError as err:
+        raise ImportError("Minari datasets need minari: pip install 'amago[offline]'") from err
+    return minari
+
+
+def _root() -> Path:
+    return Path(os.environ.get("MINARI_DATASETS_PATH") or "~/.minari/datasets").expanduser().absolute()
 
 
 @gin.configurable(module="amago.loading")
 class MinariDataset(OfflineDataset):
-    """A local Minari data set; nothing is ever downloaded.
+    """A local Minari dataset; nothing is ever downloaded.
 
     Episodes that do not end with ``terminations`` count as truncated: their last observation is bootstrapped from. ``infos``
     are not read.
 
     Args:
         dataset: id, such as "D4RL/pointmaze/umaze-v2" (looked up in ``$MINARI_DATASETS_PATH`` or ``~/.minari/datasets``), or
-            the directory of a data set.
+            the directory of a dataset.
         relabeler: rewrites each trajectory before a training sequence is cut from it.
-        in_memory: read the whole data set when training starts. If False, an episode is read each time that a sequence is
+        in_memory: read the whole dataset when training starts. If False, an episode is read each time that a sequence is
             drawn from it, which is slower.
         obs_keys: of a Dict observation space, the keys to keep (text cannot be kept); default: all.
         env_name: name in the statistics by environment; default: the recorded environment's id.
+        skip_damaged: leave out episodes that cannot be read, with a warning that names each; all are read when the dataset is
+            opened.
 
     Raises:
-        ValueError: (when opened) there is no such data set here, its spaces are not supported, or an episode does not fit.
+        ValueError: (when opened) there is no such dataset here, its spaces are not supported, or an episode does not fit.
         ImportError: minari is not installed.
     """
 
@@ -54,8 +68,9 @@ class MinariDataset(OfflineDataset):
         in_memory: bool = True,
         obs_keys: Iterable[str] | None = None,
         env_name: str | None = None,
+        skip_damaged: bool = False,
     ):
-        super().__init__(relabeler)
+        super().__init__(relabeler, skip_damaged)
         if isinstance(obs_keys, str):
             raise ValueError(f"obs_keys must be a list of keys, got {obs_keys!r}; write [{obs_keys!r}]")
         self.dataset, self.in_memory, self.env_name = os.fspath(dataset), in_memory, env_name
@@ -63,88 +78,109 @@ class MinariDataset(OfflineDataset):
 
     @property
     def name(self) -> str:
-        return f"the Minari data set {self.dataset}"
+        return f"the Minari dataset {self.dataset}"
 
     def load(self) -> TrajectorySource:
         source = _MinariSource(self.name, find(self.dataset), self.obs_keys, self.env_name)
-        return InMemory(source, source.obs_space, source.action_spec) if self.in_memory else source
+        if self.in_memory or self.skip_damaged:
+            trajs = [traj for traj in source.sound(self.leave_out) if self.in_memory]
+            if self.in_memory:
+                return InMemory(trajs, source.obs_space, source.action_spec, source.find_extras())
+        source.extra_fields = source.find_extras()
+        return source
 
 
 def find(dataset: str) -> Path:
-    """The ``data`` directory of a data set with this id or path.
+    """The ``data`` directory of a dataset with this id or path.
 
     Raises:
         ValueError: there is none; the message has the places that were searched.
     """
-    base = os.environ.get("MINARI_DATASETS_PATH") or os.path.join(os.path.expanduser("~"), ".minari", "datasets")
-    places = [Path(dataset).expanduser(), Path(base) / dataset]
+    places = [Path(dataset).expanduser(), _root() / dataset]
     for place in places:
         for directory in (place / "data", place):
             if (directory / "metadata.json").is_file():
                 return directory
     raise ValueError(
-        f"there is no Minari data set {dataset!r}: neither {places[0]} nor {places[1]} has data/metadata.json "
+        f"there is no Minari dataset {dataset!r}: neither {places[0]} nor {places[1]} has data/metadata.json "
         f"('minari download {dataset}' fetches one from its server)"
     )
 
 
 class _MinariSource(TrajectorySource):
-    """Reads an episode from disk each time that a part of it is requested."""
+    """Episodes that are read from disk each time that a part of one is requested."""
 
     def __init__(self, name: str, directory: Path, obs_keys: list[str] | None, env_name: str | None):
+        minari, metadata = _minari(), _metadata(name, directory)
+        self._name, self._keys, self._env_name = name, obs_keys, env_name or _env_id(metadata)
         try:
-            import minari
-        except ImportError as err:
-            raise ImportError(f"Minari data sets need minari: {EXTRA}") from err
-        metadata = _metadata(name, directory)
-        self._name, self._env_name = name, env_name or _env_id(metadata)
-        try:
-            self._data = minari.MinariDataset(directory)
+            data = minari.MinariDataset(directory)
         except (ImportError, ValueError, KeyError, AssertionError) as err:
             raise ValueError(f"{name} cannot be opened: {err}") from err
-        space = self._data.observation_space
-        self._keys = obs_keys
+        space, self._storage = data.observation_space, data.storage
         if obs_keys is not None:
             known = list(space.spaces) if isinstance(space, gym.spaces.Dict) else []
             if unknown := [k for k in obs_keys if k not in known]:
                 raise ValueError(f"obs_keys {unknown} are not among the observations of {name}, {known}")
             space = gym.spaces.Dict({k: space[k] for k in obs_keys})
-        self._converter = Converter(space, self._data.action_space)
+        self._converter = Converter(space, data.action_space)
         self.obs_space, self.action_spec = self._converter.obs_space, self._converter.spec
-        ids = self._data.episode_indices
-        found = self._data.storage.get_episode_metadata(ids)
-        lengths = np.array([int(m["total_steps"]) for m in found], dtype=np.int64)
-        self._ids, self.lengths = [int(i) for i in ids[lengths > 0]], lengths[lengths > 0]
-        self.extra_fields = self._find_extras()
+        ids = [int(i) for i in data.episode_indices]
+        steps = [int(m["total_steps"]) for m in self._storage.get_episode_metadata(ids)]
+        self._keep([(i, n) for i, n in zip(ids, steps, strict=True) if n > 0])
 
-    def _find_extras(self) -> tuple[ExtraField, ...]:
+    def _keep(self, episodes: list[tuple[int, int]]) -> None:
+        self._ids = [i for i, _ in episodes]
+        self.lengths = np.array([n for _, n in episodes], dtype=np.int64)
+
+    def sound(self, leave_out: Callable[[str, Exception], None]) -> Iterator[StoredTraj]:
+        """The episodes that can be read, to which this is reduced once all were read.
+
+        Args:
+            leave_out: called with each other episode and the reason.
+        """
+        kept: list[tuple[int, int]] = []
+        for i in self._ids:
+            try:
+                traj = self._read(i)
+            except _DAMAGE as err:
+                leave_out(f"{self._name}, episode {i}", err)
+                continue
+            kept.append((i, len(traj)))
+            yield traj
+        self._keep(kept)
+        self._converter.report(self._name)
+
+    def find_extras(self) -> tuple[ExtraField, ...]:
         """The extra fields that `export` has written, as the longest episode has them."""
         if not self._ids:
             return ()
         longest = int(self.lengths.argmax())
-        (episode,) = self._data.storage.get_episodes([self._ids[longest]])
-        steps, found = int(self.lengths[longest]), _extras_of(episode)
+        try:
+            found = _extras_of(next(iter(self._storage.get_episodes([self._ids[longest]]))))
+        except _DAMAGE as err:
+            raise ValueError(
+                f"{self._name}, episode {self._ids[longest]} cannot be read: {err} (skip_damaged=True leaves damaged episodes out)"
+            ) from err
+        steps = int(self.lengths[longest])
         return tuple(ExtraField(k, rows_of_extra(k, len(a), steps), a.shape[1:], a.dtype.name) for k, a in found.items())
 
     def read(self, index: int, start: int = 0, stop: int | None = None) -> StoredTraj:
-        whole = next(self._read_all([self._ids[index]]))
-        return whole if start == 0 and stop is None else whole.slice(start, len(whole) if stop is None else stop)
+        return self._read(self._ids[index]).slice(start, stop)
 
     def __iter__(self) -> Iterator[StoredTraj]:
-        yield from self._read_all(self._ids)
+        yield from super().__iter__()
         self._converter.report(self._name)
 
-    def _read_all(self, ids: list[int]) -> Iterator[StoredTraj]:
-        for episode in self._data.storage.get_episodes(ids):
-            obs = episode["observations"]
-            if self._keys is not None:
-                obs = {k: obs[k] for k in self._keys}
-            where = f"{self._name}, episode {episode['id']}"
-            traj = self._converter.convert(
-                where, obs, episode["actions"], episode["rewards"], episode["terminations"], self._env_name
-            )
-            traj.extras = _extras_of(episode)
-            yield traj
+    def _read(self, number: int) -> StoredTraj:
+        (episode,) = self._storage.get_episodes([number])
+        obs = episode["observations"]
+        if self._keys is not None:
+            obs = {k: obs[k] for k in self._keys}
+        columns = episode["actions"], episode["rewards"], episode["terminations"]
+        traj = self._converter.convert(f"{self._name}, episode {number}", obs, *columns, self._env_name)
+        traj.extras = _extras_of(episode)
+        return traj
 
 
 def _extras_of(episode: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,13 +190,13 @@ def _extras_of(episode: Mapping[str, Any]) -> dict[str, Any]:
 
 def _metadata(name: str, directory: Path) -> dict[str, Any]:
     try:
-        metadata = json.loads((directory / "metadata.json").read_text(encoding="utf-8"))
+        metadata: dict[str, Any] = json.loads((directory / "metadata.json").read_text(encoding="utf-8"))
         lacking = [k for k in ("observation_space", "action_space", "dataset_id") if not isinstance(metadata.get(k), str)]
     except (OSError, ValueError, AttributeError) as err:
         raise ValueError(f"{name}: {directory / 'metadata.json'} cannot be read: {err}") from err
-    if lacking:  # minari would make the environment that the file names, and so run what it names
+    if lacking:  # minari would make the environment that the file names, and so run code that the file chooses
         raise ValueError(f"{name}: {directory / 'metadata.json'} lacks {', '.join(lacking)}")
-    return metadata  # type: ignore[no-any-return]
+    return metadata
 
 
 def _env_id(metadata: dict[str, Any]) -> str:
@@ -178,10 +214,11 @@ def export(
     description: str = "recorded by amago",
     progress: Callable[[StoredTraj], object] | None = None,
 ) -> int:
-    """Write trajectories as a new Minari data set, in ``$MINARI_DATASETS_PATH`` or ``~/.minari/datasets``.
+    """Write trajectories as a new Minari dataset, in ``$MINARI_DATASETS_PATH`` or ``~/.minari/datasets``.
 
-    Observations are written as stored (discrete ones one-hot); those of a space that was not a Dict as plain arrays. Actions
-    are in the environment's form, extra fields in ``infos["extras"]``. The last step of a trajectory that does not terminate is marked as truncated.
+    Observations are written as stored (discrete ones one-hot), as plain arrays if the space was not a Dict. Actions
+    are in the environment's form, extra fields in ``infos["extras"]``. The last step of a trajectory that does not terminate is
+    marked as truncated.
 
     Args:
         dataset_id: "name-v0", or "namespace/name-v0".
@@ -194,20 +231,18 @@ def export(
         ValueError: the id is malformed or taken, or there are no trajectories.
         ImportError: minari is not installed.
     """
-    try:
-        import minari
-        from minari.data_collector import EpisodeBuffer
-    except ImportError as err:
-        raise ImportError(f"Minari data sets need minari: {EXTRA}") from err
+    minari = _minari()
+    from minari.data_collector import EpisodeBuffer
+
     plain = list(obs_space.spaces) == ["observation"]
     space = obs_space["observation"] if plain else _as_space(_nested(obs_space.spaces))
 
-    def episode(traj: StoredTraj) -> Any:
+    def episode(traj: StoredTraj) -> EpisodeBuffer:
         ends = np.zeros(len(traj), dtype=bool)
         ends[-1] = not traj.dones[-1, 0]
         return EpisodeBuffer(
             observations=traj.obs["observation"] if plain else _nested(traj.obs),
-            actions=_batched(spec, traj.actions),
+            actions=spec.to_env(traj.actions),
             rewards=traj.rews[:, 0].astype(np.float64),
             terminations=traj.dones[:, 0],
             truncations=ends,
@@ -218,11 +253,11 @@ def export(
     for chunk in _chunks(trajs):
         episodes = [episode(traj) for traj in chunk]
         if out is None:
-            with _absolute_root(), warnings.catch_warnings():  # that author and so on are not given
+            with warnings.catch_warnings():  # hide warnings that author and other metadata are missing
                 warnings.filterwarnings("ignore", category=UserWarning, module="minari")
-                out = minari.create_dataset_from_buffers(
-                    dataset_id, episodes, observation_space=space, action_space=spec.space, description=description,
-                    data_format="hdf5", jpeg_encoding=False,
+                out = _create(
+                    minari, dataset_id, buffer=episodes, observation_space=space, action_space=spec.space,
+                    description=description, data_format="hdf5", jpeg_encoding=False,
                 )  # fmt: skip
         else:
             out.update_dataset_from_buffer(episodes)
@@ -235,19 +270,17 @@ def export(
     return written
 
 
-@contextlib.contextmanager
-def _absolute_root() -> Iterator[None]:
-    """Makes ``MINARI_DATASETS_PATH`` absolute: Minari would join a relative path to itself when it creates a data set."""
-    name = "MINARI_DATASETS_PATH"
-    given = os.environ.get(name)
-    if given is None:
-        yield
-        return
-    os.environ[name] = os.path.abspath(os.path.expanduser(given))
+def _create(minari: ModuleType, dataset_id: str, **options: object) -> Any:
+    """A new dataset; Minari would join a relative ``MINARI_DATASETS_PATH`` to itself."""
+    given = os.environ.get("MINARI_DATASETS_PATH")
+    os.environ["MINARI_DATASETS_PATH"] = str(_root())
     try:
-        yield
+        return minari.create_dataset_from_buffers(dataset_id, **options)
     finally:
-        os.environ[name] = given
+        if given is None:
+            del os.environ["MINARI_DATASETS_PATH"]
+        else:
+            os.environ["MINARI_DATASETS_PATH"] = given
 
 
 def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -268,28 +301,13 @@ def _as_space(tree: Any) -> gym.Space[Any]:
     return gym.spaces.Dict({k: _as_space(v) for k, v in tree.items()}) if isinstance(tree, dict) else tree
 
 
-def _batched(spec: ActionSpec, stored: Any) -> Any:
-    """T actions in the environment's form: an array, or a dict or tuple of arrays."""
-    if spec.kind in ("discrete", "continuous", "multibinary"):
-        return spec.to_env(stored)
-    return _stack([spec.to_env(a) for a in stored])
-
-
-def _stack(actions: list[Any]) -> Any:
-    if isinstance(actions[0], dict):
-        return {k: _stack([a[k] for a in actions]) for k in actions[0]}
-    if isinstance(actions[0], tuple):
-        return tuple(_stack([a[i] for a in actions]) for i in range(len(actions[0])))
-    return np.stack([np.asarray(a) for a in actions])
-
-
 def _chunks(trajs: Iterable[StoredTraj]) -> Iterator[list[StoredTraj]]:
     chunk: list[StoredTraj] = []
     size = 0
     for traj in trajs:
         chunk.append(traj)
         size += sum(v.nbytes for v in traj.obs.values()) + traj.actions.nbytes + traj.rews.nbytes
-        if size >= _CHUNK_BYTES:
+        if size >= _CHUNK:
             yield chunk
             chunk, size = [], 0
     if chunk:

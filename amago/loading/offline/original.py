@@ -1,7 +1,10 @@
-"""Buffers of the original system as a data set, to copy them into a buffer of amago's own format."""
+"""Buffers of the original system as a dataset, to copy them into a buffer of amago's own format."""
 
 from __future__ import annotations
 
+import io
+import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +12,16 @@ import gin
 import gymnasium as gym
 import numpy as np
 
-from amago.data.relabel import Relabeler
-from amago.data.trajectory import StoredTraj
-from amago.loading.offline.base import OfflineDataset
-from amago.loading.sources import TrajectorySource
-from amago.spaces import ActionSpec, obs_spec
-from amago.store import BadFileError, StoreView, legacy, original
-from amago.store import index as store_index
-from amago.store.file_cache import FileCache
+from amago.data.trajectory import FrozenTraj, StoredTraj
+from amago.loading.offline.base import OfflineDataset, TrajectorySource
+from amago.relabeling import Relabeler
+from amago.spaces import action_spec, key_problem, obs_spec
+from amago.store import BadFileError, PickleRefusedError, formats
+from amago.store.files import open_regular, read_exactly
+from amago.store.schema import CODE_OF
 from amago.store.store import PARTITIONS
+
+MAX_PICKLE_BYTES = 1 << 30
 
 
 def files_of_original(path: str | Path) -> list[Path]:
@@ -28,39 +32,35 @@ def files_of_original(path: str | Path) -> list[Path]:
     """
     path = Path(path).expanduser()
     if path.is_file():
-        return [path] if original.NAME.fullmatch(path.name) else []
+        return [path] if formats.ORIGINAL_NAME.fullmatch(path.name) else []
     folders = [path, *(path / p for p in PARTITIONS), *(path / "buffer" / p for p in PARTITIONS)]
-    found = [f for folder in folders if folder.is_dir() for f in folder.iterdir() if original.NAME.fullmatch(f.name)]
-    return sorted(found, key=lambda f: (original.of_name(f.name)[2], f.name))
+    found = [f for folder in folders if folder.is_dir() for f in folder.iterdir() if formats.ORIGINAL_NAME.fullmatch(f.name)]
+    return sorted(found, key=lambda f: (formats.of_original_name(f.name)[2], f.name))
 
 
 def action_width(path: str | Path, allow_pickle: bool = False) -> int:
     """Numbers of an action vector in the first of these files that can be read; 1 if there is none."""
     for file in files_of_original(path):
-        if allow_pickle or file.suffix != legacy.SUFFIX:
+        if allow_pickle or file.suffix != formats.PICKLE:
             try:
-                return _entry(file, store_index.Schemas()).schema.action_spec.dim
+                return read_file(file).actions.shape[1]
             except (BadFileError, OSError):
                 continue
     return 1
 
 
-def _entry(path: Path, schemas: store_index.Schemas) -> store_index.Entry:
-    """A checked file; pickles are allowed."""
-    return store_index.load(str(path.parent), path.parent.name, path.name, schemas, lambda *stamp: False, True)
-
-
 @gin.configurable(module="amago.loading")
 class OriginalDataset(OfflineDataset):
-    """The trajectory files of a buffer of the original system. They are only read.
+    """The trajectory files of a buffer of the original system. They are only read, one by one.
 
-    A `DiskTrajDataset` reads such ``.npz`` files as well, where they lie. This class is for buffers elsewhere, and for ``.traj`` pickles.
+    A `DiskTrajDataset` reads such ``.npz`` files as well, where they lie. This class is for buffers elsewhere, and for
+    ``.traj`` pickles.
 
     Args:
         path: a file, its directory, or the directory of a buffer or a run.
-        action_space: of the environment, which the files do not say.
+        action_space: of the environment, which the files do not record.
         observation_space: of the environment; default: boxes bounded by their dtypes only.
-        env_name: name in the statistics by environment; default: that in the files' names.
+        env_name: name in the statistics by environment; default: the name in the files' names.
         allow_pickle: also read ``.traj`` files. A pickle could run any code that its author put into it. Only arrays and the
             original's trajectories are made from it: a file that names anything else is refused before that is imported.
         relabeler: rewrites each trajectory before a training sequence is cut from it.
@@ -97,9 +97,9 @@ class OriginalDataset(OfflineDataset):
             raise ValueError(
                 f"{self.path} holds no file of the original system, {{env_name}}_{{8 hex digits}}_{{time}}.npz or .traj"
             )
-        pickles = [f for f in files if f.suffix == legacy.SUFFIX]
+        pickles = [f for f in files if f.suffix == formats.PICKLE]
         if pickles and not self.allow_pickle:
-            raise legacy.refuse(pickles[0], len(pickles))
+            raise PickleRefusedError.of(pickles[0], len(pickles))
         space = None if self.observation_space is None else obs_spec(self.observation_space).space
         source = _Files(space, self.action_space, self.env_name)
         for file in files:
@@ -108,19 +108,17 @@ class OriginalDataset(OfflineDataset):
             except (BadFileError, OSError) as err:
                 self.skipped[str(file)] = str(err)
         if not len(source):
-            shown = "; ".join(f"{path}: {reason}" for path, reason in list(self.skipped.items())[:3])
-            raise ValueError(f"none of the {len(files)} files of the original system in {self.path} can be read: {shown}")
+            reasons = "; ".join(f"{path}: {reason}" for path, reason in list(self.skipped.items())[:3])
+            raise ValueError(f"none of the {len(files)} files of the original system in {self.path} can be read: {reasons}")
         return source
 
 
 class _Files(TrajectorySource):
-    """Files of the original, opened one by one when they are read."""
+    """Files of the original, opened one by one when they are read; without an observation space, the widest of the first."""
 
     def __init__(self, obs_space: gym.spaces.Dict | None, action_space: gym.Space[Any], env_name: str | None):
-        self._given, self._env_name = action_space, env_name
-        self._spaces: original.Spaces | None = None
-        self._obs_space, self._schemas = obs_space, store_index.Schemas()
-        self._files: list[tuple[Path, store_index.Entry]] = []
+        self._env_name, self._obs_space, self.action_spec = env_name, obs_space, action_spec(action_space)
+        self._paths: list[Path] = []
         self.lengths = np.zeros(0, np.int64)
 
     def add(self, path: Path) -> None:
@@ -129,38 +127,116 @@ class _Files(TrajectorySource):
         Raises:
             BadFileError: it cannot be read, or has other spaces.
         """
-        entry = _entry(path, self._schemas)
-        if self._spaces is None:
-            self.obs_space = entry.schema.obs_space if self._obs_space is None else self._obs_space
-            self._spaces = original.Spaces(self.obs_space, self._given, self._schemas)
-            self.action_spec: ActionSpec = self._spaces.spec
-        if entry.kind == store_index.ORIGINAL:
-            self._spaces.give(entry, path.parent.parent)
-        else:
-            self._convert(StoreView(str(path.parent.parent), [entry], FileCache(1)).read(0), path)
-        self._files.append((path, entry))
-        self.lengths = np.append(self.lengths, entry.total)
+        self.lengths = np.append(self.lengths, len(self._read(path)))
+        self._paths.append(path)
 
     def read(self, index: int, start: int = 0, stop: int | None = None) -> StoredTraj:
-        path, entry = self._files[index]
-        traj = StoreView(str(path.parent.parent), [entry], FileCache(1)).read(0, start, stop)
-        if entry.kind != store_index.ORIGINAL:
-            traj = self._convert(traj, path)
-        if self._env_name is not None or not traj.env_name:
-            traj.env_name = original.of_name(path.name)[0] if self._env_name is None else self._env_name
-        return traj
+        return self._read(self._paths[index]).slice(start, stop)
 
-    def _convert(self, traj: StoredTraj, path: Path) -> StoredTraj:
-        """A trajectory out of a pickle, whose actions are vectors, in stored form.
-
-        Raises:
-            BadFileError: it has other spaces.
-        """
-        assert self._spaces is not None
-        self._spaces.check_observations({key: (a.dtype, a.shape[1:]) for key, a in traj.obs.items()})
-        self._spaces.check_actions(traj.actions)
-        boxes, spec = self.obs_space.spaces, self.action_spec
+    def _read(self, path: Path) -> StoredTraj:
+        traj = read_file(path)
+        found = {key: (a.dtype, a.shape[1:]) for key, a in traj.obs.items()}
+        if not self._paths:
+            self.obs_space = formats.widest_space(found) if self._obs_space is None else self._obs_space
+        formats.check_observations(self.obs_space, found)
+        formats.check_vectors(self.action_spec, traj.actions)
+        boxes = self.obs_space.spaces
         traj.obs = {k: a.reshape(len(a), *(boxes[k].shape or ())).astype(boxes[k].dtype) for k, a in traj.obs.items()}
-        traj.actions = spec.from_vector(traj.actions)
-        traj.prev_action = None if traj.prev_action is None else spec.from_vector(traj.prev_action)
+        name = formats.of_original_name(path.name)[0] if self._env_name is None else self._env_name
+        return traj.to_stored(self.action_spec, name)
+
+
+def read_file(path: Path) -> FrozenTraj:
+    """The trajectory in a file of the original system, ``.npz`` or ``.traj``.
+
+    Raises:
+        BadFileError: the file holds no trajectory; nothing in a pickle has been run.
+        FileNotFoundError: there is no such file.
+    """
+    try:
+        if path.suffix == formats.PICKLE:
+            fields = _unpickle(path)
+        else:
+            with np.load(path, allow_pickle=False) as archive:
+                fields = vars(FrozenTraj.from_dict(archive))
+        rews = np.asarray(fields["rews"], np.float32).reshape(-1, 1)
+        traj = FrozenTraj(
+            obs={str(k): np.ascontiguousarray(v) for k, v in fields["obs"].items()},
+            rl2s=np.asarray(fields["rl2s"], np.float32),
+            time_idxs=np.asarray(fields["time_idxs"], np.int64).reshape(-1, 1),
+            rews=rews,
+            dones=np.asarray(fields["dones"]).astype(bool).reshape(-1, 1),
+            actions=np.asarray(fields["actions"], np.float32).reshape(len(rews), -1),
+        ).validate()
+        if any(a.dtype not in CODE_OF or key_problem(k) for k, a in traj.obs.items()):
+            raise ValueError(f"observations {sorted(traj.obs)}")
+        counts = np.array_equal(traj.time_idxs[:, 0], traj.time_idxs[0, 0] + np.arange(len(rews) + 1))
+        if not len(rews) or traj.rl2s.shape != (len(rews) + 1, 1 + traj.actions.shape[1]):
+            raise ValueError("the shapes of rl2s, time_idxs and actions do not fit together")
+        if traj.time_idxs[0, 0] < 0 or not counts:
+            raise ValueError("time_idxs do not count steps, from 0 or later")
         return traj
+    except (BadFileError, FileNotFoundError):
+        raise
+    except Exception as err:  # a damaged pickle or archive raises almost anything
+        raise BadFileError(f"it holds no trajectory that can be read: {err!r:.200}") from err
+
+
+# Pickles
+
+_NUMPY = {  # the functions that numpy's pickles call, whose modules differ between versions of numpy
+    "_reconstruct": np.zeros(1).__reduce__()[0],
+    "_frombuffer": np.zeros(1).__reduce_ex__(5)[0],
+    "scalar": np.float32(0).__reduce__()[0],
+    "ndarray": np.ndarray,
+    "dtype": np.dtype,
+}
+_NUMPY_MODULES = ("numpy", "numpy.core.multiarray", "numpy._core.multiarray", "numpy.core.numeric", "numpy._core.numeric")
+
+
+class _Trajectory:
+    """Placeholder for the original's ``amago.hindsight.Trajectory``: an attribute ``timesteps``, a list of ``Timestep``, which
+    have obs, prev_action, reward, time_idx and terminal, each with a leading axis of one."""
+
+
+class _Unpickler(pickle.Unpickler):
+    """Create only numpy arrays in plain containers and trajectories; any other name is refused before it is imported."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "amago.hindsight" and name in ("Trajectory", "Timestep"):
+            return _Trajectory
+        if module == "amago.hindsight" and name == "FrozenTraj":
+            return FrozenTraj
+        if module in _NUMPY_MODULES and name in _NUMPY:
+            return _NUMPY[name]
+        if (module, name) == ("collections", "OrderedDict"):
+            return dict
+        if (module, name) == ("_codecs", "encode"):
+            return _latin1
+        raise BadFileError(f"the pickle names {module}.{name}, which is not part of a trajectory")
+
+
+def _latin1(text: str, encoding: str = "latin1") -> bytes:
+    return text.encode("latin1")
+
+
+def _unpickle(path: Path) -> dict[str, Any]:
+    """The fields of a pickled ``Trajectory`` or ``FrozenTraj``."""
+    fd, info = open_regular(path)
+    try:
+        if info.st_size > MAX_PICKLE_BYTES:
+            raise BadFileError(f"{info.st_size} bytes are more than the {MAX_PICKLE_BYTES} that a .traj file may have")
+        content = _Unpickler(io.BytesIO(read_exactly(fd, info.st_size, 0))).load()
+    finally:
+        os.close(fd)
+    if not isinstance(content, _Trajectory):
+        return vars(content)
+    steps = vars(content)["timesteps"]
+    names = ("prev_action", "reward", "time_idx", "terminal")
+    columns = {name: np.stack([np.asarray(vars(s)[name]).reshape(-1) for s in steps]) for name in names}
+    rewards, actions = columns["reward"], columns["prev_action"]
+    return {
+        "obs": {k: np.stack([np.asarray(s.obs[k])[0] for s in steps]) for k in steps[0].obs},
+        "rl2s": np.concatenate((rewards, actions), axis=1), "time_idxs": columns["time_idx"], "rews": rewards[1:],
+        "dones": columns["terminal"][1:], "actions": actions[1:],
+    }  # fmt: skip

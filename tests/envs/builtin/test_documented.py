@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import pickle
 import re
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import pytest
 
 from amago import config
 from amago.envs import builtin
-from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
+from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
 
 PAGE = (Path(__file__).parents[3] / "docs" / "environments.md").read_text(encoding="utf-8")
 NAMES = sorted(builtin.__all__)
@@ -69,23 +68,6 @@ def test_defaults_can_be_bound_with_gin() -> None:
         assert builtin.RoomKeyDoor().size == 4
     finally:
         config.clear()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_pickled_environment_goes_on_where_it_was(name: str) -> None:
-    cls: type[gym.Env[Any, Any]] = getattr(builtin, name)
-    env = cls(3, hard_mode=True) if name == "MetaFrozenLake" else cls()
-    env.reset(seed=3)
-    env.action_space.seed(0)
-    actions = [env.action_space.sample() for _ in range(6)]
-    if env.step(actions[0])[2]:
-        env.reset()
-    copy = pickle.loads(pickle.dumps(env))
-    for action in actions[1:]:
-        ours, theirs = env.step(action), copy.step(action)
-        assert repr(ours) == repr(theirs)
-        if ours[2]:
-            break
 
 
 def test_importing_them_loads_no_torch() -> None:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from typing import Any
-
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -13,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from amago.envs.builtin import RoomKeyDoor
-from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
+from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
 
 Cell = tuple[int, int]
 STAY = 4
@@ -122,13 +118,6 @@ def test_the_story_of_one_rollout() -> None:
     assert all(not info for i, info in enumerate(infos) if i not in (3, 14, 19))
 
 
-def test_the_reset_step_is_paid_from_the_horizon() -> None:
-    for horizon, earned in [(1, 1), (2, 2), (3, 2), (4, 3), (5, 4), (6, 4), (30, 20)]:
-        env = RoomKeyDoor(True, 3, 50, horizon, (0, 0), (1, 0), (2, 0))
-        env.reset(seed=0)
-        assert sum(env.step(0)[1] for _ in range(horizon)) == earned
-
-
 def test_the_action_order_is_uniform_between_rollouts_and_constant_within() -> None:
     env = RoomKeyDoor(size=5, max_episode_steps=500, meta_rollout_horizon=60, start_location=(2, 2), randomize_actions=True)
     env.reset(seed=3)
@@ -178,64 +167,6 @@ def test_random_cells_are_uniform_and_differ_and_fixed_ones_stay() -> None:
         assert (np.abs(free - n / 8) < 4.5 * (n / 8 * 7 / 8) ** 0.5).all()
 
 
-def test_a_room_is_the_same_for_all_of_its_trials() -> None:
-    env = RoomKeyDoor(size=4, max_episode_steps=5, meta_rollout_horizon=60, dark=False)
-    obs, _ = env.reset(seed=2)
-    first, cells = obs.copy(), env.locations
-    starts = [first]
-    for t in range(60):
-        obs, *_ = env.step(STAY)
-        np.testing.assert_array_equal(obs[4:], first[4:])
-        assert env.locations == cells
-        if t % 6 == 5:
-            starts.append(obs)
-    assert len(starts) == 11
-    for obs in starts:
-        np.testing.assert_array_equal(obs, first)
-
-
-def test_a_random_policy_is_worth_what_the_transition_matrix_says() -> None:
-    """Room 2x2, one trial of 6 steps: the chances of its returns by propagating the chance of each (cell, key) state."""
-    limit, start, key, goal = 6, (0, 0), (1, 0), (1, 1)
-    moves = ((1, 0), (-1, 0), (0, 1), (0, -1), (0, 0))
-    chance, key_found, opened = {(start, False): 1.0}, 0.0, 0.0
-    for _ in range(limit):
-        new: dict[tuple[Cell, bool], float] = {}
-        for ((x, y), has), p in chance.items():
-            for dx, dy in moves:
-                cell = (min(max(x + dx, 0), 1), min(max(y + dy, 0), 1))
-                if not has and cell == key:
-                    key_found += p / 5
-                    new[(cell, True)] = new.get((cell, True), 0.0) + p / 5
-                elif has and cell == goal:
-                    opened += p / 5
-                else:
-                    new[(cell, has)] = new.get((cell, has), 0.0) + p / 5
-        chance = new
-    env = RoomKeyDoor(True, 2, limit, limit, start, key, goal)
-    rng = np.random.default_rng(1)
-    n = 3000
-    outcomes = {0.0: 0, 1.0: 0, 2.0: 0}
-    for _ in range(n):
-        env.reset()
-        log: dict[str, float] = {}
-        done = False
-        while not done:
-            *_, done, _, info = env.step(int(rng.integers(5)))
-            log |= info
-        outcomes[log[f"{AMAGO_ENV_LOG_PREFIX} Trial 0 Return"]] += 1
-    for count, p in ((outcomes[1.0] + outcomes[2.0], key_found), (outcomes[2.0], opened)):
-        assert abs(count - n * p) < 4.5 * (n * p * (1 - p)) ** 0.5
-
-
-@pytest.mark.parametrize("kwargs", [{}, {"dark": False, "randomize_actions": True, "size": 3}])
-def test_gymnasium_and_determinism(
-    gym_check: Callable[..., None], same_rollout: Callable[..., None], kwargs: dict[str, Any]
-) -> None:
-    gym_check(RoomKeyDoor, **kwargs)
-    same_rollout(lambda: RoomKeyDoor(max_episode_steps=8, meta_rollout_horizon=50, **kwargs), 5)
-
-
 def test_render() -> None:
     env = RoomKeyDoor(True, 3, 5, 20, (0, 0), (1, 0), (1, 1), render_mode="ansi")
     env.reset(seed=0)
@@ -246,46 +177,3 @@ def test_render() -> None:
     assert env.render() == ". . .\n. a .\n. . .\ntrial 1, step 2 of 20"
     env.step(0)
     assert env.render() == "A K .\n. D .\n. . .\ntrial 2, step 3 of 20"
-    drawn = RoomKeyDoor(True, 3, 5, 20, (0, 0), (1, 0), (1, 1), render_mode="rgb_array")
-    drawn.reset(seed=0)
-    frame = drawn.render()
-    assert frame.shape == (72, 72, 3)
-    assert frame.dtype == np.uint8
-    agent, key, door, floor = (tuple(frame[y, x].tolist()) for x, y in ((12, 12), (36, 12), (36, 36), (60, 60)))
-    assert len({agent, key, door, floor}) == 4
-    drawn.step(0)
-    carried = drawn.render()
-    assert tuple(carried[12, 36].tolist()) == key  # shown in the agent's hand
-    assert tuple(carried[12, 12].tolist()) == floor
-    assert RoomKeyDoor().render() is None
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        ({"size": 1}, ValueError),
-        ({"max_episode_steps": 0}, ValueError),
-        ({"meta_rollout_horizon": -5}, ValueError),
-        ({"meta_rollout_horizon": 1.5}, TypeError),
-        ({"dark": "yes"}, TypeError),
-        ({"key_location": "corner"}, ValueError),
-        ({"size": 4, "goal_location": (4, 0)}, ValueError),
-        ({"size": 4, "start_location": (1.0, 0)}, ValueError),
-        ({"size": 4, "start_location": 3}, ValueError),
-        ({"start_location": (1, 1), "goal_location": (1, 1)}, ValueError),
-        ({"render_mode": "human"}, ValueError),
-    ],
-)
-def test_wrong_arguments_are_named(arguments: dict[str, Any], error: type[Exception]) -> None:
-    name, value = list(arguments.items())[-1]
-    with pytest.raises(error, match=f"{name}.*got {re.escape(repr(value))}"):
-        RoomKeyDoor(**arguments)
-
-
-def test_bad_actions_and_steps_out_of_turn() -> None:
-    env = RoomKeyDoor()
-    with pytest.raises(gym.error.ResetNeeded, match=r"call reset\(\) first"):
-        env.step(0)
-    env.reset(seed=0)
-    with pytest.raises(ValueError, match=r"action must be in 0\.\.4, got 5"):
-        env.step(5)

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import itertools
 from functools import cache
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
-import tiny
 from gymnasium.utils.env_checker import check_env
 from messages import naming
-
-from amago import config
-from amago.envs import AMAGOEnv
-from amago.envs.builtin.nim import Nim
+from support.nim import Nim
 
 
 def test_nim_is_an_environment() -> None:
@@ -73,35 +68,3 @@ def test_nim_rewards_and_ends() -> None:
     assert strict.render() == "| "
     with pytest.raises(ValueError, match=naming("action", 2, 3, 1)):
         strict.step(2)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ({"heaps": ()}, ("heap",)),
-        ({"heaps": (3, 0)}, ("heaps[1]", 0)),
-        ({"max_take": 0}, ("max_take", 0)),
-        ({"opponent_skill": 1.5}, ("opponent_skill", 1.5)),
-    ],
-)
-def test_nim_refuses(arguments: dict[str, Any], named: tuple[Any, ...]) -> None:
-    with pytest.raises(ValueError, match=naming(*named)):
-        Nim(**arguments)
-
-
-def short_nim() -> AMAGOEnv:
-    return AMAGOEnv(Nim(heaps=(6,), opponent_skill=0.5), env_name="Nim")
-
-
-def test_nim_is_learned(tmp_path: Any) -> None:
-    """Of random legal play 47% of the games are won, by best play 89%."""
-    config.bind(
-        {"ActionMask.key": "action_mask", "EpsilonGreedy.steps_anneal": 200, "Agent.tau": 0.02, "Agent.use_multigamma": False}
-    )
-    e = tiny.learned(
-        tmp_path, short_nim, parallel_actors=16, epochs=12, train_timesteps_per_epoch=16, max_seq_len=3, train_batches_per_epoch=25,
-        batch_size=32, learning_rate=5e-3, sample_actions=False,
-    )  # fmt: skip
-    result = e.evaluate_test(short_nim, timesteps=100)
-    assert result["Average Illegal Move in Nim"] == 0
-    assert result["Average Won in Nim"] > 0.65, result

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -14,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from amago.envs.builtin import TMazeActive, TMazePassive
-from amago.envs.metrics import AMAGO_ENV_LOG_PREFIX
+from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
 
 RIGHT, UP, LEFT, DOWN = range(4)
 TURN = {1: UP, -1: DOWN}
@@ -132,15 +130,6 @@ def test_each_action_but_forward_costs_the_penalty_except_first_and_last(
     assert {type(s[1]) for s in steps} == {float}
 
 
-@pytest.mark.parametrize("cls", [TMazePassive, TMazeActive])
-def test_always_forward_costs_nothing(cls: type[Maze]) -> None:
-    env = cls(7)
-    env.reset(seed=0)
-    steps = play(env, [RIGHT] * env.episode_length)
-    assert [s[1] for s in steps] == [0.0] * env.episode_length
-    assert env.position == (7, 0)
-
-
 @pytest.mark.parametrize(("cls", "length"), [(TMazePassive, 1), (TMazePassive, 3), (TMazeActive, 1), (TMazeActive, 2)])
 def test_without_the_sign_one_half_is_the_best_of_all_plans(cls: type[Maze], length: int) -> None:
     """Every plan of actions, tried on both goals: no fixed one is worth more than 0.5; with the sign read, 1."""
@@ -184,23 +173,6 @@ def test_walls_and_arms() -> None:
     assert [env.step(UP)[0].tolist(), env.position] == [[1, 1], (5, 1)]
 
 
-@pytest.mark.parametrize("cls", [TMazePassive, TMazeActive])
-def test_goals_are_even(cls: type[Maze]) -> None:
-    env = cls()
-    env.reset(seed=0)
-    ups = 0
-    for _ in range(2000):
-        env.reset()
-        ups += env.goal == 1
-    assert abs(ups - 1000) < 4.5 * 500**0.5
-
-
-@pytest.mark.parametrize("cls", [TMazePassive, TMazeActive])
-def test_gymnasium_and_determinism(cls: type[Maze], gym_check: Callable[..., None], same_rollout: Callable[..., None]) -> None:
-    gym_check(cls)
-    same_rollout(lambda: cls(4), 4)
-
-
 def test_render() -> None:
     env = TMazeActive(3, render_mode="ansi")
     with_goal(env, 1)
@@ -213,29 +185,3 @@ def test_render() -> None:
     passive.step(RIGHT)
     assert passive.render() == "   .\nSA..\n   G\nstep 1 of 4"
     assert TMazePassive().render() is None
-
-
-@pytest.mark.parametrize("cls", [TMazePassive, TMazeActive])
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        ({"corridor_length": 0}, ValueError),
-        ({"corridor_length": 2.5}, TypeError),
-        ({"penalty": 0.1}, ValueError),
-        ({"penalty": -np.inf}, ValueError),
-        ({"render_mode": "human"}, ValueError),
-    ],
-)
-def test_wrong_arguments_are_named(cls: type[Maze], arguments: dict[str, Any], error: type[Exception]) -> None:
-    name, value = list(arguments.items())[-1]
-    with pytest.raises(error, match=f"{name}.*got {re.escape(repr(value))}"):
-        cls(**arguments)
-
-
-def test_bad_actions_and_steps_out_of_turn() -> None:
-    env = TMazePassive()
-    with pytest.raises(gym.error.ResetNeeded, match=r"TMazePassive.step\(\) was called with no rollout under way"):
-        env.step(0)
-    env.reset(seed=0)
-    with pytest.raises(ValueError, match=r"action must be in 0\.\.3, got 4"):
-        env.step(4)

@@ -10,8 +10,7 @@ import pytest
 from amago import config
 from amago.envs.amago_env import AMAGOEnv
 from amago.envs.builtin import TMazePassive
-from amago.envs.builtin.tmaze_exploration import TMazeExploration
-from amago.envs.exploration import EpsilonGreedy
+from amago.envs.builtin.tmaze import TMazeExploration
 
 RIGHT = np.array([[0]])
 
@@ -33,24 +32,21 @@ def test_the_schedule(horizon: int) -> None:
     wrapped = explorer(horizon - 1, eps_start=0.8, eps_end=0.8, randomize_eps=False)
     for step in range(horizon):
         usual = step == 0 or step >= horizon - 3
-        eps = wrapped.current_eps(np.array([step]), None)
+        eps = wrapped.current_eps(np.array([step]))
         assert eps.shape == (1,)
         assert eps[0] == (0.8 if usual else 0.5 / horizon), step
-    several = wrapped.current_eps(np.array([0, 1, horizon - 4, horizon - 3, horizon - 1]), horizon)
+    several = wrapped.current_eps(np.array([0, 1, horizon - 4, horizon - 3, horizon - 1]))
     low = 0.5 / horizon
     assert several.tolist() == [0.8, low if horizon > 4 else 0.8, low if horizon > 4 else 0.8, 0.8, 0.8]
 
 
-def test_the_usual_chance_is_that_of_epsilon_greedy_as_it_anneals() -> None:
-    wrapped = explorer(19, eps_start=1.0, eps_end=0.2, steps_anneal=100, randomize_eps=False)
-    plain = EpsilonGreedy(AMAGOEnv(TMazePassive(19), env_name="tmaze"))
-    for steps, expected in [(0, 1.0), (50, 0.6), (100, 0.2), (500, 0.2)]:
-        wrapped.global_step = plain.global_step = steps
-        for local in (0, 17, 18, 19):
-            eps = wrapped.current_eps(np.array([local]))
-            np.testing.assert_allclose(eps, [expected])
-            np.testing.assert_array_equal(eps, plain.current_eps(np.array([local])))
-        np.testing.assert_allclose(wrapped.current_eps(np.array([10])), [0.5 / 20])
+@pytest.mark.parametrize("horizon", [20, 300])
+def test_epsilon_falls_over_episodes_of_any_length(horizon: int) -> None:
+    config.bind({"TMazeExploration.rollouts_anneal": 20})
+    wrapped = explorer(horizon - 1, eps_start=1.0, eps_end=0.2, steps_anneal=100, randomize_eps=False)
+    for rollouts, expected in [(0, 1.0), (10, 0.6), (20, 0.2), (50, 0.2)]:
+        wrapped.global_step = rollouts * horizon
+        np.testing.assert_allclose(wrapped.current_eps(np.array([0])), [expected])
 
 
 def test_a_walk_forward_is_disturbed_where_the_schedule_says() -> None:

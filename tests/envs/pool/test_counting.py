@@ -18,10 +18,10 @@ from counting_env import (
     reward_of,
 )
 
-from amago import ExtraField, config
+from amago import config
 from amago.envs import ActorError, EpsilonGreedy, make_pool
 from amago.hindsight import Relabeler
-from amago.loading import DatasetSettings, DiskTrajDataset, MixtureOfDatasets
+from amago.loading import DatasetSettings, DiskTrajDataset
 from amago.spaces import action_spec
 from amago.store import TrajectoryStore
 
@@ -253,13 +253,9 @@ def test_async_equals_sync_bit_for_bit(kind, tmp_path):
         assert states[mode] == states["sync"]
     assert len(stored["async-one"]) == len(stored["sync"]) > 10
     for a, b in zip(stored["sync"], stored["async-one"]):  # one worker: in the same order, too
-        for x, y in (
-            (a.obs["count"][:, :3], b.obs["count"][:, :3]),
-            (a.actions, b.actions),
-            (a.rews, b.rews),
-            (a.dones, b.dones),
-        ):
-            np.testing.assert_array_equal(x, y)
+        np.testing.assert_array_equal(a.obs["count"][:, :3], b.obs["count"][:, :3])
+        for name in ("actions", "rews", "dones"):
+            np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
 
 
 def check_batch(batch, kind):
@@ -304,34 +300,6 @@ def test_extra_fields_of_each_kind_of_rows_reach_the_batch(mode, save_as, tmp_pa
     rng = np.random.default_rng(0)
     for dataset in (opened(), opened(padded="left"), opened(OneByOne), opened(relabeler=Shorter())):
         check_batch(dataset.sample_batch(rng, 50), "discrete")
-
-
-def test_defaults_fill_what_files_lack(tmp_path):
-    root = tmp_path / "old" / "buffer"
-    pool = start("sync", "discrete", root)
-    try:
-        play(pool, "discrete", 30)
-    finally:
-        pool.close()
-    fields = [
-        ExtraField("a", "T+1", (2,), default=3.0),
-        ExtraField("b", "T", (), "bool", default=True),
-        ExtraField("c", "1", (1,), "int8"),
-    ]
-    for padded in ("none", "both"):
-        dataset, again = DiskTrajDataset(tmp_path, "old"), MixtureOfDatasets([DiskTrajDataset(tmp_path, "old")], [1.0])
-        for each in (dataset, again):
-            each.configure(DatasetSettings(3, padded, extra_fields=fields))
-            batch = each.sample_batch(np.random.default_rng(0), 16)
-            (b, length), mask = batch.rews.shape[:2], batch.mask[..., 0]
-            assert {k: tuple(v.shape) for k, v in batch.extras.items()} == {
-                "a": (b, length + 1, 2),
-                "b": (b, length),
-                "c": (b, 1, 1),
-            }
-            assert (batch.extras["a"][mask] == 3).all()
-            assert batch.extras["b"][mask[:, 1:]].all()
-            assert not batch.extras["c"].any()
 
 
 def without(name, at):

@@ -10,18 +10,16 @@ import threading
 import time
 from pathlib import Path
 
-import cloudpickle
+import gin
 import gymnasium as gym
 import numpy as np
 import pytest
+import tiny
 from counting_env import CountingEnv, make_counting, make_vector
-from messages import naming
-from workers import actors_of, kill, pids
+from messages import check_refused, naming
 
 from amago import config
-from amago.envs import AMAGOEnv, BilevelEpsilonGreedy, EpsilonGreedy, make_pool
-from amago.envs.pool.plan import ActorPlan
-from amago.envs.pool.worker import pack, unpack
+from amago.envs import AMAGOEnv, make_pool
 
 SAME_STEP = gym.vector.AutoresetMode.SAME_STEP
 
@@ -73,8 +71,6 @@ def test_close_leaves_nothing(context):
     assert processes() == before[1]
     assert set(os.listdir("/dev/shm")) == before[2]
     assert len(descriptors()) == len(before[0])
-    with pytest.raises(ValueError, match="closed"):
-        pool.reset()
 
 
 def test_a_pool_that_is_forgotten_is_closed():
@@ -85,24 +81,6 @@ def test_a_pool_that_is_forgotten_is_closed():
     del pool
     gc.collect()
     assert processes() == before
-
-
-def test_close_does_not_wait_for_a_worker_that_hangs(tmp_path):
-    pool = make_pool([make_counting(0, fault="hang", flag=str(tmp_path / "f"))], "async")
-    before = processes()
-    pool.reset()
-    for _ in range(5):
-        pool.send(0, np.zeros((1, 1), int))
-        if os.path.exists(tmp_path / "f") or pool.obs["count"][0, 2] == 1:
-            time.sleep(0.3)
-        if os.path.exists(tmp_path / "f"):
-            break
-        pool.wait(0)
-    assert os.path.exists(tmp_path / "f")
-    begin = time.monotonic()
-    pool.close()
-    assert time.monotonic() - begin < 8
-    assert len(processes()) == len(before) - 1
 
 
 def script(tmp_path, text):
@@ -134,7 +112,7 @@ PROGRAM = """
             return obs
 
     class MyNoise(EpsilonGreedy):
-        def add_exploration_noise(self, action, local_step, horizon):
+        def add_exploration_noise(self, action, local_step):
             assert self.eps_start == 0.25, self.eps_start
             return np.full_like(action, 4)
 
@@ -205,18 +183,6 @@ def test_workers_end_when_the_program_is_killed(tmp_path):
     assert len(list((tmp_path / "fifo").glob("*.safetensors"))) == 2  # what had ended was committed
 
 
-def test_signals_to_the_group_leave_workers_alone():
-    pool = make_pool([make_counting(0)], "async")
-    try:
-        pool.reset()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            kill(pool, 0, number)
-        pool.step(np.zeros((1, 1), int))
-        assert pool.drain().restarts == 0
-    finally:
-        pool.close()
-
-
 def test_what_cannot_be_pickled_is_named():
     lock = threading.Lock()
 
@@ -224,127 +190,73 @@ def test_what_cannot_be_pickled_is_named():
         with lock:
             return AMAGOEnv(CountingEnv(0))
 
-    with pytest.raises(ValueError, match=naming("make_envs[1]", "make_locked", "worker")):
-        make_pool([make_counting(0), make_locked], "async", workers=1)
+    check_refused(
+        ValueError,
+        (
+            naming("make_envs[1]", "make_locked", "worker"),
+            lambda: make_pool([make_counting(0), make_locked], "async", workers=1),
+        ),
+    )
     make_pool([make_locked], "async", mp_context="fork").close()
 
 
-def test_only_bindings_of_what_a_worker_has_are_carried():
-    config.bind({"BilevelEpsilonGreedy.rollout_horizon": 33})
-    plan = ActorPlan({0: make_counting(0)}, 1, [[0]], BilevelEpsilonGreedy, None, 0, ())
-    payload = pack(plan)
-    config.clear()
-    fresh, skipped = unpack(payload)
-    assert not skipped
-    assert fresh.exploration is BilevelEpsilonGreedy
-    assert fresh.exploration(fresh.make_envs[0]()).rollout_horizon == 33
-    assert cloudpickle.loads(cloudpickle.dumps(plan)).groups == [[0]]
+def test_wrong_arguments_are_refused():
+    def pool(*makers, mode="async", **arguments):
+        return lambda: make_pool(
+            makers or [make_counting(0), make_counting(1)], mode, workers=arguments.pop("workers", 2), **arguments
+        )
 
-
-@pytest.mark.parametrize(
-    ("error", "named", "arguments"),
-    [
-        (ValueError, ("env_mode", "'threads'"), {"env_mode": "threads"}),
-        (ValueError, ("parallel_actors", 3, "make_envs", 2), {"parallel_actors": 3}),
-        (ValueError, ("workers", 0), {"workers": 0}),
-        (ValueError, ("step_timeout", -1), {"step_timeout": -1}),
-        (ValueError, ("mp_context", "'thread'"), {"mp_context": "thread"}),
-        (TypeError, ("exploration", "'egreedy'"), {"exploration": "egreedy"}),
-        (ValueError, ("recorder", ["dir"]), {"recorder": {"dir": "x"}}),
-        (ValueError, ("max_env_restarts", -1), {"max_env_restarts": -1}),
-        (ValueError, ("env_mode='already_vectorized'", "make_envs", 2), {"env_mode": "already_vectorized"}),
-    ],
-)
-def test_wrong_arguments_are_refused(error, named, arguments):
-    with pytest.raises(error, match=naming(*named)):
-        make_pool([make_counting(0), make_counting(1)], **arguments)
-
-
-def test_wrong_environments_are_refused():
-    with pytest.raises(ValueError, match=naming("make_envs", "empty")):
-        make_pool([], "sync")
-    with pytest.raises(TypeError, match=naming("make_envs[0]", "CountingEnv", "function")):
-        make_pool([CountingEnv(0)], "sync")
-    with pytest.raises(TypeError, match=naming("AMAGOEnv", "CountingEnv")):
-        make_pool([lambda: CountingEnv(0)], "sync")
-    with pytest.raises(ValueError, match=naming("batched_envs=3", 5, "parallel_actors")):
-        make_pool([make_vector(3, SAME_STEP)], "already_vectorized", parallel_actors=5)
-    with pytest.raises(ValueError, match=naming("batched_envs=3", 1, "already_vectorized")):
-        make_pool([make_vector(3, SAME_STEP)], "sync")
-    for mode in ("sync", "async"):
-        with pytest.raises(ValueError, match="must have the same spaces"):
-            make_pool([make_counting(0), make_counting(1, kind="continuous")], mode, workers=2)
-
-
-def test_wrong_calls_are_refused():
-    for mode in ("sync", "async"):
-        pool = make_pool(make_counting(0), mode, parallel_actors=2, workers=1)
-        try:
-            pool.reset()
-            with pytest.raises(ValueError, match=naming("actions", (2,), (2, 1))):
-                pool.send(0, np.zeros(2, int))
-            with pytest.raises(ValueError, match=naming("actions", (3, 1), (2, 1))):
-                pool.send_all(np.zeros((3, 1), int))
-            with pytest.raises(ValueError, match=naming("group 0", "send(0, actions)")):
-                pool.wait(0)
-            pool.send(0, np.zeros((2, 1), int))
-            with pytest.raises(ValueError, match=naming("group 0", "wait(0)")):
-                pool.send(0, np.zeros((2, 1), int))
-            pool.wait(0)
-            with pytest.raises(ValueError, match=naming(9, "actors", 2)):
-                pool.load_state_dict({"num_actors": 9, "actors": {}})
-        finally:
-            pool.close()
-    with pytest.raises(ValueError, match=naming("env_mode='async'", "env_mode='sync'")):
-        pool.render()
-
-
-def test_groups_and_workers():
-    for workers, n, expected in ((2, 5, [slice(0, 2), slice(2, 5)]), (1, 4, [slice(0, 4)]), (2, 3, [slice(0, 3)])):
-        pool = make_pool([make_counting(i) for i in range(n)], "async", workers=workers)
-        try:
-            assert pool.groups == expected
-            held = actors_of(pool)
-            assert sorted(a for actors in held for a in actors) == list(range(n))
-            assert max(map(len, held)) - min(map(len, held)) <= 1
-        finally:
-            pool.close()
-    pool = make_pool([make_counting(i) for i in range(3)], "async", workers=3)
-    assert len(pids(pool)) == 3
-    pool.close()
-    vector = make_pool([make_vector(3, SAME_STEP)], "already_vectorized")
-    assert vector.num_actors == 3
-    vector.close()
+    check_refused(
+        ValueError,
+        (naming("env_mode", "'threads'"), pool(mode="threads")),
+        (naming("parallel_actors", 3, "make_envs", 2), pool(parallel_actors=3)),
+        (naming("workers", 0), pool(workers=0)),
+        (naming("step_timeout", -1), pool(step_timeout=-1)),
+        (naming("mp_context", "'thread'"), pool(mp_context="thread")),
+        (naming("recorder", ["dir"]), pool(recorder={"dir": "x"})),
+        (naming("max_env_restarts", -1), pool(max_env_restarts=-1)),
+        (naming("env_mode='already_vectorized'", "make_envs", 2), pool(mode="already_vectorized")),
+        (naming("make_envs", "empty"), lambda: make_pool([], "sync")),
+        (
+            naming("batched_envs=3", 5, "parallel_actors"),
+            pool(make_vector(3, SAME_STEP), mode="already_vectorized", parallel_actors=5),
+        ),
+        (naming("batched_envs=3", 1, "already_vectorized"), pool(make_vector(3, SAME_STEP), mode="sync")),
+        *(
+            ("must have the same spaces", pool(make_counting(0), make_counting(1, kind="continuous"), mode=mode))
+            for mode in ("sync", "async")
+        ),
+    )
+    check_refused(
+        TypeError,
+        (naming("exploration", "'egreedy'"), pool(exploration="egreedy")),
+        (naming("make_envs[0]", "CountingEnv", "function"), pool(CountingEnv(0), mode="sync")),
+        (naming("AMAGOEnv", "CountingEnv"), pool(lambda: CountingEnv(0), mode="sync")),
+    )
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_exploration_goes_on_where_it_stopped(mode):
-    def start():
-        return make_pool([make_counting(i) for i in range(3)], mode, exploration=EpsilonGreedy, seed=1, workers=1)
-
-    def play(pool, n):
-        pool.reset()
-        out = []
-        for _ in range(n):
-            pool.step(np.zeros((3, 1), int))
-            out.append(np.concatenate([pool.obs["took"][:, 0], pool.obs["count"][:, 0]]))
-        return np.stack(out)
-
-    first, second = start(), start()
+def test_wrong_calls_are_refused(mode):
+    pool = make_pool(make_counting(0), mode, parallel_actors=2, workers=1)
     try:
-        play(first, 20)
-        state = first.state_dict()
-        assert [state["actors"][str(i)]["exploration"]["global_step"] for i in range(3)] == [20] * 3
-        second.reset()
-        second.load_state_dict(state)
-        assert second.state_dict() == state
-        third = play(first, 1), play(second, 1)
-        actions = [t[0, :3] for t in third]
-        np.testing.assert_array_equal(*actions)
-        assert second.state_dict()["actors"]["0"]["exploration"]["global_step"] == 21
+        pool.reset()
+        check_refused(
+            ValueError,
+            (naming("actions", (2,), (2, 1)), lambda: pool.send(0, np.zeros(2, int))),
+            (naming("actions", (3, 1), (2, 1)), lambda: pool.send_all(np.zeros((3, 1), int))),
+            (naming("group 0", "send(0, actions)"), lambda: pool.wait(0)),
+            (naming(9, "actors", 2), lambda: pool.load_state_dict({"num_actors": 9, "actors": {}})),
+        )
+        pool.send(0, np.zeros((2, 1), int))
+        check_refused(ValueError, (naming("group 0", "wait(0)"), lambda: pool.send(0, np.zeros((2, 1), int))))
+        pool.wait(0)
+        if mode == "async":
+            check_refused(ValueError, (naming("env_mode='async'", "env_mode='sync'"), pool.render))
     finally:
-        first.close()
-        second.close()
+        pool.close()
+    check_refused(
+        ValueError, ("the pool is closed", pool.reset), ("the pool is closed", lambda: pool.step(np.zeros((2, 1), int)))
+    )
 
 
 def test_environments_are_seeded_alike_in_every_mode():
@@ -368,3 +280,67 @@ def test_environments_are_seeded_alike_in_every_mode():
     np.testing.assert_array_equal(drawn["a"], drawn["b"])
     np.testing.assert_array_equal(drawn["a"], drawn["d"])
     assert len(set(np.concatenate(drawn["a"] + drawn["c"]).tolist())) == 12  # rollouts and actors differ
+
+
+# ---- bindings of a class that a worker imports while it makes the environments ----------------------------------------------
+
+MODULE = """
+import gin
+import gymnasium as gym
+import numpy as np
+
+
+@gin.configurable(module="late_module")
+class Late(gym.Env):
+    observation_space, action_space = gym.spaces.Box(-1, 1, (1,)), gym.spaces.Discrete(2)
+
+    def __init__(self, size=1):
+        self.size = size
+
+    def reset(self, *, seed=None, options=None):
+        return np.full(1, self.size / 10, np.float32), {}
+
+    def step(self, action):
+        return np.full(1, self.size / 10, np.float32), 0.0, True, False, {}
+"""
+
+
+@pytest.fixture
+def late(tmp_path, monkeypatch):
+    (tmp_path / "late_module.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    import late_module
+
+    yield late_module
+    sys.modules.pop("late_module")
+    gin.config._REGISTRY._selector_map.pop("late_module.Late", None)
+
+
+def test_they_have_their_effect(late):
+    def make_env():
+        import late_module
+
+        return AMAGOEnv(late_module.Late(), env_name="late")
+
+    with config.temporary({"Late.size": 5}):
+        pool = make_pool([make_env], env_mode="async", parallel_actors=1, mp_context="spawn")
+        pool.reset()
+        assert pool.obs["observation"][0, 0] == 0.5
+        pool.close()
+
+
+def test_bindings_of_networks_make_no_environment_twice(tmp_path):
+    """Many scripts import their networks where they import their environments."""
+    made = tmp_path / "made"
+
+    def make_env():
+        import amago.nets.tstep_encoders  # noqa: F401
+
+        with made.open("a") as file:
+            file.write("1")
+        return tiny.cartpole()
+
+    with config.temporary({"FFTstepEncoder.d_hidden": 7}):
+        make_pool([make_env], env_mode="async", parallel_actors=1, mp_context="spawn").close()
+    assert made.read_text() == "1"

@@ -1,15 +1,17 @@
-"""Delivers the files of some spools for as long as it lives. Arguments: the store's directory, and the directories of collectors."""
+"""Delivers the files of some spools for as long as it lives. Arguments: the store's directory, the node's, and those of collectors."""
 
+import os
 import sys
 from pathlib import Path
 
-from amago.distributed import Answer, Ingest, LocalLink
-from amago.distributed.mirror import Mirror
+from amago.launch.bundles import Ingest, Spool
+from amago.launch.bus import Bus
 
-store, *directories = map(Path, sys.argv[1:])
-mirror = Mirror(
-    LocalLink(Ingest(store), lambda beats: Answer()), directories, share_disk=directories[0].name != "sends-content"
-)
+store, home, *directories = map(Path, sys.argv[1:])
+bus = Bus(str(home / "bus"))
+ingest = Ingest(bus, store, home / "reports", "test")
+spool = Spool(bus, home, f"writer-{os.getpid()}-{os.urandom(4).hex()}", directories)
 print("ready", flush=True)
 while True:
-    mirror.pump({})
+    spool.pump(flush=True)
+    ingest.pull()

@@ -21,9 +21,9 @@ import amago
 from amago import config
 from amago.loading import DiskTrajDataset, SequenceLoader
 from amago.loading import disk as disk_module
-from amago.loading.batching import BatchBuffers
+from amago.loading.loader import BatchBuffers
 from amago.run import checkpoint
-from amago.run.weights import load_weights_and_version
+from amago.run.checkpoint import load_weights_and_version
 
 INF = float("inf")
 TINY = {
@@ -41,9 +41,9 @@ def write_json(path, value):
 def standing(e):
     """The progress of an experiment, named as in a training state."""
     return {
-        "epoch": e.epoch, "collected": e._collected, "trained": e._trained, "seed": e.run_seed,
+        "epoch": e.epoch, "collected": e.position.collected, "trained": e.position.trained, "seed": e.run_seed,
         "frames_by_env": e.frames_by_env, "updater": e.updater.state_dict(), "schedule": e.lr_schedule.last_epoch,
-        "next_batch": e.train_dloader.next_batch, "explored": explored(e._actors.pools["train"].pool.state_dict()),
+        "next_batch": e.train_dloader.next_batch, "explored": explored(e.actors.pools["train"].pool.state_dict()),
         "trajectories": len(e.dataset.store),
     }  # fmt: skip
 
@@ -299,7 +299,7 @@ def end_at_line(n):
 
 def publishes(root, report, seconds):
     """Publish weights whose values are their version, and sometimes restart as after a kill."""
-    from amago.run.run_checkpoints import RunCheckpoints
+    from amago.run.rundir import RunCheckpoints
 
     end, version = time.monotonic() + seconds, 0
     while time.monotonic() < end:

@@ -10,7 +10,6 @@ import pytest
 import recordings as rec
 
 from amago.loading import ArrayDataset
-from amago.loading.offline.action_rows import action_rows, slice_rows
 from amago.loading.offline.arrays import read_npz
 from amago.spaces.actions import action_spec
 
@@ -56,29 +55,6 @@ def same(one: Any, two: Any) -> bool:
 
 
 @pytest.mark.parametrize("form", [by_name, by_column])
-def test_each_row_is_the_action_that_was_recorded(form: Any) -> None:
-    actions = sampled(ROBOT, 9)
-    rows = action_rows(ROBOT, form(actions))
-    for i, action in enumerate(actions):
-        one = slice_rows(rows, i, i + 1)
-        found = {
-            "arm": {k: v[0] for k, v in one["arm"].items()},
-            "drive": one["drive"][0],
-            "legs": tuple(v[0] for v in one["legs"]),
-        }
-        assert same(found, {"arm": dict(action["arm"]), "drive": action["drive"], "legs": action["legs"]})
-
-
-def test_a_dict_that_keeps_an_order_has_its_columns_in_that_order() -> None:
-    from collections import OrderedDict
-
-    space = spaces.Dict(OrderedDict(move=spaces.Discrete(4), grip=spaces.MultiBinary(2)))
-    rows = action_rows(space, np.array([[3, 0, 1], [2, 1, 1]]))
-    assert same(rows, {"move": np.array([3, 2]), "grip": np.array([[0, 1], [1, 1]])})
-    assert rows["move"].dtype == np.int64
-
-
-@pytest.mark.parametrize("form", [by_name, by_column])
 def test_a_dataset_of_them_has_the_stored_form_of_each_action(form: Any) -> None:
     episodes = rec.record()
     rows = rec.rows(episodes, next_observations=True)
@@ -88,19 +64,6 @@ def test_a_dataset_of_them_has_the_stored_form_of_each_action(form: Any) -> None
     found = np.concatenate([source.read(i).actions for i in range(len(source))])
     np.testing.assert_allclose(found, [spec.from_env(a) for a in actions], atol=1e-6)
     assert found.dtype == spec.stored_dtype == np.float64
-
-
-@pytest.mark.parametrize("name", ["a tuple", "choices side by side"])
-def test_other_spaces_of_several_numbers(name: str) -> None:
-    space: gym.Space[Any] = {
-        "a tuple": spaces.Tuple([spaces.Discrete(3), spaces.Box(-1.0, 1.0, (1,))]),
-        "choices side by side": spaces.MultiDiscrete([3, 4]),
-    }[name]
-    actions = sampled(space, 31)
-    columns = np.array([np.concatenate([np.ravel(part) for part in a]) for a in actions])
-    source = ArrayDataset(**(rec.rows(rec.record(), next_observations=True) | {"actions": columns}), action_space=space).source
-    found = np.concatenate([source.read(i).actions for i in range(len(source))])
-    np.testing.assert_allclose(found, [action_spec(space).from_env(a) for a in actions], atol=1e-6)
 
 
 def test_an_npz_file_may_hold_the_parts_by_name(tmp_path: Any) -> None:

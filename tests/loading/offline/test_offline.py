@@ -1,18 +1,15 @@
 """Recordings of others: every number where it belongs, exact targets at every kind of end, and refusals that say why."""
 
 import os
-import sys
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import recordings as rec
 import torch
-from tiny import experiment
+from messages import check_refused, naming, refused
 
 from amago import ops
-from amago.data.relabel import Relabeler
-from amago.envs import AMAGOEnv
 from amago.loading import (
     ArrayDataset,
     D4RLDataset,
@@ -25,6 +22,7 @@ from amago.loading import (
 )
 from amago.loading.offline.arrays import read_npz
 from amago.loading.offline.minari import export
+from amago.relabeling import Relabeler
 
 h5py = pytest.importorskip("h5py")
 minari = pytest.importorskip("minari")
@@ -35,7 +33,7 @@ def minari_root(tmp_path, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
 
 
-# ---- the sources: a function (directory, episodes) -> data set, and whether it keeps the last step of a cut episode --------------
+# ---- the sources: a function (directory, episodes) -> dataset, and whether it keeps the last step of a cut episode --------------
 
 
 def arrays(tmp_path, episodes, **options):
@@ -59,7 +57,7 @@ def imported(tmp_path, episodes):
 
 
 def exported(tmp_path, episodes):
-    """Written as a Minari data set by us."""
+    """Written as a Minari dataset by us."""
     source = arrays(tmp_path, episodes, next_observations=True).source
     assert export(source, source.obs_space, source.action_spec, "test/ours-v0") == len(episodes)
     return MinariDataset("test/ours-v0")
@@ -148,13 +146,6 @@ def test_a_time_limit_without_timeouts_is_counted_from_each_termination(tmp_path
     assert unlimited.source.lengths.tolist() == [2, 17, 5]
 
 
-def test_terminations_end_episodes_whatever_else_is_known(tmp_path):
-    both = d4rl(tmp_path, rec.record(), rec.LIMIT, timeouts=True)
-    assert both.source.lengths.tolist() == [3, 5, 6, 1, 5, 5, 3]
-    dones = [t.dones[-1, 0] for t in both.source]
-    assert dones == [True, False, True, True, False, True, False]
-
-
 # ---- kinds of observation and action ---------------------------------------------------------------------------------------------
 
 
@@ -175,7 +166,7 @@ def test_dicts_images_and_discrete_actions_come_back_from_minari(tmp_path):
         actions=np.array([5, 7]), rewards=[1.0, 2.0], terminations=[False, False], truncations=[False, True],
     )  # fmt: skip
     rec.write_buffers("test/mixed-v0", [episode], obs_space, gym.spaces.Discrete(3, start=5))
-    with pytest.raises(TypeError, match="observation 'note' has space Text"):
+    with refused(TypeError, "observation 'note' has space Text"):
         _ = MinariDataset("test/mixed-v0").source
     dataset = MinariDataset("test/mixed-v0", obs_keys=["image", "inner"], env_name="mixed")
     traj = dataset.source.read(0)
@@ -191,17 +182,6 @@ def test_dicts_images_and_discrete_actions_come_back_from_minari(tmp_path):
     np.testing.assert_array_equal(again.actions, traj.actions)
     assert minari.load_dataset("test/around-v0")[0].actions.tolist() == [5, 7]
     assert minari.load_dataset("test/around-v0")[0].truncations.tolist() == [False, True]
-
-
-def test_a_dict_of_arrays_and_uint8(tmp_path):
-    rows = rec.rows(rec.record(), next_observations=True)
-    image = np.arange(len(rows["rewards"]), dtype=np.uint8)[:, None]
-    for name in ("observations", "next_observations"):
-        rows[name] = {"state": rows[name], "image": image}
-    source = ArrayDataset(**rows, action_space=rec.ACT).source
-    assert {k: s.dtype for k, s in source.obs_space.spaces.items()} == {"image": np.uint8, "state": np.float32}
-    assert source.read(1).obs["image"].dtype == np.uint8
-    np.testing.assert_array_equal(source.read(1).obs["image"][:, 0], [3, 4, 5, 6, 7, 8, 8])
 
 
 def test_actions_are_scaled_by_their_space_and_cut_to_it(tmp_path, caplog):
@@ -232,22 +212,6 @@ def test_npz_files_have_the_same_arrays_by_any_usual_name(tmp_path):
 # ---- sampling --------------------------------------------------------------------------------------------------------------------
 
 
-def test_samples_do_not_depend_on_threads_or_on_where_the_data_lies(tmp_path):
-    rec.write_minari("test/counting-v0", rec.record())
-
-    def drawn(workers, **options):
-        dataset = MinariDataset("test/counting-v0", **options)
-        dataset.configure(DatasetSettings(4))
-        loader = SequenceLoader(dataset, 3, workers=workers, seed=5)
-        out = [b.rews.flatten().tolist() for b in loader.batches(8)]
-        loader.close()
-        return out
-
-    reference = drawn(0)
-    assert drawn(2) == reference
-    assert drawn(2, in_memory=False) == reference
-
-
 def test_a_relabeler_may_change_arrays_in_place_and_the_recording_stays(tmp_path):
     class Spoil(Relabeler):
         def relabel(self, traj):
@@ -269,43 +233,7 @@ def test_a_relabeler_may_change_arrays_in_place_and_the_recording_stays(tmp_path
         assert traj.dones[-1, 0] == episode.terminated
 
 
-def test_a_relabeler_gets_the_random_stream_of_the_batch(tmp_path):
-    class Noise(Relabeler):
-        def relabel_with(self, traj, rng):
-            traj.rews = traj.rews * 0 + np.float32(rng.random())
-            return traj
-
-    dataset = ArrayDataset(**rec.rows(rec.record()), action_space=rec.ACT, relabeler=Noise())
-    dataset.configure(DatasetSettings(4))
-    draws = [SequenceLoader(dataset, 4, seed=3).draw(n).rews.flatten().tolist() for n in (0, 0, 1)]
-    assert draws[0] == draws[1]
-    assert draws[0] != draws[2]
-
-
-def test_the_size_is_logged_and_nothing_is_collected(tmp_path):
-    dataset = arrays(tmp_path, rec.record())
-    assert dataset.on_end_of_collection() == {"trajectories": 7.0, "timesteps": 28.0}
-    assert dataset.save_new_trajs_to is None
-    assert len(dataset) == 7
-
-
 # ---- refusals --------------------------------------------------------------------------------------------------------------------
-
-
-def test_the_policys_spaces_are_compared(tmp_path):
-    dataset = arrays(tmp_path, rec.record())
-    obs = gym.spaces.Dict({"observation": rec.OBS})
-    dataset.check_spaces(obs, rec.ACT)
-    with pytest.raises(
-        ValueError, match=r"ArrayDataset has observations \{'observation': \(2,\)\}, but the environment has \{'x'"
-    ):
-        dataset.check_spaces(gym.spaces.Dict({"x": rec.OBS}), rec.ACT)
-    with pytest.raises(
-        ValueError, match=r"has actions Box\(-1.0, 1.0, \(1,\), float32\), but the environment has Discrete\(2\)"
-    ):
-        dataset.check_spaces(obs, gym.spaces.Discrete(2))
-    with pytest.raises(ValueError, match="would mean two different actions"):
-        dataset.check_spaces(obs, gym.spaces.Box(-2.0, 2.0, (1,), np.float32))
 
 
 UNIT, BYTES = gym.spaces.Box(0, 1, (2,), np.float32), gym.spaces.Box(0, 255, (2,), np.uint8)
@@ -345,13 +273,6 @@ def test_other_dtypes_and_ranges_are_refused(tmp_path, recorded, wanted, message
     disk.check_spaces(gym.spaces.Dict({"observation": recorded}), rec.ACT)
 
 
-def test_recordings_without_bounds_fit_environments_that_have_them():
-    recording = pixels(rec.OBS)
-    recording.check_spaces(gym.spaces.Dict({"observation": UNIT}), rec.ACT)
-    recording.check_spaces(gym.spaces.Dict({"observation": PIXELS}), rec.ACT)
-    pixels(UNIT).check_spaces(gym.spaces.Dict({"observation": rec.OBS}), rec.ACT)
-
-
 def test_files_of_other_spaces_that_come_later_are_refused(tmp_path):
     """A learner whose buffer is empty at the start knows the spaces of its files only when they come."""
     disk = DiskTrajDataset(tmp_path, "run")
@@ -360,71 +281,8 @@ def test_files_of_other_spaces_that_come_later_are_refused(tmp_path):
     pixels(UNIT).copy_to(tmp_path / "run" / "buffer" / "fifo", "a")
     assert disk.on_end_of_collection()["trajectories"] == 1
     pixels(BYTES).copy_to(tmp_path / "run" / "buffer" / "fifo", "b")
-    with pytest.raises(ValueError, match="uint8"):
+    with refused(ValueError, "uint8"):
         disk.on_end_of_collection()
-
-
-def test_a_buffer_of_actions_with_other_bounds_is_refused(tmp_path):
-    pixels(UNIT).copy_to(tmp_path / "run" / "buffer" / "protected")
-    disk = DiskTrajDataset(tmp_path, "run")
-    disk.configure(DatasetSettings(4))
-    with pytest.raises(ValueError, match="would mean two different actions"):
-        disk.check_spaces(gym.spaces.Dict({"observation": UNIT}), gym.spaces.Box(-2.0, 2.0, (1,), np.float32))
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("observations", np.nan, r"rows 0 to 2: observations\['observation'\] is not finite at step 1"),
-        ("rewards", np.inf, "rows 0 to 2: rewards is not finite at step 1"),
-        ("actions", np.nan, "rows 0 to 2: actions are not finite at step 1"),
-    ],
-    ids=["observation", "reward", "action"],
-)
-def test_numbers_that_are_not_finite_are_refused(field, value, message):
-    rows = rec.rows(rec.record())
-    rows[field][1] = value
-    with pytest.raises(ValueError, match=message):
-        _ = ArrayDataset(**rows, action_space=rec.ACT).source
-
-
-def test_arrays_that_do_not_fit_are_refused():
-    rows = rec.rows(rec.record())
-    with pytest.raises(ValueError, match="actions has 30 rows, but rewards has 31"):
-        _ = ArrayDataset(**(rows | {"actions": rows["actions"][:-1]}), action_space=rec.ACT).source
-    with pytest.raises(ValueError, match=r"the action at step 2 is outside of Discrete\(3\)"):
-        _ = ArrayDataset(**(rows | {"actions": np.array([0, 1, 3] + [0] * 28)}), action_space=gym.spaces.Discrete(3)).source
-    with pytest.raises(ValueError, match=r"3 actions of Box\(-1.0, 1.0, \(2,\), float32\) are needed"):
-        _ = ArrayDataset(**rows, action_space=gym.spaces.Box(-1, 1, (2,))).source
-    one = {k: v[:1] for k, v in rows.items()}
-    with pytest.raises(ValueError, match="has no trajectory of at least one transition"):
-        _ = ArrayDataset(**one, action_space=rec.ACT).source
-
-
-def test_what_a_d4rl_file_does_not_say_is_asked_for(tmp_path):
-    with pytest.raises(ValueError, match=r"neither timeouts nor next_observations.*pass max_episode_steps"):
-        _ = d4rl(tmp_path, rec.record(), timeouts=False).source
-    with pytest.raises(ValueError, match="max_episode_steps must be at least 1, got 0"):
-        D4RLDataset("x.hdf5", 0)
-    with pytest.raises(ValueError, match=r"there is no file .*x\.hdf5"):
-        _ = D4RLDataset(tmp_path / "x.hdf5").source
-    (tmp_path / "x.hdf5").write_text("no HDF5")
-    with pytest.raises(ValueError, match=r"x\.hdf5 cannot be read as HDF5"):
-        _ = D4RLDataset(tmp_path / "x.hdf5").source
-    with h5py.File(tmp_path / "y.hdf5", "w") as file:
-        file["observations"] = np.zeros((3, 2))
-    with pytest.raises(ValueError, match=r"y\.hdf5 lacks actions, rewards, terminals.*it has \['observations'\]"):
-        _ = D4RLDataset(tmp_path / "y.hdf5").source
-    rows = rec.rows(rec.record(), truncations="timeouts", terminations="terminals")
-    with h5py.File(tmp_path / "z.hdf5", "w") as file:
-        for name, a in (rows | {"actions": rows["actions"] * 5}).items():
-            file[name] = a
-    with pytest.raises(
-        ValueError, match=r"actions of shape \(31, 1\) up to 4\.\d+ are not in a Box from -1 to 1; pass action_space"
-    ):
-        _ = D4RLDataset(tmp_path / "z.hdf5").source
-    wide = gym.spaces.Box(-5.0, 5.0, (1,), np.float32)
-    assert D4RLDataset(tmp_path / "z.hdf5", action_space=wide).source.read(0).actions[1, 0] == pytest.approx(rec.action(0, 1))
 
 
 def test_hostile_hdf5_files_are_refused(tmp_path):
@@ -437,44 +295,8 @@ def test_hostile_hdf5_files_are_refused(tmp_path):
     with h5py.File(tmp_path / "links.hdf5", "w") as file:
         for name in ("observations", "actions", "rewards", "terminals"):
             file[name] = h5py.ExternalLink(str(tmp_path / "other.hdf5"), name)
-    with pytest.raises(ValueError, match="lacks observations, actions, rewards, terminals"):
+    with refused(ValueError, "lacks observations, actions, rewards, terminations"):
         _ = D4RLDataset(tmp_path / "links.hdf5").source
-
-
-def test_minari_data_sets_that_are_missing_or_broken(tmp_path):
-    with pytest.raises(ValueError, match=r"there is no Minari data set 'a/b-v0': neither .* nor .* has data/metadata.json"):
-        _ = MinariDataset("a/b-v0").source
-    with pytest.raises(ValueError, match=r"obs_keys must be a list of keys, got 'x'; write \['x'\]"):
-        MinariDataset("a/b-v0", obs_keys="x")
-    rec.write_minari("test/counting-v0", rec.record())
-    with pytest.raises(ValueError, match=r"obs_keys \['x'\] are not among the observations"):
-        _ = MinariDataset("test/counting-v0", obs_keys=["x"]).source
-    metadata = tmp_path / "minari" / "test" / "counting-v0" / "data" / "metadata.json"
-    assert len(MinariDataset(metadata.parents[1])) == len(MinariDataset(metadata.parent)) == 7
-    metadata.write_text('{"dataset_id": "test/counting-v0", "env_spec": "{}"}')
-    with pytest.raises(ValueError, match="lacks observation_space, action_space"):
-        _ = MinariDataset("test/counting-v0").source
-    metadata.write_text("{")
-    with pytest.raises(ValueError, match=r"metadata\.json cannot be read"):
-        _ = MinariDataset("test/counting-v0").source
-
-
-def test_an_episode_that_goes_on_after_its_end_is_refused():
-    episode = rec.record()[1]
-    episode.__class__ = type("Odd", (rec.Episode,), {"terminations": property(lambda self: np.arange(len(self)) == 2)})
-    rec.write_minari("test/odd-v0", [episode])
-    with pytest.raises(ValueError, match=r"test/odd-v0, episode 0: terminates at step 2 of 6 and goes on"):
-        _ = MinariDataset("test/odd-v0").source
-
-
-@pytest.mark.parametrize(
-    ("module", "make"), [("h5py", lambda: D4RLDataset("x")), ("minari", lambda: MinariDataset("test/counting-v0"))]
-)
-def test_what_is_not_installed_is_named_with_its_extra(monkeypatch, module, make):
-    rec.write_minari("test/counting-v0", rec.record())
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=rf"{module}: pip install 'amago\[offline\]'"):
-        _ = make().source
 
 
 def test_minaris_directory_may_be_relative(tmp_path, monkeypatch):
@@ -504,28 +326,118 @@ def test_a_failed_copy_leaves_nothing_behind(tmp_path):
     assert sorted(directory.iterdir()) == before
 
 
-def test_the_summary_of_an_offline_run_names_its_data_and_no_exploration(tmp_path, capsys):
-    class Recorded(gym.Env):
-        observation_space, action_space = rec.OBS, rec.ACT
+# ---- damaged episodes, lists, other names --------------------------------------------------------------------------------
 
-        def reset(self, *, seed=None, options=None):
-            return self.observation_space.sample(), {}
 
-        def step(self, action):
-            return self.observation_space.sample(), 0.0, False, True, {}
+@pytest.mark.parametrize("in_memory", [True, False])
+@pytest.mark.parametrize("damage", ["short", "missing", "infinite"])
+def test_a_damaged_episode_is_left_out_and_named(tmp_path, caplog, in_memory, damage):
+    rec.write_minari("test/counting-v0", rec.record())
+    lengths = list(MinariDataset("test/counting-v0").source.lengths)
+    (file,) = (tmp_path / "minari").rglob("main_data.hdf5")
+    with h5py.File(file, "a") as f:
+        group = f["episode_1"]
+        rows = group["observations"][()]
+        del group["observations"]
+        if damage != "missing":
+            group["observations"] = rows[:-1] if damage == "short" else np.where(rows == rows, np.inf, rows)
+    with pytest.raises(ValueError, match=r"episode 1|observations") as refusal:
+        list(MinariDataset("test/counting-v0", in_memory=True).source)
+    assert "skip_damaged=True" in str(refusal.value)
+    dataset = MinariDataset("test/counting-v0", in_memory=in_memory, skip_damaged=True)
+    assert list(dataset.source.lengths) == [lengths[0], *lengths[2:]]
+    assert [len(traj) for traj in dataset.source] == [lengths[0], *lengths[2:]]
+    assert "episode 1" in caplog.text
+    assert list(dataset.damaged) == ["the Minari dataset test/counting-v0, episode 1"]
+    assert "1 damaged" in dataset.describe()
+    assert dataset.copy_to(tmp_path / "buffer") == len(lengths) - 1
 
-    data = arrays(tmp_path, rec.record())
-    mean = np.mean([np.sum(x.rews) for x in data.source])
-    run = experiment(
-        tmp_path,
-        lambda: AMAGOEnv(Recorded(), env_name="recorded"),
-        dataset=data,
-        start_collecting_at_epoch=float("inf"),
-        verbose=True,
+
+def test_rows_that_are_damaged_are_left_out_of_arrays_and_files(tmp_path, caplog):
+    rows = {
+        "observations": np.zeros((6, 1), np.float32), "actions": np.zeros((6, 1), np.float32), "rewards": np.arange(6.0),
+        "terminations": np.array([0, 1, 0, 1, 0, 1], bool),
+    }  # fmt: skip
+    rows["rewards"][2] = np.nan
+    box = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    with pytest.raises(ValueError, match=r"rows 2 to 3.*skip_damaged=True"):
+        _ = ArrayDataset(**rows, action_space=box).source
+    dataset = ArrayDataset(**rows, action_space=box, skip_damaged=True)
+    assert [float(traj.rews[0, 0]) for traj in dataset.source] == [0.0, 4.0]
+    assert "rows 2 to 3" in caplog.text
+    with h5py.File(tmp_path / "d.hdf5", "w") as file:  # with the names of other collections
+        for name, value in rows.items():
+            file["dones" if name == "terminations" else name] = value
+    from_file = D4RLDataset(tmp_path / "d.hdf5", float("inf"), skip_damaged=True)
+    assert [float(traj.rews[0, 0]) for traj in from_file.source] == [0.0, 4.0]
+    assert len(from_file.damaged) == 1
+
+
+def test_recordings_that_do_not_fit_are_refused_by_name(tmp_path):
+    rows = rec.rows(rec.record())
+
+    def arrays_with(space=rec.ACT, **changes):
+        return ArrayDataset(**(rows | changes), action_space=space).source
+
+    def spoilt(field, value):
+        changed = rows[field].copy()
+        changed[1] = value
+        return arrays_with(**{field: changed})
+
+    choices, box = np.array([0, 1, 3] + [0] * 28), gym.spaces.Box(-2.0, 2.0, (1,), np.float32)
+    data, obs = arrays(tmp_path, rec.record()), gym.spaces.Dict({"observation": rec.OBS})
+    data.check_spaces(obs, rec.ACT)
+    check_refused(
+        ValueError,
+        (naming("rows 0 to 2", "observations['observation']", "step 1"), lambda: spoilt("observations", np.nan)),
+        (naming("rows 0 to 2", "rewards", "step 1"), lambda: spoilt("rewards", np.inf)),
+        (naming("rows 0 to 2", "actions", "step 1"), lambda: spoilt("actions", np.nan)),
+        (naming("actions", 30, 31), lambda: arrays_with(actions=rows["actions"][:-1])),
+        (naming("action[2, 0]", 3), lambda: arrays_with(gym.spaces.Discrete(3), actions=choices)),
+        (naming("3 actions of Box(-1.0, 1.0, (2,), float32)"), lambda: arrays_with(gym.spaces.Box(-1, 1, (2,)))),
+        ("no trajectory of at least one transition", lambda: arrays_with(**{k: v[:1] for k, v in rows.items()})),
+        (naming("ArrayDataset has observations", "'x'"), lambda: data.check_spaces(gym.spaces.Dict({"x": rec.OBS}), rec.ACT)),
+        (naming("Box(-1.0, 1.0, (1,), float32)", "Discrete(2)"), lambda: data.check_spaces(obs, gym.spaces.Discrete(2))),
+        ("two different actions", lambda: data.check_spaces(obs, box)),
     )
-    run.start()
-    run.close()
-    shown = capsys.readouterr().out
-    assert f"ArrayDataset: {len(data)} trajectories, {data.source.lengths.sum()} steps, mean return {mean:.4g}" in shown
-    assert "exploration" not in shown
-    assert "steps of each actor" not in shown
+
+
+def test_files_that_lack_something_are_refused_by_name(tmp_path):
+    (tmp_path / "text.hdf5").write_text("no HDF5")
+    with h5py.File(tmp_path / "few.hdf5", "w") as file:
+        file["observations"] = np.zeros((3, 2))
+    rows = rec.rows(rec.record(), truncations="timeouts", terminations="terminals")
+    with h5py.File(tmp_path / "far.hdf5", "w") as file:
+        for name, a in (rows | {"actions": rows["actions"] * 5}).items():
+            file[name] = a
+    rec.write_minari("test/counting-v0", rec.record())
+    metadata = tmp_path / "minari" / "test" / "counting-v0" / "data" / "metadata.json"
+    assert len(MinariDataset(metadata.parents[1])) == len(MinariDataset(metadata.parent)) == 7
+
+    def broken(text):
+        metadata.write_text(text)
+        return MinariDataset("test/counting-v0").source
+
+    check_refused(
+        ValueError,
+        (
+            naming("timeouts", "next_observations", "max_episode_steps"),
+            lambda: d4rl(tmp_path, rec.record(), timeouts=False).source,
+        ),
+        (naming("max_episode_steps", 0), lambda: D4RLDataset("x.hdf5", 0)),
+        (naming("there is no file"), lambda: D4RLDataset(tmp_path / "x.hdf5").source),
+        (naming("text.hdf5", "HDF5"), lambda: D4RLDataset(tmp_path / "text.hdf5").source),
+        (
+            naming("few.hdf5", "actions, rewards, terminations", ["observations"]),
+            lambda: D4RLDataset(tmp_path / "few.hdf5").source,
+        ),
+        (naming("actions", (31, 1), "action_space"), lambda: D4RLDataset(tmp_path / "far.hdf5").source),
+        (naming("'a/b-v0'", "data/metadata.json"), lambda: MinariDataset("a/b-v0").source),
+        (naming("obs_keys", "'x'"), lambda: MinariDataset("a/b-v0", obs_keys="x")),
+        (naming("obs_keys", ["x"]), lambda: MinariDataset("test/counting-v0", obs_keys=["x"]).source),
+        (naming("observation_space, action_space"), lambda: broken('{"dataset_id": "test/counting-v0", "env_spec": "{}"}')),
+        (naming("metadata.json", "cannot be read"), lambda: broken("{")),
+    )
+    wide = gym.spaces.Box(-5.0, 5.0, (1,), np.float32)
+    found = D4RLDataset(tmp_path / "far.hdf5", action_space=wide).source.read(0).actions
+    assert found[1, 0] == pytest.approx(rec.action(0, 1))

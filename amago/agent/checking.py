@@ -1,0 +1,358 @@
+"""Checks of encoders against the contracts of their base classes.
+
+Shapes: B sequences or actors, L timesteps, D numbers of a timestep's input, E of its output.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from amago.data.findings import CheckError, of_exception
+from amago.nets.traj_encoders import TrajEncoder
+from amago.nets.tstep_encoders import TstepEncoder
+from amago.spaces import action_spec, rl2_space, spaces_of
+
+_STEPS = 8  # of a rollout
+_TOLERANCE = 1e-3  # relative to the size of outputs: much more than rounding in float32
+_RANDOM = "in evaluation mode, the same input gives two different outputs: random numbers are for self.training alone"
+_NO_EXPORT = "; pass export=False if the agent is never to be exported"
+
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class _Fault(Exception):
+    """The fault that ends a check."""
+
+
+def check_tstep_encoder(encoder: object, spaces: object, *, seed: int = 0) -> None:
+    """Try a timestep encoder on random observations, and report a fault that would break training or acting.
+
+    The output must have the right shape and be finite, for all sizes; each timestep and each sequence be encoded on its own;
+    evaluation mode be deterministic; the input be left alone; gradients reach all parameters; and, if `inner_forward` takes a
+    ``mask``, the content of padding make no difference.
+
+    Args:
+        encoder: a subclass of `amago.TstepEncoder`, a function that makes one from ``obs_space`` and ``rl2_space``, or one, of
+            which a copy is tried.
+        spaces: the environment, a function that makes it, or (observation space, action space).
+        seed: of the random inputs and parameters. The process's own random numbers are left as they were.
+
+    Raises:
+        CheckError: the first fault that was found.
+        TypeError: an argument is none of these.
+    """
+    obs_space, action_space = spaces_of(spaces)
+    rl2 = rl2_space(action_spec(action_space))
+    with _checking("check_tstep_encoder found a fault of the timestep encoder", seed):
+        module = _built(encoder, TstepEncoder, obs_space=obs_space, rl2_space=rl2)  # type: ignore[type-abstract]
+        width, device, space = _width_of(module), _device_of(module), copy.deepcopy(obs_space)
+        space.seed(seed)
+
+        def inputs(b: int, length: int) -> dict[str, Tensor]:
+            rows = [space.sample() for _ in range(b * length)]
+            obs = {k: torch.from_numpy(np.stack([row[k] for row in rows])).unflatten(0, (b, length)) for k in space.spaces}
+            return {k: v.to(device) for k, v in ({"rl2s": torch.randn(b, length, rl2.shape[-1])} | obs).items()}
+
+        def encode(x: dict[str, Tensor], of: nn.Module = module, **mask: Tensor) -> Tensor:
+            given = {k: v.clone() for k, v in x.items()}
+            rl2s, obs = given["rl2s"], {k: v for k, v in given.items() if k != "rl2s"}
+            doing = f"forward of obs {', '.join(f'{k} {tuple(v.shape)}' for k, v in obs.items())}"
+            with _attempt(doing):
+                out = of(obs=obs, rl2s=rl2s, **mask)
+            changed = [k if k == "rl2s" else f"obs[{k!r}]" for k, v in x.items() if not given[k].equal(v)]
+            _require(not changed, f"forward changes its input {', '.join(changed)} in place; other parts of the agent read it")
+            _check_output(out, (*rl2s.shape[:2], width), doing)
+            return out  # type: ignore[no-any-return]
+
+        x, one, other = inputs(2, 3), inputs(1, 1), inputs(2, 3)
+        out = encode(x)
+        encode(one)
+        zeros = {k: v if k == "rl2s" else torch.zeros_like(v) for k, v in one.items()}
+        with _attempt("forward of observations that are all 0"):
+            encode(zeros)
+        _require(not _differs(encode(x), out), _RANDOM)
+        for what, rows, steps in (
+            ("timestep of a sequence", slice(0, 2), slice(1, 2)),
+            ("sequence of a batch", slice(0, 1), slice(0, 3)),
+        ):
+            alone = encode({k: v[rows, steps] for k, v in x.items()})
+            _require(not _differs(alone, out[rows, steps]), f"a {what} is encoded differently when it comes alone")
+        _check_gradients(module, lambda: encode(x))
+        if module.takes_mask:
+            mask = torch.ones(2, 3, 1, dtype=torch.bool, device=device)
+            mask[1, 1:] = False
+            padded = {k: torch.where(mask.view(2, 3, *(1,) * (v.ndim - 2)), v, other[k]) for k, v in x.items() if k != "rl2s"}
+            found = []
+            for each in (x, x | padded):
+                tried = copy.deepcopy(module).train()
+                torch.default_generator.manual_seed(0)  # equal dropout
+                out = encode(each, tried, mask=mask)[mask[..., 0]]
+                found.append((out, [b.double() for b in tried.buffers() if b.numel()]))
+            of_padding = "in training mode, the content of padding (mask False) changes"
+            _require(not _differs(found[0][0], found[1][0]), f"{of_padding} the output of real timesteps")
+            _require(not any(map(_differs, found[0][1], found[1][1])), f"{of_padding} running statistics (buffers)")
+
+
+def check_traj_encoder(
+    encoder: object, *, tstep_dim: int = 12, max_seq_len: int = _STEPS, export: bool = True, seed: int = 0
+) -> None:
+    """Try a sequence model on random sequences, and report a fault that would break training, acting or exporting.
+
+    The output must have the right shape and be finite; the model be causal, and sequences not depend on each other; evaluation
+    mode be deterministic; whole sequences, steps with a hidden state whose rows are reset at different times, steps of slices of
+    one (if `slice_hidden_state` is defined), and exported steps give the same output; rollouts be allowed to be longer than
+    ``max_seq_len``; and gradients reach all parameters.
+
+    Args:
+        encoder: a subclass of `amago.TrajEncoder`, a function that makes one from ``tstep_dim`` and ``max_seq_len``, or one, of
+            which a copy is tried (and whose sizes are taken).
+        tstep_dim, max_seq_len: the sizes with which to build it.
+        export: False leaves out the exported step, which needs a hidden state that can be exported.
+        seed: of the random inputs and parameters. The process's own random numbers are left as they were.
+
+    Raises:
+        CheckError: the first fault that was found.
+        TypeError: ``encoder`` is none of these.
+    """
+    with _checking("check_traj_encoder found a fault of the sequence model", seed):
+        module = _built(encoder, TrajEncoder, tstep_dim=tstep_dim, max_seq_len=max_seq_len)  # type: ignore[type-abstract]
+        longest, width, device = min(module.max_seq_len, _STEPS), _width_of(module), _device_of(module)
+        seq = torch.randn(3, longest + 1, module.tstep_dim).to(device)
+
+        def run(x: Tensor, times: Tensor, hidden: object, doing: str) -> tuple[Tensor, object]:
+            with _attempt(doing):
+                found = module(seq=x, time_idxs=times.to(device)[..., None], hidden_state=hidden)
+            pair = isinstance(found, tuple) and len(found) == 2
+            _require(pair, f"{doing} returned a {type(found).__name__}, but must return the output and the next hidden state")
+            _check_output(found[0], (*x.shape[:2], width), doing)
+            return found
+
+        def whole(x: Tensor) -> Tensor:
+            doing = f"forward of a whole sequence {tuple(x.shape)}"
+            return run(x, torch.arange(x.shape[1]).expand(len(x), -1), None, doing)[0]
+
+        def step(x: Tensor, times: Tensor, hidden: object, doing: str) -> tuple[Tensor, object]:
+            out, hidden = run(x[:, None], times[:, None], hidden, doing)
+            return out[:, 0], hidden
+
+        def first() -> object:
+            with _attempt(f"init_hidden_state(3, {str(device)!r})"):
+                return module.init_hidden_state(3, device)
+
+        out = whole(seq)
+        _require(not _differs(whole(seq), out), _RANDOM)
+        _require(not _differs(whole(seq[1:2]), out[1:2]), "a sequence is mapped differently alone, without its batch")
+        later = seq.clone()
+        later[:, -2:] += 1.0
+        causal = longest < 2 or not _differs(whole(later)[:, :-2], out[:, :-2])
+        _require(causal, "the model is not causal: the output of a timestep changes with later input")
+        expected, hidden = whole(seq[:, :longest]), first()
+        for t in range(longest):
+            out, hidden = step(seq[:, t], torch.full((3,), t), hidden, f"step {t} of a rollout")
+            same = not _differs(out, expected[:, t])
+            _require(same, f"step {t} of a rollout, from the hidden state of the step before, differs from the whole sequence")
+        _check_resets(module, step, whole, first)
+        for t in range(2 * module.max_seq_len + 3 if module.max_seq_len <= 2 * _STEPS else 0):
+            hidden = first() if t == 0 else hidden
+            doing = f"step {t} of a rollout, with max_seq_len={module.max_seq_len},"
+            _, hidden = step(seq[:, t % longest], torch.full((3,), t), hidden, doing)
+        _check_slices(module, step, first(), seq, expected)
+        _check_gradients(module, lambda: whole(seq))
+        if export:
+            _check_export(module, seq[:, :longest], expected)
+
+
+Step = Callable[[Tensor, Tensor, object, str], tuple[Tensor, object]]
+
+
+def _check_resets(module: TrajEncoder, step: Step, whole: Callable[[Tensor], Tensor], first: Callable[[], object]) -> None:
+    """Compare rows that begin new rollouts at different times with whole sequences."""
+    device, longest = _device_of(module), min(module.max_seq_len, _STEPS)
+    lengths = [max(1, longest - 2 * row) for row in range(3)]
+    seq = torch.randn(3, 2 * longest, module.tstep_dim).to(device)
+    for name, as_tensor in (("an array", False), ("a tensor", True)):
+        hidden, outs = first(), []
+        for t in range(2 * longest):
+            clock = torch.tensor([t % length for length in lengths])
+            if t and (clock == 0).any():
+                dones = (clock == 0).to(device) if as_tensor else (clock == 0).numpy()
+                with _attempt(f"reset_hidden_state with dones {type(dones).__name__} {tuple(dones.shape)}"):
+                    hidden = module.reset_hidden_state(hidden, dones)
+            out, hidden = step(seq[:, t], clock, hidden, f"step {t}, after resets")
+            outs.append(out)
+        found = torch.stack(outs, 1)
+        for row, length in enumerate(lengths):
+            for begin in range(0, 2 * longest, length):
+                at = slice(begin, min(begin + length, 2 * longest))
+                state = f"was reset at step {begin}" if begin else "was not reset yet"
+                _require(
+                    not _differs(found[row, at], whole(seq[row : row + 1, at])[0]),
+                    f"after reset_hidden_state with {name}, row {row}, which {state}, differs from a whole sequence of its rollout: rows with "
+                    "True must be as from init_hidden_state, the others must stay as they are",
+                )
+
+
+def _check_slices(module: TrajEncoder, step: Step, hidden: object, seq: Tensor, expected: Tensor) -> None:
+    """Compare steps of groups of rows, by turns with one hidden state, with those of all rows together."""
+    if hidden is None or not module.can_slice_hidden_state(hidden):
+        return
+    longest = expected.shape[1]
+    parts = {g: module.slice_hidden_state(hidden, *g) for g in ((0, 1), (1, 3))}
+    for t in range(longest - 1):
+        for (start, stop), part in parts.items():
+            doing = f"step {t} with slice_hidden_state({start}, {stop})"
+            out, parts[start, stop] = step(seq[start:stop, t], torch.full((stop - start,), t), part, doing)
+            _require(not _differs(out, expected[start:stop, t]), f"{doing} gives another output than all rows together")
+    out, _ = step(seq[:, longest - 1], torch.full((3,), longest - 1), hidden, "a step of all rows after steps of slices")
+    shared = longest < 2 or not _differs(out, expected[:, -1])
+    _require(shared, "slice_hidden_state does not share storage, or forward does not update it in place: leave it undefined")
+
+
+class _ExportedStep(nn.Module):
+    """One step of a sequence model without state, as `amago.policy.step_model.StepModel` takes it."""
+
+    def __init__(self, module: TrajEncoder):
+        super().__init__()
+        self.module = module
+
+    def memory(self, rows: int, device: torch.device) -> dict[str, Tensor]:
+        return dict(sorted(self.module.export_hidden_state(self.module.init_hidden_state(rows, device)).items()))
+
+    def forward(self, x: Tensor, times: Tensor, dones: Tensor, memory: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        hidden = self.module.import_hidden_state(memory, dones)
+        out, hidden = self.module(seq=x.unsqueeze(1), time_idxs=times[:, None, None], hidden_state=hidden)
+        return out[:, 0], dict(sorted(self.module.export_hidden_state(hidden).items()))
+
+
+def _check_export(module: TrajEncoder, seq: Tensor, expected: Tensor) -> None:
+    """Compare steps with exported hidden states, and steps of a traced program, with whole sequences."""
+    (n, longest, _), device, step = seq.shape, seq.device, _ExportedStep(module)
+    try:
+        memory, more = step.memory(n, device), step.memory(n + 1, device)
+    except Exception as err:
+        raise _Fault(f"export_hidden_state raised {type(err).__name__}: {err}{_NO_EXPORT}") from err
+    axes = {}
+    for name, tensor in memory.items():
+        axes[name] = [i for i, (a, b) in enumerate(zip(tensor.shape, more[name].shape)) if a != b]
+        shape = tuple(tensor.shape)
+        _require(len(axes[name]) == 1, f"export_hidden_state: one dimension of {name!r} {shape} must count actors{_NO_EXPORT}")
+        _require(name not in ("prev_action", "time_idx"), f"export_hidden_state: the exported policy itself has a {name!r}")
+
+    def compare(step: nn.Module, what: str) -> None:
+        """Two rollouts in a row, the second after ``dones``."""
+        memory = _ExportedStep(module).memory(n, device)
+        for t in range(2 * longest):
+            dones, before = torch.full((n,), t == longest, device=device), {k: v.clone() for k, v in memory.items()}
+            with _attempt(what):
+                out, after = step(seq[:, t % longest], torch.full((n,), t % longest, device=device), dones, memory)
+            late = " after all rows were done" if t >= longest else ""
+            _require(not _differs(out, expected[:, t % longest]), f"{what} differ from whole sequences{late} (step {t})")
+            changed = ", ".join(k for k, v in before.items() if not memory[k].equal(v))
+            _require(not changed, f"{what}: {changed} is changed in place; import_hidden_state must copy what is written")
+            memory = after
+
+    compare(step, "steps with export_hidden_state and import_hidden_state")
+    size = torch.export.Dim("num_envs", min=1)
+    zeros = torch.zeros(n, dtype=torch.int64, device=device)
+    example, shapes = (seq[:, 0].contiguous(), zeros, zeros.bool(), memory), {k: {a[0]: size} for k, a in axes.items()}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of modules that keep their weights in lists, as torch's own LSTM does
+            traced = torch.export.export(step, example, dynamic_shapes=({0: size}, {0: size}, {0: size}, shapes)).module()
+    except Exception as err:
+        raise _Fault(f"torch.export cannot trace a step: {of_exception(err)[:200]}{_NO_EXPORT}") from err
+    compare(traced, "the step that torch.export made")
+
+
+# ---- shared by both ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _checking(what: str, seed: int) -> Iterator[None]:
+    """Seed random numbers within the block, and turn its fault into a `CheckError`."""
+    gpus = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(gpus), torch.no_grad():
+        torch.default_generator.manual_seed(seed)  # `torch.manual_seed` also seeds GPUs that are not in use yet
+        try:
+            yield
+        except _Fault as err:
+            raise CheckError(what, (str(err),)) from err.__cause__
+
+
+@contextmanager
+def _attempt(doing: str) -> Iterator[None]:
+    """Turn an exception of the encoder into a fault."""
+    try:
+        yield
+    except _Fault as err:
+        raise _Fault(err if doing in str(err) else f"{doing}: {err}") from err.__cause__
+    except Exception as err:
+        raise _Fault(f"{doing} raised {of_exception(err)}") from err
+
+
+def _require(right: bool, fault: str) -> None:
+    if not right:
+        raise _Fault(fault)
+
+
+def _built(part: object, base: type[M], **arguments: object) -> M:
+    """An encoder made by the class or function ``part``, or a copy of it if it is one already, in evaluation mode."""
+    if isinstance(part, base):
+        return copy.deepcopy(part).eval()
+    if not callable(part):
+        raise TypeError(f"{part!r} must be a subclass of {base.__name__}, a function that makes one, or one")
+    with _attempt(f"making the encoder from {', '.join(arguments)}"):
+        made = part(**arguments)
+    if not isinstance(made, base):
+        raise _Fault(f"a {type(made).__name__} was made, which is no subclass of amago.{base.__name__}")
+    return made.eval()
+
+
+def _width_of(encoder: TstepEncoder | TrajEncoder) -> int:
+    with _attempt("emb_dim"):
+        width = encoder.emb_dim
+    right = isinstance(width, int) and width >= 1
+    _require(right, f"emb_dim is {width!r}, but must be the number of outputs of a timestep, at least 1")
+    return width
+
+
+def _check_output(out: object, shape: tuple[int, ...], doing: str) -> None:
+    """An output must be a tensor of finite real numbers of this shape."""
+    if not isinstance(out, Tensor):
+        raise _Fault(f"{doing} returned a {type(out).__name__}, but must return a tensor {shape}")
+    _require(tuple(out.shape) == shape, f"{doing} returned shape {tuple(out.shape)}, not (batch, length, emb_dim): {shape}")
+    _require(out.is_floating_point(), f"{doing} returned {out.dtype}, but must return real numbers")
+    _require(bool(out.isfinite().all()), f"{doing} returned {out[~out.isfinite()][:1].tolist()} for finite input")
+
+
+def _differs(a: Tensor, b: Tensor) -> bool:
+    """True if two outputs differ by more than rounding."""
+    return bool((a - b).abs().max() > _TOLERANCE * (1.0 + float(b.abs().max())))
+
+
+def _check_gradients(encoder: nn.Module, forward: Callable[[], Tensor]) -> None:
+    """Check that every parameter that is to be trained gets a finite gradient in training mode."""
+    encoder.train()
+    with _attempt("training: forward and backward"), torch.enable_grad():
+        out = forward()
+        (out * torch.randn(out.shape).to(out)).sum().backward()
+    trained = {name: p.grad for name, p in encoder.named_parameters() if p.requires_grad}
+    lacking = ", ".join(name for name, grad in trained.items() if grad is None)
+    _require(not lacking, f"no gradient reaches {lacking}; parameters that are to stay as they are need requires_grad_(False)")
+    infinite = ", ".join(name for name, grad in trained.items() if grad is not None and not grad.isfinite().all())
+    _require(not infinite, f"the gradient of {infinite} is not finite for finite input")
+    encoder.zero_grad(set_to_none=True)
+    encoder.eval()
+
+
+def _device_of(encoder: nn.Module) -> torch.device:
+    return next((p.device for p in [*encoder.parameters(), *encoder.buffers()]), torch.device("cpu"))

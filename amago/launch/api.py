@@ -1,0 +1,111 @@
+"""`launch`: a learner and its collectors, from Python; and Ray as a starter of ``amago collect``, whose files go by the bus."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+
+# as "python -m amago.cli", which would look for a folder "amago" in the current directory first
+_MAIN = "import sys; sys.path[:] = [p for p in sys.path if p]; from amago.cli import main; sys.exit(main())"
+AMAGO = (sys.executable, "-c", _MAIN)
+_LEAST_RAY = (2, 52)  # the first version with tokens
+
+
+def launch(
+    program: str | os.PathLike[str],
+    argv: Sequence[str] = (),
+    *,
+    collectors: int,
+    learners: int = 1,
+    updates_per_step: str | None = None,
+    hang_timeout: float | None = None,
+    bus: str | None = None,
+    ray: str | None = None,
+    quiet: bool = False,
+    max_policy_lag: int | None = None,
+    max_undelivered: float | None = None,
+) -> int:
+    """Run a program with one learner and several collectors, as ``amago launch`` does, and wait for its end.
+
+    The launcher is a separate process. If this process is killed, so are all that it has started.
+
+    Args:
+        program: a script that builds and starts an `amago.Experiment`; or "-m", with the module's name as the first of ``argv``.
+        argv: the script's arguments.
+        collectors: processes that act. Each has ``parallel_actors`` environments.
+        learners: processes that train, on a GPU each.
+        updates_per_step: "MIN:MAX", updates per environment step (`amago.run.launched.limits.UpdateLimits`), ":" for no limits; None: from half to
+            twice the ratio of the program in one process.
+        hang_timeout: seconds without a step after which a collector is replaced, and without an update after which the learner is started
+            again; None: 180.
+        bus: URL of a directory or bucket through which collectors on other machines deliver (``amago collect``); None: there are none.
+        ray: Ray starts the collectors on the nodes of a cluster: "auto", or "HOST:PORT"; needs ``bus``.
+        quiet: show no progress.
+        max_policy_lag: a collector whose policy is more versions than this older than the newest waits for a newer one; None: never.
+        max_undelivered: gigabytes that may wait while they cannot be delivered, before collectors pause; None: 10.
+
+    Returns:
+        the exit code: the learner's; 1 if a process dies or hangs again and again; 2 after a mistake in the arguments.
+    """
+    words = command(
+        program, argv, collectors, learners=learners, updates_per_step=updates_per_step, hang_timeout=hang_timeout, bus=bus, ray=ray,
+        quiet=quiet, max_policy_lag=max_policy_lag, max_undelivered=max_undelivered,
+    )  # fmt: skip
+    return subprocess.run(words, check=False).returncode
+
+
+def command(
+    program: str | os.PathLike[str], argv: Sequence[str], collectors: int, *, quiet: bool = False, **options: str | float | None
+) -> list[str]:
+    """The command line of `launch`, with its options."""
+    words = [*AMAGO, "launch", "--collectors", str(collectors), *(["--quiet"] if quiet else [])]
+    words += [f"--{name.replace('_', '-')}={value}" for name, value in options.items() if value is not None]
+    return [*words, os.fspath(program), *argv]
+
+
+def start_on_ray(address: str, words: Sequence[str], collectors: int, share: int = 4) -> Callable[[], None]:
+    """Let Ray start collectors on its nodes, and again elsewhere when they end or a node dies; each takes one core.
+
+    Args:
+        address: of the cluster: "auto", or "HOST:PORT".
+        words: of ``amago collect``, without the number of collectors: its arguments after it.
+        collectors: in all.
+        share: of one task, which are on one node.
+
+    Returns:
+        a function that ends them.
+
+    Raises:
+        ValueError: Ray is not installed, is too old, or the cluster requires no token.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise ValueError("--ray needs Ray: pip install 'amago[ray]'") from None
+    if tuple(int(part) for part in ray.__version__.split(".")[:2]) < _LEAST_RAY:
+        raise ValueError(
+            f"Ray {ray.__version__} has no tokens: whoever reaches its ports runs code as you; install 2.52 or later"
+        )
+    if os.environ.get("RAY_AUTH_MODE") != "token":
+        raise ValueError(
+            "Ray runs the code of whoever reaches its ports unless it asks for a token: set RAY_AUTH_MODE=token and a token (RAY_AUTH_TOKEN or "
+            "~/.ray/auth_token) on each node before `ray start`, and here"
+        )
+    ray.init(address=address, log_to_driver=False)
+    directory = os.getcwd()
+
+    def collect(count: int) -> None:
+        subprocess.run([*AMAGO, "collect", "--collectors", str(count), *words], cwd=directory, check=True)
+
+    task = ray.remote(max_retries=-1, retry_exceptions=True, scheduling_strategy="SPREAD")(collect)
+    counts = [min(share, collectors - first) for first in range(0, collectors, share)]
+    started = [task.options(num_cpus=count).remote(count) for count in counts]
+
+    def end() -> None:
+        for one in started:
+            ray.cancel(one, force=True)
+        ray.shutdown()
+
+    return end

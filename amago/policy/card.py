@@ -1,0 +1,489 @@
+"""Share a trained agent: a directory with its weights, settings, scores and a page about it, and its upload to the Hugging Face Hub.
+
+``HF_ENDPOINT`` names another server with the Hub's interface.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from huggingface_hub import EvalResult, HfApi, ModelCardData
+
+from amago import __version__
+from amago.envs import AMAGOEnv
+from amago.policy.acting import Policy
+from amago.policy.load import load_policy
+from amago.policy.memory import Estimate
+from amago.policy.playing import play
+from amago.policy.secrets import SECRET_NAME, find_secrets, secrets_in
+from amago.policy.spec import SPEC_FILE, modules_of, without_run
+from amago.run.checkpoint import load_weight_file, save_weights
+from amago.run.plots import read_metrics
+from amago.run.record import read_record
+
+WEIGHTS_FILE, RESULTS_FILE, PAGE_FILE, SETTINGS_FILE = "policy.safetensors", "results.json", "README.md", "settings.json"
+FILES = (
+    PAGE_FILE, WEIGHTS_FILE, SPEC_FILE, SETTINGS_FILE, RESULTS_FILE, "train_args.json", "replay.mp4", "replay.gif", "LICENSE", "memory.png",
+)  # fmt: skip
+"""The files of cards that are sent and fetched; others are not. The Hub plays ``replay.mp4`` beside the page."""
+LEFT_OUT = "(left out)"
+"""Replacement of a private value."""
+_PRIVATE_FIELDS = {
+    "ckpt_base_dir", "dset_root", "dset_name", "wandb_project", "wandb_entity", "wandb_group_name", "init_from", "run_name",
+}  # fmt: skip
+_PACKAGES = ("python", "amago", "torch", "gymnasium", "numpy", "accelerate", "gin-config", "safetensors")
+_MOST_METRICS = 30  # on the page; ``results.json`` has all
+
+
+class HubError(RuntimeError):
+    """The Hub could not be reached, refused a request, or has no such card."""
+
+
+# ---- results ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Score:
+    """A number that each of several rollouts has.
+
+    Attributes:
+        mean, low, high: the mean, and the ends of its 95% percentile-bootstrap interval over rollouts.
+        std: standard deviation of the rollouts (not of the mean).
+        rollouts: how many.
+    """
+
+    mean: float
+    low: float
+    high: float
+    std: float
+    rollouts: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Score:
+        """The score of at least one rollout; values that are not finite do not count."""
+        kept = np.asarray([v for v in values if math.isfinite(v)], np.float64)
+        estimate = Estimate.of(kept)
+        return cls(estimate.mean, estimate.low, estimate.high, float(kept.std()) if len(kept) else math.nan, len(kept))
+
+    def __str__(self) -> str:
+        return f"{self.mean:.4g} ({self.low:.4g} to {self.high:.4g})"
+
+    def as_json(self) -> dict[str, Any]:
+        numbers = {"mean": self.mean, "interval_95": [self.low, self.high], "std": self.std}
+        return {k: _finite(v) for k, v in numbers.items()} | {"rollouts": self.rollouts}
+
+
+@dataclass(frozen=True)
+class Results:
+    """Results of an agent without exploration.
+
+    Attributes:
+        returns: sum of rewards of each rollout, by environment name.
+        metrics: the environments' own metrics, by name.
+        steps: of all rollouts.
+        greedy: actions were the mode of the policy; else they were sampled from it.
+        seed: of the first environment (the others have the numbers that follow) and of the policy's samples.
+        broken_off: rollouts that had not ended after the most steps that were allowed; their rewards until then count.
+    """
+
+    returns: dict[str, list[float]]
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+    steps: int = 0
+    greedy: bool = False
+    seed: int = 0
+    broken_off: int = 0
+
+    @property
+    def scores(self) -> dict[str, Score]:
+        """The returns, by environment name."""
+        return {name: Score.of(values) for name, values in self.returns.items()}
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything as JSON types, each rollout's return included."""
+        return {
+            "returns": {name: Score.of(v).as_json() | {"of_each": _finite(v)} for name, v in self.returns.items()},
+            "metrics": {name: Score.of(v).as_json() for name, v in self.metrics.items()},
+            "steps": self.steps, "actions": "mode" if self.greedy else "sampled", "seed": self.seed,
+            "rollouts_broken_off": self.broken_off,
+        }  # fmt: skip
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN."""
+    if isinstance(value, list):
+        return [_finite(v) for v in value]
+    return value if math.isfinite(value) else None
+
+
+def measure(
+    policy: Policy,
+    envs: Sequence[AMAGOEnv],
+    episodes: int,
+    max_steps: int,
+    greedy: bool = False,
+    seed: int = 0,
+    on_step: Callable[[int], None] | None = None,
+) -> Results:
+    """Play complete rollouts.
+
+    Args:
+        envs: of one row each, played side by side; they stay open.
+        episodes: rollouts, at least 2, since an interval needs two.
+        max_steps: a rollout that has not ended after so many is broken off.
+        greedy: take the mode of the policy instead of sampling from it.
+        seed: the environment of rollout i is reset with ``seed + i``.
+        on_step: see `amago.policy.playing.play`.
+
+    Raises:
+        ValueError: there are fewer than two rollouts, no environments, or one with several rows.
+    """
+    if episodes < 2:
+        raise ValueError(f"an interval needs at least 2 rollouts, got episodes={episodes}")
+    seeds = [seed + i for i in range(episodes)]
+    rollouts = play(policy.agent, envs, seeds, max_steps, sample=not greedy, device=policy.device, seed=seed, on_step=on_step)
+    returns: dict[str, list[float]] = {}
+    metrics: dict[str, list[float]] = {}
+    for rollout in rollouts:
+        returns.setdefault(rollout.name, []).append(float(sum(rollout.rewards)))
+        for name, value in rollout.metrics.items():
+            metrics.setdefault(name, []).append(value)
+    broken_off = sum(not r.ended for r in rollouts)
+    return Results(returns, metrics, sum(len(r.rewards) for r in rollouts), greedy, seed, broken_off)
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------------
+
+
+def write_card(
+    policy: Policy,
+    results: Results,
+    out: str | Path,
+    *,
+    run_dir: str | Path | None = None,
+    name: str | None = None,
+    environment: str | None = None,
+    licence: str | None = None,
+    modules: Sequence[str] = (),
+    film: Callable[[Path], tuple[str | None, str]] | None = None,
+    extra_files: dict[str, str] | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write a directory with everything that others need of a trained agent.
+
+    It holds ``policy.safetensors`` and ``policy.json`` (weights; classes, spaces and sizes), ``settings.json`` and ``results.json``, a
+    film, and ``README.md``, a page in the Hub's format. It appears at once and complete, and never holds a pickled object, a command line,
+    the host's name, or anything that looks like a secret.
+
+    Args:
+        results: of `measure`.
+        out: the directory, which is created.
+        run_dir: the run, from which the settings and the extent of training are taken; None: they are left out.
+        name: of the agent; None: the name of the run's directory.
+        environment: how to name it, for the page.
+        licence: identifier on the Hub, such as "mit".
+        modules: see `amago.load_policy`.
+        film: called with a directory; makes a video in it, and returns (its file's name, ""), or (None, why there is none).
+        extra_files: {name: text} of more files.
+        overwrite: replace an earlier card at ``out``.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        ValueError: ``out`` exists (and is no card, or ``overwrite`` is not set), the agent has classes of the script itself (``__main__``),
+            or something looks like a secret.
+    """
+    out = Path(out).expanduser()
+    replaces = out.exists() and not (out.is_dir() and not any(out.iterdir()))
+    if replaces and not overwrite:
+        raise ValueError(f"{out} exists already: name another directory, or replace it with overwrite=True (--overwrite)")
+    if replaces and (lacking := _missing_in(out)):
+        raise ValueError(f"{out} is no card (it lacks {', '.join(lacking)}), so it is not replaced")
+    description = without_run(policy.description) | ({} if policy.gamma is None else {"gamma": policy.gamma})
+    needs = modules_of(description)
+    if "__main__" in needs:
+        raise ValueError(
+            "the agent has classes that were defined in the training script itself (__main__), which nobody else can import: move them "
+            "to a module of their own, and train again"
+        )
+    run_dir = None if run_dir is None else Path(run_dir)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".card-") as scratch:
+        card = Path(scratch, "card")
+        card.mkdir()
+        settings = None if run_dir is None else public_settings(run_dir)
+        contents = {SPEC_FILE: description, RESULTS_FILE: results.as_json()} | ({SETTINGS_FILE: settings} if settings else {})
+        texts = {file: json.dumps(content, indent=1) + "\n" for file, content in contents.items()} | (extra_files or {})
+        save_weights(policy.agent.state_dict(), card / WEIGHTS_FILE, policy.version, description)
+        video, reason = (None, "none was asked for") if film is None else film(card)
+        title = name or (out.name if run_dir is None else run_dir.resolve().name)
+        texts[PAGE_FILE] = (
+            f"---\n{_header(title, results, licence)}\n---\n\n# {_escape(title)}\n\n"
+            f"An agent that was trained with amago, by reinforcement learning, to act in {', '.join(map(_code, results.returns))}.\n\n"
+            f"{_show(video, reason)}\n\n## Results\n\n{_results_table(results)}\n\n## Use\n\n{_usage(needs, environment)}\n\n"
+            f"## The agent\n\n{_agent_table(description, settings, run_dir)}\n"
+        )
+        for file, text in texts.items():
+            (card / file).write_text(text, encoding="utf-8")
+        refuse_secrets(card)
+        load_policy(card, modules=[*needs, *modules])  # the card that is shared can be loaded
+        if replaces:
+            os.rename(out, card.with_name("earlier"))
+        os.rename(card, out)
+    return out
+
+
+def _missing_in(directory: Path) -> list[str]:
+    """The files of every card that a directory lacks."""
+    return [name for name in (WEIGHTS_FILE, SPEC_FILE, PAGE_FILE) if not (directory / name).is_file()]
+
+
+def _header(title: str, results: Results, licence: str | None) -> str:
+    """YAML, with one result for each name of environment (https://huggingface.co/docs/hub/model-cards)."""
+    found = [
+        EvalResult(
+            task_type="reinforcement-learning", task_name="reinforcement-learning", dataset_name=name, dataset_type=name, verified=False,
+            metric_type="mean_reward", metric_name="mean return", metric_value=f"{score.mean:.2f} +/- {score.std:.2f}",
+            metric_args={"rollouts": score.rollouts, "interval_95": _finite([score.low, score.high])},
+        )
+        for name, score in results.scores.items()
+    ]  # fmt: skip
+    tags = list(dict.fromkeys(["reinforcement-learning", "deep-reinforcement-learning", "amago", *results.returns]))
+    about = ModelCardData(
+        model_name=title, eval_results=found, license=licence, library_name="amago", pipeline_tag="reinforcement-learning", tags=tags
+    )  # fmt: skip
+    return about.to_yaml()
+
+
+def _show(video: str | None, reason: str) -> str:
+    if video is None:
+        return f"There is no video: {_escape(reason)}."
+    return f"![One rollout]({video})" if video.endswith(".gif") else f'<video src="{video}" controls></video>'
+
+
+def _results_table(results: Results) -> str:
+    actions = "the policy's most likely actions" if results.greedy else "actions sampled from the policy"
+    cut = f"{results.broken_off} of them had not ended when they were broken off; their rewards until then count.\n\n"
+    scores = {f"return in {_code(name)}": score for name, score in results.scores.items()}
+    scores |= {_escape(name): Score.of(v) for name, v in list(results.metrics.items())[:_MOST_METRICS]}
+    rows = [f"| {k} | {s.mean:.4g} | {s.low:.4g} to {s.high:.4g} | {s.std:.3g} | {s.rollouts} |" for k, s in scores.items()]
+    return (
+        f"{sum(map(len, results.returns.values()))} rollouts with {actions}, without exploration, seed {results.seed}. Intervals are 95% "
+        "percentile-bootstrap intervals of the mean over rollouts of this one agent; they say nothing about other seeds of training. "
+        f"`results.json` has each return.\n\n{cut if results.broken_off else ''}"
+        "| | mean | 95% interval | standard deviation | rollouts |\n| --- | --- | --- | --- | --- |\n" + "\n".join(rows)
+    )
+
+
+def _usage(needs: list[str], environment: str | None) -> str:
+    argument = f", modules={needs!r}" if needs else ""
+    text = f"""\
+```python
+import amago
+
+policy = amago.load_policy("DIRECTORY"{argument})  # where these files are
+obs, _ = env.reset()
+action = policy.act(obs)
+obs, reward, terminated, truncated, _ = env.step(action)
+action = policy.act(obs, reward)  # it remembers; policy.reset() before a new rollout
+```
+
+`amago pull REPOSITORY` downloads the directory. It holds no pickled objects: weights are in `policy.safetensors`, the spaces, sizes and \
+classes of the agent in `policy.json`."""
+    if needs:
+        packages = ", ".join(map(_code, needs))
+        text += f"\n\nThe agent has parts of its own: the Python package {packages} must be installed."
+    if environment is not None:
+        text += f"\n\nTo play the results again: `amago eval DIRECTORY --env {environment}`."
+    return text
+
+
+def _agent_table(description: Mapping[str, Any], settings: dict[str, Any] | None, run_dir: Path | None) -> str:
+    rows = {
+        part.replace("_", " "): _code(description[part].replace(":", "."))
+        for part in ("agent", "tstep_encoder", "traj_encoder")
+    }
+    rows["context in training, steps"] = str(description["max_seq_len"])
+    rows["observations"] = _code(_space(description.get("raw_observation_space") or description["observation_space"]))
+    rows["actions"] = _code(_space(description["action_space"]))
+    log = read_metrics(run_dir) if run_dir is not None and (run_dir / "metrics.jsonl").is_file() else []
+    if log:
+        rows |= {
+            label: f"{max(r[k] for r in log):,.0f}"
+            for k, label in (("env_steps", "environment steps"), ("grad_steps", "updates"))
+        }
+        rows["training, hours"] = f"{max(r['wall_time'] for r in log) / 3600:.2f}"
+    if settings is not None:
+        rows["versions"] = ", ".join(f"{k} {v}" for k, v in settings["versions"].items())
+        machine = [settings["machine"].get("cpu") or "", *(settings["machine"].get("gpus") or [])]
+        rows["machine"] = _escape(", ".join(filter(None, machine)))
+    lines = ["| | |", "| --- | --- |", *(f"| {a} | {b} |" for a, b in rows.items())]
+    return "\n".join(lines) + ("" if settings is None else "\n\nAll settings are in `settings.json`.")
+
+
+def _space(described: Mapping[str, Any]) -> str:
+    """A space in one line."""
+    inside = [str(described[k]) for k in ("n", "nvec", "shape", "dtype") if k in described]
+    spaces = described.get("spaces", [])
+    inside += [f"{k}: {_space(v)}" for k, v in spaces.items()] if isinstance(spaces, Mapping) else map(_space, spaces)
+    return f"{described.get('kind', '?')}({', '.join(inside)})"
+
+
+def _code(text: str) -> str:
+    return "`" + " ".join(text.replace("`", "'").replace("|", "/").split()) + "`"
+
+
+def _escape(text: str) -> str:
+    return " ".join(text.replace("|", "/").replace("<", "&lt;").split())
+
+
+def public_settings(run_dir: Path) -> dict[str, Any] | None:
+    """The agent, the training and the kind of machine in the ``settings.json`` of a run; None without this file.
+
+    Left out are the command line, the directory, the host's name, the git commit and the names of places. Values that are absolute
+    paths or look like secrets are replaced by "(left out)".
+    """
+    record = read_record(run_dir)
+    if record is None:
+        return None
+    newest = ([s for s in record["starts"] if "learn" in s["role"]] or record["starts"] or [{}])[-1]
+    versions, machine = newest.get("versions", {}), newest.get("machine", {})
+    return {
+        **_public({k: record[k] for k in ("experiment", "fields", "parameters", "bound", "unused") if k in record}),
+        "versions": {k: versions[k] for k in _PACKAGES if k in versions},
+        "machine": {k: machine[k] for k in ("system", "cpu", "cores", "memory_gb", "gpus") if k in machine},
+        "starts": len(record["starts"]),
+    }
+
+
+def _public(value: object) -> Any:
+    if isinstance(value, Mapping):
+        return {
+            k: LEFT_OUT if v and isinstance(v, str) and SECRET_NAME.search(k) else _public(v)
+            for k, v in value.items() if k not in _PRIVATE_FIELDS
+        }  # fmt: skip
+    if isinstance(value, list):
+        return [_public(v) for v in value]
+    private = isinstance(value, str) and (value.startswith(("/", "~")) or value[1:3] == ":\\" or secrets_in(value.encode()))
+    return LEFT_OUT if private else value
+
+
+# ---- secrets ---------------------------------------------------------------------------------------------------------------
+
+
+def refuse_secrets(directory: Path) -> None:
+    """Check a directory for secrets before it is shared.
+
+    Raises:
+        ValueError: something in it looks like a secret; names file and kind, never the secret.
+    """
+    if found := [f"{file} holds {what}" for file, what in find_secrets(directory)]:
+        raise ValueError(
+            f"this looks like secrets, which are not shared: {'; '.join(found)}. Remove them, and revoke them where they were shown"
+        )
+
+
+# ---- the Hub ---------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _hub(request: str, token: str | None) -> Iterator[HfApi]:
+    """A client of the Hub; errors of its requests become `HubError`."""
+    # the endpoint by hand: the package reads the variable once, when something first imports it
+    api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=token, library_name="amago", library_version=__version__)
+    try:
+        yield api
+    except (HubError, ValueError):
+        raise
+    except Exception as err:  # requests, httpx and hf_xet have different kinds, by version
+        reasons = dict.fromkeys(
+            str(e).strip().partition("\n")[0] or type(e).__name__ for e in (err, err.__cause__) if e is not None
+        )
+        raise HubError(
+            f"{request} failed at {api.endpoint} ({'; '.join(reasons)}): is the name right, and does your access token (HF_TOKEN, or "
+            "'hf auth login') allow it?"
+        ) from err
+
+
+def push_card(
+    directory: str | Path, repo_id: str, private: bool = False, message: str | None = None, token: str | None = None
+) -> str:
+    """Upload a card to a repository of models, which is created if there is none.
+
+    Args:
+        directory: of `write_card`.
+        repo_id: "USER/NAME" or "ORGANISATION/NAME".
+        private: of a new repository: only its owners see it.
+        message: of the commit.
+        token: to log in with; None: the variable HF_TOKEN, or the token of ``hf auth login``.
+
+    Returns:
+        the address of the page.
+
+    Raises:
+        ValueError: the directory is no card, holds files that cards do not have, or something that looks like a secret.
+        CheckpointError: the weights are damaged.
+        HubError: the Hub could not be reached, or refused.
+    """
+    directory = Path(directory).expanduser()
+    if lacking := _missing_in(directory):
+        raise ValueError(f"{directory} is no card: it lacks {', '.join(lacking)}; make one with 'amago card RUN'")
+    files = [p for p in sorted(directory.iterdir()) if p.name not in (".cache", ".gitattributes", ".gitignore")]
+    if others := [p.name for p in files if p.name not in FILES or not p.is_file() or p.is_symlink()]:
+        raise ValueError(
+            f"{directory} holds {', '.join(others)}, which are no files of a card ({', '.join(FILES)}): remove them, since only those are sent"
+        )
+    refuse_secrets(directory)
+    load_weight_file(directory / WEIGHTS_FILE)
+    message = message or f"{directory.resolve().name}, with amago card"
+    with _hub(f"push to {repo_id}", token) as api:
+        api.create_repo(repo_id, private=private, exist_ok=True)
+        api.upload_folder(
+            repo_id=repo_id, folder_path=directory, commit_message=message, allow_patterns=list(FILES), delete_patterns=list(FILES)
+        )  # fmt: skip
+        return f"{api.endpoint}/{repo_id}"
+
+
+def pull_card(repo_id: str, out: str | Path | None = None, revision: str | None = None, token: str | None = None) -> Path:
+    """Download a card. Only files that cards have are fetched, none of which can hold a pickled object; nothing of them is run.
+
+    Args:
+        repo_id: "USER/NAME".
+        out: the directory, which is created; None: NAME, in the current directory.
+        revision: a branch, a tag or a commit; None: the newest.
+        token: see `push_card`.
+
+    Returns:
+        the directory, complete: it appears at once.
+
+    Raises:
+        ValueError: ``out`` exists, or ``repo_id`` cannot be a name.
+        HubError: there is no such repository, it holds no card, or the Hub could not be reached.
+        CheckpointError: the download is damaged.
+    """
+    out = Path(repo_id.rpartition("/")[2] if out is None else out).expanduser()
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} exists already: name another directory with out=... (--out)")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".pull-") as scratch:
+        card = Path(scratch, "card")
+        with _hub(f"pull of {repo_id}", token) as api:
+            names = api.list_repo_files(repo_id, revision=revision)
+            if missing := [n for n in (WEIGHTS_FILE, SPEC_FILE) if n not in names]:
+                raise HubError(f"{repo_id} holds no agent of amago: it lacks {', '.join(missing)}")
+            # by exact names: a repository may hold names that lead out of the directory
+            api.snapshot_download(repo_id, revision=revision, allow_patterns=list(FILES), local_dir=card)
+        shutil.rmtree(card / ".cache", ignore_errors=True)  # of huggingface_hub, about the download
+        load_weight_file(card / WEIGHTS_FILE)
+        os.rename(card, out)
+    return out

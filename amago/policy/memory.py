@@ -1,0 +1,518 @@
+"""Measure how much an agent depends on its memory, and on which earlier steps: play the same tasks with more and with less of the past."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from amago.agent import BaseAgent
+from amago.envs import AMAGOEnv
+from amago.nets.policy_dists import Discrete
+from amago.nets.traj_encoders import TformerTrajEncoder
+from amago.policy.playing import FULL, THIS_ATTEMPT, EpisodeResult, Steps, View, play
+from amago.report.curves import interval
+from amago.run.plots import COLORS, MARKERS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Array = NDArray[np.float64]
+NONE = View(context=1)
+MOST_QUERIES = 64
+ENOUGH = 0.1
+"""A context is enough if it loses at most this share of the score that memory adds."""
+_PARTS = 10
+_NUMBER = re.compile(r"\b(Attempt|Trial) (\d+)\b")
+
+
+class Estimate(NamedTuple):
+    """A mean over rollouts, with the 95% interval of a percentile bootstrap."""
+
+    mean: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Array) -> Estimate:
+        """From one value a rollout (n,); values that are NaN are left out."""
+        kept = values[~np.isnan(values)]
+        if not len(kept):
+            return cls(np.nan, np.nan, np.nan)
+        low, high = interval(kept[:, None])
+        return cls(float(kept.mean()), float(low[0]), float(high[0]))
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3g} [{self.low:.3g}, {self.high:.3g}]"
+
+
+class Stages(NamedTuple):
+    """Scores within rollouts, by attempt or (where there are no attempts) by time.
+
+    Attributes:
+        score: its name, such as "Attempt # Success".
+        stage: "attempt" or "tenth of the rollout".
+        values: {view: (rollouts, stages)}, NaN where a rollout had no such stage.
+    """
+
+    score: str
+    stage: str
+    values: dict[View, Array]
+
+    def estimates(self, view: View) -> list[Estimate]:
+        """An estimate for each stage that at least half of the rollouts had."""
+        return [Estimate.of(column) for column in self.values[view].T if np.mean(~np.isnan(column)) >= 0.5]
+
+
+@dataclass(frozen=True)
+class Influence:
+    """The influence of earlier steps on the actions of one rollout.
+
+    Attributes:
+        queries: (Q,) the steps whose actions are explained: all, or `MOST_QUERIES` of them, evenly spaced.
+        share: (Q, T) the norm of the gradient of the log-probability of an action drawn at step ``queries[i]`` with respect to the
+            embedding of each step, divided by the row's sum; 0 where nothing has an influence.
+        attempts: (T,) the number of the attempt that each step belongs to, from 0.
+    """
+
+    queries: NDArray[np.int64]
+    share: Array
+    attempts: NDArray[np.int64]
+
+    def by_distance(self) -> tuple[float, float, float]:
+        """The mean share of the current step, of earlier steps in the same attempt, and of earlier attempts."""
+        now = np.arange(self.share.shape[1]) == self.queries[:, None]
+        same = self.attempts[None] == self.attempts[self.queries][:, None]
+        kept = self.share.sum(axis=1) > 0
+        if not kept.any():
+            return 0.0, 0.0, 0.0
+        current, attempt, earlier = (float((self.share * p)[kept].sum(axis=1).mean()) for p in (now, same & ~now, ~same))
+        return current, attempt, earlier
+
+
+class Attention(NamedTuple):
+    """The attention of each head of a transformer in one rollout, by the steps of `Influence.queries`.
+
+    Attributes:
+        entropy: (layers, heads) in nats, the mean over queries.
+        uniform: the mean entropy of attention that weighs all steps alike.
+        lags: the first number of steps back of each range: 0, 1, 2, 4, 8 ...; a range ends where the next begins.
+        weight: (layers, heads, lags) the attention's share in each range, the mean over queries.
+        first: (layers, heads) its share on the rollout's first step, likewise.
+    """
+
+    entropy: Array
+    uniform: float
+    lags: tuple[int, ...]
+    weight: Array
+    first: Array
+
+
+@dataclass(frozen=True)
+class MemoryStudy:
+    """Scores of an agent with longer and shorter contexts.
+
+    Attributes:
+        name: of the environment.
+        returns: {view: (rollouts,)}, in the same order of tasks for each view.
+        lengths: {view: (rollouts,)} steps.
+        stages: scores within rollouts.
+        influence: of earlier steps on actions, in the first rollout; None where the agent gives no log-probabilities.
+        broken_off: rollouts of all views that did not end within the limit of steps.
+        attention: of each head in the first rollout; None where the agent has no transformer.
+    """
+
+    name: str
+    returns: dict[View, Array]
+    lengths: dict[View, Array]
+    stages: Stages
+    influence: Influence | None
+    broken_off: int
+    attention: Attention | None = None
+
+    @property
+    def contexts(self) -> list[int]:
+        """The lengths of context that were tried, in increasing order."""
+        return sorted(v.context for v in self.returns if v.context is not None)
+
+    def estimate(self, view: View) -> Estimate:
+        """The mean return."""
+        return Estimate.of(self.returns[view])
+
+    def gain(self, view: View, over: View) -> Estimate:
+        """The mean difference of returns on the same tasks."""
+        return Estimate.of(self.returns[view] - self.returns[over])
+
+
+# ---- measuring -------------------------------------------------------------------------------------------------------------
+
+
+def default_contexts(longest: int) -> list[int]:
+    """Powers of two from 1 to below ``longest``."""
+    return [2**i for i in range(max(1, (longest - 1).bit_length()))]
+
+
+def study_memory(
+    agent: BaseAgent,
+    envs: Sequence[AMAGOEnv],
+    episodes: int = 40,
+    max_steps: int = 1000,
+    contexts: Sequence[int] | None = None,
+    sample: bool = True,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+    on_view: Callable[[str], Callable[[int], None] | None] | None = None,
+) -> MemoryStudy:
+    """Play the same tasks with all of the memory, with memory erased at the end of each attempt, and with contexts of several lengths.
+
+    A context of n steps is computed anew in each step from the last n steps, for every sequence model. A shortened memory can
+    differ from all memories in training, which costs return by itself: the loss of return is an upper bound on the value of the
+    information. A comparison with an agent trained without memory gives the value itself.
+
+    Args:
+        agent: on ``device``.
+        envs: of one row each; rollouts are played in so many at a time. They should obey ``reset(seed=...)``, so that all views are
+            compared on the same tasks.
+        episodes: rollouts for each view.
+        max_steps: rollouts are broken off after so many steps.
+        contexts: lengths in steps, the current one included; 1 (no memory) is always among them. None: powers of two below the
+            longest rollout, and up to the agent's ``max_seq_len``.
+        sample: draw actions from the policy; else take its mode.
+        seed: of tasks and of the policy's samples.
+        on_view: called with the name of each view before it is played; returns a function that is called with the number of
+            steps taken.
+
+    Raises:
+        ValueError: ``episodes`` is below 2, or a context below 1.
+    """
+    if episodes < 2:
+        raise ValueError(f"episodes={episodes}: an interval needs at least 2")
+    if contexts is not None and min(contexts, default=1) < 1:
+        raise ValueError(f"contexts={list(contexts)}: a context has at least 1 step, the current one")
+    seeds = [int(s) for s in np.random.SeedSequence(seed).generate_state(episodes)]
+    rollouts: dict[View, list[EpisodeResult]] = {}
+
+    def add(view: View) -> None:
+        on_step = None if on_view is None else on_view(describe(view))
+        first = not rollouts
+        rollouts[view] = play(agent, envs, seeds, max_steps, view, sample, device, seed, keep_first=first, on_step=on_step)
+
+    add(FULL)
+    longest = max(len(r.rewards) for r in rollouts[FULL])
+    if any(len(r.attempt_ends) > 1 for r in rollouts[FULL]):
+        add(THIS_ATTEMPT)
+    for n in sorted({1, *(default_contexts(min(longest, agent.max_seq_len + 1)) if contexts is None else contexts)}):
+        add(View(context=n))
+    first = rollouts[FULL][0]
+    assert first.steps is not None
+    return MemoryStudy(
+        name=first.name,
+        returns={v: np.array([sum(r.rewards) for r in rs]) for v, rs in rollouts.items()},
+        lengths={v: np.array([float(len(r.rewards)) for r in rs]) for v, rs in rollouts.items()},
+        stages=_stages(rollouts, longest),
+        influence=influence(agent, first.steps, first.attempt_ends, device, seed),
+        broken_off=sum(not r.ended for rs in rollouts.values() for r in rs),
+        attention=attention(agent, first.steps, device),
+    )
+
+
+def _stages(rollouts: dict[View, list[EpisodeResult]], longest: int) -> Stages:
+    """Scores by attempt, if rollouts have several, else rewards by tenths of the longest rollout."""
+    every = [r for rs in rollouts.values() for r in rs]
+    attempts = max(len(r.attempt_ends) for r in every)
+    names = dict.fromkeys(_NUMBER.sub(r"\1 #", name) for r in every for name in r.metrics if _NUMBER.search(name))
+    score = next((name for word in ("Success", "Return") for name in names if word in name), "sum of rewards")
+
+    def parts(rollout: EpisodeResult) -> list[float]:
+        if attempts > 1 and "#" in score:
+            return [rollout.metrics.get(score.replace("#", str(i)), np.nan) for i in range(attempts)]
+        if attempts > 1:
+            edges = [0, *rollout.attempt_ends]
+            return [sum(rollout.rewards[a:b]) for a, b in zip(edges, edges[1:])] + [np.nan] * (attempts + 1 - len(edges))
+        edges = np.linspace(0, longest, min(_PARTS, longest) + 1).round().astype(int).tolist()
+        pieces = [rollout.rewards[a:b] for a, b in zip(edges, edges[1:])]
+        return [float(np.mean(piece)) if piece else np.nan for piece in pieces]
+
+    values = {view: np.array([parts(r) for r in rs]) for view, rs in rollouts.items()}
+    return Stages(score, "attempt", values) if attempts > 1 else Stages("reward per step", "tenth of the rollout", values)
+
+
+def attention(agent: BaseAgent, steps: Steps, device: torch.device | str) -> Attention | None:
+    """The attention of each head; None for an agent without a transformer. ``agent`` and ``steps`` as of `influence`."""
+    if not isinstance(agent.traj_encoder, TformerTrajEncoder):
+        return None
+    length = min(len(steps.rl2s), agent.max_seq_len)
+    queries = _queries(length)
+    with torch.no_grad(), _evaluating(agent):
+        _, embedded, times = _embedded(agent, steps, len(steps.rl2s) - length, device)
+        found = agent.traj_encoder.attention(embedded, times, torch.from_numpy(queries).to(device))
+    weights = found[:, 0].double().cpu().numpy()  # (layers, heads, Q, L)
+    entropy = -(weights * np.log(weights, out=np.zeros_like(weights), where=weights > 0)).sum(axis=-1)
+    lags = (0, *(2**i for i in range((length - 1).bit_length())))
+    back = queries[:, None] - np.arange(length)
+    ranges = [(back >= a) & (back < b) for a, b in zip(lags, (*lags[1:], length))]
+    weight = np.stack([(weights * part).sum(axis=-1).mean(axis=-1) for part in ranges], axis=-1)
+    uniform = float(np.log(queries + 1.0).mean())
+    return Attention(entropy.mean(axis=-1), uniform, lags, weight, weights[..., 0].mean(axis=-1))
+
+
+def influence(
+    agent: BaseAgent, steps: Steps, attempt_ends: list[int], device: torch.device | str, seed: int = 0
+) -> Influence | None:
+    """The influence of each step of a rollout on later actions; None for an agent that does not give log-probabilities of its actions.
+
+    A gradient measures how much an action would change with a step, not whether the change is of use.
+
+    Args:
+        agent: on ``device``.
+        steps: inputs of the policy. A rollout longer than the agent's context is cut to its last ``max_seq_len`` steps.
+        attempt_ends: steps taken when each attempt ended.
+        seed: of the actions that are explained, which are drawn from the policy anew.
+    """
+    if "log_prob" not in agent.policy_extras:
+        return None
+    length = min(len(steps.rl2s), agent.max_seq_len)
+    first = len(steps.rl2s) - length
+    attempts = np.searchsorted(np.array(attempt_ends), np.arange(first, first + length), side="right")
+    torch.manual_seed(seed)
+    queries = _queries(length)
+    # cuDNN computes no gradients of recurrent networks in evaluation mode
+    with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False), _gradient_through_clips(agent), _evaluating(agent):
+        obs, embedded, times = _embedded(agent, steps, first, device)
+        embedded.requires_grad_()
+        states, _ = agent.traj_encoder(seq=embedded, time_idxs=times, hidden_state=None)
+        _, extras = agent.act_with_extras(states[0], obs, True, ("log_prob",))
+        log_prob = extras["log_prob"].reshape(length)
+        gradients = [torch.autograd.grad(log_prob[q], embedded, retain_graph=True)[0][0] for q in queries.tolist()]
+    norms = torch.stack(gradients).double().norm(dim=-1).cpu().numpy()
+    total = norms.sum(axis=1, keepdims=True)
+    return Influence(queries, np.divide(norms, total, out=np.zeros_like(norms), where=total > 0), attempts)
+
+
+def _queries(length: int) -> NDArray[np.int64]:
+    return np.unique(np.linspace(0, length - 1, min(length, MOST_QUERIES)).round().astype(np.int64))
+
+
+def _embedded(
+    agent: BaseAgent, steps: Steps, first: int, device: torch.device | str
+) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    """Observations (T, ...), embeddings (1, T, E) and time indices (1, T, 1) of the steps from number ``first`` on."""
+
+    def tensor(rows: list[NDArray[np.generic]]) -> Tensor:
+        return torch.from_numpy(np.stack(rows[first:])).to(device)
+
+    obs = {k: tensor([o[k] for o in steps.obs]) for k in steps.obs[0]}
+    with torch.no_grad():
+        embedded = agent.tstep_encoder(obs={k: v[None] for k, v in obs.items()}, rl2s=tensor(steps.rl2s)[None])
+    return obs, embedded, tensor(steps.time_idxs)[None]
+
+
+@contextmanager
+def _evaluating(agent: BaseAgent) -> Iterator[None]:
+    was_training = agent.training
+    agent.eval()
+    try:
+        yield
+    finally:
+        agent.train(was_training)
+
+
+@contextmanager
+def _gradient_through_clips(agent: BaseAgent) -> Iterator[None]:
+    """Let gradients pass the clip of probabilities, which would stop them for a policy that is sure of its actions."""
+    clips = [(m, m.clip_gradient) for m in agent.modules() if isinstance(m, Discrete)]
+    try:
+        for clip, _ in clips:
+            clip.clip_gradient = True
+        yield
+    finally:
+        for clip, before in clips:
+            clip.clip_gradient = before
+
+
+# ---- in words --------------------------------------------------------------------------------------------------------------
+
+
+def describe(view: View) -> str:
+    """A view in words."""
+    if view.this_attempt:
+        return "erased after each attempt"
+    if view.context is None:
+        return "all of it"
+    return "none (the current step)" if view.context == 1 else f"the last {view.context} steps"
+
+
+def table(study: MemoryStudy) -> str:
+    """Mean returns with intervals, a line for each view."""
+    rows = [("memory in sight", "return", "lost by that")]
+    rows += [(describe(v), str(study.estimate(v)), "" if v == FULL else str(study.gain(FULL, v))) for v in study.returns]
+    width = [max(len(row[i]) for row in rows) for i in range(2)]
+    return "\n".join(f"  {a:<{width[0]}}  {b:<{width[1]}}  {c}".rstrip() for a, b, c in rows)
+
+
+def attention_table(study: MemoryStudy) -> str:
+    """Entropy and weight by steps back of each head, a line each; empty without a transformer."""
+    found = study.attention
+    if found is None:
+        return ""
+    ends = [f"{a}" if b - a == 1 else f"{a}-{b - 1}" for a, b in zip(found.lags, found.lags[1:])] + [f"{found.lags[-1]}-"]
+    lines = [
+        f"Attention in one rollout: entropy in nats ({found.uniform:.2f}: all steps alike), and weight by steps back",
+        f"  layer, head  entropy  {'  '.join(f'{end:>9}' for end in ends)}  first step",
+    ]
+    for at in np.ndindex(found.entropy.shape):
+        shares = "  ".join(f"{x:>9.2f}" for x in found.weight[at])
+        lines.append(f"  {at[0] + 1:>5}, {at[1] + 1:<4}  {found.entropy[at]:>7.2f}  {shares}  {found.first[at]:>10.2f}")
+    return "\n".join(lines)
+
+
+def conclusion(study: MemoryStudy) -> list[str]:
+    """Sentences about whether memory is used, across attempts and within them, how far back, and where the gradients point."""
+    worth = study.gain(FULL, NONE)
+    across = study.gain(FULL, THIS_ATTEMPT) if THIS_ATTEMPT in study.returns else None
+    found = [_verdict(study, worth, across)]
+    if across is not None and (worth.low > 0 or across.low > 0):
+        within = study.gain(THIS_ATTEMPT, NONE)
+        used = f"{across} is lost if memory is erased after each attempt, so what earlier attempts showed is used."
+        unused = f"no sign of use; {across} is lost if memory is erased after each attempt."
+        found.append(f"Across attempts: {used if across.low > 0 else unused}")
+        sign = "" if within.low > 0 else "no sign of use; "
+        found.append(f"Within an attempt: {sign}memory of the present attempt alone is worth {within}.")
+    found += [_reach(study, worth.mean)] if worth.low > 0 else []
+    found += _adaptation(study) if study.stages.stage == "attempt" else []
+    found += [] if study.influence is None else [_gradients(study, study.influence)]
+    if study.broken_off:
+        found.append(
+            f"{study.broken_off} rollouts were broken off at the limit of steps, and count with their return until then."
+        )
+    return found
+
+
+def _verdict(study: MemoryStudy, worth: Estimate, across: Estimate | None) -> str:
+    scores = f"the return is {study.estimate(FULL)} with all of it, and {study.estimate(NONE)} where the policy sees the current step alone"
+    if worth.low > 0:
+        return (
+            f"Memory is used: {scores}. On the same tasks it is worth {worth}, at most: a policy whose memory is cut short may also fail "
+            "because it has never been trained so."
+        )
+    if worth.high < 0:
+        return f"Memory does harm: {scores}; on the same tasks it costs {Estimate(-worth.mean, -worth.high, -worth.low)}."
+    if (study.returns[FULL] == study.returns[NONE]).all():
+        return f"Memory is not used: without it, each of the {len(study.returns[FULL])} rollouts has the same return ({study.estimate(FULL)})."
+    if across is not None and across.low > 0:
+        return f"Memory is used, but there is no sign that it gains anything all in all: {scores}, a difference of {worth} on the same tasks."
+    return f"There is no sign that memory is used: {scores}. On the same tasks the difference is {worth}, an interval that contains 0."
+
+
+def _reach(study: MemoryStudy, worth: float) -> str:
+    lost = {n: study.gain(FULL, View(context=n)) for n in study.contexts}
+    short = [n for n in study.contexts if lost[n].mean > ENOUGH * worth]
+    longer = [n for n in study.contexts if n > max(short, default=0)]
+    if not longer:
+        n = study.contexts[-1]
+        return f"How far back: a context of {n} steps is not enough; {lost[n]} of the return is lost with it."
+    tail = f", with {short[-1]} it loses {lost[short[-1]]}" if short else ""
+    return f"How far back: the last {longer[0]} steps are enough; with them the return loses {lost[longer[0]]}{tail}."
+
+
+def _adaptation(study: MemoryStudy) -> list[str]:
+    values = study.stages.values[FULL]
+    last = len(study.stages.estimates(FULL)) - 1
+    if last < 1:
+        return []
+    rise = Estimate.of(values[:, last] - values[:, 0])
+    verb = "rises" if rise.low > 0 else "falls" if rise.high < 0 else "goes"
+    sign = {"rises": "", "falls": "none; ", "goes": "no sign of it; "}[verb]
+    ends = f"from {np.nanmean(values[:, 0]):.3g} in attempt 1 to {np.nanmean(values[:, last]):.3g} in attempt {last + 1}"
+    return [f"Adaptation: {sign}the score ({study.stages.score}) {verb} {ends}, by {rise}."]
+
+
+def _gradients(study: MemoryStudy, found: Influence) -> str:
+    now, attempt, earlier = found.by_distance()
+    if not now + attempt + earlier:
+        return "Influence: not measurable; the policy is so sure of its actions that gradients vanish."
+    if not attempt and not earlier:
+        return "Influence: in one rollout no action depends on any step but the current one."
+    past = f"{attempt + earlier:.0%} on earlier ones"
+    if study.stages.stage == "attempt":
+        past = f"{attempt:.0%} on earlier ones of the same attempt, {earlier:.0%} on earlier attempts"
+    return (
+        f"Influence: in one rollout {now:.0%} of the gradient of the actions' log-probability lies on the current step, {past}."
+    )
+
+
+# ---- as a picture ----------------------------------------------------------------------------------------------------------
+
+
+def plot_memory(study: MemoryStudy, path: str | Path) -> Path:
+    """Draw scores by attempt, returns by length of the context, and the influence of earlier steps, in three panels of a PNG.
+
+    Bands and bars are 95% intervals. Matplotlib's global state is not changed, and no display is needed.
+
+    Args:
+        study: of `study_memory`.
+        path: of the PNG, with any suffix; missing directories are created.
+
+    Returns:
+        ``path``.
+
+    Raises:
+        ImportError: matplotlib is not installed; names the extra.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as err:
+        raise ImportError("the picture of --memory needs matplotlib: pip install 'amago[plots]'") from err
+    figure = Figure(figsize=(15.0, 4.8), layout="constrained")
+    left, middle, right = figure.subplots(1, 3)
+    for i, view in enumerate((FULL, NONE, THIS_ATTEMPT)):
+        if view in study.returns:
+            estimates = np.array(study.stages.estimates(view))
+            x = range(1, len(estimates) + 1)
+            left.plot(x, estimates[:, 0], color=COLORS[i], marker=MARKERS[i], label=describe(view))
+            left.fill_between(x, estimates[:, 1], estimates[:, 2], color=COLORS[i], alpha=0.15, linewidth=0)
+            if view != NONE:
+                middle.axhline(study.estimate(view).mean, color=COLORS[i], linestyle="--", label=describe(view))
+    left.set(title=f"Score by {study.stages.stage}", xlabel=study.stages.stage, ylabel=study.stages.score)
+    left.xaxis.get_major_locator().set_params(integer=True)
+    means, low, high = np.array([study.estimate(View(context=n)) for n in study.contexts]).T
+    bars = [means - low, high - means]
+    middle.errorbar(study.contexts, means, yerr=bars, capsize=3, color=COLORS[4], marker="o", label="the last n steps")
+    middle.set_xscale("log", base=2)
+    middle.set_xticks(study.contexts, [str(n) for n in study.contexts])
+    middle.set(
+        title="Return by length of the context", xlabel="n, steps in sight (1: no memory)", ylabel="mean return per rollout"
+    )
+    for axes in (left, middle):
+        axes.legend(title="memory in sight", frameon=False)
+        axes.grid(alpha=0.3)
+    if study.influence is not None:
+        _plot_influence(right, study.influence)
+    right.set(
+        title="Influence of each step on later actions, one rollout", xlabel="step that was seen", ylabel="step of the action"
+    )
+    figure.suptitle(f"Memory in {study.name}".replace("$", r"\$"), fontsize=14)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, format="png", dpi=120)
+    return path
+
+
+def _plot_influence(axes: Axes, found: Influence) -> None:
+    length = found.share.shape[1]
+    image = np.where(np.arange(length) <= found.queries[:, None], found.share, np.nan)
+    edges = np.append(found.queries, length) - 0.5
+    drawn = axes.pcolormesh(np.arange(length + 1) - 0.5, edges, image, vmin=0.0)
+    for end in np.flatnonzero(np.diff(found.attempts)) + 0.5:
+        axes.axvline(end, color="w", linewidth=0.8, linestyle=":")
+        axes.axhline(end, color="w", linewidth=0.8, linestyle=":")
+    axes.invert_yaxis()
+    axes.figure.colorbar(drawn, ax=axes, label="share of the gradient's norm")

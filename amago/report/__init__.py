@@ -1,0 +1,1 @@
+"""A page about training runs, made from their files on disk: no agent is loaded."""

@@ -1,0 +1,177 @@
+"""Numbers of runs as curves, and curves of several seeds as one with an interval. Pure functions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from amago.report.runs import POSITION, Array, Group, Run
+
+AXES = {"env_steps": "environment steps", "grad_steps": "updates", "wall_time": "hours"}
+POINTS = 200
+"""Points of an aggregated curve."""
+RESAMPLES = 1_000
+"""Of a bootstrap interval."""
+LATE = 0.2
+"""The share of a run, at its end, whose evaluations make up its final score."""
+EACH = "each run"
+"""The choice that draws every run by itself, in addition to `STATISTICS`."""
+_VALUES = ("Q(s, a) (gamma=", "TD Target (gamma=")  # estimates of returns, which the log has times the reward multiplier
+_NEAR = 0.05  # of an axis: a run that ends so shortly before the last one of its group counts to the end
+_ATTEMPT = re.compile(r"\b(Attempt|Trial|Episode|Round|Game|Step|Time) (\d+)\b")
+
+
+class Curve(NamedTuple):
+    """Values over an axis; ``low`` and ``high`` are the ends of their interval, where several runs are summed up."""
+
+    x: Array
+    y: Array
+    low: Array | None = None
+    high: Array | None = None
+    runs: int = 1
+
+
+def series(run: Run, section: str, name: str, axis: str) -> Curve | None:
+    """A metric of a run over an axis (a key of `AXES`); None if the run has no value of it. Values that are not finite are left out.
+
+    Estimates of the critics are divided by ``Agent.reward_multiplier``, if that is known, so that they have the unit of returns.
+    """
+    x, y = run.log.column(section, axis, name)
+    if name.startswith(_VALUES):
+        known = [v for k, v in (run.settings or {}).items() if k.endswith(".reward_multiplier") and isinstance(v, int | float)]
+        y = y / ([v for v in known if v] or [1.0])[0]
+    return Curve(x / 3600.0 if axis == "wall_time" else x, y) if len(x) else None
+
+
+# ---- statistics ------------------------------------------------------------------------------------------------------------
+
+
+def interquartile_mean(values: Array, axis: int = 0) -> Array:
+    """The mean without the lowest and the highest quarter (Agarwal et al. 2021, arXiv 2108.13264)."""
+    count = values.shape[axis]
+    kept = np.arange(count // 4, count - count // 4)
+    out: Array = np.take(np.sort(values, axis=axis), kept, axis=axis).mean(axis=axis)
+    return out
+
+
+def mean(values: Array, axis: int = 0) -> Array:
+    """The mean."""
+    out: Array = values.mean(axis=axis)
+    return out
+
+
+STATISTICS: dict[str, Callable[..., Array]] = {"mean": mean, "IQM": interquartile_mean}
+
+
+def interval(
+    values: Array, statistic: Callable[..., Array] = mean, level: float = 0.95, resamples: int = RESAMPLES
+) -> tuple[Array, Array]:
+    """A percentile-bootstrap interval of a statistic over axis 0, for each column of (runs, points). One run has no spread."""
+    drawn = np.random.default_rng(0).integers(len(values), size=(resamples, len(values)))
+    if statistic is mean:  # as a product of matrices, which is many times faster
+        times = np.stack([(drawn == i).sum(axis=1) for i in range(len(values))], axis=1)
+        resampled = times @ values / len(values)
+    else:
+        resampled = statistic(values[drawn], axis=1)
+    low, high = np.quantile(resampled, [(1.0 - level) / 2, (1.0 + level) / 2], axis=0)
+    return low, high
+
+
+def aggregate(curves: Sequence[Curve], statistic: Callable[..., Array] = mean, points: int = POINTS) -> Curve:
+    """Curves of several runs as one, at the places where a run has a value: at each over the runs that have begun, and have not ended.
+
+    A run that ends within 5% of the axis before the last one counts to the end, so that the statistic makes no step there.
+    """
+    if len(curves) == 1:
+        return curves[0]
+    x = np.unique(np.concatenate([c.x for c in curves]))
+    if len(x) > points:
+        x = np.linspace(x[0], x[-1], points)
+    near = _NEAR * (x[-1] - x[0])
+    values = np.stack(
+        [
+            np.interp(
+                x, c.x, c.y,
+                left=c.y[0] if c.x[0] <= x[0] + near else np.nan,
+                right=c.y[-1] if c.x[-1] >= x[-1] - near else np.nan,
+            )
+            for c in curves
+        ]
+    )  # fmt: skip
+    known = ~np.isnan(values)
+    y, low, high = np.full((3, len(x)), np.nan)
+    for who in np.unique(known, axis=1).T:
+        here = (known == who[:, None]).all(axis=0)
+        own = values[np.ix_(who, here)]
+        if len(own):
+            y[here] = statistic(own)
+            low[here], high[here] = interval(own, statistic)
+    return Curve(x, y, low, high, len(curves))
+
+
+def group_curve(
+    group: Group, section: str, name: str, axis: str, statistic: Callable[..., Array] = mean, points: int = POINTS
+) -> Curve | None:
+    """The curve of a group; None if no run has the metric."""
+    curves = [c for c in (series(run, section, name, axis) for run in group.seeds) if c is not None]
+    return aggregate(curves, statistic, points) if curves else None
+
+
+def metric_names(runs: Sequence[Run], section: str) -> list[str]:
+    """All metrics of a section, in the order in which they were first written."""
+    return list(dict.fromkeys(name for run in runs for name in run.log.names.get(section, ())))
+
+
+# ---- scores ----------------------------------------------------------------------------------------------------------------
+
+
+def by_attempt(names: Sequence[str]) -> dict[str, dict[int, str]]:
+    """Metrics that exist for several attempts, trials, episodes, rounds, games, steps or times:
+    {"Average ... Attempt # ...": {attempt, from 1: name}}. Steps and times keep their numbers."""
+    found: dict[str, dict[int, str]] = {}
+    for name in names:
+        match = _ATTEMPT.search(name)
+        if match is not None:
+            title = f"{name[: match.start()]}{match[1]} #{name[match.end() :]}"
+            found.setdefault(title, {})[int(match[2])] = name
+    several = {title: dict(sorted(own.items())) for title, own in found.items() if len(own) > 1}
+    first = {title: int(0 in own and not re.search(r"(Step|Time) #", title)) for title, own in several.items()}
+    return {title: {number + first[title]: name for number, name in own.items()} for title, own in several.items()}
+
+
+def late_mean(run: Run, section: str, name: str) -> float | None:
+    """The mean of a metric over the last `LATE` of a run's updates, or of its steps if it counts no updates; None without values."""
+    axis = "grad_steps" if run.log.highest[2] > 0 else "env_steps"
+    x, y = run.log.column(section, axis, name)
+    return float(y[x >= (1.0 - LATE) * x[-1]].mean()) if len(x) else None
+
+
+def final_scores(group: Group, section: str, names: Mapping[int, str]) -> Curve | None:
+    """Final scores of several metrics, such as one for each attempt: `late_mean` of each run, and the mean over runs with its
+    interval.
+
+    Args:
+        names: {place on the axis: metric}. Runs that lack one of them do not count.
+    """
+    found = [[late_mean(run, section, name) for name in names.values()] for run in group.seeds]
+    x = np.array(list(names), np.float64)
+    curves = [Curve(x, np.array(row, np.float64)) for row in found if None not in row]
+    return aggregate(curves) if curves else None
+
+
+# ---- speed -----------------------------------------------------------------------------------------------------------------
+
+
+def rate_curve(run: Run, what: str, points: int = 40) -> Curve | None:
+    """Steps or updates (a key of `POSITION`) a second over hours; None where the log is too short, or has several writers."""
+    # from the end of a phase to the end of the same phase in the next epoch: within an epoch, steps and updates come in turns
+    position = run.log.track({"env_steps": "rollout", "grad_steps": "train"}[what])
+    ends = np.flatnonzero(np.diff(np.floor(position[:, 0]), append=np.inf) > 0)
+    ends = ends[:: max(1, -(-len(ends) // points))]
+    seconds, values = position[ends, 3], position[ends, POSITION.index(what)]
+    if len(ends) < 3 or run.log.several or not (np.diff(seconds) > 0).all():
+        return None
+    return Curve((seconds[1:] + seconds[:-1]) / 2 / 3600.0, np.diff(values) / np.diff(seconds))

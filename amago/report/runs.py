@@ -1,0 +1,428 @@
+"""Runs on disk: their logs without rows that a killed run has abandoned, their settings, their state, and groups that differ in the
+seed alone."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import socket
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from amago.describe import flatten, format_duration, format_value, natural_sort_key
+from amago.run.metric_names import AVERAGE_RETURN, RETURN_OF
+
+Array = NDArray[np.float64]
+Position = tuple[float, float, float, float]
+METRICS_FILE = "metrics.jsonl"
+POSITION = ("epoch", "env_steps", "grad_steps", "wall_time")
+"""The position of a row in its run: the columns of `Log.track`."""
+LIMIT = 400
+"""Most points of a curve. Beyond, neighbours are merged into their mean."""
+FAULTS = {
+    "Skipped Updates": "skipped updates", "Restarted Environments": "restarted environments", "Dropped Rollouts": "dropped rollouts",
+    "quarantined": "damaged files",
+}  # fmt: skip
+_COUNTED = ("Skipped Updates", "quarantined")  # from the start of the run on; the others for each phase by itself
+PHASES = {"rollout": "collection", "train": "training", "val": "evaluation", "test": "evaluation"}
+NOT_SETTINGS = frozenset({
+    "run_name", "seed", "ckpt_base_dir", "dset_root", "dset_name", "resume", "overwrite", "share_buffer", "verbose", "progress",
+    "log_to_tensorboard", "log_to_wandb", "wandb_project", "wandb_entity", "wandb_group_name",
+})  # fmt: skip
+"""Settings in which two runs of one group may differ: places of files, output, and seeds."""
+LOCK_FILE = ".lock"
+PATIENCE = 120.0
+"""Seconds without a row after which a run of unknown process no longer counts as running, if its rows come faster than that."""
+_MANY = 20
+_CLOCK = 60.0  # clocks may have been set since
+_SPECTATOR = "amago.policy.filming.RecordVideo"  # a callback that changes nothing in a run
+_PARTS = frozenset({"ckpts", "buffer", "tensorboard", "wandb"})
+_LAST_NUMBER = re.compile(r"(?:[_\-]?(?:seed|trial|run))?[_\-]?\d+$", re.IGNORECASE)
+
+
+class Log:
+    """A ``metrics.jsonl``.
+
+    A run that was killed goes on from its last training state, so that positions go back; the rows after that state then belong to
+    nothing that still exists, and are dropped.
+
+    Attributes:
+        kept: (position, section, values) of the rows, dropped ones left out.
+        rows: rows read, dropped ones included.
+        faults: {name of `FAULTS`: how often}.
+        seconds: {"collection", "training", "evaluation": seconds spent}. The log has a row at the end of each phase; the time
+            between a stop and a resume is not in it.
+        went_back: how often a run that was killed has gone on from an earlier state.
+        several: processes that count on their own write this log (a learner and collectors), so that times do not add up.
+        not_finite: values that were infinite or NaN.
+    """
+
+    def __init__(self, rows: Iterable[Any] = ()) -> None:
+        self.kept: list[tuple[Position, str, Mapping[str, Any]]] = []
+        self.rows = self.went_back = self.not_finite = 0
+        self.faults: dict[str, float] = {}
+        self.seconds: dict[str, float] = {}
+        self.several = False
+        self._last: Position = (0, 0, 0, 0.0)
+        for row in rows:
+            self.add(row)
+
+    def add(self, row: Any) -> None:
+        """Add a row.
+
+        Raises:
+            ValueError: it is no row of a log.
+        """
+        try:
+            position: Position = row["epoch"], row["env_steps"], row["grad_steps"], row["wall_time"]
+            sum(position)  # numbers
+            section, values = row["section"], row["values"]
+            if not isinstance(section, str) or any(v is not None and not isinstance(v, int | float) for v in values.values()):
+                raise TypeError("section must be a string, and values numbers")
+        except (KeyError, TypeError, AttributeError) as err:
+            raise ValueError(f"no row of a log: {err}") from err
+        self.rows += 1
+        self.not_finite += sum(v is None for v in values.values())
+        before, self._last = self._last, position
+        if position[2] < before[2]:
+            joined = position[2] == 0 and before[1] == 0  # a collector beside a learner, which counts no steps
+            if position[1] > before[1] or position[3] > before[3] or joined:
+                self.several = True
+            else:  # the run goes on from an earlier state: drop the rows after it
+                self.went_back += 1
+                self.kept = [own for own in self.kept if any(a < b for a, b in zip(own[0][:3], position))]
+        self.kept.append((position, section, values))
+        if section in PHASES:
+            phase = PHASES[section]
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + max(0.0, position[3] - before[3])
+        for name in FAULTS:
+            value = values.get(name)
+            if name not in _COUNTED:
+                self.faults[name] = self.faults.get(name, 0.0) + (value or 0.0)
+            elif value is not None:
+                self.faults[name] = math.ceil(value - 1e-6)  # a row may hold the mean over its updates
+
+    @cached_property
+    def highest(self) -> Position:
+        """The highest of each `POSITION`."""
+        return tuple(max(column) for column in zip((0, 0, 0, 0.0), *(row[0] for row in self.kept)))  # type: ignore[return-value]
+
+    def track(self, section: str | None = None) -> Array:
+        """(n, 4) the `POSITION` of each row of a section, or of all."""
+        found = [position for position, own, _ in self.kept if section in (None, own)]
+        return np.array(found, np.float64).reshape(len(found), len(POSITION))
+
+    def column(self, section: str, axis: str, name: str) -> tuple[Array, Array]:
+        """The values of a metric, and where they stand on an axis of `POSITION`, in its order; both (n,), empty without values."""
+        i = POSITION.index(axis)
+        found = [(p[i], v[name]) for p, own, v in self.kept if own == section and v.get(name) is not None]
+        both = np.array(found, np.float64).reshape(len(found), 2)
+        both = both[np.argsort(both[:, 0], kind="stable")]
+        width = -(-len(both) // LIMIT)
+        if width > 1:
+            starts = np.arange(0, len(both), width)
+            both = np.add.reduceat(both, starts) / np.diff(starts, append=len(both))[:, None]
+        return both[:, 0], both[:, 1]
+
+    @cached_property
+    def names(self) -> dict[str, list[str]]:
+        """The metrics of each section, in the order in which they were first written."""
+        found: dict[str, dict[str, None]] = {}
+        for _, section, values in self.kept:
+            found.setdefault(section, {}).update(dict.fromkeys(values))
+        return {section: list(names) for section, names in found.items()}
+
+    def last_return(self) -> tuple[float, str] | None:
+        """The newest mean return of tests, validation or collection, in this order, and which of them it is."""
+        for section in ("test", "val", "rollout"):
+            _, values = self.column(section, "epoch", AVERAGE_RETURN)
+            if len(values):
+                return float(values[-1]), section
+        return None
+
+
+@dataclass(frozen=True)
+class Run:
+    """The files of a run, as read for a page.
+
+    Attributes:
+        path: its directory.
+        log: its metrics.
+        settings: fields of the experiment and gin parameters by name, those in objects as "object.name"; None if the run has no
+            ``settings.json`` of a process that learns.
+        starts: a description of each start of the run: time, machine, versions, command; oldest first.
+        problems: descriptions of the files that could not be read.
+        changed: time of the last change of its metrics (seconds since 1970).
+        label: its name on the page, if that is not its directory's.
+    """
+
+    path: Path
+    log: Log
+    settings: dict[str, Any] | None = None
+    starts: Sequence[dict[str, Any]] = ()
+    problems: Sequence[str] = ()
+    changed: float = 0.0
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """The directory's name, or the label."""
+        return self.label or self.path.name
+
+    @cached_property
+    def environments(self) -> frozenset[str]:
+        """The names of its environments, as far as a rollout has ended."""
+        return frozenset(n for names in self.log.names.values() for n in names if n.startswith(RETURN_OF))
+
+    @cached_property
+    def compared(self) -> dict[str, Any]:
+        """All that makes runs alike: settings but for `NOT_SETTINGS`, and the code: its commit, and the library's version."""
+        known = {"path": str(self.path)} if self.settings is None else self.settings
+        kept = {k: v for k, v in known.items() if k.rpartition(".")[2] not in NOT_SETTINGS}
+        start = flatten(self.starts[-1]) if self.starts else {}
+        code = {"commit": "git.commit", "changed files": "git.changed", "amago": "versions.amago"}
+        return kept | {name: start[key] for name, key in code.items() if start.get(key) is not None}
+
+
+class Group(NamedTuple):
+    """Runs with the same settings, environments and code, which differ in the seed.
+
+    Attributes:
+        name: for legends, unique on the page.
+        runs: at least one.
+    """
+
+    name: str
+    runs: Sequence[Run]
+
+    @property
+    def seeds(self) -> list[Run]:
+        """One run for each seed, the newest: a seed that was run twice is no second sample."""
+        newest = sorted(self.runs, key=lambda run: run.changed)
+        found = {repr(seed) if (seed := (run.settings or {}).get("seed")) is not None else str(run.path): run for run in newest}
+        kept = {run.path for run in found.values()}
+        return [run for run in self.runs if run.path in kept]
+
+
+def walk(root: Path) -> Iterator[Path]:
+    """The directories of runs at and below a directory, "r9" before "r10"; links are not followed. A run's own directories
+    (checkpoints, buffer) are not searched, nor unreadable ones."""
+    for path, directories, files in os.walk(root):
+        if METRICS_FILE in files or "settings.json" in files:
+            directories[:] = [d for d in directories if d not in _PARTS]
+        directories.sort(key=natural_sort_key)
+        if METRICS_FILE in files and os.path.isfile(os.path.join(path, METRICS_FILE)):
+            yield Path(path)
+
+
+def find_runs(paths: Iterable[str | Path]) -> list[Path]:
+    """The directories of runs at or below some directories, each once.
+
+    Raises:
+        FileNotFoundError: a directory does not exist, or has no run in it.
+    """
+    found: dict[Path, None] = {}
+    for path in map(Path, paths):
+        if not path.is_dir():
+            raise FileNotFoundError(f"{str(path)!r} is not a directory; give the directory of a run, or one with runs in it")
+        own = list(walk(path))
+        if not own:
+            raise FileNotFoundError(f"no {METRICS_FILE} at or below {str(path)!r}: is that the directory of a run?")
+        found |= dict.fromkeys(own)
+    return list(found)
+
+
+def read_run(path: Path) -> Run:
+    """Read a run. Damaged or missing files are named in `Run.problems`. A last line without an end is being written.
+
+    Raises:
+        OSError: ``metrics.jsonl`` cannot be read.
+    """
+    log, damaged = Log(), list[str]()
+    *lines, last = (path / METRICS_FILE).read_bytes().split(b"\n")
+    for line in filter(bytes.strip, (*lines, last)):
+        try:
+            log.add(json.loads(line))
+        except (ValueError, RecursionError) as err:
+            if line is not last:
+                damaged.append(f"{line[:60]!r} ({err})"[:200])
+    count = "an unreadable line was" if len(damaged) == 1 else f"{len(damaged)} unreadable lines were"
+    problems = [f"{path / METRICS_FILE}: {count} left out: {damaged[0]}"] if damaged else []
+    settings: dict[str, Any] | None = None
+    starts: list[dict[str, Any]] = []
+    try:
+        record = json.loads((path / "settings.json").read_text(encoding="utf-8"))
+        starts = [dict(start) for start in record["starts"]]
+        if "fields" in record:  # a process that learns has been started
+            unused = set(record.get("unused", ()))
+            fields = dict(record["fields"])
+            callbacks = fields.get("callbacks") or []
+            fields["callbacks"] = [c for c in callbacks if not (isinstance(c, dict) and c.get("type") == _SPECTATOR)]
+            settings = flatten({**fields, **{k: v for k, v in record["parameters"].items() if k not in unused}})
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as err:
+        problems.append(f"{path / 'settings.json'} cannot be read: {err!r:.200}")
+    return Run(path, log, settings, starts, problems, (path / METRICS_FILE).stat().st_mtime)
+
+
+def label_runs(runs: Sequence[Run]) -> list[Run]:
+    """The runs, with as much of their path in front of their names as makes them unique."""
+    parts = [run.path.absolute().parts for run in runs]
+    lengths = [1] * len(runs)
+    while True:
+        labels = ["/".join(own[-n:]) for own, n in zip(parts, lengths)]
+        clashes = [i for i, label in enumerate(labels) if labels.count(label) > 1 and lengths[i] < len(parts[i])]
+        if not clashes:
+            return [replace(run, label=label) for run, label in zip(runs, labels)]
+        for i in clashes:
+            lengths[i] += 1
+
+
+def base_name(name: str) -> str:
+    """The name of a run without the number of its seed: "lake_seed0", "lake_trial_3" and "lake-7" -> "lake"; "trial_0" -> ""."""
+    return "/".join(filter(None, (_LAST_NUMBER.sub("", part) for part in name.split("/"))))
+
+
+def group_runs(runs: Sequence[Run]) -> list[Group]:
+    """Group runs of equal settings, environments and code.
+
+    A group is named after its runs, and, where several would have one name, after what differs between them. A run none of whose
+    rollouts has ended joins the runs of its settings.
+    """
+    groups: list[list[Run]] = []
+    for run in sorted(runs, key=lambda run: -len(run.environments)):
+        for own in groups:
+            if own[0].compared == run.compared and run.environments <= own[0].environments:
+                own.append(run)
+                break
+        else:
+            groups.append([run])
+    order = {run.path: i for i, run in enumerate(runs)}
+    groups = sorted((sorted(own, key=lambda run: order[run.path]) for own in groups), key=lambda own: order[own[0].path])
+    bases = [base_name(own[0].name) for own in groups]
+    named: dict[str, Group] = {}
+    for base, own in zip(bases, groups):
+        alike = [other for b, other in zip(bases, groups) if b == base]
+        name = base or own[0].name if len(own) > 1 else own[0].name
+        if len(alike) > 1:
+            name = ", ".join(filter(None, [base, *_distinction(own[0], [other[0] for other in alike])])) or own[0].name
+        if name in named:
+            name = f"{name} ({own[0].path})"
+        named[name] = Group(name, own)
+    return list(named.values())
+
+
+def _distinction(own: Run, alike: Sequence[Run]) -> list[str]:
+    """Up to three settings in which a run differs from others, such as "gamma=0.9", or else its environments or its name."""
+    differ = differences([run.compared for run in alike])
+    words = [f"{k.rpartition('.')[2]}={format_value(v)}" for k, v in own.compared.items() if k in differ]
+    words = [word[:19] if word.startswith("commit=") else word for word in words if len(word) < 60]
+    if not words and len({run.environments for run in alike}) > 1:
+        words = [" and ".join(sorted(n.removeprefix(RETURN_OF) for n in own.environments)) or "no rollout yet"]
+    return words[:3] or [own.name]
+
+
+def differences(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The settings in which runs differ: {name: a value for each run, or None where it has none}."""
+    names = dict.fromkeys(name for own in settings for name in own)
+    by_name = {name: [own.get(name) for own in settings] for name in names}
+    return {k: v for k, v in by_name.items() if any(x != v[0] for x in v)}
+
+
+# ---- state and progress ------------------------------------------------------------------------------------------------------
+
+
+def recent_rate(run: Run, what: str, share: float = 0.1) -> float | None:
+    """Steps, updates or epochs (a key of `POSITION`) a second, over the last ``share`` of the time; None if nothing moved."""
+    position = run.log.track()
+    if len(position) < 2:
+        return None
+    position = position[np.argsort(position[:, 3], kind="stable")]
+    seconds, values = position[:, 3], np.maximum.accumulate(position[:, POSITION.index(what)])
+    # at least some rows, so that the rate does not depend on one phase alone
+    begin = min(seconds[-1] - share * (seconds[-1] - seconds[0]), seconds[max(0, len(seconds) - 16)])
+    moved = values[-1] - float(np.interp(begin, seconds, values))
+    return float(moved / (seconds[-1] - begin)) if moved > 0 and seconds[-1] > begin else None
+
+
+class Status(NamedTuple):
+    """State, progress and remaining time of a run.
+
+    Attributes:
+        state: "running", "finished" (all its epochs are trained), "stopped", or "starting" (it runs, and has no row yet).
+        why: how that is known, in words.
+        epochs: how many the run will have; None if unknown.
+        done: how many are done.
+        left: seconds until it is done, at its present rate; None if it does not run or nothing is known.
+    """
+
+    state: str
+    why: str
+    epochs: int | None
+    done: float
+    left: float | None
+
+
+def status_of(run: Run, now: float | None = None) -> Status:
+    """Find the state, progress and remaining time of a run.
+
+    A run whose lock names a process of this machine is running while that process lives. Of another run, only the time since
+    its newest row is known: it counts as running for three of its longest pauses between rows, and for at least `PATIENCE`
+    seconds.
+
+    Args:
+        now: seconds since 1970; None: the present.
+    """
+    now = time.time() if now is None else now
+    epochs = (run.settings or {}).get("epochs")
+    epochs = epochs if isinstance(epochs, int) and epochs > 0 else None
+    # epochs of which the last phase has been logged: training, or collection if the run does not train
+    done = run.log.highest[0]
+    phases = [run.log.track(section) for section in ("train", "rollout", "buffer")]
+    done += next((track[-1, 0] >= done for track in phases if len(track)), False)
+    finished = epochs is not None and done >= epochs
+    silent = max(0.0, now - run.changed)
+    quiet = silent > max(PATIENCE, 3.0 * np.diff(run.log.track()[:, 3]).max(initial=0.0))
+    alive, process = _holder(run.path)
+    if alive is None:
+        alive = not quiet
+    if alive and not (finished and quiet):
+        state = "running" if run.log.rows else "starting"
+    else:
+        state = "finished" if finished else "stopped"
+    left = None
+    if state == "running" and epochs is not None:
+        seconds = run.log.highest[3]
+        # of a few epochs, the share of the newest one that is over would decide
+        rate = recent_rate(run, "epoch", share=0.25) if done >= _MANY else done / seconds if seconds > 0 else None
+        left = max(0.0, (epochs - done) / rate) if rate else None
+    return Status(state, f"{process}newest row {format_duration(silent)} ago", epochs, done, left)
+
+
+def _holder(path: Path) -> tuple[bool | None, str]:
+    """Whether the process that had a run's lock last lives, and words about it; (None, "") if it is unknown, or on another machine."""
+    try:
+        found = json.loads((path / LOCK_FILE).read_bytes())
+        pid, since = int(found["pid"]), datetime.fromisoformat(found["since"])
+        if found["host"] != socket.gethostname():
+            return None, ""
+        process = psutil.Process(pid)
+        # ids are reused, above all in containers
+        alive = process.status() != psutil.STATUS_ZOMBIE and process.create_time() <= since.timestamp() + _CLOCK
+    except (OSError, ValueError, KeyError, TypeError):
+        return None, ""
+    except psutil.NoSuchProcess:
+        alive = False
+    return alive, f"process {pid} since {found['since']}, " if alive else f"process {pid} has ended, "

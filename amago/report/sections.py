@@ -1,0 +1,499 @@
+"""The sections of a page about runs: figures and tables, and why something is missing.
+
+A figure is JSON for Plotly, {"layout", "variants": {"AXIS STATISTIC": traces}}; "" is a variant for any choice.
+"""
+
+from __future__ import annotations
+
+import html
+import itertools
+import re
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from amago.describe import flatten, format_duration, format_rate, format_value
+from amago.report import curves as c
+from amago.report.curves import AXES, EACH, LATE, POINTS, STATISTICS, Curve, metric_names
+from amago.report.runs import FAULTS, NOT_SETTINGS, PHASES, Array, Group, Run, differences, recent_rate, status_of
+from amago.run.metric_names import AVERAGE_RETURN, RETURN_OF, ROLLOUT_LENGTH
+from amago.run.plots import COLORS
+from amago.store import BadFileError, EvictedError, StoreError, TrajectoryStore
+
+Figure = dict[str, Any]
+Trace = dict[str, Any]
+Metric = tuple[str, str, str]
+CURVES = {
+    "learning": (
+        ("val", AVERAGE_RETURN, "Mean return, evaluation"),
+        ("rollout", AVERAGE_RETURN, "Mean return, collection (with exploration)"),
+    ),
+    "rollouts": (
+        ("val", ROLLOUT_LENGTH, "Mean length of rollouts, evaluation"),
+        ("rollout", ROLLOUT_LENGTH, "Mean length of rollouts, collection"),
+        ("rollout", "Epsilon", "Epsilon of the exploration"),
+    ),
+    "updates": tuple(
+        ("train", name, name)
+        for name in (
+            "Critic Loss", "Actor Loss", "Mean |TD Error| (main gamma)", "Gradient Norm", "Policy Entropy", "Advantage (main gamma)",
+            "Pct. of Actions Approved by Filter (main gamma)", "Learning Rate",
+        )
+    ),
+}  # fmt: skip
+"""Curves of a section of the page: (section of the log, metric, title)."""
+MOST_FIGURES = 40
+NEWEST = 500
+"""Trajectories that are read of each run's buffer."""
+_BINS = 20
+_STARTS = {
+    "time": "started", "role": "role", "resumed": "from", "machine.host": "host", "machine.cpu": "CPU", "machine.cores": "cores",
+    "machine.memory_gb": "memory (GiB)", "machine.gpus": "GPUs",
+    **{f"versions.{name}": name for name in ("python", "amago", "torch", "numpy", "gymnasium", "accelerate")},
+    "git.commit": "commit", "git.changed": "changed files", "command": "command",
+}  # fmt: skip
+_DASHES = ("solid", "dash", "dot", "dashdot")
+_WIDE = 12  # beyond so many runs, the table of settings has a row for each instead of a column
+
+
+@dataclass
+class Section:
+    """A part of the page.
+
+    Attributes:
+        key: its name in addresses.
+        title: its heading.
+        parts: HTML, and figures.
+        missing: why the section, or a part of it, is empty; one sentence each.
+    """
+
+    key: str
+    title: str
+    parts: list[str | Figure] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+    def add(self, part: str | Figure | None, otherwise: str = "") -> None:
+        """Add a figure or a table, or why there is none."""
+        if part:
+            self.parts.append(part)
+        elif otherwise:
+            self.missing.append(otherwise)
+
+    def note(self, text: str) -> None:
+        """Add an explanation."""
+        self.parts.append(f"<p class=note>{html.escape(text)}</p>")
+
+
+@dataclass(frozen=True)
+class Content:
+    """Contents of a page.
+
+    Attributes:
+        groups: of runs.
+        live: the page is `amago watch`'s, which does not open replay buffers.
+        unreadable: reasons why some runs are not on the page.
+    """
+
+    groups: Sequence[Group]
+    live: bool = False
+    unreadable: Sequence[str] = ()
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs, by group."""
+        return [run for group in self.groups for run in group.runs]
+
+
+# ---- drawing ---------------------------------------------------------------------------------------------------------------
+
+
+def traces(curve: Curve, name: str, i: int, suffix: str = "", **more: Any) -> list[Trace]:
+    """A curve as a line, above its interval as a band; where there are few points, with markers.
+
+    Args:
+        name: of the group, by which the page's filter finds the traces.
+        i: the number of the group, for its colour.
+        suffix: for the legend, after the name.
+        more: further attributes of the line's trace.
+    """
+    x, y = _numbers(curve.x), _numbers(curve.y)
+    colors = COLORS[:-1]  # the last is black, which does not show on a dark page
+    dash = _DASHES[i // len(colors) % len(_DASHES)]
+    look = {"color": colors[i % len(colors)], "dash": dash, "width": 2, **more.pop("look", {})}
+    common = {"type": "scatter", "legendgroup": html.escape(name), "meta": name}
+    seeds = f" ({curve.runs} seeds)" if curve.runs > 1 else ""
+    line = {
+        **common, "mode": "lines+markers" if len(x) < 30 else "lines", "x": x, "y": y, "line": look,
+        "name": html.escape(f"{name}{suffix}{seeds}", quote=False), "showlegend": True, **more,
+    }  # fmt: skip
+    if curve.low is None or curve.high is None:
+        return [line]
+    known = np.isfinite(curve.low)
+    ends, low, high = _numbers(curve.x[known]), _numbers(curve.low[known]), _numbers(curve.high[known])
+    band = {
+        **common, "x": ends + ends[::-1], "y": high + low[::-1], "fill": "toself", "fillcolor": look["color"], "mode": "lines",
+        "line": {"width": 0}, "opacity": 0.2, "hoverinfo": "skip", "showlegend": False,
+    }  # fmt: skip
+    return [band, line]
+
+
+def _numbers(values: Array) -> list[float | None]:
+    """Numbers for JSON, to six digits: a page of many curves is a third as large."""
+    return [float(f"{v:.6g}") if np.isfinite(v) else None for v in values.tolist()]
+
+
+def figure(title: str, variants: Mapping[str, list[Trace]], x: str = "", y: str = "", **yaxis: object) -> Figure | None:
+    """A figure; None if nothing is drawn in it."""
+    if not any(variants.values()):
+        return None
+    titles = [{"title": {"text": html.escape(text, quote=False)}} for text in (title, x, y)]
+    return {"layout": {**titles[0], "xaxis": titles[1], "yaxis": {**titles[2], **yaxis}}, "variants": dict(variants)}
+
+
+def curve_figure(
+    content: Content,
+    metrics: Sequence[Metric] | Callable[[Group], Sequence[Metric]],
+    title: str,
+    points: int = POINTS,
+    **yaxis: Any,
+) -> Figure | None:
+    """Metrics of all groups over an axis that the reader chooses; None if no run has one.
+
+    Args:
+        metrics: (section of the log, name, words for the legend) of each metric, or a function that gives those of a group; they
+            differ in their dashes.
+        points: most points of a curve; there are fewer where there are very many groups.
+    """
+    points = max(40, min(points, 6_000 // max(1, len(content.groups))))
+    variants: dict[str, list[Trace]] = {}
+    # without seeds to sum up there is one statistic
+    statistics = (*STATISTICS, EACH) if any(len(g.runs) > 1 for g in content.groups) else ("mean",)
+    for axis, statistic in itertools.product(AXES, statistics):
+        found: list[Trace] = []
+        for i, group in enumerate(content.groups):
+            for j, (section, name, words) in enumerate(metrics(group) if callable(metrics) else metrics):
+                look = {"dash": _DASHES[j]} if words else {}
+                if statistic != EACH:
+                    curve = c.group_curve(group, section, name, axis, STATISTICS[statistic], points)
+                    found += [] if curve is None else traces(curve, group.name, i, words, look=look)
+                    continue
+                each = [(run, curve) for run in group.runs if (curve := c.series(run, section, name, axis)) is not None]
+                for k, (run, curve) in enumerate(each):
+                    more = {"showlegend": k == 0, "hovertext": html.escape(run.name), "mode": "lines"}
+                    found += traces(curve, group.name, i, words, look={**look, "width": 1}, **more)
+        variants[f"{axis} {statistic}"] = found
+    made = figure(title, variants, **yaxis)
+    return None if made is None else {**made, "axes": AXES}
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[object]], groups: Sequence[str] = ()) -> str:
+    """An HTML table that scrolls sideways on narrow screens, without empty columns; all text is escaped. "" without rows.
+
+    Args:
+        groups: the group of each row, for the page's filter.
+    """
+    cells = [[html.escape("" if cell is None else format_value(cell, 400)) for cell in row] for row in rows]
+    kept = [i for i in range(len(heads)) if any(row[i] for row in cells)]
+    head = "".join(f"<th>{html.escape(heads[i])}</th>" for i in kept)
+    marks = [f' data-group="{html.escape(g)}"' for g in groups] or [""] * len(rows)
+    lines = [f"<tr{mark}>{''.join(f'<td>{row[i]}</td>' for i in kept)}</tr>" for mark, row in zip(marks, cells)]
+    if not lines:
+        return ""
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
+
+
+def run_table(content: Content, cells: Callable[[Run], Sequence[Mapping[str, object]]]) -> str:
+    """A table with rows for each run: {head: cell}, the same heads for all."""
+    found = [(run, group.name, row) for group in content.groups for run in group.runs for row in cells(run)]
+    heads = list(dict.fromkeys(head for _, _, row in found for head in row))
+    return table(["run", *heads], [[run.name, *row.values()] for run, _, row in found], [name for _, name, _ in found])
+
+
+# ---- sections --------------------------------------------------------------------------------------------------------------
+
+
+def overview(content: Content) -> Section:
+    """A row for each run: its state, its progress, its rates, its newest return."""
+    section, now = Section("runs", "Runs"), time.time()
+    of_group = {run.path: group.name for group in content.groups for run in group.runs}
+
+    def cells(run: Run) -> list[dict[str, object]]:
+        status = status_of(run, now)
+        epoch, steps, updates, seconds = run.log.highest
+        score = run.log.last_return()
+        of = f" of {status.epochs:,} ({100 * min(1.0, status.done / status.epochs):.0f}%)" if status.epochs else ""
+        clock = "" if status.left is None else time.strftime("%a %H:%M", time.localtime(now + status.left))
+        rates: list[float | None] = [n / seconds if seconds else None for n in (steps, updates)]
+        if status.state == "running" and content.live:
+            rates = [recent_rate(run, what) for what in ("env_steps", "grad_steps")]
+        faults = ", ".join(f"{run.log.faults[k]:,.0f} {words}" for k, words in FAULTS.items() if run.log.faults.get(k))
+        return [
+            {"state": status.state, "epochs": f"{status.done if status.epochs else epoch:,.0f}{of}",
+             "time left": "" if status.left is None else f"{format_duration(status.left)} ({clock})",
+             "mean return": "none yet" if score is None else f"{score[0]:.4g} ({score[1]})", "steps": f"{steps:,}",
+             "updates": f"{updates:,}", "time": format_duration(seconds),
+             **{head: format_rate(rate) if rate else "" for head, rate in zip(("steps/s", "updates/s"), rates)},
+             "faults": faults or "none", "sign of life": status.why, "group": of_group[run.path]}
+        ]  # fmt: skip
+
+    section.add(run_table(content, cells), "there is no run here yet")
+    section.missing += [*content.unreadable, *(problem for run in content.runs for problem in run.problems)]
+    for group in content.groups:
+        if len(group.seeds) < len(group.runs):
+            section.note(f"{group.name}: of the runs with one seed, statistics over seeds count the newest alone.")
+    return section
+
+
+def curves(key: str, title: str) -> Callable[[Content], Section]:
+    """The section with the figures of `CURVES`."""
+
+    def make(content: Content) -> Section:
+        section = Section(key, title)
+        for of, metric, name in CURVES[key]:
+            axis: dict[str, Any] = {"type": "log"} if metric.endswith("Norm") else {}
+            section.add(
+                curve_figure(content, [(of, metric, "")], name, **axis), f"{name[0].lower()}{name[1:]}: not in the logs"
+            )
+        if any(len(group.seeds) > 1 for group in content.groups):
+            section.note(
+                "Lines are over the seeds of a group that have a value there, bands 95% bootstrap intervals of them (1,000 resamples of runs)."
+            )
+        return section
+
+    return make
+
+
+def updates(content: Content) -> Section:
+    """Values of the critics against returns; losses, gradient norms and the policy."""
+    section = curves("updates", "Updates: losses, gradients, values")(content)
+
+    def metrics(group: Group) -> list[Metric]:
+        discounts = re.findall(r"Q\(s, a\) \(gamma=([^)]+)\)", "\n".join(metric_names(group.runs, "train")))
+        longest = max(discounts, key=float, default="none")
+        return [
+            ("train", f"Q(s, a) (gamma={longest})", f": Q(s, a), discount {longest}"),
+            ("train", f"TD Target (gamma={longest})", ": its target"),
+            ("val", AVERAGE_RETURN, ": return of evaluations"),
+        ]
+
+    if any(n.startswith("Q(s, a) (gamma=") for n in metric_names(content.runs, "train")):
+        made = curve_figure(content, metrics, "Values and returns")
+        section.parts[:0] = [made] if made else []
+    else:
+        section.missing.append("values and returns: the agent logs no 'Q(s, a)'")
+    return section
+
+
+def adaptation(content: Content) -> Section:
+    """Scores by attempt, and rewards by time in the rollout."""
+    section = Section("adaptation", "Adaptation")
+    of = next((of for of in ("test", "val") if c.by_attempt(metric_names(content.runs, of))), "val")
+    for title, attempts in c.by_attempt(metric_names(content.runs, of)).items():
+        scores = [(i, group, c.final_scores(group, of, attempts)) for i, group in enumerate(content.groups)]
+        drawn = [
+            t for i, group, score in scores if score is not None for t in traces(score, group.name, i, mode="lines+markers")
+        ]
+        unit = title.partition(" #")[0].split()[-1].lower()
+        made = figure(f"{title} ({'tests' if of == 'test' else 'evaluations'})", {"": drawn}, unit, rangemode="tozero")
+        section.add(made)
+    if section.parts:
+        section.note(f"Means of the evaluations in the last {100 * LATE:.0f}% of each run's updates; intervals are over seeds.")
+    else:
+        section.missing.append("scores by attempt: no metric of these environments has a number (such as 'Attempt 0 Success')")
+    if content.live:
+        section.missing.append("rewards by time in the rollout: amago report draws them, from the replay buffer")
+        return section
+    by_name: dict[str, list[Trace]] = {}
+    for i, group in enumerate(content.groups):
+        found: dict[str, list[Curve]] = {}
+        for run in group.seeds:
+            try:
+                for name, curve in rewards_by_time(run).items():
+                    found.setdefault(name, []).append(curve)
+            except (OSError, StoreError) as err:
+                section.missing.append(f"rewards by time of {run.name}: its buffer cannot be read ({err})")
+        for name, own in found.items():
+            by_name.setdefault(name, []).extend(traces(c.aggregate(own), group.name, i))
+    for name, drawn in list(by_name.items())[:MOST_FIGURES]:
+        section.add(
+            figure(f"Reward by time in the rollout: {name}", {"": drawn}, "time in the rollout (steps)", "reward a step")
+        )
+    if by_name:
+        section.note(
+            f"From the newest {NEWEST} trajectories in each run's buffer, exploration included; at each time, of those that last so long."
+        )
+    else:
+        section.missing.append("rewards by time in the rollout: no replay buffer of these runs has rollouts of several steps")
+    return section
+
+
+def rewards_by_time(run: Run) -> dict[str, Curve]:
+    """The mean reward of a step over time in the rollout, of the newest trajectories of a run's own collection, by environment name,
+    in at most 20 equal spans. The buffer is only read.
+
+    Raises:
+        OSError, amago.store.StoreError: the buffer cannot be read.
+    """
+    settings = run.settings or {}
+    places = [
+        Path(str(settings.get(f"{p}dset_root"))) / str(settings.get(f"{p}dset_name")) / "buffer" for p in ("", "dataset.")
+    ]
+    root = next((p for p in (*places, run.path / "buffer") if (p / "fifo").is_dir() and (p / "protected").is_dir()), None)
+    if root is None:
+        return {}
+    store = TrajectoryStore(root, edit=False)
+    parts: dict[str, list[tuple[int, Array]]] = {}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            store.refresh(evict=False)
+        view = store.view()
+        for index in view.indices_in(set(map(str, store.paths_in("fifo"))))[-NEWEST:].tolist():
+            try:
+                trajectory = view.read(index, keys=())
+            except (EvictedError, BadFileError):
+                continue  # deleted or damaged since
+            rewards = trajectory.rews[:, 0].astype(np.float64)
+            parts.setdefault(trajectory.env_name, []).append((trajectory.start_time, rewards))
+    finally:
+        store.close()
+    curves = {}
+    for name, own in parts.items():
+        width = max(1, -(-max(start + len(rewards) for start, rewards in own) // _BINS))
+        spans = np.concatenate([(start + np.arange(len(rewards))) // width for start, rewards in own])
+        count, total = np.bincount(spans), np.bincount(spans, np.concatenate([rewards for _, rewards in own]))
+        known = np.flatnonzero(count)
+        if len(known) > 1:
+            curves[name] = Curve((known * width).astype(np.float64), total[known] / count[known])
+    return curves
+
+
+def environments(content: Content) -> Section:
+    """Returns by environment name: the final ones, and a curve each."""
+    section = Section("environments", "Returns by environment")
+    names = [n for n in metric_names(content.runs, "val") if n.startswith(RETURN_OF)]
+    if len(names) < 2:
+        section.missing.append("the runs evaluate a single environment name" if names else "no evaluation has ended yet")
+        return section
+    rows = []
+    for group in content.groups:
+        for name in names:
+            score = c.final_scores(group, "val", {0: name})
+            if score is not None:
+                ends = "" if score.low is None or score.high is None else f"{score.low[0]:.4g} to {score.high[0]:.4g}"
+                rows.append([group.name, name.removeprefix(RETURN_OF), f"{score.y[0]:.4g}", ends])
+    heads = ["group", "environment", "final return", "95% interval"]
+    section.add(table(heads, rows, [row[0] for row in rows]), "no return yet")
+    draw_metrics(section, content, [("val", name, name.removeprefix(RETURN_OF)) for name in names])
+    return section
+
+
+def others(content: Content) -> Section:
+    """Metrics that no other section draws, such as an environment's and an agent's own."""
+    section = Section("others", "Other metrics")
+    drawn = {(of, name) for metrics in CURVES.values() for of, name, _ in metrics}
+    logged = {(of, name): None for run in content.runs for of, names in run.log.names.items() for name in names}
+    rest = [
+        (of, name, f"{name} ({PHASES.get(of, of)})")
+        for of, name in logged
+        if (of, name) not in drawn and not name.startswith((RETURN_OF, "TD Target (", "Q(s, a) (")) and name not in FAULTS
+    ]
+    order = ("val", "test", "rollout", "train", "buffer")  # of sections; a program's own come first
+    draw_metrics(section, content, sorted(rest, key=lambda metric: order.index(metric[0]) if metric[0] in order else -1))
+    if not rest:
+        section.missing.append("the logs hold no others")
+    return section
+
+
+def draw_metrics(section: Section, content: Content, metrics: Sequence[Metric]) -> None:
+    """Add a small curve for each of the first `MOST_FIGURES` metrics: (section of the log, name, title)."""
+    for of, name, title in metrics[:MOST_FIGURES]:
+        section.add(curve_figure(content, [(of, name, "")], title, points=60))
+    if len(metrics) > MOST_FIGURES:
+        section.missing.append(f"{len(metrics) - MOST_FIGURES} of {len(metrics)} metrics, so that the page can be read")
+
+
+def throughput(content: Content) -> Section:
+    """Time by activity, and rates over time."""
+    section = Section("throughput", "Throughput")
+    alone = [run for run in content.runs if run.log.seconds and not run.log.several]
+    rows = [[run.name, *(format_duration(run.log.seconds.get(p)) for p in dict.fromkeys(PHASES.values()))] for run in alone]
+    section.add(table(["run", *dict.fromkeys(PHASES.values())], rows), "where the time went: the logs do not say")
+    for what, title in (("env_steps", "Environment steps a second"), ("grad_steps", "Updates a second")):
+        drawn: list[Trace] = []
+        for i, group in enumerate(content.groups):
+            found = [curve for run in group.runs if (curve := c.rate_curve(run, what)) is not None and curve.y.any()]
+            drawn += [t for k, curve in enumerate(found) for t in traces(curve, group.name, i, showlegend=k == 0)]
+        section.add(figure(title, {"": drawn}, "hours"), f"{title.lower()}: the logs are too short")
+    for run in content.runs:
+        if run.log.several:
+            section.missing.append(
+                f"the time of {run.name}: a learner and collectors write its log, each with a separate clock"
+            )
+    return section
+
+
+def faults(content: Content) -> Section:
+    """Faults that did not end the run."""
+    section = Section("faults", "Faults")
+
+    def cells(run: Run) -> list[dict[str, object]]:
+        row = {words: run.log.faults.get(name, 0.0) for name, words in FAULTS.items()} | {
+            "resumed from an earlier state": run.log.went_back, "values that were not finite": run.log.not_finite,
+            "further starts": max(0, len(run.starts) - 1),
+        }  # fmt: skip
+        return [{head: f"{count:,.0f}" for head, count in row.items()}] if any(row.values()) else []
+
+    section.add(
+        run_table(content, cells),
+        "no update was skipped, no environment restarted, no rollout dropped, no file damaged, and no run went back",
+    )
+    return section
+
+
+def settings(content: Content) -> Section:
+    """Settings that differ between the runs, and settings that all share."""
+    section = Section("settings", "Settings")
+    known = [run for run in content.runs if run.settings is not None]
+    section.missing += [f"settings of {run.name}: no settings.json" for run in content.runs if run.settings is None]
+    if not known:
+        return section
+    differ = differences([run.settings or {} for run in known])
+    if differ:
+        heads, rows = ["setting", *(run.name for run in known)], [[name, *values] for name, values in differ.items()]
+        if len(known) > _WIDE:
+            heads, rows = ["run", *differ], [list(row) for row in zip(heads[1:], *differ.values())]
+        section.parts.append("<h3>What differs</h3>" + table(heads, rows))
+    same = sorted((k, v) for k, v in (known[0].settings or {}).items() if k not in differ)
+    body = table(["setting", "value"], same)
+    section.parts.append(f"<details><summary>{len(same)} settings that are the same everywhere</summary>{body}</details>")
+    return section
+
+
+def machines(content: Content) -> Section:
+    """Machine, versions and changed settings of each start of a run."""
+    section = Section("machines", "Machine and versions")
+
+    def cells(run: Run) -> list[dict[str, object]]:
+        flat = [flatten(start) for start in run.starts]
+        changes = [{k: v for k, v in (start.get("changed") or {}).items() if k not in NOT_SETTINGS} for start in run.starts]
+        return [
+            {head: row.get(key) for key, head in _STARTS.items()} | {"changed on resume [before, now]": changed or None}
+            for row, changed in zip(flat, changes)
+        ]
+
+    section.add(run_table(content, cells), "the runs have no settings.json")
+    return section
+
+
+SECTIONS: dict[str, Callable[[Content], Section]] = {
+    "runs": overview, "learning": curves("learning", "Learning curves"), "adaptation": adaptation, "environments": environments,
+    "rollouts": curves("rollouts", "Rollouts: length, exploration"), "updates": updates, "others": others, "throughput": throughput,
+    "faults": faults, "settings": settings, "machines": machines,
+}  # fmt: skip
+"""In the order of the page."""

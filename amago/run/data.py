@@ -1,0 +1,149 @@
+"""The batches of a run: the loader that draws them, and the wait for the data of other processes."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+
+from amago.compat.parts import ForeignLoader, as_loader
+from amago.data.batch import Batch
+from amago.loading import RLDataset, SequenceLoader
+from amago.loading.dataset import collection_ended
+from amago.run.group import Ranks
+from amago.run.settings import ExperimentSettings
+
+logger = logging.getLogger(__name__)
+REFUSED_SECONDS = 60.0
+"""Time that a process which never collects waits for others while all files that it has found were refused."""
+
+
+class NoReadableDataError(RuntimeError):
+    """Files were found, but none that can be sampled; the message gives the reason for each."""
+
+
+class NothingTrainedError(RuntimeError):
+    """A run was to train, and is over without a single update; the message gives the reason."""
+
+
+class Batches:
+    """The source of training batches.
+
+    Attributes:
+        given: an experiment's ``train_dloader``: a `SequenceLoader`, or any iterable of batches.
+    """
+
+    def __init__(self) -> None:
+        self.given: Any = None
+        self._device = torch.device("cpu")
+        self._used: SequenceLoader | ForeignLoader | None = None
+
+    def make(self, s: ExperimentSettings, data: RLDataset, seed: int, rank: int, device: torch.device) -> SequenceLoader:
+        """The library's loader for the present settings: the one before, if they are the same, or a new one that goes on with the
+        number of its batches."""
+        before, arguments = self.given, (data, s.batch_size, s.dloader_workers)
+        if isinstance(before, SequenceLoader):
+            if (before.dataset, before.batch_size, before.workers) == arguments:
+                before.length = s.train_batches_per_epoch
+                return before
+            before.close()
+        made = SequenceLoader(*arguments, seed, rank, device, s.train_batches_per_epoch)
+        made.next_batch = before.next_batch if isinstance(before, SequenceLoader) else 0
+        return made
+
+    def renew(self, make: Callable[[], Any], device: torch.device) -> None:
+        """Call an experiment's ``init_dloaders``. A new `SequenceLoader` goes on where the one before it was: it draws batches by
+        their number."""
+        before, self._device = self.given, device
+        made = make()
+        self.given = now = made if made is not None else self.given
+        if now is not before and isinstance(now, SequenceLoader) and isinstance(before, SequenceLoader):
+            now.next_batch = max(now.next_batch, before.next_batch)
+            before.close()
+
+    @property
+    def loader(self) -> SequenceLoader | ForeignLoader:
+        """``given``, or a loader that reads from it."""
+        used = self._used
+        if used is None or self.given is not (used.given if isinstance(used, ForeignLoader) else used):
+            used = self._used = as_loader(self.given, self._device)
+        return used
+
+    def count(self, left: int, planned: int) -> int:
+        """Batches left in an epoch of ``planned`` batches, of which ``left`` are; a foreign loader may have a length of its own."""
+        loader = self.loader
+        return loader.count(left, planned) if isinstance(loader, ForeignLoader) else left
+
+    def take(self, count: int) -> Iterator[Batch]:
+        """The next batches."""
+        return self.loader.batches(count)
+
+    def close(self) -> None:
+        """Stop the loader's threads."""
+        for part in (self._used, self.given):
+            if isinstance(part, SequenceLoader | ForeignLoader):
+                part.close()
+
+
+def check_trained(s: ExperimentSettings, dataset: RLDataset, skipped: int, restarts: int) -> None:
+    """Refuse to end, as if all were well, a run without updates that was to train.
+
+    Args:
+        skipped: updates that were skipped because the loss or its gradient was not finite.
+        restarts: environments that were replaced.
+
+    Raises:
+        NothingTrainedError: unless no training was configured, or the dataset never has any data.
+    """
+    if not s.learns or not dataset.can_become_ready:
+        return
+    if skipped:
+        why = f"all {skipped} updates were skipped, because the loss or its gradient was not finite: look for huge observations or rewards"
+    elif not s.collects:
+        why = "this process does not collect, and there was no data of others"
+    else:
+        why = (
+            f"no rollout ended and was saved, within train_timesteps_per_epoch={s.train_timesteps_per_epoch} steps of each actor in each of "
+            f"epochs={s.epochs} epochs: collect for longer, give the environment a time limit, or save rollouts in pieces (traj_save_len)"
+        )
+        why += f"; {restarts} environments failed and were replaced, see the log" if restarts else ""
+    raise NothingTrainedError(f"the run is over and has trained on nothing: {why}")
+
+
+def wait_for_data(dataset: RLDataset, refused_timeout: float, pause: Callable[[], object], ranks: Ranks | None = None) -> None:
+    """Wait until a dataset is ready for training, in all ranks.
+
+    While nothing is found, wait without limit, because other processes may begin to collect later. Files that are refused are a
+    mistake rather than a delay: another format, another place, damage.
+
+    Args:
+        refused_timeout: seconds to wait for others while there are refused files alone.
+        pause: waits a moment, equally in all ranks; may raise to end the wait.
+        ranks: that wait together; None: this process alone.
+
+    Raises:
+        NoReadableDataError: that time is over.
+    """
+    ranks = ranks or Ranks()
+    since = None  # when there were refused files for the first time
+    while not ranks.all(dataset.ready_for_training):
+        refused, now = dataset.refused_files(), time.monotonic()
+        listed = "".join(f"\n  - {path}: {reason}" for path, reason in islice(refused.items(), 10))
+        listed += f"\n  - and {len(refused) - 10:,} more" if len(refused) > 10 else ""
+        if not refused:
+            since = None
+        elif since is None:
+            since = now
+            logger.warning("no file that was found can be sampled; the run fails after %g s: %s", refused_timeout, listed)
+        if ranks.any(since is not None and now - since >= refused_timeout):
+            raise NoReadableDataError(
+                f"there is nothing to train on: this process does not collect, all {len(refused):,} files that were found were "
+                f"refused, and no others came within {refused_timeout:g} seconds. Remove these files, or convert recordings of other "
+                f"systems ('amago buffer import'); start processes that collect before this one:{listed}"
+            )
+        pause()
+        collection_ended(dataset)

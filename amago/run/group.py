@@ -1,0 +1,264 @@
+"""The processes that train one agent together (torchrun), and the signals that stop them after the current step."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from types import FrameType, TracebackType
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import Tensor
+
+T = TypeVar("T")
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+TIMEOUT = timedelta(hours=1)
+"""Longest wait of a rank for the others in one call. Their times of collection may differ by so much."""
+_BETWEEN_LOOKS = 0.25  # seconds
+
+
+class Stopped(SystemExit):
+    """Raised by ``learn()`` after a signal; ``code`` is 128 + the signal's number."""
+
+
+class RankLostError(RuntimeError):
+    """Another rank has ended without reporting it: it failed, or was killed."""
+
+
+def ranks_on_cpus() -> bool:
+    """True if this process is one of several (torchrun) on a machine without a GPU. By default Accelerate would make each
+    of them a separate run."""
+    several = int(os.environ.get("WORLD_SIZE") or 1) > 1
+    return several and not (torch.cuda.is_available() or torch.xpu.is_available())
+
+
+def leave_at_exit() -> None:
+    """Let this process leave the group of ranks before the interpreter ends, if the group communicates by gloo.
+
+    PyTorch's threads for the group are otherwise ended with the process, which can abort it when all is done (SIGABRT). With NCCL, leaving
+    may wait for ranks that have failed.
+    """
+    atexit.unregister(_leave)
+    atexit.register(_leave)
+
+
+def _leave() -> None:
+    if dist.is_initialized() and dist.get_backend() == "gloo":
+        dist.destroy_process_group()
+
+
+class Ranks:
+    """The processes that train together. In a run of one process nothing here communicates.
+
+    Args:
+        accelerator: of this rank; None: one process.
+
+    Attributes:
+        count: how many.
+        index: of this one, from 0. Rank 0 writes the log and the checkpoints.
+    """
+
+    def __init__(self, accelerator: Accelerator | None = None) -> None:
+        self.count = 1 if accelerator is None else accelerator.num_processes
+        self.index = 0 if accelerator is None else accelerator.process_index
+        self._group: dist.ProcessGroup | None = None
+        if self.count > 1 and dist.get_backend() != "gloo":  # numbers of the CPU, for which no GPU has to be waited for
+            self._group = dist.new_group(backend="gloo", timeout=TIMEOUT)
+
+    def gather(self, items: list[T]) -> list[T]:
+        """The items of all ranks, rank 0's first."""
+        return gather_object(items) if self.count > 1 else items  # type: ignore[no-any-return]
+
+    def of_first(self, item: T) -> T:
+        """The item of rank 0."""
+        return self.gather([item])[0]
+
+    def largest(self, number: int, while_waiting: Callable[[], object] | None = None) -> int:
+        """The largest number of all ranks, or `RankLostError` where one has ended. Signals are handled meanwhile.
+
+        Args:
+            while_waiting: called now and then until all ranks are here.
+        """
+        if self.count == 1:
+            return number
+        value, wait = torch.tensor([number]), 5e-5
+        try:
+            work = dist.all_reduce(value, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+            while not work.is_completed():
+                time.sleep(wait)
+                wait = min(2 * wait, 0.02)
+                if while_waiting is not None:
+                    while_waiting()
+            work.wait()
+        except RuntimeError as err:
+            raise RankLostError(
+                f"rank {self.index} has lost another of the {self.count} ranks, which failed or was killed (its own output says why); the "
+                "run goes on from its last training state with resume='auto'"
+            ) from err
+        return int(value)
+
+    def smallest(self, number: int) -> int:
+        """The smallest number of all ranks."""
+        return -self.largest(-number)
+
+    def any(self, value: bool) -> bool:
+        """True if ``value`` is true in any rank."""
+        return bool(self.largest(int(value)))
+
+    def all(self, value: bool) -> bool:
+        """True if ``value`` is true in all ranks."""
+        return not self.any(not value)
+
+    def copy_from_first(self, tensors: list[Tensor]) -> None:
+        """Set tensors to their values in rank 0."""
+        for tensor in tensors if self.count > 1 else ():
+            dist.broadcast(tensor, 0)
+
+    def average(self, tensors: list[Tensor]) -> None:
+        """Set tensors to their means over all ranks."""
+        for tensor in tensors if self.count > 1 else ():
+            dist.all_reduce(tensor)
+            tensor /= self.count
+
+
+class Signals:
+    """A context in which SIGINT, SIGTERM and SIGUSR1 only set `requested`; further signals change nothing.
+
+    It is true if the run is to stop. On exit the previous handlers are restored, with one exception: if the context is left by `Stopped`,
+    the signals are ignored until the process has ended, so that none changes its exit code; if `Stopped` is caught and discarded, the
+    previous handlers apply again. Outside the main thread, where handlers cannot be set, signals keep their handlers.
+
+    A signal to one of several ranks reaches the others in two ways. Each `decide` shares it among all ranks. Between two of them, while
+    each rank collects or evaluates at its own pace, it is a key in the store through which the processes found each other, for which
+    `pending` looks.
+
+    Args:
+        ranks: that stop together; None: this process alone.
+
+    Attributes:
+        requested: number of the first signal that this process knows; None before.
+    """
+
+    def __init__(self, ranks: Ranks | None = None) -> None:
+        self.requested: int | None = None
+        self._decided: int | None = None  # the signal for which all ranks stop
+        self._ranks = ranks or Ranks()
+        self._previous: dict[int, Any] = {}
+        self._store: dist.Store | None = None
+        if self._ranks.count > 1:
+            self._store = _store_of(self._ranks)
+            self._run = self._ranks.of_first(uuid.uuid4().hex)  # a store may outlive the processes that it served
+        self._entered, self._key = 0, ""
+        self._published, self._next_look = False, 0.0
+
+    def __bool__(self) -> bool:
+        return (self.requested if self._store is None else self._decided) is not None
+
+    def decide(self) -> bool:
+        """True in all ranks if a signal has reached any of them, so that all stop. All ranks must call this together."""
+        if self._store is not None and self._decided is None:
+            self._decided = self.meet(self.requested or 0) or None
+        return bool(self)
+
+    def check(self) -> None:
+        """End the run's loop if a signal has arrived; all ranks must call this together.
+
+        Raises:
+            Stopped: with 130 (SIGINT), 143 (SIGTERM) or 138 (SIGUSR1); caught by `amago.Experiment.learn`, which saves, and raises it
+                again.
+        """
+        if self.decide():
+            raise Stopped(128 + (self._decided or self.requested or 0))
+
+    def meet(self, number: int = 0) -> int:
+        """Wait until all ranks are here, handling signals meanwhile; all must call this together. Returns the largest ``number``."""
+        return self._ranks.largest(number, self._publish)
+
+    def pending(self) -> bool:
+        """True if a signal is known to have reached any rank: this rank's part of a phase ends early, then `decide` follows."""
+        now = time.monotonic()
+        if self._store is not None and self.requested is None and self._key and now >= self._next_look:
+            self._next_look = now + _BETWEEN_LOOKS
+            with contextlib.suppress(
+                RuntimeError
+            ):  # the process with the store has ended: the next call of all ranks reports it
+                if self._store.check([self._key]):
+                    self.requested, self._published = int(self._store.get(self._key)), True
+        self._publish()
+        return self.requested is not None
+
+    def _publish(self) -> None:
+        """Write a signal to this rank into the store, for the other ranks."""
+        if self._store is not None and self.requested is not None and self._key and not self._published:
+            self._published = True
+            with contextlib.suppress(RuntimeError):
+                self._store.set(self._key, str(self.requested))
+
+    def wait(self, seconds: float) -> None:
+        """Sleep until a signal arrives, for so many seconds at most."""
+        end = time.monotonic() + seconds
+        while self.requested is None and time.monotonic() < end:
+            time.sleep(0.05)
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if self.requested is None:
+            self.requested = signum
+
+    def __enter__(self) -> Signals:
+        self.requested = self._decided = None
+        if self._store is not None:
+            self._entered += 1  # as often in all ranks
+            self._published, self._key = False, f"amago/stop/{self._run}/{self._entered}"
+        if threading.current_thread() is threading.main_thread():
+            before = {s: signal.signal(s, self._handle) for s in SIGNALS}
+            self._previous = {s: signal.SIG_DFL if handler is None else handler for s, handler in before.items()}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        after: dict[int, Any] = self._previous
+        if self._previous and isinstance(value, Stopped):
+            after = dict.fromkeys(self._previous, _IgnoredUntilExit(weakref.ref(value), self._previous))
+        for signum, handler in after.items():
+            signal.signal(signum, handler)
+        self._previous = {}
+
+
+def _store_of(ranks: Ranks) -> dist.Store:
+    """The store through which the ranks found each other."""
+    if meeting := os.environ.get("AMAGO_RANKS_FILE"):
+        return dist.FileStore(f"{meeting}.keys", ranks.count)
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60))
+
+
+class _IgnoredUntilExit:
+    """A handler that ignores signals while a `Stopped` propagates, and restores the previous handlers if it was discarded.
+
+    Python restores default handlers when the interpreter shuts down, but keeps SIG_IGN, which is therefore set at exit.
+    """
+
+    def __init__(self, exception: weakref.ref[Stopped], before: Mapping[int, Any]):
+        self.exception, self.before = exception, dict(before)
+        atexit.register(self._at_exit)
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        if self.exception() is None:  # it was caught, and the process continues
+            for number, handler in self.before.items():
+                signal.signal(number, handler)
+            signal.raise_signal(signum)
+
+    def _at_exit(self) -> None:
+        for number in self.before:
+            if signal.getsignal(number) is self:
+                signal.signal(number, signal.SIG_IGN)

@@ -1,0 +1,256 @@
+"""A collector of a launched run: it acts, and writes its trajectories into a private spool."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from amago.loading import DiskTrajDataset
+from amago.run.evaluate import histories, merge_returns, merge_specials
+from amago.run.group import Stopped
+from amago.run.launched.protocol import (
+    HELLO,
+    LONG,
+    NO_SPACE,
+    OLD_POLICY,
+    ORDERS,
+    PAUSED,
+    SHORT,
+    STATE_FILE,
+    Assignment,
+    outbox_of,
+    read_small,
+    write_beat,
+    write_small,
+)
+from amago.run.launched.role import Launched, LaunchedRun, collect_only
+from amago.run.settings import ExperimentSettings
+from amago.run.state import load_pool_state
+from amago.store.files import is_full
+
+logger = logging.getLogger(__name__)
+BEAT_SECONDS = 0.25
+_RETRY_SECONDS = 1.0  # after a full disk
+_FOR_EVER = sys.maxsize // 2**16  # epochs: the launcher ends a collector
+
+
+class Collector(Launched):
+    """Acts with the newest published policy until it is stopped.
+
+    Its run directory is its own, in which ``ckpts/latest`` leads to the published policy. Trajectories go to a spool, rollouts to
+    reports, which the learner logs. One collector of a launch evaluates, each time that the learner has published ``val_interval``
+    policies. It waits, with its trajectories in memory, while the disk is full; while the learner is behind; and, with
+    ``max_policy_lag``, while its policy is older than that.
+    """
+
+    def __init__(self, assignment: Assignment):
+        super().__init__(assignment)
+        self._beat: dict[str, Any] = {"state": "starting", "steps": 0, "version": 0, "paused": "", "silence": LONG}
+        self._next_beat = 0.0
+        self._start, self._reports = time.time_ns(), 0
+        self._interval: int | None = None
+        self._evaluated = -1  # the learner's epoch at the last evaluation, in intervals
+        self._too_old = False  # the policy, for the phase to go on
+        self._waited = 0.0  # seconds for a newer policy, since the last report
+        self._reported: object = None
+        self._directory: Path
+
+    def apply(self, settings: ExperimentSettings) -> None:
+        hello, part = self._wait_for_learner(), self.assignment
+        self._directory = Path(hello["collectors"]) / part.name
+        outbox_of(self._directory).mkdir(parents=True, exist_ok=True)
+        # one that replaces another does not repeat its random numbers, nor one on another node
+        self.process_key = (1 + part.index, self._start, *([part.node] if part.node else []))
+        self._redirect_output(self._directory / "log.txt")
+        latest = self._directory / "ckpts" / "latest"
+        latest.parent.mkdir(exist_ok=True)
+        with suppress(FileNotFoundError):
+            latest.unlink()
+        latest.symlink_to(hello["policy"])
+        settings.ckpt_base_dir, settings.run_name = os.path.split(self._directory)
+        collect_only(settings)
+        settings.dataset = DiskTrajDataset(self._directory, "spool")
+        settings.dset_root = settings.dset_name = None
+        settings.dset_max_size = settings.dset_max_steps = settings.dset_max_bytes = float("inf")
+        settings.exploration_plan = settings.exploration_plan  # of the run, whose epochs end; a collector's do not
+        settings.epochs, settings.resume, settings.overwrite = _FOR_EVER, "never", False
+        settings.init_from, settings.share_buffer = None, False
+        settings.callbacks = ()  # they are the learner's, which logs all rollouts and evaluations
+        settings.verbose = settings.log_to_wandb = settings.log_to_tensorboard = False
+        if part.index:
+            settings.val_interval = None
+        self._interval = settings.val_interval
+        if settings.env_workers is None:
+            settings.env_workers = max(1, len(os.sched_getaffinity(0)) // part.collectors)
+
+    def _redirect_output(self, log: Path) -> None:
+        """Send all output from here on to a file."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(fd, 1)
+        os.dup2(fd, 2)
+        os.close(fd)
+        self._write_beat(log=str(log))
+
+    def _wait_for_learner(self) -> dict[str, Any]:
+        """Wait until the learner has claimed the run; returns the directories of its policy and of this machine's
+        collectors."""
+        while (hello := read_small(Path(self.assignment.control) / HELLO)) is None:
+            self._write_beat()
+            time.sleep(0.1)
+            if not self.assignment.launcher_lives:
+                raise SystemExit("the launcher is gone")
+        return hello
+
+    def begin(self, experiment: LaunchedRun) -> None:
+        self.begun = True
+        saved = read_small(self._directory / STATE_FILE)  # an earlier collector of this number has left off with it
+        if saved is not None and saved.keys() == {"pool", "exploration"}:
+            same_wrapper = saved["exploration"] == str(experiment.exploration_wrapper_type)
+            load_pool_state(experiment.train_envs.pool, saved["pool"], not same_wrapper)
+        self._write_beat(state="collecting", silence=SHORT)
+
+    # ---- before an epoch: the age of the policy, and whether to evaluate --------------------------------------------------
+
+    def before_epoch(self, experiment: LaunchedRun) -> None:
+        super().before_epoch(experiment)
+        self._wait_for_policy(experiment)
+        if self._interval:
+            since = max(0, experiment.checkpoints.version - 1) // self._interval  # it publishes once before its first epoch
+            due = since != self._evaluated and bool(self._orders().get("evaluates", True))
+            experiment.val_interval = 1 if due else None
+            self._evaluated = since if due else self._evaluated
+
+    def _wait_for_policy(self, experiment: LaunchedRun) -> None:
+        began, read = time.monotonic(), None
+        self._beat["version"] = experiment.checkpoints.version
+
+        def is_old() -> bool:
+            nonlocal read
+            newest = experiment.checkpoints.latest
+            if self._is_old(self._orders()) and newest.exists() and (info := newest.stat()) != read:
+                read = info
+                experiment.read_latest_policy()
+                self._beat["version"] = experiment.checkpoints.version
+            return self._is_old(self._orders())
+
+        if self._is_old(self._orders()):
+            self._wait(experiment, OLD_POLICY, 0.5, is_old)
+            self._waited += time.monotonic() - began
+
+    def _is_old(self, orders: Mapping[str, Any]) -> bool:
+        """True if the policy is older than the launch allows."""
+        most = self.assignment.max_policy_lag
+        self._too_old = most is not None and int(orders.get("version", 0)) - self._beat["version"] > most
+        return self._too_old
+
+    # ---- in a phase ------------------------------------------------------------------------------------------------------
+
+    def on_step(self, experiment: LaunchedRun, steps: int, phase: str) -> bool:
+        collecting = phase == "collect"
+        if collecting:
+            self._beat["steps"] += steps
+        if time.monotonic() >= self._next_beat:
+            # not put off by the beat of a report, or it would never come in short phases
+            self._next_beat = time.monotonic() + BEAT_SECONDS
+            self._write_beat()
+            if collecting:
+                self._wait_for_space(experiment)
+                self._wait(experiment, PAUSED, 0.2, lambda: bool(self._orders().get("pause")))
+                self._is_old(self._orders())
+        return collecting and self._too_old
+
+    def _orders(self) -> dict[str, Any]:
+        return read_small(Path(self.assignment.control) / ORDERS) or {}
+
+    def _wait(self, experiment: LaunchedRun, reason: str, seconds: float, needed: Callable[[], bool]) -> None:
+        """Wait, with beats, while this is needed and no signal has arrived.
+
+        Args:
+            seconds: between two calls of ``needed``.
+        """
+        while needed() and experiment.signals.requested is None:
+            self._write_beat(paused=reason)
+            experiment.signals.wait(seconds)
+        if self._beat["paused"]:
+            self._write_beat(paused="")
+
+    def _wait_for_space(self, experiment: LaunchedRun) -> None:
+        """Wait until finished trajectories, which are in memory, are on the disk."""
+        pool = experiment.train_envs.pool
+        if not pool.disk_is_full:
+            return
+
+        def is_full() -> bool:
+            if pool.disk_is_full:
+                pool.flush()
+            return bool(pool.disk_is_full)
+
+        self._wait(experiment, NO_SPACE, _RETRY_SECONDS, is_full)
+        if experiment.signals.requested is None:
+            logger.warning("%s: there is space again, and collection goes on", self._directory)
+
+    def _write(self, path: Path, content: Mapping[str, Any], experiment: LaunchedRun) -> None:
+        """`write_small`, as soon as the disk has space. A signal ends the wait."""
+        warned = False
+
+        def fails() -> bool:
+            nonlocal warned
+            try:
+                write_small(path, content)
+                return False
+            except OSError as err:
+                if not is_full(err):
+                    raise
+                if not warned:
+                    logger.warning("%s: %s; collection waits until it can be written", path, err)
+                warned = True
+                return True
+
+        self._wait(experiment, NO_SPACE, _RETRY_SECONDS, fails)
+
+    def _write_beat(self, **changes: object) -> None:
+        self._beat.update(changes)
+        write_beat(self.assignment.beat_file, self._beat)
+
+    # ---- between phases --------------------------------------------------------------------------------------------------
+
+    def on_collect_epoch_end(self, experiment: LaunchedRun, metrics: Mapping[str, float]) -> None:
+        self._report(experiment, "rollout")
+
+    def on_validation_end(self, experiment: LaunchedRun, metrics: Mapping[str, float]) -> None:
+        self._report(experiment, "val")
+
+    def _report(self, experiment: LaunchedRun, section: str) -> None:
+        stats = self._reported = experiment.phase_statistics
+        assert stats is not None
+        part, (returns, specials) = self.assignment, histories(stats)
+        content = {
+            "section": section, "collector": [part.node, part.index], "version": experiment.checkpoints.version,
+            "returns": merge_returns([returns]), "specials": merge_specials([specials]), "frames": stats.frames,
+            "restarts": stats.restarts, "dropped": stats.dropped, "lengths": [episode.length for episode in stats.episodes],
+            "exploration": {name: list(map(float, values)) for name, values in stats.exploration.items()},
+            "waited": self._waited,
+        }  # fmt: skip
+        self._waited = 0.0
+        self._reports += 1
+        name = f"{part.name}-{part.node:08x}-{self._start}-{self._reports:09d}.json"
+        self._write(outbox_of(self._directory) / name, content, experiment)
+        if section == "rollout":
+            pool = experiment.train_envs.pool.state_dict()
+            state = {"pool": pool, "exploration": str(experiment.exploration_wrapper_type)}
+            self._write(self._directory / STATE_FILE, state, experiment)
+        self._write_beat()
+
+    def on_exception(self, experiment: LaunchedRun, exception: BaseException) -> None:
+        if isinstance(exception, Stopped):
+            if experiment.phase_statistics is not None and experiment.phase_statistics is not self._reported:
+                self._report(experiment, "rollout")  # of the phase that the signal has ended
+            self._write_beat(state="stopped")

@@ -1,0 +1,151 @@
+"""Messages between a launcher and the processes of its run: one variable of the environment, and small JSON files.
+
+A launcher has no PyTorch, so this module and all that it imports have none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import itertools
+import json
+import os
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+VARIABLE = "AMAGO_ROLE"
+RANKS_FILE = "AMAGO_RANKS_FILE"
+"""Variable with the file through which the ranks of a learner meet, rather than through a port."""
+ORDERS, HELLO = "orders.json", "hello.json"
+PAUSED, OLD_POLICY, NO_SPACE = "paused", "waiting for a newer policy", "waiting for disk space"
+"""Reasons for a collector's wait, "paused" in its beats: the launcher pauses it; its policy is too old; the disk is full."""
+SHORT, LONG = "short", "long"
+"""Time until a learner's next beat: while it trains or waits; while it prepares, saves or runs callbacks."""
+STATE_FILE = "exploration.json"
+"""File, in a collector's directory, with the exploration schedules that its successor goes on with."""
+STAGING = ".arriving"
+"""Directory, beside a store's, where files are before they are in the store."""
+REPORTS = "reports"
+"""Directory, in the directory of a launch, with the reports of collectors that the learner has not read yet."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A process's part in a launch.
+
+    Attributes:
+        kind: "learner" or "collector".
+        index: of the collector on its machine, or of the learner's rank, from 0.
+        collectors: of the launch on this machine.
+        control: directory of the small files through which it talks to the launcher.
+        limits: "MIN:MAX", updates per environment step; None: a range around the script's own ratio.
+        max_policy_lag: versions by which a collector's policy may be older than the newest published one; None: any number.
+        node: distinguishes the collectors of machines without the learner's disk; 0: they share it.
+        launcher: id of the process that started this one; 0: not known.
+    """
+
+    kind: Literal["learner", "collector"]
+    index: int
+    collectors: int
+    control: str
+    limits: str | None = None
+    max_policy_lag: int | None = None
+    node: int = 0
+    launcher: int = 0
+
+    @classmethod
+    def of_this_process(cls) -> Assignment | None:
+        """The assignment in the environment; None if no launcher has started this process."""
+        text = os.environ.get(VARIABLE)
+        return None if not text else cls(**json.loads(text))
+
+    def variables(self) -> dict[str, str]:
+        """The variables of the environment for the process."""
+        return {VARIABLE: json.dumps(dataclasses.asdict(self))}
+
+    @property
+    def name(self) -> str:
+        """Of the process: "learner", or "collector-INDEX"."""
+        return self.kind if self.kind != "collector" else f"{self.kind}-{self.index}"
+
+    @property
+    def launcher_lives(self) -> bool:
+        """False if the process that started this one has ended."""
+        if not self.launcher:
+            return True
+        try:
+            os.kill(self.launcher, 0)
+            stat = Path(f"/proc/{self.launcher}/stat").read_text(encoding="utf-8") if os.path.isdir("/proc/self") else ") R"
+        except (ProcessLookupError, FileNotFoundError):
+            return False
+        return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
+
+    @property
+    def beat_file(self) -> Path:
+        """The file with its newest sign of life."""
+        return Path(self.control) / f"{self.name}.json"
+
+
+def launch_dir(run_dir: Path) -> Path:
+    """The directory of a run in which its launches keep the files that a later launch needs."""
+    return run_dir / "launch"
+
+
+def collector_spool(directory: Path) -> Path:
+    """The directory into which a collector with this directory writes trajectories."""
+    return directory / "spool" / "buffer" / "fifo"
+
+
+def outbox_of(directory: Path) -> Path:
+    """The directory into which a collector with this directory writes reports."""
+    return directory / "outbox"
+
+
+_count = itertools.count()
+
+
+def write_small(path: Path, value: Mapping[str, Any]) -> None:
+    """Replace a small JSON file; readers see the old content or the new one. Not made durable: it is of use while its writer lives."""
+    tmp = path.with_name(f".tmp-{path.name}-{os.getpid()}-{next(_count)}")
+    try:
+        tmp.write_text(json.dumps(value), encoding="utf-8")
+        os.replace(tmp, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            tmp.unlink(missing_ok=True)
+        raise
+
+
+def write_beat(path: Path, value: Mapping[str, Any]) -> None:
+    """`write_small`, or, where that is impossible, only a new time stamp: failing to write a beat never stops the process."""
+    try:
+        write_small(path, value)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.utime(path)
+
+
+def read_small(path: Path) -> dict[str, Any] | None:
+    """The content of such a file; None if there is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+_prctl: Callable[..., int] | None
+try:  # now: a process that was forked from one with threads had better load nothing
+    _prctl = ctypes.CDLL(None).prctl
+except (OSError, AttributeError, TypeError):
+    _prctl = None
+
+
+def die_with_parent() -> None:
+    """Let the system kill this process when its parent ends, however that ends (Linux; elsewhere without effect)."""
+    if _prctl is not None:
+        _prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG

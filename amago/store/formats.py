@@ -1,0 +1,429 @@
+"""The files of a buffer: segments and archives (fields in `amago.store.schema`), and archives of the original system.
+
+A segment is a safetensors file of many trajectories, ``{writer}-{sequence:012d}-n{trajectories}.safetensors``. Beside the tensors
+its ``__metadata__`` holds, as strings: ``header_crc32`` (of the whole header with these eight digits zero), ``format``,
+``version``, ``spaces``, ``env_names``, ``crc32`` (JSON, one number a field), ``writer`` and ``sequence``. It is read with ``pread``:
+`safetensors.safe_open` is as fast for slices of 128 steps, but maps files into memory, and when a mapped file is cut short, a
+read ends the process with SIGBUS.
+
+An archive is an ``.npz`` file of one trajectory, stored or compressed, with an array ``metadata``, JSON as uint8. Its slices are
+read with ``pread``, too.
+
+The original system's archives of one trajectory of T transitions are read where they lie:
+
+    rl2s       (T + 1, 1 + A)  reward, then previous action
+    time_idxs  (T + 1, 1)      from 0, or from later where a rollout was saved in pieces
+    rews       (T, 1)
+    dones      (T, 1)          terminated
+    actions    (T, A)          one-hot, [-1, 1] or bits
+    _OBS_KEY_<key> (T + 1, ...)
+
+They do not record the spaces. Until these are given (`OriginalSpaces`), actions are read as vectors, and observations have no
+bounds.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import math
+import os
+import re
+import struct
+import time
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+
+from amago.data.trajectory import OBS_KEY, SEQUENCE_ROWS, StoredTraj
+from amago.spaces import ActionSpec, key_problem
+from amago.store import schema as sc
+from amago.store.files import BadFileError, read_exactly
+
+SEGMENT_NAME = re.compile(r"(?P<writer>[A-Za-z0-9_-]+)-(?P<sequence>[0-9]{12})-n(?P<n>[0-9]{1,7})\.safetensors")
+NPZ_NAME = re.compile(r".*_(?P<writer>[A-Za-z0-9_-]+)-(?P<sequence>[0-9]{12})_[0-9]+\.npz", re.DOTALL)
+ORIGINAL_NAME = re.compile(r"(?P<env>.*)_(?P<id>[0-9a-f]{8})_(?P<time>[0-9]+(\.[0-9]+)?)\.(npz|traj)", re.DOTALL)
+"""``{env_name}_{8 hexadecimal digits}_{time.time()}.npz``."""
+PICKLE = ".traj"
+Row = tuple[sc.DType, tuple[int, ...]]
+"""Dtype and shape of one row."""
+
+MAX_HEADER_BYTES = 8 << 20
+CHUNK = 1 << 20
+_CRC_FIRST = re.compile(rb'\{"__metadata__":\{"header_crc32":"([0-9a-f]{8})"')
+_CRC_AT = len(b'{"__metadata__":{"header_crc32":"')
+_HEAD_BYTES = 4096
+"""Bytes in which the header of an archive's member and the header of its array lie."""
+_MAX_RATIO = 1032
+"""Bytes that one byte of a deflate stream unpacks to, at most (https://zlib.net/zlib_tech.html)."""
+
+
+class Member(NamedTuple):
+    """One array in a file.
+
+    Attributes:
+        at: offset of its bytes in the file, in archives those of its array header.
+        skip: bytes of the array header.
+        packed: bytes of the compressed stream; 0 if it is not compressed.
+        crc: of array header and data.
+    """
+
+    name: str
+    dtype: sc.DType
+    shape: tuple[int, ...]
+    at: int
+    skip: int
+    packed: int
+    crc: object
+
+    @property
+    def size(self) -> int:
+        """Bytes when unpacked, including the array header."""
+        return self.skip + self.dtype.itemsize * math.prod(self.shape)
+
+    def read(self, fd: int, start: int = 0, stop: int | None = None) -> sc.Array:
+        """Rows [start, stop); a compressed member is unpacked from its beginning.
+
+        Raises:
+            BadFileError: the file or the deflate stream ends early, or is damaged.
+        """
+        stop = self.shape[0] if stop is None else stop
+        row_bytes = self.dtype.itemsize * math.prod(self.shape[1:])
+        raw = self._bytes(fd, self.skip + start * row_bytes, self.skip + stop * row_bytes)
+        return np.frombuffer(raw, self.dtype).reshape(stop - start, *self.shape[1:])
+
+    def check(self, fd: int) -> None:
+        """Raise BadFileError unless the member has its checksum; a megabyte is in memory at a time."""
+        crc, size, packed = 0, 0, self.packed or self.size
+        stream = zlib.decompressobj(-zlib.MAX_WBITS) if self.packed else None
+        try:
+            for at in range(0, packed, CHUNK):
+                raw = read_exactly(fd, min(CHUNK, packed - at), self.at + at)
+                while raw:
+                    piece, raw = (raw, b"") if stream is None else (stream.decompress(raw, CHUNK), stream.unconsumed_tail)
+                    crc, size = zlib.crc32(piece, crc), size + len(piece)
+        except zlib.error as err:
+            raise BadFileError(f"{self.name!r:.100} is damaged: {err}") from err
+        if (size, crc) != (self.size, self.crc):
+            raise BadFileError(f"the checksum of {self.name!r:.100} is wrong")
+
+    def _bytes(self, fd: int, first: int, last: int) -> bytes:
+        if not self.packed:
+            return read_exactly(fd, last - first, self.at + first)
+        try:
+            raw = zlib.decompressobj(-zlib.MAX_WBITS).decompress(read_exactly(fd, self.packed, self.at), last)[first:]
+        except zlib.error as err:
+            raise BadFileError(f"{self.name!r:.100} is damaged: {err}") from err
+        if len(raw) != last - first:
+            raise BadFileError(f"{self.name!r:.100} ends early")
+        return raw
+
+
+class Contents(NamedTuple):
+    """The declared content of a file; its data is not read yet."""
+
+    members: dict[str, Member]
+    spaces: object
+    env_names: object
+    writer: str
+    sequence: int
+
+    @property
+    def shapes(self) -> sc.Shapes:
+        return {name: (m.dtype, m.shape) for name, m in self.members.items()}
+
+
+def file_name(save_as: str, writer: str, sequence: int, n: int, env_name: str) -> str:
+    """The name of a file of n trajectories; writer and sequence number are unique."""
+    if save_as == "segments":
+        return f"{writer}-{sequence:012d}-n{n}.safetensors"
+    safe = re.sub(r"[^A-Za-z0-9.-]", "-", env_name)[:80].lstrip(".") or "env"
+    return f"{safe}_{writer}-{sequence:012d}_{int(time.time())}.npz"
+
+
+def next_sequence(directory: str | os.PathLike[str], writer: str) -> int:
+    """The first number above those of a writer's files in a directory."""
+    found = (SEGMENT_NAME.fullmatch(name) or NPZ_NAME.fullmatch(name) for name in os.listdir(directory))
+    return max((int(m["sequence"]) for m in found if m and m["writer"] == writer), default=-1) + 1
+
+
+# Segments
+
+
+def encode_segment(trajs: Sequence[StoredTraj], spaces: str, writer: str, sequence: int) -> list[Any]:
+    """The file of these trajectories as a list of buffers to be written one after the other.
+
+    Raises:
+        ValueError: the header would be too big (bounds that differ from element to element, in huge spaces).
+    """
+    fields, names = sc.pack(trajs)
+    order = sorted(fields, key=lambda k: (-fields[k].itemsize, k))  # keeps every tensor aligned, as safetensors does
+    data = {name: fields[name].reshape(-1).view(np.uint8) for name in order}
+    entries, at = {}, 0
+    for name in order:
+        a = fields[name]
+        entries[name] = {"dtype": sc.CODE_OF[a.dtype], "shape": list(a.shape), "data_offsets": [at, at + a.nbytes]}
+        at += a.nbytes
+    metadata = {
+        "header_crc32": "00000000",
+        "format": sc.FORMAT,
+        "version": str(sc.VERSION),
+        "spaces": spaces,
+        "env_names": json.dumps(names),
+        "crc32": json.dumps({name: zlib.crc32(a.data) for name, a in data.items()}),
+        "writer": writer,
+        "sequence": str(sequence),
+    }
+    text = json.dumps({"__metadata__": metadata} | entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > MAX_HEADER_BYTES:
+        raise ValueError(f"the header of a segment would take {len(text)} bytes; at most {MAX_HEADER_BYTES} are allowed")
+    length = struct.pack("<Q", len(text))
+    crc = b"%08x" % zlib.crc32(length + text)
+    text = text[:_CRC_AT] + crc + text[_CRC_AT + 8 :]
+    return [length + text, *(a for a in data.values() if a.nbytes)]
+
+
+def parse_segment(fd: int, size: int) -> Contents:
+    """Read and check the header of a segment of ``size`` bytes.
+
+    Raises:
+        BadFileError: anything that is not what `encode_segment` writes.
+    """
+    prefix = read_exactly(fd, 8, 0)
+    (length,) = struct.unpack("<Q", prefix)
+    if length > min(MAX_HEADER_BYTES, size - 8):
+        raise BadFileError(f"a header of {length} bytes is declared in a file of {size}")
+    text = read_exactly(fd, length, 8)
+    match = _CRC_FIRST.match(text)
+    if match is None:
+        raise BadFileError("no segment of ours: the header does not begin with its checksum")
+    if zlib.crc32(prefix + text[:_CRC_AT] + b"00000000" + text[_CRC_AT + 8 :]) != int(match[1], 16):
+        raise BadFileError("the header's checksum is wrong")
+    begin, members = 8 + length, {}
+    try:
+        header = json.loads(text)
+        about = header.pop("__metadata__")
+        _check_format(about["format"], about["version"])
+        crcs = json.loads(about["crc32"])
+        for name, entry in header.items():
+            first, last = entry["data_offsets"]
+            member = Member(name, sc.CODES[entry["dtype"]], tuple(entry["shape"]), begin + first, 0, 0, crcs.get(name))
+            integers = all(type(x) is int and x >= 0 for x in (*member.shape, first, last))
+            if not integers or member.size != last - first or begin + last > size:
+                raise BadFileError(
+                    f"{name!r:.100} of shape {member.shape!r:.100} cannot be bytes {first} to {last} of {size - begin}"
+                )
+            members[name] = member
+        end = max((m.at + m.size for m in members.values()), default=begin)
+        if end != size:
+            raise BadFileError(f"the fields end at byte {end}, but the file has {size}")
+        return Contents(members, about["spaces"], json.loads(about["env_names"]), str(about["writer"]), int(about["sequence"]))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
+        raise err if isinstance(err, BadFileError) else BadFileError(f"the header cannot be read: {err!r:.200}") from err
+
+
+def _check_format(kind: object, version: object) -> None:
+    if kind != sc.FORMAT or str(version) != str(sc.VERSION):
+        raise BadFileError(f"format {kind!r:.50} version {version!r:.50}, not {sc.FORMAT!r} version '{sc.VERSION}'")
+
+
+# Archives
+
+
+def encode_npz(traj: StoredTraj, spaces: str, writer: str, sequence: int, compressed: bool) -> bytes:
+    """The file of one trajectory.
+
+    Raises:
+        ValueError: the metadata is too long (bounds that differ from element to element, in huge spaces).
+    """
+    fields, names = sc.pack([traj])
+    metadata = {"format": sc.FORMAT, "version": sc.VERSION, "spaces": spaces, "env_names": names}
+    text = json.dumps(metadata | {"writer": writer, "sequence": sequence}, separators=(",", ":")).encode()
+    if len(text) > MAX_HEADER_BYTES:
+        raise ValueError(f"the metadata would take {len(text)} bytes; at most {MAX_HEADER_BYTES} are allowed")
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED, allowZip64=False) as archive:
+        for name, a in ({"metadata": np.frombuffer(text, np.uint8)} | fields).items():
+            member = io.BytesIO()
+            np.lib.format.write_array(member, a, version=(1, 0), allow_pickle=False)
+            info = zipfile.ZipInfo(name + ".npy")
+            info.compress_type = archive.compression
+            archive.writestr(info, member.getbuffer())
+    return out.getvalue()
+
+
+def archive_members(fd: int) -> dict[str, Member]:
+    """The arrays of an archive, by name (without ``.npy``).
+
+    Raises:
+        BadFileError: not a zip archive of plain arrays, or an array that cannot lie in a file of this size.
+    """
+    found = {}
+    try:
+        with open(fd, "rb", closefd=False) as file, zipfile.ZipFile(file) as archive:
+            infos = archive.infolist()
+        for info in infos:
+            name, packed = info.filename.removesuffix(".npy"), info.compress_type == zipfile.ZIP_DEFLATED
+            if not packed and info.compress_type != zipfile.ZIP_STORED:
+                raise BadFileError(f"{name!r:.100} is packed by a method other than deflate")
+            head = os.pread(fd, _HEAD_BYTES, info.header_offset)  # `ZipFile.open` takes several times as long
+            begin = 30 + sum(struct.unpack_from("<2H", head, 26))
+            head = zlib.decompressobj(-zlib.MAX_WBITS).decompress(head[begin:], _HEAD_BYTES) if packed else head[begin:]
+            head = head[: 10 + struct.unpack_from("<H", head, 8)[0]]
+            dtype, shape = _array_header(head)
+            at, size = info.header_offset + begin, info.file_size
+            m = Member(name, dtype, shape, at, len(head), info.compress_size if packed else 0, info.CRC)
+            if m.size != size or size > info.compress_size * (_MAX_RATIO if packed else 1) + 64:
+                raise BadFileError(f"{name!r:.100} declares {dtype} {shape!r:.100}, but has {size} bytes")
+            found[name] = m
+    except BadFileError:
+        raise
+    except Exception as err:  # `zipfile` and `numpy` raise many types on nonsense
+        raise BadFileError(f"not an archive of plain arrays: {err!r:.200}") from err
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _array_header(head: bytes) -> tuple[sc.DType, tuple[int, ...]]:
+    file = io.BytesIO(head)
+    if np.lib.format.read_magic(file) != (1, 0):  # type: ignore[no-untyped-call]
+        raise BadFileError("an array header of another version than 1.0")
+    shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)  # type: ignore[no-untyped-call]
+    if fortran_order or dtype not in sc.CODE_OF:
+        raise BadFileError(f"arrays of dtype {dtype}{' in Fortran order' if fortran_order else ''} are not supported")
+    return dtype, shape
+
+
+def parse_archive(fd: int, members: dict[str, Member]) -> Contents:
+    """The content of an archive of ours.
+
+    Raises:
+        BadFileError: the metadata is missing, or not what `encode_npz` writes.
+    """
+    member = members.get("metadata")
+    if member is None or member.dtype != np.uint8 or len(member.shape) != 1 or member.size > 2 * MAX_HEADER_BYTES:
+        raise BadFileError("not a trajectory file of amago: the array 'metadata' is missing or is not JSON as uint8")
+    member.check(fd)
+    try:
+        about = json.loads(member.read(fd).tobytes())
+        _check_format(about["format"], about["version"])
+        others = {name: m for name, m in members.items() if name != "metadata"}
+        return Contents(others, about["spaces"], about["env_names"], str(about["writer"]), int(about["sequence"]))
+    except BadFileError:
+        raise
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as err:
+        raise BadFileError(f"the metadata cannot be read: {err!r:.200}") from err
+
+
+# Archives of the original system
+
+
+def of_original_name(name: str) -> tuple[str, str, int]:
+    """The environment, an id, and the time in microseconds in a file's name; "", "" and 0 if it has none."""
+    match = ORIGINAL_NAME.fullmatch(name)
+    return (match["env"], match["id"], int(float(match["time"]) * 1e6)) if match else ("", "", 0)
+
+
+def is_original(members: Mapping[str, Member]) -> bool:
+    """True if an archive has the arrays of the original system."""
+    return "metadata" not in members and all(name in members for name in SEQUENCE_ROWS)
+
+
+def observations_of(members: Mapping[str, Member]) -> dict[str, Row]:
+    """The observations in a file of the original system."""
+    return {n[len(OBS_KEY) :]: (m.dtype, m.shape[1:]) for n, m in sorted(members.items()) if n.startswith(OBS_KEY)}
+
+
+def check_original(fd: int, members: Mapping[str, Member], trusted: bool) -> tuple[int, int]:
+    """Check that the arrays of a file of the original system fit together.
+
+    Args:
+        trusted: the data was compared with its checksums before.
+
+    Returns:
+        T, and the time index of the first observation.
+
+    Raises:
+        BadFileError: with the first fault.
+    """
+    total, width = ((members[name].shape or (0,))[at] for name, at in (("rews", 0), ("actions", -1)))
+    want = {"rl2s": (total + 1, 1 + width), "rews": (total, 1), "dones": (total, 1), "actions": (total, width)}
+    want["time_idxs"] = (total + 1, 1)
+    keys = observations_of(members)
+    if total < 1 or width < 1 or not keys:
+        raise BadFileError(f"{total} transitions with actions {width} wide and observations {list(keys)}")
+    if extra := sorted(members.keys() - {*want, *(OBS_KEY + key for key in keys)}):
+        raise BadFileError(f"unknown arrays {extra!s:.200}")
+    for name, m in members.items():
+        right = want.get(name, (total + 1, *m.shape[1:]))
+        if m.shape != right:
+            raise BadFileError(f"{name} has shape {m.shape}, but {total} rewards and actions {width} wide ask for {right}")
+        if not trusted:
+            m.check(fd)
+    for key in keys:
+        if problem := key_problem(key):
+            raise BadFileError(f"observation key {key!r:.100} {problem}")
+    times = members["time_idxs"]
+    steps = times.read(fd, 0, 1 if trusted else None)[:, 0]
+    if times.dtype.kind not in "iu" or steps[0] < 0 or (steps != steps[0] + np.arange(len(steps))).any():
+        raise BadFileError(f"time_idxs do not count steps, from 0 or later: {steps[:3]}... of dtype {times.dtype}")
+    return total, int(steps[0])
+
+
+def widest_space(found: Mapping[str, Row]) -> gym.spaces.Dict:
+    """The widest observation space of arrays with these dtypes and rows."""
+    boxes: dict[str, gym.Space[Any]] = {}
+    for key, (dtype, shape) in found.items():
+        low, high = (0.0, 1.0) if dtype.kind == "b" else (-np.inf, np.inf)
+        if dtype.kind in "iu":  # descriptions of spaces have their bounds as float64
+            low, high = max(np.iinfo(dtype).min, -(2**53)), min(np.iinfo(dtype).max, 2**53)
+        boxes[key] = gym.spaces.Box(low, high, shape=shape, dtype=dtype.type)
+    return gym.spaces.Dict(boxes)
+
+
+def check_observations(space: gym.spaces.Dict, found: Mapping[str, Row]) -> None:
+    """Raise BadFileError if observations have other keys or shapes than a space, or dtypes that would lose something."""
+    if found.keys() != space.spaces.keys():
+        raise BadFileError(f"observations {sorted(found)}, not {sorted(space.spaces)}")
+    for key, (dtype, shape) in found.items():
+        wanted, right = np.dtype(space[key].dtype), space[key].shape or ()
+        same = shape == right or {shape, right} == {(), (1,)}
+        exact = "f" in (dtype.kind, wanted.kind) or np.can_cast(dtype, wanted)
+        if not (same and exact and np.can_cast(dtype, wanted, "same_kind")):
+            raise BadFileError(f"observation {key!r:.100} is {dtype} {shape}, not {wanted} {right}")
+
+
+def check_vectors(spec: ActionSpec, vectors: sc.Array) -> None:
+    """Raise BadFileError if vectors (T, A) are no actions of a space, such as rows that are not one-hot."""
+    if vectors.shape[1] != spec.dim:
+        raise BadFileError(f"actions are {vectors.shape[1]} wide, but those of {spec.space} are {spec.dim} wide")
+    known = spec.kind == "continuous" or np.array_equal(spec.to_vector(spec.from_vector(vectors)), vectors.astype(np.float32))
+    if not known:
+        raise BadFileError(f"actions are not those of {spec.space}: rows such as {vectors[0].tolist()!r:.100}")
+
+
+def read_original(
+    fd: int, members: Mapping[str, Member], schema: sc.Schema, start: int, slots: Sequence[sc.Slot], arrays: Sequence[sc.Array]
+) -> None:
+    """Fill one array for each slot with the transitions from ``start`` on; the row in front is what came with the first
+    observation."""
+    before = members["rl2s"].read(fd, start, start + 1)
+    for slot, out in zip(slots, arrays):
+        if slot.part < 0:
+            out[...] = slot.default
+            continue
+        rows = members[OBS_KEY + slot.key if slot.group == "obs" else slot.key].read(
+            fd, start, start + len(out) - (slot.before >= 0)
+        )
+        if slot.key == "actions" and not slot.group:
+            out[...] = schema.action_spec.from_vector(np.concatenate((before[:, 1:], rows)).astype(np.float32))
+        elif slot.before >= 0:
+            out[0], out[1:] = before[0, :1], rows
+        else:
+            out[...] = rows.reshape(out.shape)

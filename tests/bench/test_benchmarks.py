@@ -1,0 +1,219 @@
+"""Each benchmark runs at its tiny sizes and writes what it should, never how fast; and its parts measure what they say."""
+
+import json
+import math
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from amago.store import TrajectoryStore
+from benchmarks import cluster_check, cluster_sizes, replay
+from benchmarks.__main__ import main
+from benchmarks.cluster_model import MEASURED, Constants
+from benchmarks.context import Remembering
+from benchmarks.peer import Peer, PeerError
+from benchmarks.policy_step import Acting, make_agent, step_matrices
+
+ROOT = Path(__file__).parents[2]
+KEYS = {"case", "ours", "unit", "ceiling", "ratio", "machine", "commit", "threads", "peer", "ratio_to_peer"}
+TRAJ = ("FF", "GRU", "Transformer")
+
+
+@pytest.fixture
+def smoke(tmp_path, monkeypatch):
+    """A function that runs a benchmark at its tiny sizes and returns its rows by case, checked."""
+    before = torch.get_num_threads()
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+    def run(name, *arguments):
+        assert main([name, "--smoke", "--out", str(tmp_path), *arguments]) == 0
+        rows = json.loads((tmp_path / f"{'cluster_constants' if '--constants' in arguments else name}.json").read_text())
+        for row in rows:
+            assert row.keys() >= KEYS
+            assert all(math.isfinite(row[key]) and row[key] > 0 for key in ("ours", "ceiling", "ratio")), row["case"]
+            assert row["machine"]
+            assert row["commit"]
+            assert (row["peer"] is None) == (row["ratio_to_peer"] is None)
+        by_case = {row["case"]: row for row in rows}
+        assert len(by_case) == len(rows), "each case has a name of its own"
+        return by_case
+
+    yield run
+    torch.set_num_threads(before)
+
+
+# ---- acting ----------------------------------------------------------------------------------------------------------------
+
+
+def test_policy_step(smoke):
+    rows = smoke("policy_step")
+    assert list(rows) == [f"{traj}, 4 actors" for traj in TRAJ]
+    assert all(row["unit"] == "ms" and row["target"] == 0.4 and row["peer"] is None for row in rows.values())
+
+
+def test_rollout(smoke):
+    rows = smoke("rollout", "--only", "CartPole")
+    models = ("FF", "GRU", "Transformer 32", "Transformer 512")
+    expected = {f"CartPole, {model}, {mode}, 4 actors" for model in models for mode in ("sync", "async")}
+    alone = "CartPole, environments alone, async, 4 actors"
+    assert rows.keys() == expected | {alone, "CartPole, Transformer, recorded, async, 4 actors"}
+    assert [case for case, row in rows.items() if row["peer"] is not None] == [alone], "Gymnasium's AsyncVectorEnv"
+    assert all(("x sync" in row["note"]) == ("async" in case and case in expected) for case, row in rows.items())
+
+
+def test_context(smoke):
+    rows = smoke("context")
+    fills = ("empty", "half full", "full")
+    cases = [f"context {n}, {fill}, {dtype}" for n in (8, 16) for dtype in ("float32", "bfloat16") for fill in fills]
+    assert list(rows) == [*cases, "context 16, step 160 against step 24"]
+    assert [case for case, row in rows.items() if row["target"] == 0.6] == ["context 16, full, float32"]
+    assert all("products" in rows[case]["details"] for case in cases)
+
+
+@pytest.mark.parametrize(("traj", "matrices"), [("FF", 14), ("GRU", 13), ("Transformer", 19)])
+def test_the_ceiling_of_a_step_multiplies_by_every_matrix(smoke, traj, matrices):
+    agent, seen = make_agent(traj, 8, True), set()
+    for module in (agent.tstep_encoder, agent.traj_encoder, agent.actor):
+        named = ((name.rpartition(".")[2], p) for name, p in module.named_parameters())
+        seen |= {p.data_ptr() for name, p in named if name.startswith("weight") and p.ndim == 2}
+    assert {p.data_ptr() for p in step_matrices(agent)} == seen
+    assert len(seen) == matrices
+
+
+def test_rollouts_of_the_policy_alone_begin_at_different_steps(smoke):
+    acting = Acting(make_agent("Transformer", 8, True), 5, episode=4)
+    assert sorted(set(acting.times.tolist())) == [1, 2, 3, 4]
+    lengths = [acting.memory.host_lengths.copy() for _ in range(9) if acting.step() is not None]
+    assert {int(n) for row in lengths for n in row} == {1, 2, 3, 4}, "every rollout is four steps long"
+    np.testing.assert_array_equal(lengths[0], lengths[4])
+
+
+def test_a_memory_in_the_middle_of_a_rollout_is_as_long_as_asked(smoke):
+    steps = Remembering(make_agent("Transformer", 16, True), 3, 9, torch.bfloat16)
+    assert steps.cache.keys.dtype == torch.bfloat16
+    assert steps.cache.host_lengths.tolist() == steps.cache.lengths.tolist() == [9, 8, 7]
+    steps.step()
+    assert steps.cache.host_lengths.tolist() == [10, 9, 8]
+    steps.restart()
+    assert steps.cache.lengths.tolist() == [9, 8, 7]
+
+
+# ---- learning, data, start-up ----------------------------------------------------------------------------------------------
+
+CASES = {
+    "learner": ("Agent, discrete (5), length 4, float32", "Agent, continuous (6-D), length 4, bf16", "MultiTaskAgent, discrete (5), length 4, bf16"),
+    "replay": ("segments, warm", "npz, warm", "cold", "batches of 24", "writing", "first seen", "known", "images", "floats"),
+    "startup": ("import amago", "first step", "idle pool"),
+    "solve": ("CartPole-v1", "recall", "Meta-FrozenLake", "RoomKeyDoor", "T-Maze"),
+    "scaling": ("actors", "sequences", "wide", "opening", "slice"),
+    "compiled": ("policy_step",),
+    "fast_paths": ("critics in blocks", "classified returns in blocks"),
+    "replay_size": ("first seen", "known", "memory", "a look", "a batch, uniform, cold", "a batch, priority", "first batch, length"),
+    "cluster": ("CartPole, 1 ms a step",),
+}  # fmt: skip
+MORE = {"compiled": ("--only", "policy_step")}  # updates take a minute to compile
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of PyTorch's compiler
+@pytest.mark.parametrize("name", CASES)
+def test_smoke(name, smoke, tmp_path):
+    rows = smoke(name, *MORE.get(name, ()))
+    assert [part for part in CASES[name] if not any(part in case for case in rows)] == []
+    assert (tmp_path / "scaling.png").exists() == (name == "scaling")
+
+
+def test_memory_of_the_learner(smoke):
+    rows = smoke("learner_memory", "--only", "6-D), length 4, float32")
+    assert set(rows) == {f"{agent}, continuous (6-D), length 4, float32" for agent in ("Agent", "MultiTaskAgent")}
+
+
+def test_the_ceiling_of_replay_reads_the_very_bytes(tmp_path):
+    replay.write(replay.TINY[0], tmp_path, "segments")
+    store = TrajectoryStore(tmp_path)
+    store.refresh()
+    slices = replay.Slices(store, 5)
+    for (index, start), ranges in zip(slices.asked, slices.ranges):
+        traj = store.read(index, start, start + replay.SLICE)
+        raw = sorted(os.pread(fd, n, at) for fd, at, n in ranges)
+        arrays = (*traj.obs.values(), traj.actions, traj.rews, traj.dones)
+        assert raw == sorted(a.tobytes() for a in arrays)
+    slices.close()
+
+
+# ---- launches --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_constants_are_measured_and_kept(smoke, tmp_path):
+    cases = smoke("cluster", "--constants")
+    for part in ("from a bus", "bundling", "a look", "publication", "loading", "sequences", "a learner", "memory"):
+        assert any(part in case for case in cases), part
+    constants = Constants.load_from(tmp_path / MEASURED.name)
+    assert 0 < constants.copy_rate < math.inf, "infinite is what was not measured"
+    assert constants.start > 0.1
+    assert constants.memory > 5e7
+    run, _ = cluster_check.described(tmp_path / MEASURED.name)
+    assert run["step"] >= 0.04, "two environments sleep 20 ms each"
+    assert run["update"] >= 0.2
+
+
+def test_a_real_launch_is_compared_with_its_simulation(smoke):
+    rows = smoke("cluster_check")
+    assert {case.partition(", ")[2] for case in rows} == {"steps/s", "updates/s", "updates/step", "versions of lag", "s of lag"}
+    assert rows["1 collector, updates/step"]["ours"] <= 2 * cluster_check.LIMITS.most, "the learner waits for one collector"
+
+
+def test_a_launch_of_ones_own_is_simulated(capsys):
+    cluster_sizes.main(["--collectors", "3", "--update", "0.2", "--limits", "0.01:0.05"])
+    printed = capsys.readouterr().out
+    assert all(part in printed for part in ("closed form", "learner waits", "| 3 |"))
+
+
+# ---- a second checkout of this package, measured in turns with the first ---------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """A copy of the package that says where it was imported."""
+    folder = tmp_path_factory.mktemp("checkout")
+    shutil.copytree(ROOT / "amago", folder / "amago", ignore=shutil.ignore_patterns("__pycache__"))
+    with open(folder / "amago" / "__init__.py", "a") as f:
+        f.write(f"\nopen({str(folder / 'imported')!r}, 'w').close()\n")
+    return folder
+
+
+def test_each_row_has_both(smoke, checkout):
+    rows = smoke("policy_step", "--only", "Transformer", "--peer", str(checkout), "--peer-python", sys.executable)
+    rows |= smoke("rollout", "--only", "CartPole, Transformer, recorded", "--peer", str(checkout))
+    assert [row["peer"] is not None for row in rows.values()] == [True, True]
+    assert (checkout / "imported").exists(), "the copy was measured, not the package that is installed"
+
+
+def test_an_update_of_the_other(smoke, checkout):
+    bindings = {"FFTrajEncoder.d_model": 16, "FFTstepEncoder.d_hidden": 16, "FFTstepEncoder.d_output": 16}
+    case = {
+        "benchmark": "learner", "threads": 1, "seconds": 0.0, "traj": "FF", "context": 4, "actors": 2, "bindings": bindings, "env": "noise",
+        "obs_shape": [5], "episode": 4, "action_width": 2, "agent": "MultiTaskAgent", "batch": 3,
+    }  # fmt: skip
+    peer = Peer(str(checkout), sys.executable, case)
+    try:
+        assert all(0.0 < peer() < 60.0 for _ in range(2))
+    finally:
+        peer.close()
+
+
+def test_what_goes_wrong_there_is_told(smoke, tmp_path):
+    (tmp_path / "amago").mkdir()
+    for program, words in [
+        ("raise ImportError('no such peer')", "no such peer"),
+        ("import os, sys\nprint('last words', file=sys.stderr, flush=True)\nos._exit(3)", "last words"),
+    ]:
+        (tmp_path / "amago" / "__init__.py").write_text(program)
+        with pytest.raises(PeerError, match=words):
+            Peer(str(tmp_path), sys.executable, {"benchmark": "policy_step", "threads": 1, "traj": "FF"})

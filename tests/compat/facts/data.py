@@ -1,0 +1,161 @@
+import tempfile
+
+import numpy as np
+import torch
+
+import amago
+from amago.hindsight import FrozenTraj, Timestep, Trajectory
+
+
+def timestep(i, terminal=False):
+    return Timestep(
+        obs={"observation": np.full((1, 2), i, np.float32)}, prev_action=np.array([[0.0, float(i > 0)]], np.float32),
+        reward=np.array([float(i)], np.float32), time_idx=np.array([i]), terminal=np.array([terminal]), batched_envs=1,
+    )  # fmt: skip
+
+
+def frozen(T=5, start=0):
+    actions = np.eye(2, dtype=np.float32)[np.arange(T) % 2]
+    rews = np.ones((T, 1), np.float32)
+    return FrozenTraj(
+        obs={"observation": np.zeros((T + 1, 3), np.float32)}, rl2s=np.concatenate((np.zeros((1, 3)), np.concatenate((rews, actions), 1))).astype(np.float32),
+        time_idxs=np.arange(start, start + T + 1)[:, None], rews=rews, dones=np.eye(T, dtype=bool)[-1:].T, actions=actions,
+    )  # fmt: skip
+
+
+def rldata(T):
+    actions = torch.nn.functional.one_hot(torch.arange(T) % 2, 2).float()
+    return amago.loading.RLData(
+        obs={"observation": torch.zeros(T + 1, 3), "id": torch.zeros(T + 1, 1, dtype=torch.int32)}, rews=torch.arange(T)[:, None].float(),
+        dones=torch.zeros(T, 1, dtype=torch.bool), actions=actions, time_idxs=torch.arange(T + 1)[:, None],
+    )  # fmt: skip
+
+
+# fact: timesteps become the policy's input, and have a version of a reset
+t = timestep(3)
+obs, rl2, time = t.as_input()
+assert (rl2.dtype, rl2.tolist(), time.tolist()) == (np.float32, [[3.0, 0.0, 1.0]], [[3]])
+reset = t.create_reset_version(np.array([True]))
+assert reset.obs["observation"].tolist() == [[3.0, 3.0]]
+assert reset.as_input()[1].tolist() == [[0.0, 0.0, 0.0]]
+assert [s.reward.shape for s in amago.hindsight.split_batched_timestep(t)] == [(1,)]
+
+# fact: trajectories of timesteps
+traj = Trajectory(timesteps=[timestep(0)])
+traj.add_timestep(timestep(1))
+traj.add_timestep(timestep(2, True))
+obs, rl2s, time = traj.as_input_sequence()
+assert (obs["observation"].shape, rl2s.shape, time.shape) == ((1, 3, 2), (1, 3, 3), (1, 3, 1))
+assert traj.total_return == 3.0
+assert len(traj) >= 2
+assert traj[1].time_idx.tolist() == [1]
+assert len(traj.freeze().rews) == 2
+root = tempfile.mkdtemp()
+traj.save_to_disk(f"{root}/t.npz", save_as="npz")
+assert amago.loading.load_traj_from_disk(f"{root}/t.npz").rews.ravel().tolist() == [1.0, 2.0]
+
+# fact: frozen trajectories are dicts of arrays
+d = frozen().to_dict()
+assert "_OBS_KEY_observation" in d
+again = FrozenTraj.from_dict(d)
+assert again.actions.tolist() == frozen().actions.tolist()
+
+
+# fact: relabelers change in place and may drop keys
+class Drops(amago.hindsight.Relabeler):
+    def relabel(self, traj):
+        traj.rews[:] = 7
+        return traj
+
+
+assert Drops()(frozen()).rews.max() == 7
+assert amago.hindsight.NoOpRelabeler()(frozen()).rews.max() == 1
+
+# fact: a buffer of the original's files is sampled where it lies
+import glob
+import os
+
+root = tempfile.mkdtemp()
+os.makedirs(f"{root}/d/buffer/fifo")
+for i in range(4):
+    np.savez(f"{root}/d/buffer/fifo/lake_{i:08x}_{1e9 + i}.npz", **frozen(5).to_dict())
+data = amago.loading.DiskTrajDataset(dset_root=root, dset_name="d", dset_max_size=10, dset_min_size=1)
+data.configure_from_experiment(
+    type("E", (), {"train_batches_per_epoch": 2, "batch_size": 3, "max_seq_len": 4, "padded_sampling": "none", "has_dset_edit_rights": True,
+                   "accelerator": type("A", (), {"num_processes": 1})()})()
+)  # fmt: skip
+assert data.configured
+assert data.items_per_epoch == 6
+assert data.ready_for_training
+assert len(data.all_filenames) == len(data.fifo_filenames) == 4
+assert len(data.sample_random_trajectory()) == 5
+assert len(glob.glob(f"{root}/d/buffer/fifo/*.npz")) == 4
+metrics = data.on_end_of_collection(experiment=None)
+assert {
+    "Trajectory Files Saved in FIFO Replay Buffer",
+    "Total Trajectory Files in Replay Buffer",
+    "Trajectory Files Deleted",
+} <= set(metrics)
+assert "Buffer Disk Space (GB)" in metrics
+assert isinstance(data._list_abs_path_to_files(data.fifo_path), set)
+
+# fact: rl2s are made by shifting, and slices are cut in place
+data = rldata(6)
+assert len(data) == 6
+assert data.rl2s[0].tolist() == [0, 0, 0]
+assert data.rl2s[1].tolist() == [0.0, 1.0, 0.0]
+cut = data.random_slice(length=3, padded_sampling="none")
+assert cut is data
+assert len(cut) == 3
+short = amago.loading.RLData(
+    obs={"o": torch.zeros(3, 1)}, rews=torch.zeros(2, 1), dones=torch.zeros(2, 1, dtype=torch.bool), actions=torch.zeros(2, 2),
+    time_idxs=torch.arange(2)[:, None],
+)  # fmt: skip
+assert short.time_idxs.ravel().tolist() == [0, 1, 2]
+
+# fact: batches are padded with 4.0, from which masks follow
+from amago.loading import MAGIC_PAD_VAL, Batch, RLData_pad_collate
+
+assert MAGIC_PAD_VAL == 4.0
+batch = RLData_pad_collate([rldata(2), rldata(5)])
+assert isinstance(batch, Batch)
+assert (~(batch.rl2s == 4).all(-1)).sum(1).tolist() == [3, 6]
+assert batch.obs["id"][0, -1].tolist() == [4]
+assert bool(batch.dones[0, -1])
+assert batch.to("cpu") is batch
+
+
+# fact: a dataset of a client's own is torch's, and works in a DataLoader
+class Mine(amago.loading.RLDataset):
+    @property
+    def save_new_trajs_to(self):
+        return None
+
+    def get_description(self):
+        return "mine"
+
+    def sample_random_trajectory(self):
+        return rldata(9)
+
+
+import pytest
+from torch.utils.data import DataLoader, Dataset
+
+assert amago.loading.Dataset is Dataset
+data = Mine()
+assert data.dset_name == "Mine"
+with pytest.raises(ValueError):
+    data.check_configured()
+data.configure_from_experiment(
+    type("E", (), {"train_batches_per_epoch": 2, "batch_size": 3, "max_seq_len": 4, "padded_sampling": "none", "has_dset_edit_rights": True,
+                   "accelerator": type("A", (), {"num_processes": 1})()})()
+)  # fmt: skip
+assert len(data) == 6
+[batch, _] = DataLoader(data, batch_size=3, num_workers=1, collate_fn=amago.loading.RLData_pad_collate)
+assert batch.rews.shape == (3, 4, 1)
+assert not amago.loading.DoNothingDataset().ready_for_training
+mixture = amago.loading.MixtureOfDatasets(
+    datasets=[data, Mine("other")], sampling_weights=[0.3, 0.7], smooth_sudden_starts=4, dset_name="both"
+)
+assert (mixture.all_datasets[0], mixture.smooth_sudden_starts, mixture.dset_name) == (data, 4, "both")
+assert [s.final_weight for s in mixture._dsets_status] == [0.3, 0.7]

@@ -1,0 +1,46 @@
+"""Run Python code, each piece in a process in which nothing of amago was imported before: ``python in_fresh_processes.py < pieces.json``.
+
+The pieces are {name: code}; the output is {name: traceback, or "" where it ran}. This process imports what takes long, and forks.
+"""
+
+import json
+import os
+import sys
+import traceback
+import warnings
+
+import accelerate  # noqa: F401
+import gin  # noqa: F401
+import gymnasium  # noqa: F401
+import numpy  # noqa: F401
+import torch
+
+
+def run(code: str) -> str:
+    try:
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        exec(compile(code, "<fact>", "exec"), {"__name__": "fact"})
+    except BaseException:
+        return traceback.format_exc()[-1500:]
+    return ""
+
+
+def forked(code: str) -> str:
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reader)
+        with os.fdopen(writer, "w") as out:
+            out.write(run(code))
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as found:
+        text = found.read()
+    return text if os.waitpid(pid, 0)[1] == 0 else text or "the process died"
+
+
+if __name__ == "__main__":
+    assert not any(name.partition(".")[0] == "amago" for name in sys.modules)
+    torch.set_num_threads(1)
+    print(json.dumps({name: forked(code) for name, code in json.load(sys.stdin).items()}))

@@ -1,0 +1,90 @@
+"""A program for the tests of the launcher: a tiny run. Arguments: its directory, and the settings to change, as JSON."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import tiny
+
+import amago
+from amago import config
+from amago.envs import AMAGOEnv
+from amago.envs.builtin import TMazePassive
+
+ROOT = Path(sys.argv[1]) if len(sys.argv) > 1 else Path()
+
+
+def ordered(what):
+    """Whether a file of this name in the run's directory says so; one process obeys."""
+    try:
+        (ROOT / what).unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def hang():
+    time.sleep(1e6)
+
+
+def hold():
+    """Hang without letting any other thread of this process run."""
+    sys.setswitchinterval(1e9)
+    while True:
+        pass
+
+
+class Slow(TMazePassive):
+    """Takes a millisecond a step, and does what a file in the run's directory says: crash, hang, or hold the interpreter."""
+
+    def step(self, action):
+        time.sleep(0.001)
+        if ordered("crash"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if ordered("hang"):
+            hang()
+        if ordered("hold"):
+            hold()
+        return super().step(action)
+
+
+class Obedient(amago.Experiment):
+    """A learner that does what a file in the run's directory says: hang in an update, or take seconds to save."""
+
+    def train_step(self, batch, log_step):
+        if ordered("hang-learner"):
+            hang()
+        if ordered("hold-learner"):
+            hold()
+        return super().train_step(batch, log_step)
+
+    def save_checkpoint(self):
+        if (ROOT / "save-slowly").exists():
+            time.sleep(float((ROOT / "save-slowly").read_text()))
+            (ROOT / "saved-slowly").touch()
+        super().save_checkpoint()
+
+
+def slow():
+    return AMAGOEnv(Slow(tiny.CORRIDOR), env_name="TMaze")
+
+
+def made():
+    """The experiment of this program, not started."""
+    fields = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
+    defaults = {"always_save_latest": True, "experiment_type": Obedient}
+    if fields.get("val_interval"):
+        defaults["callbacks"] = [amago.KeepBest()]
+    config.bind({"EpsilonGreedy.randomize_eps": False})
+    return tiny.experiment(ROOT, slow, **defaults | fields)
+
+
+if __name__ == "__main__":
+    experiment = made()
+    experiment.start()
+    experiment.learn()
+    print("learned", experiment.grad_update_counter, experiment.env_steps, flush=True)
+    experiment.close()

@@ -1,0 +1,35 @@
+"""What the processes of a launch have started ends with the launcher."""
+
+import subprocess
+import sys
+import time
+
+import tiny
+from launching import assert_gone, family
+
+PROGRAM = """
+import sys, time
+from amago.launch.children import Child
+from amago.run.launched.protocol import Assignment
+
+children = [Child(Assignment("collector", i, 2, sys.argv[1]), ["sh", "-c", "sleep 1000 & wait"], {}) for i in (0, 1)]
+for child in children:
+    child.start()
+children[0].kill()
+print("ready", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_what_children_have_started_ends_with_a_killed_launcher(tmp_path):
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=tiny.environment()
+    )
+    assert launcher.stdout.readline() == "ready\n"
+    until = time.monotonic() + 60
+    while len(everyone := family(launcher.pid)) < 3 and time.monotonic() < until:
+        time.sleep(0.02)
+    assert len(everyone) == 3, "a child, what it has started, and the process that sees to their end"
+    launcher.kill()
+    launcher.communicate()
+    assert_gone(everyone)

@@ -1,0 +1,124 @@
+"""Launches in which something fails for good: they end with a reason, or train on."""
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from launching import PROGRAM, family, stop
+
+FOREVER = 100_000
+BROKEN = """
+import json, os, sys
+sys.argv[0] = {program!r}
+sys.path.insert(0, {folder!r})
+import launched_program
+role = json.loads(os.environ["AMAGO_ROLE"])["kind"]
+{change}
+experiment = launched_program.made()
+experiment.start()
+experiment.learn()
+experiment.close()
+"""
+RAISES = """
+def step(self, action):
+    raise ValueError("the motor is not connected")
+launched_program.Slow.step = step
+"""
+READ_ONLY = """
+import amago.run.launched.collector as module
+def write_small(path, value, real=module.write_small):
+    if "outbox" in str(path):
+        raise PermissionError(13, "Permission denied", str(path))
+    real(path, value)
+module.write_small = write_small
+"""
+
+
+def program(tmp_path, change):
+    path = tmp_path / "broken.py"
+    path.write_text(BROKEN.format(program=str(PROGRAM), folder=str(PROGRAM.parent), change=change))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (RAISES, "the motor is not connected"),
+        pytest.param(
+            READ_ONLY, "Permission denied", marks=pytest.mark.skipif(os.environ.get("AMAGO_FAULTS") != "long", reason="long")
+        ),
+    ],
+)
+def test_collectors_that_never_deliver_end_the_launch_with_the_end_of_their_log(launch, tmp_path, change, reason):
+    run = launch(collectors=1, program=program(tmp_path, change), epochs=FOREVER)
+    assert run.wait() == 1, run.output
+    assert "5 times in a row without a delivered phase" in run.output
+    assert reason in run.output
+    assert run.output.count("it is replaced in") == 4
+
+
+def test_a_status_that_cannot_be_written_never_stops_training(launch, tmp_path):
+    change = """
+import amago.run.launched.protocol as module
+def write_small(path, value, real=module.write_small):
+    if path.name in ("learner.json", "collector-0.json") and os.path.exists(sys.argv[1] + "/readonly"):
+        raise OSError(30, "Read-only file system")
+    real(path, value)
+module.write_small = write_small
+"""
+    run = launch(collectors=1, program=program(tmp_path, change), epochs=FOREVER, train_batches_per_epoch=2)
+    run.until(lambda: len(run.rows("train")) > 3)
+    (tmp_path / "readonly").touch()
+    done, before = len(run.rows("train")), run.children
+    run.until(lambda: len(run.rows("train")) > done + 10)
+    assert run.children == before
+    stop(run)
+
+
+def test_a_second_launch_of_a_name_is_refused_without_a_traceback(launch):
+    run = launch(collectors=1, epochs=FOREVER, train_batches_per_epoch=2)
+    run.until(lambda: len(run.rows("train")) > 1)
+    second = launch(collectors=1, epochs=FOREVER, train_batches_per_epoch=2)
+    assert second.wait() == 1
+    assert "RunInUseError: run 'run'" in second.output
+    assert "Traceback" not in second.output
+    assert run.process.poll() is None
+
+
+def listening(pids):
+    """Addresses other than this machine's own on which processes listen."""
+    inodes = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended, or closed the file
+            targets = [os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()]
+            inodes |= {target[8:-1] for target in targets if target.startswith("socket:[")}
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and words[9] in inodes and words[1].partition(":")[0] not in (
+                "0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F",
+            ):  # fmt: skip
+                found.append(words[1])
+    return found
+
+
+def test_nothing_listens_beyond_this_machine(launch):
+    run = launch("--learners", "2", collectors=1, epochs=FOREVER, train_batches_per_epoch=2)
+    run.until(lambda: len(run.rows("train")) > 2)
+    assert len(run.ranks) == 2
+    assert listening(family(run.process.pid)) == []
+    stop(run)
+
+
+def test_a_folder_amago_in_the_current_directory_is_not_looked_into(tmp_path, monkeypatch):
+    from amago.launch.api import launch
+
+    (tmp_path / "amago").mkdir()
+    (tmp_path / "amago" / "__init__.py").write_text("raise SystemExit('the wrong amago')")
+    (tmp_path / "train.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([p for p in sys.path if p]))
+    assert launch("train.py", collectors=1) == 3

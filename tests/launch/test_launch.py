@@ -1,0 +1,101 @@
+"""One command for a learner and its collectors, in real processes."""
+
+import signal
+
+from launching import assert_gone, family, stop
+
+from amago.run.plots import read_metrics
+
+FOREVER = 100_000
+
+
+def test_a_run_with_two_collectors_is_one_run(launch, tmp_path):
+    run = launch(
+        "--updates-per-step",
+        "0.005:0.05",
+        collectors=2,
+        epochs=FOREVER,
+        train_batches_per_epoch=5,
+        val_interval=2,
+        ckpt_interval=1,
+    )
+    run.until(lambda: any(row["values"]["Collectors"] == 2 for row in run.rows("rollout")) and len(run.rows("val")) > 1)
+    stop(run)
+    rollouts, evaluations, buffer = run.rows("rollout"), run.rows("val"), run.rows("buffer")
+    assert run.rollouts == run.arrived[0], "all collectors' rollouts are logged, and in the store"
+    assert rollouts[-1]["env_steps"] > 0
+    assert all(row["grad_steps"] % 5 == 0 for row in evaluations), "weights are published at the end of epochs of five updates"
+    assert len({row["grad_steps"] for row in evaluations}) == len(evaluations), "each of other weights, at their place"
+    assert (run.run_dir / "ckpts" / "best" / "policy.pt").is_file(), "the learner's callbacks hear of evaluations"
+    for rows in (rollouts, evaluations, buffer, run.rows("train")):
+        for axis in ("env_steps", "grad_steps", "epoch"):
+            values = [row[axis] for row in rows]
+            assert values == sorted(values), axis
+    buffer = [row for row in buffer if "Updates per Environment Step" in row["values"]]
+    ratios = [row["values"]["Updates per Environment Step"] for row in buffer]
+    assert 0 < max(ratios) <= 0.05
+    assert {"Learner Waited (s)", "Collectors Paused (s)"} <= buffer[-1]["values"].keys()
+    for i in (0, 1):
+        own = read_metrics(run.run_dir / "launch" / f"collector-{i}")
+        assert {row["section"] for row in own} >= {"rollout"}
+    sections = {row["section"] for row in read_metrics(run.run_dir / "launch" / "collector-1")}
+    assert "val" not in sections, "collector 0 alone evaluates"
+
+
+def test_ctrl_c_ends_all_with_a_complete_state_and_the_same_command_resumes(launch):
+    run = launch(collectors=1, epochs=FOREVER, train_batches_per_epoch=2, ckpt_interval=FOREVER, resume="auto")
+    run.until(lambda: len(run.rows("train")) > 2)
+    everyone = family(run.process.pid)
+    assert len(everyone) >= 2
+    stop(run, signal.SIGINT)
+    assert_gone(everyone)
+    done = max(row["grad_steps"] for row in run.rows("train"))
+    again = launch(collectors=1, epochs=FOREVER, train_batches_per_epoch=2, ckpt_interval=FOREVER, resume="auto")
+    again.until(lambda: max(row["grad_steps"] for row in again.rows("train")) > done)
+    stop(again)
+    steps = [row["env_steps"] for row in again.rows("buffer")]
+    assert steps == sorted(steps), "the count of environment steps goes on"
+
+
+def test_collectors_pause_while_the_learner_is_behind_until_it_has_caught_up(launch):
+    run = launch("--updates-per-step", "0.2:0.3", collectors=1, epochs=FOREVER, train_batches_per_epoch=20)
+
+    def caught_up():
+        rows = [v for row in run.rows("buffer") if "Collectors Paused (s)" in (v := row["values"])]
+        paused = [v["Collectors Paused (s)"] > 0 for v in rows]  # however short: a fast learner is behind for a moment only
+        return any(p and v.get("Updates per Environment Step", 0) >= 0.2 for p, v in zip(paused, rows, strict=True))
+
+    run.until(caught_up)
+    assert run.children.keys() == {"learner", "collector-0"}, "nobody was replaced for pausing"
+    stop(run)
+    assert "replaced" not in run.output
+    assert all(row["values"].get("Updates per Environment Step", 0) <= 0.3 for row in run.rows("buffer"))
+
+
+def test_a_mistake_in_the_script_ends_the_launch_with_its_message(launch, tmp_path):
+    run = launch(collectors=1, batch_size=0)
+    assert run.wait() == 1
+    assert "batch_size must be a whole number of at least 1" in run.output
+
+
+def test_a_collector_that_never_starts_ends_the_launch_with_its_log(launch, tmp_path):
+    program = tmp_path / "broken.py"
+    program.write_text(
+        "import json, os, sys, time\n"
+        "if json.loads(os.environ['AMAGO_ROLE'])['kind'] == 'collector':\n"
+        "    raise SystemExit('no display is there')\n"
+        "time.sleep(1000)\n"
+    )
+    run = launch(collectors=1, program=program)
+    assert run.wait() == 1
+    assert "no display is there" in run.output
+    assert "5 times in a row" in run.output
+
+
+def test_epsilon_of_collectors_falls_within_the_run(launch):
+    """A collector's epochs do not end, so it takes the length of the run from the program's settings."""
+    run = launch(collectors=1, epochs=6, train_timesteps_per_epoch=24, train_batches_per_epoch=50)
+    assert run.wait() == 0, run.output
+    late = [r["values"]["Epsilon"] for r in run.rows("rollout") if r["env_steps"] >= 2 * 6 * 24 * 0.75]
+    assert late
+    assert max(late) < 0.3, "it falls to .05 in the first half of the run; a million steps would leave it at 1"

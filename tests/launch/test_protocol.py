@@ -1,0 +1,97 @@
+"""The small files between a launcher and its processes, and the line that shows them."""
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+
+from amago.launch.agent import Task
+from amago.launch.progress import Rates, progress_line
+from amago.run.launched import protocol
+from amago.run.launched.protocol import Assignment, read_small, write_beat, write_small
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    def refuse(self, text, **kwargs):
+        self.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(protocol.Path, "write_text", refuse)
+
+
+def test_a_full_disk_leaves_the_old_content_and_nothing_else(tmp_path, request):
+    write_small(tmp_path / "a.json", {"count": 1})
+    request.getfixturevalue("full_disk")
+    with pytest.raises(OSError, match="No space left"):
+        write_small(tmp_path / "a.json", {"count": 2})
+    assert read_small(tmp_path / "a.json") == {"count": 1}
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_a_beat_on_a_full_disk_is_a_sign_of_life(tmp_path, request):
+    path = tmp_path / "a.json"
+    write_beat(path, {"count": 1})
+    os.utime(path, (0, 0))
+    request.getfixturevalue("full_disk")
+    write_beat(path, {"count": 2})
+    assert read_small(path) == {"count": 1}
+    assert path.stat().st_mtime > 0
+
+
+def test_whether_the_launcher_lives():
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assignment = Assignment("collector", 0, 1, "", launcher=process.pid)
+    assert assignment.launcher_lives
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert not assignment.launcher_lives, "a zombie does not live"
+    process.communicate()
+    assert not assignment.launcher_lives
+    assert Assignment("collector", 0, 1, "").launcher_lives, "as far as anybody knows"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("max_policy_lag", -1), ("max_policy_lag", 1.5), ("max_policy_lag", True), ("max_undelivered", 0)]
+)
+def test_bounds_that_make_no_sense_are_refused(field, value):
+    with pytest.raises(ValueError, match=f"{field}.*{value!r}"):
+        Task([__file__], 1, **{field: value})
+
+
+LEARNER = {"state": "training", "epoch": 3, "epochs": 20, "updates": 1500, "steps": 60_000, "version": 4, "limits": "0.01:0.05"}
+
+
+def test_it_says_what_each_role_does_how_fast_the_ratio_and_the_lag():
+    collectors = [{"state": "collecting", "version": 4}, {"state": "collecting", "paused": "paused", "version": 2}, {}]
+    line = progress_line(LEARNER, collectors, (12.5, 2000.0), replaced=1)
+    assert line == (
+        "learner training, epoch 3/20, 1,500 updates (12.5/s) | collectors: 1 collecting, 1 paused, 1 starting, 1 replaced; "
+        "60,000 steps (2,000/s) | 0.025 updates/step in 0.01:0.05 | policy 4, lag 2"
+    )
+
+
+def test_before_the_first_step_there_is_no_ratio():
+    line = progress_line({**LEARNER, "steps": 0}, [], (0.0, 0.0))
+    assert "updates/step" not in line
+    assert "lag" not in line
+    assert progress_line({}, [], (0.0, 0.0)) == "learner starting"
+
+
+def test_rates_are_those_of_the_last_seconds():
+    rates = Rates(window=10)
+    assert rates.add(0, 0, 0) == (0.0, 0.0)
+    assert rates.add(10, 100, 1000) == (10.0, 100.0)
+    assert rates.add(20, 100, 1000) == (0.0, 0.0)
+    assert rates.add(21, 50, 1000) == (0.0, 0.0), "the learner has gone back"
+    assert rates.add(22, 60, 1100) == (10.0, 100.0)
+
+
+def test_what_collectors_wait_for_and_what_is_not_delivered_is_said():
+    collectors = [{"state": "collecting", "version": 2, "paused": why} for why in ("waiting for disk space", "paused")]
+    collectors.append({"state": "collecting", "version": 1, "paused": "waiting for a newer policy"})
+    line = progress_line({**LEARNER, "version": 0}, collectors, (0.0, 0.0), newest=9, waiting=12_345_678)
+    assert "collectors: 1 paused, 1 waiting for a newer policy, 1 waiting for disk space;" in line
+    assert line.endswith("policy 9, lag 8 | 12 MB not delivered")

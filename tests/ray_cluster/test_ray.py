@@ -1,0 +1,49 @@
+"""Ray as the starter of collectors: placed on its nodes, and started again elsewhere."""
+
+import os
+import signal
+
+from launching import Launch, alive
+
+FOREVER = 100_000
+RUN = {"epochs": FOREVER, "train_batches_per_epoch": 2, "ckpt_interval": FOREVER, "resume": "auto"}
+
+
+def collects(root):
+    """Processes of ``amago collect`` on this launch's bus."""
+    found = []
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            words = open(f"/proc/{pid}/cmdline").read().split("\0")
+        except OSError:
+            continue
+        if "collect" in words and f"--bus={root / 'bus'}" in words:
+            found.append(int(pid))
+    return found
+
+
+def test_collectors_run_on_the_nodes_and_are_started_again(cluster, tmp_path):
+    run = Launch(tmp_path, "--bus", str(tmp_path / "bus"), "--ray", cluster.address, collectors=4, **RUN)
+    try:
+        cluster.order("add")
+        run.until(lambda: len(collects(tmp_path)) == 1 and run.rows("rollout"))
+        (killed,) = collects(tmp_path)
+        os.kill(killed, signal.SIGKILL)
+        run.until(lambda: collects(tmp_path) and killed not in collects(tmp_path))
+        before = run.arrived[0]
+        run.until(lambda: run.arrived[0] > before + 10)
+        everyone = collects(tmp_path)
+        run.process.send_signal(signal.SIGTERM)
+        assert run.wait() == 143, run.output
+        assert not alive(everyone)
+    finally:
+        run.end()
+
+
+def test_a_cluster_of_another_token_is_refused(cluster, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "cd" * 32)
+    run = Launch(tmp_path, "--bus", str(tmp_path / "bus"), "--ray", cluster.address, collectors=2, **RUN)
+    try:
+        assert run.wait(120) != 0
+    finally:
+        run.end()

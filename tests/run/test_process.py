@@ -1,0 +1,170 @@
+"""Environments that change the process which they share with the run."""
+
+import os
+import random
+import signal
+import warnings
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import tiny
+import torch
+
+import amago
+from amago.envs import AMAGOEnv
+from amago.run.group import Stopped
+
+EPISODE = 4
+
+
+def changes_environment_variables():
+    os.environ["CUDA_VISIBLE_DEVICES"] = "7"
+    os.environ.pop("KEPT_BY_THE_RUN", None)
+
+
+MEDDLING = {
+    "gradients": lambda: torch.set_grad_enabled(False),
+    "dtype": lambda: torch.set_default_dtype(torch.float64),
+    "device": lambda: torch.set_default_device("meta"),
+    "threads": lambda: torch.set_num_threads(3),
+    "deterministic": lambda: torch.use_deterministic_algorithms(True),
+    "torch": lambda: torch.manual_seed(0),
+    "numpy": lambda: np.random.seed(0),
+    "random": lambda: random.seed(0),
+    "floating point": lambda: np.seterr(all="raise"),
+    "warnings": lambda: warnings.simplefilter("error"),
+    "directory": lambda: os.chdir("/"),
+    "variables": changes_environment_variables,
+    "signals": lambda: [signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM)],
+}
+
+
+class Meddler(gym.Env):
+    """Changes something of its process in each call of one of its methods."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gym.spaces.Discrete(8)
+
+    def __init__(self, what, where):
+        self.what, self.where = what, where
+        self.meddle("init")
+
+    def meddle(self, where):
+        if where == self.where:
+            for what, meddle in MEDDLING.items():
+                if self.what in (what, "all"):
+                    meddle()
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        self.meddle("reset")
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        self.meddle("step")
+        return np.zeros(2, np.float32), 1.0, self.t == EPISODE, False, {}
+
+
+class Rows(gym.vector.SyncVectorEnv):
+    def __init__(self, what, where):
+        super().__init__([partial(Meddler, what, where)] * 2, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+
+
+def make_one(what, where):
+    return AMAGOEnv(Meddler(what, where), env_name="Meddler")
+
+
+def make_rows(what, where):
+    return AMAGOEnv(Rows(what, where), env_name="Meddler", batched_envs=2)
+
+
+def state():
+    return {
+        "gradients": torch.is_grad_enabled(), "dtype": torch.get_default_dtype(), "device": torch.get_default_device(),
+        "threads": torch.get_num_threads(), "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "floating point": np.geterr(), "warnings": list(warnings.filters), "directory": os.getcwd(), "variables": dict(os.environ),
+        "signals": [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)],
+    }  # fmt: skip
+
+
+class Watches(amago.Callback):
+    """Draws numbers as a callback of a user's own may, and stops the run by a signal at the end."""
+
+    def __init__(self):
+        self.seen, self.drawn = [], []
+
+    def on_epoch_end(self, experiment, metrics):
+        self.seen.append(state())
+        self.drawn.append((random.random(), np.random.rand(), torch.rand(()).item()))
+        if experiment.epoch == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.fixture
+def restored(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KEPT_BY_THE_RUN", "1")
+    torch.use_deterministic_algorithms(False)  # imports, on first use, what sets a variable and a filter of warnings
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize(
+    ("what", "where", "mode"),
+    [
+        *((what, "step", "sync") for what in ("all", "gradients", "torch", "device", "signals")),
+        ("all", "init", "sync"),
+        ("all", "reset", "sync"),
+        ("all", "step", "already_vectorized"),
+    ],
+)
+def test_a_run_goes_on_as_if_its_environments_left_the_process_alone(tmp_path, restored, what, where, mode):
+    make = partial(make_one if mode == "sync" else make_rows, what, where)
+    before, watcher = state(), Watches()
+    e = tiny.experiment(
+        "ours", make, env_mode=mode, parallel_actors=2, epochs=6, val_interval=1, val_timesteps_per_epoch=5,
+        train_timesteps_per_epoch=12, train_batches_per_epoch=2, save_trajs_as="npz", callbacks=[watcher], seed=3, ckpt_interval=1,
+        log_interval=1, dloader_workers=0,
+    )  # fmt: skip
+    e.start()
+    with pytest.raises(Stopped) as stopped:
+        e.learn()
+    assert stopped.value.code == 128 + signal.SIGTERM
+    assert e.grad_update_counter == 4
+    assert all(p.dtype == torch.float32 for p in e.policy.parameters())
+    for seen in watcher.seen:
+        assert {k: v for k, v in seen.items() if k != "signals"} == {k: v for k, v in before.items() if k != "signals"}
+    assert len(set(watcher.drawn)) == len(watcher.drawn)
+    assert (tmp_path / "ours").is_dir()
+    assert os.listdir() == ["ours"]
+    files = list((tmp_path / "ours").rglob("fifo/*.npz"))
+    assert len(files) >= 6
+    with np.load(files[0]) as first:
+        assert first["actions"].shape[0] == EPISODE
+    taken = set()
+    for file in files:
+        with np.load(file) as arrays:
+            taken.add(arrays["actions"].tobytes())
+    assert len(taken) >= 4, "the policy draws the same actions in every rollout"
+
+
+def test_what_an_environment_has_changed_is_there_when_it_runs_again(tmp_path, restored):
+    class Relies(Meddler):
+        def __init__(self):
+            os.chdir("/")
+            torch.set_grad_enabled(False)
+            np.random.seed(5)
+            self.model = torch.nn.Linear(1, 1)
+
+        def meddle(self, where):
+            assert os.getcwd() == "/"
+            self.model(torch.ones(1)).numpy()  # an error where gradients are kept
+
+    e = tiny.learned(tmp_path, lambda: AMAGOEnv(Relies(), env_name="E"), env_mode="sync", val_interval=1)
+    assert e.evaluate_test(lambda: AMAGOEnv(Relies(), env_name="E"), 9)
+    e.close()
+    assert os.getcwd() == str(tmp_path)
