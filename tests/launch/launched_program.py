@@ -52,9 +52,11 @@ class Slow(TMazePassive):
 
 
 class Obedient(amago.Experiment):
-    """A learner that does what a file in the run's directory says: hang in an update, or take seconds to save."""
+    """A learner that does what a file in the run's directory says: hang in an update, or take long for updates or to save."""
 
     def train_step(self, batch, log_step):
+        if (ROOT / "update-slowly").exists():
+            time.sleep(0.2)
         if ordered("hang-learner"):
             hang()
         if ordered("hold-learner"):
