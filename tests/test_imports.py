@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -195,6 +196,14 @@ print(json.dumps([before, state()]))
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     before, after = json.loads(out.stdout)
     assert {k: v for k, v in after.items() if v != before[k]} == {}
+
+
+def test_the_package_is_found_beside_a_folder_of_its_name(tmp_path):
+    """A clone is a folder named amago; Python takes a folder without a package only where it finds none."""
+    (tmp_path / "amago").mkdir()
+    code = "from amago import AMAGOEnv"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True)
 
 
 def test_importing_hooks_no_optimizer():
