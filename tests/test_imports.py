@@ -201,7 +201,7 @@ print(json.dumps([before, state()]))
 def test_the_package_is_found_beside_a_folder_of_its_name(tmp_path):
     """A clone is a folder named amago; Python takes a folder without a package only where it finds none."""
     (tmp_path / "amago").mkdir()
-    code = "from amago import AMAGOEnv"
+    code = "from amago import __version__"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True)
 
