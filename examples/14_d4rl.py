@@ -12,11 +12,11 @@ from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
+from support.d4rl_scores import NormalizedScore, reference_returns
 
 from amago import cli_utils
 from amago.envs import AMAGOEnv
 from amago.envs.builtin._common import require
-from amago.envs.builtin.d4rl_scores import NormalizedScore, reference_returns
 from amago.experiment import Experiment
 from amago.loading import D4RLDataset, DiskTrajDataset, MinariDataset, MixtureOfDatasets, RLDataset
 

@@ -5,9 +5,10 @@ python examples/18_point_robot.py --traj_encoder gru --run_name point --buffer_d
 
 from argparse import ArgumentParser, Namespace
 
+from support.point_robot import GOAL_REGIONS, REWARDS, PointRobot
+
 from amago import cli_utils
 from amago.envs import AMAGOEnv
-from amago.envs.builtin.point_robot import GOAL_REGIONS, REWARDS, PointRobot
 from amago.experiment import Experiment
 
 

@@ -5,9 +5,10 @@ python examples/19_returns_of_any_size.py --agent_type multitask --run_name mixt
 
 from argparse import ArgumentParser, Namespace
 
+from support.toy_mixture import TASKS, ToyMixture
+
 from amago import cli_utils
 from amago.envs import AMAGOEnv
-from amago.envs.builtin.toy_gym import TASKS, ToyMixture
 from amago.experiment import Experiment
 
 

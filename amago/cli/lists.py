@@ -207,8 +207,6 @@ ENTRIES = (
     Entry("TMazeActive", "one bit, which must first be looked for", "04_tmaze"),
     Entry("SymbolicAlchemy", "what this chemistry's potions do, from one trial to the next", "06_alchemy", ("alchemy", "alchemy_by_colour")),
     Entry("MazeRunner", "where the ways of a maze lead, and what actions do", "13_mazerunner_relabeling", ("mazerunner",)),
-    Entry("PointRobot", "where the goal is, from one attempt to the next", "18_point_robot", ("point_robot",)),
-    Entry("ToyMixture", "three tasks whose returns are 1, 90 and 2,000", "19_returns_of_any_size"),
     Entry("POPGymGame", "48 small games of cards, boards, bandits, poles and mazes", "03_popgym_suite",
           ("popgym", "popgym_cartpole", "popgym_long"), "popgym_envs", "popgym"),
     Entry("MultiDomainPOPGym", "27 of these games, one of them in each rollout", "03_popgym_suite", ("popgym",), "popgym_envs", "popgym"),

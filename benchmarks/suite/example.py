@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import runpy
 import shutil
-import sys
 from argparse import ArgumentParser
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +17,10 @@ from amago import cli_utils
 from amago.cli import train as amago_train
 from amago.run.callbacks import KeepBest
 from amago.run.metric_names import AVERAGE_RETURN
+from benchmarks.suite import EXAMPLES
 from benchmarks.suite.recorded import BudgetSpent, Point, Recorder, append, is_done, points, rows
 
 _NO_LIMIT = 10**9  # steps: the number of rollouts is the limit
-EXAMPLES = Path(__file__).parents[2] / "examples"
 AMAGO_TRAIN = "amago train"
 """In place of an example: the command, with the defaults that it chooses."""
 JUDGED = 256
@@ -102,8 +101,6 @@ def _experiment(script: str, words: list[str]) -> Any:
         amago_train.add_arguments(parser)
         args, make = parser.parse_args(words), amago_train.make_experiment
     else:
-        if str(EXAMPLES) not in sys.path:  # as for a script that is run: some import `support`
-            sys.path.insert(0, str(EXAMPLES))
         example = runpy.run_path(str(EXAMPLES / script))
         args, make = cli_utils.parse_args(None, example["add_cli"], words), example["make_experiment"]
     args.trial = 0

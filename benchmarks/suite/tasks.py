@@ -8,8 +8,8 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from support.point_robot import PointRobot
 
-from amago.envs.builtin.point_robot import PointRobot
 from amago.envs.builtin.tmaze import TMazeExploration, TMazePassive
 from amago.envs.builtin.toy_gym import MetaFrozenLake, RoomKeyDoor
 from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy

@@ -63,7 +63,7 @@ PASS = {
     "lake": lambda: AMAGOEnv(gym.make("FrozenLake-v1")), "blackjack": lambda: gym.make("Blackjack-v1"), "bits": Bits,
     "lake with attempts": lambda: AMAGOEnv(builtin.MetaFrozenLake(4, k_episodes=2)),
     "doors": lambda: AMAGOEnv(builtin.RoomKeyDoor(size=5, meta_rollout_horizon=60)), "tmaze": lambda: builtin.TMazePassive(5),
-    "maze": lambda: builtin.MazeRunner(5), "mixture": builtin.ToyMixture, "point": builtin.PointRobot,
+    "maze": lambda: builtin.MazeRunner(5),
     "alchemy": builtin.SymbolicAlchemy,
     "vectorised": lambda: AMAGOEnv(gym.make_vec("CartPole-v1", num_envs=3), batched_envs=3),
     "vectorised, not wrapped": lambda: gym.make_vec("FrozenLake-v1", num_envs=2), "counting": lambda: CountingEnv(3),

@@ -10,8 +10,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from run_inside import Outcome, run_script
+from support.d4rl_scores import REFERENCE_RETURNS, NormalizedScore, normalized_score, reference_returns
 
-from amago.envs.builtin.d4rl_scores import REFERENCE_RETURNS, NormalizedScore, normalized_score, reference_returns
 from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "14_d4rl.py"

@@ -10,7 +10,9 @@ import pytest
 SNAPSHOT = json.loads((Path(__file__).parent / "public_names.json").read_text(encoding="utf-8"))
 IN_EXAMPLES = (
     "Nim", "crafter.VideoRecorder", "alchemy_by_colour.AlchemyByColour", "alchemy_shaping.AlchemyShaping", "dmc.DeepMindControl", "dmc.PREFIX", "nim.Nim",
-    "pokemon.BattleError", "pokemon.OPPONENTS", "pokemon.PokemonBattle", "pokemon.ShowdownServer", "pokemon.generation",
+    "PointRobot", "ToyMixture", "point_robot.GOAL_REGIONS", "point_robot.PointRobot", "point_robot.REWARDS", "toy_mixture.TASKS",
+    "toy_mixture.ToyMixture", "d4rl_scores.NormalizedScore", "d4rl_scores.REFERENCE_RETURNS", "d4rl_scores.normalized_score",
+    "d4rl_scores.reference_returns", "pokemon.BattleError", "pokemon.OPPONENTS", "pokemon.PokemonBattle", "pokemon.ShowdownServer", "pokemon.generation",
 )  # fmt: skip
 GONE = {
     **{f"amago.envs.builtin.{name}": "`examples/support/`" for name in IN_EXAMPLES},

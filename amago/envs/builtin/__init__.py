@@ -11,12 +11,9 @@ from __future__ import annotations
 from amago.compat.names import attributes
 from amago.envs.builtin.alchemy import SymbolicAlchemy
 from amago.envs.builtin.mazerunner import MazeRunner
-from amago.envs.builtin.point_robot import PointRobot
 from amago.envs.builtin.tmaze import TMazeActive, TMazePassive
-from amago.envs.builtin.toy_gym import MetaFrozenLake, RoomKeyDoor, ToyMixture
+from amago.envs.builtin.toy_gym import MetaFrozenLake, RoomKeyDoor
 
-__all__ = [
-    "MazeRunner", "MetaFrozenLake", "PointRobot", "RoomKeyDoor", "SymbolicAlchemy", "TMazeActive", "TMazePassive", "ToyMixture",
-]  # fmt: skip
+__all__ = ["MazeRunner", "MetaFrozenLake", "RoomKeyDoor", "SymbolicAlchemy", "TMazeActive", "TMazePassive"]
 
 __getattr__ = attributes(__name__)

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 from messages import naming
+from support.point_robot import PointRobot
+from support.toy_mixture import ToyMixture
 
 from amago.envs.builtin import (
     MazeRunner,
     MetaFrozenLake,
-    PointRobot,
     RoomKeyDoor,
     SymbolicAlchemy,
     TMazeActive,
     TMazePassive,
-    ToyMixture,
 )
 
 ENVS = [

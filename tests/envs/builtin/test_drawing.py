@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.point_robot import PointRobot
 
-from amago.envs.builtin import MazeRunner, MetaFrozenLake, PointRobot, RoomKeyDoor, SymbolicAlchemy, TMazeActive, TMazePassive
+from amago.envs.builtin import MazeRunner, MetaFrozenLake, RoomKeyDoor, SymbolicAlchemy, TMazeActive, TMazePassive
 
 CASES = [  # (environment, its arguments, rows and columns of its picture)
     (MetaFrozenLake, {"size": 4}, (4, 4)), (RoomKeyDoor, {"size": 3}, (3, 3)), (MazeRunner, {"size": 5}, (5, 5)),

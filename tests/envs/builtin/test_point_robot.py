@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.point_robot import GOAL_REGIONS, PointRobot
 
-from amago.envs.builtin import PointRobot
-from amago.envs.builtin.point_robot import GOAL_REGIONS
 from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "18_point_robot.py"

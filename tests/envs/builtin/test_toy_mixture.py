@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.toy_mixture import TASKS, ToyMixture
 
-from amago.envs.builtin import MetaFrozenLake, RoomKeyDoor, TMazePassive, ToyMixture
-from amago.envs.builtin.toy_gym import TASKS
+from amago.envs.builtin import MetaFrozenLake, RoomKeyDoor, TMazePassive
 from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
 
 SCORE = f"{AMAGO_ENV_LOG_PREFIX} Score"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import gin
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,6 @@ REWARDS = ("dense", "final")
 _CELLS, _EXTENT = 15, 1.4  # cells of a drawing along each axis, and the plane from its middle to its edges
 
 
-@gin.configurable(module="amago.envs.builtin")
 class PointRobot(gym.Env[Observation, NDArray[np.float32]]):
     """A point robot with a hidden goal, drawn for each rollout and the same in its k attempts.
 
