@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from amago.compat.names import attributes
+from amago.envs.adapters import from_pettingzoo, from_sb3_vec_env
 from amago.envs.amago_env import AMAGOEnv
 from amago.envs.checking import check_env
 from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy, ExplorationWrapper
@@ -29,6 +30,8 @@ __all__ = [
     "SequenceWrapper",
     "SpecialMetricHistory",
     "check_env",
+    "from_pettingzoo",
+    "from_sb3_vec_env",
     "make_pool",
 ]
 

@@ -1,0 +1,110 @@
+"""Environments of Stable-Baselines3 and PettingZoo as rows."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import tiny
+
+from amago.envs import from_pettingzoo, from_sb3_vec_env
+from amago.store import TrajectoryStore
+
+
+def recorded(experiment):
+    store = TrajectoryStore(experiment.dataset.buffer_dir)
+    store.refresh()
+    return [store.read(i) for i in range(len(store))]
+
+
+class Counter(gym.Env):
+    """Observes its step; the reward is the action plus a hundredth of the step; ends after four steps, by a time limit for odd seeds."""
+
+    observation_space, action_space = gym.spaces.Box(0, 99, (1,), np.float32), gym.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.odd = seed % 2 == 1
+        self.t = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        over = self.t == 4
+        return np.full(1, self.t, np.float32), float(action) + self.t / 100, over and not self.odd, over and self.odd, {}
+
+
+def test_environments_of_stable_baselines3(tmp_path):
+    vec = pytest.importorskip("stable_baselines3.common.vec_env", reason="needs stable-baselines3: make test-envs")
+    e = tiny.learned(
+        tmp_path, lambda: from_sb3_vec_env(vec.DummyVecEnv([Counter, Counter]), "Counter"), env_mode="already_vectorized", parallel_actors=2,
+        train_timesteps_per_epoch=9,
+    )  # fmt: skip
+    found = recorded(e)
+    e.close()
+    assert len(found) >= 4
+    for traj in found:
+        assert traj.obs["observation"][:, 0].tolist() == [0, 1, 2, 3, 4]
+        assert np.allclose(traj.rews[:, 0] % 1, [0.01, 0.02, 0.03, 0.04])
+    assert {bool(traj.dones[-1, 0]) for traj in found} == {True, False}, "a time limit is no termination"
+
+
+@pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning")  # PettingZoo of its own tests
+def test_agents_of_pettingzoo(tmp_path):
+    pettingzoo = pytest.importorskip("pettingzoo", reason="needs PettingZoo: make test-envs")
+    from pettingzoo.test import parallel_api_test
+
+    class Party(pettingzoo.ParallelEnv):
+        """Agent i leaves after 3 + i steps; each observes its number and its step, and is paid its action."""
+
+        metadata = {"name": "party"}
+        possible_agents = ["ann", "bob"]
+
+        spaces = gym.spaces.Box(0, 99, (2,), np.float32), gym.spaces.Discrete(3)
+
+        def observation_space(self, agent):
+            return self.spaces[0]
+
+        def action_space(self, agent):
+            return self.spaces[1]
+
+        def reset(self, seed=None, options=None):
+            self.agents, self.t = list(self.possible_agents), 0
+            return self._observed(), {a: {} for a in self.agents}
+
+        def _observed(self):
+            return {a: np.array([self.possible_agents.index(a), self.t], np.float32) for a in self.agents}
+
+        def step(self, actions):
+            assert list(actions) == self.agents
+            self.t += 1
+            obs = self._observed()
+            over = {a: self.t == 3 + self.possible_agents.index(a) for a in self.agents}
+            rewards, infos, never = (
+                {a: float(actions[a]) for a in self.agents},
+                {a: {} for a in self.agents},
+                dict.fromkeys(self.agents, False),
+            )
+            self.agents = [a for a in self.agents if not over[a]]
+            return obs, rewards, over, never, infos
+
+    parallel_api_test(Party(), num_cycles=20)
+    e = tiny.learned(
+        tmp_path, lambda: from_pettingzoo(Party(), "Party"), env_mode="already_vectorized", parallel_actors=2, train_timesteps_per_epoch=9,
+        val_timesteps_per_epoch=9,
+    )  # fmt: skip
+    found = recorded(e)
+    e.close()
+    assert len(found) >= 4
+    for traj in found:
+        agent = int(traj.obs["observation"][0, 0])
+        assert traj.obs["observation"][:, 1].tolist() == ([0, 1, 2, 3, 3] if agent == 0 else [0, 1, 2, 3, 4])
+        assert traj.dones[-1, 0]
+        paid = traj.rews[:, 0].tolist()
+        assert paid == [*traj.actions[:3, 0].tolist(), 0.0] if agent == 0 else len(paid) == 4
+
+    class Mixed(Party):
+        def action_space(self, agent):
+            return gym.spaces.Discrete(3 if agent == "ann" else 4)
+
+    with pytest.raises(ValueError, match="'bob'"):
+        from_pettingzoo(Mixed(), "Mixed")
