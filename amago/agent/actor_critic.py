@@ -1,9 +1,11 @@
-"""The learning update: an off-policy actor-critic over sequences (Grigsby et al. 2023, arXiv 2310.09971, appendix A)."""
+"""The learning update: an off-policy actor-critic over sequences (Grigsby et al. 2023, arXiv 2310.09971, appendix A).
+
+Shapes: B sequences of L transitions, G discounts, C critics, K actions of the policy, A action width, D state width.
+"""
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -15,22 +17,13 @@ from torch.distributions import Distribution
 
 from amago import ops
 from amago.agent.base import BaseAgent, action_vectors
-from amago.agent.methods.entropy import Temperature, exact_entropy, sample_with_entropy, soft_rewards, temperature_for
-from amago.agent.methods.traces import Taken, behaviour_of, check_targets, log_prob_of_stored, taken_next, trace_coefficients
+from amago.agent.methods.entropy import exact_entropy, sample_with_entropy, soft_rewards, temperature_for
+from amago.agent.methods.traces import actions_taken_next, behaviour_of, check_targets, log_prob_of_stored, trace_targets
 from amago.agent.options import ActorCriticOptions, check_gamma_idx, gammas_for
-from amago.agent.values import (
-    AgentValues,
-    ValueRepresentation,
-    advantage_metrics,
-    batch_metrics,
-    choose_scale,
-    critic_metrics,
-    grow_scale,
-)
+from amago.agent.values import AgentValues, PopArtValues, choose_scale, grow_scale, update_metrics
 from amago.compat.training import LossStatistics
 from amago.data.batch import Batch
 from amago.data.extras import BEHAVIOUR_LOG_PROB
-from amago.nets import ranks
 from amago.nets.actor_critic import LEAST_SIGMA, Actor, PopArtLayer, ResidualActor, StateValues
 from amago.nets.heads import DetachedCritics, EnsembleCritics, outputs_of
 from amago.nets.policy_dists import ActionDistribution, Multibinary, action_distribution
@@ -47,7 +40,7 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
 
     Args:
         obs_space, rl2_space, action_space, max_seq_len, tstep_encoder_type, traj_encoder_type: see `BaseAgent`.
-        options: fields of ``options_type``; each is an attribute, but ``gamma``, ``popart`` and those of `Temperature`.
+        options: fields of ``options_type``; each is an attribute of the agent.
 
     Attributes:
         gammas: (G,) discounts, the main one last.
@@ -64,7 +57,7 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
     """
 
     options_type: ClassVar[type[ActorCriticOptions]] = ActorCriticOptions
-    values_type: ClassVar[type[ValueRepresentation]]
+    values_type: ClassVar[type[PopArtValues]] = PopArtValues
     """The meaning of critics' outputs: scalars or distributions."""
     exact_expectation: ClassVar[bool]
     """Discrete actions: critics give the value of each, weighted by the policy's probabilities; else they evaluate samples."""
@@ -84,11 +77,16 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
     num_critics_td: int
     online_coeff: float
     offline_coeff: float
+    gamma: float
+    use_multigamma: bool
     reward_multiplier: float
     tau: float
     n_step: int
     targets: str
     trace_lambda: float
+    entropy_target: float | None
+    entropy_coeff: float | None
+    entropy_lr: float
     expectile: float | None
     bootstrap_context: int | None
     rescale_critics: bool
@@ -101,8 +99,6 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
     critic_type: type[nn.Module]
     pass_obs_keys_to_actor: list[str]
     rollout_gamma_idx: int
-    temperature: Temperature | None
-    state_values: StateValues | None
 
     def __init__(
         self,
@@ -114,7 +110,7 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
         traj_encoder_type: type[TrajEncoder],
         **options: Any,
     ):
-        self.options = self.options_type(**options)  # first: the constructor of the base class builds everything
+        vars(self).update(vars(self.options_type(**options)))  # first: the constructor of the base class builds everything
         super().__init__(obs_space, rl2_space, action_space, max_seq_len, tstep_encoder_type, traj_encoder_type)
         self.values = self.values_type(self.critics, self.popart)
         self._check_heads()
@@ -122,35 +118,30 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
     # ---- construction -------------------------------------------------------------------------------------------------
 
     def init_options(self) -> None:
-        """Set an attribute for each option, the discounts, and the statistics of the targets."""
-        o, spec = self.options, self.action_spec
-        for field in dataclasses.fields(o):
-            if field.name not in ("gamma", "popart", "entropy_target", "entropy_coeff", "entropy_lr"):
-                setattr(self, field.name, getattr(o, field.name))
-        self.pass_obs_keys_to_actor = list(dict.fromkeys(o.pass_obs_keys_to_actor or ()))
+        """Compare the options with the spaces; make the discounts, and the modules without networks."""
+        self.pass_obs_keys_to_actor = list(dict.fromkeys(self.pass_obs_keys_to_actor or ()))
         if missing := [k for k in self.pass_obs_keys_to_actor if k not in self.obs_space.spaces]:
             raise ValueError(f"pass_obs_keys_to_actor names {missing}; the observations are {sorted(self.obs_space.spaces)}")
-        gammas = gammas_for(spec.kind, o.gamma, o.use_multigamma)
-        check_gamma_idx("rollout_gamma_idx", o.rollout_gamma_idx, gammas)
-        check_targets(o.targets, spec)
-        self.required_extras = (BEHAVIOUR_LOG_PROB,) if o.targets == "retrace" else ()
-        self.temperature = temperature_for(spec, len(gammas), o.entropy_target, o.entropy_coeff, o.entropy_lr)
-        self.state_values = None
-        if o.expectile is not None and not self.values_type.scalar:
+        gammas = gammas_for(self.action_spec.kind, self.gamma, self.use_multigamma)
+        check_gamma_idx("rollout_gamma_idx", self.rollout_gamma_idx, gammas)
+        check_targets(self.targets, self.action_spec)
+        for name, steps, most in (
+            ("burn_in", self.burn_in, self.max_seq_len - 1),
+            ("bootstrap_context", self.bootstrap_context or 0, self.max_seq_len),
+        ):
+            if steps > most:
+                raise ValueError(f"{name}={steps} must be at most {most} with max_seq_len={self.max_seq_len}")
+        if self.expectile is not None and not self.values_type.scalar:
             raise ValueError(
-                f"expectile={o.expectile} needs scalar critics, but those of {type(self).__name__} classify returns: use Agent"
+                f"expectile={self.expectile} needs scalar critics, but those of {type(self).__name__} classify returns: use Agent"
             )
-        if o.burn_in >= self.max_seq_len:
-            raise ValueError(
-                f"burn_in={o.burn_in} must be less than max_seq_len={self.max_seq_len}: nothing would be trained on"
-            )
-        if o.bootstrap_context is not None and o.bootstrap_context > self.max_seq_len:
-            raise ValueError(
-                f"bootstrap_context={o.bootstrap_context} must be at most max_seq_len={self.max_seq_len}: no trained state remembers more"
-            )
+        self.required_extras = (BEHAVIOUR_LOG_PROB,) if self.targets == "retrace" else ()
+        self.temperature = temperature_for(
+            self.action_spec, len(gammas), self.entropy_target, self.entropy_coeff, self.entropy_lr
+        )
         self.exact = self.discrete and self.exact_expectation
         self.register_buffer("gammas", gammas, persistent=False)
-        self.popart = PopArtLayer(gammas=len(gammas), enabled=o.popart)
+        self.popart = PopArtLayer(gammas=len(gammas), enabled=bool(self.popart))  # until here the option of this name
 
     def init_actor_critic(self) -> None:
         """Build ``critics`` and ``actor``, their targets, and ``maximized_critics``."""
@@ -167,15 +158,14 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
             self.register_buffer("scale_growth", torch.ones((), device=self.gammas.device), persistent=False)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.maximized_critics = DetachedCritics(self.critics)
-        if self.expectile is not None:
-            self.state_values = StateValues(self.state_dim, self.gammas)
-        self.actor = self.actor_type(**heads, **_kind_of_actions(self.action_spec, self.options.actor_type))
+        self.state_values = None if self.expectile is None else StateValues(self.state_dim, self.gammas)
+        self.actor = self.actor_type(**heads, **_kind_of_actions(self.action_spec, self.actor_type))
         self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
 
     def _check_heads(self) -> None:
         """Add the key of a mask of actions to the actor's keys; refuse heads that do not fit the options."""
         plain = (Actor.actor_network_forward, ResidualActor.actor_network_forward)
-        if self.pass_obs_keys_to_actor and getattr(type(self.actor), "actor_network_forward", None) in plain:
+        if self.pass_obs_keys_to_actor and type(self.actor).actor_network_forward in plain:
             warnings.warn(
                 f"pass_obs_keys_to_actor={self.pass_obs_keys_to_actor}, but {type(self.actor).__name__} ignores observations: "
                 "override actor_network_forward in a subclass",
@@ -188,7 +178,7 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
                 "online_coeff = 0 to train by filtered behaviour cloning alone, or choose another distribution"
             )
         self._actor_counts = has_argument(self.actor.forward, "mask")
-        self.mask_key: str | None = getattr(self.actor, "mask_key", None)
+        self.mask_key: str | None = self.actor.mask_key
         if self.mask_key is not None:
             check_mask(self.mask_key, self.obs_space, self.action_spec)
             if self.mask_key not in self.pass_obs_keys_to_actor:
@@ -225,85 +215,59 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
         g = self.rollout_gamma_idx if gamma_idx is None else gamma_idx
         check_gamma_idx("gamma_idx", g, self.gammas)
         straight = {k: obs[k].unsqueeze(1) for k in self.pass_obs_keys_to_actor}
-        pi = self._policy(self.actor, state.unsqueeze(1), straight)
+        pi = action_distribution(self.actor(state.unsqueeze(1), straight_from_obs=straight), self.actor.policy_dist)
         actions = pi.sample_action(sample)
         extras = {"log_prob": log_prob_of_stored(pi, actions)[:, 0, g]} if "log_prob" in names else {}
         if BEHAVIOUR_LOG_PROB in names:
             extras[BEHAVIOUR_LOG_PROB] = behaviour_of(pi, actions, sample)[:, 0, g]
         return actions[:, 0, g], extras
 
-    @staticmethod
-    def _policy(actor: Any, state: Tensor, straight: dict[str, Tensor], **options: Any) -> ActionDistribution:
-        """The policy of an actor for states (B, L, E)."""
-        return action_distribution(actor(state, straight_from_obs=straight, **options), actor.policy_dist)
-
     # ---- learning -----------------------------------------------------------------------------------------------------
 
     def losses(self, batch: Batch, log_step: bool = False) -> dict[str, Tensor]:
-        log, real = self.update_info if log_step else None, batch.transition_mask
-        rews = batch.rews.float() * self.reward_multiplier
+        log = self.update_info if log_step else None
+        states = self.encode(batch, log)  # s_0 .. s_L, (B, L + 1, D)
+        pi = self._policy(self.actor, states[:, :-1], batch, slice(None, -1), log)
         action = action_vectors(self.action_spec, batch.actions)  # (B, L, A)
-        states = self.encode(batch, log)  # s_0 .. s_L
-        pi = self._policy_of_batch(batch, states[:, :-1], log)
-        losses = {"actor": states.new_zeros((*rews.shape[:2], len(self.gammas), 1), dtype=torch.float32)}
-        advantage = None
+        losses = {"actor": states.new_zeros((*action.shape[:2], len(self.gammas), 1), dtype=torch.float32)}
+        out = target = advantage = weight = None
 
-        if self.online_coeff > 0 or not self.fake_filter:
+        if self.online_coeff > 0 or not self.fake_filter:  # critics are needed
             chosen, entropy = self._policy_actions(pi, self.num_actions_for_value_in_actor_loss, self.online_coeff > 0)
-            target = self._observed_target(batch, states.detach(), rews, action, log)
-            out_data, q_pi, q_taken = self._evaluate(states[:, :-1], self._like_policy(pi, action), chosen)
-            losses["critic"] = self.values.loss(out_data, target)
-            if self.expectile is not None and q_taken is not None:
-                above = self.values.objective(q_taken) - self.values.objective(q_pi)
+            target = self._observed_target(batch, states.detach(), action, log)
+            out, q_data, q_pi = self._evaluate(states[:, :-1], self._like_policy(pi, action), chosen)
+            losses["critic"] = self.values.loss(out, target)
+            if self.expectile is not None:
+                above = self.values.objective(q_data) - self.values.objective(q_pi)
                 losses["critic"] = losses["critic"] + ops.expectile_loss(above, self.expectile)
             if batch.sources is not None:
-                self.td_errors = self.values.td_error(out_data, target)
-            if self.online_coeff > 0:
-                losses["actor"] = losses["actor"] - self.online_coeff * self._objective(batch, pi, q_pi, entropy)
-            q_data = self.values.value(out_data.detach())
-            advantage = ((q_data if q_taken is None else q_taken) - q_pi.detach()).mean(dim=2)  # (B, L, G, 1)
-            if log is not None:
-                log |= critic_metrics(self.values.returns(q_data), target, self.gammas, real)
-                log |= self.values.metrics(target, real)
-                log |= {} if self.temperature is None or entropy is None else self.temperature.metrics(entropy, real)
+                self.td_errors = self.values.td_error(out, target)
+            if self.online_coeff > 0:  # policy gradient: ascend the least value of the policy's actions, and its entropy
+                objective = self.values.objective(q_pi).amin(dim=2)
+                if entropy is not None and self.temperature is not None:
+                    objective = objective + self.temperature.value / self.popart.sigma * entropy
+                    self.temperature.observe(pi, entropy, self.loss_mask(batch))
+                    if log is not None:
+                        log |= self.temperature.metrics(entropy, batch.transition_mask)
+                losses["actor"] = losses["actor"] - self.online_coeff * objective
+            advantage = (q_data - q_pi.detach()).mean(dim=2)  # (B, L, G, 1)
 
         if self.offline_coeff > 0:  # filtered behaviour cloning
             log_prob = pi.log_prob_of_vector(action[:, :, None]).float()  # (B, L, G, 1)
             weight = self._filter_weight(log_prob, advantage)
             losses["actor"] = losses["actor"] - self.offline_coeff * weight * log_prob
-            if log is not None and advantage is not None:
-                log |= advantage_metrics(advantage, weight, real)
         if log is not None:
-            log |= batch_metrics(batch.rews, batch.dones, real)
+            log |= update_metrics(batch, self.gammas, self.values, out, target, advantage, weight)
         return losses
 
-    def _policy_of_batch(self, batch: Batch, state: Tensor, log: Log = None) -> ActionDistribution:
-        """The policy in states s_0 .. s_{L-1}."""
-        counted = {"mask": batch.transition_mask} if log is not None and self._actor_counts else {}
-        return self._policy(self.actor, state, self._straight(batch, slice(None, -1)), log_dict=log, **counted)
-
-    def _objective(self, batch: Batch, pi: ActionDistribution, q_pi: Tensor, entropy: Tensor | None) -> Tensor:
-        """The objective of the policy gradient, (B, L, G, 1): the least value of the policy's actions, and its entropy."""
-        objective = self.values.objective(q_pi).amin(dim=2)
-        if self.temperature is None or entropy is None:
-            return objective
-        objective = objective + self.temperature.value / self.popart.sigma * entropy
-        if self.training:
-            self.temperature.observe(pi, entropy, self.loss_mask(batch))
-        return objective
-
     @torch.no_grad()
-    def _observed_target(self, batch: Batch, states: Tensor, rews: Tensor, action: Tensor, log: Log) -> Tensor:
-        """Targets (B, L, 1, G, 1) for states s_0..s_L, which in training move the statistics and the scale of the critics."""
+    def _observed_target(self, batch: Batch, states: Tensor, action: Tensor, log: Log) -> Tensor:
+        """`_td_target`, which in training moves the statistics and the scale of the critics."""
+        rews = batch.rews.float() * self.reward_multiplier
         scaled, growth = (self.critics, self.target_critics), self.scale_growth if self.training else None
         if growth is not None:
             choose_scale(self.popart, scaled, self.gammas.amax(), batch, rews)
-        taken = None if self.targets == "n_step" else taken_next(self.targets, batch, action)
-        straight = self._straight(batch, slice(1, None))
-        next_state = states[:, 1:]
-        if self.bootstrap_context is not None and next_state.shape[1] == self.max_seq_len:
-            next_state = torch.cat((next_state[:, :-1], self.encode_end(batch, self.bootstrap_context)), dim=1)
-        target = self._td_target(next_state, rews, batch.dones, batch.transition_mask, straight, taken, log)
+        target = self._td_target(batch, states, rews, action, log)
         if self.training:
             self.popart.update_stats(target, self.loss_mask(batch)[:, :, None, :, None].expand_as(target))
         if growth is not None:
@@ -313,45 +277,35 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
                 self.state_values.divide(factor)
         return target
 
-    def _td_target(
-        self,
-        next_state: Tensor,
-        rews: Tensor,
-        dones: Tensor,
-        real: Tensor,
-        straight: dict[str, Tensor],
-        taken: Taken | None = None,
-        log: Log = None,
-    ) -> Tensor:
-        """Targets (B, L, 1, G, 1), bootstrapped with random target critics at actions a' of the target policy, or those of the
-        data (``taken``), in the states after each transition."""
-        gammas, counts = self.gammas[:, None], real[:, :, None, None]
-        step = rews[:, :, None, None], dones[:, :, None, None]
+    def _td_target(self, batch: Batch, states: Tensor, rews: Tensor, action: Tensor, log: Log) -> Tensor:
+        """Targets (B, L, 1, G, 1), bootstrapped in the states after each transition with random target critics, at actions a' of
+        the target policy, or with the values of states."""
+        next_state, real, gammas = states[:, 1:], batch.transition_mask[:, :, None, None], self.gammas[:, None]
+        if self.bootstrap_context is not None and next_state.shape[1] == self.max_seq_len:
+            next_state = torch.cat((next_state[:, :-1], self.encode_end(batch, self.bootstrap_context)), dim=1)
+        rews, dones = rews[:, :, None, None], batch.dones[:, :, None, None]
         if self.state_values is not None:
-            return self._nstep_fn(*step, self.values.returns(self._state_value(next_state)), gammas, counts)
-        pi = self._policy(self.target_actor if self.use_target_actor else self.actor, next_state, straight)
+            value = self.values.returns(self._state_value(next_state))
+            return self._nstep_fn(rews, dones, value, gammas, real)
+        pi = self._policy(self.target_actor if self.use_target_actor else self.actor, next_state, batch, slice(1, None))
         actions, entropy = self._policy_actions(pi, self.num_actions_for_value_in_critic_loss)
-        if taken is not None:  # one more sample
-            stored = self._like_policy(pi, taken.action).expand(actions.shape[1:])
-            actions = torch.cat((actions, stored[None].to(actions.dtype)))
-        out = self._drawn_target_values(next_state, actions)  # (K, B, L, drawn, G, 1)
-        if self.temperature is not None and entropy is not None:
-            step = soft_rewards(*step, gammas, (self.temperature.value * entropy)[:, :, None]), step[1]
-        q = self.values.returns((out if taken is None else out[:-1]).mean(dim=0))
-        if taken is None:
-            return self._nstep_fn(*step, self._reduce(q), gammas, counts)
-        of_taken = self.values.returns(out[-1])
+        if entropy is not None and self.temperature is not None:
+            rews = soft_rewards(rews, dones, gammas, (self.temperature.value * entropy)[:, :, None])
+        if self.targets == "n_step":
+            q = self.values.returns(self._drawn_target_values(next_state, actions).mean(dim=0))
+            return self._nstep_fn(rews, dones, self._reduce(q), gammas, real)
+        taken = actions_taken_next(self.targets, batch, action)  # by the data, evaluated as one more sample
+        stored = self._like_policy(pi, taken.action).expand(actions.shape[1:])
+        q = self._drawn_target_values(next_state, torch.cat((actions, stored[None].to(actions.dtype))))
+        q, of_taken = self.values.returns(q[:-1].mean(dim=0)), self.values.returns(q[-1])
         if self.online_coeff > 0:
             # the critic with the lowest value of the state gives both: a separate minimum for the action would be lower on average
             # over the policy's actions than the state's, and targets too high
             lowest = q.argmin(dim=-3, keepdim=True)
-            value, of_taken = q.gather(-3, lowest), of_taken.gather(-3, lowest)
+            q, of_taken = q.gather(-3, lowest), of_taken.gather(-3, lowest)
         else:
-            value, of_taken = self._reduce(q), self._reduce(of_taken)
-        traces = trace_coefficients(pi, taken, self.trace_lambda)[:, :, None]
-        if log is not None:
-            log["Trace Coefficient (main gamma)"] = ranks.masked_mean(traces[:, :-1, :, -1], counts[:, 1:, :, 0])
-        return ops.trace_return(*step, value, of_taken, traces, gammas, counts)
+            q, of_taken = self._reduce(q), self._reduce(of_taken)
+        return trace_targets(pi, taken, self.trace_lambda, rews, dones, q, of_taken, gammas, real, log)
 
     def _nstep_fn(self, rews: Tensor, dones: Tensor, next_values: Tensor, gammas: Tensor, mask: Tensor) -> Tensor:
         """`amago.ops.n_step_return` with the agent's ``n_step``."""
@@ -365,15 +319,14 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
         self.eval()
         try:
             state = self.encode(batch)[:, :-1]
-            pi = self._policy_of_batch(batch, state)
+            pi = self._policy(self.actor, state, batch, slice(None, -1))
             stored = self._like_policy(pi, action_vectors(self.action_spec, batch.actions))
             chosen, _ = self._policy_actions(pi, self.num_actions_for_value_in_actor_loss)
-            out_data, q_pi, q_taken = self._evaluate(state, stored, chosen)
+            out, q_data, q_pi = self._evaluate(state, stored, chosen)
         finally:
             self.train(was_training)
-        q_data = self.values.value(out_data)
-        advantage = ((q_data if q_taken is None else q_taken) - q_pi).mean(dim=2)
-        q, v = (self.values.returns(x) / self.reward_multiplier for x in (q_data, q_pi))
+        advantage = (q_data - q_pi).mean(dim=2)
+        q, v = (self.values.returns(x) / self.reward_multiplier for x in (self.values.value(out), q_pi))
         return AgentValues(
             q_sa=q.mean(dim=2), v_s=v.mean(dim=2), advantage=advantage, filter_weights=self._filter_weight(advantage, advantage),
             q_sa_std=q.std(dim=2, correction=0), v_s_std=v.std(dim=2, correction=0), state_mask=batch.transition_mask,
@@ -387,46 +340,13 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
             return self.fbc_filter_func(advantage)
         return self.fbc_filter_func(torch.cat((advantage, advantage[:, -1:]), dim=1))[:, :-1]
 
-    # ---- values of actions --------------------------------------------------------------------------------------------
+    # ---- policies and values of actions -------------------------------------------------------------------------------
 
-    def _like_policy(self, pi: ActionDistribution, action: Tensor) -> Tensor:
-        """Stored actions (B, L, A) clipped as the policy's actions are: (B, L, 1, A). With a mask (B, L, G, A), with 0 at
-        illegal choices."""
-        if self.mask_key is not None:
-            return pi.clip_like_policy(action[:, :, None])
-        return self.actor.policy_dist.action_from_buffer(action)[:, :, None]  # type: ignore[no-any-return]
-
-    def _evaluate(self, state: Tensor, stored: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Evaluate the actions of the data and the actions of the policy.
-
-        Args:
-            state: (B, L, D).
-            stored: (B, L, 1 or G, A), actions of the data.
-            chosen: (K, B, L, G, A), actions of the policy; not used with an ``expectile``.
-
-        Returns:
-            the critics' outputs (B, L, C, G, O) for ``stored``, with gradients to critics and state; the values (B, L, C, G, 1)
-            of ``chosen``, mean over K, with gradients to ``chosen`` alone; None. With an ``expectile`` the second are the
-            values of ``state`` (B, L, 1, G, 1), with gradients, and the third the values of ``stored``, by random target
-            critics.
-        """
-        if self.state_values is not None:
-            out = outputs_of(self.critics(state, stored[None]))[0]
-            with torch.no_grad():
-                taken = self._reduce(self._drawn_target_values(state, stored[None])[0])
-            return out, self._state_value(state), taken
-        if self.exact and self.critics.fused:  # one pass gives the values of all actions
-            q = self.critics.all_values(state)  # (B, L, C, G, A)
-            out = (q * stored[:, :, None]).sum(-1, keepdim=True)
-            return out, self.values.value((q.detach() * chosen.unsqueeze(3)).sum(-1, keepdim=True)).mean(dim=0), None
-        out, values = self.critics.evaluate(state, stored, chosen, self.values.value)
-        return out, values.mean(dim=0), None
-
-    def _state_value(self, state: Tensor) -> Tensor:
-        """The values (B, L, 1, G, 1) of states, on the scale of the critics' outputs."""
-        assert self.state_values is not None
-        value: Tensor = self.state_values(state)[:, :, None]
-        return value * self.critics.output_scale if self.rescale_critics else value
+    def _policy(self, actor: Any, state: Tensor, batch: Batch, steps: slice, log: Log = None) -> ActionDistribution:
+        """The policy (B, L, G) of an actor in the states (B, L, D) of these timesteps of a batch."""
+        straight = {k: batch.obs[k][:, steps] for k in self.pass_obs_keys_to_actor}
+        counted = {"mask": batch.transition_mask} if log is not None and self._actor_counts else {}
+        return action_distribution(actor(state, log_dict=log, straight_from_obs=straight, **counted), actor.policy_dist)
 
     def _policy_actions(self, pi: Any, num: int, grad: bool = False) -> tuple[Tensor, Tensor | None]:
         """Vectors (K, B, L, G, A) that represent the policy: its probabilities (K = 1) where expectations are exact, else
@@ -435,11 +355,11 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
         if self.state_values is not None:
             return self.gammas.new_zeros(0), None
         if self.exact:
-            return (pi.probs if grad else pi.probs.detach())[None], exact_entropy(pi) if self.temperature is not None else None
-        if self.temperature is None:
-            return torch.stack([pi.sample_vector(grad) for _ in range(num)]), None
-        pairs = [sample_with_entropy(pi, grad) for _ in range(num)]
-        return torch.stack([vector for vector, _ in pairs]), torch.stack([entropy for _, entropy in pairs]).mean(dim=0)
+            return (pi.probs if grad else pi.probs.detach())[None], None if self.temperature is None else exact_entropy(pi)
+        if self.temperature is not None:
+            actions, entropies = zip(*(sample_with_entropy(pi, grad) for _ in range(num)))
+            return torch.stack(actions), torch.stack(entropies).mean(dim=0)
+        return torch.stack([pi.sample_vector(grad) for _ in range(num)]), None
 
     def _sample_k_actions(self, dist: Distribution, k: int) -> Tensor:
         """``k`` actions of a policy (B, L, G) as vectors (K, B, L, G, A), with gradient where samples can carry one."""
@@ -447,8 +367,44 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
         grad = torch.is_grad_enabled() and policy_dist.actions_differentiable
         return torch.stack([action_distribution(dist, policy_dist).sample_vector(grad) for _ in range(k)])
 
-    def _straight(self, batch: Batch, steps: slice) -> dict[str, Tensor]:
-        return {k: batch.obs[k][:, steps] for k in self.pass_obs_keys_to_actor}
+    def _like_policy(self, pi: ActionDistribution, action: Tensor) -> Tensor:
+        """Stored actions (B, L, A) clipped as the policy's actions are: (B, L, 1, A). With a mask (B, L, G, A), with 0 at
+        illegal choices."""
+        if self.mask_key is not None:
+            return pi.clip_like_policy(action[:, :, None])
+        return self.actor.policy_dist.action_from_buffer(action)[:, :, None]  # type: ignore[no-any-return]
+
+    def _evaluate(self, state: Tensor, stored: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Evaluate the actions of the data and the actions of the policy.
+
+        Args:
+            state: (B, L, D).
+            stored: (B, L, 1 or G, A), actions of the data.
+            chosen: (K, B, L, G, A), actions of the policy; not used with an ``expectile``.
+
+        Returns:
+            the critics' outputs (B, L, C, G, O) for ``stored``, with gradients to critics and state; their values (B, L, C, G, 1)
+            without; the values (B, L, C, G, 1) of ``chosen``, mean over K, with gradients to ``chosen`` alone. With an
+            ``expectile`` the second are by random target critics, and the third those of ``state``, with gradients; C = 1.
+        """
+        if self.state_values is not None:
+            out = outputs_of(self.critics(state, stored[None]))[0]
+            with torch.no_grad():
+                taken = self._reduce(self._drawn_target_values(state, stored[None])[0])
+            return out, taken, self._state_value(state)
+        if self.exact and self.critics.fused:  # one pass gives the values of all actions
+            q = self.critics.all_values(state)  # (B, L, C, G, A)
+            out = (q * stored[:, :, None]).sum(-1, keepdim=True)
+            values = self.values.value((q.detach() * chosen.unsqueeze(3)).sum(-1, keepdim=True))
+        else:
+            out, values = self.critics.evaluate(state, stored, chosen, self.values.value)
+        return out, self.values.value(out.detach()), values.mean(dim=0)
+
+    def _state_value(self, state: Tensor) -> Tensor:
+        """The values (B, L, 1, G, 1) of states, on the scale of the critics' outputs."""
+        assert self.state_values is not None
+        value: Tensor = self.state_values(state)[:, :, None]
+        return value * self.critics.output_scale if self.rescale_critics else value
 
     def _drawn_target_values(self, state: Tensor, actions: Tensor) -> Tensor:
         """The values of actions (K, B, L, G, A) by ``num_critics_td`` random target critics, (K, B, L, drawn, G, 1)."""

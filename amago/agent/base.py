@@ -177,7 +177,12 @@ class BaseAgent(nn.Module):
         return torch.stack([weights.get(name, 1.0) * mean for name, mean in means.items()]).sum()
 
     def _mean_loss(self, batch: Batch, name: str, loss: Tensor, state_mask: Tensor) -> Tensor:
-        """The mean of a loss (B, L, ...) where its mask, which users may edit, is True."""
+        """The mean of a loss (B, L, ...) where its mask, which users may edit to a bool or to weights, is True; over several ranks,
+        this rank's share of the mean over all (`amago.nets.ranks.divisor`).
+
+        Sequences that were drawn more often than others count less, but the mean divides by the mask alone: a batch of one
+        sequence keeps its weight, and several small batches weigh theirs as one large batch does.
+        """
         mask = state_mask.view(*state_mask.shape[:2], *(1,) * (loss.ndim - 2)).expand_as(loss)
         for owner in (self, self._mask_editor):
             if owner is not None and name in ("actor", "critic"):
@@ -185,7 +190,11 @@ class BaseAgent(nn.Module):
         if name == "critic" and self.td_errors is not None:  # NaN where a step has no loss
             kept = (mask != 0).flatten(2).any(dim=2, keepdim=True)
             self.td_errors = torch.where(kept, self.td_errors.detach(), torch.nan)
-        return _masked(loss, mask, batch.weights)  # weights of sequences that were drawn more often than others
+        if batch.weights is not None:
+            loss = loss * batch.weights.view(-1, *(1,) * (loss.ndim - 1))
+        if mask.dtype is torch.bool:
+            return torch.where(mask, loss, 0.0).sum() / ranks.divisor(mask.sum(), 1)
+        return torch.where(mask != 0, loss * mask, 0.0).sum() / ranks.divisor(mask.sum(), 1e-5)
 
     def _compute_loss(self, batch: Batch, actor_loss: Tensor, critic_loss: Tensor | None, state_mask: Tensor) -> Tensor:
         """For overrides of `forward`: the scalar loss of losses (B, L, G, 1) and (B, L, C, G, 1) before masking; transitions
@@ -385,17 +394,3 @@ class BaseAgent(nn.Module):
         steps = {k: v.unsqueeze(1) for k, v in obs.items()}
         states, hidden_state = self.get_state_embedding(steps, rl2s.unsqueeze(1), time_idxs.unsqueeze(1), hidden_state)
         return states[:, 0], hidden_state
-
-
-def _masked(loss: Tensor, mask: Tensor, weights: Tensor | None = None) -> Tensor:
-    """The mean of a loss where a mask of its shape is True, or its mean with the weights ``mask``; over several ranks, this
-    rank's share of the mean over all (`amago.nets.ranks.divisor`).
-
-    Losses are multiplied by ``weights`` (B,), but the mean divides by ``mask`` alone: a batch of one sequence keeps its weight, and
-    several small batches weigh theirs as one large batch does.
-    """
-    if weights is not None:
-        loss = loss * weights.view(-1, *(1,) * (loss.dim() - 1))
-    if mask.dtype is torch.bool:
-        return torch.where(mask, loss, 0.0).sum() / ranks.divisor(mask.sum(), 1)
-    return torch.where(mask != 0, loss * mask, 0.0).sum() / ranks.divisor(mask.sum(), 1e-5)

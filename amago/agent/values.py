@@ -5,8 +5,7 @@ A *value* (..., G, 1) is the quantity that is averaged over samples and critics,
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -28,30 +27,39 @@ class AgentValues(dict[str, Tensor]):
     """
 
 
-class ValueRepresentation(ABC):
-    """Conversions between the outputs (..., C, G, O) of ``critics``, values and returns, by the running statistics of the targets."""
+class PopArtValues:
+    """Scalar critics, whose loss and policy gradient are normalised per discount by PopArt's statistics of the targets.
+
+    A value is the critic's raw output: always a tenth of the return (`amago.nets.actor_critic.PopArtLayer`; the return itself with
+    ``popart=False``). Values and advantages therefore grow with the rewards and with ``reward_multiplier``.
+    """
+
+    scalar: ClassVar[bool] = True
+    """Critics output values, not distributions."""
 
     def __init__(self, critics: object, popart: PopArtLayer):
         self.popart = popart
+        if hasattr(critics, "bins") == self.scalar:
+            fault, agent = (
+                ("gives distributions over bins", "MultiTaskAgent") if self.scalar else ("has no bins", "NCriticsTwoHot")
+            )
+            raise ValueError(f"critic_type={type(critics).__name__} {fault} to classify returns into: use {agent}")
 
-    scalar: ClassVar[bool]
-    """Critics output values, not distributions."""
-
-    @abstractmethod
     def value(self, out: Tensor) -> Tensor:
         """Critics' outputs (..., G, O) -> values (..., G, 1), in float32."""
+        return out.float()
 
-    @abstractmethod
     def returns(self, value: Tensor) -> Tensor:
         """Values -> units of return."""
+        return self.popart(value, normalized=False)
 
-    @abstractmethod
     def objective(self, value: Tensor) -> Tensor:
         """Values -> the objective of the policy gradient: normalised returns, whose scale does not depend on the rewards."""
+        return self.popart(value, normalized=True)
 
-    @abstractmethod
     def loss(self, out: Tensor, target: Tensor) -> Tensor:
         """The loss (B, L, C, G, 1) of outputs (B, L, C, G, O) for target returns (B, L, 1, G, 1)."""
+        return (self.popart(out.float(), normalized=True) - self.popart.normalize_values(target)).square()
 
     @torch.no_grad()
     def td_error(self, out: Tensor, target: Tensor) -> Tensor:
@@ -61,39 +69,8 @@ class ValueRepresentation(ABC):
         difference = self.popart.normalize_values(returns) - self.popart.normalize_values(target)
         return difference.abs().mean(dim=(2, 3))
 
-    def metrics(self, target: Tensor, mask: Tensor) -> dict[str, Tensor]:
-        """Metrics of targets (B, L, 1, G, 1) that only this representation has; ``mask`` is (B, L, 1)."""
-        return {}
 
-
-class PopArtValues(ValueRepresentation):
-    """Scalar critics, whose loss and policy gradient are normalised per discount by PopArt's statistics of the targets.
-
-    A value is the critic's raw output: always a tenth of the return (`amago.nets.actor_critic.PopArtLayer`; the return itself with
-    ``popart=False``). Values and advantages therefore grow with the rewards and with ``reward_multiplier``.
-    """
-
-    scalar = True
-
-    def __init__(self, critics: object, popart: PopArtLayer):
-        super().__init__(critics, popart)
-        if hasattr(critics, "bins"):
-            raise ValueError(f"critic_type={type(critics).__name__} gives distributions over bins: use it with MultiTaskAgent")
-
-    def value(self, out: Tensor) -> Tensor:
-        return out.float()
-
-    def returns(self, value: Tensor) -> Tensor:
-        return self.popart(value, normalized=False)
-
-    def objective(self, value: Tensor) -> Tensor:
-        return self.popart(value, normalized=True)
-
-    def loss(self, out: Tensor, target: Tensor) -> Tensor:
-        return (self.popart(out.float(), normalized=True) - self.popart.normalize_values(target)).square()
-
-
-class TwoHotValues(ValueRepresentation):
+class TwoHotValues(PopArtValues):
     """Critics that classify returns into bins (`amago.nets.twohot.Bins`); values are returns.
 
     Their loss does not depend on the scale of the returns. PopArt's statistics only normalise the policy gradient's objective.
@@ -101,10 +78,8 @@ class TwoHotValues(ValueRepresentation):
 
     scalar = False
 
-    def __init__(self, critics: object, popart: PopArtLayer):
+    def __init__(self, critics: Any, popart: PopArtLayer):
         super().__init__(critics, popart)
-        if not hasattr(critics, "bins"):
-            raise ValueError(f"critic_type={type(critics).__name__} has no bins to classify returns into: use NCriticsTwoHot")
         self.bins = critics.bins
 
     def value(self, out: Tensor) -> Tensor:
@@ -118,11 +93,6 @@ class TwoHotValues(ValueRepresentation):
 
     def loss(self, out: Tensor, target: Tensor) -> Tensor:
         return self.bins.cross_entropy(out, target)  # type: ignore[no-any-return]
-
-    @torch.no_grad()
-    def metrics(self, target: Tensor, mask: Tensor) -> dict[str, Tensor]:
-        beyond = self.bins.beyond(target[:, :, :, -1]).float()
-        return {"Pct. of TD Targets beyond the Bins (main gamma)": 100.0 * ranks.masked_mean(beyond, mask[..., None])}
 
 
 # ---- the scale of critics' outputs (``rescale_critics``) ---
@@ -172,49 +142,51 @@ def grow_scale(popart: PopArtLayer, networks: tuple[EnsembleCritics, ...]) -> Te
     return factor
 
 
-# ---- metrics, over the batches of all ranks (`amago.nets.ranks`) ---
-
-
 @torch.no_grad()
-def critic_metrics(q: Tensor, target: Tensor, gammas: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """Q and TD targets in units of return for each discount; the ensemble's spread and the TD error for the main one.
+def update_metrics(
+    batch: Batch,
+    gammas: Tensor,
+    values: PopArtValues,
+    out: Tensor | None,
+    target: Tensor | None,
+    advantage: Tensor | None,
+    weight: Tensor | None,
+) -> dict[str, Tensor]:
+    """Metrics of a batch, over the batches of all ranks.
 
     Args:
-        q: (B, L, C, G, 1) estimates; target: (B, L, 1, G, 1); mask: (B, L, 1).
+        out, target: critics' outputs (B, L, C, G, O) for the actions of the data, and TD targets (B, L, 1, G, 1).
+        advantage, weight: of these actions, (B, L, G, 1). None: not computed.
+
+    Returns:
+        rewards, before ``reward_multiplier``; Q and targets in units of return for each discount; others for the main one.
     """
-    real = mask[..., None]  # (B, L, 1, 1)
-    out = {}
-    for g, gamma in enumerate(gammas.tolist()):
-        label, qg, yg = f"gamma={round(gamma, 4):g}", q[:, :, :, g], target[:, :, :, g]
-        out[f"Q(s, a) ({label})"] = ranks.masked_mean(qg, real)
-        out[f"TD Target ({label})"] = ranks.masked_mean(yg, real)
-    last, y = q[:, :, :, -1], target[:, :, :, -1]
-    if q.shape[2] > 1:
-        out["Q(s, a) Ensemble Stdev. (main gamma)"] = ranks.masked_mean(last.std(dim=2, keepdim=True), real)
-    out["Mean |TD Error| (main gamma)"] = ranks.masked_mean((last - y).abs(), real)
-    out["Min TD Target (main gamma)"] = ranks.masked_min(y, real)
-    out["Max TD Target (main gamma)"] = ranks.masked_max(y, real)
-    return out
-
-
-@torch.no_grad()
-def advantage_metrics(adv: Tensor, weight: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """Advantages and filter weights (B, L, G, 1) of the main discount."""
-    adv, weight = adv[:, :, -1], weight[:, :, -1]
-    return {
-        "Advantage (main gamma)": ranks.masked_mean(adv, mask),
-        "Advantage Stdev. (main gamma)": ranks.masked_std(adv, mask),
-        "Filter Weight (main gamma)": ranks.masked_mean(weight, mask),
-        "Pct. of Actions Approved by Filter (main gamma)": 100.0 * ranks.masked_mean((weight > 0).float(), mask),
+    mask = batch.transition_mask  # (B, L, 1)
+    found = {
+        "Reward in Batch (mean)": ranks.masked_mean(batch.rews, mask),
+        "Reward in Batch (max)": ranks.masked_max(batch.rews, mask),
+        "Reward in Batch (min)": ranks.masked_min(batch.rews, mask),
+        "Pct. of Terminations in Batch": 100.0 * ranks.masked_mean(batch.dones.float(), mask),
     }
-
-
-@torch.no_grad()
-def batch_metrics(rews: Tensor, dones: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """Rewards, before ``reward_multiplier``, and terminations (B, L, 1) of the sequences."""
-    return {
-        "Reward in Batch (mean)": ranks.masked_mean(rews, mask),
-        "Reward in Batch (max)": ranks.masked_max(rews, mask),
-        "Reward in Batch (min)": ranks.masked_min(rews, mask),
-        "Pct. of Terminations in Batch": 100.0 * ranks.masked_mean(dones.float(), mask),
-    }
+    if out is not None and target is not None:
+        q, real = values.returns(values.value(out)), mask[..., None]
+        for g, gamma in enumerate(gammas.tolist()):
+            label = f"gamma={round(gamma, 4):g}"
+            found[f"Q(s, a) ({label})"] = ranks.masked_mean(q[:, :, :, g], real)
+            found[f"TD Target ({label})"] = ranks.masked_mean(target[:, :, :, g], real)
+        last, y = q[:, :, :, -1], target[:, :, :, -1]
+        if q.shape[2] > 1:
+            found["Q(s, a) Ensemble Stdev. (main gamma)"] = ranks.masked_mean(last.std(dim=2, keepdim=True), real)
+        found["Mean |TD Error| (main gamma)"] = ranks.masked_mean((last - y).abs(), real)
+        found["Min TD Target (main gamma)"] = ranks.masked_min(y, real)
+        found["Max TD Target (main gamma)"] = ranks.masked_max(y, real)
+        if isinstance(values, TwoHotValues):
+            beyond = values.bins.beyond(y).float()
+            found["Pct. of TD Targets beyond the Bins (main gamma)"] = 100.0 * ranks.masked_mean(beyond, real)
+    if advantage is not None and weight is not None:
+        advantage, weight = advantage[:, :, -1], weight[:, :, -1]
+        found["Advantage (main gamma)"] = ranks.masked_mean(advantage, mask)
+        found["Advantage Stdev. (main gamma)"] = ranks.masked_std(advantage, mask)
+        found["Filter Weight (main gamma)"] = ranks.masked_mean(weight, mask)
+        found["Pct. of Actions Approved by Filter (main gamma)"] = 100.0 * ranks.masked_mean((weight > 0).float(), mask)
+    return found

@@ -67,7 +67,7 @@ def test_the_last_value_is_that_of_the_shorter_memory():
     found = targets_of(agent, batch)[0, -1].double()
     with torch.no_grad():
         state = agent.encode_end(batch, 3)[:1]
-        probs = agent._policy(agent.target_actor, state, {}).probs.double()
+        probs = agent.target_actor(state).probs.double()
         value = (agent.target_critics.all_values(state)[:, :, 0].double() * probs).sum(-1)[0, 0]
     expected = agent.reward_multiplier * batch.rews[0, -1].double() + agent.gammas.double() * value
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)

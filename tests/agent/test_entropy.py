@@ -88,7 +88,7 @@ def learned(space, draw, updates, lr=3e-3, agent_type=Agent, **options):
         optimizer.step()
         agent.soft_sync_targets()
     with torch.no_grad():
-        return agent, agent._policy(agent.actor, agent.encode(batch)[:1, :1], {})
+        return agent, agent.actor(agent.encode(batch)[:1, :1])
 
 
 def test_a_fixed_temperature_gives_boltzmanns_policy():

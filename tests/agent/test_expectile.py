@@ -82,7 +82,7 @@ def offline_agent(updates, gamma=0.95, **options):
     batch = pieces(STATES, g)
     batch.obs = {"observation": every}
     with torch.no_grad():
-        return agent._policy(agent.actor, agent.eval().encode(batch)[:, 0], {}).probs[:, -1, 0], agent, batch
+        return agent.actor(agent.eval().encode(batch)[:, 0]).probs[:, -1, 0], agent, batch
 
 
 def greedy_return(right, gamma=1.0):

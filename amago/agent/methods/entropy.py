@@ -52,14 +52,14 @@ class Temperature(nn.Module):
 
     @torch.no_grad()
     def observe(self, policy: ActionDistribution, entropy: Tensor, mask: Tensor) -> None:
-        """Move the temperatures after a batch; the batches of all ranks count as one.
+        """Move the temperatures after a batch, in training mode; the batches of all ranks count as one.
 
         Args:
             policy: (B, L, G).
             entropy: (B, L, G, 1), of ``policy``, exact or estimated.
             mask: (B, L, 1) bool, False where a step does not count.
         """
-        if self.target is None:
+        if self.target is None or not self.training:
             return
         mask = mask[:, :, None].expand_as(entropy)
         scale = entropy_scale(policy).expand_as(entropy)
