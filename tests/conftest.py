@@ -1,8 +1,12 @@
 import sys
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from amago import config
+
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 @pytest.fixture(autouse=True)

@@ -236,12 +236,13 @@ class AtWait(amago.Callback):
             experiment.signal("wait", 0.5)
 
 
-COLLECTS = {"train_timesteps_per_epoch": 3000, "make_train_env": slow(0.01)}
+PHASE = 3000  # steps of each actor
+COLLECTS = {"train_timesteps_per_epoch": PHASE, "make_train_env": slow(0.01)}
 PHASES = {
     "collect": COLLECTS,
     "evaluate": {
         "val_interval": 1,
-        "val_timesteps_per_epoch": 3000,
+        "val_timesteps_per_epoch": PHASE,
         "make_val_env": slow(0.01),
         "train_timesteps_per_epoch": 12,
     },
@@ -254,7 +255,6 @@ PHASES = {
 def stopped(directory, name, phase, signals):
     """A run that signals stop: what this rank knows at its end."""
     Signalled.case = {"phase": phase, "signals": signals}
-    began = time.monotonic()
     fields = {"epochs": 2, "ckpt_interval": 1, "log_interval": 1} | PHASES[phase]
     e = tiny.started(directory, experiment_type=Signalled, name=name, **fields)
     code = None
@@ -266,7 +266,7 @@ def stopped(directory, name, phase, signals):
         e.close()
     total = sum(float(v.double().sum()) for v in tiny.weights(e).values())
     progress = [e.epoch, e.position.collected, e.position.trained, e.env_steps, e.updater.grad_steps]
-    return {"code": code, "seconds": time.monotonic() - began, "progress": progress, "weights": total}
+    return {"code": code, "progress": progress, "weights": total}
 
 
 def fed(directory, rank):

@@ -54,7 +54,7 @@ def serving(*roots, token=None, host="127.0.0.1"):
     thread.start()
 
     def ask(path, method="GET", **headers):
-        connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=250)
         try:
             connection.request(method, path, headers={k.replace("_", "-"): v for k, v in headers.items()})
             answer = connection.getresponse()

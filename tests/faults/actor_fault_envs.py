@@ -69,6 +69,20 @@ class Slow(CountingEnv):
         return super().step(action)
 
 
+class Stuck(CountingEnv):
+    """Its steps do not end while the file ``flag`` exists; ``flag.NUMBER`` says that one has begun."""
+
+    def __init__(self, actor: int, flag: str):
+        super().__init__(actor)
+        self.path = flag
+
+    def step(self, action: Any) -> Any:
+        while os.path.exists(self.path):
+            tally(f"{self.path}.{self.actor}")
+            time.sleep(0.01)
+        return super().step(action)
+
+
 class Wordy(CountingEnv):
     """Its statistics contain names of a megabyte, too much for the buffer of a socket."""
 

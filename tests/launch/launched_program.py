@@ -26,6 +26,13 @@ def ordered(what):
     return True
 
 
+def stay(what, there):
+    """Wait as long as a file of the first name is in the run's directory; one of the second name says that this process waits."""
+    while (ROOT / what).exists():
+        (ROOT / there).touch()
+        time.sleep(0.02)
+
+
 def hang():
     time.sleep(1e6)
 
@@ -52,11 +59,15 @@ class Slow(TMazePassive):
 
 
 class Obedient(amago.Experiment):
-    """A learner that does what a file in the run's directory says: hang in an update, or take long for updates or to save."""
+    """Does what a file in the run's directory says: hang in an update, take long for it, or stay before a phase or while it saves."""
+
+    def collect_new_training_data(self):
+        stay("hold-phase", "holds-phase")
+        super().collect_new_training_data()
 
     def train_step(self, batch, log_step):
         if (ROOT / "update-slowly").exists():
-            time.sleep(0.2)
+            time.sleep(1.0)
         if ordered("hang-learner"):
             hang()
         if ordered("hold-learner"):
@@ -64,10 +75,15 @@ class Obedient(amago.Experiment):
         return super().train_step(batch, log_step)
 
     def save_checkpoint(self):
-        if (ROOT / "save-slowly").exists():
-            time.sleep(float((ROOT / "save-slowly").read_text()))
-            (ROOT / "saved-slowly").touch()
+        stay("hold-save", "holds-save")
         super().save_checkpoint()
+
+
+class Begun(amago.Callback):
+    """Leaves a file of its rank once the process handles signals."""
+
+    def before_epoch(self, experiment):
+        (ROOT / f"learns-{os.environ.get('RANK', '0')}").touch()
 
 
 def slow():
@@ -77,9 +93,8 @@ def slow():
 def made():
     """The experiment of this program, not started."""
     fields = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
-    defaults = {"always_save_latest": True, "experiment_type": Obedient}
-    if fields.get("val_interval"):
-        defaults["callbacks"] = [amago.KeepBest()]
+    callbacks = [Begun(), *([amago.KeepBest()] if fields.get("val_interval") else [])]
+    defaults = {"always_save_latest": True, "experiment_type": Obedient, "callbacks": callbacks}
     config.bind({"EpsilonGreedy.randomize_eps": False})
     return tiny.experiment(ROOT, slow, **defaults | fields)
 

@@ -1,4 +1,8 @@
-"""Launches for tests: started in a process of their own, watched from outside."""
+"""Launches for tests: started in a process of their own, watched from outside.
+
+No test may depend on the speed of the machine. `Launch.until` waits for conditions that stay true once they are true: counters that only
+grow, files, processes that stay. What must not happen too early is held by a file in the run's directory (`launched_program`).
+"""
 
 import contextlib
 import json
@@ -13,6 +17,8 @@ from pathlib import Path
 import tiny
 
 PROGRAM = Path(__file__).parent / "launched_program.py"
+PATIENCE = 600.0
+"""Seconds after which a test gives up, on the slowest machine."""
 
 
 class Launch:
@@ -42,12 +48,12 @@ class Launch:
         )  # fmt: skip
         self.output = ""
 
-    def wait(self, seconds=270):
+    def wait(self, seconds=PATIENCE):
         """The exit code, after the end; `output` is complete then."""
         self.output, _ = self.process.communicate(timeout=seconds)
         return self.process.returncode
 
-    def until(self, condition, seconds=270):
+    def until(self, condition, seconds=PATIENCE):
         """Wait for a condition, while the launch runs."""
         deadline = time.monotonic() + seconds
         while not condition():
@@ -58,6 +64,12 @@ class Launch:
     def log(self, index=0):
         path = self.run_dir / "launch" / f"collector-{index}" / "log.txt"
         return path.read_text() if path.exists() else ""
+
+    def phases(self, index=0):
+        """Environment steps of each of a collector's phases."""
+        path = self.run_dir / "launch" / f"collector-{index}"
+        steps = [row["env_steps"] for row in tiny.rows(path, "rollout")] if (path / "metrics.jsonl").exists() else []
+        return [b - a for a, b in zip([0, *steps], steps)]
 
     def _roles(self, pids):
         """{process id: (its assignment, variables of its environment)} of those that have one."""
@@ -82,7 +94,7 @@ class Launch:
         return {int(v[b"RANK"]): pid for pid, (r, v) in roles.items() if r["kind"] == "learner" and b"RANK" in v}
 
     def beat(self, name):
-        """The newest sign of life of a process; empty if there is none."""
+        """The newest sign of life of a process, or the launcher's "orders"; empty if there is none."""
         for role, _ in self._roles(children_of(self.process.pid)).values():
             with contextlib.suppress(OSError, ValueError):
                 return json.loads((Path(role["control"]) / f"{name}.json").read_text())
@@ -114,27 +126,35 @@ class Launch:
             self.process.communicate()
 
 
+def _living():
+    """{process id: that of its parent} of all processes but zombies. The lists of children that Linux has may miss some while others end."""
+    found = {}
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+            if state != "Z":
+                found[int(pid)] = int(parent)
+    return found
+
+
 def children_of(pid):
-    with contextlib.suppress(OSError):
-        return [int(p) for task in Path(f"/proc/{pid}/task").iterdir() for p in (task / "children").read_text().split()]
-    return []
+    return [child for child, parent in _living().items() if parent == pid]
 
 
 def family(pid):
     """A process's descendants."""
-    return {d for child in children_of(pid) for d in (child, *family(child))}
-
-
-def alive(pids):
-    found = set()
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                found.add(pid)
+    parents, found, edge = _living(), set(), {pid}
+    while edge:
+        edge = {child for child, parent in parents.items() if parent in edge} - found
+        found |= edge
     return found
 
 
-def assert_gone(pids, seconds=90):
+def alive(pids):
+    return set(pids) & _living().keys()
+
+
+def assert_gone(pids, seconds=PATIENCE):
     """Wait until no process of these is left."""
     until = time.monotonic() + seconds
     while alive(pids) and time.monotonic() < until:

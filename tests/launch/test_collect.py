@@ -44,7 +44,7 @@ def test_collectors_that_come_go_and_are_killed_lose_and_double_nothing(launch, 
     run.until(lambda: run.rows("rollout") and run.rows("val") and len(run.rows("train")) > 2)
     late = collect("late", collectors=2)
     run.until(lambda: len(late.children) == 2 and all(late.beat(f"collector-{i}").get("steps") for i in (0, 1)))
-    run.until(lambda: max(row["values"].get("Collectors", 0) for row in run.rows("rollout")) >= 2)
+    run.until(lambda: len({name.rpartition("-n")[0].rpartition("-")[0] for name in run.arrived[1]}) >= 3)  # writers
     late.process.kill()
     late.process.communicate()
     stop(run)
@@ -52,11 +52,11 @@ def test_collectors_that_come_go_and_are_killed_lose_and_double_nothing(launch, 
     again = launch("--bus", str(tmp_path / "bus"), collectors=0, **RUN)
     early, late = collect("early"), collect("late", collectors=2)
     before = again.arrived[0]
-    again.until(lambda: again.arrived[0] > before + 10 and late.children)
-    late.process.send_signal(signal.SIGTERM)
-    assert late.wait() == 143
+    again.until(lambda: again.arrived[0] > before + 10 and late.children and early.children)
+    for node in (early, late):
+        node.process.send_signal(signal.SIGTERM)
+        assert node.wait() == 143
     stop(again)
-    assert early.wait() == 0
     assert left(tmp_path) == []
     rollouts, files = again.arrived
     assert len(files) == len(set(files))
@@ -117,7 +117,7 @@ def test_a_bus_that_another_launch_leads_is_refused(tmp_path, other):
     bus = Bus(str(tmp_path / "bus"))
     pid = {"lives": os.getppid(), "was-killed": 2**22 + 5}.get(other, 1)
     host = "elsewhere" if other == "another-machine" else socket.gethostname()
-    until = time.time() + (-1 if other == "is-over" else 20)
+    until = time.time() + (-1 if other == "is-over" else 3600)
     bus.put_json("orders.json", {"lease": {"host": host, "pid": pid, "until": until}})
     if other in ("was-killed", "is-over"):
         Remote(bus)

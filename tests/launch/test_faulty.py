@@ -68,7 +68,10 @@ def write_small(path, value, real=module.write_small):
     real(path, value)
 module.write_small = write_small
 """
-    run = launch(collectors=1, program=program(tmp_path, change), epochs=FOREVER, train_batches_per_epoch=2)
+    # without limits: a request to pause that is the last to be written would stay
+    run = launch(
+        "--updates-per-step", ":", collectors=1, program=program(tmp_path, change), epochs=FOREVER, train_batches_per_epoch=2
+    )
     run.until(lambda: len(run.rows("train")) > 3)
     (tmp_path / "readonly").touch()
     done, before = len(run.rows("train")), run.children

@@ -16,7 +16,7 @@ RUN = {"collectors": 1, "epochs": FOREVER, "train_batches_per_epoch": 2, "ckpt_i
 
 def test_a_learner_that_hangs_is_started_again_and_goes_on(launch):
     """One that lets no other thread run; `test_launch_ranks` has one that sleeps."""
-    run = launch("--hang-timeout", "5", resume="auto", **RUN)
+    run = launch("--hang-timeout", "20", resume="auto", **RUN)
     run.until(lambda: updates(run) > 6)
     before = run.children
     (run.root / "hold-learner").touch()
@@ -31,14 +31,15 @@ def test_a_learner_that_hangs_is_started_again_and_goes_on(launch):
     assert steps[-1] == max(steps)
 
 
-def test_a_learner_that_saves_for_long_is_left_alone(launch):
-    run = launch("--hang-timeout", "4", resume="auto", **RUN)
-    run.until(lambda: updates(run) > 2)
-    before = run.children["learner"]
-    (run.root / "save-slowly").write_text("10")
-    run.until(lambda: (run.root / "saved-slowly").exists())
-    (run.root / "save-slowly").unlink()
-    done = updates(run)
+def test_a_learner_that_saves_says_so_and_is_left_alone(launch):
+    """`test_a_long_silence_is_a_hang_where_a_short_one_was_announced` has the time that it is given."""
+    run = launch(resume="auto", **RUN)
+    (run.root / "hold-save").touch()
+    run.until(lambda: (run.root / "holds-save").exists())
+    run.until(lambda: run.beat("learner").get("state") == "saving")
+    assert run.beat("learner")["silence"] == "long"
+    before, done = run.children["learner"], updates(run)
+    (run.root / "hold-save").unlink()
     run.until(lambda: updates(run) > done)
     assert run.children["learner"] == before
     stop(run)
@@ -95,6 +96,22 @@ def test_failures_in_a_row_are_counted_until_there_is_an_update():
     with pytest.raises(LaunchError, match="3 times in a row without an update"):
         role.watch(60)
     assert rank.starts == 3
+
+
+def test_a_long_silence_is_a_hang_where_a_short_one_was_announced():
+    rank, role = learner()
+    for silent, announced, hangs in (
+        (11, "long", False),
+        (11, None, False),
+        (10**6, None, False),
+        (9, "short", False),
+        (11, "short", True),
+        (101, "long", True),
+    ):
+        rank.gives(silent, silence=announced)
+        assert role.watch(0)
+        assert (rank.process is None) == hangs
+        rank.start()
 
 
 @pytest.mark.parametrize("resume", ["auto", "never"])

@@ -2,6 +2,7 @@
 
 import signal
 
+import tiny
 from launching import assert_gone, family, stop
 
 from amago.run.plots import read_metrics
@@ -19,7 +20,7 @@ def test_a_run_with_two_collectors_is_one_run(launch, tmp_path):
         val_interval=2,
         ckpt_interval=1,
     )
-    run.until(lambda: any(row["values"]["Collectors"] == 2 for row in run.rows("rollout")) and len(run.rows("val")) > 1)
+    run.until(lambda: any(row["values"].get("Collectors") == 2 for row in run.rows("rollout")) and len(run.rows("val")) > 1)
     stop(run)
     rollouts, evaluations, buffer = run.rows("rollout"), run.rows("val"), run.rows("buffer")
     assert run.rollouts == run.arrived[0], "all collectors' rollouts are logged, and in the store"
@@ -58,7 +59,7 @@ def test_ctrl_c_ends_all_with_a_complete_state_and_the_same_command_resumes(laun
 
 
 def test_collectors_pause_while_the_learner_is_behind_until_it_has_caught_up(launch, tmp_path):
-    (tmp_path / "update-slowly").touch()  # five updates a second: any collector makes more than 25 steps in that time
+    (tmp_path / "update-slowly").touch()  # an update a second: any collector makes more than 5 steps in that time
     run = launch("--updates-per-step", "0.2:0.3", collectors=1, epochs=FOREVER, train_batches_per_epoch=2)
 
     def values(name):
@@ -67,7 +68,9 @@ def test_collectors_pause_while_the_learner_is_behind_until_it_has_caught_up(lau
     run.until(lambda: max(values("Collectors Paused (s)"), default=0) > 0)
     behind = len(values("Updates per Environment Step"))
     (tmp_path / "update-slowly").unlink()
-    run.until(lambda: max(values("Updates per Environment Step")[behind:], default=0) >= 0.2)
+    # A pause ends when less than one update is missing, and there is a row after each second update: with the steps of a few pauses,
+    # one of them is near 0.2, whoever is faster.
+    run.until(lambda: max(values("Updates per Environment Step")[behind:], default=0) >= 0.19)
     assert run.children.keys() == {"learner", "collector-0"}, "nobody was replaced for pausing"
     stop(run)
     assert "replaced" not in run.output
@@ -96,8 +99,10 @@ def test_a_collector_that_never_starts_ends_the_launch_with_its_log(launch, tmp_
 
 def test_epsilon_of_collectors_falls_within_the_run(launch):
     """A collector's epochs do not end, so it takes the length of the run from the program's settings."""
-    run = launch(collectors=1, epochs=6, train_timesteps_per_epoch=24, train_batches_per_epoch=50)
+    run = launch("--updates-per-step", ":1", collectors=1, epochs=6, train_timesteps_per_epoch=24, train_batches_per_epoch=50)
     assert run.wait() == 0, run.output
-    late = [r["values"]["Epsilon"] for r in run.rows("rollout") if r["env_steps"] >= 2 * 6 * 24 * 0.75]
+    planned = 6 * 2 * 24  # steps; there are 300 at least, since so many updates are made
+    rows = tiny.rows(run.run_dir / "launch" / "collector-0", "rollout")
+    late = [r["values"]["Epsilon"] for r in rows if r["env_steps"] >= 0.75 * planned]
     assert late
     assert max(late) < 0.3, "it falls to .05 in the first half of the run; a million steps would leave it at 1"

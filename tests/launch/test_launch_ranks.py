@@ -40,10 +40,11 @@ def test_a_signal_to_one_rank_while_the_first_waits_ends_all(launch, rank, waits
     """The first rank waits for more steps before the next update, and the other one for the first."""
     fields = {"train_timesteps_per_epoch": 10**6} if waits_for == "data" else {}
     run = launch("--learners", "2", "--updates-per-step", ":1e-9", collectors=1, **RUN | fields)
+    run.until(lambda: all((run.root / f"learns-{i}").exists() for i in (0, 1)))  # both ranks handle signals
     run.until(lambda: run.beat("learner").get("state") == "waiting" and run.beat("collector-0").get("steps", 0) > 100)
     if waits_for == "steps":
         run.until(lambda: run.beat("learner").get("steps"))
-        time.sleep(3)  # until both ranks are at the batch
+        time.sleep(2)  # mostly, both are at the batch then; it ends in the same way if they are not
     everyone = family(run.process.pid)
     os.kill(run.ranks[rank], signal.SIGTERM)
     assert run.wait() == 143, run.output
@@ -63,13 +64,13 @@ def test_a_killed_launcher_leaves_no_rank_behind(launch):
 
 def test_a_program_that_calls_the_parts_of_start_is_launched(launch):
     run = launch(
-        program=PARTS, collectors=2, epochs=4, train_batches_per_epoch=3, val_interval=2, ckpt_interval=1, resume="auto"
+        program=PARTS, collectors=1, epochs=4, train_batches_per_epoch=3, val_interval=2, ckpt_interval=1, resume="auto"
     )
     assert run.wait() == 0, run.output
     assert "learned 12" in run.output
     assert run.rows("val")
     assert run.rollouts == run.arrived[0]
-    assert {p.name for p in (run.run_dir / "launch").glob("collector-*")} == {"collector-0", "collector-1"}
+    assert {p.name for p in (run.run_dir / "launch").glob("collector-*")} == {"collector-0"}
     again = launch(program=PARTS, collectors=1, epochs=5, train_batches_per_epoch=3, ckpt_interval=1, resume="auto")
     assert again.wait() == 0, again.output
     assert "learned 15" in again.output
@@ -84,7 +85,7 @@ def test_a_loop_of_the_program_s_own_is_refused(launch):
 
 def test_when_one_of_two_learners_hangs_both_are_started_again(launch):
     run = launch(
-        "--learners", "2", "--hang-timeout", "8", collectors=1, **RUN | {"ckpt_interval": 1, "keep_training_states": 3}
+        "--learners", "2", "--hang-timeout", "20", collectors=1, **RUN | {"ckpt_interval": 1, "keep_training_states": 3}
     )
     run.until(lambda: updates(run) > 6 and len(run.ranks) == 2)
     before = run.ranks

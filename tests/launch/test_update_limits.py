@@ -23,19 +23,6 @@ def test_never_both_wait(limit, updates, steps):
     assert not (limit.learner_waits(updates, steps) and limit.collectors_pause(updates, steps))
 
 
-@given(limits(), COUNTS, COUNTS)
-def test_an_update_that_may_be_made_keeps_the_upper_limit(limit, updates, steps):
-    if not limit.learner_waits(updates, steps):
-        assert steps >= limit.warmup
-        assert limit.most == math.inf or updates + 1 <= limit.most * steps
-
-
-@given(limits(), COUNTS, COUNTS)
-def test_collectors_go_on_exactly_while_no_update_is_due(limit, updates, steps):
-    due = math.floor(limit.least * steps) if steps >= limit.warmup else 0
-    assert limit.collectors_pause(updates, steps) == (updates < due)
-
-
 @given(
     least=st.floats(0.001, 2),
     width=st.floats(1, 10),

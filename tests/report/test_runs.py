@@ -300,7 +300,7 @@ def test_the_process_that_holds_the_lock_decides(half, ended):
 def test_a_process_that_ended_and_was_not_collected_by_its_parent_has_ended(half):
     process = subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE)
     process.stdout.read()  # until it ends
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 250
     lock(half, process.pid)
     while status(half).state != "stopped":
         assert time.monotonic() < deadline

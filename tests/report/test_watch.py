@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
@@ -34,11 +35,13 @@ def runs_of(text):
 # ---- runs that change ------------------------------------------------------------------------------------------------------
 
 
-def test_runs_appear_grow_move_and_are_done(tmp_path):
+def test_runs_appear_grow_move_and_are_done(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "amago.report.page.time", SimpleNamespace(monotonic=lambda: 1.0)
+    )  # a page lasts until something changes
     with serving(tmp_path) as ask:
 
         def page():
-            ask.server.due = 0.0  # as if time had passed
             return ask("/")[2]
 
         assert "there is no run here yet" in page()
@@ -150,12 +153,12 @@ def test_the_command_serves_a_real_run_until_it_is_stopped(tmp_path):
         first = process.stdout.readline()
         url = urlsplit(re.search(r"http://\S+", first)[0])
         assert (url.hostname, url.query) == ("127.0.0.1", f"token={TOKEN}")
-        connection = http.client.HTTPConnection(url.hostname, url.port, timeout=60)
+        connection = http.client.HTTPConnection(url.hostname, url.port, timeout=250)
         connection.request("GET", "/", headers={"Cookie": f"amago-watch={TOKEN}"})
         assert "Mean return, evaluation" in connection.getresponse().read().decode()
         connection.close()
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=250)
         assert (process.returncode, err) == (0, "")
     finally:
         process.kill()

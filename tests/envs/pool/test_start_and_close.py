@@ -49,6 +49,14 @@ def processes():
     return {p for p in found if not (p in tops and ("forkserver" in names[p] or "resource_tracker" in names[p]))}
 
 
+def until(condition):
+    """Wait for a condition: what ends a process returns before its parent, the forkserver, has noticed."""
+    deadline = time.monotonic() + 200
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _warm():
     """Let the forkserver start before anything is counted."""
@@ -68,7 +76,7 @@ def test_close_leaves_nothing(context):
     pool.close()
     np.testing.assert_array_equal(pool.time_idxs, times)  # may still be read
     gc.collect()
-    assert processes() == before[1]
+    until(lambda: processes() == before[1])
     assert set(os.listdir("/dev/shm")) == before[2]
     assert len(descriptors()) == len(before[0])
 
@@ -80,7 +88,7 @@ def test_a_pool_that_is_forgotten_is_closed():
     assert processes() != before
     del pool
     gc.collect()
-    assert processes() == before
+    until(lambda: processes() == before)
 
 
 def script(tmp_path, text):
@@ -146,7 +154,7 @@ PROGRAM = """
 )
 def test_workers_import_neither_torch_nor_the_script(context, torch, end, tmp_path):
     command, env = script(tmp_path, PROGRAM.format(context=context, torch=torch, end=end))
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "torch in workers: [0.0, 0.0] actors: [8.0, 9.0]" in done.stdout
     assert "took: [7.0, 7.0]" in done.stdout
@@ -167,7 +175,7 @@ def test_workers_end_when_the_program_is_killed(tmp_path):
         for _ in range(30):
             pool.step(np.zeros((2, 1), int))
         print(*pids(pool), flush=True)
-        time.sleep(60)
+        time.sleep(3600)
         """.replace("DIR", str(tmp_path / "fifo")),
     )
     program = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
@@ -176,10 +184,7 @@ def test_workers_end_when_the_program_is_killed(tmp_path):
     program.send_signal(signal.SIGKILL)
     program.wait()
     program.stdout.close()
-    deadline = time.monotonic() + 10
-    while any(os.path.exists(f"/proc/{pid}") for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
     assert len(list((tmp_path / "fifo").glob("*.safetensors"))) == 2  # what had ended was committed
 
 

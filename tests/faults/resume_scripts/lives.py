@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 import gymnasium as gym
-import numpy as np
 import tiny
 import torch
 import tqdm
@@ -145,7 +144,10 @@ class Offline(amago.Experiment):
         return self.train_dloader
 
     def train_step(self, batch, log_step):
-        time.sleep(0.003 * self.epoch)  # slow enough to be killed in the second epoch
+        order = self.run_dir.parent / "hold"  # an update of the second epoch, in which to be killed
+        while self.epoch and order.exists() and self.position.trained >= int(order.read_text()):
+            write_json(order.with_name("holds"), True)
+            time.sleep(0.01)
         return super().train_step(batch, log_step)
 
 
@@ -297,12 +299,12 @@ def end_at_line(n):
 # ---- the latest policy ---------------------------------------------------------------------------------------------------
 
 
-def publishes(root, report, seconds):
-    """Publish weights whose values are their version, and sometimes restart as after a kill."""
+def publishes(root, report):
+    """Publish weights whose values are their version, endlessly, and sometimes restart as after a kill."""
     from amago.run.rundir import RunCheckpoints
 
-    end, version = time.monotonic() + seconds, 0
-    while time.monotonic() < end:
+    version = 0
+    while True:
         run = RunCheckpoints(Path(root), "run")
         run.prepare()
         for _ in range(50):
@@ -311,7 +313,6 @@ def publishes(root, report, seconds):
             assert run.version == version, (run.version, version)
             if version == 1:
                 write_json(report, version)
-    np.save(f"{report}.npy", version)
 
 
 def warm_up():

@@ -86,7 +86,7 @@ def waiting(w, enough):
 
 def written(w):
     """Until less than a segment waits, or for too long."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 200
     return lambda: w.pending_bytes < 10_000 or time.monotonic() > deadline
 
 

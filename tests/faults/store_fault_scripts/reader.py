@@ -22,5 +22,7 @@ while not select.select([sys.stdin], [], [], 0)[0]:
         else:
             assert int(view.lengths[i]) == steps_of(episode)
             read += 1
+            if read == 1:
+                print("reading", flush=True)
 assert store.info()["quarantined"] == 0
 print(read, again)
