@@ -1,7 +1,4 @@
-"""Checks of encoders against the contracts of their base classes.
-
-Shapes: B sequences or actors, L timesteps, D numbers of a timestep's input, E of its output.
-"""
+"""Checks of encoders against the contracts of their base classes: B sequences or actors, L timesteps, E outputs of a timestep."""
 
 from __future__ import annotations
 
@@ -24,13 +21,8 @@ _STEPS = 8  # of a rollout
 _TOLERANCE = 1e-3  # relative to the size of outputs: much more than rounding in float32
 _RANDOM = "in evaluation mode, the same input gives two different outputs: random numbers are for self.training alone"
 _NO_EXPORT = "; pass export=False if the agent is never to be exported"
-
-
 M = TypeVar("M", bound=nn.Module)
-
-
-class _Fault(Exception):
-    """The fault that ends a check."""
+Memory = dict[str, Tensor]
 
 
 def check_tstep_encoder(encoder: object, spaces: object, *, seed: int = 0) -> None:
@@ -52,7 +44,7 @@ def check_tstep_encoder(encoder: object, spaces: object, *, seed: int = 0) -> No
     """
     obs_space, action_space = spaces_of(spaces)
     rl2 = rl2_space(action_spec(action_space))
-    with _checking("check_tstep_encoder found a fault of the timestep encoder", seed):
+    with _seeded(seed):
         module = _built(encoder, TstepEncoder, obs_space=obs_space, rl2_space=rl2)  # type: ignore[type-abstract]
         width, device, space = _width_of(module), _device_of(module), copy.deepcopy(obs_space)
         space.seed(seed)
@@ -63,26 +55,24 @@ def check_tstep_encoder(encoder: object, spaces: object, *, seed: int = 0) -> No
             return {k: v.to(device) for k, v in ({"rl2s": torch.randn(b, length, rl2.shape[-1])} | obs).items()}
 
         def encode(x: dict[str, Tensor], of: nn.Module = module, **mask: Tensor) -> Tensor:
-            given = {k: v.clone() for k, v in x.items()}
-            rl2s, obs = given["rl2s"], {k: v for k, v in given.items() if k != "rl2s"}
+            obs = {k: v.clone() for k, v in x.items()}
+            given, rl2s = dict(obs), obs.pop("rl2s")
             doing = f"forward of obs {', '.join(f'{k} {tuple(v.shape)}' for k, v in obs.items())}"
             with _attempt(doing):
                 out = of(obs=obs, rl2s=rl2s, **mask)
             changed = [k if k == "rl2s" else f"obs[{k!r}]" for k, v in x.items() if not given[k].equal(v)]
             _require(not changed, f"forward changes its input {', '.join(changed)} in place; other parts of the agent read it")
-            _check_output(out, (*rl2s.shape[:2], width), doing)
-            return out  # type: ignore[no-any-return]
+            return _checked(out, (*rl2s.shape[:2], width), doing)
 
         x, one, other = inputs(2, 3), inputs(1, 1), inputs(2, 3)
         out = encode(x)
         encode(one)
-        zeros = {k: v if k == "rl2s" else torch.zeros_like(v) for k, v in one.items()}
         with _attempt("forward of observations that are all 0"):
-            encode(zeros)
+            encode({k: v if k == "rl2s" else torch.zeros_like(v) for k, v in one.items()})
         _require(not _differs(encode(x), out), _RANDOM)
         for what, rows, steps in (
-            ("timestep of a sequence", slice(0, 2), slice(1, 2)),
-            ("sequence of a batch", slice(0, 1), slice(0, 3)),
+            ("timestep of a sequence", slice(2), slice(1, 2)),
+            ("sequence of a batch", slice(1), slice(3)),
         ):
             alone = encode({k: v[rows, steps] for k, v in x.items()})
             _require(not _differs(alone, out[rows, steps]), f"a {what} is encoded differently when it comes alone")
@@ -123,7 +113,7 @@ def check_traj_encoder(
         CheckError: the first fault that was found.
         TypeError: ``encoder`` is none of these.
     """
-    with _checking("check_traj_encoder found a fault of the sequence model", seed):
+    with _seeded(seed):
         module = _built(encoder, TrajEncoder, tstep_dim=tstep_dim, max_seq_len=max_seq_len)  # type: ignore[type-abstract]
         longest, width, device = min(module.max_seq_len, _STEPS), _width_of(module), _device_of(module)
         seq = torch.randn(3, longest + 1, module.tstep_dim).to(device)
@@ -133,12 +123,11 @@ def check_traj_encoder(
                 found = module(seq=x, time_idxs=times.to(device)[..., None], hidden_state=hidden)
             pair = isinstance(found, tuple) and len(found) == 2
             _require(pair, f"{doing} returned a {type(found).__name__}, but must return the output and the next hidden state")
-            _check_output(found[0], (*x.shape[:2], width), doing)
-            return found
+            return _checked(found[0], (*x.shape[:2], width), doing), found[1]
 
         def whole(x: Tensor) -> Tensor:
-            doing = f"forward of a whole sequence {tuple(x.shape)}"
-            return run(x, torch.arange(x.shape[1]).expand(len(x), -1), None, doing)[0]
+            times = torch.arange(x.shape[1]).expand(len(x), -1)
+            return run(x, times, None, f"forward of a whole sequence {tuple(x.shape)}")[0]
 
         def step(x: Tensor, times: Tensor, hidden: object, doing: str) -> tuple[Tensor, object]:
             out, hidden = run(x[:, None], times[:, None], hidden, doing)
@@ -179,23 +168,25 @@ def _check_resets(module: TrajEncoder, step: Step, whole: Callable[[Tensor], Ten
     device, longest = _device_of(module), min(module.max_seq_len, _STEPS)
     lengths = [max(1, longest - 2 * row) for row in range(3)]
     seq = torch.randn(3, 2 * longest, module.tstep_dim).to(device)
-    for name, as_tensor in (("an array", False), ("a tensor", True)):
+    for name in ("an array", "a tensor"):
         hidden, outs = first(), []
         for t in range(2 * longest):
             clock = torch.tensor([t % length for length in lengths])
             if t and (clock == 0).any():
-                dones = (clock == 0).to(device) if as_tensor else (clock == 0).numpy()
+                dones = (clock == 0).numpy() if name == "an array" else (clock == 0).to(device)
                 with _attempt(f"reset_hidden_state with dones {type(dones).__name__} {tuple(dones.shape)}"):
                     hidden = module.reset_hidden_state(hidden, dones)
             out, hidden = step(seq[:, t], clock, hidden, f"step {t}, after resets")
             outs.append(out)
-        found = torch.stack(outs, 1)
         for row, length in enumerate(lengths):
             for begin in range(0, 2 * longest, length):
-                at = slice(begin, min(begin + length, 2 * longest))
+                found, expected = (
+                    torch.stack(outs[begin : begin + length]),
+                    whole(seq[row : row + 1, begin : begin + length])[0],
+                )
                 state = f"was reset at step {begin}" if begin else "was not reset yet"
                 _require(
-                    not _differs(found[row, at], whole(seq[row : row + 1, at])[0]),
+                    not _differs(found[:, row], expected),
                     f"after reset_hidden_state with {name}, row {row}, which {state}, differs from a whole sequence of its rollout: rows with "
                     "True must be as from init_hidden_state, the others must stay as they are",
                 )
@@ -224,10 +215,7 @@ class _ExportedStep(nn.Module):
         super().__init__()
         self.module = module
 
-    def memory(self, rows: int, device: torch.device) -> dict[str, Tensor]:
-        return dict(sorted(self.module.export_hidden_state(self.module.init_hidden_state(rows, device)).items()))
-
-    def forward(self, x: Tensor, times: Tensor, dones: Tensor, memory: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, x: Tensor, times: Tensor, dones: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
         hidden = self.module.import_hidden_state(memory, dones)
         out, hidden = self.module(seq=x.unsqueeze(1), time_idxs=times[:, None, None], hidden_state=hidden)
         return out[:, 0], dict(sorted(self.module.export_hidden_state(hidden).items()))
@@ -235,11 +223,13 @@ class _ExportedStep(nn.Module):
 
 def _check_export(module: TrajEncoder, seq: Tensor, expected: Tensor) -> None:
     """Compare steps with exported hidden states, and steps of a traced program, with whole sequences."""
-    (n, longest, _), device, step = seq.shape, seq.device, _ExportedStep(module)
-    try:
-        memory, more = step.memory(n, device), step.memory(n + 1, device)
-    except Exception as err:
-        raise _Fault(f"export_hidden_state raised {type(err).__name__}: {err}{_NO_EXPORT}") from err
+    (n, longest, _), device = seq.shape, seq.device
+
+    def empty(rows: int) -> Memory:
+        return dict(sorted(module.export_hidden_state(module.init_hidden_state(rows, device)).items()))
+
+    with _attempt("export_hidden_state", _NO_EXPORT):
+        memory, more = empty(n), empty(n + 1)
     axes = {}
     for name, tensor in memory.items():
         axes[name] = [i for i, (a, b) in enumerate(zip(tensor.shape, more[name].shape)) if a != b]
@@ -249,7 +239,7 @@ def _check_export(module: TrajEncoder, seq: Tensor, expected: Tensor) -> None:
 
     def compare(step: nn.Module, what: str) -> None:
         """Two rollouts in a row, the second after ``dones``."""
-        memory = _ExportedStep(module).memory(n, device)
+        memory = empty(n)
         for t in range(2 * longest):
             dones, before = torch.full((n,), t == longest, device=device), {k: v.clone() for k, v in memory.items()}
             with _attempt(what):
@@ -260,16 +250,14 @@ def _check_export(module: TrajEncoder, seq: Tensor, expected: Tensor) -> None:
             _require(not changed, f"{what}: {changed} is changed in place; import_hidden_state must copy what is written")
             memory = after
 
-    compare(step, "steps with export_hidden_state and import_hidden_state")
+    compare(_ExportedStep(module), "steps with export_hidden_state and import_hidden_state")
     size = torch.export.Dim("num_envs", min=1)
     zeros = torch.zeros(n, dtype=torch.int64, device=device)
     example, shapes = (seq[:, 0].contiguous(), zeros, zeros.bool(), memory), {k: {a[0]: size} for k, a in axes.items()}
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of modules that keep their weights in lists, as torch's own LSTM does
-            traced = torch.export.export(step, example, dynamic_shapes=({0: size}, {0: size}, {0: size}, shapes)).module()
-    except Exception as err:
-        raise _Fault(f"torch.export cannot trace a step: {of_exception(err)[:200]}{_NO_EXPORT}") from err
+    with _attempt("torch.export of a step", _NO_EXPORT), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of modules that keep their weights in lists, as torch's own LSTM does
+        dynamic = ({0: size}, {0: size}, {0: size}, shapes)
+        traced = torch.export.export(_ExportedStep(module), example, dynamic_shapes=dynamic).module()
     compare(traced, "the step that torch.export made")
 
 
@@ -277,31 +265,29 @@ def _check_export(module: TrajEncoder, seq: Tensor, expected: Tensor) -> None:
 
 
 @contextmanager
-def _checking(what: str, seed: int) -> Iterator[None]:
-    """Seed random numbers within the block, and turn its fault into a `CheckError`."""
+def _seeded(seed: int) -> Iterator[None]:
+    """Seed random numbers within the block; the process's own are left as they were."""
     gpus = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(gpus), torch.no_grad():
         torch.default_generator.manual_seed(seed)  # `torch.manual_seed` also seeds GPUs that are not in use yet
-        try:
-            yield
-        except _Fault as err:
-            raise CheckError(what, (str(err),)) from err.__cause__
-
-
-@contextmanager
-def _attempt(doing: str) -> Iterator[None]:
-    """Turn an exception of the encoder into a fault."""
-    try:
         yield
-    except _Fault as err:
-        raise _Fault(err if doing in str(err) else f"{doing}: {err}") from err.__cause__
-    except Exception as err:
-        raise _Fault(f"{doing} raised {of_exception(err)}") from err
 
 
 def _require(right: bool, fault: str) -> None:
     if not right:
-        raise _Fault(fault)
+        raise CheckError("the encoder has a fault", (fault,))
+
+
+@contextmanager
+def _attempt(doing: str, remedy: str = "") -> Iterator[None]:
+    """Turn an exception of the encoder into a fault, and say of a fault what was tried."""
+    try:
+        yield
+    except CheckError as err:
+        _require(doing in str(err), f"{doing}: {err.problems[0]}")
+        raise
+    except Exception as err:
+        raise CheckError("the encoder has a fault", (f"{doing} raised {of_exception(err)[:500]}{remedy}",)) from err
 
 
 def _built(part: object, base: type[M], **arguments: object) -> M:
@@ -312,9 +298,8 @@ def _built(part: object, base: type[M], **arguments: object) -> M:
         raise TypeError(f"{part!r} must be a subclass of {base.__name__}, a function that makes one, or one")
     with _attempt(f"making the encoder from {', '.join(arguments)}"):
         made = part(**arguments)
-    if not isinstance(made, base):
-        raise _Fault(f"a {type(made).__name__} was made, which is no subclass of amago.{base.__name__}")
-    return made.eval()
+    _require(isinstance(made, base), f"a {type(made).__name__} was made, which is no subclass of amago.{base.__name__}")
+    return made.eval()  # type: ignore[no-any-return]
 
 
 def _width_of(encoder: TstepEncoder | TrajEncoder) -> int:
@@ -325,13 +310,18 @@ def _width_of(encoder: TstepEncoder | TrajEncoder) -> int:
     return width
 
 
-def _check_output(out: object, shape: tuple[int, ...], doing: str) -> None:
-    """An output must be a tensor of finite real numbers of this shape."""
-    if not isinstance(out, Tensor):
-        raise _Fault(f"{doing} returned a {type(out).__name__}, but must return a tensor {shape}")
+def _device_of(encoder: nn.Module) -> torch.device:
+    return next((p.device for p in [*encoder.parameters(), *encoder.buffers()]), torch.device("cpu"))
+
+
+def _checked(out: object, shape: tuple[int, ...], doing: str) -> Tensor:
+    """An output, which must be a tensor of finite real numbers of this shape."""
+    _require(isinstance(out, Tensor), f"{doing} returned a {type(out).__name__}, but must return a tensor {shape}")
+    assert isinstance(out, Tensor)
     _require(tuple(out.shape) == shape, f"{doing} returned shape {tuple(out.shape)}, not (batch, length, emb_dim): {shape}")
     _require(out.is_floating_point(), f"{doing} returned {out.dtype}, but must return real numbers")
     _require(bool(out.isfinite().all()), f"{doing} returned {out[~out.isfinite()][:1].tolist()} for finite input")
+    return out
 
 
 def _differs(a: Tensor, b: Tensor) -> bool:
@@ -340,7 +330,7 @@ def _differs(a: Tensor, b: Tensor) -> bool:
 
 
 def _check_gradients(encoder: nn.Module, forward: Callable[[], Tensor]) -> None:
-    """Check that every parameter that is to be trained gets a finite gradient in training mode."""
+    """Every parameter that is to be trained gets a finite gradient in training mode."""
     encoder.train()
     with _attempt("training: forward and backward"), torch.enable_grad():
         out = forward()
@@ -352,7 +342,3 @@ def _check_gradients(encoder: nn.Module, forward: Callable[[], Tensor]) -> None:
     _require(not infinite, f"the gradient of {infinite} is not finite for finite input")
     encoder.zero_grad(set_to_none=True)
     encoder.eval()
-
-
-def _device_of(encoder: nn.Module) -> torch.device:
-    return next((p.device for p in [*encoder.parameters(), *encoder.buffers()]), torch.device("cpu"))

@@ -16,11 +16,10 @@ from torch.nn.utils.rnn import pad_sequence
 from amago.data.extras import ExtraField
 from amago.data.trajectory import (
     MAGIC_PAD_VAL,
-    SEQUENCE_ROWS,
     FrozenTraj,
     columns,
-    cut,
-    cut_extras,
+    cut_fields,
+    named_rows,
     pad_value,
     rows_in,
     rows_of_extra,
@@ -95,19 +94,13 @@ class RLData:
         if total <= length and (padded_sampling == "none" or not cut_short):
             return self
         start, stop = subsequence(total, length, padded_sampling, global_rng() if rng is None else rng, cut_short)
-        self.obs = {k: cut(v, "T+1", start, stop) for k, v in self.obs.items()}
-        self.extras = cut_extras(self.extras, total, start, stop)
-        vars(self).update({k: cut(v, SEQUENCE_ROWS[k], start, stop) for k, v in columns(self).items()})
+        vars(self).update(cut_fields(self, start, stop))
         return self
 
     @classmethod
     def from_traj(cls, traj: FrozenTraj) -> RLData:
         """Tensors that share memory with the arrays of ``traj``."""
-        return cls(
-            obs={k: torch.from_numpy(v) for k, v in traj.obs.items()},
-            extras={k: torch.from_numpy(v) for k, v in traj.extras.items()},
-            **{k: torch.from_numpy(v) for k, v in columns(traj).items()},
-        )
+        return cls(obs=traj.obs, extras=traj.extras, **columns(traj))
 
 
 @dataclass
@@ -146,11 +139,8 @@ class Batch:
             self.mask = ~(self.rl2s == MAGIC_PAD_VAL).all(dim=-1, keepdim=True)
         self.mask = self.mask.to(torch.bool)
         b, length = self.rews.shape[:2]
-        found = {name: (x, SEQUENCE_ROWS[name]) for name, x in columns(self).items()} | {"mask": (self.mask, "T+1")}
-        found |= {f"obs[{k!r}]": (v, "T+1") for k, v in self.obs.items()}
-        for name, (x, rows) in found.items():
-            steps = rows_in(rows, 1, length)
-            if tuple(x.shape[:2]) != (b, steps):
+        for name, (x, rows) in (named_rows(self) | {"mask": (self.mask, "T+1")}).items():
+            if tuple(x.shape[:2]) != (b, steps := rows_in(rows, 1, length)):
                 raise ValueError(
                     f"Batch.{name} has shape {tuple(x.shape)}; rews {tuple(self.rews.shape)} asks for ({b}, {steps}, ...)"
                 )
@@ -201,22 +191,18 @@ def collate(
     """
     if not samples:
         raise ValueError("cannot build a batch of no sequences")
-    extras = [_with_defaults(s, extra_fields) for s in samples]
-    obs = [s.obs for s in samples]
-    for what, parts in (("obs", obs), ("extras", extras)):
-        _check_alike(what, parts)
-    fields = [columns(s) for s in samples]
-    _check_alike("", fields)
-    lengths = [len(s) for s in samples]
-    longest = max(lengths)
-    mask = torch.arange(longest + 1)[None, :, None] <= torch.tensor(lengths)[:, None, None]
-    return Batch(
-        obs={k: _padded([x[k] for x in obs], _bounds(obs_space, k)) for k in obs[0]},
-        extras={k: _padded([x[k] for x in extras], value=0.0) for k in extras[0]},
-        mask=mask,
-        sources=sources_of([s.source for s in samples]),
-        **{name: _padded([x[name] for x in fields]) for name in SEQUENCE_ROWS},
-    )
+    parts = {"": [columns(s) for s in samples], "obs": [s.obs for s in samples]}
+    parts["extras"] = [_with_defaults(s, extra_fields) for s in samples]
+    padded: dict[str, dict[str, Tensor]] = {}
+    for group, each in parts.items():
+        _check_alike(group, each)
+        boxes = {} if group != "obs" or obs_space is None else obs_space.spaces
+        pad = 0.0 if group == "extras" else MAGIC_PAD_VAL
+        padded[group] = {k: _padded([x[k] for x in each], boxes.get(k), pad) for k in each[0]}
+    lengths = torch.tensor([len(s) for s in samples])[:, None, None]
+    mask = torch.arange(int(lengths.max()) + 1)[None, :, None] <= lengths
+    sources = sources_of([s.source for s in samples])
+    return Batch(obs=padded["obs"], extras=padded["extras"], mask=mask, sources=sources, **padded[""])
 
 
 def sources_of(sources: list[Any]) -> list[Any] | None:
@@ -224,53 +210,40 @@ def sources_of(sources: list[Any]) -> list[Any] | None:
     return sources if any(s is not None for s in sources) else None
 
 
-def _bounds(obs_space: gym.spaces.Dict | None, key: str) -> gym.spaces.Box | None:
-    space = None if obs_space is None else obs_space.spaces.get(key)
-    return space if isinstance(space, gym.spaces.Box) else None
-
-
 def _with_defaults(sample: RLData, extra_fields: Sequence[ExtraField]) -> dict[str, Tensor]:
-    """The extras of a sequence that a batch has.
-
-    Raises:
-        ValueError: one has other rows or another shape than was declared.
-    """
-    out = dict(sample.extras) if not extra_fields else {}
+    """The extras of a sequence that a batch has; ValueError: one has other rows or another shape than was declared."""
+    if not extra_fields:
+        return sample.extras
+    out = {x.name: sample.extras.get(x.name, torch.from_numpy(x.default_rows(len(sample)))) for x in extra_fields}
     for x in extra_fields:
-        value = sample.extras.get(x.name)
-        if value is None:
-            value = torch.from_numpy(x.default_rows(len(sample)))
-        elif tuple(value.shape) != (right := (rows_in(x.rows, 1, len(sample)), *x.shape)):
-            raise ValueError(f"extras[{x.name!r}] of a sequence has shape {tuple(value.shape)}, but must have {right}")
-        out[x.name] = value
+        if tuple(out[x.name].shape) != (right := (rows_in(x.rows, 1, len(sample)), *x.shape)):
+            raise ValueError(f"extras[{x.name!r}] of a sequence has shape {tuple(out[x.name].shape)}, but must have {right}")
     return out
 
 
-def _check_alike(what: str, parts: Sequence[dict[str, Tensor]]) -> None:
+def _check_alike(group: str, parts: Sequence[dict[str, Tensor]]) -> None:
     """Raise ValueError unless all have the keys, the dtypes and, rows apart, the shapes of the first."""
-    first = parts[0]
-    for other in parts:
+    first = {k: (tuple(x.shape[1:]), x.dtype) for k, x in parts[0].items()}
+    for other in parts[1:]:
         if other.keys() != first.keys():
-            different = "observations" if what == "obs" else what
+            different = "observations" if group == "obs" else group
             raise ValueError(f"sequences of one batch have different {different}: {sorted(first)} and {sorted(other)}")
-        for key, a in first.items():
-            b, name = other[key], f"{what}[{key!r}]" if what else key
-            for of, x, y in (("shapes", tuple(a.shape[1:]), tuple(b.shape[1:])), ("dtypes", a.dtype, b.dtype)):
-                if x != y:
-                    raise ValueError(f"sequences of one batch have {name} of different {of}: {x} and {y}")
+        for key, x in other.items():
+            if (found := (tuple(x.shape[1:]), x.dtype)) != first[key]:
+                name = f"{group}[{key!r}]" if group else key
+                raise ValueError(f"sequences of one batch have {name} of different shapes or dtypes: {first[key]} and {found}")
 
 
-def _padded(parts: list[Tensor], within: gym.spaces.Box | None = None, value: float = MAGIC_PAD_VAL) -> Tensor:
+def _padded(parts: list[Tensor], within: gym.Space[Any] | None, value: float) -> Tensor:
     """(B, most rows, ...), with ``value`` after the rows of the shorter ones; integers stay in the box ``within``."""
     rows = [len(p) for p in parts]
     if min(rows) == max(rows):
         return torch.stack(parts)
-    if within is None or parts[0].is_floating_point() or parts[0].dtype == torch.bool:
-        return pad_sequence(parts, batch_first=True, padding_value=value)
-    out = pad_sequence(parts, batch_first=True)
-    fill = torch.as_tensor(pad_value(np.dtype(str(out.dtype).removeprefix("torch.")), within.low, within.high))
-    for row, n in zip(out, rows):
-        row[n:] = fill
+    out = pad_sequence(parts, batch_first=True, padding_value=value)
+    if isinstance(within, gym.spaces.Box) and not out.is_floating_point() and out.dtype != torch.bool:
+        fill = torch.as_tensor(pad_value(np.dtype(str(out.dtype).removeprefix("torch.")), within.low, within.high))
+        for row, n in zip(out, rows):
+            row[n:] = fill
     return out
 
 
@@ -302,14 +275,13 @@ def subsequence(
     """
     if length <= max_len and not cut_short:
         return 0, length
-    low = 1 - max_len if padded_sampling in ("both", "left") else 0
-    high = length - 2 if padded_sampling in ("both", "right") else length - max_len
-    starts, (k, pieces) = max(high, low) + 1 - low, piece
+    low, high = _starts(length, max_len, padded_sampling)
+    starts, (k, pieces) = int(high) + 1 - low, piece
     start = int(rng.integers(low + k * starts // pieces, low + (k + 1) * starts // pieces))
     return max(start, 0), min(start + max_len, length)
 
 
-def _starts(lengths: NDArray[np.int64], max_len: int, padded_sampling: str) -> tuple[int, NDArray[np.int64]]:
+def _starts(lengths: Any, max_len: int, padded_sampling: str) -> tuple[int, Any]:
     """The first and the last start of a window of each trajectory."""
     low = 1 - max_len if padded_sampling in ("both", "left") else 0
     return low, np.maximum(lengths - 2 if padded_sampling in ("both", "right") else lengths - max_len, low)

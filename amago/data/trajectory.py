@@ -78,6 +78,12 @@ def rows_in(rows: str, n: Any, total: Any) -> Any:
     return n if rows == "1" else total + n if rows == "T+1" else total
 
 
+def named_rows(data: Any) -> dict[str, tuple[Any, str]]:
+    """The arrays of a `FrozenTraj` or a batch without extra fields, by name ("rews", "obs['key']"), with their `ROWS`."""
+    obs = {f"obs[{k!r}]": (x, "T+1") for k, x in data.obs.items()}
+    return obs | {name: (x, SEQUENCE_ROWS[name]) for name, x in columns(data).items()}
+
+
 MAGIC_PAD_VAL = 4.0
 """The value of steps after the end of a sequence in a batch, in every field but extra fields; see `pad_value`."""
 
@@ -131,6 +137,15 @@ def cut_extras(extras: Mapping[str, Any], steps: int, start: int, stop: int) -> 
     return {k: cut(a, rows_of_extra(k, len(a), steps), start, stop) for k, a in extras.items()}
 
 
+def cut_fields(data: Any, start: int, stop: int) -> dict[str, Any]:
+    """The fields of a `FrozenTraj` or a sequence at transitions [start, stop), as views."""
+    return {
+        "obs": {k: cut(x, "T+1", start, stop) for k, x in data.obs.items()},
+        "extras": cut_extras(data.extras, len(data), start, stop),
+        **{name: cut(x, SEQUENCE_ROWS[name], start, stop) for name, x in columns(data).items()},
+    }
+
+
 @dataclass
 class FrozenTraj:
     """A finished rollout (or a piece of one) of T transitions, as arrays.
@@ -166,9 +181,7 @@ class FrozenTraj:
             ValueError: naming the field, its length and the right one.
         """
         t = len(self)
-        arrays = {f"obs[{k!r}]": (v, "T+1") for k, v in self.obs.items()}
-        arrays |= {name: (array, SEQUENCE_ROWS[name]) for name, array in columns(self).items()}
-        for name, (array, rows) in arrays.items():
+        for name, (array, rows) in named_rows(self).items():
             if len(array) != rows_in(rows, 1, t):
                 raise ValueError(f"{name} has {len(array)} rows; with {t} rewards it must have {rows_in(rows, 1, t)}")
         for name, array in self.extras.items():
@@ -206,11 +219,7 @@ class FrozenTraj:
 
     def slice(self, start: int, stop: int) -> FrozenTraj:
         """Transitions [start, stop) with the observation that follows the last of them."""
-        return FrozenTraj(
-            obs={k: cut(v, "T+1", start, stop) for k, v in self.obs.items()},
-            extras=cut_extras(self.extras, len(self), start, stop),
-            **{name: cut(a, SEQUENCE_ROWS[name], start, stop) for name, a in columns(self).items()},
-        )
+        return FrozenTraj(**cut_fields(self, start, stop))
 
     def to_stored(self, spec: ActionSpec, env_name: str = "") -> StoredTraj:
         """The form that is written to disk; rewards and actions are taken from ``rews`` and ``actions``."""
@@ -270,20 +279,20 @@ class StoredTraj:
         the first; by default all of them."""
         t = len(self)
         stop = t if stop is None else stop
-        out = StoredTraj(
+        reward, action = (
+            (self.rews[start - 1].item(), self.actions[start - 1]) if start else (self.prev_reward, self.prev_action)
+        )
+        return StoredTraj(
             {k: a[start : stop + 1].copy() for k, a in self.obs.items()},
             self.actions[start:stop].copy(),
             self.rews[start:stop].copy(),
             self.dones[start:stop].copy(),
             self.start_time + start,
-            self.prev_reward,
-            None if self.prev_action is None else self.prev_action.copy(),
+            reward,
+            None if action is None else action.copy(),
             self.env_name,
             {k: a.copy() for k, a in cut_extras(self.extras, t, start, stop).items()},
         )
-        if start:
-            out.prev_reward, out.prev_action = self.rews[start - 1].item(), self.actions[start - 1].copy()
-        return out
 
     def derive(self, spec: ActionSpec) -> FrozenTraj:
         """Add ``rl2s`` and ``time_idxs``, and turn actions into vectors."""
