@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import gymnasium as gym
 import torch
@@ -68,37 +68,11 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
 
     gammas: Tensor
     popart: PopArtLayer
-    actor: Any  # the user's classes
-    critics: Any
-    target_actor: Any
-    target_critics: Any
     maximized_critics: nn.Module
-    num_critics: int  # the options
-    num_critics_td: int
-    online_coeff: float
-    offline_coeff: float
-    gamma: float
-    use_multigamma: bool
-    reward_multiplier: float
-    tau: float
-    n_step: int
-    targets: str
-    trace_lambda: float
-    entropy_target: float | None
-    entropy_coeff: float | None
-    entropy_lr: float
-    expectile: float | None
-    bootstrap_context: int | None
-    rescale_critics: bool
-    use_target_actor: bool
-    fake_filter: bool
-    fbc_filter_func: Callable[[Tensor], Tensor]
-    num_actions_for_value_in_critic_loss: int
-    num_actions_for_value_in_actor_loss: int
-    actor_type: type[nn.Module]
-    critic_type: type[nn.Module]
     pass_obs_keys_to_actor: list[str]
-    rollout_gamma_idx: int
+    if TYPE_CHECKING:  # options are declared in `ActorCriticOptions`; users choose the classes of actor and critics
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def __init__(
         self,
@@ -125,12 +99,13 @@ class ActorCriticAgent(LossStatistics, BaseAgent):
         gammas = gammas_for(self.action_spec.kind, self.gamma, self.use_multigamma)
         check_gamma_idx("rollout_gamma_idx", self.rollout_gamma_idx, gammas)
         check_targets(self.targets, self.action_spec)
+        longest = self.max_seq_len
         for name, steps, most in (
-            ("burn_in", self.burn_in, self.max_seq_len - 1),
-            ("bootstrap_context", self.bootstrap_context or 0, self.max_seq_len),
+            ("burn_in", self.burn_in, longest - 1),
+            ("bootstrap_context", self.bootstrap_context or 0, longest),
         ):
             if steps > most:
-                raise ValueError(f"{name}={steps} must be at most {most} with max_seq_len={self.max_seq_len}")
+                raise ValueError(f"{name}={steps} must be at most {most} with max_seq_len={longest}")
         if self.expectile is not None and not self.values_type.scalar:
             raise ValueError(
                 f"expectile={self.expectile} needs scalar critics, but those of {type(self).__name__} classify returns: use Agent"

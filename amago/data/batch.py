@@ -100,7 +100,9 @@ class RLData:
     @classmethod
     def from_traj(cls, traj: FrozenTraj) -> RLData:
         """Tensors that share memory with the arrays of ``traj``."""
-        return cls(obs=traj.obs, extras=traj.extras, **columns(traj))
+        obs: Any = traj.obs
+        extras: Any = traj.extras
+        return cls(obs=obs, extras=extras, **columns(traj))
 
 
 @dataclass

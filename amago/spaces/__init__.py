@@ -13,8 +13,7 @@ from amago.spaces.actions import (
     rl2_space,
     stored_dtype_of,
 )
-from amago.spaces.compare import SpaceDifference, same_range, space_differences
-from amago.spaces.descriptions import describe, from_description
+from amago.spaces.descriptions import SpaceDifference, describe, from_description, same_range, space_differences
 from amago.spaces.observations import ObsSpec, changed_spec, key_problem, obs_spec
 from amago.spaces.reading import ObsReader, converts_to, spaces_of
 

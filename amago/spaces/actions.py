@@ -31,8 +31,6 @@ Array = NDArray[Any]
 KINDS = ("discrete", "continuous", "multibinary")
 """The kinds of a part. An action of several parts has a kind such as "discrete(3)+continuous(2)"."""
 
-_FEW = 64
-"""Largest count of numbers that are checked one by one, because a numpy call takes longer."""
 _ROUNDING = 1e-5
 """The largest distance by which rounding may take a continuous action out of [-1, 1]."""
 _MOST_IN_FLOAT32, _MOST_IN_FLOAT64 = 2**22, 2**50
@@ -49,8 +47,6 @@ class NonFiniteError(ValueError):
 
 def all_finite(a: Array) -> bool:
     """True if an array of real numbers holds neither NaN nor infinity."""
-    if a.size <= _FEW and isfinite(sum(a.ravel().tolist())):  # a sum is finite only if every term is
-        return True
     return bool(np.isfinite(a).all())
 
 
@@ -212,16 +208,10 @@ class ActionSpec:
             NonFiniteError: NaN or infinity.
             ValueError: anything else; the message has the index of the number, and the values allowed.
         """
-        low, high, whole, kinds, first, last = self._allowed
+        low, high, whole, kinds = self._allowed
         if stored.dtype.kind not in kinds:
             raise ValueError(f"actions have dtype {stored.dtype}, but those of {self.space} are stored as {self.stored_dtype}")
-        if first <= last and stored.size <= _FEW:  # of one part, so that one range holds for all
-            for x in stored.ravel().tolist():
-                if not first <= x <= last:  # also refuses NaN, for which comparisons are False
-                    break
-            else:
-                return
-        right = (stored >= low) & (stored <= high)
+        right = (stored >= low) & (stored <= high)  # False for NaN
         if stored.dtype.kind == "f" and whole.any():
             right &= ~whole | (stored == np.floor(stored))
         if right.all():
@@ -234,22 +224,21 @@ class ActionSpec:
         raise ValueError(text) if isfinite(value) else NonFiniteError(text)
 
     @cached_property
-    def _allowed(self) -> tuple[Array, Array, NDArray[np.bool_], str, float, float]:
-        """The minimum and maximum of each stored column, whether it holds whole numbers only, the kinds of dtypes, and the range of
-        an action of one part; otherwise 1 to 0."""
+    def _allowed(self) -> tuple[Array, Array, NDArray[np.bool_], str]:
+        """The minimum and maximum of each stored column, whether it holds whole numbers only, and the kinds of dtypes."""
         low, high, whole = np.zeros(self.stored_dim), np.zeros(self.stored_dim), np.ones(self.stored_dim, bool)
         for p in self.parts:
             ends = {"discrete": (0, p.dim - 1), "multibinary": (0, 1), "continuous": (-1.0 - _ROUNDING, 1.0 + _ROUNDING)}
             low[p.stored], high[p.stored] = ends[p.kind]
             whole[p.stored] = p.kind != "continuous"
-        kinds = "fiu" if self.stored_dtype.kind == "f" else "iub" if self.stored_dtype == np.int8 else "iu"
-        return low, high, whole, kinds, *(ends[p.kind] if len(self.parts) == 1 else (1, 0))
+        return low, high, whole, "fiu" if self.stored_dtype.kind == "f" else "iub" if self.stored_dtype == np.int8 else "iu"
 
     def _column_names(self) -> list[str]:
         if self.children:
-            return [
-                f"{key}{'/' if spec.children else ''}{name}" for key, spec, _ in self.children for name in spec._column_names()
+            named = [
+                (key, "/" if spec.children else "", name) for key, spec, _ in self.children for name in spec._column_names()
             ]
+            return [f"{key}{slash}{name}" for key, slash, name in named]
         shape = (self.space.shape or ()) if isinstance(self.space, gym.spaces.MultiDiscrete) else (self.stored_dim,)
         every = [_where(tuple(int(i) for i in np.unravel_index(n, shape))) for n in range(self.stored_dim)]
         return every if len(every) > 1 else [""]

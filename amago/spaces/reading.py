@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -13,7 +13,6 @@ from amago.spaces.actions import ActionSpec, NonFiniteError, all_finite
 from amago.spaces.observations import leaf_spaces, obs_spec
 
 Array = NDArray[Any]
-Nested = gym.spaces.Dict | gym.spaces.Tuple
 
 
 class ObsReader:
@@ -36,14 +35,8 @@ class ObsReader:
         if not converts_to(self.raw, flat):
             raise ValueError(f"an environment with observations {raw} does not have the observations {flat}")
         self._batch: tuple[int, ...] = () if rows is None else (rows,)
-
-        def conversion(name: str, space: gym.Space[Any]) -> Callable[[Any], Array]:
-            return obs_spec(gym.spaces.Dict({name: space}), batched=rows is not None).leaves[name].convert
-
-        self._leaves = {
-            name: (space, conversion(name, space), conversion(name, flat[name]))
-            for name, space in leaf_spaces(self.raw).items()
-        }
+        of_raw, of_flat = (obs_spec(space, batched=rows is not None).leaves for space in (self.raw, flat))
+        self._leaves = {k: (sub, of_raw[k].convert, of_flat[k].convert) for k, sub in leaf_spaces(self.raw).items()}
         self._one = None if rows is None else ObsReader(flat, raw, None)
 
     def __call__(self, obs: Any) -> dict[str, Array]:
@@ -140,20 +133,21 @@ def spaces_of(source: Any) -> tuple[gym.spaces.Dict, gym.Space[Any]]:
     return obs_spec(spaces[0]).space, spaces[1]
 
 
-def _walk(space: gym.Space[Any], value: object, at: str, name: str) -> Iterator[tuple[str, Any]]:
+def _walk(space: gym.Space[Any], value: Any, at: str, name: str) -> Iterator[tuple[str, Any]]:
     """(name, value) of each leaf of an observation of a nested space."""
-    if isinstance(space, gym.spaces.Dict):
-        if not isinstance(value, Mapping) or value.keys() != space.spaces.keys():
-            found = f"keys {sorted(map(str, value))}" if isinstance(value, Mapping) else f"type {type(value).__name__}"
-            raise ValueError(f"{at} has {found}, the policy was trained with keys {sorted(map(str, space.spaces))}")
-        children: Any = space.spaces.items()
-    elif isinstance(space, gym.spaces.Tuple):
-        if not isinstance(value, (tuple, list)) or len(value) != len(space.spaces):
-            found = f"{len(value)} values" if isinstance(value, (tuple, list)) else f"type {type(value).__name__}"
-            raise ValueError(f"{at} has {found}, the policy was trained with a tuple of {len(space.spaces)}")
-        children = enumerate(space.spaces)
-    else:
+    if not isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
         yield name or "observation", value
         return
-    for key, sub in children:
-        yield from _walk(sub, value[key], f"{at}[{key!r}]", f"{name}/{key}" if name else str(key))
+    of_dict = isinstance(space, gym.spaces.Dict)
+    keys = list(space.spaces) if isinstance(space, gym.spaces.Dict) else list(range(len(space.spaces)))
+    if of_dict and isinstance(value, Mapping):
+        fits, found = value.keys() == set(keys), f"keys {sorted(map(str, value))}"
+    elif not of_dict and isinstance(value, tuple | list):
+        fits, found = len(value) == len(keys), f"{len(value)} values"
+    else:
+        fits, found = False, f"type {type(value).__name__}"
+    if not fits:
+        wanted = f"keys {sorted(map(str, keys))}" if of_dict else f"a tuple of {len(keys)}"
+        raise ValueError(f"{at} has {found}, the policy was trained with {wanted}")
+    for key in keys:
+        yield from _walk(space[key], value[key], f"{at}[{key!r}]", f"{name}/{key}" if name else str(key))
