@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
-from statistics import fmean
+from operator import attrgetter
 from typing import Any
 
 import gin
@@ -14,32 +14,45 @@ from torch import Tensor
 
 from amago.agent import BaseAgent
 from amago.compat.names import attributes
-from amago.compat.parts import as_actor
 from amago.data.batch import Batch
-from amago.envs.pool import PoolEnv
-from amago.envs.statistics import ReturnHistory, SpecialMetricHistory
+from amago.envs.statistics import PhaseStatistics, ReturnHistory, SpecialMetricHistory
 from amago.loading import RLDataset
 from amago.loading.dataset import collection_ended
 from amago.nets.ranks import joint_batch
 from amago.policy import acting_by, find_run, load_agent_weights, write_policy_spec
-from amago.run.building import BuiltRun
-from amago.run.checks import check_buffer, warn_if_nothing_saved, warn_of_faulty_parts
-from amago.run.collect import ActingPhase
-from amago.run.console import COLLECT, EVALUATE, TRAIN, Phase
-from amago.run.data import REFUSED_SECONDS, check_trained, wait_for_data
-from amago.run.evaluate import warn_if_too_short
-from amago.run.group import Stopped
-from amago.run.metric_names import STEPS_PER_SECOND, UPDATES_PER_SECOND
-from amago.run.metrics import mean_of_rows
-from amago.run.settings import EnvMakers, warn_if_nothing_to_do
+from amago.run import console
+from amago.run.building import Building
+from amago.run.callbacks import CallbackList
+from amago.run.checkpoint import load_into
+from amago.run.checks import check_required_extras, warn_of_faulty_parts
+from amago.run.collect import Acting, Histories
+from amago.run.console import TRAIN, Console, Phase
+from amago.run.data import Batches, check_trained, warn_if_nothing_saved
+from amago.run.evaluate import merge_returns, merge_specials, merge_values, summarise
+from amago.run.group import Ranks, Signals, Stopped
+from amago.run.learner import Learner
+from amago.run.metric_names import UPDATES_PER_SECOND
+from amago.run.metrics import RunLog, mean_of_rows, open_logger
+from amago.run.optimizer import adamw, param_groups
+from amago.run.rundir import RunDir
+from amago.run.settings import EnvMakers, ExperimentSettings, warn_if_nothing_to_do
+from amago.run.state import Position, local_state, snapshot
 
 __getattr__ = attributes(__name__)
-Histories = tuple[list[ReturnHistory], list[SpecialMetricHistory]]  # with one entry an environment each
+
+
+def _of(part: str, name: str) -> Any:
+    """An attribute of a part, under the name by which programs know it."""
+    return property(attrgetter(f"{part}.{name}"), lambda e, value: setattr(attrgetter(part)(e), name, value))
+
+
+def _envs(kind: Any) -> Any:
+    return property(lambda e: e.actors.envs(kind), lambda e, envs: e.actors.use(kind, envs), lambda e: e.actors.drop(kind))
 
 
 @gin.configurable
 @dataclass
-class Experiment(BuiltRun):
+class Experiment(ExperimentSettings):
     """Build, train and evaluate an agent.
 
     ``start()`` builds everything and ``learn()`` runs the epochs. The arguments are the fields of
@@ -51,20 +64,37 @@ class Experiment(BuiltRun):
     Attributes:
         policy, policy_aclr: the agent, without and in Accelerate's wrapper; any module that acts may replace the latter (`amago.compat.parts`).
         optimizer, lr_schedule, updater: of the agent; without ``builds_optimizer``, there are no optimizer and schedule.
-        accelerator: device, precision and processes. It is made on first use; set it to use another.
+        accelerator, DEVICE: device, precision and processes, made on first use, or set to another; the device of the policy.
         grad_update_counter: updates so far. A `train_step` that replaces this class's counts its own here.
-        builds_optimizer: whether this process may train. One that only collects need not have an optimizer.
         train_envs, val_envs: the environments as one that steps them all (`PoolEnv`), started when first needed, until `close`. A program
             may set them to its own: a `PoolEnv`, a pool of actors, or a vector environment of `amago.envs.SequenceWrapper`.
+        rl2_space: Dict {"obs": flat observations, "rl2": Box of the reward and the previous action}, for which the agent is built.
+        hidden_state: the policy's memory of the training actors; None: empty.
         train_dloader: source of batches: any iterable of them.
-        run_seed: the seed of the run, given or drawn.
-        frames_by_env: environment steps collected by all ranks, by environment name.
+        run_seed, frames_by_env: the seed of the run, given or drawn; environment steps collected by all ranks, by environment name.
         logger: in the main process; None in others.
+        checkpoints, ckpt_dir: on disk, and their directory, from `init_checkpoints` on.
         should_stop: `learn` ends when the epoch is finished; set by callbacks.
         position, signals, group: epoch, phase and step counts; what stops the run; the processes that train together.
-        learner, batches, run_log, rundir: agent and updates; loader; log; directory and checkpoints.
+        learner, actors, batches, run_log, rundir: agent and updates; environments; loader; log; directory and checkpoints.
         phase_statistics: of the phase of collection or evaluation that has ended last.
     """
+
+    policy, policy_aclr, accelerator = _of("learner", "policy"), _of("learner", "policy_aclr"), _of("learner", "accelerator")
+    optimizer, lr_schedule, updater = _of("learner", "optimizer"), _of("learner", "lr_schedule"), _of("learner", "updater")
+    grad_update_counter, train_dloader = _of("learner", "grad_steps"), _of("batches", "given")
+    logger, frames_by_env = _of("run_log", "logger"), _of("position", "frames_by_env")
+    actors, rl2_space, hidden_state = _of("building", "actors"), _of("actors", "rl2_space"), _of("acting", "hidden_state")
+    train_envs, val_envs, launched = _envs("train"), _envs("val"), _of("building", "launched")
+    DEVICE, checkpoints, ckpt_dir = _of("accelerator", "device"), _of("rundir", "checkpoints"), _of("checkpoints", "directory")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.learner, self.batches, self.position, self.run_log = Learner(self), Batches(), Position(), RunLog()
+        self.rundir, self.group, self.signals = RunDir(self), Ranks(), Signals()
+        self.console, self.moments = Console(speaks=False), CallbackList()
+        self.building, self.acting, self.should_stop = Building(self), Acting(self), False
+        self.phase_statistics: PhaseStatistics | None = None
 
     # ---- start and end -------------------------------------------------------------------------------------------------------
 
@@ -76,104 +106,173 @@ class Experiment(BuiltRun):
                 is being written (`amago.run.rundir`), or a changed field cannot change on resume (`amago.run.state`).
             CheckpointError: there is no training state to resume from, or ``init_from`` does not fit.
         """
-        if self._started:
-            raise RuntimeError("start() was called before; build a new Experiment")
-        self._prepared = False  # settings may have changed since parts were built
-        self._prepare()
-        try:
-            resumed = self._claim()
-            self._seed(resumed)
-            dataset = self.init_dsets()
-            env_summary = self.init_envs()
-            if self.rundir is not None and self.rundir.replace():
-                self.print(f"deleted the earlier run in {self.run_dir} (overwrite=True)")
-            self.accelerator.wait_for_everyone()
-            check_buffer(dataset, self.actors.spaces.observation, self.actors.spaces.action)
-            self.batches.renew(self.init_dloaders, self.DEVICE)
-            self.init_model()
-            if self.init_from is not None and resumed is None:
-                load_agent_weights(self.policy, find_run(str(self.init_from))[1])
-            self.init_checkpoints()
-            if self.DEVICE.type == "cpu" and self.train_batches_per_epoch:
-                self._freed_memory.keep()
-            self._open_log()
-            self._started = True
-            self._resume()
-            if self.rundir is not None:
-                steps = f"{self.grad_update_counter} gradient steps, {self.env_steps} environment steps"
-                self.print(self.rundir.describe_start(resumed, self.epoch, steps))
-            self.moments.start(self)
-        except BaseException:
-            self.close()
-            raise
-        if self.verbose and self.accelerator.is_main_process:
-            self.summary(env_summary=env_summary)
+        self.building.start(lambda: load_agent_weights(self.policy, find_run(str(self.init_from))[1]))
 
     def close(self) -> None:
         """Stop actors and threads, close loggers and the dataset; twice is fine. The experiment cannot be used afterwards."""
         try:
             self.moments.close(self)
         finally:
-            for part in (
-                self._actors,
-                self.batches,
-                self.run_log,
-                self.dataset if isinstance(self.dataset, RLDataset) else None,
-            ):
-                if part is not None:
-                    part.close()
-            if self.rundir is not None:
-                self.rundir.release()
-            self._freed_memory.restore()
-            self._started, self._closed = False, True
+            if isinstance(self.dataset, RLDataset):
+                self.dataset.close()
+            self.building.close()
+
+    # ---- building ------------------------------------------------------------------------------------------------------------
+
+    def init_dsets(self) -> RLDataset:
+        """Configure the dataset."""
+        self.resolve()
+        _ = self.building.launch  # it may change the settings
+        self.learner.make_accelerator()
+        self.data.configure_from_experiment(self)
+        return self.data
+
+    def init_envs(self) -> str:
+        """Start the training actors, or, if this run never collects, make one environment for its spaces. An override may make other
+        environments: it sets ``train_envs``, ``val_envs`` or both. Returns a description for `summary`."""
+        self.building.prepare()
+        return self.actors.describe()
+
+    def init_dloaders(self) -> Any:
+        """Create the loader of training batches, ``train_dloader``. Called again before each training phase.
+
+        Override it to draw batches in another way: set ``train_dloader`` to, or return, any iterable of `amago.loading.Batch`, such as
+        a `torch.utils.data.DataLoader` with ``collate_fn=RLData_pad_collate``. If that has a length, each epoch trains on one pass over
+        it; else on ``train_batches_per_epoch`` batches.
+        """
+        self.building.prepare()
+        self.train_dloader = self.batches.make(self, self.data, self.run_seed, self.group.index, self.DEVICE)
+        return self.train_dloader
+
+    def init_model(self) -> None:
+        """Build the agent for ``rl2_space`` and the actions of the environments, its optimizer and schedule."""
+        self.building.prepare()
+        spaces = self.actors.spaces
+        self.data.check_spaces(spaces.observation, spaces.action)
+        self.learner.build(spaces, self.init_optimizer if self.builds_optimizer or self.resume != "never" else None)
+        check_required_extras(self.policy, self.extra_fields)
+
+    def init_optimizer(self, policy: BaseAgent) -> torch.optim.Optimizer:
+        """Create the optimizer. Override to use another one than AdamW; ``amago.run.learner.param_groups(policy, self)`` in place of
+        ``policy.trainable_params`` gives it the rates of ``actor_learning_rate`` and ``critic_learning_rate``."""
+        return adamw(param_groups(policy, self), float(self.learning_rate), float(self.l2_coeff))
 
     def init_checkpoints(self) -> None:
         """Create ``ckpts/training_states``, ``ckpts/policy_weights`` and ``ckpts/latest`` in ``ckpt_dir``, and describe the policy there."""
-        self._prepare()
-        if self.rundir is None:
-            self._claim()
+        self.building.prepare()
+        if not self.rundir.claimed:
+            self.rundir.claim(self.data, self.group)
         if self.accelerator.is_main_process and isinstance(self.policy, BaseAgent):
             warn_of_faulty_parts(self.policy)
-            if self.rundir is not None and self.rundir.refusal is None:
+            if self.rundir.is_open:
                 raw = self.actors.spaces.raw_observation
                 self.checkpoints.description = write_policy_spec(self.run_dir, self.policy, raw)
 
-    def load_checkpoint_from_path(self, path: str, is_accelerate_state: bool = True) -> None:
-        """Load a training state, or weights only.
+    def init_logger(self) -> None:
+        """Open the log files; only the main process writes."""
+        if self.rundir.is_open and self.accelerator.is_main_process:
+            self.logger = open_logger(self, self.rundir.settings_at_start)
 
-        Args:
-            path: the directory of a training state; or, for weights, a ``.pt`` or ``.safetensors`` file. Weights may be a
-                state dict trained by the original system, for an agent of the same classes and sizes.
-            is_accelerate_state: ``path`` is a training state.
+    def summary(self, env_summary: str) -> None:
+        """Print the most important settings, and the description of the environments that `init_envs` returned."""
+        exploration = self.actors.exploration
+        self.print(console.summary(self, self.policy, env_summary, exploration, self.group.count, self.epoch, self.run_seed))
+
+    @property
+    def data(self) -> RLDataset:
+        """The dataset."""
+        assert self.dataset is not None, "check_settings() refuses this"
+        return self.dataset
+
+    def caster(self) -> AbstractContextManager[Any]:
+        """The context of mixed precision."""
+        return self.accelerator.autocast()
+
+    def acting_weights(self) -> AbstractContextManager[Any]:
+        """In the block, the policy has the weights with which it acts: with ``ema_decay``, their average."""
+        return self.learner.acting_weights()
+
+    @property
+    def epoch(self) -> int:
+        """Finished epochs, which is the number of the current one. A loop of your own sets it to the number of the epoch that it has
+        just finished, by which `save_checkpoint` names files."""
+        return self.position.epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self.position.begin(epoch, set_by_program=True)
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps collected, of all environments and ranks; in a process that never collects, the steps that others have
+        delivered to its dataset, if that counts them."""
+        delivered = None if self.collects or self.dataset is None else self.dataset.collected_steps
+        return delivered or sum(self.frames_by_env.values())
+
+    # ---- checkpoints ---------------------------------------------------------------------------------------------------------
+
+    def save_checkpoint(self) -> None:
+        """Save a complete training state, and a separate file with the policy's weights. If that fails, for example because the disk is
+        full, a warning is logged; earlier checkpoints are intact."""
+        self.building.require("save_checkpoint()")
+        number = self.position.file_epoch
+        with self.acting_weights():
+            self.learner.average_gradients(self.group)
+            ranks = self.group.gather([local_state(self)])
+            if self.accelerator.is_main_process:
+                saved = self.checkpoints.save(number, snapshot(self, ranks), self.keep_training_states)
+            self.accelerator.wait_for_everyone()
+            if self.accelerator.is_main_process and saved:
+                self.moments.call("on_save_checkpoint", self, self.checkpoints.path_of(number))
+
+    def load_checkpoint(self, epoch: int, resume_training_state: bool = True) -> None:
+        """Load a checkpoint of this run: that of an epoch, as in the file's name; the whole training state, or only the policy's weights."""
+        self.building.require("load_checkpoint()", writes=False)
+        if not self.rundir.claimed:
+            self.init_checkpoints()
+        of = self.checkpoints.of_epoch if resume_training_state else self.checkpoints.weights_of_epoch
+        self.load_checkpoint_from_path(str(of(epoch)), is_accelerate_state=resume_training_state)
+
+    def load_checkpoint_from_path(self, path: str, is_accelerate_state: bool = True) -> None:
+        """Load a training state, from its directory; or, unless ``is_accelerate_state``, weights only, from a ``.pt`` or ``.safetensors``
+        file. They may be a state dict trained by the original system, for an agent of the same classes and sizes.
 
         Raises:
             CheckpointError: no such file, damaged, or it does not fit; lists every name without counterpart.
         """
-        self._require_start("load_checkpoint_from_path()", writes=False)
-        if self.rundir is None:
-            self.init_checkpoints()
-        if is_accelerate_state:
-            self._restore(Path(path))
-        else:
-            load_agent_weights(self.policy, path)
+        self.building.load(path, None if is_accelerate_state else lambda: load_agent_weights(self.policy, path))
+
+    def write_latest_policy(self) -> None:
+        """Publish the policy's weights for other processes."""
+        self.building.require("write_latest_policy()")
+        if self.accelerator.is_main_process:
+            with self.acting_weights():
+                self.checkpoints.publish(self.policy.state_dict())
+
+    def write_best_policy(self, note: Mapping[str, Any] | None = None) -> bool:
+        """Keep the policy's weights in ``ckpts/best/policy.pt`` in place of those kept before (`amago.KeepBest`), with a note on them, as JSON
+        types, in the same file. Returns False if they could not be written, which is logged as a warning."""
+        self.building.require("write_best_policy()")
+        if not self.accelerator.is_main_process:
+            return True
+        with self.acting_weights():
+            return self.checkpoints.keep_best(self.policy.state_dict(), note)
+
+    def read_latest_policy(self) -> None:
+        """Load the weights that another process published last, if they are newer than those read or published here."""
+        self.building.require("read_latest_policy()", writes=False)
+        weights = self.checkpoints.read_latest() if self.accelerator.is_main_process else None
+        if weights is not None:
+            load_into(self.policy, weights, self.checkpoints.latest)
+        self.group.copy_from_first(list(self.policy.state_dict().values()))  # ranks might find different files
+        if self.group.any(weights is not None):
             self.learner.restart_average()
-        self.policy.on_checkpoint_loaded(is_resume=is_accelerate_state)
-        if self.rundir is not None and self.rundir.continues(Path(path)):
-            loaded = copy.copy(self.position)
-            self.init_checkpoints()  # an override sets the epoch to 0
-            self.position = loaded
-            self.rundir.to_resume = Path(path) if is_accelerate_state else None
-            self._open_log()
-            self.rundir.to_resume = None
 
     def delete_buffer_from_disk(self, delete_protected: bool = False, delete_quarantine: bool = False) -> None:
-        """Delete the collected trajectories, those in ``buffer/fifo``, in the main process (``dataset.delete()``).
-
-        Args:
-            delete_protected: also those in ``buffer/protected``: imported recordings, demonstrations.
-            delete_quarantine: also damaged files in ``buffer/quarantine``.
-        """
-        self._require_start("delete_buffer_from_disk()")
+        """Delete the collected trajectories, those in ``buffer/fifo``, in the main process (``dataset.delete()``); with
+        ``delete_protected`` also those in ``buffer/protected``: imported recordings, demonstrations; with ``delete_quarantine`` also
+        damaged files in ``buffer/quarantine``."""
+        self.building.require("delete_buffer_from_disk()")
         options = {"delete_protected": delete_protected, "delete_quarantine": delete_quarantine}
         if self.accelerator.is_main_process:
             self.data.delete(**{k: v for k, v in options.items() if v})  # a dataset of the user's own may lack the options
@@ -188,10 +287,10 @@ class Experiment(BuiltRun):
         it when the epoch is finished.
         A run that was to train and has made no update raises `amago.run.data.NothingTrainedError`.
         """
-        self._require_start("learn()")
+        self.building.require("learn()")
         warn_if_nothing_to_do(self)
-        self._open_log()
-        self._resume()
+        self.building.open_log()
+        self.building.resume()
         with self.moments.report_exceptions(self):
             try:
                 with self.signals, self.console.learning(self):
@@ -200,28 +299,27 @@ class Experiment(BuiltRun):
                         self._epoch()
                 self.signals.check()
             except Stopped as stop:
-                self._leave(stop)
+                self.building.leave(stop)
                 raise
             if not self.grad_update_counter and (self.learner.skipped or not self.position.has_trained):
-                check_trained(self, self.data, self.learner.skipped, self._restarts)
+                check_trained(self, self.data, self.learner.skipped, self.acting.restarts)
             self.moments.call("on_end", self)
 
     def _epoch(self) -> None:
         """Evaluate, collect, train, save and publish."""
-        n, begins = self.epoch, not self.position.has_begun
+        n, begins, collects = self.epoch, not self.position.has_begun, self.epoch >= self.start_collecting_at_epoch
         if self.always_load_latest:
             self.read_latest_policy()
         self.moments.call("before_epoch", self)
         if begins and self.val_interval and n % self.val_interval == 0:
             self.evaluate_val()
-        if self.train_timesteps_per_epoch is not None and n >= self.start_collecting_at_epoch:
+        if self.train_timesteps_per_epoch is not None and collects:
             self.collect_new_training_data()
         self.log(collection_ended(self.data, self), "dataset")
         self.signals.check()
-        if self.train_timesteps_per_epoch and n >= self.start_collecting_at_epoch:
-            phases = n + 1 - max(0, self.start_collecting_at_epoch)
-            warn_if_nothing_saved(self.data, phases, self.train_timesteps_per_epoch, self.max_seq_len, self._trajs_saved)
-        if n >= self.start_learning_at_epoch and self._wait_for_data():
+        if self.train_timesteps_per_epoch and collects:
+            warn_if_nothing_saved(self, self.data, n, self.acting.saved)
+        if n >= self.start_learning_at_epoch and self.building.wait_for_data():
             self.batches.renew(self.init_dloaders, self.DEVICE)
             self.train_epoch()
             self.position.has_trained = True
@@ -235,50 +333,14 @@ class Experiment(BuiltRun):
         if self.always_save_latest:
             self.write_latest_policy()
 
-    def _leave(self, stop: Stopped) -> None:
-        """Save, call the callbacks, and close, after a signal."""
-        try:
-            self._saved = False
-            if self.ckpt_interval:
-                self.save_checkpoint()
-            if self.always_save_latest:
-                self.write_latest_policy()
-            saved = "saved; continue with resume='auto'" if self._saved else "nothing was saved"
-            self.print(f"stopped by a signal in epoch {self.epoch}; {saved} (exit code {stop.code})")
-            self.moments.call("on_exception", self, stop)
-        finally:
-            self.close()
-
     def collect_new_training_data(self) -> None:
         """Step each training actor ``train_timesteps_per_epoch`` times, less the steps of a resumed epoch."""
-        self._require_start("collect_new_training_data()")
-        position = self.position
-        if position.has_collected:  # another call in this epoch, or a loop of one's own
-            position.collected = 0
-        steps, every = (self.train_timesteps_per_epoch or 0) - position.collected, self.force_reset_train_envs_every
-        if steps <= 0:
-            return
-        rollout = self.actors.train
-        if every and self.epoch and self.epoch % every == 0 and position.collected == 0:
-            rollout.reset()
-        phase = ActingPhase(COLLECT, stoppable=True)
-        memory, histories = self._act(phase, self.train_envs, steps, self.sample_actions_train, hidden_state=self.hidden_state)
-        self.hidden_state = memory
-        stats = self._of_all_ranks(phase.statistics)
-        position.collected, position.has_collected = self.group.smallest(position.collected + phase.taken), True
-        position.count(stats.frames)
-        self._log_faults(stats, "rollout")
-        self._trajs_saved += rollout.pool.flush() + len(stats.episodes)
-        metrics = {**self._metrics(histories, stats), **{name: fmean(values) for name, values in stats.exploration.items()}}
-        speeds = self.run_log.speeds = {STEPS_PER_SECOND: self.console.rate(COLLECT)}
-        self.log(metrics, "rollout")
-        self.phase_statistics = stats
-        if not self.signals:
-            self.moments.call("on_collect_epoch_end", self, {**metrics, **speeds})
+        self.building.require("collect_new_training_data()")
+        self.acting.collect()
 
     def train_epoch(self) -> None:
         """Train on ``train_batches_per_epoch`` batches, less the batches of a resumed epoch."""
-        self._require_start("train_epoch()")
+        self.building.require("train_epoch()")
         count = self.batches.count(self.train_batches_per_epoch - self.position.trained, self.train_batches_per_epoch)
         self.policy_aclr.train()
         with self.console.phase(TRAIN, count, "batch") as phase, joint_batch(self.group.count):
@@ -303,50 +365,22 @@ class Experiment(BuiltRun):
             self.moments.call("on_train_epoch_end", self, means)
 
     def _log_training(self, phase: Phase) -> None:
-        """Log the means since the last row."""
-        means = self.run_log.means.take()
-        means = mean_of_rows(self.group.gather([means])) if self.group.count > 1 else means
-        if means:
+        if means := mean_of_rows(self.group.gather([self.run_log.means.take()])):
             self.run_log.speeds = {UPDATES_PER_SECOND: phase.lap() / self.batches_per_update}
             self.log(means, "train-update")
-
-    def _wait_for_data(self) -> bool:
-        """True if all ranks have data to train on. A process that never collects waits for the data of other processes."""
-        ready = self.group.all(self.data.ready_for_training)
-        if ready or self.collects or not self.data.can_become_ready:
-            return ready
-        with self.console.phase("waiting for data", None, "s") as phase:
-
-            def pause() -> None:
-                self.signals.wait(1.0)
-                self.moments.step(self, 0, "wait")
-                phase.update(1)
-                self.signals.check()
-
-            wait_for_data(self.data, REFUSED_SECONDS, pause, self.group)
-        return True
 
     # ---- updates -------------------------------------------------------------------------------------------------------------
 
     def train_step(self, batch: Batch, log_step: bool) -> dict[str, float | Tensor]:
-        """Forward and backward of one batch, and an update after every ``batches_per_update`` batches.
-
-        Args:
-            log_step: also compute costly metrics.
-
-        Returns:
-            the metrics of `compute_loss`, "Loss", and, with an update, the metrics of `amago.run.learner.Updater.step`.
-        """
+        """Forward and backward of one batch, and an update after every ``batches_per_update`` batches; with ``log_step`` also compute costly
+        metrics. Returns the metrics of `compute_loss`, "Loss", and, with an update, the metrics of `amago.run.learner.Updater.step`."""
         with torch.enable_grad(), joint_batch(self.accelerator.num_processes), self.accelerator.accumulate(self.policy_aclr):
             with self.caster():
                 metrics = self.compute_loss(batch, log_step)
             return self.learner.step(batch, metrics, log_step)
 
     def compute_loss(self, batch: Batch, log_step: bool) -> dict[str, Any]:
-        """Losses of actor and critics, averaged over their masks, and metrics.
-
-        Args:
-            log_step: also compute costly metrics.
+        """Losses of actor and critics, averaged over their masks, and metrics; with ``log_step`` also costly ones.
 
         Returns:
             "Actor Loss", "Critic Loss", "Auxiliary Loss" (the rest of the result of `BaseAgent.forward`), "Sequence Length",
@@ -356,15 +390,8 @@ class Experiment(BuiltRun):
         return self.learner.loss_of(batch, log_step, self)
 
     def edit_actor_mask(self, batch: Batch, actor_loss: Tensor, pad_mask: Tensor) -> Tensor:
-        """Override to exclude timesteps from the actor's loss.
-
-        Args:
-            actor_loss: (B, L, G, 1).
-            pad_mask: bool, of the same shape; False at padding.
-
-        Returns:
-            bool, of the same shape; True where the loss counts.
-        """
+        """Override to exclude timesteps from the actor's loss, (B, L, G, 1): returns a bool of this shape, True where the loss counts;
+        ``pad_mask`` is False at padding."""
         return pad_mask
 
     def edit_critic_mask(self, batch: Batch, critic_loss: Tensor, pad_mask: Tensor) -> Tensor:
@@ -391,8 +418,7 @@ class Experiment(BuiltRun):
             timesteps: steps of each environment.
             hidden_state: the policy's memory, as returned by an earlier call, or a list with one memory for each group of a
                 pool; None: empty memory.
-            render: draw each step.
-            save_on_done: save trajectories as soon as a rollout ends.
+            render, save_on_done: draw each step; save trajectories as soon as a rollout ends.
             episodes: take exactly so many rollouts, divided equally among the actors (`Rollout.run_phase`), or fewer if
                 ``timesteps`` are over first.
             sample: draw actions from the policy; else take its mode.
@@ -401,57 +427,14 @@ class Experiment(BuiltRun):
             the memory, to go on with, and a pair of lists with one entry an environment: returns, and the environments' own metrics, of
             the rollouts that ended.
         """
-        self._require_start("interact()", writes=False)
-        rollout = self.actors.rollout_in(envs)
-        agent, phase, ended = as_actor(self.policy), self._phase or ActingPhase("interact"), False
-        rollout.take_hidden_state(agent, hidden_state)
-
-        def after_step(steps: int) -> None:
-            nonlocal ended
-            progress.update(steps)
-            ended = self.moments.step(self, steps, phase.title)
-            if render:
-                rollout.pool.render()
-            if save_on_done and rollout.pool.resets.any():
-                rollout.pool.flush()
-
-        stop = (lambda: ended or self.signals.pending()) if phase.stoppable else None
-        with self.console.phase(phase.title, timesteps * rollout.pool.num_actors, "step") as progress, self.acting_weights():
-            taken, stats = rollout.run_phase(agent, timesteps, sample, episodes, after_step, stop, phase.evaluation)
-        phase.add(taken, stats)
-        if self._phase is None:  # no method of this class counts what happened
-            if rollout is self.actors.pools.get("train"):
-                self.position.count(self._of_all_ranks(stats).frames)
-            if stats.restarts:
-                self._log_faults(stats, "test")
-        return rollout.hidden_state, stats.by_actor(rollout.pool.num_actors)
-
-    def _act(self, phase: ActingPhase, envs: object, timesteps: int, sample: bool, **options: Any) -> tuple[Any, Histories]:
-        """Call `interact`, which a subclass may override, for a phase. An override may lack the argument ``sample``."""
-        self._phase = phase
-        try:
-            return self.interact(envs, timesteps, **options, **({} if sample else {"sample": False}))
-        finally:
-            self._phase = None
+        self.building.require("interact()", writes=False)
+        return self.acting.interact(envs, timesteps, hidden_state, render, save_on_done, episodes, sample)
 
     def evaluate_val(self) -> None:
         """Evaluate without exploration on the validation environments of all processes; log the metrics as ``val``."""
-        self._require_start("evaluate_val()")
-        steps, episodes = self.val_timesteps_per_epoch, self._own_share(self.val_episodes)
-        if not steps:
-            return
-        self.actors.val.reset()
-        phase = ActingPhase(EVALUATE, stoppable=True, evaluation=True)
-        sample = self.sample_actions and self.sample_actions_val
-        _, histories = self._act(phase, self.val_envs, steps, sample, episodes=episodes)
-        stats = phase.statistics
-        self._log_faults(self._of_all_ranks(stats), "val")
-        self.signals.check()  # the evaluation runs again after a resume
-        metrics = self._metrics(histories, stats)
-        warn_if_too_short(metrics, self.val_timesteps_per_epoch, self.val_episodes)
-        self.log(metrics, "val")
-        self.phase_statistics = stats
-        self.moments.call("on_validation_end", self, metrics)
+        self.building.require("evaluate_val()")
+        if self.val_timesteps_per_epoch:
+            self.acting.evaluate()
 
     def evaluate_test(
         self,
@@ -465,8 +448,7 @@ class Experiment(BuiltRun):
         """Evaluate the policy on other environments, and log the metrics as ``test``.
 
         Args:
-            make_test_env: as ``make_val_env``.
-            timesteps: steps of each actor.
+            make_test_env, timesteps: as ``make_val_env``; steps of each actor.
             render: draw each step ("async" environments run in this process then).
             save_trajs_to: directory for the trajectories, for example as demonstrations for another run.
             episodes: take exactly so many rollouts, over all processes, divided equally among the actors (`Rollout.run_phase`), or
@@ -474,26 +456,40 @@ class Experiment(BuiltRun):
             gamma: the discount whose policy acts; None: the one that acts in training (``Agent.rollout_gamma_idx``).
 
         Returns:
-            the metrics, by name.
-
-        Raises:
-            ValueError: the agent has no such discount.
+            the metrics, by name; a ValueError where the agent has no such discount.
         """
-        self._require_start("evaluate_test()")
-        mode = "sync" if render and self.env_mode in ("async", "auto") else None
+        self.building.require("evaluate_test()")
         with acting_by(self.policy, gamma):  # refuses an unknown discount before any actor starts
-            rollout = self.actors.start("test", make_test_env, None, save_trajs_to, mode)
-            try:
-                rollout.reset()
-                phase, sample = ActingPhase("test", evaluation=True), self.sample_actions and self.sample_actions_val
-                options: dict[str, Any] = {"episodes": self._own_share(episodes), "render": render}
-                _, histories = self._act(phase, PoolEnv(rollout.pool), timesteps, sample, **options)
-                stats = phase.statistics
-                self._log_faults(self._of_all_ranks(stats), "test")
-                rollout.pool.flush()
-            finally:
-                rollout.close()
-        metrics = self._metrics(histories, stats)
-        warn_if_too_short(metrics, timesteps, episodes, "timesteps")
-        self.log(metrics, "test")
-        return metrics
+            return self.acting.test(make_test_env, timesteps, render, save_trajs_to, episodes)
+
+    def policy_metrics(self, returns: Iterable[ReturnHistory], specials: Iterable[SpecialMetricHistory]) -> dict[str, float]:
+        """The metrics of the rollouts of all processes (`amago.run.evaluate.summarise`); {} if none ended."""
+        gathered = self.group.gather([(merge_returns(returns), merge_specials(specials))])
+        all_returns, all_specials = zip(*gathered)
+        return summarise(merge_values(all_returns), merge_values(all_specials))
+
+    def x_axis_metrics(self) -> dict[str, int | float]:
+        """Numbers that curves may be drawn against."""
+        by_env = {f"total_frames-{name}": frames for name, frames in self.frames_by_env.items()}
+        return {"Epoch": self.epoch, "total_frames": self.env_steps, "gradient_steps": self.grad_update_counter, **by_env}
+
+    def axes(self) -> dict[str, int]:
+        """The place of the run: "epoch", "env_steps" and "grad_steps"."""
+        return {"epoch": self.epoch, "env_steps": self.env_steps, "grad_steps": self.grad_update_counter}
+
+    def print(self, text: str) -> None:
+        """Print lines in the main process, above the progress bar; nothing with ``verbose=False``."""
+        self.console.print(text)
+
+    def log(self, metrics_dict: Mapping[str, Any], key: str) -> None:
+        """Log numbers by name; no row for an empty dict. ``key`` is "train-update", "dataset", "val", "test", "rollout" or another name; the
+        first two are sections "train" and "buffer" of the log."""
+        self.log_at(metrics_dict, key, self.axes())
+
+    def log_at(self, metrics_dict: Mapping[str, Any], key: str, axes: Mapping[str, int]) -> None:
+        """`log`, at another place of the run, given as by `axes`."""
+        if metrics_dict or self.run_log.speeds:
+            self.rundir.check_writable()
+        row = self.run_log.row(metrics_dict, key, axes, self.x_axis_metrics())
+        if row is not None:
+            self.moments.call("on_log", self, row)

@@ -25,7 +25,7 @@ import amago
 from amago import config
 from amago.loading import DatasetSettings, DiskTrajDataset
 from amago.run import checkpoint
-from amago.run.checkpoint import CheckpointError, check_archive, load_into, load_weights
+from amago.run.checkpoint import CheckpointError, check_archive, load_into, load_weight_file
 from amago.run.plots import read_metrics
 from amago.spaces import describe, from_description
 from amago.store import TrajectoryStore
@@ -295,7 +295,7 @@ def test_weights_that_declare_too_much_are_refused_in_little_memory(tmp_path, ca
     name, make = WEIGHTS[case]
     make(tmp_path / name)
     with Memory() as memory, refused(CheckpointError, str(tmp_path / name)):
-        load_weights(tmp_path / name)
+        load_weight_file(tmp_path / name)
     assert memory.used < LIMIT
 
 
@@ -303,7 +303,7 @@ def test_a_tensor_that_repeats_itself_is_not_spelt_out(tmp_path):
     """A few bytes that stand for terabytes: its shape is compared before anything is copied."""
     torch.save({"weight": torch.zeros(1).expand(1 << 20, 1 << 20), "bias": torch.zeros(2)}, tmp_path / "w.pt")
     with Memory() as memory, refused(CheckpointError, "weight", (1048576, 1048576), (2, 3)):
-        load_into(torch.nn.Linear(3, 2), load_weights(tmp_path / "w.pt"), "w.pt")
+        load_into(torch.nn.Linear(3, 2), load_weight_file(tmp_path / "w.pt").weights, "w.pt")
     assert memory.used < LIMIT
 
 
@@ -318,7 +318,7 @@ def test_what_torch_writes_is_taken(tmp_path):
         f.seek(7)
         check_archive(f)
         assert f.tell() == 7
-    assert load_weights(path)["w"].tolist() == [0.0, 1.0, 2.0]
+    assert load_weight_file(path).weights["w"].tolist() == [0.0, 1.0, 2.0]
 
 
 def test_spaces_of_terabytes_are_refused():

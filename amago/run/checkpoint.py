@@ -30,7 +30,7 @@ from safetensors.torch import save as safetensors_bytes
 from torch import Tensor, nn
 
 from amago.agent import BaseAgent
-from amago.store.files import TEMPORARY, is_stale, replace_file, sync, temporary
+from amago.store.files import TEMPORARY, replace_file, sync, temporary
 
 log = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
@@ -57,13 +57,6 @@ def write_json(path: Path, value: object) -> None:
     write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
-def remove_leftovers(directory: Path) -> None:
-    """Delete temporary files that killed processes have left in a directory."""
-    for path in directory.glob(f"{TEMPORARY}*"):
-        if is_stale(directory, path.name):
-            path.unlink(missing_ok=True)
-
-
 # ---- tensors, without pickles ---------------------------------------------------------------------------------------------
 
 
@@ -72,24 +65,19 @@ def _save_tensors(value: object, path: Path) -> None:
         torch.save(value, f)
 
 
+def _load_tensors(file: BinaryIO) -> Any:
+    check_archive(file)
+    return torch.load(file, map_location="cpu", weights_only=True)
+
+
 def _on_cpu(weights: Mapping[str, Tensor]) -> OrderedDict[str, Tensor]:
     """Copies: safetensors cannot hold one tensor under two names."""
     return OrderedDict((name, w.detach().cpu().contiguous().clone()) for name, w in weights.items())
 
 
 def check_archive(file: BinaryIO) -> None:
-    """Refuse a file that `torch.save` cannot have written: its archives are never compressed.
-
-    A compressed member may unpack to a thousand times its size; PyTorch's older format, which is no archive, allocates the size
-    that its header declares.
-
-    Args:
-        file: its position is restored.
-
-    Raises:
-        ValueError: not a zip archive, a compressed member, or members that declare more bytes than the file has.
-    """
-    at = file.tell()
+    """Raise a ValueError for a file that `torch.save` cannot have written: its archives are never compressed. A compressed member may
+    unpack to a thousand times its size; PyTorch's older format, which is no archive, allocates the size that its header declares."""
     size = file.seek(0, os.SEEK_END)
     try:
         with zipfile.ZipFile(file) as archive:
@@ -97,7 +85,7 @@ def check_archive(file: BinaryIO) -> None:
     except zipfile.BadZipFile as err:
         raise ValueError(f"not an archive written by torch.save: {err}") from None
     finally:
-        file.seek(at)
+        file.seek(0)
     for member in members:
         if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
             raise ValueError(f"its member {member.filename!r:.100} is compressed, which torch.save never does")
@@ -111,16 +99,12 @@ def check_archive(file: BinaryIO) -> None:
 def save_training_state(
     directory: Path, weights: Mapping[str, Tensor], tensors: Mapping[str, Any], state: Mapping[str, Any]
 ) -> None:
-    """Write a complete training state, or nothing.
+    """Write a complete training state in place of an older one, or raise an OSError that leaves the older one intact.
 
     Args:
-        directory: the training state; an older one is replaced.
         weights: the model's state dict.
         tensors: tensors and numbers that ``torch.load(weights_only=True)`` can read (optimizer).
         state: everything else, as JSON types.
-
-    Raises:
-        OSError: it could not be written; an older state is intact.
     """
     root = directory.parent
     root.mkdir(parents=True, exist_ok=True)
@@ -168,14 +152,12 @@ def _manifest(directory: Path) -> tuple[int, dict[str, tuple[int, str]]]:
         raise CheckpointError(f"{directory} is not a complete training state: it has no {MANIFEST}")
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-        files = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
-        saved = int(manifest["saved"])
-        sound = manifest["schema"] == SCHEMA and manifest["check"] == _check(saved, manifest["files"])
+        saved, sums = int(manifest["saved"]), manifest["files"]
+        if manifest["schema"] != SCHEMA or manifest["check"] != _check(saved, sums):
+            raise ValueError("its checksum differs")
+        return saved, {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in sums.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as err:
-        raise CheckpointError(f"{path} is damaged") from err
-    if not sound:
-        raise CheckpointError(f"{path} is damaged: its checksum differs")
-    return saved, files
+        raise CheckpointError(f"{path} is damaged: {err}") from err
 
 
 def _saved(directory: Path) -> int | None:
@@ -202,8 +184,6 @@ def verify(directory: Path) -> None:
         path = directory / Path(name).name
         try:
             same = path.stat().st_size == size and _digest(path) == digest
-        except FileNotFoundError:
-            raise CheckpointError(f"{path} is missing") from None
         except OSError as err:
             raise CheckpointError(f"{path} cannot be read: {err}") from err
         if not same:
@@ -219,8 +199,7 @@ def load_training_state(directory: Path) -> tuple[dict[str, Tensor], dict[str, A
         weights = load_file(path)
         path = directory / "optimizer.pt"
         with open(path, "rb") as f:
-            check_archive(f)
-            tensors = torch.load(f, map_location="cpu", weights_only=True)
+            tensors = _load_tensors(f)
     except Exception as err:
         raise CheckpointError(f"{path} cannot be read: {(str(err) or repr(err)).splitlines()[0]}") from err
     return weights, tensors, _read_state(directory)
@@ -288,12 +267,8 @@ def _identities(states: Iterable[Path]) -> set[tuple[Path, int]]:
 
 
 def prune(root: Path, keep: int | None) -> None:
-    """Delete old training states and the remains of interrupted saves.
-
-    Args:
-        keep: number of training states to keep, the last saved; None keeps all. States with a damaged manifest are neither
-            counted nor deleted.
-    """
+    """Delete the remains of interrupted saves, and all training states but the ``keep`` last saved (None keeps all). States with a damaged
+    manifest are neither counted nor deleted."""
     if keep is not None:
         ordered = [p for p in training_states(root) if _saved(p) is not None]
         for directory in ordered[:-keep]:
@@ -311,14 +286,8 @@ _METADATA = "amago"  # our entry in the metadata that PyTorch stores with a stat
 
 
 class WeightFile(NamedTuple):
-    """The content of a file of weights.
-
-    Attributes:
-        weights: by name.
-        version: number of the publication; 0 if the file has none.
-        description: of the policy, as JSON types; None if the file has none.
-        note: on these weights, as JSON types; None if the file has none.
-    """
+    """The content of a file of weights, by name: the number of their publication (0: none), a description of the policy, and a note on
+    these weights, both as JSON types (None: none)."""
 
     weights: dict[str, Tensor]
     version: int = 0
@@ -333,10 +302,10 @@ def save_weights(
     description: Mapping[str, Any] | None = None,
     note: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a file of weights, replacing an older one atomically; version, description and note as of `WeightFile`.
+    """Write a `WeightFile`, replacing an older one atomically.
 
-    A ``.safetensors`` file has them in its header. Any other is a PyTorch state dict, which ``torch.load(weights_only=True)`` reads like
-    one that holds nothing else: they are in the metadata that PyTorch itself stores with a state dict.
+    A ``.safetensors`` file has all but the weights in its header. Any other is a PyTorch state dict, which ``torch.load(weights_only=True)``
+    reads like one that holds nothing else: they are in the metadata that PyTorch itself stores with a state dict.
     """
     texts = {"description": description, "note": note}
     ours: dict[str, Any] = {"version": version} | {k: json.dumps(v) for k, v in texts.items() if v is not None}
@@ -361,16 +330,6 @@ def without_aliases(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     ``maximized_critics``."""
     first: dict[object, str] = {}
     return {k: t for k, t in state_dict.items() if not t.numel() or first.setdefault(_place(t), k) == k}
-
-
-def load_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """The weights of `load_weight_file`."""
-    return load_weight_file(path).weights
-
-
-def load_weights_and_version(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], int]:
-    """The weights and the version of `load_weight_file`."""
-    return load_weight_file(path)[:2]
 
 
 def load_weight_file(path: str | os.PathLike[str]) -> WeightFile:
@@ -400,8 +359,7 @@ def load_weight_file(path: str | os.PathLike[str]) -> WeightFile:
 def _read_pytorch(path: Path) -> tuple[Any, Any, str | None]:
     """(the loaded content, our metadata, the name of a damaged part)."""
     with open(path, "rb") as f:  # opened once: another process may replace the file at any time
-        check_archive(f)
-        loaded = torch.load(f, map_location="cpu", weights_only=True)
+        loaded = _load_tensors(f)
         ours = getattr(loaded, "_metadata", {}).get(_METADATA)
         damaged = None if ours is None else zipfile.ZipFile(f).testzip()  # PyTorch does not verify the checksums
     return loaded, ours, damaged

@@ -23,7 +23,6 @@ from amago.loading.disk import DiskTrajDataset
 from amago.spaces import space_differences
 
 log = logging.getLogger(__name__)
-_STEPS_BEFORE_WARNING = 1000  # of each actor: long rollouts are not a mistake
 
 
 class SettingsError(ValueError):
@@ -179,26 +178,6 @@ def check_evaluation_spaces(
     if differences:
         text = "; ".join(f"{d.name}: {d.second}, not {d.first}" for d in differences)
         raise SettingsError(f"{name} makes environments that the agent was not built for ({text}): give both the same spaces")
-
-
-def warn_if_nothing_saved(dataset: RLDataset, phases: float, timesteps: int, max_seq_len: int, saved: int = 0) -> None:
-    """Warn if collection has left nothing to learn from although every actor has taken 1,000 steps.
-
-    Args:
-        dataset: after ``on_end_of_collection()``.
-        phases: of collection so far.
-        timesteps: of each actor in a phase.
-        max_seq_len: transitions in a training sequence.
-        saved: trajectories that this process has saved; others may have taken them away since.
-    """
-    if dataset.save_new_trajs_to is None or dataset.ready_for_training or saved or phases * timesteps < _STEPS_BEFORE_WARNING:
-        return
-    warnings.warn(
-        f"no rollout ended within train_timesteps_per_epoch={timesteps} steps of each actor, so nothing was saved and there is "
-        "nothing to learn from. If rollouts are longer than this, data will appear in later epochs; if they never end, save them "
-        f"in pieces (for example traj_save_len={max(max_seq_len, min(timesteps, 1000))}) or give the environment a time limit",
-        stacklevel=2,
-    )
 
 
 def warn_of_faulty_parts(agent: BaseAgent) -> None:

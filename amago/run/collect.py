@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 import gymnasium as gym
@@ -14,17 +15,22 @@ import numpy as np
 import torch
 
 from amago.compat.envs import as_pool
+from amago.compat.parts import as_actor
 from amago.data.extras import check_extra_fields
 from amago.envs import AMAGOEnv
 from amago.envs.exploration import ExplorationWrapper
 from amago.envs.pool import ActorPool, PoolEnv, make_pool
-from amago.envs.statistics import PhaseStatistics
+from amago.envs.statistics import PhaseStatistics, ReturnHistory, SpecialMetricHistory
 from amago.run.checks import SettingsError, check_evaluation_spaces, unwritable
+from amago.run.console import COLLECT, EVALUATE
+from amago.run.evaluate import mean_length, warn_if_too_short
+from amago.run.metric_names import STEPS_PER_SECOND
 from amago.run.process import SharedProcess
-from amago.run.rollout import Rollout
+from amago.run.rollout import Rollout, shares
 from amago.run.settings import EnvMakers, ExperimentSettings
 
 Kind = Literal["train", "val", "test"]
+Histories = tuple[list[ReturnHistory], list[SpecialMetricHistory]]  # with one entry an environment each
 _STREAMS = {"train": 5, "val": 3, "test": 99}  # keys of the random streams; changing one changes the results of a seed
 _NEVER_SPLIT = 1e10  # from this traj_save_len on, trajectories are saved whole
 
@@ -69,7 +75,7 @@ class RunActors:
         self.exploration = "none"
         self._envs: dict[str, Any] = {}  # {"train" or "val": environment that steps all actors}
         self._spaces: Spaces | None = None
-        self._given: gym.spaces.Dict | None = None  # by `set_spaces`
+        self._given: gym.spaces.Dict | None = None  # by `rl2_space`
 
     @property
     def spaces(self) -> Spaces:
@@ -88,14 +94,20 @@ class RunActors:
             self._spaces = found if self._given is None else _with(found, self._given)
         return self._spaces
 
-    def set_spaces(self, rl2_space: gym.spaces.Dict) -> None:
-        """Build the agent for other observations than the environments'.
+    @property
+    def rl2_space(self) -> gym.spaces.Dict:
+        """Dict {"obs": flat observations, "rl2": Box}. It may be set, to build the agent for other observations than the environments'."""
+        return gym.spaces.Dict({"obs": self.spaces.observation, "rl2": self.spaces.rl2})
 
-        Args:
-            rl2_space: Dict {"obs": flat observations, "rl2": Box}.
-        """
+    @rl2_space.setter
+    def rl2_space(self, rl2_space: gym.spaces.Dict) -> None:
         self._given = rl2_space
         self._spaces = None if self._spaces is None else _with(self._spaces, rl2_space)
+
+    def describe(self) -> str:
+        """Describe the environments, for `amago.Experiment.summary`."""
+        shapes = ", ".join(f"{k} {v.shape}" for k, v in self.spaces.observation.spaces.items())
+        return f"{self.settings.parallel_actors} actors ({self.mode}); observations: {shapes}; actions: {self.spaces.action}"
 
     def envs(self, kind: Literal["train", "val"]) -> Any:
         """The environments as one that steps them all: the environment given to `use`, or a `PoolEnv`."""
@@ -253,23 +265,178 @@ def _spaces_of_first(makers: EnvMakers) -> Spaces:
 
 @dataclass
 class ActingPhase:
-    """A phase in which the policy acts, by one call of `Experiment.interact` or by several.
+    """A phase in which the policy acts, by one call of `Experiment.interact` or by several."""
+
+    title: str  # on the console and for callbacks
+    stoppable: bool = False  # a signal ends it early
+    evaluation: bool = False  # as of `Rollout.run_phase`
+    taken: int = 0  # steps of each actor so far
+    statistics: PhaseStatistics = field(default_factory=PhaseStatistics)  # of the rollouts that ended so far
+
+
+class Acting:
+    """The phases in which the policy of an experiment acts, through its methods ``interact``, ``policy_metrics`` and ``log``.
 
     Attributes:
-        title: of the phase, on the console and for callbacks.
-        stoppable: a signal ends it early.
-        evaluation: as of `Rollout.run_phase`.
-        taken: steps of each actor so far.
-        statistics: of the rollouts that ended so far.
+        now: the phase that has called ``interact``.
+        restarts, saved: environments that were replaced, and trajectories that were saved, at least, in this process.
     """
 
-    title: str
-    stoppable: bool = False
-    evaluation: bool = False
-    taken: int = 0
-    statistics: PhaseStatistics = field(default_factory=PhaseStatistics)
+    def __init__(self, experiment: Any):
+        self.e = experiment
+        self.now: ActingPhase | None = None
+        self.restarts = self.saved = 0
 
-    def add(self, taken: int, statistics: PhaseStatistics) -> None:
-        """Count one call."""
-        self.taken += taken
-        self.statistics.merge(statistics)
+    @property
+    def hidden_state(self) -> Any:
+        """The policy's memory of the training actors; None: empty."""
+        pools = self.e.actors.pools
+        return pools["train"].hidden_state if "train" in pools else None
+
+    @hidden_state.setter
+    def hidden_state(self, memory: object) -> None:
+        if memory is not None:
+            self.e.actors.train.take_hidden_state(self.e.policy, memory)
+        elif "train" in self.e.actors.pools:  # there may be no agent yet
+            self.e.actors.train.memory = None
+
+    def interact(
+        self,
+        envs: object,
+        timesteps: int,
+        hidden_state: object,
+        render: bool,
+        save_on_done: bool,
+        episodes: int | None,
+        sample: bool,
+    ) -> tuple[Any, Histories]:
+        """`amago.Experiment.interact`."""
+        e = self.e
+        rollout = e.actors.rollout_in(envs)
+        agent, phase, ended = as_actor(e.policy), self.now or ActingPhase("interact"), False
+        rollout.take_hidden_state(agent, hidden_state)
+
+        def after_step(steps: int) -> None:
+            nonlocal ended
+            progress.update(steps)
+            ended = e.moments.step(e, steps, phase.title)
+            if render:
+                rollout.pool.render()
+            if save_on_done and rollout.pool.resets.any():
+                rollout.pool.flush()
+
+        stop = (lambda: ended or e.signals.pending()) if phase.stoppable else None
+        with e.console.phase(phase.title, timesteps * rollout.pool.num_actors, "step") as progress, e.acting_weights():
+            taken, stats = rollout.run_phase(agent, timesteps, sample, episodes, after_step, stop, phase.evaluation)
+        phase.taken += taken
+        phase.statistics.merge(stats)
+        if self.now is None:  # no method of this class counts what happened
+            if rollout is e.actors.pools.get("train"):
+                e.position.count(self.of_all_ranks(stats).frames)
+            self.log_faults(stats, "test")
+        return rollout.hidden_state, stats.by_actor(rollout.pool.num_actors)
+
+    def collect(self) -> None:
+        """`amago.Experiment.collect_new_training_data`."""
+        e, position, every = self.e, self.e.position, self.e.force_reset_train_envs_every
+        if position.has_collected:  # another call in this epoch, or a loop of one's own
+            position.collected = 0
+        steps = (e.train_timesteps_per_epoch or 0) - position.collected
+        if steps <= 0:
+            return
+        rollout, phase = e.actors.train, ActingPhase(COLLECT, stoppable=True)
+        if every and e.epoch and e.epoch % every == 0 and position.collected == 0:
+            rollout.reset()
+        e.hidden_state, metrics, stats = self.run(
+            phase, "rollout", e.train_envs, steps, e.sample_actions_train, hidden_state=e.hidden_state
+        )
+        position.collected, position.has_collected = e.group.smallest(position.collected + phase.taken), True
+        self.saved += rollout.pool.flush() + len(stats.episodes)
+        metrics |= {name: fmean(values) for name, values in stats.exploration.items()}
+        speeds = e.run_log.speeds = {STEPS_PER_SECOND: e.console.rate(COLLECT)}
+        e.log(metrics, "rollout")
+        e.phase_statistics = stats
+        if not e.signals:
+            e.moments.call("on_collect_epoch_end", e, {**metrics, **speeds})
+
+    def evaluate(self) -> None:
+        """`amago.Experiment.evaluate_val`."""
+        e = self.e
+        e.actors.val.reset()
+        phase, sample = ActingPhase(EVALUATE, stoppable=True, evaluation=True), e.sample_actions and e.sample_actions_val
+        steps, episodes = e.val_timesteps_per_epoch, self.share(e.val_episodes)
+        _, metrics, e.phase_statistics = self.run(phase, "val", e.val_envs, steps, sample, episodes=episodes)
+        e.signals.check()  # the evaluation runs again after a resume
+        warn_if_too_short(metrics, steps, e.val_episodes)
+        e.log(metrics, "val")
+        e.moments.call("on_validation_end", e, metrics)
+
+    def run(
+        self, phase: ActingPhase, key: str, envs: object, timesteps: int, sample: bool, **options: Any
+    ) -> tuple[Any, dict[str, float], PhaseStatistics]:
+        """Act for a phase, with ``options`` of ``interact``, and log its faults; of several ranks, all must call this together.
+
+        Args:
+            key: section of the log; "rollout" counts the steps as collected.
+
+        Returns:
+            the memory, the metrics over all processes ({} if no rollout ended), and the statistics, as of `of_all_ranks`.
+        """
+        self.now = phase
+        try:  # an override may lack the argument ``sample``
+            memory, histories = self.e.interact(envs, timesteps, **options, **({} if sample else {"sample": False}))
+        finally:
+            self.now = None
+        stats = self.of_all_ranks(phase.statistics)
+        if key == "rollout":
+            self.e.position.count(stats.frames)
+        self.log_faults(stats, key)
+        metrics = self.e.policy_metrics(*histories)
+        lengths = mean_length(self.e.group.gather([[episode.length for episode in stats.episodes]]))
+        return memory, {**metrics, **lengths} if metrics else {}, stats
+
+    def test(
+        self,
+        makers: EnvMakers,
+        timesteps: int,
+        render: bool,
+        save_trajs_to: str | None,
+        episodes: int | None,
+    ) -> dict[str, float]:
+        """`amago.Experiment.evaluate_test`."""
+        e, mode = self.e, "sync" if render and self.e.env_mode in ("async", "auto") else None
+        rollout = e.actors.start("test", makers, None, save_trajs_to, mode)
+        try:
+            rollout.reset()
+            phase, sample = ActingPhase("test", evaluation=True), e.sample_actions and e.sample_actions_val
+            options: dict[str, Any] = {"episodes": self.share(episodes), "render": render}
+            _, metrics, _ = self.run(phase, "test", PoolEnv(rollout.pool), timesteps, sample, **options)
+            rollout.pool.flush()
+        finally:
+            rollout.close()
+        warn_if_too_short(metrics, timesteps, episodes, "timesteps")
+        e.log(metrics, "test")
+        return metrics
+
+    def of_all_ranks(self, stats: PhaseStatistics) -> PhaseStatistics:
+        """The statistics of a phase with the steps and faults of all ranks, and the rollouts of this one.
+
+        Ranks end a phase at different times. Here they wait for each other, and decide whether to stop.
+        """
+        self.e.signals.decide()
+        if self.e.group.count == 1:
+            return stats
+        total = PhaseStatistics(stats.episodes, exploration=stats.exploration)
+        for part in self.e.group.gather([PhaseStatistics([], stats.frames, stats.restarts, stats.dropped)]):
+            total.merge(part)
+        return total
+
+    def log_faults(self, stats: PhaseStatistics, key: str) -> None:
+        """Count the environments that were replaced, and log them in a section, if there are any."""
+        self.restarts += stats.restarts
+        if stats.restarts:
+            self.e.log({"Restarted Environments": stats.restarts, "Dropped Rollouts": stats.dropped}, key)
+
+    def share(self, episodes: int | None) -> int | None:
+        """This process's share of a number of rollouts."""
+        return None if episodes is None else shares(episodes, self.e.group.count)[self.e.group.index]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
@@ -87,6 +88,25 @@ class Batches:
         for part in (self._used, self.given):
             if isinstance(part, SequenceLoader | ForeignLoader):
                 part.close()
+
+
+def warn_if_nothing_saved(s: ExperimentSettings, dataset: RLDataset, epoch: int, saved: int) -> None:
+    """Warn if collection has left nothing to learn from although every actor has taken 1,000 steps: long rollouts are not a mistake.
+
+    Args:
+        epoch: the number of the current one, whose phase of collection is over.
+        saved: trajectories that this process has saved; others may have taken them away since.
+    """
+    steps = s.train_timesteps_per_epoch or 0
+    taken = (epoch + 1 - max(0, s.start_collecting_at_epoch)) * steps
+    if dataset.save_new_trajs_to is None or dataset.ready_for_training or saved or not steps or taken < 1000:
+        return
+    warnings.warn(
+        f"no rollout ended within train_timesteps_per_epoch={steps} steps of each actor, so nothing was saved and there is "
+        "nothing to learn from. If rollouts are longer than this, data will appear in later epochs; if they never end, save them "
+        f"in pieces (for example traj_save_len={max(s.max_seq_len, min(steps, 1000))}) or give the environment a time limit",
+        stacklevel=2,
+    )
 
 
 def check_trained(s: ExperimentSettings, dataset: RLDataset, skipped: int, restarts: int) -> None:

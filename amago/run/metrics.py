@@ -17,7 +17,7 @@ from amago.run.callbacks import Callback, LogRow
 from amago.run.evaluate import merge_values
 from amago.run.metric_names import AVERAGE_RETURN, SECTIONS
 from amago.run.plots import read_metrics
-from amago.run.record import run_id
+from amago.run.record import flat, run_id
 from amago.run.settings import ExperimentSettings
 from amago.run.video import add_to_events
 
@@ -251,6 +251,16 @@ class MetricsLogger:
         for logger in self.loggers:
             logger.on_close(None)
         self.loggers = []
+
+
+def open_logger(s: ExperimentSettings, settings: dict[str, Any]) -> MetricsLogger:
+    """Open the log of a run, with the tables of its settings (`amago.run.record.settings_of`) in TensorBoard and Weights & Biases."""
+    table = flat(settings)
+    return MetricsLogger(
+        s.run_dir,
+        *([TensorBoardLogger(s.run_dir / "tensorboard", table)] if s.log_to_tensorboard else []),
+        *([WandbLogger(s, table)] if s.log_to_wandb else []),
+    )
 
 
 def mean_of_rows(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:

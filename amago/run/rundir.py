@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,13 @@ from torch import Tensor, nn
 
 from amago import config
 from amago.compat import accelerate_states
+from amago.compat.parts import TextPath
 from amago.loading import DiskTrajDataset, MixtureOfDatasets, RLDataset
 from amago.run import checkpoint
 from amago.run.checkpoint import (
     CheckpointError,
     identity,
-    load_weights_and_version,
+    load_weight_file,
     save_weights,
     settings_in,
     without_aliases,
@@ -34,7 +34,7 @@ from amago.run.locks import HeldError, RunLock
 from amago.run.record import SETTINGS_FILE, Calls, fields_of, has_learned, note_start, read_record, role_of, run_id, settings_of
 from amago.run.settings import ExperimentSettings
 from amago.run.state import Change, Snapshot, changes, refuse
-from amago.store.files import free_bytes
+from amago.store.files import TEMPORARY, free_bytes, is_stale
 from amago.store.formats import ORIGINAL_NAME
 
 log = logging.getLogger(__name__)
@@ -55,14 +55,15 @@ class RunCheckpoints:
         best: file of the weights of the best evaluation.
         version: of the published policy that this process wrote or read last, from 1; 0 if there is none. Versions rise by one with
             each publication, also after a resume.
+        saved: training states that this process has saved.
         description: of the policy, as JSON types; every file of weights holds it, so that one can be loaded without the run's directory.
     """
 
     description: Mapping[str, Any] | None = None
 
     def __init__(self, run_dir: Path, run_name: str):
-        self.run_dir, self.run_name, self.version = run_dir, run_name, 0
-        self.directory = run_dir / "ckpts"
+        self.run_dir, self.run_name, self.version, self.saved = run_dir, run_name, 0, 0
+        self.directory = TextPath(run_dir / "ckpts")
         self.states, self.weights = self.directory / "training_states", self.directory / "policy_weights"
         self.latest, self.best = (self.directory / name / "policy.pt" for name in ("latest", "best"))
 
@@ -71,7 +72,9 @@ class RunCheckpoints:
         for directory in (self.states, self.weights, self.latest.parent):
             directory.mkdir(parents=True, exist_ok=True)
         for directory in (self.run_dir, self.weights, self.latest.parent):
-            checkpoint.remove_leftovers(directory)
+            for path in directory.glob(f"{TEMPORARY}*"):
+                if is_stale(directory, path.name):
+                    path.unlink(missing_ok=True)
 
     def choose(self, resume: str | int) -> Path | None:
         """The training state for the setting ``resume``; None for a fresh start, `CheckpointError` if it is not there or damaged."""
@@ -96,24 +99,25 @@ class RunCheckpoints:
         return self.weights / f"policy_epoch_{epoch}.pt"
 
     def save(self, epoch: int, snapshot: Snapshot, keep: int | None) -> bool:
-        """Save a training state and a separate file with the policy's weights; returns whether that succeeded.
-
-        Args:
-            epoch: for the names.
-            keep: number of training states to keep, the newest; None keeps all.
-        """
+        """Save a training state and a separate file with the policy's weights, both named by their epoch, and delete all training states but
+        the ``keep`` newest (None: none); returns whether that succeeded."""
         weights, tensors, state = snapshot
-        with self._reports(f"the checkpoint of epoch {epoch} could not be saved", weights) as failed:
+
+        def write() -> None:
             checkpoint.prune(self.states, None)  # the remains of interrupted saves take space
             # before the training state: a kill in between leaves weights without a state, never a state without its weights
             save_weights(weights, self.weights_of_epoch(epoch), description=self.description)
             checkpoint.save_training_state(self.path_of(epoch), without_aliases(weights), tensors, state)
             checkpoint.prune(self.states, keep)
-        return not failed
+
+        succeeded = self._try(write, f"the checkpoint of epoch {epoch} could not be saved", weights)
+        self.saved += succeeded
+        return succeeded
 
     def publish(self, weights: Mapping[str, Tensor]) -> bool:
         """Publish weights for other processes; returns whether that succeeded."""
-        with self._reports("the latest policy could not be published", weights) as failed:
+
+        def write() -> None:
             version = max(self.version, self._published()) + 1
             save_weights(weights, self.latest, version, self.description)
             self.version = version
@@ -121,32 +125,31 @@ class RunCheckpoints:
             if not link.is_symlink():
                 link.unlink(missing_ok=True)
                 link.symlink_to(self.latest.relative_to(self.run_dir))
-        return not failed
+
+        return self._try(write, "the latest policy could not be published", weights)
 
     def keep_best(self, weights: Mapping[str, Tensor], note: Mapping[str, Any] | None = None) -> bool:
         """Keep weights as the best ones so far, with a note on them; returns whether that succeeded."""
-        with self._reports("the weights of the best evaluation could not be kept", weights) as failed:
-            save_weights(weights, self.best, description=self.description, note=note)
-        return not failed
+        write = lambda: save_weights(weights, self.best, description=self.description, note=note)  # noqa: E731
+        return self._try(write, "the weights of the best evaluation could not be kept", weights)
 
-    @contextlib.contextmanager
-    def _reports(self, what: str, weights: Mapping[str, Tensor]) -> Iterator[list[OSError]]:
-        """A block that writes; its error is logged, and is in the list afterwards."""
-        failed: list[OSError] = []
+    def _try(self, write: Callable[[], None], problem: str, weights: Mapping[str, Tensor]) -> bool:
+        """Call a function that writes; an OSError is logged."""
         try:
-            yield failed
+            write()
         except OSError as err:
-            failed.append(err)
             needed = sum(w.numel() * w.element_size() for w in without_aliases(weights).values())
             log.warning(
                 "%s: %s; %s has %.1f MB left, and the weights alone take %.1f MB. Earlier checkpoints are intact, and the run continues",
-                what, err, self.directory, (free_bytes(self.directory) or 0) / 1e6, needed / 1e6,
+                problem, err, self.directory, (free_bytes(self.directory) or 0) / 1e6, needed / 1e6,
             )  # fmt: skip
+            return False
+        return True
 
     def _published(self) -> int:
         """The version of an earlier process, if this one has neither written nor read any."""
         try:
-            return load_weights_and_version(self.latest)[1] if self.version == 0 else 0
+            return load_weight_file(self.latest).version if self.version == 0 else 0
         except CheckpointError:
             return 0
 
@@ -154,14 +157,13 @@ class RunCheckpoints:
         """The published weights; None if there are none, or none newer than those that were read or published here."""
         if not self.latest.is_file():
             return None
-        weights, version = load_weights_and_version(self.latest)
+        weights, version, *_ = load_weight_file(self.latest)
         if version < self.version:
             log.warning(
                 "%s holds version %d of the policy, older than version %d that was read before: it is ignored",
                 self.latest, version, self.version,
             )  # fmt: skip
-            return None
-        if 0 < version == self.version:  # of a file without one, nobody knows
+        if version < self.version or 0 < version == self.version:  # a file without a version may be new
             return None
         self.version = version
         return weights
@@ -191,32 +193,28 @@ class RunDir:
     """The directory of a run, and the buffer into which it collects, claimed for one writer.
 
     A process that learns is the only one of its run, and begins where there is no earlier run. Others join the run: they collect
-    for it, or evaluate.
-
-    Args:
-        settings: of the run.
-        data: its dataset.
-        main: this is the main process, which alone claims and writes.
+    for it, or evaluate. Only the main process claims and writes.
 
     Attributes:
-        checkpoints: on disk.
+        checkpoints: on disk; from `claim` on.
+        claimed: `claim` has ended.
         refusal: why nothing may be written: there is an earlier run, of which nothing was loaded; None where it may.
         to_resume: the training state to load; None: there is none, or it was loaded.
         settings_at_start: the settings (`amago.run.record.settings_of`) with which the run was started.
     """
 
-    def __init__(self, settings: ExperimentSettings, data: RLDataset, main: bool):
-        self.settings, self.data, self.main, self.path = settings, data, main, settings.run_dir
-        self.checkpoints = RunCheckpoints(settings.run_dir, settings.run_name)
-        self.buffer = buffer_of(data)
+    checkpoints: RunCheckpoints
+    settings_at_start: dict[str, Any]
+
+    def __init__(self, settings: ExperimentSettings):
+        self.settings = settings
         self.refusal: RunExistsError | None = None
         self.to_resume: Path | None = None
-        self.settings_at_start = settings_of(settings)
+        self.claimed = self._main = self._replaces = self._noted = False
         self._lock: RunLock | None = None
-        self._replaces = False
 
-    def claim(self, group: Ranks) -> Path | None:
-        """Claim directory and buffer; returns the training state to resume from, None to begin.
+    def claim(self, data: RLDataset, group: Ranks) -> Path | None:
+        """Claim directory and buffer, that of ``data``; returns the training state to resume from, None to begin.
 
         Raises:
             RunInUseError: another process that learns writes the run.
@@ -225,22 +223,41 @@ class RunDir:
             SettingsError: the training state is of other networks.
             CheckpointError: there is no training state to resume from.
         """
+        s, self._main = self.settings, group.index == 0
+        self.path, self.data, self.buffer = s.run_dir, data, buffer_of(data)
+        self.checkpoints, self.settings_at_start = RunCheckpoints(s.run_dir, s.run_name), settings_of(s)
         failed, resumed = None, None
         try:
-            if self.main:
+            if self._main:
                 self._claim()
                 self.checkpoints.prepare()
-                resumed = self.checkpoints.choose(self.settings.resume)
+                resumed = self.checkpoints.choose(s.resume)
         except Exception as err:
             failed = err
         failed, self.refusal, self.to_resume = group.of_first((failed, self.refusal, resumed))
         if failed is not None:
             raise failed
-        if not self.main:
+        if not self._main:
             self.checkpoints.prepare()
         if self.to_resume is not None:
             refuse(self.changes(self.to_resume, started=False), self.to_resume)
+        self.claimed = True
         return self.to_resume
+
+    @property
+    def is_open(self) -> bool:
+        """True if this process may write here."""
+        return self.claimed and self.refusal is None
+
+    @property
+    def saved(self) -> int:
+        """Training states that this process has saved."""
+        return self.checkpoints.saved if self.claimed else 0
+
+    def check_writable(self) -> None:
+        """Raise `refusal`, if there is one."""
+        if self.refusal is not None:
+            raise self.refusal
 
     def _claim(self) -> None:
         """Lock the run, if this process learns, and refuse files of another run. Nothing is changed on refusal."""
@@ -264,17 +281,16 @@ class RunDir:
             self._register()
 
     def _take_lock(self) -> None:
-        if self._lock is not None:
-            return
-        lock = RunLock(self.path / LOCK_FILE)
-        try:
-            lock.acquire()
-        except HeldError as err:
-            raise RunInUseError(
-                f"run {self.settings.run_name!r} ({self.path}) is {err}. Wait for its end, choose another run_name, or let this process "
-                "only collect (--mode collect)"
-            ) from err
-        self._lock = lock
+        if self._lock is None:
+            lock = RunLock(self.path / LOCK_FILE)
+            try:
+                lock.acquire()
+            except HeldError as err:
+                raise RunInUseError(
+                    f"run {self.settings.run_name!r} ({self.path}) is {err}. Wait for its end, choose another run_name, or let this "
+                    "process only collect (--mode collect)"
+                ) from err
+            self._lock = lock
 
     def _check_buffer(self, begins: bool) -> None:
         """Refuse a buffer with collected trajectories that are not of this run."""
@@ -338,7 +354,7 @@ class RunDir:
         if self.refusal is None or not path.expanduser().resolve().is_relative_to(self.path.resolve()):
             return False
         self.refusal = None
-        if self.main:
+        if self._main:
             self._register()
         return True
 
@@ -358,19 +374,21 @@ class RunDir:
             self._lock.release()
             self._lock = None
 
-    # ---- how the run was started ------------------------------------------------------------------------------------------
-
-    def note_start(self, agent: nn.Module, calls: Calls | None, epoch: int, resumed: Path | None) -> None:
-        """Write ``settings.json`` and ``config.txt``, and remember the settings for training states.
+    def note_start(self, agent: nn.Module, calls: Calls | None, epoch: int, resumed: Path | None) -> bool:
+        """Write ``settings.json`` and ``config.txt``, and remember the settings for training states, unless that is done or may not be; returns
+        whether it was.
 
         Args:
             agent, calls: that was built; of `amago.run.record.recording` meanwhile.
             epoch, resumed: the first to run; the training state that the run goes on from.
         """
+        if self._noted or not self.is_open:
+            return False
+        self._noted = True
         self.settings_at_start = {**settings_of(self.settings, agent, calls), "fields": self.settings_at_start["fields"]}
         config.mark_as_used()
-        if not self.main:
-            return
+        if not self._main:
+            return True
         for directory in (self.path, self.checkpoints.directory):  # where this library and the original system have it
             write_text(directory / "config.txt", config.operative_config())
         before, state = None, None
@@ -380,6 +398,7 @@ class RunDir:
             before = record
         changed = {} if before is None else {c.name: [c.before, c.now] for c in changes(before, self.settings_at_start)}
         note_start(self.path, self.settings_at_start, role_of(self.settings), epoch, state, changed)
+        return True
 
     def settings_now(self) -> dict[str, Any]:
         """The settings (`amago.run.record.settings_of`) with the fields that were changed since the start."""
@@ -393,7 +412,7 @@ class RunDir:
 
 
 def files_of_a_run(run_dir: Path) -> list[str]:
-    """Descriptions of files that a process that learns has left in a directory; empty if there are none."""
+    """Descriptions of files that a process that learns has left in a directory."""
     found = [f"training state {p.name}" for p in checkpoint.training_states(run_dir / "ckpts" / "training_states")[-1:]]
     metrics = run_dir / "metrics.jsonl"
     record = read_record(run_dir)

@@ -5,24 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from accelerate import Accelerator
 from torch import Tensor
 
 from amago import config
 from amago.agent import BaseAgent
 from amago.agent.options import changeable_options
+from amago.compat import accelerate_states
 from amago.describe import describe, flatten, format_value
 from amago.envs.pool import ActorPool
-from amago.loading import RLDataset
-from amago.run.callbacks import CallbackList
-from amago.run.checkpoint import CheckpointError, identity, load_into, load_training_state
+from amago.run.checkpoint import CheckpointError, epoch_of, identity, load_into, load_training_state
 from amago.run.checks import SettingsError
-from amago.run.collect import RunActors
-from amago.run.data import Batches
-from amago.run.learner import Learner
-from amago.run.metrics import RunLog
 from amago.run.process import rng_state, seed_process, set_rng_state
 from amago.run.record import configurable, defaults_of
 from amago.run.settings import IGNORE, REFUSE, ExperimentSettings
@@ -34,13 +28,7 @@ SWITCHES = ("entropy_target", "entropy_coeff", "expectile")
 
 
 class Change(NamedTuple):
-    """A setting that differs.
-
-    Attributes:
-        before, now: descriptions (`amago.describe`).
-        refused: a run cannot resume with it.
-        note: description of lost state; may be empty.
-    """
+    """A setting that differs: its descriptions (`amago.describe`), whether a run cannot resume with it, and a note on lost state."""
 
     name: str
     before: object
@@ -59,8 +47,7 @@ def changes(saved: dict[str, Any], now: dict[str, Any]) -> list[Change]:
 
 
 def refuse(found: list[Change], path: object) -> None:
-    """Raise `SettingsError` if a change cannot be applied to the training state at ``path``; it names every such setting with both
-    values."""
+    """Raise a `SettingsError` that names every change that cannot be applied to the training state at ``path``, with both values."""
     refused = [f"{c.name} was {format_value(c.before)} and is now {format_value(c.now)}" for c in found if c.refused]
     if refused:
         raise SettingsError(
@@ -111,11 +98,8 @@ def _matters(name: str, saved: dict[str, Any], now: dict[str, Any]) -> bool:
 
 
 def may_change_on_resume(parameter: str, before: object, after: object) -> bool:
-    """True if trained weights keep their meaning when a parameter, "scope/selector.parameter", has another value.
-
-    Of an agent, these are the options that its networks do not depend on; of a network, real numbers or None, such as rates and bounds:
-    sizes are whole, and kinds of layers are no numbers.
-    """
+    """True if trained weights keep their meaning when a parameter, "scope/selector.parameter", has another value: options of an agent that
+    its networks do not depend on, and, of a network, real numbers or None, such as rates and bounds: sizes are whole."""
     selector, _, name = parameter.rpartition("/")[2].rpartition(".")
     cls = configurable(selector) if selector.startswith(("amago.agent.", "amago.nets.")) else None
     if not isinstance(cls, type) or name not in config.settable_parameters(selector):  # a function, or of an earlier version
@@ -132,25 +116,15 @@ def may_change_on_resume(parameter: str, before: object, after: object) -> bool:
 
 @dataclass
 class Position:
-    """The position of a run in its schedule.
+    """The position of a run in its schedule."""
 
-    Attributes:
-        epoch: finished epochs, which is also the number of the current one, from 0.
-        collected: steps of each actor in the current epoch.
-        trained: batches in the current epoch.
-        frames_by_env: environment steps collected by all ranks, by environment name.
-        set_by_program: a loop outside of the library has set ``epoch`` to the number of the epoch that it has just finished.
-        has_collected: this process has collected in the current epoch.
-        has_trained: this process has had a training phase.
-    """
-
-    epoch: int = 0
-    collected: int = 0
-    trained: int = 0
-    frames_by_env: dict[str, int] = field(default_factory=dict)
-    set_by_program: bool = False
-    has_collected: bool = False
-    has_trained: bool = False
+    epoch: int = 0  # finished ones, which is also the number of the current one
+    collected: int = 0  # steps of each actor in the current epoch
+    trained: int = 0  # batches in the current epoch
+    frames_by_env: dict[str, int] = field(default_factory=dict)  # environment steps collected by all ranks
+    set_by_program: bool = False  # a loop outside of the library has set ``epoch`` to the one that it has just finished
+    has_collected: bool = False  # this process, in the current epoch
+    has_trained: bool = False  # this process has had a training phase
 
     @property
     def has_begun(self) -> bool:
@@ -185,73 +159,69 @@ class Position:
         self.frames_by_env = dict(state["frames_by_env"])
 
 
-# ---- all parts -------------------------------------------------------------------------------------------------------------
+# ---- all parts: ``run`` is a started `amago.Experiment` ----------------------------------------------------------------------
 
 Snapshot = tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]
 """(weights, tensors, state), the arguments of `amago.run.checkpoint.save_training_state`."""
 
 
-class Stateful(Protocol):
-    """The parts of a started experiment that have a state."""
-
-    run_name: str
-    seed: int | None
-    run_seed: int
-    position: Position
-    learner: Learner
-    batches: Batches
-    run_log: RunLog
-    moments: CallbackList
-
-    @property
-    def accelerator(self) -> Accelerator: ...
-    @property
-    def actors(self) -> RunActors: ...
-    @property
-    def data(self) -> RLDataset: ...
-
-
-def local_state(run: Stateful) -> dict[str, Any]:
+def local_state(run: Any) -> dict[str, Any]:
     """The state that differs between ranks: random streams, and the exploration schedules of the actors."""
     return {"rng": rng_state(), "pools": {kind: rollout.pool.state_dict() for kind, rollout in run.actors.pools.items()}}
 
 
-def snapshot(run: Stateful, ranks: list[dict[str, Any]], settings: dict[str, Any]) -> Snapshot:
-    """The training state, in the main process. Its weights are those that act; with an average, the trained ones are beside them.
-
-    Args:
-        ranks: the `local_state` of each process.
-        settings: of the run (`amago.run.record.settings_of`).
-    """
+def snapshot(run: Any, ranks: list[dict[str, Any]]) -> Snapshot:
+    """The training state, in the main process, with the `local_state` of each process. Its weights are those that act; with an average, the
+    trained ones are beside them."""
     state, tensors = run.learner.state_dict()
-    logger = run.run_log.logger
     state |= {
         **run.position.state_dict(), "seed": run.run_seed, "next_batch": run.batches.loader.next_batch, "dataset": run.data.state_dict(),
-        "wall_time": 0.0 if logger is None else logger.wall_time, "processes": len(ranks), "ranks": ranks, "settings": settings,
+        "wall_time": 0.0 if run.logger is None else run.logger.wall_time, "processes": len(ranks), "ranks": ranks,
+        "settings": run.rundir.settings_now(),
     }  # fmt: skip
     if callbacks := run.moments.state_dict():
         tensors["callbacks"] = callbacks
-    return run.learner.policy.state_dict(), tensors, state
+    return run.policy.state_dict(), tensors, state
 
 
-def restore(run: Stateful, path: Path, changed: frozenset[str]) -> list[str]:
+def restore(run: Any, path: Path, started: bool) -> list[str]:
     """Load a training state into all parts; the present settings of optimizer and schedule remain.
 
     Args:
-        changed: fields of the run that differ from the saved run's.
+        started: ``start()`` is over: fields that were changed since count.
 
     Returns:
-        notes on lost state.
+        notes on settings that differ and on lost state.
 
     Raises:
+        SettingsError: a setting that differs cannot be applied.
         CheckpointError: it is incomplete or damaged, or was saved for another agent.
     """
+    if run.optimizer is None:
+        raise CheckpointError(
+            "this process only collects, and has nothing into which a training state could be loaded: load the weights alone "
+            "(resume_training_state=False)"
+        )
+    if accelerate_states.is_one(path):
+        run.grad_update_counter = accelerate_states.load(path, run.policy, run.optimizer, run.lr_schedule)
+        run.position.begin(1 + epoch_of(path))
+        return [f"note: {path.name} was written by Accelerate: frames, batches and random numbers begin anew"]
+    found = run.rundir.changes(path, started)
+    refuse(found, path)
+    notes = _restore(run, path, {c.name.partition(".")[0] for c in found})
+    run.checkpoints.skip_latest()
+    differing = [f"settings that differ from those of {path.name}:", *map(str, found)] if found else []
+    return ["\n  ".join(differing)] * bool(found) + [f"note: {note}" for note in notes]
+
+
+def _restore(run: Any, path: Path, changed: set[str]) -> list[str]:
+    """Load a training state of this library, after fields that have changed; returns notes on lost state."""
     new_seed = int(run.seed) if "seed" in changed and run.seed is not None else None
-    rank, now = run.accelerator.process_index, run.accelerator.num_processes
+    rank, now = run.group.index, run.group.count
     if new_seed is not None:
         seed_process((new_seed, rank, *identity(path)))
     weights, tensors, state = load_training_state(path)
-    load_into(run.learner.policy, weights, path)
+    load_into(run.policy, weights, path)
     try:
         notes, saved = [], state["processes"]
         run.learner.load_state_dict(state, tensors, saved == now and "batches_per_update" not in changed)
@@ -264,9 +234,9 @@ def restore(run: Stateful, path: Path, changed: frozenset[str]) -> list[str]:
             notes.append(
                 "datasets that are new begin with their files in the order of their names, and the proportions of a mixture anew"
             )
-        if run.run_log.logger is not None:
-            run.run_log.logger.rewind(state["wall_time"])
-        _restore_process(run, state["ranks"], rank, changed, new_seed is not None)
+        if run.logger is not None:
+            run.logger.rewind(state["wall_time"])
+        _restore_process(run, state["ranks"], rank, "exploration_wrapper_type" in changed, new_seed is not None)
         if saved != now:
             notes.append(f"{saved} processes saved it, and there are {now}: the run is not repeated exactly")
         run.position.load_state_dict(state)
@@ -274,9 +244,8 @@ def restore(run: Stateful, path: Path, changed: frozenset[str]) -> list[str]:
         raise CheckpointError(f"{path} lacks {err}: it was not saved by this version of amago") from err
     except ValueError as err:
         raise CheckpointError(f"{path} does not fit this run: {err}") from err
-    for key in run.moments.load_state_dict(tensors.get("callbacks", {})):
-        notes.append(f"the state of the callback {key} is not used: this run has no such callback")
-    return notes
+    unused = run.moments.load_state_dict(tensors.get("callbacks", {}))
+    return notes + [f"the state of the callback {key} is not used: this run has no such callback" for key in unused]
 
 
 def _kind(description: Mapping[str, Any], run_name: str) -> list[Any]:
@@ -286,30 +255,23 @@ def _kind(description: Mapping[str, Any], run_name: str) -> list[Any]:
     return [description.get("type"), None if name == run_name else name, members]
 
 
-def _restore_process(run: Stateful, ranks: list[dict[str, Any]], rank: int, changed: frozenset[str], reseeded: bool) -> None:
+def _restore_process(run: Any, ranks: list[dict[str, Any]], rank: int, exploration_is_new: bool, reseeded: bool) -> None:
     """Restore random streams and actors; a new process takes the actors of an earlier one, with separate random streams."""
     local, is_new = ranks[rank % len(ranks)], rank >= len(ranks)
     for kind, saved in local["pools"].items():
         if kind in run.actors.pools:
             known = {**saved, "actors": {f"-{k}": v for k, v in saved["actors"].items()}} if is_new else saved
-            load_pool_state(run.actors.pools[kind].pool, known, "exploration_wrapper_type" in changed)
-    if reseeded:
-        return
-    if is_new:
+            load_pool_state(run.actors.pools[kind].pool, known, exploration_is_new)
+    if is_new and not reseeded:
         seed_process((run.run_seed, rank, len(ranks)))
-    else:
+    elif not reseeded:
         set_rng_state(local["rng"])
 
 
 def load_pool_state(pool: ActorPool, saved: dict[str, Any], exploration_is_new: bool) -> None:
-    """Restore the exploration schedules and random streams of actors, of which there may be another number now.
-
-    New actors continue the schedule of an earlier one, with separate random streams.
-
-    Args:
-        saved: of `ActorPool.state_dict`.
-        exploration_is_new: exploration is of another class than before, and begins anew.
-    """
+    """Restore the exploration schedules and random streams of actors (``saved`` by `ActorPool.state_dict`), of which there may be another
+    number now. New actors continue the schedule of an earlier one, with separate random streams; exploration of another class than before
+    begins anew."""
     present, before = pool.state_dict(), dict(saved["actors"])
     if exploration_is_new:
         before = {k: {name: v for name, v in state.items() if name != "exploration"} for k, state in before.items()}

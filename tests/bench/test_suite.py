@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from amago.run.checkpoint import load_weights
+from amago.run.checkpoint import load_weight_file
 from benchmarks.suite import (  # fmt: skip
     board,
     example,
@@ -256,7 +256,7 @@ def test_a_corridor_is_trained_and_shown(tmp_path, capsys, monkeypatch):
     judge, judged = example.judge, []
 
     def noted(run, rollouts):
-        kept, now = load_weights(run.ckpt_dir / "best" / "policy.pt"), run.policy.state_dict()
+        kept, now = load_weight_file(run.ckpt_dir / "best" / "policy.pt").weights, run.policy.state_dict()
         judged.append(all(torch.equal(now[name], weight) for name, weight in kept.items()))
         return judge(run, rollouts)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from fault_helpers import count, environment, report, rng, say, small_disk
 
-from amago.run.checkpoint import load_weights_and_version
+from amago.run.checkpoint import load_weight_file
 from amago.run.launched.protocol import NO_SPACE, PAUSED, collector_spool
 from amago.store import TrajectoryStore
 
@@ -282,7 +282,7 @@ def test_launcher_killed_and_started_again(tmp_path):
             assert_gone(everyone)
             slowest = max(slowest, time.monotonic() - began)
             updates.append(run.rows("train")[-1]["grad_steps"])
-            versions.append(load_weights_and_version(run.run_dir / "ckpts" / "latest" / "policy.pt")[1])
+            versions.append(load_weight_file(run.run_dir / "ckpts" / "latest" / "policy.pt").version)
             assert versions[-1] > versions[-2], "each life publishes newer policies"
             ended += 1
         finally:

@@ -14,7 +14,7 @@ from amago.nets.traj_encoders import FFTrajEncoder, TformerTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
 from amago.policy.load import adapt_weights
 from amago.run import checkpoint
-from amago.run.checkpoint import load_into, load_weights
+from amago.run.checkpoint import load_into, load_weight_file
 from amago.spaces import action_spec, rl2_space
 
 
@@ -46,8 +46,8 @@ def test_a_file_of_theirs_loads_and_acts(tmp_path, name, wrapper):
     torch.save({wrapper + k: v for k, v in theirs(name).items()}, path)
     if wrapper:
         with pytest.raises(checkpoint.CheckpointError):
-            load_into(agent, load_weights(path), path)
-    load_into(agent, adapt_weights(load_weights(path), agent), path)
+            load_into(agent, load_weight_file(path).weights, path)
+    load_into(agent, adapt_weights(load_weight_file(path).weights, agent), path)
     for k, v in expected.state_dict().items():
         assert v.equal(agent.state_dict()[k]), k
     with torch.no_grad():
@@ -125,7 +125,7 @@ def test_norms_under_other_names_are_found(tmp_path, bindings, rename):
     path = tmp_path / "policy.pt"
     torch.save({k.replace(*rename): v for k, v in saved.items()}, path)
     assert any(k.replace(*rename) != k for k in saved)
-    load_into(agent, adapt_weights(load_weights(path), agent), path)
+    load_into(agent, adapt_weights(load_weight_file(path).weights, agent), path)
     for k, v in agent.state_dict().items():
         assert v.equal(saved[k if not k.startswith("maximized") else k.replace("maximized_critics", "critics")]), k
 

@@ -11,7 +11,7 @@ from tiny import EPISODE, experiment, learned, rows, started
 
 import amago
 from amago.run.callbacks import MOMENTS
-from amago.run.checkpoint import load_weights_and_version
+from amago.run.checkpoint import load_weight_file
 from amago.run.checks import SettingsError
 from amago.run.group import Stopped
 from amago.run.metric_names import AVERAGE_RETURN, ROLLOUT_LENGTH, STEPS_PER_SECOND, UPDATES_PER_SECOND
@@ -359,7 +359,7 @@ def kept_by(tmp_path, returns, resume="never", **options):
         epochs=len(returns), ckpt_interval=1, resume=resume, ema_decay=0.9,
     )  # fmt: skip
     e.close()
-    kept, _ = load_weights_and_version(e.run_dir / "ckpts" / "best" / "policy.pt")
+    kept = load_weight_file(e.run_dir / "ckpts" / "best" / "policy.pt").weights
     return [i for i, w in enumerate(seen.weights) if all(torch.equal(w[k], kept[k]) for k in kept)], e.run_dir
 
 

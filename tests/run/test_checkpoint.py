@@ -18,7 +18,7 @@ from amago import config
 from amago.cli_utils import switch_async_mode
 from amago.envs.exploration import BilevelEpsilonGreedy, EpsilonGreedy
 from amago.run import checkpoint
-from amago.run.checkpoint import CheckpointError, load_weights, load_weights_and_version, save_weights
+from amago.run.checkpoint import CheckpointError, load_weight_file, save_weights
 from amago.store.files import temporary
 
 INF = float("inf")
@@ -327,7 +327,7 @@ def test_weights_alone_leave_the_rest(tmp_path):
 def test_files_that_hold_no_weights(tmp_path, content):
     torch.save(content, tmp_path / "x.pt")
     with refused(CheckpointError, str(tmp_path / "x.pt"), "state dict"):
-        load_weights(tmp_path / "x.pt")
+        load_weight_file(tmp_path / "x.pt")
 
 
 # ---- what goes on where it stopped ---------------------------------------------------------------------------------------
@@ -404,11 +404,11 @@ def test_versions_of_the_latest_policy_rise_through_all_parts_of_a_run(tmp_path)
     versions = []
     for epochs, resume in ((2, "never"), (3, "auto"), (3, 1)):
         e = learned(tmp_path, epochs=epochs, resume=resume, ckpt_interval=1, always_save_latest=True)
-        versions.append(load_weights_and_version(e.run_dir / "policy.pt")[1])
+        versions.append(load_weight_file(e.run_dir / "policy.pt").version)
         assert amago.load_policy(e.run_dir).version == versions[-1] == e.checkpoints.version
         e.close()
     assert versions == [2, 3, 4]
-    assert load_weights_and_version(e.ckpt_dir / "policy_weights" / "policy_epoch_0.pt")[1] == 0
+    assert load_weight_file(e.ckpt_dir / "policy_weights" / "policy_epoch_0.pt").version == 0
 
 
 def test_a_collector_refuses_to_go_back(tmp_path, caplog):
@@ -439,15 +439,15 @@ def test_a_collector_refuses_to_go_back(tmp_path, caplog):
 def test_weights_of_old_files_and_of_others_are_read_and_ours_are_checked(tmp_path):
     plain, ours = tmp_path / "plain.pt", tmp_path / "ours.pt"
     torch.save({"w": torch.ones(1000)}, plain)
-    assert load_weights_and_version(plain)[1] == 0
+    assert load_weight_file(plain).version == 0
     save_weights({"w": torch.ones(1000)}, ours, version=7)
-    weights, version = load_weights_and_version(ours)
+    weights, version, *_ = load_weight_file(ours)
     assert version == 7
     assert weights["w"].equal(torch.ones(1000))
     assert type(torch.load(ours, weights_only=True)["w"]) is torch.Tensor
     flip_a_bit(ours)
     with refused(CheckpointError, str(ours)):
-        load_weights(ours)
+        load_weight_file(ours)
 
 
 @pytest.mark.parametrize("exploration", [EpsilonGreedy, BilevelEpsilonGreedy])

@@ -22,7 +22,7 @@ from amago.loading import DiskTrajDataset, SequenceLoader
 from amago.loading import disk as disk_module
 from amago.loading.loader import BatchBuffers
 from amago.run import checkpoint
-from amago.run.checkpoint import load_weights_and_version
+from amago.run.checkpoint import load_weight_file
 
 INF = float("inf")
 TINY = {
@@ -242,7 +242,7 @@ def look(e):
     return {
         "states": sorted(map(checkpoint.epoch_of, states)), "grad_steps": e.updater.grad_steps, "env_steps": e.env_steps,
         "temporary": [str(p) for p in e.run_dir.rglob(".*") if p.name.startswith((".tmp-", ".old-"))], "version": e.checkpoints.version,
-        "published": load_weights_and_version(e.checkpoints.latest)[1], "trajectories": len(e.dataset.store),
+        "published": load_weight_file(e.checkpoints.latest).version, "trajectories": len(e.dataset.store),
         "newest": checkpoint.newest_complete(e.checkpoints.states).name,
     }  # fmt: skip
 
