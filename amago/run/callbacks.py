@@ -24,48 +24,38 @@ class Run(Protocol):
     """The fields of `amago.Experiment` that the library's callbacks use."""
 
     val_interval: int | None
+    epoch: int
     epochs: int
     should_stop: bool
+    launched: bool
+    checkpoints: Any
+    logger: Any
 
     def print(self, text: str) -> None: ...
     def write_best_policy(self, note: Mapping[str, Any] | None = None) -> bool: ...
 
     @property
-    def epoch(self) -> int: ...
-    @property
     def env_steps(self) -> int: ...
-    @property
-    def launched(self) -> bool: ...
     @property
     def collects(self) -> bool: ...
     @property
     def learns(self) -> bool: ...
-    @property
-    def checkpoints(self) -> Any: ...
-    @property
-    def logger(self) -> object: ...
 
 
 @dataclass(frozen=True)
 class LogRow:
-    """One row of the log.
+    """One row of the log, of a section ("train", "val", "test", "buffer" or "rollout"), and the place of the run.
 
-    Attributes:
-        section: "train", "val", "test", "buffer" or "rollout".
-        values: numbers by name; they may be infinite or NaN.
-        epoch, env_steps, grad_steps: where the run is.
-        wall_time: seconds of the run, including the time before a resume.
-        charts: further numbers that curves may be drawn against.
-        speeds: steps or updates a second. They are not in ``metrics.jsonl``, of which only ``wall_time`` depends on the clock.
+    ``speeds``, in steps or updates a second, are not in ``metrics.jsonl``, of which only ``wall_time`` depends on the clock.
     """
 
     section: str
-    values: Mapping[str, float]
+    values: Mapping[str, float]  # by name; they may be infinite or NaN
     epoch: int
     env_steps: int
     grad_steps: int
-    wall_time: float
-    charts: Mapping[str, float] = field(default_factory=dict)
+    wall_time: float  # seconds of the run, including the time before a resume
+    charts: Mapping[str, float] = field(default_factory=dict)  # further numbers that curves may be drawn against
     speeds: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -92,52 +82,31 @@ class Callback:
         """A batch is about to be trained on. It may wait, as `before_epoch`."""
 
     def on_step(self, experiment: Any, steps: int, phase: str) -> bool | None:
-        """The actors of this process have taken a step, or the run waits. It may wait, as `before_epoch`.
+        """The actors of this process have taken a step, of so many environment steps in all. It may wait, as `before_epoch`, and returns True
+        to end a collection or an evaluation early, as if its steps were over.
 
         Args:
-            steps: environment steps of all actors in it; 0 while waiting.
-            phase: "collect", "evaluate", "test", "interact", or "wait" where a process that does not collect waits for data.
-
-        Returns:
-            True ends a collection or an evaluation early, as if its steps were over; nothing changes otherwise.
+            phase: "collect", "evaluate", "test", "interact"; or "wait", with 0 steps, where a process that does not collect waits for data.
         """
 
     def on_collect_epoch_end(self, experiment: Any, metrics: Mapping[str, float]) -> None:
-        """The collection phase of an epoch is finished.
-
-        Args:
-            metrics: of the rollouts that ended in it, over all processes, and its speed (section ``rollout``).
-        """
+        """The collection phase of an epoch is finished; ``metrics`` of the rollouts that ended in it, over all processes, and its speed
+        (section ``rollout``)."""
 
     def on_train_epoch_end(self, experiment: Any, metrics: Mapping[str, float]) -> None:
-        """The training phase of an epoch is finished.
-
-        Args:
-            metrics: means over the phase, of this process (section ``train``).
-        """
+        """The training phase of an epoch is finished; ``metrics`` are means over it, of this process (section ``train``)."""
 
     def on_validation_end(self, experiment: Any, metrics: Mapping[str, float]) -> None:
-        """An evaluation on the validation environments is finished, which is before the collection of its epoch.
-
-        Args:
-            metrics: over all processes (section ``val``); {} if no rollout ended.
-        """
+        """An evaluation on the validation environments is finished, which is before the collection of its epoch; ``metrics`` over all
+        processes (section ``val``), or {} if no rollout ended."""
 
     def on_epoch_end(self, experiment: Any, metrics: Mapping[str, float]) -> None:
-        """An epoch is finished, and no checkpoint of it is saved yet. ``experiment.epoch`` counts the finished epochs.
-
-        Args:
-            metrics: the newest value of everything that was logged in the epoch, by "section/name". Training metrics are means
-                over the epoch.
-        """
+        """An epoch is finished, and no checkpoint of it is saved yet. ``experiment.epoch`` counts the finished epochs; ``metrics`` has the
+        newest value of everything that was logged in the epoch, by "section/name", and means over the epoch of training metrics."""
 
     def on_save_checkpoint(self, experiment: Any, path: Path) -> None:
-        """A training state was saved; in the main process alone. ``experiment.epoch`` counts the finished epochs, and the name of the
-        directory has the number of the last one, from 0.
-
-        Args:
-            path: its directory.
-        """
+        """A training state was saved in the directory ``path``; in the main process alone. ``experiment.epoch`` counts the finished epochs,
+        and the name of the directory has the number of the last one, from 0."""
 
     def on_log(self, experiment: Any, row: LogRow) -> None:
         """A row is written to the log; in the main process alone."""
@@ -227,11 +196,8 @@ class CallbackList:
             self._open = []
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
-        """The states that are not empty, by `Callback.state_key`; a second callback of a key gets "KEY 2", and so on.
-
-        Raises:
-            TypeError: a state holds something that could not be loaded again.
-        """
+        """The states that are not empty, by `Callback.state_key` ("KEY 2" of its second callback); a TypeError for one that could not be
+        loaded again."""
         states = {key: state for key, callback in self._by_key() if (state := callback.state_dict())}
         for key, state in states.items():
             try:
@@ -245,16 +211,11 @@ class CallbackList:
         return states
 
     def load_state_dict(self, states: Mapping[str, dict[str, Any]]) -> list[str]:
-        """Restore the result of `state_dict`. A callback without a saved state keeps its own.
-
-        Returns:
-            the keys of states that no callback has taken.
-        """
-        left = dict(states)
-        for key, callback in self._by_key():
-            if key in left:
-                callback.load_state_dict(left.pop(key))
-        return sorted(left)
+        """Restore the result of `state_dict`, and return the keys of states without a callback. A callback without a state keeps its own."""
+        callbacks = dict(self._by_key())
+        for key in states.keys() & callbacks.keys():
+            callbacks[key].load_state_dict(states[key])
+        return sorted(states.keys() - callbacks.keys())
 
     def _by_key(self) -> Iterator[tuple[str, Callback]]:
         seen: Counter[str] = Counter()
@@ -265,18 +226,12 @@ class CallbackList:
 
 
 class Monitored(Callback):
-    """Base of callbacks that follow a metric of the evaluations, with its best value so far.
+    """Base of callbacks that follow a metric of the evaluations. ``best`` is its best value so far; None before the first evaluation.
 
     Args:
         monitor: the metric's name in the section ``val`` of the log; by default the mean return.
         min_delta: by how much a value must be better than the best one so far to count as an improvement.
         mode: "max" or "min": which values are better.
-
-    Attributes:
-        best: the best value so far; None before the first evaluation.
-
-    Raises:
-        ValueError: an argument is outside its range.
     """
 
     def __init__(self, monitor: str = AVERAGE_RETURN, min_delta: float = 0.0, mode: str = "max"):
@@ -292,11 +247,7 @@ class Monitored(Callback):
             raise ValueError(f"{type(self).__name__} needs evaluations, but val_interval is None")
 
     def improves(self, metrics: Mapping[str, float]) -> bool:
-        """True if an evaluation is better than all before, which makes it the best one.
-
-        Raises:
-            ValueError: it has no such metric.
-        """
+        """True if an evaluation is better than all before, which makes it the best one; a ValueError if it has no such metric."""
         if self.monitor not in metrics:
             near = difflib.get_close_matches(self.monitor, metrics, n=1, cutoff=0.0)
             raise ValueError(
@@ -329,11 +280,9 @@ class KeepBest(Monitored):
 
     ``amago eval RUN/ckpts/best`` and `amago.load_policy` take them. The best of many noisy evaluations is too good by chance: judge
     the weights by new rollouts. Where collectors in other processes evaluate (``amago launch``), the learner's weights of the moment
-    are kept, which may be some updates newer than those that were evaluated.
-
-    The value of the evaluation is in the file, so that weights and value always belong together: training states are older after a kill.
-
-    Args, attributes and errors: see `Monitored`.
+    are kept, which may be some updates newer than those that were evaluated. The value of the evaluation is in the file, so that weights
+    and value always belong together: training states are older after a kill.
+    Its arguments are those of `Monitored`.
     """
 
     def on_start(self, experiment: Run) -> None:
@@ -362,9 +311,7 @@ class EarlyStopping(Monitored):
         patience: evaluations without an improvement after which the run ends.
         threshold: end the run at once when the metric is at least this good; None: never.
 
-    Attributes:
-        best: as in `Monitored`.
-        waited: evaluations since the best one.
+    ``waited`` counts the evaluations since the best one.
     """
 
     def __init__(

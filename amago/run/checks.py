@@ -1,4 +1,4 @@
-"""Checks of a run: rules for its settings, the spaces of its buffer and environments, a user's networks, and whether collection saves anything."""
+"""Checks of a run: rules for its settings, the spaces of its buffer and environments, and a user's networks."""
 
 from __future__ import annotations
 
@@ -69,12 +69,6 @@ def number(least: float | None = None, above: float = -math.inf, finite: bool = 
     return Rule(f"a {'finite ' if finite else ''}number {bound}", ok)
 
 
-def share(most: float, open: bool = False) -> Rule:
-    """A number from 0 to ``most``, which is excluded if ``open``."""
-    what = f"a number of at least 0 and below {most:g}" if open else f"a share between 0 and {most:g}"
-    return Rule(what, lambda v: number(0).ok(v) and (v < most if open else v <= most))
-
-
 def one_of(*known: object) -> Rule:
     """One of some texts, or None if that is one of them."""
     return Rule(f"one of {', '.join(map(repr, known))}", lambda v: (v is None or isinstance(v, str)) and v in known)
@@ -128,12 +122,7 @@ def check_required_extras(agent: object, extra_fields: Sequence[ExtraField | str
 
 
 def unwritable(name: str, path: object, purpose: str) -> Iterable[str]:
-    """Reasons why a directory, or its nearest existing parent, cannot be written to; nothing if it can.
-
-    Args:
-        name: of the setting.
-        purpose: kind of files that are written there.
-    """
+    """Reasons why a directory, given by the setting ``name`` for files of a kind, or its nearest existing parent cannot be written to."""
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         yield f"{name} must be the path of a directory, got {path!r}"
         return
@@ -146,8 +135,7 @@ def unwritable(name: str, path: object, purpose: str) -> Iterable[str]:
 
 
 def check_buffer(dataset: RLDataset, obs_space: gym.spaces.Dict, action_space: gym.Space[Any]) -> None:
-    """Refuse a buffer (of a `DiskTrajDataset`) whose trajectories have other spaces than the environments, such as that of an older run,
-    by a `SettingsError` that names the environment of the trajectories and the differences."""
+    """Refuse a buffer (of a `DiskTrajDataset`) whose trajectories, such as an older run's, have other spaces than the environments."""
     if not isinstance(dataset, DiskTrajDataset):
         return
     try:
@@ -157,8 +145,7 @@ def check_buffer(dataset: RLDataset, obs_space: gym.spaces.Dict, action_space: g
     view = dataset.store.view()
     for index, schema in view.kinds():
         recorded = schema.obs_space, schema.action_spec.space
-        differences = space_differences(recorded, (obs_space, action_space), ranges=True)
-        if differences:
+        if differences := space_differences(recorded, (obs_space, action_space), ranges=True):
             text = "; ".join(f"{d.name}: {d.first} there, {d.second} now" for d in differences)
             raise SettingsError(
                 f"the buffer {dataset.buffer_dir} holds trajectories of {view.env_name(index)!r} that do not fit the environments of "
@@ -166,26 +153,16 @@ def check_buffer(dataset: RLDataset, obs_space: gym.spaces.Dict, action_space: g
             )
 
 
-def check_evaluation_spaces(
-    name: str,
-    obs_space: gym.spaces.Dict,
-    action_space: gym.Space[Any],
-    agent_obs: gym.spaces.Dict,
-    agent_action: gym.Space[Any],
-) -> None:
-    """Refuse evaluation environments, made by the setting ``name``, whose spaces differ from the agent's: a `SettingsError` names how."""
-    differences = space_differences((agent_obs, agent_action), (obs_space, action_space))
-    if differences:
+def check_evaluation_spaces(name: str, spaces: tuple[Any, Any], agent: tuple[Any, Any]) -> None:
+    """Refuse evaluation environments, made by the setting ``name``, whose spaces (observation, action) differ from the agent's."""
+    if differences := space_differences(agent, spaces):
         text = "; ".join(f"{d.name}: {d.second}, not {d.first}" for d in differences)
         raise SettingsError(f"{name} makes environments that the agent was not built for ({text}): give both the same spaces")
 
 
 def warn_of_faulty_parts(agent: BaseAgent) -> None:
-    """Check the timestep encoder and the sequence model of an agent, and warn of faults.
-
-    Only classes that are not this library's own are checked; copies of them, in evaluation mode and without the exported step. Neither
-    the agent nor the process's random numbers change.
-    """
+    """Check copies of an agent's timestep encoder and sequence model, unless they are this library's own classes, and warn of faults. Neither
+    the agent nor the process's random numbers change."""
     spaces = agent.obs_space, agent.action_space
     checks: list[tuple[Any, Callable[[], object]]] = [
         (agent.tstep_encoder, lambda: check_tstep_encoder(agent.tstep_encoder, spaces)),

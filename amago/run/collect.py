@@ -224,9 +224,8 @@ class RunActors:
         try:
             if kind != "train":
                 own = self.spaces
-                check_evaluation_spaces(
-                    f"make_{kind}_env", pool.observation_space, pool.action_spec.space, own.observation, own.action
-                )
+                found = pool.observation_space, pool.action_spec.space
+                check_evaluation_spaces(f"make_{kind}_env", found, (own.observation, own.action))
         except BaseException:
             pool.close()
             raise

@@ -16,8 +16,6 @@ from datetime import datetime
 from pathlib import Path
 
 log = logging.getLogger(__name__)
-_NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM}
-_HELD = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES}
 
 
 class HeldError(RuntimeError):
@@ -25,10 +23,8 @@ class HeldError(RuntimeError):
 
 
 class RunLock:
-    """The right to write a run: one process at a time has it.
-
-    The lock is an operating system's (``flock``), which ends with its holder. Where a network disk does not support locks, a
-    warning is logged and the run goes on without.
+    """The right to write a run, which one process at a time has: a ``flock``, which ends with its holder. Where a network disk does not
+    support locks, a warning is logged and the run goes on without.
 
     Args:
         path: file of the lock. It stays, and holds the process id, the host and the start of the last holder.
@@ -42,12 +38,7 @@ class RunLock:
         self._fd = -1
 
     def acquire(self) -> None:
-        """Take the lock.
-
-        Raises:
-            HeldError: it is held; "being written by pid N on HOST since TIME".
-            OSError: the file cannot be opened.
-        """
+        """Take the lock, or raise a `HeldError`: "being written by pid N on HOST since TIME"."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._close = weakref.finalize(self, os.close, self._fd)
@@ -68,14 +59,10 @@ class RunLock:
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as err:
-            if err.errno in _HELD:
+            if err.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 return False
-            if err.errno not in _NO_LOCKS:
-                raise
-            log.warning(
-                "%s cannot be locked (%s): two processes with this run name would damage each other's files unnoticed",
-                self.path, err,
-            )  # fmt: skip
+            warning = "%s cannot be locked (%s): two processes with this run name would damage each other's files unnoticed"
+            log.warning(warning, self.path, err)
         return True
 
     def release(self) -> None:
@@ -99,11 +86,9 @@ def _holder(path: Path) -> str:
         pid, host, since = found["pid"], found["host"], found["since"]
     except (OSError, ValueError, KeyError, TypeError):
         return "being written by another process"  # which has taken the lock in this moment
-    if (pid, host) == (os.getpid(), socket.gethostname()):
-        return (
-            f"being written by another Experiment of this process (pid {pid} on {host}) since {since}: close() that one first"
-        )
-    return f"being written by pid {pid} on {host} since {since}"
+    if (pid, host) != (os.getpid(), socket.gethostname()):
+        return f"being written by pid {pid} on {host} since {since}"
+    return f"being written by another Experiment of this process (pid {pid} on {host}) since {since}: close() that one first"
 
 
 @contextlib.contextmanager

@@ -36,13 +36,16 @@ GIT_SECONDS = 3.0  # a repository on a disk that hangs does not keep a run from 
 
 def provenance() -> dict[str, Any]:
     """{"versions", "git", "machine", "command", "directory"} of this process, as JSON types; None for missing values."""
-    return {
-        "versions": versions(),
-        "git": git_commit(_script_directory()),
-        "machine": machine(),
-        "command": [sys.executable, *sys.orig_argv[1:]],
-        "directory": _current_directory(),
-    }
+    directory = None
+    with contextlib.suppress(OSError):
+        directory = os.getcwd()
+    # the directory of the user's script; for the ``amago`` command, a notebook or ``python -c``, the current one
+    script = vars(sys.modules["__main__"]).get("__file__")
+    home = None if script is None else Path(script).absolute().parent
+    ours, programs = Path(__file__).absolute().parents[1], Path(sys.executable).absolute().parent
+    git = git_commit(directory if home is None or home == programs or home.is_relative_to(ours) else home)
+    command = [sys.executable, *sys.orig_argv[1:]]
+    return {"versions": versions(), "git": git, "machine": machine(), "command": command, "directory": directory}
 
 
 @functools.cache
@@ -69,48 +72,30 @@ def machine() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _current_directory() -> str | None:
-    with contextlib.suppress(OSError):
-        return os.getcwd()
-    return None
-
-
-def _script_directory() -> str | None:
-    """The directory of the user's script; for the ``amago`` command, a notebook or ``python -c``, the current directory."""
-    file = vars(sys.modules["__main__"]).get("__file__")
-    directory = None if file is None else Path(file).absolute().parent
-    ours, programs = Path(__file__).absolute().parents[1], Path(sys.executable).absolute().parent
-    if directory is None or directory == programs or directory.is_relative_to(ours):
-        return _current_directory()
-    return str(directory)
-
-
 def git_commit(directory: str | Path | None) -> dict[str, Any] | None:
     """{"commit": its hash, "changed": whether tracked files differ from it} of the repository that holds a directory.
 
     None if there is none, or git is missing, fails, or takes longer than 3 seconds.
     """
-    if directory is None:
-        return None
-    env = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}
     # neither hooks nor file system monitors that the repository's own configuration would start
     git = ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-C", str(directory)]
-    answers: list[str] = []
+    env = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}
+    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "stdin": subprocess.DEVNULL, "env": env}
+    found: list[str] = []
 
     def ask() -> None:
         with contextlib.suppress(Exception):
             for arguments in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):
-                done = subprocess.run(
-                    git + arguments, capture_output=True, stdin=subprocess.DEVNULL, env=env, timeout=GIT_SECONDS, check=True
-                )
-                answers.append(os.fsdecode(done.stdout).strip())
+                done = subprocess.run(git + arguments, timeout=GIT_SECONDS, check=True, **options)
+                found.append(os.fsdecode(done.stdout).strip())
 
     # in a thread: not even killing git returns in time where a disk hangs
     thread = threading.Thread(target=ask, daemon=True, name="amago-git")
-    thread.start()
-    thread.join(GIT_SECONDS)
-    found = list(answers)
-    return {"commit": found[0], "changed": bool(found[1]) if len(found) > 1 else None} if found else None
+    if directory is not None:
+        thread.start()
+        thread.join(GIT_SECONDS)
+    commit, *changed = found or [None]
+    return None if commit is None else {"commit": commit, "changed": bool(changed[0]) if changed else None}
 
 
 Calls = dict[str, dict[str, Any]]
@@ -196,8 +181,7 @@ def settings_of(experiment: ExperimentSettings, agent: nn.Module | None = None, 
     """The settings of an experiment, as JSON types.
 
     Args:
-        agent: the agent that was built; None: not yet.
-        calls: the configurables that were called to build it (`amago.run.record.recording`).
+        agent, calls: the agent that was built, and of `recording` meanwhile; None: not yet.
 
     Returns:
         {"experiment": its class, "fields": `fields_of`, "parameters": {"selector.parameter": value} of the configurables that
@@ -208,14 +192,13 @@ def settings_of(experiment: ExperimentSettings, agent: nn.Module | None = None, 
     parts |= {getattr(experiment, k) for k in ("tstep_encoder_type", "traj_encoder_type", "agent_type") if agent is None}
     used = parameters_in_force([*sorted(parts, key=name_of), experiment.exploration_wrapper_type, config.fast_paths], calls)
     bound = _resolved_bindings()
+    unused = [k for k in bound if (name := k.rpartition("/")[2]) not in used and name.startswith(_FOUND_IN_AGENTS)]
     return {
         "experiment": name_of(type(experiment)),
         "fields": fields_of(experiment),
         "parameters": {k: describe(v) for k, v in sorted({**used, **bound}.items())},
         "bound": sorted(bound),
-        "unused": sorted(
-            k for k in bound if k.rpartition("/")[2] not in used and k.rpartition("/")[2].startswith(_FOUND_IN_AGENTS)
-        ),
+        "unused": sorted(unused),
     }
 
 
@@ -228,11 +211,12 @@ _FOUND_IN_AGENTS = ("amago.agent.", "amago.nets.", "amago.envs.exploration.")
 
 
 @contextmanager
-def _edited(run_dir: Path) -> Iterator[dict[str, Any]]:
+def _edited(run_dir: Path, renew: bool = False) -> Iterator[dict[str, Any]]:
     """The content of ``settings.json``, which is written when the block ends; other processes wait meanwhile."""
     run_dir.mkdir(parents=True, exist_ok=True)
     with exclusive(run_dir):
-        record = read_record(run_dir) or {"schema": SCHEMA, "id": uuid.uuid4().hex, "starts": []}
+        record = None if renew else read_record(run_dir)
+        record = record or {"schema": SCHEMA, "id": uuid.uuid4().hex, "starts": []}
         yield record
         write_json(run_dir / SETTINGS_FILE, masked(record))
 
@@ -259,31 +243,20 @@ def masked(value: object, secret: bool = False) -> Any:
 
 def run_id(run_dir: Path, renew: bool = False) -> str:
     """The id of a run in its buffer, which does not depend on the directory's name; made if there is none, or to ``renew`` it."""
-    with _edited(run_dir) as record:
-        if renew:
-            record.clear()
-            record.update({"schema": SCHEMA, "id": uuid.uuid4().hex, "starts": []})
+    with _edited(run_dir, renew) as record:
         return str(record["id"])
 
 
-def note_start(
-    run_dir: Path, settings: dict[str, Any], role: str, epoch: int, resumed: str | None, changed: dict[str, Any]
-) -> None:
-    """Add a start to ``settings.json``. Its settings come from the newest start of a process that learns.
+def note_start(run_dir: Path, settings: dict[str, Any], start: dict[str, Any]) -> None:
+    """Add a start to ``settings.json``, whose settings (of `settings_of`) come from the newest start of a process that learns.
 
     Args:
-        settings: of `settings_of`.
-        role: "learn", "collect", "collect and learn" or "evaluate".
-        epoch: the first to run.
-        resumed: the training state from which the run goes on.
-        changed: {name: [value before, value now]}.
+        start: {"role": "learn", "collect", "collect and learn" or "evaluate"; "epoch": the first to run; "resumed": the training state from
+            which the run goes on; "changed": {name: [value before, value now]}}.
     """
-    start = {
-        "time": datetime.now().astimezone().isoformat(timespec="seconds"), "role": role, "epoch": epoch, "resumed": resumed,
-        "changed": changed, **provenance(),
-    }  # fmt: skip
+    start = {"time": datetime.now().astimezone().isoformat(timespec="seconds"), **start, **provenance()}
     with _edited(run_dir) as record:
-        if "learn" in role or not has_learned(record):
+        if "learn" in start["role"] or not has_learned(record):
             record.update(settings)
         record["starts"] = [*record.pop("starts"), start]  # at the end of the file
 
@@ -305,12 +278,6 @@ def read_record(run_dir: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError) as err:
         raise CheckpointError(f"{path} is damaged: {err!r}; remove it to go on without it") from err
     return record  # type: ignore[no-any-return]
-
-
-def role_of(settings: ExperimentSettings) -> str:
-    """The role of this process in its run: "collect and learn", "learn", "collect" or "evaluate"."""
-    roles = [*(["collect"] if settings.collects else []), *(["learn"] if settings.learns else [])]
-    return " and ".join(roles) or "evaluate"
 
 
 def flat(settings: dict[str, Any]) -> dict[str, bool | int | float | str]:

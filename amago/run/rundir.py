@@ -31,7 +31,7 @@ from amago.run.checks import SettingsError
 from amago.run.group import Ranks
 from amago.run.launched.protocol import STAGING
 from amago.run.locks import HeldError, RunLock
-from amago.run.record import SETTINGS_FILE, Calls, fields_of, has_learned, note_start, read_record, role_of, run_id, settings_of
+from amago.run.record import SETTINGS_FILE, Calls, fields_of, has_learned, note_start, read_record, run_id, settings_of
 from amago.run.settings import ExperimentSettings
 from amago.run.state import Change, Snapshot, changes, refuse
 from amago.store.files import TEMPORARY, free_bytes, is_stale
@@ -397,7 +397,9 @@ class RunDir:
         elif (record := read_record(self.path)) is not None and has_learned(record) and not self.settings.learns:
             before = record
         changed = {} if before is None else {c.name: [c.before, c.now] for c in changes(before, self.settings_at_start)}
-        note_start(self.path, self.settings_at_start, role_of(self.settings), epoch, state, changed)
+        roles = [role for role, plays in (("collect", self.settings.collects), ("learn", self.settings.learns)) if plays]
+        start = {"role": " and ".join(roles) or "evaluate", "epoch": epoch, "resumed": state, "changed": changed}
+        note_start(self.path, self.settings_at_start, start)
         return True
 
     def settings_now(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,6 @@ from amago.run.checks import (
     one_of,
     optional,
     path,
-    share,
     subclass_of,
     switch,
     text,
@@ -60,11 +60,23 @@ NAMED_FIELDS: Mapping[str, Mapping[str, Any]] = {
     "tstep_encoder_type": TSTEP_ENCODERS, "traj_encoder_type": TRAJ_ENCODERS, "agent_type": AGENTS, "exploration_wrapper_type": EXPLORATION,
 }  # fmt: skip
 """For each field that takes a part of an agent, the parts by name."""
-_POINTS = Rule(
+_NAME = text("a name without '/'", r"(?!\.\.?$)[^/\\\0]+")
+_RESUME = Rule(
     "'never', 'auto' or the number of an epoch", lambda v: (isinstance(v, str) and v in ("never", "auto")) or whole(0).ok(v)
 )
 _WEIGHTS = Rule("the path of a run, of a training state or of a file of weights", path.ok)
+_OPTIONAL_TEXT = optional(text("a text"))
+_SHARE = Rule("a share between 0 and 1", lambda v: number(0).ok(v) and v <= 1)
+_DECAY = Rule("a number of at least 0 and below 1", lambda v: number(0).ok(v) and v < 1)
+_RATE = number(above=0, finite=True)
+_TSTEP_ENCODER = subclass_of(TstepEncoder, TSTEP_ENCODERS)
+_EXPLORATION = subclass_of(ExplorationWrapper, EXPLORATION, or_none=True)
+# notes on lost state
 _SCHEDULE = "the learning rate follows the new schedule from the current update on"
+_ROLLOUTS = "for rollouts from now on"
+_ACTORS = "actors keep their exploration schedules; new ones begin with the schedule of another"
+_SEED = "batches, networks and actors are seeded anew"
+_AVERAGE = "an average of the weights that was not kept before begins with the present ones"
 
 
 def setting(default: object, *, check: Check | None = None, resume: str = "", help: str = "") -> Any:
@@ -172,52 +184,37 @@ class ExperimentSettings:
 
     builds_optimizer = True  # no field: a process that only collects needs none
 
-    run_name: str = setting(
-        REQUIRED,
-        check=text("a name without '/'", r"(?!\.\.?$)[^/\\\0]+"),
-        resume=IGNORE,
-        help="name of the run",
-    )
+    run_name: str = setting(REQUIRED, check=_NAME, resume=IGNORE, help="name of the run")
     ckpt_base_dir: str = setting(REQUIRED, check=directory, resume=IGNORE)
     max_seq_len: int = setting(REQUIRED, check=whole(1))  # where weights depend on it, loading them refuses the shapes
     dataset: RLDataset | None = setting(None, resume="batches are others than those that the run would have drawn")
-    tstep_encoder_type: type[TstepEncoder] | str = setting(
-        REQUIRED, check=subclass_of(TstepEncoder, TSTEP_ENCODERS), resume=REFUSE
-    )
+    tstep_encoder_type: type[TstepEncoder] | str = setting(REQUIRED, check=_TSTEP_ENCODER, resume=REFUSE)
     traj_encoder_type: type[TrajEncoder] | str = setting(REQUIRED, check=subclass_of(TrajEncoder, TRAJ_ENCODERS), resume=REFUSE)
     agent_type: type[BaseAgent] | str = setting(REQUIRED, check=subclass_of(BaseAgent, AGENTS), resume=REFUSE)
     val_timesteps_per_epoch: int = setting(REQUIRED, check=whole(0))
     make_train_env: EnvMakers = setting(REQUIRED)
     make_val_env: EnvMakers = setting(REQUIRED)
 
-    parallel_actors: int = setting(
-        12, check=whole(1), resume="actors keep their exploration schedules; new ones begin with the schedule of another"
-    )
+    parallel_actors: int = setting(12, check=whole(1), resume=_ACTORS)
     env_mode: str = setting("async", check=one_of(*ENV_MODES))
     async_env_mp_context: str | None = setting(None, check=one_of(None, "fork", "spawn", "forkserver"), resume=IGNORE)
     exploration_wrapper_type: type[ExplorationWrapper] | str | None = setting(
-        EpsilonGreedy,
-        check=subclass_of(ExplorationWrapper, EXPLORATION, or_none=True),
-        resume="schedules of exploration begin anew",
+        EpsilonGreedy, check=_EXPLORATION, resume="schedules of exploration begin anew"
     )
     sample_actions: bool = setting(True, check=switch)
     force_reset_train_envs_every: int | None = setting(None, check=optional(whole(0)))
 
     log_to_wandb: bool = setting(False, check=switch, resume=IGNORE)
-    wandb_project: str | None = setting(
-        lambda: os.environ.get("AMAGO_WANDB_PROJECT"), check=optional(text("a text")), resume=IGNORE
-    )
-    wandb_entity: str | None = setting(
-        lambda: os.environ.get("AMAGO_WANDB_ENTITY"), check=optional(text("a text")), resume=IGNORE
-    )
-    wandb_group_name: str | None = setting(None, check=optional(text("a text")), resume=IGNORE)
+    wandb_project: str | None = setting(partial(os.environ.get, "AMAGO_WANDB_PROJECT"), check=_OPTIONAL_TEXT, resume=IGNORE)
+    wandb_entity: str | None = setting(partial(os.environ.get, "AMAGO_WANDB_ENTITY"), check=_OPTIONAL_TEXT, resume=IGNORE)
+    wandb_group_name: str | None = setting(None, check=_OPTIONAL_TEXT, resume=IGNORE)
     verbose: bool = setting(True, check=switch, resume=IGNORE)
     log_interval: int = setting(300, check=whole(0))
 
-    traj_save_len: float = setting(1e10, check=number(1), resume="for rollouts from now on")
+    traj_save_len: float = setting(1e10, check=number(1), resume=_ROLLOUTS)
     has_dset_edit_rights: bool = setting(True, check=switch)
     stagger_traj_file_lengths: bool = setting(True, check=switch)
-    save_trajs_as: str = setting("segments", check=one_of(*SAVE_FORMATS), resume="for rollouts from now on")
+    save_trajs_as: str = setting("segments", check=one_of(*SAVE_FORMATS), resume=_ROLLOUTS)
     padded_sampling: str = setting("none", check=one_of(*PADDED_SAMPLING))
     dloader_workers: int = setting(6, check=whole(0), resume=IGNORE)
 
@@ -233,7 +230,7 @@ class ExperimentSettings:
 
     batch_size: int = setting(24, check=whole(1), help="sequences in a batch")
     batches_per_update: int = setting(1, check=whole(1), resume="an update that was begun with fewer batches begins anew")
-    learning_rate: float = setting(1e-4, check=number(above=0, finite=True), help="learning rate of AdamW")
+    learning_rate: float = setting(1e-4, check=_RATE, help="learning rate of AdamW")
     critic_loss_weight: float | None = setting(None, check=optional(number(0, finite=True)))
     lr_warmup_steps: int = setting(500, check=whole(0), resume=_SCHEDULE)
     grad_clip: float = setting(1.0, check=number(above=0))
@@ -242,38 +239,32 @@ class ExperimentSettings:
 
     sample_actions_train: bool = setting(True, check=switch)
     sample_actions_val: bool = setting(True, check=switch)
-    lr_cooldown: float = setting(0.0, check=share(1), resume=_SCHEDULE)
+    lr_cooldown: float = setting(0.0, check=_SHARE, resume=_SCHEDULE)
     seed: int | None = setting(
-        None,
-        check=optional(whole(0)),
-        resume="batches, networks and actors are seeded anew",
-        help="seed of all random numbers; if not given, a new one is drawn",
+        None, check=optional(whole(0)), resume=_SEED, help="seed of all random numbers; if not given, a new one is drawn"
     )
-    resume: str | int = setting("never", check=_POINTS, resume=IGNORE)
+    resume: str | int = setting("never", check=_RESUME, resume=IGNORE)
     log_to_tensorboard: bool = setting(False, check=switch, resume=IGNORE)
     env_workers: int | None = setting(None, check=optional(whole(1)), help="worker processes; if not given, one for each core")
     env_step_timeout: float = setting(60.0, check=number(above=0))
     max_env_restarts: int = setting(100, check=whole(0))
     keep_training_states: int | None = setting(None, check=optional(whole(1)))
     dset_root: str | None = setting(None, check=optional(path), resume=IGNORE)
-    dset_name: str | None = setting(None, check=optional(text("a text")), resume=IGNORE)
+    dset_name: str | None = setting(None, check=_OPTIONAL_TEXT, resume=IGNORE)
     dset_max_size: float = setting(math.inf, check=number(1), resume=IGNORE)
     dset_max_steps: float = setting(math.inf, check=number(1), resume=IGNORE)
     dset_max_bytes: float = setting(math.inf, check=number(1), resume=IGNORE)
     val_episodes: int | None = setting(None, check=optional(whole(1)), help="rollouts in an evaluation, over all actors")
-    extra_fields: Sequence[ExtraField | str] = setting((), resume="for rollouts from now on")
+    extra_fields: Sequence[ExtraField | str] = setting((), resume=_ROLLOUTS)
     cut_short_trajectories: bool = setting(False, check=switch)
     overwrite: bool = setting(False, check=switch, resume=IGNORE)
     share_buffer: bool = setting(False, check=switch, resume=IGNORE)
     init_from: str | os.PathLike[str] | None = setting(None, check=optional(_WEIGHTS), resume=IGNORE)
     progress: str = setting("rich", check=one_of(*PROGRESS), resume=IGNORE)
     callbacks: Sequence[Callback] = setting((), resume=IGNORE)
-    actor_learning_rate: float | None = setting(None, check=optional(number(above=0, finite=True)))
-    critic_learning_rate: float | None = setting(None, check=optional(number(above=0, finite=True)))
-    ema_decay: float = setting(
-        0.0, check=share(1, open=True), resume="an average of the weights that was not kept before begins with the present ones"
-    )
-
+    actor_learning_rate: float | None = setting(None, check=optional(_RATE))
+    critic_learning_rate: float | None = setting(None, check=optional(_RATE))
+    ema_decay: float = setting(0.0, check=_DECAY, resume=_AVERAGE)
     env_trial_steps: int | None = setting(None, check=optional(whole(0)), resume=IGNORE)
 
     def __post_init__(self) -> None:
@@ -294,14 +285,10 @@ class ExperimentSettings:
         for name, value in vars(self).items():
             if getattr(value, "ndim", None) == 0:
                 setattr(self, name, plain(value))
-        if (
-            self.dataset is None
-            and self.dset_root is not None
-            and self.dset_name is not None
-            and not _wrong_fields(self, "dset_")
-        ):
-            size, steps, count = self.dset_max_size, self.dset_max_steps, self.dset_max_bytes
-            self.dataset = DiskTrajDataset(self.dset_root, self.dset_name, size, dset_max_steps=steps, dset_max_bytes=count)
+        root, name = self.dset_root, self.dset_name
+        if self.dataset is None and root is not None and name is not None and not _wrong_fields(self, "dset_"):
+            limits = {"dset_max_steps": self.dset_max_steps, "dset_max_bytes": self.dset_max_bytes}
+            self.dataset = DiskTrajDataset(root, name, self.dset_max_size, **limits)
         if isinstance(self.save_trajs_as, str) and self.save_trajs_as == "segments" and reads_files(self.dataset):
             self.save_trajs_as = "npz"
         for name, classes in NAMED_FIELDS.items():
@@ -344,14 +331,7 @@ class ExperimentSettings:
 
 
 def check_settings(s: ExperimentSettings) -> None:
-    """Check all fields, without changing any.
-
-    Args:
-        s: after `ExperimentSettings.resolve`.
-
-    Raises:
-        SettingsError: lists every wrong field, its value and its valid values.
-    """
+    """Raise a `SettingsError` that lists every wrong field, its value and its valid values; after `ExperimentSettings.resolve`."""
     wrong = _wrong_fields(s)
     problems = [*wrong.values(), *mistakes_in(s.callbacks), *_dataset(s), *_extra_fields(s)]
     for name in ("make_train_env", "make_val_env"):
@@ -418,12 +398,9 @@ def _contradictions(s: ExperimentSettings) -> Iterator[str]:
             f"traj_save_len={s.traj_save_len:g} is less than max_seq_len={s.max_seq_len}: rollouts would be cut on disk into "
             "pieces shorter than a training sequence; make traj_save_len at least max_seq_len"
         )
-    if s.dset_root is not None and s.dset_name is not None and isinstance(s.dataset, RLDataset):
-        wanted, given = os.path.abspath(os.path.expanduser(s.dset_root)), s.dataset
-        if not isinstance(given, DiskTrajDataset) or (os.path.abspath(given.dset_root), given.dset_name) != (
-            wanted,
-            s.dset_name,
-        ):
+    if s.dset_root is not None and s.dset_name is not None:
+        wanted, given = (os.path.abspath(os.path.expanduser(s.dset_root)), s.dset_name), s.dataset
+        if not isinstance(given, DiskTrajDataset) or (os.path.abspath(given.dset_root), given.dset_name) != wanted:
             yield f"dataset is given, and dset_root={s.dset_root!r}, dset_name={s.dset_name!r} would build another: give one of the two"
     for name in ("dset_max_size", "dset_max_steps", "dset_max_bytes"):
         value = getattr(s, name)
