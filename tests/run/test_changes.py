@@ -3,7 +3,7 @@
 import pytest
 import tiny
 import torch
-from messages import refused
+from messages import names, refused
 from tiny import EPISODE, learned, started
 
 import amago
@@ -69,41 +69,36 @@ def test_fields_that_differ_are_applied_and_named(state, capsys):
     """All at once; a group of processes, a precision and an interval with which nothing would be saved apart."""
     changed = {k: v for k, v in OTHER.items() if v is not None}
     apart = {"env_mode", "mixed_precision", "ckpt_interval", "max_seq_len", "progress", "verbose", "batches_per_update"}
-    for names in (changed.keys() - apart, apart):
-        e = resumed(state, **{k: changed[k] for k in names} | {"verbose": True, "progress": "rich", "ckpt_interval": None})
+    for group in (changed.keys() - apart, apart):
+        e = resumed(state, **{k: changed[k] for k in group} | {"verbose": True, "progress": "rich", "ckpt_interval": None})
         named = {line.split()[0] for line in capsys.readouterr().out.splitlines() if " -> " in line}
-        assert names - SILENT <= named | {"verbose", "progress", "ckpt_interval"}
+        assert group - SILENT <= named | {"verbose", "progress", "ckpt_interval"}
         assert not named & SILENT
         assert e.epoch == 1
-        assert all(getattr(e, k) == changed[k] for k in names - {"verbose", "progress", "ckpt_interval"})
+        assert all(getattr(e, k) == changed[k] for k in group - {"verbose", "progress", "ckpt_interval"})
         e.close()
 
 
 # ---- what is applied -----------------------------------------------------------------------------------------------------
 
 
-def test_the_optimizer_takes_the_new_rates(tmp_path, capsys):
-    saved(tmp_path, epochs=3)  # 6 updates, beyond the warm-up
+def test_the_optimizer_takes_the_new_rates_and_keeps_its_moments(tmp_path, capsys):
+    e = learned(tmp_path, ckpt_interval=1, epochs=3)  # 6 updates, beyond the warm-up
+    moments = {i: s["exp_avg"].clone() for i, s in e.optimizer.state_dict()["state"].items()}
+    e.close()
     e = resumed(tmp_path, epochs=4, learning_rate=1e-4, l2_coeff=0.5)
     assert "learning_rate 0.001 -> 0.0001" in capsys.readouterr().out
     (group,) = e.optimizer.param_groups
     assert (group["lr"], group["weight_decay"]) == (1e-4, 0.5)
     assert e.lr_schedule.base_lrs == [1e-4]
-    e.learn()
-    assert tiny.rows(e.run_dir, "train")[-1]["values"]["Learning Rate"] == pytest.approx(1e-4)
-    assert e.optimizer.param_groups[0]["lr"] == pytest.approx(1e-4)
-    e.close()
-
-
-def test_moments_and_place_in_the_schedule_stay(tmp_path):
-    e = learned(tmp_path, ckpt_interval=1)
-    moments = {i: s["exp_avg"].clone() for i, s in e.optimizer.state_dict()["state"].items()}
-    e.close()
-    e = resumed(tmp_path, learning_rate=1e-4, lr_warmup_steps=8)
     now = e.optimizer.state_dict()["state"]
     assert all(now[i]["exp_avg"].equal(m) for i, m in moments.items())
-    assert e.lr_schedule.last_epoch == 2
-    assert e.optimizer.param_groups[0]["lr"] == pytest.approx(1e-4 * 3 / 8), "the third of eight steps of warm-up"
+    e.learn()
+    assert tiny.rows(e.run_dir, "train")[-1]["values"]["Learning Rate"] == pytest.approx(1e-4)
+    e.close()
+    e = resumed(tmp_path, epochs=5, learning_rate=1e-4, lr_warmup_steps=16)
+    assert e.lr_schedule.last_epoch == 8
+    assert e.optimizer.param_groups[0]["lr"] == pytest.approx(1e-4 * 9 / 16), "the ninth of sixteen steps of warm-up"
     e.close()
 
 
@@ -202,11 +197,8 @@ def test_exploration_of_another_class_begins_anew(tmp_path, capsys):
     saved(tmp_path)
     config.bind({"BilevelEpsilonGreedy.rollout_horizon": EPISODE})
     e = resumed(tmp_path, exploration_wrapper_type=BilevelEpsilonGreedy)
-    out = capsys.readouterr().out
-    assert "exploration_wrapper_type" in out
-    assert "begin anew" in out
-    states = e.actors.train.pool.state_dict()["actors"]
-    assert {s["exploration"]["global_step"] for s in states.values()} == {0}
+    assert names(capsys.readouterr().out, "exploration_wrapper_type", "begin anew")
+    assert {s["exploration"]["global_step"] for s in e.actors.train.pool.state_dict()["actors"].values()} == {0}
     e.close()
 
 

@@ -99,11 +99,12 @@ def test_loading_brings_everything_back_also_in_a_process_without_a_seed(tmp_pat
 
 
 def test_an_epoch_that_is_not_there(tmp_path):
-    learned(tmp_path, ckpt_interval=1, epochs=2).close()
-    with refused(CheckpointError, "'run'", 7, "0, 1"):
-        started(tmp_path, resume=7)
-    e = started(tmp_path, resume="auto")
-    with refused(CheckpointError, "'run'", 5, "0, 1"):
+    learned(tmp_path, name="two\nlines", ckpt_interval=1, epochs=2).close()
+    with refused(CheckpointError, "'two\\nlines'", 7, "0, 1"):
+        started(tmp_path, name="two\nlines", resume=7)
+    e = started(tmp_path, name="two\nlines", resume="auto")
+    assert e.epoch == 2
+    with refused(CheckpointError, "'two\\nlines'", 5, "0, 1"):
         e.load_checkpoint(5)
     with refused(CheckpointError, str(e.ckpt_dir / "policy_weights" / "policy_epoch_5.pt")):
         e.load_checkpoint(5, resume_training_state=False)
@@ -121,9 +122,6 @@ def test_a_renamed_run_goes_on(tmp_path):
     learned(tmp_path, name="after", ckpt_interval=1, epochs=3, resume="auto").close()
     states = tmp_path / "after" / "ckpts" / "training_states"
     assert [p.name for p in checkpoint.training_states(states)] == ["before_epoch_0", "before_epoch_1", "after_epoch_2"]
-    e = started(tmp_path, name="after", resume="auto")
-    assert e.epoch == 3
-    e.close()
     flip_a_bit(states / "after_epoch_2" / "state.json")
     e = started(tmp_path, name="after", resume="auto")
     assert e.epoch == 2, "what was saved under the old name still counts"
@@ -138,25 +136,28 @@ def flip_a_bit(path: Path):
     path.write_bytes(data)
 
 
+def save(states, epoch):
+    """Save a tiny training state."""
+    checkpoint.save_training_state(states / f"run_epoch_{epoch}", {"w": torch.ones(5)}, {}, {"epoch": epoch})
+
+
 def test_no_flipped_bit_of_a_manifest_gets_past(tmp_path):
-    directory = tmp_path / "run_epoch_3"
-    checkpoint.save_training_state(directory, {"w": torch.ones(5)}, {}, {"epoch": 3})
-    manifest = directory / "manifest.json"
+    save(tmp_path, 3)
+    manifest = tmp_path / "run_epoch_3" / "manifest.json"
     good, passed = manifest.read_bytes(), []
     for i in range(len(good)):
         manifest.write_bytes(good[:i] + bytes([good[i] ^ 1]) + good[i + 1 :])
         try:
-            checkpoint.verify(directory)
+            checkpoint.verify(manifest.parent)
             passed.append(chr(good[i]))
         except CheckpointError:
             continue
     assert passed == []
 
 
-def test_the_newest_is_the_one_saved_last_whatever_its_epoch(tmp_path, caplog):
+def test_the_newest_is_the_one_saved_last_whatever_its_epoch(tmp_path):
     """After a return to an earlier epoch or a fresh start, the last saved state is the newest, and pruning keeps it."""
-    e = learned(tmp_path, ckpt_interval=1, epochs=5)
-    e.close()
+    learned(tmp_path, ckpt_interval=1, epochs=5).close()
     again = learned(tmp_path, ckpt_interval=1, epochs=3, resume=1, keep_training_states=2)
     states = again.ckpt_dir / "training_states"
     assert sorted(p.name for p in states.iterdir()) == ["run_epoch_2", "run_epoch_4"], "saved last: 2, and before it 4"
@@ -164,64 +165,45 @@ def test_the_newest_is_the_one_saved_last_whatever_its_epoch(tmp_path, caplog):
     auto = started(tmp_path, resume="auto")
     assert auto.epoch == 3
     auto.close()
-    earlier = learned(tmp_path, ckpt_interval=1, keep_training_states=1, resume=2, epochs=4)
-    earlier.close()
-    assert [p.name for p in states.iterdir()] == ["run_epoch_3"]
 
 
-def test_what_is_damaged_does_not_drive_out_what_is_not(tmp_path, caplog):
-    states = tmp_path / "states"
-
-    def save(epoch):
-        checkpoint.save_training_state(states / f"run_epoch_{epoch}", {"w": torch.ones(5)}, {}, {"epoch": epoch})
-        checkpoint.prune(states, 1)
-
-    save(3)
-    checkpoint.save_training_state(states / "run_epoch_4", {"w": torch.ones(5)}, {}, {"epoch": 4})
-    checkpoint.save_training_state(states / "run_epoch_5", {"w": torch.ones(5)}, {}, {"epoch": 5})
-    flip_a_bit(states / "run_epoch_5" / "model.safetensors")
-    (states / "run_epoch_4" / "manifest.json").unlink()
-    assert checkpoint.newest_complete(states).name == "run_epoch_3"
-    save(4)  # the run continues from 3
-    assert checkpoint.newest_complete(states).name == "run_epoch_4"
-    assert [p.name for p in states.iterdir()] == ["run_epoch_4"]
+def test_what_is_damaged_does_not_drive_out_what_is_not(tmp_path):
+    for epoch in (3, 4, 5):
+        save(tmp_path, epoch)
+    flip_a_bit(tmp_path / "run_epoch_5" / "model.safetensors")
+    (tmp_path / "run_epoch_4" / "manifest.json").unlink()
+    assert checkpoint.newest_complete(tmp_path).name == "run_epoch_3"
+    save(tmp_path, 4)  # the run continues from 3
+    checkpoint.prune(tmp_path, 1)
+    assert checkpoint.newest_complete(tmp_path).name == "run_epoch_4"
+    assert [p.name for p in tmp_path.iterdir()] == ["run_epoch_4"]
 
 
-def test_a_state_that_is_replaced_while_it_is_looked_at_is_not_damaged(tmp_path, monkeypatch, caplog):
-    states = tmp_path / "states"
-    save = lambda n: checkpoint.save_training_state(states / f"run_epoch_{n}", {"w": torch.ones(5)}, {}, {"n": n})  # noqa: E731
-    save(3)
-    verify, calls = checkpoint.verify, []
-
-    def saved_meanwhile(directory):
-        calls.append(directory.name)
-        if len(calls) == 1:
-            save(4)
-            shutil.rmtree(states / "run_epoch_3")
-        verify(directory)
-
-    monkeypatch.setattr(checkpoint, "verify", saved_meanwhile)
-    assert checkpoint.newest_complete(states).name == "run_epoch_4"
-    assert calls == ["run_epoch_3", "run_epoch_4"]
-    assert not caplog.records
+def replaced(states):
+    save(states, 5)
+    shutil.rmtree(states / "run_epoch_4")
 
 
-def test_the_newest_is_not_passed_over_while_it_has_no_name(tmp_path, monkeypatch, caplog):
-    """While it is replaced, a state is renamed between its listing and its verification."""
-    states = tmp_path / "states"
-    for n in (3, 4):
-        checkpoint.save_training_state(states / f"run_epoch_{n}", {"w": torch.ones(5)}, {}, {"n": n})
+def without_a_name(states):
+    os.rename(states / "run_epoch_4", states / ".old-ab-run_epoch_4")
+
+
+@pytest.mark.parametrize(("meanwhile", "newest"), [(replaced, "run_epoch_5"), (without_a_name, ".old-ab-run_epoch_4")])
+def test_a_state_that_is_replaced_while_it_is_looked_for_is_not_damaged(tmp_path, monkeypatch, caplog, meanwhile, newest):
+    """Between its listing and its verification."""
+    save(tmp_path, 3)
+    save(tmp_path, 4)
     listed, calls = checkpoint.training_states, []
 
-    def renamed_meanwhile(root):
+    def then(root):
         found = listed(root)
         calls.append(found)
         if len(calls) == 1:
-            os.rename(states / "run_epoch_4", states / ".old-ab-run_epoch_4")
+            meanwhile(tmp_path)
         return found
 
-    monkeypatch.setattr(checkpoint, "training_states", renamed_meanwhile)
-    assert checkpoint.newest_complete(states).name == ".old-ab-run_epoch_4"
+    monkeypatch.setattr(checkpoint, "training_states", then)
+    assert checkpoint.newest_complete(tmp_path).name == newest
     assert not caplog.records
 
 
@@ -239,8 +221,7 @@ def test_resume_skips_a_damaged_state_and_refuses_to_start_afresh(tmp_path, capl
         started(tmp_path, resume="auto")
 
 
-@pytest.mark.parametrize("nth", [0, 4, 9])
-@pytest.mark.parametrize("call", ["fsync", "rename"])
+@pytest.mark.parametrize(("call", "nth"), [("fsync", 0), ("fsync", 4), ("rename", 0)])
 def test_a_save_that_fails_is_told_and_training_goes_on(tmp_path, monkeypatch, caplog, call, nth):
     real, calls = getattr(os, call), []
 
@@ -256,9 +237,7 @@ def test_a_save_that_fails_is_told_and_training_goes_on(tmp_path, monkeypatch, c
         m.setattr(checkpoint.os, call, no_space)
         e.epochs = 2
         e.learn()
-    failed = nth < len(calls)
-    assert failed == ("No space left on device" in caplog.text)
-    assert failed == ("MB left" in caplog.text)
+    assert names(caplog.text, "No space left on device", "MB left")
     assert (e.epoch, e.updater.grad_steps) == (2, 4)
     checkpoint.verify(e.ckpt_dir / "training_states" / "run_epoch_0")
     assert weights_on_disk(e).items() >= before.items()
@@ -295,14 +274,6 @@ def test_old_training_states_are_pruned(tmp_path):
     states = e.ckpt_dir / "training_states"
     assert sorted(p.name for p in states.iterdir()) == ["run_epoch_11", "run_epoch_9"], "every third, and the last"
     assert len(list((e.ckpt_dir / "policy_weights").iterdir())) == 5
-    e.close()
-
-
-def test_a_name_of_two_lines_is_found_again(tmp_path):
-    e = learned(tmp_path, name="two\nlines", ckpt_interval=1, train_batches_per_epoch=0)
-    e.load_checkpoint(0)
-    e.close()
-    e = started(tmp_path, name="two\nlines", resume="auto")
     e.close()
 
 

@@ -27,6 +27,10 @@ def contents(directory):
     return {str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*") if p.is_file() and p.name != ".lock"}
 
 
+def broken():
+    raise OSError("no display")
+
+
 def fifo(root, name="run"):
     return sorted(p.name for p in (root / name / "buffer" / "fifo").iterdir() if not p.name.startswith("."))
 
@@ -42,6 +46,8 @@ def test_a_second_run_of_a_name_is_refused_with_the_ways_out(tmp_path, fields):
     with refused(RunExistsError, "'run'", "resume='auto'", "run_name", "overwrite=True", "--overwrite"):
         e.learn()
     e.close()
+    with pytest.raises(Exception, match="no display"):
+        started(tmp_path, broken, overwrite=True)
     assert contents(tmp_path) == before, "nothing is lost"
     for way in ({"resume": "auto"}, {"name": "other"}, {"overwrite": True}):
         started(tmp_path, **way).close()
@@ -75,45 +81,29 @@ def test_overwriting_deletes_the_run_and_what_it_collected(tmp_path, capsys):
     started(tmp_path, resume="auto").close()  # the buffer is that of the new run
 
 
-def test_overwriting_loses_nothing_if_the_environment_fails(tmp_path):
-    learned(tmp_path, ckpt_interval=1).close()
-    before = contents(tmp_path)
-
-    def broken():
-        raise OSError("no display")
-
-    with pytest.raises(Exception, match="no display"):
-        started(tmp_path, broken, overwrite=True)
-    assert contents(tmp_path) == before
-
-
 # ---- the buffer of another run -------------------------------------------------------------------------------------------
+
+
+def theirs(root):
+    return DiskTrajDataset(root, "first")
 
 
 def test_a_buffer_of_another_run_is_refused_unless_it_is_to_be_shared(tmp_path):
     learned(tmp_path, name="first").close()
-    before = contents(tmp_path)
-    theirs = lambda: DiskTrajDataset(tmp_path, "first")  # noqa: E731
+    before, old = contents(tmp_path), fifo(tmp_path, "first")
     with refused(RunExistsError, "'first'", "'second'", "dset_name", "share_buffer=True", "protected"):
-        started(tmp_path, name="second", dataset=theirs())
+        started(tmp_path, name="second", dataset=theirs(tmp_path))
     assert contents(tmp_path) == before
-    e = learned(tmp_path, name="second", dataset=theirs(), share_buffer=True)
+    e = learned(tmp_path, name="second", dataset=theirs(tmp_path), share_buffer=True)
     assert len(fifo(tmp_path, "first")) == 2  # a file of each
     assert e.updater.grad_steps == 2
     e.close()
     assert json.loads((tmp_path / "first" / "buffer" / "owner.json").read_text())["run"] == "first"
-    started(tmp_path, name="first", resume="auto").close()  # the first still owns it
-
-
-def test_overwriting_never_deletes_a_shared_buffer(tmp_path):
-    learned(tmp_path, name="first").close()
-    old = fifo(tmp_path, "first")
-    theirs = lambda: DiskTrajDataset(tmp_path, "first")  # noqa: E731
-    learned(tmp_path, name="second", dataset=theirs(), share_buffer=True).close()
-    learned(tmp_path, name="second", dataset=theirs(), share_buffer=True, overwrite=True).close()
-    assert set(old) <= set(fifo(tmp_path, "first"))
+    learned(tmp_path, name="second", dataset=theirs(tmp_path), share_buffer=True, overwrite=True).close()
+    assert set(old) <= set(fifo(tmp_path, "first")), "overwriting never deletes a shared buffer"
     with refused(RunExistsError, "share_buffer=True"):
-        started(tmp_path, name="second", dataset=theirs(), overwrite=True)
+        started(tmp_path, name="second", dataset=theirs(tmp_path), overwrite=True)
+    started(tmp_path, name="first", resume="auto").close()  # the first still owns it
 
 
 def test_reading_another_buffer_in_a_mixture_asks_nothing(tmp_path):
@@ -208,9 +198,6 @@ def test_an_experiment_that_nobody_holds_any_more_keeps_no_lock(tmp_path):
 
 
 def test_a_failed_start_gives_the_lock_back(tmp_path):
-    def broken():
-        raise OSError("no display")
-
     with pytest.raises(Exception, match="no display"):
         started(tmp_path, broken)
     learned(tmp_path).close()

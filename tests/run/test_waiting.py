@@ -112,7 +112,7 @@ def test_a_mixture_knows_the_refused_files_of_its_parts(tmp_path):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr("amago.experiment.REFUSED_SECONDS", 0.1)
+    monkeypatch.setattr("amago.run.building.REFUSED_SECONDS", 0.1)
 
 
 @pytest.mark.usefixtures("impatient")
