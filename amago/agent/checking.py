@@ -209,7 +209,7 @@ def _check_slices(module: TrajEncoder, step: Step, hidden: object, seq: Tensor, 
 
 
 class _ExportedStep(nn.Module):
-    """One step of a sequence model without state, as `amago.policy.step_model.StepModel` takes it."""
+    """One step of a sequence model without state, as `amago.policy.export.StepModel` takes it."""
 
     def __init__(self, module: TrajEncoder):
         super().__init__()

@@ -7,7 +7,6 @@ import sys
 import time
 import zlib
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
 from pathlib import Path
 
 import gymnasium as gym
@@ -17,7 +16,7 @@ from tqdm import tqdm
 from amago.cli import space_syntax
 from amago.cli.gym_env import ENVIRONMENT, GymEnv
 from amago.cli_utils import whole_number
-from amago.cli_utils.arguments import DefaultsHelpFormatter
+from amago.cli_utils.arguments import DefaultsHelpFormatter, at_least
 from amago.data.trajectory import StoredTraj
 from amago.loading.dataset import check_same_spaces
 from amago.loading.offline import OfflineDataset
@@ -55,7 +54,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         sub.add_argument("run", metavar="RUN", type=Path, help=run)
         if name in ("import", "export"):
             sub.add_argument(
-                "--limit", type=whole_number, default=None, help=f"{name} only so many trajectories, the first ones"
+                "--limit", type=at_least(1), default=None, help=f"{name} only so many trajectories, the first ones"
             )
         if name in ("import", "export", "verify"):
             sub.add_argument("--quiet", action="store_true", help="show no progress bar")
@@ -119,11 +118,6 @@ def run(args: Namespace) -> int:
         raise ValueError(str(err)) from err
 
 
-def _check_limit(args: Namespace) -> None:
-    if args.limit is not None and args.limit < 1:
-        raise ValueError(f"--limit must be at least 1, got {args.limit}")
-
-
 def _is_buffer(path: Path) -> bool:
     return any((path / p).is_dir() for p in PARTITIONS)
 
@@ -149,7 +143,6 @@ def _open(root: Path) -> TrajectoryStore:
 def import_(args: Namespace) -> int:
     """``amago buffer import``."""
     began = time.perf_counter()
-    _check_limit(args)
     root = args.run if _is_buffer(args.run) else args.run / "buffer"
     dataset = _open_source(args, root)
     source = dataset.source
@@ -199,8 +192,14 @@ def _open_source(args: Namespace, root: Path) -> OfflineDataset:
         return MinariDataset(args.source, in_memory=False, obs_keys=args.obs_keys, env_name=name, skip_damaged=skip)
     if kind != "original" and not path.is_file():
         raise ValueError(f"SOURCE: the file {path} does not exist")
-    obs_space, actions = _spaces_of(args.env)
-    space = args.action_space or actions
+    obs_space, space = None, args.action_space
+    if args.env is not None:
+        try:
+            env = GymEnv(args.env)()
+        except ValueError as err:
+            raise ValueError(f"--env {args.env}: {err}") from err
+        obs_space, space = env.raw_observation_space, space or env.action_spec.space
+        env.close()
     if kind == "original":
         return _open_original(args, path, root, obs_space, space)
     if kind == "d4rl":
@@ -232,20 +231,8 @@ def _open_original(
     return OriginalDataset(path, space, obs_space, args.env_name, args.allow_pickle)
 
 
-def _spaces_of(env_id: str | None) -> tuple[gym.Space | None, gym.Space | None]:
-    if env_id is None:
-        return None, None
-    try:
-        env = GymEnv(env_id)()
-    except ValueError as err:
-        raise ValueError(f"--env {env_id}: {err}") from err
-    env.close()
-    return env.raw_observation_space, env.action_spec.space
-
-
 def export_(args: Namespace) -> int:
     """``amago buffer export``."""
-    _check_limit(args)
     root = _existing(args.run)
     view = _open(root).view()
     chosen = [i for i in range(len(view)) if args.part == "all" or Path(view.path(i)).parent.name == args.part][: args.limit]
@@ -255,23 +242,19 @@ def export_(args: Namespace) -> int:
     for i in chosen:
         if view.obs_space(i) is not obs_space:
             check_same_spaces(view.path(i), view.obs_space(i), view.action_spec(i), obs_space, spec.space, view.path(chosen[0]))
-    pieces = 0
-
-    def trajectories() -> Iterator[StoredTraj]:
-        nonlocal pieces
-        for i in chosen:
-            traj = view.read(i)
-            pieces += traj.start_time > 0
-            yield traj
-
-    steps, about = int(view.lengths[chosen].sum()), f"recorded by amago in {view.env_name(chosen[0])}"
+    steps, about, pieces = int(view.lengths[chosen].sum()), f"recorded by amago in {view.env_name(chosen[0])}", 0
     with tqdm(total=steps, unit="step", unit_scale=True, desc="export", disable=args.quiet or None) as bar:
-        count = export(trajectories(), obs_space, spec, args.dataset, about, lambda traj: bar.update(len(traj)))
+
+        def exported(traj: StoredTraj) -> None:
+            nonlocal pieces
+            pieces += traj.start_time > 0
+            bar.update(len(traj))
+
+        count = export(map(view.read, chosen), obs_space, spec, args.dataset, about, exported)
     print(f"exported {count:,} episodes as the Minari dataset {args.dataset}")
     if pieces:
-        print(
-            f"{pieces:,} of these episodes continue the one before: the rollout was saved in pieces, and each piece became an episode"
-        )
+        reason = "the rollout was saved in pieces, and each piece became an episode"
+        print(f"{pieces:,} of these episodes continue the one before: {reason}")
     return 0
 
 
@@ -297,10 +280,7 @@ def info(args: Namespace) -> int:
         print(f"  observation   {key!r}: {space.shape} {space.dtype}")
     for x in view.schema(0).extras:
         print(f"  extra field   {x.name!r}: {x.shape} {x.dtype}, rows {x.rows}")
-    actions = view.action_spec(0).space
-    print(f"  actions       {actions}")
-    if text := space_syntax.space_text(actions):
-        print(f"  as text       --action-space '{text}'")
+    print(f"  actions       {view.action_spec(0).space}")
     read = np.unique(np.linspace(0, len(view) - 1, min(_MANY, len(view))).astype(int))
     found: dict[str, list[tuple[float, bool]]] = {}
     for i in read.tolist():
@@ -348,10 +328,9 @@ def _short(a: np.ndarray) -> str:
 def verify(args: Namespace) -> int:
     """``amago buffer verify``; exit code 1 if anything is wrong."""
     root = _existing(args.run)
-    problems, files, trajectories = [], 0, 0
+    problems, trajectories = [], 0
     names = [(p, path.name) for p in PARTITIONS for path in sorted((root / p).glob("*")) if not path.name.startswith(".")]
     for partition, name in tqdm(names, unit="file", desc="verify", disable=args.quiet or None):
-        files += 1
         try:
             view = StoreView(root, [store_index.load(root, partition, name, Schemas())])
             for i in range(len(view)):
@@ -365,7 +344,7 @@ def verify(args: Namespace) -> int:
     for line in problems:
         print(line)
     verdict = f"{len(problems):,} problems" if problems else "no damage found"
-    print(f"{root}: {files:,} files, {trajectories:,} trajectories: {verdict}")
+    print(f"{root}: {len(names):,} files, {trajectories:,} trajectories: {verdict}")
     return 1 if problems else 0
 
 

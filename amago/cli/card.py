@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shlex
 from argparse import ArgumentParser, Namespace
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from tqdm import tqdm
 
-from amago.cli.eval import add_playing_arguments, check_draws, check_least, film, load_agent
+from amago.cli.eval import add_playing_arguments, check_draws, film_rollout, load_agent
 from amago.cli.gym_env import ARGS_FILE, GymEnv, eval_command, read_args_file
 from amago.cli_utils.scripts import running
 from amago.policy import Policy, find_run, load_policy
-from amago.policy.card import Results, measure, pull_card, push_card, write_card
+from amago.policy.card import measure, pull_card, push_card, write_card
 from amago.run import video
 from amago.run.process import draw_seed
 
@@ -36,20 +38,19 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    check_least(args, "actors", 1)
-    check_least(args, "episodes", 2)
     run_dir, weights = find_run(args.run)
     make_env, policy = load_agent(args, run_dir)
     seed = draw_seed() if args.seed is None else args.seed
-    results = _measure(args, policy, make_env, seed)
-
-    def films(directory: Path) -> tuple[str | None, str]:
-        return (None, "none was asked for") if args.no_video else _film(policy, make_env, args.greedy, seed, directory)
-
+    with ExitStack() as at_end:
+        envs = [at_end.enter_context(closing(make_env())) for _ in range(min(args.actors, args.episodes))]
+        bar = at_end.enter_context(tqdm(desc="evaluate", unit="step", leave=False, dynamic_ncols=True, disable=None))
+        at_end.enter_context(running())
+        results = measure(policy, envs, args.episodes, make_env.horizon(envs[0]), args.greedy, seed, bar.update)
+    film = None if args.no_video else functools.partial(_film, policy, make_env, args.greedy, seed)
     recorded = json.dumps({"env": make_env.env_id, "horizon": make_env.max_steps})
     out = write_card(
         policy, results, args.out or run_dir / "card", run_dir=run_dir, name=args.name, environment=make_env.env_id,
-        licence=args.license, modules=args.modules, film=films, extra_files={ARGS_FILE: recorded}, overwrite=args.overwrite,
+        licence=args.license, modules=args.modules, film=film, extra_files={ARGS_FILE: recorded}, overwrite=args.overwrite,
     )  # fmt: skip
     for name, score in results.scores.items():
         print(f"return in {name}: {score}, {score.rollouts} rollouts of {weights}")
@@ -62,23 +63,13 @@ def _files_in(directory: Path) -> str:
     return ", ".join(sorted(p.name for p in directory.iterdir()))
 
 
-def _measure(args: Namespace, policy: Policy, make_env: GymEnv, seed: int) -> Results:
-    envs = [make_env() for _ in range(min(args.actors, args.episodes))]
-    try:
-        with running(), tqdm(desc="evaluate", unit="step", leave=False, dynamic_ncols=True, disable=None) as bar:
-            return measure(policy, envs, args.episodes, make_env.horizon(envs[0]), args.greedy, seed, bar.update)
-    finally:
-        for env in envs:
-            env.close()
-
-
 def _film(policy: Policy, make_env: GymEnv, greedy: bool, seed: int, directory: Path) -> tuple[str | None, str]:
     """(name of the video, "") or (None, why there is none); a card without a film is written, too."""
     path = directory / f"replay{video.best_suffix()}"
     try:
         video.check_video_path(path)
         check_draws(make_env)
-        _, pictures, fps = film(policy, make_env, greedy, seed)
+        _, pictures, fps = film_rollout(policy, make_env, greedy, seed)
         return video.write_video(pictures, path, fps).name, ""
     except Exception as err:  # environments draw with packages of all kinds, which fail in all ways
         reason = (str(err) or repr(err)).splitlines()[0].rstrip(".")

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import platform
 import shutil
 import sys
 import tempfile
-import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from packaging.requirements import Requirement
 
@@ -25,23 +23,9 @@ from amago.run import checkpoint
 from amago.run.checkpoint import CheckpointError
 from amago.run.record import SETTINGS_FILE, read_record
 
+Finding = tuple[str, str, str, str]
+"""What was examined; "ok", "note" (it could be better, or is missing that not every run needs) or "PROBLEM"; words; advice."""
 _OF_EVERY_RUN = ("run_name", "ckpt_base_dir", "resume", "overwrite")  # differ without meaning
-
-
-class Finding(NamedTuple):
-    """One line of the report.
-
-    Attributes:
-        name: what was examined.
-        state: "ok", "note" (something could be better, or is missing that not every run needs) or "problem".
-        found: in words.
-        advice: what to do; a command where there is one.
-    """
-
-    name: str
-    state: str
-    found: str
-    advice: str = ""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -54,7 +38,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="directory of a run; two are compared")
     parser.add_argument("--need", nargs="+", default=[], metavar="EXTRA", help="extras that must be there")
     parser.add_argument("--dir", type=Path, default=Path(), help="where runs will be: its disk is examined")
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: Namespace) -> int:
@@ -64,75 +47,59 @@ def run(args: Namespace) -> int:
         raise ValueError(f"give one RUN, or two to compare, not {len(args.runs)}")
     examined = _training_states(args.runs[0]) if args.runs else _machine(args.dir)
     found = [*examined, *map(_extra, args.need)]
-    problems = sum(f.state == "problem" for f in found)
-    if args.json:
-        print(json.dumps({"problems": problems, "findings": [f._asdict() for f in found]}, indent=1))
-        return 1 if problems else 0
-    for f in found:
-        print(fit_width(f"{f.state.upper() if f.state == 'problem' else f.state:<8} {f.name:<18} {f.found}", hang=28))
-        if f.advice:
-            print(fit_width(f"{'':<27} -> {f.advice}", hang=31))
+    for name, state, words, advice in found:
+        print(fit_width(f"{state:<8} {name:<18} {words}", hang=28))
+        if advice and state != "ok":
+            print(fit_width(f"{'':<27} -> {advice}", hang=31))
+    problems = sum(state == "PROBLEM" for _, state, _, _ in found)
     print(f"\n{problems} problems" if problems else "\nNothing is wrong.")
     return 1 if problems else 0
-
-
-# ---- this machine ----------------------------------------------------------------------------------------------------------
 
 
 def _machine(directory: Path) -> Iterator[Finding]:
     """Versions of the packages that every run needs, processor, memory, disk and GPUs."""
     import torch
 
-    yield Finding("Python", "ok", f"{platform.python_version()} ({sys.executable})")
-    yield Finding("amago", "ok", f"{__version__} ({Path(__file__).parents[1]})")
+    yield "Python", "ok", f"{platform.python_version()} ({sys.executable})", ""
+    yield "amago", "ok", f"{__version__} ({Path(__file__).parents[1]})", ""
     for requirement in importlib.metadata.requires("amago") or []:
         if "extra ==" not in requirement:
-            lacks = unmet(requirement)
-            advice = f"pip install '{requirement}'" if lacks else ""
-            yield Finding(Requirement(requirement).name, "problem" if lacks else "ok", "; ".join(lacks) or "fits", advice)
+            lacks, name = unmet(requirement), Requirement(requirement).name
+            yield name, "PROBLEM" if lacks else "ok", "; ".join(lacks) or "fits", f"pip install '{requirement}'"
     cores, threads = usable_cores(), torch.get_num_threads()
-    yield Finding("processor", "ok", f"{cores} cores usable of {os.cpu_count()}, load {os.getloadavg()[0]:.1f}")
-    yield _noted("threads", threads > cores, f"PyTorch computes with {threads}", f"export OMP_NUM_THREADS={cores}")
+    yield "processor", "ok", f"{cores} cores usable of {os.cpu_count()}, load {os.getloadavg()[0]:.1f}", ""
+    poor = "note" if threads > cores else "ok"
+    yield "threads", poor, f"PyTorch computes with {threads}", f"export OMP_NUM_THREADS={cores}"
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    yield Finding("main memory", "ok", f"{memory / 1e9:.1f} GB")
-    shm = Path("/dev/shm")  # actors in worker processes share their observations through it
-    if shm.is_dir():
-        size = shutil.disk_usage(shm).total
-        yield _noted("shared memory", size < 256e6, f"{size / 1e6:,.0f} MB", "docker run --shm-size=1g, or --env_mode sync")
+    yield "main memory", "ok", f"{memory / 1e9:.1f} GB", ""
+    if os.path.isdir("/dev/shm"):  # actors in worker processes share their observations through it
+        size = shutil.disk_usage("/dev/shm").total
+        poor = "note" if size < 256e6 else "ok"
+        yield "shared memory", poor, f"{size / 1e6:,.0f} MB", "docker run --shm-size=1g, or --env_mode sync"
     yield _disk(next(p for p in (directory.absolute(), *directory.absolute().parents) if p.exists()))
     for i in range(torch.cuda.device_count()):
         p = torch.cuda.get_device_properties(i)
-        yield Finding(f"cuda:{i}", "ok", f"{p.name}, {p.total_memory / 1e9:.0f} GB, CUDA {torch.version.cuda}")
+        yield f"cuda:{i}", "ok", f"{p.name}, {p.total_memory / 1e9:.0f} GB, CUDA {torch.version.cuda}", ""
     if not torch.cuda.is_available():
         driver = shutil.which("nvidia-smi") is not None
-        found = "there is a driver of NVIDIA, but PyTorch cannot use it" if driver else "none: everything computes on the CPU"
-        yield _noted("GPU", driver, found, "install a PyTorch for the driver's version, which nvidia-smi shows")
-
-
-def _noted(name: str, poor: bool, found: str, advice: str) -> Finding:
-    return Finding(name, "note", found, advice) if poor else Finding(name, "ok", found)
+        words = "there is a driver of NVIDIA, but PyTorch cannot use it" if driver else "none: everything computes on the CPU"
+        yield "GPU", "note" if driver else "ok", words, "install a PyTorch for the driver's version, which nvidia-smi shows"
 
 
 def _disk(place: Path) -> Finding:
     try:
-        with tempfile.TemporaryFile(dir=place) as f:
-            began = time.perf_counter()
-            f.write(os.urandom(2**24))
-            f.flush()
-            os.fsync(f.fileno())
-            speed = 2**24 / (time.perf_counter() - began)
+        with tempfile.TemporaryFile(dir=place):
+            free = shutil.disk_usage(place).free
     except OSError as err:
-        return Finding("disk", "problem", f"{place} cannot be written to: {err.strerror}", "--dir DIR: a place that can")
-    free = shutil.disk_usage(place).free
-    found = f"{free / 1e9:.1f} GB free, {speed / 1e6:,.0f} MB/s"
-    return _noted("disk", free < 5e9, found, "a replay buffer may take more: --dset_max_bytes limits it")
+        return "disk", "PROBLEM", f"{place} cannot be written to: {err.strerror}", "--dir DIR: a place that can"
+    advice = "a replay buffer may take more: --dset_max_bytes limits it"
+    return "disk", "note" if free < 5e9 else "ok", f"{free / 1e9:.1f} GB free", advice
 
 
 def _extra(name: str) -> Finding:
     lacks = missing(name)
-    advice = "; ".join(dict.fromkeys(command for _, command in lacks))
-    found = f"{EXTRAS[name]}: {', '.join(what for what, _ in lacks)}" if lacks else EXTRAS[name]
-    return Finding(name, "problem" if lacks else "ok", found, advice)
+    words = f"{EXTRAS[name]}: {', '.join(what for what, _ in lacks)}" if lacks else EXTRAS[name]
+    return name, "PROBLEM" if lacks else "ok", words, "; ".join(dict.fromkeys(command for _, command in lacks))
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------------
@@ -141,16 +108,17 @@ def _extra(name: str) -> Finding:
 def _training_states(run_dir: Path) -> Iterator[Finding]:
     """The record of a run's settings, and its training states."""
     record = _record(run_dir)
-    yield Finding("settings", "ok", f"{len(record['starts'])} starts, the newest at {record['starts'][-1].get('time', '?')}")
+    newest = record["starts"][-1].get("time", "?")
+    yield "settings", "ok", f"{len(record['starts'])} starts, the newest at {newest}", ""
     states = checkpoint.training_states(run_dir / "ckpts" / "training_states")
     if not states:
-        yield Finding("training states", "note", "none", "a run that ends now begins anew: --ckpt_interval")
+        yield "training states", "note", "none", "a run that ends now begins anew: --ckpt_interval"
     for state in states:
         try:
             checkpoint.verify(state)
-            yield Finding(state.name, "ok", "complete")
+            yield state.name, "ok", "complete", ""
         except CheckpointError as err:
-            yield Finding(state.name, "problem", str(err), "resume='auto' takes the newest complete one")
+            yield state.name, "PROBLEM", str(err), "resume='auto' takes the newest complete one"
 
 
 def _record(run_dir: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ from tqdm import tqdm
 
 from amago.cli.gym_env import ARGS_FILE, ENVIRONMENT, GymEnv, eval_command, is_own_code, read_args_file
 from amago.cli_utils import whole_number
+from amago.cli_utils.arguments import at_least
 from amago.cli_utils.scripts import running
 from amago.describe import fit_width
-from amago.envs import AMAGOEnv
 from amago.envs.pool import make_pool
 from amago.policy import Policy, filming, find_run, load_policy
 from amago.policy.memory import attention_table, conclusion, plot_memory, study_memory, table
@@ -46,7 +46,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     study = "find out whether memory is used, and what for: play the same tasks with more and with less of the past in sight"
     memory("--memory", action="store_true", help=study)
     lengths = "lengths of the past to try, in steps; if not given, powers of two"
-    memory("--contexts", type=whole_number, nargs="+", default=None, metavar="N", help=lengths)
+    memory("--contexts", type=at_least(1), nargs="+", default=None, metavar="N", help=lengths)
     memory("--picture", type=Path, default=None, metavar="FILE", help="where to draw it; if not given, RUN/memory.png")
 
 
@@ -56,8 +56,8 @@ def add_playing_arguments(parser: ArgumentParser, episodes: int) -> None:
     add("--env", default=None, help=f"{ENVIRONMENT}; if not given, the one that it was trained on")
     horizon = "truncate rollouts after this many steps; if not given, as in training"
     add("--horizon", type=whole_number, default=None, help=horizon)
-    add("--episodes", type=whole_number, default=episodes, help="rollouts to evaluate")
-    add("--actors", type=whole_number, default=8, help="number of environments that run in parallel")
+    add("--episodes", type=at_least(1), default=episodes, help="rollouts to evaluate")
+    add("--actors", type=at_least(1), default=8, help="number of environments that run in parallel")
     add("--greedy", action="store_true", help="take the mode of the policy instead of sampling from it")
     add("--gamma", type=float, default=None, help="discount whose policy acts, such as 0.9; if not given, that of rollouts")
     add("--modules", nargs="+", default=[], help="your own modules that the agent's classes come from; they are imported")
@@ -83,8 +83,8 @@ def run(args: Namespace) -> int:
 
 def _check_options(args: Namespace) -> None:
     """Refuse options that contradict each other, and output that cannot be written or shown, before anything is played."""
-    check_least(args, "actors", 1)
-    check_least(args, "episodes", 2 if args.memory else 1)
+    if args.memory and args.episodes < 2:
+        raise ValueError(f"--episodes must be at least 2 with --memory, since an interval needs two, got {args.episodes}")
     if args.render:
         if args.memory:
             raise ValueError("--render shows one evaluation in a window, and --memory plays many: leave one of them out")
@@ -99,14 +99,6 @@ def _check_options(args: Namespace) -> None:
         raise ValueError("--tensorboard and --log are for the video: name its file with --video")
     if not args.memory and (args.contexts is not None or args.picture is not None):
         raise ValueError("--contexts and --picture belong to --memory, which is not given")
-    if args.contexts is not None and min(args.contexts) < 1:
-        raise ValueError(f"--contexts must be at least 1, the current step, got {min(args.contexts)}")
-
-
-def check_least(args: Namespace, name: str, least: int) -> None:
-    """Raise ValueError if an argument is below its least value."""
-    if vars(args)[name] < least:
-        raise ValueError(f"--{name} must be at least {least}, got {vars(args)[name]}")
 
 
 def _evaluate(args: Namespace, policy: Policy, make_env: GymEnv, title: str) -> None:
@@ -141,22 +133,13 @@ def evaluate_policy(
         ValueError: no rollout ended.
     """
     actors = min(actors, episodes)
-    env = make_env()
-    steps = make_env.steps_of(env, -(-episodes // actors))
-    env.close()
+    with closing(make_env()) as env:
+        steps = make_env.steps_of(env, -(-episodes // actors))
     pool = make_pool([lambda: make_env(render_mode)] * actors, env_mode="sync", parallel_actors=actors, seed=seed)
+    options: dict[str, Any] = {"sample": policy.sample, "device": str(policy.device), "seed": seed, "progress": progress}
     try:
         with running():
-            metrics = evaluate(
-                policy.agent,
-                pool,
-                steps,
-                sample=policy.sample,
-                episodes=episodes,
-                device=str(policy.device),
-                seed=seed,
-                progress=progress,
-            )
+            metrics = evaluate(policy.agent, pool, steps, episodes=episodes, **options)
     finally:
         pool.close()
     if not metrics.get(NUMBER_OF_ROLLOUTS):
@@ -170,17 +153,13 @@ def _study_memory(args: Namespace, policy: Policy, make_env: GymEnv, picture: Pa
     """Play, print a table and a conclusion, and draw a picture."""
     seed = draw_seed() if args.seed is None else args.seed
     with ExitStack() as at_end:
-        envs = [make_env() for _ in range(min(args.actors, args.episodes))]
-        for env in envs:
-            at_end.callback(env.close)
-        bars: list[tqdm[Any]] = []
+        envs = [at_end.enter_context(closing(make_env())) for _ in range(min(args.actors, args.episodes))]
+        bar = at_end.enter_context(tqdm(unit="step", leave=False, dynamic_ncols=True, disable=None))
 
-        def on_view(name: str) -> Callable[[int], None]:
-            if bars:
-                bars.pop().close()
-            bars.append(tqdm(desc=f"memory: {name:<26}", unit="step", leave=False, dynamic_ncols=True, disable=None))
-            at_end.callback(bars[0].close)
-            return bars[0].update
+        def on_view(name: str) -> Callable[[int], object]:
+            bar.reset()
+            bar.set_description(f"memory: {name:<26}")
+            return bar.update
 
         at_end.enter_context(running())
         horizon = make_env.horizon(envs[0])
@@ -196,32 +175,21 @@ def _study_memory(args: Namespace, policy: Policy, make_env: GymEnv, picture: Pa
 
 
 def check_draws(make_env: GymEnv) -> None:
-    """Make an environment and draw it once.
-
-    Raises:
-        ValueError: it does not draw itself as an array.
-    """
-    env = make_env(render_mode="rgb_array")
-    try:
+    """Make an environment and draw it once; ValueError if it does not draw itself as an array."""
+    with closing(make_env(render_mode="rgb_array")) as env:
         filming.check_draws(env, make_env.env_id)
-    finally:
-        env.close()
 
 
-def film(policy: Policy, make_env: GymEnv, greedy: bool, seed: int | None) -> tuple[EpisodeResult, list[Any], float]:
+def film_rollout(policy: Policy, make_env: GymEnv, greedy: bool, seed: int | None) -> tuple[EpisodeResult, list[Any], float]:
     """A rollout, its pictures, and how many of them make a second."""
-    env = make_env(render_mode="rgb_array")
     drawn = draw_seed() if seed is None else seed
-    try:
-        with running():
-            return filming.film(policy.agent, env, make_env.horizon(env), sample=not greedy, device=policy.device, seed=drawn)
-    finally:
-        env.close()
+    with closing(make_env(render_mode="rgb_array")) as env, running():
+        return filming.film(policy.agent, env, make_env.horizon(env), sample=not greedy, device=policy.device, seed=drawn)
 
 
 def _record_video(args: Namespace, policy: Policy, make_env: GymEnv, run_dir: Path) -> None:
     """Film one rollout into a file, and log it if the user requests this, or if the run logs to TensorBoard."""
-    played, pictures, fps = film(policy, make_env, args.greedy, args.seed)
+    played, pictures, fps = film_rollout(policy, make_env, args.greedy, args.seed)
     video.write_video(pictures, args.video, fps)
     print(f"video: {args.video} ({len(played.rewards)} steps, return {sum(played.rewards):.4g})")
     events = run_dir / "tensorboard"
@@ -242,30 +210,19 @@ def load_agent(args: Namespace, run_dir: Path) -> tuple[GymEnv, Policy]:
     """
     make_env = environment_of(run_dir, args.env, args.horizon)
     policy = load_policy(args.run, args.device, sample=not args.greedy, gamma=args.gamma, modules=args.modules)
-    env = make_env()
-    try:
-        _check_fits(make_env.env_id, env, policy)
-    finally:
-        env.close()
-    return make_env, policy
-
-
-def _check_fits(env_id: str, env: AMAGOEnv, policy: Policy) -> None:
-    trained, found = (policy.observation_space, policy.action_space), (env.observation_space, env.action_spec.space)
+    with closing(make_env()) as env:
+        trained, found = (policy.observation_space, policy.action_space), (env.observation_space, env.action_spec.space)
     if space_differences(trained, found, dtypes=False):
         (of_policy, actions), (of_env, other) = (({k: s.shape for k, s in o.spaces.items()}, a) for o, a in (trained, found))
         raise ValueError(
-            f"the policy was trained for observations {of_policy} and actions {actions}, but {env_id} has observations {of_env} and "
-            f"actions {other}"
+            f"the policy was trained for observations {of_policy} and actions {actions}, but {make_env.env_id} has observations {of_env} "
+            f"and actions {other}"
         )
+    return make_env, policy
 
 
 def environment_of(run_dir: Path, env_id: str | None, horizon: int | None = None) -> GymEnv:
-    """The environment of a run, or the one that the user names.
-
-    Args:
-        env_id: of the user; None: the recorded one.
-        horizon: steps of a rollout; None: as recorded, if the environment is the recorded one.
+    """The environment that the user names, or, for None, the recorded one of a run, with its horizon unless another is given.
 
     Raises:
         CheckpointError: the run does not know its environment.

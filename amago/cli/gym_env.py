@@ -46,9 +46,8 @@ class GymEnv:
         Raises:
             ValueError: there is no such environment, or it takes no ``render_mode``.
         """
-        options: dict[str, Any] = (
-            {} if render_mode is None else {"render_mode": render_mode}
-        )  # not every environment takes the argument
+        # not every environment takes the argument
+        options: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
         try:
             make = self.make or _maker(self.env_id)
             if make is not None:
@@ -81,11 +80,7 @@ class GymEnv:
         return self.max_steps or env.horizon or LIMIT
 
     def steps_of(self, env: AMAGOEnv, rollouts: int) -> int:
-        """Steps within which so many rollouts of one actor end.
-
-        Where no time limit enforces the horizon, ten times as many: evaluations end with their last rollout, and an attribute
-        ``horizon`` may mean something else.
-        """
+        """Steps within which so many rollouts of one actor end; ten times as many where no time limit enforces the horizon."""
         enforced = self.max_steps or (env.spec and env.spec.max_episode_steps)
         return rollouts * (enforced or 10 * max(LIMIT, self.horizon(env))) + 1
 

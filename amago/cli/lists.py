@@ -6,12 +6,10 @@ import ctypes.util
 import difflib
 import importlib
 import importlib.metadata
-import json
 import re
 import shutil
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from packaging.requirements import Requirement
@@ -30,7 +28,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("what", choices=sorted(LISTS), help="what to list")
     parser.add_argument("name", nargs="?", default=None, help="show this one alone, with everything that is known of it")
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: Namespace) -> int:
@@ -43,9 +40,6 @@ def run(args: Namespace) -> int:
             hint = f"did you mean {', '.join(near)}" if near else f"it has {', '.join(rows)}"
             raise ValueError(f"{args.what} has no {args.name!r}; {hint}")
         rows = {given: rows[known[given]]}
-    if args.json:
-        print(json.dumps(list(rows.values()), indent=1))
-        return 0
     for row in rows.values():
         shown = {k: ", ".join(v) if isinstance(v, list) else str(v) for k, v in row.items() if v not in (None, "", [])}
         if args.name is None:
@@ -61,12 +55,13 @@ def run(args: Namespace) -> int:
 
 
 def environments() -> Iterator[Row]:
-    """The built-in environments as JSON types, those without an extra first."""
+    """The built-in environments, those without an extra first."""
     for e in ENTRIES:
         module = f"amago.envs.builtin.{e.module}" if e.module else "amago.envs.builtin"
         row: Row = {"name": e.name, "environment": f"{module}:{e.name}", "about": e.about}
         if e.extra is None:
-            env = getattr(importlib.import_module(module), e.name)(**({"size": 5} if e.name == "MetaFrozenLake" else {}))
+            make = vars(importlib.import_module(module))[e.name]
+            env = make(size=5) if e.name == "MetaFrozenLake" else make()
             row["spaces"] = f"{env.observation_space} -> {env.action_space}"
         else:
             row |= {"extra": e.extra} | _needs(e.extra)
@@ -74,20 +69,11 @@ def environments() -> Iterator[Row]:
         yield row | {"example": e.example and f"examples/{e.example}.py", "settings": [f"zoo/{z}" for z in e.zoo], "docs": f"docs/{page}.md"}  # fmt: skip
 
 
-def zoo(files: dict[str, Path] | None = None) -> Iterator[Row]:
-    """The files of the zoo: the fields in their first lines, and their text.
-
-    Args:
-        files: {name: file}; None: all of the library.
-
-    Raises:
-        ValueError: a file lacks a line that every file has.
-    """
-    for name, path in (config.zoo_files() if files is None else files).items():
+def zoo() -> Iterator[Row]:
+    """The files of the zoo: the fields in their first lines, and their text."""
+    for name, path in config.zoo_files().items():
         text = path.read_text(encoding="utf-8")
         head = re.findall(r"^# (Task|Used by|Reached): (.+)", text, re.MULTILINE)
-        if lacking := [f"# {key}: ..." for key in ("Task", "Used by", "Reached") if key not in dict(head)]:
-            raise ValueError(f"{path} lacks the lines {', '.join(lacking)} at its top")
         reached = [value for key, value in head if key == "Reached"]
         about, used = dict(head)["Task"], dict(head)["Used by"]
         yield {"name": name, "about": about, "used by": used, "reached": reached, "gin": f"# {path}\n{text}"}
@@ -105,9 +91,6 @@ def _needs(extra: str) -> Row:
 
 
 LISTS: dict[str, Callable[[], Iterator[Row]]] = {"envs": environments, "zoo": zoo, "extras": extras}
-
-# ---- extras ----------------------------------------------------------------------------------------------------------------
-
 EXTRAS: dict[str, str] = {
     "classic": "CartPole, Pendulum and others in a window or filmed",
     "export": "policies as ONNX files",
@@ -177,27 +160,15 @@ def _unmet(r: Requirement) -> Iterator[str]:
             yield from _unmet(inner)
 
 
-# ---- environments ----------------------------------------------------------------------------------------------------------
-
-
 class Entry(NamedTuple):
-    """A built-in environment.
+    """A built-in environment."""
 
-    Attributes:
-        name: of its class.
-        about: a description, or the information that must be remembered.
-        example: a script in ``examples``; None: there is none.
-        zoo: names of settings for it.
-        module: in `amago.envs.builtin`; "": that package itself.
-        extra: of the package, that it needs; None: none.
-    """
-
-    name: str
-    about: str
-    example: str | None = None
-    zoo: tuple[str, ...] = ()
-    module: str = ""
-    extra: str | None = None
+    name: str  # of its class
+    about: str  # a description, or the information that must be remembered
+    example: str | None = None  # a script in ``examples``
+    zoo: tuple[str, ...] = ()  # names of settings for it
+    module: str = ""  # in `amago.envs.builtin`; "": that package itself
+    extra: str | None = None  # of the package, that it needs
 
 
 ENTRIES = (

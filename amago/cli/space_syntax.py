@@ -10,13 +10,11 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 
-from amago.spaces.actions import action_spec
-
 KINDS = "discrete:N, multidiscrete:N,N,.., box:LOW,HIGH, bits, tuple(SPACE;SPACE;..) or dict(NAME=SPACE;..)"
 DETAILS = """\
 a SPACE is one of
-  discrete:N                  an index from 0 to N-1; or discrete:FIRST..LAST
-  multidiscrete:N,N,..        several indices; FIRST..LAST here too
+  discrete:N                  an index from 0 to N-1
+  multidiscrete:N,N,..        several indices
   box:LOW,HIGH,SIZE           numbers; SIZE is their count (6) or shape (2x3)
   bits:SIZE                   bits; SIZE likewise
   'tuple(SPACE;SPACE;..)'     several spaces, which may be nested; quoted,
@@ -29,15 +27,14 @@ for those of a tuple). Example:
   --action-space 'dict(drive=discrete:3; steer=box:-30,30; switches=bits:2)'
 """
 _FORMS = {
-    "discrete": "discrete:N with N at least 1, or discrete:FIRST..LAST",
-    "multidiscrete": "multidiscrete:N,N,.. with each N at least 1, or FIRST..LAST in its place",
+    "discrete": "discrete:N with N at least 1",
+    "multidiscrete": "multidiscrete:N,N,.. with each N at least 1",
     "box": "box:LOW,HIGH with numbers LOW below HIGH, or box:LOW,HIGH,SIZE with a SIZE such as 6 or 2x3",
     "bits": "bits, or bits:SIZE with a SIZE such as 6 or 2x3",
     "tuple": "tuple(SPACE;SPACE;..)",
     "dict": "dict(NAME=SPACE;..), with different names of letters, digits, _, - and .",
 }
 _LIMIT = 1 << 20  # more numbers than any environment has would fill the memory
-_LARGEST = float(np.finfo(np.float32).max)
 
 
 def parse_space(text: str, shape: tuple[int, ...] = (1,)) -> gym.Space:
@@ -53,55 +50,39 @@ def parse_space(text: str, shape: tuple[int, ...] = (1,)) -> gym.Space:
     Raises:
         ValueError: the text is not a space; the message quotes the wrong part and shows the right form.
     """
-    if len(text) > 1000:
-        raise ValueError(f"{text[:100]!r} is not an action space: it has more than 1,000 characters")
     text = text.strip()
-    found = re.fullmatch(r"(discrete|multidiscrete|box|bits)(?::(.*))?|(tuple|dict)\s*\((.*)\)", text, re.DOTALL)
-    kind = found and (found[1] or found[3])
-    if found is None or kind is None:
-        form = next((form for kind, form in _FORMS.items() if text.startswith(kind)), KINDS)
-        raise ValueError(f"{text[:200]!r} is not an action space: write {form}")
+    kind = next((kind for kind in _FORMS if text.startswith(kind)), "")
+    inside = text.removeprefix(kind).strip()
+    refusal = ValueError(f"{text[:200]!r} is not an action space: write {_FORMS.get(kind, KINDS)}; at most {_LIMIT:,} numbers")
     if kind in ("tuple", "dict"):
-        return _parse_parts(text, kind, _split(found[4]))
+        parts = _split(inside[1:-1])
+        names = [part.partition("=")[0].strip() if kind == "dict" else str(i) for i, part in enumerate(parts)]
+        named = len(set(names)) == len(names) and all(re.fullmatch(r"[\w.-]+", name) for name in names)
+        if not (inside.startswith("(") and inside.endswith(")") and all(parts) and named):
+            raise refusal
+        if kind == "tuple":
+            return gym.spaces.Tuple(map(parse_space, parts))
+        return gym.spaces.Dict([(name, parse_space(part.partition("=")[2])) for name, part in zip(names, parts)])
+    words = inside[1:].split(",") if inside else []
     try:
-        return _parse_numbers(kind, found[2].split(",") if found[2] is not None else [], shape)
+        if kind in ("box", "bits"):
+            numbers, sizes = ([float(w) for w in words[:2]], words[2:]) if kind == "box" else ([], words)
+            shape = tuple(map(int, sizes[0].split("x"))) if sizes else shape
+            if len(sizes) < 2 and min(shape, default=1) > 0 and prod(shape) <= _LIMIT and inside[:1] in ("", ":"):
+                if kind == "bits":
+                    return gym.spaces.MultiBinary(shape if len(shape) > 1 else prod(shape))
+                low, high = np.array(numbers, np.float32)
+                if np.isfinite([low, high]).all() and low < high:
+                    return gym.spaces.Box(low, high, shape=shape, dtype=np.float32)
+        sizes_of = [int(word) for word in words]
+        if kind and sizes_of and min(sizes_of) > 0 and max(sizes_of) <= _LIMIT and inside.startswith(":"):
+            if kind == "multidiscrete":
+                return gym.spaces.MultiDiscrete(sizes_of)
+            if kind == "discrete" and len(sizes_of) == 1:
+                return gym.spaces.Discrete(sizes_of[0])
     except ValueError:
-        limit = f", and at most {_LIMIT:,} numbers or choices"
-        raise ValueError(f"{text[:200]!r} is not an action space: write {_FORMS[kind]}{limit}") from None
-
-
-def _parse_parts(text: str, kind: str, parts: list[str]) -> gym.Space:
-    if kind == "tuple" and "" not in parts:
-        return gym.spaces.Tuple([parse_space(part) for part in parts])
-    pairs = {name.strip(): space for name, _, space in (part.partition("=") for part in parts)}
-    if kind == "tuple" or len(pairs) < len(parts) or not all(re.fullmatch(r"[\w.-]+", name) for name in pairs):
-        raise ValueError(f"{text[:200]!r} is not an action space: write {_FORMS[kind]}")
-    return gym.spaces.Dict([(name, parse_space(space)) for name, space in pairs.items()])  # a list keeps the order
-
-
-def _parse_numbers(kind: str, words: list[str], shape: tuple[int, ...]) -> gym.Space:
-    if kind in ("box", "bits"):
-        size = words[2 if kind == "box" else 0 :]
-        shape = tuple(map(int, size[0].split("x"))) if size else shape
-        if len(size) > 1 or min(shape, default=1) < 1 or prod(shape) > _LIMIT:
-            raise ValueError
-        if kind == "bits":
-            return gym.spaces.MultiBinary(shape if len(shape) > 1 else prod(shape))
-        low, high = map(float, words[:2])
-        if not (low >= -_LARGEST and high <= _LARGEST and np.float32(low) < np.float32(high)):
-            raise ValueError
-        return gym.spaces.Box(low, high, shape=shape, dtype=np.float32)
-    ranges = []
-    for word in words:
-        first, dots, last = word.partition("..")
-        low, high = (int(first), int(last)) if dots else (0, int(first) - 1)
-        if not (low <= high < low + _LIMIT and abs(low) < 1e15):
-            raise ValueError
-        ranges.append((low, high - low + 1))
-    if kind == "multidiscrete" and ranges:
-        return gym.spaces.MultiDiscrete([n for _, n in ranges], start=[first for first, _ in ranges])
-    ((first_index, n),) = ranges
-    return gym.spaces.Discrete(n, start=first_index)
+        raise refusal from None
+    raise refusal
 
 
 def _split(inside: str) -> list[str]:
@@ -151,33 +132,3 @@ def space_of_actions(space: gym.Space | str | None, actions: np.ndarray | dict[s
             f"with --action-space ({KINDS}) or --env"
         )
     return parse_space(space or "box:-1,1", actions.shape[1:])
-
-
-def space_text(space: gym.Space) -> str | None:
-    """The text that `parse_space` reads as this space; None where the syntax cannot express it, such as bounds that differ within
-    a box."""
-    text = _write(space)
-    try:
-        return text if action_spec(parse_space(text)).space == space else None
-    except (ValueError, TypeError):
-        return None
-
-
-def _write(space: gym.Space) -> str:
-    """The text of a space; wrong where the syntax cannot express it."""
-    spaces = gym.spaces
-    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-        single = isinstance(space, spaces.Discrete)
-        pairs = zip(np.ravel(space.start), np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec))
-        ranges = ",".join(str(n) if first == 0 else f"{first}..{first + n - 1}" for first, n in pairs)
-        return f"{'discrete' if single else 'multidiscrete'}:{ranges}"
-    if isinstance(space, spaces.MultiBinary):
-        return f"bits:{'x'.join(map(str, space.shape))}"
-    if isinstance(space, spaces.Box) and space.low.size:
-        low, high = (str(float(bound.flat[0])).removesuffix(".0") for bound in (space.low, space.high))
-        return f"box:{low},{high},{'x'.join(map(str, space.shape))}"
-    if isinstance(space, spaces.Tuple):
-        return f"tuple({';'.join(map(_write, space.spaces))})"
-    if isinstance(space, spaces.Dict):
-        return f"dict({';'.join(f'{name}={_write(sub)}' for name, sub in space.spaces.items())})"
-    return ""

@@ -6,8 +6,8 @@ import sys
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from contextlib import closing
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from amago import cli_utils, config
 from amago.agent import Agent, BaseAgent
 from amago.cli.gym_env import ENVIRONMENT, LIMIT, GymEnv, eval_command, write_args_file
-from amago.cli_utils.arguments import LIBRARY_DEFAULTS
+from amago.cli_utils.arguments import LIBRARY_DEFAULTS, at_least
 from amago.describe import fit_width
 from amago.envs import AMAGOEnv
 from amago.experiment import Experiment
@@ -49,7 +49,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     horizon = f"truncate rollouts after this many steps; if not given, at the environment's limit, and after {LIMIT} steps if it has none"
     parser.add_argument("--horizon", type=cli_utils.whole_number, default=None, help=horizon)
     budget = "environment steps of all actors together: sets --epochs, and --timesteps_per_epoch where that gives fewer epochs than are chosen"
-    parser.add_argument("--steps", type=cli_utils.whole_number, default=None, help=budget)
+    parser.add_argument("--steps", type=at_least(1), default=None, help=budget)
     memory = "auto: none for Gymnasium's own environments with vectors as observations, which are their whole state, else a transformer"
     parser.add_argument("--memory", default="auto", choices=MEMORIES, help=memory)
     plain = "do not choose settings for the environment: a small transformer, and the library's defaults"
@@ -93,13 +93,9 @@ def make_experiment(args: Namespace, make_env: GymEnv | None = None) -> Experime
 def spread_steps(args: Namespace, given: Namespace) -> None:
     """Set ``epochs`` and ``timesteps_per_epoch`` such that all actors together take ``args.steps`` steps.
 
-    Few steps are spread over the epochs that were chosen, so that there are as many updates; many are more epochs.
-
-    Raises:
-        ValueError: ``steps`` is below 1, or ``given``, the user's arguments, have both of the two already.
+    Few steps are spread over the epochs that were chosen, so that there are as many updates; many are more epochs. Of the two, the
+    user's arguments, ``given``, may set one.
     """
-    if args.steps < 1:
-        raise ValueError(f"--steps must be at least 1, got {args.steps}")
     if given.epochs is not None and given.timesteps_per_epoch is not None:
         raise ValueError("--steps sets --epochs or --timesteps_per_epoch, but both are given: leave one of the three out")
     each = -(-args.steps // args.parallel_actors)
@@ -121,15 +117,13 @@ def run(args: Namespace) -> int:
 
     def test(experiment: Experiment) -> None:
         make_env = GymEnv(args.env, args.horizon)
-        env = make_env()
-        steps = make_env.steps_of(env, 2)
-        env.close()
+        with closing(make_env()) as env:
+            steps = make_env.steps_of(env, 2)
         rollouts = 2 * experiment.parallel_actors * experiment.accelerator.num_processes
         metrics = experiment.evaluate_test(make_env, timesteps=steps, episodes=rollouts)
         if not metrics:
-            unmeasured.append(
-                f"no rollout of {args.env} ended within {steps} steps of each actor: truncate them with --horizon N"
-            )
+            reason = f"ended within {steps} steps of each actor: truncate them with --horizon N"
+            unmeasured.append(f"no rollout of {args.env} {reason}")
             return
         print(metrics_table(metrics, title=f"{args.env} after training"))
         options = [] if experiment.sample_actions else ["--greedy"]
@@ -147,19 +141,12 @@ def run(args: Namespace) -> int:
 # ---- settings for an environment -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Choice:
-    """Settings chosen for an environment.
+class Choice(NamedTuple):
+    """Settings chosen for an environment."""
 
-    Attributes:
-        arguments: values of the command's arguments, by name.
-        settings: default arguments of classes, {"Class.argument": value}; configuration files win over them.
-        reason: why the agent has memory, or has none; a clause.
-    """
-
-    arguments: dict[str, Any]
-    settings: dict[str, Any]
-    reason: str
+    arguments: dict[str, Any]  # of the command
+    settings: dict[str, Any]  # {"Class.argument": value}; configuration files win over them
+    reason: str  # why the agent has memory, or has none; a clause
 
     def describe(self, env_id: str, given: Mapping[str, Any]) -> str:
         """The choice as text, without the arguments that the user has set (values of ``given`` other than None)."""
@@ -190,10 +177,7 @@ def choose_settings(
         memory: "auto", "none", or the name of a sequence model with memory.
         traj_encoder: the sequence model, if the user names one; it decides, and "ff" means no memory.
         agent_type: receives those settings that it has.
-        plain: no settings: the arguments of agents with memory, and the library's defaults (``--no_choices``).
-
-    Raises:
-        ValueError: ``memory`` and ``traj_encoder`` contradict each other.
+        plain: the arguments of agents with memory, and otherwise the library's defaults (``--no_choices``).
     """
     if traj_encoder is not None and memory not in ("auto", "none" if traj_encoder == "ff" else traj_encoder):
         raise ValueError(f"--memory {memory} and --traj_encoder {traj_encoder} contradict each other; leave out one of them")
@@ -237,28 +221,25 @@ def comes_with_gymnasium(env: AMAGOEnv) -> bool:
 
 
 def chance_tells_nothing(env: AMAGOEnv) -> bool:
-    """True if `TRIAL_STEPS` random steps give only one value of reward and no termination.
+    """True if `TRIAL_STEPS` random steps give only one value of reward and no termination, within `TRIAL_SECONDS`.
 
-    False if `TRIAL_SECONDS` are not enough for the steps, where rows are stepped together, and after an error of the environment:
-    `Experiment.start` raises it again, with an explanation.
+    False where rows are stepped together, and after an error of the environment: `Experiment.start` raises it again, with an explanation.
     """
     if env.batched_envs > 1:
         return False
     inner = env.env.env  # without the conversion of actions
     inner.action_space.seed(0)
     until, over, rewards = time.monotonic() + TRIAL_SECONDS, True, set()
-    for step in range(TRIAL_STEPS):
-        if time.monotonic() > until:
-            return False
-        try:
+    try:
+        for step in range(TRIAL_STEPS):
             if over:
                 inner.reset(seed=0 if step == 0 else None)
             _, reward, terminated, over, _ = inner.step(inner.action_space.sample())
             rewards.add(float(reward))
-        except Exception:
-            return False
-        if terminated or len(rewards) > 1:
-            return False
+            if terminated or len(rewards) > 1 or time.monotonic() > until:
+                return False
+    except Exception:
+        return False
     return True
 
 
@@ -272,11 +253,8 @@ def images_use_little(env: AMAGOEnv) -> bool:
         observed = [env.reset(seed=seed)[0].obs for seed in range(4)] if spaces else []
     except Exception:
         return False
-    for key, space in spaces.items():
-        images = np.stack([obs[key] for obs in observed]).astype(np.float64)
-        if 0.0 < np.ptp(images) < (float(space.high.max()) - float(space.low.min())) / 20.0:
-            return True
-    return False
+    used = {k: np.ptp(np.stack([obs[k] for obs in observed]).astype(np.float64)) for k in spaces}
+    return any(0.0 < used[k] < (float(s.high.max()) - float(s.low.min())) / 20.0 for k, s in spaces.items())
 
 
 def _discrete(counted_states: bool, hard_to_explore: bool) -> Settings:

@@ -10,7 +10,7 @@ from argparse import ArgumentError, ArgumentParser, Namespace
 from collections.abc import Iterable
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -117,67 +117,57 @@ class TrainCommand:
         ValueError: the space names something unknown, or that cannot be searched over, or a value does not fit.
     """
 
-    def __init__(self, args: Namespace, space: Iterable[Dimension]):
-        self.configs = [str(path) for path in args.configs]
+    def __init__(self, args: Namespace, space: list[Dimension]):
         own = ArgumentParser(add_help=False)
         _add_search_arguments(own)
         for name in ("run_name", "progress"):
             own.add_argument(f"--{name}", f"--{name.replace('_', '-')}")
         own.add_argument("--configs", nargs="*")
-        self.words = own.parse_known_args(args.words)[1]
+        self.configs, self.words = [str(path) for path in args.configs], own.parse_known_args(args.words)[1]
         self.parser = ArgumentParser(exit_on_error=False)
         train.add_arguments(self.parser)
-        self.plain = self.parse([])
-        self.fields = {f.name for f in dataclasses.fields(Experiment)}
-        self.space = list(space)
-        for dimension in self.space:
-            self._check(dimension)
+        self.plain, self.fields = vars(self.parse([])), {f.name for f in dataclasses.fields(Experiment)}
+        self.space = space
+        for dimension in space:
+            try:
+                self._check(dimension)
+            except ArgumentError as err:
+                raise ValueError(f"{dimension.text!r}: {err} (of a switch, values are choice(True, False))") from err
+            except ValueError as err:
+                raise ValueError(f"{dimension.text!r}: {err}") from err
 
     def parse(self, words: list[str]) -> Namespace:
         return self.parser.parse_known_args(["--run_name=", *self.words, *words])[0]
 
-    def argument(self, name: str) -> str | None:
-        """The argument of ``amago train`` that a setting is; None for a gin name."""
-        field = name.removeprefix("Experiment.")
-        found = _ARGUMENT_OF.get(field, field)
-        return found if found in vars(self.plain) else None
-
     def _check(self, d: Dimension) -> None:
         field = d.name.removeprefix("Experiment.")
+        argument = _ARGUMENT_OF.get(field, field)
         if field in _NOT_TUNED:
-            raise ValueError(f"{d.text!r}: {field} cannot be searched over")
-        argument = self.argument(d.name)
-        if argument is None and field in {*_SET_BY_TRAIN, *experiment_fields_from_cli(self.plain)}:
-            raise ValueError(f"{d.text!r}: amago train sets {field} itself, by one of its arguments: search over that one")
-        if argument is None and field not in self.fields and "." not in d.name:
-            known = sorted({*vars(self.plain), *self.fields} - _NOT_TUNED)
-            raise ValueError(
-                f"{d.text!r}: {d.name!r} is neither an argument of amago train nor a field of amago.Experiment; "
-                f"{config.suggestion(d.name, known)} gin names have the form Agent.gamma"
-            )
+            raise ValueError(f"{field} cannot be searched over")
+        if argument not in self.plain:
+            if field in {*_SET_BY_TRAIN, *experiment_fields_from_cli(Namespace(**self.plain))}:
+                raise ValueError(f"amago train sets {field} itself, by one of its arguments: search over that one")
+            if field not in self.fields and "." not in d.name:
+                near = config.suggestion(d.name, sorted({*self.plain, *self.fields} - _NOT_TUNED))
+                known = "neither an argument of amago train nor a field of amago.Experiment"
+                raise ValueError(f"{d.name!r} is {known}; {near} gin names have the form Agent.gamma")
         for value in d.values:
             words, bindings = self._settings([(d, value)])
-            try:
-                self.parse(words)
-                with config.temporary(bindings):
-                    pass
-            except ArgumentError as err:
-                raise ValueError(f"{d.text!r}: {err} (of a switch, values are choice(True, False))") from err
-            except ValueError as err:
-                raise ValueError(f"{d.text!r}: {err}") from err
+            self.parse(words)
+            with config.temporary(bindings):
+                pass
 
     def _settings(self, values: Iterable[tuple[Dimension, object]]) -> tuple[list[str], dict[str, object]]:
         """Values as words of the command line, and those that gin holds by name."""
         words: list[str] = []
         bindings: dict[str, object] = {}
         for d, value in values:
-            argument, field = self.argument(d.name), d.name.removeprefix("Experiment.")
-            if argument is None:
+            field = d.name.removeprefix("Experiment.")
+            argument = _ARGUMENT_OF.get(field, field)
+            if argument not in self.plain:
                 bindings[f"Experiment.{field}" if field in self.fields else d.name] = value
-            elif value is True:
-                words.append(f"--{argument}")
             elif value is not False:
-                words.append(f"--{argument}={value}")
+                words.append(f"--{argument}" if value is True else f"--{argument}={value}")
         return words, bindings
 
     def with_values(self, values: Iterable[tuple[Dimension, object]], file: Path) -> list[str]:
@@ -216,7 +206,7 @@ class Study:
             raise ValueError(
                 'say what to search over, for example --space "learning_rate=loguniform(1e-5,1e-3)" "Agent.gamma=choice(0.99,0.999)"'
             )
-        space = TrainCommand(args, parse_space(args.space or ())).space
+        self.command = TrainCommand(args, parse_space(args.space or ()))
         self.directory.mkdir(parents=True, exist_ok=True)
         with exclusive(self.directory), warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -229,25 +219,25 @@ class Study:
             seed = None if args.seed is None else args.seed + len(self.study.trials)
             # other processes' trials count as bad ones
             self.study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
-            texts = self._record_space([d.text for d in space])
-        self.command = TrainCommand(args, parse_space(texts))
+            self._compare_with_record()
+        if not args.space:
+            self.command.space = parse_space(self.study.user_attrs["space"])
 
-    def _record_space(self, texts: list[str]) -> list[str]:
-        """Record what the study was begun with, and return its space.
+    def _compare_with_record(self) -> None:
+        """Record what the study was begun with.
 
         Raises:
             ValueError: it was begun with other settings.
         """
         args, known = self.args, self.study.user_attrs
-        about = {"env": args.env, "metric": args.metric, "direction": args.direction, "space": sorted(texts)}
-        for name, value in about.items():
+        space = sorted(d.text for d in self.command.space)
+        for name, value in {"env": args.env, "metric": args.metric, "direction": args.direction, "space": space}.items():
             if not known:
                 self.study.set_user_attr(name, value)
             elif value and known[name] != value:
                 raise ValueError(
                     f"the study in {self.directory} has {name} {known[name]!r}, not {value!r}; another --run_name begins a new one"
                 )
-        return texts or list(known["space"])
 
     def trials(self, *states: optuna.trial.TrialState) -> list[optuna.trial.FrozenTrial]:
         """The trials in some states; of all, if none is given."""
@@ -283,7 +273,7 @@ class Study:
             self.study.tell(trial, state=self.states.FAIL)
             outcome = f"failed: {type(err).__name__}: {str(err).partition(chr(10))[0]}"
         except (Stopped, KeyboardInterrupt):
-            self._give_back(trial.number, name, trial.params)
+            self._give_back(trial)
             raise
         except BaseException:
             self.study.tell(trial, state=self.states.FAIL)
@@ -322,8 +312,6 @@ class Study:
             raise ValueError("no rollout ended in the last evaluation: set --eval_timesteps to the length of a rollout or more")
         return prune.value
 
-    # ---- trials of processes that ended ---------------------------------------------------------------------------------
-
     def _lock(self, trial: optuna.trial.BaseTrial) -> RunLock:
         return RunLock(self.directory / "locks" / _run_of(trial))
 
@@ -337,18 +325,16 @@ class Study:
                 continue
             # another process may have ended the trial, and then freed its lock, since the list was made
             if self.trials()[trial.number].state == self.states.RUNNING:
-                self._give_back(trial.number, _run_of(trial), trial.params)
+                self._give_back(trial)
             lock.release()
 
-    def _give_back(self, number: int, name: str, params: dict[str, Any]) -> None:
+    def _give_back(self, trial: optuna.trial.BaseTrial) -> None:
         from optuna.exceptions import ExperimentalWarning
 
-        self.study.tell(number, state=self.states.FAIL)
+        self.study.tell(trial.number, state=self.states.FAIL)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
-            self.study.enqueue_trial(params, user_attrs={"run": name})
-
-    # ---- the best -------------------------------------------------------------------------------------------------------
+            self.study.enqueue_trial(trial.params, user_attrs={"run": _run_of(trial)})
 
     def summary(self) -> str:
         """The best trials, how the others ended, and commands for the best settings."""
@@ -357,18 +343,20 @@ class Study:
         ended = f"{len(done)} trials finished, {len(self.trials(self.states.PRUNED))} stopped early"
         if not done:
             return f"\n{ended}: no best settings yet"
-        names = [d.name for d in self.command.space]
-        rows = [["trial", self.args.metric, *names]]
-        rows += [[_run_of(t), _format(t.values[0]), *(_format(t.params.get(n)) for n in names)] for t in done[:SHOWN]]
+        space, file, best = self.command.space, self.directory / "best.gin", done[0]
+        rows = [["trial", self.args.metric, *(d.name for d in space)]]
+        rows += [[_run_of(t), _format(t.values[0]), *(_format(t.params.get(d.name)) for d in space)] for t in done[:SHOWN]]
         widths = [max(map(len, column)) for column in zip(*rows)]
         table = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows]
-        best, file = self.directory / _run_of(done[0]), self.directory / "best.gin"
         file.unlink(missing_ok=True)
-        values = [(d, d.value_of(done[0].params[d.name])) for d in self.command.space]
+        values = [(d, d.value_of(best.params[d.name])) for d in space]
         words = ["amago", "train", *self.command.with_values(values, file), "--run_name", f"{self.args.run_name}_best"]
         return "\n".join(
             ["", f"the best of {self.directory} ({ended})", *table, "", "to train with these settings:", shlex.join(words), ""]
-            + [eval_command(best, self.args.env), shlex.join(["amago", "report", str(self.directory)])]
+            + [
+                eval_command(self.directory / _run_of(best), self.args.env),
+                shlex.join(["amago", "report", str(self.directory)]),
+            ]
         )
 
 

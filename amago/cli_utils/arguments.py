@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from argparse import SUPPRESS, Action, ArgumentDefaultsHelpFormatter, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
 from math import inf
@@ -13,9 +14,7 @@ from amago.cli_utils.parts import AGENTS, CNNS, REGISTRIES, TRAJ_ENCODERS
 from amago.envs.pool import ENV_MODES
 from amago.run.settings import PROGRESS, ExperimentSettings
 
-SETTINGS = {
-    field.name: field for field in dataclasses.fields(ExperimentSettings) if field.metadata["help"]
-}  # fmt: skip
+SETTINGS = {field.name: field for field in dataclasses.fields(ExperimentSettings) if field.metadata["help"]}
 """Fields of `amago.Experiment` by the argument that `amago.run.settings.setting` declares for them."""
 
 
@@ -45,6 +44,18 @@ def whole_number(text: str) -> int:
     if not value.is_integer():
         raise ArgumentTypeError(f"{text!r} is not a whole number")
     return int(value)
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """The type of a whole number that is not below ``least``."""
+
+    def parse(text: str) -> int:
+        value = whole_number(text)
+        if value < least:
+            raise ArgumentTypeError(f"must be at least {least}, got {text}")
+        return value
+
+    return parse
 
 
 class DefaultsHelpFormatter(ArgumentDefaultsHelpFormatter):
@@ -125,13 +136,6 @@ class _Together(Action):
             setattr(namespace, dest, values)
 
 
-class _NoAsync(Action):
-    """``--no_async``: ``--env_mode sync``."""
-
-    def __call__(self, parser: ArgumentParser, namespace: Namespace, values: object, option_string: str | None = None) -> None:
-        namespace.no_async, namespace.env_mode = True, "sync"
-
-
 def add_common_cli(parser: ArgumentParser) -> ArgumentParser:
     """Add the arguments that all training scripts share, with the original's defaults. `create_experiment_from_cli` reads them.
 
@@ -144,31 +148,31 @@ def add_common_cli(parser: ArgumentParser) -> ArgumentParser:
     return parser
 
 
-class _Group:
-    """Adds arguments to a group of a parser."""
+Add = Callable[..., None]
 
-    def __init__(self, parser: ArgumentParser, title: str) -> None:
-        self.group = parser.add_argument_group(title)
 
-    def add(self, name: str, help: str, *others: str, **options: Any) -> None:
-        """Add an argument with both spellings, ``--run_name`` and ``--run-name``, and other names; a whole number by default."""
+def _group(parser: ArgumentParser, title: str) -> tuple[Add, Add]:
+    """Two functions that add an argument to a new group: one a whole number by default, one False unless it is given.
+
+    Each argument has both spellings, ``--run_name`` and ``--run-name``.
+    """
+    group = parser.add_argument_group(title)
+
+    def add(name: str, help: str, *others: str, **options: Any) -> None:
         if not options.keys() & {"type", "action", "choices", "nargs"}:
             options["type"] = whole_number
         spellings = dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}", *others))
-        action = self.group.add_argument(*spellings, dest=name, help=help, **options)
+        action = group.add_argument(*spellings, dest=name, help=help, **options)
         action.option_strings = _Spellings(action)
 
-    def switch(self, name: str, help: str) -> None:
-        """Add an argument that is False unless it is given."""
-        self.add(name, help, action="store_true")
+    return add, functools.partial(add, action="store_true")
 
 
 _BOTH: dict[str, Any] = {"type": whole_number, "action": _Together}
 
 
 def _add_collecting(parser: ArgumentParser) -> None:
-    group = _Group(parser, "files")
-    add, switch = group.add, group.switch
+    add, switch = _group(parser, "files")
     add("run_name", "name of the run; --trials appends _trial_N", type=str, required=True)
     add("buffer_dir", "directory for replay buffers, checkpoints and logs", type=str, required=True)
     add("ckpt", "go on with the training state saved in this epoch, or with the weights where only these are left")
@@ -181,8 +185,7 @@ def _add_collecting(parser: ArgumentParser) -> None:
     add("dset_max_size", "most trajectories in the replay buffer", default=20_000)
     add("dset_max_bytes", "most bytes in the replay buffer", default=inf)
 
-    group = _Group(parser, "agent")
-    add, switch = group.add, group.switch
+    add, switch = _group(parser, "agent")
     add("agent_type", "kind of agent", default="agent", choices=sorted(AGENTS))
     add("traj_encoder", "sequence model", default="transformer", choices=sorted(TRAJ_ENCODERS))
     add("memory_size", "width of the sequence model", default=256)
@@ -190,13 +193,12 @@ def _add_collecting(parser: ArgumentParser) -> None:
     context = "context length in timesteps; if not given, the script chooses"
     add("max_seq_len", context, dests=("common_max_seq_len",), **_BOTH)
 
-    group = _Group(parser, "data collection")
-    add, switch = group.add, group.switch
+    add, switch = _group(parser, "data collection")
     add("parallel_actors", "number of environments that run in parallel", default=12)
     add("timesteps_per_epoch", "environment steps of each actor in an epoch", default=1000)
     modes = "worker processes (async), this process (sync), or one environment with a batch dimension"
     add("env_mode", modes, default="async", choices=ENV_MODES)
-    add("no_async", "step all environments in this process, without workers", action=_NoAsync, nargs=0, default=False)
+    switch("no_async", "step all environments in this process, without workers: --env_mode sync")
     roles = "whether this process collects, learns, or does both"
     add("mode", roles, default="both", choices=("both", "collect", "learn"))
     add("start_learning_at_epoch", "epochs of collection before the first update", default=0)
@@ -205,8 +207,7 @@ def _add_collecting(parser: ArgumentParser) -> None:
 
 
 def _add_learning(parser: ArgumentParser) -> None:
-    group = _Group(parser, "learning")
-    add, switch = group.add, group.switch
+    add, switch = _group(parser, "learning")
     for name, other in (("batches_per_epoch", "grads_per_epoch"), ("grads_per_epoch", "batches_per_epoch")):
         add(name, f"batches in an epoch; the same as --{other}", default=_Default(1000), dests=(other,), **_BOTH)
     add("dloader_workers", "threads that read batches ahead", default=8)
@@ -218,8 +219,7 @@ def _add_learning(parser: ArgumentParser) -> None:
     files = "gin files, applied from left to right after all other settings"
     add("configs", files, nargs="*", default=(), metavar="FILE.gin")
 
-    group = _Group(parser, "several processes")
-    add, switch = group.add, group.switch
+    add, switch = _group(parser, "several processes")
     launch = "run as one learner and so many collectors, each with all actors, which overlap ('amago launch'); 0: one process"
     add("collectors", launch, default=0)
     add("learners", "with --collectors: processes that train together", default=1)
@@ -235,8 +235,7 @@ def _add_learning(parser: ArgumentParser) -> None:
     add("max_undelivered", waiting, type=float, metavar="GB")
     add("bus", "collectors on other machines deliver there ('amago launch --help')", type=str, metavar="URL")
 
-    group = _Group(parser, "logging")
-    add, switch = group.add, group.switch
+    add, switch = _group(parser, "logging")
     switch("log", "log to Weights & Biases (AMAGO_WANDB_PROJECT, AMAGO_WANDB_ENTITY)")
     switch("no_log", "do not log to Weights & Biases, whatever --log says")
     switch("tensorboard", "log to TensorBoard")
@@ -246,8 +245,7 @@ def _add_learning(parser: ArgumentParser) -> None:
     add("progress", progress, default="rich", choices=PROGRESS)
     switch("quiet", "print neither progress nor notes")
 
-    group = _Group(parser, "settings of the experiment")
-    add, switch = group.add, group.switch
+    add, switch = _group(parser, "settings of the experiment")
     known = {action.dest for action in parser._actions}
     for name, field in SETTINGS.items():  # that declare their arguments themselves
         if name not in known and isinstance(field.default, bool):
@@ -281,8 +279,7 @@ def experiment_fields_from_cli(args: Namespace) -> dict[str, Any]:
     # the one of two names whose default a script has changed; None before a command has chosen
     batches = args.batches_per_epoch if isinstance(args.grads_per_epoch, _Default) else args.grads_per_epoch
     given = vars(args)
-    declared = {field.name: given[name] for name, field in SETTINGS.items()}
-    return declared | {
+    return {name: given[name] for name in SETTINGS} | {
         "ckpt_base_dir": args.buffer_dir, "parallel_actors": args.parallel_actors, "train_timesteps_per_epoch": args.timesteps_per_epoch,
         "env_mode": "sync" if args.no_async else args.env_mode, "start_learning_at_epoch": args.start_learning_at_epoch,
         "train_batches_per_epoch": None if batches is None else int(batches), "resume": args.resume, "overwrite": args.overwrite,

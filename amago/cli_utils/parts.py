@@ -49,9 +49,6 @@ def use_config(custom_params: Config | None = None, gin_configs: Iterable[str] |
         custom_params: {"Class.argument": value}.
         gin_configs: paths; "zoo/NAME" for settings that come with the library.
         finalize: run gin's finalize hooks, which a script has registered by ``gin.config.register_finalize_hook``. The config is not locked.
-
-    Raises:
-        ValueError: a file cannot be read, or a class or argument does not exist; the message names the nearest that do.
     """
     for line in gin_config.change(custom_params or {}, gin_configs or ()):
         log.warning("use_config: %s", line)
@@ -66,9 +63,6 @@ def register(kind: str, name: str, cls: type) -> None:
         kind: "traj_encoder", "tstep_encoder", "agent", "exploration", "actor", "critic", "cnn" or "distribution".
         name: the new name. `add_common_cli` offers it if it is called afterwards.
         cls: a class with the decorator ``@gin.configurable``.
-
-    Raises:
-        ValueError: there is no such kind, the name is taken, or the class is not configurable.
     """
     if kind not in REGISTRIES:
         raise ValueError(f"kind must be one of {', '.join(sorted(REGISTRIES))}, got kind={kind!r}")
@@ -104,7 +98,7 @@ def _switch(kind: str, arch: object, config: Config, options: dict[str, Any]) ->
 def switch_traj_encoder(
     config: Config, arch: str | type[TrajEncoder], memory_size: int | None = None, layers: int | None = None, **kwargs: object
 ) -> type[TrajEncoder]:
-    """Choose the sequence model and write its arguments into ``config``.
+    """Choose the sequence model, write its arguments into ``config``, and return its class.
 
     Args:
         config: {"Class.argument": value}, for `use_config`.
@@ -112,12 +106,6 @@ def switch_traj_encoder(
         memory_size: width of the model, under the class's own name for it; None: its default.
         layers: number of layers; None: the class's default.
         kwargs: other arguments of the class. They win over ``memory_size`` and ``layers``.
-
-    Returns:
-        the class.
-
-    Raises:
-        ValueError: there is no such name or argument.
     """
     chosen = _chosen("traj_encoder", arch)
     sizes: dict[str, object] = {}

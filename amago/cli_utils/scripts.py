@@ -37,20 +37,13 @@ UNTIL_STOPPED = 10**9
 
 
 def switch_async_mode(experiment: Experiment, mode: str) -> Experiment:
-    """Let this process only collect or only learn. Call it before ``experiment.start()``.
+    """Let this process only collect or only learn. Call it before ``experiment.start()``; it changes the experiment, and returns it.
 
     All processes of a run need the same run name, directories and networks.
 
     Args:
-        experiment: is changed.
         mode: "collect": act and evaluate with the newest published weights until the process is stopped; never train, and delete
             nothing. "learn": train and publish weights; never act. "both": no change.
-
-    Returns:
-        the experiment.
-
-    Raises:
-        ValueError: the mode is none of these.
     """
     if mode == "collect":
         return make_experiment_collect_only(experiment)
@@ -91,7 +84,7 @@ def create_experiment_from_cli(
     dataset: RLDataset | None = None,
     **fields: object,
 ) -> Experiment:
-    """Make an `amago.Experiment` from the arguments of `add_common_cli` and the values that depend on the environment.
+    """Make an `amago.Experiment`, not started, from the arguments of `add_common_cli` and the values that depend on the environment.
 
     ``--mode`` has no effect here: `run_trials` and `switch_async_mode` apply it. With ``--collectors`` the process is replaced by a launcher
     that runs the same command line in several processes.
@@ -109,12 +102,6 @@ def create_experiment_from_cli(
         traj_save_len: see `amago.Experiment`; None: its default.
         dataset: None: a `amago.loading.DiskTrajDataset` in ``--buffer_dir``, named like the run.
         fields: other fields of the experiment. They win over the command line.
-
-    Returns:
-        the experiment, not started.
-
-    Raises:
-        ValueError: the number of steps of an evaluation is not given; the arguments contradict ``--collectors``.
     """
     args = command_line_args
     relaunch_if_asked(args)
@@ -156,9 +143,6 @@ def run_trials(
         make_experiment: makes an experiment from these arguments; it must not start it.
         test: evaluates a trained experiment. It is not called with ``--mode learn``.
         started: called with each experiment after its ``start()``, for example to write files into the run's directory.
-
-    Raises:
-        CheckpointError: the run has no checkpoint ``--ckpt``.
     """
     relaunch_if_asked(args)
     for trial in range(args.trials):
@@ -172,8 +156,7 @@ def run_trials(
         experiment.epochs = epochs  # --epochs counts for a collector, too
         saved = RunCheckpoints(experiment.run_dir, experiment.run_name)
         has_state = own.ckpt in map(checkpoint.epoch_of, checkpoint.training_states(saved.states))
-        if own.ckpt is not None and not has_state and not saved.weights_of_epoch(own.ckpt).is_file():
-            weights = saved.weights_of_epoch(own.ckpt)
+        if own.ckpt is not None and not has_state and not (weights := saved.weights_of_epoch(own.ckpt)).is_file():
             raise CheckpointError(f"no training state of epoch {own.ckpt} in {saved.states}, and no weights at {weights}")
         experiment.start()
         try:
@@ -198,11 +181,9 @@ def evaluate_after_training(
     """Evaluate with ``experiment.evaluate_test`` and print the metrics as a table.
 
     Args:
-        experiment: has been started.
         timesteps: steps of each actor; None: 2.5 times ``val_timesteps_per_epoch``, which is five rollouts where that is two, and ten
             times as many if no rollout ends within these.
         make_env: the test environments; None: the validation environments.
-        title: title of the table.
     """
     steps = 5 * (experiment.val_timesteps_per_epoch // 2) + 1 if timesteps is None else timesteps
     make_test_env = experiment.make_val_env if make_env is None else make_env
@@ -236,12 +217,7 @@ def main(
     test: Callable[[Experiment], Any] = evaluate_after_training,
     argv: Sequence[str] | None = None,
 ) -> None:
-    """Run a training script: `parse_args`, then `run_trials`.
-
-    Args:
-        description, add_cli, argv: see `parse_args`.
-        make_experiment, test: see `run_trials`.
-    """
+    """Run a training script: `parse_args`, then `run_trials`."""
     run_trials(parse_args(description, add_cli, argv), make_experiment, test)
 
 
@@ -252,7 +228,7 @@ _MARK = "_amago_raised_while_running"
 
 @contextmanager
 def running() -> Iterator[None]:
-    """Mark errors that leave the block as errors of training or evaluation, for `raised_while_running`."""
+    """Mark errors of training or evaluation: the `amago` command shows their traceback. Others concern the arguments."""
     try:
         yield
     except Exception as err:
@@ -261,8 +237,7 @@ def running() -> Iterator[None]:
 
 
 def raised_while_running(err: Exception) -> bool:
-    """True if an error was raised in a block of `running`. The `amago` command shows the traceback of such an error, and only
-    the message of others, because they concern the arguments."""
+    """True if an error was raised in a block of `running`."""
     return _MARK in vars(err)
 
 
@@ -272,10 +247,7 @@ def raised_while_running(err: Exception) -> bool:
 def relaunch_if_asked(args: Namespace) -> None:
     """Replace this process by a launcher that runs the same command line with several processes, if ``--collectors`` is given.
 
-    In the processes that the launcher starts, and without ``--collectors``, this does nothing.
-
-    Raises:
-        ValueError: the arguments contradict ``--collectors``, or this process was not started by a command line that has it.
+    In the processes that the launcher starts, this does nothing.
     """
     given = vars(args)
     if os.environ.get(VARIABLE):

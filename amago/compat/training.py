@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from amago import config, ops
+from amago.describe import describe
 
 
 def masked_avg(tensor: Tensor, mask: Tensor | float = 1.0) -> Tensor:
@@ -43,70 +44,40 @@ def count_params(module: nn.Module) -> int:
 def get_constant_schedule_with_warmup(
     optimizer: torch.optim.Optimizer, num_warmup_steps: int, last_epoch: int = -1
 ) -> torch.optim.lr_scheduler.LambdaLR:
-    """A learning rate that rises from 0 in ``num_warmup_steps`` equal steps and then stays constant.
-
-    Args:
-        optimizer: its learning rate is the constant.
-        num_warmup_steps: steps until it is reached.
-        last_epoch: see `torch.optim.lr_scheduler.LambdaLR`.
-    """
-
-    def factor(step: int) -> float:
-        return min(1.0, step / max(1, num_warmup_steps))
-
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor, last_epoch)
+    """A learning rate that rises from 0 to the optimizer's in ``num_warmup_steps`` equal steps and then stays constant."""
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / max(1, num_warmup_steps)), last_epoch)
 
 
 def retry_load_checkpoint(
     ckpt_path: str | os.PathLike[str], map_location: torch.device | str | None = None, tries: int = 10
 ) -> Any:
-    """Load a file that another process may be writing.
+    """Load a file that another process may be writing; None if there is no such file.
 
     Args:
         ckpt_path: a file of ``torch.save`` that holds tensors. Anything that needs code to load, such as a pickled object, is refused.
         map_location: device, as of ``torch.load``.
-        tries: number of attempts, 0.1 to 1 seconds apart.
-
-    Returns:
-        the content of the file; None if there is no such file.
-
-    Raises:
-        ValueError: ``tries`` is below 1.
-        Exception: the error of the last attempt.
+        tries: number of attempts, 0.1 to 1 seconds apart; the error of the last one is raised.
     """
-    if tries < 1:
-        raise ValueError(f"tries must be at least 1, got tries={tries}")
-    for attempt in range(1, tries + 1):
-        if not Path(ckpt_path).exists():
-            return None
+    attempt = 1
+    while Path(ckpt_path).exists():
         try:
             return torch.load(ckpt_path, map_location=map_location, weights_only=True)
         except Exception:
-            if attempt == tries:
+            if attempt >= tries:
                 raise
-            time.sleep(min(1.0, 0.1 * attempt))
-    raise AssertionError("unreachable")
+        time.sleep(min(1.0, 0.1 * attempt))
+        attempt += 1
+    return None
 
 
 def gin_as_wandb_config() -> dict[str, Any]:
     """All bindings in force, {"selector.parameter": value}; values that are no numbers, texts or lists of these as text."""
 
-    def plain(value: object) -> Any:
-        if isinstance(value, (bool, int, float, str, type(None))):
-            return value
-        if isinstance(value, (list, tuple)):
-            return [plain(v) for v in value]
-        return value.__qualname__ if isinstance(value, type) else repr(value)
-
-    return {name: plain(value) for name, value in config.bindings().items()}
+    return {name: describe(value) for name, value in config.bindings().items()}
 
 
 def sum_over_accelerate(data: Mapping[str, Any]) -> dict[str, float]:
-    """The sum of each number over all processes of the run (Accelerate's); every process gets it.
-
-    Args:
-        data: numbers, or tensors of one element, with the same keys in every process.
-    """
+    """The sum of each number, or tensor of one element, over all processes of the run; they have the same keys in each."""
     return _reduced(data, "sum")
 
 
@@ -131,18 +102,10 @@ def _reduced(data: Mapping[str, Any], how: str) -> dict[str, float]:
 
 @gin.configurable(module="amago.utils")
 class AdamWRel(torch.optim.AdamW):
-    """AdamW whose step count, on which the bias correction depends, returns to 0 at regular intervals.
+    """AdamW whose step count, on which the bias correction depends, returns to 0 after every ``reset_interval`` steps.
 
-    That suits targets that change: the first steps after each change are larger (Adam-Rel, Ellis et al. 2024, arXiv 2412.17113).
-
-    Args:
-        params: as of `torch.optim.AdamW`.
-        reset_interval: steps between two resets.
-        lr, betas, eps, weight_decay, amsgrad: as of `torch.optim.AdamW`.
-        options: other arguments of `torch.optim.AdamW`.
-
-    Raises:
-        ValueError: ``reset_interval`` is below 1.
+    That suits targets that change: the first steps after each change are larger (Adam-Rel, Ellis et al. 2024, arXiv 2412.17113). The
+    other arguments are those of `torch.optim.AdamW`.
     """
 
     def __init__(

@@ -16,9 +16,9 @@ from torch import Tensor
 from amago.agent import BaseAgent
 from amago.data.trajectory import rl2
 from amago.policy.export import export_policy
-from amago.policy.spec import describe_agent, raw_space
+from amago.policy.spec import describe_agent
 from amago.run.checkpoint import save_weights
-from amago.spaces import NonFiniteError, ObsReader
+from amago.spaces import NonFiniteError, ObsReader, from_description
 
 SUFFIXES = (".pt", ".safetensors")
 """Of files with a policy."""
@@ -58,7 +58,8 @@ class Policy:
         self.agent = agent.to(device).eval()
         self.num_envs, self.sample, self.device = num_envs, sample, torch.device(device)
         self.action_space, self.observation_space = agent.action_space, agent.obs_space
-        self.raw_observation_space: gym.Space[Any] = raw_space(self.description, agent.obs_space)
+        raw = self.description.get("raw_observation_space")
+        self.raw_observation_space: gym.Space[Any] = agent.obs_space if raw is None else from_description(raw)
         self.hides_rewards = bool(getattr(agent.tstep_encoder, "hide_rl2s", False))
         self._read = ObsReader(agent.obs_space, self.raw_observation_space, num_envs)
         self.reset()
@@ -84,18 +85,10 @@ class Policy:
     def export(self, path: str | Path) -> Path:
         """Write one step of the policy, (observation, memory) -> (action, memory), for programs without amago.
 
-        The step takes any number of environments. It returns the mode of the policy, and the parameters of the distribution.
+        `amago.policy.export.export_policy` lists inputs, outputs and errors. The action is the mode of the policy.
 
         Args:
-            path: ends in ``.onnx`` (for onnxruntime) or ``.pt2`` (for ``torch.export.load``). `amago.policy.export.export_policy`
-                lists the inputs and outputs.
-
-        Returns:
-            the path.
-
-        Raises:
-            ValueError: the path has another suffix, or the agent cannot be exported.
-            ImportError: the packages that ONNX needs are missing (``pip install 'amago[export]'``).
+            path: ends in ``.onnx`` (for onnxruntime) or ``.pt2`` (for ``torch.export.load``); it is returned.
         """
         return export_policy(self.agent, path)
 
@@ -106,10 +99,7 @@ class Policy:
 
         Args:
             path: ends in ``.pt`` (a PyTorch state dict, its description among the metadata that PyTorch keeps with it) or
-                ``.safetensors`` (its description in the header).
-
-        Returns:
-            the path.
+                ``.safetensors`` (its description in the header); it is returned.
 
         Raises:
             ValueError: the path has another suffix.
@@ -117,9 +107,12 @@ class Policy:
         path = Path(path).expanduser()
         if path.suffix not in SUFFIXES:
             raise ValueError(f"path={str(path)!r} must end in {' or '.join(SUFFIXES)}; `Policy.export` writes .onnx and .pt2")
-        chosen = {} if self.gamma is None else {"gamma": self.gamma}
-        save_weights(self.agent.state_dict(), path, self.version, self.description | chosen)
+        save_weights(self.agent.state_dict(), path, self.version, self.full_description())
         return path
+
+    def full_description(self) -> dict[str, Any]:
+        """The description with the discount that acts, as files of policies hold it."""
+        return self.description | ({} if self.gamma is None else {"gamma": self.gamma})
 
     def act(self, obs: object, reward: ArrayLike | None = None, done: ArrayLike | None = None) -> Any:
         """Choose an action, and remember the observation.
@@ -149,13 +142,9 @@ class Policy:
             self._memory = self.agent.reset_hidden_state(self._memory, dones)
             self._prev[dones], self._time[dones] = 0.0, 0
         rl2s = rl2(rewards, self._prev)
-        stored, self._memory = self.agent.get_actions(
-            {k: self._tensor(v) for k, v in arrays.items()},
-            self._tensor(rl2s),
-            self._tensor(self._time),
-            self._memory,
-            self.sample,
-        )
+        tensors = {k: self._tensor(v) for k, v in arrays.items()}
+        steps = tensors, self._tensor(rl2s), self._tensor(self._time)
+        stored, self._memory = self.agent.get_actions(*steps, self._memory, self.sample)
         actions = stored.cpu().numpy()
         self._prev = self.agent.action_spec.to_vector(actions)
         self._time += 1

@@ -8,16 +8,17 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from huggingface_hub import EvalResult, HfApi, ModelCardData
+from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData
 
 from amago import __version__
 from amago.envs import AMAGOEnv
@@ -25,15 +26,14 @@ from amago.policy.acting import Policy
 from amago.policy.load import load_policy
 from amago.policy.memory import Estimate
 from amago.policy.playing import play
-from amago.policy.secrets import SECRET_NAME, find_secrets, secrets_in
 from amago.policy.spec import SPEC_FILE, modules_of, without_run
 from amago.run.checkpoint import load_weight_file, save_weights
 from amago.run.plots import read_metrics
 from amago.run.record import read_record
 
-WEIGHTS_FILE, RESULTS_FILE, PAGE_FILE, SETTINGS_FILE = "policy.safetensors", "results.json", "README.md", "settings.json"
+WEIGHTS_FILE, PAGE_FILE = "policy.safetensors", "README.md"
 FILES = (
-    PAGE_FILE, WEIGHTS_FILE, SPEC_FILE, SETTINGS_FILE, RESULTS_FILE, "train_args.json", "replay.mp4", "replay.gif", "LICENSE", "memory.png",
+    PAGE_FILE, WEIGHTS_FILE, SPEC_FILE, "settings.json", "results.json", "train_args.json", "replay.mp4", "replay.gif", "LICENSE", "memory.png",
 )  # fmt: skip
 """The files of cards that are sent and fetched; others are not. The Hub plays ``replay.mp4`` beside the page."""
 LEFT_OUT = "(left out)"
@@ -52,8 +52,7 @@ class HubError(RuntimeError):
 # ---- results ---------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Score:
+class Score(NamedTuple):
     """A number that each of several rollouts has.
 
     Attributes:
@@ -72,15 +71,14 @@ class Score:
     def of(cls, values: Sequence[float]) -> Score:
         """The score of at least one rollout; values that are not finite do not count."""
         kept = np.asarray([v for v in values if math.isfinite(v)], np.float64)
-        estimate = Estimate.of(kept)
-        return cls(estimate.mean, estimate.low, estimate.high, float(kept.std()) if len(kept) else math.nan, len(kept))
+        return cls(*Estimate.of(kept), float(kept.std()) if len(kept) else math.nan, len(kept))
 
     def __str__(self) -> str:
         return f"{self.mean:.4g} ({self.low:.4g} to {self.high:.4g})"
 
     def as_json(self) -> dict[str, Any]:
-        numbers = {"mean": self.mean, "interval_95": [self.low, self.high], "std": self.std}
-        return {k: _finite(v) for k, v in numbers.items()} | {"rollouts": self.rollouts}
+        interval = _finite([self.low, self.high])
+        return {"mean": _finite(self.mean), "interval_95": interval, "std": _finite(self.std), "rollouts": self.rollouts}
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,7 @@ def measure(
     max_steps: int,
     greedy: bool = False,
     seed: int = 0,
-    on_step: Callable[[int], None] | None = None,
+    on_step: Callable[[int], object] | None = None,
 ) -> Results:
     """Play complete rollouts.
 
@@ -143,9 +141,6 @@ def measure(
         greedy: take the mode of the policy instead of sampling from it.
         seed: the environment of rollout i is reset with ``seed + i``.
         on_step: see `amago.policy.playing.play`.
-
-    Raises:
-        ValueError: there are fewer than two rollouts, no environments, or one with several rows.
     """
     if episodes < 2:
         raise ValueError(f"an interval needs at least 2 rollouts, got episodes={episodes}")
@@ -186,7 +181,7 @@ def write_card(
 
     Args:
         results: of `measure`.
-        out: the directory, which is created.
+        out: the directory, which is created and returned.
         run_dir: the run, from which the settings and the extent of training are taken; None: they are left out.
         name: of the agent; None: the name of the run's directory.
         environment: how to name it, for the page.
@@ -195,9 +190,6 @@ def write_card(
         film: called with a directory; makes a video in it, and returns (its file's name, ""), or (None, why there is none).
         extra_files: {name: text} of more files.
         overwrite: replace an earlier card at ``out``.
-
-    Returns:
-        ``out``.
 
     Raises:
         ValueError: ``out`` exists (and is no card, or ``overwrite`` is not set), the agent has classes of the script itself (``__main__``),
@@ -209,7 +201,7 @@ def write_card(
         raise ValueError(f"{out} exists already: name another directory, or replace it with overwrite=True (--overwrite)")
     if replaces and (lacking := _missing_in(out)):
         raise ValueError(f"{out} is no card (it lacks {', '.join(lacking)}), so it is not replaced")
-    description = without_run(policy.description) | ({} if policy.gamma is None else {"gamma": policy.gamma})
+    description = without_run(policy.full_description())
     needs = modules_of(description)
     if "__main__" in needs:
         raise ValueError(
@@ -222,18 +214,22 @@ def write_card(
         card = Path(scratch, "card")
         card.mkdir()
         settings = None if run_dir is None else public_settings(run_dir)
-        contents = {SPEC_FILE: description, RESULTS_FILE: results.as_json()} | ({SETTINGS_FILE: settings} if settings else {})
+        contents = {SPEC_FILE: description, "results.json": results.as_json()} | (
+            {"settings.json": settings} if settings else {}
+        )
         texts = {file: json.dumps(content, indent=1) + "\n" for file, content in contents.items()} | (extra_files or {})
         save_weights(policy.agent.state_dict(), card / WEIGHTS_FILE, policy.version, description)
         video, reason = (None, "none was asked for") if film is None else film(card)
         title = name or (out.name if run_dir is None else run_dir.resolve().name)
-        texts[PAGE_FILE] = (
-            f"---\n{_header(title, results, licence)}\n---\n\n# {_escape(title)}\n\n"
-            f"An agent that was trained with amago, by reinforcement learning, to act in {', '.join(map(_code, results.returns))}.\n\n"
-            f"{_show(video, reason)}\n\n## Results\n\n{_results_table(results)}\n\n## Use\n\n{_usage(needs, environment)}\n\n"
-            f"## The agent\n\n{_agent_table(description, settings, run_dir)}\n"
-        )
-        for file, text in texts.items():
+        scores = {f"return in {_code(name)}": score for name, score in results.scores.items()}
+        scores |= {_escape(name): Score.of(v) for name, v in list(results.metrics.items())[:_MOST_METRICS]}
+        page = ModelCard.from_template(
+            _header(title, results, licence), str(Path(__file__).with_name("card.md")), title=_escape(title),
+            environments=", ".join(map(_code, results.returns)), video=video, reason=_escape(reason), results=results, scores=scores,
+            rollouts=sum(map(len, results.returns.values())), needs=needs, packages=", ".join(map(_code, needs)), environment=environment,
+            agent=_about_agent(description, settings, run_dir), settings=settings,
+        )  # fmt: skip
+        for file, text in (texts | {PAGE_FILE: page.content}).items():
             (card / file).write_text(text, encoding="utf-8")
         refuse_secrets(card)
         load_policy(card, modules=[*needs, *modules])  # the card that is shared can be loaded
@@ -248,8 +244,8 @@ def _missing_in(directory: Path) -> list[str]:
     return [name for name in (WEIGHTS_FILE, SPEC_FILE, PAGE_FILE) if not (directory / name).is_file()]
 
 
-def _header(title: str, results: Results, licence: str | None) -> str:
-    """YAML, with one result for each name of environment (https://huggingface.co/docs/hub/model-cards)."""
+def _header(title: str, results: Results, licence: str | None) -> ModelCardData:
+    """Data of the page, with one result for each name of environment (https://huggingface.co/docs/hub/model-cards)."""
     found = [
         EvalResult(
             task_type="reinforcement-learning", task_name="reinforcement-learning", dataset_name=name, dataset_type=name, verified=False,
@@ -259,76 +255,28 @@ def _header(title: str, results: Results, licence: str | None) -> str:
         for name, score in results.scores.items()
     ]  # fmt: skip
     tags = list(dict.fromkeys(["reinforcement-learning", "deep-reinforcement-learning", "amago", *results.returns]))
-    about = ModelCardData(
+    return ModelCardData(
         model_name=title, eval_results=found, license=licence, library_name="amago", pipeline_tag="reinforcement-learning", tags=tags
     )  # fmt: skip
-    return about.to_yaml()
 
 
-def _show(video: str | None, reason: str) -> str:
-    if video is None:
-        return f"There is no video: {_escape(reason)}."
-    return f"![One rollout]({video})" if video.endswith(".gif") else f'<video src="{video}" controls></video>'
-
-
-def _results_table(results: Results) -> str:
-    actions = "the policy's most likely actions" if results.greedy else "actions sampled from the policy"
-    cut = f"{results.broken_off} of them had not ended when they were broken off; their rewards until then count.\n\n"
-    scores = {f"return in {_code(name)}": score for name, score in results.scores.items()}
-    scores |= {_escape(name): Score.of(v) for name, v in list(results.metrics.items())[:_MOST_METRICS]}
-    rows = [f"| {k} | {s.mean:.4g} | {s.low:.4g} to {s.high:.4g} | {s.std:.3g} | {s.rollouts} |" for k, s in scores.items()]
-    return (
-        f"{sum(map(len, results.returns.values()))} rollouts with {actions}, without exploration, seed {results.seed}. Intervals are 95% "
-        "percentile-bootstrap intervals of the mean over rollouts of this one agent; they say nothing about other seeds of training. "
-        f"`results.json` has each return.\n\n{cut if results.broken_off else ''}"
-        "| | mean | 95% interval | standard deviation | rollouts |\n| --- | --- | --- | --- | --- |\n" + "\n".join(rows)
-    )
-
-
-def _usage(needs: list[str], environment: str | None) -> str:
-    argument = f", modules={needs!r}" if needs else ""
-    text = f"""\
-```python
-import amago
-
-policy = amago.load_policy("DIRECTORY"{argument})  # where these files are
-obs, _ = env.reset()
-action = policy.act(obs)
-obs, reward, terminated, truncated, _ = env.step(action)
-action = policy.act(obs, reward)  # it remembers; policy.reset() before a new rollout
-```
-
-`amago pull REPOSITORY` downloads the directory. It holds no pickled objects: weights are in `policy.safetensors`, the spaces, sizes and \
-classes of the agent in `policy.json`."""
-    if needs:
-        packages = ", ".join(map(_code, needs))
-        text += f"\n\nThe agent has parts of its own: the Python package {packages} must be installed."
-    if environment is not None:
-        text += f"\n\nTo play the results again: `amago eval DIRECTORY --env {environment}`."
-    return text
-
-
-def _agent_table(description: Mapping[str, Any], settings: dict[str, Any] | None, run_dir: Path | None) -> str:
-    rows = {
-        part.replace("_", " "): _code(description[part].replace(":", "."))
-        for part in ("agent", "tstep_encoder", "traj_encoder")
-    }
+def _about_agent(description: Mapping[str, Any], settings: dict[str, Any] | None, run_dir: Path | None) -> dict[str, str]:
+    """The table about the agent."""
+    parts = ("agent", "tstep_encoder", "traj_encoder")
+    rows = {part.replace("_", " "): _code(description[part].replace(":", ".")) for part in parts}
     rows["context in training, steps"] = str(description["max_seq_len"])
     rows["observations"] = _code(_space(description.get("raw_observation_space") or description["observation_space"]))
     rows["actions"] = _code(_space(description["action_space"]))
     log = read_metrics(run_dir) if run_dir is not None and (run_dir / "metrics.jsonl").is_file() else []
     if log:
-        rows |= {
-            label: f"{max(r[k] for r in log):,.0f}"
-            for k, label in (("env_steps", "environment steps"), ("grad_steps", "updates"))
-        }
+        rows["environment steps"] = f"{max(r['env_steps'] for r in log):,.0f}"
+        rows["updates"] = f"{max(r['grad_steps'] for r in log):,.0f}"
         rows["training, hours"] = f"{max(r['wall_time'] for r in log) / 3600:.2f}"
     if settings is not None:
         rows["versions"] = ", ".join(f"{k} {v}" for k, v in settings["versions"].items())
         machine = [settings["machine"].get("cpu") or "", *(settings["machine"].get("gpus") or [])]
         rows["machine"] = _escape(", ".join(filter(None, machine)))
-    lines = ["| | |", "| --- | --- |", *(f"| {a} | {b} |" for a, b in rows.items())]
-    return "\n".join(lines) + ("" if settings is None else "\n\nAll settings are in `settings.json`.")
+    return rows
 
 
 def _space(described: Mapping[str, Any]) -> str:
@@ -369,16 +317,34 @@ def public_settings(run_dir: Path) -> dict[str, Any] | None:
 def _public(value: object) -> Any:
     if isinstance(value, Mapping):
         return {
-            k: LEFT_OUT if v and isinstance(v, str) and SECRET_NAME.search(k) else _public(v)
+            k: LEFT_OUT if v and isinstance(v, str) and _SECRET_NAME.search(k) else _public(v)
             for k, v in value.items() if k not in _PRIVATE_FIELDS
         }  # fmt: skip
     if isinstance(value, list):
         return [_public(v) for v in value]
-    private = isinstance(value, str) and (value.startswith(("/", "~")) or value[1:3] == ":\\" or secrets_in(value.encode()))
+    private = isinstance(value, str) and (value.startswith(("/", "~")) or value[1:3] == ":\\" or _secrets_in(value.encode()))
     return LEFT_OUT if private else value
 
 
 # ---- secrets ---------------------------------------------------------------------------------------------------------------
+
+_PATTERNS = {
+    "a token of the Hugging Face Hub": rb"\bhf_[A-Za-z0-9]{20,}",
+    "a GitHub token": rb"\b(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,})",
+    "a GitLab token": rb"\bglpat-[A-Za-z0-9_-]{16,}",
+    "an API key that begins with sk-": rb"\bsk-[A-Za-z0-9_-]{20,}",
+    "a key of Weights & Biases": rb"\bwandb_v1_[A-Za-z0-9_-]{20,}|\blocal-[0-9a-f]{40}\b",
+    "an AWS access key": rb"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",
+    "a Google API key": rb"\bAIza[0-9A-Za-z_-]{35}",
+    "a Slack token": rb"\bxox[abeprs]-[A-Za-z0-9-]{10,}",
+    "a JSON web token": rb"\beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.",
+    "a private key": rb"-----BEGIN [A-Z ]*PRIVATE KEY-----",
+    "an address with a password": rb"\b[a-z][a-z0-9+.-]*://[^\s/:@\"']+:[^\s/:@\"']+@",
+}
+_SECRET = r"(?:token|secret|password|passwd|passphrase|credentials?|(?:api|private|access|secret)[_-]?key)"
+_SECRET_NAME = re.compile(rf"(?:^|[._-]){_SECRET}$", re.IGNORECASE)
+# a string under such a name in JSON; also as [name, value], and in JSON inside of a string (headers of weights)
+_SECRET_IN_JSON = re.compile(rf'\\*"((?:[^"\\]*[._-])?{_SECRET})\\*"\s*[:,]\s*\\*"(?!\\*"|\(left out\))', re.IGNORECASE)
 
 
 def refuse_secrets(directory: Path) -> None:
@@ -391,6 +357,34 @@ def refuse_secrets(directory: Path) -> None:
         raise ValueError(
             f"this looks like secrets, which are not shared: {'; '.join(found)}. Remove them, and revoke them where they were shown"
         )
+
+
+def find_secrets(directory: str | Path) -> list[tuple[str, str]]:
+    """(file, kind) of everything in the files of a directory that looks like a secret.
+
+    Secrets are found by the form of known kinds of tokens, as strings in JSON under names such as "api_key", and by the values of
+    variables of this process such as HF_TOKEN. A secret of another form is not found.
+    """
+    found = []
+    for path in sorted(p for p in Path(directory).rglob("*") if p.is_file()):
+        content, name = path.read_bytes(), str(path.relative_to(directory))
+        if path.suffix == ".safetensors":  # the header alone is text; its length is in the first eight bytes
+            content = content[8 : 8 + int.from_bytes(content[:8], "little")]
+        found += [(name, what) for what in _secrets_in(content)]
+        if path.suffix in (".json", ".safetensors"):
+            keys = {match[1] for match in _SECRET_IN_JSON.finditer(content.decode(errors="replace"))}
+            found += [(name, f"a value of {key!r}") for key in sorted(keys)]
+    return found
+
+
+def _secrets_in(content: bytes) -> list[str]:
+    """The kinds of what looks like a secret in some bytes."""
+    found = [what for what, pattern in _PATTERNS.items() if re.search(pattern, content)]
+    for name, value in os.environ.items():  # short values, such as "true", occur by accident; and paths are no secrets
+        secret = len(value) >= 8 and re.search(_SECRET, name, re.IGNORECASE)
+        if secret and value.encode() in content and not os.path.exists(value):
+            found.append(f"the value of the variable {name}")
+    return found
 
 
 # ---- the Hub ---------------------------------------------------------------------------------------------------------------
@@ -406,9 +400,7 @@ def _hub(request: str, token: str | None) -> Iterator[HfApi]:
     except (HubError, ValueError):
         raise
     except Exception as err:  # requests, httpx and hf_xet have different kinds, by version
-        reasons = dict.fromkeys(
-            str(e).strip().partition("\n")[0] or type(e).__name__ for e in (err, err.__cause__) if e is not None
-        )
+        reasons = dict.fromkeys(str(e).strip().partition("\n")[0] or type(e).__name__ for e in (err, err.__cause__) if e)
         raise HubError(
             f"{request} failed at {api.endpoint} ({'; '.join(reasons)}): is the name right, and does your access token (HF_TOKEN, or "
             "'hf auth login') allow it?"
@@ -418,7 +410,7 @@ def _hub(request: str, token: str | None) -> Iterator[HfApi]:
 def push_card(
     directory: str | Path, repo_id: str, private: bool = False, message: str | None = None, token: str | None = None
 ) -> str:
-    """Upload a card to a repository of models, which is created if there is none.
+    """Upload a card to a repository of models, which is created if there is none; returns the address of the page.
 
     Args:
         directory: of `write_card`.
@@ -426,9 +418,6 @@ def push_card(
         private: of a new repository: only its owners see it.
         message: of the commit.
         token: to log in with; None: the variable HF_TOKEN, or the token of ``hf auth login``.
-
-    Returns:
-        the address of the page.
 
     Raises:
         ValueError: the directory is no card, holds files that cards do not have, or something that looks like a secret.
@@ -459,12 +448,9 @@ def pull_card(repo_id: str, out: str | Path | None = None, revision: str | None 
 
     Args:
         repo_id: "USER/NAME".
-        out: the directory, which is created; None: NAME, in the current directory.
+        out: the directory, which appears at once and complete, and is returned; None: NAME, in the current directory.
         revision: a branch, a tag or a commit; None: the newest.
         token: see `push_card`.
-
-    Returns:
-        the directory, complete: it appears at once.
 
     Raises:
         ValueError: ``out`` exists, or ``repo_id`` cannot be a name.

@@ -6,9 +6,10 @@ import inspect
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -31,14 +32,7 @@ DEFAULT_FPS = 10.0
 
 
 def check_draws(env: AMAGOEnv, what: str) -> None:
-    """Reset an environment and draw it once.
-
-    Args:
-        what: the environment's name in the message.
-
-    Raises:
-        ValueError: it does not draw itself as an array.
-    """
+    """Reset an environment and draw it once; ValueError, with its name ``what``, if it does not draw itself as an array."""
     env.reset(seed=0)
     try:
         with _no_devices():
@@ -54,44 +48,29 @@ def check_draws(env: AMAGOEnv, what: str) -> None:
 def film(
     agent: BaseAgent, env: AMAGOEnv, max_steps: int, *, sample: bool, device: torch.device | str, seed: int
 ) -> tuple[EpisodeResult, list[Any], float]:
-    """Play one rollout and draw each of its steps.
+    """Play one rollout with `play` and draw each of its steps.
 
     Args:
-        agent: on ``device``.
         env: of one row, made with ``render_mode="rgb_array"``.
-        max_steps: the rollout is broken off after so many steps.
-        sample: draw actions from the policy; else take its mode.
-        seed: of the environment and of the policy's samples.
 
     Returns:
         the rollout, its pictures (one more than it has steps), and how many of them make a second.
     """
     pictures: list[Any] = []
-
-    def draw(_: int) -> None:
-        pictures.append(env.render())
-
+    options: dict[str, Any] = {"sample": sample, "device": device, "seed": seed}
     with _no_devices():
-        (played,) = play(agent, [env], [seed], max_steps, sample=sample, device=device, seed=seed, on_step=draw)
+        (played,) = play(agent, [env], [seed], max_steps, on_step=lambda _: pictures.append(env.render()), **options)
     return played, pictures, float(env.metadata.get("render_fps") or DEFAULT_FPS)
 
 
-@contextmanager
-def _no_devices() -> Iterator[None]:
+def _no_devices() -> AbstractContextManager[Any]:
     """Within the block, pygame, with which many environments draw, looks for no sound card, and for no screen where there is none.
 
     It would print ten lines of errors about each on machines that lack them.
     """
-    wanted = {"SDL_AUDIODRIVER": "dummy"}
-    if not any(name in os.environ for name in ("DISPLAY", "WAYLAND_DISPLAY")):
-        wanted["SDL_VIDEODRIVER"] = "dummy"
-    added = {name: value for name, value in wanted.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
+    screen = any(name in os.environ for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+    wanted = {"SDL_AUDIODRIVER": "dummy"} | ({} if screen else {"SDL_VIDEODRIVER": "dummy"})
+    return mock.patch.dict(os.environ, {name: value for name, value in wanted.items() if name not in os.environ})
 
 
 class RecordVideo(Callback):
@@ -175,19 +154,12 @@ class RecordVideo(Callback):
     @contextmanager
     def _environment(self, experiment: Experiment) -> Iterator[AMAGOEnv]:
         """An environment that draws itself; the random streams of the process are restored afterwards."""
-        before = rng_state()
-        env = None
+        before, makers = rng_state(), self.make_env or experiment.make_val_env
         try:
-            env = _drawing(self.make_env or _first(experiment.make_val_env))
-            yield env
+            with closing(_drawing(makers if callable(makers) else next(iter(makers)))) as env:
+                yield env
         finally:
-            if env is not None:
-                env.close()
             set_rng_state(before)
-
-
-def _first(makers: Any) -> Callable[..., Any]:
-    return makers if callable(makers) else next(iter(makers))
 
 
 def _drawing(make_env: Callable[..., Any]) -> AMAGOEnv:

@@ -48,9 +48,18 @@ def load_policy(
         CheckpointError: there is no such policy, or its weights are damaged or do not fit.
         ValueError: a class comes from a module that is neither imported nor allowed, or the agent has no such discount.
     """
-    description, loaded, file = read_policy_file(path, weights)
+    path = Path(path).expanduser()
+    file = find_run(path)[1] if weights is None else Path(weights).expanduser()
+    loaded = load_weight_file(file)
+    if (path / SPEC_FILE).is_file():
+        description = read_policy_spec(path)
+    elif weights is None:
+        description = _description(file, loaded)
+    else:
+        described = find_run(path)[1]
+        description = _description(described, load_weight_file(described))
     agent = build_agent(description, modules)
-    copy_weights(agent, loaded, file)
+    _copy_weights(agent, loaded, file)
     chosen = description.get("gamma") if gamma is None else gamma
     if chosen is not None:
         choose_discount(agent, chosen)
@@ -75,9 +84,8 @@ def find_run(path: str | Path) -> tuple[Path, Path]:
     path = Path(path).expanduser()
     if not path.exists():
         raise CheckpointError(f"{path} does not exist: give a file of weights, or a run directory, which has a {SPEC_FILE}")
-    run_dir = _run_directory(path)
-    file = path if path.is_file() else _weights_in(path, path == run_dir)
-    return run_dir or file.parent, file
+    file = path if path.is_file() else _weights_in(path)
+    return _run_directory(path) or file.parent, file
 
 
 def _run_directory(path: Path) -> Path | None:
@@ -85,7 +93,7 @@ def _run_directory(path: Path) -> Path | None:
     return next((p for p in (path, *path.parents) if (p / SPEC_FILE).is_file()), None)
 
 
-def _weights_in(directory: Path, is_run: bool) -> Path:
+def _weights_in(directory: Path) -> Path:
     """The file of weights that a directory means."""
     if (directory / "model.safetensors").is_file():
         checkpoint.verify(directory)
@@ -97,11 +105,11 @@ def _weights_in(directory: Path, is_run: bool) -> Path:
     if newest is not None:
         return newest / "model.safetensors"
     found = sorted(p for p in directory.iterdir() if p.suffix in SUFFIXES and p.is_file())
-    if len(found) == 1:
-        return found[0]
-    if found:
+    if len(found) > 1:
         raise CheckpointError(f"{directory} holds several files of weights; name one: {', '.join(p.name for p in found)}")
-    if is_run:
+    if found:
+        return found[0]
+    if (directory / SPEC_FILE).is_file():
         raise CheckpointError(f"{directory} holds no weights yet: neither {directory / _NAMES[0]} nor a training state")
     runs = sorted(p.name for p in directory.iterdir() if (p / SPEC_FILE).is_file())
     within = f"; it holds the runs {', '.join(runs)}: name one of them" if runs else ""
@@ -111,37 +119,10 @@ def _weights_in(directory: Path, is_run: bool) -> Path:
     )
 
 
-def read_policy_file(path: str | Path, weights: str | Path | None = None) -> tuple[dict[str, Any], WeightFile, Path]:
-    """Read the description and the weights of a policy.
-
-    The description comes from the ``policy.json`` if ``path`` is a directory that has one. Otherwise it comes from the file of
-    weights, or, where that has none, from the ``policy.json`` of its run.
-
-    Args:
-        path: as of `find_run`.
-        weights: a file of weights to read in place of the weights of ``path``, which then only gives the description.
-
-    Returns:
-        the description, the weights, and the file that they come from.
-
-    Raises:
-        CheckpointError: there are no weights or no description, or they are damaged.
-    """
-    path = Path(path).expanduser()
-    file = find_run(path)[1] if weights is None else Path(weights).expanduser()
-    loaded = load_weight_file(file)
-    if (path / SPEC_FILE).is_file():
-        return read_policy_spec(path), loaded, file
-    if weights is None:
-        return _description(file, loaded.description), loaded, file
-    described = find_run(path)[1] if path.is_dir() else path
-    return _description(described, load_weight_file(described).description), loaded, file
-
-
-def _description(path: Path, own: dict[str, Any] | None) -> dict[str, Any]:
-    """The description of a policy, from the file itself, or from the run in which it lies."""
-    if own is not None:
-        return checked_spec(own, path)
+def _description(path: Path, file: WeightFile) -> dict[str, Any]:
+    """The description of a policy, from its file of weights, or from the run in which the file lies."""
+    if file.description is not None:
+        return checked_spec(file.description, path)
     run_dir = _run_directory(path)
     if run_dir is None:
         raise CheckpointError(
@@ -166,12 +147,11 @@ def load_agent_weights(agent: BaseAgent, path: str | Path) -> int:
         CheckpointError: the file is missing or damaged, or does not fit; the message lists every name without a counterpart.
     """
     file = load_weight_file(path)
-    copy_weights(agent, file, path)
+    _copy_weights(agent, file, path)
     return file.version
 
 
-def copy_weights(agent: BaseAgent, file: WeightFile, path: str | Path) -> None:
-    """`load_agent_weights` with the content of the file; the path is for the message."""
+def _copy_weights(agent: BaseAgent, file: WeightFile, path: str | Path) -> None:
     if take_by_itself(agent, file.weights):
         return
     try:
@@ -192,8 +172,10 @@ DERIVED = ("maximized_critics.",)
 def adapt_weights(weights: Mapping[str, Tensor], agent: nn.Module) -> dict[str, Tensor]:
     """Rename the entries of a state dict of the original system, for `amago.run.checkpoint.load_into`.
 
-    Parameters have the same names and layouts in both systems. The original adds prefixes of wrappers, and copies of the critics,
-    which are dropped where the agent has no names for them. Weights of this library are returned unchanged.
+    Parameters have the same names and layouts in both systems, except below a module, such as the scales of RMS norms: there, the
+    parameters that the module lacks and the file's parameters that are not in it must agree in number and in shape, in their order.
+    The original adds prefixes of wrappers, and copies of the critics, which are dropped where the agent has no names for them. Weights
+    of this library are returned unchanged.
 
     Args:
         weights: {name of the parameter: tensor}.
@@ -205,34 +187,23 @@ def adapt_weights(weights: Mapping[str, Tensor], agent: nn.Module) -> dict[str, 
     plain = {_unwrapped(name): w for name, w in weights.items()}
     if len(plain) != len(weights):
         raise CheckpointError(f"some names occur twice, with and without one of the prefixes {', '.join(WRAPPERS)}")
-    own = agent.state_dict()
-    plain = _renamed(plain, own, agent)
-    return {name: w for name, w in plain.items() if name in own or not name.startswith(DERIVED)}
-
-
-def _renamed(weights: Mapping[str, Tensor], own: Mapping[str, Tensor], agent: nn.Module) -> dict[str, Tensor]:
-    """Rename parameters that differ from the agent's only in their names below a module, such as the scales of RMS norms.
-
-    The parameters that a module lacks, and the file's parameters that are not in it, must agree in number and in shape, in
-    their order.
-    """
-    modules = dict(agent.named_modules())
+    own, modules = agent.state_dict(), dict(agent.named_modules())
     tables = {f"{name}.weight" for name, module in modules.items() if isinstance(module, nn.Embedding)}
     unknown: dict[str, list[str]] = {}
-    for name in weights:
+    for name in plain:
         if name not in own and not name.startswith(DERIVED):
             parts = name.split(".")
             inside = (".".join(parts[:n]) for n in range(len(parts) - 1, 0, -1))
             unknown.setdefault(next((m for m in inside if m in modules), ""), []).append(name)
-    renamed = {name: _fitting(w, own[name]) if name in tables else w for name, w in weights.items()}
+    renamed = {name: _fitting(w, own[name]) if name in tables else w for name, w in plain.items()}
     for module, names in unknown.items():
-        missing = [name for name in own if name not in weights and name.startswith(f"{module}.")]
-        found = [_fitting(weights[name], own[mine]) if mine in tables else weights[name] for name, mine in zip(names, missing)]
+        missing = [name for name in own if name not in plain and name.startswith(f"{module}.")]
+        found = [_fitting(plain[name], own[mine]) if mine in tables else plain[name] for name, mine in zip(names, missing)]
         if module and len(names) == len(missing) and all(w.shape == own[mine].shape for w, mine in zip(found, missing)):
             for name, mine, tensor in zip(names, missing, found):
                 del renamed[name]
                 renamed[mine] = tensor
-    return renamed
+    return {name: w for name, w in renamed.items() if name in own or not name.startswith(DERIVED)}
 
 
 def _fitting(table: Tensor, own: Tensor) -> Tensor:
@@ -242,5 +213,5 @@ def _fitting(table: Tensor, own: Tensor) -> Tensor:
 
 def _unwrapped(name: str) -> str:
     while name.startswith(WRAPPERS):
-        name = name.removeprefix(next(w for w in WRAPPERS if name.startswith(w)))
+        name = name.partition(".")[2]
     return name

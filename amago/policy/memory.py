@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,7 +17,7 @@ from amago.agent import BaseAgent
 from amago.envs import AMAGOEnv
 from amago.nets.policy_dists import Discrete
 from amago.nets.traj_encoders import TformerTrajEncoder
-from amago.policy.playing import FULL, THIS_ATTEMPT, EpisodeResult, Steps, View, play
+from amago.policy.playing import FULL, THIS_ATTEMPT, EpisodeResult, Steps, View, evaluating, play
 from amago.report.curves import interval
 from amago.run.plots import COLORS, MARKERS
 
@@ -72,8 +71,7 @@ class Stages(NamedTuple):
         return [Estimate.of(column) for column in self.values[view].T if np.mean(~np.isnan(column)) >= 0.5]
 
 
-@dataclass(frozen=True)
-class Influence:
+class Influence(NamedTuple):
     """The influence of earlier steps on the actions of one rollout.
 
     Attributes:
@@ -91,10 +89,8 @@ class Influence:
         """The mean share of the current step, of earlier steps in the same attempt, and of earlier attempts."""
         now = np.arange(self.share.shape[1]) == self.queries[:, None]
         same = self.attempts[None] == self.attempts[self.queries][:, None]
-        kept = self.share.sum(axis=1) > 0
-        if not kept.any():
-            return 0.0, 0.0, 0.0
-        current, attempt, earlier = (float((self.share * p)[kept].sum(axis=1).mean()) for p in (now, same & ~now, ~same))
+        rows = max(1, np.count_nonzero(self.share.sum(axis=1)))
+        current, attempt, earlier = (float((self.share * p).sum() / rows) for p in (now, same & ~now, ~same))
         return current, attempt, earlier
 
 
@@ -116,14 +112,12 @@ class Attention(NamedTuple):
     first: Array
 
 
-@dataclass(frozen=True)
-class MemoryStudy:
+class MemoryStudy(NamedTuple):
     """Scores of an agent with longer and shorter contexts.
 
     Attributes:
         name: of the environment.
         returns: {view: (rollouts,)}, in the same order of tasks for each view.
-        lengths: {view: (rollouts,)} steps.
         stages: scores within rollouts.
         influence: of earlier steps on actions, in the first rollout; None where the agent gives no log-probabilities.
         broken_off: rollouts of all views that did not end within the limit of steps.
@@ -132,7 +126,6 @@ class MemoryStudy:
 
     name: str
     returns: dict[View, Array]
-    lengths: dict[View, Array]
     stages: Stages
     influence: Influence | None
     broken_off: int
@@ -169,7 +162,7 @@ def study_memory(
     sample: bool = True,
     device: torch.device | str = "cpu",
     seed: int = 0,
-    on_view: Callable[[str], Callable[[int], None] | None] | None = None,
+    on_view: Callable[[str], Callable[[int], object]] | None = None,
 ) -> MemoryStudy:
     """Play the same tasks with all of the memory, with memory erased at the end of each attempt, and with contexts of several lengths.
 
@@ -195,8 +188,7 @@ def study_memory(
     """
     if episodes < 2:
         raise ValueError(f"episodes={episodes}: an interval needs at least 2")
-    if contexts is not None and min(contexts, default=1) < 1:
-        raise ValueError(f"contexts={list(contexts)}: a context has at least 1 step, the current one")
+    shorter = [View(context=n) for n in sorted({1, *(contexts or ())})]
     seeds = [int(s) for s in np.random.SeedSequence(seed).generate_state(episodes)]
     rollouts: dict[View, list[EpisodeResult]] = {}
 
@@ -209,14 +201,15 @@ def study_memory(
     longest = max(len(r.rewards) for r in rollouts[FULL])
     if any(len(r.attempt_ends) > 1 for r in rollouts[FULL]):
         add(THIS_ATTEMPT)
-    for n in sorted({1, *(default_contexts(min(longest, agent.max_seq_len + 1)) if contexts is None else contexts)}):
-        add(View(context=n))
+    if contexts is None:
+        shorter = [View(context=n) for n in default_contexts(min(longest, agent.max_seq_len + 1))]
+    for view in shorter:
+        add(view)
     first = rollouts[FULL][0]
     assert first.steps is not None
     return MemoryStudy(
         name=first.name,
         returns={v: np.array([sum(r.rewards) for r in rs]) for v, rs in rollouts.items()},
-        lengths={v: np.array([float(len(r.rewards)) for r in rs]) for v, rs in rollouts.items()},
         stages=_stages(rollouts, longest),
         influence=influence(agent, first.steps, first.attempt_ends, device, seed),
         broken_off=sum(not r.ended for rs in rollouts.values() for r in rs),
@@ -251,7 +244,7 @@ def attention(agent: BaseAgent, steps: Steps, device: torch.device | str) -> Att
         return None
     length = min(len(steps.rl2s), agent.max_seq_len)
     queries = _queries(length)
-    with torch.no_grad(), _evaluating(agent):
+    with torch.no_grad(), evaluating(agent):
         _, embedded, times = _embedded(agent, steps, len(steps.rl2s) - length, device)
         found = agent.traj_encoder.attention(embedded, times, torch.from_numpy(queries).to(device))
     weights = found[:, 0].double().cpu().numpy()  # (layers, heads, Q, L)
@@ -272,7 +265,6 @@ def influence(
     A gradient measures how much an action would change with a step, not whether the change is of use.
 
     Args:
-        agent: on ``device``.
         steps: inputs of the policy. A rollout longer than the agent's context is cut to its last ``max_seq_len`` steps.
         attempt_ends: steps taken when each attempt ended.
         seed: of the actions that are explained, which are drawn from the policy anew.
@@ -285,7 +277,7 @@ def influence(
     torch.manual_seed(seed)
     queries = _queries(length)
     # cuDNN computes no gradients of recurrent networks in evaluation mode
-    with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False), _gradient_through_clips(agent), _evaluating(agent):
+    with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False), _gradient_through_clips(agent), evaluating(agent):
         obs, embedded, times = _embedded(agent, steps, first, device)
         embedded.requires_grad_()
         states, _ = agent.traj_encoder(seq=embedded, time_idxs=times, hidden_state=None)
@@ -313,16 +305,6 @@ def _embedded(
     with torch.no_grad():
         embedded = agent.tstep_encoder(obs={k: v[None] for k, v in obs.items()}, rl2s=tensor(steps.rl2s)[None])
     return obs, embedded, tensor(steps.time_idxs)[None]
-
-
-@contextmanager
-def _evaluating(agent: BaseAgent) -> Iterator[None]:
-    was_training = agent.training
-    agent.eval()
-    try:
-        yield
-    finally:
-        agent.train(was_training)
 
 
 @contextmanager
@@ -381,18 +363,17 @@ def conclusion(study: MemoryStudy) -> list[str]:
     found = [_verdict(study, worth, across)]
     if across is not None and (worth.low > 0 or across.low > 0):
         within = study.gain(THIS_ATTEMPT, NONE)
-        used = f"{across} is lost if memory is erased after each attempt, so what earlier attempts showed is used."
-        unused = f"no sign of use; {across} is lost if memory is erased after each attempt."
-        found.append(f"Across attempts: {used if across.low > 0 else unused}")
+        lost = f"{across} is lost if memory is erased after each attempt"
+        used = f"{lost}, so what earlier attempts showed is used." if across.low > 0 else f"no sign of use; {lost}."
         sign = "" if within.low > 0 else "no sign of use; "
+        found.append(f"Across attempts: {used}")
         found.append(f"Within an attempt: {sign}memory of the present attempt alone is worth {within}.")
     found += [_reach(study, worth.mean)] if worth.low > 0 else []
-    found += _adaptation(study) if study.stages.stage == "attempt" else []
+    found += _adaptation(study.stages) if study.stages.stage == "attempt" else []
     found += [] if study.influence is None else [_gradients(study, study.influence)]
     if study.broken_off:
-        found.append(
-            f"{study.broken_off} rollouts were broken off at the limit of steps, and count with their return until then."
-        )
+        limit = "broken off at the limit of steps, and count with their return until then"
+        found.append(f"{study.broken_off} rollouts were {limit}.")
     return found
 
 
@@ -423,16 +404,15 @@ def _reach(study: MemoryStudy, worth: float) -> str:
     return f"How far back: the last {longer[0]} steps are enough; with them the return loses {lost[longer[0]]}{tail}."
 
 
-def _adaptation(study: MemoryStudy) -> list[str]:
-    values = study.stages.values[FULL]
-    last = len(study.stages.estimates(FULL)) - 1
-    if last < 1:
+def _adaptation(stages: Stages) -> list[str]:
+    values, estimates = stages.values[FULL], stages.estimates(FULL)
+    if len(estimates) < 2:
         return []
-    rise = Estimate.of(values[:, last] - values[:, 0])
+    rise = Estimate.of(values[:, len(estimates) - 1] - values[:, 0])
     verb = "rises" if rise.low > 0 else "falls" if rise.high < 0 else "goes"
     sign = {"rises": "", "falls": "none; ", "goes": "no sign of it; "}[verb]
-    ends = f"from {np.nanmean(values[:, 0]):.3g} in attempt 1 to {np.nanmean(values[:, last]):.3g} in attempt {last + 1}"
-    return [f"Adaptation: {sign}the score ({study.stages.score}) {verb} {ends}, by {rise}."]
+    ends = f"from {estimates[0].mean:.3g} in attempt 1 to {estimates[-1].mean:.3g} in attempt {len(estimates)}"
+    return [f"Adaptation: {sign}the score ({stages.score}) {verb} {ends}, by {rise}."]
 
 
 def _gradients(study: MemoryStudy, found: Influence) -> str:
@@ -455,14 +435,11 @@ def _gradients(study: MemoryStudy, found: Influence) -> str:
 def plot_memory(study: MemoryStudy, path: str | Path) -> Path:
     """Draw scores by attempt, returns by length of the context, and the influence of earlier steps, in three panels of a PNG.
 
-    Bands and bars are 95% intervals. Matplotlib's global state is not changed, and no display is needed.
+    Bands and bars are 95% intervals.
 
     Args:
         study: of `study_memory`.
-        path: of the PNG, with any suffix; missing directories are created.
-
-    Returns:
-        ``path``.
+        path: of the PNG, with any suffix, which is returned; missing directories are created.
 
     Raises:
         ImportError: matplotlib is not installed; names the extra.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,10 +28,7 @@ class View:
 
     Args:
         context: the last so many steps, the current one included; 1: no memory. None: all that the agent remembers.
-        this_attempt: the memory is erased at the end of each attempt.
-
-    Raises:
-        ValueError: ``context`` is below 1, or both are given.
+        this_attempt: the memory is erased at the end of each attempt. Not with ``context``.
     """
 
     context: int | None = None
@@ -73,18 +71,14 @@ class EpisodeResult:
     ended: bool = False
     steps: Steps | None = None
 
-    def take(self, reward: float, info: dict[str, Any]) -> bool:
-        """Add a step; returns whether it ended an attempt."""
+    def take(self, reward: float, info: dict[str, Any]) -> None:
+        """Add a step."""
         self.rewards.append(reward)
         numbers = {k: v for k, v in info.items() if isinstance(k, str) and k.startswith(AMAGO_ENV_LOG_PREFIX)}
-        over = False
-        for key, value in numbers.items():
-            name = key.removeprefix(AMAGO_ENV_LOG_PREFIX).strip()
-            self.metrics[name] = float(np.mean(value))
-            over = over or _ATTEMPT.search(name) is not None
-        if over:
+        found = {k.removeprefix(AMAGO_ENV_LOG_PREFIX).strip(): float(np.mean(v)) for k, v in numbers.items()}
+        self.metrics |= found
+        if any(_ATTEMPT.search(name) for name in found):
             self.attempt_ends.append(len(self.rewards))
-        return over
 
 
 class _TruncatedContextPolicy:
@@ -128,7 +122,7 @@ def play(
     device: torch.device | str = "cpu",
     seed: int = 0,
     keep_first: bool = False,
-    on_step: Callable[[int], None] | None = None,
+    on_step: Callable[[int], object] | None = None,
 ) -> list[EpisodeResult]:
     """Play one rollout for each seed, so that two views are compared on the same tasks.
 
@@ -149,20 +143,27 @@ def play(
     """
     if not envs or any(env.vectorized for env in envs):
         raise ValueError("rollouts are played in environments of one row each; there are none, or one is vectorised")
-    was_training, process = agent.training, SharedProcess()
-    agent.eval()
+    process = SharedProcess()
     torch.manual_seed(seed)
     results: list[EpisodeResult] = []
+    with evaluating(agent), process.environments(), torch.no_grad():
+        for begin in range(0, len(seeds), len(envs)):
+            wave = seeds[begin : begin + len(envs)]
+            with process.own_work():
+                policy = _TruncatedContextPolicy(agent, len(wave), view, sample, torch.device(device))
+            results += _wave(policy, process, envs[: len(wave)], wave, max_steps, keep_first and not results, on_step)
+    return results
+
+
+@contextmanager
+def evaluating(agent: BaseAgent) -> Iterator[None]:
+    """Put an agent into evaluation mode within the block."""
+    was_training = agent.training
+    agent.eval()
     try:
-        with process.environments(), torch.no_grad():
-            for begin in range(0, len(seeds), len(envs)):
-                wave = seeds[begin : begin + len(envs)]
-                with process.own_work():
-                    policy = _TruncatedContextPolicy(agent, len(wave), view, sample, torch.device(device))
-                results += _wave(policy, process, envs[: len(wave)], wave, max_steps, keep_first and not results, on_step)
+        yield
     finally:
         agent.train(was_training)
-    return results
 
 
 def _wave(
@@ -172,7 +173,7 @@ def _wave(
     seeds: Sequence[int],
     max_steps: int,
     keep: bool,
-    on_step: Callable[[int], None] | None,
+    on_step: Callable[[int], object] | None,
 ) -> list[EpisodeResult]:
     """Rollouts that begin together; those that have ended wait for the others."""
     timesteps = [env.reset(seed=s)[0] for env, s in zip(envs, seeds)]
@@ -193,7 +194,7 @@ def _wave(
             results[0].steps.obs.append({k: v[0] for k, v in obs.items()})
             results[0].steps.rl2s.append(rl2s[0])
             results[0].steps.time_idxs.append(times[0])
-        with process.own_work(), torch.no_grad():
+        with process.own_work():
             actions = policy.act(obs, rl2s, times, erased)
         for i in under_way:
             timesteps[i], reward, terminated, truncated, info = envs[i].step(actions[i : i + 1])

@@ -25,15 +25,6 @@ from amago.spaces import action_spec, converts_to, describe, from_description, r
 SPEC_FILE = "policy.json"
 _FIELDS = ("agent", "tstep_encoder", "traj_encoder", "max_seq_len", "observation_space", "action_space", "bindings")
 _BASES: dict[str, type] = {"agent": BaseAgent, "tstep_encoder": TstepEncoder, "traj_encoder": TrajEncoder}
-_RENAMED = {
-    "amago.nets.popart.PopArtLayer.": ("amago.nets.actor_critic.PopArtLayer.",),
-    "amago.nets.policy_dists.Beta.offset": ("amago.nets.policy_dists.Beta.alpha_low", "amago.nets.policy_dists.Beta.beta_low"),
-    "amago.nets.policy_dists.GMM.min_std": ("amago.nets.policy_dists.GMM.std_low",),
-    "amago.nets.actor_critic.NCriticsTwoHot.hl_gauss_sigma": ("amago.nets.actor_critic.NCriticsTwoHot.sigma",),
-    "amago.nets.actor_critic.NCriticsTwoHot.labels": ("amago.nets.actor_critic.NCriticsTwoHot.label_type",),
-}
-"""Names of parameters in files from before version 4, and their present names."""
-_RENAMED_VALUES = {"two_hot": "twohot", "hl_gauss": "hlgauss"}
 _NOT_OF_A_POLICY = ("amago.experiment.", "amago.envs.", "amago.loading.", "amago.relabeling.")
 
 
@@ -73,11 +64,7 @@ def write_policy_spec(run_dir: Path, agent: BaseAgent, raw_observation_space: gy
                 "and dicts of these, or functions and classes that stand at the top of a module"
             )
         del spec["bindings"][name]
-
-    def write(tmp: Path) -> None:
-        tmp.write_text(json.dumps(spec, indent=1), encoding="utf-8")
-
-    checkpoint.atomic_write(run_dir / SPEC_FILE, write)
+    checkpoint.write_text(run_dir / SPEC_FILE, json.dumps(spec, indent=1))
     return spec
 
 
@@ -108,10 +95,10 @@ def read_policy_spec(run_dir: Path) -> dict[str, Any]:
         CheckpointError: the file is missing or damaged.
     """
     path = run_dir / SPEC_FILE
-    if not path.is_file():
-        raise CheckpointError(f"{run_dir} is not a run directory: it has no {SPEC_FILE}")
     try:
         return checked_spec(json.loads(path.read_text(encoding="utf-8")), path)
+    except FileNotFoundError:
+        raise CheckpointError(f"{run_dir} is not a run directory: it has no {SPEC_FILE}") from None
     except ValueError as err:
         raise CheckpointError(f"{path} is damaged: {err}") from err
 
@@ -122,14 +109,13 @@ def checked_spec(spec: Any, path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: it is damaged.
     """
-    missing = [k for k in _FIELDS if not isinstance(spec, dict) or k not in spec]
-    if missing:
+    if missing := [k for k in _FIELDS if not isinstance(spec, dict) or k not in spec]:
         raise CheckpointError(f"{path} is damaged: its description of the policy lacks {', '.join(missing)}")
     return spec  # type: ignore[no-any-return]
 
 
 def without_run(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """A description without the bindings of classes that are not part of a policy, which `build_agent` ignores anyway."""
+    """A description without the bindings of classes that are not part of a policy."""
     kept = {k: v for k, v in spec["bindings"].items() if not k.rpartition("/")[2].startswith(_NOT_OF_A_POLICY)}
     return {**spec, "bindings": kept}
 
@@ -137,10 +123,8 @@ def without_run(spec: Mapping[str, Any]) -> dict[str, Any]:
 def modules_of(spec: Mapping[str, Any]) -> list[str]:
     """The modules of the user's own code that a description names (not of amago, torch or the standard library), sorted."""
     named = [spec[part] for part in _BASES] + list(_names_in(list(without_run(spec)["bindings"].values())))
-    modules = {name.partition(":")[0] for name in named}
-    return sorted(
-        m for m in modules if m.partition(".")[0] not in {"amago", "torch", *sys.stdlib_module_names} or m == "__main__"
-    )
+    others = {"amago", "torch", *sys.stdlib_module_names} - {"__main__"}
+    return sorted({m for name in named if (m := name.partition(":")[0]).partition(".")[0] not in others})
 
 
 def _names_in(encoded: object) -> Iterator[str]:
@@ -151,12 +135,6 @@ def _names_in(encoded: object) -> Iterator[str]:
         if name := encoded.get("@name", encoded.get("@call")):
             yield name
         yield from _names_in(encoded.get("@dict", encoded.get("@partial", [])))
-
-
-def raw_space(spec: Mapping[str, Any], flat: gym.spaces.Dict) -> gym.Space[Any]:
-    """The environment's observation space of a description; ``flat`` if it has none."""
-    described = spec.get("raw_observation_space")
-    return flat if described is None else from_description(described)
 
 
 def build_agent(description: Mapping[str, Any] | Path, modules: Sequence[str] = ()) -> BaseAgent:
@@ -174,7 +152,7 @@ def build_agent(description: Mapping[str, Any] | Path, modules: Sequence[str] = 
     """
     spec = read_policy_spec(description) if isinstance(description, Path) else description
     types = {part: _resolve_type(spec, part, modules) for part in _BASES}
-    obs_space, action_space = (from_description(spec[name]) for name in ("observation_space", "action_space"))
+    obs_space, action_space = from_description(spec["observation_space"]), from_description(spec["action_space"])
     with config.temporary(_bindings_of_a_policy(spec, modules)):
         return types["agent"](  # type: ignore[no-any-return]
             obs_space=obs_space,
@@ -188,31 +166,13 @@ def build_agent(description: Mapping[str, Any] | Path, modules: Sequence[str] = 
 
 def _bindings_of_a_policy(spec: Mapping[str, Any], modules: Sequence[str]) -> dict[str, Any]:
     found = {}
-    for name, encoded in _renamed(spec["bindings"]):
-        if name.rpartition("/")[2].startswith(_NOT_OF_A_POLICY):
-            continue
-        selector = name.rpartition(".")[0]
+    for name, encoded in without_run(spec)["bindings"].items():
         try:
-            value = _decode(encoded, modules)  # imports the module of a class, which may register the selector
+            found[name] = _decode(encoded, modules)  # imports the module of a class, which may register the selector
         except (ValueError, ImportError) as err:
-            if config.is_registered(selector):
+            if config.is_registered(name.rpartition(".")[0]):
                 raise ValueError(f"{name}: {err}") from err
-            continue
-        found[name] = value
     return {name: value for name, value in found.items() if config.is_registered(name.rpartition(".")[0])}
-
-
-def _renamed(bindings: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Bindings by the names that their parameters have now."""
-    for name, value in bindings.items():
-        old = next((old for old in _RENAMED if name.rpartition("/")[2].startswith(old)), None)
-        if old is None:
-            yield name, value
-            continue
-        if old.endswith(".labels"):
-            value = _RENAMED_VALUES.get(value, value)
-        for new in _RENAMED[old]:
-            yield name.replace(old, new, 1), value
 
 
 # ---- values as JSON --------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from amago.report.curves import AXES, EACH, STATISTICS
-from amago.report.runs import METRICS_FILE, find_runs, group_runs, label_runs, read_run, status_of, walk
+from amago.report.runs import find_runs, group_runs, name_runs, read_run, status_of, walk
 from amago.report.sections import SECTIONS, Content, Figure, Section
 
 RELOAD_SECONDS = 10
@@ -33,11 +33,8 @@ def write_report(paths: Sequence[str | Path], out: str | Path, statistic: str = 
 
     Args:
         paths: directories of runs, or with runs in them.
-        out: file to write; it is replaced when the page is complete.
+        out: file to write, which is returned; it is replaced when the page is complete.
         statistic: statistic over seeds when the page opens: a key of `amago.report.curves.STATISTICS`, or "each run".
-
-    Returns:
-        the file.
 
     Raises:
         FileNotFoundError: a directory does not exist, or has no run in it.
@@ -52,8 +49,7 @@ def write_report(paths: Sequence[str | Path], out: str | Path, statistic: str = 
     out.parent.mkdir(parents=True, exist_ok=True)
     part = out.with_name(f".{out.name}.part")
     part.write_text(text, encoding="utf-8")
-    part.replace(out)
-    return out
+    return part.replace(out)
 
 
 def render(paths: Sequence[str | Path], statistic: str = "mean", live: bool = False) -> str:
@@ -68,11 +64,10 @@ def render(paths: Sequence[str | Path], statistic: str = "mean", live: bool = Fa
             runs.append(read_run(path))
         except OSError as err:  # deleted or renamed in this moment, or not readable
             unreadable.append(f"{path}: {err.strerror or err}")
-    runs = label_runs(runs)
+    name_runs(runs)
     content = Content(group_runs(runs), live, unreadable)
-    sections = [make(content) for make in SECTIONS.values()]
-    figures: dict[str, list[Figure]] = {section.key: [] for section in sections}
-    body = "".join(_html_of(section, figures[section.key]) for section in sections)
+    figures: dict[str, list[Figure]] = {}
+    body = "".join(_html_of(key, content, figures.setdefault(key, [])) for key in SECTIONS)
     states = [status_of(run).state for run in runs]
     running = f"{states.count('running')} of {len(runs)} runs running"
     title = running if live else runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
@@ -104,17 +99,20 @@ def plotly_script() -> str:
     return script
 
 
-def _html_of(section: Section, figures: list[Figure]) -> str:
+def _html_of(key: str, content: Content, figures: list[Figure]) -> str:
     """The HTML of a section; its figures, to be drawn into it in order, are added to the list."""
-    content = []
+    title, fill = SECTIONS[key]
+    section = Section()
+    fill(content, section)
+    parts = []
     for item in section.parts:
         if isinstance(item, str):
-            content.append(item)
+            parts.append(item)
         else:
-            content.append(f'<div class="figure" data-section="{section.key}" data-index="{len(figures)}"></div>')
+            parts.append(f'<div class="figure" data-section="{key}" data-index="{len(figures)}"></div>')
             figures.append(item)
-    content += [f'<p class="missing">Left out: {html.escape(reason)}.</p>' for reason in section.missing]
-    return f'<section id="{section.key}"><h2>{section.title}</h2><div class="content">{"".join(content)}</div></section>'
+    parts += [f'<p class="missing">Left out: {html.escape(reason)}.</p>' for reason in section.missing]
+    return f'<section id="{key}"><h2>{title}</h2><div class="content">{"".join(parts)}</div></section>'
 
 
 _COOKIE = "amago-watch"
@@ -149,7 +147,6 @@ class WatchServer(ThreadingHTTPServer):
         # host names that a browser may send; another one means that a foreign site has itself resolved to this address
         self.names = {"localhost", "127.0.0.1", "::1", address[0]} if is_local(address[0]) else None
         self._lock, self._page, self.due = threading.Lock(), "", 0.0
-        self._seen: object = None
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, _Handler)
 
@@ -164,9 +161,8 @@ class WatchServer(ThreadingHTTPServer):
         """The page about the present files. Rewriting it takes at most a tenth of the time."""
         with self._lock:
             now = time.monotonic()
-            seen: object = _stamps(self.roots), int(now // 60)  # states and times of the table change by themselves
-            if seen != self._seen and now >= self.due:
-                self._page, self._seen = render(self.roots, live=True), seen
+            if now >= self.due:
+                self._page = render(self.roots, live=True)
                 self.due = time.monotonic() + 9 * (time.monotonic() - now)
             return self._page
 
@@ -174,19 +170,6 @@ class WatchServer(ThreadingHTTPServer):
         """Print errors, except the closed connection of a visitor who leaves in the middle of an answer."""
         if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
-
-
-def _stamps(roots: Sequence[Path]) -> list[object]:
-    """The state of all files that a page is made of."""
-    found: list[object] = []
-    for path in dict.fromkeys(p for root in roots for p in walk(root)):
-        for name in (METRICS_FILE, "settings.json"):
-            try:
-                info = (path / name).stat()
-                found.append((path, name, info.st_mtime_ns, info.st_size))
-            except OSError:  # deleted in this moment, or never there
-                found.append((path, name))
-    return found
 
 
 def is_local(host: str) -> bool:

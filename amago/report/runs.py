@@ -10,7 +10,7 @@ import re
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -152,7 +152,7 @@ class Log:
         return None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Run:
     """The files of a run, as read for a page.
 
@@ -164,7 +164,7 @@ class Run:
         starts: a description of each start of the run: time, machine, versions, command; oldest first.
         problems: descriptions of the files that could not be read.
         changed: time of the last change of its metrics (seconds since 1970).
-        label: its name on the page, if that is not its directory's.
+        name: on the page; "": that of its directory.
     """
 
     path: Path
@@ -173,12 +173,10 @@ class Run:
     starts: Sequence[dict[str, Any]] = ()
     problems: Sequence[str] = ()
     changed: float = 0.0
-    label: str = ""
+    name: str = ""
 
-    @property
-    def name(self) -> str:
-        """The directory's name, or the label."""
-        return self.label or self.path.name
+    def __post_init__(self) -> None:
+        self.name = self.name or self.path.name
 
     @cached_property
     def environments(self) -> frozenset[str]:
@@ -277,17 +275,14 @@ def read_run(path: Path) -> Run:
     return Run(path, log, settings, starts, problems, (path / METRICS_FILE).stat().st_mtime)
 
 
-def label_runs(runs: Sequence[Run]) -> list[Run]:
-    """The runs, with as much of their path in front of their names as makes them unique."""
-    parts = [run.path.absolute().parts for run in runs]
-    lengths = [1] * len(runs)
-    while True:
-        labels = ["/".join(own[-n:]) for own, n in zip(parts, lengths)]
-        clashes = [i for i, label in enumerate(labels) if labels.count(label) > 1 and lengths[i] < len(parts[i])]
-        if not clashes:
-            return [replace(run, label=label) for run, label in zip(runs, labels)]
-        for i in clashes:
-            lengths[i] += 1
+def name_runs(runs: Sequence[Run]) -> None:
+    """Put as much of their path in front of the names of runs as makes them unique."""
+    clashes, n = list(runs), 1
+    while clashes:
+        for run in clashes:
+            run.name = "/".join(run.path.absolute().parts[-n:])
+        names, n = [run.name for run in runs], n + 1
+        clashes = [run for run in clashes if names.count(run.name) > 1 and n <= len(run.path.absolute().parts)]
 
 
 def base_name(name: str) -> str:
@@ -303,21 +298,19 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     """
     groups: list[list[Run]] = []
     for run in sorted(runs, key=lambda run: -len(run.environments)):
-        for own in groups:
-            if own[0].compared == run.compared and run.environments <= own[0].environments:
-                own.append(run)
-                break
+        alike = [g for g in groups if g[0].compared == run.compared and run.environments <= g[0].environments]
+        if alike:
+            alike[0].append(run)
         else:
             groups.append([run])
-    order = {run.path: i for i, run in enumerate(runs)}
-    groups = sorted((sorted(own, key=lambda run: order[run.path]) for own in groups), key=lambda own: order[own[0].path])
+    groups = sorted((sorted(own, key=runs.index) for own in groups), key=lambda own: runs.index(own[0]))
     bases = [base_name(own[0].name) for own in groups]
     named: dict[str, Group] = {}
     for base, own in zip(bases, groups):
-        alike = [other for b, other in zip(bases, groups) if b == base]
-        name = base or own[0].name if len(own) > 1 else own[0].name
-        if len(alike) > 1:
-            name = ", ".join(filter(None, [base, *_distinction(own[0], [other[0] for other in alike])])) or own[0].name
+        same_base = [other[0] for b, other in zip(bases, groups) if b == base]
+        name = (len(own) > 1 and base) or own[0].name
+        if len(same_base) > 1:
+            name = ", ".join(filter(None, [base, *_distinction(own[0], same_base)])) or own[0].name
         if name in named:
             name = f"{name} ({own[0].path})"
         named[name] = Group(name, own)
@@ -358,21 +351,13 @@ def recent_rate(run: Run, what: str, share: float = 0.1) -> float | None:
 
 
 class Status(NamedTuple):
-    """State, progress and remaining time of a run.
+    """State, progress and remaining time of a run."""
 
-    Attributes:
-        state: "running", "finished" (all its epochs are trained), "stopped", or "starting" (it runs, and has no row yet).
-        why: how that is known, in words.
-        epochs: how many the run will have; None if unknown.
-        done: how many are done.
-        left: seconds until it is done, at its present rate; None if it does not run or nothing is known.
-    """
-
-    state: str
-    why: str
-    epochs: int | None
-    done: float
-    left: float | None
+    state: str  # "running", "finished" (all its epochs are trained), "stopped", or "starting" (it runs, and has no row yet)
+    why: str  # how that is known, in words
+    epochs: int | None  # that the run will have
+    done: float  # epochs
+    left: float | None  # seconds until it is done, at its present rate; None if it does not run or nothing is known
 
 
 def status_of(run: Run, now: float | None = None) -> Status:
@@ -385,7 +370,6 @@ def status_of(run: Run, now: float | None = None) -> Status:
     Args:
         now: seconds since 1970; None: the present.
     """
-    now = time.time() if now is None else now
     epochs = (run.settings or {}).get("epochs")
     epochs = epochs if isinstance(epochs, int) and epochs > 0 else None
     # epochs of which the last phase has been logged: training, or collection if the run does not train
@@ -393,12 +377,10 @@ def status_of(run: Run, now: float | None = None) -> Status:
     phases = [run.log.track(section) for section in ("train", "rollout", "buffer")]
     done += next((track[-1, 0] >= done for track in phases if len(track)), False)
     finished = epochs is not None and done >= epochs
-    silent = max(0.0, now - run.changed)
+    silent = max(0.0, (now or time.time()) - run.changed)
     quiet = silent > max(PATIENCE, 3.0 * np.diff(run.log.track()[:, 3]).max(initial=0.0))
     alive, process = _holder(run.path)
-    if alive is None:
-        alive = not quiet
-    if alive and not (finished and quiet):
+    if (not quiet if alive is None else alive) and not (finished and quiet):
         state = "running" if run.log.rows else "starting"
     else:
         state = "finished" if finished else "stopped"

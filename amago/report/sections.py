@@ -11,9 +11,8 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,18 +26,17 @@ from amago.store import BadFileError, EvictedError, StoreError, TrajectoryStore
 
 Figure = dict[str, Any]
 Trace = dict[str, Any]
-Metric = tuple[str, str, str]
-CURVES = {
-    "learning": (
+FIGURES: dict[str, tuple[tuple[str, str, str], ...]] = {
+    "Learning curves": (
         ("val", AVERAGE_RETURN, "Mean return, evaluation"),
         ("rollout", AVERAGE_RETURN, "Mean return, collection (with exploration)"),
     ),
-    "rollouts": (
+    "Rollouts: length, exploration": (
         ("val", ROLLOUT_LENGTH, "Mean length of rollouts, evaluation"),
         ("rollout", ROLLOUT_LENGTH, "Mean length of rollouts, collection"),
         ("rollout", "Epsilon", "Epsilon of the exploration"),
     ),
-    "updates": tuple(
+    "Updates: losses, gradients, values": tuple(
         ("train", name, name)
         for name in (
             "Critic Loss", "Actor Loss", "Mean |TD Error| (main gamma)", "Gradient Norm", "Policy Entropy", "Advantage (main gamma)",
@@ -46,7 +44,7 @@ CURVES = {
         )
     ),
 }  # fmt: skip
-"""Curves of a section of the page: (section of the log, metric, title)."""
+"""Curves of the sections of the page that consist of curves, by title: (section of the log, metric, title)."""
 MOST_FIGURES = 40
 NEWEST = 500
 """Trajectories that are read of each run's buffer."""
@@ -61,36 +59,7 @@ _DASHES = ("solid", "dash", "dot", "dashdot")
 _WIDE = 12  # beyond so many runs, the table of settings has a row for each instead of a column
 
 
-@dataclass
-class Section:
-    """A part of the page.
-
-    Attributes:
-        key: its name in addresses.
-        title: its heading.
-        parts: HTML, and figures.
-        missing: why the section, or a part of it, is empty; one sentence each.
-    """
-
-    key: str
-    title: str
-    parts: list[str | Figure] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
-
-    def add(self, part: str | Figure | None, otherwise: str = "") -> None:
-        """Add a figure or a table, or why there is none."""
-        if part:
-            self.parts.append(part)
-        elif otherwise:
-            self.missing.append(otherwise)
-
-    def note(self, text: str) -> None:
-        """Add an explanation."""
-        self.parts.append(f"<p class=note>{html.escape(text)}</p>")
-
-
-@dataclass(frozen=True)
-class Content:
+class Content(NamedTuple):
     """Contents of a page.
 
     Attributes:
@@ -109,10 +78,34 @@ class Content:
         return [run for group in self.groups for run in group.runs]
 
 
+class Section:
+    """A part of the page.
+
+    Attributes:
+        parts: HTML, and figures.
+        missing: why the section, or a part of it, is empty; one sentence each.
+    """
+
+    def __init__(self) -> None:
+        self.parts: list[str | Figure] = []
+        self.missing: list[str] = []
+
+    def add(self, part: str | Figure | None, otherwise: str = "") -> None:
+        """Add a figure or a table, or why there is none."""
+        if part:
+            self.parts.append(part)
+        elif otherwise:
+            self.missing.append(otherwise)
+
+    def note(self, text: str) -> None:
+        """Add an explanation."""
+        self.parts.append(f"<p class=note>{html.escape(text)}</p>")
+
+
 # ---- drawing ---------------------------------------------------------------------------------------------------------------
 
 
-def traces(curve: Curve, name: str, i: int, suffix: str = "", **more: Any) -> list[Trace]:
+def traces(curve: Curve | None, name: str, i: int, suffix: str = "", **more: Any) -> list[Trace]:
     """A curve as a line, above its interval as a band; where there are few points, with markers.
 
     Args:
@@ -121,6 +114,8 @@ def traces(curve: Curve, name: str, i: int, suffix: str = "", **more: Any) -> li
         suffix: for the legend, after the name.
         more: further attributes of the line's trace.
     """
+    if curve is None:
+        return []
     x, y = _numbers(curve.x), _numbers(curve.y)
     colors = COLORS[:-1]  # the last is black, which does not show on a dark page
     dash = _DASHES[i // len(colors) % len(_DASHES)]
@@ -156,17 +151,12 @@ def figure(title: str, variants: Mapping[str, list[Trace]], x: str = "", y: str 
 
 
 def curve_figure(
-    content: Content,
-    metrics: Sequence[Metric] | Callable[[Group], Sequence[Metric]],
-    title: str,
-    points: int = POINTS,
-    **yaxis: Any,
+    content: Content, metrics: Callable[[Group], Sequence[tuple[str, str, str]]], title: str, points: int = POINTS, **yaxis: Any
 ) -> Figure | None:
     """Metrics of all groups over an axis that the reader chooses; None if no run has one.
 
     Args:
-        metrics: (section of the log, name, words for the legend) of each metric, or a function that gives those of a group; they
-            differ in their dashes.
+        metrics: the metrics of a group, which differ in their dashes: (section of the log, name, words for the legend).
         points: most points of a curve; there are fewer where there are very many groups.
     """
     points = max(40, min(points, 6_000 // max(1, len(content.groups))))
@@ -174,21 +164,25 @@ def curve_figure(
     # without seeds to sum up there is one statistic
     statistics = (*STATISTICS, EACH) if any(len(g.runs) > 1 for g in content.groups) else ("mean",)
     for axis, statistic in itertools.product(AXES, statistics):
-        found: list[Trace] = []
+        found = variants.setdefault(f"{axis} {statistic}", [])
         for i, group in enumerate(content.groups):
-            for j, (section, name, words) in enumerate(metrics(group) if callable(metrics) else metrics):
+            for j, (section, name, words) in enumerate(metrics(group)):
                 look = {"dash": _DASHES[j]} if words else {}
                 if statistic != EACH:
                     curve = c.group_curve(group, section, name, axis, STATISTICS[statistic], points)
-                    found += [] if curve is None else traces(curve, group.name, i, words, look=look)
+                    found += traces(curve, group.name, i, words, look=look)
                     continue
                 each = [(run, curve) for run in group.runs if (curve := c.series(run, section, name, axis)) is not None]
                 for k, (run, curve) in enumerate(each):
                     more = {"showlegend": k == 0, "hovertext": html.escape(run.name), "mode": "lines"}
                     found += traces(curve, group.name, i, words, look={**look, "width": 1}, **more)
-        variants[f"{axis} {statistic}"] = found
     made = figure(title, variants, **yaxis)
-    return None if made is None else {**made, "axes": AXES}
+    return made and {**made, "axes": AXES}
+
+
+def one_metric(content: Content, of: str, name: str, title: str, points: int = POINTS, **yaxis: Any) -> Figure | None:
+    """`curve_figure` of one metric."""
+    return curve_figure(content, lambda group: [(of, name, "")], title, points, **yaxis)
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[object]], groups: Sequence[str] = ()) -> str:
@@ -197,13 +191,13 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[object]], groups: Sequen
     Args:
         groups: the group of each row, for the page's filter.
     """
+    if not rows:
+        return ""
     cells = [[html.escape("" if cell is None else format_value(cell, 400)) for cell in row] for row in rows]
     kept = [i for i in range(len(heads)) if any(row[i] for row in cells)]
     head = "".join(f"<th>{html.escape(heads[i])}</th>" for i in kept)
     marks = [f' data-group="{html.escape(g)}"' for g in groups] or [""] * len(rows)
     lines = [f"<tr{mark}>{''.join(f'<td>{row[i]}</td>' for i in kept)}</tr>" for mark, row in zip(marks, cells)]
-    if not lines:
-        return ""
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
 
 
@@ -217,9 +211,9 @@ def run_table(content: Content, cells: Callable[[Run], Sequence[Mapping[str, obj
 # ---- sections --------------------------------------------------------------------------------------------------------------
 
 
-def overview(content: Content) -> Section:
+def overview(content: Content, section: Section) -> None:
     """A row for each run: its state, its progress, its rates, its newest return."""
-    section, now = Section("runs", "Runs"), time.time()
+    now = time.time()
     of_group = {run.path: group.name for group in content.groups for run in group.runs}
 
     def cells(run: Run) -> list[dict[str, object]]:
@@ -246,33 +240,23 @@ def overview(content: Content) -> Section:
     for group in content.groups:
         if len(group.seeds) < len(group.runs):
             section.note(f"{group.name}: of the runs with one seed, statistics over seeds count the newest alone.")
-    return section
 
 
-def curves(key: str, title: str) -> Callable[[Content], Section]:
-    """The section with the figures of `CURVES`."""
-
-    def make(content: Content) -> Section:
-        section = Section(key, title)
-        for of, metric, name in CURVES[key]:
-            axis: dict[str, Any] = {"type": "log"} if metric.endswith("Norm") else {}
-            section.add(
-                curve_figure(content, [(of, metric, "")], name, **axis), f"{name[0].lower()}{name[1:]}: not in the logs"
-            )
-        if any(len(group.seeds) > 1 for group in content.groups):
-            section.note(
-                "Lines are over the seeds of a group that have a value there, bands 95% bootstrap intervals of them (1,000 resamples of runs)."
-            )
-        return section
-
-    return make
+def curves(content: Content, section: Section, title: str) -> None:
+    """A section with the figures of `FIGURES`."""
+    for of, metric, name in FIGURES[title]:
+        axis: dict[str, Any] = {"type": "log"} if metric.endswith("Norm") else {}
+        section.add(one_metric(content, of, metric, name, **axis), f"{name[0].lower()}{name[1:]}: not in the logs")
+    if any(len(group.seeds) > 1 for group in content.groups):
+        section.note(
+            "Lines are over the seeds of a group that have a value there, bands 95% bootstrap intervals of them (1,000 resamples of runs)."
+        )
 
 
-def updates(content: Content) -> Section:
+def updates(content: Content, section: Section) -> None:
     """Values of the critics against returns; losses, gradient norms and the policy."""
-    section = curves("updates", "Updates: losses, gradients, values")(content)
 
-    def metrics(group: Group) -> list[Metric]:
+    def metrics(group: Group) -> list[tuple[str, str, str]]:
         discounts = re.findall(r"Q\(s, a\) \(gamma=([^)]+)\)", "\n".join(metric_names(group.runs, "train")))
         longest = max(discounts, key=float, default="none")
         return [
@@ -282,32 +266,28 @@ def updates(content: Content) -> Section:
         ]
 
     if any(n.startswith("Q(s, a) (gamma=") for n in metric_names(content.runs, "train")):
-        made = curve_figure(content, metrics, "Values and returns")
-        section.parts[:0] = [made] if made else []
-    else:
+        section.add(curve_figure(content, metrics, "Values and returns"))
+    curves(content, section, "Updates: losses, gradients, values")
+    if not any(n.startswith("Q(s, a) (gamma=") for n in metric_names(content.runs, "train")):
         section.missing.append("values and returns: the agent logs no 'Q(s, a)'")
-    return section
 
 
-def adaptation(content: Content) -> Section:
+def adaptation(content: Content, section: Section) -> None:
     """Scores by attempt, and rewards by time in the rollout."""
-    section = Section("adaptation", "Adaptation")
     of = next((of for of in ("test", "val") if c.by_attempt(metric_names(content.runs, of))), "val")
     for title, attempts in c.by_attempt(metric_names(content.runs, of)).items():
         scores = [(i, group, c.final_scores(group, of, attempts)) for i, group in enumerate(content.groups)]
-        drawn = [
-            t for i, group, score in scores if score is not None for t in traces(score, group.name, i, mode="lines+markers")
-        ]
+        drawn = [t for i, group, score in scores for t in traces(score, group.name, i, mode="lines+markers")]
         unit = title.partition(" #")[0].split()[-1].lower()
-        made = figure(f"{title} ({'tests' if of == 'test' else 'evaluations'})", {"": drawn}, unit, rangemode="tozero")
-        section.add(made)
+        words = "tests" if of == "test" else "evaluations"
+        section.add(figure(f"{title} ({words})", {"": drawn}, unit, rangemode="tozero"))
     if section.parts:
         section.note(f"Means of the evaluations in the last {100 * LATE:.0f}% of each run's updates; intervals are over seeds.")
     else:
         section.missing.append("scores by attempt: no metric of these environments has a number (such as 'Attempt 0 Success')")
     if content.live:
         section.missing.append("rewards by time in the rollout: amago report draws them, from the replay buffer")
-        return section
+        return
     by_name: dict[str, list[Trace]] = {}
     for i, group in enumerate(content.groups):
         found: dict[str, list[Curve]] = {}
@@ -320,16 +300,14 @@ def adaptation(content: Content) -> Section:
         for name, own in found.items():
             by_name.setdefault(name, []).extend(traces(c.aggregate(own), group.name, i))
     for name, drawn in list(by_name.items())[:MOST_FIGURES]:
-        section.add(
-            figure(f"Reward by time in the rollout: {name}", {"": drawn}, "time in the rollout (steps)", "reward a step")
-        )
+        title = f"Reward by time in the rollout: {name}"
+        section.add(figure(title, {"": drawn}, "time in the rollout (steps)", "reward a step"))
     if by_name:
         section.note(
             f"From the newest {NEWEST} trajectories in each run's buffer, exploration included; at each time, of those that last so long."
         )
     else:
         section.missing.append("rewards by time in the rollout: no replay buffer of these runs has rollouts of several steps")
-    return section
 
 
 def rewards_by_time(run: Run) -> dict[str, Curve]:
@@ -373,30 +351,26 @@ def rewards_by_time(run: Run) -> dict[str, Curve]:
     return curves
 
 
-def environments(content: Content) -> Section:
+def environments(content: Content, section: Section) -> None:
     """Returns by environment name: the final ones, and a curve each."""
-    section = Section("environments", "Returns by environment")
     names = [n for n in metric_names(content.runs, "val") if n.startswith(RETURN_OF)]
     if len(names) < 2:
         section.missing.append("the runs evaluate a single environment name" if names else "no evaluation has ended yet")
-        return section
+        return
     rows = []
-    for group in content.groups:
-        for name in names:
-            score = c.final_scores(group, "val", {0: name})
-            if score is not None:
-                ends = "" if score.low is None or score.high is None else f"{score.low[0]:.4g} to {score.high[0]:.4g}"
-                rows.append([group.name, name.removeprefix(RETURN_OF), f"{score.y[0]:.4g}", ends])
+    for group, name in itertools.product(content.groups, names):
+        score = c.final_scores(group, "val", {0: name})
+        if score is not None:
+            ends = "" if score.low is None or score.high is None else f"{score.low[0]:.4g} to {score.high[0]:.4g}"
+            rows.append([group.name, name.removeprefix(RETURN_OF), f"{score.y[0]:.4g}", ends])
     heads = ["group", "environment", "final return", "95% interval"]
     section.add(table(heads, rows, [row[0] for row in rows]), "no return yet")
-    draw_metrics(section, content, [("val", name, name.removeprefix(RETURN_OF)) for name in names])
-    return section
+    draw_metrics(content, section, [("val", name, name.removeprefix(RETURN_OF)) for name in names])
 
 
-def others(content: Content) -> Section:
+def others(content: Content, section: Section) -> None:
     """Metrics that no other section draws, such as an environment's and an agent's own."""
-    section = Section("others", "Other metrics")
-    drawn = {(of, name) for metrics in CURVES.values() for of, name, _ in metrics}
+    drawn = {(of, name) for metrics in FIGURES.values() for of, name, _ in metrics}
     logged = {(of, name): None for run in content.runs for of, names in run.log.names.items() for name in names}
     rest = [
         (of, name, f"{name} ({PHASES.get(of, of)})")
@@ -404,43 +378,37 @@ def others(content: Content) -> Section:
         if (of, name) not in drawn and not name.startswith((RETURN_OF, "TD Target (", "Q(s, a) (")) and name not in FAULTS
     ]
     order = ("val", "test", "rollout", "train", "buffer")  # of sections; a program's own come first
-    draw_metrics(section, content, sorted(rest, key=lambda metric: order.index(metric[0]) if metric[0] in order else -1))
+    draw_metrics(content, section, sorted(rest, key=lambda metric: order.index(metric[0]) if metric[0] in order else -1))
     if not rest:
         section.missing.append("the logs hold no others")
-    return section
 
 
-def draw_metrics(section: Section, content: Content, metrics: Sequence[Metric]) -> None:
+def draw_metrics(content: Content, section: Section, metrics: Sequence[tuple[str, str, str]]) -> None:
     """Add a small curve for each of the first `MOST_FIGURES` metrics: (section of the log, name, title)."""
     for of, name, title in metrics[:MOST_FIGURES]:
-        section.add(curve_figure(content, [(of, name, "")], title, points=60))
+        section.add(one_metric(content, of, name, title, points=60))
     if len(metrics) > MOST_FIGURES:
         section.missing.append(f"{len(metrics) - MOST_FIGURES} of {len(metrics)} metrics, so that the page can be read")
 
 
-def throughput(content: Content) -> Section:
+def throughput(content: Content, section: Section) -> None:
     """Time by activity, and rates over time."""
-    section = Section("throughput", "Throughput")
+    phases = list(dict.fromkeys(PHASES.values()))
     alone = [run for run in content.runs if run.log.seconds and not run.log.several]
-    rows = [[run.name, *(format_duration(run.log.seconds.get(p)) for p in dict.fromkeys(PHASES.values()))] for run in alone]
-    section.add(table(["run", *dict.fromkeys(PHASES.values())], rows), "where the time went: the logs do not say")
+    rows = [[run.name, *(format_duration(run.log.seconds.get(p)) for p in phases)] for run in alone]
+    section.add(table(["run", *phases], rows), "where the time went: the logs do not say")
     for what, title in (("env_steps", "Environment steps a second"), ("grad_steps", "Updates a second")):
         drawn: list[Trace] = []
         for i, group in enumerate(content.groups):
             found = [curve for run in group.runs if (curve := c.rate_curve(run, what)) is not None and curve.y.any()]
             drawn += [t for k, curve in enumerate(found) for t in traces(curve, group.name, i, showlegend=k == 0)]
         section.add(figure(title, {"": drawn}, "hours"), f"{title.lower()}: the logs are too short")
-    for run in content.runs:
-        if run.log.several:
-            section.missing.append(
-                f"the time of {run.name}: a learner and collectors write its log, each with a separate clock"
-            )
-    return section
+    several = [run.name for run in content.runs if run.log.several]
+    section.missing += [f"the time of {n}: a learner and collectors write its log, each with a separate clock" for n in several]
 
 
-def faults(content: Content) -> Section:
+def faults(content: Content, section: Section) -> None:
     """Faults that did not end the run."""
-    section = Section("faults", "Faults")
 
     def cells(run: Run) -> list[dict[str, object]]:
         row = {words: run.log.faults.get(name, 0.0) for name, words in FAULTS.items()} | {
@@ -449,35 +417,29 @@ def faults(content: Content) -> Section:
         }  # fmt: skip
         return [{head: f"{count:,.0f}" for head, count in row.items()}] if any(row.values()) else []
 
-    section.add(
-        run_table(content, cells),
-        "no update was skipped, no environment restarted, no rollout dropped, no file damaged, and no run went back",
-    )
-    return section
+    nothing = "no update was skipped, no environment restarted, no rollout dropped, no file damaged, and no run went back"
+    section.add(run_table(content, cells), nothing)
 
 
-def settings(content: Content) -> Section:
+def settings(content: Content, section: Section) -> None:
     """Settings that differ between the runs, and settings that all share."""
-    section = Section("settings", "Settings")
-    known = [run for run in content.runs if run.settings is not None]
+    known = [(run, run.settings) for run in content.runs if run.settings is not None]
     section.missing += [f"settings of {run.name}: no settings.json" for run in content.runs if run.settings is None]
     if not known:
-        return section
-    differ = differences([run.settings or {} for run in known])
+        return
+    differ = differences([own for _, own in known])
     if differ:
-        heads, rows = ["setting", *(run.name for run in known)], [[name, *values] for name, values in differ.items()]
+        heads, rows = ["setting", *(run.name for run, _ in known)], [[name, *values] for name, values in differ.items()]
         if len(known) > _WIDE:
             heads, rows = ["run", *differ], [list(row) for row in zip(heads[1:], *differ.values())]
         section.parts.append("<h3>What differs</h3>" + table(heads, rows))
-    same = sorted((k, v) for k, v in (known[0].settings or {}).items() if k not in differ)
+    same = sorted((k, v) for k, v in known[0][1].items() if k not in differ)
     body = table(["setting", "value"], same)
     section.parts.append(f"<details><summary>{len(same)} settings that are the same everywhere</summary>{body}</details>")
-    return section
 
 
-def machines(content: Content) -> Section:
+def machines(content: Content, section: Section) -> None:
     """Machine, versions and changed settings of each start of a run."""
-    section = Section("machines", "Machine and versions")
 
     def cells(run: Run) -> list[dict[str, object]]:
         flat = [flatten(start) for start in run.starts]
@@ -488,12 +450,23 @@ def machines(content: Content) -> Section:
         ]
 
     section.add(run_table(content, cells), "the runs have no settings.json")
-    return section
 
 
-SECTIONS: dict[str, Callable[[Content], Section]] = {
-    "runs": overview, "learning": curves("learning", "Learning curves"), "adaptation": adaptation, "environments": environments,
-    "rollouts": curves("rollouts", "Rollouts: length, exploration"), "updates": updates, "others": others, "throughput": throughput,
-    "faults": faults, "settings": settings, "machines": machines,
-}  # fmt: skip
-"""In the order of the page."""
+def _curves(title: str) -> tuple[str, Callable[[Content, Section], None]]:
+    return title, lambda content, section: curves(content, section, title)
+
+
+SECTIONS: dict[str, tuple[str, Callable[[Content, Section], None]]] = {
+    "runs": ("Runs", overview),
+    "learning": _curves("Learning curves"),
+    "adaptation": ("Adaptation", adaptation),
+    "environments": ("Returns by environment", environments),
+    "rollouts": _curves("Rollouts: length, exploration"),
+    "updates": ("Updates: losses, gradients, values", updates),
+    "others": ("Other metrics", others),
+    "throughput": ("Throughput", throughput),
+    "faults": ("Faults", faults),
+    "settings": ("Settings", settings),
+    "machines": ("Machine and versions", machines),
+}
+"""{name in addresses: (title, function that fills it)}, in the order of the page."""

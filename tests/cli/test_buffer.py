@@ -191,19 +191,6 @@ def test_actions_of_several_parts_arrive_as_they_were_recorded(capsys, kind):
     assert buffer("verify", "run") == 0
 
 
-def test_what_info_prints_can_be_given_to_an_import(capsys):
-    """It names the parts in the order of the buffer, which columns then have to have."""
-    assert buffer("import", write_robot("npz"), "run", "--action-space", MOVE_TURN_GRIP) == 0
-    assert buffer("info", "run") == 0
-    text = capsys.readouterr().out.split("--action-space '")[1].split("'")[0]
-    assert text == "dict(grip=bits:2;move=discrete:4;turn=box:-30,30,1)"
-    rows, parts, stored = recorded_by_a_robot()
-    np.savez("again.npz", **(rows | {"actions": np.column_stack([parts[name] for name in ("grip", "move", "turn")])}))
-    assert buffer("import", "again.npz", "two", "--action-space", text) == 0
-    np.testing.assert_allclose(stored_actions("two")[0], stored, atol=1e-6)
-    assert buffer("import", "again.npz", "run", "--action-space", text) == 0, "it fits what is there"
-
-
 def test_actions_of_several_parts_that_do_not_fit_are_refused(capsys):
     source = write_robot("npz by name")
     message = refused(capsys, "import", source, "run")

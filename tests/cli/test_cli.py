@@ -99,12 +99,10 @@ def test_help_of_each_command_gives_real_defaults_only(argv, capsys):
     assert not re.search(r"default: (None|False|inf|\(\))\)|script's \(default|None:", out)
 
 
-@pytest.mark.parametrize("argv", [[], ["fly"], ["train"], ["train", "CartPole-v1"], ["eval"]], ids=" ".join)
-def test_incomplete_commands_explain_the_usage(argv, capsys):
-    code, message = failure(capsys, *argv)
-    assert code == 2
-    assert message.startswith("usage: amago")
-    assert "error: " in message
+def test_incomplete_commands_explain_the_usage(capsys):
+    for argv in ([], ["fly"], ["train"], ["train", "CartPole-v1"], ["eval"]):
+        code, message = failure(capsys, *argv)
+        assert (code, message.startswith("usage: amago"), "error: " in message) == (2, True, True)
 
 
 # ---- train ---------------------------------------------------------------------------------------------------------------

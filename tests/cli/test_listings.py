@@ -1,7 +1,6 @@
 """`amago list` and `amago doctor`: what they say is true of the library, of its docs and of this machine."""
 
 import importlib
-import json
 import re
 import subprocess
 import sys
@@ -62,9 +61,7 @@ def test_doctor(tmp_path):
     for name in ("Python", "torch", "threads", "disk", "shared memory"):
         assert re.search(rf"^(ok|note) +{re.escape(name)} ", text, re.MULTILINE), name
     assert not list(tmp_path.iterdir()), "what was written to measure the disk is gone"
-    found = json.loads(said("doctor", "--json", "--dir", str(tmp_path / "not" / "yet")))
-    assert found["problems"] == 0
-    assert {f["name"]: f["state"] for f in found["findings"]}["numpy"] == "ok"
+    assert re.search(r"^ok +numpy +fits", said("doctor", "--dir", str(tmp_path / "not" / "yet")), re.MULTILINE)
 
 
 def test_what_is_needed_and_missing_is_a_problem(tmp_path, monkeypatch):
@@ -124,8 +121,7 @@ def test_environments(monkeypatch):
     assert "spaces: Box(0.0, 1.0, (4,), float32) -> Discrete(5)" in text
     assert all(re.search(rf"^{entry.name} +\w", text, re.MULTILINE) for entry in ENTRIES)
     assert "amago.envs.builtin:RoomKeyDoor" in said("list", "envs", "roomkeydoor")
-    (found,) = json.loads(said("list", "envs", "RoomKeyDoor", "--json"))
-    assert (found["example"], found["settings"]) == ("examples/05_dark_key_door.py", ["zoo/solve_room"])
+    assert names(said("list", "envs", "RoomKeyDoor"), "examples/05_dark_key_door.py", "zoo/solve_room")
     assert "did you mean RoomKeyDoor" in said("list", "envs", "RoomKeyDor", code=2)
     assert names(
         said("list", "envs", "CrafterInstructions"), "amago-lacks-this is not installed", "pip install 'amago[crafter]'"
@@ -171,15 +167,10 @@ def _rows(text, label):
     return found[0]
 
 
-def test_settings(tmp_path):
+def test_settings():
     text = said("list", "zoo")
     assert set(re.findall(r"^zoo/\w+", text, re.MULTILINE)) == set(config.zoo_files())
     assert "reached: return 500.0 and 500.0 (docs/results.md: CartPole-v1, mean return)" in text
-    assert [s["name"] for s in json.loads(said("list", "zoo", "--json"))] == list(config.zoo_files())
     for name in ("cartpole", "zoo/cartpole", "cartpole.gin"):
         assert config.zoo_files()["zoo/cartpole"].read_text() in said("list", "zoo", name)
     assert "did you mean cartpole" in said("list", "zoo", "cartpol", code=2)
-    (tmp_path / "a.gin").write_text("# Task: x\nAgent.tau = 1\n")
-    with pytest.raises(ValueError) as refused:
-        list(zoo({"zoo/a": tmp_path / "a.gin"}))
-    assert names(str(refused.value), "a.gin", "# Used by: ...", "# Reached: ...")

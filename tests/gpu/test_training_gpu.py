@@ -12,7 +12,7 @@ from test_learning import success
 import amago
 from amago.loading import Batch
 from amago.nets.traj_encoders import GRUTrajEncoder
-from amago.policy.step_model import StepModel
+from amago.policy.export import StepModel
 
 MODELS = ["gru", "transformer"]
 KEEP = {"ckpt_interval": 1, "always_save_latest": True}

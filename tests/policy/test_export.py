@@ -27,8 +27,7 @@ from amago.nets.traj_encoders import GRUTrajEncoder, MambaTrajEncoder, MinGRUTra
 from amago.nets.transformer import SlidingWindowFlexAttention, SlidingWindowSinkFlexAttention, VanillaAttention
 from amago.nets.tstep_encoders import CNNTstepEncoder, FFTstepEncoder
 from amago.policy import write_policy_spec
-from amago.policy.export import METADATA, export_policy
-from amago.policy.step_model import StepModel
+from amago.policy.export import METADATA, StepModel, export_policy
 from amago.run.checkpoint import save_weights
 from amago.spaces import action_spec, rl2_space
 
@@ -174,11 +173,17 @@ def runs(tmp_path_factory):
 # ---- torch.export --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("traj", ["ff", "gru", "transformer", "mamba", "mingru"])
-def test_five_hundred_steps_in_pytorch(runs, traj, tmp_path):
+@pytest.mark.parametrize(
+    ("traj", "suffix"),
+    [
+        *((traj, ".pt2") for traj in ("ff", "gru", "transformer", "mamba", "mingru")),
+        *(pytest.param(traj, ".onnx", marks=needs_onnx) for traj in ("ff", "gru", "transformer")),
+    ],
+)
+def test_five_hundred_steps(runs, traj, suffix, tmp_path):
     run = runs(traj)
-    path = amago.load_policy(run).export(tmp_path / "step.pt2")
-    assert path == tmp_path / "step.pt2"
+    path = amago.load_policy(run).export(tmp_path / f"step{suffix}")
+    assert [*tmp_path.iterdir()] == [path], "weights lie in the file itself"
     together = same_actions(run, path, STEPS if traj != "mamba" else 100)
     assert (together[1:] != together[:-1]).mean() > 0.05
     same_actions(run, path, 50, actors=1)  # any number of environments
@@ -206,12 +211,20 @@ OTHERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_other_settings_in_pytorch(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "suffix"),
+    [  # tracing takes a second or two
+        *((name, ".pt2" if name in ("continuous", "nested", "sinks", "images", "normalised") else None) for name in OTHERS),
+        *(
+            pytest.param(name, ".onnx", marks=needs_onnx)
+            for name in ("continuous", "multibinary", "nested", "rope", "sinks", "images", "normalised")
+        ),
+    ],
+)
+def test_other_settings(name, suffix, tmp_path):
     run = make_run(tmp_path, **OTHERS[name])
     policy = amago.load_policy(run)
-    traced = name in ("continuous", "nested", "sinks", "images", "normalised")  # tracing takes a second or two
-    step = policy.export(tmp_path / "step.pt2") if traced else StepModel(policy.agent)
+    step = policy.export(tmp_path / f"step{suffix}") if suffix else StepModel(policy.agent)
     same_actions(run, step, 60, obs=OTHERS[name].get("obs", VECTOR))
 
 
@@ -225,34 +238,30 @@ DISTRIBUTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", DISTRIBUTIONS)
-def test_what_describes_the_policy(name, tmp_path, check_parameters):
-    check_parameters(name, tmp_path, ".pt2" if name == "beta" else None)
-
-
-@pytest.fixture
-def check_parameters():
-    def check(name, root, suffix):
-        action, kind, shapes = DISTRIBUTIONS[name]
-        bindings = {} if kind is None else {"Actor.continuous_dist_type": kind, "Agent.online_coeff": 0.0}
-        run = make_run(root, GRUTrajEncoder, action, **bindings)
-        policy = amago.load_policy(run, num_envs=ACTORS, sample=False)
-        step = policy.export(root / f"step{suffix}") if suffix else StepModel(policy.agent)
-        exported = Exported(step, ACTORS)
-        seen = []
-        policy.agent.actor.register_forward_hook(lambda *args: seen.append(args[-1]))
-        for obs, reward, done in stream(VECTOR, 12, ACTORS):
-            policy.act(obs, reward, done)
-            _, parameters = exported.act(obs, reward, done)
-            assert {k: v.shape for k, v in parameters.items()} == {k: (ACTORS, *shape) for k, shape in shapes.items()}
-            for key, value in parameters.items():
-                of = seen[-1].factors[int(key[-1])] if "." in key else seen[-1]
-                np.testing.assert_allclose(
-                    value, getattr(of, key.partition(".")[0])[:, 0, -1].numpy(), rtol=1e-3, atol=1e-4, err_msg=key
-                )
-        assert exported.description["parameters"] == sorted(shapes)
-
-    return check
+@pytest.mark.parametrize(
+    ("name", "suffix"),
+    [
+        *((name, ".pt2" if name == "beta" else None) for name in DISTRIBUTIONS),
+        *(pytest.param(name, ".onnx", marks=needs_onnx) for name in ("beta", "gmm", "several")),
+    ],
+)
+def test_what_describes_the_policy(name, suffix, tmp_path):
+    action, kind, shapes = DISTRIBUTIONS[name]
+    bindings = {} if kind is None else {"Actor.continuous_dist_type": kind, "Agent.online_coeff": 0.0}
+    run = make_run(tmp_path, GRUTrajEncoder, action, **bindings)
+    policy = amago.load_policy(run, num_envs=ACTORS, sample=False)
+    exported = Exported(policy.export(tmp_path / f"step{suffix}") if suffix else StepModel(policy.agent), ACTORS)
+    seen = []
+    policy.agent.actor.register_forward_hook(lambda *args: seen.append(args[-1]))
+    for obs, reward, done in stream(VECTOR, 12, ACTORS):
+        policy.act(obs, reward, done)
+        _, parameters = exported.act(obs, reward, done)
+        assert {k: v.shape for k, v in parameters.items()} == {k: (ACTORS, *shape) for k, shape in shapes.items()}
+        for key, value in parameters.items():
+            of = seen[-1].factors[int(key[-1])] if "." in key else seen[-1]
+            expected = getattr(of, key.partition(".")[0])[:, 0, -1].numpy()
+            np.testing.assert_allclose(value, expected, rtol=1e-3, atol=1e-4, err_msg=key)
+    assert exported.description["parameters"] == sorted(shapes)
 
 
 class Scaled(TanhGaussian):
@@ -316,29 +325,6 @@ def test_observations_that_go_straight_to_the_actor(tmp_path):
 
 
 # ---- ONNX ----------------------------------------------------------------------------------------------------------------
-
-
-@needs_onnx
-@pytest.mark.parametrize("traj", ["ff", "gru", "transformer"])
-def test_five_hundred_steps_in_onnxruntime(runs, traj, tmp_path):
-    run = runs(traj)
-    path = amago.load_policy(run).export(tmp_path / "step.onnx")
-    same_actions(run, path, STEPS)
-    same_actions(run, path, 50, actors=1)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["step.onnx"], "weights lie in the file itself"
-
-
-@needs_onnx
-@pytest.mark.parametrize("name", ["continuous", "multibinary", "nested", "rope", "sinks", "images", "normalised"])
-def test_other_settings_in_onnxruntime(name, tmp_path):
-    run = make_run(tmp_path, **OTHERS[name])
-    same_actions(run, amago.load_policy(run).export(tmp_path / "step.onnx"), 60, obs=OTHERS[name].get("obs", VECTOR))
-
-
-@needs_onnx
-@pytest.mark.parametrize("name", DISTRIBUTIONS)
-def test_what_describes_the_policy_in_onnxruntime(name, tmp_path, check_parameters):
-    check_parameters(name, tmp_path, ".onnx")
 
 
 @needs_onnx
@@ -577,19 +563,15 @@ class Nested(LSTM):
 NAMES = {LSTM: ["hidden.0", "hidden.1"], InPlace: ["hidden.0", "hidden.1"], Nested: ["hidden.h", "hidden.more.c.0"]}
 
 
-@pytest.mark.parametrize("model", NAMES)
-def test_memory_of_several_tensors(model, tmp_path):
+@pytest.mark.parametrize(
+    ("model", "suffix"), [*((model, ".pt2") for model in NAMES), pytest.param(LSTM, ".onnx", marks=needs_onnx)]
+)
+def test_memory_of_several_tensors(model, suffix, tmp_path):
     run = make_run(tmp_path, model)
-    path = amago.load_policy(run).export(tmp_path / "step.pt2")
+    path = amago.load_policy(run).export(tmp_path / f"step{suffix}")
     same_actions(run, path, 60)
     assert list(Exported(path, 1).description["memory"]) == [*NAMES[model], "prev_action", "time_idx"]
     assert Exported(path, 1).description["batch_axes"][NAMES[model][0]] == 1
-
-
-@needs_onnx
-def test_memory_of_several_tensors_in_onnxruntime(tmp_path):
-    run = make_run(tmp_path, LSTM)
-    same_actions(run, amago.load_policy(run).export(tmp_path / "step.onnx"), 60)
 
 
 class Twofold(GRUTrajEncoder):
@@ -639,12 +621,8 @@ def test_names_of_hidden_states_that_the_step_uses(tmp_path):
         amago.load_policy(run).export(tmp_path / "step.pt2")
 
 
-class OtherHead(nn.Module):
-    """No actor that this library knows the inside of."""
-
-
 def test_an_actor_that_is_no_head(runs, tmp_path):
     agent = amago.load_policy(runs("ff")).agent
-    agent.actor = OtherHead()
+    agent.actor = nn.Identity()
     with pytest.raises(ValueError, match=naming("ActorCriticAgent", "BaseActorHead")):
         export_policy(agent, tmp_path / "step.pt2")

@@ -100,17 +100,6 @@ def test_a_loaded_policy_acts_as_in_training(runs, make_env, traj):
         assert same(policy.act(obs, reward, done), action), f"step {t}"
 
 
-@pytest.mark.parametrize(("make_env", "traj"), KINDS)
-def test_one_environment_at_a_time_gives_the_same(runs, make_env, traj):
-    run_dir, agent = runs(make_env, traj)
-    log = record(agent, make_env, steps=60)
-    for row in range(ACTORS):
-        policy = amago.load_policy(run_dir, sample=False)
-        for t, (obs, reward, done, action) in enumerate(log):
-            mine = policy.act({k: v[row] for k, v in obs.items()}, reward[row], bool(done[row]))
-            assert same(mine, action[row]), f"actor {row}, step {t}"
-
-
 def test_every_place_that_holds_weights(run):
     run_dir, agent = run
     own = agent.state_dict()
@@ -227,26 +216,6 @@ def test_bindings_survive_a_failing_load(run, tmp_path):
     with pytest.raises(ValueError, match="num_critics"):
         amago.load_policy(broken / "w.pt")
     assert list(config.bindings().values()) == [99]
-
-
-LOAD = """
-import sys, numpy as np, amago
-policy = amago.load_policy(sys.argv[1], sample=False)
-print(int(policy.act(np.full(4, 0.1, np.float32))))
-print(sorted({m.split('.')[0] for m in sys.modules} & {'wandb', 'tensorboard', 'matplotlib', 'pygame', 'tiny'}))
-print([m for m in sys.modules if m.startswith('amago.envs.builtin')])
-"""
-
-
-def test_a_bare_process_needs_nothing_else(run):
-    done = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", "-c", LOAD, str(run[0])],
-        env=tiny.environment(), capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    action, heavy, environments = done.stdout.splitlines()
-    assert int(action) == amago.load_policy(run[0], sample=False).act(np.full(4, 0.1, np.float32))
-    assert heavy == environments == "[]"
 
 
 REPLAY = """

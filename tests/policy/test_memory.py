@@ -192,7 +192,7 @@ def test_wrong_arguments():
         (naming("context", 0), lambda: View(context=0)),
         ("this_attempt", lambda: View(context=2, this_attempt=True)),
         (naming("episodes", 1), lambda: study_memory(sign_agent(Sum), lakes(), 1)),
-        ("contexts", lambda: study_memory(sign_agent(Sum), lakes(), 2, contexts=[4, 0])),
+        (naming("context", 0), lambda: study_memory(sign_agent(Sum), lakes(), 2, contexts=[4, 0])),
         ("one row each", lambda: play(tiny.agent(tiny.cartpoles(2)), [tiny.cartpoles(2)], [0], 5)),
     )
     assert [default_contexts(n) for n in (1, 2, 3, 8, 9)] == [[1], [1], [1, 2], [1, 2, 4], [1, 2, 4, 8]]
@@ -310,7 +310,7 @@ def synthetic(full, none, more=None, broken_off=0):
     values = {FULL: np.asarray(full, float), View(context=1): np.asarray(none, float)} | (more or {})
     n = len(values[FULL])
     parts = Stages("reward per step", "tenth of the rollout", {v: np.zeros((n, 2)) for v in values})
-    return MemoryStudy("made up", values, dict.fromkeys(values, np.ones(n)), parts, None, broken_off)
+    return MemoryStudy("made up", values, parts, None, broken_off)
 
 
 def test_what_is_no_more_than_noise_is_called_so():

@@ -11,7 +11,6 @@ import pytest
 import tiny
 import torch
 from golden import load
-from messages import naming
 from safetensors.torch import save_file
 
 import amago
@@ -277,38 +276,3 @@ def test_what_cannot_be_mapped_is_named(tmp_path, copies):
             assert word in text
         assert "maximized" not in text
     assert not tiny.differing(before, tiny.weights(e)), "all of them or none"
-
-
-def test_weights_of_another_size_name_every_parameter_that_differs(tmp_path):
-    run = describe_run(tmp_path, "multitask_discrete")
-    torch.save(theirs("agent_discrete"), run / "other.pt")
-    with pytest.raises(CheckpointError) as err:
-        amago.load_policy(run / "other.pt")
-    for critics in ("critics", "target_critics"):
-        assert err.match(naming(f"{critics}.net.inp_layer.weight", (1, 16, 16), (1, 21, 16)))
-    assert "actor" not in str(err.value)
-
-
-class Trap:
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return (open, (str(self.path), "w"))
-
-
-def test_objects_in_such_a_file_are_never_unpickled(tmp_path):
-    run = describe_run(tmp_path, "agent_discrete")
-    torch.save(theirs("agent_discrete") | {"maximized_critics.hook": Trap(tmp_path / "sprung")}, run / "bad.pt")
-    with pytest.raises(CheckpointError, match=naming(str(run / "bad.pt"))):
-        amago.load_policy(run, weights=run / "bad.pt")
-    assert not (tmp_path / "sprung").exists()
-
-
-def test_weights_from_elsewhere_need_a_run_all_the_same(tmp_path):
-    torch.save(theirs("agent_discrete"), tmp_path / "theirs.pt")
-    with pytest.raises(CheckpointError, match=naming(str(tmp_path), "policy.json")):
-        amago.load_policy(tmp_path, weights=tmp_path / "theirs.pt")
-    run = describe_run(tmp_path, "agent_discrete")
-    with pytest.raises(CheckpointError, match=naming(str(run / "gone.pt"))):
-        amago.load_policy(run, weights=run / "gone.pt")

@@ -15,7 +15,6 @@ from amago.nets.attention import VanillaAttention
 from amago.nets.traj_encoders import GRUTrajEncoder, TformerTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
 from amago.policy import build_agent
-from amago.policy.spec import _bindings_of_a_policy
 from amago.run.checkpoint import CheckpointError
 from amago.spaces import describe
 
@@ -77,26 +76,6 @@ def test_every_class_that_has_a_name_on_the_command_line_can_be_described(tmp_pa
     ).run_dir
     config.clear()
     assert type(build_agent(run).traj_encoder) is GRUTrajEncoder
-
-
-def test_bindings_of_files_from_before_version_4_have_their_new_names():
-    old = {
-        "amago.nets.popart.PopArtLayer.beta": 0.01,
-        "amago.nets.policy_dists.Beta.offset": 1.5,
-        "small/amago.nets.policy_dists.GMM.min_std": 0.1,
-        "amago.nets.actor_critic.NCriticsTwoHot.labels": "hl_gauss",
-        "amago.nets.actor_critic.NCriticsTwoHot.hl_gauss_sigma": 0.5,
-        "amago.agent.Agent.tau": 0.1,
-    }
-    assert _bindings_of_a_policy({"bindings": old}, ()) == {
-        "amago.nets.actor_critic.PopArtLayer.beta": 0.01,
-        "amago.nets.policy_dists.Beta.alpha_low": 1.5,
-        "amago.nets.policy_dists.Beta.beta_low": 1.5,
-        "small/amago.nets.policy_dists.GMM.std_low": 0.1,
-        "amago.nets.actor_critic.NCriticsTwoHot.label_type": "hlgauss",
-        "amago.nets.actor_critic.NCriticsTwoHot.sigma": 0.5,
-        "amago.agent.Agent.tau": 0.1,
-    }
 
 
 def test_packed_layers_of_an_earlier_version_are_plain_ones(tmp_path):

@@ -22,7 +22,7 @@ from amago.report.runs import (
     differences,
     find_runs,
     group_runs,
-    label_runs,
+    name_runs,
     read_run,
     recent_rate,
     status_of,
@@ -240,7 +240,9 @@ def test_names(tmp_path):
     }  # fmt: skip
     assert {name: base_name(name) for name in bases} == bases
     paths = [write_run(tmp_path / n, ()) for n in ("a/x/run", "b/x/run", "c/other")]
-    assert [r.name for r in label_runs([read_run(p) for p in paths])] == ["a/x/run", "b/x/run", "other"]
+    runs = [read_run(p) for p in paths]
+    name_runs(runs)
+    assert [r.name for r in runs] == ["a/x/run", "b/x/run", "other"]
 
 
 # ---- state -------------------------------------------------------------------------------------------------------------------

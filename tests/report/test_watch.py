@@ -53,7 +53,6 @@ def test_runs_appear_grow_move_and_are_done(tmp_path, monkeypatch):
         assert (found["state"], found["epochs"], found["mean return"]) == ("running", "2 of 4 (50%)", "6 (val)")
         assert re.match(r"1:00 min \(\w+ \d\d:\d\d\)", found["time left"])
         assert "1 of 1 runs running" in page()
-        assert page() == page(), "nothing is written again where nothing has changed"
         with (path / "metrics.jsonl").open("a") as file:
             file.write('{"epoch": 3, "env_st')  # killed while writing
         shutil.move(path, tmp_path / "s")
