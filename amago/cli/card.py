@@ -53,7 +53,8 @@ def run(args: Namespace) -> int:
         licence=args.license, modules=args.modules, film=film, extra_files={ARGS_FILE: recorded}, overwrite=args.overwrite,
     )  # fmt: skip
     for name, score in results.scores.items():
-        print(f"return in {name}: {score}, {score.rollouts} rollouts of {weights}")
+        interval = f"{score.low:.4g} to {score.high:.4g}"
+        print(f"return in {name}: {score.mean:.4g} ({interval}), {score.rollouts} rollouts of {weights}")
     print(f"card: {out} ({_files_in(out)})")
     print(f"to upload it: {shlex.join(['amago', 'push', str(out)])} USER/NAME")
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import time
 from argparse import ArgumentParser, Namespace
@@ -49,14 +48,10 @@ def make_env(render_mode: str | None = None) -> AMAGOEnv:
 
 
 class Deadline(Callback):
-    """End learning with the epoch in which the time is up.
-
-    Args:
-        minutes: from the start of the run on.
-    """
+    """End learning with the epoch in which so many minutes since the start of the run are over."""
 
     def __init__(self, minutes: float) -> None:
-        self.minutes, self._end = minutes, math.inf
+        self.minutes = minutes
 
     def on_start(self, experiment: Run) -> None:
         self._end = time.monotonic() + 60.0 * self.minutes
@@ -108,11 +103,6 @@ def train_and_test(out: Path, traj_encoder: str, args: Namespace) -> tuple[dict[
     return metrics, [(r["env_steps"], r["values"][AVERAGE_RETURN]) for r in rows]
 
 
-def success_by_attempt(metrics: dict[str, float]) -> list[float]:
-    """The success rates of attempts 0 to k - 1, in this order."""
-    return [next(v for k, v in metrics.items() if f"Attempt {i} Success" in k) for i in range(ATTEMPTS)]
-
-
 def run(args: Namespace) -> int:
     try:
         args.out.mkdir(parents=True, exist_ok=True)
@@ -125,7 +115,7 @@ def run(args: Namespace) -> int:
     began = time.monotonic()
     for label, encoder in agents.items():
         metrics, curves[label] = train_and_test(args.out, encoder, args)
-        attempts[label] = success_by_attempt(metrics)
+        attempts[label] = [next(v for k, v in metrics.items() if f"Attempt {i} Success" in k) for i in range(ATTEMPTS)]
     print(f"\nsuccess by attempt at an unknown {SIZE}x{SIZE} lake (trained in {(time.monotonic() - began) / 60:.1f} minutes)")
     print("  attempt        " + "".join(f"{i + 1:>8}" for i in range(ATTEMPTS)))
     for label, rates in attempts.items():

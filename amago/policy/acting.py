@@ -194,11 +194,7 @@ def discounts(agent: BaseAgent) -> tuple[float, ...]:
 
 
 def choose_discount(agent: BaseAgent, gamma: float) -> None:
-    """Let the policy of one of the agent's discounts act from now on.
-
-    Raises:
-        ValueError: the agent has no such discount; the message lists those that it has.
-    """
+    """Let the policy of one of the agent's discounts act from now on; ValueError if it has no such discount."""
     known = discounts(agent)
     near = [i for i, g in enumerate(known) if abs(g - gamma) < 1e-6]
     if not near:
@@ -210,20 +206,12 @@ def choose_discount(agent: BaseAgent, gamma: float) -> None:
 
 @contextmanager
 def acting_by(agent: BaseAgent, gamma: float | None) -> Iterator[None]:
-    """Let the policy of another discount act within the block.
-
-    Args:
-        gamma: one of the agent's discounts; None changes nothing.
-
-    Raises:
-        ValueError: the agent has no such discount.
-    """
-    if gamma is None:
-        yield
-        return
+    """Let the policy of another of the agent's discounts act within the block; None changes nothing."""
     before: Any = getattr(agent, "rollout_gamma_idx", None)
-    choose_discount(agent, gamma)
+    if gamma is not None:
+        choose_discount(agent, gamma)
     try:
         yield
     finally:
-        agent.rollout_gamma_idx = before
+        if gamma is not None:
+            agent.rollout_gamma_idx = before

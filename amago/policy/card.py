@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData
 
 from amago import __version__
@@ -43,6 +42,7 @@ _PRIVATE_FIELDS = {
 }  # fmt: skip
 _PACKAGES = ("python", "amago", "torch", "gymnasium", "numpy", "accelerate", "gin-config", "safetensors")
 _MOST_METRICS = 30  # on the page; ``results.json`` has all
+Score = Estimate
 
 
 class HubError(RuntimeError):
@@ -50,35 +50,6 @@ class HubError(RuntimeError):
 
 
 # ---- results ---------------------------------------------------------------------------------------------------------------
-
-
-class Score(NamedTuple):
-    """A number that each of several rollouts has.
-
-    Attributes:
-        mean, low, high: the mean, and the ends of its 95% percentile-bootstrap interval over rollouts.
-        std: standard deviation of the rollouts (not of the mean).
-        rollouts: how many.
-    """
-
-    mean: float
-    low: float
-    high: float
-    std: float
-    rollouts: int
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Score:
-        """The score of at least one rollout; values that are not finite do not count."""
-        kept = np.asarray([v for v in values if math.isfinite(v)], np.float64)
-        return cls(*Estimate.of(kept), float(kept.std()) if len(kept) else math.nan, len(kept))
-
-    def __str__(self) -> str:
-        return f"{self.mean:.4g} ({self.low:.4g} to {self.high:.4g})"
-
-    def as_json(self) -> dict[str, Any]:
-        interval = _finite([self.low, self.high])
-        return {"mean": _finite(self.mean), "interval_95": interval, "std": _finite(self.std), "rollouts": self.rollouts}
 
 
 @dataclass(frozen=True)
@@ -102,18 +73,24 @@ class Results:
     broken_off: int = 0
 
     @property
-    def scores(self) -> dict[str, Score]:
+    def scores(self) -> dict[str, Estimate]:
         """The returns, by environment name."""
-        return {name: Score.of(values) for name, values in self.returns.items()}
+        return {name: Estimate.of(values) for name, values in self.returns.items()}
 
     def as_json(self) -> dict[str, Any]:
         """Everything as JSON types, each rollout's return included."""
         return {
-            "returns": {name: Score.of(v).as_json() | {"of_each": _finite(v)} for name, v in self.returns.items()},
-            "metrics": {name: Score.of(v).as_json() for name, v in self.metrics.items()},
+            "returns": {name: _as_json(v) | {"of_each": _finite(v)} for name, v in self.returns.items()},
+            "metrics": {name: _as_json(v) for name, v in self.metrics.items()},
             "steps": self.steps, "actions": "mode" if self.greedy else "sampled", "seed": self.seed,
             "rollouts_broken_off": self.broken_off,
         }  # fmt: skip
+
+
+def _as_json(values: list[float]) -> dict[str, Any]:
+    score = Estimate.of(values)
+    interval = _finite([score.low, score.high])
+    return {"mean": _finite(score.mean), "interval_95": interval, "std": _finite(score.std), "rollouts": score.rollouts}
 
 
 def _finite(value: Any) -> Any:
@@ -222,7 +199,7 @@ def write_card(
         video, reason = (None, "none was asked for") if film is None else film(card)
         title = name or (out.name if run_dir is None else run_dir.resolve().name)
         scores = {f"return in {_code(name)}": score for name, score in results.scores.items()}
-        scores |= {_escape(name): Score.of(v) for name, v in list(results.metrics.items())[:_MOST_METRICS]}
+        scores |= {_escape(name): Estimate.of(v) for name, v in list(results.metrics.items())[:_MOST_METRICS]}
         page = ModelCard.from_template(
             _header(title, results, licence), str(Path(__file__).with_name("card.md")), title=_escape(title),
             environments=", ".join(map(_code, results.returns)), video=video, reason=_escape(reason), results=results, scores=scores,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from amago.agent import BaseAgent
@@ -34,20 +34,29 @@ _NUMBER = re.compile(r"\b(Attempt|Trial) (\d+)\b")
 
 
 class Estimate(NamedTuple):
-    """A mean over rollouts, with the 95% interval of a percentile bootstrap."""
+    """A mean over rollouts.
+
+    Attributes:
+        low, high: the ends of its 95% percentile-bootstrap interval.
+        std: standard deviation of the rollouts (not of the mean).
+        rollouts: how many.
+    """
 
     mean: float
-    low: float
-    high: float
+    low: float = np.nan
+    high: float = np.nan
+    std: float = np.nan
+    rollouts: int = 0
 
     @classmethod
-    def of(cls, values: Array) -> Estimate:
-        """From one value a rollout (n,); values that are NaN are left out."""
-        kept = values[~np.isnan(values)]
+    def of(cls, values: ArrayLike) -> Estimate:
+        """From one value a rollout (n,); values that are not finite are left out."""
+        array = np.asarray(values, np.float64)
+        kept = array[np.isfinite(array)]
         if not len(kept):
-            return cls(np.nan, np.nan, np.nan)
+            return cls(np.nan)
         low, high = interval(kept[:, None])
-        return cls(float(kept.mean()), float(low[0]), float(high[0]))
+        return cls(float(kept.mean()), float(low[0]), float(high[0]), float(kept.std()), len(kept))
 
     def __str__(self) -> str:
         return f"{self.mean:.3g} [{self.low:.3g}, {self.high:.3g}]"
@@ -118,6 +127,7 @@ class MemoryStudy(NamedTuple):
     Attributes:
         name: of the environment.
         returns: {view: (rollouts,)}, in the same order of tasks for each view.
+        lengths: {view: (rollouts,)} steps.
         stages: scores within rollouts.
         influence: of earlier steps on actions, in the first rollout; None where the agent gives no log-probabilities.
         broken_off: rollouts of all views that did not end within the limit of steps.
@@ -126,6 +136,7 @@ class MemoryStudy(NamedTuple):
 
     name: str
     returns: dict[View, Array]
+    lengths: dict[View, Array]
     stages: Stages
     influence: Influence | None
     broken_off: int
@@ -210,6 +221,7 @@ def study_memory(
     return MemoryStudy(
         name=first.name,
         returns={v: np.array([sum(r.rewards) for r in rs]) for v, rs in rollouts.items()},
+        lengths={v: np.array([float(len(r.rewards)) for r in rs]) for v, rs in rollouts.items()},
         stages=_stages(rollouts, longest),
         influence=influence(agent, first.steps, first.attempt_ends, device, seed),
         broken_off=sum(not r.ended for rs in rollouts.values() for r in rs),
@@ -452,7 +464,7 @@ def plot_memory(study: MemoryStudy, path: str | Path) -> Path:
     left, middle, right = figure.subplots(1, 3)
     for i, view in enumerate((FULL, NONE, THIS_ATTEMPT)):
         if view in study.returns:
-            estimates = np.array(study.stages.estimates(view))
+            estimates = np.array(study.stages.estimates(view)).reshape(-1, 5)
             x = range(1, len(estimates) + 1)
             left.plot(x, estimates[:, 0], color=COLORS[i], marker=MARKERS[i], label=describe(view))
             left.fill_between(x, estimates[:, 1], estimates[:, 2], color=COLORS[i], alpha=0.15, linewidth=0)
@@ -460,7 +472,7 @@ def plot_memory(study: MemoryStudy, path: str | Path) -> Path:
                 middle.axhline(study.estimate(view).mean, color=COLORS[i], linestyle="--", label=describe(view))
     left.set(title=f"Score by {study.stages.stage}", xlabel=study.stages.stage, ylabel=study.stages.score)
     left.xaxis.get_major_locator().set_params(integer=True)
-    means, low, high = np.array([study.estimate(View(context=n)) for n in study.contexts]).T
+    means, low, high, *_ = np.array([study.estimate(View(context=n)) for n in study.contexts]).T
     bars = [means - low, high - means]
     middle.errorbar(study.contexts, means, yerr=bars, capsize=3, color=COLORS[4], marker="o", label="the last n steps")
     middle.set_xscale("log", base=2)

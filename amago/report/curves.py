@@ -53,34 +53,26 @@ def interquartile_mean(values: Array, axis: int = 0) -> Array:
     """The mean without the lowest and the highest quarter (Agarwal et al. 2021, arXiv 2108.13264)."""
     count = values.shape[axis]
     kept = np.arange(count // 4, count - count // 4)
-    out: Array = np.take(np.sort(values, axis=axis), kept, axis=axis).mean(axis=axis)
-    return out
+    return np.take(np.sort(values, axis=axis), kept, axis=axis).mean(axis=axis)  # type: ignore[no-any-return]
 
 
-def mean(values: Array, axis: int = 0) -> Array:
-    """The mean."""
-    out: Array = values.mean(axis=axis)
-    return out
+Statistic = Callable[..., Array]
+STATISTICS: dict[str, Statistic] = {"mean": np.mean, "IQM": interquartile_mean}
 
 
-STATISTICS: dict[str, Callable[..., Array]] = {"mean": mean, "IQM": interquartile_mean}
-
-
-def interval(
-    values: Array, statistic: Callable[..., Array] = mean, level: float = 0.95, resamples: int = RESAMPLES
-) -> tuple[Array, Array]:
-    """A percentile-bootstrap interval of a statistic over axis 0, for each column of (runs, points). One run has no spread."""
-    drawn = np.random.default_rng(0).integers(len(values), size=(resamples, len(values)))
-    if statistic is mean:  # as a product of matrices, which is many times faster
+def interval(values: Array, statistic: Statistic = np.mean) -> tuple[Array, Array]:
+    """The 95% percentile-bootstrap interval of a statistic over axis 0, for each column of (runs, points). One run has no spread."""
+    drawn = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
+    if statistic is np.mean:  # as a product of matrices, which is many times faster
         times = np.stack([(drawn == i).sum(axis=1) for i in range(len(values))], axis=1)
         resampled = times @ values / len(values)
     else:
         resampled = statistic(values[drawn], axis=1)
-    low, high = np.quantile(resampled, [(1.0 - level) / 2, (1.0 + level) / 2], axis=0)
+    low, high = np.quantile(resampled, [0.025, 0.975], axis=0)
     return low, high
 
 
-def aggregate(curves: Sequence[Curve], statistic: Callable[..., Array] = mean, points: int = POINTS) -> Curve:
+def aggregate(curves: Sequence[Curve], statistic: Statistic = np.mean, points: int = POINTS) -> Curve:
     """Curves of several runs as one, at the places where a run has a value: at each over the runs that have begun, and have not ended.
 
     A run that ends within 5% of the axis before the last one counts to the end, so that the statistic makes no step there.
@@ -107,13 +99,13 @@ def aggregate(curves: Sequence[Curve], statistic: Callable[..., Array] = mean, p
         here = (known == who[:, None]).all(axis=0)
         own = values[np.ix_(who, here)]
         if len(own):
-            y[here] = statistic(own)
+            y[here] = statistic(own, axis=0)
             low[here], high[here] = interval(own, statistic)
     return Curve(x, y, low, high, len(curves))
 
 
 def group_curve(
-    group: Group, section: str, name: str, axis: str, statistic: Callable[..., Array] = mean, points: int = POINTS
+    group: Group, section: str, name: str, axis: str, statistic: Statistic = np.mean, points: int = POINTS
 ) -> Curve | None:
     """The curve of a group; None if no run has the metric."""
     curves = [c for c in (series(run, section, name, axis) for run in group.seeds) if c is not None]
@@ -150,12 +142,8 @@ def late_mean(run: Run, section: str, name: str) -> float | None:
 
 
 def final_scores(group: Group, section: str, names: Mapping[int, str]) -> Curve | None:
-    """Final scores of several metrics, such as one for each attempt: `late_mean` of each run, and the mean over runs with its
-    interval.
-
-    Args:
-        names: {place on the axis: metric}. Runs that lack one of them do not count.
-    """
+    """Final scores of several metrics, {place on the axis: metric}, such as one for each attempt: the mean of the `late_mean` of those
+    runs that have all of them, with its interval."""
     found = [[late_mean(run, section, name) for name in names.values()] for run in group.seeds]
     x = np.array(list(names), np.float64)
     curves = [Curve(x, np.array(row, np.float64)) for row in found if None not in row]

@@ -23,12 +23,7 @@ _EXTRA = "pip install 'amago[video]'"
 
 
 def check_video_path(path: str | Path) -> Path:
-    """``path`` as a Path, if a video can be written there.
-
-    Raises:
-        ValueError: it has another suffix than .mp4 or .gif.
-        ImportError: the packages that this suffix needs are missing; names the extra.
-    """
+    """``path`` as a Path, if a video can be written there: ValueError for another suffix, ImportError without its packages."""
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise ValueError(f"a video must end in .mp4 or .gif, got {str(path)!r}")
@@ -45,10 +40,7 @@ def as_frames(pictures: Sequence[Any]) -> list[Frame]:
     """Pictures of one size for a video: small ones enlarged, and the sides made even, which MP4 needs.
 
     Args:
-        pictures: (height, width, 3) uint8 each, the results of ``env.render()`` with ``render_mode="rgb_array"``.
-
-    Raises:
-        ValueError: there are none, or one has another type or shape; names it.
+        pictures: at least one, (height, width, 3) uint8 each, the results of ``env.render()`` with ``render_mode="rgb_array"``.
     """
     if not pictures:
         raise ValueError("a video needs at least one picture")
@@ -70,14 +62,8 @@ def write_video(pictures: Sequence[Any], path: str | Path, fps: float) -> Path:
 
     Args:
         pictures: see `as_frames`.
-        path: ends in .mp4 (extra ``video``) or .gif (Pillow). Missing directories are created.
+        path: ends in .mp4 (extra ``video``) or .gif (Pillow), and is returned. Missing directories are created.
         fps: pictures a second.
-
-    Returns:
-        ``path``.
-
-    Raises:
-        ValueError, ImportError: see `as_frames` and `check_video_path`.
     """
     path, frames = check_video_path(path), as_frames(pictures)
     if not fps > 0:
@@ -114,11 +100,7 @@ def _require(module: str, what: str) -> Any:
 
 
 def log_to_tensorboard(directory: Path, tag: str, pictures: Sequence[Any], fps: float, step: int) -> None:
-    """Add a video to TensorBoard's event files in a directory, under its tab of images.
-
-    Raises:
-        ImportError: TensorBoard or Pillow is not installed; names the extra.
-    """
+    """Add a video to TensorBoard's event files in a directory; see `add_to_events`."""
     as_frames(pictures)  # pictures that cannot be shown leave no file of events
     try:
         from torch.utils.tensorboard import SummaryWriter
@@ -129,11 +111,7 @@ def log_to_tensorboard(directory: Path, tag: str, pictures: Sequence[Any], fps: 
 
 
 def add_to_events(writer: Any, tag: str, pictures: Sequence[Any], fps: float, step: int) -> None:
-    """Add a video to an open ``SummaryWriter``, under TensorBoard's tab of images, as an animated GIF.
-
-    Raises:
-        ImportError: Pillow is not installed; names the extra.
-    """
+    """Add a video to an open ``SummaryWriter``, under TensorBoard's tab of images, as an animated GIF."""
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     frames = as_frames(pictures)
@@ -148,9 +126,6 @@ def log_to_wandb(run_dir: Path, name: str, path: Path) -> None:
     """Log a video file to Weights & Biases, as a separate run named RUN-eval, in the group of the run's name.
 
     Project and entity come from the environment variables AMAGO_WANDB_PROJECT and AMAGO_WANDB_ENTITY.
-
-    Raises:
-        ImportError: Weights & Biases is not installed; names the extra.
     """
     try:
         import wandb

@@ -167,6 +167,9 @@ def test_a_trained_policy_plays_in_the_environment_itself(tmp_path, make):
         (G.Dict(a=G.Dict(b=G.Discrete(3))), {"a": 1}, ("obs['a']", "int", ["b"])),
         (G.Box(0, 255, (4, 4, 3), np.uint8), np.full((4, 4, 3), 0.5), ("observation", "float64", "uint8")),
         (G.Box(-1, 1, (2,)), np.array([0.0, np.nan]), ("obs['observation']", "nan", "finite")),
+        (G.Box(-1, 1, (2,)), {"position": np.zeros(2)}, ("obs", ["position"], ["observation"])),
+        (G.Box(-1, 1, (2,)), {"observation": np.zeros(2), "x": 1}, ("obs", ["observation", "x"], ["observation"])),
+        (G.Box(-1, 1, (2,)), np.zeros((1, 2)), ("obs['observation']", (1, 2), (2,))),
     ],
 )
 def test_what_is_refused(raw, obs, named):
@@ -175,10 +178,12 @@ def test_what_is_refused(raw, obs, named):
         policy.act(obs)
 
 
-def test_a_list_of_another_number_of_observations():
+def test_another_number_of_observations():
     policy = policy_for(G.Tuple((G.Discrete(3), G.Discrete(2))), num_envs=3)
     with pytest.raises(ValueError, match=naming("obs", 2, 3)):
         policy.act([(0, 0), (1, 1)])
+    with pytest.raises(ValueError, match=naming("obs['observation']", (2, 2), (3, 2))):
+        policy_for(G.Box(-1, 1, (2,)), num_envs=3).act(np.zeros((2, 2)))
 
 
 # ---- the reward ----------------------------------------------------------------------------------------------------------

@@ -17,7 +17,8 @@ import amago
 from amago import config
 from amago.envs.builtin import TMazePassive
 from amago.policy import load_policy
-from amago.policy.card import Results, Score, find_secrets, measure, write_card
+from amago.policy.card import Results, find_secrets, measure, write_card
+from amago.policy.memory import Estimate
 
 SEED = 3
 TOKEN = "hf_" + "Zz9" * 10
@@ -267,7 +268,7 @@ def test_ordinary_names_are_no_secrets(card, tmp_path):
 
 
 def test_scores():
-    score = Score.of([1.0, 3.0, float("nan")])
+    score = Estimate.of([1.0, 3.0, float("nan")])
     assert (score.mean, score.std, score.rollouts) == (2.0, 1.0, 2)
     assert score.low == 1.0
     assert score.high == 3.0

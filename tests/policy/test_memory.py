@@ -1,4 +1,4 @@
-"""Whether a study of memory finds what an agent's memory is for, with agents whose memory is known, and with trained ones."""
+"""Whether a study of memory finds what an agent's memory is for, with agents whose memory is known."""
 
 import gymnasium as gym
 import numpy as np
@@ -8,14 +8,10 @@ import torch
 from messages import check_refused, naming
 
 from amago import config
-from amago.agent import Agent
 from amago.agent.base import BaseAgent
 from amago.envs import AMAGO_ENV_LOG_PREFIX, AMAGOEnv
-from amago.experiment import Experiment
-from amago.loading import DiskTrajDataset
 from amago.nets.traj_base import TrajEncoder
-from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder
-from amago.nets.tstep_encoders import FFTstepEncoder, TstepEncoder
+from amago.nets.tstep_encoders import TstepEncoder
 from amago.policy.memory import (
     Estimate,
     MemoryStudy,
@@ -232,7 +228,7 @@ def test_no_memory_is_told_from_memory():
     assert said.startswith("Memory is not used: ")
     assert "no action depends on any step but the current one" in said
     assert "Across attempts" not in said
-    assert found.gain(FULL, View(context=1)) == Estimate(0.0, 0.0, 0.0)
+    assert found.gain(FULL, View(context=1)) == Estimate(0.0, 0.0, 0.0, 0.0, 24)
 
 
 def test_influence_names_the_step_that_was_shown():
@@ -310,7 +306,7 @@ def synthetic(full, none, more=None, broken_off=0):
     values = {FULL: np.asarray(full, float), View(context=1): np.asarray(none, float)} | (more or {})
     n = len(values[FULL])
     parts = Stages("reward per step", "tenth of the rollout", {v: np.zeros((n, 2)) for v in values})
-    return MemoryStudy("made up", values, parts, None, broken_off)
+    return MemoryStudy("made up", values, dict.fromkeys(values, np.ones(n)), parts, None, broken_off)
 
 
 def test_what_is_no_more_than_noise_is_called_so():
@@ -345,49 +341,3 @@ def test_table_and_picture(tmp_path):
     assert str(found.estimate(FULL)) in lines[1]
     assert "erased after each attempt" in lines[2]
     assert plot_memory(found, tmp_path / "memory.png").stat().st_size > 10_000
-
-
-# ---- trained agents --------------------------------------------------------------------------------------------------------
-
-
-class Recall(Cue):
-    """Three steps, of which the last two are paid."""
-
-    def __init__(self):
-        super().__init__(attempts=1)
-        self.horizon = 3
-
-
-SMALL = {
-    "FFTstepEncoder.n_layers": 1, "FFTstepEncoder.d_hidden": 32, "FFTstepEncoder.d_output": 32, "FFTstepEncoder.hide_rl2s": True,
-    "FFTstepEncoder.normalize_inputs": False, "FFTrajEncoder.d_model": 32, "GRUTrajEncoder.d_hidden": 32, "GRUTrajEncoder.d_output": 32,
-    "GRUTrajEncoder.n_layers": 1, "TformerTrajEncoder.d_model": 32, "TformerTrajEncoder.d_ff": 64, "TformerTrajEncoder.n_layers": 1,
-    "TformerTrajEncoder.n_heads": 2, "Actor.d_hidden": 32, "NCritics.d_hidden": 32, "Agent.tau": 0.02, "Agent.reward_multiplier": 10.0,
-    "Agent.num_critics": 2, "Agent.gamma": 0.9, "Multigammas.discrete": [0.9], "EpsilonGreedy.steps_anneal": 300,
-}  # fmt: skip
-
-
-@pytest.mark.learning
-@pytest.mark.parametrize(("traj", "used"), [(TformerTrajEncoder, True), (GRUTrajEncoder, True), (FFTrajEncoder, False)])
-def test_trained_agents_with_and_without_memory_are_told_apart(traj, used, tmp_path):
-    def make_env():
-        return AMAGOEnv(Recall(), env_name="recall")
-
-    config.bind(SMALL)
-    experiment = Experiment(
-        run_name="recall", ckpt_base_dir=str(tmp_path), dataset=DiskTrajDataset(tmp_path, "recall", 2000), max_seq_len=3,
-        tstep_encoder_type=FFTstepEncoder, traj_encoder_type=traj, agent_type=Agent, make_train_env=make_env, make_val_env=make_env,
-        env_mode="sync", parallel_actors=16, val_timesteps_per_epoch=3, train_timesteps_per_epoch=30, train_batches_per_epoch=40,
-        batch_size=32, learning_rate=3e-3, lr_warmup_steps=10, epochs=6, val_interval=None, ckpt_interval=None, always_save_latest=False,
-        dloader_workers=0, verbose=False, seed=0,
-    )  # fmt: skip
-    experiment.start()
-    try:
-        experiment.learn()
-        found = study_memory(experiment.policy, [make_env() for _ in range(8)], 32, 10)
-    finally:
-        experiment.close()
-    assert text(found).startswith("Memory is used: " if used else "Memory is not used: ")
-    if used:
-        assert found.gain(FULL, View(context=1)).low > 0.5
-        assert sum(found.influence.by_distance()[1:]) > 0.01
