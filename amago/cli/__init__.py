@@ -39,15 +39,10 @@ _PLACES = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line.
+    """Run the command line, ``sys.argv[1:]`` unless other words are given, and return its exit code.
 
-    Args:
-        argv: the words after ``amago``; None: ``sys.argv[1:]``.
-
-    Returns:
-        the exit code: 0; 2 after a mistake in the arguments; 1 if the environment cannot be used, if there was nothing to train on, or if
-        the Hub cannot be reached.
-        Of these, the message is printed without a traceback.
+    0; 2 after a mistake in the arguments; 1 if the environment cannot be used, if there was nothing to train on, or if the Hub cannot be
+    reached. Of these, the message is printed without a traceback.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     if os.getcwd() not in sys.path:  # for modules of the user, which the command, unlike "python -m", would not find

@@ -120,17 +120,9 @@ def evaluate_policy(
     render_mode: str | None = None,
     progress: bool = False,
 ) -> dict[str, float]:
-    """The metrics of rollouts of a policy's agent, each from its beginning.
+    """The metrics of rollouts of a policy's agent, each from its beginning; ValueError if none ends.
 
-    Args:
-        episodes: number of rollouts; fewer if not as many end.
-        actors: environments side by side, at most.
-        seed: of environments and actions; None: random.
-        render_mode: of the environments.
-        progress: show a bar.
-
-    Raises:
-        ValueError: no rollout ended.
+    ``episodes`` rollouts (fewer if not as many end), of at most ``actors`` environments side by side; a ``seed`` of None is random.
     """
     actors = min(actors, episodes)
     with closing(make_env()) as env:
@@ -202,12 +194,7 @@ def _record_video(args: Namespace, policy: Policy, make_env: GymEnv, run_dir: Pa
 
 
 def load_agent(args: Namespace, run_dir: Path) -> tuple[GymEnv, Policy]:
-    """The environment and the policy that the arguments of `add_playing_arguments` describe.
-
-    Raises:
-        CheckpointError: the run does not know its environment.
-        ValueError: it names a module of the user's own, or the environment has other spaces than the policy was trained for.
-    """
+    """The environment and the policy that the arguments of `add_playing_arguments` describe; ValueError if they do not fit."""
     make_env = environment_of(run_dir, args.env, args.horizon)
     policy = load_policy(args.run, args.device, sample=not args.greedy, gamma=args.gamma, modules=args.modules)
     with closing(make_env()) as env:
@@ -224,9 +211,7 @@ def load_agent(args: Namespace, run_dir: Path) -> tuple[GymEnv, Policy]:
 def environment_of(run_dir: Path, env_id: str | None, horizon: int | None = None) -> GymEnv:
     """The environment that the user names, or, for None, the recorded one of a run, with its horizon unless another is given.
 
-    Raises:
-        CheckpointError: the run does not know its environment.
-        ValueError: it does, but names a module of the user's own.
+    A file of the run does not decide which module of the user is imported: such a name is refused.
     """
     recorded = read_args_file(run_dir)
     if env_id is None:

@@ -41,11 +41,7 @@ class GymEnv:
     make: Callable[..., object] | None = None
 
     def __call__(self, render_mode: str | None = None) -> AMAGOEnv:
-        """The environment.
-
-        Raises:
-            ValueError: there is no such environment, or it takes no ``render_mode``.
-        """
+        """The environment; ValueError if there is none of this name, or it takes no ``render_mode``."""
         # not every environment takes the argument
         options: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
         try:

@@ -125,11 +125,7 @@ LIBRARIES = {"procgen": ("Qt5Gui", "apt-get install --no-install-recommends libq
 
 
 def missing(extra: str) -> list[tuple[str, str]]:
-    """(requirement of an extra that this machine does not meet, command that installs it); nothing is imported.
-
-    Raises:
-        ValueError: there is no such extra.
-    """
+    """(requirement of an extra that this machine does not meet, command that installs it); nothing is imported."""
     if extra not in EXTRAS:
         raise ValueError(f"there is no extra {extra!r}; the extras are {', '.join(EXTRAS)}")
     found = [(what, f"pip install 'amago[{extra}]'") for what in unmet(f"amago[{extra}]")]

@@ -38,17 +38,10 @@ _LIMIT = 1 << 20  # more numbers than any environment has would fill the memory
 
 
 def parse_space(text: str, shape: tuple[int, ...] = (1,)) -> gym.Space:
-    """Read an action space from text; `DETAILS` explains the syntax.
+    """Read an action space from text, such as "discrete:4" or "tuple(discrete:3; box:-1,1)"; `DETAILS` explains the syntax.
 
-    Args:
-        text: such as "discrete:4", "multidiscrete:3,4", "tuple(discrete:3; box:-1,1)".
-        shape: of a box or of bits without a size; inside a tuple or dict it is (1,).
-
-    Returns:
-        a Discrete, MultiDiscrete, Box (float32) or MultiBinary, or a Tuple or Dict of these. A Dict keeps the order of the text.
-
-    Raises:
-        ValueError: the text is not a space; the message quotes the wrong part and shows the right form.
+    ``shape`` is that of a box or of bits without a size; inside a tuple or dict it is (1,). A ValueError quotes the wrong part of the text
+    and shows the right form.
     """
     text = text.strip()
     kind = next((kind for kind in _FORMS if text.startswith(kind)), "")
@@ -107,15 +100,9 @@ def space_argument(text: str) -> str:
 
 
 def space_of_actions(space: gym.Space | str | None, actions: np.ndarray | dict[str, np.ndarray], path: Path) -> gym.Space:
-    """The space of recorded actions.
+    """The space of recorded actions, (N, ...) or {part: (N, ...)}.
 
-    Args:
-        space: the space, a text for `parse_space`, or None: a Box from -1 to 1.
-        actions: (N, ...), or {part: (N, ...)}.
-        path: the file of the actions, for messages.
-
-    Raises:
-        ValueError: the space is None, and the actions are not numbers from -1 to 1.
+    ``space`` is a space, a text for `parse_space`, or None: a Box from -1 to 1, if the actions are such numbers. ``path`` is for messages.
     """
     if isinstance(space, gym.Space):
         return space

@@ -107,15 +107,7 @@ def _work(args: Namespace) -> None:
 
 
 class TrainCommand:
-    """``amago train`` with the settings of a trial.
-
-    Args:
-        args: of ``amago tune``; ``args.words`` are the words of its command line.
-        space: the settings that trials have.
-
-    Raises:
-        ValueError: the space names something unknown, or that cannot be searched over, or a value does not fit.
-    """
+    """``amago train`` with the settings of a trial; ValueError if the space names something unknown, or a value does not fit."""
 
     def __init__(self, args: Namespace, space: list[Dimension]):
         own = ArgumentParser(add_help=False)
@@ -171,11 +163,7 @@ class TrainCommand:
         return words, bindings
 
     def with_values(self, values: Iterable[tuple[Dimension, object]], file: Path) -> list[str]:
-        """The words of a command that trains with some values, without a name of the run.
-
-        Args:
-            file: a gin file, which is written if gin holds one of the values.
-        """
+        """The words of a command that trains with some values, without a name of the run; values that gin holds are written to ``file``."""
         words, bindings = self._settings(values)
         if bindings:
             file.write_text("".join(f"{name} = {value!r}\n" for name, value in bindings.items()), encoding="utf-8")
@@ -184,15 +172,7 @@ class TrainCommand:
 
 
 class Study:
-    """The study of a directory, and its trials in this process.
-
-    Args:
-        args: of `add_arguments`.
-
-    Raises:
-        ImportError: Optuna is not installed; names the extra.
-        ValueError: the space cannot be read, names something unknown, or differs from the study's.
-    """
+    """The study of a directory, and its trials in this process; ValueError if the space cannot be read, or differs from the study's."""
 
     def __init__(self, args: Namespace):
         try:
@@ -224,11 +204,7 @@ class Study:
             self.command.space = parse_space(self.study.user_attrs["space"])
 
     def _compare_with_record(self) -> None:
-        """Record what the study was begun with.
-
-        Raises:
-            ValueError: it was begun with other settings.
-        """
+        """Record what the study was begun with; ValueError if it was begun with other settings."""
         args, known = self.args, self.study.user_attrs
         space = sorted(d.text for d in self.command.space)
         for name, value in {"env": args.env, "metric": args.metric, "direction": args.direction, "space": space}.items():

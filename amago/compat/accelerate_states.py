@@ -28,8 +28,7 @@ def is_one(path: Path) -> bool:
 def load(path: Path, policy: BaseAgent, optimizer: object, schedule: object) -> int:
     """Load weights, the optimizer's state and the schedule; returns the updates that the schedule has counted.
 
-    Raises:
-        CheckpointError: a file is damaged, holds other objects than tensors and numbers, or does not fit.
+    A CheckpointError names a file that is damaged, holds other objects than tensors and numbers, or does not fit.
     """
     weights = next(path / name for name in _WEIGHTS if (path / name).is_file())
     load_into(policy, _read(weights), weights)

@@ -28,12 +28,7 @@ _METHODS = ("reset", "step", "call_async", "call_wait")
 
 
 def as_pool(envs: Any) -> ActorPool:
-    """The pool of actors behind ``envs``: ``envs`` itself, the pool of a `amago.envs.pool.PoolEnv`, or one around a vector
-    environment.
-
-    Raises:
-        TypeError: it is none of these; names the methods that it lacks.
-    """
+    """The pool of actors behind ``envs``: itself, that of a `amago.envs.pool.PoolEnv`, or one around a vector environment."""
     if isinstance(envs, ActorPool):
         return envs
     if isinstance(getattr(envs, "pool", None), ActorPool):
@@ -125,14 +120,7 @@ class VectorEnvPool(ActorPool):
 
 
 class _KindWrapper(PolicyActions):
-    """An environment that takes the actions of a policy.
-
-    Args:
-        env: its action space must be of the class's kind.
-
-    Raises:
-        TypeError: it is of another kind.
-    """
+    """An environment with an action space of the class's kind (else TypeError) that takes the actions of a policy."""
 
     kind: ClassVar[str]
 

@@ -74,9 +74,7 @@ NAMES: dict[str, Mapping[str, str]] = {
 def attributes(module: str, names: Mapping[str, str] | None = None) -> Callable[[str], Any]:
     """The ``__getattr__`` of a module (PEP 562): its submodules, and names of other modules, imported on first use.
 
-    Args:
-        module: its name.
-        names: {name: module that has it}, in addition to `NAMES`.
+    ``names``, {name: module that has it}, are known in addition to `NAMES`.
     """
     known = {**NAMES.get(module, {}), **(names or {})}
 

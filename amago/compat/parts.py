@@ -34,14 +34,7 @@ def as_actor(policy: object) -> BaseAgent:
 
 
 class StepwiseActor:
-    """Calls ``policy.get_actions`` with a dimension of one timestep after N, and takes it away from the actions.
-
-    Args:
-        policy: see above.
-
-    Raises:
-        TypeError: it has no ``get_actions``.
-    """
+    """Calls ``policy.get_actions`` with a dimension of one timestep after N, and takes it away from the actions."""
 
     def __init__(self, policy: Any):
         if not callable(getattr(policy, "get_actions", None)):
@@ -77,11 +70,7 @@ class StepwiseActor:
     def get_actions(
         self, obs: dict[str, Tensor], rl2s: Tensor, time_idxs: Tensor, hidden_state: Any = None, sample: bool = True
     ) -> tuple[Tensor, Any]:
-        """As `BaseAgent.get_actions` with (N, ...).
-
-        Raises:
-            ValueError: the policy returned another number of actions.
-        """
+        """As `BaseAgent.get_actions` with (N, ...)."""
         steps = {key: value.unsqueeze(1) for key, value in obs.items()}
         chosen, hidden_state = self.policy.get_actions(
             obs=steps, rl2s=rl2s.unsqueeze(1), time_idxs=time_idxs.unsqueeze(1), hidden_state=hidden_state, sample=sample
@@ -121,12 +110,7 @@ class ForeignLoader:
         self.dataset = getattr(batches, "dataset", None)
 
     def count(self, left: int, planned: int) -> int:
-        """Number of batches left in an epoch.
-
-        Args:
-            left: remaining batches of the experiment's plan.
-            planned: batches that the experiment plans for an epoch.
-        """
+        """Number of batches left in an epoch of ``planned`` batches, of which ``left`` remain."""
         return left if not isinstance(self.given, Sized) else max(0, len(self.given) - (planned - left))
 
     def batches(self, count: int) -> Iterator[Batch]:
@@ -140,11 +124,7 @@ class ForeignLoader:
 
 
 def as_loader(made: object, device: torch.device | str) -> SequenceLoader | ForeignLoader:
-    """The source from which a run draws batches.
-
-    Raises:
-        TypeError: it cannot be iterated over.
-    """
+    """The source from which a run draws batches; TypeError if it cannot be iterated over."""
     if isinstance(made, SequenceLoader | ForeignLoader):
         return made
     if not isinstance(made, Iterable):

@@ -51,12 +51,9 @@ def get_constant_schedule_with_warmup(
 def retry_load_checkpoint(
     ckpt_path: str | os.PathLike[str], map_location: torch.device | str | None = None, tries: int = 10
 ) -> Any:
-    """Load a file that another process may be writing; None if there is no such file.
+    """Load a file of ``torch.save`` that another process may be writing; None if there is no such file.
 
-    Args:
-        ckpt_path: a file of ``torch.save`` that holds tensors. Anything that needs code to load, such as a pickled object, is refused.
-        map_location: device, as of ``torch.load``.
-        tries: number of attempts, 0.1 to 1 seconds apart; the error of the last one is raised.
+    Anything that needs code to load, such as a pickled object, is refused. Attempts are 0.1 to 1 seconds apart; the last error is raised.
     """
     attempt = 1
     while Path(ckpt_path).exists():
@@ -143,11 +140,9 @@ class LossStatistics:
 
     @torch.no_grad()
     def _td_stats(self, mask: Tensor, *values: Tensor, **named: Tensor) -> dict[str, Tensor]:
-        """Mean and standard deviation of tensors, named by their keyword, or by their position as "TD Statistic 1".
+        """Mean and standard deviation of tensors (B, L, ...), named by their keyword, or by their position as "TD Statistic 1".
 
-        Args:
-            mask: (B, L, 1) or wider, such as (B, L, C, G, 1), True where a transition counts.
-            values, named: (B, L, ...), such as (B, L, 1, G, 1).
+        ``mask``, (B, L, 1) or wider, such as (B, L, C, G, 1), is True where a transition counts.
         """
         tensors = {f"TD Statistic {i}": x for i, x in enumerate(values, start=1)} | named
         out = {}
@@ -158,11 +153,7 @@ class LossStatistics:
 
     @torch.no_grad()
     def _policy_stats(self, mask: Tensor, dist: Distribution) -> dict[str, Tensor]:
-        """The entropy of policies (B, L, G), where their class has one.
-
-        Args:
-            mask: (B, L, 1) or (B, L, G, 1), True where a transition counts.
-        """
+        """The entropy of policies (B, L, G), where their class has one; ``mask`` as of `_td_stats`."""
         try:
             entropy = dist.entropy()
         except NotImplementedError:
@@ -172,12 +163,7 @@ class LossStatistics:
 
     @torch.no_grad()
     def _filter_stats(self, mask: Tensor, logp: Tensor, filter: Tensor) -> dict[str, Tensor]:
-        """Weights of stored actions, and the log-probabilities of the actions.
-
-        Args:
-            mask: (B, L, 1) or (B, L, G, 1), True where a transition counts.
-            logp, filter: (B, L, G, 1).
-        """
+        """Weights (B, L, G, 1) of stored actions, and the log-probabilities of the actions; ``mask`` as of `_td_stats`."""
         return {
             "Filter Weight": ops.masked_mean(*_matched(filter.float(), mask)),
             "Pct. of Actions Approved by Filter": 100.0 * ops.masked_mean(*_matched((filter > 0).float(), mask)),

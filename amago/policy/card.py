@@ -275,8 +275,8 @@ def _escape(text: str) -> str:
 def public_settings(run_dir: Path) -> dict[str, Any] | None:
     """The agent, the training and the kind of machine in the ``settings.json`` of a run; None without this file.
 
-    Left out are the command line, the directory, the host's name, the git commit and the names of places. Values that are absolute
-    paths or look like secrets are replaced by "(left out)".
+    Without the command line, the directory, the host's name, the git commit and the names of places. Values that are absolute paths or
+    look like secrets are replaced by "(left out)".
     """
     record = read_record(run_dir)
     if record is None:
@@ -325,11 +325,7 @@ _SECRET_IN_JSON = re.compile(rf'\\*"((?:[^"\\]*[._-])?{_SECRET})\\*"\s*[:,]\s*\\
 
 
 def refuse_secrets(directory: Path) -> None:
-    """Check a directory for secrets before it is shared.
-
-    Raises:
-        ValueError: something in it looks like a secret; names file and kind, never the secret.
-    """
+    """Raise ValueError if something in a directory looks like a secret; names file and kind, never the secret."""
     if found := [f"{file} holds {what}" for file, what in find_secrets(directory)]:
         raise ValueError(
             f"this looks like secrets, which are not shared: {'; '.join(found)}. Remove them, and revoke them where they were shown"

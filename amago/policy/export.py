@@ -58,11 +58,7 @@ Tensors = dict[str, Tensor]
 class StepModel(nn.Module):
     """One step of an `amago.agent.ActorCriticAgent` that takes the mode of its policy, of the discount of its rollouts.
 
-    Args:
-        agent: is copied, to the CPU and into evaluation mode; it is not changed.
-
-    Raises:
-        ValueError: the agent's class, its actor's class or its hidden state cannot be exported.
+    The agent is copied, to the CPU and into evaluation mode. A ValueError says which of its classes cannot be exported.
     """
 
     tstep_encoder: Any
@@ -320,11 +316,7 @@ def _quiet() -> Iterator[None]:
 
 @torch.no_grad()
 def _compare(step: StepModel, agent: BaseAgent, steps: int = 4) -> None:
-    """Run the step and the agent side by side.
-
-    Raises:
-        ValueError: their actions differ, as they do for an agent whose class overrides ``act``.
-    """
+    """Run the step and the agent side by side; ValueError if their actions differ, as they do for a class that overrides ``act``."""
     device, was_training = next(agent.parameters()).device, agent.training
     space = copy.deepcopy(agent.obs_space)
     space.seed(0)

@@ -64,10 +64,7 @@ def film(
 
 
 def _no_devices() -> AbstractContextManager[Any]:
-    """Within the block, pygame, with which many environments draw, looks for no sound card, and for no screen where there is none.
-
-    It would print ten lines of errors about each on machines that lack them.
-    """
+    """Let pygame, with which many environments draw, look for no sound card and no missing screen, of which it would print errors."""
     screen = any(name in os.environ for name in ("DISPLAY", "WAYLAND_DISPLAY"))
     wanted = {"SDL_AUDIODRIVER": "dummy"} | ({} if screen else {"SDL_VIDEODRIVER": "dummy"})
     return mock.patch.dict(os.environ, {name: value for name, value in wanted.items() if name not in os.environ})

@@ -67,16 +67,12 @@ def load_policy(
 
 
 def find_run(path: str | Path) -> tuple[Path, Path]:
-    """Find a policy's file of weights, and the directory of its run.
+    """(directory of the run, file of weights) of a policy.
 
     Args:
         path: a file of weights, a training state, or a directory: a run's (its latest weights, or, where it has none, its
             newest complete training state), or one that holds ``policy.pt``, ``policy.safetensors``, or a single file of
-            weights.
-
-    Returns:
-        (directory, file of weights). The directory is the nearest one with a ``policy.json``, or, where there is none, the
-        directory of the file.
+            weights. The run's directory is the nearest one with a ``policy.json``, or, where there is none, that of the file.
 
     Raises:
         CheckpointError: the path does not exist, or holds no weights.
@@ -134,14 +130,11 @@ def _description(path: Path, file: WeightFile) -> dict[str, Any]:
 
 
 def load_agent_weights(agent: BaseAgent, path: str | Path) -> int:
-    """Copy a file of weights into an agent: all of them, or none if one does not fit.
+    """Copy a file of weights into an agent: all of them, or none if one does not fit; returns the version they were published with, or 0.
 
     Args:
         agent: has the classes and sizes that the weights were trained with.
         path: weights of this library, or a state dict of the original system.
-
-    Returns:
-        the version that the weights were published with; 0 where there is none.
 
     Raises:
         CheckpointError: the file is missing or damaged, or does not fit; the message lists every name without a counterpart.
@@ -176,13 +169,6 @@ def adapt_weights(weights: Mapping[str, Tensor], agent: nn.Module) -> dict[str, 
     parameters that the module lacks and the file's parameters that are not in it must agree in number and in shape, in their order.
     The original adds prefixes of wrappers, and copies of the critics, which are dropped where the agent has no names for them. Weights
     of this library are returned unchanged.
-
-    Args:
-        weights: {name of the parameter: tensor}.
-        agent: the agent that the weights are for.
-
-    Raises:
-        CheckpointError: a name occurs twice.
     """
     plain = {_unwrapped(name): w for name, w in weights.items()}
     if len(plain) != len(weights):

@@ -274,12 +274,8 @@ def influence(
 ) -> Influence | None:
     """The influence of each step of a rollout on later actions; None for an agent that does not give log-probabilities of its actions.
 
-    A gradient measures how much an action would change with a step, not whether the change is of use.
-
-    Args:
-        steps: inputs of the policy. A rollout longer than the agent's context is cut to its last ``max_seq_len`` steps.
-        attempt_ends: steps taken when each attempt ended.
-        seed: of the actions that are explained, which are drawn from the policy anew.
+    A gradient measures how much an action would change with a step, not whether the change is of use. ``steps`` are cut to the last
+    ``max_seq_len``; ``attempt_ends`` are the steps taken when each attempt ended; ``seed`` is that of the actions, which are drawn anew.
     """
     if "log_prob" not in agent.policy_extras:
         return None
@@ -447,14 +443,8 @@ def _gradients(study: MemoryStudy, found: Influence) -> str:
 def plot_memory(study: MemoryStudy, path: str | Path) -> Path:
     """Draw scores by attempt, returns by length of the context, and the influence of earlier steps, in three panels of a PNG.
 
-    Bands and bars are 95% intervals.
-
-    Args:
-        study: of `study_memory`.
-        path: of the PNG, with any suffix, which is returned; missing directories are created.
-
-    Raises:
-        ImportError: matplotlib is not installed; names the extra.
+    Bands and bars are 95% intervals. Missing directories of ``path``, which is returned, are created. Without matplotlib, an ImportError
+    names the extra.
     """
     try:
         from matplotlib.figure import Figure

@@ -89,11 +89,7 @@ def _is_of_a_policy(name: str) -> bool:
 
 
 def read_policy_spec(run_dir: Path) -> dict[str, Any]:
-    """The content of ``policy.json``.
-
-    Raises:
-        CheckpointError: the file is missing or damaged.
-    """
+    """The content of ``policy.json``; CheckpointError if the file is missing or damaged."""
     path = run_dir / SPEC_FILE
     try:
         return checked_spec(json.loads(path.read_text(encoding="utf-8")), path)
@@ -104,11 +100,7 @@ def read_policy_spec(run_dir: Path) -> dict[str, Any]:
 
 
 def checked_spec(spec: Any, path: Path) -> dict[str, Any]:
-    """A description, unchanged; ``path`` is the file that holds it.
-
-    Raises:
-        CheckpointError: it is damaged.
-    """
+    """A description, unchanged; CheckpointError if that of the file ``path`` is damaged."""
     if missing := [k for k in _FIELDS if not isinstance(spec, dict) or k not in spec]:
         raise CheckpointError(f"{path} is damaged: its description of the policy lacks {', '.join(missing)}")
     return spec  # type: ignore[no-any-return]

@@ -29,17 +29,10 @@ RELOAD_SECONDS = 10
 
 
 def write_report(paths: Sequence[str | Path], out: str | Path, statistic: str = "mean") -> Path:
-    """Write a page about the runs at and below some directories.
+    """Write a page about the runs at and below some directories into the file ``out``, and return it.
 
-    Args:
-        paths: directories of runs, or with runs in them.
-        out: file to write, which is returned; it is replaced when the page is complete.
-        statistic: statistic over seeds when the page opens: a key of `amago.report.curves.STATISTICS`, or "each run".
-
-    Raises:
-        FileNotFoundError: a directory does not exist, or has no run in it.
-        ImportError: Plotly is not installed; names the extra.
-        ValueError: the statistic is unknown.
+    ``statistic``, over seeds, is a key of `amago.report.curves.STATISTICS`, or "each run". A directory without runs is a
+    FileNotFoundError; without Plotly, an ImportError names the extra.
     """
     if statistic not in (*STATISTICS, EACH):
         raise ValueError(f"statistic={statistic!r} is unknown: use one of {', '.join((*STATISTICS, EACH))}")
@@ -55,8 +48,7 @@ def write_report(paths: Sequence[str | Path], out: str | Path, statistic: str = 
 def render(paths: Sequence[str | Path], statistic: str = "mean", live: bool = False) -> str:
     """The page about the runs at and below some directories.
 
-    Args:
-        live: for `amago watch`: there may be no run yet, the page reloads itself, and loads plotly.js from the server.
+    ``live``, for `amago watch`: there may be no run yet, and the page reloads itself, and plotly.js from the server.
     """
     runs, unreadable = [], []
     for path in dict.fromkeys(found for root in paths for found in walk(Path(root))):
@@ -86,11 +78,7 @@ def render(paths: Sequence[str | Path], statistic: str = "mean", live: bool = Fa
 
 
 def plotly_script() -> str:
-    """The source of plotly.js, from the Python package.
-
-    Raises:
-        ImportError: Plotly is not installed; names the extra.
-    """
+    """The source of plotly.js, from the Python package; ImportError names the extra."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as err:
@@ -129,11 +117,6 @@ class WatchServer(ThreadingHTTPServer):
         address: (host, port); port 0 takes a free one.
         roots: the directories. Runs may appear, grow, be killed, resumed, renamed or deleted meanwhile. Nothing is written.
         token: that visitors must know; None: everybody may look, which is refused for addresses that other machines can reach.
-
-    Raises:
-        ImportError: Plotly is not installed; names the extra.
-        ValueError: the address needs a token.
-        OSError: the address cannot be used.
     """
 
     daemon_threads = True

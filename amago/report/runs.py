@@ -79,11 +79,7 @@ class Log:
             self.add(row)
 
     def add(self, row: Any) -> None:
-        """Add a row.
-
-        Raises:
-            ValueError: it is no row of a log.
-        """
+        """Add a row; ValueError if it is no row of a log."""
         try:
             position: Position = row["epoch"], row["env_steps"], row["grad_steps"], row["wall_time"]
             sum(position)  # numbers
@@ -194,12 +190,7 @@ class Run:
 
 
 class Group(NamedTuple):
-    """Runs with the same settings, environments and code, which differ in the seed.
-
-    Attributes:
-        name: for legends, unique on the page.
-        runs: at least one.
-    """
+    """Runs with the same settings, environments and code, which differ in the seed; ``name`` is unique on the page."""
 
     name: str
     runs: Sequence[Run]
@@ -225,11 +216,7 @@ def walk(root: Path) -> Iterator[Path]:
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:
-    """The directories of runs at or below some directories, each once.
-
-    Raises:
-        FileNotFoundError: a directory does not exist, or has no run in it.
-    """
+    """The directories of runs at or below some directories, each once; FileNotFoundError if one has none."""
     found: dict[Path, None] = {}
     for path in map(Path, paths):
         if not path.is_dir():
@@ -242,11 +229,7 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def read_run(path: Path) -> Run:
-    """Read a run. Damaged or missing files are named in `Run.problems`. A last line without an end is being written.
-
-    Raises:
-        OSError: ``metrics.jsonl`` cannot be read.
-    """
+    """Read a run. Damaged or missing files are named in `Run.problems`. A last line without an end is being written."""
     log, damaged = Log(), list[str]()
     *lines, last = (path / METRICS_FILE).read_bytes().split(b"\n")
     for line in filter(bytes.strip, (*lines, last)):
@@ -361,14 +344,10 @@ class Status(NamedTuple):
 
 
 def status_of(run: Run, now: float | None = None) -> Status:
-    """Find the state, progress and remaining time of a run.
+    """Find the state, progress and remaining time of a run at a time in seconds since 1970; None: the present.
 
-    A run whose lock names a process of this machine is running while that process lives. Of another run, only the time since
-    its newest row is known: it counts as running for three of its longest pauses between rows, and for at least `PATIENCE`
-    seconds.
-
-    Args:
-        now: seconds since 1970; None: the present.
+    A run whose lock names a process of this machine is running while that process lives. Another one counts as running for three of its
+    longest pauses between rows, and for at least `PATIENCE` seconds, after its newest row.
     """
     epochs = (run.settings or {}).get("epochs")
     epochs = epochs if isinstance(epochs, int) and epochs > 0 else None

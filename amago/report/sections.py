@@ -60,13 +60,7 @@ _WIDE = 12  # beyond so many runs, the table of settings has a row for each inst
 
 
 class Content(NamedTuple):
-    """Contents of a page.
-
-    Attributes:
-        groups: of runs.
-        live: the page is `amago watch`'s, which does not open replay buffers.
-        unreadable: reasons why some runs are not on the page.
-    """
+    """Groups of runs. ``live``: the page is `amago watch`'s, which does not open replay buffers. ``unreadable``: why some runs are not there."""
 
     groups: Sequence[Group]
     live: bool = False
@@ -79,12 +73,7 @@ class Content(NamedTuple):
 
 
 class Section:
-    """A part of the page.
-
-    Attributes:
-        parts: HTML, and figures.
-        missing: why the section, or a part of it, is empty; one sentence each.
-    """
+    """A part of the page: HTML and figures, and why something is ``missing``, one sentence each."""
 
     def __init__(self) -> None:
         self.parts: list[str | Figure] = []
@@ -108,11 +97,8 @@ class Section:
 def traces(curve: Curve | None, name: str, i: int, suffix: str = "", **more: Any) -> list[Trace]:
     """A curve as a line, above its interval as a band; where there are few points, with markers.
 
-    Args:
-        name: of the group, by which the page's filter finds the traces.
-        i: the number of the group, for its colour.
-        suffix: for the legend, after the name.
-        more: further attributes of the line's trace.
+    ``name`` is the group's, by which the page's filter finds the traces; ``i`` its number, for the colour; ``suffix`` follows it in the
+    legend; ``more`` are further attributes of the line's trace.
     """
     if curve is None:
         return []
@@ -153,11 +139,9 @@ def figure(title: str, variants: Mapping[str, list[Trace]], x: str = "", y: str 
 def curve_figure(
     content: Content, metrics: Callable[[Group], Sequence[tuple[str, str, str]]], title: str, points: int = POINTS, **yaxis: Any
 ) -> Figure | None:
-    """Metrics of all groups over an axis that the reader chooses; None if no run has one.
+    """Metrics of all groups, (section of the log, name, words for the legend), over an axis that the reader chooses; None without any.
 
-    Args:
-        metrics: the metrics of a group, which differ in their dashes: (section of the log, name, words for the legend).
-        points: most points of a curve; there are fewer where there are very many groups.
+    The metrics of a group differ in their dashes. Of very many groups, curves have fewer ``points``.
     """
     points = max(40, min(points, 6_000 // max(1, len(content.groups))))
     variants: dict[str, list[Trace]] = {}
@@ -186,11 +170,7 @@ def one_metric(content: Content, of: str, name: str, title: str, points: int = P
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[object]], groups: Sequence[str] = ()) -> str:
-    """An HTML table that scrolls sideways on narrow screens, without empty columns; all text is escaped. "" without rows.
-
-    Args:
-        groups: the group of each row, for the page's filter.
-    """
+    """An HTML table without empty columns; "" without rows. All text is escaped; ``groups`` name the group of each row, for the filter."""
     if not rows:
         return ""
     cells = [[html.escape("" if cell is None else format_value(cell, 400)) for cell in row] for row in rows]
@@ -311,11 +291,9 @@ def adaptation(content: Content, section: Section) -> None:
 
 
 def rewards_by_time(run: Run) -> dict[str, Curve]:
-    """The mean reward of a step over time in the rollout, of the newest trajectories of a run's own collection, by environment name,
-    in at most 20 equal spans. The buffer is only read.
+    """The mean reward of a step over time in the rollout, in at most 20 equal spans, by environment name.
 
-    Raises:
-        OSError, amago.store.StoreError: the buffer cannot be read.
+    Of the newest trajectories of a run's own collection; the buffer is only read.
     """
     settings = run.settings or {}
     places = [

@@ -184,7 +184,7 @@ def save_safely(weights, path):
         ("a.pt", torch.save, ""),
         ("b.safetensors", save_safely, ""),
         ("c.pt", torch.save, "module."),
-        ("d.pt", torch.save, "_orig_mod."),
+        ("d.pt", torch.save, "module._orig_mod."),
     ],
 )
 def test_a_file_inside_the_run_in_every_form(tmp_path, name, write, prefix):
