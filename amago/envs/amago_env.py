@@ -93,16 +93,9 @@ class AMAGOEnv(gym.Wrapper[Any, Any, Any, Any]):
             env = env.env
         self.batched_envs, self._env_name = int(batched_envs), env_name
         self.vectorized = self.batched_envs > 1 or isinstance(env, gym.vector.VectorEnv)
-        num_envs = getattr(env, "num_envs", None)
-        if self.vectorized and num_envs is not None and num_envs != self.batched_envs:
-            raise ValueError(f"batched_envs is {self.batched_envs}, but the vectorised environment has num_envs={num_envs}")
         obs_space, act_space = env.observation_space, env.action_space
         if self.vectorized:
-            obs_space = getattr(env, "single_observation_space", obs_space)
-            act_space = getattr(env, "single_action_space", act_space)
-            rows = [inner_env.space_of_row(space, self.batched_envs) for space in (obs_space, act_space)]
-            if self.batched_envs > 1 and not hasattr(env, "single_action_space") and None not in rows:
-                obs_space, act_space = rows
+            obs_space, act_space = inner_env.spaces_of_rows(env, self.batched_envs)
         self.action_spec: ActionSpec = action_spec(act_space)
         super().__init__(PolicyActions(env, self.action_spec, self.vectorized))
         spec = self.action_spec
@@ -137,24 +130,24 @@ class AMAGOEnv(gym.Wrapper[Any, Any, Any, Any]):
         Raises:
             TypeError: the name is no str, nor a list of one a row.
         """
-        rows = self._row_names()
-        if rows is None:
-            name = self._env_name if self._env_name is not None else inner_env.own_name(self.env.env)
-            raise TypeError(f"env_name is {name!r}, but must be a str" + (" or a list of one a row" if self.vectorized else ""))
-        return "+".join(sorted(set(rows)))
+        return "+".join(sorted(set(self._row_names())))
 
     @property
     def env_names(self) -> list[str]:
         """The name of each of the B rows now: as the environment gives them, unless `env_name` is overridden to differ."""
-        name, rows = self.env_name, self._row_names()
-        return rows if rows is not None and name == "+".join(sorted(set(rows))) else [name] * self.batched_envs
+        name = self.env_name
+        try:
+            rows = [name] if self.batched_envs == 1 else self._row_names()
+        except TypeError:  # of the environment's own name, where `env_name` is overridden
+            rows = []
+        return rows if name == "+".join(sorted(set(rows))) else [name] * self.batched_envs
 
-    def _row_names(self) -> list[str] | None:
-        """The environment's own names of the rows; None if they are neither a str nor one a row."""
+    def _row_names(self) -> list[str]:
+        """The environment's own names of the rows."""
         name = self._env_name if self._env_name is not None else inner_env.own_name(self.env.env)
         names = [name] * self.batched_envs if isinstance(name, str) else name
         if not isinstance(names, Sequence) or len(names) != self.batched_envs:
-            return None
+            raise TypeError(f"env_name is {name!r}, but must be a str" + (" or a list of one a row" if self.vectorized else ""))
         return [str(n).replace("/", "_") for n in names]
 
     @property

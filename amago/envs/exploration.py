@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amago.config import bindings
-from amago.envs.amago_env import Step, innermost
-from amago.envs.inner_env import assignable, forwarded
+from amago.envs.amago_env import AMAGOWrapper, Step
+from amago.envs.inner_env import assignable
 from amago.envs.noise import HeldNoise, legal_probabilities, log_prob_of, made_legal, random_part, with_random_actions
 from amago.hindsight import Timestep
 from amago.registry import Registry
@@ -30,7 +30,7 @@ get_exploration_cls = EXPLORATION.find
 list_registered_explorations = EXPLORATION.names
 
 
-class ExplorationWrapper(gym.ActionWrapper[Any, Any, Any]):
+class ExplorationWrapper(AMAGOWrapper, gym.ActionWrapper[Any, Any, Any]):
     """Base class of exploration: subclass it and override `add_exploration_noise`.
 
     If an `amago.spaces.ActionMask` is bound, illegal choices after the noise are replaced by legal ones drawn uniformly, and
@@ -46,28 +46,19 @@ class ExplorationWrapper(gym.ActionWrapper[Any, Any, Any]):
         ValueError: the mask does not fit its spaces.
     """
 
-    __getattr__ = forwarded
-
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if vars(cls).keys() & {"add_exploration_noise", "action"} and "action_probabilities" not in vars(cls):
             cls.action_probabilities = ExplorationWrapper.action_probabilities  # type: ignore[method-assign]  # other noise
 
     def __init__(self, amago_env: gym.Env[Any, Any]):
-        self.amago_env = innermost(amago_env, f"{type(self).__name__} needs an AMAGOEnv, but got")
         super().__init__(amago_env)
-        self.action_spec, self.rl2_space = self.amago_env.action_spec, self.amago_env.rl2_space
-        self.batched_envs = self.amago_env.batched_envs
         self._mask_key = action_mask_key(self.amago_env.observation_space, self.action_spec)
         self._mask: Array | None = None  # of the next action, (B, ...)
         self._clips = any(part.kind == "continuous" for part in self.action_spec.parts)
         self.rng = np.random.default_rng()
         self.global_step = 0
         self._given: Array | None = None  # what `record_behaviour` was given
-
-    @assignable
-    def env_name(self) -> str:
-        return self.amago_env.env_name
 
     @assignable
     def local_step(self) -> NDArray[np.int64]:
@@ -208,28 +199,8 @@ def _check_shares(**given: float) -> None:
             raise ValueError(f"{name} is {value!r}, but must be in [0, 1]")
 
 
-def anneal(start: float, end: float, progress: float) -> float:
-    """A value on the line from ``start`` to ``end``, where ``progress`` goes from 0 to 1 and on."""
-    return end if progress >= 1.0 else start + (end - start) * progress
-
-
 ANNEAL = 1_000_000
 """Steps of an actor over which epsilon falls, if neither the caller nor the run sets them."""
-
-
-def anneal_steps(kind: type[ExplorationWrapper], given: int, steps: int, pretrained: bool) -> int:
-    """The length of an epsilon schedule in a run: as given, or, if nobody has set it, half of the run, at most `ANNEAL`.
-
-    Args:
-        kind: the wrapper's class.
-        given: ``steps_anneal`` of its constructor. `ANNEAL` counts as not set, unless it is bound with gin.
-        steps: that each actor takes in the whole run.
-        pretrained: the run begins with trained weights: 0, so that epsilon is at its end from the start.
-    """
-    bound = tuple(f".{c.__name__}.steps_anneal" for c in kind.__mro__)
-    if given != ANNEAL or any(name.endswith(bound) for name in bindings()):
-        return given
-    return 0 if pretrained else max(1, min(ANNEAL, steps // 2))
 
 
 @register_exploration("egreedy")
@@ -283,7 +254,9 @@ class EpsilonGreedy(ExplorationWrapper):
 
     def fit_to_run(self, steps: int, pretrained: bool) -> None:
         self._run_steps = steps
-        self.steps_anneal = anneal_steps(type(self), self.steps_anneal, steps, pretrained)
+        bound = tuple(f".{c.__name__}.steps_anneal" for c in type(self).__mro__)
+        if self.steps_anneal == ANNEAL and not any(name.endswith(bound) for name in bindings()):  # nobody has set it
+            self.steps_anneal = 0 if pretrained else max(1, min(ANNEAL, steps // 2))
 
     def describe_schedule(self) -> str:
         """The class's name, and epsilon, before its factor, in the first step of a rollout, from the run's first to its last."""
@@ -294,14 +267,15 @@ class EpsilonGreedy(ExplorationWrapper):
         self.global_step = now
         return f"{type(self).__name__}, epsilon {eps[0]:.2f} -> {eps[1]:.2f} in this run"
 
-    @property
-    def progress(self) -> float:
-        """Share of the schedule that is over, 0 at the actor's first step; it goes on above 1."""
-        return self.global_step / self.steps_anneal if self.steps_anneal else 1.0
+    def annealed(self, start: float, end: float) -> float:
+        """The present value of a schedule that goes linearly from ``start`` to ``end`` over ``steps_anneal`` steps."""
+        if self.global_step >= self.steps_anneal:
+            return end
+        return start + (end - start) * (self.global_step / self.steps_anneal)
 
     def schedule(self, local_step: NDArray[np.int64]) -> float | NDArray[np.float64]:
         """Epsilon before the factor: a number, or (B,)."""
-        return anneal(self.eps_start, self.eps_end, self.progress)
+        return self.annealed(self.eps_start, self.eps_end)
 
     def current_eps(self, local_step: NDArray[np.int64]) -> NDArray[np.float64]:
         """Epsilon (B,) of the next action, whose index in its rollout is ``local_step`` (B,), as a new array."""
@@ -329,8 +303,6 @@ class EpsilonGreedy(ExplorationWrapper):
         if spec.kind == "discrete":
             explore = rng.random(b) < eps
             return random_part("discrete", spec.dim, action, eps, rng, explore) if explore.any() else action
-        if spec.kind in ("continuous", "multibinary"):
-            return random_part(spec.kind, spec.dim, action, eps, rng)
         noisy = action.copy()
         for part in spec.parts:
             noisy[:, part.stored] = random_part(part.kind, part.dim, action[:, part.stored], eps, rng)
@@ -397,5 +369,5 @@ class BilevelEpsilonGreedy(EpsilonGreedy):
         self.eps_of_start, self.eps_of_end = (eps_start_start, eps_start_end), (eps_end_start, eps_end_end)
 
     def schedule(self, local_step: NDArray[np.int64]) -> NDArray[np.float64]:
-        e0, e1 = anneal(*self.eps_of_start, self.progress), anneal(*self.eps_of_end, self.progress)
+        e0, e1 = self.annealed(*self.eps_of_start), self.annealed(*self.eps_of_end)
         return e0 + (e1 - e0) * np.minimum(1.0, local_step / self.rollout_horizon)

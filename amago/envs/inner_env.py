@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -41,12 +41,8 @@ class assignable(Generic[T]):
     def __init__(self, getter: Callable[[Any], T]):
         self._getter, self.__doc__ = getter, getter.__doc__
 
-    @overload
-    def __get__(self, obj: None, owner: object = None) -> assignable[T]: ...
-    @overload
-    def __get__(self, obj: object, owner: object = None) -> T: ...
-    def __get__(self, obj: object, owner: object = None) -> assignable[T] | T:
-        return self if obj is None else self._getter(obj)
+    def __get__(self, obj: object, owner: object = None) -> T:
+        return self if obj is None else self._getter(obj)  # type: ignore[return-value]  # of the class: itself
 
 
 def layers(env: Any) -> Iterator[Any]:
@@ -92,11 +88,22 @@ def learning_wrappers(env: Any) -> list[str]:
     ]
 
 
-def space_of_row(space: gym.Space[Any], rows: int) -> gym.Space[Any] | None:
+def spaces_of_rows(env: Any, rows: int) -> tuple[gym.Space[Any], gym.Space[Any]]:
+    """The observation and action space of one row of a vectorised environment; ValueError if it has another number of rows."""
+    if (num_envs := getattr(env, "num_envs", rows)) != rows:
+        raise ValueError(f"batched_envs is {rows}, but the vectorised environment has num_envs={num_envs}")
+    obs_space = getattr(env, "single_observation_space", env.observation_space)
+    if hasattr(env, "single_action_space") or rows == 1:
+        return obs_space, getattr(env, "single_action_space", env.action_space)
+    obs_row, act_row = _space_of_row(obs_space, rows), _space_of_row(env.action_space, rows)
+    return (obs_space, env.action_space) if obs_row is None or act_row is None else (obs_row, act_row)
+
+
+def _space_of_row(space: gym.Space[Any], rows: int) -> gym.Space[Any] | None:
     """The space of one row of a space with a leading dimension of ``rows``; None if it has no such dimension."""
     if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
         inner = list(space.spaces.values()) if isinstance(space, gym.spaces.Dict) else list(space.spaces)
-        found = [row for sub in inner if (row := space_of_row(sub, rows)) is not None]
+        found = [row for sub in inner if (row := _space_of_row(sub, rows)) is not None]
         if not found or len(found) < len(inner):
             return None
         return (

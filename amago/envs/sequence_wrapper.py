@@ -158,11 +158,6 @@ class SequenceWrapper(AMAGOWrapper):
         """Environment steps by environment name, ever."""
         return self._recorder.total_frames
 
-    @property
-    def in_progress(self) -> int:
-        """Rows whose rollout has at least one step."""
-        return self._recorder.in_progress
-
     def reset_stats(self) -> None:
         """Empty `return_history` and `special_history`."""
         self.return_history, self.special_history = ReturnHistory(), SpecialMetricHistory()

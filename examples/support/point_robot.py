@@ -44,13 +44,13 @@ class PointRobot(gym.Env[Observation, NDArray[np.float32]]):
             "circle" (distance 1), or "square" (both coordinates in [-1, 1]).
         step_size: maximum distance per step along each axis, greater than 0.
         rewards: "dense" (in every step) or "final" (in the last step of an attempt).
-        render_mode: None, "ansi" (text) or "rgb_array" (uint8, 24 pixels per cell); x points right, y up.
+        render_mode: None or "rgb_array" (uint8, 24 pixels per cell); x points right, y up.
 
     Attributes:
         goal: (x, y) of this rollout's goal.
     """
 
-    metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 10}
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
 
     def __init__(
         self,
@@ -127,8 +127,8 @@ class PointRobot(gym.Env[Observation, NDArray[np.float32]]):
         return np.array((self._x, self._y, self._steps / self.episode_length, over), dtype=np.float32)
 
     def render(self) -> Any:
-        """The plane, according to ``render_mode``: A robot, G goal, S start, each moved to the edge if it lies beyond."""
-        return common.render(self.render_mode, self._rows, self._text)
+        """The plane: A robot, G goal, S start, each moved to the edge if it lies beyond."""
+        return common.render(self.render_mode, self._rows)
 
     def _rows(self) -> list[str]:
         rows = [["."] * _CELLS for _ in range(_CELLS)]
@@ -136,8 +136,3 @@ class PointRobot(gym.Env[Observation, NDArray[np.float32]]):
             row, column = (round((_CELLS - 1) * min(max(0.5 + c / (2 * _EXTENT), 0.0), 1.0)) for c in (-y, x))
             rows[row][column] = mark
         return ["".join(row) for row in rows]
-
-    def _text(self) -> str:
-        distance = math.hypot(self._x - self.goal[0], self._y - self.goal[1])
-        attempt = f"attempt {min(self._attempt + 1, self.k_episodes)} of {self.k_episodes}, step {self._steps} of {self.episode_length}"
-        return "\n".join([*map(" ".join, self._rows()), f"{attempt}: distance {distance:.2f}"])

@@ -143,16 +143,17 @@ class Attempts:
     Args:
         k: attempts per rollout.
         length: maximum number of steps per attempt.
+        mean: a metric of attempts, and the name under which its mean is logged at the end of the rollout.
 
     Attributes:
         over: number of finished attempts; ``k`` while no rollout is under way, including before the first.
         steps: number of steps taken in the current attempt.
     """
 
-    def __init__(self, k: int, length: int) -> None:
-        self.k, self.length = k, length
+    def __init__(self, k: int, length: int, mean: tuple[str, str] | None = None) -> None:
+        self.k, self.length, self._mean = k, length, mean
         self.over, self.steps = k, 0
-        self._return = 0.0
+        self._return = self._sum = 0.0
 
     @property
     def under_way(self) -> bool:
@@ -164,7 +165,7 @@ class Attempts:
         return self.steps / self.length, self.over / self.k
 
     def begin_rollout(self) -> None:
-        self.over = 0
+        self.over, self._sum = 0, 0.0
 
     def begin(self) -> None:
         self.steps, self._return = 0, 0.0
@@ -177,8 +178,13 @@ class Attempts:
 
     def end(self, values: dict[str, float]) -> dict[str, float]:
         """Count the attempt as finished; returns the metrics ``values`` and its return, named by its index (from 0)."""
-        index, self.over = self.over, self.over + 1
-        return metrics({f"Attempt {index} {name}": value for name, value in {**values, "Return": self._return}.items()})
+        logged = {f"Attempt {self.over} {name}": value for name, value in {**values, "Return": self._return}.items()}
+        self.over += 1
+        if self._mean is not None:
+            self._sum += values[self._mean[0]]
+            if not self.under_way:
+                logged[self._mean[1]] = self._sum / self.k
+        return metrics(logged)
 
 
 Colour = tuple[int, int, int]
@@ -193,13 +199,10 @@ COLOURS: dict[str, Colour] = {
 """Colours of the characters that environments draw themselves with: the agent is red, the next goal is green."""
 
 
-def render(
-    mode: str | None, rows: Callable[[], Sequence[str]], text: Callable[[], str], colours: Mapping[str, Colour] = COLOURS
-) -> Any:
-    """The result of ``text`` for the mode "ansi"; for "rgb_array" a picture with a cell for each character of ``rows``, uint8
-    ``(24 * rows, 24 * columns, 3)``; None for None."""
-    if mode != "rgb_array":
-        return text() if mode == "ansi" else None
+def render(mode: str | None, rows: Callable[[], Sequence[str]], colours: Mapping[str, Colour] = COLOURS) -> Any:
+    """A picture with a cell for each character of ``rows``, uint8 ``(24 * rows, 24 * columns, 3)``; None if ``mode`` is None."""
+    if mode is None:
+        return None
     frame = np.array([[colours[character] for character in row] for row in rows()], dtype=np.uint8)
     frame = frame.repeat(CELL, axis=0).repeat(CELL, axis=1)
     frame[::CELL] = frame[:, ::CELL] = _LINES

@@ -201,13 +201,13 @@ class SymbolicAlchemy(gym.Env[Observation, np.int64]):
     Args:
         num_trials: trials per rollout.
         steps_per_trial: steps per trial.
-        render_mode: None, "ansi" (text) or "rgb_array" (uint8 (72, 144, 3)).
+        render_mode: None or "rgb_array" (uint8 (72, 144, 3)).
 
     Attributes:
         chemistry: the hidden `Chemistry` of this rollout.
     """
 
-    metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 4}
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 4}
 
     def __init__(self, num_trials: int = 10, steps_per_trial: int = 20, render_mode: str | None = None) -> None:
         self.num_trials = common.check_int("num_trials", num_trials, 1)
@@ -310,22 +310,12 @@ class SymbolicAlchemy(gym.Env[Observation, np.int64]):
             self._obs[stone * _STONE_SIZE : (stone + 1) * _STONE_SIZE] = self._stone_rows[after]
 
     def render(self) -> Any:
-        """The stones and potions of this trial, according to ``render_mode``.
-
-        Text: each stone's appearance and value, each potion's colour (a to f); "-" if used. Picture: the stones by their value,
-        the best in gold, above the potions in their colours, opposites dark and light; used ones are gone.
+        """The stones of this trial by their value, the best in gold, above the potions in their colours, opposites dark and light; used
+        ones are gone.
         """
-        return common.render(self.render_mode, self._rows, self._text, _DRAWN)
+        return common.render(self.render_mode, self._rows, _DRAWN)
 
     def _rows(self) -> list[str]:
         stones = " ".join(" " if c < 0 else str(c.bit_count()) for c in self._stones) + " "
         potions = "".join(" " if c < 0 else "abcdef"[c] for c in self._potions)
         return [stones, potions[:6], potions[6:]]
-
-    def _text(self) -> str:
-        looks = appearances()[self.chemistry.appearance].astype(int)
-        stones = "  ".join("-" if c < 0 else f"({', '.join(map(str, looks[c]))}) {VALUES[c]:+d}" for c in self._stones)
-        potions = " ".join("-" if c < 0 else "abcdef"[c] for c in self._potions)
-        done = self._clock >= self.horizon
-        place = f"trial {self.trial + 1 - done} of {self.num_trials}, step {self._clock} of {self.horizon}"
-        return f"stones   {stones}\npotions  {potions}\n{place}"

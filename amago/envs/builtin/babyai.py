@@ -353,7 +353,7 @@ class MultitaskMetaBabyAI(gym.Env[Observation, np.int64]):
         self.level, self.seed, self.mission = self.levels[0], 0, ""
         self._tokens = np.zeros(self.mission_length, dtype=np.uint8)
         self._env: Any = None
-        self._attempts, self._successes = Attempts(self.k_episodes, self.episode_length), 0
+        self._attempts = Attempts(self.k_episodes, self.episode_length, mean=("Success", "Success Rate"))
 
     def _choose_view(self) -> tuple[Callable[[], NDArray[np.uint8]], gym.spaces.Box]:
         """The function that makes "observation" for this ``obs_kind``, and its space."""
@@ -381,7 +381,6 @@ class MultitaskMetaBabyAI(gym.Env[Observation, np.int64]):
             self._made[self.level] = _make(self.level)
         self._env = self._made[self.level]
         self._attempts.begin_rollout()
-        self._successes = 0
         self._begin_attempt()
         if self.obs_kind.startswith("full") and max(self._env.width, self._env.height) > self.grid_size:
             raise ValueError(
@@ -406,12 +405,9 @@ class MultitaskMetaBabyAI(gym.Env[Observation, np.int64]):
         if not (terminated or truncated):
             return self._observe(), reward, False, False, {}
         info = self._attempts.end({"Success": float(reward > 0)})
-        self._successes += reward > 0
         if self._attempts.under_way:
             self._begin_attempt()
-            return self._observe(), reward, False, False, info
-        info |= common.metrics({"Success Rate": self._successes / self.k_episodes})
-        return self._observe(), reward, True, False, info
+        return self._observe(), reward, not self._attempts.under_way, False, info
 
     def _observe(self) -> Observation:
         status = np.zeros(7, dtype=np.float32)

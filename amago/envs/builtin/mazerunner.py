@@ -118,14 +118,14 @@ class MazeRunner(gym.Env[Observation, np.int64]):
         time_limit: maximum steps per rollout; the default is ``2 * size**2``.
         randomize_actions: whether a uniform permutation of the five actions is drawn for each rollout.
         loop_chance: probability of each further door that would create a loop. With 0 exactly one path joins any two cells.
-        render_mode: None, "ansi" (text) or "rgb_array" (uint8, 24 pixels per cell); x points right, y down.
+        render_mode: None or "rgb_array" (uint8, 24 pixels per cell); x points right, y down.
 
     Attributes:
         position: the agent's cell (x, y).
         goals: all goals of this rollout in order, including those already reached.
     """
 
-    metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 8}
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 8}
 
     def __init__(
         self,
@@ -222,8 +222,8 @@ class MazeRunner(gym.Env[Observation, np.int64]):
         return {"observation": own, "goals": self._goal_rows.copy(), "achieved": own[:2].copy()}
 
     def render(self) -> Any:
-        """The maze, according to ``render_mode``: # wall, A agent, remaining goals numbered from 1."""
-        return common.render(self.render_mode, self._rows, self._text)
+        """The maze: # wall, A agent, remaining goals numbered from 1."""
+        return common.render(self.render_mode, self._rows)
 
     def _rows(self) -> list[str]:
         rows = [["." if free else "#" for free in column] for column in self._free.T]
@@ -232,30 +232,20 @@ class MazeRunner(gym.Env[Observation, np.int64]):
         rows[self.position[1]][self.position[0]] = "A"
         return ["".join(row) for row in rows]
 
-    def _text(self) -> str:
-        place = f"step {self._clock} of {self.time_limit}, {self._reached} of {len(self.goals)} goals reached"
-        return "\n".join([*self._rows(), place])
 
-
-class MazeRunnerGymEnv(gym.ObservationWrapper[Any, Any, Any]):
+class MazeRunnerGymEnv(MazeRunner):
     """`MazeRunner` with the original's arguments, whose observations are called "obs", "goals" and "achieved"."""
 
     def __init__(
         self, maze_dim: int = 15, num_goals: int = 3, time_limit: int | None = None, randomized_action_space: bool = False
     ) -> None:
-        maze = MazeRunner(
-            maze_dim, min_goals=num_goals, max_goals=num_goals, time_limit=time_limit, randomize_actions=randomized_action_space
-        )
-        super().__init__(maze)
-        spaces: dict[str, gym.Space[Any]] = dict(maze.observation_space.items())  # type: ignore[attr-defined]
-        self.observation_space = gym.spaces.Dict({_key(key): space for key, space in spaces.items()})
+        super().__init__(maze_dim, num_goals, num_goals, time_limit, randomized_action_space)
+        names = {"obs": "observation", "goals": "goals", "achieved": "achieved"}
+        self.observation_space = gym.spaces.Dict({name: self.observation_space[own] for name, own in names.items()})
 
-    def observation(self, observation: Observation) -> Observation:
-        return {_key(key): value for key, value in observation.items()}
-
-
-def _key(key: str) -> str:
-    return "obs" if key == "observation" else key
+    def _observe(self) -> Observation:
+        seen = super()._observe()
+        return {"obs": seen.pop("observation"), **seen}
 
 
 class MazeRunnerAMAGOEnv(AMAGOEnv):

@@ -125,8 +125,8 @@ class MetaWorld(gym.Env[Observation, NDArray[np.float32]]):
         self.action_space = gym.spaces.Box(-1.0, 1.0, shape=(4,), dtype=np.float32)
         self._name = self._names[0]
         self._simulator: Any = None
-        self._attempts = Attempts(self.k_episodes, self.episode_length)
-        self._success, self._successes = 0.0, 0.0
+        self._attempts = Attempts(self.k_episodes, self.episode_length, mean=("Success", "Success Rate"))
+        self._success = 0.0
 
     @property
     def env_name(self) -> str:
@@ -141,7 +141,6 @@ class MetaWorld(gym.Env[Observation, NDArray[np.float32]]):
         self._simulator = _take(self.tasks.classes[self.split][self._name])
         self._simulator.set_task(task)
         self._attempts.begin_rollout()
-        self._successes = 0.0
         return self._begin_attempt(), {}
 
     def _begin_attempt(self) -> Observation:
@@ -160,10 +159,7 @@ class MetaWorld(gym.Env[Observation, NDArray[np.float32]]):
         if not self._attempts.step(reward):
             return self._observe(raw), reward, False, False, {}
         info = self._attempts.end({"Success": self._success})
-        self._successes += self._success
         terminated = not self._attempts.under_way
-        if terminated:
-            info |= common.metrics({"Success Rate": self._successes / self.k_episodes})
         return self._observe(raw) if terminated else self._begin_attempt(), reward, terminated, False, info
 
     def _observe(self, raw: NDArray[np.float64]) -> Observation:

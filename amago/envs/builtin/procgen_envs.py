@@ -106,7 +106,7 @@ class TwoAttemptMTProcgen(gym.Env[Observation, np.int64]):
         self.action_space = gym.spaces.Discrete(15)
         self.game, self.level = self.games[0], 0
         self._play: Any = None
-        self._attempts, self._completed = Attempts(self.k_episodes, self.time_limit), 0.0
+        self._attempts = Attempts(self.k_episodes, self.time_limit, mean=("Level Complete", "Level Complete"))
 
     @property
     def env_name(self) -> str:
@@ -118,7 +118,6 @@ class TwoAttemptMTProcgen(gym.Env[Observation, np.int64]):
         first, end = (0, self.num_levels) if self.split == "train" else (self.num_levels, _LEVELS)
         self.level = int(self.np_random.integers(first, end))
         self._attempts.begin_rollout()
-        self._completed = 0.0
         return self._begin_attempt(), {}
 
     def _begin_attempt(self) -> Observation:
@@ -141,10 +140,8 @@ class TwoAttemptMTProcgen(gym.Env[Observation, np.int64]):
             return self._observe(images), reward, False, False, {}
         complete = float(over and bool(game_info["prev_level_complete"][0]))
         info = self._attempts.end({"Level Complete": complete})
-        self._completed += complete
         if self._attempts.under_way:
             return self._begin_attempt(), reward, False, False, info
-        info |= common.metrics({"Level Complete": self._completed / self.k_episodes})
         self._play = None
         return self._observe(images), reward, True, False, info
 

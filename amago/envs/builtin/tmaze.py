@@ -22,12 +22,12 @@ class _TMaze(gym.Env[Observation, np.int64]):
     """The common maze: a corridor along x (y = 0) from ``x = oracle`` to the junction, whose two arms are at y = -1 and y =
     1."""
 
-    metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 8}
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 8}
     goal_reward, distract_reward = 1.0, 0.0  # in the last step, in the goal's arm and in the other
     _oracle = 0
     _extra_steps = 1
 
-    def __init__(self, corridor_length: int, penalty: float | None, render_mode: str | None) -> None:
+    def __init__(self, corridor_length: int = 10, penalty: float | None = None, render_mode: str | None = None) -> None:
         self.corridor_length = common.check_int("corridor_length", corridor_length, 1)
         self.episode_length = self.horizon = self.corridor_length + self._extra_steps
         self.penalty = -1.0 / self.episode_length if penalty is None else common.check_real("penalty", penalty)
@@ -82,23 +82,19 @@ class _TMaze(gym.Env[Observation, np.int64]):
         raise NotImplementedError
 
     def render(self) -> Any:
-        """The maze, according to ``render_mode``: A agent, G goal, S the cell that shows the goal, "." free cells. A picture has
+        """The maze: A agent, G goal, S the cell that shows the goal, "." free cells. A picture has
         the 30 columns around the agent at most."""
-        return common.render(self.render_mode, lambda: self._rows(_DRAWN), self._text)
+        return common.render(self.render_mode, self._rows)
 
-    def _rows(self, most: int) -> list[str]:
+    def _rows(self) -> list[str]:
         width, place = self.corridor_length - self._oracle + 1, self._x - self._oracle
         rows = [[" "] * width, ["."] * width, [" "] * width]
         rows[0][-1] = rows[2][-1] = "."
         rows[1][0] = "S"
         rows[1 - self.goal][-1] = "G"
         rows[1 - self._y][place] = "A"
-        left = max(0, min(place - most // 2, width - most))
-        return ["".join(row[left : left + most]) for row in rows]
-
-    def _text(self) -> str:
-        rows = self._rows(self.corridor_length + 2)
-        return "\n".join([*(row.rstrip() for row in rows), f"step {self._clock} of {self.episode_length}"])
+        left = max(0, min(place - _DRAWN // 2, width - _DRAWN))
+        return ["".join(row[left : left + _DRAWN]) for row in rows]
 
 
 @gin.configurable(module="amago.envs.builtin")
@@ -122,11 +118,8 @@ class TMazePassive(_TMaze):
     Args:
         corridor_length: steps from the start to the junction, at least 1.
         penalty: at most 0; by default ``-1 / episode_length``.
-        render_mode: None, "ansi" (text) or "rgb_array" (uint8, 24 pixels per cell); x points right, y up.
+        render_mode: None or "rgb_array" (uint8, 24 pixels per cell); x points right, y up.
     """
-
-    def __init__(self, corridor_length: int = 10, penalty: float | None = None, render_mode: str | None = None) -> None:
-        super().__init__(corridor_length, penalty, render_mode)
 
     def _sign_shows(self) -> bool:
         return self._clock == 0
@@ -143,15 +136,12 @@ class TMazeActive(_TMaze):
     _oracle = -1
     _extra_steps = 3
 
-    def __init__(self, corridor_length: int = 10, penalty: float | None = None, render_mode: str | None = None) -> None:
-        super().__init__(corridor_length, penalty, render_mode)
-
     def _sign_shows(self) -> bool:
         return self._x == self._oracle
 
 
-class TMazeAltPassive(TMazePassive):
-    """`TMazePassive` with the original's arguments: other rewards in the last step, and no penalty by default."""
+class _OriginalArguments(_TMaze):
+    """The original's arguments: other rewards in the last step, and no penalty by default."""
 
     def __init__(
         self, corridor_length: int = 10, goal_reward: float = 1.0, penalty: float = 0.0, distract_reward: float = 0.0
@@ -161,15 +151,12 @@ class TMazeAltPassive(TMazePassive):
         self.distract_reward = common.check_real("distract_reward", distract_reward)
 
 
-class TMazeAltActive(TMazeActive):
-    """`TMazeActive` with the arguments of `TMazeAltPassive`."""
+class TMazeAltPassive(_OriginalArguments, TMazePassive):
+    """`TMazePassive` with the original's arguments."""
 
-    def __init__(
-        self, corridor_length: int = 10, goal_reward: float = 1.0, penalty: float = 0.0, distract_reward: float = 0.0
-    ) -> None:
-        super().__init__(corridor_length, penalty)
-        self.goal_reward = common.check_real("goal_reward", goal_reward)
-        self.distract_reward = common.check_real("distract_reward", distract_reward)
+
+class TMazeAltActive(_OriginalArguments, TMazeActive):
+    """`TMazeActive` with the original's arguments."""
 
 
 @gin.configurable(module="amago.envs.builtin")

@@ -53,10 +53,10 @@ class MetaFrozenLake(gym.Env[Observation, np.int64]):
             ``1 - slip_chance`` and rounded.
         show_k_progress: whether the observation contains the number of finished attempts.
         slip_chance: probability, in [0, 1), that a move is replaced by a stay.
-        render_mode: None, "ansi" (text) or "rgb_array" (uint8, 24 pixels per cell); x points right, y down.
+        render_mode: None or "rgb_array" (uint8, 24 pixels per cell); x points right, y down.
     """
 
-    metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 4}
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 4}
 
     def __init__(
         self,
@@ -173,8 +173,8 @@ class MetaFrozenLake(gym.Env[Observation, np.int64]):
         return np.array((x / size, y / size, first), dtype=np.float32)
 
     def render(self) -> Any:
-        """The lake, according to ``render_mode``: A agent, G goal, O hole, "." ice."""
-        return common.render(self.render_mode, self._rows, self._text)
+        """The lake: A agent, G goal, O hole, "." ice."""
+        return common.render(self.render_mode, self._rows)
 
     def _rows(self) -> list[str]:
         last = self.size - 1
@@ -182,10 +182,6 @@ class MetaFrozenLake(gym.Env[Observation, np.int64]):
         rows[last][last] = "G"
         rows[self._y][self._x] = "A"
         return ["".join(row) for row in rows]
-
-    def _text(self) -> str:
-        place = f"attempt {min(self._attempt + 1, self.k_episodes)} of {self.k_episodes}, step {self._steps}"
-        return "\n".join([*map(" ".join, self._rows()), place])
 
 
 Location = str | Sequence[int]
@@ -220,10 +216,10 @@ class RoomKeyDoor(gym.Env[Observation, np.int64]):
         start_location, key_location, goal_location: a cell ``(x, y)``, or "random" for a new cell in each rollout, uniform over
             the free cells. The three cells are always different.
         randomize_actions: whether a uniform permutation of the five actions is drawn for each rollout.
-        render_mode: None, "ansi" (text) or "rgb_array" (uint8, 24 pixels per cell); x points right, y down.
+        render_mode: None or "rgb_array" (uint8, 24 pixels per cell); x points right, y down.
     """
 
-    metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 4}
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 4}
 
     def __init__(
         self,
@@ -347,8 +343,8 @@ class RoomKeyDoor(gym.Env[Observation, np.int64]):
         return np.array(own + self._hints, dtype=np.float32)
 
     def render(self) -> Any:
-        """The room, according to ``render_mode``: A agent (a with the key), K key, D door."""
-        return common.render(self.render_mode, self._rows, self._text)
+        """The room: A agent (a with the key), K key, D door."""
+        return common.render(self.render_mode, self._rows)
 
     def _rows(self) -> list[str]:
         rows = [["."] * self.size for _ in range(self.size)]
@@ -357,10 +353,6 @@ class RoomKeyDoor(gym.Env[Observation, np.int64]):
             rows[self._key[1]][self._key[0]] = "K"
         rows[self._y][self._x] = "a" if self._has_key else "A"
         return ["".join(row) for row in rows]
-
-    def _text(self) -> str:
-        place = f"trial {self._trial + 1 - self._reset_due}, step {self._clock} of {self.meta_rollout_horizon}"
-        return "\n".join([*map(" ".join, self._rows()), place])
 
 
 def _check_location(name: str, value: Location, size: int) -> tuple[int, int] | None:

@@ -75,13 +75,8 @@ def make_pool(
     """
     if env_mode not in ENV_MODES:
         raise ValueError(f"env_mode is {env_mode!r}, but must be one of {', '.join(map(repr, ENV_MODES))}")
-    numbers = {
-        "parallel_actors": parallel_actors,
-        "workers": workers,
-        "step_timeout": step_timeout,
-        "start_timeout": start_timeout,
-    }
-    for name, value in numbers.items():
+    counts, seconds = (parallel_actors, workers), (step_timeout, start_timeout)
+    for name, value in zip(("parallel_actors", "workers", "step_timeout", "start_timeout"), counts + seconds):
         if value is not None and not value > 0:
             raise ValueError(f"{name} is {value!r}, but must be positive")
     if exploration is not None and not (isinstance(exploration, type) and issubclass(exploration, ExplorationWrapper)):

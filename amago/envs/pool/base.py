@@ -306,6 +306,7 @@ class PoolEnv:
         single_observation_space: of each environment, flat.
         single_action_space: of each environment, from which `Agent.get_actions` chooses.
         rl2_space: Dict {"obs": the observation space, "rl2": Box of the reward and the previous action}.
+        call_async, call_wait, call, render, close, envs: of the pool.
     """
 
     def __init__(self, pool: ActorPool):
@@ -313,11 +314,12 @@ class PoolEnv:
         self.single_observation_space = pool.observation_space
         self.single_action_space = policy_space(pool.action_spec)
         self.rl2_space = gym.spaces.Dict({"obs": pool.observation_space, "rl2": pool.rl2_space})
+        self.call_async, self.call_wait, self.call = pool.call_async, pool.call_wait, pool.call
+        self.render, self.close = pool.render, pool.close
 
     @property
     def envs(self) -> list[Any]:
-        """See `ActorPool.envs`."""
-        return list(self.pool.envs)
+        return self.pool.envs
 
     def reset(self, **options: object) -> tuple[dict[str, Array], dict[str, Any]]:
         """Begin a rollout in every environment; returns observations {key: (N, ...)}, and {}. ``options`` have no effect: actors are
@@ -355,23 +357,3 @@ class PoolEnv:
 
     def _observations(self) -> dict[str, Array]:
         return {key: array.copy() for key, array in self.pool.obs.items()}
-
-    def call_async(self, name: str, *args: object, **kwargs: object) -> None:
-        """See `ActorPool.call_async`."""
-        self.pool.call_async(name, *args, **kwargs)
-
-    def call_wait(self) -> list[Any]:
-        """See `ActorPool.call_wait`."""
-        return self.pool.call_wait()
-
-    def call(self, name: str, *args: object, **kwargs: object) -> list[Any]:
-        """`call_async`, then `call_wait`."""
-        return self.pool.call(name, *args, **kwargs)
-
-    def render(self) -> Any:
-        """Render the first environment."""
-        return self.pool.render()
-
-    def close(self) -> None:
-        """End every environment."""
-        self.pool.close()

@@ -17,7 +17,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
 from dataclasses import replace
 from multiprocessing import reduction, util
 from multiprocessing.connection import Connection
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 CONTEXTS = ("forkserver", "spawn", "fork")
 _BRIEF = ("drain", "state_dict")  # methods that take no environment's time
 _ANSWER_SECONDS = 60.0  # shortest time-out for statistics and states, however short the time-out of a step is
-_TURN_SECONDS = 0.02  # for one of several workers to answer before the next is looked at
+_TURN_SECONDS = 0.02  # for one of several workers: the death of another is noticed while it steps
 _QUIT_SECONDS = 6.0  # for all workers to commit their trajectories and end
 _QUIT_MESSAGE_SECONDS = 0.5
 _MESSAGE_SECONDS = 5.0  # longest pause in the middle of a message
@@ -46,6 +46,10 @@ os.register_at_fork(after_in_child=_private_fds.clear)
 
 class WorkerLost(Exception):
     """Raised when a worker died, hangs or gave up; the message names the case."""
+
+
+class _StillBusy(Exception):
+    """Raised when a worker has not answered yet, but has more time."""
 
 
 class WorkerHandle:
@@ -120,22 +124,24 @@ class WorkerHandle:
             self._conn.send(layout)
             reduction.send_handle(self._conn, fd, self.process.pid)
 
-    def has_answered(self, command: bytes | int, deadline: float, turn: float = float("inf")) -> bool:
-        """Wait for the answer to a command, but no longer than ``turn`` seconds.
+    def await_answer(self, command: bytes | int, deadline: float, turn: float = float("inf")) -> Any:
+        """The message of the answer to a command, None if it has none.
+
+        May be repeated until the command is sent again, after an interrupt for example.
 
         Args:
             deadline: on the clock of `time.monotonic`.
+            turn: seconds after which it raises `_StillBusy`.
 
         Raises:
             WorkerLost: the worker died, gave up, or has not answered by the deadline.
             ActorError: it could not write trajectories, or one of its environments exceeded the restart budget.
         """
-        until = min(deadline, time.monotonic() + turn)
         try:
             while command not in self._answers:
-                if not self._read(until):
+                if not self._read(min(deadline, time.monotonic() + turn)):
                     if time.monotonic() < deadline:
-                        return False
+                        raise _StillBusy
                     raise WorkerLost(f"no answer in time: hung (process {self.process.pid})")
         except (EOFError, OSError, pickle.UnpicklingError) as err:
             self.serving = False
@@ -143,15 +149,6 @@ class WorkerHandle:
         except WorkerLost:
             self.serving = False
             raise
-        return True
-
-    def await_answer(self, command: bytes | int, deadline: float) -> Any:
-        """The message of the answer to a command, None if it has none.
-
-        May be repeated until the command is sent again, after an interrupt for example. Raises as `has_answered`.
-        """
-        while not self.has_answered(command, deadline):
-            continue
         return self._answers[command]
 
     def count_as_answered(self, asked: int) -> None:
@@ -232,24 +229,6 @@ def _open_pidfd(pid: int | None) -> int:
     return fd
 
 
-def _answers(workers: Sequence[WorkerHandle], command: bytes | int, deadline: float) -> Iterator[tuple[int, Any]]:
-    """Yield (index in ``workers``, answer, or the `WorkerLost`) of each worker.
-
-    Workers are looked at in turns, so that the death of one is noticed while others still step.
-    """
-    waiting = dict(enumerate(workers))
-    while waiting:
-        for i, worker in list(waiting.items()):
-            try:
-                if len(waiting) > 1 and not worker.has_answered(command, deadline, _TURN_SECONDS):
-                    continue
-                answer = worker.await_answer(command, deadline)
-            except WorkerLost as err:
-                answer = err
-            del waiting[i]
-            yield i, answer
-
-
 def _close(workers: list[WorkerHandle], memory: list[int]) -> None:
     """Let workers commit their trajectories and end, kill those that do not, and free the shared memory.
 
@@ -314,9 +293,7 @@ class AsyncPool(ActorPool):
         self._sent_at = [0.0] * len(groups)
         self._asked = 0  # number of what was asked last
         self._finished_at = 0.0  # when the latest step was finished
-        self._steps = np.zeros(
-            n, dtype=np.int64
-        )  # of each actor, from which a replaced worker's exploration schedules continue
+        self._steps = np.zeros(n, dtype=np.int64)  # of each actor: where the exploration of a replaced worker goes on
         self._workers: list[WorkerHandle] = []
         self._memory: list[int] = []  # the descriptor of the shared arrays
         self._finalizer = util.Finalize(self, _close, (self._workers, self._memory), exitpriority=100)
@@ -324,7 +301,14 @@ class AsyncPool(ActorPool):
         try:
             for share in _divide(plan, groups, w):
                 self._workers.append(WorkerHandle(self._context, share, budget))
-            self._spaces = self._await_spaces()
+            deadline = self._start_deadline()
+            spaces = [worker.await_answer(protocol.READY, deadline) for worker in self._workers]
+            self._spaces: Spaces = spaces[0]
+            for worker, its in zip(self._workers, spaces):
+                if its != self._spaces:
+                    raise ValueError(
+                        f"all environments of a pool must have the same spaces, but {worker.who} has {its}, not {self._spaces}"
+                    )
             super().__init__(n, self._spaces, groups, budget)
             self._layout = layout_of(n, self.observation_space, self.action_spec, w, plan.extra_fields)
             self._memory.append(shared_memory_for(self._layout))
@@ -341,20 +325,6 @@ class AsyncPool(ActorPool):
         except BaseException:
             self._finalizer()
             raise
-
-    def _await_spaces(self) -> Spaces:
-        """The spaces of all workers' environments."""
-        found: dict[int, Spaces] = {}
-        for i, answer in _answers(self._workers, protocol.READY, self._start_deadline()):
-            if isinstance(answer, WorkerLost):
-                raise answer
-            found[i] = answer
-        for i, worker in enumerate(self._workers):
-            if found[i] != found[0]:
-                raise ValueError(
-                    f"all environments of a pool must have the same spaces, but {worker.who} has {found[i]}, not {found[0]}"
-                )
-        return found[0]
 
     def _start_deadline(self) -> float:
         return time.monotonic() + self._start_timeout
@@ -376,14 +346,18 @@ class AsyncPool(ActorPool):
         """
         out: list[Any] = [None] * len(self._workers)
         lost = []
-        for i, answer in _answers(self._workers, command, deadline):
-            if not isinstance(answer, WorkerLost):
-                out[i] = answer
-                continue
+        waiting = deque(range(len(self._workers)))
+        while waiting:
+            i = waiting.popleft()
             worker = self._workers[i]
-            dropped = int((self.time_idxs[list(worker.plan.make_envs)] > 0).sum())
-            self._restart(i, Fault(worker.who, str(answer), dropped, int(self._buffers.unsaved[i])))
-            lost.append(i)  # the replacements of several start side by side
+            try:
+                out[i] = worker.await_answer(command, deadline, _TURN_SECONDS if waiting else float("inf"))
+            except _StillBusy:
+                waiting.append(i)
+            except WorkerLost as err:
+                dropped = int((self.time_idxs[list(worker.plan.make_envs)] > 0).sum())
+                self._restart(i, Fault(worker.who, str(err), dropped, int(self._buffers.unsaved[i])))
+                lost.append(i)  # the replacements of several start side by side
         for i in lost:
             self._admit(i)
         return out

@@ -125,9 +125,8 @@ class Actor:
         self._reward[...], self._prev_action[...], self._time[...] = ts.reward, ts.prev_action, ts.time_idx
 
     def policy_input(self) -> PolicyInput:
-        """A copy of what the policy sees next."""
-        buffers, rows = self._buffers, self.rows
-        return {k: v[rows].copy() for k, v in buffers.obs.items()}, buffers.rl2s[rows].copy(), buffers.time_idxs[rows].copy()
+        """A copy of what the policy sees next, as `amago.envs.SequenceWrapper.current_timestep`."""
+        return {key: array.copy() for key, array in self._obs}, self._rl2s.copy(), self._time[:, None].copy()
 
     def answer(self, name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> Answer:
         """Call a method, or read an attribute, of its `ActorView`."""
@@ -191,19 +190,11 @@ class ActorView:
         return getattr(self.env, name)
 
     @property
-    def unwrapped(self) -> object:
-        """The environment without wrappers."""
-        return self.env.unwrapped
-
-    @property
     def rl2_space(self) -> gym.spaces.Dict:
-        """Dict {"obs": the observation space, "rl2": Box of the reward and the previous action}."""
         return gym.spaces.Dict({"obs": self._actor.base.observation_space, "rl2": self._actor.base.rl2_space})
 
     @property
     def current_timestep(self) -> PolicyInput:
-        """The policy's next input: observations {key: (B, ...)}, rl2 (B, 1 + A) and time indices (B, 1), zero where a rollout
-        opens."""
         return self._actor.policy_input()
 
     @property
@@ -213,7 +204,7 @@ class ActorView:
 
     @property
     def special_history(self) -> SpecialMetricHistory:
-        """The metrics that the environment has logged in these rollouts."""
+        """Metrics of these rollouts, one value a rollout."""
         return SpecialMetricHistory.of(self._counts.episodes)
 
     def reset_stats(self) -> None:
@@ -222,12 +213,10 @@ class ActorView:
 
     @property
     def total_frames_by_env_name(self) -> dict[str, int]:
-        """Steps by environment name, ever."""
         return self._actor.recorder.total_frames
 
     @property
     def total_frames(self) -> int:
-        """Steps, ever."""
         return sum(self.total_frames_by_env_name.values())
 
 

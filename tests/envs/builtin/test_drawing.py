@@ -7,6 +7,7 @@ import pytest
 from support.point_robot import PointRobot
 
 from amago.envs.builtin import MazeRunner, MetaFrozenLake, RoomKeyDoor, SymbolicAlchemy, TMazeActive, TMazePassive
+from amago.envs.builtin._common import COLOURS
 
 CASES = [  # (environment, its arguments, rows and columns of its picture)
     (MetaFrozenLake, {"size": 4}, (4, 4)), (RoomKeyDoor, {"size": 3}, (3, 3)), (MazeRunner, {"size": 5}, (5, 5)),
@@ -44,3 +45,27 @@ def test_the_agent_is_red_and_its_goal_green():
         assert agent.argmax() == 0
         assert goal.argmax() == 1
         env.step(action)
+
+
+def cells(picture):
+    """The characters of the cells of a picture, a row of them for each of its rows."""
+    names = {colour: name for name, colour in reversed(COLOURS.items())}
+    return ["".join(names[tuple(pixel)] for pixel in row) for row in picture[12::24, 12::24].tolist()]
+
+
+def test_everything_is_drawn_in_its_place():
+    arguments = {"start_location": (0, 0), "key_location": (1, 0), "goal_location": (1, 1), "render_mode": "rgb_array"}
+    room = RoomKeyDoor(True, 3, 5, 20, **arguments)
+    room.reset(seed=0)
+    seen = [cells(room.render())] + [cells(room.render()) for action in (0, 2, 0) if room.step(action)]
+    assert seen == [["AK.", ".G.", "..."], [".a.", ".G.", "..."], ["...", ".a.", "..."], ["AK.", ".G.", "..."]]
+    maze = MazeRunner(5, 2, 2, 9, render_mode="rgb_array")
+    maze.reset(seed=0)
+    rows, places = cells(maze.render()), [maze.position, *maze.goals]
+    assert [[c != "#" for c in row] for row in rows] == maze.maze.T.tolist()
+    assert "".join(rows[y][x] for x, y in places) == "AGK"
+    lake = MetaFrozenLake(4, render_mode="rgb_array")
+    lake.reset(seed=1)
+    rows = cells(lake.render())
+    assert (rows[0][0], rows[3][3]) == ("A", "G")
+    np.testing.assert_array_equal([[c == "O" for c in row] for row in rows], lake.holes.T)

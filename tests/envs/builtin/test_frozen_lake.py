@@ -8,8 +8,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from amago.envs.builtin import MetaFrozenLake
 from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
@@ -82,15 +80,6 @@ def test_the_shortest_path_wins_every_attempt_and_wastes_no_step(size: int, k: i
         assert total == k
         assert steps == k * len(path)
         assert info[f"{AMAGO_ENV_LOG_PREFIX} Success Rate"] == 1.0
-
-
-def test_positions_follow_the_actions_and_walls_stop() -> None:
-    env = lake_with(set(), 3)
-    expected = [(1, (1, 0)), (1, (2, 0)), (1, (2, 0)), (4, (2, 0)), (3, (2, 1)), (2, (1, 1)), (0, (1, 1)), (4, (1, 0))]
-    for action, (x, y) in expected:
-        obs, *_ = env.step(action)
-        np.testing.assert_allclose(obs, [x / 3, y / 3, 0, 0], rtol=1e-6)
-        assert env.position == (x, y)
 
 
 def test_a_hole_ends_the_attempt_with_nothing() -> None:
@@ -229,43 +218,3 @@ def test_a_slip_turns_a_move_into_a_stay() -> None:
         moves += 1
         slips += env.position == before
     assert within(slips, moves, 0.3)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    size=st.integers(2, 8),
-    k=st.integers(1, 4),
-    hard=st.booleans(),
-    recover=st.booleans(),
-    limit=st.none() | st.integers(1, 12),
-    progress=st.booleans(),
-    slip=st.sampled_from([0.0, 0.3, 0.9]),
-    seed=st.integers(0, 2**31 - 1),
-)
-def test_any_arguments_give_a_rollout_of_k_attempts(
-    size: int, k: int, hard: bool, recover: bool, limit: int | None, progress: bool, slip: float, seed: int
-) -> None:
-    env = MetaFrozenLake(size, k, hard, recover, limit, progress, slip)
-    obs, info = env.reset(seed=seed)
-    assert obs in env.observation_space
-    assert info == {}
-    rng = np.random.default_rng(seed)
-    firsts, wins, terminated, steps = 1, 0, False, 0
-    while not terminated:
-        obs, reward, terminated, truncated, info = env.step(rng.integers(5))
-        assert obs in env.observation_space
-        assert not truncated
-        assert reward in (0.0, 1.0, -0.1)
-        firsts += obs[2] == 1.0
-        wins += reward == 1.0
-        steps += 1
-    assert firsts == k
-    assert info[f"{AMAGO_ENV_LOG_PREFIX} Success Rate"] == wins / k
-    assert k <= steps <= env.horizon == k * env.max_episode_steps
-
-
-def test_render() -> None:
-    env = lake_with({(1, 0)}, 3, k_episodes=2, render_mode="ansi")
-    assert env.render() == "A O .\n. . .\n. . G\nattempt 1 of 2, step 0"
-    env.step(3)
-    assert env.render() == ". O .\nA . .\n. . G\nattempt 1 of 2, step 1"

@@ -165,15 +165,3 @@ def test_random_cells_are_uniform_and_differ_and_fixed_ones_stay() -> None:
         assert grid[1, 2] == 0
         free = np.delete(grid.ravel(), 1 * 3 + 2)
         assert (np.abs(free - n / 8) < 4.5 * (n / 8 * 7 / 8) ** 0.5).all()
-
-
-def test_render() -> None:
-    env = RoomKeyDoor(True, 3, 5, 20, (0, 0), (1, 0), (1, 1), render_mode="ansi")
-    env.reset(seed=0)
-    assert env.render() == "A K .\n. D .\n. . .\ntrial 1, step 0 of 20"
-    env.step(0)
-    assert env.render() == ". a .\n. D .\n. . .\ntrial 1, step 1 of 20"
-    env.step(2)
-    assert env.render() == ". . .\n. a .\n. . .\ntrial 1, step 2 of 20"
-    env.step(0)
-    assert env.render() == "A K .\n. D .\n. . .\ntrial 2, step 3 of 20"

@@ -207,22 +207,6 @@ def test_actions_are_shuffled_between_rollouts_if_asked() -> None:
     assert all((plain.reset(seed=seed), plain.action_order)[1] == (0, 1, 2, 3, 4) for seed in range(5))
 
 
-def test_render() -> None:
-    env = MazeRunner(5, 2, 2, 9, render_mode="ansi")
-    env.reset(seed=0)
-    free, goals = env.maze, env.goals
-    *rows, place = env.render().splitlines()
-    assert place == "step 0 of 9, 0 of 2 goals reached"
-    assert [[c != "#" for c in row] for row in rows] == free.T.tolist()
-    for char, (x, y) in zip("A12", [env.position, *goals]):
-        assert rows[y][x] == char
-    for action in way(free, env.position, goals[0]):
-        env.step(action)
-    *rows, _ = env.render().splitlines()
-    assert rows[goals[0][1]][goals[0][0]] == "A"
-    assert rows[goals[1][1]][goals[1][0]] == "1"
-
-
 # ---- relabelling -------------------------------------------------------------------------------------------------------------
 
 

@@ -70,28 +70,6 @@ def test_the_straight_way_earns_what_geometry_says(k: int, length: int, region: 
         env.step(np.zeros(2))
 
 
-def test_the_story_of_one_rollout() -> None:
-    env = PointRobot(2, 2, step_size=0.5)
-    env.reset(seed=0)
-    env.goal = (0.0, 1.0)
-    script = [
-        ([0.0, 1.0], [0.0, 0.5, 0.5, 0.0], -0.5),
-        ([1.0, 1.0], [0.0, 0.0, 0.0, 0.5], -0.5),  # was at (0.5, 1): paid for that, and put back
-        ([0.0, -1.0], [0.0, -0.5, 0.5, 0.5], -1.5),
-        ([-1.0, -0.5], [-0.5, -0.75, 1.0, 1.0], -math.hypot(0.5, 1.75)),
-    ]
-    infos = []
-    for action, seen, paid in script:
-        obs, reward, _, _, info = env.step(np.array(action, dtype=np.float32))
-        np.testing.assert_allclose(obs, seen)
-        assert reward == pytest.approx(paid)
-        infos.append(info)
-    assert infos[0] == infos[2] == {}
-    assert infos[1] == {metric(0, "Final Distance"): pytest.approx(0.5), metric(0, "Return"): pytest.approx(-1.0)}
-    last = math.hypot(0.5, 1.75)
-    assert infos[3] == {metric(1, "Final Distance"): pytest.approx(last), metric(1, "Return"): pytest.approx(-1.5 - last)}
-
-
 def goals(region: str, n: int = 4000) -> np.ndarray:
     env = PointRobot(goal_region=region)
     env.reset(seed=1)
@@ -109,10 +87,6 @@ def test_goals_are_uniform_where_they_should_be() -> None:
     assert half[:, 1].min() >= 0.0
     assert full[:, 1].min() < -0.99
     assert np.abs(square).max() <= 1.0
-    # means of uniform distributions, within four standard errors
-    assert half.mean(0) == pytest.approx([0.0, 2 / math.pi], abs=4 * 0.71 / math.sqrt(4000))
-    assert full.mean(0) == pytest.approx([0.0, 0.0], abs=4 * 0.71 / math.sqrt(4000))
-    assert square.mean(0) == pytest.approx([0.0, 0.0], abs=4 * 0.58 / math.sqrt(4000))
     for values, low, high in [(np.arctan2(half[:, 1], half[:, 0]), 0, math.pi), (square[:, 0], -1, 1), (square[:, 1], -1, 1)]:
         counts, _ = np.histogram(values, bins=8, range=(low, high))
         assert counts.sum() == 4000
@@ -135,17 +109,3 @@ def test_final_rewards_come_once_an_attempt_and_a_step_puts_the_robot_back() -> 
     assert obs[2] == pytest.approx([1.5, -0.75, 1.0, 0.5])  # where the first attempt has ended
     assert obs[3] == pytest.approx([0.0, 0.0, 0.0, 0.5])  # its action did nothing
     assert obs[4] == pytest.approx([0.5, -0.25, 1 / 3, 0.5])
-
-
-def test_text() -> None:
-    env = PointRobot(2, 3, render_mode="ansi")
-    env.reset(seed=0)
-    env.goal = (1.0, 0.0)
-    env.step([1, 0.5])
-    rows = env.render().splitlines()
-    assert rows[7].replace(" ", "") == ".......SA...G.."
-    assert rows[-1] == "attempt 1 of 2, step 1 of 3: distance 0.90"
-    for _ in range(5):
-        env.step([0, 0])
-    assert env.render().splitlines()[-1].startswith("attempt 2 of 2, step 3 of 3: ")
-    assert PointRobot().render() is None
