@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import re
 from collections import deque
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from run_inside import run_script
 
 from amago.envs.builtin import babyai as view
 from amago.envs.builtin.babyai import (
@@ -31,7 +28,6 @@ from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
 
 minigrid = pytest.importorskip("minigrid", reason="MiniGrid is not installed: pip install 'amago[minigrid]'")
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "10_babyai.py"
 LEFT, RIGHT, FORWARD, PICKUP, DROP, TOGGLE, DONE = range(7)
 STEPS = ((1, 0), (0, 1), (-1, 0), (0, -1))
 
@@ -308,24 +304,3 @@ def test_what_does_not_fit_is_refused() -> None:
     env.reset(seed=0)
     with pytest.raises(ValueError, match=r"action must be in 0\.\.6, got 7"):
         env.step(7)
-
-
-# ---- example -----------------------------------------------------------------------------------------------------------------
-
-TINY = (
-    "--run_name tiny --buffer_dir . --epochs 1 --grads_per_epoch 2 --parallel_actors 2 --batch_size 4 --memory_size 16 "
-    "--memory_layers 1 --no_async --seed 0 --quiet --episode_length 4"
-)
-
-
-def test_the_example_learns_from_images(tmp_path: Path) -> None:
-    arguments = (
-        f"{TINY} --levels GoToObjS4 OpenRedDoor --test_levels OpenRedDoor --k_episodes 3 --obs_kind full-image --grid_size 9"
-    )
-    outcome = run_script(EXAMPLE, [*arguments.split(), "--tile_size", "5"], tmp_path)
-    assert outcome.code == 0, outcome.text
-    rows = [json.loads(line) for line in (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()]
-    (values,) = [row["values"] for row in rows if row["section"] == "test"]
-    for name in (*(f"Attempt {i} {what}" for i in range(3) for what in ("Success", "Return")), "Success Rate"):
-        assert 0 <= values[f"Average {name} in babyai_OpenRedDoor-test"] <= 1
-    assert not any("GoToObjS4" in name for name in values)

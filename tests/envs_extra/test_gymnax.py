@@ -72,24 +72,6 @@ def test_rows_are_gymnax_itself() -> None:
             assert int(jax.tree.map(lambda leaf: leaf[2], env._state).time) == int(state.time)
 
 
-@pytest.mark.parametrize(("mood", "expected"), [("remember", 1.0), ("contradict", -1.0)])
-@pytest.mark.parametrize("length", [3, 20])
-def test_memory_chain_pays_for_memory(length: int, mood: str, expected: float) -> None:
-    env = AMAGOEnv(make("MemoryChain-bsuite", 16, memory_length=length, max_steps_in_episode=length + 1), batched_envs=16)
-    timestep, _ = env.reset(seed=0)
-    assert env.horizon == length + 1
-    for _ in range(2):
-        bit = (timestep.obs["observation"][:, 2:] > 0).astype(np.int64)
-        assert 0 < bit.mean() < 1
-        total = np.zeros(16)
-        for step in range(length + 1):
-            timestep, reward, terminated, _, _ = env.step(bit if mood == "remember" else 1 - bit)
-            total += reward
-            assert terminated.all() == (step == length)
-        assert (total == expected).all()
-        assert (timestep.time_idx == 0).all()
-
-
 def test_time_limits_truncate_and_keep_the_last_observation() -> None:
     """Pendulum never terminates; at the limit, velocity and angle must go on from what the step led to, not from a reset."""
     inner = make("Pendulum-v1", 3, max_steps_in_episode=5)

@@ -1,4 +1,4 @@
-"""POPGym against perfect and random players, conservation laws, and upstream's own environments."""
+"""POPGym against upstream's own environments, conservation laws, and random players."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from amago.envs import AMAGOEnv
-from amago.envs.builtin import popgym_envs
 from amago.envs.builtin.popgym_envs import GAMES, MULTI_DOMAIN_GAMES, MultiDomainPOPGym, POPGymGame
 from amago.envs.statistics import AMAGO_ENV_LOG_PREFIX
 
@@ -23,16 +22,6 @@ WARM_UP = f"{AMAGO_ENV_LOG_PREFIX} Warm-up Return"
 
 def bare(env: POPGymGame) -> Any:
     return env._env
-
-
-def play(env: POPGymGame, act: Callable[[Any, Any], Any], seed: int) -> tuple[float, int]:
-    """Return and length of an episode of ``act(game's own environment, observation)``."""
-    obs, _ = env.reset(seed=seed)
-    total, steps, over = 0.0, 0, False
-    while not over:
-        obs, reward, terminated, truncated, _ = env.step(act(bare(env), obs))
-        total, steps, over = total + reward, steps + 1, terminated or truncated
-    return total, steps
 
 
 # ---- all 48 ------------------------------------------------------------------------------------------------------------------
@@ -103,101 +92,6 @@ def test_mazes_depend_on_their_seed_alone() -> None:
             assert (random.getstate(), np.random.get_state()[1].tolist()) == before
     assert mazes[0] == mazes[1]
     assert len(set(mazes[0])) == 3
-
-
-# ---- what can be reached -----------------------------------------------------------------------------------------------------
-
-
-def suit(obs: Any) -> int:
-    return int(np.asarray(obs).reshape(-1)[-1])
-
-
-def repeat_first(first: list[int]) -> Callable[[Any, Any], int]:
-    def act(_: Any, obs: Any) -> int:
-        if obs["timer"] == 0:
-            first[:] = [obs["observation"]]
-        return int(np.asarray(first[0]).reshape(-1)[-1])
-
-    return act
-
-
-def repeat_previous(env: POPGymGame) -> Callable[[Any, Any], int]:
-    seen: list[int] = []
-
-    def act(own: Any, obs: Any) -> int:
-        if obs["timer"] == 0:
-            seen.clear()
-        seen.append(suit(obs["observation"]))
-        return seen[-own.k] if len(seen) >= own.k else 0
-
-    return act
-
-
-def recite_backwards() -> Callable[[Any, Any], int]:
-    seen: list[int] = []
-    reciting = [False]
-
-    def act(_: Any, obs: Any) -> int:
-        watching, card = obs["observation"]
-        if obs["timer"] == 0:
-            seen.clear()
-            reciting[0] = False
-        if not reciting[0]:
-            seen.append(card)  # the last card comes with the new mode
-            reciting[0] = not watching
-        return seen.pop() if reciting[0] else 0
-
-    return act
-
-
-def count() -> Callable[[Any, Any], int]:
-    counts: dict[int, int] = {}
-
-    def act(_: Any, obs: Any) -> int:
-        value, query = (int(x) for x in obs["observation"])
-        if obs["timer"] == 0:
-            counts.clear()
-        counts[value] = counts.get(value, 0) + 1
-        return counts.get(query, 0)
-
-    return act
-
-
-def uncover(own: Any, _: Any) -> Any:
-    return np.argwhere(own.hidden_grid == 0)[0]
-
-
-def hit(own: Any, _: Any) -> Any:
-    return np.argwhere((own.board == 1) & (own.guesses == 0))[0]
-
-
-def match(own: Any, _: Any) -> int:
-    """Looks under the cards; two of a kind, one after the other."""
-    values, up = own.state, set(own.deck["face_up_idx"])
-    if len(own.deck["in_play_idx"]) == 1:
-        first = own.deck["in_play_idx"][0]
-        return next(i for i in range(len(values)) if i not in up and i != first and values[i] == values[first])
-    return next(i for i in range(len(values)) if i not in up)
-
-
-PERFECT: list[tuple[str, Callable[[POPGymGame], Callable[[Any, Any], Any]]]] = [
-    ("RepeatFirst", lambda env: repeat_first([])),
-    ("RepeatPrevious", repeat_previous),
-    ("Autoencode", lambda env: recite_backwards()),
-    ("CountRecall", lambda env: count()),
-    ("MineSweeper", lambda env: uncover),
-    ("Battleship", lambda env: hit),
-    ("Concentration", lambda env: match),
-]
-
-
-@pytest.mark.parametrize("size", popgym_envs.SIZES)
-@pytest.mark.parametrize(("family", "player"), PERFECT, ids=[p[0] for p in PERFECT])
-def test_a_perfect_player_gets_one(family: str, player: Callable[[POPGymGame], Any], size: str) -> None:
-    env = POPGymGame(family + size)
-    act = player(env)
-    for seed in range(3):
-        assert play(env, act, seed)[0] == pytest.approx(1.0, abs=1e-6)
 
 
 # ---- many games --------------------------------------------------------------------------------------------------------------

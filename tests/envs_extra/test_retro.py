@@ -283,16 +283,6 @@ def test_what_goes_wrong_there_is_told_here(arcade: Any) -> None:
         env.step(press(env))
 
 
-def test_wrong_actions_are_refused(arcade: Any) -> None:
-    env = arcade(buttons=["A", "B"])
-    env.reset(seed=0)
-    for action in ([0, 2], [0, 1, 0]):
-        with pytest.raises(ValueError, match=re.escape(f"action must be 2 bits, got {action}")):
-            env.step(action)
-    with pytest.raises(gym.error.ResetNeeded):
-        arcade().step([0] * 12)
-
-
 # ---- the example ---------------------------------------------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ IN_EXAMPLES = (
 )  # fmt: skip
 GONE = {
     **{f"amago.envs.builtin.{name}": "`examples/support/`" for name in IN_EXAMPLES},
+    "amago.envs.builtin.mazerunner.MazeRunnerGymEnv.observation": "it is an environment, no wrapper",
     "amago.agent.AgentLoss": "`losses` returns a dict of losses by name",
     "critics_td_per_step": "no gain was measured",
     "advantage_learning": "no gain was measured",

@@ -306,7 +306,7 @@ class PoolEnv:
         single_observation_space: of each environment, flat.
         single_action_space: of each environment, from which `Agent.get_actions` chooses.
         rl2_space: Dict {"obs": the observation space, "rl2": Box of the reward and the previous action}.
-        call_async, call_wait, call, render, close, envs: of the pool.
+        envs: the pool's. The methods that are not described here are the pool's, too.
     """
 
     def __init__(self, pool: ActorPool):
@@ -314,8 +314,6 @@ class PoolEnv:
         self.single_observation_space = pool.observation_space
         self.single_action_space = policy_space(pool.action_spec)
         self.rl2_space = gym.spaces.Dict({"obs": pool.observation_space, "rl2": pool.rl2_space})
-        self.call_async, self.call_wait, self.call = pool.call_async, pool.call_wait, pool.call
-        self.render, self.close = pool.render, pool.close
 
     @property
     def envs(self) -> list[Any]:
@@ -357,3 +355,18 @@ class PoolEnv:
 
     def _observations(self) -> dict[str, Array]:
         return {key: array.copy() for key, array in self.pool.obs.items()}
+
+    def call_async(self, name: str, *args: object, **kwargs: object) -> None:
+        self.pool.call_async(name, *args, **kwargs)
+
+    def call_wait(self) -> list[Any]:
+        return self.pool.call_wait()
+
+    def call(self, name: str, *args: object, **kwargs: object) -> list[Any]:
+        return self.pool.call(name, *args, **kwargs)
+
+    def render(self) -> Any:
+        return self.pool.render()
+
+    def close(self) -> None:
+        self.pool.close()
