@@ -20,7 +20,7 @@ from amago.nets.ff import MLP, Normalization
 from amago.nets.heads import BaseActorHead, BaseCriticHead, EnsembleCritics, Straight, divide_layer, outputs_of
 from amago.nets.policy_dists import Discrete, PolicyOutput, TanhGaussian
 from amago.nets.twohot import Bins, ReturnDistribution
-from amago.nets.utils import Log, RunningMoments, activation_switch, at_least_float32, check_positive
+from amago.nets.utils import Linear, Log, RunningMoments, activation_switch, at_least_float32, check_positive
 from amago.ops import gamma_feature
 
 __all__ = [
@@ -78,10 +78,10 @@ class _Elementwise(nn.Module):
 
 def _residual_block(feature_dim: int, d_ff: int, normalization: str, activation: str, dropout_p: float) -> nn.Sequential:
     return nn.Sequential(
-        nn.Linear(feature_dim, d_ff),
+        Linear(feature_dim, d_ff),
         Normalization(normalization, d_ff),
         _Elementwise(activation, inplace=normalization != "simnorm"),
-        nn.Linear(d_ff, feature_dim),
+        Linear(d_ff, feature_dim),
         Normalization(normalization, feature_dim),
         nn.Dropout(dropout_p),
     )
@@ -122,7 +122,7 @@ class ResidualActor(BaseActorHead):
         self.residual_blocks = nn.ModuleList(
             _residual_block(feature_dim, residual_ff_dim, normalization, activation, dropout_p) for _ in range(residual_blocks)
         )
-        self.out = nn.Linear(feature_dim, self.d_output)
+        self.out = Linear(feature_dim, self.d_output)
 
     def actor_network_forward(self, state: Tensor, log_dict: Log = None, straight_from_obs: Straight = None) -> Tensor:
         x = self.inp(state)

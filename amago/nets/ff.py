@@ -10,7 +10,7 @@ import gin
 import torch
 from torch import Tensor, nn
 
-from amago.nets.utils import InputNorm, activation_switch, check_dropout, check_positive
+from amago.nets.utils import InputNorm, Linear, activation_switch, check_dropout, check_positive
 
 __all__ = ["MLP", "FFBlock", "InputNorm", "Normalization", "SimNorm"]
 
@@ -98,7 +98,7 @@ class MLP(nn.Module):
         activation: str = "leaky_relu",
         normalization: str | None = None,
         dropout_p: float = 0.0,
-        layer_type: LayerType = nn.Linear,
+        layer_type: LayerType = Linear,
     ) -> None:
         super().__init__()
         check_positive(d_inp=d_inp, d_hidden=d_hidden, n_layers=n_layers, d_output=d_output)
@@ -139,7 +139,7 @@ class FFBlock(nn.Module):
         dropout: float = 0.0,
         activation: str = "leaky_relu",
         norm: str | None = None,
-        layer_type: LayerType = nn.Linear,
+        layer_type: LayerType = Linear,
     ) -> None:
         super().__init__()
         check_positive(d_model=d_model, d_ff=d_ff)

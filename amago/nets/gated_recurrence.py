@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from amago.nets.ff import FFBlock, Normalization
-from amago.nets.utils import at_least_float32, check_positive
+from amago.nets.utils import Linear, at_least_float32, check_positive
 
 
 def set_forgetting(bias: Tensor, longest: float) -> None:
@@ -34,8 +34,8 @@ class MinGRU(nn.Module):
     def __init__(self, d_model: int, d_hidden: int, longest: float) -> None:
         super().__init__()
         check_positive(d_model=d_model, d_hidden=d_hidden)
-        self.inp = nn.Linear(d_model, 3 * d_hidden)
-        self.out = nn.Linear(d_hidden, d_model)
+        self.inp = Linear(d_model, 3 * d_hidden)
+        self.out = Linear(d_hidden, d_model)
         with torch.no_grad():
             set_forgetting(self.inp.bias[:d_hidden], longest)
             self.inp.bias[:d_hidden].neg_()

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from amago.nets.ff import Normalization
-from amago.nets.utils import at_least_float32, check_positive
+from amago.nets.utils import Linear, at_least_float32, check_positive
 
 
 @functools.cache
@@ -187,13 +187,13 @@ class Mamba(nn.Module):
         if not A_scale > 0.0:
             raise ValueError(f"A_scale must be positive, got {A_scale}")
         self.d_inner, self.d_state, self.d_conv, self.dt_rank = expand * d_model, d_state, d_conv, math.ceil(d_model / 16)
-        self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=False)
+        self.in_proj = Linear(d_model, 2 * self.d_inner, bias=False)
         self.conv1d = nn.Conv1d(self.d_inner, self.d_inner, d_conv, groups=self.d_inner, padding=d_conv - 1)
-        self.x_proj = nn.Linear(self.d_inner, self.dt_rank + 2 * d_state, bias=False)
-        self.dt_proj = nn.Linear(self.dt_rank, self.d_inner)
+        self.x_proj = Linear(self.d_inner, self.dt_rank + 2 * d_state, bias=False)
+        self.dt_proj = Linear(self.dt_rank, self.d_inner)
         self.A_log = nn.Parameter((A_scale * torch.arange(1.0, d_state + 1)).log().repeat(self.d_inner, 1))
         self.D = nn.Parameter(torch.ones(self.d_inner))
-        self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
+        self.out_proj = Linear(self.d_inner, d_model, bias=False)
         nn.init.uniform_(self.dt_proj.weight, -(self.dt_rank**-0.5), self.dt_rank**-0.5)
         dt = torch.empty(self.d_inner).uniform_(math.log(dt_min), math.log(dt_max)).exp()
         self.dt_proj.bias.data.copy_(dt + torch.log(-torch.expm1(-dt)))  # softplus gives dt back

@@ -29,7 +29,7 @@ from amago.nets.mamba import Mamba, MambaBlock, MambaState
 from amago.nets.traj_base import TRAJ_ENCODERS, LayeredStateEncoder, named_traj_encoder
 from amago.nets.traj_base import Dones as Dones
 from amago.nets.traj_base import TrajEncoder as TrajEncoder
-from amago.nets.utils import Log, activation_switch, at_least_float32, autocast_dtype, check_dropout, check_positive
+from amago.nets.utils import Linear, Log, activation_switch, at_least_float32, autocast_dtype, check_dropout, check_positive
 
 State: TypeAlias = Tensor | None
 register_traj_encoder = TRAJ_ENCODERS.register
@@ -75,15 +75,15 @@ class FFTrajEncoder(TrajEncoder):
         activation: str = "leaky_relu",
         norm: str | None = None,
         out_norm: str = "layer",
-        layer_type: LayerType = nn.Linear,
+        layer_type: LayerType = Linear,
     ) -> None:
         super().__init__(tstep_dim, max_seq_len)
         check_positive(d_model=d_model, n_layers=n_layers)
         check_dropout(dropout=dropout)
         d_ff = 4 * d_model if d_ff is None else d_ff
-        self.traj_emb = nn.Linear(tstep_dim, d_model)
+        self.traj_emb = Linear(tstep_dim, d_model)
         self.traj_blocks = nn.ModuleList(FFBlock(d_model, d_ff, dropout, activation, norm, layer_type) for _ in range(n_layers))
-        self.traj_last = nn.Linear(d_model, d_model)
+        self.traj_last = Linear(d_model, d_model)
         self.out_norm = Normalization(out_norm, d_model)
         self.dropout = nn.Dropout(dropout)
         self.activation = activation_switch(activation, inplace=True)
@@ -136,8 +136,8 @@ class GRUTrajEncoder(LayeredStateEncoder):
             for layer in range(n_layers):
                 set_forgetting(self.rnn.get_parameter(f"bias_ih_l{layer}")[updates], longest)
                 nn.init.zeros_(self.rnn.get_parameter(f"bias_hh_l{layer}")[updates])
-        self.out = nn.Linear(d_hidden, d_output)
-        self.shortcut = nn.Linear(tstep_dim, d_output) if shortcut else None
+        self.out = Linear(d_hidden, d_output)
+        self.shortcut = Linear(tstep_dim, d_output) if shortcut else None
         self.out_norm = Normalization(norm, d_output)
         self._emb_dim = d_output
 
@@ -190,7 +190,7 @@ class MinGRUTrajEncoder(LayeredStateEncoder):
         check_positive(d_model=d_model, n_layers=n_layers)
         self.d_hidden = d_model if d_hidden is None else d_hidden
         horizon = float(max_seq_len) if longest is None else longest
-        self.inp = nn.Linear(tstep_dim, d_model)
+        self.inp = Linear(tstep_dim, d_model)
         self.layers = nn.ModuleList(
             GatedRecurrenceBlock(
                 MinGRU(d_model, self.d_hidden, horizon),
@@ -244,7 +244,7 @@ class MambaTrajEncoder(LayeredStateEncoder):
     ) -> None:
         super().__init__(tstep_dim, max_seq_len)
         check_positive(n_layers=n_layers)
-        self.inp = nn.Linear(tstep_dim, d_model)
+        self.inp = Linear(tstep_dim, d_model)
         self.mambas = nn.ModuleList(
             MambaBlock(Mamba(d_model, d_state, d_conv, expand, dt_min, dt_max, A_scale), Normalization(norm, d_model))
             for _ in range(n_layers)

@@ -37,7 +37,15 @@ from amago.nets.attention import (
 from amago.nets.ff import Normalization
 from amago.nets.kv_cache import CacheSlots, KVCache
 from amago.nets.kv_cache import TformerHiddenState as TformerHiddenState
-from amago.nets.utils import WeightCache, activation_switch, autocast_dtype, check_dropout, check_positive
+from amago.nets.utils import (
+    CachedWeights,
+    Linear,
+    WeightCache,
+    activation_switch,
+    autocast_dtype,
+    check_dropout,
+    check_positive,
+)
 
 __all__ = [
     "AttentionLayer", "Cache", "ClippedSlidingSinkAttention", "FixedPosEmb", "FlashAttention", "FlexAttention", "LearnablePosEmb", "LearnedPosEmb",
@@ -123,7 +131,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 @gin.configurable
-class SigmaReparam(nn.Module):
+class SigmaReparam(CachedWeights):
     """A linear layer of given spectral norm: x (gamma / sigma(W) W)^T + b, where sigma(W) is the spectral norm of W.
 
     sigma = u W v. In training mode, each forward pass first improves u and v by one power iteration; evaluation mode does not.
@@ -178,19 +186,15 @@ class SigmaReparam(nn.Module):
         if self.training:
             return F.linear(x, self.effective_weight(), self.bias)
         sources = (*self._parameters.values(), *self._buffers.values())  # by attribute takes five times as long
-        return F.linear(x, self._cache.get(sources, self.effective_weight), self.bias)
-
-    def train(self, mode: bool = True) -> SigmaReparam:
-        self._cache.clear()
-        return super().train(mode)
+        return self._cache.linear(x, sources, self.effective_weight, self.bias)
 
 
-def make_linear(sigma_reparam: bool, d_in: int, d_out: int, bias: bool = True) -> SigmaReparam | nn.Linear:
+def make_linear(sigma_reparam: bool, d_in: int, d_out: int, bias: bool = True) -> SigmaReparam | Linear:
     """`SigmaReparam`, or a plain linear layer."""
-    return SigmaReparam(d_in, d_out, bias) if sigma_reparam else nn.Linear(d_in, d_out, bias)
+    return SigmaReparam(d_in, d_out, bias) if sigma_reparam else Linear(d_in, d_out, bias)
 
 
-class AttentionLayer(nn.Module):
+class AttentionLayer(CachedWeights):
     """Multi-head self-attention with a learned scale for each head, (B, L, d_model) -> (B, L, d_model).
 
     Args:
@@ -247,10 +251,6 @@ class AttentionLayer(nn.Module):
         rows = weight.view(3, self.head_dim, self.n_heads, -1).transpose(1, 2)
         return rows.reshape(weight.shape)
 
-    def train(self, mode: bool = True) -> AttentionLayer:
-        self._cache.clear()
-        return super().train(mode)
-
     def forward(
         self, x: Tensor, rope: tuple[Tensor, Tensor] | None = None, cache: CacheStep | None = None, real: Tensor | None = None
     ) -> Tensor:
@@ -267,7 +267,7 @@ class AttentionLayer(nn.Module):
             qkv = self.dropout_qkv(F.linear(x, self._qkv_weight()))
         else:
             layer = self.qkv_projection
-            qkv = F.linear(x, self._cache.get((*layer._parameters.values(), *layer._buffers.values()), self._qkv_weight))
+            qkv = self._cache.linear(x, (*layer._parameters.values(), *layer._buffers.values()), self._qkv_weight)
         q, k, v = qkv.view(B, L, 3, self.n_heads, self.head_dim).permute(2, 0, 3, 1, 4)
         if self.temperature is not None:
             q, k = (F.rms_norm(x, (self.head_dim,), eps=1e-12) for x in (q, k))
@@ -360,7 +360,7 @@ class Transformer(nn.Module):
             raise ValueError(f"pos_emb={pos_emb!r} is unknown: use one of {', '.join(_POS_EMBS)}")
         self.head_dim = layers[0].attention_layer.head_dim
         self.n_heads, self.d_model = layers[0].attention_layer.n_heads, d_model
-        self.inp = nn.Linear(d_inp, d_model)
+        self.inp = Linear(d_inp, d_model)
         self.pos_emb: nn.Module
         if pos_emb == "rope":
             self.pos_emb = RotaryPosEmb(self.head_dim)

@@ -20,7 +20,7 @@ from amago.compat.names import attributes
 from amago.nets import cnn
 from amago.nets.ff import MLP, InputNorm, Normalization
 from amago.nets.goal_embedders import FFGoalEmb, GoalEmb, TokenGoalEmb
-from amago.nets.utils import Log, activation_switch, check_positive, has_argument
+from amago.nets.utils import Linear, Log, activation_switch, check_positive, has_argument
 from amago.ops import symlog
 from amago.registry import Registry
 
@@ -140,10 +140,10 @@ def _chosen_keys(obs_space: gym.spaces.Dict, specified: Sequence[str] | None) ->
     return sorted(set(specified))
 
 
-def _linear_after(net: cnn.CNN, width: int) -> nn.Linear:
+def _linear_after(net: cnn.CNN, width: int) -> Linear:
     """A linear layer from the features of a CNN."""
     with torch.no_grad():
-        return nn.Linear(net(net.blank_img).shape[-1], width)
+        return Linear(net(net.blank_img).shape[-1], width)
 
 
 @register_tstep_encoder("ff")
@@ -268,8 +268,8 @@ class CNNTstepEncoder(TstepEncoder):
         self.data_aug = cnn.DrQv2Aug(4, channels_first, aug_pct_of_batch) if drqv2_aug else None
         self.cnn = cnn_type(space.shape, channels_first=channels_first, activation=activation)
         self.img_features = _linear_after(self.cnn, img_features)
-        self.rl2_features = nn.Linear(rl2_space.shape[-1], rl2_features)
-        self.merge = nn.Linear(img_features + rl2_features, d_output)
+        self.rl2_features = Linear(rl2_space.shape[-1], rl2_features)
+        self.merge = Linear(img_features + rl2_features, d_output)
         self.out_norm = Normalization(out_norm, d_output)
         self.activation = activation_switch(activation, inplace=True)
         self._emb_dim = d_output

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any, TypeAlias
 
 import gin
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -43,7 +44,7 @@ def activation_switch(name: str, inplace: bool = False) -> Activation:
     """
     if name not in _ACTIVATIONS:
         raise ValueError(f"activation={name!r} is unknown: use one of {', '.join(sorted(_ACTIVATIONS))}")
-    return partial(F.leaky_relu, inplace=True) if inplace and name == "leaky_relu" else _ACTIVATIONS[name]
+    return functools.partial(F.leaky_relu, inplace=True) if inplace and name == "leaky_relu" else _ACTIVATIONS[name]
 
 
 @torch.no_grad()
@@ -101,47 +102,123 @@ def _count_step(*_: object) -> None:
     _steps[0] += 1
 
 
+PACKED_NUMEL = (1 << 16) + 1
+"""Numbers of the smallest weight that is packed: with 256 x 256 and 16 rows the call of oneDNN costs more than it saves."""
+
+
+@functools.cache
+def _onednn() -> tuple[Any, Any] | None:
+    """The functions that pack a weight and multiply by it, or None where they do not pay (without AVX-512) or do not work.
+
+    PyTorch's compiler uses them for frozen weights; they are not part of its public interface.
+    """
+    if "AVX512" not in torch.backends.cpu.get_cpu_capability():
+        return None
+    try:
+        pack, multiply = torch.ops.mkldnn._reorder_linear_weight.default, torch.ops.mkldnn._linear_pointwise.default
+        with torch.inference_mode():
+            x, weight = torch.linspace(-1, 1, 24).view(2, 12), torch.linspace(-1, 2, 60).view(5, 12)
+            same = torch.allclose(multiply(x, pack(weight), None, "none", [], ""), F.linear(x, weight), rtol=1e-4, atol=1e-5)
+            return (pack, multiply) if same else None
+    except (AttributeError, RuntimeError, NotImplementedError, TypeError):
+        return None
+
+
 class WeightCache:
     """Cache one tensor that is derived from parameters, for forward passes without gradients.
 
-    It is valid while every source is the same storage at the same version and no optimizer has stepped. Writes through
-    ``Tensor.data`` raise no version: modules call `clear` when they change their mode. Where gradients are on, or a source is an
-    inference tensor (which has no version), nothing is cached.
+    It is valid while every source is the same storage at the same version, and no optimizer has stepped. Writes through
+    ``Tensor.data`` raise no version: on CPUs 64 numbers of each source are compared with what they were, and modules call `clear`
+    when they change their mode. Where gradients are on, or a source is an inference tensor (which has no version), nothing is
+    cached. Threads may share a cache; copies of it are empty.
     """
 
     def __init__(self) -> None:
+        self.fast = config.fast_paths()
         self.clear()
 
     def clear(self) -> None:
         """Forget the value."""
-        self._key: list[object] = []
-        self._value: Tensor | None = None
+        self._entry: tuple[list[object], Tensor, list[NDArray[Any]], list[bytes]] | None = None
 
-    def get(self, sources: Iterable[Tensor | None], compute: Callable[[], Tensor], exact: bool = False) -> Tensor:
-        """The cached value, or the result of ``compute``, which reads ``sources``; in autocast's dtype unless ``exact``."""
-        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+    def get(
+        self, sources: Iterable[Tensor | None], compute: Callable[[], Tensor], exact: bool = False, pack: bool = False
+    ) -> Tensor:
+        """The cached value, or the result of ``compute``, which reads ``sources``; in autocast's dtype unless ``exact``. With
+        ``pack``, a large weight in float32 is packed for oneDNN (`linear`)."""
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
             return compute()
         if not _steps:
             _steps.append(0)
             register_optimizer_step_post_hook(_count_step)
-        key: list[object] = [*_steps]
-        dtype = None
+        key: list[object] = [*_steps, pack]
+        given, dtype = [], None
         for s in sources:
             if s is None:
                 continue
             if s.is_inference():
                 return compute()
-            if dtype is None and not exact:
+            if not (given or exact):
                 dtype = autocast_dtype(s.device)
+            given.append(s)
             key += (s.data_ptr(), s._version, s.dtype, s.device)
         key.append(dtype)
-        if self._value is None or key != self._key:
-            value = compute()
-            self._key, self._value = key, value if dtype is None else value.to(dtype)
-        return self._value
+        entry = self._entry
+        if entry is not None and entry[0] == key and [x.tobytes() for x in entry[2]] == entry[3]:
+            return entry[1]
+        samples = [_sample(s) for s in given if s.dtype in (torch.float32, torch.float64) and s.is_cpu]
+        seen = [x.tobytes() for x in samples]
+        value = compute() if dtype is None else compute().to(dtype)
+        if pack and value.numel() >= PACKED_NUMEL and value.is_cpu and value.dtype == torch.float32:
+            value = value if (onednn := _onednn()) is None else onednn[0](value.detach())
+        self._entry = key, value, samples, seen
+        return value
 
-    def __reduce__(self) -> tuple[type[WeightCache], tuple[()]]:
-        return WeightCache, ()
+    def linear(
+        self, x: Tensor, sources: Iterable[Tensor | None], weight: Callable[[], Tensor], bias: Tensor | None = None
+    ) -> Tensor:
+        """(..., d_in) -> (..., d_out) by ``weight`` (d_out, d_in), which reads ``sources``, and ``bias``.
+
+        A matrix library rearranges both factors before it multiplies. With few rows, as in a step of a few actors, that takes as
+        long as the product; the weight is therefore packed once, unless there is a single row (docs/notes/performance.md).
+        """
+        pack = self.fast and x.dtype == torch.float32 and x.numel() > x.shape[-1]
+        found = self.get(sources, weight, pack=pack)
+        return _onednn()[1](x, found, bias, "none", [], "") if found.is_mkldnn else F.linear(x, found, bias)  # type: ignore[index, no-any-return]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_entry": None}
+
+
+def _sample(x: Tensor) -> NDArray[Any]:
+    """About 64 numbers of a tensor, sharing its storage, which therefore no other tensor gets."""
+    flat = x.detach().numpy().reshape(-1)
+    return flat[:: max(1, len(flat) // 64)]
+
+
+class CachedWeights(nn.Module):
+    """Base of modules with a `WeightCache`, which is cleared when their mode changes."""
+
+    _cache: WeightCache
+
+    def train(self, mode: bool = True) -> Any:
+        self._cache.clear()
+        return super().train(mode)
+
+
+class Linear(CachedWeights, nn.Linear):
+    """`torch.nn.Linear` whose weight is packed in evaluation mode without gradients (`WeightCache.linear`)."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
+        super().__init__(in_features, out_features, bias)
+        self._cache = WeightCache()
+        self._large = in_features * out_features >= PACKED_NUMEL and _onednn() is not None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in_features) -> (..., out_features)."""
+        if self.training or not self._large or torch.is_grad_enabled():
+            return F.linear(x, self.weight, self.bias)
+        return self._cache.linear(x, (self.weight,), lambda: self.weight, self.bias)
 
 
 class RunningMoments(nn.Module):
@@ -206,7 +283,7 @@ SMALL_SIGMA = 0.01
 
 
 @gin.configurable
-class InputNorm(RunningMoments):
+class InputNorm(CachedWeights, RunningMoments):
     """Centre and scale each feature by running statistics of the inputs in training mode.
 
     Features that do not vary are only centred. The output is clamped to [-1e4, 1e4], and to [-10, 10] for features whose sigma
@@ -235,11 +312,7 @@ class InputNorm(RunningMoments):
         check_positive(dim=dim)
         super().__init__((dim,), (1,), beta, init_nu, initial_samples)
         self.skip, self.skip_below = skip, skip_below
-        self._divisor = WeightCache()  # nine operations on a few numbers, which a policy's step need not repeat
-
-    def train(self, mode: bool = True) -> InputNorm:
-        self._divisor.clear()
-        return super().train(mode)
+        self._cache = WeightCache()  # nine operations on a few numbers, which a policy's step need not repeat
 
     @property
     def sigma(self) -> Tensor:
@@ -273,7 +346,7 @@ class InputNorm(RunningMoments):
 
     def normalize_values(self, x: Tensor) -> Tensor:
         """Centre and scale (..., dim)."""
-        scale = self._scale() if self.training else self._divisor.get((self.mu, self.nu), self._scale, exact=True)
+        scale = self._scale() if self.training else self._cache.get((self.mu, self.nu), self._scale, exact=True)
         divisor, limit = scale.unbind()
         x = at_least_float32(x)
         return ((x - self.mu.to(x.dtype)) / divisor).clamp(-limit, limit)

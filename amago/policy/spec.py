@@ -219,7 +219,7 @@ def _decode(value: object, modules: Sequence[str]) -> Any:
 
 
 _MOVED = {
-    "amago.nets.cpu.packed:Linear": "torch.nn:Linear",
+    "amago.nets.cpu.packed:Linear": "amago.nets.utils:Linear",
     "amago.agent.multitask:MultiTaskAgent": "amago.agent.agent:MultiTaskAgent",
 }
 _MOVED_MODULES = {

@@ -78,7 +78,7 @@ def test_every_class_that_has_a_name_on_the_command_line_can_be_described(tmp_pa
     assert type(build_agent(run).traj_encoder) is GRUTrajEncoder
 
 
-def test_packed_layers_of_an_earlier_version_are_plain_ones(tmp_path):
+def test_packed_layers_of_an_earlier_version(tmp_path):
     layer = {"amago.nets.traj_encoders.FFTrajEncoder.layer_type": {"@name": "amago.nets.cpu.packed:Linear"}}
     agent = build_agent(written(tmp_path, traj_encoder="amago.nets.traj_encoders:FFTrajEncoder", bindings=layer))
-    assert type(agent.traj_encoder.traj_blocks[0].ff1) is torch.nn.Linear
+    assert isinstance(agent.traj_encoder.traj_blocks[0].ff1, torch.nn.Linear)

@@ -1,0 +1,230 @@
+"""Weights that are packed or computed once while acting follow their parameters, and give the results of plain products."""
+
+import copy
+import pickle
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from amago import config
+from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder
+from amago.nets.transformer import SigmaReparam
+from amago.nets.utils import InputNorm, Linear, WeightCache
+from amago.ops import ema_update
+
+WIDE = 264  # of weights that are worth packing
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def plain(layer, x):
+    return F.linear(x, layer.weight.detach(), layer.bias.detach())
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (3,), (17,), (2, 1), (2, 3, 4)])
+def test_products(shape):
+    layer = Linear(WIDE, WIDE + 8).eval()
+    for x in (torch.randn(*shape, WIDE), torch.randn(*shape, 2 * WIDE)[..., ::2]):
+        for context in (torch.no_grad, torch.inference_mode):
+            with context():
+                torch.testing.assert_close(layer(x), plain(layer, x), rtol=1e-5, atol=1e-5)
+
+
+def test_other_dtypes_and_gradients_are_not_affected():
+    layer, x = Linear(WIDE, WIDE).eval(), torch.randn(3, WIDE, requires_grad=True)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert layer(x).equal(plain(layer, x))
+    assert layer(x).equal(plain(layer, x))
+    layer(x).sum().backward()
+    torch.testing.assert_close(x.grad, layer.weight.detach().sum(0).expand(3, -1))
+    with torch.no_grad():
+        assert layer(x).dtype == torch.float32
+        layer.double()
+        assert layer(x.double()).equal(plain(layer, x.double()))
+
+
+def test_the_switch_gives_plain_products():
+    with config.temporary({"amago.config.fast_paths.enabled": False}):
+        layer = Linear(WIDE, WIDE).eval()
+    x = torch.randn(3, WIDE)
+    for same in (layer, copy.deepcopy(layer)):
+        with torch.no_grad():
+            assert same(x).equal(plain(layer, x))
+
+
+def optimizer_step(module, kind, **options):
+    optimizer = kind(module.parameters(), lr=0.1, **options)
+    for p in module.parameters():
+        p.grad = torch.randn_like(p)
+    optimizer.step()
+
+
+def in_place(module):
+    with torch.no_grad():
+        for p in module.parameters():
+            p.copy_(1.5 * p + 0.1)
+
+
+def one_row(module):
+    with torch.no_grad():
+        for p in module.parameters():
+            p[-1] += 3.0
+
+
+def load(module, **options):
+    module.load_state_dict({k: torch.randn_like(v) for k, v in module.state_dict().items()}, **options)
+
+
+def follow(module):
+    leader = copy.deepcopy(module)
+    in_place(leader)
+    ema_update(module, leader, 0.5)
+
+
+def average(module):
+    averaged = torch.optim.swa_utils.AveragedModel(module)
+    in_place(module)
+    averaged.update_parameters(module)
+    in_place(module)
+    averaged.update_parameters(module)
+    module.load_state_dict(averaged.module.state_dict())
+
+
+def write_data(module):
+    for p in module.parameters():
+        p.data.mul_(1.5).add_(0.1)
+
+
+def other_data(module):
+    for _ in range(3):  # freed memory may be used again
+        for p in module.parameters():
+            p.data = torch.randn_like(p)
+
+
+def data_while_training(module):
+    module.train()
+    for p in module.parameters():
+        p.data.view(-1)[-1] += 300.0
+    module.eval()
+
+
+def replace(module):
+    for owner in list(module.modules()):
+        for name, p in list(owner._parameters.items()):
+            if p is not None:
+                setattr(owner, name, nn.Parameter(torch.randn_like(p)))
+
+
+CHANGES = {
+    "SGD": lambda m: optimizer_step(m, torch.optim.SGD),
+    "AdamW": lambda m: optimizer_step(m, torch.optim.AdamW),
+    "AdamW, foreach": lambda m: optimizer_step(m, torch.optim.AdamW, foreach=True),
+    "AdamW, fused": lambda m: optimizer_step(m, torch.optim.AdamW, fused=True),
+    "EMA": follow,
+    "average": average,
+    "load_state_dict": load,
+    "load_state_dict(assign=True)": lambda m: load(m, assign=True),
+    "there and back through float64": lambda m: in_place(m.double().float()),
+    "in place": in_place,
+    "one row in place": one_row,
+    "in place through .data": write_data,
+    "another .data": other_data,
+    "a number through .data, while training": data_while_training,
+    "other parameters": replace,
+}
+MODULES = {"linear": lambda: Linear(WIDE, WIDE + 8), "sigma": lambda: SigmaReparam(WIDE, WIDE + 8, fast_init=True)}
+ENCODERS = {
+    "ff": lambda: FFTrajEncoder(WIDE, 4, d_model=WIDE, d_ff=WIDE),
+    "gru": lambda: GRUTrajEncoder(WIDE, 4, d_hidden=WIDE, d_output=WIDE),
+    "transformer": lambda: TformerTrajEncoder(WIDE, 4, d_model=WIDE, d_ff=WIDE, n_heads=4, n_layers=1),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("module", MODULES)
+def test_layers_follow_their_parameters(module, change):
+    layer, x = MODULES[module]().eval(), torch.randn(4, WIDE)
+    with torch.inference_mode():
+        before = layer(x)
+    CHANGES[change](layer)
+    expected = layer(x).detach()  # with gradient nothing is cached
+    with torch.inference_mode():
+        after = layer(x)
+    assert not torch.allclose(before, after, atol=1e-3), "the change does something"
+    torch.testing.assert_close(after, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+def acted(encoder, seq):
+    """The results of a fresh memory, step by step."""
+    memory = encoder.init_hidden_state(len(seq), "cpu")
+    times = torch.arange(seq.shape[1])[None, :, None].expand(len(seq), -1, -1)
+    with torch.inference_mode():
+        return torch.cat([encoder(seq[:, t : t + 1], times[:, t : t + 1], memory)[0] for t in range(seq.shape[1])], dim=1)
+
+
+@pytest.mark.parametrize("change", ["AdamW, fused", "EMA", "in place through .data"])
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_sequence_models_that_act_follow_their_parameters(encoder, change):
+    encoder, seq = ENCODERS[encoder]().eval(), torch.randn(3, 4, WIDE)
+    before = acted(encoder, seq)
+    CHANGES[change](encoder)
+    expected, _ = encoder(seq, torch.arange(4)[None, :, None].expand(3, -1, -1))
+    assert not torch.allclose(before, expected, atol=1e-3), "the change does something"
+    torch.testing.assert_close(acted(encoder, seq), expected.detach(), rtol=1e-3, atol=1e-3)
+
+
+def test_the_scale_of_inputs_follows_its_statistics():
+    norm, x = InputNorm(3).eval(), torch.randn(2, 1, 3)
+    with torch.inference_mode():
+        first = norm(x)
+    norm.train()(5.0 * torch.randn(50, 2, 3))
+    expected = norm.eval()(x)
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        assert norm(x).equal(expected), "in float32, whatever autocast says"
+        assert not expected.allclose(first)
+        norm.load_state_dict({k: v + 0.5 for k, v in norm.state_dict().items()})
+        assert not norm(x).equal(expected)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])
+def test_copies_have_caches_of_their_own(copied):
+    layer, x = Linear(WIDE, WIDE).eval(), torch.randn(2, WIDE)
+    with torch.inference_mode():
+        layer(x)
+    other = copied(layer)
+    write_data(other)
+    assert layer.state_dict().keys() == {"weight", "bias"}
+    for each in (other, layer):
+        with torch.inference_mode():
+            torch.testing.assert_close(each(x), plain(each, x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_value_is_computed_once_for_all_calls():
+    cache, weight, computed = WeightCache(), torch.randn(WIDE, WIDE), []
+    with torch.no_grad():
+        for _ in range(3):
+            cache.linear(torch.randn(2, WIDE), (weight,), lambda: computed.append(1) or weight)
+    assert len(computed) == 1
+
+
+def test_threads_share_a_layer():
+    layer, wrong = Linear(WIDE, WIDE, bias=False).eval(), []
+
+    def act(rows):  # the value for a single row is another one
+        x = torch.randn(rows, WIDE)
+        expected = F.linear(x, layer.weight.detach())
+        with torch.inference_mode():
+            wrong.extend(rows for _ in range(200) if not layer(x).allclose(expected, rtol=1e-4, atol=1e-4))
+
+    threads = [threading.Thread(target=act, args=(rows,)) for rows in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
