@@ -70,15 +70,11 @@ def start_on_ray(address: str, words: Sequence[str], collectors: int, share: int
 
     Args:
         address: of the cluster: "auto", or "HOST:PORT".
-        words: of ``amago collect``, without the number of collectors: its arguments after it.
-        collectors: in all.
-        share: of one task, which are on one node.
+        words: arguments of ``amago collect``, without the number of collectors.
+        share: collectors of one task, which are on one node.
 
     Returns:
         a function that ends them.
-
-    Raises:
-        ValueError: Ray is not installed, is too old, or the cluster requires no token.
     """
     try:
         import ray

@@ -39,7 +39,6 @@ class Spool:
     """The files of a node's collectors on their way to the bus.
 
     Args:
-        bus: to put bundles on.
         home: directory of the node; bundles wait in ``home/bundles``.
         writer: unique to this start.
         collectors: directories of collectors; more may be added.
@@ -65,11 +64,7 @@ class Spool:
                 source.unlink(missing_ok=True)
 
     def pump(self, flush: bool = False) -> None:
-        """Bundle the files that are due, and put all bundles on the bus. Files that cannot be moved now wait.
-
-        Args:
-            flush: bundle all files, however few.
-        """
+        """Bundle the files that are due, with ``flush`` all, and put all bundles on the bus. Files that cannot be moved now wait."""
         try:
             self._bundle(flush)
             for path in self._bundles():
@@ -153,9 +148,8 @@ class Ingest:
     """Takes bundles from a bus into a learner's store, each once.
 
     Args:
-        bus: to pull from.
-        directory: which receives the trajectories.
-        reports: which receives the reports of collectors.
+        directory: receives the trajectories.
+        reports: receives the reports of collectors.
         key: of the run: launches of several runs may share a store.
     """
 
@@ -175,11 +169,7 @@ class Ingest:
             shutil.rmtree(path, ignore_errors=True)
 
     def pull(self) -> int:
-        """Take the bundles that are there; returns their number.
-
-        Raises:
-            OSError: some were not taken; call again. Nothing is lost.
-        """
+        """Take the bundles that are there; returns their number. After an `OSError` nothing is lost: call again."""
         due, after = [], dict(self._next)
         for writer in self.bus.names(OUT):
             for name in self.bus.names(f"{OUT}/{writer}"):
@@ -229,11 +219,7 @@ class Ingest:
 
 
 def _unpack(content: bytes) -> list[tuple[str, bytes]]:
-    """The files of a bundle.
-
-    Raises:
-        ValueError, zipfile.BadZipFile: it is none that a node has written.
-    """
+    """The files of a bundle; `ValueError` or `zipfile.BadZipFile` if no node has written it."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         entries = archive.infolist()
         if sum(e.file_size for e in entries) > len(content) or any(e.compress_type != zipfile.ZIP_STORED for e in entries):

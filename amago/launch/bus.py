@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from amago.store.files import TEMPORARY, sync, temporary_file, write_all
+from amago.store.files import TEMPORARY, replace_file
 
 OUT, POLICY, ORDERS, BEATS, EXPLORATION = "out", "policy", "orders.json", "beat", "exploration.json"
 """Names on a bus: bundles of collectors, published policies, the launcher's orders, signs of life of nodes, exploration schedules."""
@@ -41,7 +41,7 @@ def own_directory(path: Path, mend: bool = False) -> Path:
 
 
 class Bus:
-    """The files of a bus, by names such as "out/WRITER/000000042-n15".
+    """The files of a bus, by names such as "out/WRITER/000000042-n15". Where a file cannot be reached, its methods raise `OSError`.
 
     Args:
         url: a directory, or a URL of fsspec ("s3://bucket/run", "sftp://host/path"). A directory is made with mode 0700.
@@ -76,14 +76,11 @@ class Bus:
             raise OSError(f"{self.url}: {type(err).__name__}: {err}") from err
 
     def put(self, name: str, content: bytes) -> None:
-        """Write a file completely or not at all; it replaces one of the same name.
-
-        Raises:
-            OSError: it may or may not be there; put it again.
-        """
+        """Write a file completely or not at all; it replaces one of the same name. After an `OSError` it may be there: put it again."""
         with self._reaching(name) as full:
             if self.local:
-                _write(Path(full), content)
+                Path(full).parent.mkdir(parents=True, exist_ok=True)
+                replace_file(Path(full), lambda tmp: tmp.write_bytes(content))
             elif self._puts_at_once:
                 self._fs.pipe_file(full, content)
             else:
@@ -105,11 +102,7 @@ class Bus:
         path.unlink()
 
     def get(self, name: str) -> bytes:
-        """The content of a file.
-
-        Raises:
-            FileNotFoundError: there is none.
-        """
+        """The content of a file; `FileNotFoundError` if there is none."""
         with self._reaching(name) as full:
             return Path(full).read_bytes() if self.local else bytes(self._fs.cat_file(full))
 
@@ -138,16 +131,3 @@ class Bus:
         except (FileNotFoundError, ValueError):
             return None
         return found if isinstance(found, dict) else None
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with temporary_file(path.parent) as tmp:
-        fd = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            write_all(fd, content)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.replace(tmp, path)
-    sync(path.parent)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import ctypes
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from amago.run.launched.protocol import LONG, SHORT, Assignment, die_with_parent, read_small
+from amago.run.launched.protocol import LONG, SHORT, Assignment, read_small
 
+_prctl: Callable[..., int] | None
+try:  # now: a process that was forked from one with threads had better load nothing
+    _prctl = ctypes.CDLL(None).prctl
+except (OSError, AttributeError, TypeError):
+    _prctl = None
 _ALONE_SECONDS = 10.0  # that other ranks may go on for after one has ended
 _REAPER = """
 import os, signal, sys
@@ -37,7 +42,7 @@ class LaunchError(RuntimeError):
 class ProcessReaper:
     """A small process that kills process groups when this process ends, however that ends.
 
-    Children die with this process (`die_with_parent`). Their own children need not: workers, and the process that forks
+    On Linux the system kills children with this process. Their own children need not end: workers, and the process that forks
     them, import for many seconds on a busy machine, and notice only then.
     """
 
@@ -52,7 +57,7 @@ class ProcessReaper:
                 stderr=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # it was killed; there is still `die_with_parent`
+        with contextlib.suppress(OSError):  # it was killed
             self._process.stdin.write(f"{text}\n".encode())
             self._process.stdin.flush()
 
@@ -87,88 +92,100 @@ class Patience:
     failures: int = 5
 
 
-class Child:
-    """One process of a launch, in a separate session, so that Ctrl-C reaches the launcher alone. It dies with the launcher.
+class Role:
+    """A process of a launch, or the ranks of one, started again after a death or a hang. It dies with the launcher.
+
+    Each process has a session of its own, so that Ctrl-C reaches the launcher alone. The first rank gives the signs of life.
 
     Args:
-        assignment: of the process.
-        command: to run.
-        variables: of its environment, in addition to this process's.
-        log: file that takes its output; None: the launcher's output.
+        ranks: variables of the environment of each rank, in addition to this process's.
+        news: receives sentences for the user.
+        log: file that takes the output; None: the launcher's output.
 
     Attributes:
-        beat: its newest sign of life; empty before the first.
-        beat_time: when that was read, or the process was started.
+        processes: of the ranks; empty while there is none.
+        beat: the newest sign of life; empty before the first.
+        silent_since: when that was read, or the process was started.
+        replaced: how often it was started again.
     """
 
-    def __init__(self, assignment: Assignment, command: Sequence[str], variables: Mapping[str, str], log: Path | None = None):
-        self.assignment, self.command, self.first_log = assignment, list(command), log
-        self.variables = {**variables, **dataclasses.replace(assignment, launcher=os.getpid()).variables()}
-        self.process: subprocess.Popen[bytes] | None = None
+    def __init__(
+        self, assignment: Assignment, command: Sequence[str], ranks: Sequence[Mapping[str, str]], patience: Patience, news: list[str],
+        log: Path | None = None,
+    ):  # fmt: skip
+        self.assignment, self.command, self.ranks = assignment, list(command), list(ranks)
+        self.patience, self.news = patience, news
+        self.name, self.learns = assignment.name, assignment.kind == "learner"
+        self.processes: list[subprocess.Popen[bytes]] = []
         self.beat: dict[str, Any] = {}
-        self.beat_time = 0.0
-        self._signalled, self._stamp = False, 0
+        self.silent_since = 0.0
+        self.replaced = self._failures = self._reached = self._stamp = 0
+        self._due = self._alone_since = 0.0
+        self._first_log, self._signalled = log, False
 
     def start(self) -> None:
-        """Start the process."""
+        """Start the processes."""
         self.assignment.beat_file.unlink(missing_ok=True)
-        self.beat, self._signalled, self._stamp = {}, False, 0
-        self.beat_time, launcher = time.monotonic(), os.getpid()
+        self.silent_since, self._signalled, self._stamp, launcher = time.monotonic(), False, 0, os.getpid()
 
         def bind() -> None:
-            die_with_parent()
+            if _prctl is not None:
+                _prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: the system kills it when the launcher ends (Linux)
             if os.getppid() != launcher:  # it is gone already
                 os._exit(1)
 
         with contextlib.ExitStack() as stack:
             out: IO[bytes] | None = None
-            if self.first_log is not None:
-                self.first_log.parent.mkdir(parents=True, exist_ok=True)
-                out = stack.enter_context(open(self.first_log, "ab"))
-            self.process = subprocess.Popen(
-                self.command, env={**os.environ, **self.variables}, stdin=subprocess.DEVNULL, stdout=out,
-                stderr=None if out is None else subprocess.STDOUT, start_new_session=True, preexec_fn=bind,
-            )  # fmt: skip
-        reaper.note(f"+{self.process.pid}")
-
-    @property
-    def code(self) -> int | None:
-        """Its exit code; None while it runs, or before its start."""
-        return None if self.process is None else self.process.poll()
+            if self._first_log is not None:
+                self._first_log.parent.mkdir(parents=True, exist_ok=True)
+                out = stack.enter_context(open(self._first_log, "ab"))
+            for rank in self.ranks:
+                self.processes.append(subprocess.Popen(
+                    self.command, env={**os.environ, **rank, **self.assignment.variables()}, stdin=subprocess.DEVNULL, stdout=out,
+                    stderr=None if out is None else subprocess.STDOUT, start_new_session=True, preexec_fn=bind,
+                ))  # fmt: skip
+                reaper.note(f"+{self.processes[-1].pid}")
 
     @property
     def runs(self) -> bool:
-        """True if the process has been started and has not ended."""
-        return self.process is not None and self.process.poll() is None
+        """True if any of its processes runs."""
+        return any(process.poll() is None for process in self.processes)
+
+    @property
+    def code(self) -> int | None:
+        """The exit code of the first rank, or of one that failed; None while one runs, or before the start."""
+        codes = [process.poll() for process in self.processes] or [None]
+        return None if None in codes else next((c for c in codes if c), 0)
 
     def read_beat(self) -> None:
-        """Read its newest sign of life."""
+        """Read the newest sign of life."""
         with contextlib.suppress(OSError):
             stamp = self.assignment.beat_file.stat().st_mtime_ns
             if stamp != self._stamp:
-                self._stamp, self.beat_time = stamp, time.monotonic()
+                self._stamp, self.silent_since = stamp, time.monotonic()
                 self.beat = read_small(self.assignment.beat_file) or self.beat
 
     def send(self, number: int) -> None:
-        """Send a signal, the first time only."""
-        if self.process is not None and self.runs and not self._signalled:
-            self._signalled = True
-            self.process.send_signal(number)
+        """Send a signal to those that run, the first time only."""
+        if not self._signalled:
+            self._signalled = self.runs
+            for process in self.processes:
+                process.send_signal(number)
 
     def kill(self) -> None:
-        """End it and all that it has started, at once."""
-        if self.process is not None:
+        """End all processes, and all that they have started, at once."""
+        for process in self.processes:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-            reaper.note(f"-{self.process.pid}")
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            reaper.note(f"-{process.pid}")
 
     @property
     def log(self) -> Path | None:
-        """The file with its output: the one that its beat names, or, before the first beat, the one that it was started with."""
-        return Path(self.beat["log"]) if "log" in self.beat else self.first_log
+        """The file with its output: the one that its beat names, or the one that it was started with."""
+        return Path(self.beat["log"]) if "log" in self.beat else self._first_log
 
-    def end_of_log(self, lines: int = 15) -> str:
+    def _end_of_log(self, lines: int = 15) -> str:
         """The last lines of its output; empty where that is on the terminal."""
         if self.log is None or not self.log.is_file():
             return ""
@@ -176,72 +193,22 @@ class Child:
             f.seek(max(0, f.seek(0, os.SEEK_END) - 20_000))
             return "\n".join(f.read().decode(errors="replace").splitlines()[-lines:])
 
-
-def describe_exit(code: int) -> str:
-    """An exit code in words; a signal by its name."""
-    if code >= 0:
-        return f"has ended with exit code {code}"
-    name = signal.Signals(-code).name if -code in list(signal.Signals) else f"signal {-code}"
-    return f"was ended by {name}" + (", perhaps because memory ran out" if code == -signal.SIGKILL else "")
-
-
-class Role:
-    """A process of a launch, or the ranks of one, started again after a death or a hang. The first rank gives the signs of life.
-
-    Args:
-        ranks: not started.
-        patience: of the launcher.
-        progress: name of an event that counts as progress, in an error: "a delivered file".
-        news: receives sentences for the user.
-
-    Attributes:
-        replaced: how often it was started again.
-    """
-
-    def __init__(self, ranks: Sequence[Child], patience: Patience, progress: str, news: list[str]):
-        self.ranks, self.patience, self.progress, self.news = list(ranks), patience, progress, news
-        self.first, assignment = self.ranks[0], self.ranks[0].assignment
-        self.learns, self.name = assignment.kind == "learner", assignment.name
-        self.replaced = self._failures = self._reached = 0
-        self._due = self._alone_since = 0.0
-
-    @property
-    def beat(self) -> dict[str, Any]:
-        """The newest sign of life; empty before the first."""
-        return self.first.beat
-
-    @property
-    def runs(self) -> bool:
-        """True if any of its processes runs."""
-        return any(child.runs for child in self.ranks)
-
-    @property
-    def code(self) -> int | None:
-        """The exit code of the first rank, or of one that failed; None while one runs, or before the start."""
-        codes = [child.code for child in self.ranks]
-        return None if None in codes else next((c for c in codes if c), 0)
-
-    def watch(self, progress: int, blind: bool = False) -> bool:
+    def watch(self, progress: int) -> bool:
         """Start it if that is due; after a death or a hang, kill its remaining processes and let it start again.
 
         Args:
-            progress: files delivered or updates made so far.
-            blind: signs of life cannot be written, and their absence means nothing.
+            progress: phases delivered or updates made so far; `LaunchError` if it fails again and again without any.
 
         Returns:
             False where a learner has ended by itself.
-
-        Raises:
-            LaunchError: it fails again and again without progress, or may not start again.
         """
-        if self.first.process is None:
+        if not self.processes:
             if time.monotonic() >= self._due:
-                for child in self.ranks:
-                    child.start()
+                self.start()
             return True
-        self.first.read_beat()
-        codes = [child.code for child in self.ranks if child.code is not None]
-        if codes and len(codes) < len(self.ranks) and min(codes) >= 0:  # the others are about to end, too
+        self.read_beat()
+        codes = [code for process in self.processes if (code := process.poll()) is not None]
+        if codes and len(codes) < len(self.processes) and min(codes) >= 0:  # the others are about to end, too
             self._alone_since = self._alone_since or time.monotonic()
             if time.monotonic() - self._alone_since < _ALONE_SECONDS:
                 return True
@@ -249,13 +216,12 @@ class Role:
         if codes and self.learns and min(codes) >= 0:
             self.kill()
             return False
-        silent, limit = time.monotonic() - self.first.beat_time, self._longest_silence()
+        silent = time.monotonic() - self.silent_since
         if codes:
-            self._fail(describe_exit(min(codes)), progress)
-        elif not blind and silent > limit:
-            self._fail(
-                f"({self.beat.get('state', 'starting')}) gave no sign of life for {silent:.0f} seconds and was killed", progress
-            )
+            self._fail(_describe_exit(min(codes)), progress)
+        elif silent > self._longest_silence() and os.access(self.assignment.control, os.W_OK):  # else it cannot give one
+            state = self.beat.get("state", "starting")
+            self._fail(f"({state}) gave no sign of life for {silent:.0f} seconds and was killed", progress)
         return True
 
     def _longest_silence(self) -> float:
@@ -272,29 +238,26 @@ class Role:
         self._reached = max(progress, self._reached)
         self.replaced += 1
         why = f"{'the learner' if self.learns else self.name} {why}"
-        tail, log = self.first.end_of_log(), self.first.log
+        tail, log = self._end_of_log(), self.log
         if self.learns and not self.beat.get("resumes", self._failures > 1):
             raise LaunchError(
                 f"{why}. It is not started again, because the program would not go on from its last training state: give the "
                 "experiment resume='auto' (--resume auto). If it was only slow, give a longer --hang-timeout"
             )
         if self._failures >= self.patience.failures:
-            end = f"; the end of {log}:\n{tail}" if tail else ""
-            raise LaunchError(f"{why}, {self._failures} times in a row without {self.progress}{end}")
+            what, end = "an update" if self.learns else "a delivered phase", f"; the end of {log}:\n{tail}" if tail else ""
+            raise LaunchError(f"{why}, {self._failures} times in a row without {what}{end}")
         pause = min(self.patience.longest, self.patience.first * 2.0 ** (self._failures - 1))
         then = "starts again from its last training state" if self.learns else "is replaced"
         last = f": {tail.splitlines()[-1].strip()}" if tail else ""
         self.news.append(f"{why}{last}; it {then} in {pause:.0f} s" + (f" (log: {log})" if log else ""))
         self._due = time.monotonic() + pause
-        for child in self.ranks:
-            child.process, child.beat = None, {}
+        self.processes, self.beat = [], {}
 
-    def send(self, number: int) -> None:
-        """Send a signal to those that run, the first time only."""
-        for child in self.ranks:
-            child.send(number)
 
-    def kill(self) -> None:
-        """End it at once."""
-        for child in self.ranks:
-            child.kill()
+def _describe_exit(code: int) -> str:
+    """An exit code in words; a signal by its name."""
+    if code >= 0:
+        return f"has ended with exit code {code}"
+    name = signal.Signals(-code).name if -code in list(signal.Signals) else f"signal {-code}"
+    return f"was ended by {name}" + (", perhaps because memory ran out" if code == -signal.SIGKILL else "")

@@ -13,11 +13,7 @@ LARGE_LAG = 10
 
 
 class Rates:
-    """Speeds of two counters, over the last seconds.
-
-    Args:
-        window: seconds.
-    """
+    """Speeds of two counters, over the last seconds."""
 
     def __init__(self, window: float = 20.0):
         self.window = window
@@ -46,11 +42,9 @@ def progress_line(
     """One line: the state of each role, its speed, the ratio of updates to steps, and the lag of the weights.
 
     Args:
-        learner: its newest sign of life.
-        collectors: the newest sign of life of each; empty before its start.
+        learner, collectors: the newest sign of life of each; empty before its start.
         speeds: updates and steps a second.
-        replaced: processes so far.
-        newest: version of the newest policy that is known; at least the version in ``learner``.
+        newest: version of the newest policy; the learner's sign of life may be older.
         waiting: bytes that cannot be delivered.
     """
     if not learner:
@@ -70,30 +64,16 @@ def progress_line(
     return " | ".join(filter(None, parts))
 
 
-def old_policies(newest: int, beats: Mapping[str, Mapping[str, Any]], bound: int | None, reported: set[str]) -> list[str]:
-    """Sentences for the user about collectors whose policy is old, or who wait for a newer one.
-
-    Args:
-        newest: version of the newest published policy.
-        beats: of collectors.
-        bound: versions behind the newest, at most; None: there is no bound.
-        reported: collectors that were reported before; new ones are added.
-    """
+def old_policies(newest: int, beats: Mapping[str, Mapping[str, Any]], reported: set[str]) -> list[str]:
+    """Sentences for the user about collectors that act with a policy far older than the newest; each collector is added to ``reported``."""
     found = []
     for name, beat in beats.items():
         version = int(beat.get("version", 0))
-        lag = newest - version
-        if name in reported or not version or lag <= (LARGE_LAG if bound is None else bound):
-            continue
-        old = f"policy {version}, {lag} versions older than the newest, {newest}"
-        if bound is None:
+        if name not in reported and version and newest - version > LARGE_LAG:
+            reported.add(name)
             found.append(
-                f"{name} acts with {old}: its phases of train_timesteps_per_epoch steps are long beside the learner's epochs, or new weights "
-                "do not reach it. Shorter phases help; --max-policy-lag N ends phases and lets collectors wait (reported once)"
+                f"{name} acts with policy {version}, {newest - version} versions older than the newest, {newest}: its phases of "
+                "train_timesteps_per_epoch steps are long beside the learner's epochs, or new weights do not reach it. Shorter phases help; "
+                "--max-policy-lag N ends phases and lets collectors wait (reported once)"
             )
-        elif beat.get("paused") == OLD_POLICY:
-            found.append(f"{name} waits for a newer one than {old}; --max-policy-lag allows {bound} (reported once)")
-        else:
-            continue
-        reported.add(name)
     return found

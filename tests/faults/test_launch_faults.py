@@ -267,8 +267,8 @@ def test_launcher_killed_and_started_again(tmp_path):
     ended = 0
     for _ in range(wanted):
         run = Launch(
-            tmp_path, collectors=2, epochs=FOREVER, train_batches_per_epoch=2, ckpt_interval=1, keep_training_states=3, resume="auto",
-            env_mode="async",
+            tmp_path, "--learners", str(1 + ended % 2), collectors=2, epochs=FOREVER, train_batches_per_epoch=2, ckpt_interval=1,
+            keep_training_states=3, resume="auto", env_mode="async",
         )  # fmt: skip
         try:
             before = updates[-1] if updates else 0

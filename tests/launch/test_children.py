@@ -9,13 +9,14 @@ from launching import assert_gone, family
 
 PROGRAM = """
 import sys, time
-from amago.launch.children import Child
+from amago.launch.children import Patience, Role
 from amago.run.launched.protocol import Assignment
 
-children = [Child(Assignment("collector", i, 2, sys.argv[1]), ["sh", "-c", "sleep 1000 & wait"], {}) for i in (0, 1)]
-for child in children:
-    child.start()
-children[0].kill()
+parts = [Assignment("collector", i, 2, sys.argv[1]) for i in (0, 1)]
+roles = [Role(part, ["sh", "-c", "sleep 1000 & wait"], [{}], Patience(), []) for part in parts]
+for role in roles:
+    role.start()
+roles[0].kill()
 print("ready", flush=True)
 time.sleep(1000)
 """

@@ -5,7 +5,7 @@ import signal
 import time
 
 import pytest
-from launching import stop, updates
+from launching import assert_gone, stop, updates
 
 from amago.launch.children import LaunchError, Patience, Role
 from amago.run.launched.protocol import Assignment
@@ -14,15 +14,18 @@ FOREVER = 100_000
 RUN = {"collectors": 1, "epochs": FOREVER, "train_batches_per_epoch": 2, "ckpt_interval": 1, "keep_training_states": 3}
 
 
-def test_a_learner_that_hangs_is_started_again_and_goes_on(launch):
-    """One that lets no other thread run; `test_launch_ranks` has one that sleeps."""
-    run = launch("--hang-timeout", "20", resume="auto", **RUN)
+@pytest.mark.parametrize(("order", "learners"), [("hold-learner", 1), ("hang-learner", 2)])
+def test_a_learner_that_hangs_is_started_again_and_goes_on(launch, order, learners):
+    """One that lets no other thread run; or one of two that sleeps, with which both are started again."""
+    run = launch("--hang-timeout", "20", "--learners", str(learners), resume="auto", **RUN)
     run.until(lambda: updates(run) > 6)
-    before = run.children
-    (run.root / "hold-learner").touch()
-    run.until(lambda: not (run.root / "hold-learner").exists())
+    before, ranks = run.children, run.ranks
+    assert len(ranks) == (learners if learners > 1 else 0)
+    (run.root / order).touch()
+    run.until(lambda: not (run.root / order).exists())
     done = updates(run)
     run.until(lambda: run.children.get("learner") not in (None, before["learner"]))
+    assert_gone([before["learner"], *ranks.values()])
     run.until(lambda: updates(run) > done + 6)
     assert run.children["collector-0"] == before["collector-0"], "collectors go on"
     stop(run)
@@ -46,72 +49,67 @@ def test_a_learner_that_saves_says_so_and_is_left_alone(launch):
     assert "was killed" not in run.output
 
 
-class Rank:
-    """A learner's process, which gives the signs of life that a test lets it give."""
-
-    assignment, log = Assignment("learner", 0, 1, ""), None
+class Process:
+    """That of a learner; it runs until it gets an exit code."""
 
     def __init__(self):
-        self.beat, self.beat_time, self.code, self.process, self.starts = {}, time.monotonic(), None, self, 0
+        self.code = None
 
-    @property
-    def runs(self):
-        return self.process is not None
+    def poll(self):
+        return self.code
+
+
+class Learner(Role):
+    """Gives the signs of life that a test lets it give."""
+
+    def __init__(self, control):
+        patience = Patience(start=100, step=10, failures=3, first=0.0)
+        super().__init__(Assignment("learner", 0, 1, control), [], [{}], patience, [])
+        self.starts = 0
+
+    def start(self):
+        self.processes, self.starts, self.silent_since = [Process()], self.starts + 1, time.monotonic()
 
     def read_beat(self):
         pass
 
-    def end_of_log(self):
-        return ""
-
     def kill(self):
         pass
 
-    def start(self):
-        self.beat, self.beat_time, self.code, self.process, self.starts = {}, time.monotonic(), None, self, self.starts + 1
-
-    def gives(self, silent, **beat):
-        self.beat, self.beat_time = (
-            {"resumes": True, "silence": "short", "state": "training", **beat},
-            time.monotonic() - silent,
-        )
+    def gives(self, silent, code=None, **beat):
+        self.beat = {"resumes": True, "silence": "short", "state": "training", **beat}
+        self.silent_since, self.processes[0].code = time.monotonic() - silent, code
 
 
-def learner():
-    rank = Rank()
-    return rank, Role([rank], Patience(start=100, step=10, failures=3, first=0.0), "an update", [])
+@pytest.fixture
+def learner(tmp_path):
+    role = Learner(str(tmp_path))
+    assert role.watch(0)
+    return role
 
 
-def test_failures_in_a_row_are_counted_until_there_is_an_update():
+def test_failures_in_a_row_are_counted_until_there_is_an_update(learner):
     """Deaths and hangs alike."""
-    rank, role = learner()
     for number, code in ((50, None), (60, -9), (60, None)):
-        rank.gives(11, updates=number)
-        rank.code = code
-        assert role.watch(number)
-        assert role.watch(number)
-    assert rank.starts == 3
-    assert "ended by SIGKILL, perhaps because memory ran out; it starts again" in role.news[1]
-    rank.gives(11, updates=60)
+        learner.gives(11, code)
+        assert learner.watch(number)
+        assert learner.watch(number)
+    assert learner.starts == 4
+    assert "ended by SIGKILL, perhaps because memory ran out; it starts again" in learner.news[1]
+    learner.gives(11)
     with pytest.raises(LaunchError, match="3 times in a row without an update"):
-        role.watch(60)
-    assert rank.starts == 3
+        learner.watch(60)
+    assert learner.starts == 4
 
 
-def test_a_long_silence_is_a_hang_where_a_short_one_was_announced():
-    rank, role = learner()
-    for silent, announced, hangs in (
-        (11, "long", False),
-        (11, None, False),
-        (10**6, None, False),
-        (9, "short", False),
-        (11, "short", True),
-        (101, "long", True),
-    ):
-        rank.gives(silent, silence=announced)
-        assert role.watch(0)
-        assert (rank.process is None) == hangs
-        rank.start()
+@pytest.mark.parametrize(
+    ("silent", "announced", "hangs"),
+    [(9, "short", False), (11, "short", True), (11, "long", False), (101, "long", True), (10**6, None, False)],
+)
+def test_a_long_silence_is_a_hang_where_a_short_one_was_announced(learner, silent, announced, hangs):
+    learner.gives(silent, silence=announced)
+    assert learner.watch(0)
+    assert bool(learner.news) == hangs
 
 
 @pytest.mark.parametrize("resume", ["auto", "never"])

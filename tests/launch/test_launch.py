@@ -43,9 +43,13 @@ def test_a_run_with_two_collectors_is_one_run(launch, tmp_path):
     assert "val" not in sections, "collector 0 alone evaluates"
 
 
-def test_ctrl_c_ends_all_with_a_complete_state_and_the_same_command_resumes(launch):
+def test_a_second_launch_of_a_name_is_refused_and_ctrl_c_ends_all_with_a_complete_state_and_the_same_command_resumes(launch):
     run = launch(collectors=1, epochs=FOREVER, train_batches_per_epoch=2, ckpt_interval=FOREVER, resume="auto")
     run.until(lambda: len(run.rows("train")) > 2)
+    second = launch(collectors=1)
+    assert second.wait() == 1
+    assert "RunInUseError: run 'run'" in second.output
+    assert "Traceback" not in second.output
     everyone = family(run.process.pid)
     assert len(everyone) >= 2
     stop(run, signal.SIGINT)
@@ -81,20 +85,6 @@ def test_a_mistake_in_the_script_ends_the_launch_with_its_message(launch, tmp_pa
     run = launch(collectors=1, batch_size=0)
     assert run.wait() == 1
     assert "batch_size must be a whole number of at least 1" in run.output
-
-
-def test_a_collector_that_never_starts_ends_the_launch_with_its_log(launch, tmp_path):
-    program = tmp_path / "broken.py"
-    program.write_text(
-        "import json, os, sys, time\n"
-        "if json.loads(os.environ['AMAGO_ROLE'])['kind'] == 'collector':\n"
-        "    raise SystemExit('no display is there')\n"
-        "time.sleep(1000)\n"
-    )
-    run = launch(collectors=1, program=program)
-    assert run.wait() == 1
-    assert "no display is there" in run.output
-    assert "5 times in a row" in run.output
 
 
 def test_epsilon_of_collectors_falls_within_the_run(launch):

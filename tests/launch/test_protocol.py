@@ -2,15 +2,12 @@
 
 import errno
 import os
-import subprocess
-import sys
 
 import pytest
 
-from amago.launch.agent import Task
 from amago.launch.progress import Rates, progress_line
 from amago.run.launched import protocol
-from amago.run.launched.protocol import Assignment, read_small, write_beat, write_small
+from amago.run.launched.protocol import read_small, write_beat, write_small
 
 
 @pytest.fixture
@@ -39,26 +36,6 @@ def test_a_beat_on_a_full_disk_is_a_sign_of_life(tmp_path, request):
     write_beat(path, {"count": 2})
     assert read_small(path) == {"count": 1}
     assert path.stat().st_mtime > 0
-
-
-def test_whether_the_launcher_lives():
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    assignment = Assignment("collector", 0, 1, "", launcher=process.pid)
-    assert assignment.launcher_lives
-    process.kill()
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert not assignment.launcher_lives, "a zombie does not live"
-    process.communicate()
-    assert not assignment.launcher_lives
-    assert Assignment("collector", 0, 1, "").launcher_lives, "as far as anybody knows"
-
-
-@pytest.mark.parametrize(
-    ("field", "value"), [("max_policy_lag", -1), ("max_policy_lag", 1.5), ("max_policy_lag", True), ("max_undelivered", 0)]
-)
-def test_bounds_that_make_no_sense_are_refused(field, value):
-    with pytest.raises(ValueError, match=f"{field}.*{value!r}"):
-        Task([__file__], 1, **{field: value})
 
 
 LEARNER = {"state": "training", "epoch": 3, "epochs": 20, "updates": 1500, "steps": 60_000, "version": 4, "limits": "0.01:0.05"}

@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.ray)
-            item.add_marker(pytest.mark.timeout(600))
+            item.add_marker(pytest.mark.timeout(1800))
             if missing:
                 item.add_marker(pytest.mark.skip(reason="Ray is not installed: make test-ray"))
 
@@ -51,7 +51,7 @@ class Cluster:
 
     def end(self):
         self.process.stdin.close()
-        self.process.wait(60)
+        self.process.wait(600)
         self._log.close()
 
 

@@ -15,7 +15,6 @@ from amago.loading import DiskTrajDataset
 from amago.run.evaluate import histories, merge_returns, merge_specials
 from amago.run.group import Stopped
 from amago.run.launched.protocol import (
-    HELLO,
     LONG,
     NO_SPACE,
     OLD_POLICY,
@@ -62,8 +61,11 @@ class Collector(Launched):
         self._directory: Path
 
     def apply(self, settings: ExperimentSettings) -> None:
-        hello, part = self._wait_for_learner(), self.assignment
-        self._directory = Path(hello["collectors"]) / part.name
+        part = self.assignment
+        while "policy" not in (orders := self._orders()):  # until the learner has claimed the run
+            self._write_beat()
+            time.sleep(0.1)
+        self._directory = Path(orders["collectors"]) / part.name
         outbox_of(self._directory).mkdir(parents=True, exist_ok=True)
         # one that replaces another does not repeat its random numbers, nor one on another node
         self.process_key = (1 + part.index, self._start, *([part.node] if part.node else []))
@@ -72,7 +74,7 @@ class Collector(Launched):
         latest.parent.mkdir(exist_ok=True)
         with suppress(FileNotFoundError):
             latest.unlink()
-        latest.symlink_to(hello["policy"])
+        latest.symlink_to(orders["policy"])
         settings.ckpt_base_dir, settings.run_name = os.path.split(self._directory)
         collect_only(settings)
         settings.dataset = DiskTrajDataset(self._directory, "spool")
@@ -98,16 +100,6 @@ class Collector(Launched):
         os.dup2(fd, 2)
         os.close(fd)
         self._write_beat(log=str(log))
-
-    def _wait_for_learner(self) -> dict[str, Any]:
-        """Wait until the learner has claimed the run; returns the directories of its policy and of this machine's
-        collectors."""
-        while (hello := read_small(Path(self.assignment.control) / HELLO)) is None:
-            self._write_beat()
-            time.sleep(0.1)
-            if not self.assignment.launcher_lives:
-                raise SystemExit("the launcher is gone")
-        return hello
 
     def begin(self, experiment: LaunchedRun) -> None:
         self.begun = True
@@ -135,20 +127,20 @@ class Collector(Launched):
         def is_old() -> bool:
             nonlocal read
             newest = experiment.checkpoints.latest
-            if self._is_old(self._orders()) and newest.exists() and (info := newest.stat()) != read:
+            if self._is_old() and newest.exists() and (info := newest.stat()) != read:
                 read = info
                 experiment.read_latest_policy()
                 self._beat["version"] = experiment.checkpoints.version
-            return self._is_old(self._orders())
+            return self._is_old()
 
-        if self._is_old(self._orders()):
+        if self._is_old():
             self._wait(experiment, OLD_POLICY, 0.5, is_old)
             self._waited += time.monotonic() - began
 
-    def _is_old(self, orders: Mapping[str, Any]) -> bool:
+    def _is_old(self) -> bool:
         """True if the policy is older than the launch allows."""
         most = self.assignment.max_policy_lag
-        self._too_old = most is not None and int(orders.get("version", 0)) - self._beat["version"] > most
+        self._too_old = most is not None and int(self._orders().get("version", 0)) - self._beat["version"] > most
         return self._too_old
 
     # ---- in a phase ------------------------------------------------------------------------------------------------------
@@ -162,59 +154,51 @@ class Collector(Launched):
             self._next_beat = time.monotonic() + BEAT_SECONDS
             self._write_beat()
             if collecting:
-                self._wait_for_space(experiment)
+                self._write_trajectories(experiment)
                 self._wait(experiment, PAUSED, 0.2, lambda: bool(self._orders().get("pause")))
-                self._is_old(self._orders())
+                self._is_old()
         return collecting and self._too_old
 
     def _orders(self) -> dict[str, Any]:
         return read_small(Path(self.assignment.control) / ORDERS) or {}
 
     def _wait(self, experiment: LaunchedRun, reason: str, seconds: float, needed: Callable[[], bool]) -> None:
-        """Wait, with beats, while this is needed and no signal has arrived.
-
-        Args:
-            seconds: between two calls of ``needed``.
-        """
+        """Wait, with beats, while this is needed, as is asked each so many seconds, and no signal has arrived."""
         while needed() and experiment.signals.requested is None:
             self._write_beat(paused=reason)
             experiment.signals.wait(seconds)
         if self._beat["paused"]:
             self._write_beat(paused="")
 
-    def _wait_for_space(self, experiment: LaunchedRun) -> None:
-        """Wait until finished trajectories, which are in memory, are on the disk."""
+    def _wait_for_space(self, experiment: LaunchedRun, what: object, fails: Callable[[], bool]) -> None:
+        """Try to write until the disk has space, or a signal arrives."""
+        if fails():
+            logger.warning("%s cannot be written, since no space is left: collection waits until it can", what)
+            self._wait(experiment, NO_SPACE, _RETRY_SECONDS, fails)
+            if experiment.signals.requested is None:
+                logger.warning("%s is written, and collection goes on", what)
+
+    def _write_trajectories(self, experiment: LaunchedRun) -> None:
         pool = experiment.train_envs.pool
-        if not pool.disk_is_full:
-            return
-
-        def is_full() -> bool:
-            if pool.disk_is_full:
-                pool.flush()
-            return bool(pool.disk_is_full)
-
-        self._wait(experiment, NO_SPACE, _RETRY_SECONDS, is_full)
-        if experiment.signals.requested is None:
-            logger.warning("%s: there is space again, and collection goes on", self._directory)
-
-    def _write(self, path: Path, content: Mapping[str, Any], experiment: LaunchedRun) -> None:
-        """`write_small`, as soon as the disk has space. A signal ends the wait."""
-        warned = False
 
         def fails() -> bool:
-            nonlocal warned
+            pool.flush()
+            return bool(pool.disk_is_full)
+
+        if pool.disk_is_full:  # finished trajectories are in memory
+            self._wait_for_space(experiment, "a trajectory", fails)
+
+    def _write(self, path: Path, content: Mapping[str, Any], experiment: LaunchedRun) -> None:
+        def fails() -> bool:
             try:
                 write_small(path, content)
                 return False
             except OSError as err:
                 if not is_full(err):
                     raise
-                if not warned:
-                    logger.warning("%s: %s; collection waits until it can be written", path, err)
-                warned = True
                 return True
 
-        self._wait(experiment, NO_SPACE, _RETRY_SECONDS, fails)
+        self._wait_for_space(experiment, path, fails)
 
     def _write_beat(self, **changes: object) -> None:
         self._beat.update(changes)

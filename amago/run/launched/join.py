@@ -12,7 +12,7 @@ import torch.distributed as dist
 from amago.run.group import TIMEOUT, ranks_on_cpus
 from amago.run.launched.collector import Collector
 from amago.run.launched.learner import Learner
-from amago.run.launched.protocol import RANKS_FILE, Assignment, die_with_parent
+from amago.run.launched.protocol import RANKS_FILE, Assignment
 from amago.run.launched.role import Launched
 from amago.run.settings import ExperimentSettings, SettingsError
 
@@ -24,7 +24,6 @@ def join(settings: ExperimentSettings) -> Launched | None:
 
     Raises:
         RuntimeError: another experiment of this process has the part.
-        SystemExit: the launcher is gone.
     """
     assignment = Assignment.of_this_process()
     if assignment is None:
@@ -34,9 +33,6 @@ def join(settings: ExperimentSettings) -> Launched | None:
             f"a launched program starts one Experiment, and this one ({assignment.name}) starts a second: launch a program for each run "
             "(with --collectors, --trials must be 1)"
         )
-    die_with_parent()
-    if not assignment.launcher_lives:  # it ended before that was bound to happen with this process, too
-        raise SystemExit("the launcher is gone")
     sys.excepthook = _without_traceback
     callback = Collector(assignment) if assignment.kind == "collector" else Learner(assignment)
     if os.environ.get(RANKS_FILE):

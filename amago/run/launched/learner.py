@@ -16,7 +16,6 @@ from amago.run.evaluate import mean_length, merge_values, summarise
 from amago.run.group import Stopped
 from amago.run.launched.limits import UpdateLimits
 from amago.run.launched.protocol import (
-    HELLO,
     LONG,
     ORDERS,
     REPORTS,
@@ -25,7 +24,6 @@ from amago.run.launched.protocol import (
     launch_dir,
     read_small,
     write_beat,
-    write_small,
 )
 from amago.run.launched.role import Launched, LaunchedRun, learn_only
 from amago.run.settings import ExperimentSettings
@@ -51,6 +49,7 @@ class Learner(Launched):
         self._callbacks: tuple[Callback, ...] = ()  # of the user
         self._next_look = self._next_row = 0.0
         self._axes: dict[int, dict[str, int]] = {}  # of published versions of the policy
+        self._places: dict[str, str] = {}
         self._waited = 0.0
         self._next_meeting = time.monotonic() + _MEETING_SECONDS
         self._main = True
@@ -85,14 +84,14 @@ class Learner(Launched):
             )
         if not self._main:
             return
-        home = launch_dir(experiment.run_dir).absolute()
-        (home / REPORTS).mkdir(parents=True, exist_ok=True)
+        (launch_dir(experiment.run_dir) / REPORTS).mkdir(parents=True, exist_ok=True)
         experiment.write_latest_policy()  # collectors shall not act with their initial weights
         self._note_version(experiment)
+        places = {"run_dir": experiment.run_dir, "save_to": target, "policy": experiment.checkpoints.latest.parent}
+        self._places = {
+            name: os.path.abspath(path) for name, path in places.items()
+        }  # with them, the launcher lets collectors begin
         self._write_beat(experiment, "waiting")
-        hello = {"run_dir": str(experiment.run_dir.absolute()), "save_to": os.path.abspath(target), "collectors": str(home)}
-        hello["policy"] = str(experiment.checkpoints.latest.parent.absolute())
-        write_small(Path(self.assignment.control) / HELLO, hello)
 
     def before_epoch(self, experiment: LaunchedRun) -> None:
         super().before_epoch(experiment)
@@ -176,18 +175,13 @@ class Learner(Launched):
                 self._log_reports(experiment)
 
     def _write_beat(self, experiment: LaunchedRun, state: str, silence: str | None = None) -> None:
-        """Write a beat.
-
-        Args:
-            state: for the progress line.
-            silence: how long it may be until the next: `SHORT`, `LONG`, or None where nobody knows, outside of ``learn()``.
-        """
+        """Write a beat. Until the next it may be `SHORT`, `LONG`, or, outside of ``learn()``, nobody knows how long (None)."""
         updates, steps = experiment.grad_update_counter, experiment.env_steps
         beat = {
             "state": state, "epoch": experiment.epoch, "epochs": experiment.epochs, "updates": updates, "steps": steps,
             "version": experiment.checkpoints.version, "pause": self.limits.collectors_pause(updates, steps),
             "limits": str(self.limits), "silence": None if self._first_update is None else silence,
-            "resumes": experiment.resume == "auto",
+            "resumes": experiment.resume == "auto", **self._places,
         }  # fmt: skip
         write_beat(self.assignment.beat_file, beat)
 
@@ -232,11 +226,7 @@ class Learner(Launched):
 
 
 def _merge(reports: list[dict[str, Any]], version: int | None = None) -> dict[str, float]:
-    """The metrics of several reports.
-
-    Args:
-        version: of the newest published policy, for how old the policies of the rollouts were; None: leave that out.
-    """
+    """The metrics of several reports, with ``version`` of the newest policy also of how old the policies of the rollouts were."""
     metrics = summarise(merge_values(r["returns"] for r in reports), merge_values(r["specials"] for r in reports))
     metrics |= mean_length([r["lengths"] for r in reports]) if metrics else {}
     exploration = merge_values(r["exploration"] for r in reports)

@@ -35,11 +35,7 @@ class UpdateLimits:
 
     @classmethod
     def parse(cls, text: str) -> UpdateLimits:
-        """Limits from "MIN:MAX"; either side may be empty.
-
-        Raises:
-            ValueError: the text has another form.
-        """
+        """Limits from "MIN:MAX"; either side may be empty."""
         parts = text.split(":")
         try:
             if len(parts) != 2:

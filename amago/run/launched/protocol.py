@@ -6,13 +6,11 @@ A launcher has no PyTorch, so this module and all that it imports have none.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import itertools
 import json
 import os
-import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,9 +18,12 @@ from typing import Any, Literal
 VARIABLE = "AMAGO_ROLE"
 RANKS_FILE = "AMAGO_RANKS_FILE"
 """Variable with the file through which the ranks of a learner meet, rather than through a port."""
-ORDERS, HELLO = "orders.json", "hello.json"
-PAUSED, OLD_POLICY, NO_SPACE = "paused", "waiting for a newer policy", "waiting for disk space"
-"""Reasons for a collector's wait, "paused" in its beats: the launcher pauses it; its policy is too old; the disk is full."""
+ORDERS = "orders.json"
+PAUSED, OLD_POLICY, NO_SPACE = (
+    "paused",
+    "waiting for a newer policy",
+    "waiting for disk space",
+)  # reasons for a collector's wait
 SHORT, LONG = "short", "long"
 """Time until a learner's next beat: while it trains or waits; while it prepares, saves or runs callbacks."""
 STATE_FILE = "exploration.json"
@@ -45,7 +46,6 @@ class Assignment:
         limits: "MIN:MAX", updates per environment step; None: a range around the script's own ratio.
         max_policy_lag: versions by which a collector's policy may be older than the newest published one; None: any number.
         node: distinguishes the collectors of machines without the learner's disk; 0: they share it.
-        launcher: id of the process that started this one; 0: not known.
     """
 
     kind: Literal["learner", "collector"]
@@ -55,7 +55,6 @@ class Assignment:
     limits: str | None = None
     max_policy_lag: int | None = None
     node: int = 0
-    launcher: int = 0
 
     @classmethod
     def of_this_process(cls) -> Assignment | None:
@@ -71,18 +70,6 @@ class Assignment:
     def name(self) -> str:
         """Of the process: "learner", or "collector-INDEX"."""
         return self.kind if self.kind != "collector" else f"{self.kind}-{self.index}"
-
-    @property
-    def launcher_lives(self) -> bool:
-        """False if the process that started this one has ended."""
-        if not self.launcher:
-            return True
-        try:
-            os.kill(self.launcher, 0)
-            stat = Path(f"/proc/{self.launcher}/stat").read_text(encoding="utf-8") if os.path.isdir("/proc/self") else ") R"
-        except (ProcessLookupError, FileNotFoundError):
-            return False
-        return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
 
     @property
     def beat_file(self) -> Path:
@@ -136,16 +123,3 @@ def read_small(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
-
-
-_prctl: Callable[..., int] | None
-try:  # now: a process that was forked from one with threads had better load nothing
-    _prctl = ctypes.CDLL(None).prctl
-except (OSError, AttributeError, TypeError):
-    _prctl = None
-
-
-def die_with_parent() -> None:
-    """Let the system kill this process when its parent ends, however that ends (Linux; elsewhere without effect)."""
-    if _prctl is not None:
-        _prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG

@@ -43,11 +43,7 @@ class LaunchedRun(Run, Protocol):
 
 
 class Launched(Callback):
-    """Base of the two roles: the checks that both need.
-
-    Args:
-        assignment: from the launcher.
-    """
+    """Base of the two roles: the checks that both need."""
 
     process_key: tuple[int, ...] = ()
     """Distinguishes the random streams of this process from other processes' streams."""
@@ -73,11 +69,7 @@ class Launched(Callback):
             self.begin(experiment)
 
     def check_call(self, what: str) -> None:
-        """Refuse a loop of the program's own, such as a call of "train_epoch()" before ``learn()``.
-
-        Raises:
-            RuntimeError: it is one.
-        """
+        """Refuse a loop of the program's own, such as a call of "train_epoch()" before ``learn()``, by a `RuntimeError`."""
         if what in ("collect_new_training_data()", "train_epoch()") and not self.in_learn:
             raise RuntimeError(
                 f"a launched program calls learn(), in which each process does its part; {what} before it is a loop of the program's own, "
