@@ -261,21 +261,6 @@ def test_masks_can_choose_timesteps(tmp_path):
     e.close()
 
 
-class Sgd(amago.Experiment):
-    def init_optimizer(self, policy):
-        return torch.optim.SGD(policy.trainable_params, lr=self.learning_rate)
-
-
-def test_the_optimizer_can_be_another(tmp_path):
-    e = learned(tmp_path, experiment_type=Sgd, ckpt_interval=1)
-    assert e.updater.grad_steps == 2
-    assert isinstance(e.optimizer.optimizer, torch.optim.SGD)
-    e.close()
-    e = started(tmp_path, experiment_type=Sgd, resume="auto", ckpt_interval=1)
-    assert e.updater.grad_steps == 2
-    e.close()
-
-
 # ---- fields --------------------------------------------------------------------------------------------------------------
 
 

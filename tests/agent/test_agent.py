@@ -7,7 +7,6 @@ import torch
 from amago import config
 from amago.agent import Agent, MultiTaskAgent, exp_filter, leaky_relu_filter
 from amago.loading import Batch
-from amago.nets.actor_critic import Actor
 from amago.nets.traj_encoders import FFTrajEncoder, GRUTrajEncoder, TformerTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
 from amago.spaces import action_spec, rl2_space
@@ -100,23 +99,6 @@ def test_plain_cloning_needs_no_critic(agent_type):
     loss["actor"].mean().backward()
 
 
-@pytest.mark.parametrize("agent_type", AGENTS.values(), ids=AGENTS)
-@pytest.mark.parametrize("kind", SPACES)
-def test_the_policy_gradient_reaches_the_actor_and_encoders_through_the_actor_alone(kind, agent_type):
-    agent = build(kind, agent_type=agent_type, online_coeff=1.0, offline_coeff=0.0)
-    agent.losses(make_batch(kind))["actor"].mean().backward()
-    assert all(p.grad is None or not p.grad.any() for p in agent.critics.parameters())
-    assert any(p.grad is not None and p.grad.any() for p in agent.actor.parameters())
-    frozen = build(kind, agent_type=agent_type, online_coeff=1.0, offline_coeff=0.0)
-    for p in frozen.actor.parameters():
-        p.requires_grad_(False)
-    # the state that the critic reads is held fixed: without the actor's path nothing reaches the encoders but what goes through pi
-    loss = frozen.losses(make_batch(kind))["actor"]
-    assert loss.requires_grad  # through pi(s)
-    grads = torch.autograd.grad(loss.mean(), list(frozen.tstep_encoder.parameters()), allow_unused=True)
-    assert any(g is not None and g.any() for g in grads)
-
-
 def test_targets_follow_slowly_and_are_not_trained():
     agent = build("continuous", tau=0.1)
     assert not {id(p) for p in agent.trainable_params} & {id(p) for p in agent.target_critics.parameters()}
@@ -146,29 +128,6 @@ def test_actions_are_in_stored_form_and_follow_the_sequence(kind, traj, agent_ty
         torch.testing.assert_close(actions, agent.act(states[:, t], obs, sample=False), atol=1e-4, rtol=1e-4)
         for row in actions.numpy():
             assert SPACES[kind].contains(spec.to_env(row))
-
-
-class MaskedActor(Actor):
-    """Never takes an action whose mask is 0."""
-
-    def actor_network_forward(self, state, log_dict=None, straight_from_obs=None):
-        logits = super().actor_network_forward(state, log_dict=log_dict)
-        return logits.masked_fill(straight_from_obs["mask"].unsqueeze(-2) < 0.5, -1e9)
-
-
-@pytest.mark.parametrize("agent_type", AGENTS.values(), ids=AGENTS)
-def test_observations_go_straight_to_the_actor(agent_type):
-    config.bind({"Discrete.clip_prob_low": 0.0, "Discrete.clip_prob_high": 1.0})
-    agent = build("discrete", agent_type=agent_type, actor_type=MaskedActor, pass_obs_keys_to_actor=["mask"])
-    batch = make_batch("discrete", b=2)
-    batch.obs["mask"][:] = torch.tensor([0.0, 1.0, 1.0, 0.0])
-    batch.actions[:] = torch.tensor([0.0, 1.0, 0.0, 0.0])
-    loss = agent.losses(batch)
-    assert torch.isfinite(loss["actor"]).all()
-    memory = agent.init_hidden_state(2, "cpu")
-    obs = {k: v[:, 0] for k, v in batch.obs.items()}
-    drawn = {int(a) for _ in range(50) for a in agent.get_actions(obs, batch.rl2s[:, 0], batch.time_idxs[:, 0], memory)[0]}
-    assert drawn == {1, 2}
 
 
 def test_a_return_is_ten_raw_outputs_whatever_popart_has_seen():

@@ -3,53 +3,23 @@
 import gymnasium as gym
 import pytest
 import torch
+from one_step import agent_for, probabilities, rollouts, train
 
 from amago import config
 from amago.agent import Agent, MultiTaskAgent
-from amago.loading import Batch
 from amago.nets.policy_dists import Discrete
-from amago.nets.traj_encoders import FFTrajEncoder
-from amago.nets.tstep_encoders import FFTstepEncoder
-from amago.spaces import action_spec, rl2_space
-
-OBS = gym.spaces.Dict({"observation": gym.spaces.Box(0, 1, (1,))})
-SMALL = {
-    "FFTstepEncoder.n_layers": 1, "FFTstepEncoder.d_hidden": 32, "FFTstepEncoder.d_output": 32, "FFTrajEncoder.d_model": 32,
-    "FFTstepEncoder.normalize_inputs": False, "FFTrajEncoder.d_ff": 32, "FFTrajEncoder.n_layers": 1, "Actor.d_hidden": 32,
-    "NCritics.d_hidden": 32, "NCriticsTwoHot.d_hidden": 32,
-}  # fmt: skip
-
-
-def one_step(actions, rewards):
-    """A batch of rollouts of one step; actions and rewards (B,)."""
-    b, n = len(actions), actions.max() + 1
-    return Batch(
-        {"observation": torch.ones(b, 2, 1)}, torch.zeros(b, 2, 1 + n), rewards[:, None, None], torch.ones(b, 1, 1) > 0,
-        actions[:, None, None], torch.arange(2)[None, :, None].expand(b, -1, -1), torch.ones(b, 2, 1) > 0,
-    )  # fmt: skip
 
 
 def trained(agent_type, num_actions, draw, updates, **options):
     """The policy (A,) after ``updates`` on data that ``draw(generator)`` returns as actions and rewards."""
-    config.bind(SMALL)
-    torch.manual_seed(0)
-    space = gym.spaces.Discrete(num_actions)
-    agent = agent_type(
-        OBS, rl2_space(action_spec(space)), space, 1, FFTstepEncoder, FFTrajEncoder, use_multigamma=False, num_critics=2,
-        tau=0.05, **options,
-    )  # fmt: skip
-    optimizer, g = torch.optim.Adam(agent.trainable_params, lr=1e-3), torch.Generator().manual_seed(0)
-    for _ in range(updates):
+    space, g = gym.spaces.Discrete(num_actions), torch.Generator().manual_seed(0)
+    agent = agent_for(space, agent_type=agent_type, use_multigamma=False, **options)
+
+    def batch():
         actions, rewards = draw(g)
-        batch = one_step(actions, rewards)
-        batch.rl2s = torch.zeros(len(actions), 2, 1 + num_actions)
-        optimizer.zero_grad()
-        loss = agent.losses(batch)
-        (loss["actor"].mean() + (loss["critic"].mean() if "critic" in loss else 0.0)).backward()
-        optimizer.step()
-        agent.soft_sync_targets()
-    with torch.no_grad():
-        return agent.eval().actor(agent.encode(batch)[:1, 0]).probs[0, -1]
+        return rollouts(space, torch.ones(len(actions), 1), actions[:, None], rewards)
+
+    return probabilities(train(agent, batch, updates), torch.ones(1, 1))[0]
 
 
 def gamble(g, b=128):

@@ -7,22 +7,19 @@ import pytest
 import tiny
 import torch
 from messages import naming
-from test_agent import SMALL, SPACES, build, make_batch
+from one_step import agent_for, rollouts, train
+from test_agent import SPACES, build, make_batch
 
 import amago
 from amago import config
-from amago.agent import Agent
 from amago.agent.methods.entropy import entropy_scale, exact_entropy, sample_with_entropy
-from amago.loading import Batch, DiskTrajDataset
+from amago.loading import DiskTrajDataset
 from amago.nets.policy_dists import Beta, TanhGaussian, distribution_of
-from amago.nets.traj_encoders import FFTrajEncoder
-from amago.nets.tstep_encoders import FFTstepEncoder
 from amago.run.checks import SettingsError
-from amago.spaces import action_spec, rl2_space
+from amago.spaces import action_spec
 
-EVERY = {**SPACES, "choices": gym.spaces.MultiDiscrete((3, 4))}
 SEVERAL = gym.spaces.Tuple((gym.spaces.Discrete(3), gym.spaces.MultiBinary(2), gym.spaces.Box(-1, 1, (2,))))
-TARGET = {"discrete": 0.6, "continuous": -0.5, "multibinary": 0.6, "choices": 0.6}
+TARGET = {"continuous": -0.5, "choices": 0.6}
 
 
 # ---- entropies of distributions
@@ -57,38 +54,21 @@ def test_what_is_illegal_cannot_add_to_the_entropy():
 
 def one_step(space, draw, b=64):
     """A batch of rollouts of one step; ``draw(vectors)`` gives the rewards (B,) of random actions."""
-    spec = action_spec(space)
     vectors = torch.cat([
         torch.nn.functional.one_hot(torch.randint(p.dim, (b,)), p.dim).float() if p.kind == "discrete"
         else torch.randint(2, (b, p.dim)).float() if p.kind == "multibinary" else torch.rand(b, p.dim) * 2 - 1
-        for p in spec.parts
+        for p in action_spec(space).parts
     ], dim=-1)  # fmt: skip
-    return Batch(
-        {"observation": torch.ones(b, 2, 1)}, torch.zeros(b, 2, 1 + spec.dim), draw(vectors)[:, None, None],
-        torch.ones(b, 1, 1) > 0, vectors[:, None], torch.arange(2)[None, :, None].expand(b, -1, -1), torch.ones(b, 2, 1) > 0,
-    )  # fmt: skip
+    return rollouts(space, torch.ones(b, 1), vectors, draw(vectors))
 
 
-def learned(space, draw, updates, lr=3e-3, agent_type=Agent, **options):
+def learned(space, draw, updates, **options):
     """The agent after so many updates, and its policy (G,) at the only observation."""
-    config.bind(
-        SMALL | {"FFTstepEncoder.normalize_inputs": False, "Multigammas.discrete": [0.5], "Multigammas.continuous": [0.5]}
-    )
-    torch.manual_seed(0)
-    obs = gym.spaces.Dict({"observation": gym.spaces.Box(0, 1, (1,))})
-    agent = agent_type(
-        obs, rl2_space(action_spec(space)), space, 1, FFTstepEncoder, FFTrajEncoder, offline_coeff=0.0, num_critics=2, tau=0.05,
-        **options,
-    )  # fmt: skip
-    optimizer = torch.optim.Adam(agent.trainable_params, lr=lr)
-    for _ in range(updates):
-        optimizer.zero_grad()
-        batch = one_step(space, draw)
-        agent.train()(batch).backward()
-        optimizer.step()
-        agent.soft_sync_targets()
+    config.bind({"Multigammas.discrete": [0.5], "Multigammas.continuous": [0.5]})
+    agent = agent_for(space, size=16, offline_coeff=0.0, **options)
+    train(agent, lambda: one_step(space, draw), updates, lr=3e-3)
     with torch.no_grad():
-        return agent, agent.actor(agent.encode(batch)[:1, :1])
+        return agent, agent.actor(agent.encode(one_step(space, draw))[:1, :1])
 
 
 def test_a_fixed_temperature_gives_boltzmanns_policy():
@@ -102,14 +82,11 @@ def test_a_fixed_temperature_gives_boltzmanns_policy():
         torch.testing.assert_close(pi.probs[0, 0, g], want, atol=0.06, rtol=0.0)
 
 
-@pytest.mark.parametrize(("kind", "agent_type"), [("continuous", Agent), ("choices", Agent)])
-def test_the_entropy_comes_to_its_target_for_every_discount(kind, agent_type):
-    rewards = {"continuous": lambda a: -a.square().sum(-1), "multibinary": lambda a: a.mean(-1)}
-    config.bind({"NCriticsTwoHot.min_return": -20.0, "NCriticsTwoHot.max_return": 20.0})
-    agent, pi = learned(
-        EVERY[kind], rewards.get(kind, lambda a: a[:, 0]), 400, agent_type=agent_type, entropy_target=TARGET[kind],
-        entropy_lr=0.05, online_coeff=1.0,
-    )  # fmt: skip
+@pytest.mark.parametrize("kind", TARGET)
+def test_the_entropy_comes_to_its_target_for_every_discount(kind):
+    space = SPACES["continuous"] if kind == "continuous" else gym.spaces.MultiDiscrete((3, 4))
+    reward = (lambda a: -a.square().sum(-1)) if kind == "continuous" else (lambda a: a[:, 0])
+    agent, pi = learned(space, reward, 400, entropy_target=TARGET[kind], entropy_lr=0.05, online_coeff=1.0)
     if kind == "continuous":
         torch.manual_seed(0)
         found = torch.stack([sample_with_entropy(pi, False)[1] for _ in range(4000)]).mean(0) / 3
@@ -213,6 +190,3 @@ def test_a_resumed_run_may_change_the_target_but_not_begin_with_one(tmp_path, ca
     config.bind({"Agent.entropy_target": None})
     with pytest.raises(SettingsError, match=naming("Agent.entropy_target", "0.5", "None")):
         tiny.started(tmp_path, epochs=2, ckpt_interval=1, resume="auto")
-
-
-# ---- what is refused

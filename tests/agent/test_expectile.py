@@ -5,41 +5,16 @@ import pytest
 import tiny
 import torch
 from messages import naming
-from test_agent import SMALL, SPACES, build, make_batch
+from one_step import agent_for, train
+from test_agent import SPACES, build, make_batch
 
 import amago
-from amago import config, ops
-from amago.agent import Agent, exp_filter
+from amago import config
+from amago.agent import exp_filter
 from amago.loading import Batch
-from amago.nets.traj_encoders import FFTrajEncoder
-from amago.nets.tstep_encoders import FFTstepEncoder
 from amago.run.checks import SettingsError
-from amago.spaces import action_spec, rl2_space
 
 OFFLINE = {"online_coeff": 0.0, "offline_coeff": 1.0}
-
-
-def expectile_of(x, tau, w=None):
-    """By bisection: where the weighted deviations above and below are equal."""
-    low, high = x.min(), x.max()
-    for _ in range(60):
-        mid = (low + high) / 2
-        above = (tau * (x - mid).clamp(min=0)).sum() - ((1 - tau) * (mid - x).clamp(min=0)).sum()
-        low, high = (mid, high) if above > 0 else (low, mid)
-    return low
-
-
-@pytest.mark.parametrize("tau", [0.1, 0.5, 0.9])
-def test_the_estimate_that_minimises_the_loss_is_the_expectile(tau):
-    torch.manual_seed(0)
-    x = torch.randn(1000, dtype=torch.float64)
-    v = torch.zeros((), dtype=torch.float64, requires_grad=True)
-    for _ in range(200):
-        (grad,) = torch.autograd.grad(ops.expectile_loss(x - v, tau).mean(), v)
-        v = (v - grad).detach().requires_grad_()
-    assert v.item() == pytest.approx(expectile_of(x, tau).item(), abs=1e-6)
-    if tau == 0.5:
-        assert v.item() == pytest.approx(x.mean().item())
 
 
 # ---- learning from rollouts none of which is good
@@ -63,26 +38,16 @@ def pieces(b, g):
     )  # fmt: skip
 
 
-def offline_agent(updates, gamma=0.95, **options):
+def offline_agent(updates, **options):
     """The probability of going right in each state, after so many updates on such rollouts, and the agent."""
-    config.bind(SMALL | {"FFTstepEncoder.normalize_inputs": False, "StateValues.d_hidden": 16, "exp_filter.beta": 4.0})
-    torch.manual_seed(0)
-    obs = gym.spaces.Dict({"observation": gym.spaces.Box(0, 1, (STATES + 1,))})
-    agent = Agent(
-        obs, rl2_space(action_spec(SPACE)), SPACE, 2, FFTstepEncoder, FFTrajEncoder, **OFFLINE | options, tau=0.05, gamma=gamma,
-        use_multigamma=False, fbc_filter_func=exp_filter,
-    )  # fmt: skip
-    optimizer, g = torch.optim.Adam(agent.trainable_params, lr=3e-3), torch.Generator().manual_seed(0)
-    for _ in range(updates):
-        optimizer.zero_grad()
-        agent.train()(pieces(64, g)).backward()
-        optimizer.step()
-        agent.soft_sync_targets()
-    every = torch.eye(STATES + 1)[:STATES, None].expand(-1, 3, -1)
+    config.bind({"StateValues.d_hidden": 16, "exp_filter.beta": 4.0})
+    options = OFFLINE | {"gamma": 0.95, "use_multigamma": False, "fbc_filter_func": exp_filter} | options
+    agent, g = agent_for(SPACE, STATES + 1, 16, max_seq_len=2, num_critics=4, **options), torch.Generator().manual_seed(0)
+    train(agent, lambda: pieces(64, g), updates, lr=3e-3)
     batch = pieces(STATES, g)
-    batch.obs = {"observation": every}
+    batch.obs = {"observation": torch.eye(STATES + 1)[:STATES, None].expand(-1, 3, -1)}
     with torch.no_grad():
-        return agent.actor(agent.eval().encode(batch)[:, 0]).probs[:, -1, 0], agent, batch
+        return agent.actor(agent.encode(batch)[:, 0]).probs[:, -1, 0], agent, batch
 
 
 def greedy_return(right, gamma=1.0):

@@ -5,16 +5,13 @@ import math
 import gymnasium as gym
 import pytest
 import torch
+from one_step import agent_for, rollouts, train
 from test_agent import AGENTS, SPACES, build, make_batch
 
 from amago import config
 from amago.agent import MultiTaskAgent, exp_filter, leaky_relu_filter
-from amago.loading import Batch
 from amago.nets.actor_critic import ResidualActor
 from amago.nets.policy_dists import GMM, Beta, TanhGaussian
-from amago.nets.traj_encoders import FFTrajEncoder
-from amago.nets.tstep_encoders import FFTstepEncoder
-from amago.spaces import action_spec, rl2_space
 
 both_agents = pytest.mark.parametrize("agent_type", AGENTS.values(), ids=AGENTS)
 
@@ -178,58 +175,36 @@ def test_any_discount_may_act(agent_type):
 # learning
 
 
-class Arms:
-    """One step. The observation shows which of three arms pays, and in which of two tasks: 1 in the one, 1,000 in the other.
-    Actions of the data are uniform, so that cloning them is right a third of the time; nothing is better without looking."""
+PAY = torch.tensor([1.0, 1000.0])
 
-    pay = torch.tensor([1.0, 1000.0])
-    obs = gym.spaces.Dict({"observation": gym.spaces.Box(0, 1, (5,))})
 
-    space = gym.spaces.Box(-1, 1, (1,))
-
-    def right(self, stored, arm):
-        """Whether stored actions (B, 1) lie in the first, second or last third of the interval."""
-        return ((stored[:, 0] + 1) * 1.5).long().clamp(max=2) == arm
-
-    def batch(self, b, generator):
-        arm, task = (torch.randint(n, (b,), generator=generator) for n in (3, 2))
-        obs = torch.cat((torch.eye(3)[arm], torch.eye(2)[task]), dim=-1)[:, None].repeat(1, 2, 1)
-        stored = 2 * torch.rand(b, 1, generator=generator) - 1
-        rews = self.right(stored, arm) * self.pay[task]
-        batch = Batch(
-            {"observation": obs}, torch.zeros(b, 2, 2), rews[:, None, None], torch.ones(b, 1, 1, dtype=torch.bool),
-            stored[:, None], torch.arange(2)[None, :, None].expand(b, -1, -1), torch.ones(b, 2, 1, dtype=torch.bool),
-        )  # fmt: skip
-        return batch, arm, task
+def right(stored, arm):
+    """Whether stored actions (B, 1) lie in the first, second or last third of the interval."""
+    return ((stored[:, 0] + 1) * 1.5).long().clamp(max=2) == arm
 
 
 def successes(updates, seed):
-    """Share of right choices in the task that pays 1 and in the one that pays 1,000, after training on random data."""
-    config.bind({
-        "FFTstepEncoder.n_layers": 1, "FFTstepEncoder.d_hidden": 64, "FFTstepEncoder.d_output": 64, "FFTrajEncoder.d_model": 64,
-        "FFTstepEncoder.normalize_inputs": False, "FFTrajEncoder.d_ff": 128, "FFTrajEncoder.n_layers": 1, "Actor.d_hidden": 64,
-        "NCriticsTwoHot.d_hidden": 128, "NCriticsTwoHot.output_bins": 48, "NCriticsTwoHot.min_return": -20_000.0,
-        "NCriticsTwoHot.max_return": 20_000.0,
-    })  # fmt: skip
-    torch.manual_seed(seed)
-    world, g = Arms(), torch.Generator().manual_seed(0)
-    agent = MultiTaskAgent(
-        Arms.obs, rl2_space(action_spec(world.space)), world.space, 1, FFTstepEncoder, FFTrajEncoder, num_critics=2,
-        use_multigamma=False, tau=0.05,
-    )  # fmt: skip
-    optimizer = torch.optim.Adam(agent.trainable_params, lr=1e-3)
-    for _ in range(updates):
-        optimizer.zero_grad()
-        loss = agent.losses(world.batch(128, g)[0])
-        (loss["actor"].mean() + loss["critic"].mean()).backward()
-        optimizer.step()
-        agent.soft_sync_targets()
-    agent.eval()
-    batch, arm, task = world.batch(600, g)
+    """Share of right choices in the task that pays 1 and in the one that pays 1,000, after training on random data.
+
+    The observation shows which of three arms pays, and the task. Actions of the data are uniform, so that cloning them is right a
+    third of the time; nothing is better without looking.
+    """
+    config.bind(
+        {"NCriticsTwoHot.output_bins": 48, "NCriticsTwoHot.min_return": -20_000.0, "NCriticsTwoHot.max_return": 20_000.0}
+    )
+    space, g = gym.spaces.Box(-1, 1, (1,)), torch.Generator().manual_seed(seed)
+
+    def draw(b=128):
+        arm, task = (torch.randint(n, (b,), generator=g) for n in (3, 2))
+        stored, obs = 2 * torch.rand(b, 1, generator=g) - 1, torch.cat((torch.eye(3)[arm], torch.eye(2)[task]), dim=-1)
+        return rollouts(space, obs, stored, right(stored, arm) * PAY[task]), arm, task
+
+    agent = agent_for(space, inputs=5, size=64, agent_type=MultiTaskAgent, use_multigamma=False)
+    train(agent, lambda: draw()[0], updates)
+    batch, arm, task = draw(600)
     with torch.no_grad():
-        action = agent.act(agent.encode(batch)[:, 0], {}, sample=False)
-    right = world.right(action, arm).float()
-    return [right[task == i].mean().item() for i in (0, 1)]
+        found = right(agent.act(agent.encode(batch)[:, 0], {}, sample=False), arm).float()
+    return [found[task == i].mean().item() for i in (0, 1)]
 
 
 @pytest.mark.learning
@@ -241,6 +216,3 @@ def test_it_learns_what_pays_in_tasks_a_thousand_times_apart():
         if worse[-1] >= 0.95:
             return
     pytest.fail(f"the worse of both tasks reaches {worse} on three seeds")
-
-
-# end to end

@@ -3,71 +3,29 @@
 import gymnasium as gym
 import pytest
 import torch
+from one_step import agent_for, rollouts, train
 
-from amago import config
-from amago.agent import Agent
-from amago.loading import Batch
-from amago.nets.traj_encoders import FFTrajEncoder
-from amago.nets.tstep_encoders import FFTstepEncoder
 from amago.run.learner import WeightAverage
-from amago.spaces import action_spec, rl2_space
 
-OBS = gym.spaces.Dict({"observation": gym.spaces.Box(-1, 1, (1,))})
-SMALL = {
-    "FFTstepEncoder.n_layers": 1, "FFTstepEncoder.d_hidden": 32, "FFTstepEncoder.d_output": 32, "FFTrajEncoder.d_model": 32,
-    "FFTstepEncoder.normalize_inputs": False, "FFTrajEncoder.d_ff": 32, "FFTrajEncoder.n_layers": 1, "Actor.d_hidden": 32,
-    "NCritics.d_hidden": 32,
-}  # fmt: skip
 CHOICES, NUMBERS = gym.spaces.Discrete(2), gym.spaces.Box(-1, 1, (1,))
-
-
-def make(space=CHOICES, agent_type=Agent, **options):
-    config.bind(SMALL)
-    torch.manual_seed(0)
-    rl2 = rl2_space(action_spec(space))
-    return agent_type(OBS, rl2, space, 1, FFTstepEncoder, FFTrajEncoder, num_critics=2, tau=0.05, **options)
 
 
 def two_sides(generator, base, space=CHOICES, b=64, unit=1.0):
     """Rollouts of one step, which pay ``base``, and ``unit`` more if the action is on the side of the observation."""
     x = torch.rand(b, generator=generator) * 2 - 1
     a = torch.rand(b, generator=generator) * 2 - 1
-    actions = (a > 0).long() if space == CHOICES else a
-    obs = torch.stack((x, x), dim=1)[..., None]
     rews = base + unit * ((a > 0) == (x > 0)).float()
-    return Batch(
-        {"observation": obs}, torch.zeros(b, 2, 1 + (2 if space == CHOICES else 1)), rews[:, None, None], torch.ones(b, 1, 1) > 0,
-        actions[:, None, None], torch.arange(2)[None, :, None].expand(b, -1, -1), torch.ones(b, 2, 1) > 0,
-    )  # fmt: skip
+    return rollouts(space, x[:, None], ((a > 0).long() if space == CHOICES else a)[:, None], rews)
 
 
-def update(agent, optimizer, batch):
-    optimizer.zero_grad()
-    loss = agent.losses(batch)
-    (loss["actor"].mean() + 10.0 * loss["critic"].mean()).backward()
-    optimizer.step()
-    agent.soft_sync_targets()
-
-
-def trained(base, updates, space=CHOICES, lr=6e-4, unit=1.0, **options):
-    agent, g = make(space, **options), torch.Generator().manual_seed(0)
-    optimizer = torch.optim.Adam(agent.trainable_params, lr=lr)
-    for _ in range(updates):
-        update(agent, optimizer, two_sides(g, base, space, unit=unit))
-    return agent.eval()
-
-
-def share_of_right_choices(agent):
-    batch = two_sides(torch.Generator().manual_seed(1), 0.0, b=256)
-    with torch.no_grad():
-        probs = agent.actor(agent.encode(batch)[:, 0]).probs[:, -1]
-    right = (batch.obs["observation"][:, 0, 0] > 0).long()
-    return probs.gather(1, right[:, None]).mean().item()
+def trained(base, updates, space=CHOICES, unit=1.0, **options):
+    g = torch.Generator().manual_seed(0)
+    return train(agent_for(space, **options), lambda: two_sides(g, base, space, unit=unit), updates, lr=6e-4)
 
 
 @pytest.mark.parametrize("space", [CHOICES, NUMBERS], ids=["choices", "numbers"])
 def test_values_are_the_same_to_the_bit_when_the_scale_grows(space):
-    agent = make(space, rescale_critics=True)
+    agent = agent_for(space, rescale_critics=True)
     batch = two_sides(torch.Generator().manual_seed(0), 0.0, space)
     agent.eval()
     torch.manual_seed(1)
@@ -117,11 +75,10 @@ def test_small_returns_change_nothing():
 
 @pytest.mark.parametrize("options", [{}, {"expectile": 0.7, "online_coeff": 0.0}])
 def test_an_average_of_weights_keeps_its_values_when_the_scale_grows(options):
-    agent, g = make(rescale_critics=True, **options), torch.Generator().manual_seed(0)
-    optimizer = torch.optim.Adam(agent.trainable_params, lr=6e-4)
+    agent, g = agent_for(CHOICES, rescale_critics=True, **options), torch.Generator().manual_seed(0)
     average = WeightAverage(agent, 0.9)
     for n in range(1, 5):
-        update(agent, optimizer, two_sides(g, 0.0))
+        train(agent, lambda: two_sides(g, 0.0), 1, lr=6e-4).train()
         average.update(n)
     scale = agent.critics.output_scale.item()
 
@@ -139,9 +96,9 @@ def test_an_average_of_weights_keeps_its_values_when_the_scale_grows(options):
 
 def test_gradients_of_an_unfinished_update_are_those_of_the_divided_layer():
     """An update of several batches: the layer that is divided between two of them."""
-    agent, g = make(rescale_critics=True), torch.Generator().manual_seed(0)
+    agent, g = agent_for(CHOICES, rescale_critics=True), torch.Generator().manual_seed(0)
     layer = agent.critics.net.output_layer
-    update(agent, torch.optim.Adam(agent.trainable_params, lr=0.0), two_sides(g, 0.0))
+    train(agent, lambda: two_sides(g, 0.0), 1, lr=0.0).train()
     agent.losses(two_sides(g, 0.0))["critic"].mean().backward()
     gradient, scale = layer.weight.grad.clone(), agent.critics.output_scale.clone()
     agent.losses(two_sides(g, 3000.0))

@@ -183,8 +183,3 @@ def test_burnt_in_steps_build_the_state_and_what_they_pay_does_not_count(traj):
     assert loss() != before, "memory reads them"
     batch.rews[:, 2:] += 5.0
     assert loss() != before
-
-
-# ---- how fast values travel
-
-STEPS, GAMMA = 40, 0.99
