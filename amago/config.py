@@ -123,12 +123,10 @@ def zoo_file(name: str) -> Path:
     """The file of "zoo/NAME", or a ValueError that names similar ones."""
     known = zoo_files()
     if name not in known:
-        names = [k.removeprefix("zoo/") for k in known]
-        near = [f"zoo/{n}" for n in difflib.get_close_matches(name.removeprefix("zoo/"), names, n=3, cutoff=0.6)]
-        directory = Path(__file__).parent / "zoo"
-        listing = f"its {len(known)} settings are the .gin files in {directory}; 'amago list zoo' lists them"
-        hint = f"did you mean {' or '.join(near)}?" if near else listing
-        raise ValueError(f"the zoo has no settings called {name!r}; {hint}")
+        listing = (
+            f"its {len(known)} settings are the .gin files in {Path(__file__).parent / 'zoo'}; 'amago list zoo' lists them"
+        )
+        raise ValueError(f"the zoo has no settings called {name!r}; {_did_you_mean(name, known, 0.8) or listing}")
     return known[name]
 
 
@@ -264,24 +262,19 @@ def change(params: Mapping[str, Any], files: Iterable[str] = ()) -> list[str]:
     Returns:
         the replaced bindings, and the bindings that an earlier `Experiment` has left in force; one line each.
     """
-    before, saved, new = bindings(), _emptied(), {}
-    try:
-        bind(params)
+    before = bindings()
+    with temporary(params):
         parse_files(files)
-        new = bindings()
-    finally:
-        for key, values in gin.config._CONFIG.items() if new else ():
-            saved[key] = {**saved.get(key, {}), **values}
-        gin.config._CONFIG.clear()
-        gin.config._CONFIG.update(saved)
-    lines = [
-        f"{k} was {_text(before[k])} and is now {_text(v)}" for k, v in new.items() if k in before and _differ(before[k], v)
-    ]
+        new, added = bindings(), {key: dict(values) for key, values in gin.config._CONFIG.items()}
+    for key, values in added.items():
+        gin.config._CONFIG[key] = {**gin.config._CONFIG.get(key, {}), **values}
+    replaced = [k for k, v in new.items() if k in before and _differ(before[k], v)]
+    lines = [f"{k} was {_text(before[k])} and is now {_text(new[k])}" for k in replaced]
     kept = [k for k, v in _of_earlier_experiments.items() if k not in new and k in before and not _differ(v, before[k])]
     if kept:
+        listed = ", ".join(f"{k} = {_text(before[k])}" for k in kept)
         lines.append(
-            f"still in force from an earlier experiment of this process: {', '.join(f'{k} = {_text(before[k])}' for k in kept)}; "
-            "reset_config() removes all bindings"
+            f"still in force from an earlier experiment of this process: {listed}; reset_config() removes all bindings"
         )
     return lines
 
@@ -289,20 +282,14 @@ def change(params: Mapping[str, Any], files: Iterable[str] = ()) -> list[str]:
 @contextmanager
 def temporary(params: Mapping[str, Any]) -> Iterator[None]:
     """Bind only ``params`` within the block. Afterwards the earlier bindings are restored."""
-    saved = _emptied()
+    saved = {key: dict(values) for key, values in gin.config._CONFIG.items()}
+    gin.config._CONFIG.clear()
     try:
         bind(params)
         yield
     finally:
         gin.config._CONFIG.clear()
         gin.config._CONFIG.update(saved)
-
-
-def _emptied() -> dict[Any, dict[str, Any]]:
-    """Remove the bindings, and return them as gin keeps them."""
-    saved = {key: dict(values) for key, values in gin.config._CONFIG.items()}
-    gin.config._CONFIG.clear()
-    return saved
 
 
 def _differ(a: object, b: object) -> bool:
@@ -340,19 +327,23 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     synonym = _SYNONYMS.get(name.lower())
     if synonym in known and synonym not in near:
         near.insert(0, synonym)
-    near = near or difflib.get_close_matches(name, known, n=2, cutoff=0.45)
     if near:
         return f"did you mean {' or '.join(near)}?"
-    return f"it has {', '.join(known)}" if known else "it has none"
+    return _did_you_mean(name, known, 0.45) or (f"it has {', '.join(known)}" if known else "it has none")
+
+
+def _did_you_mean(name: str, known: Iterable[str], cutoff: float) -> str:
+    """The known names that are near, as a question; nothing if none is."""
+    near = difflib.get_close_matches(name, known, n=3, cutoff=cutoff)
+    return f"did you mean {' or '.join(near)}?" if near else ""
 
 
 def _explain(name: str, err: Exception) -> str:
     selector, _, parameter = name.rpartition(".")
     scopeless, matches = selector.rpartition("/")[2], _matches(selector)
     if not matches:
-        known = {full.rpartition(".")[2] for full in registry()} | set(registry())
-        near = difflib.get_close_matches(scopeless, sorted(known), n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else "if its module is not imported yet, import that first"
+        known = sorted({full.rpartition(".")[2] for full in registry()} | set(registry()))
+        hint = _did_you_mean(scopeless, known, 0.5) or "if its module is not imported yet, import that first"
         return f"no configurable is called {scopeless!r}; {hint}"
     if len(matches) > 1:
         return f"{scopeless!r} is ambiguous: it may be {' or '.join(sorted(matches))}; use the full name"

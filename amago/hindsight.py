@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ __all__ = [
 Array = NDArray[Any]
 PolicyInput = tuple[dict[str, Array], NDArray[np.float32], NDArray[np.int64]]
 """Observations {key: (B, ...)}, rl2 (B, 1 + A) and time indices (B, 1); in a sequence (1, L, ...)."""
+_FIELDS = ("prev_action", "reward", "time_idx", "terminal")  # of a timestep, with a row for each environment
 
 
 @dataclass
@@ -63,22 +64,17 @@ class Timestep:
             raise ValueError(
                 f"reset_idxs has shape {opened.shape}, but must have one value for each of {self.batched_envs} rows"
             )
-        fields = (self.prev_action, self.reward, self.time_idx, self.terminal)
-        action, reward, time_idx, terminal = (np.array(x) for x in fields)
-        action[opened], reward[opened], time_idx[opened], terminal[opened] = 0, 0.0, 0, False
-        return Timestep(self.obs, action, reward, time_idx, terminal, self.batched_envs)
+        changed = {name: np.array(vars(self)[name]) for name in _FIELDS}
+        for x in changed.values():
+            x[opened] = 0
+        return replace(self, **changed)
 
 
 def split_batched_timestep(t: Timestep) -> list[Timestep]:
     """The B rows of a timestep, each a timestep with ``batched_envs`` = 1 whose arrays are views."""
-    return [row_of(t, i) for i in range(t.batched_envs)]
-
-
-def row_of(t: Timestep, row: int) -> Timestep:
-    """One row of a timestep, as `split_batched_timestep` returns it."""
-    at = slice(row, row + 1)
-    obs = {k: v[at] for k, v in t.obs.items()}
-    return Timestep(obs, t.prev_action[at], t.reward[at], t.time_idx[at], t.terminal[at], 1)
+    rows = [slice(i, i + 1) for i in range(t.batched_envs)]
+    obs = [{k: v[at] for k, v in t.obs.items()} for at in rows]
+    return [replace(t, obs=o, batched_envs=1, **{k: vars(t)[k][at] for k in _FIELDS}) for o, at in zip(obs, rows)]
 
 
 class Trajectory:
@@ -148,10 +144,9 @@ class Trajectory:
         """
         savers = {"npz": np.savez, "npz-compressed": np.savez_compressed}
         if save_as not in savers:
-            pickled = (
-                ": pickles run code when they are loaded, and amago writes none" if save_as in ("trajectory", "traj") else ""
+            raise ValueError(
+                f"save_as is {save_as!r}, but must be one of {', '.join(map(repr, savers))} (amago writes no pickles)"
             )
-            raise ValueError(f"save_as is {save_as!r}, but must be one of {', '.join(map(repr, savers))}{pickled}")
         arrays: Any = self.freeze().to_dict()
         savers[save_as](path, **arrays)
 

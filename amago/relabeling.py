@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,14 +14,8 @@ from numpy.typing import NDArray
 from amago.data.trajectory import FrozenTraj, rl2, split_rl2
 
 __all__ = [
-    "STRATEGIES",
-    "GoalSequenceRelabeler",
-    "LastRewardShaping",
-    "NoOpRelabeler",
-    "NoveltyRelabeler",
-    "Relabeler",
-    "completion_times",
-]
+    "STRATEGIES", "GoalSequenceRelabeler", "LastRewardShaping", "NoOpRelabeler", "NoveltyRelabeler", "Relabeler", "completion_times",
+]  # fmt: skip
 Array = NDArray[Any]
 STRATEGIES = ("none", "some", "all")
 
@@ -212,13 +207,10 @@ class GoalSequenceRelabeler(Relabeler):
 
 def visits(rows: Array) -> NDArray[np.int64]:
     """For each row of (n, d), how many rows up to this one are equal to it: 1 where it is new."""
-    _, place = np.unique(rows, axis=0, return_inverse=True)
-    place = place.reshape(-1)  # NumPy 2.0 alone gives it another shape
-    order = np.argsort(place, kind="stable")
-    first = np.concatenate(([True], np.diff(place[order]) != 0))
-    starts = np.flatnonzero(first)
-    counts = np.empty(len(rows), np.int64)
-    counts[order] = np.arange(len(rows)) - np.repeat(starts, np.diff(np.append(starts, len(rows)))) + 1
+    seen, counts = Counter[bytes](), np.empty(len(rows), np.int64)
+    for i, row in enumerate(rows + 0):  # -0.0 becomes 0.0
+        seen[row.tobytes()] += 1
+        counts[i] = seen[row.tobytes()]
     return counts
 
 
@@ -253,16 +245,16 @@ class NoveltyRelabeler(Relabeler):
         resolution: float | None = None,
         features: Sequence[int] | None = None,
     ):
-        if not 0 <= coeff < np.inf:
-            raise ValueError(f"coeff must be a reward of at least 0, got {coeff!r}")
-        if not decay >= 0:
-            raise ValueError(f"decay must be at least 0 (0.5: 1 / sqrt(visits)), got {decay!r}")
-        if isinstance(keys, str):
-            raise ValueError(f"keys must be a list of names of observations, got {keys!r}: write [{keys!r}]")
-        if resolution is not None and not 0 < resolution < np.inf:
-            raise ValueError(f"resolution must be a distance above 0, or None, got {resolution!r}")
-        if features is not None and (not features or any(not isinstance(i, int) or i < 0 for i in features)):
-            raise ValueError(f"features must be a list of positions of at least 0, or None, got {features!r}")
+        positions = features is None or (bool(features) and all(isinstance(i, int) and i >= 0 for i in features))
+        for name, value, right, wanted in (
+            ("coeff", coeff, 0 <= coeff < np.inf, "a reward of at least 0"),
+            ("decay", decay, decay >= 0, "at least 0 (0.5: 1 / sqrt(visits))"),
+            ("keys", keys, not isinstance(keys, str), "a list of names of observations"),
+            ("resolution", resolution, resolution is None or 0 < resolution < np.inf, "a distance above 0, or None"),
+            ("features", features, positions, "a list of positions of at least 0, or None"),
+        ):
+            if not right:
+                raise ValueError(f"{name} must be {wanted}, got {value!r}")
         self.coeff, self.decay, self.resolution = coeff, decay, resolution
         self.keys = None if keys is None else tuple(keys)
         self.features = None if features is None else list(features)

@@ -151,25 +151,21 @@ class ActorCriticOptions:
         entropy_lr: largest change of log(temperature) with each batch.
         expectile: implicit Q-learning (Kostrikov et al. 2021, arXiv 2110.06169), for data recorded by other policies: a network
             of the state alone (`amago.nets.actor_critic.StateValues`) learns this expectile, in (0, 1), of the target critics'
-            values of the actions in the data. It replaces the mean over the policy's actions in TD targets, and in the
-            advantages that are the argument of ``fbc_filter_func`` (`exp_filter` in the paper). 0.7 to 0.99; higher combines
-            more of different rollouts, and trusts luck more. With ``online_coeff=0`` alone.
+            values of the actions in the data. It replaces the mean over the policy's actions in targets and advantages. 0.7 to
+            0.99; higher combines more of different rollouts, and trusts luck more. With ``online_coeff=0`` alone.
         burn_in: number of first transitions without a loss, which only build the state (Kapturowski et al. 2019, R2D2), in a
             sequence that begins in the middle of a rollout. In sequences from the beginning of a rollout all have a loss.
         bootstrap_context: number of observations, at most ``max_seq_len``, that the state after a sequence's last transition
             remembers for its value, where rollouts are longer than ``max_seq_len``. About half of ``max_seq_len`` is good.
-            Otherwise that state remembers one observation more than any state with a loss: its value, and all targets, rest on
-            the network's smoothness alone. Costs another pass, without a gradient, over that number of timesteps. None: the
-            state remembers the whole sequence. Sequences shorter than ``max_seq_len`` are not concerned.
+            Otherwise that state remembers one observation more than any state with a loss. Costs another pass, without a
+            gradient, over that number of timesteps. None: the state remembers the whole sequence, as in shorter sequences.
         popart: divide the errors of scalar critics, and the objective of the policy gradient, by the running standard deviation
             of the TD targets (`amago.nets.actor_critic.PopArtLayer`). The critics' outputs are not normalised.
         rescale_critics: keep the outputs of the critics' networks near 1 where returns are large or rewards small, by a power
             of two that their outputs are multiplied by. The first batch sets it, and the statistics before any data, to the
             size of returns if each reward were the mean one, or, where that is small, to the size of the largest reward. When
             the returns outgrow it, it grows, and the last layers are divided by as much, so that values stay the same to the
-            bit (as in PopArt, which also shifts them). Without, Adam takes thousands of updates to carry outputs from 0 to
-            returns in the hundreds, and loses the differences between actions on the way; returns of a hundredth are less than
-            the noise of the outputs. Requires ``popart`` and scalar critics.
+            bit. Requires ``popart`` and scalar critics.
         use_target_actor: take the action of a TD target from the target actor instead of the trained one.
         fake_filter: f = 1, plain behaviour cloning.
         fbc_filter_func: f, from advantages (B, L, G, 1) to weights; in `MultiTaskAgent` from (B, L + 1, G, 1), whose last row

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -53,43 +54,46 @@ class ExtraField:
     default: float | None = None
 
     def __post_init__(self) -> None:
-        def problem(argument: str, right: str) -> ValueError:
-            return ValueError(f"ExtraField {self.name!r}: {argument} is {getattr(self, argument)!r}, but must be {right}")
-
-        if not isinstance(self.name, str) or not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}", self.name):
-            raise problem("name", "1 to 100 letters, digits, '_', '-' or '.', the first of them no '.'")
-        if self.rows not in ROWS:
-            raise problem("rows", f"one of {', '.join(map(repr, ROWS))}")
-        if self.source not in ("info", "policy", "behaviour"):
-            raise problem("source", "'info', 'policy' or 'behaviour'")
-        if (self.source == "behaviour") != (self.name == BEHAVIOUR_LOG_PROB):
-            raise problem("source", f"'behaviour' for {BEHAVIOUR_LOG_PROB!r} and for no other name")
-        if self.source != "info" and self.rows != "T":
-            raise problem("rows", f"'T' with source={self.source!r}, which gives one value for each action")
         try:
-            shape = tuple(int(n) for n in self.shape)
-            right = shape == tuple(self.shape) and all(n >= 1 for n in shape) and len(shape) <= 16
-        except (TypeError, ValueError):
-            right = False
-        if not right:
-            raise problem("shape", "a tuple of positive integers, () for a number")
+            shape = tuple(operator.index(n) for n in self.shape)
+        except TypeError:
+            shape = (0,)
         try:
             dtype = np.dtype(self.dtype)
         except TypeError:
             dtype = np.dtype(object)
-        if dtype.kind not in "biuf" or dtype.itemsize > 8:
-            raise problem("dtype", "bool, an integer type or a floating-point type of at most 8 bytes")
-        if self.source == "behaviour" and (shape, dtype.kind) != ((), "f"):
-            raise problem("shape" if shape else "dtype", "() and a floating-point type, as a log-probability is one number")
+        behaviour = self.source == "behaviour"
+        named = isinstance(self.name, str) and re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}", self.name)
+        for argument, right, wanted in (
+            ("name", named, "1 to 100 letters, digits, '_', '-' or '.', the first of them no '.'"),
+            ("rows", self.rows in ROWS, f"one of {', '.join(map(repr, ROWS))}"),
+            ("source", self.source in ("info", "policy", "behaviour"), "'info', 'policy' or 'behaviour'"),
+            (
+                "source",
+                behaviour == (self.name == BEHAVIOUR_LOG_PROB),
+                f"'behaviour' for {BEHAVIOUR_LOG_PROB!r} and no other name",
+            ),
+            ("rows", self.source == "info" or self.rows == "T", f"'T' with source={self.source!r}: one value for each action"),
+            ("shape", all(n >= 1 for n in shape) and len(shape) <= 16, "a tuple of positive integers, () for a number"),
+            (
+                "dtype",
+                dtype.kind in "biuf" and dtype.itemsize <= 8,
+                "bool, an integer or floating-point type of at most 8 bytes",
+            ),
+            ("shape", not behaviour or shape == (), "(), as a log-probability is one number"),
+            ("dtype", not behaviour or dtype.kind == "f", "a floating-point type, as that of a log-probability"),
+        ):
+            if not right:
+                raise ValueError(f"ExtraField {self.name!r}: {argument} is {getattr(self, argument)!r}, but must be {wanted}")
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "dtype", dtype.name)
         if self.default is None:
-            certain = min(POINT_MASS, float(np.finfo(dtype).max)) if self.source == "behaviour" else 0.0
+            certain = min(POINT_MASS, float(np.finfo(dtype).max)) if behaviour else 0.0
             object.__setattr__(self, "default", certain)
         try:
             as_array(self.default, dtype, ())
         except ValueError as err:
-            raise problem("default", f"one number of dtype {dtype.name}: {err}") from None
+            raise ValueError(f"ExtraField {self.name!r}: default must be one number of dtype {dtype.name}: {err}") from None
 
     @property
     def field(self) -> Field:

@@ -139,7 +139,7 @@ def _walk(space: gym.Space[Any], value: Any, at: str, name: str) -> Iterator[tup
         yield name or "observation", value
         return
     of_dict = isinstance(space, gym.spaces.Dict)
-    keys = list(space.spaces) if isinstance(space, gym.spaces.Dict) else list(range(len(space.spaces)))
+    keys: list[Any] = list(space.spaces if isinstance(space, gym.spaces.Dict) else range(len(space.spaces)))
     if of_dict and isinstance(value, Mapping):
         fits, found = value.keys() == set(keys), f"keys {sorted(map(str, value))}"
     elif not of_dict and isinstance(value, tuple | list):
