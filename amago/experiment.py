@@ -32,7 +32,7 @@ from amago.run.evaluate import merge_returns, merge_specials, merge_values, summ
 from amago.run.group import Ranks, Signals, Stopped
 from amago.run.learner import Learner
 from amago.run.metric_names import UPDATES_PER_SECOND
-from amago.run.metrics import RunLog, mean_of_rows, open_logger
+from amago.run.metrics import RunLog, extra_loggers, mean_of_rows
 from amago.run.optimizer import adamw, param_groups
 from amago.run.rundir import RunDir
 from amago.run.settings import EnvMakers, ExperimentSettings, warn_if_nothing_to_do
@@ -63,7 +63,7 @@ class Experiment(ExperimentSettings):
 
     Attributes:
         policy, policy_aclr: the agent, without and in Accelerate's wrapper; any module that acts may replace the latter (`amago.compat.parts`).
-        optimizer, lr_schedule, updater: of the agent; without ``builds_optimizer``, there are no optimizer and schedule.
+        optimizer, lr_schedule: of the agent; None without ``builds_optimizer``.
         accelerator, DEVICE: device, precision and processes, made on first use, or set to another; the device of the policy.
         grad_update_counter: updates so far. A `train_step` that replaces this class's counts its own here.
         train_envs, val_envs: the environments as one that steps them all (`PoolEnv`), started when first needed, until `close`. A program
@@ -72,16 +72,21 @@ class Experiment(ExperimentSettings):
         hidden_state: the policy's memory of the training actors; None: empty.
         train_dloader: source of batches: any iterable of them.
         run_seed, frames_by_env: the seed of the run, given or drawn; environment steps collected by all ranks, by environment name.
-        logger: in the main process; None in others.
+        logger: the log in the main process; None in others.
         checkpoints, ckpt_dir: on disk, and their directory, from `init_checkpoints` on.
         should_stop: `learn` ends when the epoch is finished; set by callbacks.
         position, signals, group: epoch, phase and step counts; what stops the run; the processes that train together.
-        learner, actors, batches, run_log, rundir: agent and updates; environments; loader; log; directory and checkpoints.
+        learner, actors, batches, run_log, rundir: agent and updates (also ``updater``); environments; loader; log; directory and checkpoints.
         phase_statistics: of the phase of collection or evaluation that has ended last.
     """
 
-    policy, policy_aclr, accelerator = _of("learner", "policy"), _of("learner", "policy_aclr"), _of("learner", "accelerator")
-    optimizer, lr_schedule, updater = _of("learner", "optimizer"), _of("learner", "lr_schedule"), _of("learner", "updater")
+    policy, accelerator = _of("learner", "policy"), _of("learner", "accelerator")
+    policy_aclr = property(attrgetter("learner.policy_aclr"), lambda e, wrapped: e.learner.use(wrapped))
+    optimizer, lr_schedule, updater = (
+        _of("learner", "optimizer"),
+        _of("learner", "lr_schedule"),
+        property(attrgetter("learner")),
+    )
     grad_update_counter, train_dloader = _of("learner", "grad_steps"), _of("batches", "given")
     logger, frames_by_env = _of("run_log", "logger"), _of("position", "frames_by_env")
     actors, rl2_space, hidden_state = _of("building", "actors"), _of("actors", "rl2_space"), _of("acting", "hidden_state")
@@ -123,7 +128,7 @@ class Experiment(ExperimentSettings):
         """Configure the dataset."""
         self.resolve()
         _ = self.building.launch  # it may change the settings
-        self.learner.make_accelerator()
+        self.learner.renew_accelerator()
         self.data.configure_from_experiment(self)
         return self.data
 
@@ -171,7 +176,7 @@ class Experiment(ExperimentSettings):
     def init_logger(self) -> None:
         """Open the log files; only the main process writes."""
         if self.rundir.is_open and self.accelerator.is_main_process:
-            self.logger = open_logger(self, self.rundir.settings_at_start)
+            self.run_log.open(self.run_dir, *extra_loggers(self, self.rundir.settings_at_start))
 
     def summary(self, env_summary: str) -> None:
         """Print the most important settings, and the description of the environments that `init_envs` returned."""
@@ -326,7 +331,7 @@ class Experiment(ExperimentSettings):
         if self.position.trained and (metrics := self.data.on_end_of_training()):
             self.log(metrics, "dataset")
         self.position.begin(n + 1)
-        self.moments.call("on_epoch_end", self, self.run_log.take_epoch())
+        self.moments.call("on_epoch_end", self, self.run_log.take_newest())
         self.should_stop = any(self.group.gather([self.should_stop]))
         if self.ckpt_interval and (n % self.ckpt_interval == 0 or self.epoch == self.epochs or self.should_stop):
             self.save_checkpoint()
@@ -349,7 +354,7 @@ class Experiment(ExperimentSettings):
                 if self.group.count == 1 and self.signals:  # it has waited
                     break
                 log_step = bool(self.log_interval) and self.position.trained % self.log_interval == 0
-                self.run_log.means.add(self.train_step(batch, log_step))
+                self.run_log.add(self.train_step(batch, log_step))
                 self.position.trained += 1
                 phase.update(1)
                 if log_step and self.position.trained > 1:
@@ -357,7 +362,7 @@ class Experiment(ExperimentSettings):
                 if self.signals.decide():
                     break
             self._log_training(phase)
-        means = self.run_log.means.take_epoch()
+        means = self.run_log.take_epoch_means()
         self.signals.check()
         if means:
             means[UPDATES_PER_SECOND] = self.console.rate(TRAIN)
@@ -365,7 +370,7 @@ class Experiment(ExperimentSettings):
             self.moments.call("on_train_epoch_end", self, means)
 
     def _log_training(self, phase: Phase) -> None:
-        if means := mean_of_rows(self.group.gather([self.run_log.means.take()])):
+        if means := mean_of_rows(self.group.gather([self.run_log.take_means()])):
             self.run_log.speeds = {UPDATES_PER_SECOND: phase.lap() / self.batches_per_update}
             self.log(means, "train-update")
 
@@ -373,7 +378,7 @@ class Experiment(ExperimentSettings):
 
     def train_step(self, batch: Batch, log_step: bool) -> dict[str, float | Tensor]:
         """Forward and backward of one batch, and an update after every ``batches_per_update`` batches; with ``log_step`` also compute costly
-        metrics. Returns the metrics of `compute_loss`, "Loss", and, with an update, the metrics of `amago.run.learner.Updater.step`."""
+        metrics. Returns the metrics of `compute_loss`, "Loss", and, with an update, the metrics of `amago.run.learner.Learner.update`."""
         with torch.enable_grad(), joint_batch(self.accelerator.num_processes), self.accelerator.accumulate(self.policy_aclr):
             with self.caster():
                 metrics = self.compute_loss(batch, log_step)

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -32,9 +33,9 @@ from amago.agent import Agent, BaseAgent, MultiTaskAgent
 from amago.loading import Batch
 from amago.nets.traj_encoders import TformerTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
-from amago.run.learner import Updater
+from amago.run import learner as library
 from amago.run.optimizer import adamw, lr_schedule
-from amago.run.process import FreedMemory
+from amago.run.process import keep_freed_memory
 from amago.spaces import action_spec, rl2_space
 from benchmarks.harness import Row, compare
 from benchmarks.peer import peer_contenders
@@ -138,17 +139,23 @@ class Learner:
         torch.manual_seed(0)
         AcceleratorState._reset_state()
         self.accelerator = Accelerator(cpu=True, mixed_precision="bf16" if case.bf16 else "no")
-        FreedMemory().keep()  # as a run does
-        agent = make_agent(case)
-        self.agent, optimizer = self.accelerator.prepare(agent, adamw(list(agent.trainable_params), 1e-4, 1e-3))
-        self.updater = Updater(self.accelerator, agent, optimizer, lr_schedule(optimizer, 10, 1000, 0.0), grad_clip=1.0)
+        keep_freed_memory(True)  # as a run does
+        self.prepare(make_agent(case))
         self.batch = make_batch(case)
+
+    def prepare(self, agent: BaseAgent) -> None:
+        self.agent, optimizer = self.accelerator.prepare(agent, adamw(list(agent.trainable_params), 1e-4, 1e-3))
+        settings: Any = SimpleNamespace(grad_clip=1.0, ema_decay=0.0)
+        self.updater = library.Learner(settings)
+        self.updater.use(self.agent)
+        self.updater.accelerator, self.updater.optimizer = self.accelerator, optimizer
+        self.updater.lr_schedule = lr_schedule(optimizer, 10, 1000, 0.0)
 
     def update(self) -> None:
         with self.accelerator.autocast():
             total = self.agent(self.batch)
         self.accelerator.backward(total)
-        self.updater.step(False, total.detach())
+        self.updater.update(False, total.detach())
 
     def seconds(self) -> float:
         start = time.perf_counter()

@@ -22,8 +22,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from amago.agent import BaseAgent
 from amago.loading import Batch
-from amago.run.learner import Updater
-from amago.run.optimizer import adamw, lr_schedule
 from benchmarks.learner import Learner
 
 FEW, LENGTHS = (2, 3), (2, 4, 8)
@@ -37,8 +35,7 @@ class BatchLearner(Learner):
         torch.manual_seed(0)
         AcceleratorState._reset_state()
         self.accelerator = Accelerator(cpu=True, mixed_precision="no")
-        self.agent, optimizer = self.accelerator.prepare(agent.train(), adamw(list(agent.trainable_params), 1e-4, 1e-3))
-        self.updater = Updater(self.accelerator, agent, optimizer, lr_schedule(optimizer, 10, 1000, 0.0), grad_clip=1.0)
+        self.prepare(agent.train())
         self.batch = batch
 
 

@@ -25,6 +25,7 @@ from amago.run import video
 from amago.run.checkpoint import CheckpointError
 from amago.run.console import metrics_table
 from amago.run.evaluate import NUMBER_OF_ROLLOUTS, evaluate
+from amago.run.metrics import TensorBoardLogger
 from amago.run.plots import read_metrics
 from amago.run.process import draw_seed
 from amago.spaces import space_differences
@@ -187,7 +188,9 @@ def _record_video(args: Namespace, policy: Policy, make_env: GymEnv, run_dir: Pa
     events = run_dir / "tensorboard"
     if args.tensorboard or events.is_dir():
         rows = read_metrics(run_dir) if (run_dir / "metrics.jsonl").is_file() else []
-        video.log_to_tensorboard(events, TAG, pictures, fps, step=max((r["env_steps"] for r in rows), default=0))
+        logger = TensorBoardLogger(events)
+        logger.log_video(TAG, args.video, pictures, fps, max((r["env_steps"] for r in rows), default=0))
+        logger.on_close(None)
         print(f"also in TensorBoard: {events}")
     if args.log:
         video.log_to_wandb(run_dir, TAG, args.video)

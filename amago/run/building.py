@@ -17,7 +17,7 @@ from amago.run.data import REFUSED_SECONDS, wait_for_data
 from amago.run.group import Ranks, Signals, Stopped
 from amago.run.launched.join import join
 from amago.run.launched.role import Launched
-from amago.run.process import FreedMemory, draw_seed, seed_process
+from amago.run.process import draw_seed, keep_freed_memory, seed_process
 from amago.run.settings import check_settings
 from amago.run.state import restore
 
@@ -31,10 +31,9 @@ class Building:
 
     def __init__(self, experiment: Any):
         self.e = experiment
-        self.started = self.closed = self._prepared = False
+        self.started = self.closed = self._prepared = self._keeps_memory = False
         self._actors: RunActors | None = None
         self._env_seed: tuple[int, ...] = ()
-        self._freed_memory = FreedMemory()
 
     @functools.cached_property
     def launch(self) -> Launched | None:
@@ -49,7 +48,7 @@ class Building:
             return
         launch = self.launch
         check_settings(e)
-        e.learner.make_accelerator()
+        e.learner.renew_accelerator()
         factors = {COLLECT: float(e.accelerator.num_processes), TRAIN: 1 / e.batches_per_update}
         e.console = Console(e.progress, e.verbose and e.accelerator.is_main_process, factors)
         e.moments = CallbackList([e.console, *([] if launch is None else [launch]), *e.callbacks])
@@ -102,7 +101,7 @@ class Building:
                 load_initial()
             e.init_checkpoints()
             if e.DEVICE.type == "cpu" and e.train_batches_per_epoch:
-                self._freed_memory.keep()
+                self._keeps_memory = keep_freed_memory(True)
             self.open_log()
             self.started = True
             self.resume()
@@ -192,5 +191,5 @@ class Building:
             if part is not None:
                 part.close()
         self.e.rundir.release()
-        self._freed_memory.restore()
+        self._keeps_memory = self._keeps_memory and not keep_freed_memory(False)
         self.started, self.closed = False, True

@@ -18,7 +18,6 @@ from amago.compat.envs import as_pool
 from amago.compat.parts import as_actor
 from amago.data.extras import check_extra_fields
 from amago.envs import AMAGOEnv
-from amago.envs.exploration import ExplorationWrapper
 from amago.envs.pool import ActorPool, PoolEnv, make_pool
 from amago.envs.statistics import PhaseStatistics, ReturnHistory, SpecialMetricHistory
 from amago.run.checks import SettingsError, check_evaluation_spaces, unwritable
@@ -36,8 +35,7 @@ _NEVER_SPLIT = 1e10  # from this traj_save_len on, trajectories are saved whole
 
 
 class Spaces(NamedTuple):
-    """The spaces of an agent (flat observations, actions, reward with previous action), and the environments' own
-    observations."""
+    """The spaces of an agent (flat observations, actions, reward with previous action), and the environments' own observations."""
 
     observation: gym.spaces.Dict
     action: gym.Space[Any]
@@ -49,7 +47,6 @@ class RunActors:
     """The actors of a run. The pools "train" and "val" are started when first needed.
 
     Args:
-        settings: of the run.
         save_trajs_to: directory for the trajectories of training; None saves none.
         seed: of all actors. Each pool has a separate random stream.
         device: of the policy.
@@ -87,12 +84,16 @@ class RunActors:
         if self._spaces is None:
             given = [kind for kind in ("train", "val") if kind in self._envs]
             if given or self.settings.collects:
-                found = _spaces_of((self.val if given == ["val"] else self.train).pool)
+                self._spaces = _spaces_of((self.val if given == ["val"] else self.train).pool)
             else:
                 with self.process.environments():
-                    found = _spaces_of_first(self.settings.make_val_env)
-            self._spaces = found if self._given is None else _with(found, self._given)
-        return self._spaces
+                    self._spaces = _spaces_of_first(self.settings.make_val_env)
+        if self._given is None:
+            return self._spaces
+        obs: Any = self._given["obs"]
+        rl2: Any = self._given["rl2"]
+        raw = self._spaces.raw_observation if obs == self._spaces.observation else obs
+        return Spaces(obs, self._spaces.action, rl2, raw)
 
     @property
     def rl2_space(self) -> gym.spaces.Dict:
@@ -102,7 +103,6 @@ class RunActors:
     @rl2_space.setter
     def rl2_space(self, rl2_space: gym.spaces.Dict) -> None:
         self._given = rl2_space
-        self._spaces = None if self._spaces is None else _with(self._spaces, rl2_space)
 
     def describe(self) -> str:
         """Describe the environments, for `amago.Experiment.summary`."""
@@ -160,12 +160,10 @@ class RunActors:
     def train(self) -> Rollout:
         """The training actors, with exploration; they save their trajectories."""
         if "train" not in self.pools:
-            s = self.settings
-            exploration: Any = s.exploration_wrapper_type  # `resolve` has replaced a name by its class
-            self.pools["train"] = self.start("train", s.make_train_env, exploration, self.save_trajs_to)
-            self.pools["train"].reset()
-            if exploration is not None:
-                self.exploration = str(self.pools["train"].pool.call("describe_schedule")[0])
+            rollout = self.pools["train"] = self.start("train", self.settings.make_train_env, self.save_trajs_to)
+            rollout.reset()
+            if self.settings.exploration_wrapper_type is not None:
+                self.exploration = str(rollout.pool.call("describe_schedule")[0])
         return self.pools["train"]
 
     @property
@@ -176,20 +174,12 @@ class RunActors:
             self.pools["val"].reset()
         return self.pools["val"]
 
-    def start(
-        self,
-        kind: Kind,
-        makers: EnvMakers,
-        exploration: type[ExplorationWrapper] | None = None,
-        save_trajs_to: str | None = None,
-        env_mode: str | None = None,
-    ) -> Rollout:
+    def start(self, kind: Kind, makers: EnvMakers, save_trajs_to: str | None = None, env_mode: str | None = None) -> Rollout:
         """Start a pool of actors, not yet reset. The caller closes it.
 
         Args:
-            kind: of the random stream.
+            kind: "train" has the run's exploration.
             makers: as ``make_train_env`` of `ExperimentSettings`.
-            exploration: wraps the environments.
             save_trajs_to: directory for trajectories; None saves none.
             env_mode: instead of `mode`.
 
@@ -201,6 +191,7 @@ class RunActors:
             for problem in unwritable("save_trajs_to" if kind == "test" else "dset_root", save_trajs_to, "trajectories"):
                 raise SettingsError(problem)
         copies, recorder = 1 if mode == "already_vectorized" else s.parallel_actors, None
+        exploration: Any = s.exploration_wrapper_type if kind == "train" else None  # `resolve` has replaced a name by its class
         if save_trajs_to is not None:
             recorder = {
                 "save_trajs_to": os.path.abspath(save_trajs_to), "save_trajs_as": s.save_trajs_as,
@@ -236,13 +227,6 @@ class RunActors:
         for rollout in self.pools.values():
             rollout.close()
         self.pools, self._envs = {}, {}
-
-
-def _with(spaces: Spaces, rl2_space: gym.spaces.Dict) -> Spaces:
-    obs: Any = rl2_space["obs"]
-    rl2: Any = rl2_space["rl2"]
-    raw = spaces.raw_observation if obs == spaces.observation else obs
-    return Spaces(obs, spaces.action, rl2, raw)
 
 
 def _spaces_of(source: ActorPool | AMAGOEnv) -> Spaces:
@@ -404,7 +388,7 @@ class Acting:
     ) -> dict[str, float]:
         """`amago.Experiment.evaluate_test`."""
         e, mode = self.e, "sync" if render and self.e.env_mode in ("async", "auto") else None
-        rollout = e.actors.start("test", makers, None, save_trajs_to, mode)
+        rollout = e.actors.start("test", makers, save_trajs_to, mode)
         try:
             rollout.reset()
             phase, sample = ActingPhase("test", evaluation=True), e.sample_actions and e.sample_actions_val

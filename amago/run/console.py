@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from tqdm import tqdm
 
@@ -20,10 +21,6 @@ UNITS = {COLLECT: "steps", TRAIN: "updates"}
 _DOING = {COLLECT: "collecting", TRAIN: "training", EVALUATE: "evaluating"}
 
 
-class _Bar(tqdm):  # type: ignore[type-arg]
-    monitor_interval = 0  # no thread
-
-
 class Phase:
     """Some work in progress, made by `Console.phase`.
 
@@ -34,9 +31,7 @@ class Phase:
         done: units done so far.
     """
 
-    __slots__ = ("_bar", "_began", "_lap", "done")
-
-    def __init__(self, bar: _Bar):
+    def __init__(self, bar: tqdm[Any]):
         self._bar, self.done, self._began = bar, 0, time.monotonic()
         self._lap = (0, self._began)
 
@@ -56,11 +51,12 @@ class Phase:
         return (self.done - done) / max(self._lap[1] - began, 1e-9)
 
 
-class Console(Callback):
-    """Prints the progress of a run. Nothing is printed in processes other than the main one.
+class _Bar(tqdm):  # type: ignore[type-arg]
+    monitor_interval = 0  # no thread
 
-    Lines go to standard output; the bar of the phase in progress goes to standard error, where that is a terminal or a notebook, so
-    that files and pipes hold no carriage returns.
+
+class Console(Callback):
+    """Prints the progress of a run: lines to standard output, and a bar to standard error, where that is a terminal or a notebook.
 
     Args:
         progress: "rich": a line for each epoch and a bar for each phase; "plain": the lines; "none": neither.
@@ -94,13 +90,8 @@ class Console(Callback):
 
     @contextmanager
     def phase(self, kind: str, total: int | None, unit: str) -> Iterator[Phase]:
-        """Show some work; call `Phase.update` within the block.
-
-        Args:
-            kind: what is done: "collect", "train", "evaluate" or another title.
-            total: units of work; None if that is not known.
-            unit: the name of one unit, such as "step".
-        """
+        """Show some work (``kind`` "collect", "train", "evaluate" or another title), which calls `Phase.update` for its units. ``total``
+        of them is None if it is not known."""
         title = _DOING.get(kind, kind)
         if self._run is not None:
             title = f"epoch {self._run.epoch + 1}/{self._run.epochs} {title}"
@@ -118,8 +109,6 @@ class Console(Callback):
     def rate(self, kind: str) -> float:
         """Steps or updates a second in the newest phase of a kind; 0.0 if there was none."""
         return self._rates.get(kind, 0.0)
-
-    # ---- moments --------------------------------------------------------------------------------------------------------
 
     def on_validation_end(self, experiment: Run, metrics: Mapping[str, float]) -> None:
         if self._run is None and metrics:  # evaluate_val() was called by itself
@@ -144,13 +133,8 @@ def _can_draw() -> bool:
 
 
 def epoch_line(experiment: Run, metrics: Mapping[str, float], rates: list[str], left: float | None) -> str:
-    """The line of a finished epoch.
-
-    Args:
-        metrics: of the epoch, by "section/name".
-        rates: such as "1,230 steps/s".
-        left: seconds that are left of the run; None if that is not known.
-    """
+    """The line of a finished epoch, from its metrics by "section/name", its rates ("1,230 steps/s"), and the seconds that are left of the
+    run (None if that is not known)."""
 
     def of(section: str) -> dict[str, float]:
         return {k.removeprefix(f"{section}/"): v for k, v in metrics.items() if k.startswith(f"{section}/")}
@@ -177,8 +161,7 @@ def _evaluation(metrics: Mapping[str, float]) -> str:
     return f"val {metrics[AVERAGE_RETURN]:.4g}" + (f" ({', '.join(shown)})" if shown else "")
 
 
-LARGE = 1_500_000
-"""Parameters from which an update on a CPU takes tenths of a second."""
+LARGE = 1_500_000  # parameters, from which an update on a CPU takes tenths of a second
 
 
 def summary(

@@ -32,47 +32,49 @@ class NothingTrainedError(RuntimeError):
 
 
 class Batches:
-    """The source of training batches.
-
-    Attributes:
-        given: an experiment's ``train_dloader``: a `SequenceLoader`, or any iterable of batches.
-    """
+    """The source of training batches."""
 
     def __init__(self) -> None:
-        self.given: Any = None
+        self._given: Any = None
         self._device = torch.device("cpu")
         self._used: SequenceLoader | ForeignLoader | None = None
 
-    def make(self, s: ExperimentSettings, data: RLDataset, seed: int, rank: int, device: torch.device) -> SequenceLoader:
-        """The library's loader for the present settings: the one before, if they are the same, or a new one that goes on with the
-        number of its batches."""
-        before, arguments = self.given, (data, s.batch_size, s.dloader_workers)
-        if isinstance(before, SequenceLoader):
-            if (before.dataset, before.batch_size, before.workers) == arguments:
-                before.length = s.train_batches_per_epoch
-                return before
-            before.close()
-        made = SequenceLoader(*arguments, seed, rank, device, s.train_batches_per_epoch)
-        made.next_batch = before.next_batch if isinstance(before, SequenceLoader) else 0
-        return made
+    @property
+    def given(self) -> Any:
+        """An experiment's ``train_dloader``: a `SequenceLoader`, or any iterable of batches. A new `SequenceLoader` goes on where the one
+        before it was: it draws batches by their number."""
+        return self._given
 
-    def renew(self, make: Callable[[], Any], device: torch.device) -> None:
-        """Call an experiment's ``init_dloaders``. A new `SequenceLoader` goes on where the one before it was: it draws batches by
-        their number."""
-        before, self._device = self.given, device
-        made = make()
-        self.given = now = made if made is not None else self.given
-        if now is not before and isinstance(now, SequenceLoader) and isinstance(before, SequenceLoader):
+    @given.setter
+    def given(self, now: Any) -> None:
+        before = self._given
+        if now is before:
+            return
+        self._given, self._used = now, None
+        if isinstance(now, SequenceLoader) and isinstance(before, SequenceLoader):
             now.next_batch = max(now.next_batch, before.next_batch)
             before.close()
+
+    def make(self, s: ExperimentSettings, data: RLDataset, seed: int, rank: int, device: torch.device) -> SequenceLoader:
+        """The library's loader for the present settings, or the one before, if it was made for the same."""
+        before, arguments = self.given, (data, s.batch_size, s.dloader_workers)
+        if isinstance(before, SequenceLoader) and (before.dataset, before.batch_size, before.workers) == arguments:
+            before.length = s.train_batches_per_epoch
+            return before
+        return SequenceLoader(*arguments, seed, rank, device, s.train_batches_per_epoch)
+
+    def renew(self, make: Callable[[], Any], device: torch.device) -> None:
+        """Call an experiment's ``init_dloaders``."""
+        self._device = device
+        if (made := make()) is not None:
+            self.given = made
 
     @property
     def loader(self) -> SequenceLoader | ForeignLoader:
         """``given``, or a loader that reads from it."""
-        used = self._used
-        if used is None or self.given is not (used.given if isinstance(used, ForeignLoader) else used):
-            used = self._used = as_loader(self.given, self._device)
-        return used
+        if self._used is None:
+            self._used = as_loader(self._given, self._device)
+        return self._used
 
     def count(self, left: int, planned: int) -> int:
         """Batches left in an epoch of ``planned`` batches, of which ``left`` are; a foreign loader may have a length of its own."""
@@ -85,9 +87,8 @@ class Batches:
 
     def close(self) -> None:
         """Stop the loader's threads."""
-        for part in (self._used, self.given):
-            if isinstance(part, SequenceLoader | ForeignLoader):
-                part.close()
+        if isinstance(self._given, SequenceLoader):
+            self._given.close()
 
 
 def warn_if_nothing_saved(s: ExperimentSettings, dataset: RLDataset, epoch: int, saved: int) -> None:
@@ -110,14 +111,14 @@ def warn_if_nothing_saved(s: ExperimentSettings, dataset: RLDataset, epoch: int,
 
 
 def check_trained(s: ExperimentSettings, dataset: RLDataset, skipped: int, restarts: int) -> None:
-    """Refuse to end, as if all were well, a run without updates that was to train.
+    """Refuse to end, as if all were well, a run without updates that was to train, unless the dataset never has any data.
 
     Args:
         skipped: updates that were skipped because the loss or its gradient was not finite.
         restarts: environments that were replaced.
 
     Raises:
-        NothingTrainedError: unless no training was configured, or the dataset never has any data.
+        NothingTrainedError: names the reason.
     """
     if not s.learns or not dataset.can_become_ready:
         return
@@ -143,7 +144,6 @@ def wait_for_data(dataset: RLDataset, refused_timeout: float, pause: Callable[[]
     Args:
         refused_timeout: seconds to wait for others while there are refused files alone.
         pause: waits a moment, equally in all ranks; may raise to end the wait.
-        ranks: that wait together; None: this process alone.
 
     Raises:
         NoReadableDataError: that time is over.

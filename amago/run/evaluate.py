@@ -1,4 +1,4 @@
-"""Metrics of finished rollouts, and evaluation of an agent on a pool of actors. A metric of rollouts is added in `summarise`."""
+"""Metrics of finished rollouts, and evaluation of an agent on a pool of actors."""
 
 from __future__ import annotations
 
@@ -41,16 +41,15 @@ def merge_specials(histories: Iterable[SpecialMetricHistory]) -> dict[str, list[
 
 
 def summarise(returns: Mapping[str, Sequence[float]], specials: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """The metrics of rollouts, by their names in the log.
+    """The metrics of rollouts, by their names in the log; {} if no rollout ended.
+
+    The mean return over environment names (each counts the same, however many rollouts it has), the mean over rollouts, and the number
+    of rollouts; for each environment name mean, 20th percentile (interpolated linearly) and mean of the lowest fifth of its returns, and
+    means of its special metrics.
 
     Args:
         returns: of each rollout, by environment name.
         specials: the environments' own metrics, as from `merge_specials`.
-
-    Returns:
-        the mean return over environment names (each counts the same, however many rollouts it has), the mean over rollouts, and the
-        number of rollouts; for each environment name mean, 20th percentile (interpolated linearly) and mean of the lowest fifth of
-        its returns, and means of its special metrics. {} if no rollout ended.
     """
     if not returns:
         return {}
@@ -94,17 +93,13 @@ def warn_if_too_short(
         )
 
 
-def histories(stats: PhaseStatistics) -> tuple[ReturnHistory, SpecialMetricHistory]:
-    """Returns, and the environments' own metrics, of the rollouts that ended in a phase."""
-    return ReturnHistory.of(stats.episodes), SpecialMetricHistory.of(stats.episodes)
+def outcomes(stats: PhaseStatistics) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """The arguments of `summarise` for the rollouts that ended in a phase."""
+    return merge_returns([ReturnHistory.of(stats.episodes)]), merge_specials([SpecialMetricHistory.of(stats.episodes)])
 
 
 def mean_length(parts: Iterable[Sequence[int]]) -> dict[str, float]:
-    """The mean length of rollouts, in steps, by its name in the log; {} if there are none.
-
-    Args:
-        parts: lengths of the rollouts of each process.
-    """
+    """The mean length of the rollouts of all processes, in steps, by its name in the log; {} if there are none."""
     lengths = [length for part in parts for length in part]
     return {ROLLOUT_LENGTH: float(np.mean(lengths))} if lengths else {}
 
@@ -119,22 +114,18 @@ def evaluate(
     seed: int | None = None,
     progress: bool = False,
 ) -> dict[str, float]:
-    """Evaluate an agent in a pool of actors, without an `Experiment`.
+    """Evaluate an agent in a pool of actors, without an `Experiment`; returns the metrics of `summarise`.
 
     Args:
         agent: on ``device``.
         pool: is reset first, and stays open.
         timesteps: steps of each actor at most.
         sample: sample actions from the policy; otherwise take its mode.
-        episodes: take exactly so many rollouts, divided equally among the actors beforehand, so that short rollouts are not
-            favoured (`Rollout.run_phase`); fewer if ``timesteps`` are over first. None: of each actor as many as end within
-            ``timesteps``, regardless of their lengths.
+        episodes: take exactly so many rollouts, divided equally among the actors beforehand (`Rollout.run_phase`); fewer if ``timesteps``
+            are over first. None: of each actor as many as end within ``timesteps``, regardless of their lengths.
         device: of the agent.
         seed: of the policy's samples; None continues PyTorch's random stream.
         progress: show a progress bar, if standard error is a terminal.
-
-    Returns:
-        the metrics of `summarise`.
     """
     if seed is not None:
         torch.manual_seed(seed)
@@ -144,5 +135,4 @@ def evaluate(
         total=timesteps * pool.num_actors, desc="evaluate", unit="step", disable=None if progress else True, leave=False
     ) as bar:
         _, stats = rollout.run_phase(agent, timesteps, sample, episodes, on_step=bar.update, evaluation=True)
-    returns, specials = histories(stats)
-    return summarise(merge_returns([returns]), merge_specials([specials]))
+    return summarise(*outcomes(stats))

@@ -37,10 +37,8 @@ class RankLostError(RuntimeError):
 
 
 def ranks_on_cpus() -> bool:
-    """True if this process is one of several (torchrun) on a machine without a GPU. By default Accelerate would make each
-    of them a separate run."""
-    several = int(os.environ.get("WORLD_SIZE") or 1) > 1
-    return several and not (torch.cuda.is_available() or torch.xpu.is_available())
+    """True if this process is one of several (torchrun) on a machine without a GPU, which Accelerate would make separate runs."""
+    return int(os.environ.get("WORLD_SIZE") or 1) > 1 and not (torch.cuda.is_available() or torch.xpu.is_available())
 
 
 def leave_at_exit() -> None:
@@ -133,15 +131,14 @@ class Ranks:
 
 
 class Signals:
-    """A context in which SIGINT, SIGTERM and SIGUSR1 only set `requested`; further signals change nothing.
+    """A context in which SIGINT, SIGTERM and SIGUSR1 only set `requested`; it is true if the run is to stop.
 
-    It is true if the run is to stop. On exit the previous handlers are restored, with one exception: if the context is left by `Stopped`,
-    the signals are ignored until the process has ended, so that none changes its exit code; if `Stopped` is caught and discarded, the
-    previous handlers apply again. Outside the main thread, where handlers cannot be set, signals keep their handlers.
+    Further signals change nothing. On exit the previous handlers are restored, with one exception: if the context is left by `Stopped`,
+    signals are ignored until the process has ended, so that none changes its exit code; if `Stopped` is caught and discarded, the
+    previous handlers apply again. Outside the main thread signals keep their handlers.
 
-    A signal to one of several ranks reaches the others in two ways. Each `decide` shares it among all ranks. Between two of them, while
-    each rank collects or evaluates at its own pace, it is a key in the store through which the processes found each other, for which
-    `pending` looks.
+    A signal to one of several ranks reaches the others when all `decide` together, and between two such calls by a key in the store
+    through which the processes found each other, for which `pending` looks.
 
     Args:
         ranks: that stop together; None: this process alone.
@@ -172,12 +169,8 @@ class Signals:
         return bool(self)
 
     def check(self) -> None:
-        """End the run's loop if a signal has arrived; all ranks must call this together.
-
-        Raises:
-            Stopped: with 130 (SIGINT), 143 (SIGTERM) or 138 (SIGUSR1); caught by `amago.Experiment.learn`, which saves, and raises it
-                again.
-        """
+        """Raise `Stopped` if a signal has arrived; all ranks must call this together. The code is 130 (SIGINT), 143 (SIGTERM) or 138 (SIGUSR1).
+        `amago.Experiment.learn` saves, and raises it again."""
         if self.decide():
             raise Stopped(128 + (self._decided or self.requested or 0))
 
@@ -187,15 +180,16 @@ class Signals:
 
     def pending(self) -> bool:
         """True if a signal is known to have reached any rank: this rank's part of a phase ends early, then `decide` follows."""
-        now = time.monotonic()
-        if self._store is not None and self.requested is None and self._key and now >= self._next_look:
-            self._next_look = now + _BETWEEN_LOOKS
-            with contextlib.suppress(
-                RuntimeError
-            ):  # the process with the store has ended: the next call of all ranks reports it
-                if self._store.check([self._key]):
-                    self.requested, self._published = int(self._store.get(self._key)), True
-        self._publish()
+        if self._store is not None and self._key:
+            now = time.monotonic()
+            if self.requested is None and now >= self._next_look:
+                self._next_look = now + _BETWEEN_LOOKS
+                with contextlib.suppress(
+                    RuntimeError
+                ):  # the process with the store has ended: the next call of all ranks reports it
+                    if self._store.check([self._key]):
+                        self.requested, self._published = int(self._store.get(self._key)), True
+            self._publish()
         return self.requested is not None
 
     def _publish(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs, extract_model_from_parallel
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
 
 from amago.agent import BaseAgent
 from amago.data.batch import Batch
@@ -42,14 +42,15 @@ class WeightAverage:
 
     def __init__(self, agent: BaseAgent, decay: float):
         trained = {id(p) for p in agent.trainable_params}
-        self.decay, self._agent = decay, agent
+        self.decay, self.agent = decay, agent
         self._parameters = {name: p for name, p in agent.named_parameters() if id(p) in trained}
         self._kept: list[Tensor] | None = None  # the trained weights, while the average acts
         self.restart()
 
     def restart(self) -> None:
         """Begin with the present weights, for example after others were loaded."""
-        self._mean, self._growth = self._present(), self._present_growth()
+        growth = self.agent.scale_growth
+        self._mean, self._growth = self._present(), None if growth is None else growth.clone()
         if self._kept is not None:
             self._kept = self._present()
 
@@ -86,26 +87,21 @@ class WeightAverage:
     def _present(self) -> list[Tensor]:
         return [p.detach().clone() for p in self._parameters.values()]
 
-    def _present_growth(self) -> Tensor | None:
-        growth = self._agent.scale_growth
-        return None if growth is None else growth.clone()
-
     @torch.no_grad()
     def _put(self, weights: list[Tensor]) -> None:
-        for p, value in zip(self._parameters.values(), weights):
-            p.copy_(value)
+        torch._foreach_copy_(list(self._parameters.values()), weights)
 
     @torch.no_grad()
     def _divide(self) -> None:
         """Repeat the divisions that the agent has made since the last call, so that the average's values of actions stay the same."""
-        growth = self._present_growth()
+        growth = self.agent.scale_growth
         if growth is None or self._growth is None:
             return
-        divided = {id(p) for p in self._agent.divided_parameters()}
+        divided = {id(p) for p in self.agent.divided_parameters()}
         for mean, p in zip(self._mean, self._parameters.values()):
             if id(p) in divided:
                 mean.mul_(self._growth / growth)
-        self._growth = growth
+        self._growth = growth.clone()
 
 
 # ---- updates --------------------------------------------------------------------------------------------------------------
@@ -115,94 +111,6 @@ MAX_SKIPPED_IN_A_ROW = 20
 
 class NonFiniteTraining(RuntimeError):
     """Losses or gradients were not finite in `MAX_SKIPPED_IN_A_ROW` consecutive updates."""
-
-
-class Updater:
-    """Updates an agent: clips the gradient, steps optimizer and schedule, and updates the target networks.
-
-    An update whose loss or gradient is not finite is skipped: parameters stay as they are.
-
-    Args:
-        schedule: of ``optimizer``; steps with each update that is not skipped.
-        grad_clip: largest norm of the gradient of ``agent.trainable_params``.
-        ema_decay: of the average of the weights that acts; 0: there is none.
-
-    Attributes:
-        average: of the weights, or None.
-        grad_steps: updates so far, without skipped ones.
-        skipped: updates skipped so far.
-    """
-
-    def __init__(
-        self,
-        accelerator: Accelerator,
-        agent: BaseAgent,
-        optimizer: Optimizer,
-        schedule: LambdaLR,
-        grad_clip: float,
-        ema_decay: float = 0.0,
-    ):
-        self.accelerator, self.agent, self.optimizer, self.schedule = accelerator, agent, optimizer, schedule
-        self.made_with = accelerator, agent, optimizer, schedule, grad_clip, ema_decay
-        self.params, self.grad_clip = list(agent.trainable_params), grad_clip
-        self.average = WeightAverage(agent, ema_decay) if ema_decay else None
-        self.grad_steps = self.skipped = self._in_a_row = 0
-
-    def step(self, log_step: bool, loss: Tensor | None = None) -> dict[str, float | Tensor]:
-        """Update with the gradients in ``.grad``, and clear them.
-
-        Args:
-            log_step: also return the gradient norms of encoders, actor and critics.
-            loss: the loss of these gradients; the update is also skipped if this is not finite.
-
-        Returns:
-            "Gradient Norm" (before clipping), "Learning Rate" and "Skipped Updates".
-
-        Raises:
-            NonFiniteTraining: this is the 20th skipped update in a row.
-        """
-        metrics: dict[str, float | Tensor] = {}
-        scaler = self.accelerator.scaler
-        if log_step:
-            scale = 1.0 if scaler is None else scaler.get_scale()  # float16: gradients are still multiplied by it
-            metrics |= {name: norm / scale for name, norm in self.agent.get_grad_norms().items()}
-        norm = self.accelerator.clip_grad_norm_(self.params, self.grad_clip)
-        assert norm is not None
-        checked = norm if loss is None else norm + ranks.average(loss.detach())  # all ranks skip, or none
-        if not checked.isfinite():
-            if scaler is not None:
-                scaler.update()  # float16: lowers its scale where it found infinite gradients
-            self._skip()
-        else:
-            self.optimizer.step()
-            self._in_a_row = 0
-            self.grad_steps += 1
-            self.schedule.step()
-            self.agent.soft_sync_targets()
-            if self.average is not None:
-                self.average.update(self.grad_steps)
-        self.optimizer.zero_grad(set_to_none=True)
-        metrics["Gradient Norm"] = norm.detach()
-        metrics["Learning Rate"] = self.schedule.get_last_lr()[0]
-        metrics["Skipped Updates"] = float(self.skipped)
-        return metrics
-
-    def _skip(self) -> None:
-        self.skipped += 1
-        self._in_a_row += 1
-        if self._in_a_row >= MAX_SKIPPED_IN_A_ROW:
-            raise NonFiniteTraining(
-                f"the loss or its gradient was not finite {self._in_a_row} steps in a row; parameters are as they were before. "
-                "Look for NaN or huge values in observations and rewards, or lower learning_rate or reward_multiplier."
-            )
-
-    def state_dict(self) -> dict[str, int]:
-        """The counters."""
-        return {"grad_steps": self.grad_steps, "skipped": self.skipped, "in_a_row": self._in_a_row}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Restore the counters."""
-        self.grad_steps, self.skipped, self._in_a_row = state["grad_steps"], state["skipped"], state["in_a_row"]
 
 
 def report_td_errors(batch: Batch, agent: BaseAgent) -> None:
@@ -235,57 +143,51 @@ class Learner:
         settings: of the run; their present values count.
 
     Attributes:
-        policy: the agent, without Accelerate's wrapper; None before it is built.
+        policy_aclr: the agent in Accelerate's wrapper, or any module that acts (`amago.compat.parts`), set by `use`; None before it is built.
+        policy: the agent, without the wrapper.
         optimizer, lr_schedule: of the agent; None in a process that only collects.
+        average: of the weights, or None; made at the first update.
         calls: the configurables that were called to build the agent.
+        grad_steps: updates so far, without skipped ones. A program that makes updates itself counts them here.
+        skipped: updates that were skipped, because a loss or a gradient was not finite.
     """
 
     def __init__(self, settings: ExperimentSettings) -> None:
         self.settings = settings
+        self.policy_aclr: Any = None
         self.policy: Any = None
         self.optimizer: Any = None
         self.lr_schedule: Any = None
+        self.average: WeightAverage | None = None
         self.calls: Calls | None = None
-        self._wrapped: Any = None
-        self._accelerator: Accelerator | None = None
+        self.grad_steps = self.skipped = self._in_a_row = 0
         self._made: tuple[Accelerator, int, str] | None = None  # an accelerator, and the settings for which it was made here
-        self._updater: Updater | None = None
+        self._trained: tuple[Any, list[Tensor]] = (None, [])  # an agent, and its parameters
 
-    @property
+    @cached_property
     def accelerator(self) -> Accelerator:
         """Device, precision and processes. It is made on first use; set it to use another."""
-        return self._accelerator or self.make_accelerator()
-
-    @accelerator.setter
-    def accelerator(self, accelerator: Accelerator) -> None:
-        self._accelerator = accelerator
-
-    def make_accelerator(self) -> Accelerator:
-        """Make the accelerator for the settings of now, unless there is one for them, or one that was set."""
-        wanted = self.settings.batches_per_update, self.settings.mixed_precision
-        now, made = self._accelerator, self._made
-        if now is not None and (
-            made is None or made[0] is not now or (made[1:] == wanted and now.mixed_precision == wanted[1])
-        ):
-            return now
+        s = self.settings
         AcceleratorState._reset_state()  # otherwise an earlier experiment of this process decides the precision
         handlers = [DistributedDataParallelKwargs(find_unused_parameters=True), InitProcessGroupKwargs(timeout=TIMEOUT)]
-        self._accelerator = Accelerator(
-            gradient_accumulation_steps=wanted[0], mixed_precision=wanted[1], cpu=ranks_on_cpus(), kwargs_handlers=handlers
-        )
-        self._made = self._accelerator, *wanted
-        if self._accelerator.num_processes > 1:
+        made = Accelerator(
+            gradient_accumulation_steps=s.batches_per_update, mixed_precision=s.mixed_precision, cpu=ranks_on_cpus(),
+            kwargs_handlers=handlers,
+        )  # fmt: skip
+        self._made = made, s.batches_per_update, s.mixed_precision
+        if made.num_processes > 1:
             leave_at_exit()
-        return self._accelerator
+        return made
 
-    @property
-    def policy_aclr(self) -> Any:
-        """The agent, in Accelerate's wrapper, or any module that acts (`amago.compat.parts`); None before it is built."""
-        return self._wrapped
+    def renew_accelerator(self) -> None:
+        """Make another accelerator if this one was made here for other settings than those of now."""
+        now, made, wanted = self.accelerator, self._made, (self.settings.batches_per_update, self.settings.mixed_precision)
+        if made is not None and made[0] is now and (made[1:] != wanted or now.mixed_precision != wanted[1]):
+            del self.accelerator
 
-    @policy_aclr.setter
-    def policy_aclr(self, wrapped: Any) -> None:
-        self._wrapped, self.policy = wrapped, extract_model_from_parallel(wrapped)
+    def use(self, wrapped: Any) -> None:
+        """Act with a module, and train it if it is an agent."""
+        self.policy_aclr, self.policy = wrapped, extract_model_from_parallel(wrapped)
 
     def build(self, spaces: Spaces, make_optimizer: Callable[[BaseAgent], Optimizer] | None) -> None:
         """Build the agent, its optimizer and schedule.
@@ -307,7 +209,7 @@ class Learner:
         if s.critic_loss_weight is not None:
             agent.critic_loss_weight = float(s.critic_loss_weight)
         if make_optimizer is None:
-            self.policy_aclr = self.accelerator.prepare_model(agent, evaluation_mode=True)
+            self.use(self.accelerator.prepare_model(agent, evaluation_mode=True))
             return
         optimizer = make_optimizer(agent)
         if (ignored := sorted(rates_of_parts(s))) and not any("name" in group for group in optimizer.param_groups):
@@ -315,56 +217,39 @@ class Learner:
                 f"init_optimizer of {type(s).__name__} does not use {', '.join(ignored)}: build its optimizer from "
                 "amago.run.learner.param_groups(policy, self) in place of policy.trainable_params, or leave these out"
             )
-        self.policy_aclr, self.optimizer = self.accelerator.prepare(agent, optimizer)
+        wrapped, self.optimizer = self.accelerator.prepare(agent, optimizer)
+        self.use(wrapped)
         learning_epochs = max(0, s.epochs - int(min(s.start_learning_at_epoch, s.epochs)))
         updates = learning_epochs * s.train_batches_per_epoch // s.batches_per_update
         self.lr_schedule = lr_schedule(self.optimizer, s.lr_warmup_steps, updates, s.lr_cooldown)
         self.accelerator.register_for_checkpointing(self.lr_schedule)  # for those who call accelerator.save_state()
 
-    @property
-    def updater(self) -> Updater:
-        """The updates of the policy; made anew where policy, optimizer, schedule or their settings were replaced."""
-        s, known = self.settings, self._updater
-        parts = self.accelerator, self.policy, self.optimizer, self.lr_schedule, s.grad_clip, s.ema_decay
-        if known is None or any(a is not b for a, b in zip(known.made_with, parts)):
-            self._updater = Updater(*parts)
-            if known is not None:
-                self._updater.load_state_dict(known.state_dict())
-        assert self._updater is not None
-        return self._updater
-
-    @property
-    def grad_steps(self) -> int:
-        """Updates so far. A program that makes updates itself counts them here."""
-        return 0 if self._updater is None else self._updater.grad_steps
-
-    @grad_steps.setter
-    def grad_steps(self, count: int) -> None:
-        if count or self.optimizer is not None:  # there is nothing to count before
-            self.updater.grad_steps = int(count)
-
-    @property
-    def skipped(self) -> int:
-        """Updates that were skipped, because a loss or a gradient was not finite."""
-        return 0 if self._updater is None else self._updater.skipped
-
     def acting_weights(self) -> AbstractContextManager[Any]:
         """In the block, the policy has the weights with which it acts: with ``ema_decay``, their average."""
-        average = None if self._updater is None else self._updater.average
-        return nullcontext() if average is None else average.acting()
+        return nullcontext() if self.average is None else self.average.acting()
 
     def restart_average(self) -> None:
         """Begin the average, if there is one, with the present weights: others were loaded."""
-        if self._updater is not None and self._updater.average is not None:
-            self._updater.average.restart()
+        if self.average is not None:
+            self.average.restart()
+
+    def _renew_average(self) -> None:
+        """Make the average, unless there is one of this policy."""
+        known, decay = self.average, self.settings.ema_decay
+        if not decay:
+            self.average = None
+        elif known is None or known.agent is not self.policy or known.decay != decay:
+            self.average = WeightAverage(self.policy, decay)
 
     def loss_of(self, batch: Batch, log_step: bool, masks: object) -> dict[str, Any]:
         """Losses and metrics, as from `amago.Experiment.compute_loss`; ``masks`` has ``edit_actor_mask`` and ``edit_critic_mask``."""
         with self.policy.masks_edited_by(masks):
             loss = self.policy_aclr(batch, log_step)
         metrics = dict(self.policy.update_info)
-        parts = metrics.get("Actor Loss", 0.0) + self.policy.critic_loss_weight * metrics.get("Critic Loss", 0.0)
-        return {**metrics, "Auxiliary Loss": loss - parts}  # so that each of the terms may be changed
+        return {**metrics, "Auxiliary Loss": loss - self._sum_of_parts(metrics)}  # so that each of the terms may be changed
+
+    def _sum_of_parts(self, metrics: Mapping[str, Any]) -> Any:
+        return metrics.get("Actor Loss", 0.0) + self.policy.critic_loss_weight * metrics.get("Critic Loss", 0.0)
 
     def step(self, batch: Batch, metrics: dict[str, Any], log_step: bool) -> dict[str, float | Tensor]:
         """Backward with the ``metrics`` of `loss_of`, and an update if ``batches_per_update`` batches are complete."""
@@ -372,13 +257,59 @@ class Learner:
             report_td_errors(batch, self.policy)
         other, loss = metrics.pop("Auxiliary Loss", 0.0), metrics.get("Loss")
         if loss is None:
-            critic_weight = self.policy.critic_loss_weight
-            loss = metrics.get("Actor Loss", 0.0) + critic_weight * metrics.get("Critic Loss", 0.0) + other
+            loss = self._sum_of_parts(metrics) + other
         metrics["Loss"] = loss.detach()
         self.accelerator.backward(loss)
         if self.accelerator.sync_gradients:
-            metrics |= self.updater.step(log_step, loss)
+            metrics |= self.update(log_step, loss)
         return {k: v.detach() if isinstance(v, Tensor) and v.requires_grad else v for k, v in metrics.items()}
+
+    def update(self, log_step: bool, loss: Tensor | None = None) -> dict[str, float | Tensor]:
+        """Update with the gradients in ``.grad``, and clear them: clip their norm, step optimizer and schedule, and update the target
+        networks and the average. If the loss or a gradient is not finite, parameters stay as they are.
+
+        Args:
+            log_step: also return the gradient norms of encoders, actor and critics.
+            loss: the loss of these gradients.
+
+        Returns:
+            "Gradient Norm" (before clipping), "Learning Rate" and "Skipped Updates".
+
+        Raises:
+            NonFiniteTraining: this is the 20th skipped update in a row.
+        """
+        if self.average is not None or self.settings.ema_decay:
+            self._renew_average()
+        if self._trained[0] is not self.policy:
+            self._trained = self.policy, list(self.policy.trainable_params)
+        metrics: dict[str, float | Tensor] = {}
+        scaler = self.accelerator.scaler
+        if log_step:
+            scale = 1.0 if scaler is None else scaler.get_scale()  # float16: gradients are still multiplied by it
+            metrics |= {name: norm / scale for name, norm in self.policy.get_grad_norms().items()}
+        norm: Any = self.accelerator.clip_grad_norm_(self._trained[1], self.settings.grad_clip)
+        checked = norm if loss is None else norm + ranks.average(loss.detach())  # all ranks skip, or none
+        if checked.isfinite():
+            self.optimizer.step()
+            self._in_a_row = 0
+            self.grad_steps += 1
+            self.lr_schedule.step()
+            self.policy.soft_sync_targets()
+            if self.average is not None:
+                self.average.update(self.grad_steps)
+        else:
+            if scaler is not None:
+                scaler.update()  # float16: lowers its scale where it found infinite gradients
+            self.skipped += 1
+            self._in_a_row += 1
+            if self._in_a_row >= MAX_SKIPPED_IN_A_ROW:
+                raise NonFiniteTraining(
+                    f"the loss or its gradient was not finite {self._in_a_row} steps in a row; parameters are as they were before. "
+                    "Look for NaN or huge values in observations and rewards, or lower learning_rate or reward_multiplier."
+                )
+        self.optimizer.zero_grad(set_to_none=True)
+        metrics |= {"Gradient Norm": norm.detach(), "Learning Rate": self.lr_schedule.get_last_lr()[0]}
+        return metrics | {"Skipped Updates": float(self.skipped)}
 
     # ---- training state ---------------------------------------------------------------------------------------------------
 
@@ -400,13 +331,14 @@ class Learner:
     def state_dict(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """The learner's entries in a training state, (as JSON types, tensors), but for the weights of the policy."""
         state = {
-            "updater": self.updater.state_dict(), "schedule": self.lr_schedule.state_dict(),
+            "updater": {"grad_steps": self.grad_steps, "skipped": self.skipped, "in_a_row": self._in_a_row}, "schedule": self.lr_schedule.state_dict(),
             "batches_in_update": self.accelerator.step % self.settings.batches_per_update,
             "optimizer_parameters": names_in(self.optimizer, self.policy),
         }  # fmt: skip
         tensors = {"optimizer": self.optimizer.state_dict(), "gradients": self._unused_gradients()}
-        if self.updater.average is not None:
-            tensors["trained"] = self.updater.average.state_dict()
+        self._renew_average()
+        if self.average is not None:
+            tensors["trained"] = self.average.state_dict()
         if self.accelerator.scaler is not None:
             tensors["scaler"] = self.accelerator.scaler.state_dict()
         return state, tensors
@@ -414,9 +346,8 @@ class Learner:
     def load_state_dict(self, state: Mapping[str, Any], tensors: Mapping[str, Any], same_update: bool) -> None:
         """Restore the result of `state_dict`, after the weights of the policy; the present settings of optimizer and schedule remain.
         An update that was begun goes on (``same_update``) or begins anew."""
-        updater = self.updater
-        if updater.average is not None:
-            updater.average.restart()  # with the weights that act
+        self._renew_average()
+        self.restart_average()  # with the weights that act
         own = self.policy.state_dict()
         for name, weight in tensors.get("trained", {}).items():
             if name not in own:
@@ -429,5 +360,6 @@ class Learner:
         load_schedule(self.lr_schedule, state["schedule"], self.optimizer)
         if self.accelerator.scaler is not None and "scaler" in tensors:
             self.accelerator.scaler.load_state_dict(tensors["scaler"])
-        updater.load_state_dict(state["updater"])
+        counters = state["updater"]
+        self.grad_steps, self.skipped, self._in_a_row = counters["grad_steps"], counters["skipped"], counters["in_a_row"]
         self.accelerator.step = state["batches_in_update"] if same_update else 0

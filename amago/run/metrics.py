@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,28 @@ log = logging.getLogger(__name__)
 MAX_WAITING_BYTES = 64 << 20
 
 
-class JsonlLogger(Callback):
+class Logger(Callback):
+    """Base of the loggers of a run. It passes no experiment to them.
+
+    Attributes:
+        resumed: the next row goes on from a training state.
+    """
+
+    resumed = False
+
+    def log_video(self, tag: str, path: Path, pictures: Sequence[Any], fps: float, env_steps: int) -> None:
+        """Show a film.
+
+        Args:
+            tag: its name.
+            path: the file.
+            pictures: its content (`amago.run.video.as_frames`).
+            fps: pictures a second.
+            env_steps: where the run is.
+        """
+
+
+class JsonlLogger(Logger):
     """Writes each row as a line of JSON: ``{"epoch", "env_steps", "grad_steps", "wall_time", "section", "values"}``.
 
     Lines are appended without buffering, so that a killed run loses at most the line being written. If the disk is full, rows wait in
@@ -71,59 +92,52 @@ class JsonlLogger(Callback):
             self._file.close()
 
 
-class TensorBoardLogger(Callback):
+class TensorBoardLogger(Logger):
     """Writes event files, with the environment steps as the axis.
 
     After a resume from an earlier epoch, curves go on there: the steps after it are removed from them (``purge_step``).
 
     Args:
         directory: of the event files.
-        settings: of the run, for the table of hyperparameters.
+        settings: of the run, for the table of hyperparameters; None: no table.
 
     Raises:
         ImportError: TensorBoard is not installed; names the extra.
     """
 
-    def __init__(self, directory: Path, settings: Mapping[str, bool | int | float | str]):
+    def __init__(self, directory: Path, settings: Mapping[str, bool | int | float | str] | None = None):
         try:
             from torch.utils.tensorboard import SummaryWriter
             from torch.utils.tensorboard.summary import hparams
         except ImportError as err:
-            raise ImportError("log_to_tensorboard=True needs TensorBoard: pip install 'amago[tensorboard]'") from err
-        self._directory, self._resumed = directory, False
+            raise ImportError(
+                "log_to_tensorboard=True (--tensorboard) needs TensorBoard: pip install 'amago[tensorboard]'"
+            ) from err
+        self._directory = directory
         self._writer = SummaryWriter(str(directory))
         if settings:  # add_hparams() would make a separate run for the table
             for part in hparams(dict(settings), {f"val/{AVERAGE_RETURN}": None}):
                 self._writer._get_file_writer().add_summary(part)
 
-    def rewind(self) -> None:
-        """Let the next row go on from a training state."""
-        self._resumed = True
-
-    def _purge(self, epoch: int) -> None:
-        """Remove rows that an earlier process wrote in this epoch and later. TensorBoard can remove all from a step on, so that
-        rows of earlier epochs at this very step are written again."""
+    def _purge(self, first: LogRow) -> None:
+        """Remove what was written from the steps of the first row on; rows of earlier epochs at this very step are written again."""
         run_dir = self._directory.parent
-        rows = read_metrics(run_dir) if (run_dir / "metrics.jsonl").is_file() else []
-        step = min((r["env_steps"] for r in rows if r["epoch"] >= epoch), default=None)
-        if step is None:
-            return
         self._writer.close()
-        self._writer = type(self._writer)(str(self._directory), purge_step=step)
-        for r in rows:
-            if r["env_steps"] == step and r["epoch"] < epoch:
-                for name, value in r["values"].items():
-                    self._writer.add_scalar(f"{r['section']}/{name}", float("nan") if value is None else value, step)
+        self._writer = type(self._writer)(str(self._directory), purge_step=first.env_steps)
+        for row in read_metrics(run_dir) if (run_dir / "metrics.jsonl").is_file() else ():
+            if row["env_steps"] == first.env_steps and row["epoch"] < first.epoch:
+                for name, value in row["values"].items():
+                    number = float("nan") if value is None else value
+                    self._writer.add_scalar(f"{row['section']}/{name}", number, first.env_steps)
 
     def on_log(self, experiment: object, row: LogRow) -> None:
-        if self._resumed:
-            self._resumed = False
-            self._purge(row.epoch)
+        if self.resumed:
+            self.resumed = False
+            self._purge(row)
         for name, value in {**row.values, **row.speeds}.items():
             self._writer.add_scalar(f"{row.section}/{name}", value, row.env_steps)
 
     def log_video(self, tag: str, path: Path, pictures: Sequence[Any], fps: float, env_steps: int) -> None:
-        """Show a film under the tab of images; see `amago.run.metrics.MetricsLogger.log_video`."""
         add_to_events(self._writer, tag, pictures, fps, env_steps)
         self._writer.flush()
 
@@ -131,7 +145,7 @@ class TensorBoardLogger(Callback):
         self._writer.close()
 
 
-class WandbLogger(Callback):
+class WandbLogger(Logger):
     """Logs to Weights & Biases.
 
     A run has the same id for ever, so that a process that resumes it goes on with its curves. Processes that only collect are
@@ -162,7 +176,6 @@ class WandbLogger(Callback):
         self._run.log(numbers | {f"Charts/{k}": v for k, v in row.charts.items()})
 
     def log_video(self, tag: str, path: Path, pictures: Sequence[Any], fps: float, env_steps: int) -> None:
-        """Upload a film; see `amago.run.metrics.MetricsLogger.log_video`."""
         self._run.log({tag: self._video(str(path)), "Charts/total_frames": env_steps})
 
     def on_close(self, experiment: object) -> None:
@@ -178,89 +191,13 @@ def to_floats(values: Mapping[str, Any]) -> dict[str, float]:
     return {k: float(v) for k, v in values.items()}
 
 
-class MetricsLogger:
-    """Makes the rows of the log, and passes them to its loggers: `JsonlLogger`, and others if they are enabled.
-
-    Args:
-        run_dir: directory of the run.
-        *others: a `TensorBoardLogger`, a `WandbLogger`.
-    """
-
-    def __init__(self, run_dir: Path, *others: TensorBoardLogger | WandbLogger):
-        run_dir.mkdir(parents=True, exist_ok=True)
-        self._began = time.monotonic()
-        self.loggers = [*others, JsonlLogger(run_dir / "metrics.jsonl")]
-
-    @property
-    def wall_time(self) -> float:
-        """Seconds of this run, including the time before a resume."""
-        return time.monotonic() - self._began
-
-    def rewind(self, wall_time: float) -> None:
-        """Go on from a training state that was saved after ``wall_time`` seconds."""
-        self._began = time.monotonic() - wall_time
-        for logger in self.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                logger.rewind()
-
-    def log(
-        self,
-        values: Mapping[str, Any],
-        section: str,
-        x: Mapping[str, int],
-        charts: Mapping[str, float],
-        speeds: Mapping[str, float] | None = None,
-    ) -> LogRow | None:
-        """Write one row.
-
-        Args:
-            values: numbers by name; tensors are averaged.
-            section: "train", "val", "test", "buffer" or "rollout".
-            x: epoch, env_steps and grad_steps.
-            charts: further numbers for the x-axes of Weights & Biases.
-            speeds: numbers a second, which are not written to ``metrics.jsonl``.
-
-        Returns:
-            the row; None if there are no values.
-        """
-        numbers = to_floats(values)
-        if not numbers and not speeds:
-            return None
-        axes = {k: int(x[k]) for k in ("epoch", "env_steps", "grad_steps")}
-        row = LogRow(section, numbers, **axes, wall_time=round(self.wall_time, 3), charts=charts, speeds=speeds or {})
-        for logger in self.loggers:
-            logger.on_log(None, row)
-        return row
-
-    def log_video(self, tag: str, path: Path, pictures: Sequence[Any], fps: float, env_steps: int) -> None:
-        """Show a film in TensorBoard and Weights & Biases, where the run logs to them.
-
-        Args:
-            tag: its name there.
-            path: the file.
-            pictures: its content (`amago.run.video.as_frames`).
-            fps: pictures a second.
-            env_steps: where the run is.
-        """
-        for logger in self.loggers:
-            if not isinstance(logger, JsonlLogger):
-                logger.log_video(tag, path, pictures, fps, env_steps)
-
-    def close(self) -> None:
-        """Write and close everything; twice is fine."""
-        for logger in self.loggers:
-            logger.on_close(None)
-        self.loggers = []
-
-
-def open_logger(s: ExperimentSettings, settings: dict[str, Any]) -> MetricsLogger:
-    """Open the log of a run, with the tables of its settings (`amago.run.record.settings_of`) in TensorBoard and Weights & Biases."""
+def extra_loggers(s: ExperimentSettings, settings: dict[str, Any]) -> Iterator[Logger]:
+    """TensorBoard and Weights & Biases where they are enabled, with tables of ``settings`` (`amago.run.record.settings_of`)."""
     table = flat(settings)
-    return MetricsLogger(
-        s.run_dir,
-        *([TensorBoardLogger(s.run_dir / "tensorboard", table)] if s.log_to_tensorboard else []),
-        *([WandbLogger(s, table)] if s.log_to_wandb else []),
-    )
+    if s.log_to_tensorboard:
+        yield TensorBoardLogger(s.run_dir / "tensorboard", table)
+    if s.log_to_wandb:
+        yield WandbLogger(s, table)
 
 
 def mean_of_rows(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -269,56 +206,52 @@ def mean_of_rows(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: sum(values) / len(values) for name, values in found.items()}
 
 
-class RunningMeans:
-    """Means of training metrics between two rows of the log, accumulated on the device, and over an epoch."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, Any] = {}
-        self._counts: dict[str, int] = {}
-        self._epoch: dict[str, tuple[float, int]] = {}
-
-    def add(self, values: Mapping[str, Any]) -> None:
-        """Add the numbers or tensors of one step."""
-        for name, value in values.items():
-            v = value.detach().float() if isinstance(value, torch.Tensor) else float(value)
-            self._sums[name] = self._sums[name] + v if name in self._sums else v
-            self._counts[name] = self._counts.get(name, 0) + 1
-
-    def take(self) -> dict[str, float]:
-        """The means since the last call."""
-        sums, counts = to_floats(self._sums), self._counts
-        self._sums, self._counts = {}, {}
-        for name, value in sums.items():
-            before, count = self._epoch.get(name, (0.0, 0))
-            self._epoch[name] = before + value, count + counts[name]
-        return {name: value / counts[name] for name, value in sums.items()}
-
-    def take_epoch(self) -> dict[str, float]:
-        """The means of all that `take` has returned since the last call."""
-        epoch, self._epoch = self._epoch, {}
-        return {name: value / count for name, (value, count) in epoch.items()}
-
-
 class RunLog:
-    """The log of a run.
+    """The log of a run: its rows, and means of training metrics.
 
     Attributes:
-        logger: writer of rows; None before it is opened, and in all processes but the main one.
-        means: of training metrics.
+        loggers: to which rows are written; none before `open`, and in all processes but the main one.
         speeds: numbers a second for the next row. They are no argument of `row`, as subclasses of `amago.Experiment` override ``log``.
     """
 
     def __init__(self) -> None:
-        self.logger: MetricsLogger | None = None
-        self.means = RunningMeans()
+        self.loggers: list[Logger] = []
         self.speeds: dict[str, float] = {}
-        self._epoch: dict[str, float] = {}
+        self._began: float | None = None
+        self._newest: dict[str, float] = {}
+        self._since_row: dict[str, tuple[Any, int]] = {}  # sums, on the device, and numbers of their terms
+        self._in_epoch: dict[str, tuple[float, int]] = {}
 
-    def row(self, metrics: Mapping[str, Any], key: str, axes: Mapping[str, int], charts: Mapping[str, float]) -> LogRow | None:
-        """Write a row, unless it would be empty.
+    def open(self, run_dir: Path, *others: Logger) -> None:
+        """Write rows to `JsonlLogger` and to others."""
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self._began = time.monotonic() if self._began is None else self._began
+        self.loggers = [*others, JsonlLogger(run_dir / "metrics.jsonl")]
+
+    @property
+    def logger(self) -> RunLog | None:
+        """This log, where it is written: in the main process."""
+        return self if self.loggers else None
+
+    @property
+    def wall_time(self) -> float:
+        """Seconds of this run, including the time before a resume."""
+        return 0.0 if self._began is None else time.monotonic() - self._began
+
+    def rewind(self, wall_time: float) -> None:
+        """Go on from a training state that was saved after ``wall_time`` seconds."""
+        self._began = time.monotonic() - wall_time
+        for logger in self.loggers:
+            logger.resumed = True
+
+    def row(
+        self, metrics: Mapping[str, Any], key: str, axes: Mapping[str, int], charts: Mapping[str, float] | None = None
+    ) -> LogRow | None:
+        """Write a row, and return it; None if it would be empty, or there are no loggers.
 
         Args:
-            key: the section, or its name in `amago.Experiment.log`.
+            metrics: numbers by name; tensors are averaged.
+            key: the section ("train", "val", "test", "buffer", "rollout"), or its name in `amago.Experiment.log`.
             axes: of the run (`amago.Experiment.axes`).
             charts: further numbers for the x-axes of Weights & Biases.
         """
@@ -327,18 +260,53 @@ class RunLog:
             return None
         section, numbers = SECTIONS.get(key, key), to_floats(metrics)
         self.note(section, {**numbers, **speeds})
-        return None if self.logger is None else self.logger.log(numbers, section, axes, charts, speeds)
+        if not self.loggers:
+            return None
+        row = LogRow(section, numbers, **axes, wall_time=round(self.wall_time, 3), charts=charts or {}, speeds=speeds)
+        for logger in self.loggers:
+            logger.on_log(None, row)
+        return row
 
     def note(self, section: str, numbers: Mapping[str, float]) -> None:
         """Remember the newest numbers of an epoch."""
-        self._epoch.update({f"{section}/{name}": value for name, value in numbers.items()})
+        self._newest.update({f"{section}/{name}": value for name, value in numbers.items()})
 
-    def take_epoch(self) -> dict[str, float]:
+    def take_newest(self) -> dict[str, float]:
         """The newest value of everything since the last call, by "section/name"."""
-        epoch, self._epoch = self._epoch, {}
-        return epoch
+        newest, self._newest = self._newest, {}
+        return newest
+
+    def add(self, metrics: Mapping[str, Any]) -> None:
+        """Add the numbers or tensors of one training step to the means."""
+        for name, value in metrics.items():
+            total, count = self._since_row.get(name, (0.0, 0))
+            self._since_row[name] = (
+                total + (value.detach().float() if isinstance(value, torch.Tensor) else float(value)),
+                count + 1,
+            )
+
+    def take_means(self) -> dict[str, float]:
+        """The means of training metrics since the last call."""
+        counts = {name: count for name, (_, count) in self._since_row.items()}
+        totals = to_floats({name: total for name, (total, _) in self._since_row.items()})
+        self._since_row = {}
+        for name, total in totals.items():
+            before, count = self._in_epoch.get(name, (0.0, 0))
+            self._in_epoch[name] = before + total, count + counts[name]
+        return {name: total / counts[name] for name, total in totals.items()}
+
+    def take_epoch_means(self) -> dict[str, float]:
+        """The means of all that `take_means` has included since the last call."""
+        epoch, self._in_epoch = self._in_epoch, {}
+        return {name: total / count for name, (total, count) in epoch.items()}
+
+    def log_video(self, tag: str, path: Path, pictures: Sequence[Any], fps: float, env_steps: int) -> None:
+        """Show a film in TensorBoard and Weights & Biases, where the run logs to them; see `Logger.log_video`."""
+        for logger in self.loggers:
+            logger.log_video(tag, path, pictures, fps, env_steps)
 
     def close(self) -> None:
         """Write and close everything; twice is fine."""
-        if self.logger is not None:
-            self.logger.close()
+        for logger in self.loggers:
+            logger.on_close(None)
+        self.loggers = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from accelerate.scheduler import AcceleratedScheduler
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -13,7 +14,7 @@ from amago.agent import BaseAgent
 from amago.run.checks import SettingsError
 from amago.run.settings import ExperimentSettings
 
-RATES = {"actor_learning_rate": "actor", "critic_learning_rate": "critics"}
+PARTS = {"actor_learning_rate": "actor", "critic_learning_rate": "critics"}
 """{field of an experiment: the part of the agent with this learning rate}."""
 Params = list[nn.Parameter] | list[dict[str, Any]]
 
@@ -31,15 +32,14 @@ def param_groups(agent: BaseAgent, settings: ExperimentSettings) -> Params:
     Raises:
         SettingsError: a rate is set for a part that the agent does not have.
     """
-    params = list(agent.trainable_params)
-    rates = rates_of_parts(settings)
+    params, rates = list(agent.trainable_params), rates_of_parts(settings)
     if not rates:
         return params
     groups: dict[str, dict[str, Any]] = {"others": {"name": "others", "lr": float(settings.learning_rate), "params": []}}
     group_of: dict[int, str] = {}
     modules = dict(agent.named_children())
     for name, rate in rates.items():
-        part = RATES[name]
+        part = PARTS[name]
         if part not in modules:
             raise SettingsError(
                 f"{name}={rate:g}, but agent_type {type(agent).__name__} has no {part!r} to train with that rate"
@@ -53,8 +53,9 @@ def param_groups(agent: BaseAgent, settings: ExperimentSettings) -> Params:
 
 
 def rates_of_parts(settings: ExperimentSettings) -> dict[str, float]:
-    """The fields of `RATES` that are set."""
-    return {name: float(rate) for name in RATES if (rate := getattr(settings, name)) is not None}
+    """The fields of `PARTS` that are set."""
+    rates = zip(PARTS, (settings.actor_learning_rate, settings.critic_learning_rate))
+    return {name: float(rate) for name, rate in rates if rate is not None}
 
 
 def adamw(params: Params, learning_rate: float, l2_coeff: float) -> Optimizer:
@@ -65,16 +66,10 @@ def adamw(params: Params, learning_rate: float, l2_coeff: float) -> Optimizer:
 
 
 def lr_factor(step: int, warmup: int, total: int, cooldown: float) -> float:
-    """The factor of the learning rate at an update.
+    """The factor of the learning rate at an update, from 0.
 
     It rises linearly to 1 over the first ``warmup`` updates and falls linearly towards 0 over the last ``cooldown * total``
-    updates; after ``total`` updates it keeps its last value.
-
-    Args:
-        step: number of the update, from 0.
-        warmup: updates of the rise.
-        total: updates in all.
-        cooldown: share of ``total``, in [0, 1].
+    updates (``cooldown`` in [0, 1]); after ``total`` updates it keeps its last value.
     """
     rise = min(1.0, (step + 1) / max(1, warmup))
     last = cooldown * total
@@ -94,12 +89,8 @@ def names_in(optimizer: Optimizer, agent: nn.Module) -> list[str]:
 
 
 def load_optimizer(optimizer: Optimizer, saved: dict[str, Any], before: list[str], agent: nn.Module) -> None:
-    """Restore an optimizer's moments, of the same parameters in the same or in other groups. Rates, weight decay and the like keep
-    their present values.
-
-    Args:
-        before: names of the parameters, in the order of ``saved``.
-    """
+    """Restore an optimizer's moments, of the same parameters in the same or in other groups; ``before`` names them in the order of
+    ``saved``. Rates, weight decay and the like keep their present values."""
     groups, names, state = optimizer.state_dict()["param_groups"], names_in(optimizer, agent), saved["state"]
     if names != before and sorted(names) == sorted(before) and len(set(names)) == len(names):
         place = {name: i for i, name in enumerate(before)}
@@ -111,7 +102,7 @@ def load_optimizer(optimizer: Optimizer, saved: dict[str, Any], before: list[str
 
 def load_schedule(schedule: Any, saved: dict[str, Any], optimizer: Optimizer) -> None:
     """Restore the place in a schedule; the rates are the present ones."""
-    own = getattr(schedule, "scheduler", schedule)  # Accelerate's wrapper around one
+    own = schedule.scheduler if isinstance(schedule, AcceleratedScheduler) else schedule
     base = list(own.base_lrs)
     own.load_state_dict({**saved, "base_lrs": base})
     if isinstance(own, LambdaLR):

@@ -16,13 +16,10 @@ _ROW_KEYS = {"epoch", "env_steps", "grad_steps", "wall_time", "section", "values
 
 
 def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
-    """Read ``metrics.jsonl`` of a run.
+    """Read ``metrics.jsonl`` in the directory of a run.
 
     Unreadable lines are left out: the last one silently, because the run may still be writing it, earlier ones with a warning
     (a run that was killed and resumed may have one).
-
-    Args:
-        run_dir: directory of the run.
 
     Returns:
         rows ``{"epoch", "env_steps", "grad_steps", "wall_time", "section", "values": {name: number}}``, in the order in
@@ -35,8 +32,7 @@ def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
     path = Path(run_dir) / "metrics.jsonl"
     if not path.is_file():
         raise FileNotFoundError(f"no metrics.jsonl in {str(run_dir)!r}: is that the directory of a run?")
-    lines = path.read_bytes().split(b"\n")
-    numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    numbered = [(number, line) for number, line in enumerate(path.read_bytes().split(b"\n"), start=1) if line.strip()]
     rows = []
     for number, line in numbered:
         try:
@@ -59,18 +55,15 @@ def plot_adaptation(
     path: str | Path,
     title: str = "Learning to adapt",
 ) -> Path:
-    """Plot returns over training and success rates over attempts, in two panels of a PNG.
+    """Plot returns over training and success rates over attempts, in two panels of a PNG. No display is needed.
 
-    An agent has the same colour and marker in both panels. Matplotlib's global state is not changed, and no display is needed.
+    An agent has the same colour and marker in both panels.
 
     Args:
         curves: {agent: [(environment steps, mean return per rollout), ...]}, points in any order; NaN leaves a gap.
         by_attempt: {agent: [success rate in attempt 1, in attempt 2, ...]}, rates in [0, 1]; NaN leaves a gap.
-        path: of the PNG, with any suffix; missing directories are created.
+        path: of the PNG, with any suffix, which is returned; missing directories are created.
         title: above both panels.
-
-    Returns:
-        ``path``.
 
     Raises:
         ImportError: matplotlib is not installed; names the extra.
@@ -80,10 +73,9 @@ def plot_adaptation(
         raise ValueError("nothing to draw: curves and by_attempt are both empty")
     try:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
     except ImportError as err:
         raise ImportError("plot_adaptation needs matplotlib: pip install 'amago[plots]'") from err
-
-    from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
     figure = Figure(figsize=(11.0, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2)

@@ -142,7 +142,7 @@ class SharedProcess:
         if self._own is not None:
             yield
             return
-        self._own, self._handlers = _read(), [signal.getsignal(number) for number in SIGNALS]
+        self._own, self._handlers = _read(), {number: signal.getsignal(number) for number in SIGNALS}
         self._generators = _generators()
         if self._theirs is not None:
             _put(self._theirs)
@@ -166,7 +166,8 @@ class SharedProcess:
             generator.set_state(state)
         if dtype is not own["default dtype"]:
             torch.set_default_dtype(own["default dtype"])
-        self._keep_handlers()
+        if any(signal.getsignal(number) is not handler for number, handler in self._handlers.items()):
+            self._keep_handlers()
         try:
             yield
         finally:
@@ -177,48 +178,29 @@ class SharedProcess:
                 torch.set_default_dtype(dtype)
 
     def _keep_handlers(self) -> None:
-        changed = [(n, h) for n, h in zip(SIGNALS, self._handlers) if h is not None and signal.getsignal(n) is not h]
-        if changed and threading.current_thread() is threading.main_thread():
-            for number, handler in changed:
+        for number, handler in self._handlers.items() if threading.current_thread() is threading.main_thread() else ():
+            if handler is not None:  # of a program in C
                 signal.signal(number, handler)
 
 
 # ---- the allocator ----------------------------------------------------------------------------------------------------------
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt(3)
-_DEFAULT = {_MMAP_THRESHOLD: 128 * 1024, _TRIM_THRESHOLD: 128 * 1024}
-_KEEP = {_MMAP_THRESHOLD: 2**25, _TRIM_THRESHOLD: 2**31 - 1}
 
 
-class FreedMemory:
-    """Lets the process reuse the memory of freed tensors, until `restore` (glibc; elsewhere nothing changes).
+def keep_freed_memory(keep: bool) -> bool:
+    """Let the process reuse the memory of freed tensors, or restore glibc's defaults (without the growth of the threshold that a new
+    process has). Returns False where nothing changes, as there is no glibc.
 
     By default glibc returns freed blocks to the system, which clears each page again at its next use: 7.5 to 11% of an update
     of `Agent` with discrete actions (24 sequences of 128 timesteps, one core of an Intel Xeon with avx512, `benchmarks/learner.py`). Blocks
     of 32 MB and more are still returned, because keeping them fragments the heap.
-
-    Attributes:
-        kept: whether the setting is in force.
     """
-
-    kept = False
-
-    def keep(self) -> bool:
-        """Apply the setting. Returns whether this was possible."""
-        self.kept = _set_malloc(_KEEP)
-        return self.kept
-
-    def restore(self) -> None:
-        """Apply glibc's defaults again, without the automatic growth of the threshold that a new process has."""
-        if self.kept:
-            self.kept = not _set_malloc(_DEFAULT)
-
-
-def _set_malloc(options: dict[int, int]) -> bool:
     if not sys.platform.startswith("linux"):
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except AttributeError:  # musl has none
         return False
-    return all(mallopt(name, value) for name, value in options.items())
+    mmap, trim = (2**25, 2**31 - 1) if keep else (128 * 1024, 128 * 1024)
+    return bool(mallopt(_MMAP_THRESHOLD, mmap) and mallopt(_TRIM_THRESHOLD, trim))

@@ -176,7 +176,7 @@ def snapshot(run: Any, ranks: list[dict[str, Any]]) -> Snapshot:
     state, tensors = run.learner.state_dict()
     state |= {
         **run.position.state_dict(), "seed": run.run_seed, "next_batch": run.batches.loader.next_batch, "dataset": run.data.state_dict(),
-        "wall_time": 0.0 if run.logger is None else run.logger.wall_time, "processes": len(ranks), "ranks": ranks,
+        "wall_time": run.run_log.wall_time, "processes": len(ranks), "ranks": ranks,
         "settings": run.rundir.settings_now(),
     }  # fmt: skip
     if callbacks := run.moments.state_dict():
@@ -234,8 +234,7 @@ def _restore(run: Any, path: Path, changed: set[str]) -> list[str]:
             notes.append(
                 "datasets that are new begin with their files in the order of their names, and the proportions of a mixture anew"
             )
-        if run.logger is not None:
-            run.logger.rewind(state["wall_time"])
+        run.run_log.rewind(state["wall_time"])
         _restore_process(run, state["ranks"], rank, "exploration_wrapper_type" in changed, new_seed is not None)
         if saved != now:
             notes.append(f"{saved} processes saved it, and there are {now}: the run is not repeated exactly")

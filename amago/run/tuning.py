@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import math
 import re
 from collections.abc import Container, Iterable, Mapping
@@ -16,14 +15,13 @@ from amago.run.metric_names import AVERAGE_RETURN
 if TYPE_CHECKING:
     import optuna
 
-KINDS = {
+KINDS = {  # forms of a dimension after "NAME=" in a space, and the values drawn from each
     "uniform": "numbers between LOW and HIGH",
     "loguniform": "numbers between LOW and HIGH, whose logarithms are equally likely",
     "int": "whole numbers from LOW to HIGH",
     "logint": "whole numbers from LOW to HIGH, whose logarithms are equally likely",
     "choice": "one of the values",
 }
-"""Forms of a dimension after "NAME=" in a space, and the values drawn from each."""
 _SCALARS = (bool, int, float, str, type(None))
 
 
@@ -56,60 +54,49 @@ class Dimension:
         """The value of a trial."""
         if self.kind == "choice":
             return self.value_of(trial.suggest_categorical(self.name, self._labels))
-        low, high = self.values
-        if self.kind in ("int", "logint"):
-            return trial.suggest_int(self.name, low, high, log=self.kind == "logint")
-        return trial.suggest_float(self.name, low, high, log=self.kind == "loguniform")
+        draw: Any = trial.suggest_int if self.kind.endswith("int") else trial.suggest_float
+        return draw(self.name, *self.values, log=self.kind.startswith("log"))
 
 
 def parse_space(texts: Iterable[str]) -> list[Dimension]:
-    """Read a search space.
-
-    Args:
-        texts: such as "learning_rate=loguniform(1e-5, 1e-3)", "Agent.gamma=choice(0.99, 0.999)"; `KINDS` has all forms.
+    """Read a search space, such as "learning_rate=loguniform(1e-5, 1e-3)", "Agent.gamma=choice(0.99, 0.999)"; `KINDS` has all forms.
 
     Raises:
         ValueError: quotes the text that cannot be read, and shows the valid forms.
     """
     found: dict[str, Dimension] = {}
-    for text in texts:
-        dimension = _parse(text)
+    for dimension in map(_parse, texts):
         if dimension.name in found:
-            raise ValueError(f"the space has {dimension.name} twice: {found[dimension.name].text!r} and {text!r}")
+            raise ValueError(f"the space has {dimension.name} twice: {found[dimension.name].text!r} and {dimension.text!r}")
         found[dimension.name] = dimension
     return list(found.values())
 
 
 def _parse(text: str) -> Dimension:
     match = re.fullmatch(r"\s*([^=\s]+)\s*=\s*(\w+)\s*\((.*)\)\s*", text, re.DOTALL)
-    if match is None:
+    if match is None or match[2] not in KINDS:
         raise ValueError(
             f"cannot read {text!r}: a part of the space is NAME=KIND(...), such as 'learning_rate=loguniform(1e-5,1e-3)', with one of "
             f"{', '.join(KINDS)}"
         )
     name, kind, inside = match.groups()
-    if kind not in KINDS:
-        near = difflib.get_close_matches(kind, KINDS, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(KINDS)}"
-        raise ValueError(f"cannot read {text!r}: there is no {kind!r}; {hint}")
     try:
         values = tuple(ast.literal_eval(f"[{inside}]"))
     except (ValueError, SyntaxError):  # a value is text without quotes
         values = tuple(_literal(part.strip()) for part in inside.split(","))
-    numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v)]
+    whole, numbers = all(type(v) is int for v in values), all(type(v) in (int, float) and math.isfinite(v) for v in values)
     if kind == "choice":
-        mistakes = [(len({*map(repr, values)}) < max(2, len(values)), "a choice needs two values or more, each once")]
-    elif len(values) != 2 or len(numbers) != 2:
-        mistakes = [(True, f"{kind} takes two numbers, {kind}(LOW, HIGH)")]
+        mistake = "" if len({*map(repr, values)}) == len(values) > 1 else "a choice needs two values or more, each once"
+    elif len(values) != 2 or not numbers:
+        mistake = f"{kind} takes two numbers, {kind}(LOW, HIGH)"
+    elif not values[0] < values[1]:
+        mistake = "the first number must be below the second"
+    elif kind.startswith("log") and values[0] <= 0:
+        mistake = f"both numbers of {kind} must be positive"
     else:
-        mistakes = [
-            (numbers[0] >= numbers[1], "the first number must be below the second"),
-            (kind.startswith("log") and numbers[0] <= 0, f"both numbers of {kind} must be positive"),
-            (kind.endswith("int") and not all(isinstance(v, int) for v in numbers), f"both numbers of {kind} must be whole"),
-        ]
-    for wrong, mistake in mistakes:
-        if wrong:
-            raise ValueError(f"{text!r}: {mistake}")
+        mistake = f"both numbers of {kind} must be whole" if kind.endswith("int") and not whole else ""
+    if mistake:
+        raise ValueError(f"{text!r}: {mistake}")
     return Dimension(name, kind, values, text)
 
 
@@ -121,7 +108,8 @@ def _literal(text: str) -> Any:
 
 
 class PruneTrial(Callback):
-    """Reports each evaluation to a trial of an Optuna study, and ends the run if the study finds that it is not promising.
+    """Reports each evaluation to a trial of an Optuna study. ``learn()`` raises `optuna.TrialPruned` if the study finds that the trial is
+    not promising, and ValueError if an evaluation lacks the metric.
 
     Args:
         trial: of the study.
@@ -129,10 +117,6 @@ class PruneTrial(Callback):
 
     Attributes:
         value: of the newest evaluation; None before the first.
-
-    Raises:
-        optuna.TrialPruned: from ``learn()``, when the trial is pruned.
-        ValueError: from ``learn()``; an evaluation has no such metric.
     """
 
     def __init__(self, trial: optuna.trial.Trial, metric: str = AVERAGE_RETURN):

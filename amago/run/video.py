@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Frame = NDArray[np.uint8]
-LEAST_SIDE = 256
-"""Smaller pictures are enlarged by a whole number, until their longer side is about so many pixels."""
+LEAST_SIDE = 256  # smaller pictures are enlarged by a whole number, until their longer side is about so many pixels
 SUFFIXES = (".mp4", ".gif")
 _EXTRA = "pip install 'amago[video]'"
 
@@ -58,7 +57,7 @@ def as_frames(pictures: Sequence[Any]) -> list[Frame]:
 
 
 def write_video(pictures: Sequence[Any], path: str | Path, fps: float) -> Path:
-    """Write a video; an existing file is replaced only once the new one is complete.
+    """Write a video; an existing file is replaced only once the new one is complete. Returns ``path``.
 
     Args:
         pictures: see `as_frames`.
@@ -97,17 +96,6 @@ def _require(module: str, what: str) -> Any:
         return importlib.import_module(module)
     except ImportError as err:
         raise ImportError(f"writing {what} needs {module.partition('.')[0]}: {_EXTRA}") from err
-
-
-def log_to_tensorboard(directory: Path, tag: str, pictures: Sequence[Any], fps: float, step: int) -> None:
-    """Add a video to TensorBoard's event files in a directory; see `add_to_events`."""
-    as_frames(pictures)  # pictures that cannot be shown leave no file of events
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as err:
-        raise ImportError("--tensorboard needs TensorBoard: pip install 'amago[tensorboard]'") from err
-    with SummaryWriter(str(directory)) as writer:  # type: ignore[no-untyped-call]
-        add_to_events(writer, tag, pictures, fps, step)
 
 
 def add_to_events(writer: Any, tag: str, pictures: Sequence[Any], fps: float, step: int) -> None:

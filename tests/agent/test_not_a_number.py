@@ -1,5 +1,7 @@
 """A reward or observation that is NaN: the update is skipped and counted, whatever the actions, and nothing of the agent changes."""
 
+from types import SimpleNamespace
+
 import gymnasium as gym
 import pytest
 import torch
@@ -11,7 +13,7 @@ from amago.loading import Batch
 from amago.nets.policy_dists import GMM, Beta, TanhGaussian
 from amago.nets.traj_encoders import FFTrajEncoder
 from amago.nets.tstep_encoders import FFTstepEncoder
-from amago.run.learner import Updater
+from amago.run.learner import Learner
 from amago.run.optimizer import adamw, lr_schedule
 from amago.spaces import action_spec, rl2_space
 
@@ -39,14 +41,18 @@ def make_batch(spec, b=3, length=5):
 
 def updater_of(agent):
     optimizer = adamw(agent.trainable_params, 1e-3, 0.0)
-    return Updater(Accelerator(cpu=True), agent, optimizer, lr_schedule(optimizer, 1, 10, 0.0), 1.0)
+    learner = Learner(SimpleNamespace(grad_clip=1.0, ema_decay=0.0))
+    learner.accelerator, learner.optimizer = Accelerator(cpu=True), optimizer
+    learner.lr_schedule = lr_schedule(optimizer, 1, 10, 0.0)
+    learner.use(agent)
+    return learner
 
 
 def update(agent, updater, batch):
     loss = agent.losses(batch, log_step=True)
     total = loss["actor"].mean() + loss["critic"].mean()
     total.backward()
-    updater.step(log_step=False, loss=total)
+    updater.update(log_step=False, loss=total)
 
 
 @pytest.mark.parametrize("where", ["rews", "rl2s", "observation"])

@@ -46,18 +46,14 @@ def trained_names(e):
     return [name for name, p in e.policy.named_parameters() if id(p) in own]
 
 
-def average_of(history, name, decay=DECAY, first=None):
-    """In float64, from the definition; ``history`` begins with the weights before the first update."""
-    mean = (history[0] if first is None else first)[name].double()
-    for n, weights in enumerate(history[1:], start=1):
-        d = min(decay, (1 + n) / (10 + n))
-        mean = d * mean + (1 - d) * weights[name].double()
-    return mean
-
-
 def assert_is_average(found, history, names):
+    """In float64, from the definition; ``history`` begins with the weights before the first update."""
     for name in names:
-        np.testing.assert_allclose(found[name], average_of(history, name), rtol=1e-5, atol=1e-7)
+        mean = history[0][name].double()
+        for n, weights in enumerate(history[1:], start=1):
+            decay = min(DECAY, (1 + n) / (10 + n))
+            mean = decay * mean + (1 - decay) * weights[name].double()
+        np.testing.assert_allclose(found[name], mean, rtol=1e-5, atol=1e-7)
 
 
 @pytest.fixture(scope="module", params=["agent", "multitask"])
@@ -79,27 +75,19 @@ def run(request, tmp_path_factory):
     tiny.config.clear()
 
 
-def test_what_acts_is_the_average_in_every_phase(run):
-    names = trained_names(run)
+def test_what_acts_is_the_average_in_every_phase_and_training_goes_on_from_the_trained_weights(run):
+    trained = {p.data_ptr() for p in run.policy.trainable_params}  # some have a second name
+    rest = [name for name, value in run.policy.state_dict().items() if value.data_ptr() not in trained]
+    assert any("target" in name for name in rest)
     assert [title for title, _, _ in run.acted] == ["evaluate", "collect"] * 3 + ["test"]
     assert [updates - 1 for _, updates, _ in run.acted] == [0, 0, 4, 4, 8, 8, 12]
     for _, updates, weights in run.acted:
-        assert_is_average(weights, run.history[:updates], names)
-
-
-def test_training_goes_on_from_the_trained_weights(run):
+        assert_is_average(weights, run.history[:updates], trained_names(run))
+        assert not [name for name in rest if not weights[name].equal(run.history[updates - 1][name])]
     assert len(run.history) == 13
     assert not tiny.differing(tiny.weights(run), run.history[-1]), "evaluating put them back"
     largest = max((a - b).abs().max() for a, b in zip(tiny.weights(run).values(), run.acted[-1][2].values()))
     assert largest > 1e-3, "the test above would pass without an average"
-
-
-def test_what_is_not_trained_is_not_averaged(run):
-    trained = {p.data_ptr() for p in run.policy.trainable_params}  # some have a second name
-    rest = [name for name, value in run.policy.state_dict().items() if value.data_ptr() not in trained]
-    assert any("target" in name for name in rest)
-    for _, updates, weights in run.acted:
-        assert not [name for name in rest if not weights[name].equal(run.history[updates - 1][name])]
 
 
 @pytest.mark.parametrize("file", ["policy.pt", "ckpts/policy_weights/policy_epoch_2.pt", "ckpts/training_states/run_epoch_2"])
@@ -113,22 +101,12 @@ def test_what_is_published_is_the_average(run, file):
 # ---- the average by itself -----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def agent():
-    env = tiny.tmaze()
-    yield tiny.agent(env)
-    env.close()
-
-
-def move(agent, amount):
+def test_an_exception_puts_the_trained_weights_back():
+    agent = tiny.agent(tiny.tmaze())
+    average = WeightAverage(agent, 0.9)
     with torch.no_grad():
         for p in agent.trainable_params:
-            p.add_(amount)
-
-
-def test_an_exception_puts_the_trained_weights_back(agent):
-    average = WeightAverage(agent, 0.9)
-    move(agent, 1.0)
+            p.add_(1.0)
     before = {k: v.clone() for k, v in agent.state_dict().items()}
     with pytest.raises(KeyboardInterrupt), average.acting():
         assert tiny.differing(before, agent.state_dict())

@@ -41,7 +41,14 @@ def everything(e):
         "weights": tiny.weights(e),
         "moments": {f"{i}.{k}": v.clone() for i, s in optimizer["state"].items() for k, v in s.items()},
         "groups": [{k: v for k, v in g.items() if k != "params"} for g in optimizer["param_groups"]],
-        "counters": (e.epoch, e.env_steps, e.updater.state_dict(), e.train_dloader.next_batch, e.lr_schedule.last_epoch),
+        "counters": (
+            e.epoch,
+            e.env_steps,
+            e.learner.grad_steps,
+            e.learner.skipped,
+            e.train_dloader.next_batch,
+            e.lr_schedule.last_epoch,
+        ),
         "random": (torch.rand(3).tolist(), np.random.rand(3).tolist()),
         "next batch": vars(e.train_dloader.draw(e.train_dloader.next_batch)),
     }

@@ -53,21 +53,17 @@ class FailsOnce(Numbered):
         return super().step(action)
 
 
-class GoodIsLong(gym.Env):
+class GoodIsLong(Numbered):
     """A coin decides: 10 steps and a return of 0, or 100 steps and a return of 1."""
 
-    observation_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32)
-    action_space = gym.spaces.Discrete(2)
+    def __init__(self):
+        super().__init__([10])
 
     def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.good, self.t = bool(self.np_random.integers(2)), 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        self.t += 1
-        done = self.t == (100 if self.good else 10)
-        return np.zeros(1, np.float32), float(self.good and done), done, False, {}
+        out = super().reset(seed=seed)
+        self.n = int(self.np_random.integers(2))
+        self.lengths = [100 if self.n else 10]
+        return out
 
 
 class Idle(torch.nn.Module):
@@ -178,23 +174,6 @@ def test_a_rollout_that_a_fault_has_dropped_is_made_up_for(monkeypatch):
     assert by_actor == {0: [0, 1, 2], 1: [0, 0, 1]}, "the environment that was replaced begins to count again"
 
 
-def mean_of_many(episodes, times):
-    """Mean return of many short evaluations with 16 actors, and the number of rollouts."""
-    pool = make_pool([partial(AMAGOEnv, GoodIsLong(), env_name="E") for _ in range(16)], env_mode="sync", seed=0)
-    try:
-        metrics = [evaluate(Idle(), pool, FOR_EVER, episodes=episodes) for _ in range(times)]
-    finally:
-        pool.close()
-    rollouts = sum(m[NUMBER_OF_ROLLOUTS] for m in metrics)
-    return sum(m[AVERAGE_RETURN] * m[NUMBER_OF_ROLLOUTS] for m in metrics) / rollouts, rollouts
-
-
-def test_the_mean_is_unbiased_where_good_rollouts_are_long():
-    mean, rollouts = mean_of_many(episodes=16, times=30)
-    assert rollouts == 480
-    assert abs(mean - 0.5) < 3 * 0.5 / np.sqrt(rollouts)
-
-
 def good_is_long(mode):
     """16 actors of `GoodIsLong` in a pool of this mode."""
     if mode in ("sync", "async"):
@@ -207,22 +186,30 @@ def good_is_long(mode):
     return make_pool([make], env_mode="already_vectorized", parallel_actors=16, seed=0)
 
 
-@pytest.mark.parametrize("mode", ["sync", "async", "SAME_STEP", "NEXT_STEP"])
-@pytest.mark.parametrize(("timesteps", "times", "each"), [(210, 10, 2)])
-def test_evaluations_by_steps_are_unbiased_where_good_rollouts_are_long(mode, timesteps, times, each):
+def mean_of_many(times, timesteps, mode="sync", **options):
+    """Mean return of many short evaluations, and the number of rollouts."""
     pool = good_is_long(mode)
     try:
-        metrics = [evaluate(Idle(), pool, timesteps) for _ in range(times)]
+        metrics = [evaluate(Idle(), pool, timesteps, **options) for _ in range(times)]
     finally:
         pool.close()
-    rollouts = [m[NUMBER_OF_ROLLOUTS] for m in metrics]
-    assert np.mean(rollouts) >= 0.95 * each * 16
-    assert abs(np.mean([m[AVERAGE_RETURN] for m in metrics]) - 0.5) < 3 * 0.5 / np.sqrt(sum(rollouts))
+    rollouts = sum(m[NUMBER_OF_ROLLOUTS] for m in metrics)
+    return sum(m[AVERAGE_RETURN] * m[NUMBER_OF_ROLLOUTS] for m in metrics) / rollouts, rollouts
+
+
+@pytest.mark.parametrize("mode", ["episodes", "sync", "async", "SAME_STEP", "NEXT_STEP"])
+def test_the_mean_is_unbiased_where_good_rollouts_are_long(mode):
+    if mode == "episodes":
+        mean, rollouts = mean_of_many(30, FOR_EVER, episodes=16)
+        assert rollouts == 480
+    else:
+        mean, rollouts = mean_of_many(10, 210, mode)
+        assert rollouts >= 0.95 * 10 * 2 * 16, "two of each actor fit"
+    assert abs(mean - 0.5) < 3 * 0.5 / np.sqrt(rollouts)
 
 
 def test_first_rollouts_that_do_not_end_are_named():
-    makers = [partial(numbered, each) for each in ([3], [50])]
-    pool = make_pool(makers, env_mode="sync", parallel_actors=2)
+    pool = pool_of([[3], [50]])
     try:
         with pytest.warns(UserWarning, match="first rollout of 1 of 2 actors did not end within 20 steps"):
             metrics = evaluate(Idle(), pool, 20)
@@ -233,7 +220,7 @@ def test_first_rollouts_that_do_not_end_are_named():
 
 def test_the_rule_of_the_original_system_favours_short_rollouts():
     config.parse_files(["zoo/original"])
-    mean, rollouts = mean_of_many(episodes=16, times=30)
+    mean, rollouts = mean_of_many(30, FOR_EVER, episodes=16)
     assert rollouts >= 480
     assert mean < 0.3
 

@@ -26,12 +26,9 @@ class Fresh(GRUTrajEncoder):
 
 
 class Unsliced(GRUTrajEncoder):
-    """Cannot slice its hidden state; how often it is tried is counted."""
-
-    tried = 0
+    """Cannot slice its hidden state."""
 
     def slice_hidden_state(self, hidden_state, start, stop):
-        self.tried += 1
         raise NotImplementedError("no idea")
 
 
@@ -61,16 +58,16 @@ class Numbers:
         self.log, self.shares_process = [], False
 
     def send(self, group, actions):
+        if group is None:
+            assert actions.shape == (5, 2)
+            for g, rows in enumerate(self.groups):
+                self.send(g, actions[rows])
+            return
         assert not self.busy[group]
         rows = self.groups[group]
         assert actions.shape == (rows.stop - rows.start, 2)
         self.busy[group], self.actions[rows] = True, actions
         self.log.append((group, actions.copy()))
-
-    def send_all(self, actions):
-        assert actions.shape == (5, 2)
-        for group, rows in enumerate(self.groups):
-            self.send(group, actions[rows])
 
     def wait(self, group):
         assert self.busy[group]
@@ -97,38 +94,31 @@ def agent(model):
     return made
 
 
-class Scripted(GroupTiming):
-    """Chooses what a pattern says, over and over."""
-
-    def __init__(self, *pattern):
-        super().__init__()
-        self.pattern = itertools.cycle(pattern)
-
-    def joint(self):
-        return next(self.pattern)
-
-
 def scripted(pool, *pattern, **options):
-    loop = Rollout(pool, **options)
-    loop.timing = Scripted(*pattern)
+    """A rollout in which a step is joint where a pattern, repeated, says so."""
+    loop, choice = Rollout(pool, **options), itertools.cycle(pattern)
+    loop.timing.joint = lambda: next(choice)
     return loop
+
+
+def sizes_of(policy):
+    """The numbers of actors of each call of the policy from now on."""
+    act, sizes = type(policy).get_actions, []
+    policy.get_actions = lambda *args: sizes.append(len(args[1])) or act(policy, *args)
+    return sizes
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_actions_do_not_depend_on_the_timing(model):
     policy, logs, acted = agent(model), {}, {}
-    act = policy.get_actions
     for name, pattern in {"turns": [False], "together": [True], "both": [True, True, False, True, False, False, False]}.items():
-        sizes = acted[name] = []
-        policy.get_actions = lambda *args, sizes=sizes: sizes.append(len(args[1])) or act(*args)
+        acted[name] = sizes_of(policy)
         pool = Numbers()
         loop = scripted(pool, *pattern)
         assert loop.run(policy, 11, sample=False) == 11
         assert loop.run(policy, 12, sample=False) == 12, "memory goes on in the next run"
         assert not any(pool.busy)
-        assert len(loop.memory) == 2
         logs[name] = pool.of_each_group()
-    del policy.get_actions
     assert set(acted["turns"]) == {2, 3}
     assert set(acted["together"]) == ({2, 3} if model in ("unsliced", "says so") else {5})
     for name in ("together", "both"):
@@ -143,54 +133,34 @@ def test_memory_from_outside_is_taken_in_turns():
     pool = Numbers()
     loop = scripted(pool, True)
     loop.run(policy, 2, sample=False)
-    loop.memory = [policy.init_hidden_state(n, "cpu") + 0.5 for n in (2, 3)]
-    given = [m.clone() for m in loop.memory]
+    memory = [policy.init_hidden_state(n, "cpu") + 0.5 for n in (2, 3)]
+    given = [m.clone() for m in memory]
+    loop.take_hidden_state(policy, memory)
     pool.resets[:] = False
     loop.run(policy, 1, sample=False)
-    assert all(not torch.equal(a, b) for a, b in zip(loop.memory, given)), "it is what acted"
-    assert [m.shape[1] for m in loop.memory] == [2, 3]
+    assert all(not torch.equal(a, b) for a, b in zip(loop.hidden_state, given)), "it is what acted"
     loop.memory = None
     loop.run(policy, 1, sample=False)
-    assert [m.shape[1] for m in loop.memory] == [2, 3]
+    assert loop.hidden_state.shape[1] == 5, "one memory of all"
 
 
 def test_what_must_repeat_takes_turns():
     policy = agent("gru")
-    act, sizes = policy.get_actions, []
-    policy.get_actions = lambda *args: sizes.append(len(args[1])) or act(*args)
+    sizes = sizes_of(policy)
     scripted(Numbers(), True, repeatable=True).run(policy, 6, sample=True)
     assert sizes == [2, 3] * 6
-
-
-class Clock:
-    """A clock that the test sets."""
-
-    now = 1.0
-
-    def __call__(self):
-        return self.now
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
-def steps(timing, clock, costs, number):
-    """Whether each of so many steps is joint, if a step takes ``costs[joint]`` seconds."""
-    out = []
-    for _ in range(number):
-        out.append(timing.joint())
-        clock.now += costs[out[-1]]
-    return out
 
 
 TRIED = GroupTiming.WARMUP_STEPS + GroupTiming.TIMED_STEPS
 
 
 @pytest.mark.parametrize("better", [False, True])
-def test_each_is_tried_and_the_faster_goes_on(clock, better):
-    out = steps(GroupTiming(clock), clock, {better: 1.0, (not better): 1.5}, 100)
+def test_each_is_tried_and_the_faster_goes_on(better):
+    now, out = [1.0], []
+    timing = GroupTiming(lambda: now[0])
+    for _ in range(100):
+        out.append(timing.joint())
+        now[0] += 1.0 if out[-1] == better else 1.5
     assert out[:TRIED] == [False] * TRIED
     assert out[TRIED : 2 * TRIED + 1] == [True] * (TRIED + 1)
     assert out[2 * TRIED + 2 :] == [better] * (100 - 2 * TRIED - 2)

@@ -13,7 +13,7 @@ import torch
 from messages import naming
 from tiny import EPISODE, learned, rows
 
-from amago.run.metrics import MetricsLogger
+from amago.run.metrics import RunLog
 
 X = {"epoch": 3, "env_steps": 40, "grad_steps": 7}
 
@@ -23,7 +23,8 @@ def lines(run_dir):
 
 
 def test_a_row(tmp_path):
-    logger = MetricsLogger(tmp_path / "run")
+    logger = RunLog()
+    logger.open(tmp_path / "run")
     values = {
         "a": 1,
         "b": torch.tensor(2.5),
@@ -32,7 +33,7 @@ def test_a_row(tmp_path):
         "nan": math.nan,
         "low": -np.inf,
     }
-    logger.log(values, "train", X, {})
+    logger.row(values, "train", X)
     logger.close()
     row = json.loads(lines(tmp_path / "run")[0], parse_constant=pytest.fail)
     assert 0 <= row.pop("wall_time") < 60
@@ -43,8 +44,9 @@ def test_a_row(tmp_path):
 @pytest.mark.parametrize("torn", ['{"epoch": 3, "env_st', '{"epoch": 1, "values": {"ä'])
 def test_a_torn_last_line_does_not_swallow_the_next(tmp_path, torn):
     for value in (1, 2, 3):
-        logger = MetricsLogger(tmp_path)
-        logger.log({"a": value}, "val", X, {})
+        logger = RunLog()
+        logger.open(tmp_path)
+        logger.row({"a": value}, "val", X)
         logger.close()
         if value == 1:
             with open(tmp_path / "metrics.jsonl", "ab") as f:

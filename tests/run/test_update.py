@@ -1,5 +1,7 @@
 """Updates: warm-up, clipping, skipping of non-finite losses and gradients, accumulation."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import tiny
@@ -9,7 +11,7 @@ from messages import refused
 from torch import nn
 
 from amago.loading import collate
-from amago.run.learner import MAX_SKIPPED_IN_A_ROW, NonFiniteTraining, Updater
+from amago.run.learner import MAX_SKIPPED_IN_A_ROW, Learner, NonFiniteTraining
 from amago.run.optimizer import adamw, lr_factor, lr_schedule
 
 
@@ -36,7 +38,11 @@ class Line(nn.Module):
 def make_updater(grad_clip=1.0, steps=4, lr=0.1):
     line = Line()
     optimizer = adamw(line.trainable_params, lr, 0.0)
-    return line, Updater(Accelerator(cpu=True), line, optimizer, lr_schedule(optimizer, steps, 1_000, 0.0), grad_clip)
+    learner = Learner(SimpleNamespace(grad_clip=grad_clip, ema_decay=0.0))
+    learner.accelerator, learner.optimizer = Accelerator(cpu=True), optimizer
+    learner.lr_schedule = lr_schedule(optimizer, steps, 1_000, 0.0)
+    learner.use(line)
+    return line, learner
 
 
 def set_grads(line, a, b, frozen=None):
@@ -50,7 +56,7 @@ def test_learning_rate_rises_linearly_and_stays():
     for _ in range(6):
         seen.append(updater.optimizer.param_groups[0]["lr"])
         set_grads(line, 1, 1)
-        updater.step(False)
+        updater.update(False)
     assert seen == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1, 0.1])
 
 
@@ -78,7 +84,7 @@ def test_clipping_sees_trained_parameters_only():
     line, updater = make_updater(grad_clip=1.0)
     seen = watch_grads(line, updater)
     set_grads(line, 3, 4, frozen=1e9)
-    metrics = updater.step(False)
+    metrics = updater.update(False)
     assert float(metrics["Gradient Norm"]) == pytest.approx(5.0)  # before clipping, and without the frozen weight
     assert seen == [pytest.approx((0.6, 0.8), rel=1e-5)]
 
@@ -87,25 +93,25 @@ def test_the_norms_of_parts_do_not_contain_the_scale_of_float16():
     line, updater = make_updater()
     line.actor = nn.ParameterList([line.a, line.b])
     set_grads(line, 3, 4)
-    assert float(updater.step(True)["Actor Grad Norm"]) == pytest.approx(5.0)
+    assert float(updater.update(True)["Actor Grad Norm"]) == pytest.approx(5.0)
     updater.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     set_grads(line, 3, 4)
-    assert float(updater.step(True)["Actor Grad Norm"]) == pytest.approx(5.0 / 1024.0)
+    assert float(updater.update(True)["Actor Grad Norm"]) == pytest.approx(5.0 / 1024.0)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_step_that_is_not_finite_is_skipped_and_counted(bad):
     line, updater = make_updater()
     set_grads(line, 1, 1)
-    updater.step(False)
+    updater.update(False)
     before, rate = float(line.a.detach()), updater.optimizer.param_groups[0]["lr"]
     set_grads(line, bad, 1)
-    metrics = updater.step(False)
+    metrics = updater.update(False)
     assert float(line.a.detach()) == before
     assert updater.optimizer.param_groups[0]["lr"] == rate
     assert (metrics["Skipped Updates"], updater.grad_steps, len(line.synced_at)) == (1.0, 1, 1)
     set_grads(line, 1, 1)
-    updater.step(False)
+    updater.update(False)
     assert float(line.a.detach()) != before
     assert (updater.skipped, updater.grad_steps) == (1, 2)
 
@@ -115,10 +121,10 @@ def test_a_loss_that_is_not_finite_is_enough(bad):
     """A squared error can overflow where its gradient does not."""
     line, updater = make_updater()
     set_grads(line, 1, 1)
-    assert updater.step(False, torch.tensor(bad))["Skipped Updates"] == 1.0
+    assert updater.update(False, torch.tensor(bad))["Skipped Updates"] == 1.0
     assert float(line.a.detach()) == 0.0
     set_grads(line, 1, 1)
-    assert updater.step(False, torch.tensor(3.0, requires_grad=True))["Skipped Updates"] == 1.0
+    assert updater.update(False, torch.tensor(3.0, requires_grad=True))["Skipped Updates"] == 1.0
     assert (updater.skipped, updater.grad_steps) == (1, 1)
 
 
@@ -126,16 +132,16 @@ def test_twenty_in_a_row_stop_the_run_but_a_good_step_between_does_not():
     line, updater = make_updater()
     for _ in range(MAX_SKIPPED_IN_A_ROW - 1):
         set_grads(line, float("nan"), 1)
-        updater.step(False)
+        updater.update(False)
     set_grads(line, 1, 1)
-    updater.step(False)
+    updater.update(False)
     before = float(line.a.detach())
     for _ in range(19):
         set_grads(line, float("nan"), 1)
-        updater.step(False)
+        updater.update(False)
     set_grads(line, float("nan"), 1)
     with refused(NonFiniteTraining, 20, "observations", "rewards"):
-        updater.step(False)
+        updater.update(False)
     assert float(line.a.detach()) == before
 
 

@@ -11,6 +11,7 @@ import tiny
 from messages import naming
 
 from amago.run import video
+from amago.run.metrics import TensorBoardLogger
 
 
 def pictures(n=6, height=20, width=30):
@@ -78,7 +79,9 @@ def test_wrong_arguments(tmp_path, monkeypatch):
 def test_tensorboard_shows_the_film(tmp_path):
     pytest.importorskip("tensorboard")
     image = pytest.importorskip("PIL.Image")
-    video.log_to_tensorboard(tmp_path, "eval/video", pictures(), fps=4, step=70)
+    logger = TensorBoardLogger(tmp_path)
+    logger.log_video("eval/video", tmp_path, pictures(), fps=4, env_steps=70)
+    logger.on_close(None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from amago.loading import DiskTrajDataset
-from amago.run.evaluate import histories, merge_returns, merge_specials
+from amago.run.evaluate import outcomes
 from amago.run.group import Stopped
 from amago.run.launched.protocol import (
     LONG,
@@ -215,10 +215,10 @@ class Collector(Launched):
     def _report(self, experiment: LaunchedRun, section: str) -> None:
         stats = self._reported = experiment.phase_statistics
         assert stats is not None
-        part, (returns, specials) = self.assignment, histories(stats)
+        part, (returns, specials) = self.assignment, outcomes(stats)
         content = {
             "section": section, "collector": [part.node, part.index], "version": experiment.checkpoints.version,
-            "returns": merge_returns([returns]), "specials": merge_specials([specials]), "frames": stats.frames,
+            "returns": returns, "specials": specials, "frames": stats.frames,
             "restarts": stats.restarts, "dropped": stats.dropped, "lengths": [episode.length for episode in stats.episodes],
             "exploration": {name: list(map(float, values)) for name, values in stats.exploration.items()},
             "waited": self._waited,
