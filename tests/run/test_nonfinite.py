@@ -147,19 +147,15 @@ def test_all_finite_whatever_the_size(n):
 # ---- in a pool: a fault like any other ------------------------------------------------------------------------------------
 
 
-def faulty_pool(mode, root, flag=None, at=(1, 3), **options):
-    recorder = {"save_trajs_to": str(root / "fifo"), "save_trajs_as": "segments"}
-    common = {"recorder": recorder, "seed": 1, "parallel_actors": 3} | options
-    if mode in ("sync", "async"):
-        makers = [lambda i=i: AMAGOEnv(Poisoned("reward" if i == 1 else "", at=at, flag=flag), "one") for i in range(3)]
-        return make_pool(makers, mode, **common)
-    return make_pool([lambda: vector(AutoresetMode.SAME_STEP, 3, 1, poison="reward", at=at, flag=flag)], mode, **common)
-
-
 @pytest.mark.parametrize("mode", ["sync", "already_vectorized"])
 def test_the_rollout_is_dropped_the_environment_replaced_and_it_is_counted(mode, tmp_path, caplog):
     flag = []
-    pool = faulty_pool(mode, tmp_path, flag)
+    fault = {"poison": "reward", "at": (1, 3), "flag": flag}
+    makers = [lambda i=i: AMAGOEnv(Poisoned(**fault) if i == 1 else Poisoned(), "one") for i in range(3)]
+    if mode == "already_vectorized":
+        makers = [lambda: vector(AutoresetMode.SAME_STEP, 3, 1, **fault)]
+    recorder = {"save_trajs_to": str(tmp_path / "fifo"), "save_trajs_as": "segments"}
+    pool = make_pool(makers, mode, recorder=recorder, seed=1, parallel_actors=3)
     pool.reset()
     for _ in range(4 * EPISODE):
         pool.step(np.zeros((3, 2), np.float32))
@@ -183,19 +179,6 @@ def test_the_rollout_is_dropped_the_environment_replaced_and_it_is_counted(mode,
         assert len(t) == EPISODE
         assert all_finite(t.rews)
         assert all(all_finite(v) for v in t.obs.values())
-
-
-@pytest.mark.parametrize("mode", ["sync", "async", "already_vectorized"])
-def test_an_environment_that_never_stops_doing_it_ends_the_run(mode, tmp_path):
-    extra = {"workers": 1} if mode == "async" else {}
-    pool = faulty_pool(mode, tmp_path, at=(None, 1), max_env_restarts=2, **extra)
-    try:
-        pool.reset()
-        with refused(ActorError, "max_env_restarts", 2, "step 1", "reward", NAN):
-            for _ in range(10):
-                pool.step(np.zeros((3, 2), np.float32))
-    finally:
-        pool.close()
 
 
 def test_a_policy_of_nan_ends_the_run(tmp_path):

@@ -148,45 +148,24 @@ def test_twenty_in_a_row_stop_the_run_but_a_good_step_between_does_not():
 # ---- in an experiment ----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def filled(tmp_path):
-    """Experiments that share one small buffer and never collect."""
-    first = tiny.learned(tmp_path, start_learning_at_epoch=9, name="run")
-    first.close()
-
-    def make(**fields):
-        for earlier in opened:  # one experiment at a time writes a run
-            earlier.close()
-        e = tiny.started(tmp_path, start_collecting_at_epoch=float("inf"), name="run", resume="auto", **fields)
-        opened.append(e)
-        return e
-
-    opened = []
-    yield make
-    for e in opened:
-        e.close()
-
-
-def gradients(e, parts):
-    """The gradients of the update after training on each of ``parts``."""
+def test_two_halves_make_the_gradient_of_the_whole(tmp_path):
+    e = tiny.learned(tmp_path, batches_per_update=2, grad_clip=1e9)
     e.policy.eval()  # running statistics do not change
-    seen = []
-    e.optimizer.optimizer.register_step_pre_hook(lambda *_: seen.append([p.grad.clone() for p in e.policy.trainable_params]))
-    for part in parts:
-        torch.manual_seed(3)  # the same two critics are drawn for the targets
-        e.train_step(collate(part), log_step=False)
-    assert len(seen) == 1
-    return seen[0]
-
-
-def test_two_halves_make_the_gradient_of_the_whole(filled):
-    e = filled(batches_per_update=1, grad_clip=1e9)
     samples = [e.dataset.sample_random_trajectory(np.random.default_rng(i)) for i in range(4)]
     assert {len(s) for s in samples} == {tiny.EPISODE}
-    whole = gradients(e, [samples])
-    halves = gradients(filled(batches_per_update=2, grad_clip=1e9), [samples[:2], samples[2:]])
+    gradients = []
+    e.optimizer.optimizer.register_step_pre_hook(
+        lambda *_: gradients.append([p.grad.clone() for p in e.policy.trainable_params])
+    )
+    torch.manual_seed(3)  # the same two critics are drawn for the targets
+    e.policy(collate(samples), False).backward()
+    whole = [p.grad.clone() for p in e.policy.trainable_params]
+    e.optimizer.zero_grad()
+    for half in (samples[:2], samples[2:]):
+        torch.manual_seed(3)
+        e.train_step(collate(half), log_step=False)
     assert any(g.abs().max() > 1e-3 for g in whole)
-    for a, b in zip(whole, halves, strict=True):
+    for a, b in zip(whole, *gradients, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
